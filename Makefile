@@ -1,0 +1,40 @@
+EXTRAS := experiments,test,lint
+ARGS :=
+PY := .venv/bin/python
+
+# XLA sizes its CPU thread pool by NPROC; 8 fake devices on few cores can deadlock in a smaller one.
+NPROC := 16
+export NPROC
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow bench lint clean venv
+
+help: ## print this list
+	@echo "Every target sets up .venv by itself on its first run."
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo "  make test ARGS='-k global_qsgd'     arguments for pytest (or for the experiment)"
+	@echo "  make test PYTHON=python3.12         another Python; .venv is made anew with it"
+
+demo: venv ## train one model with several methods; compare accuracy and bytes sent
+	$(PY) -u -m experiments compare $(ARGS)
+
+test: venv ## all tests but the slow ones
+	$(PY) -m pytest -m "not slow" --durations=10 $(ARGS)
+
+test-slow: venv ## the slow tests
+	$(PY) -m pytest -m slow --durations=10 $(ARGS)
+
+bench: venv ## measure time and bytes of every method
+	$(PY) -u -m experiments bench $(ARGS)
+
+lint: venv ## formatting, ruff, mypy
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy jaxcomm
+
+clean: ## remove the virtual environments, caches and builds
+	rm -rf .venv .venv-other build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv:
+	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/make_venv .venv -e '.[$(EXTRAS)]'

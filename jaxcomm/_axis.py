@@ -1,0 +1,208 @@
+"""All that is delicate about mesh axes.
+
+An axis can be bound in three modes: `"checked"` (`jax.shard_map` with `check_vma=True`, where the
+type of a value says over which axes it varies), `"unchecked"` (`check_vma=False`) and `"vmap"` (the
+simulator, `jax.vmap(axis_name=...)`). No other module asks which.
+"""
+
+import functools
+import math
+from typing import Literal, cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm._base import AxisName, LossFn, PyTree
+
+Mode = Literal["checked", "unchecked", "vmap"]
+
+
+def names(axis_name: AxisName) -> tuple[str, ...]:
+    """The axis names as a tuple, outermost first."""
+    return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+
+
+def label(axis_name: AxisName) -> str:
+    """The axis names in one string, the key of `PerWorker`."""
+    return ",".join(names(axis_name))
+
+
+def varying(x: jax.Array) -> frozenset[str]:
+    """The names of the axes over which `x` is typed as varying; empty but in checked mode."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def index(axis_name: AxisName) -> jax.Array:
+    """This worker's number, int32[]; the first name counts slowest."""
+    try:
+        return lax.axis_index(names(axis_name))
+    except NameError as error:
+        raise ValueError(
+            f"`axis_name`={axis_name!r} is not bound here. Call inside `jax.shard_map` over a mesh "
+            "that has this axis, or let `jaxcomm.init`, `jaxcomm.make_step` or `jaxcomm.simulate` "
+            "do so."
+        ) from error
+
+
+def is_bound(axis_name: AxisName) -> bool:
+    """Whether collectives over `axis_name` are possible here."""
+    try:
+        lax.axis_index(names(axis_name))
+    except NameError:
+        return False
+    return True
+
+
+def size(axis_name: AxisName) -> int:
+    """The number of workers, static."""
+    index(axis_name)
+    return math.prod(lax.axis_size(name) for name in names(axis_name))
+
+
+def mode(name: str) -> Mode:
+    """In which mode the axis is bound."""
+    if name in varying(index(name)):
+        return "checked"
+    if name in jax.sharding.get_abstract_mesh().manual_axes:
+        return "unchecked"
+    return "vmap"
+
+
+def local_params(params: PyTree, axis_name: AxisName = "data") -> PyTree:
+    r"""Marks parameters as each worker's own, so that their gradient stays local.
+
+    Inside `jax.shard_map`, :func:`jax.grad` with respect to replicated parameters returns the *sum*
+    :math:`\sum_i \nabla f_i` over workers, which JAX inserts. With respect to `local_params(params)`
+    it returns this worker's :math:`\nabla f_i`. Values do not change and nothing is sent; where JAX
+    inserts no sum (`check_vma=False`, `jax.vmap`) this is the identity.
+
+    Args:
+      params: Any tree of arrays.
+      axis_name: The mesh axis, or axes, that number the workers.
+
+    Returns:
+      The same tree, typed as varying over `axis_name`.
+
+    Raises:
+      ValueError: If `axis_name` is not bound.
+    """
+    checked = {name for name in names(axis_name) if mode(name) == "checked"}
+
+    def localize(x: jax.Array) -> jax.Array:
+        missing = tuple(sorted(checked - varying(x)))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(localize, params)
+
+
+def local_value_and_grad(
+    loss_fn: LossFn, has_aux: bool = False, *, axis_name: AxisName = "data"
+) -> LossFn:
+    r"""Like `jax.value_and_grad`, but the gradient is this worker's own.
+
+    .. math:: (f_i(x), \nabla f_i(x)) \quad\text{and not}\quad (f_i(x), \textstyle\sum_j \nabla f_j(x)),
+
+    the latter being what `jax.value_and_grad` returns inside `jax.shard_map`. Nothing is sent.
+
+    Args:
+      loss_fn: `(params, *args) -> loss`, or `(loss, aux)` with `has_aux=True`.
+      has_aux: Whether `loss_fn` returns a pair.
+      axis_name: The mesh axis, or axes, that number the workers. Over other axes of the mesh the
+        gradient is summed, as JAX does.
+
+    Returns:
+      A function `(params, *args) -> (value, gradient)`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> def gradient(x):
+      ...   return jaxcomm.local_value_and_grad(lambda w, x: w * x)(jnp.float32(1), x)[1]
+      >>> print(jax.vmap(gradient, axis_name="data")(jnp.arange(3.0)))
+      [0. 1. 2.]
+    """
+    value_and_grad = jax.value_and_grad(loss_fn, has_aux=has_aux)
+
+    @functools.wraps(loss_fn)
+    def local(params: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:
+        return cast(
+            tuple[PyTree, PyTree],
+            value_and_grad(local_params(params, axis_name), *args, **kwargs),
+        )
+
+    return local
+
+
+def require_local(updates: PyTree, axis_name: AxisName) -> None:
+    """Raises where an update is not each worker's own over just the axes of `axis_name`.
+
+    Only checked mode can tell; elsewhere gradients are local unless the user has reduced them.
+    """
+    wanted = set(names(axis_name))
+    checked = {name for name in wanted if mode(name) == "checked"}
+    for path, x in jax.tree_util.tree_leaves_with_path(updates):
+        where = jax.tree_util.keystr(path) or "the update"
+        if missing := sorted(checked - varying(x)):
+            raise ValueError(
+                f"The update at {where} does not vary over {missing}: it has been summed already. "
+                "Inside `jax.shard_map`, `jax.grad` of replicated parameters is the sum over "
+                "workers; use `jaxcomm.local_value_and_grad`, or differentiate with respect to "
+                "`jaxcomm.local_params(params)`. If an aggregator stands before this one, remove one."
+            )
+        if others := sorted(varying(x) - wanted):
+            raise ValueError(
+                f"The update at {where} varies over {others} as well, over which "
+                f"`axis_name`={axis_name!r} does not average. Sum it over {others} first, or name "
+                "all axes."
+            )
+
+
+def require_replicated(tree: PyTree, axis_name: AxisName, what: str, remedy: str) -> None:
+    """Raises where a leaf that is not marked `PerWorker` differs by worker (checked mode only)."""
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+        if per_worker_axes(path):
+            continue
+        if differs := sorted(varying(x) & set(names(axis_name))):
+            raise ValueError(
+                f"{what} at {jax.tree_util.keystr(path) or 'the root'} differs by worker over "
+                f"{differs}. {remedy}"
+            )
+
+
+def per_worker_axes(path: tuple[object, ...]) -> tuple[str, ...]:
+    """The axes named by a `PerWorker` on the way to a leaf; empty when there is none."""
+
+    def name(key: object) -> object:
+        return getattr(key, "name", None) or getattr(key, "key", None)
+
+    keys = [name(key) for key in path]
+    if "per_worker" not in keys[:-1]:
+        return ()
+    return tuple(str(keys[keys.index("per_worker") + 1]).split(","))
+
+
+def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """The values of all workers, `[workers, ...]`, in the order of `index`, equal on all workers.
+
+    Floats of 16 and 8 bits travel as unsigned words: XLA widens them in collectives on CPU.
+    """
+    narrow_float = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    if narrow_float:
+        words = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+        gathered = gather(lax.bitcast_convert_type(x, words), axis_name)
+        return lax.bitcast_convert_type(gathered, x.dtype)
+    modes = {mode(name) for name in names(axis_name)}
+    if modes == {"checked"}:
+        return lax.all_gather(x, names(axis_name), to="invarying")
+    if modes == {"unchecked"}:
+        return lax.all_gather(x, names(axis_name))
+    gathered = x
+    for name in reversed(names(axis_name)):  # `jax.vmap` gathers over one name at a time.
+        options = {"to": "invarying"} if mode(name) == "checked" else {}
+        gathered = lax.all_gather(gathered, name, **options)
+    return gathered.reshape(size(axis_name), *x.shape)
+
+
+def as_varying(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """`x` typed as each worker's own; the identity but in checked mode."""
+    return cast(jax.Array, local_params(x, axis_name))

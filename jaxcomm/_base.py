@@ -1,0 +1,86 @@
+"""The contracts: what a codec is, what it may remember, and where state differs by worker."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+
+AxisName: TypeAlias = str | tuple[str, ...]
+"""A mesh axis, or several that together count the workers, outermost first."""
+
+PyTree: TypeAlias = Any
+LossFn: TypeAlias = Callable[..., Any]
+
+
+class Coins(NamedTuple):
+    """The randomness of one unit (a bucket or a leaf) in one step.
+
+    A codec that needs sender and receivers to draw alike (hashes, rotations, shared masks) uses
+    `public`; one that needs workers to draw apart (rounding) uses `private`. `measure` and `encode`
+    of one step get the same coins.
+    """
+
+    public: jax.Array  # key[], equal on all workers
+    private: jax.Array  # key[], each worker's own
+
+
+class Memory(NamedTuple):
+    """What a codec keeps of one unit from step to step; `Memory((), ())` when nothing."""
+
+    own: PyTree  # differs by worker: a residual, a shift
+    shared: PyTree  # equal on all workers: a running mean of what was sent
+
+
+class Codec(NamedTuple):
+    """Pure functions between one float32 array and what is sent for it.
+
+    No mesh axis is named in a codec, so one line on one device tests it, `jax.vmap` maps it, and
+    any aggregator can carry it. `workers` is static: how many payloads may be added before they are
+    decoded (the axis size where payloads are summed, 1 elsewhere). Where workers agree on nothing,
+    `agreed` is the sender's own statistics and travels with the payload.
+
+    Attributes:
+      init: `x -> Memory`.
+      measure: `(coins, memory, x) -> statistics`, a NamedTuple of float32 arrays; `()` when none.
+      agree: how workers combine each statistic before encoding: the statistics' NamedTuple with
+        `"sum"` or `"max"` in place of each array; `()` when none.
+      encode: `(coins, memory, x, agreed, workers) -> (payload, memory)`; `payload` is a NamedTuple,
+        the named type of what crosses the wire. May change `memory.own` only.
+      decode: `(public, payload, agreed, workers, count, shape) -> float32[shape]`, the *mean* of the
+        `count` payloads whose sum `payload` is; `count=1` decodes one worker's own.
+      settle: `(memory, mean) -> (update, memory)`, once per encode, after aggregation.
+      combine: `"sum"` where payloads of different workers may be added, a function
+        `(public, payload, payload) -> payload` where they may be merged otherwise, `None` where
+        each has to be decoded by itself.
+    """
+
+    init: Callable[[jax.Array], Memory]
+    measure: Callable[[Coins, Memory, jax.Array], PyTree]
+    agree: PyTree
+    encode: Callable[[Coins, Memory, jax.Array, PyTree, int], tuple[PyTree, Memory]]
+    decode: Callable[[jax.Array, PyTree, PyTree, int, int, tuple[int, ...]], jax.Array]
+    settle: Callable[[Memory, jax.Array], tuple[jax.Array, Memory]]
+    combine: str | Callable[[jax.Array, PyTree, PyTree], PyTree] | None
+
+
+def no_memory(x: jax.Array) -> Memory:
+    """The `init` of a codec that remembers nothing."""
+    del x
+    return Memory((), ())
+
+
+def settled(memory: Memory, mean: jax.Array) -> tuple[jax.Array, Memory]:
+    """The `settle` of a codec for which the mean is the update."""
+    return mean, memory
+
+
+class PerWorker(NamedTuple):
+    """Marks state whose value differs by worker.
+
+    `per_worker` is a dict with one key, the names of the mesh axes the leaves differ over, joined by
+    commas (`"data"`, or `"dcn,ici"`). A leaf is `[workers, ...]` outside the workers and `[1, ...]`
+    in one, so that a checkpoint holds every worker's value. `jaxcomm.state_specs` derives shardings
+    from the name `per_worker`, which survives where a framework flattens the type away.
+    """
+
+    per_worker: dict[str, PyTree]

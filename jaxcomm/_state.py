@@ -1,0 +1,182 @@
+"""Where state lives: shardings derived from the state itself, and its first value."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, PyTree
+
+
+def state_specs(state: PyTree) -> PyTree:
+    """One `PartitionSpec` a leaf: `PerWorker` leaves over their axes, the rest replicated.
+
+    For `in_specs` and `out_specs` of `jax.shard_map`, or shardings of a checkpoint. Nothing is sent.
+
+    Args:
+      state: A state of arrays or of `jax.ShapeDtypeStruct`; a train state that holds one will do.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxcomm
+      >>> state = {"step": jnp.int32(0), "residual": jaxcomm.PerWorker({"data": jnp.zeros((8, 3))})}
+      >>> specs = jaxcomm.state_specs(state)
+      >>> print(specs["step"], specs["residual"].per_worker["data"])
+      PartitionSpec() PartitionSpec('data',)
+    """
+
+    def spec(path: tuple[Any, ...], leaf: object) -> PartitionSpec:
+        del leaf
+        axes = _axis.per_worker_axes(path)
+        if not axes:
+            return PartitionSpec()
+        return PartitionSpec(axes[0] if len(axes) == 1 else axes)
+
+    return jax.tree_util.tree_map_with_path(spec, state)
+
+
+def require_axes(mesh: Mesh, axis_name: AxisName) -> None:
+    """Raises unless the mesh has the axes."""
+    if missing := [name for name in _axis.names(axis_name) if name not in mesh.axis_names]:
+        raise ValueError(
+            f"`axis_name`={axis_name!r} names {missing}, which the mesh with axes "
+            f"{mesh.axis_names} does not have."
+        )
+
+
+def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[str, int]:
+    """The simulated axes and their sizes, outermost first."""
+    sizes = dict(workers) if isinstance(workers, Mapping) else {_axis.label(axis_name): workers}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"The number of workers must be an int of at least 1, got {size!r}.")
+        if "," in name:
+            raise ValueError(
+                f"`axis_name`={axis_name!r} names several axes: give a dict of their sizes in place "
+                f"of {workers!r}, such as {{'dcn': 2, 'ici': 4}}."
+            )
+    return sizes
+
+
+def place(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
+    """The tree on the mesh; leaves that are there already are not copied."""
+
+    def put(x: Any, spec: PartitionSpec) -> Any:
+        sharding = NamedSharding(mesh, spec)
+        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
+            return x
+        return jax.device_put(x, sharding)
+
+    return jax.tree.map(put, tree, specs)
+
+
+def is_traced(tree: PyTree) -> bool:
+    """Whether a transformation is looking, so that nothing may be placed or waited for."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def over_workers(
+    fn: Callable[..., PyTree], axes: Mapping[str, int], in_specs: PyTree, out_specs: PyTree
+) -> Callable[..., PyTree]:
+    """`jax.shard_map` on one device: `fn` under one `jax.vmap` an axis.
+
+    Sharded leaves are `[workers, ...]` outside, and `[1, ...]` in `fn`.
+    """
+    names = list(axes)
+    is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
+
+    def named(spec: PartitionSpec) -> list[str]:
+        first = spec[0] if spec else ()
+        return [first] if isinstance(first, str) else list(first or ())
+
+    def apply(*args: PyTree) -> PyTree:
+        def split(spec: PartitionSpec, tree: PyTree) -> PyTree:
+            sizes = [axes[name] for name in named(spec)]
+            return jax.tree.map(
+                lambda x: x.reshape(*sizes, x.shape[0] // math.prod(sizes), *x.shape[1:])
+                if sizes
+                else x,
+                tree,
+            )
+
+        def join(spec: PartitionSpec, tree: PyTree) -> PyTree:
+            count = len(named(spec))
+            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[count + 1 :]), tree) if count else tree
+
+        mapped = fn
+        for name in reversed(names):
+            mapped_over = lambda specs, name=name: jax.tree.map(  # noqa: E731
+                lambda spec: 0 if name in named(spec) else None, specs, is_leaf=is_spec
+            )
+            mapped = jax.vmap(
+                mapped,
+                in_axes=mapped_over(in_specs),
+                out_axes=mapped_over(out_specs),
+                axis_name=name,
+                axis_size=axes[name],
+            )
+        split_args = jax.tree.map(split, in_specs, args, is_leaf=is_spec)
+        return jax.tree.map(join, out_specs, mapped(*split_args), is_leaf=is_spec)
+
+    return apply
+
+
+def init(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    workers: Mesh | int | Mapping[str, int],
+    *,
+    axis_name: AxisName = "data",
+) -> optax.OptState:
+    """The first state of `tx`, initialised by all workers, laid out for them.
+
+    `PerWorker` leaves are `[workers, ...]`, each worker holding its own slice; the rest is
+    replicated. Nothing is sent.
+
+    Args:
+      tx: Any optax transformation.
+      params: Arrays, or `jax.ShapeDtypeStruct` under `jax.eval_shape`.
+      workers: A mesh; or, for :func:`jaxcomm.simulate`, a number of workers, or the sizes of several
+        axes by name, outermost first.
+      axis_name: The axis that `workers` counts, where it is a number.
+
+    Returns:
+      The state that `tx.init` returns inside the workers.
+
+    Raises:
+      ValueError: If the number of workers is no positive int, or `tx` names an axis that is missing.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jaxcomm
+      >>> tx = optax.chain(jaxcomm.global_qsgd(), optax.sgd(0.1, momentum=0.9))
+      >>> state = jaxcomm.init(tx, jnp.zeros(3), 64)
+      >>> print(state[1][0].trace)
+      [0. 0. 0.]
+    """
+    structure: list[PyTree] = []
+
+    def record(params: PyTree) -> tuple[()]:
+        # The specs of what `tx.init` returns are only known once the workers have traced it.
+        structure.append(jax.tree.map(lambda x: 0, tx.init(params)))
+        return ()
+
+    replicated = PartitionSpec()
+    if isinstance(workers, Mesh):
+        mesh = workers
+        jax.eval_shape(
+            jax.shard_map(record, mesh=mesh, in_specs=replicated, out_specs=()), params
+        )
+        specs = state_specs(structure[0])
+        if not is_traced(params):
+            params = place(params, mesh, jax.tree.map(lambda _: replicated, params))
+        return jax.jit(
+            jax.shard_map(tx.init, mesh=mesh, in_specs=replicated, out_specs=specs),
+            out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs),
+        )(params)
+    axes = worker_axes(workers, axis_name)
+    jax.eval_shape(over_workers(record, axes, (replicated,), ()), params)
+    specs = state_specs(structure[0])
+    return jax.jit(over_workers(tx.init, axes, (replicated,), specs))(params)

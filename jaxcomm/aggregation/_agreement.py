@@ -1,0 +1,74 @@
+"""How workers agree on statistics: one collective a kind, the finite flag beside them."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, PyTree
+
+_ACROSS_WORKERS: dict[str, Callable[..., jax.Array]] = {"max": lax.pmax, "sum": lax.psum}
+_ACROSS_UNITS: dict[str, Callable[..., jax.Array]] = {"max": jnp.max, "sum": jnp.sum}
+
+
+def all_finite(units: list[jax.Array]) -> jax.Array:
+    """Whether no coordinate of any unit is NaN or infinite, bool[]."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in units]))
+
+
+def over_units(kinds: PyTree, statistics: list[PyTree]) -> list[PyTree]:
+    """The statistics of the whole tree, once for each unit."""
+    whole = jax.tree.map(
+        lambda kind, *values: _ACROSS_UNITS[kind](jnp.stack(values), axis=0), kinds, *statistics
+    )
+    return [whole] * len(statistics)
+
+
+def to_vector(arrays: list[jax.Array]) -> tuple[jax.Array, Callable[[jax.Array], list[jax.Array]]]:
+    """The arrays laid end to end, and the function that takes them apart again."""
+    shapes = [x.shape for x in arrays]
+    ends = [0]
+    for x in arrays:
+        ends.append(ends[-1] + x.size)
+
+    def apart(vector: jax.Array) -> list[jax.Array]:
+        return [
+            vector[start:end].reshape(shape)
+            for start, end, shape in zip(ends, ends[1:], shapes, strict=False)
+        ]
+
+    return jnp.concatenate([x.ravel() for x in arrays]), apart
+
+
+def agree(
+    axis_name: AxisName, kinds: PyTree, statistics: list[PyTree], finite: jax.Array
+) -> tuple[list[PyTree], jax.Array]:
+    """Combines each unit's statistics over workers, and the finite flag.
+
+    All statistics of one kind leave in one collective. The flag is a statistic of its own because a
+    maximum over workers may drop NaN.
+
+    Args:
+      axis_name: The axis to agree over.
+      kinds: `"max"` or `"sum"` for each statistic of a unit.
+      statistics: One tree like `kinds` a unit, float32 leaves.
+      finite: bool[], whether this worker's units are finite.
+
+    Returns:
+      The agreed statistics, and whether all workers' units are finite.
+    """
+    arrays, treedef = jax.tree.flatten(statistics)
+    kind_of = jax.tree.leaves(kinds) * len(statistics)
+    arrays.append(jnp.where(finite, 0.0, 1.0).astype(jnp.float32))
+    kind_of.append("max" if "max" in kind_of or not kind_of else "sum")
+    agreed = list(arrays)
+    for kind in dict.fromkeys(kind_of):
+        members = [i for i, other in enumerate(kind_of) if other == kind]
+        vector, apart = to_vector([arrays[i] for i in members])
+        combined = _ACROSS_WORKERS[kind](vector, _axis.names(axis_name))
+        for i, array in zip(members, apart(combined), strict=True):
+            agreed[i] = array
+    *agreed, non_finite = agreed
+    return treedef.unflatten(agreed), non_finite == 0

@@ -1,0 +1,82 @@
+"""The mean of codes that can be added on the way."""
+
+import jax
+import optax
+from jax import lax
+
+from jaxcomm import _axis, _buckets
+from jaxcomm._base import AxisName, Codec, Coins, Memory
+from jaxcomm.aggregation._agreement import agree, all_finite, over_units
+from jaxcomm.aggregation._coded import coded_mean
+
+
+def summed_mean(
+    axis_name: AxisName,
+    codec: Codec,
+    *,
+    scope: _buckets.Scope = "bucket",
+    bucket_bytes: int | None = None,
+    seed: int = 0,
+    key: jax.Array | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Agrees on statistics, adds the codes of all workers, and decodes the sum once.
+
+    .. math:: a = \bigoplus_i \mathrm{measure}(x_i), \qquad
+              \bar x \approx \mathrm{decode}\Big(\sum_i \mathrm{encode}(x_i, a), a\Big)
+
+    A worker sends :math:`2 (n-1)/n` payloads, and the statistics of all units with one flag in one
+    small all-reduce a kind.
+
+    Args:
+      axis_name: The mesh axis, or axes, that number the workers.
+      codec: A codec with `combine="sum"`.
+      scope: What shares a norm and is sent as one: `"leaf"`; `"bucket"`, leaves joined up to
+        `bucket_bytes`; or `"tree"`, buckets that share the statistics of the whole tree.
+      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
+      seed: Seed of the randomness; may be traced.
+      key: A typed threefry key, in place of `seed`.
+
+    Returns:
+      A transformation to place before the optimizer. Updates come back equal on all workers, in
+      their shape and dtype; a non-finite coordinate on any worker makes them NaN on all.
+      `update(..., weight=w)` makes the mean a weighted one.
+
+    Raises:
+      ValueError: If the codec's payloads cannot be summed, or an option is out of range; in
+        `update`, if `axis_name` is not bound or an update is already summed.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm.aggregation import summed_mean
+      >>> from jaxcomm.compression.quantizers import dither
+      >>> tx = summed_mean("data", dither(levels=3))
+      >>> average = lambda x: tx.update(x, tx.init(x))[0]
+      >>> print(jax.vmap(average, axis_name="data")(jnp.array([[3.0, 0.0], [-1.0, 3.0]])))
+      [[1.  1.5]
+       [1.  1.5]]
+    """
+    if codec.combine != "sum":
+        raise ValueError(
+            "`summed_mean` needs a codec whose payloads can be added (`combine='sum'`), got "
+            f"`combine`={codec.combine!r}. Use `gathered_mean`."
+        )
+
+    def exchange(
+        coins: list[Coins], memories: list[Memory], units: list[jax.Array]
+    ) -> tuple[list[jax.Array], list[Memory], jax.Array]:
+        workers = _axis.size(axis_name)
+        measured = [*map(codec.measure, coins, memories, units)]
+        if scope == "tree":
+            measured = over_units(codec.agree, measured)
+        agreed, finite = agree(axis_name, codec.agree, measured, all_finite(units))
+        means, after = [], []
+        for coin, memory, x, agreement in zip(coins, memories, units, agreed, strict=True):
+            payload, memory = codec.encode(coin, memory, x, agreement, workers)
+            total = lax.psum(payload, _axis.names(axis_name))
+            means.append(codec.decode(coin.public, total, agreement, workers, workers, x.shape))
+            after.append(memory)
+        return means, after, finite
+
+    return coded_mean(
+        axis_name, codec, exchange, scope=scope, bucket_bytes=bucket_bytes, seed=seed, key=key
+    )

@@ -1,0 +1,186 @@
+"""Standard dithering: unbiased stochastic rounding to uniform levels of a norm."""
+
+import warnings
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm import _noise
+from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression.quantizers import _fields, _norms
+
+DEFAULT_LEVELS = 15
+FEW_LEVELS = 4
+
+
+class DitherPayload(NamedTuple):
+    """One unit on the wire, or the sum of several workers' units."""
+
+    codes: jax.Array  # int8[shape], uint32[ceil(size / 2)] or int32[shape]
+
+
+def variance_constant(size: int, levels: int, workers: int) -> float:
+    r"""The bound :math:`\theta` on the variance of :func:`dither`.
+
+    .. math:: \mathbb{E}\|G - \bar x\|^2 \le \frac{\theta}{n} \sum_i \|x_i\|^2,
+              \qquad \theta = \min\left(\frac{d}{s^2}, \frac{\sqrt{d / n}}{s}\right)
+
+    for :math:`n` workers with :math:`d` coordinates each and :math:`s` levels, whose common norm is
+    the l2 norm of the concatenation, or less. At :math:`n = 1` this is the bound of QSGD. (The paper's
+    own constant for the global operator is sqrt(d) / (n s), which measurements exceed.)
+    """
+    return min(size / levels**2, (size / workers) ** 0.5 / levels)
+
+
+def _require_static(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, int):
+        raise ValueError(
+            f"`{name}` must be a Python int, got {value!r}: it decides shapes on the wire. Under "
+            f"`optax.inject_hyperparams` pass `static_args=('levels', 'bits')`."
+        )
+
+
+def _step(norm: jax.Array, levels: int) -> jax.Array:
+    """The distance of two levels, such that `levels` steps never overflow."""
+    step = norm / levels
+    return jnp.where(jnp.isinf(step * levels), jnp.nextafter(step, jnp.float32(0)), step)
+
+
+def round_to_levels(x: jax.Array, norm: jax.Array, levels: int, key: jax.Array) -> jax.Array:
+    r"""Rounds :math:`s x / \|x\|` to one of the two integers beside it, without bias.
+
+    .. math:: c_j = \lfloor s x_j / \|x\| + u_j \rfloor, \quad u_j \sim \mathcal{U}[0, 1),
+              \quad |c_j| \le s
+
+    in fixed point: :math:`s x_j / \|x\|` is cut to :math:`f` binary digits after the point, where
+    :math:`(s + 1) 2^f \le 2^{31}` and :math:`f \le 24`, and :math:`u_j` is a random number of
+    :math:`f` bits. No float addition takes part, so every backend returns the same integers. The cut
+    is the only bias: less than :math:`2^{-f}` of a level, towards zero.
+
+    Args:
+      x: float32 of any shape.
+      norm: float32[], at least the largest magnitude in `x`; 0 gives zeros.
+      levels: :math:`s`.
+      key: key[], this worker's own.
+
+    Returns:
+      int32 codes of the shape of `x`.
+    """
+    digits = min(31 - levels.bit_length(), 24)
+    # A tiny norm is lifted by a power of two, lest its reciprocal overflow.
+    lift = jnp.where(norm < 2.0**-60, jnp.float32(2.0**64), jnp.float32(1))
+    scale = jnp.where(norm > 0, levels * 2.0**digits / (norm * lift), 0)
+    most = jnp.float32(levels * 2.0**digits)
+    fixed = lax.clamp(-most, x * lift * scale, most).astype(jnp.int32)
+    noise = _noise.bits(key, x.shape) >> (32 - digits)
+    return (fixed + noise.astype(jnp.int32)) >> digits
+
+
+def dither(
+    *,
+    levels: int | None = None,
+    bits: int | None = None,
+    norm: Literal["max", "l2"] = "max",
+) -> Codec:
+    r"""Standard dithering of one array, unbiased: a norm, and a small integer a coordinate.
+
+    .. math::
+        \mathcal{Q}(x)_j = \frac{\|x\|}{s} \left\lfloor \frac{s x_j}{\|x\|} + u_j \right\rfloor,
+        \qquad \mathbb{E}\, \mathcal{Q}(x) = x
+
+    With the norm that workers *agreed* on, codes of all workers share their levels and can be summed
+    (Global-QSGD); with each worker's own, they are gathered (QSGD). One code, two papers.
+
+    Args:
+      levels: :math:`s`, positive levels; a Python int. Default: 15, or what `bits` holds.
+      bits: Width of a code on the wire, 8, 16 or 32. Default: the narrowest in which the sum of all
+        workers' codes cannot overflow.
+      norm: `"max"`, :math:`\max_j |x_j|`, or `"l2"`. Agreed: the largest magnitude on any worker, or
+        the l2 norm of all workers' vectors together.
+
+    Returns:
+      A codec. Its payload is one code a coordinate: int8, or two 16-bit fields in a uint32 word, or
+      int32; its statistic is one float32 for `"max"` and three for `"l2"`. `combine` is `"sum"`.
+      Its variance is bounded by :func:`variance_constant`. float64 input is quantized in float32.
+
+    Raises:
+      ValueError: If `levels`, `bits` or `norm` is out of range, or, when encoding, if `bits` cannot
+        hold the sum of all workers' codes.
+
+    Warns:
+      UserWarning: When encoding, if `bits` leaves fewer than 4 levels.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.quantizers import dither
+      >>> codec, coins = dither(levels=2), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([1.0, -0.5, 0.3])
+      >>> norm = codec.measure(coins, (), x)
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, norm, 1)
+      >>> payload.codes.dtype, [int(code) for code in payload.codes[:2]]
+      (dtype('int8'), [2, -1])
+
+    References:
+      Xin et al., `Global-QSGD <https://arxiv.org/abs/2305.18627>`_, 2023.
+      Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017.
+
+    Differs from the papers: signs are rounded with their magnitude, as a floor of the signed value,
+    which has the same distribution. The released code of Global-QSGD takes 127/n levels, not rounded
+    down, and may wrap around; here the sum of the codes always fits.
+    """
+    _require_static("levels", levels)
+    _require_static("bits", bits)
+    if levels is not None and not 1 <= levels <= _fields.MOST_LEVELS:
+        raise ValueError(f"`levels` must be in [1, {_fields.MOST_LEVELS}], got {levels}.")
+    if bits is not None and bits not in _fields.WIDTHS:
+        raise ValueError(f"`bits` must be one of {_fields.WIDTHS}, got {bits}.")
+    if norm not in _norms.NORMS:
+        raise ValueError(f"`norm` must be one of {tuple(_norms.NORMS)}, got {norm!r}.")
+    chosen = _norms.NORMS[norm]
+    if levels is None and bits is None:
+        levels = DEFAULT_LEVELS
+
+    def measure(coins: Coins, memory: Memory, x: jax.Array) -> _norms.Statistics:
+        del coins, memory
+        return chosen.measure(x)
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: _norms.Statistics, workers: int
+    ) -> tuple[DitherPayload, Memory]:
+        field = _fields.choose_field(levels, bits, workers)
+        if field.levels < FEW_LEVELS:
+            warnings.warn(
+                f"{field.width} bits leave {field.levels} levels for each of {workers} workers: "
+                f"for {x.size} coordinates the variance constant is "
+                f"{variance_constant(x.size, field.levels, workers):.3g}. Use more bits.",
+                UserWarning,
+                stacklevel=2,
+            )
+        codes = round_to_levels(x, chosen.value(agreed), field.levels, coins.private)
+        return DitherPayload(_fields.pack(codes, field)), memory
+
+    def decode(
+        public: jax.Array,
+        payload: DitherPayload,
+        agreed: _norms.Statistics,
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        del public
+        field = _fields.choose_field(levels, bits, workers)
+        codes = _fields.unpack(payload.codes, field, count, shape)
+        return codes.astype(jnp.float32) * _step(chosen.value(agreed), field.levels * count)
+
+    return Codec(
+        init=no_memory,
+        measure=measure,
+        agree=chosen.agree,
+        encode=encode,
+        decode=decode,
+        settle=settled,
+        combine="sum",
+    )

@@ -1,0 +1,77 @@
+r"""Norms of one vector that workers can agree on with one collective.
+
+With :math:`\ell_q` over the coordinates of a worker and :math:`\ell_p` over workers,
+:math:`\|x\|_{q,p} = (\sum_i \|x_i\|_q^p)^{1/p}` (Xin et al., 2023). Both norms here have p = q.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+
+class Norm(NamedTuple):
+    """A norm in two parts, between which workers may agree.
+
+    Attributes:
+      measure: `x -> statistics`, a NamedTuple of float32[].
+      agree: the same NamedTuple of `"max"` or `"sum"`.
+      value: `statistics -> float32[]`, the norm of one worker's vector, or of all of them.
+    """
+
+    measure: Callable[[jax.Array], "Statistics"]
+    agree: "Statistics"
+    value: Callable[[Any], jax.Array]
+
+
+class MaxAbs(NamedTuple):
+    """The statistic of the max norm."""
+
+    max_abs: Any
+
+
+class SumOfSquares(NamedTuple):
+    """The statistic of the l2 norm: a sum of squares in three ranges, which no float32 can span."""
+
+    large: Any  # of norms over 2**40, scaled by 2**-80 before squaring
+    medium: Any
+    small: Any  # of norms under 2**-40, scaled by 2**80 before squaring
+
+
+Statistics: TypeAlias = MaxAbs | SumOfSquares
+
+
+def _l2_measure(x: jax.Array) -> SumOfSquares:
+    peak = jnp.max(jnp.abs(x), initial=0)
+    lift = jnp.where(peak < 2.0**-60, jnp.float32(2.0**64), jnp.float32(1))
+    unit = jnp.where(peak > 0, peak * lift, 1)
+    norm = peak * jnp.sqrt(jnp.sum(jnp.square(x * lift / unit)))
+    large, small = norm > 2.0**40, norm < 2.0**-40
+    return SumOfSquares(
+        large=jnp.square(jnp.where(large, norm * 2.0**-80, 0)),
+        medium=jnp.square(jnp.where(large | small, 0, norm)),
+        small=jnp.square(jnp.where(small, norm * 2.0**80, 0)),
+    )
+
+
+def _l2_value(squares: SumOfSquares) -> jax.Array:
+    return jnp.where(
+        squares.large > 0,
+        2.0**80 * jnp.sqrt(squares.large + squares.medium * 2.0**-160),
+        jnp.sqrt(squares.medium + squares.small * 2.0**-160),
+    )
+
+
+NORMS = {
+    "max": Norm(
+        measure=lambda x: MaxAbs(jnp.max(jnp.abs(x), initial=0)),
+        agree=MaxAbs("max"),
+        value=lambda statistics: statistics.max_abs,
+    ),
+    "l2": Norm(
+        measure=_l2_measure,
+        agree=SumOfSquares("sum", "sum", "sum"),
+        value=_l2_value,
+    ),
+}

@@ -1,0 +1,116 @@
+"""Run the Python examples of Markdown files.
+
+    python tools/run_readme.py [FILE ...]      # README.md when no file is named
+
+The ```python blocks of one file run in order, in one namespace, in a fresh process with 8 fake CPU
+devices; a block opened by ```python no-run is passed over. Other blocks are not run.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+DEVICES = "--xla_force_host_platform_device_count"
+
+
+class Block(NamedTuple):
+    line: int  # of its first line of code, from 1
+    code: str
+    run: bool
+
+
+def python_blocks(text: str) -> list[Block]:
+    """The ```python blocks of a Markdown text; ValueError where a fence is never closed."""
+    blocks = []
+    lines = iter(enumerate(text.splitlines(), 1))
+    for number, line in lines:
+        indent = len(line) - len(line.lstrip(" "))
+        fence = line.lstrip(" ")
+        ticks = len(fence) - len(fence.lstrip("`"))
+        info = fence[ticks:].split()
+        if ticks < 3 or "`" in fence[ticks:]:
+            continue
+        code = []
+        for _, inner in lines:
+            if inner.strip(" ") == "`" * max(ticks, len(inner.strip(" "))):
+                break
+            code.append(inner[min(indent, len(inner) - len(inner.lstrip(" "))) :])
+        else:
+            raise ValueError(f"line {number}: a fence is opened and never closed")
+        if info[:1] == ["python"]:
+            blocks.append(Block(number + 1, "\n".join(code) + "\n", "no-run" not in info[1:]))
+    return blocks
+
+
+def run_blocks(path: Path, name: str) -> int:
+    """Run the blocks of one file in this process; 0 when all of them ran."""
+    try:
+        blocks = python_blocks(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        print(f"{name}: {error}", flush=True)
+        return 1
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    started = time.perf_counter()
+    for block in filter(lambda block: block.run, blocks):
+        first = next((line.strip() for line in block.code.splitlines() if line.strip()), "")
+        print(f"{name}:{block.line}: {first}", flush=True)
+        begun = time.perf_counter()
+        try:
+            # Blank lines before the code make tracebacks speak of the file's own line numbers.
+            exec(compile("\n" * (block.line - 1) + block.code, str(path), "exec"), vars(module))
+        except BaseException as error:
+            traceback.print_exc()
+            frames = traceback.extract_tb(error.__traceback__)
+            line = next(
+                (frame.lineno for frame in frames if frame.filename == str(path)), block.line
+            )
+            kind = type(error).__name__
+            print(f"{name}:{line}: the block of line {block.line} failed with {kind}: {error}")
+            return 1
+        print(f"    ran in {time.perf_counter() - begun:.1f} s", flush=True)
+    ran = sum(block.run for block in blocks)
+    seconds = time.perf_counter() - started
+    print(f"{name}: {ran} blocks ran in {seconds:.1f} s, {len(blocks) - ran} passed over (no-run)")
+    return 0
+
+
+def environment() -> dict[str, str]:
+    """The caller's environment, with 8 fake CPU devices unless it names another number."""
+    env = dict(os.environ)
+    flags = env.get("XLA_FLAGS", "")
+    if DEVICES not in flags:
+        env["XLA_FLAGS"] = f"{flags} {DEVICES}=8".strip()
+    env.setdefault("JAX_PLATFORMS", "cpu")
+    env["NPROC"] = "16"  # sizes XLA's thread pool; a smaller one can deadlock
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+    return env
+
+
+def main(names: list[str]) -> int:
+    failed = []
+    for name in names or [str(ROOT / "README.md")]:
+        path = Path(name).resolve()
+        shown = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else name
+        command = [sys.executable, "-u", __file__, "--inside", str(path), shown]
+        with tempfile.TemporaryDirectory() as folder:  # what an example writes is not kept
+            code = subprocess.run(command, env=environment(), cwd=folder).returncode
+        if code < 0:
+            print(f"{shown}: the process was ended by signal {-code}", flush=True)
+        if code:
+            failed.append(shown)
+    if failed:
+        print("failed: " + ", ".join(failed))
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--inside"]:
+        sys.exit(run_blocks(Path(sys.argv[2]), sys.argv[3]))
+    sys.exit(main(sys.argv[1:]))
