@@ -151,9 +151,9 @@ def dither(
         coins: Coins, memory: Memory, x: jax.Array, agreed: _norms.Statistics, workers: int
     ) -> tuple[DitherPayload, Memory]:
         field = _fields.choose_field(levels, bits, workers)
-        if field.levels < FEW_LEVELS:
+        if levels is None and field.levels < FEW_LEVELS:
             warnings.warn(
-                f"{field.width} bits leave {field.levels} levels for each of {workers} workers: "
+                f"`bits`={bits} leaves {field.levels} levels for each of {workers} workers: "
                 f"for {x.size} coordinates the variance constant is "
                 f"{variance_constant(x.size, field.levels, workers):.3g}. Use more bits.",
                 UserWarning,

@@ -1,0 +1,28 @@
+"""Stricter than users, and on eight fake devices: set before JAX is imported."""
+
+import os
+
+_COUNT = "--xla_force_host_platform_device_count"
+if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # A count the user has set wins.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}=8".strip()
+os.environ.setdefault("NPROC", "16")  # Sizes XLA's thread pool; fewer may deadlock.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _enough_devices() -> None:
+    if jax.device_count() < 8:
+        pytest.exit(f"The tests need 8 devices, found {jax.device_count()}: {_COUNT}=8", 4)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test under tests/laws carries the marker `law`."""
+    for item in items:
+        if "laws" in item.path.parts:
+            item.add_marker(pytest.mark.law)

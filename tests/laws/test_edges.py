@@ -1,0 +1,64 @@
+"""Zero, constant, one-hot, denormal, huge, empty and scalar leaves."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.cases import CASES, Case
+from tests.workers import MODES, Mode, aggregate, flat
+
+N = 3
+EDGES = {
+    "zero": np.zeros((N, 5)),
+    "constant": np.full((N, 5), -0.7),
+    "one_hot": np.eye(N, 5),
+    "one_worker_alone": np.concatenate([np.ones((1, 5)), np.zeros((N - 1, 5))]),
+    "tiny": np.full((N, 5), 3e-38),
+    "huge": np.linspace(-3e37, 3e37, N * 5).reshape(N, 5),
+    "wide_range": np.tile(10.0 ** np.arange(-30, 31, 15), (N, 1)),
+    "scalar": np.array([1.0, -2.0, 4.0]),
+    "empty": np.zeros((N, 0)),
+    "empty_matrix": np.zeros((N, 2, 0)),
+}
+
+
+def check_edge(case: Case, edge: np.ndarray, mode: Mode) -> None:
+    given = edge.reshape(len(edge), -1)
+    result = aggregate(case.make(), jnp.asarray(edge, jnp.float32), mode)
+    assert result.shape == edge.shape
+    peak = np.abs(given).max(initial=0)
+    bound = (case.resolution(*given.shape) + 1e-6) * peak + 1e-36
+    error = np.abs(result.reshape(given.shape) - given.mean(axis=0))
+    assert np.all(error <= bound)
+    silent = np.all(given == 0, axis=0)
+    assert np.all(result.reshape(given.shape)[:, silent] == 0)
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_edge(case: Case, edge: str) -> None:
+    check_edge(case, EDGES[edge], "vmap")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("edge", ["scalar", "empty"])
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_edge_of_shape_in_every_mode(case: Case, edge: str, mode: Mode) -> None:
+    check_edge(case, EDGES[edge], mode)
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_empty_leaves_among_others_and_empty_trees(case: Case) -> None:
+    full = jnp.asarray(EDGES["one_hot"], jnp.float32)
+    mixed = {"a": jnp.zeros((N, 0)), "b": full, "c": jnp.zeros((N, 0, 4))}
+    result = aggregate(case.make(), mixed)
+    assert np.abs(result["b"] - np.asarray(full).mean(axis=0)).max() <= case.resolution(N, 5)+1e-6
+    assert result["a"].shape == (N, 0) and result["c"].shape == (N, 0, 4)
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_denormals_become_small_numbers(case: Case) -> None:
+    # XLA flushes denormals on CPU: what comes back may be zero, and is finite and no larger.
+    given = jnp.asarray(np.full((N, 5), 1e-40), jnp.float32)
+    result = flat(aggregate(case.make(), given))
+    assert np.all((result >= 0) & (result <= 1e-37))

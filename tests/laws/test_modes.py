@@ -1,0 +1,65 @@
+"""`jax.shard_map`, checked or not, and `jax.vmap` return the same, bit for bit where sums are integer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxcomm
+from tests.cases import CASES, Case
+from tests.workers import aggregator, count, flat, gradients, initial
+
+
+def _after_three_steps(case: Case, mode: str, workers: int) -> np.ndarray:
+    tx, updates = case.make(), gradients(workers)
+    run, state = aggregator(tx, workers, mode), initial(tx, updates, mode)
+    results = []
+    for step in range(3):
+        scaled = jax.tree.map(lambda x, step=step: x * 2.0**step, updates)
+        result, state = run(scaled, state, jnp.ones(workers))
+        results.append(flat(result))
+    return np.stack(results)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 8])
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_modes_agree(case: Case, workers: int) -> None:
+    checked, unchecked, simulated = (
+        _after_three_steps(case, mode, workers) for mode in ("checked", "unchecked", "vmap")
+    )
+    np.testing.assert_array_equal(checked, unchecked)
+    if case.integer_sum:
+        np.testing.assert_array_equal(checked, simulated)
+    else:
+        np.testing.assert_allclose(checked, simulated, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_two_axes_are_as_good_as_one(case: Case) -> None:
+    updates = gradients(8)
+    mesh = jax.make_mesh((2, 4), ("dcn", "ici"), axis_types=(AxisType.Auto,) * 2)
+    tx, axes = case.make(("dcn", "ici")), ("dcn", "ici")
+    one = jax.tree.map(lambda x: x[0], updates)
+    state = jaxcomm.init(tx, one, mesh)
+
+    def on_mesh(updates: object) -> object:
+        local = jax.tree.map(lambda x: x[0], updates)
+        return tx.update(local, state)[0]
+
+    result = jax.jit(
+        jax.shard_map(on_mesh, mesh=mesh, in_specs=PartitionSpec(axes), out_specs=PartitionSpec())
+    )(updates)
+    nested = jax.vmap(
+        jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="ici"), axis_name="dcn"
+    )
+    simulated = jax.jit(nested)(jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), updates))
+    simulated = jax.tree.map(lambda x: x.reshape(8, *x.shape[2:]), simulated)
+    single = case.make("data")
+    expected, _ = aggregator(single, count(updates), "vmap")(
+        updates, initial(single, updates, "vmap"), jnp.ones(8)
+    )
+    tolerance = 0 if case.integer_sum else 1e-5
+    mine = flat(jax.tree.map(lambda x: x[None], result))
+    np.testing.assert_allclose(mine, flat(expected)[:1], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(flat(simulated), flat(expected), rtol=0, atol=tolerance)

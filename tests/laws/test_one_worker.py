@@ -1,0 +1,31 @@
+"""One worker alone gets what its own codec makes of its update."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm import Coins
+from tests.cases import CASES, Case
+from tests.workers import aggregate
+
+CODED = [c for c in CASES if c.codec]
+
+
+@pytest.mark.parametrize("case", CODED, ids=repr)
+def test_one_worker(case: Case) -> None:
+    codec = case.codec
+    x = jnp.asarray(np.random.default_rng(6).normal(size=9), jnp.float32)
+    measured = codec.measure(Coins(*jax.random.split(jax.random.key(0))), codec.init(x), x)
+
+    def round_trip(key: jax.Array) -> jax.Array:
+        coins = Coins(key, key)
+        payload, _ = codec.encode(coins, codec.init(x), x, measured, 1)
+        return codec.decode(key, payload, measured, 1, 1, x.shape)
+
+    some = np.asarray(jax.vmap(round_trip)(jax.random.split(jax.random.key(1), 200)))
+    lowest, highest = some.min(axis=0), some.max(axis=0)
+    result = aggregate(case.make(), x[None])[0]
+    tolerance = 1e-6
+    # The coins differ, but the values to choose from are the same two a coordinate.
+    assert np.all((np.abs(result - lowest) < tolerance) | (np.abs(result - highest) < tolerance))

@@ -1,0 +1,36 @@
+"""Nothing wraps: where all workers hold the extreme, the mean is the extreme."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.cases import CASES, Case
+from tests.workers import aggregate, aggregator, initial
+
+
+def check_overflow(case: Case, workers: int) -> None:
+    # Several steps' coins: the released int8 hook of Global-QSGD wraps in one draw of three.
+    extreme = jnp.broadcast_to(jnp.array([1.0, -1.0, 1.0, 0.25]), (workers, 4))
+    tx = case.make()
+    run, state = aggregator(tx, workers, "vmap"), initial(tx, extreme, "vmap")
+    for _ in range(10):
+        results, state = run(extreme, state, jnp.ones(workers))
+        bound = case.resolution(workers, 4) + 1e-5
+        np.testing.assert_allclose(np.asarray(results), np.asarray(extreme), rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8, 16, 64])
+@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.filterwarnings("ignore:`bits`=8 leaves:UserWarning")
+def test_overflow(case: Case, workers: int) -> None:
+    check_overflow(case, workers)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.codec], ids=repr)
+def test_the_largest_float(case: Case) -> None:
+    largest = float(jnp.finfo(jnp.float32).max)
+    if case.resolution(3, 2) > case.resolution(3, 1):  # An l2 norm would itself overflow.
+        largest /= 4
+    given = jnp.broadcast_to(jnp.array([largest, -largest]), (3, 2))
+    bound = case.resolution(3, 2) + 1e-6
+    np.testing.assert_allclose(aggregate(case.make(), given), given, rtol=bound)

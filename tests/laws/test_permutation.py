@@ -1,0 +1,26 @@
+"""Permuting the workers changes nothing."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.cases import CASES, Case
+from tests.workers import aggregate
+
+
+def check_permutation(case: Case) -> None:
+    # Coordinates at the norm or at zero are rounded without chance, so results can be compared.
+    rng = np.random.default_rng(5)
+    signs = np.zeros((5, 5))
+    signs[np.arange(5), rng.permutation(5)] = [1, -1, 1, 1, -1]
+    order = rng.permutation(5)
+    given = aggregate(case.make(), jnp.asarray(signs, jnp.float32))
+    permuted = aggregate(case.make(), jnp.asarray(signs[order], jnp.float32))
+    bound = 0 if case.resolution(5, 2) == case.resolution(5, 1) else 2 * case.resolution(5, 5)
+    np.testing.assert_allclose(permuted, given, rtol=0, atol=bound + 1e-6)
+    np.testing.assert_allclose(given[0], signs.mean(axis=0), rtol=0, atol=bound + 1e-6)
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_permutation(case: Case) -> None:
+    check_permutation(case)

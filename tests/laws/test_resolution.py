@@ -1,0 +1,55 @@
+"""No coordinate is farther from the mean than the method's resolution, whatever the input."""
+
+import hypothesis
+import hypothesis.extra.numpy
+import hypothesis.strategies as st
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.cases import CASES, Case
+from tests.workers import Mode, aggregate, aggregator, flat, gradients, initial
+
+
+def check_resolution(case: Case, workers: int, mode: Mode = "vmap") -> None:
+    updates = gradients(workers)
+    close_to_the_mean(case, flat(updates), flat(aggregate(case.make(), updates, mode)))
+
+
+def close_to_the_mean(case: Case, given: np.ndarray, results: np.ndarray) -> None:
+    workers, coordinates = given.shape
+    peak = np.abs(given).max()
+    bound = (case.resolution(workers, coordinates) + workers * 2.0**-22) * peak + 1e-37
+    assert np.abs(results - given.mean(axis=0)).max() <= bound
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_resolution_on_a_mesh(case: Case, workers: int) -> None:
+    check_resolution(case, workers, "checked")
+
+
+@pytest.mark.parametrize("workers", [16, 64])
+@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.filterwarnings("ignore:`bits`=8 leaves:UserWarning")
+def test_resolution_simulated(case: Case, workers: int) -> None:
+    check_resolution(case, workers)
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_resolution_of_any_input(case: Case) -> None:
+    tx, shape = case.make(), (4, 6)
+    state = initial(tx, jnp.zeros(shape), "vmap")
+    run = aggregator(tx, shape[0], "vmap")
+    magnitudes = st.floats(2.0**-60, 2.0**60, width=32)
+    numbers = st.just(0.0) | magnitudes | magnitudes.map(lambda x: -x)
+
+    @hypothesis.settings(max_examples=60, deadline=None, derandomize=True, database=None)
+    @hypothesis.given(hypothesis.extra.numpy.arrays(np.float32, shape, elements=numbers))
+    def holds(given: np.ndarray) -> None:
+        results, _ = run(jnp.asarray(given), state, jnp.ones(shape[0]))
+        close_to_the_mean(case, given.astype(np.float64), np.asarray(results, np.float64))
+
+    holds()
+
+

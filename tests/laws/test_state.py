@@ -1,0 +1,93 @@
+"""State is ordinary: its type is stable, nothing recompiles, it can be scanned, donated and saved."""
+
+import pathlib
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint
+import pytest
+from jax.sharding import NamedSharding
+
+import jaxcomm
+from tests.cases import CASES, Case
+from tests.workers import MODES, Mode, aggregator, gradients, initial, mesh_of, of_one_worker
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_stable_and_compiled_once(case: Case, mode: Mode) -> None:
+    tx, updates = case.make(), gradients(4)
+    run, before = aggregator(tx, 4, mode), initial(tx, updates, mode)
+    results, after = run(updates, before, jnp.ones(4))
+    chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    run(results, after, jnp.ones(4))
+    assert run._cache_size() == 1
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_init_without_arrays(case: Case) -> None:
+    params = of_one_worker(gradients(4))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    for workers in (mesh_of(4), 4):
+        abstract = jax.eval_shape(lambda p, w=workers: jaxcomm.init(case.make(), p, w), shapes)
+        concrete = jaxcomm.init(case.make(), params, workers)
+        chex.assert_trees_all_equal_shapes_and_dtypes(abstract, concrete)
+
+
+def _loss(params: dict[str, jax.Array], batch: jax.Array) -> jax.Array:
+    return jnp.mean((batch @ params["kernel"] + params["bias"]) ** 2)
+
+
+def _setting(case: Case) -> tuple[optax.GradientTransformation, dict[str, jax.Array], jax.Array]:
+    rng = np.random.default_rng(7)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    tx = optax.chain(case.make(), optax.sgd(0.05, momentum=0.9))
+    return tx, {"kernel": draw(6, 2), "bias": draw(2)}, draw(16, 6)
+
+
+@pytest.mark.parametrize("donate", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_scanned_donated_and_stepped_alike(case: Case, donate: bool) -> None:
+    tx, params, batch = _setting(case)
+    mesh = mesh_of(4)
+    step = jaxcomm.make_step(_loss, tx, mesh, donate=donate)
+    state = jaxcomm.init(tx, params, mesh)
+
+    def body(carry: tuple, _: None) -> tuple:
+        params, state, metrics = step(*carry, batch)
+        return (params, state), metrics["loss"]
+
+    (scanned, _), losses = jax.jit(lambda c: jax.lax.scan(body, c, None, length=4))((params, state))
+    for expected in losses:
+        params, state, metrics = step(params, state, batch)
+        np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
+    chex.assert_trees_all_close(params, scanned, rtol=1e-5, atol=1e-6)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_checkpoint_and_resume_bit_equal(case: Case, tmp_path: pathlib.Path) -> None:
+    tx, params, batch = _setting(case)
+    mesh = mesh_of(4)
+    step = jaxcomm.make_step(_loss, tx, mesh, donate=False)
+    train = (params, jaxcomm.init(tx, params, mesh))
+    for _ in range(2):
+        train = step(*train, batch)[:2]
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "checkpoint", train)
+        checkpointer.wait_until_finished()
+        template = jax.tree.map(
+            lambda x, spec: jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=NamedSharding(mesh, spec)
+            ),
+            train,
+            jaxcomm.state_specs(train),
+        )
+        resumed = checkpointer.restore(tmp_path / "checkpoint", template)
+    for _ in range(2):
+        train, resumed = step(*train, batch)[:2], step(*resumed, batch)[:2]
+    chex.assert_trees_all_equal(train, resumed)

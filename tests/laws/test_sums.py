@@ -1,0 +1,40 @@
+"""Payloads that may be added decode to the mean of what each decodes to."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm import Coins
+from tests.cases import CASES, Case
+
+SUMMABLE = [c for c in CASES if c.codec and c.codec.combine == "sum"]
+
+
+def check_sums(case: Case, workers: int) -> None:
+    codec = case.codec
+    rng = np.random.default_rng(4)
+    xs = jnp.asarray(rng.normal(size=(workers, 7)), jnp.float32)
+    public = jax.random.key(0)
+    coins = [Coins(public, jax.random.key(i + 1)) for i in range(workers)]
+    memory = [codec.init(x) for x in xs]
+    measured = [codec.measure(*each) for each in zip(coins, memory, xs, strict=True)]
+    combine = {"sum": sum, "max": max}
+    agreed = jax.tree.map(lambda kind, *own: combine[kind](own), codec.agree, *measured)
+    payloads = [
+        codec.encode(*each, agreed, workers)[0] for each in zip(coins, memory, xs, strict=True)
+    ]
+    # NumPy adds and wraps in the payload's own dtype, as the wire does.
+    total = jax.tree.map(
+        lambda *p: jnp.asarray(np.sum([np.asarray(a) for a in p], axis=0, dtype=p[0].dtype)),
+        *payloads,
+    )
+    own = [codec.decode(public, p, agreed, workers, 1, (7,)) for p in payloads]
+    together = codec.decode(public, total, agreed, workers, workers, (7,))
+    np.testing.assert_allclose(together, np.mean(own, axis=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, 8])
+@pytest.mark.parametrize("case", SUMMABLE, ids=repr)
+def test_sums(case: Case, workers: int) -> None:
+    check_sums(case, workers)

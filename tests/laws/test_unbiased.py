@@ -1,0 +1,38 @@
+"""Of many draws, the average is the mean: a z-test at alpha = 1e-6 over all coordinates."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from tests.cases import CASES, Case
+from tests.workers import draws, flat, gradients
+
+ALPHA = 1e-6
+DRAWS = 4000
+
+
+def check_unbiased(case: Case, workers: int, updates: object = None) -> None:
+    updates = gradients(workers, seed=1) if updates is None else updates
+    truth = flat(updates).mean(axis=0)
+    sample = draws(case.make(), updates, DRAWS)
+    # Along the mean itself too: a shrinking bias is small in a coordinate and large in the sum.
+    along = sample @ truth
+    sample = np.concatenate([sample, along[:, None]], axis=1)
+    truth = np.append(truth, truth @ truth)
+    deviation = sample.std(axis=0, ddof=1) / DRAWS**0.5
+    rounding = 2.0**-21 * np.abs(flat(updates)).max() * len(truth)
+    threshold = scipy.stats.norm.isf(ALPHA / 2 / len(truth))
+    assert np.all(np.abs(sample.mean(axis=0) - truth) <= threshold * deviation + rounding)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 8, 16])
+@pytest.mark.parametrize("case", [c for c in CASES if c.unbiased], ids=repr)
+def test_unbiased(case: Case, workers: int) -> None:
+    check_unbiased(case, workers)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.unbiased], ids=repr)
+def test_unbiased_in_bfloat16(case: Case) -> None:
+    updates = gradients(4, seed=2, dtype=jnp.bfloat16)["kernel"].astype(jnp.float32)
+    check_unbiased(case, 4, updates)

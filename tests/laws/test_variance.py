@@ -1,0 +1,26 @@
+"""The variance stays within the stated bound: E|G - mean|^2 <= theta / n * sum |x_i|^2."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from tests.cases import CASES, Case
+from tests.workers import draws, flat, gradients
+
+DRAWS = 1500
+
+
+def check_variance(case: Case, workers: int) -> None:
+    updates = gradients(workers, seed=3)
+    given = flat(updates)
+    errors = np.sum((draws(case.make(), updates, DRAWS) - given.mean(axis=0)) ** 2, axis=1)
+    bound = case.variance(given.shape[1], workers) / workers * np.sum(given**2)
+    slack = scipy.stats.norm.isf(1e-6) * errors.std(ddof=1) / DRAWS**0.5
+    rounding = np.sum((2.0**-21 * given) ** 2)
+    assert errors.mean() - slack <= bound + rounding
+
+
+@pytest.mark.parametrize("workers", [1, 4, 8])
+@pytest.mark.parametrize("case", [c for c in CASES if c.variance], ids=repr)
+def test_variance(case: Case, workers: int) -> None:
+    check_variance(case, workers)

@@ -1,0 +1,72 @@
+"""What is sent is what is claimed: bytes in the jaxpr, dtypes in the compiled program."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxcomm
+from tests.cases import CASES, Case
+from tests.workers import SIZES, Mode, aggregator, gradients, initial
+
+COLLECTIVE = re.compile(r"= (\(?[^=]*?\)?) (all-reduce|all-gather|all-to-all|collective-permute)\(")
+
+
+def _program(case: Case, mode: Mode, workers: int) -> tuple[Any, tuple[Any, ...]]:
+    tx, updates = case.make(), gradients(workers)
+    arguments = updates, initial(tx, updates, mode), jnp.ones(workers)
+    return aggregator(tx, workers, mode), arguments
+
+
+def check_bytes(case: Case, workers: int, mode: Mode = "checked") -> None:
+    run, arguments = _program(case, mode, workers)
+    sent = jaxcomm.wire.account(run, *arguments)
+    assert sent.bytes_per_worker == pytest.approx(case.bytes(SIZES, workers))
+    assert set(sent.bytes_by_axis) == {"data"}
+
+
+def compiled_collectives(run: Any, arguments: tuple[Any, ...]) -> dict[str, int]:
+    """Elements that travel in collectives of the compiled program, by dtype."""
+    text = run.lower(*arguments).compile().as_text()
+    elements: dict[str, int] = {}
+    for result, _ in COLLECTIVE.findall(text):
+        for dtype, shape in re.findall(r"([a-z]+\d+)\[([\d,]*)\]", result):
+            size = 1
+            for extent in filter(None, shape.split(",")):
+                size *= int(extent)
+            elements[dtype] = elements.get(dtype, 0) + size
+    return elements
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_bytes(case: Case, workers: int) -> None:
+    check_bytes(case, workers)
+    check_bytes(case, workers, "unchecked")
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_compiled_dtypes(case: Case) -> None:
+    for workers in (2, 8):
+        run, arguments = _program(case, "checked", workers)
+        elements = compiled_collectives(run, arguments)
+        coordinates = sum(SIZES)
+        coded = {dtype for dtype, size in elements.items() if size >= coordinates / 2}
+        assert coded == case.dtypes(workers)
+
+
+@pytest.mark.parametrize("workers", [2, 8, 64])
+@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.filterwarnings("ignore:`bits`=8 leaves:UserWarning")
+def test_bytes_of_a_simulated_step(case: Case, workers: int) -> None:
+    params = jax.tree.map(lambda x: x[0], gradients(1))
+    loss = lambda p, b: sum(jnp.sum(x**2) for x in jax.tree.leaves(p)) * jnp.mean(b)  # noqa: E731
+    step = jaxcomm.simulate(loss, case.make(), workers)
+    state = jaxcomm.init(case.make(), params, workers)
+    sent = jaxcomm.wire.account(step, params, state, jnp.ones(workers))
+    metric = 2 * (workers - 1) / workers * 4
+    assert sent.bytes_per_worker == pytest.approx(case.bytes(SIZES, workers) + metric)
+
+

@@ -1,0 +1,117 @@
+"""Runs an aggregator on n workers in the three modes, and shows every replica."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+import jaxcomm
+
+Mode = Literal["checked", "unchecked", "vmap"]
+MODES: tuple[Mode, ...] = ("checked", "unchecked", "vmap")
+
+
+def mesh_of(workers: int) -> Mesh:
+    return jax.make_mesh(
+        (workers,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
+    )
+
+
+def of_one_worker(updates: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], updates)
+
+
+def count(updates: Any) -> int:
+    return jax.tree.leaves(updates)[0].shape[0]
+
+
+def aggregator(tx: Any, workers: int, mode: Mode, weighted: bool = False) -> Any:
+    """`(updates [n, ...], state, weights [n]) -> (results [n, ...], state)`, jitted.
+
+    Results hold every worker's replica, so that tests can compare them.
+    """
+
+    def one(updates: Any, state: Any, weight: jax.Array) -> Any:
+        extra = {"weight": weight} if weighted else {}
+        return tx.update(updates, state, **extra)
+
+    if mode == "vmap":
+
+        def simulated(updates: Any, state: Any, weights: jax.Array) -> Any:
+            axes = jax.tree.map(lambda s: 0 if s else None, jaxcomm.state_specs(state))
+            local = jax.tree.map(lambda a, x: x if a is None else x[:, None], axes, state,
+                                 is_leaf=lambda a: a is None)
+            results, after = jax.vmap(
+                one, in_axes=(0, axes, 0), out_axes=(0, axes), axis_name="data"
+            )(updates, local, weights)
+            after = jax.tree.map(lambda a, x: x if a is None else x[:, 0], axes, after,
+                                 is_leaf=lambda a: a is None)
+            return results, after
+
+        return jax.jit(simulated)
+
+    def on_mesh(updates: Any, state: Any, weights: jax.Array) -> Any:
+        specs = jaxcomm.state_specs(state)
+
+        def local(updates: Any, state: Any, weights: jax.Array) -> Any:
+            results, state = one(of_one_worker(updates), state, weights[0])
+            return jax.tree.map(lambda x: x[None], results), state
+
+        return jax.shard_map(
+            local,
+            mesh=mesh_of(workers),
+            in_specs=(PartitionSpec("data"), specs, PartitionSpec("data")),
+            out_specs=(PartitionSpec("data"), specs),
+            check_vma=mode == "checked",
+        )(updates, state, weights)
+
+    return jax.jit(on_mesh)
+
+
+def initial(tx: Any, updates: Any, mode: Mode) -> Any:
+    workers = count(updates)
+    where = workers if mode == "vmap" else mesh_of(workers)
+    return jaxcomm.init(tx, of_one_worker(updates), where)
+
+
+def aggregate(tx: Any, updates: Any, mode: Mode = "vmap", weights: Any = None) -> Any:
+    """One update from the first state: every worker's replica of the mean, NumPy float64."""
+    workers = count(updates)
+    run = aggregator(tx, workers, mode, weighted=weights is not None)
+    given = jnp.ones(workers) if weights is None else jnp.asarray(weights, jnp.float32)
+    results, _ = run(updates, initial(tx, updates, mode), given)
+    return jax.tree.map(lambda x: np.asarray(x.astype(jnp.float32), np.float64), results)
+
+
+def draws(tx: Any, updates: Any, steps: int) -> np.ndarray:
+    """The results of `steps` updates of the same gradients, [steps, coordinates]."""
+    run = aggregator(tx, count(updates), "vmap")
+    ones = jnp.ones(count(updates))
+
+    def body(state: Any, _: None) -> Any:
+        results, state = run(updates, state, ones)
+        leaves = [x[0].astype(jnp.float32).ravel() for x in jax.tree.leaves(results)]
+        return state, jnp.concatenate(leaves)
+
+    _, outputs = jax.jit(lambda s: jax.lax.scan(body, s, None, length=steps))(
+        initial(tx, updates, "vmap")
+    )
+    return np.asarray(outputs, np.float64)
+
+
+def flat(tree: Any) -> np.ndarray:
+    """Every worker's tree as one row: [n, coordinates], float64."""
+    leaves = [np.asarray(x.astype(jnp.float32), np.float64) for x in jax.tree.leaves(tree)]
+    return np.concatenate([x.reshape(x.shape[0], -1) for x in leaves], axis=1)
+
+
+def gradients(workers: int, seed: int = 0, dtype: Any = jnp.float32) -> Any:
+    """A small tree of unlike leaves, one a worker, drawn by NumPy."""
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=(workers, *shape)), dtype)  # noqa: E731
+    return {"bias": draw(3), "kernel": draw(5, 2), "scale": draw()}
+
+
+SIZES = [3, 10, 1]
