@@ -73,9 +73,9 @@ def local_params(params: PyTree, axis_name: AxisName = "data") -> PyTree:
     r"""Marks parameters as each worker's own, so that their gradient stays local.
 
     Inside `jax.shard_map`, :func:`jax.grad` with respect to replicated parameters returns the *sum*
-    :math:`\sum_i \nabla f_i` over workers, which JAX inserts. With respect to `local_params(params)`
-    it returns this worker's :math:`\nabla f_i`. Values do not change and nothing is sent; where JAX
-    inserts no sum (`check_vma=False`, `jax.vmap`) this is the identity.
+    :math:`\sum_i \nabla f_i` over workers, which JAX inserts. With respect to
+    `local_params(params)` it returns this worker's :math:`\nabla f_i`. Values do not change and
+    nothing is sent; where JAX inserts no sum (`check_vma=False`, `jax.vmap`) this is the identity.
 
     Args:
       params: Any tree of arrays.
@@ -101,7 +101,8 @@ def local_value_and_grad(
 ) -> LossFn:
     r"""Like `jax.value_and_grad`, but the gradient is this worker's own.
 
-    .. math:: (f_i(x), \nabla f_i(x)) \quad\text{and not}\quad (f_i(x), \textstyle\sum_j \nabla f_j(x)),
+    .. math:: (f_i(x), \nabla f_i(x)) \quad\text{and not}\quad
+              (f_i(x), \textstyle\sum_j \nabla f_j(x)),
 
     the latter being what `jax.value_and_grad` returns inside `jax.shard_map`. Nothing is sent.
 
@@ -117,7 +118,7 @@ def local_value_and_grad(
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> def gradient(x):
-      ...   return jaxcomm.local_value_and_grad(lambda w, x: w * x)(jnp.float32(1), x)[1]
+      ...     return jaxcomm.local_value_and_grad(lambda w, x: w * x)(jnp.float32(1), x)[1]
       >>> print(jax.vmap(gradient, axis_name="data")(jnp.arange(3.0)))
       [0. 1. 2.]
     """
@@ -125,10 +126,7 @@ def local_value_and_grad(
 
     @functools.wraps(loss_fn)
     def local(params: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:
-        return cast(
-            tuple[PyTree, PyTree],
-            value_and_grad(local_params(params, axis_name), *args, **kwargs),
-        )
+        return value_and_grad(local_params(params, axis_name), *args, **kwargs)
 
     return local
 
@@ -147,7 +145,8 @@ def require_local(updates: PyTree, axis_name: AxisName) -> None:
                 f"The update at {where} does not vary over {missing}: it has been summed already. "
                 "Inside `jax.shard_map`, `jax.grad` of replicated parameters is the sum over "
                 "workers; use `jaxcomm.local_value_and_grad`, or differentiate with respect to "
-                "`jaxcomm.local_params(params)`. If an aggregator stands before this one, remove one."
+                "`jaxcomm.local_params(params)`. If an aggregator stands before this one, remove "
+                "one of them."
             )
         if others := sorted(varying(x) - wanted):
             raise ValueError(

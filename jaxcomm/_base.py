@@ -46,8 +46,8 @@ class Codec(NamedTuple):
         `"sum"` or `"max"` in place of each array; `()` when none.
       encode: `(coins, memory, x, agreed, workers) -> (payload, memory)`; `payload` is a NamedTuple,
         the named type of what crosses the wire. May change `memory.own` only.
-      decode: `(public, payload, agreed, workers, count, shape) -> float32[shape]`, the *mean* of the
-        `count` payloads whose sum `payload` is; `count=1` decodes one worker's own.
+      decode: `(public, payload, agreed, workers, count, shape) -> float32[shape]`, the *mean* of
+        the `count` payloads whose sum `payload` is; `count=1` decodes one worker's own.
       settle: `(memory, mean) -> (update, memory)`, once per encode, after aggregation.
       combine: `"sum"` where payloads of different workers may be added, a function
         `(public, payload, payload) -> payload` where they may be merged otherwise, `None` where
@@ -77,10 +77,10 @@ def settled(memory: Memory, mean: jax.Array) -> tuple[jax.Array, Memory]:
 class PerWorker(NamedTuple):
     """Marks state whose value differs by worker.
 
-    `per_worker` is a dict with one key, the names of the mesh axes the leaves differ over, joined by
-    commas (`"data"`, or `"dcn,ici"`). A leaf is `[workers, ...]` outside the workers and `[1, ...]`
-    in one, so that a checkpoint holds every worker's value. `jaxcomm.state_specs` derives shardings
-    from the name `per_worker`, which survives where a framework flattens the type away.
+    `per_worker` is a dict with one key, the names of the mesh axes the leaves differ over, joined
+    by commas (`"data"`, or `"dcn,ici"`). A leaf is `[workers, ...]` outside the workers and `[1,
+    ...]` in one, so that a checkpoint holds every worker's value. `jaxcomm.state_specs` derives
+    shardings from the name `per_worker`, which survives where a framework flattens the type away.
     """
 
     per_worker: dict[str, PyTree]

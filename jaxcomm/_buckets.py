@@ -1,7 +1,7 @@
 """A tree of updates as a few float32 units, and back.
 
-A unit is what is measured, encoded and sent as one: a bucket of leaves, flat and joined, or one leaf
-in its own shape. Few units mean few norms and few collectives.
+A unit is what is measured, encoded and sent as one: a bucket of leaves, flat and joined, or one
+leaf in its own shape. Few units mean few norms and few collectives.
 """
 
 import itertools
@@ -83,9 +83,12 @@ def split(
             for group, unit in zip(groups, units, strict=True):
                 ends = list(itertools.accumulate(math.prod(leaves[i].shape) for i in group))
                 pieces += jnp.split(unit, ends[:-1])
-        return treedef.unflatten(
-            piece.reshape(leaf.shape).astype(leaf.dtype)
-            for piece, leaf in zip(pieces, leaves, strict=True)
+        return jax.tree.unflatten(
+            treedef,
+            [
+                piece.reshape(leaf.shape).astype(leaf.dtype)
+                for piece, leaf in zip(pieces, leaves, strict=True)
+            ],
         )
 
     return units, join

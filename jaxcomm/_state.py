@@ -15,17 +15,21 @@ from jaxcomm._base import AxisName, PyTree
 def state_specs(state: PyTree) -> PyTree:
     """One `PartitionSpec` a leaf: `PerWorker` leaves over their axes, the rest replicated.
 
-    For `in_specs` and `out_specs` of `jax.shard_map`, or shardings of a checkpoint. Nothing is sent.
+    For `in_specs` and `out_specs` of `jax.shard_map`, or shardings of a checkpoint. Nothing is
+    sent.
 
     Args:
       state: A state of arrays or of `jax.ShapeDtypeStruct`; a train state that holds one will do.
 
     Example:
       >>> import jax.numpy as jnp, jaxcomm
-      >>> state = {"step": jnp.int32(0), "residual": jaxcomm.PerWorker({"data": jnp.zeros((8, 3))})}
+      >>> state = {
+      ...     "step": jnp.int32(0),
+      ...     "residual": jaxcomm.PerWorker({"data": jnp.zeros((8, 3))}),
+      ... }
       >>> specs = jaxcomm.state_specs(state)
-      >>> print(specs["step"], specs["residual"].per_worker["data"])
-      PartitionSpec() PartitionSpec('data',)
+      >>> tuple(specs["step"]), tuple(specs["residual"].per_worker["data"])
+      ((), ('data',))
     """
 
     def spec(path: tuple[Any, ...], leaf: object) -> PartitionSpec:
@@ -55,8 +59,8 @@ def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[s
             raise ValueError(f"The number of workers must be an int of at least 1, got {size!r}.")
         if "," in name:
             raise ValueError(
-                f"`axis_name`={axis_name!r} names several axes: give a dict of their sizes in place "
-                f"of {workers!r}, such as {{'dcn': 2, 'ici': 4}}."
+                f"`axis_name`={axis_name!r} names several axes: give a dict of their sizes in "
+                f"place of {workers!r}, such as {{'dcn': 2, 'ici': 4}}."
             )
     return sizes
 
@@ -96,15 +100,19 @@ def over_workers(
         def split(spec: PartitionSpec, tree: PyTree) -> PyTree:
             sizes = [axes[name] for name in named(spec)]
             return jax.tree.map(
-                lambda x: x.reshape(*sizes, x.shape[0] // math.prod(sizes), *x.shape[1:])
-                if sizes
-                else x,
+                lambda x: (
+                    x.reshape(*sizes, x.shape[0] // math.prod(sizes), *x.shape[1:]) if sizes else x
+                ),
                 tree,
             )
 
         def join(spec: PartitionSpec, tree: PyTree) -> PyTree:
             count = len(named(spec))
-            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[count + 1 :]), tree) if count else tree
+            return (
+                jax.tree.map(lambda x: x.reshape(-1, *x.shape[count + 1 :]), tree)
+                if count
+                else tree
+            )
 
         mapped = fn
         for name in reversed(names):
@@ -139,15 +147,16 @@ def init(
     Args:
       tx: Any optax transformation.
       params: Arrays, or `jax.ShapeDtypeStruct` under `jax.eval_shape`.
-      workers: A mesh; or, for :func:`jaxcomm.simulate`, a number of workers, or the sizes of several
-        axes by name, outermost first.
+      workers: A mesh; or, for :func:`jaxcomm.simulate`, a number of workers, or the sizes of
+        several axes by name, outermost first.
       axis_name: The axis that `workers` counts, where it is a number.
 
     Returns:
       The state that `tx.init` returns inside the workers.
 
     Raises:
-      ValueError: If the number of workers is no positive int, or `tx` names an axis that is missing.
+      ValueError: If the number of workers is no positive int, or `tx` names an axis that is
+        missing.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -166,9 +175,7 @@ def init(
     replicated = PartitionSpec()
     if isinstance(workers, Mesh):
         mesh = workers
-        jax.eval_shape(
-            jax.shard_map(record, mesh=mesh, in_specs=replicated, out_specs=()), params
-        )
+        jax.eval_shape(jax.shard_map(record, mesh=mesh, in_specs=replicated, out_specs=()), params)
         specs = state_specs(structure[0])
         if not is_traced(params):
             params = place(params, mesh, jax.tree.map(lambda _: replicated, params))

@@ -103,14 +103,15 @@ def make_step(
 ) -> Step:
     r"""A jitted training step in which each worker of `mesh` takes its part of the batch.
 
-    .. math:: g_i = \nabla f(x; B_i), \qquad (\Delta, s') = \mathrm{tx}(g_i, s, x), \qquad x' = x + \Delta
+    .. math:: g_i = \nabla f(x; B_i), \qquad (\Delta, s') = \mathrm{tx}(g_i, s, x),
+              \qquad x' = x + \Delta
 
     What is sent is up to `tx`, and one float32 a metric; see :func:`jaxcomm.wire.account`.
 
     Args:
       loss_fn: `(params, batch) -> loss`, the mean over the batch it is given; with `has_aux=True`,
-        `(loss, aux)`, `aux` a dict of metrics. Called with `(params, batch, key)` when the step gets
-        a key.
+        `(loss, aux)`, `aux` a dict of metrics. Called with `(params, batch, key)` when the step
+        gets a key.
       tx: An optax transformation with an aggregator before the optimizer.
       mesh: The devices.
       axis_name: The mesh axis, or axes, that number the workers.
@@ -118,18 +119,19 @@ def make_step(
       gradients: In place of :func:`jaxcomm.local_value_and_grad`: `(loss_fn, params, batch) ->
         (value, gradient)` or `(value, gradient, weight)`, this worker's own; with a key as the last
         argument when the step gets one. The weight goes to `tx` and weighs the metrics.
-      donate: Whether the buffers of params and state are given away to the new ones. Then the arrays
-        passed in must not be used again.
+      donate: Whether the buffers of params and state are given away to the new ones. Then the
+        arrays passed in must not be used again.
 
     Returns:
-      `step(params, opt_state, batch, *, key=None) -> (params, opt_state, metrics)`. Batch leaves are
-      `[global_batch, ...]`. Each worker's key is folded with its number. `metrics["loss"]` and aux
-      are means over workers, float32. It can be traced, in `jax.lax.scan` for one. On CPU devices,
-      a call waits until the previous step is done, since several steps in flight may deadlock there.
+      `step(params, opt_state, batch, *, key=None) -> (params, opt_state, metrics)`. Batch leaves
+      are `[global_batch, ...]`. Each worker's key is folded with its number. `metrics["loss"]` and
+      aux are means over workers, float32. It can be traced, in `jax.lax.scan` for one. On CPU
+      devices, a call waits until the previous step is done, since several steps in flight may
+      deadlock there.
 
     Raises:
-      ValueError: If the mesh lacks an axis, the global batch is not divisible by the workers, aux is
-        no dict, or updates or state would differ by worker.
+      ValueError: If the mesh lacks an axis, the global batch is not divisible by the workers, aux
+        is no dict, or updates or state would differ by worker.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -198,8 +200,8 @@ def simulate(
     """The step of :func:`jaxcomm.make_step`, all workers simulated on one device.
 
     The same transformations run under `jax.vmap`, with the same random draws: results are equal bit
-    for bit where sums are of integers and gradients are, and to rounding elsewhere. Nothing is sent;
-    :func:`jaxcomm.wire.account` reports what so many workers would send.
+    for bit where sums are of integers and gradients are, and to rounding elsewhere. Nothing is
+    sent; :func:`jaxcomm.wire.account` reports what so many workers would send.
 
     Args:
       loss_fn: As for :func:`jaxcomm.make_step`.
@@ -229,9 +231,7 @@ def simulate(
       1.0 4.0
     """
     axes = worker_axes(num_workers, axis_name)
-    mesh = AbstractMesh(
-        tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes)
-    )
+    mesh = AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     names = _axis.names(axis_name)
     if names != tuple(name for name in axes if name in names):
         raise ValueError(

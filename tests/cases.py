@@ -25,8 +25,9 @@ class Case(NamedTuple):
       unbiased: The expectation of the result is the mean.
       variance: `(coordinates of the tree, workers) -> theta`, with
         `E|G - mean|^2 <= theta / n * sum |x_i|^2`; `None` without a claim.
-      resolution: `(workers, coordinates) -> r`: no coordinate of the result is farther from the mean
-        than `r` times the largest magnitude on any worker. 0 claims exactness to float32 rounding.
+      resolution: `(workers, coordinates) -> r`: no coordinate of the result is farther from the
+        mean than `r` times the largest magnitude on any worker. 0 claims exactness to float32
+        rounding.
       integer_sum: Workers' contributions are added as integers: all modes agree bit for bit.
       random: Rounds at random.
       codec: The codec, where the method is one aggregator of one codec.
@@ -177,7 +178,9 @@ CASES = [
     _global_case("global_qsgd_32_bits", _most(32), lambda n: 4, bits=32),
     _global_case("global_qsgd_l2", lambda n: 15, statistics=3, peak=_sqrt, norm="l2"),
     _global_case("global_qsgd_leaf", lambda n: 15, units=_apart, scope="leaf"),
-    _global_case("global_qsgd_tree", lambda n: 15, units=_in_buckets_of_8, scope="tree", bucket_bytes=32),
+    _global_case(
+        "global_qsgd_tree", lambda n: 15, units=_in_buckets_of_8, scope="tree", bucket_bytes=32
+    ),
     _global_case("global_qsgd_buckets", lambda n: 15, units=_in_buckets_of_8, bucket_bytes=35),
     _gathered_case("qsgd", 127, 1),
     _gathered_case("qsgd_16_bits", 32767, 2, bits=16),

@@ -41,13 +41,18 @@ def aggregator(tx: Any, workers: int, mode: Mode, weighted: bool = False) -> Any
 
         def simulated(updates: Any, state: Any, weights: jax.Array) -> Any:
             axes = jax.tree.map(lambda s: 0 if s else None, jaxcomm.state_specs(state))
-            local = jax.tree.map(lambda a, x: x if a is None else x[:, None], axes, state,
-                                 is_leaf=lambda a: a is None)
+            local = jax.tree.map(
+                lambda a, x: x if a is None else x[:, None],
+                axes,
+                state,
+                is_leaf=lambda a: a is None,
+            )
             results, after = jax.vmap(
                 one, in_axes=(0, axes, 0), out_axes=(0, axes), axis_name="data"
             )(updates, local, weights)
-            after = jax.tree.map(lambda a, x: x if a is None else x[:, 0], axes, after,
-                                 is_leaf=lambda a: a is None)
+            after = jax.tree.map(
+                lambda a, x: x if a is None else x[:, 0], axes, after, is_leaf=lambda a: a is None
+            )
             return results, after
 
         return jax.jit(simulated)

@@ -71,4 +71,4 @@ def agree(
         for i, array in zip(members, apart(combined), strict=True):
             agreed[i] = array
     *agreed, non_finite = agreed
-    return treedef.unflatten(agreed), non_finite == 0
+    return jax.tree.unflatten(treedef, agreed), non_finite == 0

@@ -6,9 +6,24 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, Memory
+from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
 from jaxcomm.aggregation._agreement import all_finite, over_units, to_vector
 from jaxcomm.aggregation._coded import coded_mean
+
+
+def _decoded_mean(
+    codec: Codec, public: jax.Array, payloads: PyTree, statistics: PyTree, shape: tuple[int, ...]
+) -> jax.Array:
+    """The mean of payloads `[workers, ...]`, decoded and added in the workers' order."""
+    workers = jax.tree.leaves(payloads)[0].shape[0]
+
+    def add(total: jax.Array, one: tuple[PyTree, PyTree]) -> tuple[jax.Array, None]:
+        payload, own = one
+        # Divided before it is added: the sum of huge updates may overflow, their mean not.
+        return total + codec.decode(public, payload, own, 1, 1, shape) / workers, None
+
+    total, _ = lax.scan(add, jnp.zeros(shape, jnp.float32), (payloads, statistics))
+    return total
 
 
 def gathered_mean(
@@ -25,11 +40,11 @@ def gathered_mean(
     .. math:: \bar x \approx \frac{1}{n} \sum_i \mathrm{decode}(\mathrm{encode}(x_i, a_i), a_i),
               \qquad a_i = \mathrm{measure}(x_i)
 
-    Any codec will do, since workers need not agree. A worker sends :math:`n - 1` payloads (it passes
-    on those of the others), so the saving shrinks with :math:`n`: against a float32 all-reduce, one
-    byte a coordinate saves nothing at :math:`n = 8`. Statistics of all units travel in one gather of
-    float32 with one flag. Decoded one at a time, in the workers' order: replicas stay bit-equal, and
-    memory does not grow with :math:`n` but for the payloads.
+    Any codec will do, since workers need not agree. A worker sends :math:`n - 1` payloads (it
+    passes on those of the others), so the saving shrinks with :math:`n`: against a float32
+    all-reduce, one byte a coordinate saves nothing at :math:`n = 8`. Statistics of all units
+    travel in one gather of float32 with one flag. Decoded one at a time, in the workers' order:
+    replicas stay bit-equal, and memory does not grow with :math:`n` but for the payloads.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
@@ -46,8 +61,8 @@ def gathered_mean(
       `update(..., weight=w)` makes the mean a weighted one.
 
     Raises:
-      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an update
-        is already summed.
+      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
+        update is already summed.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -63,7 +78,6 @@ def gathered_mean(
     def exchange(
         coins: list[Coins], memories: list[Memory], units: list[jax.Array]
     ) -> tuple[list[jax.Array], list[Memory], jax.Array]:
-        workers = _axis.size(axis_name)
         measured = [*map(codec.measure, coins, memories, units)]
         if scope == "tree":
             measured = over_units(codec.agree, measured)
@@ -71,22 +85,14 @@ def gathered_mean(
         flag = jnp.where(all_finite(units), 0.0, 1.0).astype(jnp.float32)
         vector, apart = to_vector([*statistics, flag])
         *statistics, flags = jax.vmap(apart)(_axis.gather(vector, axis_name))
-        theirs = treedef.unflatten(statistics)
+        theirs = jax.tree.unflatten(treedef, statistics)
         means, after = [], []
         for coin, memory, x, mine, of_all in zip(
             coins, memories, units, measured, theirs, strict=True
         ):
             payload, memory = codec.encode(coin, memory, x, mine, 1)
             received = jax.tree.map(lambda words: _axis.gather(words, axis_name), payload)
-
-            def add(
-                total: jax.Array, one: tuple, public: jax.Array = coin.public, x: jax.Array = x
-            ) -> tuple[jax.Array, None]:
-                # Divided before it is added: the sum of huge updates may overflow, their mean not.
-                return total + codec.decode(public, *one, 1, 1, x.shape) / workers, None
-
-            total, _ = lax.scan(add, jnp.zeros(x.shape, jnp.float32), (received, of_all))
-            means.append(total)
+            means.append(_decoded_mean(codec, coin.public, received, of_all, x.shape))
             after.append(memory)
         return means, after, jnp.all(flags == 0)
 

@@ -58,7 +58,7 @@ def mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
         weighed = (lambda x: x) if weight is None else weigh(axis_name, weight)
 
         def average(x: jax.Array) -> jax.Array:
-            wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+            wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
             return (lax.psum(weighed(wide), _axis.names(axis_name)) / workers).astype(x.dtype)
 
         return jax.tree.map(average, updates), state

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-# Primitive -> (bytes sent per worker over bytes of the operand, messages in sequence), ring schedules.
+# Of ring schedules: bytes sent per worker over bytes of the operand, and messages in sequence.
 _SCHEDULES: dict[str, Callable[[int], tuple[float, int]]] = {
     "all_reduce": lambda n: (2 * (n - 1) / n, 2 * (n - 1)),
     "reduce_scatter": lambda n: ((n - 1) / n, n - 1),
     "all_to_all": lambda n: ((n - 1) / n, n - 1),
     "all_gather": lambda n: (float(n - 1), n - 1),
-    "ppermute": lambda n: ((1.0, 1) if n > 1 else (0.0, 0)),
+    "ppermute": lambda n: (1.0, 1) if n > 1 else (0.0, 0),
 }
 
 _COLLECTIVES = {
@@ -104,7 +104,7 @@ class Account:
 
     @property
     def unbounded(self) -> bool:
-        """Whether a loop of unknown length sends; then totals count one trip and are lower bounds."""
+        """Whether a loop of unknown length sends; then totals count one trip, a lower bound."""
         return any(collective.unbounded for collective in self.collectives)
 
     @property
@@ -189,7 +189,9 @@ def _axes_of(params: dict[str, Any]) -> tuple[str, ...]:
     return tuple(axis for axis in axes if isinstance(axis, str))
 
 
-def _walk(jaxpr: Any, sizes: dict[str, int], times: int, path: tuple[str, ...]) -> tuple[_Node, ...]:
+def _walk(
+    jaxpr: Any, sizes: dict[str, int], times: int, path: tuple[str, ...]
+) -> tuple[_Node, ...]:
     nodes: list[_Node] = []
     for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
@@ -217,7 +219,10 @@ def _walk(jaxpr: Any, sizes: dict[str, int], times: int, path: tuple[str, ...]) 
             if name == "shard_map":
                 inner_sizes = {**sizes, **dict(params["mesh"].shape)}
             elif name == "scan":
-                inner_times, inner_path = times * params["length"], (*path, f"scan x{params['length']}")
+                inner_times, inner_path = (
+                    times * params["length"],
+                    (*path, f"scan x{params['length']}"),
+                )
             elif name == "while":
                 inner_path = (*path, "while")
             for value in params.values():
@@ -241,8 +246,8 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
     ==================  ======================
 
     Collectives that autodiff inserts are seen, loops of known length are multiplied out,
-    conditionals are reported branch by branch and billed at the heaviest, loops of unknown length are
-    flagged. Nothing runs.
+    conditionals are reported branch by branch and billed at the heaviest, loops of unknown length
+    are flagged. Nothing runs.
 
     Args:
       fn: A function that communicates, such as the step of `jaxcomm.make_step` or
@@ -253,16 +258,16 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
     Returns:
       An :class:`Account`; print it for a table.
 
-    Not seen: what the partitioner adds over automatic mesh axes, and what a backend widens. XLA sends
-    bfloat16 as float32 on CPU and int16 as int32 on GPU in an all-reduce; no codec of ours uses them
-    there.
+    Not seen: what the partitioner adds over automatic mesh axes, and what a backend widens. XLA
+    sends bfloat16 as float32 on CPU and int16 as int32 on GPU in an all-reduce; no codec of ours
+    uses them there.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
       >>> tx = optax.chain(jaxcomm.global_qsgd(), optax.sgd(0.5))
       >>> params = jnp.zeros(1000)
-      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x) ** 2), tx, num_workers=8)
-      >>> sent = jaxcomm.wire.account(step, params, jaxcomm.init(tx, params, 8), jnp.ones((8, 1)))
+      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x[0]) ** 2), tx, num_workers=8)
+      >>> sent = jaxcomm.wire.account(step, params, jaxcomm.init(tx, params, 8), jnp.ones((8, 1000)))
       >>> print(sent)
       collective  axis  workers  dtype    shape   times  bytes  within
       all_reduce  data  8        float32  2       1      14     -

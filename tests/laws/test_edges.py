@@ -52,7 +52,7 @@ def test_empty_leaves_among_others_and_empty_trees(case: Case) -> None:
     full = jnp.asarray(EDGES["one_hot"], jnp.float32)
     mixed = {"a": jnp.zeros((N, 0)), "b": full, "c": jnp.zeros((N, 0, 4))}
     result = aggregate(case.make(), mixed)
-    assert np.abs(result["b"] - np.asarray(full).mean(axis=0)).max() <= case.resolution(N, 5)+1e-6
+    assert np.abs(result["b"] - np.asarray(full).mean(axis=0)).max() <= case.resolution(N, 5) + 1e-6
     assert result["a"].shape == (N, 0) and result["c"].shape == (N, 0, 4)
 
 

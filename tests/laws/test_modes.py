@@ -1,4 +1,4 @@
-"""`jax.shard_map`, checked or not, and `jax.vmap` return the same, bit for bit where sums are integer."""
+"""`jax.shard_map`, checked or not, and `jax.vmap` agree, bit for bit where sums are integer."""
 
 import jax
 import jax.numpy as jnp

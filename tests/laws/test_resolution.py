@@ -51,5 +51,3 @@ def test_resolution_of_any_input(case: Case) -> None:
         close_to_the_mean(case, given.astype(np.float64), np.asarray(results, np.float64))
 
     holds()
-
-

@@ -1,4 +1,4 @@
-"""State is ordinary: its type is stable, nothing recompiles, it can be scanned, donated and saved."""
+"""State is ordinary: of a stable type, compiled once, scanned, donated and saved."""
 
 import pathlib
 
@@ -21,10 +21,10 @@ from tests.workers import MODES, Mode, aggregator, gradients, initial, mesh_of, 
 def test_stable_and_compiled_once(case: Case, mode: Mode) -> None:
     tx, updates = case.make(), gradients(4)
     run, before = aggregator(tx, 4, mode), initial(tx, updates, mode)
-    results, after = run(updates, before, jnp.ones(4))
+    _, after = run(updates, before, jnp.ones(4))
     chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
     assert jax.tree.structure(before) == jax.tree.structure(after)
-    run(results, after, jnp.ones(4))
+    run(updates, after, jnp.ones(4))
     assert run._cache_size() == 1
 
 
@@ -39,7 +39,7 @@ def test_init_without_arrays(case: Case) -> None:
 
 
 def _loss(params: dict[str, jax.Array], batch: jax.Array) -> jax.Array:
-    return jnp.mean((batch @ params["kernel"] + params["bias"]) ** 2)
+    return jnp.mean((batch @ params["kernel"] + params["bias"][None]) ** 2)
 
 
 def _setting(case: Case) -> tuple[optax.GradientTransformation, dict[str, jax.Array], jax.Array]:

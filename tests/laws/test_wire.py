@@ -9,19 +9,19 @@ import pytest
 
 import jaxcomm
 from tests.cases import CASES, Case
-from tests.workers import SIZES, Mode, aggregator, gradients, initial
+from tests.workers import SIZES, Mode, aggregator, count, gradients, initial
 
 COLLECTIVE = re.compile(r"= (\(?[^=]*?\)?) (all-reduce|all-gather|all-to-all|collective-permute)\(")
 
 
-def _program(case: Case, mode: Mode, workers: int) -> tuple[Any, tuple[Any, ...]]:
-    tx, updates = case.make(), gradients(workers)
+def _program(case: Case, mode: Mode, updates: Any) -> tuple[Any, tuple[Any, ...]]:
+    tx, workers = case.make(), count(updates)
     arguments = updates, initial(tx, updates, mode), jnp.ones(workers)
     return aggregator(tx, workers, mode), arguments
 
 
 def check_bytes(case: Case, workers: int, mode: Mode = "checked") -> None:
-    run, arguments = _program(case, mode, workers)
+    run, arguments = _program(case, mode, gradients(workers))
     sent = jaxcomm.wire.account(run, *arguments)
     assert sent.bytes_per_worker == pytest.approx(case.bytes(SIZES, workers))
     assert set(sent.bytes_by_axis) == {"data"}
@@ -50,9 +50,9 @@ def test_bytes(case: Case, workers: int) -> None:
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_compiled_dtypes(case: Case) -> None:
     for workers in (2, 8):
-        run, arguments = _program(case, "checked", workers)
+        coordinates = 512  # So many that norms and flags, which are float32, are few beside them.
+        run, arguments = _program(case, "checked", {"kernel": jnp.ones((workers, coordinates))})
         elements = compiled_collectives(run, arguments)
-        coordinates = sum(SIZES)
         coded = {dtype for dtype, size in elements.items() if size >= coordinates / 2}
         assert coded == case.dtypes(workers)
 
@@ -68,5 +68,3 @@ def test_bytes_of_a_simulated_step(case: Case, workers: int) -> None:
     sent = jaxcomm.wire.account(step, params, state, jnp.ones(workers))
     metric = 2 * (workers - 1) / workers * 4
     assert sent.bytes_per_worker == pytest.approx(case.bytes(SIZES, workers) + metric)
-
-

@@ -28,8 +28,13 @@ def variance_constant(size: int, levels: int, workers: int) -> float:
               \qquad \theta = \min\left(\frac{d}{s^2}, \frac{\sqrt{d / n}}{s}\right)
 
     for :math:`n` workers with :math:`d` coordinates each and :math:`s` levels, whose common norm is
-    the l2 norm of the concatenation, or less. At :math:`n = 1` this is the bound of QSGD. (The paper's
-    own constant for the global operator is sqrt(d) / (n s), which measurements exceed.)
+    the l2 norm of the concatenation, or less. At :math:`n = 1` this is the bound of QSGD. (The
+    paper's own constant for the global operator is sqrt(d) / (n s), which measurements exceed.)
+
+    Args:
+      size: :math:`d`, the coordinates that share the norm, of one worker.
+      levels: :math:`s`.
+      workers: :math:`n`.
     """
     return min(size / levels**2, (size / workers) ** 0.5 / levels)
 
@@ -43,9 +48,10 @@ def _require_static(name: str, value: object) -> None:
 
 
 def _step(norm: jax.Array, levels: int) -> jax.Array:
-    """The distance of two levels, such that `levels` steps never overflow."""
+    """The distance of two levels, such that `levels` steps of a finite norm never overflow."""
     step = norm / levels
-    return jnp.where(jnp.isinf(step * levels), jnp.nextafter(step, jnp.float32(0)), step)
+    rounded_up = jnp.isinf(step * levels) & jnp.isfinite(norm)
+    return jnp.where(rounded_up, jnp.nextafter(step, jnp.float32(0)), step)
 
 
 def round_to_levels(x: jax.Array, norm: jax.Array, levels: int, key: jax.Array) -> jax.Array:
@@ -56,8 +62,8 @@ def round_to_levels(x: jax.Array, norm: jax.Array, levels: int, key: jax.Array) 
 
     in fixed point: :math:`s x_j / \|x\|` is cut to :math:`f` binary digits after the point, where
     :math:`(s + 1) 2^f \le 2^{31}` and :math:`f \le 24`, and :math:`u_j` is a random number of
-    :math:`f` bits. No float addition takes part, so every backend returns the same integers. The cut
-    is the only bias: less than :math:`2^{-f}` of a level, towards zero.
+    :math:`f` bits. No float addition takes part, so every backend returns the same integers. The
+    cut is the only bias: less than :math:`2^{-f}` of a level, towards zero.
 
     Args:
       x: float32 of any shape.
@@ -90,15 +96,15 @@ def dither(
         \mathcal{Q}(x)_j = \frac{\|x\|}{s} \left\lfloor \frac{s x_j}{\|x\|} + u_j \right\rfloor,
         \qquad \mathbb{E}\, \mathcal{Q}(x) = x
 
-    With the norm that workers *agreed* on, codes of all workers share their levels and can be summed
-    (Global-QSGD); with each worker's own, they are gathered (QSGD). One code, two papers.
+    With the norm that workers *agreed* on, codes of all workers share their levels and can be
+    summed (Global-QSGD); with each worker's own, they are gathered (QSGD). One code, two papers.
 
     Args:
       levels: :math:`s`, positive levels; a Python int. Default: 15, or what `bits` holds.
       bits: Width of a code on the wire, 8, 16 or 32. Default: the narrowest in which the sum of all
         workers' codes cannot overflow.
-      norm: `"max"`, :math:`\max_j |x_j|`, or `"l2"`. Agreed: the largest magnitude on any worker, or
-        the l2 norm of all workers' vectors together.
+      norm: `"max"`, :math:`\max_j |x_j|`, or `"l2"`. Agreed: the largest magnitude on any worker,
+        or the l2 norm of all workers' vectors together.
 
     Returns:
       A codec. Its payload is one code a coordinate: int8, or two 16-bit fields in a uint32 word, or
@@ -128,8 +134,8 @@ def dither(
       Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017.
 
     Differs from the papers: signs are rounded with their magnitude, as a floor of the signed value,
-    which has the same distribution. The released code of Global-QSGD takes 127/n levels, not rounded
-    down, and may wrap around; here the sum of the codes always fits.
+    which has the same distribution. The released code of Global-QSGD takes 127/n levels, not
+    rounded down, and may wrap around; here the sum of the codes always fits.
     """
     _require_static("levels", levels)
     _require_static("bits", bits)

@@ -1,7 +1,7 @@
 r"""Integer fields whose sum over workers cannot overflow.
 
-Codes :math:`c_i \in [-s, s]` of :math:`n` workers add up to at most :math:`n s` in magnitude. 8 bits
-travel as int8 and need :math:`n s \le 127`. 16 bits travel biased, two non-negative fields
+Codes :math:`c_i \in [-s, s]` of :math:`n` workers add up to at most :math:`n s` in magnitude. 8
+bits travel as int8 and need :math:`n s \le 127`. 16 bits travel biased, two non-negative fields
 :math:`c_i + s` in a uint32 word, and need :math:`2 n s < 2^{16}`, so that no field carries into its
 neighbour; int16 is no choice, since XLA widens its all-reduce on GPU. 32 bits travel as int32.
 """

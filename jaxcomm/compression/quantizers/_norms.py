@@ -42,11 +42,16 @@ class SumOfSquares(NamedTuple):
 Statistics: TypeAlias = MaxAbs | SumOfSquares
 
 
-def _l2_measure(x: jax.Array) -> SumOfSquares:
+def _l2_norm(x: jax.Array) -> jax.Array:
+    """The l2 norm, finite and exact to rounding wherever it is a normal float32."""
     peak = jnp.max(jnp.abs(x), initial=0)
     lift = jnp.where(peak < 2.0**-60, jnp.float32(2.0**64), jnp.float32(1))
     unit = jnp.where(peak > 0, peak * lift, 1)
-    norm = peak * jnp.sqrt(jnp.sum(jnp.square(x * lift / unit)))
+    return peak * jnp.sqrt(jnp.sum(jnp.square(x * lift / unit)))
+
+
+def _l2_measure(x: jax.Array) -> SumOfSquares:
+    norm = _l2_norm(x)
     large, small = norm > 2.0**40, norm < 2.0**-40
     return SumOfSquares(
         large=jnp.square(jnp.where(large, norm * 2.0**-80, 0)),
@@ -56,11 +61,8 @@ def _l2_measure(x: jax.Array) -> SumOfSquares:
 
 
 def _l2_value(squares: SumOfSquares) -> jax.Array:
-    return jnp.where(
-        squares.large > 0,
-        2.0**80 * jnp.sqrt(squares.large + squares.medium * 2.0**-160),
-        jnp.sqrt(squares.medium + squares.small * 2.0**-160),
-    )
+    large, medium, small = map(jnp.sqrt, squares)
+    return _l2_norm(jnp.stack([large * 2.0**80, medium, small * 2.0**-80]))
 
 
 NORMS = {

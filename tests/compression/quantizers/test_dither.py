@@ -1,0 +1,176 @@
+"""Dithering against the paper's examples, exact moments, and a NumPy twin, bit for bit."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+import jaxcomm
+from jaxcomm import Coins, Memory
+from jaxcomm.compression.quantizers import dither, round_to_levels, variance_constant
+from jaxcomm.compression.quantizers._norms import NORMS
+from tests.workers import draws, flat
+
+ALPHA = 1e-6
+
+
+def test_the_worked_example_of_the_paper() -> None:
+    # n=2, d=1, s=2, x=(3, -1): norm 3, so worker 2 sends -0.5 with probability 2/3, else 0.
+    sample = draws(jaxcomm.global_qsgd(levels=2), jnp.array([[3.0], [-1.0]]), 3000)[:, 0]
+    assert set(np.unique(sample)) == {0.75, 1.5}
+    heads = int(np.sum(sample == 0.75))
+    assert scipy.stats.binomtest(heads, 3000, 2 / 3).pvalue > ALPHA
+
+
+def _exact_variance(given: np.ndarray, norm: float, levels: int) -> float:
+    """E|G - mean|^2 = step^2 / n^2 * sum of p (1 - p), p the fractions between two levels."""
+    workers = len(given)
+    scaled = given / norm * levels
+    fractions = scaled - np.floor(scaled)
+    return (norm / levels / workers) ** 2 * np.sum(fractions * (1 - fractions))
+
+
+@pytest.mark.parametrize(("norm", "levels"), [*itertools.product(["max", "l2"], [1, 4, 15])])
+def test_the_variance_has_its_exact_value(norm: str, levels: int) -> None:
+    given = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32)
+    tx = jaxcomm.global_qsgd(levels=levels, norm=norm)
+    errors = np.sum((draws(tx, jnp.asarray(given), 3000) - given.mean(axis=0)) ** 2, axis=1)
+    peak = {"max": np.abs(given).max(), "l2": np.linalg.norm(given)}[norm]
+    exact = _exact_variance(given.astype(np.float64), float(peak), levels)
+    deviation = errors.std(ddof=1) / 3000**0.5
+    assert abs(errors.mean() - exact) <= scipy.stats.norm.isf(ALPHA / 2) * deviation
+
+
+@pytest.mark.parametrize("workers", [4, 16])
+def test_non_zeros_fall_by_the_root_of_the_workers(workers: int) -> None:
+    # One level, l2 norm: the expected number of non-zero codes of all workers is |x|_1 / |x|_2 with
+    # one norm and sum |x_i|_1 / |x_i|_2 with own norms, about sqrt(n) times as many.
+    given = np.random.default_rng(1).normal(size=(workers, 256)).astype(np.float32)
+    codec = dither(levels=1, norm="l2")
+
+    def non_zeros(key: jax.Array, common: bool) -> jax.Array:
+        def one(x: jax.Array, key: jax.Array) -> jax.Array:
+            coins = Coins(key, key)
+            measured = codec.measure(coins, Memory((), ()), x)
+            if common:
+                measured = jax.tree.map(lambda s: jax.lax.psum(s, "data"), measured)
+            payload, _ = codec.encode(coins, Memory((), ()), x, measured, workers)
+            return jnp.sum(payload.codes != 0)
+
+        counts = jax.vmap(one, axis_name="data")(jnp.asarray(given), jax.random.split(key, workers))
+        return jnp.sum(counts)
+
+    keys = jax.random.split(jax.random.key(2), 400)
+    common, own = (
+        float(np.mean(jax.vmap(lambda k, c=c: non_zeros(k, c))(keys))) for c in (True, False)
+    )
+    l1, l2 = np.abs(given).sum(axis=1), np.linalg.norm(given, axis=1)
+    np.testing.assert_allclose(common, l1.sum() / np.linalg.norm(given), rtol=0.02)
+    np.testing.assert_allclose(own, np.sum(l1 / l2), rtol=0.02)
+    np.testing.assert_allclose(own / common, workers**0.5, rtol=0.03)
+
+
+def test_theta_is_near_its_bound_and_beyond_the_printed_one() -> None:
+    # n=16, d=256, s=1, Gaussian: theta is about 3.1, within sqrt(d/n)/s = 4, not sqrt(d)/(ns) = 1.
+    given = np.random.default_rng(3).normal(size=(16, 256)).astype(np.float32)
+    tx = jaxcomm.global_qsgd(levels=1, norm="l2")
+    errors = np.sum((draws(tx, jnp.asarray(given), 500) - given.mean(axis=0)) ** 2, axis=1)
+    theta = errors.mean() * 16 / np.sum(given**2)
+    assert 3.0 < theta < variance_constant(256, 1, 16) == 4.0
+
+
+def _numpy_codes(x: np.ndarray, levels: int, norm: np.float32, seeds: np.ndarray) -> np.ndarray:
+    """Fixed-point rounding written from its definition, in NumPy."""
+    digits = next(f for f in range(24, -1, -1) if (levels + 1) * 2**f <= 2**31)
+    scale = np.float32(levels * 2.0**digits) / norm
+    fixed = np.trunc(np.clip(x * scale, -levels * 2.0**digits, levels * 2.0**digits)).astype(
+        np.int64
+    )
+
+    def mix(h: np.ndarray) -> np.ndarray:
+        h = h ^ (h >> 16)
+        h = h * 0x7FEB352D & 0xFFFFFFFF
+        h = h ^ (h >> 15)
+        h = h * 0x846CA68B & 0xFFFFFFFF
+        return h ^ (h >> 16)
+
+    counter = np.arange(x.size, dtype=np.uint64).reshape(x.shape)
+    noise = mix(mix(counter + seeds[0] & 0xFFFFFFFF) ^ seeds[1]) >> (32 - digits)
+    return (fixed + noise.astype(np.int64)) >> digits
+
+
+@pytest.mark.parametrize("levels", [1, 3, 15, 127, 4095, 2**20])
+@pytest.mark.parametrize("shape", [(1001,), (7, 9), ()])
+def test_codes_equal_a_numpy_twin_bit_for_bit(levels: int, shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(4).normal(size=shape).astype(np.float32)
+    norm, key = np.abs(x).max(), jax.random.key(levels)
+    codes = jax.jit(round_to_levels, static_argnums=2)(jnp.asarray(x), norm, levels, key)
+    seeds = np.asarray(jax.random.key_data(key)).astype(np.uint64)
+    np.testing.assert_array_equal(codes, _numpy_codes(x, levels, norm, seeds))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-10, 1.0, 1e15, 1e30])
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_l2_norms_at_every_scale(scale: float, size: int) -> None:
+    x = (scale * np.random.default_rng(5).normal(size=(3, size))).astype(np.float32)
+    x[1] *= np.float32(1e-3)
+    parts = [NORMS["l2"].measure(jnp.asarray(row)) for row in x]
+    together = NORMS["l2"].value(jax.tree.map(lambda *a: sum(a), *parts))
+    np.testing.assert_allclose(together, np.linalg.norm(x.astype(np.float64)), rtol=2e-6)
+
+
+def test_huge_l2_norm_is_visible_not_wrong() -> None:
+    given = jnp.full((2, 64), 3e38)
+    result = draws(jaxcomm.global_qsgd(norm="l2"), given, 1)
+    assert np.isnan(result).all()
+
+
+def test_few_levels_warn_with_levels_workers_and_variance() -> None:
+    given = jnp.ones((64, 100))
+    with pytest.warns(
+        UserWarning, match=r"`bits`=8 leaves 1 levels .* 64 workers: for 100 .* 1\.25"
+    ):
+        draws(jaxcomm.global_qsgd(bits=8), given, 1)
+    assert math.isclose(variance_constant(100, 1, 64), 1.25)
+    draws(jaxcomm.global_qsgd(levels=1), given, 1)  # Asked for, so no warning.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"levels": 0}, r"`levels` must be in \[1, 16777215\], got 0"),
+        ({"levels": 2**24}, "`levels` must be in"),
+        ({"levels": 2.5}, "`levels` must be a Python int, got 2.5"),
+        ({"bits": 12}, r"`bits` must be one of \(8, 16, 32\), got 12"),
+        ({"norm": "l1"}, r"`norm` must be one of \('max', 'l2'\), got 'l1'"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        jaxcomm.global_qsgd(**options)
+
+
+def test_too_few_bits_for_the_workers() -> None:
+    with pytest.raises(ValueError, match=r"`bits`=8 .* 128 workers: .* 16 bits"):
+        draws(jaxcomm.global_qsgd(bits=8), jnp.ones((128, 2)), 1)
+
+
+def test_traced_levels_name_static_args() -> None:
+    params = jnp.zeros(3)
+    with pytest.raises(ValueError, match=r"static_args=.*levels"):
+        optax.inject_hyperparams(jaxcomm.global_qsgd)(levels=15).init(params)
+    tx = optax.inject_hyperparams(jaxcomm.global_qsgd, static_args=("levels",))(levels=15)
+    result = draws(tx, jnp.ones((2, 3)), 1)
+    np.testing.assert_allclose(result, 1.0, rtol=1e-6)
+
+
+def test_gathered_norms_are_each_workers_own() -> None:
+    # Own norms make one-hot updates exact, however unlike their magnitudes.
+    given = jnp.diag(jnp.array([1e-6, 1.0, 1e6]))
+    result = draws(jaxcomm.qsgd(levels=1), given, 1)[0]
+    np.testing.assert_allclose(result, flat(given).mean(axis=0), rtol=1e-6)

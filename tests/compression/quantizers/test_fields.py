@@ -1,0 +1,58 @@
+"""Fields against arithmetic by hand: what fits, what does not, and that nothing carries."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm.compression.quantizers._fields import Field, choose_field, most_levels, pack, unpack
+
+
+@pytest.mark.parametrize(
+    ("workers", "width"), [(1, 8), (8, 8), (9, 16), (2184, 16), (2185, 32), (10**6, 32)]
+)
+def test_the_width_follows_from_15_levels(workers: int, width: int) -> None:
+    assert choose_field(15, None, workers) == Field(15, width)
+
+
+@pytest.mark.parametrize(
+    ("workers", "levels"),
+    [(2, 63), (4, 31), (8, 15), (16, 7), (32, 3), (64, 1), (127, 1), (128, 0)],
+)
+def test_int8_holds_the_levels_of_the_paper(workers: int, levels: int) -> None:
+    assert most_levels(8, workers) == levels
+
+
+@pytest.mark.parametrize(
+    ("levels", "bits", "workers", "smallest"),
+    [(None, 8, 128, 16), (16, 8, 8, 16), (15, 16, 4096, 32)],
+)
+def test_too_few_bits(levels: int | None, bits: int, workers: int, smallest: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"`bits`={bits} .* {workers} .* works is {smallest} bits"
+    ):
+        choose_field(levels, bits, workers)
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(ValueError, match="at most 2 levels fit"):
+        choose_field(3, None, 10**9)
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5), (0,)])
+@pytest.mark.parametrize("workers", [1, 3, 8, 64])
+def test_sums_of_extreme_codes_unpack(width: int, shape: tuple[int, ...], workers: int) -> None:
+    field = Field(most_levels(width, workers), width)
+    rng = np.random.default_rng(0)
+    extremes = field.levels * rng.choice([-1, 0, 1], size=(workers, *shape))
+    extremes[:, ...] = np.where(rng.random(shape) < 0.5, field.levels, extremes)
+    packed = [np.asarray(pack(jnp.asarray(codes, jnp.int32), field)) for codes in extremes]
+    bits_on_the_wire = 8 * packed[0].nbytes
+    assert bits_on_the_wire == (
+        -(-extremes[0].size // 2) * 32 if width == 16 else extremes[0].size * width
+    )
+    total = np.sum(
+        packed, axis=0, dtype=packed[0].dtype
+    )  # Wraps in its own dtype, as the wire does.
+    unpacked = unpack(jnp.asarray(total), field, workers, shape)
+    np.testing.assert_array_equal(unpacked, extremes.sum(axis=0))

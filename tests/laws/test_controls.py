@@ -1,0 +1,117 @@
+"""Each law catches the mistake it is there for: wrong methods that claim to be right."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm import Codec, Coins
+from jaxcomm.compression.quantizers import DitherPayload, dither
+from tests.cases import CASES, Case
+from tests.laws.test_draws import check_workers_draw_apart
+from tests.laws.test_nonfinite import check_visible
+from tests.laws.test_overflow import check_overflow
+from tests.laws.test_permutation import check_permutation
+from tests.laws.test_resolution import check_resolution
+from tests.laws.test_sums import check_sums
+from tests.laws.test_unbiased import check_unbiased
+from tests.laws.test_weights import check_weights
+from tests.laws.test_wire import check_bytes
+
+(HONEST,) = (c for c in CASES if c.name == "global_qsgd_8_bits")
+
+
+def control(name: str, codec: Codec) -> Case:
+    """The row of Global-QSGD at 8 bits, with another codec under the same claims."""
+    return HONEST._replace(
+        name=name, codec=codec, make=lambda axis="data", seed=0: jaxcomm.summed_mean(axis, codec)
+    )
+
+
+def _truncating() -> Codec:
+    def encode(coins: Coins, memory: object, x: jax.Array, agreed: object, workers: int) -> object:
+        levels = 127 // workers
+        codes = x / jnp.where(agreed.max_abs > 0, agreed.max_abs, 1) * levels
+        return DitherPayload(codes.astype(jnp.int8)), memory
+
+    return dither(bits=8)._replace(encode=encode)
+
+
+def _anothers_coins() -> Codec:
+    codec = dither(bits=8)
+    return codec._replace(
+        encode=lambda coins, *rest: codec.encode(Coins(coins.public, coins.public), *rest)
+    )
+
+
+def _one_bit_too_narrow() -> Codec:
+    codec = dither(bits=8)
+    half = lambda workers: max(workers // 2, 1)  # noqa: E731
+    return codec._replace(
+        encode=lambda coins, memory, x, agreed, workers: codec.encode(
+            coins, memory, x, agreed, half(workers)
+        ),
+        decode=lambda public, payload, agreed, workers, count, shape: codec.decode(
+            public, payload, agreed, half(workers), count, shape
+        ),
+    )
+
+
+def _scaled_by_half() -> Case:
+    return CASES[0]._replace(
+        name="half",
+        make=lambda axis="data", seed=0: optax.chain(jaxcomm.mean(axis), optax.scale(0.5)),
+    )
+
+
+def _float_in_disguise() -> Case:
+    return HONEST._replace(name="float", make=lambda axis="data", seed=0: jaxcomm.mean(axis))
+
+
+def _nan_hidden() -> Case:
+    def update(updates: object, state: object, params: object = None, **extra: object) -> object:
+        clean = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), updates)
+        return jaxcomm.mean().update(clean, state)
+
+    tx = optax.GradientTransformationExtraArgs(jaxcomm.mean().init, update)
+    return CASES[0]._replace(name="nan_hidden", make=lambda axis="data", seed=0: tx)
+
+
+def _first_worker_only() -> Case:
+    def update(updates: object, state: object, params: object = None, **extra: object) -> object:
+        first = jax.lax.axis_index("data") == 0
+        mine = jax.tree.map(lambda x: jnp.where(first, x, 0), updates)
+        return jax.tree.map(lambda x: jax.lax.psum(x, "data"), mine), state
+
+    tx = optax.GradientTransformationExtraArgs(jaxcomm.mean().init, update)
+    return CASES[0]._replace(name="first_worker", make=lambda axis="data", seed=0: tx)
+
+
+FAILURES = {
+    "truncating is biased": lambda: check_unbiased(control("truncating", _truncating()), 3),
+    "half a mean is biased": lambda: check_unbiased(_scaled_by_half(), 3),
+    "half a mean is far": lambda: check_resolution(_scaled_by_half(), 3),
+    "another's coins": lambda: check_workers_draw_apart(control("coins", _anothers_coins())),
+    "too narrow wraps": lambda: check_overflow(control("narrow", _one_bit_too_narrow()), 8),
+    "too narrow sums": lambda: check_sums(control("narrow", _one_bit_too_narrow()), 8),
+    "float is not 8 bits": lambda: check_bytes(_float_in_disguise(), 8),
+    "hidden NaN": lambda: check_visible(_nan_hidden(), float("nan"), "vmap"),
+    "one worker is no mean": lambda: check_permutation(_first_worker_only()),
+    "weights ignored": lambda: check_weights(_first_worker_only(), [1.0, 2.0, 5.0, 0.5], "vmap"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_caught(failure: str) -> None:
+    with pytest.raises(AssertionError):
+        FAILURES[failure]()
+
+
+def test_the_honest_row_passes_the_same_laws() -> None:
+    check_unbiased(HONEST, 3)
+    check_resolution(HONEST, 3)
+    check_workers_draw_apart(HONEST)
+    check_overflow(HONEST, 8)
+    check_sums(HONEST, 8)
+    check_bytes(HONEST, 8)

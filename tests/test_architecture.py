@@ -1,0 +1,124 @@
+"""Imports point downwards, and the public surface is documented and complete."""
+
+import ast
+import inspect
+import pathlib
+
+import pytest
+
+import jaxcomm
+from tests.cases import CASES
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+# Packages may import from strictly lower rows, and from themselves.
+ROWS = [
+    {"pallas_kernels", "_base", "_axis", "_noise", "_buckets", "_state", "wire"},
+    {"compression", "perf"},
+    {"aggregation", "gossip"},
+    {"synchronization", "scheduling"},
+    {"recipes", "training"},
+    {"__init__"},
+    {"experiments"},
+]
+# Within the lowest row, in this order.
+CORE = ["_base", "_axis", "_noise", "_buckets", "_state"]
+
+
+def _package(path: pathlib.Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[1] if parts[0] == "jaxcomm" else parts[0]
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            top, *rest = node.module.split(".")
+            if top == "jaxcomm":
+                found |= {rest[0]} if rest else {alias.name for alias in node.names}
+            elif top in ("pallas_kernels", "experiments"):
+                found.add(top)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                top, *rest = alias.name.split(".")
+                if top == "jaxcomm":
+                    found.add(rest[0] if rest else "__init__")
+    return found
+
+
+def _row(package: str) -> int:
+    (row,) = (i for i, packages in enumerate(ROWS) if package in packages)
+    return row
+
+
+def violations(package: str, imported: set[str]) -> list[str]:
+    wrong = []
+    for other in imported - {package}:
+        core = package in CORE and other in CORE and CORE.index(other) < CORE.index(package)
+        if not core and _row(other) >= _row(package):
+            wrong.append(f"{package} imports {other}")
+    return wrong
+
+
+SOURCES = sorted(path for path in (ROOT / "jaxcomm").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_downwards(path: pathlib.Path) -> None:
+    assert violations(_package(path), _imported(ast.parse(path.read_text()))) == []
+
+
+def test_the_rule_sees_a_violation() -> None:
+    tree = ast.parse("from jaxcomm.aggregation import mean\nimport jaxcomm")
+    assert len(violations("compression", _imported(tree))) == 2
+    assert violations("wire", _imported(ast.parse("from jaxcomm import _base"))) == [
+        "wire imports _base"
+    ]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_are_short(path: pathlib.Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+
+
+FUNCTIONS = sorted(
+    name
+    for module in (jaxcomm, jaxcomm.aggregation, jaxcomm.compression.quantizers, jaxcomm.wire)
+    for name in (f"{module.__name__}.{n}" for n in module.__all__)
+)
+
+
+def _resolve(name: str) -> object:
+    value: object = jaxcomm
+    for part in name.split(".")[1:]:
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_public_names_are_documented(name: str) -> None:
+    value = _resolve(name)
+    documentation = inspect.getdoc(value)
+    assert documentation and not documentation.startswith(f"{name.rsplit('.')[-1]}(")
+    if inspect.isfunction(value):
+        arguments = [p for p in inspect.signature(value).parameters if p not in ("args", "kwargs")]
+        for argument in arguments:
+            assert argument in documentation, f"{name} does not explain `{argument}`"
+
+
+def test_every_recipe_has_a_row() -> None:
+    import jaxcomm.recipes as recipes
+
+    names = {
+        n
+        for n, f in vars(recipes).items()
+        if inspect.isfunction(f) and f.__module__ == recipes.__name__
+    }
+    assert names <= {case.name for case in CASES}
+
+
+@pytest.mark.parametrize("name", sorted(set(jaxcomm.__all__)))
+def test_public_names_are_in_the_docs(name: str) -> None:
+    documents = "".join(p.read_text() for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    assert f"{name}" in documents

@@ -1,0 +1,54 @@
+"""Trees as units and back."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxcomm import _buckets
+
+TREE = {
+    "a": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3),
+    "b": (jnp.float32(7), None, jnp.zeros((0, 4), jnp.float16)),
+    "c": jnp.arange(10, dtype=jnp.float32),
+}
+
+
+@pytest.mark.parametrize("scope", ["leaf", "bucket", "tree"])
+@pytest.mark.parametrize("capacity", [4, 28, 2**20])
+def test_units_join_to_the_same_tree(scope: str, capacity: int) -> None:
+    units, join = _buckets.split(TREE, scope, capacity)
+    assert all(unit.dtype == jnp.float32 for unit in units)
+    chex.assert_trees_all_equal(join(units), TREE)
+    chex.assert_trees_all_equal_shapes_and_dtypes(join(units), TREE)
+
+
+def test_buckets_are_filled_in_order_and_leaves_never_cut() -> None:
+    sizes = [[u.size for u in _buckets.split(TREE, "bucket", c)[0]] for c in (4, 28, 2**20)]
+    assert sizes == [[6, 1, 10], [7, 10], [17]]
+
+
+def test_leaves_keep_their_shape() -> None:
+    units, _ = _buckets.split(TREE, "leaf", 4)
+    assert [u.shape for u in units] == [(2, 3), (), (0, 4), (10,)]
+
+
+def test_an_empty_tree_has_no_units() -> None:
+    units, join = _buckets.split({"a": None}, "bucket", 4)
+    assert units == [] and join([]) == {"a": None}
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64, jnp.bool_])
+def test_only_floats_can_be_averaged(dtype: jnp.dtype) -> None:
+    with pytest.raises(ValueError, match=r"\['x'\] is .*floating-point"):
+        _buckets.split({"x": jnp.zeros(3, dtype)}, "bucket", 4)
+
+
+def test_unknown_scope() -> None:
+    with pytest.raises(ValueError, match=r"`scope` must be one of .*'leaf'.*, got 'layer'"):
+        _buckets.check_scope("layer")
+
+
+def test_shapes_suffice() -> None:
+    abstract = jax.eval_shape(lambda t: _buckets.split(t, "bucket", 28)[0], TREE)
+    assert [x.shape for x in abstract] == [(7,), (10,)]

@@ -1,0 +1,64 @@
+"""Random bits: reproducible everywhere, unlike everywhere else."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxcomm import _noise
+
+
+def _uniform(key: jax.Array, size: int = 2**18) -> np.ndarray:
+    return np.asarray(_noise.bits(key, (size,)), np.float64) / 2**32
+
+
+def test_bits_are_uniform_and_uncorrelated() -> None:
+    coins = [
+        _noise.make_coins(jax.random.key(0), jnp.uint32(step), unit, jnp.int32(worker))
+        for step, unit, worker in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
+    ]
+    samples = [_uniform(coin.private) for coin in coins]
+    for sample in samples:
+        assert scipy.stats.kstest(sample, "uniform").pvalue > 1e-6
+        lagged = np.corrcoef(sample[1:], sample[:-1])[0, 1]
+        assert abs(lagged) < 5 / sample.size**0.5
+    off_diagonal = np.corrcoef(samples) - np.eye(len(samples))
+    assert np.abs(off_diagonal).max() < 5 / samples[0].size ** 0.5
+
+
+def test_every_bit_is_fair() -> None:
+    words = np.asarray(_noise.bits(jax.random.key(1), (2**16,)))
+    ones = (words[:, None] >> np.arange(32, dtype=np.uint32) & 1).mean(axis=0)
+    assert np.abs(ones - 0.5).max() < 5 * 0.5 / 2**8
+
+
+def test_public_coins_are_common_and_private_ones_not() -> None:
+    def draw(worker: jax.Array) -> tuple[jax.Array, jax.Array]:
+        coins = _noise.make_coins(jax.random.key(0), jnp.uint32(3), 0, worker)
+        return _noise.bits(coins.public, (4,)), _noise.bits(coins.private, (4,))
+
+    public, private = jax.vmap(draw)(jnp.arange(5))
+    assert len(np.unique(np.asarray(public), axis=0)) == 1
+    assert len(np.unique(np.asarray(private), axis=0)) == 5
+
+
+def test_the_shape_does_not_matter() -> None:
+    key = jax.random.key(2)
+    np.testing.assert_array_equal(_noise.bits(key, (6, 4)).ravel(), _noise.bits(key, (24,)))
+
+
+def test_a_counter_that_would_wrap_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`shape`=\(65536, 65536\)"):
+        jax.eval_shape(lambda key: _noise.bits(key, (2**16, 2**16)), jax.random.key(0))
+
+
+@pytest.mark.parametrize("key", [jnp.zeros(2, jnp.uint32), jax.random.split(jax.random.key(0), 2)])
+def test_untyped_and_several_keys_are_refused(key: jax.Array) -> None:
+    with pytest.raises(ValueError, match="`key` must be one typed key"):
+        _noise.make_key(0, key)
+
+
+def test_a_generator_that_differs_under_vmap_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"threefry2x32 key, got .*rbg"):
+        _noise.make_key(0, jax.random.key(0, impl="rbg"))

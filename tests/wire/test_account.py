@@ -1,0 +1,164 @@
+"""The account against bytes counted by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxcomm
+from jaxcomm import wire
+
+N = 8
+
+
+def sent(
+    fn: Callable[..., Any], shape: tuple[int, ...] = (6,), dtype: Any = jnp.float32
+) -> wire.Account:
+    """The account of a worker's function of one array of `shape`."""
+    mesh = jax.make_mesh((N,), ("data",), axis_types=(AxisType.Auto,))
+    mapped = jax.shard_map(
+        fn, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+    )
+    return wire.account(mapped, jax.ShapeDtypeStruct(shape, dtype))
+
+
+RING = [(i, (i + 1) % N) for i in range(N)]
+BY_HAND = {
+    "psum": (lambda x: lax.psum(x, "data"), "all_reduce", 2 * 7 / 8 * 64, 14),
+    "pmax": (lambda x: lax.pmax(x, "data"), "all_reduce", 2 * 7 / 8 * 64, 14),
+    "pmean": (lambda x: lax.pmean(x, "data"), "all_reduce", 2 * 7 / 8 * 64, 14),
+    "all_gather": (lambda x: lax.all_gather(x, "data"), "all_gather", 7 * 64, 7),
+    "psum_scatter": (lambda x: lax.psum_scatter(x, "data"), "reduce_scatter", 7 / 8 * 64, 7),
+    "all_to_all": (lambda x: lax.all_to_all(x, "data", 0, 0), "all_to_all", 7 / 8 * 64, 7),
+    "ppermute": (lambda x: lax.ppermute(x, "data", RING), "ppermute", 64, 1),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_bytes_and_messages(name: str) -> None:
+    fn, primitive, expected, messages = BY_HAND[name]
+    account = sent(fn, shape=(8, 2))
+    (collective,) = account.collectives
+    assert collective.primitive == primitive and collective.workers == N
+    assert account.bytes_per_worker == pytest.approx(expected)
+    assert account.bytes_by_axis == pytest.approx({"data": expected})
+    assert account.seconds(100.0, 0.5) == pytest.approx(expected / 100 + 0.5 * messages)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(jnp.int8, 1), (jnp.bfloat16, 2), (jnp.uint32, 4)])
+def test_bytes_follow_the_dtype(dtype: Any, size: int) -> None:
+    assert sent(lambda x: lax.psum(x, "data"), (8,), dtype).bytes_per_worker == 14 * size
+
+
+def test_four_bits_that_are_not_packed_are_billed_a_byte() -> None:
+    assert sent(lambda x: lax.psum(x, "data"), (8,), jnp.int4).bytes_per_worker == 14
+
+
+def test_loops_are_multiplied() -> None:
+    def loops(x: jax.Array) -> jax.Array:
+        def inner(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return lax.fori_loop(0, 3, lambda _, x: lax.ppermute(x, "data", RING), x), None
+
+        return lax.scan(inner, x, None, length=5)[0]
+
+    account = sent(loops)
+    assert account.bytes_per_worker == 15 * 24
+    assert account.collectives[0].times == 15
+    assert account.collectives[0].path == ("scan x5", "scan x3")
+
+
+def test_conditionals_are_reported_by_branch_and_billed_at_the_heaviest() -> None:
+    def traced(x: jax.Array) -> jax.Array:
+        return lax.switch(
+            jnp.int32(x[0] > 0),
+            [lambda x: x, lambda x: lax.psum(x, "data"), lambda x: lax.ppermute(x, "data", RING)],
+            x,
+        )
+
+    account = sent(traced)
+    assert [c.path for c in account.collectives] == [("cond 2/3",), ("cond 3/3",)]
+    assert account.bytes_per_worker == pytest.approx(14 / 8 * 24)
+    # On a fast link the all-reduce's 14 messages decide, on a slow one its bytes do: both heavier.
+    assert account.seconds(1e9, 1.0) == pytest.approx(14, rel=1e-3)
+
+
+def test_unbounded_loops_are_flagged() -> None:
+    def unbounded(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda x: x[0] < 9, lambda x: lax.psum(x, "data") + 1, x)
+
+    account = sent(unbounded)
+    assert account.unbounded and account.collectives[0].unbounded
+    assert "at least" in str(account) and ">=1" in str(account)
+    with pytest.raises(ValueError, match="no bound"):
+        account.seconds(1e9)
+
+
+def test_what_autodiff_inserts_is_seen() -> None:
+    mesh = jax.make_mesh((N,), ("data",), axis_types=(AxisType.Auto,))
+    gradient = jax.grad(lambda w, x: jnp.sum((x @ w) ** 2))
+    mapped = jax.shard_map(
+        gradient,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec("data")),
+        out_specs=PartitionSpec(),
+    )
+    account = wire.account(mapped, jnp.zeros(5), jnp.zeros((16, 5)))
+    assert account.bytes_per_worker == pytest.approx(14 / 8 * 20)
+
+
+def test_axes_are_told_apart() -> None:
+    mesh = jax.make_mesh((2, 4), ("dcn", "ici"), axis_types=(AxisType.Auto,) * 2)
+    mapped = jax.shard_map(
+        lambda x: lax.psum(lax.psum(lax.psum(x, "ici"), "dcn"), ("dcn", "ici")),
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    account = wire.account(mapped, jnp.zeros(6))
+    assert account.bytes_by_axis == pytest.approx(
+        {"ici": 2 * 3 / 4 * 24, "dcn": 24, "dcn,ici": 2 * 7 / 8 * 24}
+    )
+
+
+def test_groups_are_counted_by_their_size() -> None:
+    groups = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    account = sent(lambda x: lax.all_gather(x, "data", axis_index_groups=groups))
+    assert account.bytes_per_worker == 24
+
+
+def test_one_worker_sends_nothing() -> None:
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+    both = lambda x: (lax.psum(x, "data"), lax.ppermute(x, "data", [(0, 0)]))  # noqa: E731
+    mapped = jax.shard_map(
+        both, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+    )
+    assert wire.account(mapped, jnp.zeros(6)).bytes_per_worker == 0
+
+
+def test_nothing_to_report() -> None:
+    account = wire.account(lambda x: x + 1, jnp.zeros(3))
+    assert account.collectives == () and account.bytes_per_worker == 0
+    assert "bytes sent per worker: 0" in str(account)
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "latency"), [(0.0, 0.0), (-1.0, 0.0), (1.0, -1.0), (float("nan"), 0.0)]
+)
+def test_impossible_links(bandwidth: float, latency: float) -> None:
+    with pytest.raises(ValueError, match=r"`(bytes_per_second|latency)` must"):
+        sent(lambda x: lax.psum(x, "data")).seconds(bandwidth, latency)
+
+
+def test_a_link_says_what_compression_saves() -> None:
+    x = jnp.zeros((N, 100_000))
+    bill = {}
+    for name, tx in {"exact": jaxcomm.mean(), "coded": jaxcomm.global_qsgd()}.items():
+        step = jaxcomm.simulate(lambda w, b: jnp.mean((b[0] - w) ** 2), tx, N)
+        account = wire.account(step, x[0], jaxcomm.init(tx, x[0], N), x)
+        bill[name] = account.seconds(125e6, 50e-6)
+    assert 0.25 < bill["coded"] / bill["exact"] < 0.6
