@@ -31,13 +31,15 @@ def make_key(seed: int | jax.Array, key: jax.Array | None) -> jax.Array:
     return key
 
 
-def make_coins(key: jax.Array, step: jax.Array, unit: int, worker: jax.Array) -> Coins:
-    """The coins of one unit in one step on one worker."""
-    unit_key = jax.random.fold_in(jax.random.fold_in(key, step), unit)
-    return Coins(
-        public=jax.random.fold_in(unit_key, 0),
-        private=jax.random.fold_in(jax.random.fold_in(unit_key, 1), worker),
-    )
+def make_coins(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -> list[Coins]:
+    """The coins of every unit in one step on one worker.
+
+    Keys of all units are made as one array, since each call of threefry is a loop to compile.
+    """
+    fold_in_each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    keys = fold_in_each(jax.random.fold_in(key, step), jnp.arange(2 * units, dtype=jnp.uint32))
+    own = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys[units:], worker)
+    return [Coins(public=keys[unit], private=own[unit]) for unit in range(units)]
 
 
 def _mix(h: jax.Array) -> jax.Array:

@@ -15,10 +15,10 @@ def _uniform(key: jax.Array, size: int = 2**18) -> np.ndarray:
 
 def test_bits_are_uniform_and_uncorrelated() -> None:
     coins = [
-        _noise.make_coins(jax.random.key(0), jnp.uint32(step), unit, jnp.int32(worker))
+        _noise.make_coins(jax.random.key(0), jnp.uint32(step), 2, jnp.int32(worker))[unit]
         for step, unit, worker in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
     ]
-    samples = [_uniform(coin.private) for coin in coins]
+    samples = [_uniform(coin.private) for coin in coins] + [_uniform(coins[0].public)]
     for sample in samples:
         assert scipy.stats.kstest(sample, "uniform").pvalue > 1e-6
         lagged = np.corrcoef(sample[1:], sample[:-1])[0, 1]
@@ -35,7 +35,7 @@ def test_every_bit_is_fair() -> None:
 
 def test_public_coins_are_common_and_private_ones_not() -> None:
     def draw(worker: jax.Array) -> tuple[jax.Array, jax.Array]:
-        coins = _noise.make_coins(jax.random.key(0), jnp.uint32(3), 0, worker)
+        (coins,) = _noise.make_coins(jax.random.key(0), jnp.uint32(3), 1, worker)
         return _noise.bits(coins.public, (4,)), _noise.bits(coins.private, (4,))
 
     public, private = jax.vmap(draw)(jnp.arange(5))

@@ -91,8 +91,7 @@ def coded_mean(
             units = [*map(weigh(axis_name, weight), units)]
         own = jax.tree.map(lambda x: x[0], state.own.per_worker[axis])
         memories = [Memory(*pair) for pair in zip(own, state.shared, strict=True)]
-        worker = _axis.index(axis_name)
-        coins = [_noise.make_coins(state.key, state.step, i, worker) for i in range(len(units))]
+        coins = _noise.make_coins(state.key, state.step, len(units), _axis.index(axis_name))
         means, decided, finite = exchange(coins, memories, units)
         settled = [codec.settle(*pair) for pair in zip(decided, means, strict=True)]
         kept = _keep_if(finite, [memory for _, memory in settled], memories)
