@@ -4,6 +4,7 @@ Claims are written here from the papers and by hand, never from the code they ar
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import optax
@@ -19,7 +20,7 @@ class Case(NamedTuple):
 
     Attributes:
       name: Shown in test ids.
-      make: `(axis_name, seed) -> transformation`.
+      make: `(axis_name, seed) -> transformation`, cached so that tests share compiled programs.
       bytes: `(sizes, workers) -> bytes` that a worker sends for one update.
       dtypes: `workers -> dtypes` of payloads in the compiled program, as HLO names them.
       unbiased: The expectation of the result is the mean.
@@ -94,7 +95,9 @@ def _global_case(
     codec_options = {k: v for k, v in options.items() if k in ("levels", "bits", "norm")}
     return Case(
         name,
-        lambda axis_name="data", seed=0: jaxcomm.global_qsgd(axis_name, seed=seed, **options),
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.global_qsgd(axis_name, seed=seed, **options)
+        ),
         bytes=sent,
         dtypes=lambda n: {_HLO[width(n)]},
         unbiased=True,
@@ -125,7 +128,7 @@ def _gathered_case(
     codec_options = {"bits": 8} | {k: v for k, v in options.items() if k in ("bits", "norm")}
     return Case(
         name,
-        lambda axis_name="data", seed=0: jaxcomm.qsgd(axis_name, seed=seed, **options),
+        cache(lambda axis_name="data", seed=0: jaxcomm.qsgd(axis_name, seed=seed, **options)),
         bytes=sent,
         dtypes=lambda n: {_HLO[width]},
         unbiased=True,
@@ -163,7 +166,7 @@ def _in_buckets_of_8(sizes: Sizes) -> Sizes:
 CASES = [
     Case(
         "mean",
-        lambda axis_name="data", seed=0: jaxcomm.mean(axis_name),
+        cache(lambda axis_name="data", seed=0: jaxcomm.mean(axis_name)),
         bytes=lambda sizes, n: _all_reduce(4 * sum(sizes), n),
         dtypes=lambda n: {"f32"},
         unbiased=True,

@@ -1,5 +1,6 @@
 """Runs an aggregator on n workers in the three modes, and shows every replica."""
 
+import functools
 from typing import Any, Literal
 
 import jax
@@ -27,6 +28,7 @@ def count(updates: Any) -> int:
     return jax.tree.leaves(updates)[0].shape[0]
 
 
+@functools.cache
 def aggregator(tx: Any, workers: int, mode: Mode, weighted: bool = False) -> Any:
     """`(updates [n, ...], state, weights [n]) -> (results [n, ...], state)`, jitted.
 
@@ -76,9 +78,14 @@ def aggregator(tx: Any, workers: int, mode: Mode, weighted: bool = False) -> Any
 
 
 def initial(tx: Any, updates: Any, mode: Mode) -> Any:
-    workers = count(updates)
-    where = workers if mode == "vmap" else mesh_of(workers)
-    return jaxcomm.init(tx, of_one_worker(updates), where)
+    leaves, treedef = jax.tree.flatten(jax.eval_shape(of_one_worker, updates))
+    return _initial(tx, count(updates), mode == "vmap", treedef, tuple(leaves))
+
+
+@functools.cache
+def _initial(tx: Any, workers: int, simulated: bool, treedef: Any, leaves: tuple[Any, ...]) -> Any:
+    params = treedef.unflatten(jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves)
+    return jaxcomm.init(tx, params, workers if simulated else mesh_of(workers))
 
 
 def aggregate(tx: Any, updates: Any, mode: Mode = "vmap", weights: Any = None) -> Any:

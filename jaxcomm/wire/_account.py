@@ -267,7 +267,9 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
       >>> tx = optax.chain(jaxcomm.global_qsgd(), optax.sgd(0.5))
       >>> params = jnp.zeros(1000)
       >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x[0]) ** 2), tx, num_workers=8)
-      >>> sent = jaxcomm.wire.account(step, params, jaxcomm.init(tx, params, 8), jnp.ones((8, 1000)))
+      >>> sent = jaxcomm.wire.account(
+      ...     step, params, jaxcomm.init(tx, params, 8), jnp.ones((8, 1000))
+      ... )
       >>> print(sent)
       collective  axis  workers  dtype    shape   times  bytes  within
       all_reduce  data  8        float32  2       1      14     -

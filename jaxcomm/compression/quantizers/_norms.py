@@ -45,7 +45,8 @@ Statistics: TypeAlias = MaxAbs | SumOfSquares
 def _l2_norm(x: jax.Array) -> jax.Array:
     """The l2 norm, finite and exact to rounding wherever it is a normal float32."""
     peak = jnp.max(jnp.abs(x), initial=0)
-    lift = jnp.where(peak < 2.0**-60, jnp.float32(2.0**64), jnp.float32(1))
+    # A power of two brings the reciprocal of the peak, by which XLA multiplies, into range.
+    lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
     unit = jnp.where(peak > 0, peak * lift, 1)
     return peak * jnp.sqrt(jnp.sum(jnp.square(x * lift / unit)))
 

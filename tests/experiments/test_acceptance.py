@@ -1,0 +1,60 @@
+"""The acceptance discriminates: it fails where the method fails and where a control passes."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import acceptance
+from experiments.configs import Digits
+from experiments.recording import read_metrics
+from experiments.summary import Row, summarize
+
+REFERENCE = Path(acceptance.__file__).parent / "records" / "2026-11-21_digits"
+CONFIG = Digits(optimizers=("sgd",))
+
+
+def row(method: str, loss_ratio: float, bytes_ratio: float) -> Row:
+    empty = dict.fromkeys(Row._fields, 0.0)
+    given = {"optimizer": "sgd", "method": method, "seeds": 5}
+    return Row(**{**empty, **given, "loss_ratio": loss_ratio, "bytes_ratio": bytes_ratio})
+
+
+@pytest.mark.parametrize(
+    ("method", "control", "met"),
+    [
+        ((1.2, 0.25), (2.0, 0.25), True),
+        ((1.2, 0.25), (1.2, 0.27), True),
+        ((1.6, 0.25), (2.0, 0.25), False),
+        ((1.2, 0.27), (2.0, 0.25), False),
+        ((1.2, 0.25), (1.4, 0.25), False),
+        ((float("nan"), 0.25), (2.0, 0.25), False),
+    ],
+)
+def test_both_limits_count_for_both_kinds(
+    method: tuple[float, float], control: tuple[float, float], met: bool
+) -> None:
+    rows = [row("mean", 1, 1), row("global_qsgd:8", *method), row("truncating", *control)]
+    assert acceptance.is_met(CONFIG, acceptance.judge(CONFIG, rows)) == met
+
+
+def test_nothing_is_met_where_a_kind_is_missing() -> None:
+    rows = [row("mean", 1, 1), row("global_qsgd:8", 1, 0.25)]
+    verdicts = acceptance.judge(CONFIG, rows)
+    assert not acceptance.is_met(CONFIG, verdicts)
+    assert "not judged" in acceptance.state(CONFIG, verdicts)
+
+
+@pytest.mark.skipif(not REFERENCE.is_dir(), reason="the reference record is not in this checkout")
+def test_the_reference_record_meets_it_for_both_optimizers() -> None:
+    settings = json.loads((REFERENCE / "config.json").read_text(encoding="utf-8"))
+    assert settings.pop("finished")
+    settings = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
+    }
+    assert settings == dataclasses.asdict(Digits())
+    rows = summarize(read_metrics(REFERENCE, "run"))
+    assert len(rows) == 12 and all(row.seeds == 5 for row in rows)
+    verdicts = acceptance.judge(Digits(), rows)
+    assert len(verdicts) == 6 and acceptance.is_met(Digits(), verdicts)

@@ -1,0 +1,156 @@
+"""The commands as a user runs them: what they print, keep, refuse, and leave when stopped."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import experiments
+from experiments.__main__ import set_up_jax
+
+SMALL = ["--devices", "2", "--batch", "32", "--log-every", "2"]
+
+
+def start(*arguments: str, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "experiments", *arguments],
+        cwd=Path(experiments.__file__).parents[1],
+        env={
+            **os.environ,
+            "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+            "JAX_NUMPY_RANK_PROMOTION": "raise",
+            "PYTHONWARNINGS": "error:::jaxcomm,error:::experiments",
+            **environment,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    process = start(*arguments, **environment)
+    stdout, stderr = process.communicate(timeout=120)
+    return process.returncode, stdout, stderr
+
+
+def read_rows(folder: Path) -> list[dict]:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def read_config(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "arguments are required"),
+        ("tain", "invalid choice"),
+        ("train --steps 0", "--steps: must be an integer of at least 1, got '0'"),
+        ("train --learning-rate nan", "--learning-rate: must be a number above 0"),
+        ("train --seed -1", "--seed: must be an integer from 0"),
+        ("train --record a/b", "--record: must be of letters"),
+        ("train --bitz 8", "unrecognized arguments: --bitz 8"),
+        ("compare --optimizers rmsprop", "invalid choice: 'rmsprop'"),
+        ("train --method foo", "no method 'foo'"),
+        ("train --dataset mnist --data nowhere", "nowhere is not a folder"),
+        ("figures nowhere", "nowhere/metrics.jsonl cannot be read"),
+    ],
+)
+def test_what_the_user_gets_wrong_is_one_line(arguments: str, message: str) -> None:
+    code, stdout, stderr = run(*arguments.split())
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("experiments: error: ") and stderr.count("\n") == 1
+    assert message in stderr
+
+
+def test_train_prints_its_progress_and_its_bytes() -> None:
+    flags = "--xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=3"
+    code, stdout, stderr = run("train", *SMALL, "--steps", "4", XLA_FLAGS=flags)
+    assert (code, stderr) == (0, "")
+    assert "2 workers" in stdout  # `--devices` wins over XLA_FLAGS.
+    assert "step 2: training loss" in stdout and "step 4: training loss" in stdout
+    assert "bytes sent per worker: " in stdout
+
+
+COUNT = "--xla_force_host_platform_device_count"
+
+
+@pytest.mark.parametrize(
+    ("given", "devices", "flags", "threads"),
+    [
+        ({}, None, f"{COUNT}=8", "16"),
+        ({}, 32, f"{COUNT}=32", "64"),
+        ({"XLA_FLAGS": "--other"}, None, f"--other {COUNT}=8", "16"),
+        ({"XLA_FLAGS": f"{COUNT}=12"}, None, f"{COUNT}=12", "24"),
+        ({"XLA_FLAGS": f"{COUNT}=12"}, 4, f"{COUNT}=12 {COUNT}=4", "16"),
+        ({"NPROC": "5"}, None, f"{COUNT}=8", "5"),
+    ],
+)
+def test_what_the_user_has_set_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    devices: int | None,
+    flags: str,
+    threads: str,
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(given))
+    set_up_jax(devices)
+    assert os.environ == {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": threads}
+
+
+def test_compare_leaves_a_record_that_parses(tmp_path: Path) -> None:
+    methods = ["--methods", "mean", "global_qsgd:8", "truncating", "--optimizers", "sgd"]
+    lengths = ["--seeds", "2", "--steps", "4", "--records", str(tmp_path), "--record", "tiny"]
+    code, stdout, stderr = run("compare", *SMALL, *methods, *lengths)
+    assert (code, stderr) == (0, "")
+    assert stdout.count("final training loss") == 1 and "Acceptance" in stdout
+    (folder,) = tmp_path.glob("*_tiny")
+    assert read_config(folder)["finished"]
+    rows = read_rows(folder)
+    assert sum(row["kind"] == "run" for row in rows) == 6
+    assert sum(row["kind"] == "step" for row in rows) == 12
+    assert {(row["method"], row["seed"]) for row in rows} == {
+        (method, seed) for method in methods[1:4] for seed in (0, 1)
+    }
+    with (folder / "table.csv").open(encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert [row["method"] for row in table] == methods[1:4]
+    assert float(table[0]["bytes_ratio"]) == 1 and float(table[1]["bytes_ratio"]) < 0.26
+    assert "command: python -m experiments compare --devices 2" in (
+        (folder / "environment.txt").read_text(encoding="utf-8")
+    )
+    assert (folder / "README.md").read_text(encoding="utf-8").startswith("# Does 8-bit")
+    figure = folder / "loss_against_bytes.png"
+    figure.unlink()
+    assert run("figures", str(folder))[0] == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupt_leaves_a_valid_partial_record(tmp_path: Path) -> None:
+    keep = ["--records", str(tmp_path), "--record", "stopped"]
+    process = start("train", *SMALL, "--steps", "1000000", *keep)
+    for line in process.stdout:
+        if line.startswith("step 4:"):
+            break
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    (folder,) = tmp_path.glob("*_stopped")
+    assert process.returncode == 130
+    assert stderr == f"experiments: interrupted: {folder} is a partial record.\n"
+    assert not read_config(folder)["finished"]
+    rows = read_rows(folder)
+    assert len(rows) >= 2 and all(row["kind"] == "step" for row in rows)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "environment.txt",
+        "metrics.jsonl",
+    ]

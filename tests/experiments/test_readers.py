@@ -1,0 +1,151 @@
+"""Readers of standard files, against files written here from the formats' definitions."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.data import load
+from experiments.data.idx import read_idx
+from experiments.errors import ExperimentError
+
+IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
+LABELS = np.array([7, 0, 9], np.uint8)
+MNIST = {
+    "train-images-idx3-ubyte": IMAGES,
+    "train-labels-idx1-ubyte": LABELS,
+    "t10k-images-idx3-ubyte": IMAGES[:2],
+    "t10k-labels-idx1-ubyte": LABELS[:2],
+}
+
+
+def idx(array: np.ndarray, kind: int = 8) -> bytes:
+    """Two zeros, the type, the number of dimensions, each as a big-endian word, the bytes."""
+    dimensions = b"".join(struct.pack(">I", size) for size in array.shape)
+    return bytes([0, 0, kind, array.ndim]) + dimensions + array.tobytes()
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> Path:
+    for name, array in MNIST.items():
+        (tmp_path / name).write_bytes(idx(array))
+    return tmp_path
+
+
+def test_mnist_is_read(mnist: Path) -> None:
+    dataset = load("mnist", str(mnist))
+    np.testing.assert_array_equal(dataset.train_inputs, IMAGES[..., None])
+    np.testing.assert_array_equal(dataset.train_labels, [7, 0, 9])
+    np.testing.assert_array_equal(dataset.test_inputs, IMAGES[:2, ..., None])
+    assert dataset.train_inputs.dtype == np.uint8 and dataset.train_labels.dtype == np.int32
+
+
+def test_gzipped_idx_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(idx(IMAGES)))
+    np.testing.assert_array_equal(read_idx(path, 3), IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (idx(IMAGES)[:-1], "truncated: 59 bytes for the shape"),
+        (idx(IMAGES)[:9], "truncated: its header has 9 of 16 bytes"),
+        (idx(IMAGES) + b"x", "too long"),
+        (idx(IMAGES, kind=13), "starts with 00000d03, not 00000803"),
+        (idx(LABELS), "starts with 00000801"),
+        (b"", "starts with nothing"),
+    ],
+)
+def test_a_malformed_idx_file_is_an_error(tmp_path: Path, raw: bytes, message: str) -> None:
+    path = tmp_path / "images"
+    path.write_bytes(raw)
+    with pytest.raises(ExperimentError, match=message):
+        read_idx(path, 3)
+
+
+@pytest.mark.parametrize("raw", [gzip.compress(idx(IMAGES))[:-9], b"no gzip"])
+def test_a_malformed_gzip_file_is_an_error(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "images.gz"
+    path.write_bytes(raw)
+    with pytest.raises(ExperimentError, match="not a whole gzip file"):
+        read_idx(path, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("train-labels-idx1-ubyte", LABELS[:2], "3 training inputs but 2 labels"),
+        ("train-labels-idx1-ubyte", LABELS + np.uint8(1), "holds the label 10"),
+        ("t10k-images-idx3-ubyte", IMAGES[:2, :3], "unlike sizes"),
+    ],
+)
+def test_files_that_do_not_fit_are_an_error(
+    mnist: Path, name: str, array: np.ndarray, message: str
+) -> None:
+    (mnist / name).write_bytes(idx(array))
+    with pytest.raises(ExperimentError, match=message):
+        load("mnist", str(mnist))
+
+
+def test_a_missing_file_is_named(mnist: Path) -> None:
+    (mnist / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(ExperimentError, match="t10k-labels-idx1-ubyte is missing"):
+        load("mnist", str(mnist))
+
+
+def cifar(folder: Path, last: bytes = b"") -> None:
+    for number, name in enumerate([f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"]):
+        red, green, blue = (np.full(1024, 50 * number + c, np.uint8) for c in range(3))
+        red[1] = 255  # The second pixel of the first row.
+        record = bytes([number]) + red.tobytes() + green.tobytes() + blue.tobytes()
+        (folder / f"{name}.bin").write_bytes(2 * record + last)
+
+
+def test_cifar10_is_read(tmp_path: Path) -> None:
+    cifar(tmp_path)
+    dataset = load("cifar10", str(tmp_path))
+    assert dataset.train_inputs.shape == (10, 32, 32, 3)
+    np.testing.assert_array_equal(dataset.train_labels, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
+    np.testing.assert_array_equal(dataset.train_inputs[2, 0, 0], [50, 51, 52])
+    np.testing.assert_array_equal(dataset.train_inputs[2, 0, 1], [255, 51, 52])
+    np.testing.assert_array_equal(dataset.test_labels, [5, 5])
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [(b"x", "truncated or no binary batch"), (bytes([10]) + bytes(3072), "holds the label 10")],
+)
+def test_a_malformed_batch_of_cifar10_is_an_error(
+    tmp_path: Path, last: bytes, message: str
+) -> None:
+    cifar(tmp_path, last)
+    with pytest.raises(ExperimentError, match=message):
+        load("cifar10", str(tmp_path))
+
+
+def test_labels_of_text_are_the_next_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(i % 256 for i in range(1000)))
+    dataset = load("text", str(path))
+    np.testing.assert_array_equal(
+        dataset.train_labels, (dataset.train_inputs.astype(int) + 1) % 256
+    )
+    assert len(dataset.train_inputs) + len(dataset.test_inputs) == 999 // 64
+
+
+def test_python_has_text_and_short_text_is_an_error(tmp_path: Path) -> None:
+    assert load("text", None).train_inputs.size > 100_000
+    path = tmp_path / "text"
+    path.write_bytes(b"short")
+    with pytest.raises(ExperimentError, match="5 bytes; at least 129 needed"):
+        load("text", str(path))
+
+
+def test_digits_are_split_alike_each_time() -> None:
+    first, second = load("digits", None), load("digits", None)
+    assert (len(first.train_inputs), len(first.test_inputs)) == (1437, 360)
+    np.testing.assert_array_equal(first.test_inputs, second.test_inputs)
+    assert first.train_inputs.max() == 16

@@ -1,0 +1,99 @@
+"""The loop and what it measures."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.errors import ExperimentError
+from experiments.methods import METHODS, make_variant, parse_variant
+from experiments.task import Task
+from experiments.train import make_mesh, make_program, train
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return Task("digits")
+
+
+def test_batches_depend_on_the_seed_alone_and_cover_each_epoch(task: Task) -> None:
+    def labels(seed: int) -> list[np.ndarray]:
+        return [batch[1] for batch in itertools.islice(task.batches(seed, 479), 6)]
+
+    np.testing.assert_array_equal(labels(3), labels(3))
+    assert not np.array_equal(labels(3), labels(4))
+    for epoch in (labels(3)[:3], labels(3)[3:]):
+        np.testing.assert_array_equal(
+            np.sort(np.concatenate(epoch)), np.sort(task.dataset.train_labels)
+        )
+
+
+def test_first_weights_depend_on_the_seed_alone(task: Task) -> None:
+    first, same, other = (task.first_weights(seed) for seed in (0, 0, 1))
+    leaves = zip(*map(jax.tree.leaves, (first, same, other)), strict=True)
+    assert all(np.array_equal(a, b) for a, b, _ in leaves)
+    kernel = first["Conv_0"]["kernel"]
+    assert not np.array_equal(kernel, other["Conv_0"]["kernel"])
+    assert 10_000 <= sum(leaf.size for leaf in jax.tree.leaves(first)) <= 30_000
+
+
+def test_the_score_is_exact_over_the_whole_set(task: Task) -> None:
+    params = task.first_weights(0)
+    logits = np.asarray(task.model.apply({"params": params}, task.dataset.test_inputs), np.float64)
+    labels = task.dataset.test_labels
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(labels)), labels]
+    loss, accuracy = task.test_score(params)
+    assert loss == pytest.approx(losses.mean(), rel=1e-5)
+    assert accuracy == (logits.argmax(axis=1) == labels).mean()
+
+
+def test_a_run_logs_steps_and_then_itself(task: Task) -> None:
+    program = make_program(task, make_variant("global_qsgd", 8), "sgd", 0.05, 64, make_mesh(8))
+    *steps, last = train(program, seed=0, steps=25, log_every=10)
+    assert [row["step"] for row in steps] == [10, 20, 25]
+    assert steps[-1]["bytes_sent"] == 25 * last["bytes_per_step"]
+    assert last["train_loss"] == steps[-1]["train_loss"] < steps[0]["train_loss"]
+    assert 0.01 < last["compression_error"] < 0.5
+    *_, again = train(program, seed=0, steps=25, log_every=10)
+    assert again["train_loss"] == last["train_loss"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_can_be_accounted(task: Task, method: str) -> None:
+    program = make_program(task, make_variant(method, None), "sgd", 0.05, 64, make_mesh(2))
+    assert program.account.bytes_per_worker > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "bits", "message"),
+    [
+        ("foo", None, "no method 'foo'; there are mean"),
+        ("mean", 8, "'mean' takes no bits"),
+        ("global_qsgd", 7, "`bits` must be one of"),
+    ],
+)
+def test_a_wrong_method_is_an_error(method: str, bits: int | None, message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        make_variant(method, bits)
+
+
+@pytest.mark.parametrize("label", ["qsgd:", "qsgd:x", "qsgd:-8"])
+def test_a_malformed_label_is_an_error(label: str) -> None:
+    with pytest.raises(ExperimentError, match="is no method: write METHOD or METHOD:BITS"):
+        parse_variant(label)
+
+
+def test_what_cannot_be_split_or_is_too_large_is_an_error(task: Task) -> None:
+    for batch, message in ((63, "not divisible by 2 workers"), (6400, "exceeds the 1437")):
+        with pytest.raises(ExperimentError, match=message):
+            make_program(task, make_variant("mean", None), "sgd", 0.05, batch, make_mesh(2))
+    with pytest.raises(ExperimentError, match="--devices 1000 exceeds the"):
+        make_mesh(1000)
+
+
+def test_the_exact_mean_has_no_compression_error(task: Task) -> None:
+    program = make_program(task, make_variant("mean", None), "sgd", 0.05, 64, make_mesh(8))
+    params, opt_state = program.start(0)
+    batch = next(task.batches(0, 64))
+    assert float(program.compression_error(params, opt_state[0], batch)) == 0
