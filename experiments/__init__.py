@@ -1,0 +1,1 @@
+"""Experiments with jaxcomm: `python -m experiments --help`. Nothing in jaxcomm imports this."""

@@ -1,0 +1,87 @@
+"""Whether a comparison shows what it is for: the method passes, and the controls do not."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from experiments.configs import Digits
+from experiments.methods import parse_variant
+from experiments.summary import Row
+
+
+class Verdict(NamedTuple):
+    """One method with one optimizer against the two limits."""
+
+    row: Row
+    within_loss: bool
+    within_bytes: bool
+    should_pass: bool
+
+    @property
+    def passes(self) -> bool:
+        """Whether it is within both limits."""
+        return self.within_loss and self.within_bytes
+
+    @property
+    def holds(self) -> bool:
+        """Whether it passes just where it should."""
+        return self.passes == self.should_pass
+
+
+def judge(config: Digits, rows: Sequence[Row]) -> list[Verdict]:
+    """A verdict for the method that should pass and for each control; none without `mean`."""
+    judged = [
+        row
+        for row in rows
+        if not math.isnan(row.bytes_ratio)
+        and (row.method == config.passing or parse_variant(row.method).is_control)
+    ]
+    return [
+        Verdict(
+            row,
+            row.loss_ratio <= config.most_loss,
+            row.bytes_ratio <= config.most_bytes,
+            row.method == config.passing,
+        )
+        for row in judged
+    ]
+
+
+def is_complete(config: Digits, verdicts: Sequence[Verdict]) -> bool:
+    """Whether each optimizer has a method that should pass and a control that should not."""
+    wanted = {(optimizer, should) for optimizer in config.optimizers for should in (True, False)}
+    return wanted <= {(verdict.row.optimizer, verdict.should_pass) for verdict in verdicts}
+
+
+def is_met(config: Digits, verdicts: Sequence[Verdict]) -> bool:
+    """Whether all that is needed was judged, and every verdict holds."""
+    return is_complete(config, verdicts) and all(verdict.holds for verdict in verdicts)
+
+
+_REMARKS = {
+    (True, True): "passes, and should",
+    (True, False): "passes, BUT SHOULD NOT",
+    (False, True): "does not pass, BUT SHOULD",
+    (False, False): "does not pass, and should not",
+}
+
+
+def _describe(config: Digits, verdict: Verdict) -> str:
+    row, signs = verdict.row, {True: "<=", False: ">"}
+    return (
+        f"{row.optimizer} {row.method} {_REMARKS[verdict.passes, verdict.should_pass]}: "
+        f"loss {row.loss_ratio:.2f} {signs[verdict.within_loss]} {config.most_loss}, "
+        f"bytes {row.bytes_ratio:.3f} {signs[verdict.within_bytes]} {config.most_bytes}"
+    )
+
+
+def state(config: Digits, verdicts: Sequence[Verdict]) -> str:
+    """The acceptance, whether it is met, and every ratio beside its limit."""
+    outcome = "met" if is_met(config, verdicts) else "NOT met"
+    if not is_complete(config, verdicts):
+        outcome = f"not judged, which takes mean, {config.passing} and a control"
+    limits = f"{config.most_loss} times the final loss of mean and {config.most_bytes} of its bytes"
+    return "\n".join(
+        [f"Acceptance, {config.passing} within {limits} and no control: {outcome}."]
+        + [f"- {_describe(config, verdict)}" for verdict in verdicts]
+    )

@@ -1,0 +1,91 @@
+"""Many methods, two optimizers, several seeds: one table, one figure, one verdict."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from experiments import acceptance, figures
+from experiments.configs import Digits
+from experiments.methods import parse_variant
+from experiments.progress import Progress
+from experiments.recording import NoRecord, Record, open_record
+from experiments.report import write_readme
+from experiments.summary import summarize, to_csv, to_table
+from experiments.task import Task
+from experiments.train import Program, make_mesh, make_program, train
+
+REFERENCE_WORKERS = 8
+NOT_MET = 1
+
+
+def _is_reference(config: Digits, workers: int) -> bool:
+    """Whether the verdict is meant for these settings: all but the record as the config states."""
+    places = {name: getattr(config, name) for name in ("devices", "record", "records")}
+    return config == dataclasses.replace(Digits(), **places) and workers == REFERENCE_WORKERS
+
+
+def _make_programs(config: Digits) -> list[Program]:
+    """One a method and optimizer; what the user got wrong shows here, before anything runs."""
+    mesh, task = make_mesh(config.devices), Task(config.dataset)
+    variants = [parse_variant(label) for label in config.methods]
+    return [
+        make_program(task, variant, optimizer, config.learning_rates[optimizer], config.batch, mesh)
+        for optimizer in config.optimizers
+        for variant in variants
+    ]
+
+
+def _run_all(
+    config: Digits,
+    programs: Sequence[Program],
+    record: Record | NoRecord,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Every run, recorded as it goes; their last rows."""
+    runs = []
+    for program in programs:
+        began = time.perf_counter()
+        for seed in range(config.seeds):
+            for row in train(program, seed, config.steps, config.log_every):
+                record.add(row)
+            runs.append(row)
+            seconds, began = time.perf_counter() - began, time.perf_counter()
+            progress.advance(
+                len(runs),
+                f"{program.optimizer:5}{program.variant.label:15} seed {seed}: training loss "
+                f"{row['train_loss']:.4f}, test accuracy {100 * row['test_accuracy']:.1f} %, "
+                f"{seconds:.1f} s{'' if seed else ', compiling included'}",
+            )
+    return runs
+
+
+def main(config: Digits) -> int:
+    """Compares, as `python -m experiments compare` asks.
+
+    Returns:
+      The exit code, 1 where the acceptance that the config states is not met at its own settings.
+    """
+    config = dataclasses.replace(
+        config,
+        methods=tuple(dict.fromkeys(config.methods)),
+        optimizers=tuple(dict.fromkeys(config.optimizers)),
+    )
+    programs = _make_programs(config)
+    workers = make_mesh(config.devices).size
+    total = len(programs) * config.seeds
+    with open_record(config) as record, Progress(total) as progress:
+        progress.say(f"{total} runs of {config.steps} steps on {workers} workers")
+        runs = _run_all(config, programs, record, progress)
+        rows = summarize(runs)
+        verdicts = acceptance.judge(config, rows)
+        progress.say(to_table(rows))
+        progress.say(acceptance.state(config, verdicts))
+        record.write("table.csv", to_csv(rows))
+        record.write("README.md", write_readme(config, workers, runs, rows, verdicts))
+        if record.folder:
+            figures.draw(record.folder)
+            progress.say(f"Record: {record.folder}")
+        record.finish()
+    failed = _is_reference(config, workers) and not acceptance.is_met(config, verdicts)
+    return NOT_MET if failed else 0

@@ -1,0 +1,8 @@
+"""What is run: one frozen dataclass a command, whose fields are the command's options."""
+
+from experiments.configs.bench import Bench
+from experiments.configs.digits import Digits
+from experiments.configs.figures import Figures
+from experiments.configs.train import Train
+
+__all__ = ["Bench", "Digits", "Figures", "Train"]

@@ -1,0 +1,32 @@
+"""Data that every machine has, and readers of standard files. Nothing is ever downloaded."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from experiments.data.base import Dataset
+from experiments.data.cifar import load_cifar10
+from experiments.data.digits import load_digits
+from experiments.data.idx import load_mnist
+from experiments.data.text import load_text
+from experiments.errors import ExperimentError
+
+DATASETS: dict[str, Callable[[Path | None], Dataset]] = {
+    "digits": load_digits,
+    "mnist": load_mnist,
+    "cifar10": load_cifar10,
+    "text": load_text,
+}
+
+
+def load(name: str, data: str | None) -> Dataset:
+    """The dataset called `name`, from the folder or file `data` where it needs one.
+
+    Raises:
+      ExperimentError: If there is no such dataset, or its files are missing or malformed.
+    """
+    if name not in DATASETS:
+        raise ExperimentError(f"--dataset must be one of {', '.join(DATASETS)}, got {name!r}.")
+    return DATASETS[name](None if data is None else Path(data))
+
+
+__all__ = ["DATASETS", "Dataset", "load"]

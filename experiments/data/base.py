@@ -1,0 +1,55 @@
+"""What a dataset is, and what all readers of files share."""
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.errors import ExperimentError
+
+
+class Dataset(NamedTuple):
+    """Examples and labels. Inputs stay as narrow as they were stored; models scale them."""
+
+    train_inputs: np.ndarray  # uint8[examples, ...]
+    train_labels: np.ndarray  # int32[examples, ...]
+    test_inputs: np.ndarray
+    test_labels: np.ndarray
+
+
+def require_folder(folder: Path | None, dataset: str, contents: str) -> Path:
+    """The folder, if there is one."""
+    if folder is None:
+        raise ExperimentError(f"--dataset {dataset} needs --data DIR, a folder with {contents}.")
+    if not folder.is_dir():
+        raise ExperimentError(f"--data {folder} is not a folder; {dataset} needs {contents}.")
+    return folder
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of a file, unpacked where its name ends in `.gz`."""
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ExperimentError(f"{path} is not a whole gzip file: {error}.") from error
+    except OSError as error:
+        raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def require_examples(dataset: Dataset, where: object) -> Dataset:
+    """The dataset, if it can be trained on: as many labels as inputs, and some of each."""
+    parts = {
+        "training": (dataset.train_inputs, dataset.train_labels),
+        "test": (dataset.test_inputs, dataset.test_labels),
+    }
+    for part, (inputs, labels) in parts.items():
+        if len(inputs) != len(labels):
+            raise ExperimentError(
+                f"{where} holds {len(inputs)} {part} inputs but {len(labels)} labels."
+            )
+        if not len(inputs):
+            raise ExperimentError(f"{where} holds no {part} examples.")
+    return dataset

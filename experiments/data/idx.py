@@ -1,0 +1,69 @@
+"""IDX files, in which MNIST and its relatives are stored.
+
+Two zero bytes, a byte for the type (8: unsigned bytes), a byte for the number of dimensions, each
+dimension as a big-endian uint32, then the elements in row-major order.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from experiments.data.base import Dataset, read_bytes, require_examples, require_folder
+from experiments.errors import ExperimentError
+
+UNSIGNED_BYTES = 8
+CONTENTS = "the four IDX files of MNIST, such as train-images-idx3-ubyte or ....gz"
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """The array of unsigned bytes in an IDX file, gzipped or not.
+
+    Raises:
+      ExperimentError: If the file is no such array of so many dimensions, or is cut short.
+    """
+    raw = read_bytes(path)
+    wanted = bytes([0, 0, UNSIGNED_BYTES, dimensions])
+    if raw[:4] != wanted:
+        raise ExperimentError(
+            f"{path} is no IDX file of unsigned bytes in {dimensions} dimensions: it starts with "
+            f"{raw[:4].hex() or 'nothing'}, not {wanted.hex()}."
+        )
+    header = 4 + 4 * dimensions
+    if len(raw) < header:
+        raise ExperimentError(f"{path} is truncated: its header has {len(raw)} of {header} bytes.")
+    shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", dimensions, offset=4))
+    if len(raw) - header != math.prod(shape):
+        fault = "truncated" if len(raw) - header < math.prod(shape) else "too long"
+        raise ExperimentError(
+            f"{path} is {fault}: {len(raw) - header} bytes for the shape {shape} it states."
+        )
+    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+
+
+def _find(folder: Path, name: str) -> Path:
+    candidates = [folder / name, folder / f"{name}.gz"]
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise ExperimentError(f"{candidates[0]} is missing, and so is {candidates[1].name}.")
+
+
+def load_mnist(data: Path | None) -> Dataset:
+    """MNIST, or any dataset stored under its file names: uint8[..., height, width, 1]."""
+    folder = require_folder(data, "mnist", CONTENTS)
+
+    def images(part: str) -> np.ndarray:
+        return read_idx(_find(folder, f"{part}-images-idx3-ubyte"), 3)[..., None]
+
+    def labels(part: str) -> np.ndarray:
+        path = _find(folder, f"{part}-labels-idx1-ubyte")
+        found = read_idx(path, 1)
+        if found.max(initial=0) > 9:
+            raise ExperimentError(f"{path} holds the label {found.max()}; labels are 0 to 9.")
+        return found.astype(np.int32)
+
+    dataset = Dataset(images("train"), labels("train"), images("t10k"), labels("t10k"))
+    if dataset.train_inputs.shape[1:] != dataset.test_inputs.shape[1:]:
+        raise ExperimentError(f"{folder} holds training and test images of unlike sizes.")
+    return require_examples(dataset, folder)

@@ -1,0 +1,35 @@
+"""Text as bytes: each byte is predicted from those before it."""
+
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+
+from experiments.data.base import Dataset, read_bytes
+from experiments.errors import ExperimentError
+
+WINDOW = 64
+TEST_FRACTION = 0.1
+
+
+def load_text(data: Path | None) -> Dataset:
+    """Windows of 64 bytes; labels are the same bytes one later. The last tenth is the test set.
+
+    Args:
+      data: Any plain-text file. Default: the topics of Python's own `help()`, which differ a little
+        from one version of Python to the next.
+
+    Raises:
+      ExperimentError: If the file is missing or too short for one window of each set.
+    """
+    if data is not None and not data.is_file():
+        raise ExperimentError(f"--data {data} is no file; --dataset text needs a plain-text file.")
+    raw = "\n".join(topics.values()).encode() if data is None else read_bytes(data)
+    windows = (len(raw) - 1) // WINDOW
+    test = max(1, round(windows * TEST_FRACTION))
+    if windows <= test:
+        raise ExperimentError(f"{data} holds {len(raw)} bytes; at least {2 * WINDOW + 1} needed.")
+    text = np.frombuffer(raw, np.uint8)
+    inputs = text[: windows * WINDOW].reshape(windows, WINDOW)
+    labels = text[1 : windows * WINDOW + 1].reshape(windows, WINDOW).astype(np.int32)
+    return Dataset(inputs[:-test], labels[:-test], inputs[-test:], labels[-test:])

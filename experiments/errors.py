@@ -1,0 +1,9 @@
+"""What is reported to the user in one line, without a traceback."""
+
+
+class ExperimentError(Exception):
+    """A wrong option, number, file or name. The message says which, and how to mend it."""
+
+
+class Interrupted(Exception):
+    """The user stopped the run. The message says what is left of it, and where."""

@@ -1,0 +1,103 @@
+"""Figures, drawn from the files of a record alone."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from experiments.configs import Figures
+from experiments.errors import ExperimentError
+from experiments.methods import parse_variant
+from experiments.recording import read_metrics
+from experiments.summary import BASELINE
+
+NAME = "loss_against_bytes.png"
+MARKERS = "oDs^vPX*"
+OPTIMIZER_TITLES = {"sgd": "SGD with momentum", "adam": "Adam"}
+
+
+def _grouped(rows: list[dict[str, Any]], name: str) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row[name], []).append(row)
+    return groups
+
+
+def _curve(axes: Axes, rows: list[dict[str, Any]], label: str, style: dict[str, Any]) -> None:
+    """The mean over seeds at each logged step, and the range of the seeds."""
+    by_bytes = _grouped(rows, "bytes_sent")
+    sent = np.array(list(by_bytes)) / 1e6
+    losses = [[row["train_loss"] for row in group] for group in by_bytes.values()]
+    axes.plot(sent, [np.mean(group) for group in losses], label=label, **style)
+    axes.fill_between(
+        sent,
+        [min(group) for group in losses],
+        [max(group) for group in losses],
+        color=style["color"],
+        alpha=0.15,
+        linewidth=0,
+    )
+
+
+def _draw_optimizer(
+    axes: Axes, optimizer: str, rows: list[dict[str, Any]], order: list[str]
+) -> None:
+    colors = itertools.cycle(matplotlib.colormaps["tab10"].colors)
+    styles = dict(zip(order, zip(colors, itertools.cycle(MARKERS), strict=False), strict=False))
+    for method, of_method in _grouped(rows, "method").items():
+        color, marker = styles[method]
+        style = {"color": color, "marker": marker, "markersize": 4, "linewidth": 1.2}
+        if method == BASELINE:  # Others may lie on top of it.
+            style |= {"markersize": 9, "markerfacecolor": "none", "linewidth": 3}
+        if parse_variant(method).is_control:
+            style |= {"linestyle": "--"}
+        _curve(axes, of_method, method, style)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel("bytes sent per worker (MB)")
+    axes.set_title(OPTIMIZER_TITLES.get(optimizer, optimizer))
+    axes.grid(which="both", alpha=0.2)
+
+
+def draw(folder: Path) -> Path:
+    """Draws training loss against bytes sent, a panel an optimizer; the path of the figure.
+
+    Raises:
+      ExperimentError: If the folder is no record, or nothing was logged in it.
+    """
+    rows = read_metrics(folder, "step")
+    if not rows:
+        raise ExperimentError(f"{folder} has no logged step to draw.")
+    order = list(_grouped(rows, "method"))
+    panels = _grouped(rows, "optimizer")
+    figure = Figure(figsize=(1.5 + 4.5 * len(panels), 4.2), layout="constrained")
+    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (optimizer, of_optimizer) in zip(all_axes, panels.items(), strict=True):
+        _draw_optimizer(axes, optimizer, of_optimizer, order)
+    all_axes[0].set_ylabel("loss over the whole training set")
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    seeds = len({row["seed"] for row in rows})
+    figure.legend(
+        handles,
+        labels,
+        loc="outside right upper",
+        frameon=False,
+        title=f"mean and range\nof {seeds} seed{'s' if seeds > 1 else ''}\n(dashed: controls)",
+        alignment="left",
+    )
+    path = folder / NAME
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def main(config: Figures) -> int:
+    """Draws the figures of a record, as `python -m experiments figures` asks; the exit code."""
+    print(draw(Path(config.folder)))
+    return 0

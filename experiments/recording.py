@@ -1,0 +1,177 @@
+"""A record: what was run, where, and everything that was measured.
+
+config.json      every setting, and whether the run finished
+environment.txt  versions, machine, commit and command
+metrics.jsonl    raw metrics, one object a line
+"""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from experiments.errors import ExperimentError, Interrupted
+
+PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn")
+NO_RECORD = "none"
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", ":/", ":!records")
+        return git("rev-parse", "HEAD") + (", with uncommitted changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def describe_command() -> str:
+    """The command that is running, as a user types it."""
+    return shlex.join(["python", "-m", "experiments", *sys.argv[1:]])
+
+
+def describe_environment() -> str:
+    """Versions, machine, commit and command, a line each."""
+    facts = {
+        "command": describe_command(),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in PACKAGES},
+        "platform": platform.platform(),
+        "CPU count": os.cpu_count(),
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "NPROC": os.environ.get("NPROC"),
+    }
+    return "".join(f"{name}: {fact}\n" for name, fact in facts.items())
+
+
+def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN or infinity: a loss that diverged is null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
+
+
+def read_metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The rows of one kind, `"step"` or `"run"`, in a record.
+
+    Raises:
+      ExperimentError: If there is no such record, or a line is no JSON object.
+    """
+    path = folder / "metrics.jsonl"
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [row for row in rows if row["kind"] == kind]
+    except OSError as error:
+        raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise ExperimentError(f"{path} holds a line that is no row of metrics.") from error
+    return [
+        {name: math.nan if value is None else value for name, value in row.items()} for row in rows
+    ]
+
+
+class Record:
+    """A record folder that is valid at every moment.
+
+    Used in a `with` statement. Until `finish`, its config says that it is not finished; an
+    interrupt leaves it so, and becomes an `Interrupted` that says where it is.
+    """
+
+    def __init__(self, config: Any):
+        """Makes the folder `<date>_<config.record>` in `config.records`.
+
+        Raises:
+          ExperimentError: If the folder cannot be made.
+        """
+        root, name = Path(config.records), f"{datetime.date.today()}_{config.record}"
+        environment = describe_environment()
+        self.folder, number = root / name, 1
+        while self.folder.exists():
+            number += 1
+            self.folder = root / f"{name}_{number}"
+        try:
+            self.folder.mkdir(parents=True)
+        except OSError as error:
+            raise ExperimentError(f"{self.folder} cannot be made: {error.strerror}.") from error
+        self._config = dataclasses.asdict(config)
+        self._write_config(finished=False)
+        self.write("environment.txt", environment)
+        self._metrics = (self.folder / "metrics.jsonl").open("ab", buffering=0)
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a file at once or not at all."""
+        draft = self.folder / f".{name}.draft"
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(self.folder / name)
+
+    def _write_config(self, finished: bool) -> None:
+        settings = {**self._config, "finished": finished}
+        self.write("config.json", json.dumps(settings, indent=2) + "\n")
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Appends one row of metrics, in one write, so that no line is ever cut."""
+        self._metrics.write(json.dumps(_jsonable(row), allow_nan=False).encode() + b"\n")
+
+    def finish(self) -> None:
+        """States that the record is whole."""
+        self._write_config(finished=True)
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._metrics.close()
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(f"{self.folder} is a partial record.") from error
+
+
+class NoRecord:
+    """Keeps nothing."""
+
+    folder = None
+
+    def write(self, name: str, text: str) -> None:
+        """Does nothing."""
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Does nothing."""
+
+    def finish(self) -> None:
+        """Does nothing."""
+
+    def __enter__(self) -> "NoRecord":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+def open_record(config: Any) -> Record | NoRecord:
+    """The record that the config asks for; none where its name is `none`."""
+    return NoRecord() if config.record == NO_RECORD else Record(config)

@@ -1,0 +1,127 @@
+"""The table of a record, from its raw metrics."""
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+BASELINE = "mean"
+
+
+class Row(NamedTuple):
+    """One method with one optimizer, over all seeds."""
+
+    optimizer: str
+    method: str
+    seeds: int
+    train_loss: float
+    train_loss_sd: float
+    loss_ratio: float
+    test_accuracy: float
+    test_accuracy_sd: float
+    bytes_per_step: float
+    bytes_ratio: float
+    compression_error: float
+    step_milliseconds: float
+
+
+def _sd(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def summarize(finished_runs: Iterable[dict[str, Any]]) -> list[Row]:
+    """One row an optimizer and method, in the order they were run; ratios are to `mean`."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in finished_runs:
+        groups.setdefault((run["optimizer"], run["method"]), []).append(run)
+    rows = []
+    for (optimizer, method), runs in groups.items():
+        column = lambda name, runs=runs: [run[name] for run in runs]  # noqa: E731
+        loss, sent = statistics.mean(column("train_loss")), runs[0]["bytes_per_step"]
+        exact = groups.get((optimizer, BASELINE))
+        exact_loss = statistics.mean([run["train_loss"] for run in exact]) if exact else math.nan
+        exact_sent = exact[0]["bytes_per_step"] if exact else math.nan
+        rows.append(
+            Row(
+                optimizer,
+                method,
+                len(runs),
+                loss,
+                _sd(column("train_loss")),
+                loss / exact_loss if exact_loss else math.nan,
+                statistics.mean(column("test_accuracy")),
+                _sd(column("test_accuracy")),
+                sent,
+                sent / exact_sent if exact_sent else math.nan,
+                statistics.mean(column("compression_error")),
+                statistics.median(column("step_milliseconds")),
+            )
+        )
+    return rows
+
+
+HEADINGS = (
+    "optimizer",
+    "method",
+    "final training loss",
+    "ratio",
+    "test accuracy %",
+    "bytes/worker/step",
+    "ratio",
+    "compression error",
+    "ms/step",
+)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    def number(value: float, digits: int, scale: float = 1.0) -> str:
+        return "-" if math.isnan(value) else f"{scale * value:,.{digits}f}"
+
+    def spread(mean: float, sd: float, digits: int, scale: float = 1.0) -> str:
+        shown = number(mean, digits, scale)
+        return shown if math.isnan(sd) else f"{shown} ± {number(sd, digits, scale)}"
+
+    return (
+        row.optimizer,
+        row.method,
+        spread(row.train_loss, row.train_loss_sd, 4),
+        number(row.loss_ratio, 2),
+        spread(row.test_accuracy, row.test_accuracy_sd, 1, 100),
+        number(row.bytes_per_step, 0),
+        number(row.bytes_ratio, 3),
+        number(row.compression_error, 3),
+        number(row.step_milliseconds, 1),
+    )
+
+
+def to_table(rows: Sequence[Row]) -> Table:
+    """For the terminal."""
+    table = Table()
+    for position, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if position < 2 else "right")
+    previous = rows[0].optimizer if rows else None
+    for row in rows:
+        if row.optimizer != previous:
+            table.add_section()
+        previous = row.optimizer
+        table.add_row(*_cells(row))
+    return table
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """For a README."""
+    lines = [HEADINGS, ["---", "---", *["---:"] * (len(HEADINGS) - 2)], *map(_cells, rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """All digits of every column."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row._fields)
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,78 @@
+"""What is trained: a network on a dataset, with its first weights, its batches and its score."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.data import Dataset, load
+from experiments.errors import ExperimentError
+from experiments.models import MODELS
+
+EVALUATION_CHUNK = 2000
+
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+class Task:
+    """A network and the data it is trained on; equal for all methods that are compared."""
+
+    def __init__(self, dataset: str, data: str | None = None):
+        self.dataset: Dataset = load(dataset, data)
+        self.model = MODELS[dataset]()
+        self._score = jax.jit(self._sums)
+        self._first_weights = jax.jit(self.model.init)
+
+    def first_weights(self, seed: int) -> Any:
+        """The initial parameters, which depend on the seed alone."""
+        return self._first_weights(jax.random.key(seed), self.dataset.train_inputs[:1])["params"]
+
+    def batches(self, seed: int, size: int) -> Iterator[Batch]:
+        """Batches without end, in an order that depends on the seed alone; no epoch is cut short.
+
+        Raises:
+          ExperimentError: If a batch is larger than the training set.
+        """
+        inputs, labels = self.dataset.train_inputs, self.dataset.train_labels
+        if size > len(inputs):
+            raise ExperimentError(f"--batch {size} exceeds the {len(inputs)} training examples.")
+        generator = np.random.default_rng(seed)
+        order = np.empty(0, np.int64)
+        while True:
+            while len(order) < size:
+                order = np.concatenate([order, generator.permutation(len(inputs))])
+            chosen, order = order[:size], order[size:]
+            yield inputs[chosen], labels[chosen]
+
+    def loss(self, params: Any, batch: Any) -> jax.Array:
+        """The mean cross-entropy of a batch, float32[]."""
+        inputs, labels = batch
+        logits = self.model.apply({"params": params}, inputs)
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+    def _sums(self, params: Any, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, ...]:
+        logits = self.model.apply({"params": params}, inputs)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        hits = jnp.argmax(logits, axis=-1) == labels
+        return jnp.sum(losses), jnp.sum(hits)
+
+    def _evaluate(self, params: Any, inputs: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+        # On one device: replicated parameters would have every device do the same work.
+        params = jax.device_get(params)
+        loss = hits = 0.0
+        for start in range(0, len(inputs), EVALUATION_CHUNK):
+            chunk = slice(start, start + EVALUATION_CHUNK)
+            sums = self._score(params, inputs[chunk], labels[chunk])
+            loss, hits = loss + float(sums[0]), hits + float(sums[1])
+        return loss / labels.size, hits / labels.size
+
+    def train_score(self, params: Any) -> tuple[float, float]:
+        """Loss and accuracy over the whole training set."""
+        return self._evaluate(params, self.dataset.train_inputs, self.dataset.train_labels)
+
+    def test_score(self, params: Any) -> tuple[float, float]:
+        """Loss and accuracy over the whole test set."""
+        return self._evaluate(params, self.dataset.test_inputs, self.dataset.test_labels)
