@@ -7,6 +7,7 @@ simulator, `jax.vmap(axis_name=...)`). No other module asks which.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Literal, cast
 
 import jax
@@ -180,26 +181,47 @@ def per_worker_axes(path: tuple[object, ...]) -> tuple[str, ...]:
     return tuple(str(keys[keys.index("per_worker") + 1]).split(","))
 
 
-def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """The values of all workers, `[workers, ...]`, in the order of `index`, equal on all workers.
+def _in_words(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Moves floats of 16 and 8 bits as unsigned words: XLA widens them in collectives on CPU."""
+    if not (jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4):
+        return move(x)
+    words = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+    return lax.bitcast_convert_type(move(words), x.dtype)
 
-    Floats of 16 and 8 bits travel as unsigned words: XLA widens them in collectives on CPU.
-    """
-    narrow_float = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
-    if narrow_float:
-        words = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-        gathered = gather(lax.bitcast_convert_type(x, words), axis_name)
-        return lax.bitcast_convert_type(gathered, x.dtype)
+
+def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """The values of all workers, `[workers, ...]`, in the order of `index`, equal on all."""
     modes = {mode(name) for name in names(axis_name)}
-    if modes == {"checked"}:
-        return lax.all_gather(x, names(axis_name), to="invarying")
-    if modes == {"unchecked"}:
-        return lax.all_gather(x, names(axis_name))
-    gathered = x
-    for name in reversed(names(axis_name)):  # `jax.vmap` gathers over one name at a time.
-        options = {"to": "invarying"} if mode(name) == "checked" else {}
-        gathered = lax.all_gather(gathered, name, **options)
-    return gathered.reshape(size(axis_name), *x.shape)
+
+    def move(x: jax.Array) -> jax.Array:
+        if modes == {"checked"}:
+            return lax.all_gather(x, names(axis_name), to="invarying")
+        if modes == {"unchecked"}:
+            return lax.all_gather(x, names(axis_name))
+        gathered = x
+        for name in reversed(names(axis_name)):  # `jax.vmap` gathers over one name at a time.
+            options = {"to": "invarying"} if mode(name) == "checked" else {}
+            gathered = lax.all_gather(gathered, name, **options)
+        return gathered.reshape(size(axis_name), *x.shape)
+
+    return _in_words(move, x)
+
+
+def exchange(rows: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Sends row i of `[workers, ...]` to worker i; returns what all sent, in their order."""
+    if size(axis_name) == 1:
+        return as_varying(rows, axis_name)
+
+    def move(rows: jax.Array) -> jax.Array:
+        if "vmap" not in {mode(name) for name in names(axis_name)}:
+            return lax.all_to_all(rows, names(axis_name), 0, 0)
+        shape = rows.shape
+        rows = rows.reshape(*(lax.axis_size(name) for name in names(axis_name)), *shape[1:])
+        for position, name in enumerate(names(axis_name)):
+            rows = lax.all_to_all(rows, name, position, position)
+        return rows.reshape(shape)
+
+    return _in_words(move, as_varying(rows, axis_name))
 
 
 def as_varying(x: jax.Array, axis_name: AxisName) -> jax.Array:
