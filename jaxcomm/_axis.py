@@ -132,10 +132,11 @@ def local_value_and_grad(
     return local
 
 
-def require_local(updates: PyTree, axis_name: AxisName) -> None:
+def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, ...] = ()) -> None:
     """Raises where an update is not each worker's own over just the axes of `axis_name`.
 
-    Only checked mode can tell; elsewhere gradients are local unless the user has reduced them.
+    It may vary over `outer_axes` too, where somebody else takes care of those. Only checked mode
+    can tell; elsewhere gradients are local unless the user has reduced them.
     """
     wanted = set(names(axis_name))
     checked = {name for name in wanted if mode(name) == "checked"}
@@ -149,12 +150,21 @@ def require_local(updates: PyTree, axis_name: AxisName) -> None:
                 "`jaxcomm.local_params(params)`. If an aggregator stands before this one, remove "
                 "one of them."
             )
-        if others := sorted(varying(x) - wanted):
+        if others := sorted(varying(x) - wanted - set(outer_axes)):
             raise ValueError(
                 f"The update at {where} varies over {others} as well, over which "
                 f"`axis_name`={axis_name!r} does not average. Sum it over {others} first, or name "
                 "all axes."
             )
+
+
+def require_bound(axis_name: AxisName) -> None:
+    """Raises where state that differs by worker is initialised outside of the workers."""
+    if not is_bound(axis_name):
+        raise ValueError(
+            f"This state differs by worker, and `axis_name`={axis_name!r} is not bound here. "
+            "Use `jaxcomm.init(tx, params, mesh)` in place of `tx.init(params)`."
+        )
 
 
 def require_replicated(tree: PyTree, axis_name: AxisName, what: str, remedy: str) -> None:
@@ -222,6 +232,66 @@ def exchange(rows: jax.Array, axis_name: AxisName) -> jax.Array:
         return rows.reshape(shape)
 
     return _in_words(move, as_varying(rows, axis_name))
+
+
+def shift(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Sends `x` to the next worker of the ring; returns what the previous one sent."""
+    if size(axis_name) == 1:
+        return as_varying(x, axis_name)
+
+    def along(x: jax.Array, over: tuple[str, ...]) -> jax.Array:
+        workers = size(over)
+        ring = [(worker, (worker + 1) % workers) for worker in range(workers)]
+        if len(over) == 1:
+            return lax.ppermute(x, over[0], ring)
+        if "vmap" not in {mode(name) for name in over}:
+            return lax.ppermute(x, over, ring)
+        # `jax.vmap` permutes over one name at a time. Whoever is first along the last axis has
+        # its neighbour at the end of the previous row.
+        beside = along(x, over[-1:])
+        return jnp.where(index(over[-1]) == 0, along(beside, over[:-1]), beside)
+
+    return _in_words(lambda x: along(x, names(axis_name)), as_varying(x, axis_name))
+
+
+def varying_like(x: jax.Array, tree: PyTree) -> jax.Array:
+    """`x` typed as varying over every axis over which a leaf of `tree` varies: a loop's carry."""
+    wanted = frozenset().union(*(varying(leaf) for leaf in jax.tree.leaves(tree)))
+    missing = tuple(sorted(wanted - varying(x)))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def over_shards(
+    fn: Callable[..., PyTree], axes: tuple[str, ...], specs: PyTree, axis_name: AxisName
+) -> Callable[..., PyTree]:
+    """`fn(tree, *rest) -> (tree, rest)` on each device's own shard of `tree`.
+
+    Args:
+      fn: Sends over `axis_name` only.
+      axes: The automatic mesh axes that `specs` name.
+      specs: How `tree`, given and returned, is cut over them; `rest` is whole.
+      axis_name: The axes that are manual already.
+
+    Raises:
+      ValueError: If the mesh around has no such axes.
+    """
+    around = jax.sharding.get_abstract_mesh()
+    if missing := [name for name in axes if name not in around.axis_names]:
+        raise ValueError(
+            f"`specs` name {missing}, which the mesh with axes {around.axis_names} does not have."
+        )
+
+    def apply(tree: PyTree, *rest: PyTree) -> PyTree:
+        whole = jax.sharding.PartitionSpec()
+        return jax.shard_map(
+            fn,
+            in_specs=(specs, *(whole for _ in rest)),
+            out_specs=(specs, whole),
+            axis_names=set(axes),
+            check_vma=mode(names(axis_name)[0]) == "checked",
+        )(tree, *rest)
+
+    return apply
 
 
 def as_varying(x: jax.Array, axis_name: AxisName) -> jax.Array:

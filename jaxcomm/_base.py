@@ -50,7 +50,7 @@ class Codec(NamedTuple):
         the `count` payloads whose sum `payload` is; `count=1` decodes one worker's own.
       settle: `(memory, mean) -> (update, memory)`, once per encode, after aggregation.
       combine: `"sum"` where payloads of different workers may be added, a function
-        `(public, payload, payload) -> payload` where they may be merged otherwise, `None` where
+        `(coins, payload, payload) -> payload` where they may be merged otherwise, `None` where
         each has to be decoded by itself.
     """
 
@@ -60,7 +60,7 @@ class Codec(NamedTuple):
     encode: Callable[[Coins, Memory, jax.Array, PyTree, int], tuple[PyTree, Memory]]
     decode: Callable[[jax.Array, PyTree, PyTree, int, int, tuple[int, ...]], jax.Array]
     settle: Callable[[Memory, jax.Array], tuple[jax.Array, Memory]]
-    combine: str | Callable[[jax.Array, PyTree, PyTree], PyTree] | None
+    combine: str | Callable[[Coins, PyTree, PyTree], PyTree] | None
 
 
 def no_memory(x: jax.Array) -> Memory:

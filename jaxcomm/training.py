@@ -44,6 +44,23 @@ def _average(
     return jax.tree.map(average, metrics)
 
 
+def _info(opt_state: optax.OptState) -> dict[str, jax.Array]:
+    """What aggregators with `info=True` tell, `info/<name>`; with their paths where several do."""
+    found: dict[str, dict[str, jax.Array]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
+        *before, field, name = [None, None, *path]
+        if isinstance(field, jax.tree_util.GetAttrKey) and field.name == "info":
+            where = jax.tree_util.keystr(
+                tuple(key for key in before if key is not None), simple=True, separator="/"
+            )
+            found.setdefault(where, {})[jax.tree_util.keystr((name,), simple=True)] = leaf
+    return {
+        "/".join(["info", *([where] if len(found) > 1 else []), name]): value
+        for where, values in found.items()
+        for name, value in values.items()
+    }
+
+
 def _worker_step(
     loss_fn: LossFn,
     tx: optax.GradientTransformation,
@@ -85,7 +102,7 @@ def _worker_step(
             "The optimizer state",
             "Place the aggregator before the transformation that keeps this state.",
         )
-        metrics = _average(axis_name, {"loss": loss, **aux}, weight)
+        metrics = _average(axis_name, {"loss": loss, **aux}, weight) | _info(opt_state)
         return optax.apply_updates(params, updates), opt_state, metrics
 
     return step
@@ -125,7 +142,9 @@ def make_step(
     Returns:
       `step(params, opt_state, batch, *, key=None) -> (params, opt_state, metrics)`. Batch leaves
       are `[global_batch, ...]`. Each worker's key is folded with its number. `metrics["loss"]` and
-      aux are means over workers, float32. It can be traced, in `jax.lax.scan` for one. On CPU
+      aux are means over workers, float32, and what an aggregator with `info=True` tells joins them
+      as `metrics["info/compression_error"]` and so on (`"info/<path in the state>/..."` where
+      several do). It can be traced, in `jax.lax.scan` for one. On CPU
       devices, a call waits until the previous step is done, since several steps in flight may
       deadlock there.
 

@@ -28,7 +28,8 @@ def on_mesh(
     fn: Any, *args: Any, out: Any = REPLICATED, check: bool = True, mesh: Any = MESH
 ) -> Any:
     specs = (PartitionSpec(), PartitionSpec(mesh.axis_names))[: len(args)]
-    return jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=out, check_vma=check)(*args)
+    mapped = jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=out, check_vma=check)
+    return jax.jit(mapped)(*args)
 
 
 @pytest.mark.parametrize("check", [True, False])
@@ -69,7 +70,13 @@ def test_over_one_of_two_axes_gradients_are_summed_over_the_other() -> None:
     np.testing.assert_allclose(result, np.sum([2 * (x @ W) * x for x in np.asarray(X)], 0) / 2)
 
 
-AGGREGATORS = {"mean": jaxcomm.mean, "global_qsgd": jaxcomm.global_qsgd, "qsgd": jaxcomm.qsgd}
+AGGREGATORS = {
+    "mean": jaxcomm.mean,
+    "global_qsgd": jaxcomm.global_qsgd,
+    "qsgd": jaxcomm.qsgd,
+    "ring_mean": jaxcomm.ring_mean,
+    "votes": jaxcomm.votes,
+}
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)
@@ -162,3 +169,27 @@ def test_gathers_over_two_axes_are_in_the_order_of_the_index() -> None:
     two = jax.vmap(jax.vmap(gather, axis_name="b"), axis_name="a")(X.reshape(2, 2, 1, 3))[0, 0]
     np.testing.assert_array_equal(one[:, 0], np.arange(4))
     np.testing.assert_array_equal(two[:, 0], np.arange(4))
+
+
+def test_shifts_go_to_the_next_worker_whatever_the_axes() -> None:
+    axes = ("a", "b", "c")
+    mesh = jax.make_mesh((2, 2, 2), axes, axis_types=(AxisType.Auto,) * 3)
+    given = jnp.arange(8.0, dtype=jnp.bfloat16)
+
+    def shift(x: jax.Array) -> jax.Array:
+        return _axis.shift(x, axes)
+
+    spec = PartitionSpec(axes)
+    for check in (True, False):
+        moved = jax.shard_map(shift, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check)
+        np.testing.assert_array_equal(
+            jax.jit(moved)(given).astype(jnp.float32), np.roll(np.arange(8), 1)
+        )
+    nested = shift
+    for name in reversed(axes):
+        nested = jax.vmap(nested, axis_name=name)
+    simulated = jax.jit(nested)(given.reshape(2, 2, 2)).ravel()
+    np.testing.assert_array_equal(simulated.astype(jnp.float32), np.roll(np.arange(8), 1))
+    one = jax.vmap(lambda x: _axis.shift(x, "data"), axis_name="data")
+    for workers in (1, 2, 5):
+        np.testing.assert_array_equal(one(jnp.arange(workers)), np.roll(np.arange(workers), 1))

@@ -12,6 +12,8 @@ import optax
 
 from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PerWorker, PyTree
+from jaxcomm.aggregation._info import measure_info, nothing_known, require_switch
+from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._weights import weigh
 
 
@@ -22,13 +24,23 @@ class AggregatorState(NamedTuple):
     step: jax.Array  # uint32[]
     own: PerWorker  # each unit's Memory.own
     shared: list[Any]  # each unit's Memory.shared
+    info: Any = ()  # dict of float32[], with `info=True`
+
+
+class Exchanged(NamedTuple):
+    """What an exchange returns; a plain tuple of the first three will do."""
+
+    means: list[jax.Array]  # of each unit
+    memories: list[Memory]  # of each unit, before `settle`
+    finite: jax.Array  # bool[], whether all workers were
+    sent: Callable[[], list[jax.Array]] | None = None  # what this worker sent, decoded; for `info`
 
 
 Exchange: TypeAlias = Callable[
     [list[Coins], list[Memory], list[jax.Array]],
-    tuple[list[jax.Array], list[Memory], jax.Array],
+    tuple[list[jax.Array], list[Memory], jax.Array] | Exchanged,
 ]
-"""(coins, memories, units) -> (mean, memory) of each unit, and whether all workers were finite."""
+"""`(coins, memories, units)`, one of each a unit, to what workers make of them together."""
 
 
 def _keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
@@ -44,6 +56,7 @@ def coded_mean(
     bucket_bytes: int | None,
     seed: int,
     key: jax.Array | None,
+    info: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """An aggregator from a codec and an exchange.
 
@@ -56,34 +69,35 @@ def coded_mean(
             f"`bucket_bytes` must be a Python int of at least 4, got {capacity}. Under "
             "`optax.inject_hyperparams` pass `static_args=('bucket_bytes',)`."
         )
+    require_switch(info)
     axis = _axis.label(axis_name)
 
     def init_fn(params: PyTree) -> AggregatorState:
         units, _ = _buckets.split(params, scope, capacity)
         memories = [codec.init(unit) for unit in units]
         own = [memory.own for memory in memories]
-        if jax.tree.leaves(own) and not _axis.is_bound(axis_name):
-            raise ValueError(
-                f"This state differs by worker, and `axis_name`={axis_name!r} is not bound here. "
-                "Use `jaxcomm.init(tx, params, mesh)` in place of `tx.init(params)`."
-            )
+        if jax.tree.leaves(own):
+            _axis.require_bound(axis_name)
         return AggregatorState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
             own=PerWorker({axis: jax.tree.map(lambda x: x[None], own)}),
             shared=[memory.shared for memory in memories],
+            info=nothing_known() if info else (),
         )
 
+    @averages_over(axis_name)
     def update_fn(
         updates: PyTree,
         state: AggregatorState,
         params: PyTree = None,
         *,
         weight: jax.Array | float | None = None,
+        outer_axes: tuple[str, ...] = (),
         **extra_args: object,
     ) -> tuple[PyTree, AggregatorState]:
         del params, extra_args
-        _axis.require_local(updates, axis_name)
+        _axis.require_local(updates, axis_name, outer_axes)
         units, join = _buckets.split(updates, scope, capacity)
         if not units:
             return updates, state._replace(step=state.step + 1)
@@ -91,16 +105,29 @@ def coded_mean(
             units = [*map(weigh(axis_name, weight), units)]
         own = jax.tree.map(lambda x: x[0], state.own.per_worker[axis])
         memories = [Memory(*pair) for pair in zip(own, state.shared, strict=True)]
-        coins = _noise.make_coins(state.key, state.step, len(units), _axis.index(axis_name))
-        means, decided, finite = exchange(coins, memories, units)
+        if outer_axes and jax.tree.leaves(memories):
+            raise ValueError(
+                f"The aggregator over {axis_name!r} keeps memory, which would differ over "
+                f"{list(outer_axes)} as well: only the last stage of `hierarchical` may, and none "
+                "in `shard_local`."
+            )
+        everybody = (*outer_axes, *_axis.names(axis_name))
+        coins = _noise.make_coins(state.key, state.step, len(units), _axis.index(everybody))
+        means, decided, finite, sent = Exchanged(*exchange(coins, memories, units))
         settled = [codec.settle(*pair) for pair in zip(decided, means, strict=True)]
         kept = _keep_if(finite, [memory for _, memory in settled], memories)
+        known: Any = ()
+        if info:
+            if sent is None:
+                raise ValueError("`info=True` is not known to this way of forming a mean.")
+            known = measure_info(everybody, units, sent(), [m.own for m in kept], finite)
         visible = [jnp.where(finite, update, jnp.nan) for update, _ in settled]
         return join(visible), AggregatorState(
             key=state.key,
             step=state.step + 1,
             own=PerWorker({axis: jax.tree.map(lambda x: x[None], [m.own for m in kept])}),
             shared=[memory.shared for memory in kept],
+            info=known,
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -7,11 +7,11 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
-from jaxcomm.aggregation._agreement import all_finite, over_units, to_vector
-from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._agreement import agree, all_finite, over_units, to_vector
+from jaxcomm.aggregation._coded import Exchanged, coded_mean
 
 
-def _decoded_mean(
+def decoded_mean(
     codec: Codec, public: jax.Array, payloads: PyTree, statistics: PyTree, shape: tuple[int, ...]
 ) -> jax.Array:
     """The mean of payloads `[workers, ...]`, decoded and added in the workers' order."""
@@ -22,18 +22,43 @@ def _decoded_mean(
         # Divided before it is added: the sum of huge updates may overflow, their mean not.
         return total + codec.decode(public, payload, own, 1, 1, shape) / workers, None
 
-    total, _ = lax.scan(add, jnp.zeros(shape, jnp.float32), (payloads, statistics))
+    zeros = _axis.varying_like(jnp.zeros(shape, jnp.float32), (public, payloads, statistics))
+    total, _ = lax.scan(add, zeros, (payloads, statistics))
     return total
+
+
+def _own_statistics(
+    axis_name: AxisName, kinds: PyTree, measured: list[PyTree], finite: jax.Array
+) -> tuple[list[PyTree], list[PyTree], jax.Array]:
+    """This worker's statistics, those of all `[workers, ...]`, and whether all are finite."""
+    del kinds
+    statistics, treedef = jax.tree.flatten(measured)
+    flag = jnp.where(finite, 0.0, 1.0).astype(jnp.float32)
+    vector, apart = to_vector([*statistics, flag])
+    *statistics, flags = jax.vmap(apart)(_axis.gather(vector, axis_name))
+    return measured, jax.tree.unflatten(treedef, statistics), jnp.all(flags == 0)
+
+
+def _agreed_statistics(
+    axis_name: AxisName, kinds: PyTree, measured: list[PyTree], finite: jax.Array
+) -> tuple[list[PyTree], list[PyTree], jax.Array]:
+    """The same, of statistics on which workers agree first."""
+    common, all_are = agree(axis_name, kinds, measured, finite)
+    workers = _axis.size(axis_name)
+    of_all = jax.tree.map(lambda s: jnp.broadcast_to(s, (workers, *s.shape)), common)
+    return common, of_all, all_are
 
 
 def gathered_mean(
     axis_name: AxisName,
     codec: Codec,
     *,
+    agreed: bool = False,
     scope: _buckets.Scope = "bucket",
     bucket_bytes: int | None = None,
     seed: int = 0,
     key: jax.Array | None = None,
+    info: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gathers every worker's payload, decodes each, and averages.
 
@@ -49,11 +74,15 @@ def gathered_mean(
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       codec: Any codec.
+      agreed: Whether workers agree on statistics first, as for :func:`summed_mean`, in place of
+        sending each its own.
       scope: What shares a norm and is sent as one: `"leaf"`; `"bucket"`, leaves joined up to
         `bucket_bytes`; or `"tree"`, buckets that share the statistics of the whole tree.
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the randomness; may be traced.
       key: A typed threefry key, in place of `seed`.
+      info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
+        `residual_norm`; see :func:`jaxcomm.global_qsgd`.
 
     Returns:
       A transformation to place before the optimizer. Updates come back equal on all workers, in
@@ -75,27 +104,28 @@ def gathered_mean(
        [1.5 2.5]]
     """
 
-    def exchange(
-        coins: list[Coins], memories: list[Memory], units: list[jax.Array]
-    ) -> tuple[list[jax.Array], list[Memory], jax.Array]:
+    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
         measured = [*map(codec.measure, coins, memories, units)]
         if scope == "tree":
             measured = over_units(codec.agree, measured)
-        statistics, treedef = jax.tree.flatten(measured)
-        flag = jnp.where(all_finite(units), 0.0, 1.0).astype(jnp.float32)
-        vector, apart = to_vector([*statistics, flag])
-        *statistics, flags = jax.vmap(apart)(_axis.gather(vector, axis_name))
-        theirs = jax.tree.unflatten(treedef, statistics)
-        means, after = [], []
-        for coin, memory, x, mine, of_all in zip(
-            coins, memories, units, measured, theirs, strict=True
-        ):
-            payload, memory = codec.encode(coin, memory, x, mine, 1)
+        share = _agreed_statistics if agreed else _own_statistics
+        mine, theirs, finite = share(axis_name, codec.agree, measured, all_finite(units))
+        means, after, sent = [], [], []
+        for coin, memory, x, own, of_all in zip(coins, memories, units, mine, theirs, strict=True):
+            payload, memory = codec.encode(coin, memory, x, own, 1)
             received = jax.tree.map(lambda words: _axis.gather(words, axis_name), payload)
-            means.append(_decoded_mean(codec, coin.public, received, of_all, x.shape))
+            means.append(decoded_mean(codec, coin.public, received, of_all, x.shape))
             after.append(memory)
-        return means, after, jnp.all(flags == 0)
+            sent.append((coin.public, payload, own, 1, 1, x.shape))
+        return Exchanged(means, after, finite, lambda: [codec.decode(*each) for each in sent])
 
     return coded_mean(
-        axis_name, codec, exchange, scope=scope, bucket_bytes=bucket_bytes, seed=seed, key=key
+        axis_name,
+        codec,
+        exchange,
+        scope=scope,
+        bucket_bytes=bucket_bytes,
+        seed=seed,
+        key=key,
+        info=info,
     )

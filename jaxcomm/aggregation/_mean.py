@@ -1,17 +1,34 @@
 """The exact mean, with which everything is compared."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._buckets import require_floating
+from jaxcomm.aggregation._stages import averages_over
+from jaxcomm.aggregation._two_stage import two_stage_mean
 from jaxcomm.aggregation._weights import weigh
+from jaxcomm.compression import blockwise
+from jaxcomm.compression.quantizers import cast, scaled_cast
 
 
-def mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
+def _wire_codec(wire_dtype: Any, block_size: int) -> Codec:
+    dtype = jnp.dtype(wire_dtype)
+    if dtype == jnp.bfloat16:
+        return cast(dtype)
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1:
+        return blockwise(scaled_cast(dtype), block_size)
+    raise ValueError(f"`wire_dtype` must be bfloat16 or a float8, got {dtype}.")
+
+
+def mean(
+    axis_name: AxisName = "data", *, wire_dtype: Any = None, block_size: int = 256
+) -> optax.GradientTransformationExtraArgs:
     r"""Replaces each worker's update by the mean over workers, in float32.
 
     .. math:: \bar x = \frac{1}{n} \sum_{i=1}^n x_i
@@ -19,8 +36,15 @@ def mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
     A worker sends :math:`2 (n-1)/n` times 4 bytes a coordinate in a ring all-reduce, whatever the
     dtype of the leaf (8 bytes where it is float64). Adding in 16 bits would lose what it saves.
 
+    With `wire_dtype`, words of that dtype travel and float32 is added: each worker owns a part of
+    the vector, receives it from all, adds in float32, rounds the mean to nearest and sends it to
+    all, which is :func:`jaxcomm.two_stage_mean` with a cast. A worker sends :math:`2 (n-1)/n`
+    times 2 or 1 bytes a coordinate, and 4 bytes a block of float8, whose blocks share a scale.
+
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
+      wire_dtype: `jnp.bfloat16`, or a float8 such as `jnp.float8_e4m3fn`. Default: exact.
+      block_size: Coordinates that share a scale, for float8.
 
     Returns:
       A transformation to place before the optimizer. Updates come back equal on all workers, in
@@ -28,8 +52,8 @@ def mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
       stay what they are, on every worker.
 
     Raises:
-      ValueError: In `update`, if `axis_name` is not bound, or an update is already summed or not
-        floating-point.
+      ValueError: If `wire_dtype` is neither. In `update`, if `axis_name` is not bound, or an
+        update is already summed or not floating-point.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -38,22 +62,26 @@ def mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
       >>> print(jax.vmap(average, axis_name="data")(jnp.array([1.0, 2.0, 6.0])))
       [3. 3. 3.]
     """
+    if wire_dtype is not None:
+        return two_stage_mean(axis_name, _wire_codec(wire_dtype, block_size))
 
     def init_fn(params: PyTree) -> optax.EmptyState:
         del params
         return optax.EmptyState()
 
+    @averages_over(axis_name)
     def update_fn(
         updates: PyTree,
         state: optax.EmptyState,
         params: PyTree = None,
         *,
         weight: jax.Array | float | None = None,
+        outer_axes: tuple[str, ...] = (),
         **extra_args: object,
     ) -> tuple[PyTree, optax.EmptyState]:
         del params, extra_args
         require_floating(updates)
-        _axis.require_local(updates, axis_name)
+        _axis.require_local(updates, axis_name, outer_axes)
         workers = _axis.size(axis_name)
         weighed = (lambda x: x) if weight is None else weigh(axis_name, weight)
 

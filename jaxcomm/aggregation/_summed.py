@@ -7,7 +7,7 @@ from jax import lax
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Memory
 from jaxcomm.aggregation._agreement import agree, all_finite, over_units
-from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._coded import Exchanged, coded_mean
 
 
 def summed_mean(
@@ -18,6 +18,7 @@ def summed_mean(
     bucket_bytes: int | None = None,
     seed: int = 0,
     key: jax.Array | None = None,
+    info: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Agrees on statistics, adds the codes of all workers, and decodes the sum once.
 
@@ -35,6 +36,8 @@ def summed_mean(
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the randomness; may be traced.
       key: A typed threefry key, in place of `seed`.
+      info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
+        `residual_norm`; see :func:`jaxcomm.global_qsgd`.
 
     Returns:
       A transformation to place before the optimizer. Updates come back equal on all workers, in
@@ -61,22 +64,28 @@ def summed_mean(
             f"`combine`={codec.combine!r}. Use `gathered_mean`."
         )
 
-    def exchange(
-        coins: list[Coins], memories: list[Memory], units: list[jax.Array]
-    ) -> tuple[list[jax.Array], list[Memory], jax.Array]:
+    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
         workers = _axis.size(axis_name)
         measured = [*map(codec.measure, coins, memories, units)]
         if scope == "tree":
             measured = over_units(codec.agree, measured)
         agreed, finite = agree(axis_name, codec.agree, measured, all_finite(units))
-        means, after = [], []
+        means, after, sent = [], [], []
         for coin, memory, x, agreement in zip(coins, memories, units, agreed, strict=True):
             payload, memory = codec.encode(coin, memory, x, agreement, workers)
             total = lax.psum(payload, _axis.names(axis_name))
             means.append(codec.decode(coin.public, total, agreement, workers, workers, x.shape))
             after.append(memory)
-        return means, after, finite
+            sent.append((coin.public, payload, agreement, workers, 1, x.shape))
+        return Exchanged(means, after, finite, lambda: [codec.decode(*each) for each in sent])
 
     return coded_mean(
-        axis_name, codec, exchange, scope=scope, bucket_bytes=bucket_bytes, seed=seed, key=key
+        axis_name,
+        codec,
+        exchange,
+        scope=scope,
+        bucket_bytes=bucket_bytes,
+        seed=seed,
+        key=key,
+        info=info,
     )

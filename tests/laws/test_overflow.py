@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import CASES, Case
+from tests.cases import CASES, MEANS, Case, rows
 from tests.workers import aggregate, aggregator, initial
 
 
@@ -20,16 +20,17 @@ def check_overflow(case: Case, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8, 16, 64])
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", rows(MEANS), ids=repr)
 @pytest.mark.filterwarnings("ignore:`bits`=8 leaves:UserWarning")
 def test_overflow(case: Case, workers: int) -> None:
     check_overflow(case, workers)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.codec], ids=repr)
+@pytest.mark.parametrize("case", rows([c for c in CASES if c.codec]), ids=repr)
 def test_the_largest_float(case: Case) -> None:
     largest = float(jnp.finfo(jnp.float32).max)
-    if case.resolution(3, 2) > case.resolution(3, 1):  # An l2 norm would itself overflow.
+    # An l2 norm would itself overflow, and so would what is rounded up to a power of two.
+    if case.resolution(3, 2) > case.resolution(3, 1) or case.resolution(3, 1) > 1:
         largest /= 4
     given = jnp.broadcast_to(jnp.array([largest, -largest]), (3, 2))
     bound = case.resolution(3, 2) + 1e-6

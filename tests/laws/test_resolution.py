@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import CASES, Case
+from tests.cases import MEANS, Case, rows
 from tests.workers import Mode, aggregate, aggregator, flat, gradients, initial
 
 
@@ -24,19 +24,19 @@ def close_to_the_mean(case: Case, given: np.ndarray, results: np.ndarray) -> Non
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", rows(MEANS), ids=repr)
 def test_resolution_on_a_mesh(case: Case, workers: int) -> None:
     check_resolution(case, workers, "checked")
 
 
 @pytest.mark.parametrize("workers", [16, 64])
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", MEANS, ids=repr)
 @pytest.mark.filterwarnings("ignore:`bits`=8 leaves:UserWarning")
 def test_resolution_simulated(case: Case, workers: int) -> None:
     check_resolution(case, workers)
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", MEANS, ids=repr)
 def test_resolution_of_any_input(case: Case) -> None:
     tx, shape = case.make(), (4, 6)
     state = initial(tx, jnp.zeros(shape), "vmap")

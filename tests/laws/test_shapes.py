@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import CASES, Case
+from tests.cases import CASES, Case, rows
 from tests.workers import MODES, Mode, aggregator, gradients, initial
 
 
@@ -29,6 +29,6 @@ def check_shapes_and_replicas(case: Case, mode: Mode, workers: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_shapes_and_replicas(case: Case, mode: Mode) -> None:
     check_shapes_and_replicas(case, mode, workers=3)

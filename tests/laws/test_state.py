@@ -12,12 +12,12 @@ import pytest
 from jax.sharding import NamedSharding
 
 import jaxcomm
-from tests.cases import CASES, Case
+from tests.cases import CASES, Case, rows
 from tests.workers import MODES, Mode, aggregator, gradients, initial, mesh_of, of_one_worker
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_stable_and_compiled_once(case: Case, mode: Mode) -> None:
     tx, updates = case.make(), gradients(4)
     run, before = aggregator(tx, 4, mode), initial(tx, updates, mode)
@@ -29,7 +29,7 @@ def test_stable_and_compiled_once(case: Case, mode: Mode) -> None:
     assert run._cache_size() == compiled
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_init_without_arrays(case: Case) -> None:
     params = of_one_worker(gradients(4))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
@@ -51,7 +51,7 @@ def _setting(case: Case) -> tuple[optax.GradientTransformation, dict[str, jax.Ar
 
 
 @pytest.mark.parametrize("donate", [True, False])
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_scanned_donated_and_stepped_alike(case: Case, donate: bool) -> None:
     tx, params, batch = _setting(case)
     mesh = mesh_of(4)
@@ -70,7 +70,7 @@ def test_scanned_donated_and_stepped_alike(case: Case, donate: bool) -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_checkpoint_and_resume_bit_equal(case: Case, tmp_path: pathlib.Path) -> None:
     tx, params, batch = _setting(case)
     mesh = mesh_of(4)

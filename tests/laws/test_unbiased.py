@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tests.cases import CASES, Case
+from tests.cases import CASES, Case, rows
 from tests.workers import draws, flat, gradients
 
 ALPHA = 1e-6
@@ -23,7 +23,12 @@ def check_unbiased(case: Case, workers: int, updates: object = None) -> None:
     deviation = sample.std(axis=0, ddof=1) / DRAWS**0.5
     rounding = 2.0**-21 * np.abs(flat(updates)).max() * len(truth)
     threshold = scipy.stats.norm.isf(ALPHA / 2 / len(truth))
-    assert np.all(np.abs(sample.mean(axis=0) - truth) <= threshold * deviation + rounding)
+    # Bernstein's second term: values too rare to be seen in so many draws have no deviation yet.
+    spread = 2 * case.resolution(*flat(updates).shape) * np.abs(flat(updates)).max()
+    unseen = spread * np.log(2 * len(truth) / ALPHA) / (3 * DRAWS)
+    unseen = unseen * np.append(np.ones(len(truth) - 1), np.abs(truth[:-1]).sum())
+    allowed = threshold * deviation + unseen + rounding
+    assert np.all(np.abs(sample.mean(axis=0) - truth) <= allowed)
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8, 16])
@@ -32,7 +37,7 @@ def test_unbiased(case: Case, workers: int) -> None:
     check_unbiased(case, workers)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.unbiased], ids=repr)
+@pytest.mark.parametrize("case", rows([c for c in CASES if c.unbiased]), ids=repr)
 def test_unbiased_in_bfloat16(case: Case) -> None:
     updates = gradients(4, seed=2, dtype=jnp.bfloat16)["kernel"].astype(jnp.float32)
     check_unbiased(case, 4, updates)

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import CASES, Case
+from tests.cases import CASES, WEIGHTED, Case, rows
 from tests.workers import Mode, aggregate, flat, gradients
 
 WEIGHTS = {
@@ -25,32 +25,38 @@ def check_weights(case: Case, weights: list[float], mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
 def test_weights(case: Case, weights: str) -> None:
     check_weights(case, WEIGHTS[weights], "vmap")
 
 
 @pytest.mark.parametrize("mode", ["checked", "unchecked"])
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
 def test_weights_on_a_mesh(case: Case, mode: Mode) -> None:
     check_weights(case, WEIGHTS["some_zero"], mode)
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
 def test_no_weight_at_all(case: Case) -> None:
     assert np.all(flat(aggregate(case.make(), gradients(3), "checked", [0.0, 0.0, 0.0])) == 0)
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
 def test_a_worker_without_weight_does_not_count(case: Case) -> None:
     updates = jnp.array([[1.0, 1.0], [jnp.nan, jnp.inf], [1.0, 1.0]])
     result = aggregate(case.make(), updates, weights=[1.0, 0.0, 1.0])
     np.testing.assert_allclose(result, 1.0, atol=1.5 * case.resolution(3, 2) + 1e-6)
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
 def test_equal_weights_change_nothing(case: Case) -> None:
     updates = gradients(4)
     plain = flat(aggregate(case.make(), updates))
     weighted = flat(aggregate(case.make(), updates, weights=[2.0] * 4))
     np.testing.assert_array_equal(plain, weighted)
+
+
+@pytest.mark.parametrize("case", rows([c for c in CASES if not c.weighted]), ids=repr)
+def test_what_cannot_be_weighted_refuses_weights(case: Case) -> None:
+    with pytest.raises(ValueError, match="`weight`"):
+        aggregate(case.make(), gradients(3), weights=[1.0, 1.0, 1.0])

@@ -18,7 +18,7 @@ FEW_LEVELS = 4
 class DitherPayload(NamedTuple):
     """One unit on the wire, or the sum of several workers' units."""
 
-    codes: jax.Array  # int8[shape], uint32[ceil(size / 2)] or int32[shape]
+    codes: jax.Array  # int8[shape], int32[shape] or uint32[ceil(size / lanes)]
 
 
 def variance_constant(size: int, levels: int, workers: int) -> float:
@@ -47,7 +47,7 @@ def _require_static(name: str, value: object) -> None:
         )
 
 
-def _step(norm: jax.Array, levels: int) -> jax.Array:
+def level_step(norm: jax.Array, levels: int) -> jax.Array:
     """The distance of two levels, such that `levels` steps of a finite norm never overflow."""
     step = norm / levels
     rounded_up = jnp.isinf(step * levels) & jnp.isfinite(norm)
@@ -101,13 +101,13 @@ def dither(
 
     Args:
       levels: :math:`s`, positive levels; a Python int. Default: 15, or what `bits` holds.
-      bits: Width of a code on the wire, 8, 16 or 32. Default: the narrowest in which the sum of all
-        workers' codes cannot overflow.
+      bits: Width of a field, 2 to 16 or 32; a coordinate costs 32 / floor(32 / bits) bits. Default:
+        the cheapest in which the sum of all workers' codes cannot overflow.
       norm: `"max"`, :math:`\max_j |x_j|`, or `"l2"`. Agreed: the largest magnitude on any worker,
         or the l2 norm of all workers' vectors together.
 
     Returns:
-      A codec. Its payload is one code a coordinate: int8, or two 16-bit fields in a uint32 word, or
+      A codec. Its payload is one code a coordinate: int8, or fields in uint32 words, or
       int32; its statistic is one float32 for `"max"` and three for `"l2"`. `combine` is `"sum"`.
       Its variance is bounded by :func:`variance_constant`. float64 input is quantized in float32.
 
@@ -122,7 +122,7 @@ def dither(
       >>> import jax, jax.numpy as jnp
       >>> from jaxcomm import Coins
       >>> from jaxcomm.compression.quantizers import dither
-      >>> codec, coins = dither(levels=2), Coins(jax.random.key(0), jax.random.key(1))
+      >>> codec, coins = dither(levels=2, bits=8), Coins(jax.random.key(0), jax.random.key(1))
       >>> x = jnp.array([1.0, -0.5, 0.3])
       >>> norm = codec.measure(coins, (), x)
       >>> payload, _ = codec.encode(coins, codec.init(x), x, norm, 1)
@@ -142,7 +142,7 @@ def dither(
     if levels is not None and not 1 <= levels <= _fields.MOST_LEVELS:
         raise ValueError(f"`levels` must be in [1, {_fields.MOST_LEVELS}], got {levels}.")
     if bits is not None and bits not in _fields.WIDTHS:
-        raise ValueError(f"`bits` must be one of {_fields.WIDTHS}, got {bits}.")
+        raise ValueError(f"`bits` must be in [2, 16], or 32, got {bits}.")
     if norm not in _norms.NORMS:
         raise ValueError(f"`norm` must be one of {tuple(_norms.NORMS)}, got {norm!r}.")
     chosen = _norms.NORMS[norm]
@@ -179,7 +179,7 @@ def dither(
         del public
         field = _fields.choose_field(levels, bits, workers)
         codes = _fields.unpack(payload.codes, field, count, shape)
-        return codes.astype(jnp.float32) * _step(chosen.value(agreed), field.levels * count)
+        return codes.astype(jnp.float32) * level_step(chosen.value(agreed), field.levels * count)
 
     return Codec(
         init=no_memory,

@@ -8,7 +8,19 @@ from jaxcomm.compression.quantizers._fields import Field, choose_field, most_lev
 
 
 @pytest.mark.parametrize(
-    ("workers", "width"), [(1, 8), (8, 8), (9, 16), (2184, 16), (2185, 32), (10**6, 32)]
+    ("workers", "width"),
+    [
+        (1, 5),
+        (2, 6),
+        (4, 8),
+        (8, 8),
+        (9, 10),
+        (34, 10),
+        (35, 16),
+        (2184, 16),
+        (2185, 32),
+        (10**6, 32),
+    ],
 )
 def test_the_width_follows_from_15_levels(workers: int, width: int) -> None:
     assert choose_field(15, None, workers) == Field(15, width)
@@ -24,7 +36,7 @@ def test_int8_holds_the_levels_of_the_paper(workers: int, levels: int) -> None:
 
 @pytest.mark.parametrize(
     ("levels", "bits", "workers", "smallest"),
-    [(None, 8, 128, 16), (16, 8, 8, 16), (15, 16, 4096, 32)],
+    [(None, 8, 128, 9), (16, 8, 8, 9), (15, 16, 4096, 32), (None, 2, 2, 3)],
 )
 def test_too_few_bits(levels: int | None, bits: int, workers: int, smallest: int) -> None:
     with pytest.raises(
@@ -38,19 +50,20 @@ def test_nothing_fits() -> None:
         choose_field(3, None, 10**9)
 
 
-@pytest.mark.parametrize("width", [8, 16, 32])
+@pytest.mark.parametrize("width", [*range(2, 17), 32])
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5), (0,)])
-@pytest.mark.parametrize("workers", [1, 3, 8, 64])
+@pytest.mark.parametrize("workers", [1, 3, 64])
 def test_sums_of_extreme_codes_unpack(width: int, shape: tuple[int, ...], workers: int) -> None:
     field = Field(most_levels(width, workers), width)
+    if field.levels == 0:
+        return  # Too narrow for so many workers, which `choose_field` refuses.
     rng = np.random.default_rng(0)
     extremes = field.levels * rng.choice([-1, 0, 1], size=(workers, *shape))
     extremes[:, ...] = np.where(rng.random(shape) < 0.5, field.levels, extremes)
     packed = [np.asarray(pack(jnp.asarray(codes, jnp.int32), field)) for codes in extremes]
-    bits_on_the_wire = 8 * packed[0].nbytes
-    assert bits_on_the_wire == (
-        -(-extremes[0].size // 2) * 32 if width == 16 else extremes[0].size * width
-    )
+    lanes = 32 // width
+    words = extremes[0].size if width == 32 else -(-extremes[0].size // lanes)
+    assert packed[0].nbytes == (extremes[0].size if width == 8 else 4 * words)
     total = np.sum(
         packed, axis=0, dtype=packed[0].dtype
     )  # Wraps in its own dtype, as the wire does.

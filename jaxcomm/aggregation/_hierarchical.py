@@ -1,0 +1,81 @@
+"""A mean over nested axes, each stage in its own way."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcomm import _axis
+from jaxcomm._base import PyTree
+from jaxcomm.aggregation._stages import averages_over, axes_of
+
+
+def hierarchical(
+    *stages: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Averages over one mesh axis after the other, as each stage does.
+
+    .. math:: \bar x = \frac{1}{m} \sum_{k=1}^m \frac{1}{n} \sum_{i=1}^n x_{ki}
+
+    With `hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn"))`, updates are averaged
+    exactly over the fast links of `"ici"`, and what is left is compressed over the slow ones of
+    `"dcn"`. Each stage sends its own bytes over its own axes, and each has the error that it
+    claims, of the updates that it gets.
+
+    Args:
+      *stages: Aggregators over axes of their own, the innermost and fastest first. Only the last
+        may have memory, since that of the others would differ over the outer axes.
+
+    Returns:
+      A transformation to place before the optimizer. Name all axes, the outermost first, where
+      workers are counted: `make_step(..., axis_name=("dcn", "ici"))`. `update(..., weight=w)` makes
+      the mean a weighted one; between stages, weights are summed, 4 bytes each.
+
+    Raises:
+      ValueError: If there are no stages, one is no aggregator, or two name the same axis; in
+        `update`, if a stage but the last has memory, an axis is not bound, or updates vary over an
+        axis that no stage names.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn"))
+      >>> average = lambda x: tx.update(x, tx.init(x))[0]
+      >>> over_ici = jax.vmap(average, axis_name="ici")
+      >>> print(jax.vmap(over_ici, axis_name="dcn")(jnp.array([[1.0, 5.0], [2.0, 4.0]])))
+      [[3. 3.]
+       [3. 3.]]
+    """
+    if not stages:
+        raise ValueError("`hierarchical` needs at least one aggregator.")
+    axes = [axes_of(stage, "hierarchical") for stage in stages]
+    named = [name for names in axes for name in names]
+    if len(set(named)) < len(named):
+        raise ValueError(f"The stages of `hierarchical` name an axis twice: {named}.")
+
+    def init_fn(params: PyTree) -> tuple[PyTree, ...]:
+        return tuple(stage.init(params) for stage in stages)
+
+    @averages_over(tuple(name for names in reversed(axes) for name in names))
+    def update_fn(
+        updates: PyTree,
+        state: tuple[PyTree, ...],
+        params: PyTree = None,
+        *,
+        weight: jax.Array | float | None = None,
+        outer_axes: tuple[str, ...] = (),
+        **extra_args: object,
+    ) -> tuple[PyTree, tuple[PyTree, ...]]:
+        after = []
+        for level, (stage, own) in enumerate(zip(stages, state, strict=True)):
+            # Outermost first, so that workers are counted in the order of the mesh.
+            later = [name for names in reversed(axes[level + 1 :]) for name in names]
+            outer = (*outer_axes, *later)
+            extra = dict(extra_args) if weight is None else {**extra_args, "weight": weight}
+            updates, own = stage.update(updates, own, params, outer_axes=outer, **extra)
+            after.append(own)
+            if weight is not None and level + 1 < len(stages):
+                local = _axis.as_varying(jnp.asarray(weight, jnp.float32), axes[level])
+                weight = lax.psum(local, axes[level])
+        return updates, tuple(after)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

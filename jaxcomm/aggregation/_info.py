@@ -1,0 +1,65 @@
+"""What an aggregator with `info=True` tells of a step."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm._base import PyTree
+
+
+def require_switch(info: bool) -> None:
+    """Raises unless `info` is a Python bool, on which the structure of the state depends."""
+    if not isinstance(info, bool):
+        raise ValueError(
+            f"`info` must be a Python bool, got {info!r}. Under `optax.inject_hyperparams` pass "
+            "`static_args=('info',)`."
+        )
+
+
+def nothing_known() -> dict[str, jax.Array]:
+    """The field `info` before the first step."""
+    return {name: jnp.zeros(()) for name in ("compression_error", "density", "residual_norm")}
+
+
+def measure_info(
+    axes: tuple[str, ...],
+    units: list[jax.Array],
+    sent: list[jax.Array],
+    residuals: PyTree,
+    finite: jax.Array,
+) -> dict[str, jax.Array]:
+    r"""Means over workers of what each knows by itself, in one all-reduce of three float32.
+
+    .. math:: \frac{1}{n} \sum_i \frac{\|q_i - x_i\|^2}{\|x_i\|^2}, \qquad
+              \frac{1}{n} \sum_i \frac{|\{j : q_{ij} \ne 0\}|}{d}, \qquad
+              \sqrt{\frac{1}{n} \sum_i \|e_i\|^2}
+
+    Args:
+      axes: The axes of the workers.
+      units: This worker's :math:`x_i`, in parts.
+      sent: What it sent, decoded, :math:`q_i`, in parts.
+      residuals: What it remembers, :math:`e_i`.
+      finite: bool[]; NaN is told where it is false on any worker.
+    """
+    with jax.named_scope("info"):
+        peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in units]))
+        scale = jnp.where(peak > 0, peak, 1)  # So that squares of huge updates do not overflow.
+        square = lambda x: jnp.sum(jnp.square(x))  # noqa: E731
+        given = sum(square(x / scale) for x in units)
+        lost = sum(square(q / scale - x / scale) for q, x in zip(sent, units, strict=True))
+        filled = sum(jnp.count_nonzero(q).astype(jnp.float32) for q in sent)
+        kept = sum(
+            square(e.astype(jnp.float32))
+            for e in jax.tree.leaves(residuals)
+            if jnp.issubdtype(e.dtype, jnp.floating)
+        )
+        own = jnp.stack(
+            [
+                jnp.where(peak > 0, lost / jnp.where(peak > 0, given, 1), 0),
+                filled / max(sum(x.size for x in units), 1),
+                jnp.asarray(kept, jnp.float32),
+            ]
+        )
+        whole = lax.pmean(jnp.where(finite, own, jnp.nan), axes)
+        names = nothing_known()
+        return dict(zip(names, [whole[0], whole[1], jnp.sqrt(whole[2])], strict=True))

@@ -1,0 +1,60 @@
+"""The union of workers' bitmaps."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName
+
+
+def or_reduce(words: jax.Array, axis_name: AxisName = "data") -> jax.Array:
+    r"""The bitwise OR over workers of packed words.
+
+    .. math:: y = x_1 \mathbin{|} x_2 \mathbin{|} \dots \mathbin{|} x_n
+
+    Of :math:`n` workers, each takes the OR of one :math:`n`-th of the words, which all others send
+    it, and all gather the parts. A worker sends :math:`2 (n-1)/n` times the bytes of `words`, their
+    number padded to a multiple of :math:`n`; nothing at :math:`n = 1`. `lax.psum` is no way to do
+    it: where two workers set the same bit, the sum carries into the next, and sums that cannot
+    carry need :math:`\log_2(n + 1)` bits for each bit of the map.
+
+    Args:
+      words: Unsigned integers of any shape and width, each a few bits of a packed bitmap. Of a bool
+        mask, `jnp.packbits(mask)` makes them.
+      axis_name: The mesh axis, or axes, that number the workers.
+
+    Returns:
+      The words of all workers joined, in the shape and dtype of `words`, equal on all workers.
+
+    Raises:
+      ValueError: If `words` are not unsigned integers or `axis_name` is not bound.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> masks = jnp.array([[0b0001, 0b1000], [0b0011, 0b0000]], jnp.uint32)
+      >>> print(jax.vmap(jaxcomm.or_reduce, axis_name="data")(masks))
+      [[3 8]
+       [3 8]]
+    """
+    words = jnp.asarray(words)
+    if words.dtype == jnp.bool_:
+        raise ValueError(
+            "`words` is bool, of which each would travel as a byte. Pack it with "
+            "`jnp.packbits(mask.ravel())`; `jnp.unpackbits(words, count=mask.size)` undoes it."
+        )
+    if not jnp.issubdtype(words.dtype, jnp.unsignedinteger):
+        raise ValueError(
+            f"`words` must be packed in unsigned integers, such as uint32, got {words.dtype}."
+        )
+    workers = _axis.size(axis_name)
+    if words.size == 0:
+        # Sends nothing, and types the result as equal on all workers.
+        return lax.psum(words, _axis.names(axis_name))
+    width = math.ceil(words.size / workers)
+    rows = jnp.pad(words.ravel(), (0, workers * width - words.size)).reshape(workers, width)
+    received = _axis.exchange(rows, axis_name)
+    part = lax.reduce(received, jnp.zeros((), words.dtype), lax.bitwise_or, (0,))
+    return _axis.gather(part, axis_name).ravel()[: words.size].reshape(words.shape)

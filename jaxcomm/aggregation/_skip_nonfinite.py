@@ -1,0 +1,86 @@
+"""Steps that all workers leave out together."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, PyTree
+from jaxcomm.aggregation._agreement import all_finite
+from jaxcomm.aggregation._when import run_when
+
+
+class SkipNonfiniteState(NamedTuple):
+    """The state of `skip_nonfinite`, equal on all workers but for what `inner` marks."""
+
+    skipped: jax.Array  # int32[], how many steps so far
+    inner: Any
+
+
+def skip_nonfinite(
+    tx: optax.GradientTransformation, axis_name: AxisName = "data"
+) -> optax.GradientTransformationExtraArgs:
+    r"""Leaves a step out, on all workers, where any of them has a NaN or infinity in its gradient.
+
+    .. math:: (\Delta, s') = \begin{cases}
+              \mathrm{tx}(g_i, s, x) & \text{if all } g_1, \dots, g_n \text{ are finite} \\
+              (0, s) & \text{otherwise} \end{cases}
+
+    Workers agree before anything else, in one all-reduce of a float32 flag; what `tx` sends is not
+    sent in a step that is left out. `optax.apply_if_finite` asks each worker alone: around a
+    collective it waits forever, or is refused.
+
+    Args:
+      tx: A whole chain, the aggregator and the optimizer: `skip_nonfinite(optax.chain(...))`.
+      axis_name: The mesh axis, or axes, over which gradients differ.
+
+    Returns:
+      A transformation in place of `tx`. Its state counts the steps left out, in `skipped`. A worker
+      of weight 0 is not asked, since a mean over no samples is often NaN; a weight that is not
+      finite leaves the step out.
+
+    Raises:
+      ValueError: In `update`, if `axis_name` is not bound or an update is already summed.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, jaxcomm
+      >>> tx = jaxcomm.skip_nonfinite(optax.chain(jaxcomm.mean(), optax.sgd(1.0)))
+      >>> def one_step(g):
+      ...     update, state = tx.update(g, tx.init(g))
+      ...     return update, state.skipped
+      >>> for result in jax.vmap(one_step, axis_name="data")(jnp.array([1.0, jnp.nan])):
+      ...     print(result)
+      [0. 0.]
+      [1 1]
+    """
+    inner = optax.with_extra_args_support(tx)
+
+    def init_fn(params: PyTree) -> SkipNonfiniteState:
+        return SkipNonfiniteState(jnp.zeros((), jnp.int32), inner.init(params))
+
+    def update_fn(
+        updates: PyTree, state: SkipNonfiniteState, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, SkipNonfiniteState]:
+        _axis.require_local(updates, axis_name)
+        finite = all_finite(jax.tree.leaves(updates) or [jnp.zeros(())])
+        if extra_args.get("weight") is not None:
+            weight = jnp.asarray(extra_args["weight"], jnp.float32)
+            finite = jnp.isfinite(weight) & (finite | (weight == 0))
+        # Not the maximum of the gradients themselves, which may drop NaN.
+        flag = _axis.as_varying(jnp.where(finite, 0.0, 1.0).astype(jnp.float32), axis_name)
+        fine = lax.pmax(flag, _axis.names(axis_name)) == 0
+
+        def update() -> tuple[PyTree, SkipNonfiniteState]:
+            result, after = inner.update(updates, state.inner, params, **extra_args)
+            return result, state._replace(inner=after)
+
+        def skip(shapes: tuple[PyTree, SkipNonfiniteState]) -> tuple[PyTree, SkipNonfiniteState]:
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0])
+            return zeros, state._replace(skipped=optax.safe_increment(state.skipped))
+
+        return run_when(fine, update, skip)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

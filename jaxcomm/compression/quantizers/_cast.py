@@ -1,0 +1,96 @@
+"""Narrow floats on the wire."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression.quantizers._norms import NORMS
+
+
+class CastPayload(NamedTuple):
+    """One unit on the wire."""
+
+    words: jax.Array  # dtype[shape]
+
+
+def cast(dtype: Any) -> Codec:
+    r"""Rounds to a narrower float of the same range, such as bfloat16, to nearest.
+
+    .. math:: |Q(x)_j - x_j| \le 2^{-p} |x_j|, \qquad p \text{ bits of mantissa and the hidden one}
+
+    Args:
+      dtype: The float that travels; its largest value should be that of float32, or nearly.
+
+    Returns:
+      A codec without statistics. Its payload is one `dtype` a coordinate. `combine` is `None`: sums
+      in the narrow float would round at each addition.
+    """
+
+    def decode(
+        public: jax.Array,
+        payload: CastPayload,
+        agreed: tuple[()],
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        del public, agreed, workers
+        return payload.words.astype(jnp.float32).reshape(shape) / count
+
+    return Codec(
+        init=no_memory,
+        measure=lambda coins, memory, x: (),
+        agree=(),
+        encode=lambda coins, memory, x, agreed, workers: (CastPayload(x.astype(dtype)), memory),
+        decode=decode,
+        settle=settled,
+        combine=None,
+    )
+
+
+def scaled_cast(dtype: Any) -> Codec:
+    r"""Rounds to a float of small range, scaled such that the largest magnitude is its largest.
+
+    .. math:: Q(x) = \frac{\max |x|}{m}\, \mathrm{round}\Big(\frac{m\, x}{\max |x|}\Big), \qquad
+              m \text{ the largest finite value}
+
+    Args:
+      dtype: A float such as float8_e4m3fn.
+
+    Returns:
+      A codec with one statistic, float32. Its payload is one `dtype` a coordinate.
+    """
+    norm, largest = NORMS["max"], float(jnp.finfo(dtype).max)
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: Any, workers: int
+    ) -> tuple[CastPayload, Memory]:
+        del coins, workers
+        peak = agreed.max_abs
+        lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
+        scale = jnp.where(peak > 0, largest / (peak * lift), 0)
+        return CastPayload(jnp.clip(x * lift * scale, -largest, largest).astype(dtype)), memory
+
+    def decode(
+        public: jax.Array,
+        payload: CastPayload,
+        agreed: Any,
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        del public, workers
+        scaled = payload.words.astype(jnp.float32).reshape(shape) / (largest * count)
+        return scaled * agreed.max_abs
+
+    return Codec(
+        init=no_memory,
+        measure=lambda coins, memory, x: norm.measure(x),
+        agree=norm.agree,
+        encode=encode,
+        decode=decode,
+        settle=settled,
+        combine=None,
+    )

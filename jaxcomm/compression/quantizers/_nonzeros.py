@@ -1,0 +1,91 @@
+"""Dithering with few levels, of which only the non-zero codes are sent."""
+
+import math
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression.quantizers import _fields, _norms
+from jaxcomm.compression.quantizers._dither import level_step, round_to_levels
+
+
+class NonzerosPayload(NamedTuple):
+    """One unit on the wire: room for `capacity` codes, of which `total` are in use."""
+
+    indices: jax.Array  # uint16[capacity], or uint32 from 2**16 coordinates on
+    codes: jax.Array  # uint32[ceil(capacity / lanes)], int8[capacity] or int32[capacity]
+    total: jax.Array  # uint32[]
+
+
+def nonzeros(*, levels: int = 1, capacity: int, norm: Literal["max", "l2"] = "l2") -> Codec:
+    r"""Standard dithering, sent as the indices and codes that are not zero.
+
+    .. math:: \{(j, c_j) : c_j \ne 0\}, \qquad c_j = \lfloor s x_j / \|x\| + u_j \rfloor
+
+    With :math:`s` levels of the l2 norm of all :math:`n` workers, all of them together send at most
+    :math:`s (s + \sqrt{n d})` non-zeros in expectation; with their own norms
+    :math:`n s (s + \sqrt d)`, which is :math:`\sqrt n` times as many for :math:`d \gg s^2`. The
+    room is fixed while tracing. More non-zeros than it holds make the update NaN: dropping some
+    would bias it.
+
+    Args:
+      levels: :math:`s`, a Python int.
+      capacity: Codes of one worker's unit that there is room for; a Python int. About three
+        standard deviations above the expectation, its root, leave an overflow in a thousand.
+      norm: `"l2"` or `"max"`.
+
+    Returns:
+      A codec. Its payload is an index of 16 or 32 bits and a code for each place, and a count;
+      `combine` is `None`.
+
+    Raises:
+      ValueError: If an option is out of range.
+    """
+    if not isinstance(levels, int) or not 1 <= levels <= 2**15 - 1:
+        raise ValueError(f"`levels` must be a Python int in [1, 32767], got {levels}.")
+    if not isinstance(capacity, int) or capacity < 1:
+        raise ValueError(f"`capacity` must be a Python int of at least 1, got {capacity}.")
+    if norm not in _norms.NORMS:
+        raise ValueError(f"`norm` must be one of {tuple(_norms.NORMS)}, got {norm!r}.")
+    chosen, field = _norms.NORMS[norm], _fields.choose_field(levels, None, 1)
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: _norms.Statistics, workers: int
+    ) -> tuple[NonzerosPayload, Memory]:
+        del workers
+        flat = x.ravel() if x.size else jnp.zeros(1)  # `nonzero` and `at` need an element.
+        codes = round_to_levels(flat, chosen.value(agreed), levels, coins.private)
+        (indices,) = jnp.nonzero(codes, size=capacity, fill_value=codes.size)
+        values = codes.at[indices].get(mode="fill", fill_value=0)
+        index_type = jnp.uint16 if codes.size < 2**16 else jnp.uint32
+        total = jnp.sum(codes != 0, dtype=jnp.uint32)
+        packed = _fields.pack(values, field)
+        return NonzerosPayload(indices.astype(index_type), packed, total), memory
+
+    def decode(
+        public: jax.Array,
+        payload: NonzerosPayload,
+        agreed: _norms.Statistics,
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        del public, workers
+        codes = _fields.unpack(payload.codes, field, 1, (capacity,)).astype(jnp.float32)
+        values = codes * level_step(chosen.value(agreed), levels * count)
+        indices = payload.indices.astype(jnp.uint32)
+        size = math.prod(shape)
+        dense = jnp.zeros(max(size, 1)).at[indices].set(values, mode="drop")[:size]
+        return jnp.where(payload.total > capacity, jnp.nan, dense.reshape(shape))
+
+    return Codec(
+        init=no_memory,
+        measure=lambda coins, memory, x: chosen.measure(x),
+        agree=chosen.agree,
+        encode=encode,
+        decode=decode,
+        settle=settled,
+        combine=None,
+    )

@@ -1,0 +1,133 @@
+"""The explicit ring: its order of sums, its bytes, and a program that does not grow with n."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxcomm
+from tests.workers import MODES, Mode, aggregate, aggregator, flat, initial
+
+RING = jaxcomm.ring_mean()
+
+
+def updates(workers: int, coordinates: int = 0) -> Any:
+    rng = np.random.default_rng(workers)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=(workers, *shape)), jnp.float32)  # noqa: E731
+    if coordinates:
+        return draw(coordinates)
+    return {
+        "bfloat16": draw(5, 2).astype(jnp.bfloat16),
+        "empty": draw(0, 3),
+        "float32": draw(7, 3),
+        "scalar": draw(),
+    }
+
+
+def sums_by_hand(given: np.ndarray) -> np.ndarray:
+    """Chunk c starts on worker c + 1 and is added to by each worker in turn, in float32."""
+    workers, coordinates = given.shape
+    width = -(-coordinates // workers)
+    sums = np.empty(coordinates, np.float32)
+    for c in range(workers):
+        chunk = np.arange(coordinates)[c * width : (c + 1) * width]
+        total = given[(c + 1) % workers, chunk].astype(np.float32)
+        for hop in range(2, workers + 1):
+            total = total + given[(c + hop) % workers, chunk].astype(np.float32)
+        sums[chunk] = total
+    return sums
+
+
+def assert_in_order(results: Any, given: jax.Array) -> None:
+    sums, workers = sums_by_hand(np.asarray(given)), np.float32(len(given))
+    # XLA divides by a constant or multiplies by its reciprocal, which may differ in the last bit.
+    means = np.stack([sums / workers, sums * (1 / workers)])
+    replicas = np.asarray(results).reshape(-1, 1, sums.size)
+    assert np.all(np.any(replicas == means, axis=1))
+
+
+def check_ring(workers: int, mode: Mode) -> None:
+    given = updates(workers, 23)
+    results = aggregate(RING, given, mode)
+    assert_in_order(results, given)
+    exact = flat(given).mean(axis=0)
+    np.testing.assert_allclose(results[0], exact, rtol=0, atol=2.0**-22)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+def test_the_order_of_the_sums_on_a_mesh(workers: int) -> None:
+    check_ring(workers, "checked")
+
+
+@pytest.mark.parametrize(
+    ("workers", "mode"), [(3, "unchecked"), (8, "unchecked"), (5, "vmap"), (16, "vmap")]
+)
+def test_the_order_of_the_sums_elsewhere(workers: int, mode: Mode) -> None:
+    check_ring(workers, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_equal_to_a_psum_up_to_rounding(mode: Mode) -> None:
+    given, weights = updates(5), [1.0, 0.0, 2.5, 4.0, 1.0]
+    for extra in ({}, {"weights": weights}):
+        ring, plain = (aggregate(tx, given, mode, **extra) for tx in (RING, jaxcomm.mean()))
+        for name, leaf in plain.items():
+            close = 2.0**-8 if name == "bfloat16" else 2.0**-21
+            np.testing.assert_allclose(ring[name], leaf, rtol=0, atol=close)
+            np.testing.assert_array_equal(ring[name], np.broadcast_to(ring[name][:1], leaf.shape))
+
+
+def test_two_axes_are_one_ring() -> None:
+    given, axes = updates(8, 23), ("dcn", "ici")
+    tx = jaxcomm.ring_mean(axes)
+    mesh = jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
+
+    def average(x: jax.Array) -> jax.Array:
+        return tx.update(x, optax.EmptyState())[0]
+
+    on_mesh = jax.shard_map(
+        lambda x: average(x[0]), mesh=mesh, in_specs=PartitionSpec(axes), out_specs=PartitionSpec()
+    )
+    assert_in_order(jax.jit(on_mesh)(given), given)
+    nested = jax.jit(jax.vmap(jax.vmap(average, axis_name="ici"), axis_name="dcn"))
+    assert_in_order(nested(given.reshape(2, 4, 23)), given)
+
+
+@pytest.mark.parametrize(
+    ("workers", "coordinates", "width"),
+    [(1, 7, 7), (2, 7, 4), (3, 7, 3), (5, 1, 1), (8, 1024, 128)],
+)
+def test_bytes_and_hops(workers: int, coordinates: int, width: int) -> None:
+    given = updates(workers, coordinates)
+    arguments = given, initial(RING, given, "checked"), jnp.ones(workers)
+    sent = jaxcomm.wire.account(aggregator(RING, workers, "checked"), *arguments)
+    assert sent.bytes_per_worker == 2 * (workers - 1) * width * 4
+    hops = [c for c in sent.collectives if c.primitive == "ppermute"]
+    assert [(c.times, c.shape) for c in hops] == [(workers - 1, (width,))] * (workers > 1)
+    assert len(sent.collectives) <= 2 and not sent.unbounded
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_infinity_and_nan_stay_what_they_are(mode: Mode) -> None:
+    given = jnp.ones((3, 4)).at[1, 0].set(jnp.inf).at[2, 3].set(jnp.nan)
+    np.testing.assert_array_equal(aggregate(RING, given, mode), [[np.inf, 1, 1, np.nan]] * 3)
+
+
+def test_several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxcomm._buckets.BUCKET_BYTES", 4 * 12)
+    given, tx = updates(3), jaxcomm.ring_mean()
+    plain = flat(aggregate(jaxcomm.mean(), given))
+    np.testing.assert_allclose(flat(aggregate(tx, given)), plain, rtol=0, atol=2.0**-8)
+    arguments = given, initial(tx, given, "checked"), jnp.ones(3)
+    sent = jaxcomm.wire.account(aggregator(tx, 3, "checked"), *arguments)
+    # Buckets of 10, 21 and 1 coordinates: rows of 4, 7 and 1.
+    assert sent.bytes_per_worker == 2 * 2 * (4 + 7 + 1) * 4
+
+
+def test_empty_trees() -> None:
+    nothing = jax.vmap(lambda x: RING.update({}, optax.EmptyState()), axis_name="data")
+    assert nothing(jnp.ones(2)) == ({}, optax.EmptyState())

@@ -1,0 +1,92 @@
+"""Two stages: messages of bytes, blocks, narrow floats, and mistakes."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm.aggregation._message import from_message, to_message
+from jaxcomm.compression import blockwise
+from jaxcomm.compression.quantizers import dither
+from tests.aggregation.test_memory import remainders
+from tests.workers import aggregate, draws, flat, gradients
+
+
+class Mixed(NamedTuple):
+    bytes: jax.Array
+    words: jax.Array
+    norms: jax.Array
+    halves: jax.Array
+
+
+def test_messages_come_back_bit_for_bit() -> None:
+    tree = Mixed(
+        jnp.arange(-3, 4, dtype=jnp.int8),
+        jnp.array([0, 2**32 - 1], jnp.uint32),
+        jnp.float32(-0.1),
+        jnp.ones((2, 3), jnp.bfloat16),
+    )
+    message = to_message(tree)
+    assert message.dtype == jnp.uint8 and message.shape == (7 + 8 + 4 + 12,)
+    for given, back in zip(tree, from_message(message, tree), strict=True):
+        np.testing.assert_array_equal(back.astype(jnp.float32), given.astype(jnp.float32))
+        assert back.dtype == given.dtype
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_bfloat16_words_and_float32_sums(workers: int) -> None:
+    updates = gradients(workers)
+    results = aggregate(jaxcomm.mean(wire_dtype=jnp.bfloat16), updates)
+    for name, result in results.items():
+        given = np.asarray(updates[name])
+        rounded = np.asarray(jnp.asarray(given, jnp.bfloat16).astype(jnp.float32))
+        mean = jnp.asarray(rounded.mean(axis=0, dtype=np.float64), jnp.float32)
+        expected = np.asarray(mean.astype(jnp.bfloat16).astype(jnp.float32))
+        # One ulp of bfloat16, where the order of float32 sums decides a rounding.
+        np.testing.assert_allclose(result[0], expected, rtol=2.0**-7)
+        assert np.mean(result[0] == expected) > 0.5
+
+
+def test_blocks_confine_a_large_coordinate() -> None:
+    given = jnp.full((4, 64), 0.01).at[:, 0].set(1000.0)
+    whole = aggregate(jaxcomm.two_stage_mean("data", dither(bits=4)), given)
+    blocks = aggregate(jaxcomm.two_stage_mean("data", blockwise(dither(bits=4), 8)), given)
+    np.testing.assert_allclose(blocks[:, 8:], 0.01, rtol=1e-5)
+    assert not np.isclose(whole[:, 1:16], 0.01, rtol=0.5).any()
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 8, 100])
+def test_blockwise_means_are_unbiased_sums(block_size: int) -> None:
+    given = jnp.asarray(np.random.default_rng(1).normal(size=(3, 20)), jnp.float32)
+    tx = jaxcomm.summed_mean("data", blockwise(dither(levels=3), block_size))
+    sample = draws(tx, given, 2000)
+    error = np.abs(sample.mean(axis=0) - flat(given).mean(axis=0))
+    assert np.all(error <= 6 * sample.std(axis=0) / 2000**0.5 + 1e-5)
+
+
+@pytest.mark.parametrize("block_size", [0, -1, 2.5])
+def test_impossible_blocks(block_size: float) -> None:
+    with pytest.raises(ValueError, match=f"`block_size` must be .* at least 1, got {block_size}"):
+        blockwise(dither(), block_size)
+
+
+def test_memory_has_no_place_yet() -> None:
+    tx = jaxcomm.two_stage_mean("data", remainders())
+    with pytest.raises(ValueError, match="`two_stage_mean` takes codecs without memory"):
+        jaxcomm.init(tx, jnp.zeros(3), 2)
+    with pytest.raises(ValueError, match="`blockwise` takes codecs without memory"):
+        blockwise(remainders(), 4).init(jnp.zeros(3))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.int8, jnp.float32])
+def test_floats_that_cannot_travel(dtype: object) -> None:
+    with pytest.raises(ValueError, match="`wire_dtype` must be bfloat16 or a float8, got"):
+        jaxcomm.mean(wire_dtype=dtype)
+
+
+def test_a_merged_mean_needs_a_merge() -> None:
+    with pytest.raises(ValueError, match=r"`merged_mean` needs a codec .*`combine`='sum'"):
+        jaxcomm.merged_mean("data", dither())

@@ -1,0 +1,167 @@
+"""The majority of signs: ties, zeros, words that are not full, and what travels."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxcomm
+from jaxcomm import _buckets
+from jaxcomm.aggregation import _votes
+from tests.laws.test_wire import compiled_collectives
+from tests.workers import MODES, Mode, aggregate, aggregator, flat, initial
+
+VOTES = jaxcomm.votes()
+
+
+def ballots(workers: int) -> Any:
+    """Leaves of all shapes and dtypes, a third of them zeros, which n divides into nothing even."""
+    rng = np.random.default_rng(workers)
+
+    def draw(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        drawn = rng.choice([-1.5, -1e-3, -0.0, 0.0, 2.0, 7.0], size=(workers, *shape))
+        return jnp.asarray(drawn, dtype)
+
+    return {
+        "bfloat16": draw((5, 2), jnp.bfloat16),
+        "empty": draw((0, 3)),
+        "float16": draw((), jnp.float16),
+        "float32": draw((37, 3)),
+        "scalar": draw(()),
+    }
+
+
+def elected(given: np.ndarray) -> np.ndarray:
+    """By hand: zeros of both signs vote +1, and so does a tie."""
+    in_favour = (given >= 0).sum(axis=0)
+    against = (given < 0).sum(axis=0)
+    return np.where(in_favour >= against, 1.0, -1.0)
+
+
+def check_election(workers: int, mode: Mode) -> None:
+    given = ballots(workers)
+    run = aggregator(VOTES, workers, mode)
+    results, state = run(given, initial(VOTES, given, mode), jnp.ones(workers))
+    expected = elected(flat(given))
+    np.testing.assert_array_equal(flat(results), np.tile(expected, (workers, 1)))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), results) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), given
+    )
+    assert state == optax.EmptyState()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+def test_against_numpy_on_a_mesh(workers: int) -> None:
+    check_election(workers, "checked")
+
+
+@pytest.mark.parametrize(("workers", "mode"), [(3, "unchecked"), (5, "vmap"), (16, "vmap")])
+def test_against_numpy_elsewhere(workers: int, mode: Mode) -> None:
+    check_election(workers, mode)
+
+
+def test_every_count_of_an_even_and_an_odd_electorate() -> None:
+    for workers in (4, 5):
+        # Coordinate k has k votes for +1.
+        given = np.where(np.arange(workers + 1) > np.arange(workers)[:, None], 1.0, -1.0)
+        result = aggregate(VOTES, jnp.asarray(given, jnp.float32))[0]
+        needed = (workers + 1) // 2  # Two of four are a tie, which +1 wins.
+        np.testing.assert_array_equal(result, [-1.0] * needed + [1.0] * (workers + 1 - needed))
+
+
+def test_the_size_of_a_vote_does_not_count() -> None:
+    given = jnp.array([[1e30, 3e38], [-1e-30, -1.0], [-1e-30, -1.0]])
+    np.testing.assert_array_equal(aggregate(VOTES, given), np.full((3, 2), -1.0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_what_is_not_finite_is_seen_everywhere(value: float, mode: Mode) -> None:
+    given = ballots(3)
+    given["float32"] = given["float32"].at[1, 20, 2].set(value)
+    assert np.isnan(flat(aggregate(VOTES, given, mode))).all()
+
+
+def test_bits_are_packed_as_numpy_packs_them() -> None:
+    bits = np.random.default_rng(1).random(75) < 0.5
+    packed = _votes._pack(jnp.asarray(bits), 3)
+    filled = np.pad(bits, (0, 96 - 75))
+    np.testing.assert_array_equal(packed, np.packbits(filled, bitorder="little").view("<u4"))
+    np.testing.assert_array_equal(_votes._unpack(packed), filled)
+    np.testing.assert_array_equal(_votes._unpack(packed[None, :2]), filled[None, :64])
+
+
+@pytest.mark.parametrize(
+    ("workers", "coordinates", "words"),
+    # Words in the row of a worker: 100 coordinates of 3 workers fill 96 bits of 192.
+    [(1, 100, 4), (2, 64, 1), (2, 65, 2), (3, 100, 2), (8, 1, 1), (8, 4096, 16)],
+)
+def test_bytes(workers: int, coordinates: int, words: int) -> None:
+    given = jnp.ones((workers, coordinates))
+    arguments = given, initial(VOTES, given, "checked"), jnp.ones(workers)
+    sent = jaxcomm.wire.account(aggregator(VOTES, workers, "checked"), *arguments)
+    flag = 2 * (workers - 1) / workers * 4
+    assert sent.bytes_per_worker == pytest.approx(2 * (workers - 1) * words * 4 + flag)
+
+
+def test_only_words_travel_in_the_compiled_program() -> None:
+    given = jnp.ones((8, 4096))
+    arguments = given, initial(VOTES, given, "checked"), jnp.ones(8)
+    elements = compiled_collectives(aggregator(VOTES, 8, "checked"), arguments)
+    assert elements == {"u32": 128 + 128, "f32": 1}
+
+
+def test_empty_trees_and_empty_leaves() -> None:
+    assert aggregate(VOTES, {"a": jnp.zeros((2, 0))}, "checked")["a"].shape == (2, 0)
+    nothing = jax.vmap(lambda x: VOTES.update({}, optax.EmptyState()), axis_name="data")
+    assert nothing(jnp.ones(2)) == ({}, optax.EmptyState())
+
+
+def test_several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_buckets, "BUCKET_BYTES", 4 * 40)
+    given, tx = ballots(3), jaxcomm.votes()
+    np.testing.assert_array_equal(flat(aggregate(tx, given)), np.tile(elected(flat(given)), (3, 1)))
+    arguments = given, initial(tx, given, "checked"), jnp.ones(3)
+    sent = jaxcomm.wire.account(aggregator(tx, 3, "checked"), *arguments)
+    # 10 + 1 coordinates, 111 of a leaf that stands alone, 1: rows of 1, 2 and 1 words.
+    assert sent.bytes_per_worker == pytest.approx(2 * 2 * (1 + 2 + 1) * 4 + 2 * 2 / 3 * 4)
+
+
+def test_votes_have_no_weights() -> None:
+    with pytest.raises(ValueError, match="`votes` takes no `weight`"):
+        aggregate(VOTES, jnp.ones((2, 3)), weights=[1.0, 2.0])
+
+
+def test_integers_are_an_error() -> None:
+    with pytest.raises(ValueError, match="int32: only floating-point leaves"):
+        aggregate(VOTES, jnp.ones((2, 3), jnp.int32))
+
+
+def test_between_stages_of_a_hierarchy() -> None:
+    axes = ("dcn", "ici")
+    mesh = jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
+    rng = np.random.default_rng(3)
+    given = {"a": jnp.asarray(rng.normal(size=(8, 21)), jnp.float32), "empty": jnp.zeros((8, 0))}
+    means = np.asarray(given["a"]).reshape(2, 4, 21).mean(axis=1)
+    signs = elected(np.asarray(given["a"]).reshape(2, 4, 21).swapaxes(0, 1))
+    expected = {"ring first": elected(means), "votes first": signs.mean(axis=0)}
+    for name, stages in {
+        "ring first": (jaxcomm.ring_mean("ici"), jaxcomm.votes("dcn")),
+        "votes first": (jaxcomm.votes("ici"), jaxcomm.ring_mean("dcn")),
+    }.items():
+        tx = jaxcomm.hierarchical(*stages)
+
+        def average(updates: Any, tx: Any = tx) -> Any:
+            own = jax.tree.map(lambda x: x[0], updates)
+            return tx.update(own, tx.init(own))[0]
+
+        run = jax.shard_map(
+            average, mesh=mesh, in_specs=PartitionSpec(axes), out_specs=PartitionSpec()
+        )
+        np.testing.assert_allclose(jax.jit(run)(given)["a"], expected[name], atol=1e-6)
+        alone = {"empty": given["empty"]}
+        assert jax.jit(run)(alone)["empty"].shape == (0,)

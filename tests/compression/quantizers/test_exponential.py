@@ -1,0 +1,140 @@
+"""Powers of two against exact probabilities, and the growth of their second moment."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+import jaxcomm
+from jaxcomm import Coins
+from jaxcomm.compression.quantizers import add_codes, exponential_dither, round_to_powers
+from tests.workers import draws
+
+DRAWS = 40_000
+
+
+def _value(codes: np.ndarray) -> np.ndarray:
+    """The number that a code stands for, from its definition."""
+    exponents = (codes & 127).astype(np.int64)
+    return np.where(exponents == 0, 0.0, np.where(codes & 128, -1.0, 1.0) * 2.0**-exponents)
+
+
+def _code(sign: int, exponent: int) -> int:
+    return exponent | (128 if sign < 0 else 0)
+
+
+def test_the_papers_example() -> None:
+    # 0.3 lies between 0.25 and 0.5 and goes up with probability 20 %.
+    codes = np.asarray(round_to_powers(jnp.full(DRAWS, 0.3), jax.random.key(0)))
+    assert set(np.unique(codes)) == {1, 2}
+    assert scipy.stats.binomtest(int(np.sum(codes == 1)), DRAWS, 0.2).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("y", [0.5, 0.25, -0.125, 2.0**-126, 0.0, -0.0])
+def test_powers_of_two_and_zero_are_exact(y: float) -> None:
+    codes = np.asarray(round_to_powers(jnp.full(100, y, jnp.float32), jax.random.key(0)))
+    np.testing.assert_array_equal(_value(codes), y)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((1, 3), (1, 3)), ((1, 3), (1, 4)), ((1, 3), (1, 6)), ((1, 3), (-1, 3)), ((1, 3), (-1, 4)),
+        ((1, 3), (-1, 6)), ((-1, 5), (1, 2)), ((-1, 2), (-1, 5)), ((1, 1 + 1), (1, 100)),
+    ],
+)  # fmt: skip
+def test_sums_have_the_exact_mean(a: tuple[int, int], b: tuple[int, int]) -> None:
+    left, right = jnp.full(DRAWS, _code(*a), jnp.uint8), jnp.full(DRAWS, _code(*b), jnp.uint8)
+    total = _value(np.asarray(add_codes(left, right, jax.random.key(1))))
+    exact = a[0] * 2.0 ** -a[1] + b[0] * 2.0 ** -b[1]
+    powers = np.unique(np.abs(total[total != 0]))
+    assert np.all(np.log2(powers) == np.round(np.log2(powers))) and len(powers) <= 2
+    deviation = total.std() / DRAWS**0.5
+    unseen = 20 * 2.0 ** -min(a[1], b[1]) / DRAWS
+    assert abs(total.mean() - exact) <= 5.5 * deviation + unseen
+    assert np.mean(total**2) <= 9 / 8 * exact**2 + 6 * np.std(total**2) / DRAWS**0.5 + unseen**2
+    np.testing.assert_array_equal(
+        np.asarray(add_codes(right, left, jax.random.key(1))) & 127, _value_exponents(total)
+    )
+
+
+def _value_exponents(total: np.ndarray) -> np.ndarray:
+    safe = np.where(total == 0, 1, np.abs(total))
+    return np.where(total == 0, 0, -np.log2(safe)).astype(np.uint8)
+
+
+def test_zero_is_neutral_and_opposites_cancel() -> None:
+    codes = jnp.arange(256, dtype=jnp.uint8)
+    codes = codes[codes & 127 != 0]
+    zero = jnp.zeros_like(codes)
+    key = jax.random.key(2)
+    np.testing.assert_array_equal(add_codes(codes, zero, key), codes)
+    np.testing.assert_array_equal(add_codes(zero, codes, key), codes)
+    np.testing.assert_array_equal(add_codes(codes, codes ^ 128, key), zero)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8, 16, 64])
+def test_exponents_never_leave_their_field(workers: int) -> None:
+    # All workers at the extreme: the sum must not carry out of the exponents, which would read 0.
+    tx = jaxcomm.global_qsgd(dithering="exponential")
+    given = jnp.asarray(np.tile([1.0, -1.0, 0.9, 0.6], (workers, 1)), jnp.float32)
+    result = draws(tx, given, 50)
+    assert np.all(np.abs(result) >= 0.25) and np.all(np.sign(result) == [1, -1, 1, 1])
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+def test_the_second_moment_grows_by_nine_eighths_a_hop(workers: int) -> None:
+    # Workers hold one vector of magnitude 4/3 of a power of two, where one rounding is worst.
+    given = jnp.full((workers, 2000), 4 / 3).at[:, 0].set(2.0)
+    growth = {}
+    for reduce in ("tree", "two_stage"):
+        tx = jaxcomm.global_qsgd(dithering="exponential", reduce=reduce)
+        sample = draws(tx, given, 10)[:, 1:]
+        growth[reduce] = np.mean(sample**2) / (4 / 3) ** 2
+        np.testing.assert_allclose(sample.mean(), 4 / 3, rtol=0.02)
+    bound = (9 / 8) ** (1 + np.log2(workers))
+    assert 1.05 < growth["tree"] <= bound * 1.01
+    assert growth["two_stage"] <= (1 + 1 / (8 * workers)) * 9 / 8 * 1.01
+    # One rounding after the sum, where the tree has log2(n).
+    assert growth["two_stage"] <= growth["tree"] * 1.02
+
+
+@pytest.mark.parametrize(("workers", "theta"), [(4, 0.245), (16, 0.417), (64, 0.66)])
+def test_theta_of_gaussian_updates(workers: int, theta: float) -> None:
+    # Values of theta * n that an independent simulation gave for iid normal inputs.
+    rng = np.random.default_rng(0)
+    given = rng.normal(size=(workers, 500)).astype(np.float32)
+    tx = jaxcomm.global_qsgd(dithering="exponential")
+    errors = np.sum((draws(tx, jnp.asarray(given), 40) - given.mean(axis=0)) ** 2, axis=1)
+    measured = errors.mean() * workers**2 / np.sum(given.astype(np.float64) ** 2)
+    np.testing.assert_allclose(measured, theta, rtol=0.12)
+
+
+def test_workers_draw_apart() -> None:
+    # Opposite updates of equal magnitude cancel under a common coin, and rarely under own ones.
+    given = jnp.array([[1.0, *[0.7] * 500], [1.0, *[-0.7] * 500]])
+    (result,) = draws(jaxcomm.global_qsgd(dithering="exponential"), given, 1)
+    assert 100 < np.sum(result[1:] != 0) < 400
+
+
+@pytest.mark.parametrize(
+    "options", [{"levels": 4}, {"bits": 4}, {"norm": "l2"}, {"reduce": "sum"}, {"reduce": "ring"}]
+)
+def test_options_that_do_not_go_with_exponents(options: dict) -> None:
+    with pytest.raises(ValueError, match=r"dithering|combine|`reduce` must be one of"):
+        jaxcomm.global_qsgd(dithering="exponential", **options)
+    with pytest.raises(ValueError, match="`dithering` must be one of"):
+        jaxcomm.global_qsgd(dithering="natural")
+    with pytest.raises(ValueError, match="`merged_mean` needs a codec"):
+        jaxcomm.global_qsgd(reduce="tree")
+
+
+def test_codes_are_bytes() -> None:
+    codec = exponential_dither()
+    key = jax.random.key(0)
+    x = jnp.linspace(-1, 1, 7)
+    payload, _ = codec.encode(
+        Coins(key, key), codec.init(x), x, codec.measure(Coins(key, key), codec.init(x), x), 4
+    )
+    assert payload.codes.dtype == jnp.uint8 and payload.codes.shape == (7,)

@@ -1,0 +1,86 @@
+"""The sparse form: what it saves by the paper, and that too little room is seen."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm import wire
+from jaxcomm.compression.quantizers import nonzeros
+from tests.workers import aggregator, draws, initial
+
+D = 4096
+
+
+def _capacity(expected_of_all: float, workers: int) -> int:
+    """Room for one worker: its share of the expected non-zeros and six standard deviations."""
+    share = expected_of_all / workers
+    return int(share + 6 * share**0.5)
+
+
+def _sent(tx: object, given: jnp.ndarray) -> float:
+    run = aggregator(tx, len(given), "checked")
+    account = wire.account(run, given, initial(tx, given, "checked"), jnp.ones(len(given)))
+    gathers = [c.bytes_per_worker for c in account.collectives if c.primitive == "all_gather"]
+    return sum(gathers)
+
+
+@pytest.mark.parametrize("workers", [4])
+def test_bytes_shrink_by_the_root_of_the_workers_on_a_mesh(workers: int) -> None:
+    _bytes_shrink(workers, _sent)
+
+
+def _sent_simulated(tx: object, given: jnp.ndarray) -> float:
+    step = jaxcomm.simulate(lambda w, x: jnp.mean((x[0] - w) ** 2), tx, len(given))
+    state = jaxcomm.init(tx, given[0], len(given))
+    account = wire.account(step, given[0], state, given)
+    return sum(c.bytes_per_worker for c in account.collectives if c.primitive == "all_gather")
+
+
+@pytest.mark.parametrize("workers", [4, 16])
+def test_bytes_shrink_by_the_root_of_the_workers(workers: int) -> None:
+    _bytes_shrink(workers, _sent_simulated)
+
+
+def _bytes_shrink(workers: int, sent: object) -> None:
+    given = jnp.asarray(np.random.default_rng(0).normal(size=(workers, D)), jnp.float32)
+    common = _capacity((workers * D) ** 0.5, workers)
+    own = _capacity(workers * D**0.5, workers)
+    one_norm = jaxcomm.sparse_global_qsgd(capacity=common)
+    own_norms = jaxcomm.gathered_mean("data", nonzeros(capacity=own))
+    # The room for chance is relatively larger where fewer are expected.
+    ratio = sent(own_norms, given) / sent(one_norm, given)
+    assert 0.6 * workers**0.5 < ratio <= 1.05 * workers**0.5
+    for tx in (one_norm, own_norms):
+        assert np.isfinite(draws(tx, given, 20)).all()  # The room sufficed.
+
+
+def test_too_little_room_is_seen_by_every_worker() -> None:
+    given = jnp.ones((3, 64)).at[:, 0].set(4.0)
+    tx = jaxcomm.sparse_global_qsgd(capacity=1, levels=100)
+    run = aggregator(tx, 3, "checked")
+    results, _ = run(given, initial(tx, given, "checked"), jnp.ones(3))
+    assert np.isnan(np.asarray(results)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"capacity": 0}, "`capacity` must be a Python int of at least 1, got 0"),
+        ({"capacity": 2.5}, "`capacity` must be a Python int"),
+        ({"capacity": 4, "levels": 0}, "`levels` must be a Python int in"),
+        ({"capacity": 4, "norm": "l1"}, "`norm` must be one of"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        jaxcomm.sparse_global_qsgd(**options)
+
+
+def test_indices_are_as_narrow_as_they_can_be() -> None:
+    for size, dtype in ((2**16 - 1, "uint16"), (2**16, "uint32")):
+        tx = jaxcomm.sparse_global_qsgd(capacity=8)
+        given = jnp.zeros((2, size))
+        run = aggregator(tx, 2, "checked")
+        account = wire.account(run, given, initial(tx, given, "checked"), jnp.ones(2))
+        assert dtype in {str(c.dtype) for c in account.collectives if c.shape == (8,)}
