@@ -1,4 +1,4 @@
-"""`python -m experiments COMMAND`: compare, train, bench or figures."""
+"""`python -m experiments COMMAND`: compare, estimate, train, bench or figures."""
 
 import importlib
 import os
@@ -9,10 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.command_line import parse
-from experiments.configs import Bench, Digits, Figures, Train
+from experiments.configs import Bench, Digits, Estimate, Figures, Train
 from experiments.errors import ExperimentError, Interrupted
 
-COMMANDS = {"compare": Digits, "train": Train, "bench": Bench, "figures": Figures}
+COMMANDS = {
+    "compare": Digits,
+    "estimate": Estimate,
+    "train": Train,
+    "bench": Bench,
+    "figures": Figures,
+}
 
 DEFAULT_DEVICES = 8
 LEAST_THREADS = 16

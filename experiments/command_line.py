@@ -17,7 +17,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _describe(default: object) -> str:
-    shown = " ".join(default) if isinstance(default, tuple) else default
+    shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
     return "" if default is None else f" (default: {shown})"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments import acceptance, figures
 from experiments.configs import Digits
-from experiments.methods import parse_variant
+from experiments.methods import expand, parse_variant
 from experiments.progress import Progress
 from experiments.recording import NoRecord, Record, open_record
 from experiments.report import write_readme
@@ -44,6 +44,7 @@ def _run_all(
 ) -> list[dict[str, Any]]:
     """Every run, recorded as it goes; their last rows."""
     runs = []
+    width = max(15, *(len(program.variant.label) + 1 for program in programs))
     for program in programs:
         began = time.perf_counter()
         for seed in range(config.seeds):
@@ -53,7 +54,7 @@ def _run_all(
             seconds, began = time.perf_counter() - began, time.perf_counter()
             progress.advance(
                 len(runs),
-                f"{program.optimizer:5}{program.variant.label:15} seed {seed}: training loss "
+                f"{program.optimizer:5}{program.variant.label:{width}} seed {seed}: training loss "
                 f"{row['train_loss']:.4f}, test accuracy {100 * row['test_accuracy']:.1f} %, "
                 f"{seconds:.1f} s{'' if seed else ', compiling included'}",
             )
@@ -68,7 +69,7 @@ def main(config: Digits) -> int:
     """
     config = dataclasses.replace(
         config,
-        methods=tuple(dict.fromkeys(config.methods)),
+        methods=expand(config.methods),
         optimizers=tuple(dict.fromkeys(config.optimizers)),
     )
     programs = _make_programs(config)

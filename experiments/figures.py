@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from experiments import estimate_figure
 from experiments.configs import Figures
 from experiments.errors import ExperimentError
 from experiments.methods import parse_variant
@@ -69,9 +70,13 @@ def _draw_optimizer(
 def draw(folder: Path) -> Path:
     """Draws training loss against bytes sent, a panel an optimizer; the path of the figure.
 
+    Of an estimate, the error against bits.
+
     Raises:
       ExperimentError: If the folder is no record, or nothing was logged in it.
     """
+    if estimates := read_metrics(folder, "estimate"):
+        return estimate_figure.draw(folder, estimates)
     rows = read_metrics(folder, "step")
     if not rows:
         raise ExperimentError(f"{folder} has no logged step to draw.")

@@ -73,7 +73,7 @@ def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The rows of one kind, `"step"` or `"run"`, in a record.
+    """The rows of one kind, `"step"`, `"run"` or `"estimate"`, in a record.
 
     Raises:
       ExperimentError: If there is no such record, or a line is no JSON object.
@@ -121,8 +121,12 @@ class Record:
 
     def write(self, name: str, text: str) -> None:
         """Writes a file at once or not at all."""
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Writes a file that is no text, likewise."""
         draft = self.folder / f".{name}.draft"
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(content)
         draft.replace(self.folder / name)
 
     def _write_config(self, finished: bool) -> None:
@@ -157,6 +161,9 @@ class NoRecord:
     folder = None
 
     def write(self, name: str, text: str) -> None:
+        """Does nothing."""
+
+    def write_bytes(self, name: str, content: bytes) -> None:
         """Does nothing."""
 
     def add(self, row: dict[str, Any]) -> None:

@@ -1,13 +1,13 @@
 """The table of a record, from its raw metrics."""
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rich.table import Table
+
+from experiments import tables
 
 BASELINE = "mean"
 
@@ -100,28 +100,14 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def to_table(rows: Sequence[Row]) -> Table:
     """For the terminal."""
-    table = Table()
-    for position, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if position < 2 else "right")
-    previous = rows[0].optimizer if rows else None
-    for row in rows:
-        if row.optimizer != previous:
-            table.add_section()
-        previous = row.optimizer
-        table.add_row(*_cells(row))
-    return table
+    return tables.to_rich(HEADINGS, map(_cells, rows), left=2)
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
     """For a README."""
-    lines = [HEADINGS, ["---", "---", *["---:"] * (len(HEADINGS) - 2)], *map(_cells, rows)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return tables.to_markdown(HEADINGS, map(_cells, rows), left=2)
 
 
 def to_csv(rows: Sequence[Row]) -> str:
     """All digits of every column."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows(rows)
-    return text.getvalue()
+    return tables.to_csv(Row._fields, rows)

@@ -31,6 +31,12 @@ class Memory(NamedTuple):
     shared: PyTree  # equal on all workers: a running mean of what was sent
 
 
+def no_facts(workers: int) -> dict[str, float]:
+    """The `facts` of a codec that has nothing to tell."""
+    del workers
+    return {}
+
+
 class Codec(NamedTuple):
     """Pure functions between one float32 array and what is sent for it.
 
@@ -52,6 +58,8 @@ class Codec(NamedTuple):
       combine: `"sum"` where payloads of different workers may be added, a function
         `(coins, payload, payload) -> payload` where they may be merged otherwise, `None` where
         each has to be decoded by itself.
+      facts: `workers -> {name: number}`, what is known while tracing and worth telling with
+        `info=True`, such as the levels that `bits` leave.
     """
 
     init: Callable[[jax.Array], Memory]
@@ -61,6 +69,7 @@ class Codec(NamedTuple):
     decode: Callable[[jax.Array, PyTree, PyTree, int, int, tuple[int, ...]], jax.Array]
     settle: Callable[[Memory, jax.Array], tuple[jax.Array, Memory]]
     combine: str | Callable[[Coins, PyTree, PyTree], PyTree] | None
+    facts: Callable[[int], dict[str, float]] = no_facts
 
 
 def no_memory(x: jax.Array) -> Memory:

@@ -83,11 +83,12 @@ def global_qsgd(
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the rounding; may be traced.
       key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step, in three float32 scalars that
+      info: Whether the state's field `info` tells of the step, in float32 scalars that
         :func:`jaxcomm.make_step` copies into its metrics: means over workers of
         `compression_error`, the squared error of what a worker sent over the squared norm of what
-        it was given, and of `density`, the part of it that is not 0; and `residual_norm`, the root
-        of the mean squared l2 norm of what they remember. Another all-reduce of 12 bytes.
+        it was given, and of `density`, the part of it that is not 0; `residual_norm`, the root of
+        the mean squared l2 norm of what they remember; and `levels`, where there are any. Another
+        all-reduce of 12 bytes.
 
     Returns:
       A transformation to place before the optimizer. Updates come back equal on all workers, in

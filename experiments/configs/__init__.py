@@ -2,7 +2,8 @@
 
 from experiments.configs.bench import Bench
 from experiments.configs.digits import Digits
+from experiments.configs.estimate import Estimate
 from experiments.configs.figures import Figures
 from experiments.configs.train import Train
 
-__all__ = ["Bench", "Digits", "Figures", "Train"]
+__all__ = ["Bench", "Digits", "Estimate", "Figures", "Train"]

@@ -32,7 +32,7 @@ class Digits:
 
     methods: tuple[str, ...] = option(
         ("mean", "global_qsgd:8", "global_qsgd:16", "qsgd", "truncating", "top_1_percent"),
-        "what to compare, each METHOD or METHOD:BITS",
+        "what to compare, each METHOD or METHOD:BITS; all for every one there is",
         many=True,
     )
     optimizers: tuple[str, ...] = option(

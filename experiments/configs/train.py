@@ -22,7 +22,7 @@ class Train:
     Expected time: ten seconds for digits on two CPU cores.
     """
 
-    method: str = option("global_qsgd", "mean, global_qsgd, qsgd, truncating or top_1_percent")
+    method: str = option("global_qsgd", "such as mean, qsgd or two_stage; a wrong one lists all")
     bits: int | None = option(
         None, "bits a coordinate, where the method has them", positive_integer
     )

@@ -34,6 +34,7 @@ class Exchanged(NamedTuple):
     memories: list[Memory]  # of each unit, before `settle`
     finite: jax.Array  # bool[], whether all workers were
     sent: Callable[[], list[jax.Array]] | None = None  # what this worker sent, decoded; for `info`
+    added: int = 1  # how many payloads may be added before they are decoded; for `info`
 
 
 Exchange: TypeAlias = Callable[
@@ -83,7 +84,7 @@ def coded_mean(
             step=jnp.zeros((), jnp.uint32),
             own=PerWorker({axis: jax.tree.map(lambda x: x[None], own)}),
             shared=[memory.shared for memory in memories],
-            info=nothing_known() if info else (),
+            info=nothing_known(codec) if info else (),
         )
 
     @averages_over(axis_name)
@@ -113,7 +114,7 @@ def coded_mean(
             )
         everybody = (*outer_axes, *_axis.names(axis_name))
         coins = _noise.make_coins(state.key, state.step, len(units), _axis.index(everybody))
-        means, decided, finite, sent = Exchanged(*exchange(coins, memories, units))
+        means, decided, finite, sent, added = Exchanged(*exchange(coins, memories, units))
         settled = [codec.settle(*pair) for pair in zip(decided, means, strict=True)]
         kept = _keep_if(finite, [memory for _, memory in settled], memories)
         known: Any = ()
@@ -121,6 +122,7 @@ def coded_mean(
             if sent is None:
                 raise ValueError("`info=True` is not known to this way of forming a mean.")
             known = measure_info(everybody, units, sent(), [m.own for m in kept], finite)
+            known |= {name: jnp.float32(number) for name, number in codec.facts(added).items()}
         visible = [jnp.where(finite, update, jnp.nan) for update, _ in settled]
         return join(visible), AggregatorState(
             key=state.key,

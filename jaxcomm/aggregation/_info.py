@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import PyTree
+from jaxcomm._base import Codec, PyTree
 
 
 def require_switch(info: bool) -> None:
@@ -16,9 +16,12 @@ def require_switch(info: bool) -> None:
         )
 
 
-def nothing_known() -> dict[str, jax.Array]:
+MEASURED = ("compression_error", "density", "residual_norm")
+
+
+def nothing_known(codec: Codec) -> dict[str, jax.Array]:
     """The field `info` before the first step."""
-    return {name: jnp.zeros(()) for name in ("compression_error", "density", "residual_norm")}
+    return {name: jnp.zeros(()) for name in (*MEASURED, *codec.facts(1))}
 
 
 def measure_info(
@@ -61,5 +64,4 @@ def measure_info(
             ]
         )
         whole = lax.pmean(jnp.where(finite, own, jnp.nan), axes)
-        names = nothing_known()
-        return dict(zip(names, [whole[0], whole[1], jnp.sqrt(whole[2])], strict=True))
+        return dict(zip(MEASURED, [whole[0], whole[1], jnp.sqrt(whole[2])], strict=True))

@@ -104,7 +104,9 @@ def merged_mean(
             means.append(codec.decode(coin.public, whole, agreement, workers, workers, x.shape))
             after.append(memory)
             sent.append((coin.public, payload, agreement, workers, 1, x.shape))
-        return Exchanged(means, after, finite, lambda: [codec.decode(*each) for each in sent])
+        return Exchanged(
+            means, after, finite, lambda: [codec.decode(*each) for each in sent], workers
+        )
 
     return coded_mean(
         axis_name,

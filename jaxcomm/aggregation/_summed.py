@@ -77,7 +77,9 @@ def summed_mean(
             means.append(codec.decode(coin.public, total, agreement, workers, workers, x.shape))
             after.append(memory)
             sent.append((coin.public, payload, agreement, workers, 1, x.shape))
-        return Exchanged(means, after, finite, lambda: [codec.decode(*each) for each in sent])
+        return Exchanged(
+            means, after, finite, lambda: [codec.decode(*each) for each in sent], workers
+        )
 
     return coded_mean(
         axis_name,

@@ -108,9 +108,8 @@ def test_zeros_huge_updates_weights_and_nan() -> None:
     run = aggregator(tx, 2, "vmap", weighted=True)
     told = lambda x, w: run(x, initial(tx, x, "vmap"), jnp.asarray(w))[1].info  # noqa: E731
     ones, draw = np.ones(2, np.float32), np.random.default_rng(1).normal(size=(2, 8))
-    assert {k: float(v) for k, v in told(jnp.zeros((2, 8)), ones).items()} == dict.fromkeys(
-        NAMES, 0.0
-    )
+    silent = {k: float(v) for k, v in told(jnp.zeros((2, 8)), ones).items()}
+    assert silent == dict.fromkeys(NAMES, 0.0) | {"levels": 4}
     plain = told(jnp.asarray(draw, jnp.float32), ones)
     huge = told(jnp.asarray(draw, jnp.float32) * 2.0**125, ones)
     np.testing.assert_allclose(huge["compression_error"], plain["compression_error"], rtol=1e-5)
@@ -118,7 +117,7 @@ def test_zeros_huge_updates_weights_and_nan() -> None:
     lone = told(jnp.asarray(draw, jnp.float32), np.array([1, 0], np.float32))
     assert 0 < lone["density"] <= 0.5
     broken = told(jnp.asarray(draw, jnp.float32).at[0, 0].set(jnp.nan), ones)
-    assert all(np.isnan(value) for value in broken.values())
+    assert all(np.isnan(broken[name]) for name in NAMES) and broken["levels"] == 4
 
 
 def loss_fn(params: Any, batch: jax.Array) -> jax.Array:
@@ -139,7 +138,7 @@ def test_metrics(kind: str) -> None:
 
     coded = jaxcomm.global_qsgd(levels=4, info=True)
     state, told = metrics(optax.chain(coded, optax.sgd(0.1)))
-    assert set(told) == {"loss", *(f"info/{name}" for name in NAMES)}
+    assert set(told) == {"loss", "info/levels", *(f"info/{name}" for name in NAMES)}
     for name in NAMES:
         assert told[f"info/{name}"] == state[0].info[name]
     assert told["info/compression_error"] > 0
@@ -149,7 +148,7 @@ def test_metrics(kind: str) -> None:
     tx = optax.partition({"coarse": coded, "fine": jaxcomm.qsgd(info=True)}, labels)
     _, told = metrics(optax.chain(tx, optax.sgd(0.1)))
     paths = {key.rpartition("/")[0] for key in told} - {""}
-    assert len(paths) == 2 and len(told) == 7
+    assert len(paths) == 2 and len(told) == 9
     assert {p.split("/")[0] for p in paths} == {"info"}
     assert {"coarse" in p for p in paths} == {"fine" in p for p in paths} == {True, False}
     _, told = metrics(jaxcomm.accumulate(optax.chain(coded, optax.sgd(0.1)), 2))
@@ -167,6 +166,23 @@ def test_in_a_hierarchy_all_workers_count() -> None:
     )
     assert {"info/0/density", "info/1/density"} <= set(told)
     assert 0 < state[0].info["compression_error"] < 1
+
+
+LEVELS = {
+    "15 by default": (lambda **o: jaxcomm.global_qsgd(**o), 15),
+    "what 8 bits leave of 4 workers": (lambda **o: jaxcomm.global_qsgd(bits=8, **o), 31),
+    "what 8 bits leave alone": (lambda **o: jaxcomm.qsgd(**o), 127),
+    "of the sparse form": (lambda **o: jaxcomm.sparse_global_qsgd(capacity=16, levels=2, **o), 2),
+    "between two stages": (lambda **o: jaxcomm.global_qsgd(bits=4, reduce="two_stage", **o), 7),
+}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_levels_in_use(name: str) -> None:
+    build, levels = LEVELS[name]
+    given, tx = gradients(4), build(info=True)
+    _, state = aggregator(tx, 4, "checked")(given, initial(tx, given, "checked"), jnp.ones(4))
+    assert state.info["levels"] == levels
 
 
 def test_bad_switches() -> None:

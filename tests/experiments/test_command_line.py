@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import experiments
@@ -61,6 +62,10 @@ def read_config(folder: Path) -> dict:
         ("train --bitz 8", "unrecognized arguments: --bitz 8"),
         ("compare --optimizers rmsprop", "invalid choice: 'rmsprop'"),
         ("train --method foo", "no method 'foo'"),
+        ("estimate --draws 0", "--draws: must be an integer of at least 1, got '0'"),
+        ("estimate --methods mean foo", "no method 'foo'"),
+        ("estimate --devices 1", "at least 2 workers"),
+        ("estimate --methods global_qsgd:4 --steps 1", "`bits`=4"),
         ("train --dataset mnist --data nowhere", "nowhere is not a folder"),
         ("figures nowhere", "nowhere/metrics.jsonl cannot be read"),
     ],
@@ -130,6 +135,34 @@ def test_compare_leaves_a_record_that_parses(tmp_path: Path) -> None:
     )
     assert (folder / "README.md").read_text(encoding="utf-8").startswith("# Does 8-bit")
     figure = folder / "loss_against_bytes.png"
+    figure.unlink()
+    assert run("figures", str(folder))[0] == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_estimate_leaves_a_record_that_parses(tmp_path: Path) -> None:
+    methods = ["--methods", "mean", "global_qsgd:6", "global_qsgd:8", "two_stage:8"]
+    lengths = ["--steps", "3", "1", "--draws", "2", "--batch", "32", "--devices", "4"]
+    keep = ["--records", str(tmp_path), "--record", "tiny"]
+    code, stdout, stderr = run("estimate", *methods, *lengths, *keep)
+    assert (code, stderr) == (0, "")
+    assert "bits/coordinate" in stdout
+    (folder,) = tmp_path.glob("*_tiny")
+    assert read_config(folder)["finished"] and read_config(folder)["steps"] == [1, 3]
+    rows = read_rows(folder)
+    assert [(row["method"], row["step"]) for row in rows] == [
+        (method, step) for method in methods[1:] for step in (1, 3)
+    ]
+    with (folder / "table.csv").open(encoding="utf-8") as file:
+        table = {row["method"]: row for row in csv.DictReader(file)}
+    assert list(table) == methods[1:]
+    assert float(table["mean"]["error"]) < 1e-12 < float(table["global_qsgd:8"]["error"])
+    assert float(table["mean"]["bits_per_coordinate"]) == 64 * 3 / 4
+    with np.load(folder / "gradients.npz") as saved:
+        assert saved["step"] == 3 and saved["gradients"].dtype == np.float32
+        assert len(saved["gradients"]) == 4
+    assert (folder / "README.md").read_text(encoding="utf-8").startswith("# How far")
+    figure = folder / "error_against_bits.png"
     figure.unlink()
     assert run("figures", str(folder))[0] == 0
     assert figure.read_bytes().startswith(b"\x89PNG")

@@ -189,4 +189,5 @@ def dither(
         decode=decode,
         settle=settled,
         combine="sum",
+        facts=lambda workers: {"levels": _fields.choose_field(levels, bits, workers).levels},
     )

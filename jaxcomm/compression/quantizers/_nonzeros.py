@@ -88,4 +88,5 @@ def nonzeros(*, levels: int = 1, capacity: int, norm: Literal["max", "l2"] = "l2
         decode=decode,
         settle=settled,
         combine=None,
+        facts=lambda workers: {"levels": levels},
     )

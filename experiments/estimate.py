@@ -1,0 +1,207 @@
+"""Distributed mean estimation: the error of each method on the gradients of a training run."""
+
+import dataclasses
+import inspect
+import io
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, PartitionSpec
+
+import jaxcomm
+from experiments import estimate_figure, figures
+from experiments.configs import Estimate
+from experiments.errors import ExperimentError
+from experiments.estimate_table import (
+    EXACT,
+    Row,
+    state_frontier,
+    summarize,
+    to_csv,
+    to_markdown,
+    to_table,
+)
+from experiments.methods import Variant, expand, parse_variant
+from experiments.progress import Progress
+from experiments.recording import describe_command, open_record
+from experiments.task import Task
+from experiments.train import make_mesh, make_program
+
+BASELINE = "mean"
+GRADIENTS = "gradients.npz"
+CAVEAT = (
+    "These are gradients of one small network, which fits into one bucket. Methods differ in how "
+    "many numbers share a norm: all of them in `global_qsgd` and `qsgd`, 256 in `two_stage` and "
+    "`mean_float8`; more numbers to a norm make more noise, so other sizes have other errors."
+)
+
+
+def collect_gradients(config: Estimate, task: Task, mesh: Mesh) -> dict[int, np.ndarray]:
+    """Each worker's own gradient, float32[workers, d], at each step of one run.
+
+    The gradient at step 1 is that of the first weights.
+    """
+
+    @jax.jit
+    def local_gradients(params: Any, batch: Any) -> jax.Array:
+        def on_worker(params: Any, batch: Any) -> jax.Array:
+            _, gradient = jaxcomm.local_value_and_grad(task.loss)(params, batch)
+            return ravel_pytree(gradient)[0][None]
+
+        specs = jaxcomm.state_specs(params), PartitionSpec("data")
+        return jax.shard_map(on_worker, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("data"))(
+            params, batch
+        )
+
+    exact = parse_variant(BASELINE)
+    program = make_program(task, exact, "sgd", config.learning_rate, config.batch, mesh)
+    params, opt_state = program.start(config.seed)
+    batches, gradients = task.batches(config.seed, config.batch), {}
+    for number in range(1, max(config.steps) + 1):
+        batch = next(batches)
+        if number in config.steps:
+            gradients[number] = np.asarray(local_gradients(params, batch))
+        params, opt_state, _ = program.step(params, opt_state, batch)
+    return gradients
+
+
+def make_estimator(variant: Variant, mesh: Mesh) -> Callable[..., jax.Array]:
+    """`(seed, float32[workers, d]) -> float32[d]`: the mean as the method forms it."""
+
+    @jax.jit
+    def estimate(seed: jax.Array, gradients: jax.Array) -> jax.Array:
+        def on_worker(seed: jax.Array, gradient: jax.Array) -> jax.Array:
+            aggregator = variant.build(seed)
+            return aggregator.update(gradient[0], aggregator.init(gradient[0]))[0]
+
+        specs = PartitionSpec(), PartitionSpec("data")
+        return jax.shard_map(on_worker, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())(
+            seed, gradients
+        )
+
+    return estimate
+
+
+def count_bytes(estimate: Callable[..., jax.Array], shape: tuple[int, int]) -> float:
+    """What a worker sends for one estimate.
+
+    Raises:
+      ExperimentError: If the method cannot work with so many workers.
+    """
+    arguments = jax.ShapeDtypeStruct((), np.uint32), jax.ShapeDtypeStruct(shape, np.float32)
+    try:
+        return jaxcomm.wire.account(estimate, *arguments).bytes_per_worker
+    except ValueError as error:
+        raise ExperimentError(str(error)) from error
+
+
+def measure(
+    estimate: Callable[..., jax.Array], gradients: np.ndarray, draws: int, first_seed: int
+) -> dict[str, float]:
+    """Errors relative to the squared norm of the mean, over draws with seeds that follow on.
+
+    `squared_bias` is an unbiased estimate of it, and so may be below 0.
+    """
+    mean = gradients.astype(np.float64).mean(axis=0)
+    seeds = [np.uint32(first_seed + draw) for draw in range(draws)]
+    updates = np.stack([np.asarray(estimate(seed, gradients), np.float64) for seed in seeds])
+    scale = np.vdot(mean, mean)
+    errors = np.square(updates - mean).sum(axis=1) / scale
+    average = updates.mean(axis=0)
+    variance = np.square(updates - average).sum() / scale / max(1, draws - 1)
+    return {
+        "error": float(errors.mean()),
+        "error_sd": float(errors.std(ddof=1)) if draws > 1 else float("nan"),
+        "squared_bias": float(np.square(average - mean).sum() / scale - variance / draws),
+    }
+
+
+def _write_readme(config: Estimate, shape: tuple[int, int], rows: Sequence[Row]) -> str:
+    question = (inspect.getdoc(config) or "").splitlines()[0]
+    workers, size = shape
+    steps = ", ".join(map(str, config.steps))
+    return (
+        f"# {question}\n\n"
+        f"{config.dataset}, {workers} workers, {size:,} coordinates: the gradients of step {steps} "
+        f"of one run of SGD with momentum and the exact mean, {config.batch} examples a step, "
+        f"learning rate {config.learning_rate}; {config.draws} draws of the rounding a step.\n\n"
+        f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
+        f"setting in `config.json`, each step's errors in `metrics.jsonl`, the workers' gradients "
+        f"at step {max(config.steps)} in `{GRADIENTS}`; the others follow from the seed.\n\n"
+        f"{to_markdown(rows)}\n"
+        "The error is E‖G - mean‖² / ‖mean‖² of an estimate G, averaged over draws and then over "
+        "steps, whose range stands beside it. The share of bias is the part of it that more draws "
+        "would not average away, ‖E G - mean‖² over the error: about 0 for what rounds without "
+        "bias, 1 for what draws nothing. Bytes are what a worker sends, as `jaxcomm.wire.account` "
+        f"counts them; bits are theirs a coordinate, of which a float32 all-reduce takes "
+        f"{64 * (workers - 1) / workers:g}; the ratio is to that. Errors up to {EXACT:.0e} are "
+        "those of adding float32 in another order; an error of 1 is that of the estimate 0, which "
+        "costs nothing.\n\n"
+        f"{state_frontier(rows)} {CAVEAT}\n\n"
+        f"![Error against bits a coordinate]({estimate_figure.NAME})\n"
+    )
+
+
+def _save_gradients(gradients: np.ndarray, step: int) -> bytes:
+    content = io.BytesIO()
+    np.savez_compressed(content, gradients=gradients, step=step)
+    return content.getvalue()
+
+
+def main(config: Estimate) -> int:
+    """Compares errors, as `python -m experiments estimate` asks; the exit code."""
+    config = dataclasses.replace(
+        config, methods=expand(config.methods), steps=tuple(sorted(set(config.steps)))
+    )
+    variants = [parse_variant(label) for label in config.methods]
+    mesh = make_mesh(config.devices)
+    if mesh.size < 2:
+        raise ExperimentError("an estimate takes at least 2 workers, got --devices 1.")
+    # Few levels are what is measured here.
+    warnings.filterwarnings("ignore", "`bits`=", UserWarning)
+    task = Task(config.dataset)
+    shape = mesh.size, sum(leaf.size for leaf in jax.tree.leaves(task.first_weights(config.seed)))
+    full = count_bytes(make_estimator(parse_variant(BASELINE), mesh), shape)
+    estimators = {variant.label: make_estimator(variant, mesh) for variant in variants}
+    sent = {label: count_bytes(estimate, shape) for label, estimate in estimators.items()}
+    gradients = collect_gradients(config, task, mesh)
+    estimates = []
+    with open_record(config) as record, Progress(len(estimators)) as progress:
+        progress.say(
+            f"{len(estimators)} methods; gradients of {shape[0]} workers at {len(gradients)} steps"
+        )
+        record.write_bytes(GRADIENTS, _save_gradients(gradients[max(gradients)], max(gradients)))
+        for done, (label, estimate) in enumerate(estimators.items(), 1):
+            began = time.perf_counter()
+            cost = {
+                "bytes_per_worker": sent[label],
+                "bits_per_coordinate": 8 * sent[label] / shape[1],
+                "bytes_ratio": sent[label] / full,
+            }
+            for position, (step, of_step) in enumerate(gradients.items()):
+                first_seed = config.seed + position * config.draws
+                row = {"kind": "estimate", "method": label, "step": step, "draws": config.draws}
+                row |= measure(estimate, of_step, config.draws, first_seed) | cost
+                record.add(row)
+                estimates.append(row)
+            seconds, latest = time.perf_counter() - began, summarize(estimates)[-1]
+            progress.advance(
+                done,
+                f"{label:34} error {latest.error:.2e} at {latest.bits_per_coordinate:5.2f} bits "
+                f"a coordinate, {seconds:.1f} s",
+            )
+        rows = summarize(estimates)
+        progress.say(to_table(rows))
+        progress.say(state_frontier(rows))
+        record.write("table.csv", to_csv(rows))
+        record.write("README.md", _write_readme(config, shape, rows))
+        if record.folder:
+            figures.draw(record.folder)
+            progress.say(f"Record: {record.folder}")
+        record.finish()
+    return 0

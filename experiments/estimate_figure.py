@@ -1,0 +1,162 @@
+"""The figure of an estimate: error against bits a coordinate."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.transforms import Bbox
+
+from experiments.estimate_table import EXACT, Row, summarize
+from experiments.methods import parse_variant
+
+NAME = "error_against_bits.png"
+TICKS = (0.5, 1, 2, 4, 8, 16, 32, 64, 128)
+
+# Where a label may stand beside its point, in the order of preference.
+PLACES = (
+    (7, 0, "left", "center"),
+    (-7, 0, "right", "center"),
+    (0, 7, "center", "bottom"),
+    (0, -7, "center", "top"),
+    (6, 6, "left", "bottom"),
+    (6, -6, "left", "top"),
+    (-6, 6, "right", "bottom"),
+    (-6, -6, "right", "top"),
+    (6, 18, "left", "bottom"),
+    (6, -18, "left", "top"),
+)
+
+LATER = 15  # Square pixels that a name may cover before the next place is better.
+
+
+def _overlap(first: Bbox, second: Bbox) -> float:
+    common = Bbox.intersection(first, second)
+    return common.width * common.height if common else 0.0
+
+
+def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The variants of each method, in the order of their bits."""
+    curves: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.bits_per_coordinate):
+        curves.setdefault(parse_variant(row.method).method, []).append(row)
+    return curves
+
+
+def _occupied(axes: Axes, curve: Sequence[Row]) -> Iterator[Bbox]:
+    """Boxes, in pixels, around the points of a curve and along the lines between them."""
+    pixels = axes.transData.transform
+    ends = pixels([(row.bits_per_coordinate, row.error) for row in curve])
+    for (x, y), row in zip(ends, curve, strict=True):
+        bar = [(row.bits_per_coordinate, end) for end in (row.least_error, row.most_error)]
+        (_, low), (_, high) = pixels(bar)
+        yield Bbox.from_extents(x - 9, min(low, y - 9), x + 9, max(high, y + 9))
+    for start, end in itertools.pairwise(ends):
+        for part in np.linspace(0, 1, 40):
+            x, y = start + part * (end - start)
+            yield Bbox.from_extents(x - 2, y - 2, x + 2, y + 2)
+
+
+def _label(axes: Axes, curves: Mapping[str, Sequence[Row]], colors: Mapping[str, Any]) -> None:
+    """Names each point where the name covers least of what is there already."""
+    renderer = axes.get_figure().canvas.get_renderer()
+    frame = axes.get_window_extent(renderer)
+    taken = [box for curve in curves.values() for box in _occupied(axes, curve)]
+
+    def put(row: Row, color: Any, place: tuple[float, float, str, str]) -> Text:
+        x, y, horizontal, vertical = place
+        return axes.annotate(
+            row.method,
+            (row.bits_per_coordinate, row.error),
+            xytext=(x, y),
+            textcoords="offset points",
+            ha=horizontal,
+            va=vertical,
+            fontsize=8,
+            color=color,
+        )
+
+    def covered(text: Text) -> float:
+        box = text.get_window_extent(renderer)
+        text.remove()
+        outside = box.width * box.height - _overlap(box, frame)
+        return 10 * outside + sum(_overlap(box, other) for other in taken)
+
+    # Downwards, so that the names of points close together are in their order.
+    for row in sorted(itertools.chain(*curves.values()), key=lambda row: -row.error):
+        color = [0.75 * part for part in colors[parse_variant(row.method).method]]
+        costs = [
+            covered(put(row, color, place)) + LATER * rank for rank, place in enumerate(PLACES)
+        ]
+        text = put(row, color, PLACES[costs.index(min(costs))])
+        taken.append(text.get_window_extent(renderer))
+
+
+def _draw_curve(axes: Axes, curve: Sequence[Row], color: Any, is_control: bool) -> None:
+    below = [max(0.0, row.error - row.least_error) for row in curve]
+    above = [max(0.0, row.most_error - row.error) for row in curve]
+    axes.errorbar(
+        [row.bits_per_coordinate for row in curve],
+        [row.error for row in curve],
+        yerr=(below, above),
+        color=color,
+        marker="X" if is_control else "o",
+        markersize=6,
+        zorder=4 if is_control else 3,
+        linewidth=1,
+        linestyle="--",
+        capsize=2,
+    )
+
+
+def _mark_exact(axes: Axes, exact: Sequence[Row]) -> None:
+    """A line at the bits of what has no error to show on a logarithmic axis."""
+    bits = min(row.bits_per_coordinate for row in exact)
+    axes.axvline(bits, color="black", linestyle=":", linewidth=1)
+    axes.text(
+        1.04 * bits,
+        0.02,
+        "exact: " + ", ".join(row.method for row in exact),
+        transform=axes.get_xaxis_transform(),
+        rotation=90,
+        va="bottom",
+        fontsize=8,
+    )
+
+
+def draw(folder: Path, estimates: Sequence[dict[str, Any]]) -> Path:
+    """Draws the rows of `metrics.jsonl`; the path of the figure."""
+    rows = summarize(estimates)
+    exact = [row for row in rows if row.error <= EXACT]
+    curves = _curves([row for row in rows if row.error > EXACT])
+    palette = itertools.cycle(matplotlib.colormaps["tab10"].colors)
+    colors = dict(zip(curves, palette, strict=False))
+    figure = Figure(figsize=(9, 6.4))
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0.09, 0.1, 0.88, 0.83))
+    for family, curve in curves.items():
+        _draw_curve(axes, curve, colors[family], parse_variant(family).is_control)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    bits = [row.bits_per_coordinate for row in rows]
+    axes.set_xlim(0.6 * min(bits), 1.8 * max(bits))
+    axes.set_xticks([tick for tick in TICKS if 0.6 * min(bits) <= tick <= 1.8 * max(bits)])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("bits sent per coordinate and worker")
+    axes.set_ylabel("E‖G - mean‖² / ‖mean‖²")
+    axes.set_title("Error of the mean: average and range over steps (crosses: controls)", size=10)
+    axes.grid(which="major", alpha=0.25)
+    if exact:
+        _mark_exact(axes, exact)
+    _label(axes, curves, colors)
+    path = folder / NAME
+    figure.savefig(path, dpi=150)
+    return path

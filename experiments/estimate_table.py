@@ -1,0 +1,123 @@
+"""The table of an estimate, from its raw metrics."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from experiments import tables
+
+# Float32 sums in another order differ by less, relative to the squared norm of the mean.
+EXACT = 1e-12
+
+
+class Row(NamedTuple):
+    """One method: means over steps, and the range of its error over them."""
+
+    method: str
+    error: float
+    least_error: float
+    most_error: float
+    bias_share: float
+    bytes_per_worker: float
+    bits_per_coordinate: float
+    bytes_ratio: float
+    error_times_bits: float
+
+
+def summarize(estimates: Iterable[dict[str, Any]]) -> list[Row]:
+    """One row a method, in the order they were run."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for estimate in estimates:
+        groups.setdefault(estimate["method"], []).append(estimate)
+    rows = []
+    for method, group in groups.items():
+        errors, first = [each["error"] for each in group], group[0]
+        error, bits = statistics.mean(errors), first["bits_per_coordinate"]
+        bias = statistics.mean(each["squared_bias"] for each in group)
+        rows.append(
+            Row(
+                method,
+                error,
+                min(errors),
+                max(errors),
+                bias / error if error > EXACT else math.nan,
+                first["bytes_per_worker"],
+                bits,
+                first["bytes_ratio"],
+                error * bits,
+            )
+        )
+    return rows
+
+
+def frontier(rows: Sequence[Row]) -> list[Row]:
+    """The methods that no other beats in error and bits, fewest bits first.
+
+    None has an error of 1 or more, which the estimate 0 has without sending anything.
+    """
+    cost = {row: (row.bits_per_coordinate, max(row.error, EXACT)) for row in rows}
+
+    def is_beaten(row: Row) -> bool:
+        bits, error = cost[row]
+        others = [cost[other] for other in rows if other is not row]
+        return any(b <= bits and e <= error and (b, e) != (bits, error) for b, e in others)
+
+    kept = [row for row in rows if row.error < 1 and not is_beaten(row)]
+    return sorted(kept, key=lambda row: row.bits_per_coordinate)
+
+
+def state_frontier(rows: Sequence[Row]) -> str:
+    """In one sentence."""
+    names = ", ".join(f"`{row.method}`" for row in frontier(rows))
+    return f"Beaten by no other in both error and bits, from fewest bits to most: {names}."
+
+
+HEADINGS = (
+    "method",
+    "error",
+    "over steps",
+    "share of bias",
+    "bytes/worker",
+    "bits/coordinate",
+    "ratio",
+    "error x bits",
+)
+
+
+def _small(value: float) -> str:
+    """Errors span many decades."""
+    if math.isnan(value):
+        return "-"
+    return f"< {EXACT:.0e}" if value <= EXACT else f"{value:.2e}"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    exact = row.error <= EXACT
+    return (
+        row.method,
+        _small(row.error),
+        "-" if exact else f"{row.least_error:.1e} to {row.most_error:.1e}",
+        "-" if math.isnan(row.bias_share) else f"{row.bias_share:z.3f}",
+        f"{row.bytes_per_worker:,.0f}",
+        f"{row.bits_per_coordinate:.2f}",
+        f"{row.bytes_ratio:.3f}",
+        "-" if exact else _small(row.error_times_bits),
+    )
+
+
+def to_table(rows: Sequence[Row]) -> Table:
+    """For the terminal."""
+    return tables.to_rich(HEADINGS, map(_cells, rows))
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """For a README."""
+    return tables.to_markdown(HEADINGS, map(_cells, rows))
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """All digits of every column."""
+    return tables.to_csv(Row._fields, rows)

@@ -1,0 +1,37 @@
+"""A table three ways: for the terminal, for a README, and with all digits."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.table import Table
+
+
+def to_rich(headings: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> Table:
+    """For the terminal; a rule wherever the first of `left` > 1 columns of text changes."""
+    table = Table()
+    for position, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if position < left else "right", overflow="fold")
+    previous = None
+    for line in lines:
+        if left > 1 and previous not in (None, line[0]):
+            table.add_section()
+        previous = line[0]
+        table.add_row(*line)
+    return table
+
+
+def to_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
+    """For a README; `left` columns of text, then numbers."""
+    rules = ["---"] * left + ["---:"] * (len(headings) - left)
+    return "".join("| " + " | ".join(line) + " |\n" for line in (headings, rules, *lines))
+
+
+def to_csv(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """All digits of every column."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(rows)
+    return text.getvalue()

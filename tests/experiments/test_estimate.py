@@ -1,0 +1,90 @@
+"""The error of an estimate against its formula, and what `all` stands for."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from experiments.configs import Digits
+from experiments.estimate import count_bytes, make_estimator, measure
+from experiments.estimate_table import EXACT, frontier, summarize
+from experiments.methods import EVERY, expand, parse_variant
+from experiments.train import make_mesh
+
+WORKERS, SIZE = 8, 2000
+X = np.random.default_rng(0).standard_normal((WORKERS, SIZE)).astype(np.float32)
+
+
+@functools.cache
+def measured(method: str) -> dict[str, float]:
+    return measure(make_estimator(parse_variant(method), make_mesh(WORKERS)), X, 10, 0)
+
+
+@pytest.mark.parametrize("method", ["mean", "ring_mean"])
+def test_an_exact_mean_has_no_error(method: str) -> None:
+    assert measured(method)["error"] < EXACT
+
+
+@pytest.mark.parametrize(("bits", "levels"), [(8, 15), (10, 63)])
+def test_the_error_is_the_variance_of_rounding(bits: int, levels: int) -> None:
+    x = X.astype(np.float64)
+    step = np.abs(x).max() / levels
+    above = x / step - np.floor(x / step)
+    variance = (above * (1 - above)).sum() * (step / WORKERS) ** 2
+    expected = variance / np.square(x.mean(axis=0)).sum()
+    assert measured(f"global_qsgd:{bits}")["error"] == pytest.approx(expected, rel=0.05)
+
+
+def test_more_bits_have_far_less_error() -> None:
+    assert 0 < measured("global_qsgd:16")["error"] < 1e-3 * measured("global_qsgd:8")["error"]
+
+
+def test_bias_is_told_from_variance() -> None:
+    biased, unbiased = measured("truncating"), measured("global_qsgd:8")
+    assert biased["squared_bias"] == pytest.approx(biased["error"])
+    assert abs(unbiased["squared_bias"]) < 0.02 * unbiased["error"]
+
+
+def test_the_sparse_form_has_room_and_sends_little() -> None:
+    estimate = make_estimator(parse_variant("sparse_global_qsgd"), make_mesh(WORKERS))
+    assert np.isfinite(measured("sparse_global_qsgd")["error"])
+    assert 8 * count_bytes(estimate, X.shape) / SIZE < 5
+
+
+def test_a_row_is_the_mean_over_steps() -> None:
+    cost = {"bytes_per_worker": 50.0, "bits_per_coordinate": 4.0, "bytes_ratio": 0.5}
+    estimates = [
+        {"method": "qsgd", "error": error, "squared_bias": 0.01, **cost} for error in (0.1, 0.3)
+    ]
+    (row,) = summarize(estimates)
+    assert (row.least_error, row.error, row.most_error) == pytest.approx((0.1, 0.2, 0.3))
+    assert (row.bias_share, row.error_times_bits) == pytest.approx((0.05, 0.8))
+
+
+def test_the_frontier_is_what_no_other_beats() -> None:
+    points = {
+        "z": (1, 40.0),
+        "a": (4, 0.5),
+        "b": (8, 0.5),
+        "c": (8, 0.1),
+        "d": (56, 2e-15),
+        "e": (57, 1e-15),
+    }
+    estimates = [
+        {
+            "method": method,
+            "error": error,
+            "squared_bias": 0.0,
+            "bytes_per_worker": 1.0,
+            "bits_per_coordinate": bits,
+            "bytes_ratio": 1.0,
+        }
+        for method, (bits, error) in points.items()
+    ]
+    assert [row.method for row in frontier(summarize(estimates))] == ["a", "c", "d"]
+
+
+def test_all_is_every_method_once_the_preset_among_them() -> None:
+    assert set(Digits().methods) < set(EVERY)
+    assert expand(["mean", "mean"]) == ("mean",)
+    assert expand(["qsgd:16", "all", "mean"]) == ("qsgd:16", *EVERY)
