@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
-from jaxcomm.aggregation._agreement import agree, all_finite, over_units
-from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm._base import AxisName, Codec, Coins, PyTree
+from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._joined import join_payloads
 from jaxcomm.aggregation._rows import from_rows, to_rows
 
 
@@ -84,34 +84,20 @@ def merged_mean(
             f"`combine`={merge!r}. Use `summed_mean` or `gathered_mean`."
         )
 
-    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
+    def merge_rows(coins: Coins, payload: PyTree) -> PyTree:
         workers = _axis.size(axis_name)
-        measured = [*map(codec.measure, coins, memories, units)]
-        if scope == "tree":
-            measured = over_units(codec.agree, measured)
-        agreed, finite = agree(axis_name, codec.agree, measured, all_finite(units))
-        means, after, sent = [], [], []
-        for coin, memory, x, agreement in zip(coins, memories, units, agreed, strict=True):
-            payload, memory = codec.encode(coin, memory, x, agreement, workers)
-            rows = jax.tree.map(lambda codes: to_rows(codes, workers), payload)
-            mine = jax.tree.map(lambda rows: _axis.exchange(rows, axis_name), rows)
-            owned = _tree(merge, coin, mine, workers)
-            whole = jax.tree.map(
-                lambda row, codes: from_rows(_axis.gather(row, axis_name), codes.size),
-                owned,
-                payload,
-            )
-            means.append(codec.decode(coin.public, whole, agreement, workers, workers, x.shape))
-            after.append(memory)
-            sent.append((coin.public, payload, agreement, workers, 1, x.shape))
-        return Exchanged(
-            means, after, finite, lambda: [codec.decode(*each) for each in sent], workers
+        rows = jax.tree.map(lambda codes: to_rows(codes, workers), payload)
+        mine = jax.tree.map(lambda rows: _axis.exchange(rows, axis_name), rows)
+        return jax.tree.map(
+            lambda row, codes: from_rows(_axis.gather(row, axis_name), codes.size),
+            _tree(merge, coins, mine, workers),
+            payload,
         )
 
     return coded_mean(
         axis_name,
         codec,
-        exchange,
+        join_payloads(axis_name, codec, merge_rows, scope),
         scope=scope,
         bucket_bytes=bucket_bytes,
         seed=seed,

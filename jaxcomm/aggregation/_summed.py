@@ -5,9 +5,9 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, Memory
-from jaxcomm.aggregation._agreement import agree, all_finite, over_units
-from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm._base import AxisName, Codec, Coins, PyTree
+from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._joined import join_payloads
 
 
 def summed_mean(
@@ -64,27 +64,14 @@ def summed_mean(
             f"`combine`={codec.combine!r}. Use `gathered_mean`."
         )
 
-    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
-        workers = _axis.size(axis_name)
-        measured = [*map(codec.measure, coins, memories, units)]
-        if scope == "tree":
-            measured = over_units(codec.agree, measured)
-        agreed, finite = agree(axis_name, codec.agree, measured, all_finite(units))
-        means, after, sent = [], [], []
-        for coin, memory, x, agreement in zip(coins, memories, units, agreed, strict=True):
-            payload, memory = codec.encode(coin, memory, x, agreement, workers)
-            total = lax.psum(payload, _axis.names(axis_name))
-            means.append(codec.decode(coin.public, total, agreement, workers, workers, x.shape))
-            after.append(memory)
-            sent.append((coin.public, payload, agreement, workers, 1, x.shape))
-        return Exchanged(
-            means, after, finite, lambda: [codec.decode(*each) for each in sent], workers
-        )
+    def add(coins: Coins, payload: PyTree) -> PyTree:
+        del coins
+        return lax.psum(payload, _axis.names(axis_name))
 
     return coded_mean(
         axis_name,
         codec,
-        exchange,
+        join_payloads(axis_name, codec, add, scope),
         scope=scope,
         bucket_bytes=bucket_bytes,
         seed=seed,
