@@ -57,7 +57,7 @@ def test_compiled_dtypes(case: Case) -> None:
         assert coded == case.dtypes(workers)
 
 
-@pytest.mark.parametrize("workers", [2, 8, 64])
+@pytest.mark.parametrize("workers", [2, 16, 64])
 @pytest.mark.parametrize("case", CASES, ids=repr)
 @pytest.mark.filterwarnings("ignore:`bits`=8 leaves:UserWarning")
 def test_bytes_of_a_simulated_step(case: Case, workers: int) -> None:
