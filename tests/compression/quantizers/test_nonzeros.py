@@ -9,7 +9,7 @@ from jaxcomm import wire
 from jaxcomm.compression.quantizers import nonzeros
 from tests.workers import aggregator, draws, initial
 
-D = 4096
+D = 2**18
 
 
 def _capacity(expected_of_all: float, workers: int) -> int:
@@ -50,9 +50,9 @@ def _bytes_shrink(workers: int, sent: object) -> None:
     own_norms = jaxcomm.gathered_mean("data", nonzeros(capacity=own))
     # The room for chance is relatively larger where fewer are expected.
     ratio = sent(own_norms, given) / sent(one_norm, given)
-    assert 0.6 * workers**0.5 < ratio <= 1.05 * workers**0.5
+    assert 0.8 * workers**0.5 < ratio <= 1.05 * workers**0.5
     for tx in (one_norm, own_norms):
-        assert np.isfinite(draws(tx, given, 20)).all()  # The room sufficed.
+        assert np.isfinite(draws(tx, given, 3)).all()  # The room sufficed.
 
 
 def test_too_little_room_is_seen_by_every_worker() -> None:
