@@ -37,8 +37,20 @@ def no_facts(workers: int) -> dict[str, float]:
     return {}
 
 
+def no_news(memory: Memory) -> dict[str, jax.Array]:
+    """The `tell` of a codec that has nothing to tell."""
+    del memory
+    return {}
+
+
+def given(memory: Memory, x: jax.Array) -> jax.Array:
+    """The `target` of a codec that aims at what it is given."""
+    del memory
+    return x
+
+
 class Codec(NamedTuple):
-    """Pure functions between one float32 array and what is sent for it.
+    r"""Pure functions between one float32 array and what is sent for it.
 
     No mesh axis is named in a codec, so one line on one device tests it, `jax.vmap` maps it, and
     any aggregator can carry it. `workers` is static: how many payloads may be added before they are
@@ -60,6 +72,15 @@ class Codec(NamedTuple):
         each has to be decoded by itself.
       facts: `workers -> {name: number}`, what is known while tracing and worth telling with
         `info=True`, such as the levels that `bits` leave.
+      target: `(memory, x) -> array`, what a payload without loss would decode to: `x`, or what a
+        wrapper makes of it. `info=True` measures the compression error against it.
+      tell: `memory -> {name: float32[]}`, what a worker knows after encoding and is worth telling
+        with `info=True`, such as coordinates for which there was no room.
+      variance: `(size, workers) -> omega` of an unbiased codec, with :math:`\sum_i \mathbb{E}
+        \|Q(x_i) - x_i\|^2 \le \omega \sum_i \|x_i\|^2` over the workers that share statistics, of
+        `size` coordinates each. `None`: biased, or no bound is known.
+      contraction: `(size, workers) -> delta` of a biased codec, with :math:`\sum_i \mathbb{E}
+        \|Q(x_i) - x_i\|^2 \le (1 - \delta) \sum_i \|x_i\|^2`. `None`: no bound is known.
     """
 
     init: Callable[[jax.Array], Memory]
@@ -70,6 +91,10 @@ class Codec(NamedTuple):
     settle: Callable[[Memory, jax.Array], tuple[jax.Array, Memory]]
     combine: str | Callable[[Coins, PyTree, PyTree], PyTree] | None
     facts: Callable[[int], dict[str, float]] = no_facts
+    target: Callable[[Memory, jax.Array], jax.Array] = given
+    tell: Callable[[Memory], dict[str, jax.Array]] = no_news
+    variance: Callable[[int, int], float] | None = None
+    contraction: Callable[[int, int], float] | None = None
 
 
 def no_memory(x: jax.Array) -> Memory:

@@ -3,16 +3,20 @@
 Claims are written here from the papers and by hand, never from the code they are held against.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import optax
 import pytest
 
 import jaxcomm
 from jaxcomm.compression import blockwise
+from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, exponential_dither
+from jaxcomm.compression.sparsifiers import top_k
 
 Sizes = list[int]  # coordinates of each leaf, in the order of the tree
 
@@ -36,8 +40,13 @@ class Case(NamedTuple):
       codec: The codec, where the method is one aggregator of one codec.
       rerounds: Sums are rounded again on the way, to few values.
       weighted: Takes `update(..., weight=)`.
-      variant: Differs from another row in its numbers only: held to its claims in every run, to the
-        other laws in the slow one.
+      variant: Differs from another row in its numbers or its codec only: held to its claims in
+        every run, to the other laws in the slow one.
+      compressor: The codec without feedback, which is held to the next two.
+      contraction: `coordinates -> delta`, with `E|C(x) - x|^2 <= (1 - delta) |x|^2`.
+      moment: `x -> E|Q(x) - x|^2`, exactly, of one worker's float64 vector.
+      feedback: What `codec` sends and keeps is what it was given.
+      common_coins: Workers draw alike.
     """
 
     name: str
@@ -53,6 +62,11 @@ class Case(NamedTuple):
     rerounds: bool = False
     weighted: bool = True
     variant: bool = False
+    compressor: jaxcomm.Codec | None = None
+    contraction: Callable[[int], float] | None = None
+    moment: Callable[[np.ndarray], float] | None = None
+    feedback: bool = False
+    common_coins: bool = False
 
     def __repr__(self) -> str:
         return self.name
@@ -185,6 +199,75 @@ def _in_buckets_of_8(sizes: Sizes) -> Sizes:
     return buckets
 
 
+def _quarter(size: int) -> int:
+    return max(round(size / 4), 1)
+
+
+def _words(bits: int) -> int:
+    """Bytes of so many bits in whole words of 32."""
+    return 4 * -(-bits // 32)
+
+
+def _index_bits(count: int, size: int) -> int:
+    """Of ascending indices below `size`: in fixed width, as Elias and Fano do, or a bitmap."""
+    fixed = count * math.ceil(math.log2(max(size, 1)))
+    elias_fano = [
+        count * low + count + ((size - 1) >> low if count else 0)
+        for low in range(size.bit_length())
+    ]
+    return min(fixed, size, *elias_fano)
+
+
+def _index_bits_repeated(count: int, size: int) -> int:
+    """The same where an index may come twice, which a bitmap cannot say."""
+    fixed = count * math.ceil(math.log2(max(size, 1)))
+    return min(fixed, *(count * low + count + ((size - 1) >> low) for low in range(30)))
+
+
+def _top_quarter(size: int) -> int:
+    return _words(_index_bits(_quarter(size), size)) + 4 * _quarter(size)
+
+
+def _feedback_case(
+    name: str,
+    compressor: jaxcomm.Codec,
+    /,
+    *,
+    bytes: Callable[[int], int],
+    dtypes: set[str],
+    contraction: Callable[[int], float] | None,
+    statistics: int = 0,
+    units: Callable[[Sizes], Sizes] = lambda sizes: [sum(sizes)],
+    scope: str = "bucket",
+    random: bool = False,
+    moment: Callable[[np.ndarray], float] | None = None,
+    variant: bool = True,
+) -> Case:
+    """A row of a biased codec under error feedback, gathered; `bytes` are those of one unit."""
+    codec = error_feedback(compressor)
+    return Case(
+        name,
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.gathered_mean(
+                axis_name, codec, scope=scope, seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: (
+            (n - 1) * (sum(bytes(size) + 4 * statistics for size in units(sizes)) + 4)
+        ),
+        dtypes=lambda n: dtypes,
+        unbiased=False,
+        variance=None,
+        random=random,
+        codec=codec,
+        variant=variant,
+        compressor=compressor,
+        contraction=contraction,
+        moment=moment,
+        feedback=True,
+    )
+
+
 CASES = [
     Case(
         "mean",
@@ -277,6 +360,52 @@ CASES = [
         unbiased=True,
         variance=_theta(lambda n: 4),
         resolution=lambda n, d: _sqrt(n * d) / 4,
+    ),
+    _feedback_case(
+        "top_k",
+        top_k(ratio=0.25),
+        bytes=_top_quarter,
+        dtypes={"u32", "f32"},
+        contraction=lambda d: _quarter(d) / d,
+        variant=False,
+    ),
+    _feedback_case(
+        "top_k_bfloat16",
+        top_k(ratio=0.25, value_dtype="bfloat16"),
+        bytes=lambda size: _words(_index_bits(_quarter(size), size)) + 2 * _quarter(size),
+        dtypes={"u32", "u16"},
+        contraction=lambda d: _quarter(d) / d * (1 - 2.0**-16),
+    ),
+    _feedback_case(
+        "top_k_blocks",
+        top_k(k=1, block_size=4),
+        # A quarter of the coordinates, one of each four: two bits each say which.
+        bytes=lambda size: _words(min(-(-size // 4) * 2, 4 * -(-size // 4))) + 4 * -(-size // 4),
+        dtypes={"u32", "f32"},
+        contraction=lambda d: 1 / min(d, 4),
+    ),
+    _feedback_case(
+        "top_k_sampled",
+        top_k(ratio=0.25, sample=0.5),
+        # One index more, which names no coordinate; no bitmap, since it may come twice.
+        bytes=lambda size: (
+            _words(_index_bits_repeated(_quarter(size), size + 1)) + 4 * _quarter(size)
+        ),
+        dtypes={"u32", "f32"},
+        contraction=lambda d: max(_quarter(d) // 2, 1) / d,
+    ),
+    Case(
+        "top_k_two_stage",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.two_stage_mean(
+                axis_name, error_feedback(top_k(ratio=0.25)), seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: 2 * (n - 1) * _top_quarter(_rows(sum(sizes), n)) + _all_reduce(4, n),
+        dtypes=lambda n: {"u8"},
+        unbiased=False,
+        variance=None,
+        random=False,
     ),
     *(
         case._replace(variant=True)

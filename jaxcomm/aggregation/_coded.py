@@ -121,7 +121,8 @@ def coded_mean(
         if info:
             if sent is None:
                 raise ValueError("`info=True` is not known to this way of forming a mean.")
-            known = measure_info(everybody, units, sent(), [m.own for m in kept], finite)
+            aims = [*map(codec.target, memories, units)]
+            known = measure_info(codec, everybody, aims, sent(), kept, finite)
             known |= {name: jnp.float32(number) for name, number in codec.facts(added).items()}
         visible = [jnp.where(finite, update, jnp.nan) for update, _ in settled]
         return join(visible), AggregatorState(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, PyTree
+from jaxcomm._base import Codec, Memory
 
 
 def require_switch(info: bool) -> None:
@@ -21,27 +21,32 @@ MEASURED = ("compression_error", "density", "residual_norm")
 
 def nothing_known(codec: Codec) -> dict[str, jax.Array]:
     """The field `info` before the first step."""
-    return {name: jnp.zeros(()) for name in (*MEASURED, *codec.facts(1))}
+    told = codec.tell(codec.init(jnp.zeros(1)))
+    return {name: jnp.zeros(()) for name in (*MEASURED, *told, *codec.facts(1))}
 
 
 def measure_info(
+    codec: Codec,
     axes: tuple[str, ...],
     units: list[jax.Array],
     sent: list[jax.Array],
-    residuals: PyTree,
+    memories: list[Memory],
     finite: jax.Array,
 ) -> dict[str, jax.Array]:
-    r"""Means over workers of what each knows by itself, in one all-reduce of three float32.
+    r"""Means over workers of what each knows by itself, in one all-reduce of three float32 or more.
 
     .. math:: \frac{1}{n} \sum_i \frac{\|q_i - x_i\|^2}{\|x_i\|^2}, \qquad
               \frac{1}{n} \sum_i \frac{|\{j : q_{ij} \ne 0\}|}{d}, \qquad
               \sqrt{\frac{1}{n} \sum_i \|e_i\|^2}
 
+    Besides what the codec tells, added over units.
+
     Args:
+      codec: The codec.
       axes: The axes of the workers.
-      units: This worker's :math:`x_i`, in parts.
+      units: This worker's :math:`x_i`, in parts; of a codec with feedback, the `target`.
       sent: What it sent, decoded, :math:`q_i`, in parts.
-      residuals: What it remembers, :math:`e_i`.
+      memories: What it remembers of each unit; its own are :math:`e_i`.
       finite: bool[]; NaN is told where it is false on any worker.
     """
     with jax.named_scope("info"):
@@ -53,15 +58,18 @@ def measure_info(
         filled = sum(jnp.count_nonzero(q).astype(jnp.float32) for q in sent)
         kept = sum(
             square(e.astype(jnp.float32))
-            for e in jax.tree.leaves(residuals)
+            for e in jax.tree.leaves([memory.own for memory in memories])
             if jnp.issubdtype(e.dtype, jnp.floating)
         )
+        told = jax.tree.map(lambda *values: sum(values), *map(codec.tell, memories))
         own = jnp.stack(
             [
                 jnp.where(peak > 0, lost / jnp.where(peak > 0, given, 1), 0),
                 filled / max(sum(x.size for x in units), 1),
                 jnp.asarray(kept, jnp.float32),
+                *told.values(),
             ]
         )
-        whole = lax.pmean(jnp.where(finite, own, jnp.nan), axes)
-        return dict(zip(MEASURED, [whole[0], whole[1], jnp.sqrt(whole[2])], strict=True))
+        error, density, square_norm, *news = lax.pmean(jnp.where(finite, own, jnp.nan), axes)
+        measured = dict(zip(MEASURED, [error, density, jnp.sqrt(square_norm)], strict=True))
+        return measured | dict(zip(told, news, strict=True))

@@ -1,12 +1,14 @@
 """The mean in two stages: float32 sums between two coded exchanges."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
+from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, settled
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._gathered import decoded_mean
@@ -14,42 +16,85 @@ from jaxcomm.aggregation._message import from_message, to_message
 from jaxcomm.aggregation._rows import from_rows, to_rows
 
 
+class TwoStageMemory(NamedTuple):
+    """What a worker remembers of one unit: feedback at both ends."""
+
+    sent: PyTree  # of the rows that it sends, [workers, ...]
+    mean: PyTree  # of the mean of the row that it owns
+
+
 def _mean_of_rows(
-    axis_name: AxisName, codec: Codec, coins: Coins, memory: Memory, rows: jax.Array
-) -> tuple[jax.Array, Callable[[], jax.Array]]:
+    axis_name: AxisName, codec: Codec, coins: Coins, memory: TwoStageMemory, rows: jax.Array
+) -> tuple[jax.Array, TwoStageMemory, Callable[[], jax.Array]]:
     """The mean over workers of `[workers, columns]`, in two stages, of which worker k owns row k.
 
-    Beside it a function that decodes the rows that this worker has sent.
+    Beside it what is remembered, and a function that decodes the rows that this worker has sent.
     """
     workers, columns = rows.shape
 
-    def encode(coins: Coins, row: jax.Array) -> tuple[PyTree, PyTree]:
-        own = codec.measure(coins, memory, row)
-        return codec.encode(coins, memory, row, own, 1)[0], own
+    def encode(coins: Coins, own: PyTree, row: jax.Array) -> tuple[tuple[PyTree, PyTree], PyTree]:
+        memory = Memory(own, ())
+        measured = codec.measure(coins, memory, row)
+        payload, after = codec.encode(coins, memory, row, measured, 1)
+        return (payload, measured), after.own
 
-    def send(coins: Coins, row: jax.Array) -> jax.Array:
-        return to_message(encode(coins, row))
+    def send(coins: Coins, own: PyTree, row: jax.Array) -> tuple[jax.Array, PyTree]:
+        content, after = encode(coins, own, row)
+        return to_message(content), after
 
     # Rows are encoded with coins of their own, and the owner's means with those of a row beyond.
     of_rows = Coins(*(jax.random.split(each, workers) for each in coins))
     of_means = Coins(*(jax.random.fold_in(each, workers) for each in coins))
-    like = jax.eval_shape(encode, of_means, rows[0])
+    like, _ = jax.eval_shape(encode, of_means, memory.mean, rows[0])
     receive = jax.vmap(lambda message: from_message(message, like))
 
-    sent = jax.vmap(send)(of_rows, rows)
+    sent, sent_memory = jax.vmap(send)(of_rows, memory.sent, rows)
     public = of_rows.public[_axis.index(axis_name)]
     payloads, own = receive(_axis.exchange(sent, axis_name))
     owned = decoded_mean(codec, public, payloads, own, (columns,))
 
-    payloads, own = receive(_axis.gather(send(of_means, owned), axis_name))
+    message, mean_memory = send(of_means, memory.mean, owned)
+    payloads, own = receive(_axis.gather(message, axis_name))
 
     def decode(public: jax.Array, payload: PyTree, own: PyTree) -> jax.Array:
         return codec.decode(public, payload, own, 1, 1, (columns,))
 
     return (
         jax.vmap(decode, in_axes=(None, 0, 0))(of_means.public, payloads, own),
+        TwoStageMemory(sent_memory, mean_memory),
         lambda: jax.vmap(decode)(of_rows.public, *receive(sent)),
     )
+
+
+def _codec_of_units(axis_name: AxisName, codec: Codec) -> Codec:
+    """What the codec of rows remembers, aims at and tells of a whole unit."""
+
+    def init(x: jax.Array) -> Memory:
+        of_row = codec.init(jnp.zeros(1))
+        if jax.tree.leaves(of_row.shared):
+            raise ValueError(
+                "`two_stage_mean` takes codecs whose memory is each worker's own, such as "
+                "`error_feedback`: what this one shares, only the owner of a row would know."
+            )
+        if not jax.tree.leaves(of_row.own):
+            return Memory(TwoStageMemory((), ()), ())
+        _axis.require_bound(axis_name)
+        rows = to_rows(x, _axis.size(axis_name))
+        return Memory(TwoStageMemory(jax.vmap(codec.init)(rows).own, codec.init(rows[0]).own), ())
+
+    def target(memory: Memory, x: jax.Array) -> jax.Array:
+        rows = to_rows(x, _axis.size(axis_name))
+        aims = jax.vmap(lambda own, row: codec.target(Memory(own, ()), row))(memory.own.sent, rows)
+        return from_rows(aims, x.size).reshape(x.shape)
+
+    def tell(memory: Memory) -> dict[str, jax.Array]:
+        of_mean = codec.tell(Memory(memory.own.mean, ()))
+        if not of_mean:
+            return {}
+        of_rows = jax.vmap(lambda own: codec.tell(Memory(own, ())))(memory.own.sent)
+        return jax.tree.map(lambda mean, rows: mean + jnp.sum(rows), of_mean, of_rows)
+
+    return codec._replace(init=init, target=target, tell=tell, settle=settled)
 
 
 def two_stage_mean(
@@ -73,9 +118,14 @@ def two_stage_mean(
     statistics beside them in the same message of bytes, and one float32 flag. The price is a
     second rounding.
 
+    A codec with memory has it at both ends: of the rows that a worker sends, and of the mean that
+    it owns. With :func:`jaxcomm.compression.feedback.error_feedback` nothing is lost:
+    :math:`\sum_t \bar x^t` falls short of the sum of the means by what both ends still hold.
+
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      codec: A codec without memory; it encodes rows, each with its own statistics.
+      codec: A codec; it encodes rows, each with its own statistics. What it remembers must be each
+        worker's own.
       scope: What is cut into rows: each `"leaf"`, or a `"bucket"` of leaves (`"tree"` likewise).
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the randomness; may be traced.
@@ -105,17 +155,20 @@ def two_stage_mean(
     def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
         workers = _axis.size(axis_name)
         _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
-        means, sent = [], []
+        means, after, sent = [], [], []
         for coin, memory, x in zip(coins, memories, units, strict=True):
             rows = to_rows(x, workers)
-            mean, decode_own = (
-                _mean_of_rows(axis_name, codec, coin, memory, rows) if x.size else (rows, None)
+            mean, own, decode_own = (
+                _mean_of_rows(axis_name, codec, coin, memory.own, rows)
+                if x.size
+                else (rows, memory.own, None)
             )
             means.append(from_rows(mean, x.size).reshape(x.shape))
+            after.append(Memory(own, ()))
             sent.append((x, decode_own))
         return Exchanged(
             means,
-            memories,
+            after,
             finite,
             lambda: [
                 from_rows(decode_own(), x.size).reshape(x.shape) if decode_own else x
@@ -123,15 +176,9 @@ def two_stage_mean(
             ],
         )
 
-    def refuse_memory(x: jax.Array) -> Memory:
-        memory = codec.init(x)
-        if jax.tree.leaves(memory):
-            raise ValueError("`two_stage_mean` takes codecs without memory.")
-        return memory
-
     return coded_mean(
         axis_name,
-        codec._replace(init=refuse_memory),
+        _codec_of_units(axis_name, codec),
         exchange,
         scope=scope,
         bucket_bytes=bucket_bytes,

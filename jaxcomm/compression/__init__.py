@@ -1,6 +1,7 @@
 """What is sent: codecs of one array, in which no mesh axis is named."""
 
-from jaxcomm.compression import quantizers
+from jaxcomm.compression import feedback, quantizers, sparsifiers
 from jaxcomm.compression._blockwise import blockwise
+from jaxcomm.compression._scaled import scaled
 
-__all__ = ["blockwise", "quantizers"]
+__all__ = ["blockwise", "feedback", "quantizers", "scaled", "sparsifiers"]

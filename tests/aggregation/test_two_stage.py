@@ -73,9 +73,9 @@ def test_impossible_blocks(block_size: float) -> None:
         blockwise(dither(), block_size)
 
 
-def test_memory_has_no_place_yet() -> None:
+def test_memory_that_has_no_place() -> None:
     tx = jaxcomm.two_stage_mean("data", remainders())
-    with pytest.raises(ValueError, match="`two_stage_mean` takes codecs without memory"):
+    with pytest.raises(ValueError, match="takes codecs whose memory is each worker's own"):
         jaxcomm.init(tx, jnp.zeros(3), 2)
     with pytest.raises(ValueError, match="`blockwise` takes codecs without memory"):
         blockwise(remainders(), 4).init(jnp.zeros(3))

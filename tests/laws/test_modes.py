@@ -43,13 +43,14 @@ def test_two_axes_are_as_good_as_one(case: Case) -> None:
     one = jax.tree.map(lambda x: x[0], updates)
     state = jaxcomm.init(tx, one, mesh)
 
-    def on_mesh(updates: object) -> object:
+    def on_mesh(updates: object, state: object) -> object:
         local = jax.tree.map(lambda x: x[0], updates)
         return tx.update(local, state)[0]
 
-    result = jax.jit(
-        jax.shard_map(on_mesh, mesh=mesh, in_specs=PartitionSpec(axes), out_specs=PartitionSpec())
-    )(updates)
+    specs = (PartitionSpec(axes), jaxcomm.state_specs(state))
+    result = jax.jit(jax.shard_map(on_mesh, mesh=mesh, in_specs=specs, out_specs=PartitionSpec()))(
+        updates, state
+    )
     nested = jax.vmap(
         jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="ici"), axis_name="dcn"
     )

@@ -1,0 +1,43 @@
+"""Bits and narrow numbers in words of 32 bits, with none wasted but in the last word.
+
+Planar: of `w` words, bit j of word i is bit `j w + i` of the array, so that packing is shifts and
+ors of whole planes.
+"""
+
+import jax
+import jax.numpy as jnp
+
+WORD = 32
+
+
+def words(bits: int) -> int:
+    """How many words hold so many bits."""
+    return -(-bits // WORD)
+
+
+def _shifts() -> jax.Array:
+    return jnp.arange(WORD, dtype=jnp.uint32)[:, None]
+
+
+def pack_bits(bits: jax.Array) -> jax.Array:
+    """bool[m] as uint32[ceil(m / 32)]; zeros fill the rest."""
+    filled = jnp.pad(bits, (0, words(bits.size) * WORD - bits.size)).reshape(WORD, -1)
+    return jnp.sum(filled.astype(jnp.uint32) << _shifts(), axis=0, dtype=jnp.uint32)
+
+
+def unpack_bits(packed: jax.Array, count: int) -> jax.Array:
+    """The first `count` bits of uint32[words], bool[count]."""
+    return ((packed[None] >> _shifts()) & jnp.uint32(1)).ravel()[:count] == 1
+
+
+def pack_numbers(numbers: jax.Array, width: int) -> jax.Array:
+    """uint32[k], each below `2**width`, as uint32[ceil(k width / 32)]."""
+    planes = jnp.arange(width, dtype=jnp.uint32)[:, None]
+    return pack_bits(((numbers[None] >> planes) & jnp.uint32(1)).ravel() == 1)
+
+
+def unpack_numbers(packed: jax.Array, width: int, count: int) -> jax.Array:
+    """The numbers again, uint32[count]."""
+    planes = unpack_bits(packed, width * count).reshape(width, count).astype(jnp.uint32)
+    shifts = jnp.arange(width, dtype=jnp.uint32)[:, None]
+    return jnp.sum(planes << shifts, axis=0, dtype=jnp.uint32)

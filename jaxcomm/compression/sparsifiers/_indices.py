@@ -1,0 +1,108 @@
+r"""Which coordinates are sent, in few bits: the cheapest of three codes of a fixed length.
+
+- *fixed*: each index in :math:`\lceil \log_2 b \rceil` bits, `b` the size of its block.
+- *Elias-Fano*: of :math:`k` ascending indices below :math:`d`, the low :math:`l` bits each, and the
+  rest in unary, :math:`k l + k + \lfloor (d - 1) / 2^l \rfloor` bits: about :math:`2 + \log_2 (d /
+  k)` an index, half a bit above Golomb's code of the gaps, whose length depends on the data.
+- *bitmap*: :math:`d` bits, where many are sent.
+
+The length is known while tracing, as XLA needs it.
+
+References:
+  Elias, `Efficient Storage and Retrieval by Content and Address of Static Files
+  <https://doi.org/10.1145/321812.321820>`_, 1974.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.compression import _bits
+
+
+class Layout(NamedTuple):
+    """How so many indices below `size` travel."""
+
+    code: Literal["fixed", "elias_fano", "bitmap"]
+    entries: int
+    size: int
+    block: int  # of the fixed code: consecutive `entries * block / size` indices share a block
+    low: int  # of the Elias-Fano code: bits of an index that are sent as they are
+
+    @property
+    def bits(self) -> int:
+        """The length of the code."""
+        return {
+            "fixed": self.entries * (self.block - 1).bit_length(),
+            "elias_fano": self.entries * self.low + self._unary,
+            "bitmap": self.size,
+        }[self.code]
+
+    @property
+    def _unary(self) -> int:
+        return self.entries + ((self.size - 1) >> self.low) if self.entries else 0
+
+
+def choose_layout(
+    count: int, size: int, *, block: int | None = None, distinct: bool = True
+) -> Layout:
+    """The shortest code.
+
+    Args:
+      count: How many indices, in ascending order.
+      size: They are below it.
+      block: Where each run of `block` coordinates holds equally many of the indices.
+      distinct: Whether no index comes twice, so that a bitmap will do.
+    """
+    candidates = [Layout("fixed", count, size, block or size, 0)]
+    candidates += [Layout("elias_fano", count, size, size, low) for low in range(size.bit_length())]
+    if distinct:
+        candidates.append(Layout("bitmap", count, size, size, 0))
+    return min(candidates, key=lambda layout: layout.bits)
+
+
+def pack_indices(indices: jax.Array, layout: Layout) -> jax.Array:
+    """Ascending uint32[count] as uint32[ceil(bits / 32)]."""
+    if layout.code == "bitmap":
+        return _bits.pack_bits(_marked(indices, layout.size))
+    if layout.code == "fixed":
+        return _bits.pack_numbers(
+            indices % jnp.uint32(layout.block), (layout.block - 1).bit_length()
+        )
+    high = (indices >> layout.low) + jnp.arange(layout.entries, dtype=jnp.uint32)
+    low = (indices & jnp.uint32(2**layout.low - 1))[None] >> _planes(layout.low)
+    return _bits.pack_bits(
+        jnp.concatenate([_marked(high, layout._unary), (low & jnp.uint32(1)).ravel() == 1])
+    )
+
+
+def unpack_indices(words: jax.Array, layout: Layout) -> jax.Array:
+    """The indices again, uint32[count]."""
+    count = layout.entries
+    if layout.code == "fixed":
+        inside = _bits.unpack_numbers(words, (layout.block - 1).bit_length(), count)
+        of_block = max(count * layout.block // max(layout.size, 1), 1)
+        return inside + jnp.arange(count, dtype=jnp.uint32) // of_block * jnp.uint32(layout.block)
+    bits = _bits.unpack_bits(words, layout.bits)
+    if layout.code == "bitmap":
+        return _positions(bits, count)
+    high = _positions(bits[: layout._unary], count) - jnp.arange(count, dtype=jnp.uint32)
+    planes = bits[layout._unary :].reshape(layout.low, count).astype(jnp.uint32)
+    low = jnp.sum(planes << _planes(layout.low), axis=0, dtype=jnp.uint32)
+    return (high << layout.low) + low
+
+
+def _planes(width: int) -> jax.Array:
+    return jnp.arange(width, dtype=jnp.uint32)[:, None]
+
+
+def _marked(positions: jax.Array, size: int) -> jax.Array:
+    """bool[size], true at the positions."""
+    return jnp.zeros(size, bool).at[positions].set(True, mode="drop")
+
+
+def _positions(bits: jax.Array, count: int) -> jax.Array:
+    """Where the first `count` true ones are, uint32[count]."""
+    (found,) = jnp.nonzero(bits, size=count, fill_value=0)
+    return found.astype(jnp.uint32)

@@ -1,0 +1,75 @@
+"""What sparsifiers share: how many coordinates are sent, and a payload of indices and values."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.compression.sparsifiers._indices import Layout, pack_indices, unpack_indices
+
+Count: TypeAlias = Callable[[int], int]
+
+
+class SparsePayload(NamedTuple):
+    """One unit on the wire."""
+
+    indices: jax.Array  # uint32[ceil(bits / 32)], as `choose_layout` says
+    values: jax.Array  # value_dtype[count]
+
+
+def make_count(ratio: float | None, k: int | None) -> Count:
+    """How many of `size` coordinates are sent: `ratio` of them, at least one, or `k`, at most all.
+
+    Raises:
+      ValueError: If not just one is given, or it is out of range.
+    """
+    if (ratio is None) == (k is None):
+        raise ValueError(f"Give `ratio` or `k`, and not both: got `ratio`={ratio} and `k`={k}.")
+    if k is not None:
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise ValueError(
+                f"`k` must be a Python int of at least 1, got {k!r}: it decides shapes on the "
+                "wire. Under `optax.inject_hyperparams` pass `static_args=('k',)`."
+            )
+        return lambda size: min(k, size)
+    if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+        raise ValueError(
+            f"`ratio` must be a Python float in (0, 1], got {ratio!r}: it decides shapes on the "
+            "wire. Under `optax.inject_hyperparams` pass `static_args=('ratio',)`."
+        )
+    return lambda size: min(max(round(ratio * size), 1), size)
+
+
+def require_value_dtype(value_dtype: Any) -> jnp.dtype:
+    """The dtype, if values may travel in it."""
+    dtype = jnp.dtype(value_dtype)
+    if dtype not in (jnp.bfloat16, jnp.float32):
+        raise ValueError(f"`value_dtype` must be float32 or bfloat16, got {dtype}.")
+    return dtype
+
+
+def largest(magnitudes: jax.Array, count: int) -> jax.Array:
+    """Where the `count` largest are, ascending, uint32[..., count]."""
+    _, indices = jax.lax.top_k(magnitudes, count)
+    return jnp.sort(indices, axis=-1).astype(jnp.uint32)
+
+
+def to_payload(flat: jax.Array, indices: jax.Array, layout: Layout, dtype: Any) -> SparsePayload:
+    """The coordinates of `flat` at ascending `indices`."""
+    values = flat.at[indices].get(mode="fill", fill_value=0)
+    return SparsePayload(pack_indices(indices, layout), values.astype(dtype))
+
+
+def to_dense(values: jax.Array, indices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """float32 zeros with the values added at the indices; those beyond the size are dropped."""
+    size = math.prod(shape)
+    zeros = jnp.zeros(max(size, 1), jnp.float32)  # `at` needs an element.
+    dense = zeros.at[indices].add(values.astype(jnp.float32), mode="drop")
+    return dense[:size].reshape(shape)
+
+
+def from_payload(payload: SparsePayload, layout: Layout, shape: tuple[int, ...]) -> jax.Array:
+    """The array that the payload stands for, float32[shape]."""
+    return to_dense(payload.values, unpack_indices(payload.indices, layout), shape)

@@ -1,0 +1,66 @@
+"""A contraction loses no more than it says: E|C(x) - x|^2 <= (1 - delta) |x|^2."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxcomm import Codec, Coins
+from tests.cases import CASES, Case
+
+CONTRACTIONS = [c for c in CASES if c.contraction]
+DRAWS = 200
+
+
+def inputs(size: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(size)
+    return {
+        "normal": rng.normal(size=size),
+        "heavy_tailed": rng.standard_t(2, size=size),
+        "sparse": rng.normal(size=size) * (rng.random(size) < 0.1),
+        "one_hot": np.eye(size)[size // 2],
+        "constant": np.full(size, -0.7),
+        "zero": np.zeros(size),
+        "tiny": rng.normal(size=size) * 1e-15,
+        "huge": rng.normal(size=size) * 1e15,
+    }
+
+
+def compressed(codec: Codec, x: jax.Array, draws: int) -> np.ndarray:
+    """What a worker alone sends, decoded, [draws, *shape] in float64."""
+
+    def once(key: jax.Array) -> jax.Array:
+        coins = Coins(*jax.random.split(key))
+        memory = codec.init(x)
+        own = codec.measure(coins, memory, x)
+        payload, _ = codec.encode(coins, memory, x, own, 1)
+        return codec.decode(coins.public, payload, own, 1, 1, x.shape)
+
+    keys = jax.random.split(jax.random.key(3), draws)
+    return np.asarray(jax.jit(jax.vmap(once))(keys), np.float64)
+
+
+def check_contraction(case: Case, size: int) -> None:
+    draws = DRAWS if case.random else 1
+    for name, given in inputs(size).items():
+        x = given.astype(np.float32).astype(np.float64)
+        decoded = compressed(case.compressor, jnp.asarray(x, jnp.float32), draws)
+        errors = np.sum((decoded - x) ** 2, axis=1)
+        slack = scipy.stats.norm.isf(1e-7) * errors.std() / draws**0.5
+        bound = (1 - case.contraction(size)) * np.sum(x**2)
+        assert errors.mean() - slack <= bound * (1 + 1e-5) + 1e-12 * np.sum(x**2), name
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 300])
+@pytest.mark.parametrize("case", CONTRACTIONS, ids=repr)
+def test_contraction(case: Case, size: int) -> None:
+    check_contraction(case, size)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 300])
+@pytest.mark.parametrize("case", CONTRACTIONS, ids=repr)
+def test_the_codec_states_no_more_than_holds(case: Case, size: int) -> None:
+    codec = case.compressor
+    stated = codec.contraction(size, 1) if codec.contraction else 1 - codec.variance(size, 1)
+    assert stated <= case.contraction(size) * (1 + 1e-9)

@@ -1,0 +1,38 @@
+"""Nothing is lost under feedback: what is sent and what is kept add up to what was given."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm import Coins
+from tests.cases import CASES, Case
+
+STEPS = 6
+
+
+def check_feedback(case: Case, shape: tuple[int, ...]) -> None:
+    codec, rng = case.codec, np.random.default_rng(8)
+    given = jnp.asarray(rng.standard_t(3, size=(STEPS, *shape)), jnp.float32)
+
+    @jax.jit
+    def step(key: jax.Array, memory: object, x: jax.Array) -> tuple[jax.Array, object]:
+        coins = Coins(*jax.random.split(key))
+        own = codec.measure(coins, memory, x)
+        payload, memory = codec.encode(coins, memory, x, own, 1)
+        return codec.decode(coins.public, payload, own, 1, 1, shape), memory
+
+    memory, sent = codec.init(given[0]), np.zeros(shape)
+    for number, x in enumerate(given):
+        one, memory = step(jax.random.key(number), memory, x)
+        sent += np.asarray(one, np.float64)
+        kept = np.asarray(memory.own.kept, np.float64)
+        total = np.asarray(given[: number + 1], np.float64).sum(axis=0)
+        np.testing.assert_allclose(sent + kept, total, rtol=0, atol=2e-6 * np.abs(given).max())
+    assert np.any(sent != 0)
+
+
+@pytest.mark.parametrize("shape", [(40,), (5, 8), ()], ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if c.feedback], ids=repr)
+def test_feedback(case: Case, shape: tuple[int, ...]) -> None:
+    check_feedback(case, shape)
