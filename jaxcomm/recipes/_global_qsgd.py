@@ -1,4 +1,4 @@
-"""Methods under their papers' names, each a composition of a codec and an aggregator."""
+"""Quantization without bias: Global-QSGD, dense and sparse, and QSGD."""
 
 from typing import Literal
 

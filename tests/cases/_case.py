@@ -1,0 +1,132 @@
+"""What a row of the table claims, and what rows are made of."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import optax
+
+import jaxcomm
+from jaxcomm.compression.feedback import error_feedback
+
+Sizes = list[int]  # coordinates of each leaf, in the order of the tree
+
+
+class Case(NamedTuple):
+    """A method, how to build it, and its claims.
+
+    Attributes:
+      name: Shown in test ids.
+      make: `(axis_name, seed) -> transformation`, cached so that tests share compiled programs.
+      bytes: `(sizes, workers) -> bytes` that a worker sends for one update.
+      dtypes: `workers -> dtypes` of payloads in the compiled program, as HLO names them.
+      unbiased: The expectation of the result is the mean.
+      variance: `(coordinates of the tree, workers) -> theta`, with
+        `E|G - mean|^2 <= theta / n * sum |x_i|^2`; `None` without a claim.
+      resolution: `(workers, coordinates) -> r`: no coordinate of the result is farther from the
+        mean than `r` times the largest magnitude on any worker. 0 claims exactness to float32
+        rounding; `None` for what is no mean.
+      integer_sum: Workers' contributions are added as integers: all modes agree bit for bit.
+      random: Rounds at random.
+      codec: The codec, where the method is one aggregator of one codec.
+      rerounds: Sums are rounded again on the way, to few values.
+      weighted: Takes `update(..., weight=)`.
+      variant: Differs from another row in its numbers or its codec only: held to its claims in
+        every run, to the other laws in the slow one.
+      compressor: The codec without feedback, which is held to the next two.
+      contraction: `coordinates -> delta`, with `E|C(x) - x|^2 <= (1 - delta) |x|^2`.
+      moment: `x -> E|Q(x) - x|^2`, exactly, of one worker's float64 vector.
+      feedback: What `codec` sends and keeps is what it was given.
+      common_coins: Workers draw alike.
+    """
+
+    name: str
+    make: Callable[..., optax.GradientTransformationExtraArgs]
+    bytes: Callable[[Sizes, int], float]
+    dtypes: Callable[[int], set[str]]
+    unbiased: bool
+    variance: Callable[[int, int], float] | None
+    resolution: Callable[[int, int], float] | None = None
+    integer_sum: bool = False
+    random: bool = True
+    codec: jaxcomm.Codec | None = None
+    rerounds: bool = False
+    weighted: bool = True
+    variant: bool = False
+    compressor: jaxcomm.Codec | None = None
+    contraction: Callable[[int], float] | None = None
+    moment: Callable[[np.ndarray], float] | None = None
+    feedback: bool = False
+    common_coins: bool = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def all_reduce(size_in_bytes: float, workers: int) -> float:
+    return 2 * (workers - 1) / workers * size_in_bytes
+
+
+def row_size(size: int, workers: int) -> int:
+    """Of `size` elements, what each of n workers holds: the last row is filled up."""
+    return -(-size // workers)
+
+
+def root(d: int) -> float:
+    """The l2 norm of d coordinates over the largest of them, at most."""
+    return d**0.5
+
+
+def twice(omega: float, n: int) -> float:
+    """theta of two roundings of relative variance omega, of each update and of their mean."""
+    return omega / n + omega * (1 + omega / n)
+
+
+def apart(sizes: Sizes) -> Sizes:
+    return sizes
+
+
+def word_bytes(bits: int) -> int:
+    """Bytes of so many bits in whole words of 32."""
+    return 4 * -(-bits // 32)
+
+
+def feedback_case(
+    name: str,
+    compressor: jaxcomm.Codec,
+    /,
+    *,
+    bytes: Callable[[int], int],
+    dtypes: set[str],
+    contraction: Callable[[int], float] | None,
+    statistics: int = 0,
+    units: Callable[[Sizes], Sizes] = lambda sizes: [sum(sizes)],
+    scope: str = "bucket",
+    random: bool = False,
+    moment: Callable[[np.ndarray], float] | None = None,
+    variant: bool = True,
+) -> Case:
+    """A row of a biased codec under error feedback, gathered; `bytes` are those of one unit."""
+    codec = error_feedback(compressor)
+    return Case(
+        name,
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.gathered_mean(
+                axis_name, codec, scope=scope, seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: (
+            (n - 1) * (sum(bytes(size) + 4 * statistics for size in units(sizes)) + 4)
+        ),
+        dtypes=lambda n: dtypes,
+        unbiased=False,
+        variance=None,
+        random=random,
+        codec=codec,
+        variant=variant,
+        compressor=compressor,
+        contraction=contraction,
+        moment=moment,
+        feedback=True,
+    )

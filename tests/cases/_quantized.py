@@ -1,0 +1,277 @@
+"""Rows of the exact means and of quantizers."""
+
+from collections.abc import Callable
+from functools import cache
+
+import jaxcomm
+from jaxcomm.compression import blockwise
+from jaxcomm.compression.quantizers import dither, exponential_dither
+from tests.cases._case import Case, Sizes, all_reduce, apart, root, row_size, twice
+
+
+def width_of(levels: int, workers: int) -> int:
+    """Bits of the cheapest field: 2 s n + 1 values must fit, and 32 // bits fields share a word."""
+    fitting = [bits for bits in (*range(2, 17), 32) if 2 * levels * workers + 1 <= 2**bits]
+    return max(fitting, key=lambda bits: (32 // bits, bits))
+
+
+def _theta(levels: Callable[[int], int]) -> Callable[[int, int], float]:
+    return lambda d, n: min(d / levels(n) ** 2, (d / n) ** 0.5 / levels(n))
+
+
+def _theta_own_norm(levels: int) -> Callable[[int, int], float]:
+    return lambda d, n: min(d / levels**2, d**0.5 / levels) / n
+
+
+def _hlo(width: int) -> str:
+    """The dtype in which fields of `width` bits travel."""
+    return {8: "s8", 32: "s32"}.get(width, "u32")
+
+
+def _padded(size: int, width: int) -> int:
+    """Bytes of one unit's codes: fields other than of 8 bits fill whole 32-bit words."""
+    return size if width == 8 else 4 * -(-size // (32 // width))
+
+
+def _global_case(
+    name: str,
+    own_levels: Callable[[int], int],
+    width: Callable[[int], int] | None = None,
+    /,
+    *,
+    units: Callable[[Sizes], Sizes] = lambda sizes: [sum(sizes)],
+    statistics: int = 1,
+    peak: Callable[[int], float] = lambda d: 1.0,
+    **options: object,
+) -> Case:
+    """A row of Global-QSGD, claims written out from its options."""
+    width = width or (lambda n: width_of(own_levels(n), n))
+
+    def sent(sizes: Sizes, n: int) -> float:
+        codes = sum(_padded(size, width(n)) for size in units(sizes))
+        return all_reduce(codes + 4 * statistics * len(units(sizes)) + 4, n)
+
+    codec_options = {k: v for k, v in options.items() if k in ("levels", "bits", "norm")}
+    return Case(
+        name,
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.global_qsgd(axis_name, seed=seed, **options)
+        ),
+        bytes=sent,
+        dtypes=lambda n: {_hlo(width(n))},
+        unbiased=True,
+        variance=_theta(own_levels),
+        resolution=lambda n, d: peak(n * d) / own_levels(n),
+        integer_sum=True,
+        codec=dither(**codec_options),
+    )
+
+
+def _gathered_case(
+    name: str,
+    own_levels: int,
+    width: int,
+    /,
+    *,
+    units: Callable[[Sizes], Sizes] = lambda sizes: [sum(sizes)],
+    statistics: int = 1,
+    peak: Callable[[int], float] = lambda d: 1.0,
+    **options: object,
+) -> Case:
+    """A row of QSGD, claims written out from its options."""
+
+    def sent(sizes: Sizes, n: int) -> float:
+        codes = sum(_padded(size, width) for size in units(sizes))
+        return (n - 1) * (codes + 4 * statistics * len(units(sizes)) + 4)
+
+    codec_options = {"bits": 8} | {k: v for k, v in options.items() if k in ("bits", "norm")}
+    return Case(
+        name,
+        cache(lambda axis_name="data", seed=0: jaxcomm.qsgd(axis_name, seed=seed, **options)),
+        bytes=sent,
+        dtypes=lambda n: {_hlo(width)},
+        unbiased=True,
+        variance=_theta_own_norm(own_levels),
+        resolution=lambda n, d: peak(d) / own_levels,
+        codec=dither(**codec_options),
+    )
+
+
+def _most(bits: int) -> Callable[[int], int]:
+    """The most levels whose sum over n workers fits in signed `bits`; float32 holds 24 of them."""
+    return lambda n: min((2**bits - 1) // (2 * n), 2**24 - 1)
+
+
+def _in_buckets_of_8(sizes: Sizes) -> Sizes:
+    """First-come buckets of at most 8 coordinates; larger leaves stand alone."""
+    buckets: Sizes = []
+    for size in sizes:
+        if buckets and buckets[-1] + size <= 8:
+            buckets[-1] += size
+        else:
+            buckets.append(size)
+    return buckets
+
+
+QUANTIZED = [
+    Case(
+        "mean",
+        cache(lambda axis_name="data", seed=0: jaxcomm.mean(axis_name)),
+        bytes=lambda sizes, n: all_reduce(4 * sum(sizes), n),
+        dtypes=lambda n: {"f32"},
+        unbiased=True,
+        variance=lambda d, n: 0.0,
+        resolution=lambda n, d: 0.0,
+        random=False,
+    ),
+    Case(
+        "ring_mean",
+        cache(lambda axis_name="data", seed=0: jaxcomm.ring_mean(axis_name)),
+        bytes=lambda sizes, n: 2 * (n - 1) * 4 * row_size(sum(sizes), n),
+        dtypes=lambda n: {"f32"},
+        unbiased=True,
+        variance=lambda d, n: 0.0,
+        resolution=lambda n, d: 0.0,
+        random=False,
+    ),
+    Case(
+        "votes",
+        cache(lambda axis_name="data", seed=0: jaxcomm.votes(axis_name)),
+        bytes=lambda sizes, n: 2 * (n - 1) * 4 * row_size(sum(sizes), 32 * n) + all_reduce(4, n),
+        dtypes=lambda n: {"u32"},
+        unbiased=False,
+        variance=None,
+        integer_sum=True,
+        random=False,
+        weighted=False,
+    ),
+    _global_case("global_qsgd", lambda n: 15),
+    _global_case("global_qsgd_8_bits", _most(8), lambda n: 8, bits=8),
+    _global_case("global_qsgd_l2", lambda n: 15, statistics=3, peak=root, norm="l2"),
+    _global_case("global_qsgd_leaf", lambda n: 15, units=apart, scope="leaf"),
+    _global_case("global_qsgd_buckets", lambda n: 15, units=_in_buckets_of_8, bucket_bytes=35),
+    _gathered_case("qsgd", 127, 8),
+    Case(
+        "global_qsgd_exponential",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.global_qsgd(
+                axis_name, dithering="exponential", seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: 2 * (n - 1) * row_size(sum(sizes), n) + all_reduce(8, n),
+        dtypes=lambda n: {"u8"},
+        unbiased=True,
+        # Each of 1 + log2(n) roundings multiplies the second moment by at most 9/8.
+        variance=lambda d, n: (9 / 8) ** (1 + (n - 1).bit_length()) - 1,
+        resolution=lambda n, d: 1 + 2 ** (n - 1).bit_length() / n,
+        integer_sum=True,
+        rerounds=True,
+        codec=exponential_dither(),
+    ),
+    Case(
+        "two_stage_4_bits",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.two_stage_mean(
+                axis_name, blockwise(dither(bits=4), 8), seed=seed
+            )
+        ),
+        # Blocks of 8 coordinates: one word of 4-bit fields and one float32 norm each.
+        bytes=lambda sizes, n: 2 * (n - 1) * 8 * row_size(sum(sizes), 8 * n) + all_reduce(4, n),
+        dtypes=lambda n: {"u8"},
+        unbiased=True,
+        variance=lambda d, n: twice(min(8 / 7**2, 8**0.5 / 7), n),
+        resolution=lambda n, d: 1 / 7 + (1 + 1 / 7) / 7,
+    ),
+    Case(
+        "mean_bfloat16",
+        cache(lambda axis_name="data", seed=0: jaxcomm.mean(axis_name, wire_dtype="bfloat16")),
+        bytes=lambda sizes, n: 2 * (n - 1) * 2 * row_size(sum(sizes), n) + all_reduce(4, n),
+        dtypes=lambda n: {"u8"},
+        unbiased=False,
+        variance=None,
+        resolution=lambda n, d: 2 * 2.0**-8,
+        random=False,
+    ),
+    Case(
+        "sparse_global_qsgd",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.sparse_global_qsgd(
+                axis_name, capacity=2048, levels=4, seed=seed
+            )
+        ),
+        # 16-bit indices, 4-bit codes, a count; the norm's three numbers and a flag are agreed.
+        bytes=lambda sizes, n: (n - 1) * (2048 * 2 + 2048 // 2 + 4) + all_reduce(16, n),
+        dtypes=lambda n: {"u16", "u32"},
+        unbiased=True,
+        variance=_theta(lambda n: 4),
+        resolution=lambda n, d: root(n * d) / 4,
+    ),
+    *(
+        case._replace(variant=True)
+        for case in [
+            _global_case("global_qsgd_3_levels", lambda n: 3, levels=3),
+            _global_case("global_qsgd_10_bits", _most(10), lambda n: 10, bits=10),
+            _global_case("global_qsgd_16_bits", _most(16), lambda n: 16, bits=16),
+            _global_case("global_qsgd_32_bits", _most(32), lambda n: 32, bits=32),
+            _global_case(
+                "global_qsgd_tree",
+                lambda n: 15,
+                units=_in_buckets_of_8,
+                scope="tree",
+                bucket_bytes=32,
+            ),
+            _gathered_case("qsgd_4_bits", 7, 4, bits=4),
+            _gathered_case("qsgd_16_bits", 32767, 16, bits=16),
+            _gathered_case("qsgd_l2", 127, 8, statistics=3, peak=root, norm="l2"),
+            _gathered_case("qsgd_leaf", 127, 8, units=apart, scope="leaf"),
+            Case(
+                "global_qsgd_exponential_two_stage",
+                cache(
+                    lambda axis_name="data", seed=0: jaxcomm.global_qsgd(
+                        axis_name, dithering="exponential", reduce="two_stage", seed=seed
+                    )
+                ),
+                bytes=lambda sizes, n: (
+                    2 * (n - 1) * (row_size(sum(sizes), n) + 4) + all_reduce(4, n)
+                ),
+                dtypes=lambda n: {"u8"},
+                unbiased=True,
+                variance=lambda d, n: twice(1 / 8, n),
+                resolution=lambda n, d: 2.0,
+            ),
+            Case(
+                "two_stage_8_bits",
+                cache(
+                    lambda axis_name="data", seed=0: jaxcomm.two_stage_mean(
+                        axis_name, dither(bits=8), seed=seed
+                    )
+                ),
+                bytes=lambda sizes, n: (
+                    2 * (n - 1) * (row_size(sum(sizes), n) + 4) + all_reduce(4, n)
+                ),
+                dtypes=lambda n: {"u8"},
+                unbiased=True,
+                variance=lambda d, n: twice(
+                    min(row_size(d, n) / 127**2, row_size(d, n) ** 0.5 / 127), n
+                ),
+                resolution=lambda n, d: 1 / 127 + (1 + 1 / 127) / 127,
+            ),
+            Case(
+                "mean_float8",
+                cache(
+                    lambda axis_name="data", seed=0: jaxcomm.mean(
+                        axis_name, wire_dtype="float8_e4m3fn", block_size=4
+                    )
+                ),
+                bytes=lambda sizes, n: (
+                    2 * (n - 1) * 8 * row_size(sum(sizes), 4 * n) + all_reduce(4, n)
+                ),
+                dtypes=lambda n: {"u8"},
+                unbiased=False,
+                variance=None,
+                resolution=lambda n, d: 2.1 * 2.0**-4,
+                random=False,
+            ),
+        ]
+    ),
+]
