@@ -9,7 +9,7 @@ from tests.cases._case import Case
 from tests.cases._quantized import QUANTIZED
 from tests.cases._sparse import SPARSE
 
-__all__ = ["CASES", "MEANS", "WEIGHTED", "Case", "rows"]
+__all__ = ["CASES", "MEANS", "WEIGHTED", "Case", "rows", "rows_by_workers"]
 
 CASES = [*QUANTIZED, *SPARSE]
 
@@ -17,6 +17,15 @@ CASES = [*QUANTIZED, *SPARSE]
 def rows(cases: list[Case]) -> list:
     """Rows for `pytest.mark.parametrize`, variants being left to the slow run."""
     return [pytest.param(c, marks=[pytest.mark.slow] if c.variant else []) for c in cases]
+
+
+def rows_by_workers(cases: list[Case], workers: list[int], of_variants: list[int]) -> list:
+    """Rows crossed with numbers of workers: of variants only some, the others in the slow run."""
+    return [
+        pytest.param(c, n, marks=[pytest.mark.slow] if c.variant and n not in of_variants else [])
+        for c in cases
+        for n in workers
+    ]
 
 
 MEANS = [case for case in CASES if case.resolution]

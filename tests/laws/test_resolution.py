@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import MEANS, Case, rows
+from tests.cases import MEANS, Case, rows, rows_by_workers
 from tests.workers import Mode, aggregate, aggregator, flat, gradients, initial
 
 
@@ -29,14 +29,13 @@ def test_resolution_on_a_mesh(case: Case, workers: int) -> None:
     check_resolution(case, workers, "checked")
 
 
-@pytest.mark.parametrize("workers", [16, 64])
-@pytest.mark.parametrize("case", MEANS, ids=repr)
+@pytest.mark.parametrize(("case", "workers"), rows_by_workers(MEANS, [16, 64], [16]), ids=repr)
 @pytest.mark.filterwarnings("ignore:`bits`=8 leaves:UserWarning")
 def test_resolution_simulated(case: Case, workers: int) -> None:
     check_resolution(case, workers)
 
 
-@pytest.mark.parametrize("case", MEANS, ids=repr)
+@pytest.mark.parametrize("case", rows(MEANS), ids=repr)
 def test_resolution_of_any_input(case: Case) -> None:
     tx, shape = case.make(), (4, 6)
     state = initial(tx, jnp.zeros(shape), "vmap")

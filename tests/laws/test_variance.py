@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tests.cases import CASES, Case
+from tests.cases import CASES, Case, rows_by_workers
 from tests.workers import draws, flat, gradients
 
 DRAWS = 1500
+BOUNDED = [c for c in CASES if c.variance]
 
 
 def check_variance(case: Case, workers: int) -> None:
@@ -20,7 +21,6 @@ def check_variance(case: Case, workers: int) -> None:
     assert errors.mean() - slack <= bound + rounding
 
 
-@pytest.mark.parametrize("workers", [1, 4, 8])
-@pytest.mark.parametrize("case", [c for c in CASES if c.variance], ids=repr)
+@pytest.mark.parametrize(("case", "workers"), rows_by_workers(BOUNDED, [1, 4, 8], [4]), ids=repr)
 def test_variance(case: Case, workers: int) -> None:
     check_variance(case, workers)
