@@ -19,7 +19,7 @@ demo: venv ## train one model with several methods; compare accuracy and bytes s
 	$(PY) -u -m experiments compare $(ARGS)
 
 test: venv ## all tests but the slow ones
-	$(PY) -m pytest -m "not slow" -n 2 --durations=10 $(ARGS)
+	$(PY) -m pytest -m "not slow" -n 2 --dist loadgroup --durations=10 $(ARGS)
 
 test-slow: venv ## the slow tests
 	$(PY) -m pytest -m slow --durations=10 $(ARGS)

@@ -1,42 +1,45 @@
-"""`python -m experiments COMMAND`: compare, estimate, train, bench or figures."""
+"""`python -m experiments COMMAND`: compare, survey, estimate, train, launch, bench or figures."""
 
 import importlib
 import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
+from experiments.cluster import has_joined, is_first
 from experiments.command_line import parse
-from experiments.configs import Bench, Digits, Estimate, Figures, Train
-from experiments.errors import ExperimentError, Interrupted
+from experiments.configs import Bench, Digits, Estimate, Figures, Launch, Survey, Train
+from experiments.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
+from experiments.processes import end_with_launcher
 
 COMMANDS = {
     "compare": Digits,
+    "survey": Survey,
     "estimate": Estimate,
     "train": Train,
+    "launch": Launch,
     "bench": Bench,
     "figures": Figures,
 }
 
 DEFAULT_DEVICES = 8
 LEAST_THREADS = 16
+DEFECT = 1
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
-WRONG_INPUT = 2
-INTERRUPTED = 130
 
-
-def set_up_jax(devices: int | None) -> None:
+def set_up_jax(devices: int | None, default: int = DEFAULT_DEVICES) -> None:
     """Sets what JAX reads from the environment when it is imported.
 
-    A number of devices in the user's XLA_FLAGS wins over the default, and `devices` over both.
+    A number of devices in the user's XLA_FLAGS wins over `default`, and `devices` over both.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     given = re.findall(rf"{_DEVICE_COUNT}=(\d+)", flags)
     if devices is not None or not given:
-        count = devices or DEFAULT_DEVICES
+        count = devices or default
         os.environ["XLA_FLAGS"] = f"{flags} {_DEVICE_COUNT}={count}".strip()
     else:
         count = int(given[-1])
@@ -47,14 +50,18 @@ def set_up_jax(devices: int | None) -> None:
 
 def run(command: str, config: Any) -> int:
     """Runs a command; the exit code."""
-    set_up_jax(getattr(config, "devices", None))
+    if command != "launch":  # Which only starts others.
+        distributed = getattr(config, "distributed", False)
+        set_up_jax(getattr(config, "devices", None), 1 if distributed else DEFAULT_DEVICES)
     return importlib.import_module(f"experiments.{command}").main(config)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parses and runs; what the user can mend, and Ctrl+C, are reported in one line."""
-    # A shell that starts this in the background has it ignore the signal.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Parses and runs; what the user can mend, Ctrl+C and SIGTERM are reported in one line."""
+    end_with_launcher()
+    # A shell that starts this in the background has it ignore the signal of Ctrl+C.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.default_int_handler)
     try:
         return run(*parse(COMMANDS, arguments))
     except ExperimentError as error:
@@ -66,11 +73,27 @@ def main(arguments: Sequence[str]) -> int:
         print(f"experiments: error: {error}: install jaxcomm[experiments].", file=sys.stderr)
         return WRONG_INPUT
     except (KeyboardInterrupt, Interrupted) as interrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        left = str(interrupt) or "nothing was recorded."
-        print("experiments: interrupted:", left, file=sys.stderr)
+        for stop in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(stop, signal.SIG_IGN)
+        if is_first():
+            left = str(interrupt) or "nothing was recorded."
+            print("experiments: interrupted:", left, file=sys.stderr)
         return INTERRUPTED
+    except Exception:
+        if not has_joined():
+            raise
+        traceback.print_exc()
+        return DEFECT
+
+
+def end(code: int) -> NoReturn:
+    """Exits. One of many that fails does so at once, where JAX would have it wait for the others."""
+    if code and has_joined():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end(main(sys.argv[1:]))

@@ -1,8 +1,6 @@
-"""Time of the 8-bit codec against the plainest code that does the same, and of whole steps."""
+"""Time of codecs beside the plainest code that does the same or less, and of whole steps."""
 
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,9 +10,11 @@ import optax
 from rich.table import Table
 
 import jaxcomm
+from experiments.bench_codecs import time_codecs, to_table
 from experiments.configs import Bench
 from experiments.methods import parse_variant
 from experiments.progress import Progress
+from experiments.timing import medians
 from experiments.train import make_mesh
 from jaxcomm import _noise
 from jaxcomm.compression.quantizers import dither
@@ -26,19 +26,6 @@ METHODS = ("mean", "global_qsgd:8", "global_qsgd:16", "qsgd")
 def _uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Numbers in [0, 1) from the same counter hash that the codec draws from."""
     return (_noise.bits(key, shape) >> 8).astype(jnp.float32) * 2.0**-24
-
-
-def _medians(functions: Mapping[str, Callable[[], Any]], repetitions: int) -> dict[str, float]:
-    """Median seconds of each; taken in turn, so that a busy moment falls on all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():  # Compiles.
-        jax.block_until_ready(function())
-    for _ in range(repetitions):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            jax.block_until_ready(function())
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
 def time_codec(size: int, repetitions: int) -> dict[str, float]:
@@ -63,7 +50,7 @@ def time_codec(size: int, repetitions: int) -> dict[str, float]:
     payload = encode(key, x, norm)
     scale = levels / norm.max_abs
     noise = jax.jit(_uniform, static_argnums=1)(key, x.shape)
-    return _medians(
+    return medians(
         {
             "measure": lambda: measure(x),
             "encode": lambda: encode(key, x, norm),
@@ -101,7 +88,7 @@ def time_steps(
             *state, metrics = step(*state, batch)
             return state, metrics
 
-        measured[label] = _medians({label: advance}, repetitions)[label], sent
+        measured[label] = medians({label: advance}, repetitions)[label], sent
     return measured
 
 
@@ -128,12 +115,14 @@ def _step_table(steps: Mapping[str, tuple[float, float]], parameters: int, worke
 def main(config: Bench) -> int:
     """Measures, as `python -m experiments bench` asks; the exit code."""
     workers = make_mesh(config.devices).size
-    with Progress(2) as progress:
+    with Progress(3) as progress:
         progress.say(f"JAX {jax.__version__}, {jax.default_backend()}")
         codec = time_codec(config.coordinates, config.repetitions)
-        progress.advance(1, "timed the codec; whole steps next")
+        progress.advance(1, "timed 8-bit dithering; every codec next")
+        every = time_codecs(config.codec_coordinates, config.repetitions)
+        progress.advance(2, "timed the codecs; whole steps next")
         steps = time_steps(config.parameters, config.repetitions, config.devices)
-        progress.advance(2, "timed the steps")
+        progress.advance(3, "timed the steps")
         progress.say(_codec_table(codec, config.coordinates))
         ratios = {
             "encode": codec["encode"] / codec["encode, floor with hashed noise"],
@@ -142,5 +131,6 @@ def main(config: Bench) -> int:
         for name, ratio in ratios.items():
             kept = "within" if ratio <= MOST_RATIO else "BEYOND"
             progress.say(f"{name}: {ratio:.2f} times the plain code, {kept} {MOST_RATIO:g}")
+        progress.say(to_table(every, config.codec_coordinates))
         progress.say(_step_table(steps, config.parameters, workers))
     return 0

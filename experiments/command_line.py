@@ -24,6 +24,10 @@ def _describe(default: object) -> str:
 def _add_field(parser: argparse.ArgumentParser, field: dataclasses.Field) -> None:
     if settings := field.metadata.get("argument"):
         parser.add_argument(field.name, help=settings["help"])
+    if settings := field.metadata.get("flag"):
+        parser.add_argument(
+            "--" + field.name.replace("_", "-"), action="store_true", help=settings["help"]
+        )
     if settings := field.metadata.get("option"):
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
@@ -33,6 +37,19 @@ def _add_field(parser: argparse.ArgumentParser, field: dataclasses.Field) -> Non
             nargs="+" if settings["many"] else None,
             help=(settings["help"] + _describe(field.default)).replace("%", "%%"),
         )
+
+
+def _take_rest(
+    commands: Mapping[str, type], arguments: Sequence[str]
+) -> tuple[Sequence[str], dict[str, Any]]:
+    """What comes before `--`, and what comes after it for the field that takes it."""
+    config = commands.get(arguments[0]) if arguments else None
+    fields = dataclasses.fields(config) if config else ()
+    taking = [field for field in fields if "rest" in field.metadata]
+    if not taking or "--" not in arguments:
+        return arguments, {}
+    end = list(arguments).index("--")
+    return arguments[:end], {taking[0].name: tuple(arguments[end + 1 :])}
 
 
 def parse(commands: Mapping[str, type], arguments: Sequence[str]) -> tuple[str, Any]:
@@ -62,9 +79,10 @@ def parse(commands: Mapping[str, type], arguments: Sequence[str]) -> tuple[str, 
         )
         for field in dataclasses.fields(config):
             _add_field(subparser, field)
+    arguments, rest = _take_rest(commands, arguments)
     values = vars(parser.parse_args(arguments))
     command = values.pop("command")
     values = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
-    return command, commands[command](**values)
+    return command, commands[command](**values, **rest)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from experiments import acceptance, figures
+from experiments import acceptance, figures, survey
 from experiments.configs import Digits
 from experiments.methods import expand, parse_variant
 from experiments.progress import Progress
@@ -30,7 +30,7 @@ def _make_programs(config: Digits) -> list[Program]:
     mesh, task = make_mesh(config.devices), Task(config.dataset)
     variants = [parse_variant(label) for label in config.methods]
     return [
-        make_program(task, variant, optimizer, config.learning_rates[optimizer], config.batch, mesh)
+        make_program(task, variant, optimizer, config.fixed_rates[optimizer], config.batch, mesh)
         for optimizer in config.optimizers
         for variant in variants
     ]
@@ -67,6 +67,8 @@ def main(config: Digits) -> int:
     Returns:
       The exit code, 1 where the acceptance that the config states is not met at its own settings.
     """
+    if config.learning_rates:
+        return survey.main(config)
     config = dataclasses.replace(
         config,
         methods=expand(config.methods),

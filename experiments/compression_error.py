@@ -1,13 +1,51 @@
 """How far a method's update is from the mean that it stands for."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxcomm
+
+TOLD = "info/compression_error"
+
+
+def _relative_error(update: Any, mean: Any) -> jax.Array:
+    squares = lambda tree: optax.tree.norm(tree, squared=True)  # noqa: E731
+    return squares(optax.tree.sub(update, mean)) / squares(mean)
+
+
+def _mean(gradient: Any) -> Any:
+    exact = jaxcomm.mean()
+    return exact.update(gradient, exact.init(gradient))[0]
+
+
+class WithErrorState(NamedTuple):
+    """The state of `with_error`."""
+
+    inner: Any
+    info: dict[str, jax.Array]  # A step copies it into its metrics.
+
+
+def with_error(
+    aggregator: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+    """The aggregator, whose steps tell its relative squared error as the metric `TOLD`."""
+
+    def init(params: Any) -> WithErrorState:
+        return WithErrorState(aggregator.init(params), {"compression_error": jnp.zeros(())})
+
+    def update(
+        updates: Any, state: WithErrorState, params: Any = None, **extra: Any
+    ) -> tuple[Any, WithErrorState]:
+        update, inner = aggregator.update(updates, state.inner, params, **extra)
+        error = _relative_error(update, _mean(updates))
+        return update, WithErrorState(inner, {"compression_error": error})
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def make_compression_error(
@@ -25,14 +63,11 @@ def make_compression_error(
     Returns:
       `(params, aggregator_state, batch) -> float32[]`. Changes neither.
     """
-    exact = jaxcomm.mean()
 
     def on_worker(params: Any, state: Any, batch: Any) -> jax.Array:
         _, gradient = jaxcomm.local_value_and_grad(loss_fn)(params, batch)
         update, _ = aggregator.update(gradient, state, params)
-        mean, _ = exact.update(gradient, exact.init(params), params)
-        squares = lambda tree: optax.tree.norm(tree, squared=True)  # noqa: E731
-        return squares(optax.tree.sub(update, mean)) / squares(mean)
+        return _relative_error(update, _mean(gradient))
 
     @jax.jit
     def compression_error(params: Any, state: Any, batch: Any) -> jax.Array:

@@ -1,5 +1,8 @@
 """What is reported to the user in one line, without a traceback."""
 
+WRONG_INPUT = 2
+INTERRUPTED = 130
+
 
 class ExperimentError(Exception):
     """A wrong option, number, file or name. The message says which, and how to mend it."""

@@ -26,7 +26,7 @@ from experiments.estimate_table import (
     to_markdown,
     to_table,
 )
-from experiments.methods import Variant, expand, parse_variant
+from experiments.methods import ESTIMATORS, Variant, expand, parse_variant
 from experiments.progress import Progress
 from experiments.recording import describe_command, open_record
 from experiments.task import Task
@@ -156,7 +156,7 @@ def _save_gradients(gradients: np.ndarray, step: int) -> bytes:
 def main(config: Estimate) -> int:
     """Compares errors, as `python -m experiments estimate` asks; the exit code."""
     config = dataclasses.replace(
-        config, methods=expand(config.methods), steps=tuple(sorted(set(config.steps)))
+        config, methods=expand(config.methods, ESTIMATORS), steps=tuple(sorted(set(config.steps)))
     )
     variants = [parse_variant(label) for label in config.methods]
     mesh = make_mesh(config.devices)

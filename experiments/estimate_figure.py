@@ -10,36 +10,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
 from experiments.estimate_table import EXACT, Row, summarize
+from experiments.labels import Name, put_names
 from experiments.methods import parse_variant
 
 NAME = "error_against_bits.png"
 TICKS = (0.5, 1, 2, 4, 8, 16, 32, 64, 128)
-
-# Where a label may stand beside its point, in the order of preference.
-PLACES = (
-    (7, 0, "left", "center"),
-    (-7, 0, "right", "center"),
-    (0, 7, "center", "bottom"),
-    (0, -7, "center", "top"),
-    (6, 6, "left", "bottom"),
-    (6, -6, "left", "top"),
-    (-6, 6, "right", "bottom"),
-    (-6, -6, "right", "top"),
-    (6, 18, "left", "bottom"),
-    (6, -18, "left", "top"),
-)
-
-LATER = 15  # Square pixels that a name may cover before the next place is better.
-
-
-def _overlap(first: Bbox, second: Bbox) -> float:
-    common = Bbox.intersection(first, second)
-    return common.width * common.height if common else 0.0
 
 
 def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -65,38 +44,23 @@ def _occupied(axes: Axes, curve: Sequence[Row]) -> Iterator[Bbox]:
 
 
 def _label(axes: Axes, curves: Mapping[str, Sequence[Row]], colors: Mapping[str, Any]) -> None:
-    """Names each point where the name covers least of what is there already."""
-    renderer = axes.get_figure().canvas.get_renderer()
-    frame = axes.get_window_extent(renderer)
-    taken = [box for curve in curves.values() for box in _occupied(axes, curve)]
-
-    def put(row: Row, color: Any, place: tuple[float, float, str, str]) -> Text:
-        x, y, horizontal, vertical = place
-        return axes.annotate(
-            row.method,
-            (row.bits_per_coordinate, row.error),
-            xytext=(x, y),
-            textcoords="offset points",
-            ha=horizontal,
-            va=vertical,
-            fontsize=8,
-            color=color,
-        )
-
-    def covered(text: Text) -> float:
-        box = text.get_window_extent(renderer)
-        text.remove()
-        outside = box.width * box.height - _overlap(box, frame)
-        return 10 * outside + sum(_overlap(box, other) for other in taken)
-
+    """Names each point."""
     # Downwards, so that the names of points close together are in their order.
-    for row in sorted(itertools.chain(*curves.values()), key=lambda row: -row.error):
-        color = [0.75 * part for part in colors[parse_variant(row.method).method]]
-        costs = [
-            covered(put(row, color, place)) + LATER * rank for rank, place in enumerate(PLACES)
-        ]
-        text = put(row, color, PLACES[costs.index(min(costs))])
-        taken.append(text.get_window_extent(renderer))
+    rows = sorted(itertools.chain(*curves.values()), key=lambda row: -row.error)
+    families = [parse_variant(row.method).method for row in rows]
+    put_names(
+        axes,
+        [
+            Name(
+                row.method,
+                row.bits_per_coordinate,
+                row.error,
+                [0.75 * part for part in colors[family]],
+            )
+            for row, family in zip(rows, families, strict=True)
+        ],
+        [box for curve in curves.values() for box in _occupied(axes, curve)],
+    )
 
 
 def _draw_curve(axes: Axes, curve: Sequence[Row], color: Any, is_control: bool) -> None:

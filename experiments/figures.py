@@ -10,16 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from experiments import estimate_figure
+from experiments import estimate_figure, survey_figure
 from experiments.configs import Figures
 from experiments.errors import ExperimentError
 from experiments.methods import parse_variant
 from experiments.recording import read_metrics
-from experiments.summary import BASELINE
+from experiments.summary import BASELINE, OPTIMIZER_TITLES
 
 NAME = "loss_against_bytes.png"
 MARKERS = "oDs^vPX*"
-OPTIMIZER_TITLES = {"sgd": "SGD with momentum", "adam": "Adam"}
 
 
 def _grouped(rows: list[dict[str, Any]], name: str) -> dict[str, list[dict[str, Any]]]:
@@ -70,13 +69,15 @@ def _draw_optimizer(
 def draw(folder: Path) -> Path:
     """Draws training loss against bytes sent, a panel an optimizer; the path of the figure.
 
-    Of an estimate, the error against bits.
+    Of an estimate, the error against bits; of a survey, test loss against bytes, a point a method.
 
     Raises:
       ExperimentError: If the folder is no record, or nothing was logged in it.
     """
     if estimates := read_metrics(folder, "estimate"):
         return estimate_figure.draw(folder, estimates)
+    if trials := read_metrics(folder, "tuning"):
+        return survey_figure.draw(folder, read_metrics(folder, "run"), trials)
     rows = read_metrics(folder, "step")
     if not rows:
         raise ExperimentError(f"{folder} has no logged step to draw.")

@@ -21,7 +21,9 @@ from typing import Any
 
 import jax
 
+from experiments.cluster import is_first
 from experiments.errors import ExperimentError, Interrupted
+from experiments.processes import COMMAND
 
 PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn")
 NO_RECORD = "none"
@@ -46,7 +48,7 @@ def _commit() -> str:
 
 def describe_command() -> str:
     """The command that is running, as a user types it."""
-    return shlex.join(["python", "-m", "experiments", *sys.argv[1:]])
+    return os.environ.get(COMMAND) or shlex.join(["python", "-m", "experiments", *sys.argv[1:]])
 
 
 def describe_environment() -> str:
@@ -59,6 +61,7 @@ def describe_environment() -> str:
         "platform": platform.platform(),
         "CPU count": os.cpu_count(),
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "processes": jax.process_count(),
         "NPROC": os.environ.get("NPROC"),
     }
     return "".join(f"{name}: {fact}\n" for name, fact in facts.items())
@@ -180,5 +183,8 @@ class NoRecord:
 
 
 def open_record(config: Any) -> Record | NoRecord:
-    """The record that the config asks for; none where its name is `none`."""
-    return NoRecord() if config.record == NO_RECORD else Record(config)
+    """The record that the config asks for; none where its name is `none`.
+
+    Of the processes of a cluster, the first keeps it.
+    """
+    return NoRecord() if config.record == NO_RECORD or not is_first() else Record(config)

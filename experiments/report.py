@@ -8,7 +8,7 @@ from experiments import acceptance, figures
 from experiments.acceptance import Verdict
 from experiments.configs import Digits
 from experiments.recording import describe_command
-from experiments.summary import BASELINE, Row, to_markdown
+from experiments.summary import BASELINE, OPTIMIZER_TITLES, Row, to_markdown
 
 CAVEAT = (
     "All methods take equally many steps; what each reaches for equal bytes is in the figure. One "
@@ -58,7 +58,7 @@ def write_readme(
     """The text of the README, every number of it from the record."""
     question = (inspect.getdoc(config) or "").splitlines()[0]
     rates = " and ".join(
-        f"{config.learning_rates[optimizer]} with {figures.OPTIMIZER_TITLES[optimizer]}"
+        f"{config.fixed_rates[optimizer]} with {OPTIMIZER_TITLES[optimizer]}"
         for optimizer in config.optimizers
     )
     return (

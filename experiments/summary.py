@@ -10,6 +10,7 @@ from rich.table import Table
 from experiments import tables
 
 BASELINE = "mean"
+OPTIMIZER_TITLES = {"sgd": "SGD with momentum", "adam": "Adam"}
 
 
 class Row(NamedTuple):

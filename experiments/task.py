@@ -1,5 +1,6 @@
 """What is trained: a network on a dataset, with its first weights, its batches and its score."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.data import Dataset, load
+from experiments.data import Dataset, hold_out, load
 from experiments.errors import ExperimentError
 from experiments.models import MODELS
 
@@ -26,12 +27,28 @@ class Task:
         self._score = jax.jit(self._sums)
         self._first_weights = jax.jit(self.model.init)
 
+    def hold_out(self) -> "Task":
+        """The same without a fifth of the training set, which takes the place of the test set.
+
+        For choices that the test set is not to see.
+        """
+        held_out = copy.copy(self)
+        held_out.dataset = hold_out(self.dataset)
+        return held_out
+
     def first_weights(self, seed: int) -> Any:
         """The initial parameters, which depend on the seed alone."""
         return self._first_weights(jax.random.key(seed), self.dataset.train_inputs[:1])["params"]
 
-    def batches(self, seed: int, size: int) -> Iterator[Batch]:
+    def batches(
+        self, seed: int, size: int, rows: np.ndarray | slice = slice(None)
+    ) -> Iterator[Batch]:
         """Batches without end, in an order that depends on the seed alone; no epoch is cut short.
+
+        Args:
+          seed: Decides the order.
+          size: Examples a batch.
+          rows: Those of each batch that are wanted; all where not given.
 
         Raises:
           ExperimentError: If a batch is larger than the training set.
@@ -44,7 +61,7 @@ class Task:
         while True:
             while len(order) < size:
                 order = np.concatenate([order, generator.permutation(len(inputs))])
-            chosen, order = order[:size], order[size:]
+            chosen, order = order[:size][rows], order[size:]
             yield inputs[chosen], labels[chosen]
 
     def loss(self, params: Any, batch: Any) -> jax.Array:

@@ -11,35 +11,55 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxcomm
-from experiments import figures
-from experiments.compression_error import make_compression_error
+from experiments import cluster, figures
+from experiments.compression_error import TOLD, make_compression_error, with_error
 from experiments.configs import Train
 from experiments.errors import ExperimentError
-from experiments.methods import Variant, make_variant
+from experiments.methods import METHODS, Variant, make_variant
 from experiments.progress import Progress
 from experiments.recording import describe_command, open_record
+from experiments.sharding import global_batches
 from experiments.summary import summarize, to_csv, to_markdown, to_table
 from experiments.task import Task
 
 MOMENTUM = 0.9
 
-OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
-    "sgd": lambda learning_rate: optax.sgd(learning_rate, momentum=MOMENTUM),
-    "adam": optax.adam,
+OPTIMIZERS: dict[str, Callable[[float, float | None], optax.GradientTransformation]] = {
+    "sgd": lambda learning_rate, momentum: optax.sgd(learning_rate, momentum=momentum),
+    "adam": lambda learning_rate, momentum: optax.adam(learning_rate),
 }
 
 
 class Program(NamedTuple):
-    """The compiled step of one method and optimizer, which all seeds share."""
+    """The compiled step of one method and optimizer, which all seeds and learning rates share."""
 
     task: Task
     variant: Variant
     optimizer: str
+    learning_rate: float
     batch: int
     step: Callable[..., Any]
-    start: Callable[[int], tuple[Any, optax.OptState]]
-    compression_error: Callable[..., jax.Array]
+    first: Callable[[int, float], tuple[Any, optax.OptState]]
+    batches: Callable[[Task, int], Iterator[Any]]
+    compression_error: Callable[..., jax.Array] | None  # `None` where the step tells it.
     account: jaxcomm.wire.Account
+
+    def start(self, seed: int) -> tuple[Any, optax.OptState]:
+        """The first parameters and state."""
+        return self.first(seed, self.learning_rate)
+
+    def bytes_of_step(self, opt_state: optax.OptState) -> float:
+        """What a worker sends in the step from a state."""
+        stage = METHODS[self.variant.method].stage
+        if stage is None:
+            return self.account.bytes_per_worker
+        state = opt_state[0] if self.compression_error else opt_state[0].inner
+        taken = f"cond {stage(state) + 1}/"
+        return sum(
+            collective.bytes_per_worker
+            for collective in self.account.collectives
+            if not collective.path or collective.path[0].startswith(taken)
+        )
 
 
 def make_mesh(devices: int | None) -> Mesh:
@@ -64,53 +84,107 @@ def _compression_error(task: Task, variant: Variant, mesh: Mesh) -> Callable[...
 
 
 def make_program(
-    task: Task, variant: Variant, optimizer: str, learning_rate: float, batch: int, mesh: Mesh
+    task: Task,
+    variant: Variant,
+    optimizer: str,
+    learning_rate: float,
+    batch: int,
+    mesh: Mesh,
+    *,
+    simulated: bool = False,
 ) -> Program:
     """Builds the step, which compiles when it is first called.
+
+    Args:
+      task: What is trained.
+      variant: The method.
+      optimizer: Its name.
+      learning_rate: Of the first program; others differ in it by `_replace` and share the step.
+      batch: Examples a step.
+      mesh: The workers.
+      simulated: Whether one device stands for them all, which is quicker.
 
     Raises:
       ExperimentError: If the method cannot work with so many workers, or the batch be split.
     """
+    momentum = None if METHODS[variant.method].has_momentum else MOMENTUM
 
-    def transformation(seed: int | jax.Array) -> optax.GradientTransformation:
-        return optax.chain(variant.build(seed), OPTIMIZERS[optimizer](learning_rate))
+    def transformation(
+        seed: int | jax.Array, learning_rate: float | jax.Array, observed: bool
+    ) -> optax.GradientTransformation:
+        aggregator = variant.build(seed)
+        rated = optax.inject_hyperparams(
+            lambda learning_rate: OPTIMIZERS[optimizer](learning_rate, momentum)
+        )
+        return optax.chain(
+            with_error(aggregator) if observed else aggregator, rated(learning_rate=learning_rate)
+        )
 
-    @jax.jit
-    def first_state(seed: jax.Array, params: Any) -> optax.OptState:
-        return jaxcomm.init(transformation(seed), params, mesh)
+    def make_step(observed: bool) -> Callable[..., Any]:
+        tx = transformation(0, learning_rate, observed)
+        if simulated:
+            return jaxcomm.simulate(task.loss, tx, mesh.size)
+        return jaxcomm.make_step(task.loss, tx, mesh)
 
-    def start(seed: int) -> tuple[Any, optax.OptState]:
-        replicated = NamedSharding(mesh, PartitionSpec())
-        params = jax.device_put(task.first_weights(seed), replicated)
-        return params, first_state(seed, params)
+    def first_state(
+        seed: int | jax.Array, learning_rate: float | jax.Array, params: Any, observed: bool
+    ) -> optax.OptState:
+        tx = transformation(seed, learning_rate, observed)
+        return jaxcomm.init(tx, params, mesh.size if simulated else mesh)
 
-    step = jaxcomm.make_step(task.loss, transformation(0), mesh)
+    make_state = jax.jit(first_state, static_argnames="observed")
+
+    def first(seed: int, learning_rate: float) -> tuple[Any, optax.OptState]:
+        params = task.first_weights(seed)
+        if not simulated:
+            params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+        return params, make_state(seed, learning_rate, params, simulated)
+
+    def batches(task: Task, seed: int) -> Iterator[Any]:
+        return task.batches(seed, batch) if simulated else global_batches(task, seed, batch, mesh)
+
     try:
-        account = jaxcomm.wire.account(step, *start(0), next(task.batches(0, batch)))
+        params = jax.eval_shape(task.first_weights, 0)
+        state = jax.eval_shape(lambda params: first_state(0, learning_rate, params, False), params)
+        account = jaxcomm.wire.account(
+            make_step(False), params, state, next(task.batches(0, batch))
+        )
     except ValueError as error:
         raise ExperimentError(str(error)) from error
-    compression_error = _compression_error(task, variant, mesh)
-    return Program(task, variant, optimizer, batch, step, start, compression_error, account)
+    return Program(
+        task,
+        variant,
+        optimizer,
+        learning_rate,
+        batch,
+        make_step(simulated),
+        first,
+        batches,
+        None if simulated else _compression_error(task, variant, mesh),
+        account,
+    )
 
 
 def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[dict[str, Any]]:
     """Trains once; yields a row of metrics every `log_every` steps, and one at the end."""
     task = program.task
     run = {"method": program.variant.label, "optimizer": program.optimizer, "seed": seed}
-    sent = program.account.bytes_per_worker
     params, opt_state = program.start(seed)
-    batches = task.batches(seed, program.batch)
-    milliseconds, errors = [], []
+    batches = program.batches(task, seed)
+    milliseconds, errors, sent = [], [], 0.0
     for number in range(1, steps + 1):
         batch = next(batches)
+        sent += program.bytes_of_step(opt_state)
         logged = number % log_every == 0 or number == steps
-        if logged:
+        if logged and program.compression_error:
             errors.append(float(program.compression_error(params, opt_state[0], batch)))
         start = time.perf_counter()
         params, opt_state, metrics = program.step(params, opt_state, batch)
         batch_loss = float(metrics["loss"])
         milliseconds.append(1e3 * (time.perf_counter() - start))
         if logged:
+            if not program.compression_error:
+                errors.append(float(metrics[TOLD]))
             train_loss, train_accuracy = task.train_score(params)
             yield {
                 "kind": "step",
@@ -118,19 +192,20 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
                 "step": number,
                 "train_loss": train_loss,
                 "batch_loss": batch_loss,
-                "bytes_sent": number * sent,
+                "bytes_sent": sent,
                 "compression_error": errors[-1],
             }
     test_loss, test_accuracy = task.test_score(params)
     yield {
         "kind": "run",
         **run,
+        "learning_rate": program.learning_rate,
         "steps": steps,
         "train_loss": train_loss,
         "train_accuracy": train_accuracy,
         "test_loss": test_loss,
         "test_accuracy": test_accuracy,
-        "bytes_per_step": sent,
+        "bytes_per_step": sent / steps,
         "compression_error": statistics.mean(errors),
         "step_milliseconds": statistics.median(milliseconds),
     }
@@ -138,15 +213,25 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
 
 def main(config: Train) -> int:
     """Trains once, as `python -m experiments train` asks; the exit code."""
+    if config.distributed:
+        if config.devices is not None:
+            raise ExperimentError(
+                "--devices is not for --distributed: the workers are all devices."
+            )
+        cluster.join(config.start_timeout)
     mesh, variant = make_mesh(config.devices), make_variant(config.method, config.bits)
     task = Task(config.dataset, config.data)
     program = make_program(
         task, variant, config.optimizer, config.learning_rate, config.batch, mesh
     )
-    with open_record(config) as record, Progress(config.steps) as progress:
+    with (
+        open_record(config) as record,
+        Progress(config.steps) as progress,
+        cluster.reporting_lost_processes(),
+    ):
         progress.say(
             f"{variant.label} on {config.dataset}, {config.optimizer}, {mesh.size} workers on "
-            f"{jax.default_backend()}"
+            f"{jax.default_backend()}, {jax.process_count()} processes"
         )
         for row in train(program, config.seed, config.steps, config.log_every):
             record.add(row)

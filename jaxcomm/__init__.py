@@ -6,7 +6,9 @@ from jaxcomm._base import Codec, Coins, Memory, PerWorker
 from jaxcomm._state import init, state_specs
 from jaxcomm.aggregation import (
     accumulate,
+    adaptive_ratio,
     gathered_mean,
+    gtop_k,
     hierarchical,
     mean,
     merged_mean,
@@ -17,8 +19,21 @@ from jaxcomm.aggregation import (
     summed_mean,
     two_stage_mean,
     votes,
+    warm_up,
+    warm_up_schedule,
 )
-from jaxcomm.recipes import global_qsgd, qsgd, sparse_global_qsgd
+from jaxcomm.recipes import (
+    deep_gradient_compression,
+    ef_sign_sgd,
+    global_qsgd,
+    natural_compression,
+    one_bit_sgd,
+    qsgd,
+    sign_sgd,
+    signum,
+    sparse_global_qsgd,
+    terngrad,
+)
 from jaxcomm.training import make_step, simulate
 
 __all__ = [
@@ -27,9 +42,13 @@ __all__ = [
     "Memory",
     "PerWorker",
     "accumulate",
+    "adaptive_ratio",
     "aggregation",
     "compression",
+    "ef_sign_sgd",
+    "deep_gradient_compression",
     "gathered_mean",
+    "gtop_k",
     "global_qsgd",
     "hierarchical",
     "init",
@@ -38,17 +57,24 @@ __all__ = [
     "make_step",
     "mean",
     "merged_mean",
+    "natural_compression",
+    "one_bit_sgd",
     "or_reduce",
     "qsgd",
     "ring_mean",
     "shard_local",
+    "sign_sgd",
+    "signum",
     "simulate",
     "skip_nonfinite",
     "sparse_global_qsgd",
     "state_specs",
     "summed_mean",
+    "terngrad",
     "two_stage_mean",
     "votes",
+    "warm_up",
+    "warm_up_schedule",
     "wire",
 ]
 

@@ -254,6 +254,21 @@ def shift(x: jax.Array, axis_name: AxisName) -> jax.Array:
     return _in_words(lambda x: along(x, names(axis_name)), as_varying(x, axis_name))
 
 
+def swap(x: jax.Array, axis_name: AxisName, distance: int) -> jax.Array:
+    """Exchanges `x` with worker `index ^ distance`, or returns it where there is no such worker."""
+    workers = size(axis_name)
+    partner = [w ^ distance if w ^ distance < workers else w for w in range(workers)]
+    over = names(axis_name)
+
+    def move(x: jax.Array) -> jax.Array:
+        # `jax.vmap` permutes over one name at a time, and wants everybody to receive.
+        if len(over) > 1 and "vmap" in {mode(name) for name in over}:
+            return gather(x, axis_name)[jnp.asarray(partner)[index(axis_name)]]
+        return lax.ppermute(x, over if len(over) > 1 else over[0], [*enumerate(partner)])
+
+    return _in_words(move, as_varying(x, axis_name))
+
+
 def varying_like(x: jax.Array, tree: PyTree) -> jax.Array:
     """`x` typed as varying over every axis over which a leaf of `tree` varies: a loop's carry."""
     wanted = frozenset().union(*(varying(leaf) for leaf in jax.tree.leaves(tree)))

@@ -81,6 +81,10 @@ class Codec(NamedTuple):
         `size` coordinates each. `None`: biased, or no bound is known.
       contraction: `(size, workers) -> delta` of a biased codec, with :math:`\sum_i \mathbb{E}
         \|Q(x_i) - x_i\|^2 \le (1 - \delta) \sum_i \|x_i\|^2`. `None`: no bound is known.
+      bounded: whether, without such a bound, :math:`\mathbb{E} \|Q(x) - x\|^2 \le (1 - \delta)
+        \|x\|^2 + c` for some :math:`\delta > 0` and constant :math:`c`, so that under feedback of
+        bounded updates what is left out stays bounded too; or whether it does so of updates
+        within a bound that the codec names.
     """
 
     init: Callable[[jax.Array], Memory]
@@ -95,6 +99,7 @@ class Codec(NamedTuple):
     tell: Callable[[Memory], dict[str, jax.Array]] = no_news
     variance: Callable[[int, int], float] | None = None
     contraction: Callable[[int, int], float] | None = None
+    bounded: bool = False
 
 
 def no_memory(x: jax.Array) -> Memory:

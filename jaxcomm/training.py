@@ -30,6 +30,19 @@ def _require_divisible(batch: PyTree, workers: int) -> None:
             )
 
 
+def _require_global(batch: PyTree, mesh: Mesh) -> None:
+    """Raises where the mesh has devices of other processes and a leaf is not one array of all."""
+    if not mesh.is_multi_process:
+        return
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+            raise ValueError(
+                f"`batch{jax.tree_util.keystr(path)}` must be an array over all processes of the "
+                f"mesh, got a {type(leaf).__name__} of this process alone: pass its rows to "
+                "`jax.make_array_from_process_local_data`."
+            )
+
+
 def _average(
     axis_name: AxisName, metrics: dict[str, PyTree], weight: jax.Array | None
 ) -> dict[str, jax.Array]:
@@ -141,7 +154,8 @@ def make_step(
 
     Returns:
       `step(params, opt_state, batch, *, key=None) -> (params, opt_state, metrics)`. Batch leaves
-      are `[global_batch, ...]`. Each worker's key is folded with its number. `metrics["loss"]` and
+      are `[global_batch, ...]`; on a mesh of several processes, arrays over all of them, such as
+      `jax.make_array_from_process_local_data` makes. Each worker's key is folded with its number. `metrics["loss"]` and
       aux are means over workers, float32, and what an aggregator with `info=True` tells joins them
       as `metrics["info/compression_error"]` and so on (`"info/<path in the state>/..."` where
       several do). It can be traced, in `jax.lax.scan` for one. On CPU
@@ -149,8 +163,9 @@ def make_step(
       deadlock there.
 
     Raises:
-      ValueError: If the mesh lacks an axis, the global batch is not divisible by the workers, aux
-        is no dict, or updates or state would differ by worker.
+      ValueError: If the mesh lacks an axis, the global batch is not divisible by the workers or is
+        of one process alone where the mesh has several, aux is no dict, or updates or state would
+        differ by worker.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -196,6 +211,7 @@ def make_step(
         _require_divisible(batch, workers)
         if is_traced((params, opt_state, batch, key)):
             return on_mesh(params, opt_state, batch, key)
+        _require_global(batch, mesh)
         if one_at_a_time:
             jax.block_until_ready((params, opt_state))
         params = place(params, mesh, state_specs(params))

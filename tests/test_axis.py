@@ -193,3 +193,22 @@ def test_shifts_go_to_the_next_worker_whatever_the_axes() -> None:
     one = jax.vmap(lambda x: _axis.shift(x, "data"), axis_name="data")
     for workers in (1, 2, 5):
         np.testing.assert_array_equal(one(jnp.arange(workers)), np.roll(np.arange(workers), 1))
+
+
+@pytest.mark.parametrize("distance", [1, 2, 4])
+def test_swaps_are_between_pairs_whatever_the_axes(distance: int) -> None:
+    # Of 6 workers, some have no partner.
+    given = jnp.arange(6.0, dtype=jnp.bfloat16)
+    expected = [w ^ distance if w ^ distance < 6 else w for w in range(6)]
+    axes = ("a", "b")
+    mesh = jax.make_mesh((2, 3), axes, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:6])
+    spec = PartitionSpec(axes)
+    swap = lambda x: _axis.swap(x, axes, distance)  # noqa: E731
+    for check in (True, False):
+        moved = jax.shard_map(swap, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check)
+        np.testing.assert_array_equal(jax.jit(moved)(given).astype(jnp.float32), expected)
+    nested = jax.vmap(jax.vmap(swap, axis_name="b"), axis_name="a")
+    simulated = nested(given.reshape(2, 3)).ravel()
+    np.testing.assert_array_equal(simulated.astype(jnp.float32), expected)
+    one = jax.vmap(lambda x: _axis.swap(x, "data", distance), axis_name="data")
+    np.testing.assert_array_equal(one(given).astype(jnp.float32), expected)

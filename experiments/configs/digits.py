@@ -44,6 +44,16 @@ class Digits:
     learning_rate_sgd: float = option(0.05, "with SGD and momentum 0.9", positive_number)
     learning_rate_adam: float = option(0.002, "with Adam", positive_number)
     log_every: int = option(25, "steps between two logged losses", positive_integer)
+    learning_rates: tuple[float, ...] | None = option(
+        None,
+        "a grid in place of the two above: each method takes the one of least validation loss, and "
+        "one device simulates the workers",
+        positive_number,
+        many=True,
+    )
+    tuning_seeds: int = option(
+        2, "seeds for that choice, other than those that are reported", positive_integer
+    )
     devices: int | None = devices_option()
     record: str = record_option("digits")
     records: str = records_option()
@@ -53,6 +63,6 @@ class Digits:
     passing: str = "global_qsgd:8"
 
     @property
-    def learning_rates(self) -> dict[str, float]:
+    def fixed_rates(self) -> dict[str, float]:
         """The learning rate of each optimizer, the same for all methods."""
         return {"sgd": self.learning_rate_sgd, "adam": self.learning_rate_adam}

@@ -34,6 +34,21 @@ def positive_number(text: str) -> float:
     return value
 
 
+def port_number(text: str) -> int:
+    """0 to 65535."""
+    if not text.isdecimal() or int(text) >= 2**16:
+        raise argparse.ArgumentTypeError(f"must be an integer from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def host_name(text: str) -> str:
+    """A name or address of a machine, without a port."""
+    host = text.removeprefix("[").removesuffix("]")
+    if not host or any(letter.isspace() or letter in "[]/" for letter in host):
+        raise argparse.ArgumentTypeError(f"must be a name or address of a host, got {text!r}")
+    return host
+
+
 def folder_name(text: str) -> str:
     """A name that can stand in a path, without a separator."""
     if not text or any(not (letter.isalnum() or letter in "-_.") for letter in text):
@@ -62,6 +77,16 @@ def option(
     """
     settings = {"help": text, "type": parse, "choices": choices, "many": many}
     return dataclasses.field(default=default, metadata={"option": settings})
+
+
+def flag(text: str) -> Any:
+    """A field that is `--its-name` on the command line, without a value; False where not given."""
+    return dataclasses.field(default=False, metadata={"flag": {"help": text}})
+
+
+def rest() -> Any:
+    """A field that takes everything after `--`."""
+    return dataclasses.field(default=(), metadata={"rest": True})
 
 
 def argument(text: str) -> Any:

@@ -4,6 +4,7 @@ import dataclasses
 
 from experiments.configs.option import (
     devices_option,
+    flag,
     natural_number,
     option,
     positive_integer,
@@ -35,5 +36,12 @@ class Train:
     seed: int = option(0, "decides weights, batches and rounding", natural_number)
     log_every: int = option(20, "steps between two logged losses", positive_integer)
     devices: int | None = devices_option()
+    distributed: bool = flag(
+        "join the processes that `launch`, Slurm, Open MPI, Kubernetes or a TPU pod has started; "
+        "the workers are the devices of all"
+    )
+    start_timeout: float = option(
+        300.0, "seconds until all processes have to be there", positive_number
+    )
     record: str = record_option("none")
     records: str = records_option()

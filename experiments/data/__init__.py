@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.data.base import Dataset
+from experiments.data.base import Dataset, hold_out
 from experiments.data.cifar import load_cifar10
 from experiments.data.digits import load_digits
 from experiments.data.idx import load_mnist
@@ -29,4 +29,4 @@ def load(name: str, data: str | None) -> Dataset:
     return DATASETS[name](None if data is None else Path(data))
 
 
-__all__ = ["DATASETS", "Dataset", "load"]
+__all__ = ["DATASETS", "Dataset", "hold_out", "load"]

@@ -1,8 +1,10 @@
 """How workers' updates become one mean over an axis."""
 
 from jaxcomm.aggregation._accumulate import AccumulateState, accumulate
+from jaxcomm.aggregation._adaptive_ratio import AdaptiveRatioState, adaptive_ratio
 from jaxcomm.aggregation._coded import AggregatorState
 from jaxcomm.aggregation._gathered import gathered_mean
+from jaxcomm.aggregation._gtop_k import gtop_k
 from jaxcomm.aggregation._hierarchical import hierarchical
 from jaxcomm.aggregation._mean import mean
 from jaxcomm.aggregation._merged import merged_mean
@@ -13,13 +15,18 @@ from jaxcomm.aggregation._skip_nonfinite import SkipNonfiniteState, skip_nonfini
 from jaxcomm.aggregation._summed import summed_mean
 from jaxcomm.aggregation._two_stage import two_stage_mean
 from jaxcomm.aggregation._votes import votes
+from jaxcomm.aggregation._warm_up import WarmUpState, warm_up, warm_up_schedule
 
 __all__ = [
     "AccumulateState",
+    "AdaptiveRatioState",
     "AggregatorState",
     "SkipNonfiniteState",
+    "WarmUpState",
     "accumulate",
+    "adaptive_ratio",
     "gathered_mean",
+    "gtop_k",
     "hierarchical",
     "mean",
     "merged_mean",
@@ -30,4 +37,6 @@ __all__ = [
     "summed_mean",
     "two_stage_mean",
     "votes",
+    "warm_up",
+    "warm_up_schedule",
 ]

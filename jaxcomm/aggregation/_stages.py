@@ -1,12 +1,13 @@
 """How an aggregator says over which axes it averages, so that others can be put around it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import jax
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName
+from jaxcomm._base import AxisName, PyTree
 
 _Update = TypeVar("_Update", bound=Callable[..., Any])
 
@@ -39,3 +40,52 @@ def axes_of(tx: optax.GradientTransformation, user: str) -> tuple[str, ...]:
             f"`{user}`, not inside it."
         )
     return axes
+
+
+def common_axes(stages: Sequence[optax.GradientTransformation], user: str) -> tuple[str, ...]:
+    """The axes over which all stages average.
+
+    Raises:
+      ValueError: If there is no stage, one is no aggregator, or they differ in their axes.
+    """
+    if not stages:
+        raise ValueError(f"`{user}` needs at least one aggregator.")
+    axes = [axes_of(stage, user) for stage in stages]
+    if len(set(axes)) > 1:
+        raise ValueError(f"The stages of `{user}` must average over the same axes, got {axes}.")
+    return axes[0]
+
+
+def common_state(
+    stages: Sequence[optax.GradientTransformation], params: PyTree, user: str
+) -> PyTree:
+    """The first state of the first stage, with which any of them can go on.
+
+    Raises:
+      ValueError: If the state of another has another structure, shape or dtype.
+    """
+
+    def described(stage: optax.GradientTransformation) -> dict[str, str]:
+        leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(stage.init, params))
+        return {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
+
+    def structure(stage: optax.GradientTransformation) -> Any:
+        return jax.tree.structure(jax.eval_shape(stage.init, params))
+
+    first, *others = map(described, stages)
+    for number, other in enumerate(others, 1):
+        paths = [path for path in first | other if first.get(path) != other.get(path)]
+        difference = [
+            f"{path} is {first.get(path, 'absent')} in stage 0 and {other.get(path, 'absent')} in "
+            f"stage {number}"
+            for path in paths
+        ]
+        # Of nodes without leaves, paths do not tell.
+        if not difference and structure(stages[number]) != structure(stages[0]):
+            difference = [f"{structure(stages[0])} is not {structure(stages[number])}"]
+        if difference:
+            raise ValueError(
+                f"The stages of `{user}` share one state, and so must remember alike: "
+                f"{difference[0]}. Give all of them the same wrappers, `scope` and `info`."
+            )
+    return stages[0].init(params)

@@ -1,48 +1,42 @@
 """The majority vote of signs: one bit a coordinate, there and back."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
 from jaxcomm.aggregation._agreement import agree, all_finite
+from jaxcomm.aggregation._coded import AggregatorState, Exchanged, coded_mean
+from jaxcomm.aggregation._rows import from_rows, to_rows
 from jaxcomm.aggregation._stages import averages_over
-
-_WORD = 32
-
-
-def _pack(bits: jax.Array, words: int) -> jax.Array:
-    """bool[d] as uint32[words], the first bit lowest; zeros fill the rest."""
-    filled = jnp.pad(bits, (0, words * _WORD - bits.size)).reshape(words, _WORD)
-    shifts = jnp.arange(_WORD, dtype=jnp.uint32)[None]
-    return jnp.sum(filled.astype(jnp.uint32) << shifts, axis=1, dtype=jnp.uint32)
+from jaxcomm.compression import _bits
+from jaxcomm.compression.quantizers import SignsPayload, signs
 
 
-def _unpack(words: jax.Array) -> jax.Array:
-    """uint32[..., words] as bits 0 and 1, uint32[..., 32 words]."""
-    shifts = jnp.arange(_WORD, dtype=jnp.uint32).reshape((1,) * words.ndim + (_WORD,))
-    return ((words[..., None] >> shifts) & jnp.uint32(1)).reshape(*words.shape[:-1], -1)
+def _elect(axis_name: AxisName, bits: jax.Array) -> jax.Array:
+    """The majority of each bit over workers, uint32[words], equal on all workers; ties are 1."""
+    rows = to_rows(bits, _axis.size(axis_name))
+    workers, width = rows.shape
+    received = jax.vmap(lambda row: _bits.unpack_bits(row, _bits.WORD * width))(
+        _axis.exchange(rows, axis_name)
+    )
+    in_favour = jnp.sum(received, axis=0, dtype=jnp.uint32)
+    elected = _bits.pack_bits(2 * in_favour >= workers)
+    return from_rows(_axis.gather(elected, axis_name), bits.size)
 
 
-def _majority(axis_name: AxisName, x: jax.Array) -> jax.Array:
-    """The majority of `x >= 0` over workers, +1 or -1 as float32, equal on all workers."""
-    if x.size == 0:
-        return lax.psum(x, _axis.names(axis_name))  # Sends nothing, and types the result as equal.
-    workers = _axis.size(axis_name)
-    width = math.ceil(x.size / (_WORD * workers))
-    rows = _pack(x >= 0, workers * width).reshape(workers, width)
-    received = _unpack(_axis.exchange(rows, axis_name))
-    for_plus = jnp.sum(received, axis=0, dtype=jnp.uint32)
-    elected = _pack(2 * for_plus >= workers, width)
-    signs = _unpack(_axis.gather(elected, axis_name)).ravel()[: x.size]
-    return jnp.where(signs == 1, 1.0, -1.0).astype(jnp.float32)
+def _no_signs() -> ValueError:
+    return ValueError(
+        "`codec` must send signs alone, as `signs()` and `momentum(signs())` of "
+        "`jaxcomm.compression` do: magnitudes are not voted on. Use `gathered_mean`."
+    )
 
 
-def votes(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
+def votes(
+    axis_name: AxisName = "data", *, codec: Codec | None = None
+) -> optax.GradientTransformationExtraArgs:
     r"""Replaces each worker's update by the sign that most workers see: +1 or -1.
 
     .. math:: v = \operatorname{sgn} \sum_{i=1}^n \operatorname{sgn}(x_i), \qquad
@@ -60,15 +54,21 @@ def votes(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
+      codec: How a worker makes signs of its update: a codec without statistics whose payload is
+        that of :func:`jaxcomm.compression.quantizers.signs`, the default. What the codec remembers
+        is each worker's own: with `momentum(signs())` of `jaxcomm.compression.feedback`, workers
+        vote by their momentum, which is :func:`jaxcomm.signum`.
 
     Returns:
-      A transformation to place before the optimizer, without state. Updates come back equal on all
-      workers, in their shape and dtype; a non-finite coordinate on any worker makes them NaN on
-      all.
+      A transformation to place before the optimizer; its state is that of every aggregator of a
+      codec: a key, a count of steps, and what the codec remembers, nothing by default. Updates come
+      back equal on all workers, in their shape and dtype; a non-finite coordinate on any worker
+      makes them NaN on all, and no memory changes.
 
     Raises:
-      ValueError: In `update`, if a `weight` is given, since votes have none; if `axis_name` is not
-        bound, or an update is already summed or not floating-point.
+      ValueError: If the codec sends more than signs; in `update`, if a `weight` is given, since
+        votes have none; if `axis_name` is not bound, or an update is already summed or not
+        floating-point.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -88,32 +88,41 @@ def votes(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs
     +1, where the paper's sign leaves them at 0, which one bit cannot say.
     """
 
-    def init_fn(params: PyTree) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
+    sign = signs() if codec is None else codec
+    if jax.tree.leaves(sign.agree):
+        raise _no_signs()
+
+    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
+        _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
+        elected, after = [], []
+        for coin, memory, x in zip(coins, memories, units, strict=True):
+            payload, memory = sign.encode(coin, memory, x, (), 1)
+            if not isinstance(payload, SignsPayload):
+                raise _no_signs()
+            after.append(memory)
+            if not x.size:  # Sends nothing, and types the result as equal.
+                elected.append(lax.psum(x, _axis.names(axis_name)))
+                continue
+            winners = SignsPayload(_elect(axis_name, payload.bits))
+            elected.append(sign.decode(coin.public, winners, (), 1, 1, x.shape))
+        return Exchanged(elected, after, finite)
+
+    tx = coded_mean(axis_name, sign, exchange, scope="bucket", bucket_bytes=None, seed=0, key=None)
 
     @averages_over(axis_name)
     def update_fn(
         updates: PyTree,
-        state: optax.EmptyState,
+        state: AggregatorState,
         params: PyTree = None,
         *,
         weight: jax.Array | float | None = None,
-        outer_axes: tuple[str, ...] = (),
         **extra_args: object,
-    ) -> tuple[PyTree, optax.EmptyState]:
-        del params, extra_args
+    ) -> tuple[PyTree, AggregatorState]:
         if weight is not None:
             raise ValueError(
                 "`votes` takes no `weight`: one bit a coordinate counts each worker once. Leave "
                 "the weight out, or use an aggregator that forms a mean."
             )
-        _axis.require_local(updates, axis_name, outer_axes)
-        units, join = _buckets.split(updates, "bucket", _buckets.BUCKET_BYTES)
-        if not units:
-            return updates, state
-        _, finite = agree(axis_name, (), [], all_finite(units))
-        elected = [_majority(axis_name, x) for x in units]
-        return join([jnp.where(finite, signs, jnp.nan) for signs in elected]), state
+        return tx.update(updates, state, params, **extra_args)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(tx.init, update_fn)

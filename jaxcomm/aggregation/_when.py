@@ -1,41 +1,36 @@
-"""Running a transformation, and all that it sends, only where every worker does."""
+"""Running one of several transformations, and all that it sends, the same on every worker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
 
 
-def run_when(
-    flag: jax.Array, run: Callable[[], PyTree], instead: Callable[[PyTree], PyTree]
-) -> PyTree:
-    """`run()` where `flag`, else `instead(shapes)`, of the shapes and dtypes that `run` returns.
+def run_one_of(index: jax.Array, branches: Sequence[Callable[[], PyTree]]) -> PyTree:
+    """`branches[index]()`: one branch runs, so that what the others send is not sent.
 
-    One branch runs, so that what `run` sends is not sent elsewhere. Both are typed as varying over
-    the axes over which either does.
+    All are typed as varying over the axes over which any of them does.
 
     Args:
-      flag: bool[], equal on all workers: where it were not, some would wait for the others forever.
-      run: Closes over its operands.
-      instead: Must not send.
+      index: int32[], equal on all workers: where it were not, some would wait for the others
+        forever. Beyond the branches, the nearest one runs.
+      branches: They close over their operands, and return the same structure, shapes and dtypes.
 
     Raises:
-      ValueError: If the flag differs by worker (checked mode only).
+      ValueError: If the index differs by worker (checked mode only).
     """
-    if differs := sorted(_axis.varying(flag)):
+    if differs := sorted(_axis.varying(index)):
         raise ValueError(f"Workers must run alike, and the condition differs by {differs}.")
-    shapes = jax.eval_shape(run)
-    others = jax.eval_shape(lambda: instead(shapes))
 
-    def axes_of(one: jax.ShapeDtypeStruct, other: jax.ShapeDtypeStruct) -> frozenset[str]:
-        return frozenset().union(
-            *(x.manual_axis_type.varying for x in (one, other) if x.manual_axis_type)
-        )
+    def axes_of(*alike: jax.ShapeDtypeStruct) -> frozenset[str]:
+        return frozenset().union(*(x.manual_axis_type.varying for x in alike if x.manual_axis_type))
 
-    axes = [*map(axes_of, *map(jax.tree.leaves, (shapes, others)))]
+    shapes = [jax.tree.leaves(jax.eval_shape(branch)) for branch in branches]
+    axes = [*map(axes_of, *shapes)]
 
     def aligned(tree: PyTree) -> PyTree:
         leaves, treedef = jax.tree.flatten(tree)
@@ -48,4 +43,21 @@ def run_when(
         ]
         return jax.tree.unflatten(treedef, cast)
 
-    return lax.cond(flag, lambda: aligned(run()), lambda: aligned(instead(shapes)))
+    return lax.switch(index, [lambda run=run: aligned(run()) for run in branches])
+
+
+def run_when(
+    flag: jax.Array, run: Callable[[], PyTree], instead: Callable[[PyTree], PyTree]
+) -> PyTree:
+    """`run()` where `flag`, else `instead(shapes)`, of the shapes and dtypes that `run` returns.
+
+    Args:
+      flag: bool[], equal on all workers.
+      run: Closes over its operands.
+      instead: Must not send.
+
+    Raises:
+      ValueError: If the flag differs by worker (checked mode only).
+    """
+    shapes = jax.eval_shape(run)
+    return run_one_of(flag.astype(jnp.int32), [lambda: instead(shapes), run])

@@ -2,6 +2,7 @@
 
 from jaxcomm.compression import feedback, quantizers, sparsifiers
 from jaxcomm.compression._blockwise import blockwise
+from jaxcomm.compression._rotated import rotated
 from jaxcomm.compression._scaled import scaled
 
-__all__ = ["blockwise", "feedback", "quantizers", "scaled", "sparsifiers"]
+__all__ = ["blockwise", "feedback", "quantizers", "rotated", "scaled", "sparsifiers"]

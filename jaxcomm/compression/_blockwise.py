@@ -1,6 +1,7 @@
 """A codec applied to blocks of coordinates, each with statistics of its own."""
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,8 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
 
     Returns:
       A codec whose statistics and payload have one more leading dimension, the blocks, and that can
-      be combined as `codec` can.
+      be combined as `codec` can. It states the `variance` or `contraction` that `codec` states for
+      a block: a bound on each block's part of the error is one on the whole.
 
     Raises:
       ValueError: If `block_size` is not a positive int, or, in `init`, if the codec has memory.
@@ -77,4 +79,14 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         )(each, payload, agreed)
         return blocks.ravel()[:size].reshape(shape)
 
-    return codec._replace(init=init, measure=measure, encode=encode, decode=decode)
+    def of_block(bound: Callable[[int, int], float] | None) -> Callable[[int, int], float] | None:
+        return bound and (lambda size, workers: bound(block_size, workers))
+
+    return codec._replace(
+        init=init,
+        measure=measure,
+        encode=encode,
+        decode=decode,
+        variance=of_block(codec.variance),
+        contraction=of_block(codec.contraction),
+    )

@@ -1,5 +1,7 @@
 """Whether a codec is a contraction, and what makes one of an unbiased codec."""
 
+from collections.abc import Callable
+
 import jax
 
 from jaxcomm._base import Codec, PyTree
@@ -20,15 +22,19 @@ def contraction_of(codec: Codec, size: int, workers: int) -> float | None:
 def require_contraction(codec: Codec, size: int, workers: int, user: str) -> None:
     """Raises where what is left out might grow without end.
 
+    A codec with an absolute bound (`bounded`) need not state a relative one.
+
     Raises:
       ValueError: With the reason.
     """
     delta = contraction_of(codec, size, workers)
+    if delta is None and codec.bounded:
+        return
     if delta is None:
         raise ValueError(
             f"`{user}` needs a codec whose relative error is bounded below 1, and no bound is "
-            "known for this one (neither `variance` nor `contraction`): what it leaves out might "
-            "grow without end."
+            "known for this one (no `variance`, `contraction` or `bounded`): what it leaves out "
+            "might grow without end."
         )
     if delta <= 0:
         raise ValueError(
@@ -37,6 +43,20 @@ def require_contraction(codec: Codec, size: int, workers: int, user: str) -> Non
             f"{workers} workers. Use `jaxcomm.compression.scaled(codec)`, smaller blocks, or more "
             "levels."
         )
+
+
+def require_unbiased(codec: Codec, user: str) -> Callable[[int, int], float]:
+    """The `variance` of an unbiased codec.
+
+    Raises:
+      ValueError: If it states none.
+    """
+    if codec.variance is None:
+        raise ValueError(
+            f"`{user}` takes an unbiased codec that states its `variance`, and this one states "
+            "none: it is biased, or no bound is known."
+        )
+    return codec.variance
 
 
 def scaled(codec: Codec) -> Codec:
@@ -67,9 +87,7 @@ def scaled(codec: Codec) -> Codec:
       Beznosikov et al., `On Biased Compression for Distributed Learning
       <https://arxiv.org/abs/2002.12410>`_, 2023.
     """
-    variance = codec.variance
-    if variance is None:
-        raise ValueError("`scaled` takes an unbiased codec that states its `variance`.")
+    variance = require_unbiased(codec, "scaled")
 
     def decode(
         public: jax.Array,
@@ -86,4 +104,5 @@ def scaled(codec: Codec) -> Codec:
         decode=decode,
         variance=None,
         contraction=lambda size, workers: 1 / (1 + variance(size, workers)),
+        bounded=False,
     )

@@ -5,13 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
 from jaxcomm import _buckets
-from jaxcomm.aggregation import _votes
+from jaxcomm.compression.feedback import error_feedback, momentum
+from jaxcomm.compression.quantizers import dither, natural, scaled_signs, signs
 from tests.laws.test_wire import compiled_collectives
 from tests.workers import MODES, Mode, aggregate, aggregator, flat, initial
 
@@ -51,7 +51,7 @@ def check_election(workers: int, mode: Mode) -> None:
     assert jax.tree.map(lambda x: (x.shape, x.dtype), results) == jax.tree.map(
         lambda x: (x.shape, x.dtype), given
     )
-    assert state == optax.EmptyState()
+    assert not jax.tree.leaves((state.own, state.shared, state.info))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
@@ -86,15 +86,6 @@ def test_what_is_not_finite_is_seen_everywhere(value: float, mode: Mode) -> None
     assert np.isnan(flat(aggregate(VOTES, given, mode))).all()
 
 
-def test_bits_are_packed_as_numpy_packs_them() -> None:
-    bits = np.random.default_rng(1).random(75) < 0.5
-    packed = _votes._pack(jnp.asarray(bits), 3)
-    filled = np.pad(bits, (0, 96 - 75))
-    np.testing.assert_array_equal(packed, np.packbits(filled, bitorder="little").view("<u4"))
-    np.testing.assert_array_equal(_votes._unpack(packed), filled)
-    np.testing.assert_array_equal(_votes._unpack(packed[None, :2]), filled[None, :64])
-
-
 @pytest.mark.parametrize(
     ("workers", "coordinates", "words"),
     # Words in the row of a worker: 100 coordinates of 3 workers fill 96 bits of 192.
@@ -117,8 +108,8 @@ def test_only_words_travel_in_the_compiled_program() -> None:
 
 def test_empty_trees_and_empty_leaves() -> None:
     assert aggregate(VOTES, {"a": jnp.zeros((2, 0))}, "checked")["a"].shape == (2, 0)
-    nothing = jax.vmap(lambda x: VOTES.update({}, optax.EmptyState()), axis_name="data")
-    assert nothing(jnp.ones(2)) == ({}, optax.EmptyState())
+    nothing = jax.vmap(lambda x: VOTES.update({}, VOTES.init({}))[0], axis_name="data")
+    assert nothing(jnp.ones(2)) == {}
 
 
 def test_several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,3 +156,63 @@ def test_between_stages_of_a_hierarchy() -> None:
         np.testing.assert_allclose(jax.jit(run)(given)["a"], expected[name], atol=1e-6)
         alone = {"empty": given["empty"]}
         assert jax.jit(run)(alone)["empty"].shape == (0,)
+
+
+STEPS, DECAY = 5, 0.75
+
+
+def momenta(given: np.ndarray) -> np.ndarray:
+    """By hand, as a sum over steps: [steps, workers, coordinates]."""
+    past = np.arange(STEPS)[:, None] - np.arange(STEPS)
+    shares = np.where(past >= 0, (1 - DECAY) * DECAY ** np.maximum(past, 0), 0)
+    return np.einsum("ts,s...->t...", shares, given)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_workers_vote_by_their_momentum(mode: Mode) -> None:
+    tx = jaxcomm.signum(decay=DECAY)
+    given = np.random.default_rng(4).normal(size=(STEPS, 3, 70)).astype(np.float32)
+    run, state = aggregator(tx, 3, mode), initial(tx, jnp.asarray(given[0]), mode)
+    kept = momenta(given.astype(np.float64))
+    for updates, expected in zip(given, kept, strict=True):
+        results, state = run(jnp.asarray(updates), state, jnp.ones(3))
+        np.testing.assert_array_equal(results, np.tile(elected(expected), (3, 1)))
+        (own,) = state.own.per_worker["data"]
+        np.testing.assert_allclose(own.kept, expected, atol=1e-6)
+    # Votes by the last gradient alone would not be the same.
+    assert np.any(elected(given[-1]) != elected(kept[-1]))
+
+
+def test_a_nan_enters_no_momentum() -> None:
+    tx, given = jaxcomm.signum(), jnp.array([[1.0, -2.0], [3.0, 0.5], [-1.0, 1.0]])
+    run = aggregator(tx, 3, "vmap")
+    _, before = run(given, initial(tx, given, "vmap"), jnp.ones(3))
+    results, after = run(given.at[1, 0].set(jnp.nan), before, jnp.ones(3))
+    assert np.isnan(results).all()
+    np.testing.assert_array_equal(
+        after.own.per_worker["data"][0].kept, before.own.per_worker["data"][0].kept
+    )
+    results, _ = run(given, after, jnp.ones(3))
+    np.testing.assert_array_equal(results, np.tile(elected(np.asarray(given)), (3, 1)))
+
+
+def test_no_decay_is_a_plain_vote() -> None:
+    given = ballots(5)
+    tx = jaxcomm.votes(codec=momentum(signs(), decay=0.0))
+    run, state = aggregator(tx, 5, "vmap"), initial(tx, given, "vmap")
+    for shift in range(2):
+        updates = jax.tree.map(lambda x, shift=shift: jnp.roll(x, shift, axis=0), given)
+        results, state = run(updates, state, jnp.ones(5))
+        np.testing.assert_array_equal(flat(results), np.tile(elected(flat(updates)), (5, 1)))
+
+
+@pytest.mark.parametrize("codec", [scaled_signs(), error_feedback(scaled_signs()), dither()])
+def test_magnitudes_are_not_voted_on(codec: jaxcomm.Codec) -> None:
+    with pytest.raises(ValueError, match="`codec` must send signs alone"):
+        jaxcomm.votes(codec=codec)
+
+
+def test_other_payloads_are_not_voted_on() -> None:
+    tx = jaxcomm.votes(codec=natural())
+    with pytest.raises(ValueError, match="`codec` must send signs alone"):
+        aggregate(tx, jnp.ones((2, 3)))

@@ -5,13 +5,18 @@ Claims are written here from the papers and by hand, never from the code they ar
 
 import pytest
 
+from tests.cases._binary import BINARY
 from tests.cases._case import Case
+from tests.cases._feedback import FEEDBACK
 from tests.cases._quantized import QUANTIZED
+from tests.cases._sampled import SAMPLED
+from tests.cases._signs import SIGNS
 from tests.cases._sparse import SPARSE
+from tests.cases._switched import SWITCHED
 
 __all__ = ["CASES", "MEANS", "WEIGHTED", "Case", "rows", "rows_by_workers"]
 
-CASES = [*QUANTIZED, *SPARSE]
+CASES = [*QUANTIZED, *SIGNS, *SPARSE, *BINARY, *SAMPLED, *SWITCHED, *FEEDBACK]
 
 
 def rows(cases: list[Case]) -> list:

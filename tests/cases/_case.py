@@ -39,6 +39,7 @@ class Case(NamedTuple):
       moment: `x -> E|Q(x) - x|^2`, exactly, of one worker's float64 vector.
       feedback: What `codec` sends and keeps is what it was given.
       common_coins: Workers draw alike.
+      fitted: Levels follow the input: two values alone are met exactly, and nothing is drawn.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Case(NamedTuple):
     moment: Callable[[np.ndarray], float] | None = None
     feedback: bool = False
     common_coins: bool = False
+    fitted: bool = False
 
     def __repr__(self) -> str:
         return self.name

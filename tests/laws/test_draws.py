@@ -7,7 +7,7 @@ import pytest
 from tests.cases import MEANS, Case, rows
 from tests.workers import aggregate, draws
 
-RANDOM = [c for c in MEANS if c.random]
+RANDOM = [c for c in MEANS if c.random and not c.fitted]
 
 
 def _halfway(case: Case, workers: int, coordinates: int) -> np.ndarray:

@@ -35,4 +35,5 @@ def test_the_largest_float(case: Case) -> None:
         largest /= 4
     given = jnp.broadcast_to(jnp.array([largest, -largest]), (3, 2))
     bound = case.resolution(3, 2) + 1e-6
-    np.testing.assert_allclose(aggregate(case.make(), given), given, rtol=bound)
+    expected = np.asarray(given, np.float64)
+    np.testing.assert_allclose(aggregate(case.make(), given), expected, rtol=bound)

@@ -17,7 +17,9 @@ def check_permutation(case: Case) -> None:
     given = aggregate(case.make(), jnp.asarray(signs, jnp.float32))
     permuted = aggregate(case.make(), jnp.asarray(signs[order], jnp.float32))
     if not case.resolution:
-        np.testing.assert_array_equal(permuted, given)
+        # Floats may round apart where they are added in another order.
+        bound = 0 if case.integer_sum else 1e-6
+        np.testing.assert_allclose(permuted, given, rtol=0, atol=bound)
         return
     exact = case.random and case.resolution(5, 2) == case.resolution(5, 1)
     bound = 0 if exact else 2 * case.resolution(5, 5)

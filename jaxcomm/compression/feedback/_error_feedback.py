@@ -28,7 +28,7 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32
 
     Args:
       codec: A contraction, :math:`\mathbb{E}\|C(a) - a\|^2 \le (1 - \delta) \|a\|^2` with
-        :math:`\delta > 0`.
+        :math:`\delta > 0`, or but for a constant (`bounded`), as a fixed threshold is.
       decay: :math:`\gamma` in (0, 1].
       dtype: Of the residual that each worker keeps: float32, or bfloat16 for half the memory, whose
         rounding is lost for good (a part in 256 of what is left out).

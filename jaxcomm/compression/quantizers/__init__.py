@@ -1,5 +1,10 @@
 """Fewer bits a coordinate."""
 
+from jaxcomm.compression.quantizers._adaptive_levels import (
+    AdaptiveLevelsPayload,
+    Levels,
+    adaptive_levels,
+)
 from jaxcomm.compression.quantizers._cast import CastPayload, cast, scaled_cast
 from jaxcomm.compression.quantizers._dither import (
     DitherPayload,
@@ -13,20 +18,44 @@ from jaxcomm.compression.quantizers._exponential import (
     exponential_dither,
     round_to_powers,
 )
+from jaxcomm.compression.quantizers._fixed_threshold import FixedThresholdPayload, fixed_threshold
+from jaxcomm.compression.quantizers._min_max import MinMax, MinMaxPayload, min_max_dither
+from jaxcomm.compression.quantizers._natural import NaturalPayload, natural
 from jaxcomm.compression.quantizers._nonzeros import NonzerosPayload, nonzeros
+from jaxcomm.compression.quantizers._one_bit import ClassMeans, OneBitPayload, one_bit
+from jaxcomm.compression.quantizers._signs import MeanAbs, SignsPayload, scaled_signs, signs
+from jaxcomm.compression.quantizers._terngrad import ternary
 
 __all__ = [
+    "AdaptiveLevelsPayload",
     "CastPayload",
+    "ClassMeans",
     "DitherPayload",
     "ExponentialPayload",
+    "FixedThresholdPayload",
+    "Levels",
+    "MeanAbs",
+    "MinMax",
+    "MinMaxPayload",
+    "NaturalPayload",
     "NonzerosPayload",
+    "OneBitPayload",
+    "SignsPayload",
+    "adaptive_levels",
     "add_codes",
     "cast",
     "dither",
     "exponential_dither",
+    "fixed_threshold",
+    "min_max_dither",
+    "natural",
     "nonzeros",
+    "one_bit",
     "round_to_levels",
     "round_to_powers",
     "scaled_cast",
+    "scaled_signs",
+    "signs",
+    "ternary",
     "variance_constant",
 ]

@@ -15,6 +15,11 @@ class CastPayload(NamedTuple):
     words: jax.Array  # dtype[shape]
 
 
+def _half_ulp(dtype: Any) -> float:
+    """The most that rounding to nearest changes a normal number, as a part of it."""
+    return float(2.0 ** -(jnp.finfo(dtype).nmant + 1))
+
+
 def cast(dtype: Any) -> Codec:
     r"""Rounds to a narrower float of the same range, such as bfloat16, to nearest.
 
@@ -25,8 +30,13 @@ def cast(dtype: Any) -> Codec:
 
     Returns:
       A codec without statistics. Its payload is one `dtype` a coordinate. `combine` is `None`: sums
-      in the narrow float would round at each addition.
+      in the narrow float would round at each addition. Where `dtype` has the exponents of float32,
+      it states its `contraction`, :math:`\delta = 1 - 2^{-2p}`, of magnitudes that do not round to
+      infinity.
     """
+    info = jnp.finfo(dtype)
+    of_float32 = jnp.finfo(jnp.float32)
+    full_range = (info.minexp, info.maxexp) == (of_float32.minexp, of_float32.maxexp)
 
     def decode(
         public: jax.Array,
@@ -47,6 +57,7 @@ def cast(dtype: Any) -> Codec:
         decode=decode,
         settle=settled,
         combine=None,
+        contraction=(lambda size, workers: 1 - _half_ulp(dtype) ** 2) if full_range else None,
     )
 
 
@@ -60,9 +71,12 @@ def scaled_cast(dtype: Any) -> Codec:
       dtype: A float such as float8_e4m3fn.
 
     Returns:
-      A codec with one statistic, float32. Its payload is one `dtype` a coordinate.
+      A codec with one statistic, float32. Its payload is one `dtype` a coordinate. It states its
+      `contraction`, :math:`\delta = 1 - 2^{-2p} (1 + n d\, t^2 / m^2)` with :math:`t` the smallest
+      normal number: below it, each of :math:`n d` numbers errs by up to :math:`2^{-p} t`.
     """
     norm, largest = NORMS["max"], float(jnp.finfo(dtype).max)
+    smallest = float(jnp.finfo(dtype).smallest_normal)
 
     def encode(
         coins: Coins, memory: Memory, x: jax.Array, agreed: Any, workers: int
@@ -85,6 +99,10 @@ def scaled_cast(dtype: Any) -> Codec:
         scaled = payload.words.astype(jnp.float32).reshape(shape) / (largest * count)
         return scaled * agreed.max_abs
 
+    def contraction(size: int, workers: int) -> float:
+        below = workers * size * (smallest / largest) ** 2
+        return 1 - _half_ulp(dtype) ** 2 * (1 + below)
+
     return Codec(
         init=no_memory,
         measure=lambda coins, memory, x: norm.measure(x),
@@ -93,4 +111,5 @@ def scaled_cast(dtype: Any) -> Codec:
         decode=decode,
         settle=settled,
         combine=None,
+        contraction=contraction,
     )

@@ -109,7 +109,8 @@ def dither(
     Returns:
       A codec. Its payload is one code a coordinate: int8, or fields in uint32 words, or
       int32; its statistic is one float32 for `"max"` and three for `"l2"`. `combine` is `"sum"`.
-      Its variance is bounded by :func:`variance_constant`. float64 input is quantized in float32.
+      It states its `variance`, :math:`\omega = \min(n d / s^2, \sqrt{n d} / s)` over `n` workers
+      that share a norm; see :func:`variance_constant`. float64 input is quantized in float32.
 
     Raises:
       ValueError: If `levels`, `bits` or `norm` is out of range, or, when encoding, if `bits` cannot
@@ -181,6 +182,11 @@ def dither(
         codes = _fields.unpack(payload.codes, field, count, shape)
         return codes.astype(jnp.float32) * level_step(chosen.value(agreed), field.levels * count)
 
+    def variance(size: int, workers: int) -> float:
+        # The constant is of the mean's variance: over the n workers, it is n times as much.
+        field = _fields.choose_field(levels, bits, workers)
+        return workers * variance_constant(size, field.levels, workers)
+
     return Codec(
         init=no_memory,
         measure=measure,
@@ -190,4 +196,5 @@ def dither(
         settle=settled,
         combine="sum",
         facts=lambda workers: {"levels": _fields.choose_field(levels, bits, workers).levels},
+        variance=variance,
     )

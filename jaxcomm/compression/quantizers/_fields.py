@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 WIDTHS = (*range(2, 17), 32)
 
@@ -65,8 +64,23 @@ def choose_field(levels: int | None, bits: int | None, workers: int) -> Field:
     return Field(levels or most_levels(width, workers), width)
 
 
-def _shifts(field: Field) -> jax.Array:
-    return jnp.arange(field.lanes, dtype=jnp.uint32)[:, None] * jnp.uint32(field.width)
+def _shifts(width: int) -> jax.Array:
+    return jnp.arange(32 // width, dtype=jnp.uint32)[:, None] * jnp.uint32(width)
+
+
+def pack_unsigned(numbers: jax.Array, width: int) -> jax.Array:
+    """uint32 of any shape below `2**width` as uint32[ceil(size / lanes)], whose words may be added.
+
+    The sums have to stay below `2**width`.
+    """
+    lanes = 32 // width
+    filled = jnp.pad(numbers.ravel(), (0, -numbers.size % lanes)).reshape(lanes, -1)
+    return jnp.sum(filled << _shifts(width), axis=0, dtype=jnp.uint32)
+
+
+def unpack_unsigned(words: jax.Array, width: int, count: int) -> jax.Array:
+    """The first `count` numbers again, uint32[count]."""
+    return ((words[None] >> _shifts(width)) & jnp.uint32(2**width - 1)).ravel()[:count]
 
 
 def pack(codes: jax.Array, field: Field) -> jax.Array:
@@ -80,15 +94,12 @@ def pack(codes: jax.Array, field: Field) -> jax.Array:
         return codes.astype(jnp.int8)
     if field.width == 32:
         return codes
-    biased = (codes.ravel() + field.levels).astype(jnp.uint32)
-    biased = jnp.pad(biased, (0, -biased.size % field.lanes)).reshape(field.lanes, -1)
-    return jnp.sum(biased << _shifts(field), axis=0, dtype=jnp.uint32)
+    return pack_unsigned((codes + field.levels).astype(jnp.uint32), field.width)
 
 
 def unpack(words: jax.Array, field: Field, count: int, shape: tuple[int, ...]) -> jax.Array:
     """The sums of `count` codes, int32[shape], from the sum of `count` packed arrays."""
     if field.width in (8, 32):
         return words.astype(jnp.int32)
-    mask = jnp.uint32(2**field.width - 1)
-    biased = lax.convert_element_type((words[None] >> _shifts(field)) & mask, jnp.int32)
-    return biased.ravel()[: math.prod(shape)].reshape(shape) - count * field.levels
+    biased = unpack_unsigned(words, field.width, math.prod(shape))
+    return biased.astype(jnp.int32).reshape(shape) - count * field.levels

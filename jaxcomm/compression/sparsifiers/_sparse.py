@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxcomm.compression.sparsifiers._indices import Layout, pack_indices, unpack_indices
 
@@ -17,6 +18,22 @@ class SparsePayload(NamedTuple):
 
     indices: jax.Array  # uint32[ceil(bits / 32)], as `choose_layout` says
     values: jax.Array  # value_dtype[count]
+
+
+class Overflow(NamedTuple):
+    """The memory of a codec that may have more to send than there is room for."""
+
+    overflow: jax.Array  # int32[], coordinates without room in the last step
+
+
+def no_overflow() -> Overflow:
+    """The memory before the first step."""
+    return Overflow(jnp.zeros((), jnp.int32))
+
+
+def tell_overflow(overflow: jax.Array) -> dict[str, jax.Array]:
+    """For `tell`."""
+    return {"overflow": overflow.astype(jnp.float32)}
 
 
 def make_count(ratio: float | None, k: int | None) -> Count:
@@ -54,6 +71,29 @@ def largest(magnitudes: jax.Array, count: int) -> jax.Array:
     """Where the `count` largest are, ascending, uint32[..., count]."""
     _, indices = jax.lax.top_k(magnitudes, count)
     return jnp.sort(indices, axis=-1).astype(jnp.uint32)
+
+
+def select(magnitudes: jax.Array, wanted: jax.Array, room: int) -> tuple[jax.Array, jax.Array]:
+    """Where the `wanted` are, the largest of them if there are more than there is room for.
+
+    Without a sort as long as there is room.
+
+    Returns:
+      uint32[room], ascending, `size` in place of what is missing; and int32[], those without room.
+    """
+    size = magnitudes.size
+    count = jnp.sum(wanted, dtype=jnp.int32)
+    if not size:
+        return jnp.zeros(0, jnp.uint32), count
+
+    def all_of_them() -> jax.Array:
+        (found,) = jnp.nonzero(wanted, size=room, fill_value=size)
+        return found.astype(jnp.uint32)
+
+    indices = lax.cond(
+        count <= room, all_of_them, lambda: largest(jnp.where(wanted, magnitudes, -1), room)
+    )
+    return indices, jnp.maximum(count - room, 0)
 
 
 def to_payload(flat: jax.Array, indices: jax.Array, layout: Layout, dtype: Any) -> SparsePayload:

@@ -1,0 +1,74 @@
+"""Names beside the points of a figure, where they cover least."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+# Where a name may stand beside its point, in the order of preference.
+PLACES = (
+    (7, 0, "left", "center"),
+    (-7, 0, "right", "center"),
+    (0, 7, "center", "bottom"),
+    (0, -7, "center", "top"),
+    (6, 6, "left", "bottom"),
+    (6, -6, "left", "top"),
+    (-6, 6, "right", "bottom"),
+    (-6, -6, "right", "top"),
+    (6, 18, "left", "bottom"),
+    (6, -18, "left", "top"),
+)
+
+LATER = 15  # Square pixels that a name may cover before the next place is better.
+
+
+class Name(NamedTuple):
+    """What is written beside a point."""
+
+    text: str
+    x: float
+    y: float
+    color: Any
+
+
+def _overlap(first: Bbox, second: Bbox) -> float:
+    common = Bbox.intersection(first, second)
+    return common.width * common.height if common else 0.0
+
+
+def put_names(axes: Axes, names: Iterable[Name], taken: Iterable[Bbox]) -> None:
+    """Names each point where the name covers least of what is there already.
+
+    Args:
+      axes: Of a figure that has a canvas and its final limits.
+      names: In the order in which they choose.
+      taken: Boxes in pixels that are not to be covered.
+    """
+    renderer = axes.get_figure().canvas.get_renderer()
+    frame, taken = axes.get_window_extent(renderer), list(taken)
+
+    def put(name: Name, place: tuple[float, float, str, str]) -> Text:
+        x, y, horizontal, vertical = place
+        return axes.annotate(
+            name.text,
+            (name.x, name.y),
+            xytext=(x, y),
+            textcoords="offset points",
+            ha=horizontal,
+            va=vertical,
+            fontsize=8,
+            color=name.color,
+        )
+
+    def covered(text: Text) -> float:
+        box = text.get_window_extent(renderer)
+        text.remove()
+        outside = box.width * box.height - _overlap(box, frame)
+        return 10 * outside + sum(_overlap(box, other) for other in taken)
+
+    for name in names:
+        costs = [covered(put(name, place)) + LATER * rank for rank, place in enumerate(PLACES)]
+        text = put(name, PLACES[costs.index(min(costs))])
+        taken.append(text.get_window_extent(renderer))

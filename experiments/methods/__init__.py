@@ -1,0 +1,103 @@
+"""Every method that an experiment can name, and how it is built."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import optax
+
+from experiments.errors import ExperimentError
+from experiments.methods._means import MEANS
+from experiments.methods._method import KINDS, Kind, Method
+from experiments.methods._quantizers import QUANTIZERS
+from experiments.methods._sparsifiers import SPARSIFIERS
+
+METHODS: dict[str, Method] = {**MEANS, **QUANTIZERS, **SPARSIFIERS}
+
+ALL = "all"
+
+
+class Variant(NamedTuple):
+    """A method with its options."""
+
+    method: str
+    bits: int | None = None
+
+    @property
+    def label(self) -> str:
+        """How the variant is called in tables, records and on the command line."""
+        return self.method if self.bits is None else f"{self.method}:{self.bits}"
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is wrong on purpose."""
+        return METHODS[self.method].is_control
+
+    @property
+    def kind(self) -> Kind:
+        """How its update differs from the mean."""
+        return METHODS[self.method].kind
+
+    def build(self, seed: int) -> optax.GradientTransformationExtraArgs:
+        """The aggregator; `seed` decides its rounding."""
+        options = {} if self.bits is None else {"bits": self.bits}
+        return METHODS[self.method].build(seed, **options)
+
+
+_VARIANTS = [Variant(name, bits) for name, method in METHODS.items() for bits in method.bits]
+
+EVERY = tuple(variant.label for variant in _VARIANTS)
+"""What `all` stands for."""
+
+ESTIMATORS = tuple(
+    variant.label
+    for variant in _VARIANTS
+    if variant.kind in ("exact", "nearest", "unbiased", "biased")
+)
+"""Those that stand for the mean of one step by itself, without a memory or a vote."""
+
+
+def expand(labels: Iterable[str], every: Iterable[str] = EVERY) -> tuple[str, ...]:
+    """The labels, each once, with `every` in place of `all`."""
+    expanded = [each for label in labels for each in (every if label == ALL else (label,))]
+    return tuple(dict.fromkeys(expanded))
+
+
+def make_variant(method: str, bits: int | None) -> Variant:
+    """The variant, if there is such a method and it takes the option.
+
+    Raises:
+      ExperimentError: If not.
+    """
+    if method not in METHODS:
+        raise ExperimentError(f"there is no method {method!r}; there are {', '.join(METHODS)}.")
+    if bits is not None and not METHODS[method].takes_bits:
+        raise ExperimentError(f"the method {method!r} takes no bits.")
+    variant = Variant(method, bits)
+    try:
+        variant.build(0)
+    except ValueError as error:
+        raise ExperimentError(str(error)) from error
+    return variant
+
+
+def parse_variant(label: str) -> Variant:
+    """`"global_qsgd:8"` as the method `global_qsgd` of 8 bits, `"mean"` as the method alone."""
+    method, colon, bits = label.partition(":")
+    if colon and not bits.isdecimal():
+        raise ExperimentError(f"{label!r} is no method: write METHOD or METHOD:BITS.")
+    return make_variant(method, int(bits) if colon else None)
+
+
+__all__ = [
+    "ALL",
+    "ESTIMATORS",
+    "EVERY",
+    "KINDS",
+    "METHODS",
+    "Kind",
+    "Method",
+    "Variant",
+    "expand",
+    "make_variant",
+    "parse_variant",
+]

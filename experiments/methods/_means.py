@@ -1,0 +1,72 @@
+"""Exact means, the Global-QSGD family, and the two controls."""
+
+import math
+from typing import Any
+
+import jax
+import optax
+
+import jaxcomm
+from experiments import controls
+from experiments.methods._method import Method
+
+BLOCK_SIZE = 256
+
+
+def two_stage(seed: int, codec: jaxcomm.Codec) -> optax.GradientTransformationExtraArgs:
+    """The mean in two stages, each block with its own statistics."""
+    return jaxcomm.two_stage_mean(
+        "data", jaxcomm.compression.blockwise(codec, BLOCK_SIZE), seed=seed
+    )
+
+
+def _sparse(seed: int) -> optax.GradientTransformationExtraArgs:
+    """With room for sqrt(d) non-zeros, where sqrt(d / n) are expected of workers that are alike."""
+
+    def of_size(tree: Any) -> optax.GradientTransformationExtraArgs:
+        size = sum(leaf.size for leaf in jax.tree.leaves(tree))
+        return jaxcomm.sparse_global_qsgd(capacity=math.ceil(math.sqrt(size)), seed=seed)
+
+    return optax.GradientTransformationExtraArgs(
+        lambda params: of_size(params).init(params),
+        lambda updates, state, params=None, **extra: of_size(updates).update(
+            updates, state, params, **extra
+        ),
+    )
+
+
+MEANS: dict[str, Method] = {
+    "mean": Method(lambda seed: jaxcomm.mean(), "exact"),
+    "ring_mean": Method(lambda seed: jaxcomm.ring_mean(), "exact"),
+    "mean_bfloat16": Method(lambda seed: jaxcomm.mean(wire_dtype="bfloat16"), "nearest"),
+    "mean_float8": Method(lambda seed: jaxcomm.mean(wire_dtype="float8_e4m3fn"), "nearest"),
+    "global_qsgd": Method(
+        lambda seed, **options: jaxcomm.global_qsgd(seed=seed, **options),
+        "unbiased",
+        bits=(6, 8, 10, 16),
+        takes_bits=True,
+    ),
+    "global_qsgd_exponential": Method(
+        lambda seed: jaxcomm.global_qsgd(dithering="exponential", reduce="tree", seed=seed),
+        "unbiased",
+    ),
+    "global_qsgd_exponential_two_stage": Method(
+        lambda seed: jaxcomm.global_qsgd(dithering="exponential", reduce="two_stage", seed=seed),
+        "unbiased",
+    ),
+    "sparse_global_qsgd": Method(_sparse, "unbiased"),
+    "two_stage": Method(
+        lambda seed, bits=8: two_stage(seed, jaxcomm.compression.quantizers.dither(bits=bits)),
+        "unbiased",
+        bits=(4, 8),
+        takes_bits=True,
+    ),
+    "qsgd": Method(
+        lambda seed, **options: jaxcomm.qsgd(seed=seed, **options),
+        "unbiased",
+        bits=(4, None),
+        takes_bits=True,
+    ),
+    "truncating": Method(controls.truncating, "biased", is_control=True),
+    "top_1_percent": Method(controls.top_1_percent, "biased", is_control=True),
+}

@@ -1,0 +1,53 @@
+"""The quantizers of the survey, and feedback around them."""
+
+import jaxcomm
+from experiments.methods._means import BLOCK_SIZE, two_stage
+from experiments.methods._method import Method
+from jaxcomm.compression import blockwise, rotated
+from jaxcomm.compression.feedback import diana, ecq, error_feedback
+from jaxcomm.compression.quantizers import (
+    adaptive_levels,
+    dither,
+    fixed_threshold,
+    min_max_dither,
+    natural,
+)
+
+# About the largest coordinate of a worker's gradient in the first steps on digits.
+THRESHOLD = 0.02
+
+
+def _blocks(bits: int) -> jaxcomm.Codec:
+    """Blocks keep the variance bound down, on which `ecq` and `diana` depend."""
+    return blockwise(dither(bits=bits), BLOCK_SIZE)
+
+
+QUANTIZERS: dict[str, Method] = {
+    "terngrad": Method(lambda seed: jaxcomm.terngrad(seed=seed), "unbiased"),
+    "terngrad_shared": Method(lambda seed: jaxcomm.terngrad(scale="shared", seed=seed), "unbiased"),
+    "natural_compression": Method(lambda seed: jaxcomm.natural_compression(seed=seed), "unbiased"),
+    "natural_two_stage": Method(
+        lambda seed: jaxcomm.two_stage_mean("data", natural(), seed=seed), "unbiased"
+    ),
+    "min_max_two_stage": Method(
+        lambda seed: two_stage(seed, min_max_dither(levels=16)), "unbiased"
+    ),
+    "rotated_two_stage": Method(
+        lambda seed: two_stage(seed, rotated(min_max_dither(levels=16))), "unbiased"
+    ),
+    "adaptive_levels": Method(lambda seed: two_stage(seed, adaptive_levels(levels=7)), "unbiased"),
+    "sign_sgd": Method(lambda seed: jaxcomm.sign_sgd(), "signs"),
+    "signum": Method(lambda seed: jaxcomm.signum(), "signs", has_momentum=True),
+    "ef_sign_sgd": Method(lambda seed: jaxcomm.ef_sign_sgd(), "feedback"),
+    "one_bit_sgd": Method(lambda seed: jaxcomm.one_bit_sgd(), "feedback"),
+    "ef_fixed_threshold": Method(
+        lambda seed: jaxcomm.summed_mean("data", error_feedback(fixed_threshold(THRESHOLD))),
+        "feedback",
+    ),
+    "ecq": Method(
+        lambda seed: jaxcomm.two_stage_mean("data", ecq(_blocks(4)), seed=seed), "feedback"
+    ),
+    "diana": Method(
+        lambda seed: jaxcomm.summed_mean("data", diana(_blocks(8)), seed=seed), "shifts"
+    ),
+}

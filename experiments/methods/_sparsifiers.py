@@ -1,0 +1,95 @@
+"""The sparsifiers of the survey, most of them under error feedback."""
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+import jaxcomm
+from experiments.methods._method import Method
+from jaxcomm.compression import scaled
+from jaxcomm.compression.feedback import ef21, error_feedback
+from jaxcomm.compression.sparsifiers import (
+    ada_comp,
+    adaptive_threshold,
+    random_k,
+    sbc,
+    stc,
+    threshold,
+    top_k,
+    variance_based,
+    wangni,
+)
+
+# Room for 5 %; at first that many coordinates of a worker's gradient exceed the threshold.
+THRESHOLD = 0.02
+
+RATIOS = (0.01, 0.03, 0.1, 0.3)
+TARGET = 0.6
+WARM_UP_STEPS = 15
+
+
+def _gathered(codec: jaxcomm.Codec) -> Callable[[int], optax.GradientTransformationExtraArgs]:
+    return lambda seed: jaxcomm.gathered_mean("data", codec, seed=seed)
+
+
+def _with_feedback(codec: jaxcomm.Codec) -> Method:
+    return Method(_gathered(error_feedback(codec)), "feedback")
+
+
+def _top(ratio: float) -> jaxcomm.Codec:
+    return error_feedback(top_k(ratio=ratio))
+
+
+def _warm_up(seed: int) -> optax.GradientTransformationExtraArgs:
+    stages = [jaxcomm.gathered_mean("data", _top(ratio), seed=seed) for ratio in RATIOS[::-1]]
+    return jaxcomm.warm_up(stages, WARM_UP_STEPS)
+
+
+def _warm_up_stage(state: Any) -> int:
+    return min(int(state.step) // WARM_UP_STEPS, 3)  # Of four stages, here and in the paper.
+
+
+SPARSIFIERS: dict[str, Method] = {
+    "ef_top_1_percent": _with_feedback(top_k(ratio=0.01)),
+    "ef_top_10_percent": _with_feedback(top_k(ratio=0.1)),
+    "ef_top_1_percent_blocks": _with_feedback(top_k(k=1, block_size=100)),
+    "ef_top_1_percent_sampled": _with_feedback(top_k(ratio=0.01, sample=0.1)),
+    "ef_top_1_percent_two_stage": Method(
+        lambda seed: jaxcomm.two_stage_mean("data", _top(0.01), seed=seed), "feedback"
+    ),
+    "random_10_percent": Method(
+        lambda seed: jaxcomm.summed_mean("data", random_k(ratio=0.1), seed=seed), "unbiased"
+    ),
+    "ef_random_10_percent": Method(
+        lambda seed: jaxcomm.summed_mean(
+            "data", error_feedback(scaled(random_k(ratio=0.1))), seed=seed
+        ),
+        "feedback",
+    ),
+    "wangni_10_percent": Method(_gathered(wangni(ratio=0.1)), "unbiased"),
+    "ef_threshold": _with_feedback(threshold(THRESHOLD, ratio=0.05)),
+    "ef_adaptive_threshold": _with_feedback(adaptive_threshold(ratio=0.01)),
+    "ef_sbc": _with_feedback(sbc(ratio=0.01)),
+    "ef_stc": _with_feedback(stc(ratio=0.01)),
+    "ef_stc_two_stage": Method(
+        lambda seed: jaxcomm.two_stage_mean("data", error_feedback(stc(ratio=0.01)), seed=seed),
+        "feedback",
+    ),
+    "ada_comp": Method(_gathered(ada_comp()), "feedback"),
+    "variance_based": Method(_gathered(variance_based(ratio=0.05)), "feedback"),
+    "gtop_1_percent": Method(lambda seed: jaxcomm.gtop_k(ratio=0.01), "feedback"),
+    "deep_gradient_compression": Method(
+        lambda seed: jaxcomm.deep_gradient_compression(ratio=0.01, warm_up_every=WARM_UP_STEPS),
+        "feedback",
+        has_momentum=True,
+        stage=_warm_up_stage,
+    ),
+    "ef21_top_10_percent": Method(_gathered(ef21(top_k(ratio=0.1))), "shifts"),
+    "warm_up": Method(_warm_up, "feedback", stage=_warm_up_stage),
+    "adaptive_ratio": Method(
+        lambda seed: jaxcomm.adaptive_ratio("data", _top, RATIOS, target=TARGET, seed=seed),
+        "feedback",
+        stage=lambda state: int(state.stage),
+    ),
+}

@@ -1,0 +1,114 @@
+"""Every method at a learning rate of its own: which lose to the mean, and what each saves."""
+
+import dataclasses
+import time
+from typing import Any
+
+from experiments import figures
+from experiments.configs import Digits
+from experiments.errors import ExperimentError
+from experiments.methods import expand, parse_variant
+from experiments.progress import Progress
+from experiments.recording import NoRecord, Record, open_record
+from experiments.survey_report import state, write_readme
+from experiments.survey_table import summarize, to_csv, to_table
+from experiments.task import Task
+from experiments.train import Program, make_mesh, make_program, train
+from experiments.tuning import choose, mean_losses
+
+
+def _make_programs(config: Digits, task: Task) -> list[Program]:
+    """One a method and optimizer; what the user got wrong shows here, before anything runs."""
+    mesh, rates = make_mesh(config.devices), config.learning_rates or ()
+    variants = [parse_variant(label) for label in config.methods]
+    return [
+        make_program(task, variant, optimizer, rates[0], config.batch, mesh, simulated=True)
+        for optimizer in config.optimizers
+        for variant in variants
+    ]
+
+
+def tune(
+    config: Digits, program: Program, held_out: Task, record: Record | NoRecord
+) -> list[dict[str, Any]]:
+    """Trains at each rate on what is left of the training set; a row each, which is recorded.
+
+    Args:
+      config: The grid, and how many seeds beyond those that are reported it is tried with.
+      program: Shared by all rates.
+      held_out: The task with a validation set in place of the test set.
+      record: Gets the rows, of kind `"tuning"`.
+    """
+    trials = []
+    for rate in sorted(set(config.learning_rates or ())):
+        tried = program._replace(task=held_out, learning_rate=rate)
+        for seed in range(config.seeds, config.seeds + config.tuning_seeds):
+            *_, run = train(tried, seed, config.steps, config.steps)
+            trial = {
+                "kind": "tuning",
+                **{name: run[name] for name in ("method", "optimizer", "seed", "learning_rate")},
+                "validation_loss": run["test_loss"],
+                "validation_accuracy": run["test_accuracy"],
+            }
+            record.add(trial)
+            trials.append(trial)
+    return trials
+
+
+def _run(
+    config: Digits, program: Program, learning_rate: float, record: Record | NoRecord
+) -> list[dict[str, Any]]:
+    """The reported seeds; their last rows."""
+    runs, chosen = [], program._replace(learning_rate=learning_rate)
+    for seed in range(config.seeds):
+        for row in train(chosen, seed, config.steps, config.log_every):
+            record.add(row)
+        runs.append(row)
+    return runs
+
+
+def main(config: Digits) -> int:
+    """Surveys, as `python -m experiments survey` asks; the exit code."""
+    config = dataclasses.replace(
+        config,
+        methods=expand(config.methods),
+        optimizers=tuple(dict.fromkeys(config.optimizers)),
+    )
+    task = Task(config.dataset)
+    held_out = task.hold_out()
+    if config.batch > len(held_out.dataset.train_inputs):
+        raise ExperimentError(
+            f"--batch {config.batch} exceeds the {len(held_out.dataset.train_inputs)} training "
+            "examples that are left of the validation set."
+        )
+    programs, workers = _make_programs(config, task), make_mesh(config.devices).size
+    width = max(len(program.variant.label) for program in programs)
+    with open_record(config) as record, Progress(len(programs)) as progress:
+        progress.say(
+            f"{len(programs)} methods at {len(set(config.learning_rates or ()))} learning rates, "
+            f"{config.steps} steps, {workers} simulated workers"
+        )
+        runs: list[dict[str, Any]] = []
+        tuning: list[dict[str, Any]] = []
+        for done, program in enumerate(programs, 1):
+            began = time.perf_counter()
+            trials = tune(config, program, held_out, record)
+            tuning += trials
+            runs += _run(config, program, choose(mean_losses(trials)), record)
+            latest = summarize(runs, tuning)[-1]
+            progress.advance(
+                done,
+                f"{program.optimizer:5}{latest.method:{width}} rate {latest.learning_rate:<7g} "
+                f"test loss {latest.test_loss:.3f}, {latest.loss_ratio:.2f} of mean's for "
+                f"{latest.bytes_ratio:.3f} of its bytes, {time.perf_counter() - began:.0f} s",
+            )
+        rows = summarize(runs, tuning)
+        progress.say(to_table(rows))
+        progress.say(state(rows))
+        record.write("table.csv", to_csv(rows))
+        record.write("README.md", write_readme(config, workers, rows))
+        if record.folder:
+            figures.draw(record.folder)
+            progress.say(f"Record: {record.folder}")
+        record.finish()
+    return 0

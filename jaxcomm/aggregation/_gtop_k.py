@@ -1,0 +1,210 @@
+"""The coordinates that are largest once workers are added up, found in a tree of pairs."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcomm import _axis, _buckets
+from jaxcomm._base import AxisName, Coins, Memory
+from jaxcomm.aggregation._agreement import all_finite, to_vector
+from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.compression.sparsifiers._indices import choose_layout, pack_indices, unpack_indices
+from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
+
+
+class _Entries(NamedTuple):
+    """Some coordinates of one unit, each at most once, in ascending order."""
+
+    indices: jax.Array  # uint32[count]
+    values: jax.Array  # float32[count]
+
+
+def _words(entries: list[_Entries], sizes: list[int]) -> jax.Array:
+    """The entries of all units as one message, uint32[words]."""
+    parts = []
+    for each, size in zip(entries, sizes, strict=True):
+        layout = choose_layout(each.indices.size, size)
+        parts += [
+            pack_indices(each.indices, layout),
+            lax.bitcast_convert_type(each.values, jnp.uint32),
+        ]
+    message, _ = to_vector(parts)
+    return message
+
+
+def _entries(message: jax.Array, counts: list[int], sizes: list[int]) -> list[_Entries]:
+    """The entries again."""
+    start, found = 0, []
+    for count, size in zip(counts, sizes, strict=True):
+        layout = choose_layout(count, size)
+        middle = start + -(-layout.bits // 32)
+        values = message[middle : middle + count]
+        found.append(
+            _Entries(
+                unpack_indices(message[start:middle], layout),
+                lax.bitcast_convert_type(values, jnp.float32),
+            )
+        )
+        start = middle + count
+    return found
+
+
+def _merge(mine: _Entries, theirs: _Entries) -> tuple[_Entries, _Entries]:
+    """The largest of the sums, as many as each has; and the sums that were dropped, or zeros.
+
+    Both partners find the same, since two numbers add to the same in either order.
+    """
+    count = mine.indices.size
+    if not count:
+        return mine, mine
+    indices, values = lax.sort(
+        tuple(jnp.concatenate(pair) for pair in zip(mine, theirs, strict=True)), num_keys=1
+    )
+    again = jnp.concatenate([indices[1:] == indices[:-1], jnp.zeros(1, bool)])
+    sums = values + jnp.where(again, jnp.roll(values, -1), 0)
+    second = jnp.roll(again, 1)  # Its value is in the sum before it.
+    _, best = lax.top_k(jnp.where(second, -1, jnp.abs(sums)), count)
+    best = jnp.sort(best)
+    taken = jnp.zeros(indices.size, bool).at[best].set(True) | second
+    return _Entries(indices[best], sums[best]), _Entries(indices, jnp.where(taken, 0, sums))
+
+
+def _add(residual: jax.Array, entries: _Entries) -> jax.Array:
+    if not entries.indices.size:
+        return residual
+    flat = residual.ravel().at[entries.indices].add(entries.values)
+    return flat.reshape(residual.shape)
+
+
+def gtop_k(
+    axis_name: AxisName = "data",
+    *,
+    ratio: float | None = None,
+    k: int | None = None,
+    scope: _buckets.Scope = "bucket",
+    bucket_bytes: int | None = None,
+    info: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Global top-k: only :math:`k` coordinates of the sum are sent on, with error feedback.
+
+    .. math:: a_i = g_i + e_i, \qquad s = \mathrm{top}_k a_1 \oplus \dots \oplus \mathrm{top}_k a_n,
+              \qquad u \oplus v = \mathrm{top}_k (u + v), \qquad \bar x = \frac{s}{n}
+
+    Worker :math:`i` exchanges its entries with worker :math:`i \oplus 2^r` (exclusive or) in round
+    :math:`r`, and both keep the :math:`k` largest sums; after :math:`\lceil \log_2 n \rceil` rounds
+    the first worker has :math:`s`, which it sends to all. What is dropped on the way goes to the
+    residual of the pair's first worker, so that nothing is lost:
+
+    .. math:: \sum_i e_i^{t+1} + n \bar x = \sum_i (e_i^t + g_i)
+
+    A worker sends :math:`\lceil \log_2 n \rceil B + 2 (n-1)/n\, (B + 4)` bytes, where a payload
+    :math:`B` is 4 bytes and an index of about :math:`2 + \log_2 (d / k)` bits an entry; gathering
+    the payloads takes :math:`(n - 1) B`.
+
+    Args:
+      axis_name: The mesh axis, or axes, that number the workers.
+      ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
+      k: The number itself, in place of `ratio`.
+      scope: Of what :math:`k` coordinates are sent: a `"leaf"`, or a `"bucket"` of leaves (which
+        `"tree"` means as well here).
+      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
+      info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
+        `residual_norm`, before the tree; see :func:`jaxcomm.global_qsgd`.
+
+    Returns:
+      A transformation to place before the optimizer. Updates come back equal on all workers, with
+      at most :math:`k` coordinates of a unit that are not 0; a non-finite coordinate on any worker
+      makes them NaN on all, and changes no residual. `update(..., weight=w)` makes the mean a
+      weighted one.
+
+    Raises:
+      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
+        update is already summed.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> tx = jaxcomm.gtop_k(k=1)
+      >>> average = lambda x: tx.update(x, tx.init(x))[0]
+      >>> print(
+      ...     jax.vmap(average, axis_name="data")(jnp.array([[4.0, 0.0, 3.0], [5.0, 6.0, 0.0]]))
+      ... )
+      [[0. 3. 0.]
+       [0. 3. 0.]]
+
+    References:
+      Shi et al., `A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low
+      Bandwidth Networks <https://arxiv.org/abs/1901.04359>`_, 2019.
+
+    Differs from the paper: there a worker takes back what it sent of coordinates that are not in
+    the result, and of one that was dropped in one pair and survived elsewhere, the dropped part is
+    lost; here the pair's first worker keeps what is dropped. Any number of workers will do.
+    """
+    kept = make_count(ratio, k)
+    codec = error_feedback(top_k(ratio=ratio, k=k))
+
+    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
+        workers, own = _axis.size(axis_name), _axis.index(axis_name)
+        # So that the sum of all workers' largest floats is one. A power of 2 loses nothing.
+        scale = 2.0 ** -(workers - 1).bit_length()
+        sizes = [x.size for x in units]
+        counts = [*map(kept, sizes)]
+        payloads, residuals, entries, after = [], [], [], []
+        for coin, memory, x, count in zip(coins, memories, units, counts, strict=True):
+            payload, memory = codec.encode(coin, memory, x, (), 1)
+            indices = unpack_indices(payload.indices, choose_layout(count, x.size))
+            entries.append(_Entries(indices, payload.values * scale))
+            residuals.append(memory.own.kept)
+            payloads.append(payload)
+            after.append(memory)
+        for distance in (2**r for r in range((workers - 1).bit_length())):
+            message = _axis.swap(_words(entries, sizes), axis_name, distance)
+            partner = own ^ distance
+            has_partner = partner < workers
+            leads = has_partner & (own % (2 * distance) == 0)
+            for unit, theirs in enumerate(_entries(message, counts, sizes)):
+                merged, dropped = _merge(entries[unit], theirs)
+                entries[unit] = jax.tree.map(
+                    lambda new, old, real=has_partner: jnp.where(real, new, old),
+                    merged,
+                    entries[unit],
+                )
+                returned = jnp.where(leads, dropped.values / scale, 0)
+                residuals[unit] = _add(residuals[unit], _Entries(dropped.indices, returned))
+        finite = all_finite(units).astype(jnp.uint32)[None]
+        first = jnp.where(own == 0, _words(entries, sizes), jnp.uint32(0))
+        # Ends in a sum, which is typed as equal on all workers; zeros and words add to the words.
+        total = lax.psum(
+            _axis.as_varying(jnp.concatenate([finite, first]), axis_name), _axis.names(axis_name)
+        )
+        means = [
+            to_dense(each.values * (1 / scale / workers), each.indices, x.shape)
+            for each, x in zip(_entries(total[1:], counts, sizes), units, strict=True)
+        ]
+        complete = [
+            memory._replace(own=memory.own._replace(kept=residual))
+            for memory, residual in zip(after, residuals, strict=True)
+        ]
+
+        def sent() -> list[jax.Array]:
+            return [
+                codec.decode(coin.public, payload, (), 1, 1, x.shape)
+                for coin, payload, x in zip(coins, payloads, units, strict=True)
+            ]
+
+        return Exchanged(means, complete, total[0] == workers, sent)
+
+    return coded_mean(
+        axis_name,
+        codec,
+        exchange,
+        scope=scope,
+        bucket_bytes=bucket_bytes,
+        seed=0,  # Nothing is drawn.
+        key=None,
+        info=info,
+    )

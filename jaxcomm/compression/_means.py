@@ -1,0 +1,26 @@
+"""Means of a part of an array, at any magnitude."""
+
+import jax
+import jax.numpy as jnp
+
+
+def mean_where(
+    chosen: jax.Array, magnitudes: jax.Array, axis: int | tuple[int, ...] | None = None
+) -> jax.Array:
+    """The mean of the magnitudes where chosen, 0 where none are; sums never overflow or vanish.
+
+    Args:
+      chosen: bool of the shape of `magnitudes`.
+      magnitudes: float32, none negative where chosen.
+      axis: As for `jnp.sum`.
+    """
+    kept = jnp.where(chosen, magnitudes, 0)
+    peak = jnp.max(kept, axis=axis, keepdims=True, initial=0)
+    up = peak < 1
+    lifted = kept * jnp.where(up, jnp.float32(2.0**64), jnp.float32(2.0**-64))
+    total = jnp.sum(lifted, axis=axis, keepdims=True)
+    count = jnp.sum(chosen, axis=axis, keepdims=True, dtype=jnp.int32)
+    mean = total / jnp.maximum(count, 1).astype(jnp.float32)
+    mean *= jnp.where(up, jnp.float32(2.0**-64), jnp.float32(2.0**64))
+    # The mean of equal numbers may be rounded up, at the largest float to infinity.
+    return jnp.squeeze(jnp.minimum(mean, peak), axis)

@@ -1,0 +1,57 @@
+"""EF21: workers and receivers keep an estimate, and the difference to it is sent."""
+
+from jaxcomm._base import Codec
+from jaxcomm.compression._scaled import require_contraction
+from jaxcomm.compression.feedback._shifted import shifted
+
+
+def ef21(codec: Codec) -> Codec:
+    r"""Each worker's estimate of its update follows it by compressed steps; updates are their mean.
+
+    .. math:: m_i^t = C(x_i^t - g_i^t), \qquad g_i^{t+1} = g_i^t + m_i^t, \qquad
+              \bar x^t \approx g^{t+1} = g^t + \frac{1}{n} \sum_i m_i^t
+
+    Always :math:`g^t = \frac{1}{n} \sum_i g_i^t`, which starts at 0. Where updates come to rest, so
+    do the estimates, :math:`\mathbb{E}\|g_i^{t+1} - x_i\|^2 \le (1 - \delta) \|g_i^t - x_i\|^2`,
+    whatever their heterogeneity; noise in them is followed with a delay. Unlike with
+    :func:`error_feedback`, what was left out is not sent later on its own account. Sends what
+    `codec` sends.
+
+    Args:
+      codec: A contraction, :math:`\mathbb{E}\|C(a) - a\|^2 \le (1 - \delta) \|a\|^2` with
+        :math:`\delta > 0`, such as :func:`jaxcomm.compression.sparsifiers.top_k`.
+
+    Returns:
+      A codec that remembers one array like `x` on each worker, and one that all share. It goes in
+      :func:`jaxcomm.gathered_mean`, or :func:`jaxcomm.summed_mean` where payloads add.
+
+    Raises:
+      ValueError: When encoding, if the codec is no contraction or none is known: one with
+        :math:`\omega \ge 1` goes in :func:`jaxcomm.compression.scaled`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import gathered_mean
+      >>> from jaxcomm.compression.feedback import ef21
+      >>> from jaxcomm.compression.sparsifiers import top_k
+      >>> tx = gathered_mean("data", ef21(top_k(k=1)))
+      >>> def three_steps(x):
+      ...     state = tx.init(x)
+      ...     for _ in range(3):
+      ...         update, state = tx.update(x, state)
+      ...     return update
+      >>> print(jax.vmap(three_steps, axis_name="data")(jnp.array([[3.0, 2.0, 1.0]])))
+      [[3. 2. 1.]]
+
+    References:
+      Richtarik et al., `EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
+      Feedback <https://arxiv.org/abs/2106.05203>`_, 2021.
+
+    Differs from the paper: estimates start at 0, so that the first is :math:`C(x_i^0)`, and the
+    update is the estimate after this step's message, not before it.
+    """
+    return shifted(
+        codec,
+        rate=lambda size, workers: 1.0,
+        require=lambda size, workers: require_contraction(codec, size, workers, "ef21"),
+    )

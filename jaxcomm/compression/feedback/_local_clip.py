@@ -1,0 +1,71 @@
+"""Updates clipped on each worker, before anything else is done with them."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import Codec, Coins, Memory, PyTree
+
+
+def clip_to_norm(x: jax.Array, max_norm: jax.Array | float) -> jax.Array:
+    """`x`, or where its l2 norm is over `max_norm` its direction with that norm."""
+    peak = jnp.max(jnp.abs(x), initial=0)
+    # A power of two brings the reciprocal of the peak, by which XLA multiplies, into range. The
+    # norm itself may be beyond float32: only that of `unit`, in [1, sqrt(d)], is formed.
+    lift = jnp.where(peak < 1, 2.0**64, 2.0**-64).astype(x.dtype)
+    unit = x * lift / jnp.where(peak > 0, peak * lift, 1)
+    most = max_norm / jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(unit)), 1))
+    return jnp.where(peak > most, unit * most, x)
+
+
+def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
+    r"""Clips each worker's update by its l2 norm before the codec gets it.
+
+    .. math:: x_i \mapsto x_i \min\Big(1, \frac{c}{\|x_i\|}\Big)
+
+    Under feedback it stands outside, `local_clip(error_feedback(codec), c)`, so that what is
+    gathered is clipped already: a large update that has been kept back would come again and again.
+    Of :math:`n` independent updates the mean has a norm about :math:`\sqrt n` times smaller: where
+    the mean is to be clipped at :math:`c'`, :math:`c = c' / \sqrt n`. Sends what `codec` sends. The
+    mean is biased where any worker's update is clipped.
+
+    Args:
+      codec: A codec.
+      max_norm: :math:`c`, over 0, of a unit: a bucket (by default all leaves together, up to 32
+        MiB), or a leaf with `scope="leaf"`. It may be traced.
+
+    Returns:
+      A codec.
+
+    Raises:
+      ValueError: If `max_norm` is not positive.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.feedback import local_clip
+      >>> from jaxcomm.compression.sparsifiers import top_k
+      >>> codec, coins = local_clip(top_k(k=1), 1.0), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([3.0, 4.0])
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> print(jnp.round(codec.decode(coins.public, payload, (), 1, 1, x.shape), 4))
+      [0.  0.8]
+
+    References:
+      Lin et al., `Deep Gradient Compression <https://arxiv.org/abs/1712.01887>`_, 2018.
+    """
+    if isinstance(max_norm, int | float) and not max_norm > 0:
+        raise ValueError(f"`max_norm` must be over 0, got {max_norm}.")
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: PyTree, workers: int
+    ) -> tuple[PyTree, Memory]:
+        return codec.encode(coins, memory, clip_to_norm(x, max_norm), agreed, workers)
+
+    return codec._replace(
+        measure=lambda coins, memory, x: codec.measure(coins, memory, clip_to_norm(x, max_norm)),
+        encode=encode,
+        target=lambda memory, x: codec.target(memory, clip_to_norm(x, max_norm)),
+        variance=None,
+        contraction=None,
+        bounded=False,
+    )

@@ -1,0 +1,62 @@
+"""Momentum before compression: each worker sends a running mean of its updates."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import Codec
+from jaxcomm.compression.feedback._loop import feedback_loop
+
+
+def momentum(codec: Codec, decay: float = 0.9) -> Codec:
+    r"""Hands the codec a running mean of a worker's updates in place of the update.
+
+    .. math:: m^t = \beta\, m^{t-1} + (1 - \beta)\, x^t, \qquad \text{sent: } C(m^t)
+
+    with :math:`m^0 = 0` and :math:`\beta`, the option `decay`. With
+    :func:`jaxcomm.compression.quantizers.signs` it is Signum. Nothing that the codec leaves out
+    comes back: momentum smooths what goes in, it does not remember errors. Sends what `codec`
+    sends.
+
+    Args:
+      codec: Any codec, such as `signs()` or `error_feedback(scaled_signs())`.
+      decay: :math:`\beta` in [0, 1), a Python float; 0 is no momentum.
+
+    Returns:
+      A codec that remembers one float32 array like `x` on each worker.
+
+    Raises:
+      ValueError: If `decay` is out of range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.feedback import momentum
+      >>> from jaxcomm.compression.quantizers import signs
+      >>> coins = Coins(jax.random.key(0), jax.random.key(1))
+      >>> codec, memory = momentum(signs(), decay=0.5), None
+      >>> for x in (jnp.array([4.0, 4.0]), jnp.array([-1.0, -8.0])):
+      ...     memory = codec.init(x) if memory is None else memory
+      ...     payload, memory = codec.encode(coins, memory, x, (), 1)
+      ...     print(codec.decode(coins.public, payload, (), 1, 1, x.shape), memory.own.kept)
+      [1. 1.] [2. 2.]
+      [ 1. -1.] [ 0.5 -3. ]
+
+    References:
+      Bernstein et al., `signSGD: Compressed Optimisation for Non-Convex Problems
+      <https://arxiv.org/abs/1802.04434>`_, 2018.
+    """
+    if not isinstance(decay, int | float) or isinstance(decay, bool) or not 0 <= decay < 1:
+        raise ValueError(
+            f"`decay` must be a Python float in [0, 1), got {decay!r}. Under "
+            "`optax.inject_hyperparams` pass `static_args=('decay',)`."
+        )
+
+    def average(kept: jax.Array, x: jax.Array) -> jax.Array:
+        return decay * kept + (1 - decay) * x
+
+    return feedback_loop(
+        codec,
+        start=jnp.zeros_like,
+        given=average,
+        keep=lambda kept, x, sent: average(kept, x),
+    )

@@ -1,0 +1,70 @@
+"""Momentum on each worker, before its updates are made sparse."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import Codec
+from jaxcomm.compression.feedback._loop import feedback_loop
+
+
+def momentum_correction(
+    codec: Codec, momentum: float = 0.9, *, nesterov: bool = False, masking: bool = True
+) -> Codec:
+    r"""Hands the codec a velocity in place of the update, and forgets it where it was sent.
+
+    .. math:: u^t = \mu u^{t-1} + x^t, \qquad m^t = C(u^t), \qquad
+              u_j^t \gets 0 \text{ where } m_j^t \ne 0
+
+    An optimizer's momentum behind sparse updates would weigh a coordinate that was held back for
+    :math:`\tau` steps as if it were new; here each step's update gathers momentum as it waits. With
+    `nesterov`, :math:`u^t = \mu (u^{t-1} + x^t)` and :math:`m^t = C(u^t + x^t)`. The last part,
+    momentum factor masking, keeps an old direction from being carried on where it has just been
+    sent; all that is sent being forgotten, a codec that leaves nothing out makes plain SGD of it,
+    so give dense codecs `masking=False`. Sends what `codec` sends.
+
+    The optimizer behind is `optax.sgd` without momentum.
+
+    Args:
+      codec: Usually `error_feedback(top_k(...))`.
+      momentum: :math:`\mu` in [0, 1).
+      nesterov: Whether it is Nesterov's momentum.
+      masking: Whether velocities become 0 where this worker has sent something.
+
+    Returns:
+      A codec that remembers one array like `x` on each worker. It goes in
+      :func:`jaxcomm.gathered_mean`; :func:`jaxcomm.two_stage_mean` would gather momentum twice.
+
+    Raises:
+      ValueError: If `momentum` is out of range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.feedback import error_feedback, momentum_correction
+      >>> from jaxcomm.compression.sparsifiers import top_k
+      >>> codec = momentum_correction(error_feedback(top_k(k=1)), 0.5)
+      >>> coins, x = Coins(jax.random.key(0), jax.random.key(1)), jnp.array([2.0, 3.0])
+      >>> memory = codec.init(x)
+      >>> for _ in range(2):
+      ...     payload, memory = codec.encode(coins, memory, x, (), 1)
+      ...     print(codec.decode(coins.public, payload, (), 1, 1, x.shape), memory.own.kept)
+      [0. 3.] [2. 0.]
+      [5. 0.] [0. 3.]
+
+    References:
+      Lin et al., `Deep Gradient Compression <https://arxiv.org/abs/1712.01887>`_, 2018.
+    """
+    if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+        raise ValueError(f"`momentum` must be a Python float in [0, 1), got {momentum!r}.")
+
+    def velocity(kept: jax.Array, x: jax.Array) -> jax.Array:
+        return momentum * (kept + x) if nesterov else momentum * kept + x
+
+    def given(kept: jax.Array, x: jax.Array) -> jax.Array:
+        return velocity(kept, x) + x if nesterov else velocity(kept, x)
+
+    def keep(kept: jax.Array, x: jax.Array, sent: jax.Array) -> jax.Array:
+        moved = velocity(kept, x)
+        return jnp.where(sent != 0, 0, moved) if masking else moved
+
+    return feedback_loop(codec, start=jnp.zeros_like, given=given, keep=keep)

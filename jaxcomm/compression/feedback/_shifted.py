@@ -1,0 +1,86 @@
+"""What is compressed is the distance to a shift, which workers and receivers move alike."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm.compression.feedback._loop import feedback_loop
+
+_UNKNOWN = -1.0
+
+
+class ShiftMemory(NamedTuple):
+    """`Memory.shared` of a codec with shifts."""
+
+    shift: jax.Array  # the mean of the workers' shifts
+    rate: jax.Array  # float32[], at which shifts move; negative before the first step
+    inner: PyTree  # the `Memory.shared` of the codec inside
+
+
+def shifted(
+    codec: Codec, rate: Callable[[int, int], float], require: Callable[[int, int], None]
+) -> Codec:
+    r"""Sends the distance to a shift, and moves the shift by a part of what was sent.
+
+    .. math:: m_i = C(x_i - h_i), \qquad h_i \gets h_i + \alpha m_i, \qquad
+              \bar x \approx h + \frac{1}{n} \sum_i m_i, \qquad
+              h \gets h + \frac{\alpha}{n} \sum_i m_i
+
+    Shifts start at zero. What all share is the mean of the workers' shifts, in so far as the mean
+    that an aggregator forms is that of what each worker sent: payloads may be added, and not merged
+    with further rounding.
+
+    Args:
+      codec: The codec of the distance.
+      rate: `(size, workers) -> alpha`.
+      require: `(size, workers)`, raises where the codec will not do.
+    """
+
+    def looped(alpha: float) -> Codec:
+        return feedback_loop(
+            codec,
+            start=jnp.zeros_like,
+            given=lambda shift, x: x - shift,
+            keep=lambda shift, x, sent: shift + alpha * sent,
+            require=require,
+        )
+
+    def inside(memory: Memory) -> Memory:
+        return Memory(memory.own, memory.shared.inner)
+
+    loop = looped(0.0)  # For all that does not depend on the rate.
+
+    def init(x: jax.Array) -> Memory:
+        memory = loop.init(x)
+        shared = ShiftMemory(jnp.zeros_like(x), jnp.float32(_UNKNOWN), memory.shared)
+        return Memory(memory.own, shared)
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: PyTree, workers: int
+    ) -> tuple[PyTree, Memory]:
+        alpha = rate(max(x.size, 1), workers)
+        payload, after = looped(alpha).encode(coins, inside(memory), x, agreed, workers)
+        # A constant, and so equal on all workers: `settle` is not told how many there are.
+        shared = memory.shared._replace(rate=jnp.float32(alpha), inner=after.shared)
+        return payload, Memory(after.own, shared)
+
+    def settle(memory: Memory, mean: jax.Array) -> tuple[jax.Array, Memory]:
+        moved, after = loop.settle(inside(memory), mean)
+        shift, rate, _ = memory.shared
+        moved = moved.astype(shift.dtype)
+        step = jnp.where(rate < 0, jnp.nan, rate).astype(shift.dtype)
+        shared = ShiftMemory(shift + step * moved, rate, after.shared)
+        return shift + moved, Memory(after.own, shared)
+
+    return loop._replace(
+        init=init,
+        measure=lambda coins, memory, x: loop.measure(coins, inside(memory), x),
+        encode=encode,
+        settle=settle,
+        combine="sum" if codec.combine == "sum" else None,
+        target=lambda memory, x: loop.target(inside(memory), x),
+        tell=lambda memory: loop.tell(inside(memory)),
+    )

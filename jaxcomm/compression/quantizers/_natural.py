@@ -1,0 +1,92 @@
+"""Natural compression: unbiased stochastic rounding to powers of two."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm import _noise
+from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression import _bits
+
+_MANTISSA = 23
+_LARGEST = 254  # 255 would be infinity.
+
+
+class NaturalPayload(NamedTuple):
+    """One unit on the wire: 9 bits a coordinate."""
+
+    exponents: jax.Array  # uint8[size], as float32 has them; 0 for zero
+    signs: jax.Array  # uint32[ceil(size / 32)], a bit set where a coordinate is negative
+
+
+def natural() -> Codec:
+    r"""Rounds each coordinate to one of the two powers of two beside it, without bias.
+
+    .. math:: 2^a \le |x_j| \le 2^{a + 1} \;\mapsto\; 2^{a + 1} \text{ with probability }
+              \frac{|x_j| - 2^a}{2^a}, \text{ else } 2^a
+
+    .. math:: \mathbb{E}\|Q(x) - x\|^2 = \sum_j (2^{a_j + 1} - |x_j|) (|x_j| - 2^{a_j})
+              \le \tfrac{1}{8} \|x\|^2
+
+    by 23 random bits added to the mantissa, which carry into the exponent. Zeros and powers of two
+    are exact, and :math:`Q(2^k x) = 2^k Q(x)` with the same coins. Small coordinates are as
+    accurate as large ones, and there is no norm to agree on.
+
+    Returns:
+      A codec without statistics, which states its `variance`, 1/8. Its payload is 9 bits a
+      coordinate, a uint8 and a bit in uint32 words. `combine` is `None`: sums of powers of two are
+      none. Above :math:`2^{127}` all is rounded down to it, which is biased; denormals are zero.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.quantizers import natural
+      >>> codec, coins = natural(), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([4.0, -0.25, 0.0])
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> print(payload.exponents, codec.decode(coins.public, payload, (), 1, 1, x.shape))
+      [129 125   0] [ 4.   -0.25  0.  ]
+
+    References:
+      Horvath et al., `Natural Compression for Distributed Deep Learning
+      <https://arxiv.org/abs/1905.10988>`_, 2019.
+    """
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
+    ) -> tuple[NaturalPayload, Memory]:
+        del agreed, workers
+        flat = x.ravel()
+        words = lax.bitcast_convert_type(jnp.abs(flat), jnp.uint32)
+        noise = _noise.bits(coins.private, flat.shape) >> (32 - _MANTISSA)
+        rounded = jnp.minimum((words + noise) >> _MANTISSA, jnp.uint32(_LARGEST))
+        exponents = jnp.where(words >> _MANTISSA > 0, rounded, 0).astype(jnp.uint8)
+        return NaturalPayload(exponents, _bits.pack_bits(flat < 0)), memory
+
+    def decode(
+        public: jax.Array,
+        payload: NaturalPayload,
+        agreed: tuple[()],
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        del public, agreed, workers
+        words = payload.exponents.astype(jnp.uint32) << _MANTISSA
+        magnitudes = lax.bitcast_convert_type(words, jnp.float32) / count
+        negative = _bits.unpack_bits(payload.signs, math.prod(shape))
+        return jnp.where(negative, -magnitudes, magnitudes).reshape(shape)
+
+    return Codec(
+        init=no_memory,
+        measure=lambda coins, memory, x: (),
+        agree=(),
+        encode=encode,
+        decode=decode,
+        settle=settled,
+        combine=None,
+        variance=lambda size, workers: 1 / 8,
+    )

@@ -1,0 +1,105 @@
+"""1-bit SGD: a bit a coordinate, and the mean of each of the two classes."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression import _bits
+from jaxcomm.compression._means import mean_where
+
+
+class OneBitPayload(NamedTuple):
+    """One unit on the wire: a bit a coordinate, set where it is not negative."""
+
+    bits: jax.Array  # uint32[ceil(size / 32)]
+
+
+class ClassMeans(NamedTuple):
+    """The statistics: mean magnitudes, float32[columns] of an array of several dimensions."""
+
+    positive: Any  # of what is not negative; 0 where there is none
+    negative: Any
+
+
+def _measure(coins: Coins, memory: Memory, x: jax.Array) -> ClassMeans:
+    del coins, memory
+    over = tuple(range(x.ndim - 1)) if x.ndim > 1 else None
+    return ClassMeans(mean_where(x >= 0, x, over), mean_where(x < 0, -x, over))
+
+
+def _encode(
+    coins: Coins, memory: Memory, x: jax.Array, agreed: ClassMeans, workers: int
+) -> tuple[OneBitPayload, Memory]:
+    del coins, agreed, workers
+    return OneBitPayload(_bits.pack_bits(x.ravel() >= 0)), memory
+
+
+def _decode(
+    public: jax.Array,
+    payload: OneBitPayload,
+    agreed: ClassMeans,
+    workers: int,
+    count: int,
+    shape: tuple[int, ...],
+) -> jax.Array:
+    del public, workers
+    bits = _bits.unpack_bits(payload.bits, math.prod(shape)).reshape(shape)
+    above, below = (jnp.broadcast_to(mean / count, shape) for mean in agreed)
+    return jnp.where(bits, above, -below)
+
+
+def one_bit() -> Codec:
+    r"""One bit a coordinate, decoded as the mean of those with the same bit, column by column.
+
+    .. math:: C(x)_j = \begin{cases} \mu_+ & x_j \ge 0 \\ -\mu_- & x_j < 0 \end{cases}, \qquad
+              \mu_+ = \operatorname{mean}_{x_j \ge 0} x_j, \qquad
+              \mu_- = \operatorname{mean}_{x_j < 0} |x_j|
+
+    A column is what shares the index of the last axis, in arrays of two dimensions or more; it
+    takes `scope="leaf"`, as aggregators flatten leaves otherwise. A flat array is one column.
+
+    .. math:: \|C(x) - x\|^2 = \|x\|^2 - \|C(x)\|^2 \le \Big(1 - \frac{1}{d}\Big) \|x\|^2
+
+    since the mean is a projection of each class, and :math:`p` numbers of one sign have :math:`p
+    \mu^2 = \frac{1}{p} (\sum |x_j|)^2 \ge \frac{1}{p} \sum x_j^2`, where :math:`p` is at most
+    the size of a column. The bound is attained where one coordinate alone is not 0; of normal
+    coordinates the part :math:`2 / \pi` of the squares is sent. The sum of a column is preserved.
+
+    Sends 1 bit a coordinate, and two float32 a column.
+
+    Returns:
+      A biased codec that states its `contraction`; for feedback. The means are statistics: each
+      worker's own. Where workers agree on them, or the units of a tree share them, they are the
+      largest, for which there is no bound. `combine` is `None`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.quantizers import one_bit
+      >>> codec, coins = one_bit(), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([[1.0, -4.0], [3.0, 2.0], [-1.0, -2.0]])
+      >>> own = codec.measure(coins, codec.init(x), x)
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
+      >>> print(codec.decode(coins.public, payload, own, 1, 1, x.shape))
+      [[ 2. -3.]
+       [ 2.  2.]
+       [-1. -3.]]
+
+    References:
+      Seide et al., `1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
+      Distributed Training of Speech DNNs
+      <https://www.isca-archive.org/interspeech_2014/seide14_interspeech.html>`_, 2014.
+    """
+    return Codec(
+        init=no_memory,
+        measure=_measure,
+        agree=ClassMeans("max", "max"),
+        encode=_encode,
+        decode=_decode,
+        settle=settled,
+        combine=None,
+        contraction=lambda size, workers: 1 / max(size, 1),
+    )

@@ -1,0 +1,145 @@
+"""Signs: one bit a coordinate, alone or with a magnitude in common."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression import _bits
+from jaxcomm.compression._means import mean_where
+
+
+class SignsPayload(NamedTuple):
+    """One unit on the wire: a bit a coordinate, set where it is not negative."""
+
+    bits: jax.Array  # uint32[ceil(size / 32)]
+
+
+class MeanAbs(NamedTuple):
+    """The statistic of signs with a magnitude."""
+
+    mean_abs: Any  # float32[]
+
+
+def _encode(
+    coins: Coins, memory: Memory, x: jax.Array, agreed: Any, workers: int
+) -> tuple[SignsPayload, Memory]:
+    del coins, agreed, workers
+    return SignsPayload(_bits.pack_bits(x.ravel() >= 0)), memory
+
+
+def _decode(payload: SignsPayload, magnitude: jax.Array | float, shape: tuple[int, ...]) -> Any:
+    positive = _bits.unpack_bits(payload.bits, math.prod(shape)).reshape(shape)
+    return jnp.where(positive, magnitude, -magnitude).astype(jnp.float32)
+
+
+def signs() -> Codec:
+    r"""The signs of an array, one bit a coordinate; magnitudes are lost.
+
+    .. math:: C(x)_j = \operatorname{sgn}(x_j) \in \{-1, +1\}, \qquad \operatorname{sgn}(0) = +1
+
+    Biased, and no contraction, since the result does not shrink with :math:`x`:
+    :func:`jaxcomm.votes` counts these bits, and for error feedback there are :func:`scaled_signs`.
+
+    Returns:
+      A codec without statistics. Its payload is 1 bit a coordinate, in uint32 words. `combine` is
+      `None`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.quantizers import signs
+      >>> codec, coins = signs(), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([0.2, -3.0, 0.0])
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> print(payload.bits, codec.decode(coins.public, payload, (), 1, 1, x.shape))
+      [5] [ 1. -1.  1.]
+
+    References:
+      Bernstein et al., `signSGD: Compressed Optimisation for Non-Convex Problems
+      <https://arxiv.org/abs/1802.04434>`_, 2018.
+
+    Differs from the paper: zeros are +1, where the paper's sign leaves them at 0, which one bit
+    cannot say.
+    """
+
+    def decode(
+        public: jax.Array,
+        payload: SignsPayload,
+        agreed: tuple[()],
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        del public, agreed, workers
+        return _decode(payload, 1 / count, shape)
+
+    return Codec(
+        init=no_memory,
+        measure=lambda coins, memory, x: (),
+        agree=(),
+        encode=_encode,
+        decode=decode,
+        settle=settled,
+        combine=None,
+    )
+
+
+def scaled_signs() -> Codec:
+    r"""The signs of an array times its mean magnitude.
+
+    .. math:: C(x) = \frac{\|x\|_1}{d} \operatorname{sgn}(x), \qquad
+              \|C(x) - x\|^2 = \|x\|^2 - \frac{\|x\|_1^2}{d} = (1 - \delta) \|x\|^2, \qquad
+              \delta = \frac{\|x\|_1^2}{d\, \|x\|^2} \ge \frac{1}{d}
+
+    with :math:`\operatorname{sgn}(0) = +1`, which leaves the identity true. For normal coordinates
+    :math:`\delta \approx 2 / \pi`; the bound is attained where one coordinate alone is not 0, so
+    that a unit should be a leaf rather than many of unlike size. Biased: it goes in
+    :func:`jaxcomm.compression.feedback.error_feedback`.
+
+    Returns:
+      A codec that states its `contraction`, :math:`1 / d`. Its payload is 1 bit a coordinate, in
+      uint32 words; its statistic is one float32. `combine` is `None`: signs of unlike magnitudes do
+      not add. Both the bound and the identity are those of each worker's own magnitude; where
+      workers agree on one, or the units of a tree share it, it is the largest, for which there is
+      no bound.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.quantizers import scaled_signs
+      >>> codec, coins = scaled_signs(), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([1.0, -5.0, 0.0])
+      >>> own = codec.measure(coins, codec.init(x), x)
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
+      >>> print(codec.decode(coins.public, payload, own, 1, 1, x.shape))
+      [ 2. -2.  2.]
+
+    References:
+      Karimireddy et al., `Error Feedback Fixes SignSGD and other Gradient Compression Schemes
+      <https://arxiv.org/abs/1901.09847>`_, 2019.
+    """
+
+    def decode(
+        public: jax.Array,
+        payload: SignsPayload,
+        agreed: MeanAbs,
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        del public, workers
+        return _decode(payload, agreed.mean_abs / count, shape)
+
+    return Codec(
+        init=no_memory,
+        measure=lambda coins, memory, x: MeanAbs(mean_where(jnp.ones(x.shape, bool), jnp.abs(x))),
+        agree=MeanAbs("max"),
+        encode=_encode,
+        decode=decode,
+        settle=settled,
+        combine=None,
+        contraction=lambda size, workers: 1 / max(size, 1),
+    )

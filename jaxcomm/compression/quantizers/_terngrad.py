@@ -1,0 +1,86 @@
+"""Ternary codes: minus one, zero or plus one times the largest magnitude."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm.compression.quantizers._dither import dither
+
+
+def _clipped(x: jax.Array, clip: float) -> jax.Array:
+    """`x` within `clip` root mean squares, which no square of a huge coordinate overflows."""
+    peak = jnp.max(jnp.abs(x), initial=0)
+    # A power of two brings the reciprocal of the peak, by which XLA multiplies, into range.
+    lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
+    unit = x * lift / jnp.where(peak > 0, peak * lift, 1)
+    deviation = jnp.sqrt(jnp.sum(jnp.square(unit)) / max(x.size, 1))
+    limit = peak * jnp.minimum(clip * deviation, 1)
+    return jnp.clip(x, -limit, limit)
+
+
+def ternary(*, clip: float | None = None) -> Codec:
+    r"""TernGrad's codes: a coordinate is kept as the largest magnitude or as 0, without bias.
+
+    .. math:: Q(x)_j = s\, \operatorname{sgn}(x_j)\, b_j, \qquad
+              P(b_j = 1) = \frac{|x_j|}{s}, \qquad s = \max_j |x_j|
+
+    .. math:: \mathbb{E}\, Q(x) = x, \qquad
+              \mathbb{E}\|Q(x) - x\|^2 = s \|x\|_1 - \|x\|^2 \le \frac{\sqrt d - 1}{2} \|x\|^2
+
+    which is :func:`dither` with one level. The bound is attained. A worker's own codes take 2 bits
+    a coordinate. With the scale that workers *agreed* on, the largest on any of them, codes add up
+    in fields that hold the sum, of :math:`2 n < 2^b`, and the equations hold for all :math:`n d`
+    coordinates together.
+
+    Args:
+      clip: Magnitudes beyond so many standard deviations of the unit are cut to them first, which
+        makes :math:`s` smaller and the codes less noisy, and biases them; 2.5 in the paper. A
+        Python float. Default: no clipping.
+
+    Returns:
+      A codec. Without clipping it states its `variance`. `combine` is `"sum"`; the statistic is one
+      float32.
+
+    Raises:
+      ValueError: If `clip` is not a positive Python number.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.quantizers import ternary
+      >>> codec, coins = ternary(), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([2.0, -2.0, 0.0])
+      >>> own = codec.measure(coins, codec.init(x), x)
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
+      >>> print(codec.decode(coins.public, payload, own, 1, 1, x.shape), codec.variance(81, 1))
+      [ 2. -2.  0.] 4.0
+
+    References:
+      Wen et al., `TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning
+      <https://arxiv.org/abs/1705.07878>`_, 2017.
+
+    Differs from the paper: deviations are about 0 and not about the mean, so that a leaf of one
+    coordinate, or of equal ones, is not clipped to nothing.
+    """
+    if clip is not None and (
+        not isinstance(clip, int | float) or isinstance(clip, bool) or not clip > 0
+    ):
+        raise ValueError(
+            f"`clip` must be a positive Python number of standard deviations, or None, got "
+            f"{clip!r}. Under `optax.inject_hyperparams` pass `static_args=('clip',)`."
+        )
+    codec = dither(levels=1)
+    if clip is None:
+        return codec._replace(
+            variance=lambda size, workers: (max(size * workers, 1) ** 0.5 - 1) / 2
+        )
+
+    def measure(coins: Coins, memory: Memory, x: jax.Array) -> PyTree:
+        return codec.measure(coins, memory, _clipped(x, clip))
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: PyTree, workers: int
+    ) -> tuple[PyTree, Memory]:
+        return codec.encode(coins, memory, _clipped(x, clip), agreed, workers)
+
+    return codec._replace(measure=measure, encode=encode, variance=None, contraction=None)

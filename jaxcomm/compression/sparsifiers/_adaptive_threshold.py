@@ -1,0 +1,133 @@
+"""Adaptive thresholds: a proportion of each sign passes, as the mean of what passed."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression import _bits
+from jaxcomm.compression._means import mean_where
+from jaxcomm.compression.sparsifiers._indices import (
+    Layout,
+    choose_layout,
+    pack_indices,
+    unpack_indices,
+)
+from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
+
+
+class TwoMeansPayload(NamedTuple):
+    """One unit on the wire."""
+
+    indices: jax.Array  # uint32[ceil(bits / 32)], as `choose_layout` says
+    signs: jax.Array  # uint32[ceil(places / 32)], set where positive
+    means: jax.Array  # float32[2], magnitudes of what is positive and of what is negative
+
+
+def adaptive_threshold(*, ratio: float) -> Codec:
+    r"""Of each sign the same part, the largest, found anew in each step; each sign as its mean.
+
+    .. math:: m_\pm = \max(\lfloor r\, p_\pm \rfloor, 1), \qquad
+              T_j = \begin{cases} \pm \mu_\pm & j \in \mathrm{top}_{m_\pm} (\pm x)  \\
+              0 & \text{otherwise} \end{cases}, \qquad
+              \mu_\pm = \frac{1}{m_\pm} \sum_{j \in \mathrm{top}_{m_\pm}} |x_j|
+
+    where :math:`p_\pm` coordinates have that sign, and :math:`r` is the option `ratio`.
+
+    .. math:: \|T - x\|^2 = \|x\|^2 - m_+ \mu_+^2 - m_- \mu_-^2 \le (1 - \delta) \|x\|^2, \qquad
+              \delta = \min\Big(\max\Big(\frac{r}{2}, \frac{1}{d}\Big),
+              \frac{1}{\max(\lfloor r d \rfloor, 1)}\Big)
+
+    since of either sign, as for :func:`jaxcomm.compression.sparsifiers.stc`, a part of at least
+    :math:`\min(m / p, 1 / m)` is sent, and :math:`m \ge r p / 2`.
+
+    Sends an index, about :math:`2 - \log_2 r` bits, and 1 bit a coordinate, and two float32. There
+    is room for :math:`\lfloor r d \rfloor + 1` coordinates, which no signs exceed.
+
+    Args:
+      ratio: :math:`r` in (0, 1]; at least one coordinate of each sign is sent.
+
+    Returns:
+      A biased codec that states its `contraction`. `combine` is `None`.
+
+    Raises:
+      ValueError: If `ratio` is out of range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.sparsifiers import adaptive_threshold
+      >>> codec, coins = adaptive_threshold(ratio=0.5), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([1.0, -4.0, 0.5, 2.0, -3.0, 4.0])
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> print(codec.decode(coins.public, payload, (), 1, 1, x.shape))
+      [ 0. -4.  0.  3.  0.  3.]
+
+    References:
+      Dryden et al., `Communication Quantization for Data-Parallel Training of Deep Neural Networks
+      <https://doi.org/10.1109/MLHPC.2016.004>`_, 2016.
+
+    Differs from the paper: the largest are found exactly, and no Huffman code follows.
+    """
+    if ratio is None:
+        raise ValueError("`ratio` must be a Python float in (0, 1], got None.")
+    make_count(ratio, None)
+
+    def places(size: int) -> int:
+        # The part of either sign is rounded down, and may be raised to 1 for one of them, or both.
+        return min(max(math.floor(ratio * size) + 1, 2), size)
+
+    def layout_of(size: int) -> Layout:
+        # A place left over names the coordinate beyond the last.
+        return choose_layout(places(size), size + 1, distinct=False)
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
+    ) -> tuple[TwoMeansPayload, Memory]:
+        del coins, agreed, workers
+        room, signed = places(x.size), jnp.stack([x.ravel(), -x.ravel()])
+        of_sign = jnp.sum(signed > 0, axis=-1, dtype=jnp.int32)
+        part = jnp.floor(ratio * of_sign.astype(jnp.float32)).astype(jnp.int32)
+        part = jnp.where(of_sign > 0, jnp.clip(part, 1, of_sign), 0)
+        values, where = lax.top_k(signed, room)
+        chosen = lax.broadcasted_iota(jnp.int32, values.shape, 1) < part[:, None]
+        means = mean_where(chosen, values, axis=-1)
+        # Both signs' in ascending order; what is not chosen is beyond the last, and cut off.
+        ordered = jnp.where(chosen, where, x.size)
+        first = lax.broadcasted_iota(jnp.int32, values.shape, 0) == 0
+        order, positive = lax.sort((ordered.ravel(), (chosen & first).ravel()), num_keys=1)
+        indices = pack_indices(order[:room].astype(jnp.uint32), layout_of(x.size))
+        return TwoMeansPayload(indices, _bits.pack_bits(positive[:room]), means), memory
+
+    def decode(
+        public: jax.Array,
+        payload: TwoMeansPayload,
+        agreed: tuple[()],
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        del public, agreed, workers
+        layout = layout_of(math.prod(shape))
+        positive = _bits.unpack_bits(payload.signs, layout.entries)
+        above, below = payload.means[0] / count, payload.means[1] / count
+        values = jnp.where(positive, above, -below)
+        return to_dense(values, unpack_indices(payload.indices, layout), shape)
+
+    def contraction(size: int, workers: int) -> float:
+        del workers
+        return min(max(ratio / 2, 1 / size), 1 / max(math.floor(ratio * size), 1))
+
+    return Codec(
+        init=no_memory,
+        measure=lambda coins, memory, x: (),
+        agree=(),
+        encode=encode,
+        decode=decode,
+        settle=settled,
+        combine=None,
+        contraction=contraction,
+    )

@@ -1,0 +1,113 @@
+"""Coordinates drawn at random, by coins that all workers share."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm import _noise
+from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
+
+
+class RandomKPayload(NamedTuple):
+    """One unit on the wire, or the sum of several workers' units."""
+
+    values: jax.Array  # float32[k]
+
+
+def _kth_largest(numbers: jax.Array, k: int) -> jax.Array:
+    """uint32[], the largest that `k` of them reach, bit by bit: a sort would take ten times it."""
+
+    def refine(step: jax.Array, least: jax.Array) -> jax.Array:
+        trial = least | (jnp.uint32(1 << 31) >> step.astype(jnp.uint32))
+        return jnp.where(jnp.sum(numbers >= trial, dtype=jnp.int32) >= k, trial, least)
+
+    # Zero, of the type of what it becomes: it may differ by worker.
+    return lax.fori_loop(0, 32, refine, numbers[0] & jnp.uint32(0))
+
+
+def draw_coordinates(public: jax.Array, size: int, count: int) -> jax.Array:
+    """`count` distinct coordinates below `size`, every set of them as likely; ascending uint32."""
+    if not size:
+        return jnp.zeros(0, jnp.uint32)
+    # The bits are a bijection of the position, so no two are equal: the largest are one set.
+    numbers = _noise.bits(public, (size,))
+    (found,) = jnp.nonzero(numbers >= _kth_largest(numbers, count), size=count)
+    return found.astype(jnp.uint32)
+
+
+def random_k(*, ratio: float | None = None, k: int | None = None) -> Codec:
+    r""":math:`k` coordinates drawn at random, the same on all workers; unbiased.
+
+    .. math:: Q(x)_j = \begin{cases} \frac{d}{k} x_j & j \in S \\ 0 & \text{otherwise} \end{cases},
+              \qquad \mathbb{E}\|Q(x) - x\|^2 = \Big(\frac{d}{k} - 1\Big) \|x\|^2
+
+    where :math:`S` is drawn from all sets of :math:`k` of :math:`d` coordinates, anew in each step.
+    Who receives draws it too, so that 4 bytes a value are all that is sent, and payloads of all
+    workers can be added. The variance is large: :func:`jaxcomm.compression.scaled` makes of it the
+    values as they are, :math:`x_j` on :math:`S`, which goes in
+    :func:`jaxcomm.compression.feedback.error_feedback`.
+
+    Args:
+      ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
+      k: The number itself, in place of `ratio`.
+
+    Returns:
+      A codec that states its `variance`. `combine` is `"sum"`.
+
+    Raises:
+      ValueError: If an option is out of range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.sparsifiers import random_k
+      >>> codec, coins = random_k(k=2), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.ones(6)
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> payload.values.shape
+      (2,)
+      >>> print(jnp.sort(codec.decode(coins.public, payload, (), 1, 1, x.shape)))
+      [0. 0. 0. 0. 3. 3.]
+
+    References:
+      Stich et al., `Sparsified SGD with Memory <https://arxiv.org/abs/1809.07599>`_, 2018.
+      Konečný et al., `Federated Learning: Strategies for Improving Communication Efficiency
+      <https://arxiv.org/abs/1610.05492>`_, 2016 (random mask from a seed).
+    """
+    kept = make_count(ratio, k)
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
+    ) -> tuple[RandomKPayload, Memory]:
+        del agreed, workers
+        indices = draw_coordinates(coins.public, x.size, kept(x.size))
+        return RandomKPayload(x.ravel()[indices].astype(jnp.float32)), memory
+
+    def decode(
+        public: jax.Array,
+        payload: RandomKPayload,
+        agreed: tuple[()],
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        del agreed, workers
+        size = math.prod(shape)
+        scale = size / max(kept(size), 1) / count
+        indices = draw_coordinates(public, size, kept(size))
+        return to_dense(payload.values * scale, indices, shape)
+
+    return Codec(
+        init=no_memory,
+        measure=lambda coins, memory, x: (),
+        agree=(),
+        encode=encode,
+        decode=decode,
+        settle=settled,
+        combine="sum",
+        variance=lambda size, workers: size / kept(size) - 1,
+    )

@@ -1,0 +1,118 @@
+"""The coordinates above a fixed threshold."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import Codec, Coins, Memory, settled
+from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout
+from jaxcomm.compression.sparsifiers._sparse import (
+    Overflow,
+    SparsePayload,
+    from_payload,
+    make_count,
+    no_overflow,
+    require_value_dtype,
+    select,
+    tell_overflow,
+    to_payload,
+)
+
+
+def threshold(
+    threshold: float,
+    *,
+    ratio: float | None = None,
+    k: int | None = None,
+    value_dtype: Any = jnp.float32,
+) -> Codec:
+    r"""The coordinates of magnitude above :math:`\lambda`, as far as there is room.
+
+    .. math:: C(x)_j = \begin{cases} x_j & |x_j| > \lambda \\ 0 & \text{otherwise} \end{cases},
+              \qquad \|C(x) - x\|_\infty \le \lambda
+
+    Room is fixed while tracing: for :math:`k` coordinates, the largest where more pass. The others
+    return under feedback, and `info=True` tells how many they were, as `overflow`. No sort is
+    needed while there is room. Sends :math:`k` values, and about :math:`2 + \log_2 (d / k)` bits
+    for each index, however few pass.
+
+    Biased, and no contraction: of a small :math:`x` nothing is sent. It goes in
+    :func:`jaxcomm.compression.feedback.error_feedback` all the same, since its error is bounded
+    (`bounded`): what is left out is at most :math:`\lambda` in each coordinate, or, where more
+    pass than there is room for, :math:`\|C(x) - x\|^2 \le (1 - k / d) \|x\|^2`.
+
+    Args:
+      threshold: :math:`\lambda`, positive: in units of the update, so it has to be chosen for each
+        model. `info=True` helps: `density` far below :math:`k / d` wastes room.
+      ratio: :math:`k / d`, in (0, 1]; room for at least one coordinate.
+      k: The number itself, in place of `ratio`.
+      value_dtype: float32, or bfloat16, whose rounding feedback returns.
+
+    Returns:
+      A codec that remembers the `overflow` of the last step. `combine` is `None`.
+
+    Raises:
+      ValueError: If an option is out of range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.sparsifiers import threshold
+      >>> codec, coins = threshold(0.7, k=2), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([1.0, -4.0, 0.5, 2.0])
+      >>> payload, memory = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> print(codec.decode(coins.public, payload, (), 1, 1, x.shape), memory.own.overflow)
+      [ 0. -4.  0.  2.] 1
+
+    References:
+      Strom, `Scalable Distributed DNN Training Using Commodity GPU Cloud Computing
+      <https://www.isca-archive.org/interspeech_2015/strom15_interspeech.html>`_, 2015.
+      Sahu et al., `Rethinking Gradient Sparsification as Total Error Minimization
+      <https://arxiv.org/abs/2108.00951>`_, 2021 (the absolute bound).
+
+    Differs from the papers: room is limited. Strom sends :math:`\pm \lambda` in place of
+    :math:`x_j`.
+    """
+    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if not number or not 0 < threshold < math.inf:
+        raise ValueError(f"`threshold` must be a positive finite number, got {threshold!r}.")
+    kept, dtype = make_count(ratio, k), require_value_dtype(value_dtype)
+
+    def layout_of(size: int) -> Layout:
+        # Room left over names the coordinate beyond the last.
+        return choose_layout(kept(size), size + 1, distinct=False)
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
+    ) -> tuple[SparsePayload, Memory]:
+        del coins, agreed, workers
+        flat = x.ravel()
+        magnitudes = jnp.abs(flat)
+        indices, overflow = select(magnitudes, magnitudes > threshold, kept(x.size))
+        payload = to_payload(flat, indices, layout_of(x.size), dtype)
+        return payload, memory._replace(own=Overflow(overflow))
+
+    def decode(
+        public: jax.Array,
+        payload: SparsePayload,
+        agreed: tuple[()],
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        del public, agreed, workers
+        return from_payload(payload, layout_of(math.prod(shape)), shape) / count
+
+    return Codec(
+        init=lambda x: Memory(no_overflow(), ()),
+        measure=lambda coins, memory, x: (),
+        agree=(),
+        encode=encode,
+        decode=decode,
+        settle=settled,
+        combine=None,
+        tell=lambda memory: tell_overflow(memory.own.overflow),
+        bounded=True,
+    )

@@ -1,0 +1,173 @@
+"""Coordinates whose accumulated gradient stands out of its noise."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm._base import Codec, Coins, Memory, settled
+from jaxcomm.compression import _bits
+from jaxcomm.compression.feedback._loop import FeedbackMemory
+from jaxcomm.compression.sparsifiers._indices import (
+    Layout,
+    choose_layout,
+    pack_indices,
+    unpack_indices,
+)
+from jaxcomm.compression.sparsifiers._sparse import make_count, select, tell_overflow, to_dense
+
+LEAST = 7  # binary orders below the largest that 3 bits reach
+WIDTH = 4  # bits of a sign and an exponent
+
+
+class VariancePayload(NamedTuple):
+    """One unit on the wire."""
+
+    indices: jax.Array  # uint32[ceil(bits / 32)], as `choose_layout` says
+    codes: jax.Array  # uint32[ceil((4 k + 8) / 32)]: the largest exponent in 8 bits, k codes in 4
+
+
+class VarianceMemory(NamedTuple):
+    """What stands beside the accumulated gradient in `FeedbackMemory`."""
+
+    deviation: jax.Array  # float32 like x, the root of v
+    overflow: jax.Array  # int32[], coordinates without room in the last step
+
+
+def _exponents(magnitudes: jax.Array) -> jax.Array:
+    """Biased exponents of the nearest powers of two, as float32 stores them, uint32."""
+    words = lax.bitcast_convert_type(magnitudes, jnp.uint32)
+    return (words + jnp.uint32(1 << 22)) >> 23
+
+
+def _power_of_two(exponents: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(exponents << 23, jnp.float32)
+
+
+def variance_based(
+    *,
+    alpha: float = 1.0,
+    decay: float = 0.999,
+    ratio: float | None = None,
+    k: int | None = None,
+) -> Codec:
+    r"""Coordinates whose accumulated gradient is larger than its noise; its own feedback.
+
+    .. math:: r \gets r + x, \qquad v \gets v + x^2, \qquad
+              \text{send } j \text{ where } r_j^2 > \alpha v_j
+
+    Where it is sent, :math:`r_j` keeps what rounding took and :math:`v_j \gets 0`; elsewhere
+    :math:`v_j \gets \zeta v_j`. Gradients that agree from step to step are sent after about
+    :math:`\alpha` steps, those of changing sign seldom. Values are rounded to powers of two, of
+    which 3 bits reach the eight largest; smaller ones wait. Sends 4 bits a value, about :math:`2 +
+    \log_2 (d / k)` bits for each index, and one byte.
+
+    Room is fixed while tracing; what has none waits, and `info=True` tells how many, as `overflow`.
+    It is not wrapped in error feedback, since :math:`r` is what was not sent. No bound is known.
+
+    Args:
+      alpha: :math:`\alpha > 0`; the paper takes 1 to 2. Below 1 the first step already sends.
+      decay: :math:`\zeta` in (0, 1], by which the noise of long ago is forgotten.
+      ratio: :math:`k / d`, in (0, 1]; room for at least one coordinate, the largest :math:`|r|`.
+      k: The number itself, in place of `ratio`.
+
+    Returns:
+      A codec that remembers two arrays like `x` on each worker, :math:`r` and :math:`\sqrt v`.
+      `combine` is `None`.
+
+    Raises:
+      ValueError: If an option is out of range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.sparsifiers import variance_based
+      >>> codec, coins = variance_based(k=2), Coins(jax.random.key(0), jax.random.key(1))
+      >>> memory = codec.init(jnp.zeros(2))
+      >>> for x in (jnp.array([1.0, 1.0]), jnp.array([1.0, -1.0])):
+      ...     payload, memory = codec.encode(coins, memory, x, (), 1)
+      ...     print(codec.decode(coins.public, payload, (), 1, 1, x.shape), memory.own.kept)
+      [0. 0.] [1. 1.]
+      [2. 0.] [0. 0.]
+
+    References:
+      Tsuzuku et al., `Variance-based Gradient Compression for Efficient Distributed Deep Learning
+      <https://arxiv.org/abs/1802.06058>`_, 2018.
+
+    Differs from the paper: :math:`v` adds the squares of a step's mean gradient, where the paper
+    adds those of each sample over the batch size: here a step is one micro-batch, and
+    :math:`\alpha` counts steps. What rounding takes stays in :math:`r`, which the paper sets to 0,
+    so nothing is lost. Room is limited, the powers of two are relative to the largest of a bucket
+    (of a layer with `scope="leaf"`), and :math:`\sqrt v` is kept, which does not overflow.
+    """
+    if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+        raise ValueError(f"`alpha` must be a positive finite number, got {alpha!r}.")
+    if not isinstance(decay, int | float) or not 0 < decay <= 1:
+        raise ValueError(f"`decay` must be a number in (0, 1], got {decay!r}.")
+    kept = make_count(ratio, k)
+
+    def layout_of(size: int) -> Layout:
+        # Room left over names the coordinate beyond the last.
+        return choose_layout(kept(size), size + 1, distinct=False)
+
+    def init(x: jax.Array) -> Memory:
+        none = VarianceMemory(jnp.zeros_like(x), jnp.zeros((), jnp.int32))
+        return Memory(FeedbackMemory(jnp.zeros_like(x), none), ())
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
+    ) -> tuple[VariancePayload, Memory]:
+        del workers
+        total = memory.own.kept + x
+        deviation = jnp.hypot(memory.own.inner.deviation, x)
+        flat = total.ravel().astype(jnp.float32)
+        magnitudes = jnp.abs(flat)
+        telling = (jnp.abs(total) > alpha**0.5 * deviation).ravel()
+        # Of the largest, rounded down: nothing is sent that is larger than what there is.
+        largest = jnp.max(jnp.where(telling, magnitudes, 0), initial=0)
+        top = lax.bitcast_convert_type(largest, jnp.uint32) >> 23
+        exponents = jnp.minimum(_exponents(magnitudes), top)
+        wanted = telling & (exponents + jnp.uint32(LEAST) >= top) & (exponents > 0)
+        indices, overflow = select(magnitudes, wanted, kept(x.size))
+        below = top - exponents.at[indices].get(mode="fill", fill_value=0)
+        negative = flat.at[indices].get(mode="fill", fill_value=0) < 0
+        codes = (below & jnp.uint32(LEAST)) | (negative.astype(jnp.uint32) << 3)
+        head = jnp.stack([top & jnp.uint32(15), top >> 4])
+        payload = VariancePayload(
+            pack_indices(indices, layout_of(x.size)),
+            _bits.pack_numbers(jnp.concatenate([head, codes]), WIDTH),
+        )
+        decoded = decode(coins.public, payload, agreed, 1, 1, x.shape).astype(x.dtype)
+        waiting = jnp.where(decoded != 0, 0, decay**0.5 * deviation)
+        own = FeedbackMemory(total - decoded, VarianceMemory(waiting, overflow))
+        return payload, Memory(own, ())
+
+    def decode(
+        public: jax.Array,
+        payload: VariancePayload,
+        agreed: tuple[()],
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        del public, agreed, workers
+        layout = layout_of(math.prod(shape))
+        numbers = _bits.unpack_numbers(payload.codes, WIDTH, layout.entries + 2)
+        top, codes = numbers[0] + (numbers[1] << 4), numbers[2:]
+        values = _power_of_two(top - (codes & jnp.uint32(LEAST))) / count
+        signed = jnp.where(codes >> 3 == 1, -values, values)
+        return to_dense(signed, unpack_indices(payload.indices, layout), shape)
+
+    return Codec(
+        init=init,
+        measure=lambda coins, memory, x: (),
+        agree=(),
+        encode=encode,
+        decode=decode,
+        settle=settled,
+        combine=None,
+        target=lambda memory, x: memory.own.kept + x,
+        tell=lambda memory: tell_overflow(memory.own.inner.overflow),
+    )

@@ -1,0 +1,180 @@
+"""Random sparsification: each coordinate with a probability of its own, and unbiased."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm import _noise
+from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, pack_indices
+from jaxcomm.compression.sparsifiers._sparse import SparsePayload, from_payload, make_count
+
+ROUNDS = 2  # of the greedy algorithm, as in the paper
+MOST_COORDINATES = 2**28
+SLACK = 2.0**-20  # of the sum of probabilities, more than float32 rounds it by
+ROW = 4096
+
+
+def _digits(count: int) -> int:
+    """Binary digits of a probability, such that `count` of them add up to 2**31 at most."""
+    return min(24, (2**31 // max(count, 1)).bit_length() - 1)
+
+
+def _sum(x: jax.Array) -> jax.Array:
+    """The sum, in rows: of 2**28 numbers added one by one, float32 forgets most."""
+    if x.size <= ROW:
+        return jnp.sum(x)
+    rows = jnp.sum(jnp.pad(x, (0, -x.size % ROW)).reshape(-1, ROW), axis=1)
+    return jnp.sum(lax.optimization_barrier(rows))  # Or XLA joins both sums into one.
+
+
+def _greedy(x: jax.Array, count: int) -> jax.Array:
+    r"""Probabilities that grow with :math:`|x_j|` up to 1, and add up to `count` or less."""
+    magnitudes = jnp.abs(x)
+    peak = jnp.max(magnitudes, initial=0)
+    # A power of two brings the reciprocal of the peak, by which XLA multiplies, into range.
+    lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
+    relative = magnitudes * lift / jnp.where(peak > 0, peak * lift, 1)
+    total = _sum(relative)
+    probabilities = jnp.minimum(relative * (count / jnp.where(total > 0, total, 1)), 1)
+    for _ in range(ROUNDS):
+        open_ones = jnp.where(probabilities < 1, probabilities, 0)
+        certain = jnp.sum(probabilities >= 1, dtype=jnp.int32).astype(jnp.float32)
+        total = _sum(open_ones)
+        growth = jnp.where(total > 0, (count - certain) / jnp.where(total > 0, total, 1), 1)
+        probabilities = jnp.minimum(probabilities * jnp.maximum(growth, 1), 1)
+    return probabilities
+
+
+def _fixed_point(x: jax.Array, count: int) -> jax.Array:
+    """Probabilities in units of `2**-digits`, uint32, whose exact sum is at most `count`."""
+    one = 2 ** _digits(count)
+    if count == x.size:
+        return jnp.where(x != 0, jnp.uint32(one), jnp.uint32(0))
+    codes = jnp.ceil(_greedy(x, count) * one)
+    codes = jnp.where(x != 0, jnp.maximum(codes, 1), 0)
+    # Rounded up, they may add up to more: the sum is exact, as no sum of floats is.
+    total = jnp.sum(codes.astype(jnp.uint32), dtype=jnp.uint32)
+    room = count * one * (1 - SLACK) - x.size
+    shrunk = jnp.ceil(codes * (room / jnp.maximum(total.astype(jnp.float32), 1)))
+    fits = total <= jnp.uint32(count * one)
+    return jnp.where(fits, codes, shrunk).astype(jnp.uint32)
+
+
+def _draw(codes: jax.Array, count: int, private: jax.Array) -> jax.Array:
+    """Coordinates drawn with these probabilities, ascending uint32[count], `size` for none.
+
+    Laid end to end, the probabilities are as long as their sum; what lies at :math:`u, u + 1, u +
+    2, ...` is drawn. With :math:`u` uniform in [0, 1), each is hit as often as it is long.
+    """
+    digits = _digits(count)
+    offset = _noise.bits(private, (1,)) >> (32 - digits)
+    points = offset + jnp.arange(count, dtype=jnp.uint32) * jnp.uint32(2**digits)
+    ends = jnp.cumsum(codes, dtype=jnp.uint32)
+    return jnp.searchsorted(ends, points, side="right").astype(jnp.uint32)
+
+
+def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
+    r"""About :math:`k` coordinates, drawn the more often the larger they are; unbiased.
+
+    .. math:: Q(x)_j = \begin{cases} x_j / p_j & \text{with probability } p_j \\
+              0 & \text{otherwise} \end{cases}, \qquad p_j = \min(\lambda |x_j|, 1), \qquad
+              \sum_j p_j \le k
+
+    .. math:: \mathbb{E}\|Q(x) - x\|^2 = \sum_j \frac{x_j^2}{p_j} - \|x\|^2
+              \le \frac{\|x\|_1^2}{k} - \|x\|^2 \le \Big(\frac{d}{k} - 1\Big) \|x\|^2
+
+    the least variance that so many coordinates allow. :math:`\lambda` is found by the paper's
+    greedy algorithm: :math:`p = \min(k |x| / \|x\|_1, 1)`, and two rounds that multiply those below
+    1 by what is left to the sum. Sends :math:`k` values of 4 bytes, and about :math:`2 + \log_2 (d
+    / k)` bits for each index.
+
+    Args:
+      ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
+      k: The number itself, in place of `ratio`.
+
+    Returns:
+      A codec that states its `variance`. `combine` is `None`.
+
+    Raises:
+      ValueError: If an option is out of range, or, when encoding, if there are more than 2**28
+        coordinates.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.sparsifiers import wangni
+      >>> codec, coins = wangni(k=2), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([8.0, 1.0, -1.0, 1.0, 1.0])
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> q = codec.decode(coins.public, payload, (), 1, 1, x.shape)
+      >>> float(q[0]), float(abs(q[1:]).sum())
+      (8.00, 4.00)
+
+    References:
+      Wangni et al., `Gradient Sparsification for Communication-Efficient Distributed Optimization
+      <https://arxiv.org/abs/1710.09854>`_, 2018.
+
+    Differs from the paper: coordinates are drawn systematically, by one random offset, in place of
+    one coin each. Each has the same probability, hence mean and variance are the same, and never
+    are more than :math:`k` drawn, so that there is always room. Probabilities are rounded up to
+    multiples of :math:`2^{-24}` (of :math:`k / 2^{31}` from :math:`k = 2^7` on), and it is these
+    that values are divided by.
+    """
+    kept = make_count(ratio, k)
+
+    def layout_of(size: int) -> Layout:
+        # Fewer than k drawn leave room over, which names the coordinate beyond the last.
+        return choose_layout(kept(size), size + 1, distinct=False)
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
+    ) -> tuple[SparsePayload, Memory]:
+        del agreed, workers
+        if x.size > MOST_COORDINATES:
+            raise ValueError(
+                f"`wangni` adds up to 2**28 probabilities exactly, got {x.size} coordinates: use "
+                '`scope="bucket"`, or split the leaf.'
+            )
+        flat, count = x.ravel().astype(jnp.float32), kept(x.size)
+        if not x.size:
+            none = jnp.zeros(0, jnp.uint32)
+            return SparsePayload(pack_indices(none, layout_of(0)), jnp.zeros(0)), memory
+        codes = _fixed_point(flat, count)
+        indices = _draw(codes, count, coins.private)
+        inverse = 2.0 ** _digits(count) / jnp.maximum(codes, 1).astype(jnp.float32)
+        values = (flat * inverse).at[indices].get(mode="fill", fill_value=0)
+        return SparsePayload(pack_indices(indices, layout_of(x.size)), values), memory
+
+    def decode(
+        public: jax.Array,
+        payload: SparsePayload,
+        agreed: tuple[()],
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        del public, agreed, workers
+        return from_payload(payload, layout_of(math.prod(shape)), shape) / count
+
+    def variance(size: int, workers: int) -> float:
+        del workers
+        count = kept(size)
+        if count == size:
+            return 0.0
+        total = count * 2 ** _digits(count)
+        # What shrinking takes from the probabilities, rounded up before, is the second factor.
+        return size / count * (total + size) / (total * (1 - SLACK) - size) - 1
+
+    return Codec(
+        init=no_memory,
+        measure=lambda coins, memory, x: (),
+        agree=(),
+        encode=encode,
+        decode=decode,
+        settle=settled,
+        combine=None,
+        variance=variance,
+    )

@@ -1,0 +1,156 @@
+"""The ratio follows the error that is measured, the same on all workers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.sparsifiers import top_k
+from tests.workers import MODES, Mode, aggregator, initial
+
+RATIOS = [1 / 32, 1 / 8, 1 / 2]
+PATIENCE = 6
+
+
+def adaptive(target: float, codec: Any = lambda r: top_k(ratio=r), **options: Any) -> Any:
+    return jaxcomm.adaptive_ratio("data", codec, RATIOS, target=target, **options)
+
+
+def stages_of(tx: Any, updates: Any, mode: Mode = "vmap") -> list[int]:
+    """The stage that runs in each step, of updates `[steps, workers, ...]`."""
+    workers = updates.shape[1]
+    run, state, stages = aggregator(tx, workers, mode), initial(tx, updates[0], mode), []
+    for step in updates:
+        stages.append(int(state.stage))
+        _, state = run(jnp.asarray(step, jnp.float32), state, jnp.ones(workers))
+    return stages
+
+
+def concentrated(steps: int, workers: int = 3, size: int = 64) -> np.ndarray:
+    """Magnitudes 2^-j: the k largest leave 4^-k of the energy."""
+    rng = np.random.default_rng(steps)
+    halves = 2.0 ** -np.arange(size).clip(max=40)
+    return np.stack(
+        [rng.permuted(np.tile(halves, (workers, 1)), axis=1) for _ in range(steps)]
+    ) * rng.choice([-1, 1], size=(steps, workers, size))
+
+
+def flat(steps: int, workers: int = 3, size: int = 64) -> np.ndarray:
+    return np.random.default_rng(steps).choice([-1.0, 1.0], size=(steps, workers, size))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_down_where_energy_concentrates_and_up_where_it_is_flat(mode: Mode) -> None:
+    tx = adaptive(0.6, patience=PATIENCE)
+    # Of flat updates, only a half leaves less than 0.6.
+    updates = np.concatenate([concentrated(6), flat(6)])
+    assert stages_of(tx, updates, mode) == [2, 1, 0, 0, 0, 0, 0, 1, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    # 2, 8 and 32 coordinates of 64 leave 1/16, 1/65536 and next to nothing of the energy.
+    ("target", "stage"),
+    [(0.063, 0), (0.062, 1), (1.5e-5, 2)],
+)
+def test_the_smallest_ratio_under_the_target(target: float, stage: int) -> None:
+    stages = stages_of(adaptive(target, patience=PATIENCE), concentrated(30))
+    # Down to the ratio that is too small, and back; then it is one step in `patience` + 1.
+    descent = [*range(2, max(stage - 1, 0), -1)]
+    cycle = [stage - 1, *[stage] * PATIENCE] if stage else [0]
+    assert stages == [*descent, *cycle * 30][:30]
+
+
+def test_under_feedback_what_is_left_out_comes_back() -> None:
+    tx = adaptive(0.3, lambda r: error_feedback(top_k(ratio=r)), info=True)
+    updates = np.concatenate([concentrated(6), flat(6)])
+    run, state = aggregator(tx, 3, "checked"), initial(tx, jnp.asarray(updates[0]), "checked")
+    total = np.zeros(64)
+    ratios = []
+    for step in updates:
+        results, state = run(jnp.asarray(step, jnp.float32), state, jnp.ones(3))
+        total += np.asarray(results[0], np.float64)
+        ratios.append(float(state.info["ratio"]))
+    kept = np.asarray(state.inner.own.per_worker["data"][0].kept, np.float64).mean(axis=0)
+    np.testing.assert_allclose(total + kept, updates.sum(axis=0).mean(axis=0), atol=1e-5)
+    assert ratios[:3] == RATIOS[::-1] and ratios[-1] == 0.5
+    assert set(state.info) == {"compression_error", "density", "residual_norm", "ratio"}
+    assert state.inner.info == ()
+
+
+def test_a_step_that_is_not_finite_moves_nothing() -> None:
+    tx = adaptive(0.6)
+    updates = concentrated(4)
+    updates[1, 1, 5] = np.nan
+    run, state = aggregator(tx, 3, "checked"), initial(tx, jnp.asarray(updates[0]), "checked")
+    seen = []
+    for step in updates:
+        _, state = run(jnp.asarray(step, jnp.float32), state, jnp.ones(3))
+        seen.append((int(state.stage), int(state.calm)))
+    assert seen == [(1, 50), (1, 50), (0, 50), (0, 50)]
+
+
+def test_a_mean_of_the_errors_decides_for_all() -> None:
+    """One worker's updates are concentrated, another's are flat: all send at one ratio."""
+    updates = np.concatenate([concentrated(12, 1), flat(12, 1)], axis=1)
+    # At 1/8, the errors are 0 and 7/8.
+    assert stages_of(adaptive(0.44), updates)[-1] == 1
+    assert stages_of(adaptive(0.43), updates)[-1] == 2
+
+
+def test_the_error_is_all_that_is_sent_besides() -> None:
+    updates = jnp.zeros((4, 64))
+    sent = {}
+    for info in (False, True):
+        tx = adaptive(0.5, info=info)
+        arguments = updates, initial(tx, updates, "checked"), jnp.ones(4)
+        account = jaxcomm.wire.account(aggregator(tx, 4, "checked"), *arguments)
+        sent[info] = account.bytes_per_worker
+        assert {c.path[-1] for c in account.collectives} == {f"cond {i}/3" for i in range(1, 4)}
+    # A half: a bitmap of 64 bits, 32 values, a flag; and three numbers in an all-reduce.
+    assert sent == {False: 3 * (8 + 128 + 4) + 18, True: 3 * (8 + 128 + 4) + 18}
+
+
+def test_any_family_and_any_way_to_form_a_mean() -> None:
+    def of_levels(ratio: float) -> Any:
+        return dither(bits=int(ratio))
+
+    tx = jaxcomm.adaptive_ratio(
+        "data", of_levels, [4, 8, 16], target=1e-3, aggregate=jaxcomm.two_stage_mean, info=True
+    )
+    updates = jnp.asarray(np.random.default_rng(3).normal(size=(3, 40)), jnp.float32)
+    run, state = aggregator(tx, 3, "checked"), initial(tx, updates, "checked")
+    for _ in range(3):
+        results, state = run(updates, state, jnp.ones(3))
+    # 4 bits leave more than a thousandth, 8 bits less.
+    assert int(state.stage) == 1
+    np.testing.assert_allclose(results[0], np.asarray(updates).mean(axis=0), atol=0.5)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "options", "message"),
+    [
+        ([], {}, "`ratios` must be at least one number, in ascending order"),
+        ([0.5, 0.1], {}, "`ratios` must be at least one number, in ascending order"),
+        ([0.5], {"target": 0.0}, "`target` must be a positive"),
+        ([0.5], {"patience": 0}, "`patience` must be a Python int of at least 1"),
+        ([0.5], {"info": 1}, "`info` must be a Python bool"),
+        ([0.5], {"scope": "layer"}, "`scope` must be one of"),
+    ],
+)
+def test_bad_options(ratios: list, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        jaxcomm.adaptive_ratio(
+            "data", lambda r: top_k(ratio=r), ratios, **{"target": 0.5, **options}
+        )
+
+
+def test_an_empty_tree() -> None:
+    tx = adaptive(0.5)
+    state = jaxcomm.init(tx, {}, 2)
+    nothing = jax.vmap(lambda x: tx.update({}, state)[0], axis_name="data")
+    assert nothing(jnp.ones(2)) == {}

@@ -1,0 +1,80 @@
+"""Rows of what is wrapped around codecs: feedback, shifts, momentum, clipping."""
+
+from functools import cache
+
+import jaxcomm
+from jaxcomm.compression import scaled
+from jaxcomm.compression.feedback import (
+    diana,
+    ecq,
+    ef21,
+    error_feedback,
+    local_clip,
+    momentum_correction,
+)
+from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.sparsifiers import top_k
+from tests.cases._case import Case, Sizes, all_reduce
+from tests.cases._sparse import top_quarter
+
+
+def _gathered_top_quarter(name: str, codec: jaxcomm.Codec, *, variant: bool = True) -> Case:
+    """A row of a wrapper of top-k, which sends what top-k does."""
+    return Case(
+        name,
+        cache(lambda axis_name="data", seed=0: jaxcomm.gathered_mean(axis_name, codec, seed=seed)),
+        bytes=lambda sizes, n: (n - 1) * (top_quarter(sum(sizes)) + 4),
+        dtypes=lambda n: {"u32", "f32"},
+        unbiased=False,
+        variance=None,
+        random=False,
+        codec=codec,
+        variant=variant,
+    )
+
+
+def _levels(n: int) -> int:
+    """The most levels whose sum over n workers fits in 8 bits."""
+    return 255 // (2 * n)
+
+
+def _bytes_of_8_bits(sizes: Sizes, n: int) -> float:
+    return all_reduce(sum(sizes) + 4 + 4, n)
+
+
+def _summed_8_bits(name: str, codec: jaxcomm.Codec, **claims: object) -> Case:
+    """A row of a wrapper of dithering, which sends what dithering does."""
+    return Case(
+        name,
+        cache(lambda axis_name="data", seed=0: jaxcomm.summed_mean(axis_name, codec, seed=seed)),
+        bytes=_bytes_of_8_bits,
+        dtypes=lambda n: {"s8"},
+        codec=codec,
+        **{"unbiased": False, "variance": None, "variant": True} | claims,
+    )
+
+
+FEEDBACK = [
+    _gathered_top_quarter("ef21", ef21(top_k(ratio=0.25)), variant=False),
+    _summed_8_bits(
+        "diana",
+        diana(dither(bits=8)),
+        unbiased=True,
+        # Of the first step; later ones quantize what differs from the shift, which is less.
+        variance=lambda d, n: min(d / _levels(n) ** 2, (d / n) ** 0.5 / _levels(n)),
+        resolution=lambda n, d: 1 / _levels(n),
+        variant=False,
+    ),
+    _summed_8_bits("ecq", ecq(dither(bits=8))),
+    _summed_8_bits(
+        "error_feedback_dither",
+        error_feedback(scaled(dither(bits=8))),
+        compressor=scaled(dither(bits=8)),
+        contraction=lambda d: 1 / (1 + min(d / 127**2, d**0.5 / 127)),
+        feedback=True,
+    ),
+    _gathered_top_quarter(
+        "momentum_correction", momentum_correction(error_feedback(top_k(ratio=0.25)))
+    ),
+    _gathered_top_quarter("local_clip", local_clip(error_feedback(top_k(ratio=0.25)), 1.0)),
+]

@@ -1,0 +1,198 @@
+"""Rows of signs, ternary codes, powers of two, and rotations."""
+
+from functools import cache
+
+import numpy as np
+
+import jaxcomm
+from jaxcomm.compression import blockwise, rotated
+from jaxcomm.compression.feedback import momentum
+from jaxcomm.compression.quantizers import dither, natural, one_bit, scaled_signs, signs, ternary
+from tests.cases._case import (
+    Case,
+    Sizes,
+    all_reduce,
+    apart,
+    feedback_case,
+    root,
+    row_size,
+    word_bytes,
+)
+from tests.cases._quantized import width_of
+
+
+def _votes_bytes(sizes: Sizes, n: int) -> float:
+    return 2 * (n - 1) * 4 * row_size(sum(sizes), 32 * n) + all_reduce(4, n)
+
+
+def _signs_moment(x: np.ndarray) -> float:
+    return np.sum(x**2) - np.abs(x).sum() ** 2 / x.size
+
+
+def _ternary_moment(x: np.ndarray) -> float:
+    return np.abs(x).max() * np.abs(x).sum() - np.sum(x**2)
+
+
+def _natural_moment(x: np.ndarray) -> float:
+    t = np.abs(x[x != 0])
+    below = 2.0 ** np.floor(np.log2(t))
+    return np.sum((2 * below - t) * (t - below))
+
+
+def _columns(size: int) -> int:
+    """Of the leaves in the laws, the kernel of 5 x 2 alone has several."""
+    return 2 if size == 10 else 1
+
+
+def _power_of_two(size: int) -> int:
+    return 2 ** int(np.ceil(np.log2(max(size, 1))))
+
+
+def _fields(size: int, width: int) -> int:
+    """Bytes of so many fields of `width` bits: int8, or in whole words."""
+    return size if width == 8 else 4 * -(-size // (32 // width))
+
+
+def _hlo(width: int) -> str:
+    return {8: "s8", 32: "s32"}.get(width, "u32")
+
+
+def _ternary_omega(d: int) -> float:
+    return (d**0.5 - 1) / 2
+
+
+def _terngrad(name: str, **options: object) -> Case:
+    """A row of TernGrad with scales of one's own: 16 codes a word, and a scale a leaf."""
+    return Case(
+        name,
+        cache(lambda axis_name="data", seed=0: jaxcomm.terngrad(axis_name, seed=seed, **options)),
+        bytes=lambda sizes, n: (n - 1) * (sum(4 * -(-d // 16) + 4 for d in sizes) + 4),
+        dtypes=lambda n: {"u32"},
+        unbiased=False,
+        variance=None,
+        resolution=lambda n, d: 1.0,
+        variant=True,
+    )
+
+
+SIGNS = [
+    Case(
+        "sign_sgd",
+        cache(lambda axis_name="data", seed=0: jaxcomm.sign_sgd(axis_name)),
+        bytes=_votes_bytes,
+        dtypes=lambda n: {"u32"},
+        unbiased=False,
+        variance=None,
+        integer_sum=True,
+        random=False,
+        weighted=False,
+        codec=signs(),
+        variant=True,
+    ),
+    Case(
+        "signum",
+        cache(lambda axis_name="data", seed=0: jaxcomm.signum(axis_name)),
+        bytes=_votes_bytes,
+        dtypes=lambda n: {"u32"},
+        unbiased=False,
+        variance=None,
+        integer_sum=True,
+        random=False,
+        weighted=False,
+        codec=momentum(signs()),
+    ),
+    feedback_case(
+        "ef_sign_sgd",
+        scaled_signs(),
+        bytes=word_bytes,
+        dtypes={"u32"},
+        contraction=lambda d: 1 / d,
+        statistics=1,
+        units=apart,
+        scope="leaf",
+        moment=_signs_moment,
+        variant=False,
+    )._replace(make=cache(lambda axis_name="data", seed=0: jaxcomm.ef_sign_sgd(axis_name))),
+    feedback_case(
+        "one_bit_sgd",
+        one_bit(),
+        bytes=lambda size: word_bytes(size) + 8 * _columns(size),
+        dtypes={"u32"},
+        contraction=lambda d: 1 / d,
+        units=apart,
+        scope="leaf",
+    )._replace(make=cache(lambda axis_name="data", seed=0: jaxcomm.one_bit_sgd(axis_name))),
+    _terngrad("terngrad"),
+    _terngrad("terngrad_unclipped", clip=None)._replace(
+        unbiased=True,
+        variance=lambda d, n: _ternary_omega(d) / n,
+        codec=ternary(),
+        compressor=ternary(),
+        moment=_ternary_moment,
+    ),
+    Case(
+        "terngrad_shared",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.terngrad(
+                axis_name, scale="shared", clip=None, seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: all_reduce(
+            sum(_fields(size, width_of(1, n)) + 4 for size in sizes) + 4, n
+        ),
+        dtypes=lambda n: {_hlo(width_of(1, n))},
+        unbiased=True,
+        # The scale is that of all n d coordinates.
+        variance=lambda d, n: _ternary_omega(n * d) / n,
+        resolution=lambda n, d: 1.0,
+        integer_sum=True,
+        codec=ternary(),
+        variant=True,
+    ),
+    Case(
+        "natural_compression",
+        cache(lambda axis_name="data", seed=0: jaxcomm.natural_compression(axis_name, seed=seed)),
+        bytes=lambda sizes, n: (n - 1) * (sum(sizes) + word_bytes(sum(sizes)) + 4),
+        dtypes=lambda n: {"u8", "u32"},
+        unbiased=True,
+        variance=lambda d, n: 1 / 8 / n,
+        resolution=lambda n, d: 1.0,
+        codec=natural(),
+        variant=True,
+        compressor=natural(),
+        contraction=lambda d: 1 - 1 / 8,
+        moment=_natural_moment,
+    ),
+    Case(
+        "rotated",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.summed_mean(
+                axis_name, rotated(dither(levels=15)), seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: all_reduce(
+            _fields(_power_of_two(sum(sizes)), width_of(15, n)) + 8, n
+        ),
+        dtypes=lambda n: {_hlo(width_of(15, n))},
+        unbiased=True,
+        variance=lambda d, n: min(_power_of_two(d) / 15**2, (_power_of_two(d) / n) ** 0.5 / 15),
+        # Steps of at most |x| / 15, of which a coordinate takes part in sqrt(d).
+        resolution=lambda n, d: root(d) * root(_power_of_two(d)) / 15,
+        variant=True,
+    ),
+    Case(
+        "rotated_blocks",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.gathered_mean(
+                axis_name, blockwise(rotated(dither(bits=4)), 8), seed=seed
+            )
+        ),
+        # Blocks of 8 coordinates: one word of 4-bit fields and one float32 norm each.
+        bytes=lambda sizes, n: (n - 1) * (8 * -(-sum(sizes) // 8) + 4),
+        dtypes=lambda n: {"u32", "f32"},
+        unbiased=True,
+        variance=lambda d, n: min(8 / 7**2, 8**0.5 / 7) / n,
+        resolution=lambda n, d: root(min(d, 8)) * root(8) / 7,
+        variant=True,
+    ),
+]

@@ -1,0 +1,115 @@
+"""EF21: what all share is the mean of what each estimates, and estimates reach what they follow."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm import Codec
+from jaxcomm.compression import scaled
+from jaxcomm.compression.feedback import diana, ef21, error_feedback, local_clip
+from jaxcomm.compression.quantizers import dither, exponential_dither, nonzeros
+from jaxcomm.compression.sparsifiers import top_k
+from tests.workers import aggregator, initial
+
+WORKERS, D = 4, 10
+ONES = jnp.ones(WORKERS)
+
+
+def shifts(state: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Each worker's, [n, d], and what all share, [d]."""
+    own = state.own.per_worker["data"][0].kept
+    return np.asarray(own, np.float64), np.asarray(state.shared[0].shift, np.float64)
+
+
+def draw(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(WORKERS, D))
+
+
+@pytest.mark.parametrize("mode", ["vmap", "checked"])
+@pytest.mark.parametrize("codec", [top_k(k=2), scaled(dither(levels=1))])
+def test_the_update_is_the_mean_of_the_estimates(codec: Codec, mode: Any) -> None:
+    tx = jaxcomm.gathered_mean("data", ef21(codec))
+    run, state = aggregator(tx, WORKERS, mode), initial(tx, jnp.zeros((WORKERS, D)), mode)
+    for seed in range(8):
+        results, state = run(jnp.asarray(draw(seed), jnp.float32), state, ONES)
+        own, shared = shifts(state)
+        np.testing.assert_allclose(shared, own.mean(axis=0), rtol=0, atol=1e-6)
+        np.testing.assert_array_equal(results, np.tile(shared.astype(np.float32), (WORKERS, 1)))
+    assert np.abs(own - own[0]).max() > 0.1
+
+
+def test_estimates_approach_constant_updates_at_the_rate_of_the_contraction() -> None:
+    given = draw()
+    tx = jaxcomm.gathered_mean("data", ef21(top_k(k=2)))
+    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.zeros((WORKERS, D)), "vmap")
+    for step in range(1, 6):
+        results, state = run(jnp.asarray(given, jnp.float32), state, ONES)
+        distance = np.sum((shifts(state)[0] - given) ** 2, axis=1)
+        assert np.all(distance <= (1 - 2 / D) ** step * np.sum(given**2, axis=1) + 1e-10)
+    # After d / k steps each coordinate has been sent.
+    np.testing.assert_allclose(results[0], given.mean(axis=0), rtol=0, atol=1e-6)
+
+
+def descend(codec: Codec, steps: int, aggregate: Any = jaxcomm.gathered_mean) -> np.ndarray:
+    """Gradient descent on quadratics that differ by worker: the distance to the optimum by step."""
+    rng = np.random.default_rng(5)
+    scales, targets = rng.uniform(0.5, 2, (WORKERS, D)), 5 * rng.normal(size=(WORKERS, D))
+    optimum = np.mean(scales * targets, axis=0) / np.mean(scales, axis=0)
+    a, b = jnp.asarray(scales, jnp.float32), jnp.asarray(targets, jnp.float32)
+    tx = aggregate("data", codec)
+    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, b, "vmap")
+
+    def step(carry: Any, _: None) -> Any:
+        x, state = carry
+        results, state = run(a * (x[None] - b), state, ONES)
+        x = x - 0.05 * results[0]
+        return (x, state), x
+
+    _, path = jax.jit(lambda s: jax.lax.scan(step, (jnp.zeros(D), s), length=steps))(state)
+    return np.linalg.norm(np.asarray(path, np.float64) - optimum, axis=1)
+
+
+def test_linear_convergence_where_workers_disagree() -> None:
+    distance = descend(ef21(top_k(k=2)), 600)
+    assert distance[599] < 1e-5 < 1e-2 * distance[100]
+    # Residuals go on being sent at the optimum, where each worker's gradient is far from 0.
+    assert descend(error_feedback(top_k(k=2)), 600)[500:].max() > 1e-2
+
+
+def test_a_contraction_is_required() -> None:
+    update = lambda codec: aggregator(  # noqa: E731
+        tx := jaxcomm.gathered_mean("data", ef21(codec)), WORKERS, "vmap"
+    )(jnp.ones((WORKERS, 500)), initial(tx, jnp.ones((WORKERS, 500)), "vmap"), ONES)
+    with pytest.raises(ValueError, match=r"`ef21` needs .* bound is 22\.4 for 500 coordinates"):
+        update(dither(levels=1))
+    with pytest.raises(ValueError, match=r"`ef21` needs .* no bound is known"):
+        update(nonzeros(capacity=3))
+
+
+@pytest.mark.parametrize("wrapped", [ef21, diana])
+def test_sums_that_are_rounded_again_are_no_mean_of_what_was_sent(wrapped: Any) -> None:
+    with pytest.raises(ValueError, match=r"`merged_mean` needs .*`combine`=None"):
+        jaxcomm.merged_mean("data", wrapped(exponential_dither()))
+    assert wrapped(dither()).combine == "sum"
+
+
+def test_an_owner_of_a_row_cannot_share() -> None:
+    tx = jaxcomm.two_stage_mean("data", ef21(top_k(k=1)))
+    with pytest.raises(ValueError, match="takes codecs whose memory is each worker's own"):
+        jaxcomm.init(tx, jnp.zeros(8), 2)
+
+
+def test_a_wrapper_that_loses_shared_memory_is_visible() -> None:
+    codec = ef21(top_k(k=2))
+
+    def encode(coins: Any, memory: Any, x: Any, agreed: Any, workers: int) -> Any:
+        payload, after = codec.encode(coins, memory, x, agreed, workers)
+        return payload, after._replace(shared=memory.shared)
+
+    distance = descend(codec._replace(encode=encode), 3)
+    assert np.isfinite(distance[0]) and np.isnan(distance[2])
+    np.testing.assert_allclose(descend(local_clip(codec, 1e9), 9), descend(codec, 9), rtol=1e-5)

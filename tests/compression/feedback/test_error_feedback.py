@@ -1,0 +1,154 @@
+"""Error feedback: nothing is lost, exactly; and what would blow up is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm import Codec, Coins
+from jaxcomm.compression import blockwise, scaled
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import cast, dither, nonzeros
+from jaxcomm.compression.sparsifiers import top_k
+
+
+def run(codec: Codec, given: jax.Array, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """What a worker alone sends at each step, and what it then keeps, [steps, d] in float64."""
+
+    def step(memory: object, inputs: tuple[jax.Array, jax.Array]) -> tuple[object, object]:
+        key, x = inputs
+        coins = Coins(*jax.random.split(key))
+        own = codec.measure(coins, memory, x)
+        payload, memory = codec.encode(coins, memory, x, own, 1)
+        sent = codec.decode(coins.public, payload, own, 1, 1, x.shape)
+        return memory, (sent, memory.own.kept)
+
+    keys = jax.random.split(jax.random.key(seed), len(given))
+    _, (sent, kept) = jax.jit(lambda m: jax.lax.scan(step, m, (keys, given)))(codec.init(given[0]))
+    return np.asarray(sent, np.float64), np.asarray(kept.astype(jnp.float32), np.float64)
+
+
+@pytest.mark.parametrize("compressor", [top_k(k=3), top_k(k=2, value_dtype="bfloat16")])
+def test_identities_are_exact_on_dyadic_numbers(compressor: Codec) -> None:
+    # Multiples of 1/8 below 2**10: float32 adds any number of them without rounding, and what a
+    # bfloat16 leaves over is a multiple of 1/8 again.
+    given = np.random.default_rng(0).integers(-64, 64, size=(40, 16)) / 8
+    sent, kept = run(error_feedback(compressor), jnp.asarray(given, jnp.float32))
+    before = np.concatenate([np.zeros((1, 16)), kept[:-1]])
+    np.testing.assert_array_equal(sent + kept, given + before)
+    np.testing.assert_array_equal(sent.cumsum(axis=0) + kept, given.cumsum(axis=0))
+    assert np.count_nonzero(kept) > 40 * 8
+
+
+@pytest.mark.parametrize("compressor", [top_k(k=3), cast("bfloat16")])
+def test_identities_in_float64(compressor: Codec) -> None:
+    with jax.enable_x64(True):
+        codec = error_feedback(compressor, dtype=jnp.float64)
+        given = np.random.default_rng(1).normal(size=(30, 16))
+        memory, total = codec.init(jnp.asarray(given[0])), np.zeros(16)
+        step = jax.jit(codec.encode, static_argnums=4)
+        for t, x in enumerate(given):
+            coins, before = Coins(*jax.random.split(jax.random.key(t))), np.asarray(memory.own.kept)
+            own = codec.measure(coins, memory, jnp.asarray(x))
+            payload, memory = step(coins, memory, jnp.asarray(x), own, 1)
+            sent = np.asarray(codec.decode(coins.public, payload, own, 1, 1, x.shape))
+            kept = np.asarray(memory.own.kept)
+            assert sent.dtype == np.float32 and kept.dtype == np.float64
+            np.testing.assert_allclose(sent + kept, x + before, rtol=1e-15, atol=1e-15)
+            total += sent
+        np.testing.assert_allclose(total + kept, given.sum(axis=0), rtol=0, atol=1e-14)
+
+
+def test_a_bfloat16_residual_loses_its_rounding_only() -> None:
+    given = jnp.asarray(np.random.default_rng(2).normal(size=(40, 16)), jnp.float32)
+    codec = error_feedback(top_k(k=3), dtype=jnp.bfloat16)
+    assert codec.init(given[0]).own.kept.dtype == jnp.bfloat16
+    sent, kept = run(codec, given)
+    before = np.concatenate([np.zeros((1, 16)), kept[:-1]])
+    lost = np.asarray(given, np.float64) + before - sent - kept
+    assert np.all(np.abs(lost) <= 2.0**-8 * np.abs(kept) + 1e-6)
+    assert np.abs(lost).max() > 1e-4
+
+
+def test_decay_forgets_geometrically() -> None:
+    # One coordinate is never sent: what is kept of it is 1 + 1/2 + 1/4 + ...
+    given = jnp.tile(jnp.array([[8.0, 1.0]]), (10, 1))
+    sent, kept = run(error_feedback(top_k(k=1), decay=0.5), given)
+    np.testing.assert_array_equal(sent[:, 1], 0)
+    np.testing.assert_array_equal(kept[:, 1], 2 - 0.5 ** np.arange(10))
+
+
+@pytest.mark.parametrize("decay", [0, -0.5, 1.5])
+def test_impossible_decay(decay: float) -> None:
+    with pytest.raises(ValueError, match=rf"`decay` must be in \(0, 1\], got {decay}"):
+        error_feedback(top_k(k=1), decay=decay)
+
+
+def test_impossible_dtype() -> None:
+    with pytest.raises(ValueError, match="`dtype` must be float32, bfloat16 or float64, got int8"):
+        error_feedback(top_k(k=1), dtype="int8")
+
+
+def coarse() -> Codec:
+    """One level of the l2 norm for 400 coordinates: an error of 20 times the square."""
+    return dither(levels=1, norm="l2")
+
+
+def test_what_is_refused() -> None:
+    x = jnp.ones(400)
+    with pytest.raises(ValueError, match=r"bound is 20 for 400 coordinates .*scaled\(codec\)"):
+        run(error_feedback(coarse()), x[None])
+    with pytest.raises(ValueError, match=r"`error_feedback` needs .* no bound is known"):
+        run(error_feedback(nonzeros(capacity=8)), x[None])
+    with pytest.raises(ValueError, match=r"`error_feedback` needs .* no bound is known"):
+        run(error_feedback(error_feedback(top_k(k=1))), x[None])
+    # Feedback counts all workers who share a norm: 8 bits hold fewer levels for 64 of them.
+    codec = error_feedback(dither(bits=10))
+    coins = Coins(jax.random.key(0), jax.random.key(1))
+    with pytest.raises(ValueError, match="coordinates of 64 workers"):
+        codec.encode(coins, codec.init(x), x, codec.measure(coins, codec.init(x), x), 64)
+
+
+@pytest.mark.parametrize("codec", [scaled(coarse()), blockwise(dither(levels=3, norm="l2"), 8)])
+def test_what_is_made_a_contraction_stays_bounded(codec: Codec) -> None:
+    given = np.random.default_rng(3).normal(size=(300, 400))
+    _, kept = run(error_feedback(codec), jnp.asarray(given, jnp.float32))
+    # Of a contraction delta, E|e|^2 <= 4 (1 - delta) / delta^2 max |x|^2.
+    delta = codec.contraction(400, 1) if codec.contraction else 1 - codec.variance(400, 1)
+    bound = 4 * (1 - delta) / delta**2 * np.max(np.sum(given**2, axis=1))
+    assert np.all(np.sum(kept**2, axis=1) <= bound)
+    late, early = (np.sum(kept[part] ** 2, axis=1).mean() for part in (slice(200, 300), slice(200)))
+    assert late < 2 * early
+
+
+def test_unscaled_it_would_blow_up() -> None:
+    given = jnp.asarray(np.random.default_rng(3).normal(size=(300, 400)), jnp.float32)
+    unchecked = coarse()._replace(contraction=lambda size, workers: 1.0)
+    _, kept = run(error_feedback(unchecked), given)
+    assert not np.sum(kept[-1] ** 2) < 1e20
+
+
+def test_the_virtual_iterate_is_exact_sgd() -> None:
+    # f_i(x) = |a_i x - b_i|^2 / 2; x - eta mean(e) moves by -eta mean(grad f_i(x)), as SGD does.
+    rng, eta, workers, d = np.random.default_rng(4), 0.05, 3, 12
+    scales, targets = rng.uniform(0.5, 2, (workers, d)), rng.normal(size=(workers, d))
+    with jax.enable_x64(True):
+        codec = error_feedback(top_k(k=2), dtype=jnp.float64)
+        memories = [codec.init(jnp.zeros(d)) for _ in range(workers)]
+        coins = Coins(jax.random.key(0), jax.random.key(1))
+        encode = jax.jit(codec.encode, static_argnums=4)
+        decode = jax.jit(lambda payload: codec.decode(coins.public, payload, (), 1, 1, (d,)))
+        x = rng.normal(size=d)
+        virtual = x.copy()
+        for _ in range(200):
+            gradients = scales * (scales * x[None] - targets)
+            sent = np.zeros(d)
+            for i in range(workers):
+                payload, memories[i] = encode(coins, memories[i], jnp.asarray(gradients[i]), (), 1)
+                sent += np.asarray(decode(payload), np.float64)
+            x = x - eta * sent / workers
+            virtual = virtual - eta * gradients.mean(axis=0)
+            kept = np.mean([np.asarray(memory.own.kept) for memory in memories], axis=0)
+            np.testing.assert_allclose(x - eta * kept, virtual, rtol=0, atol=1e-13)
+    optimum = np.mean(scales * targets, axis=0) / np.mean(scales**2, axis=0)
+    assert np.abs(virtual - optimum).max() < 0.3 < np.abs(kept).max()

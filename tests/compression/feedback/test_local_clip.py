@@ -1,0 +1,81 @@
+"""Local clipping: the norm, the direction, at every scale, and before anything else."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm import Codec, Coins
+from jaxcomm.compression.feedback import error_feedback, local_clip
+from jaxcomm.compression.quantizers import cast, dither
+from jaxcomm.compression.sparsifiers import top_k
+from tests.workers import aggregator, initial
+
+EVERYTHING = cast("float32")
+
+
+def through(codec: Codec, x: np.ndarray | jax.Array) -> jax.Array:
+    coins, given = Coins(jax.random.key(0), jax.random.key(1)), jnp.asarray(x, jnp.float32)
+    memory = codec.init(given)
+    own = codec.measure(coins, memory, given)
+    payload, _ = codec.encode(coins, memory, given, own, 1)
+    return codec.decode(coins.public, payload, own, 1, 1, given.shape)
+
+
+@pytest.mark.parametrize("shape", [(300,), (5, 7), (1,), ()], ids=str)
+def test_the_norm_and_the_direction(shape: tuple[int, ...]) -> None:
+    clip = jax.jit(lambda x, most: through(local_clip(EVERYTHING, most), x))
+    for scale in [1e-36, 1e-30, 1e-10, 1.0, 1e10, 1e30, 1e37]:
+        x = scale * np.random.default_rng(0).uniform(0.2, 1, size=shape)
+        x = x.astype(np.float32).astype(np.float64)
+        norm = np.linalg.norm(x)
+        for most in (norm / 3, norm * 0.999):
+            clipped = clip(jnp.float32(x), jnp.float32(most))
+            np.testing.assert_allclose(clipped, x / norm * most, rtol=3e-6)
+        for most in (norm * 1.001, norm * 30):
+            clipped = clip(jnp.float32(x), jnp.float32(min(most, 3e38)))
+            np.testing.assert_array_equal(clipped, x)
+
+
+def test_a_norm_beyond_float32_and_none_at_all() -> None:
+    huge = np.full(1000, 3e38)
+    clipped = through(local_clip(EVERYTHING, 2.0), huge)
+    np.testing.assert_allclose(clipped, 2 / 1000**0.5, rtol=1e-5)
+    np.testing.assert_array_equal(through(local_clip(EVERYTHING, 2.0), np.zeros(7)), 0)
+    assert through(local_clip(EVERYTHING, 2.0), np.zeros(0)).shape == (0,)
+
+
+def test_clipped_before_it_is_measured() -> None:
+    x = np.array([300.0, -400.0])
+    decoded = through(local_clip(dither(bits=8), 1.0), x)
+    np.testing.assert_allclose(decoded, [0.6, -0.8], atol=0.8 / 127)
+    # What is kept back is of the clipped update too.
+    codec = local_clip(error_feedback(top_k(k=1)), 1.0)
+    given = jnp.asarray(x, jnp.float32)
+    coins, memory = Coins(jax.random.key(0), jax.random.key(1)), codec.init(given)
+    np.testing.assert_allclose(codec.target(memory, given), [0.6, -0.8], rtol=1e-6)
+    _, memory = codec.encode(coins, memory, given, (), 1)
+    np.testing.assert_allclose(memory.own.kept, [0.6, 0], rtol=1e-6)
+
+
+def test_each_worker_and_each_leaf_by_itself() -> None:
+    tx = jaxcomm.gathered_mean("data", local_clip(EVERYTHING, 1.0), scope="leaf")
+    given = {"a": jnp.array([[3.0, 4.0], [0.3, 0.4]]), "b": jnp.array([[0.5], [2.0]])}
+    results, _ = aggregator(tx, 2, "checked")(given, initial(tx, given, "checked"), jnp.ones(2))
+    np.testing.assert_allclose(results["a"][0], [0.45, 0.6], rtol=1e-6)
+    np.testing.assert_allclose(results["b"][0], [0.75], rtol=1e-6)
+
+
+def test_no_bound_is_claimed() -> None:
+    # A large update is cut by a factor without limit: no contraction of what was given.
+    codec = local_clip(EVERYTHING, 1.0)
+    assert codec.contraction is None and codec.variance is None and not codec.bounded
+    with pytest.raises(ValueError, match=r"`error_feedback` needs .* no bound is known"):
+        through(error_feedback(codec), np.ones(4))
+
+
+@pytest.mark.parametrize("max_norm", [0, -1.0, float("nan")])
+def test_impossible_norms(max_norm: float) -> None:
+    with pytest.raises(ValueError, match=f"`max_norm` must be over 0, got {max_norm}"):
+        local_clip(EVERYTHING, max_norm)

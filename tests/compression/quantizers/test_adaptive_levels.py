@@ -1,0 +1,140 @@
+"""Levels follow the data: less variance than of equal ones, and no bias whatever they are."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm import Coins
+from jaxcomm.compression.quantizers import Levels, adaptive_levels
+from jaxcomm.compression.quantizers._adaptive_levels import fit_levels
+
+COINS = Coins(jax.random.key(0), jax.random.key(1))
+
+
+def exact_variance(levels: np.ndarray, x: np.ndarray) -> float:
+    ladder = np.concatenate([[0.0], levels])
+    below = np.clip(np.searchsorted(ladder, np.abs(x), side="right") - 1, 0, len(levels) - 1)
+    return np.sum((ladder[below + 1] - np.abs(x)) * (np.abs(x) - ladder[below]))
+
+
+def own_levels(x: np.ndarray, levels: int) -> np.ndarray:
+    codec, x = adaptive_levels(levels=levels), jnp.asarray(x, jnp.float32)
+    measured = jax.jit(lambda x: codec.measure(COINS, codec.init(x), x))(x)
+    return np.asarray(measured.levels, np.float64)
+
+
+def draws(levels: int, x: np.ndarray, count: int) -> np.ndarray:
+    codec, x = adaptive_levels(levels=levels), jnp.asarray(x, jnp.float32)
+
+    def once(key: jax.Array) -> jax.Array:
+        coins = Coins(key, key)
+        own = codec.measure(coins, codec.init(x), x)
+        payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
+        return codec.decode(key, payload, own, 1, 1, x.shape)
+
+    keys = jax.random.split(jax.random.key(0), count)
+    return np.asarray(jax.jit(jax.vmap(once))(keys), np.float64)
+
+
+HEAVY = {
+    "student_2": lambda rng: rng.standard_t(2, size=30_000),
+    "student_3": lambda rng: rng.standard_t(3, size=30_000),
+    "lognormal": lambda rng: np.exp(2 * rng.normal(size=30_000)),
+    "sparse": lambda rng: rng.normal(size=30_000) * (rng.random(30_000) < 0.05),
+}
+
+
+@pytest.mark.parametrize("levels", [3, 7])
+@pytest.mark.parametrize("name", HEAVY)
+def test_less_variance_than_equal_levels(name: str, levels: int) -> None:
+    x = HEAVY[name](np.random.default_rng(0))
+    fitted = own_levels(x, levels)
+    assert np.all(np.diff(fitted) > 0) and fitted[0] > 0
+    np.testing.assert_allclose(fitted[-1], np.abs(x).max(), rtol=1e-6)
+    equal = np.abs(x).max() * np.arange(1, levels + 1) / levels
+    gain = {"student_2": 5, "student_3": 4, "lognormal": 4, "sparse": 1.1}[name]
+    assert gain * exact_variance(fitted, x) < exact_variance(equal, x)
+
+
+def test_no_level_alone_can_be_moved_to_a_better_place() -> None:
+    sample = np.append(np.random.default_rng(5).uniform(size=25) ** 3, 1.0).astype(np.float32)
+    fitted = np.asarray(fit_levels(jnp.asarray(sample), jnp.ones(26), 4), np.float64)
+    for j, place in itertools.product(range(3), sample):
+        moved = np.sort([*np.delete(fitted, j), place])
+        if np.searchsorted(np.delete(fitted, j), place) == j:  # Between its neighbours.
+            assert exact_variance(fitted, sample) <= exact_variance(moved, sample) * (1 + 1e-6)
+
+
+def test_a_weight_is_as_good_as_a_repetition() -> None:
+    sample = jnp.asarray(np.random.default_rng(6).uniform(size=40) ** 2, jnp.float32)
+    weights = jnp.asarray(np.arange(40) % 3 + 1, jnp.float32)
+    repeated = jnp.repeat(sample, np.arange(40) % 3 + 1)
+    np.testing.assert_allclose(
+        fit_levels(sample, weights, 4), fit_levels(repeated, jnp.ones(repeated.size), 4), rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("levels", [1, 3, 6])
+def test_the_error_is_exactly_that_of_the_levels(levels: int) -> None:
+    x = np.random.default_rng(levels).standard_t(3, size=60).astype(np.float32).astype(np.float64)
+    sample = draws(levels, x, 4000)
+    deviation = sample.std(axis=0) / 4000**0.5
+    assert np.all(np.abs(sample.mean(axis=0) - x) <= 6 * deviation + 1e-3)
+    errors = np.sum((sample - x) ** 2, axis=1)
+    exact = exact_variance(own_levels(x, levels), x)
+    assert abs(errors.mean() - exact) <= 6 * errors.std() / 4000**0.5 + 1e-5
+    assert exact <= adaptive_levels(levels=levels).variance(60, 1) * np.sum(x**2)
+
+
+def test_no_bias_with_levels_of_others() -> None:
+    codec, x = adaptive_levels(levels=3), jnp.asarray([0.02, -0.3, 0.8, 1.0, 0.0, -1.7])
+    levels = Levels(jnp.asarray([0.5, 0.5, 2.0]))  # Two of them in one place, as agreed ones may.
+
+    def once(key: jax.Array) -> jax.Array:
+        payload, _ = codec.encode(Coins(key, key), codec.init(x), x, levels, 1)
+        return codec.decode(key, payload, levels, 1, 1, x.shape)
+
+    sample = np.asarray(jax.jit(jax.vmap(once))(jax.random.split(jax.random.key(1), 8000)))
+    assert set(np.unique(np.abs(sample))) == {0.0, 0.5, 2.0}
+    assert np.all(np.abs(sample.mean(axis=0) - x) <= 6 * sample.std(axis=0) / 8000**0.5 + 1e-6)
+
+
+def test_workers_draw_apart() -> None:
+    x = np.random.default_rng(3).normal(size=2000)
+    first, second = draws(3, x, 2)
+    assert 0.05 < np.mean(first != second) < 0.6
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros(7), np.zeros(0), np.zeros((2, 0)), np.float64(-3.0), np.full((2, 3), -0.7),
+        np.eye(9)[4], np.full(4, 3e-38), np.array([3.4e38, -3.4e38]), np.array([1e-37, 0, -1e-37]),
+    ],
+)  # fmt: skip
+def test_edges_are_exact(x: np.ndarray) -> None:
+    np.testing.assert_allclose(draws(3, x, 2), np.broadcast_to(x, (2, *x.shape)), rtol=1e-6)
+
+
+def test_codes_take_as_few_bits_as_hold_them() -> None:
+    x = jnp.ones(320)
+    for levels, bits in ((1, 2), (3, 3), (4, 4), (7, 4), (127, 8)):
+        codec = adaptive_levels(levels=levels)
+        payload, _ = jax.eval_shape(
+            lambda x, codec=codec, levels=levels: codec.encode(
+                COINS, codec.init(x), x, Levels(jnp.ones(levels)), 1
+            ),
+            x,
+        )
+        assert payload.codes.shape == (10 * bits,)
+
+
+@pytest.mark.parametrize(
+    "options", [{"levels": 0}, {"levels": 3.0}, {"sample": 0}, {"levels": 128}]
+)
+def test_options(options: dict) -> None:
+    with pytest.raises(ValueError, match="must be a Python int"):
+        adaptive_levels(**options)

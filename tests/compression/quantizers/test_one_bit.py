@@ -1,0 +1,66 @@
+"""Two means a column, which leave the sum of the column, and what is left out orthogonal."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm import Coins
+from jaxcomm.compression.quantizers import one_bit
+from tests.workers import aggregate
+
+COINS = Coins(jax.random.key(0), jax.random.key(1))
+
+
+def sent(x: np.ndarray) -> np.ndarray:
+    codec, x = one_bit(), jnp.asarray(x, jnp.float32)
+    own = codec.measure(COINS, codec.init(x), x)
+    payload, _ = codec.encode(COINS, codec.init(x), x, own, 1)
+    return np.asarray(codec.decode(COINS.public, payload, own, 1, 1, x.shape), np.float64)
+
+
+@pytest.mark.parametrize("shape", [(50,), (12, 5), (3, 4, 6)])
+def test_columns_keep_their_sum_and_lose_what_is_orthogonal(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).standard_t(3, size=shape)
+    result = sent(x)
+    columns = (lambda a: a.reshape(-1, shape[-1])) if len(shape) > 1 else (lambda a: a[:, None])
+    x, result = columns(x), columns(result)
+    for column, got in zip(x.T, result.T, strict=True):
+        above, below = column[column >= 0].mean(), column[column < 0].mean()
+        np.testing.assert_allclose(got, np.where(column >= 0, above, below), rtol=1e-5)
+        np.testing.assert_allclose(got.sum(), column.sum(), atol=1e-4)
+        assert abs(np.sum((column - got) * got)) < 1e-4
+
+
+def test_columns_of_one_sign_zeros_and_unlike_magnitudes() -> None:
+    x = np.array([[1e-37, 3e38, 2.0, 0.0, -1.0], [1e-37, 3e38, 4.0, 0.0, -3.0]])
+    expected = np.array([[1e-37, 3e38, 3.0, 0.0, -2.0]] * 2)
+    np.testing.assert_allclose(sent(x), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0,), (), (2, 0), (0, 3), (1, 1)])
+def test_edges_of_shape(shape: tuple[int, ...]) -> None:
+    np.testing.assert_array_equal(sent(np.full(shape, -2.0)), np.full(shape, -2.0))
+
+
+def test_the_bound_is_attained_and_normal_coordinates_do_better() -> None:
+    one_hot = np.eye(64)[5]
+    np.testing.assert_allclose(np.sum((one_hot - sent(one_hot)) ** 2), 1 - 1 / 64, rtol=1e-6)
+    x = np.random.default_rng(1).normal(size=100_000)
+    np.testing.assert_allclose(np.sum((x - sent(x)) ** 2) / np.sum(x**2), 1 - 2 / np.pi, atol=5e-3)
+
+
+def test_statistics_of_leaves_of_any_shape_are_gathered() -> None:
+    # Every worker's columns have two values each, one of either sign: nothing is lost.
+    signs = np.sign(np.random.default_rng(2).normal(size=(3, 6, 4)))
+    given = {
+        "kernel": jnp.asarray(signs * np.arange(1, 5) * np.array([1, 2, 5])[:, None, None]),
+        "bias": jnp.asarray([[1.0, -2.0, 1.0]] * 3),
+        "scale": jnp.asarray([1.0, -2.0, 4.0]),
+    }
+    given = jax.tree.map(lambda x: x.astype(jnp.float32), given)
+    result = aggregate(jaxcomm.gathered_mean("data", one_bit(), scope="leaf"), given, "checked")
+    for name, leaf in given.items():
+        mean = np.broadcast_to(np.asarray(leaf, np.float64).mean(axis=0), leaf.shape)
+        np.testing.assert_allclose(result[name], mean, rtol=1e-5, atol=1e-6)

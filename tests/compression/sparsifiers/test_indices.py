@@ -1,0 +1,98 @@
+"""Indices come back from each code, whose length is the formula's and near the entropy."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm.compression.sparsifiers._indices import (
+    Layout,
+    choose_layout,
+    pack_indices,
+    unpack_indices,
+)
+
+
+def round_trip(given: list[np.ndarray], layout: Layout) -> None:
+    pack = jax.jit(jax.vmap(lambda indices: pack_indices(indices, layout)))
+    words = pack(jnp.asarray(np.array(given), jnp.uint32))
+    assert words.dtype == jnp.uint32 and words.shape == (len(given), -(-layout.bits // 32))
+    unpacked = jax.jit(jax.vmap(lambda words: unpack_indices(words, layout)))(words)
+    assert unpacked.dtype == jnp.uint32
+    np.testing.assert_array_equal(unpacked, given)
+
+
+def drawn(count: int, size: int) -> list[np.ndarray]:
+    """At random, and where codes might stumble: all first, all last."""
+    random = np.sort(np.random.default_rng(size).choice(size, count, replace=False))
+    return [random, np.arange(count), np.arange(size - count, size)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 32, 333])
+def test_round_trip(size: int) -> None:
+    for count in sorted({0, 1, size // 5, size - 1, size}):
+        for distinct in (True, False):
+            round_trip(drawn(count, size), choose_layout(count, size, distinct=distinct))
+
+
+@pytest.mark.parametrize("low", [0, 1, 3, 6])
+@pytest.mark.parametrize("count", [0, 1, 40, 100])
+def test_round_trip_of_elias_fano(count: int, low: int) -> None:
+    round_trip(drawn(count, 100), Layout("elias_fano", count, 100, 100, low))
+
+
+@pytest.mark.parametrize("code", ["fixed", "bitmap"])
+def test_round_trip_of_other_codes(code: str) -> None:
+    round_trip(drawn(40, 100), Layout(code, 40, 100, 100, 0))
+
+
+def test_repeated_indices_come_back() -> None:
+    indices = np.array([3, 7, 7, 7, 100, 100])
+    for layout in (
+        choose_layout(6, 101, distinct=False),
+        Layout("elias_fano", 6, 101, 101, 4),
+        Layout("fixed", 6, 101, 101, 0),
+    ):
+        assert layout.code != "bitmap"
+        round_trip([indices], layout)
+
+
+def test_nothing_takes_no_bits() -> None:
+    for size in (0, 1, 100):
+        layout = choose_layout(0, size)
+        assert layout.bits == 0
+        round_trip([np.zeros(0)], layout)
+
+
+@pytest.mark.parametrize("width", [1, 4, 5, 300])
+def test_round_trip_of_blocks(width: int) -> None:
+    blocks, each = 7, min(2, width)
+    rng = np.random.default_rng(width)
+    inside = [np.sort(rng.choice(width, each, replace=False)) + b * width for b in range(blocks)]
+    layout = choose_layout(blocks * each, blocks * width, block=width)
+    round_trip([np.concatenate(inside)], layout)
+    assert layout.bits <= blocks * each * math.ceil(math.log2(width))
+
+
+@pytest.mark.parametrize("count, size", [(1, 1000), (10, 1000), (250, 1000), (2**14, 2**20)])
+def test_length_of_elias_fano(count: int, size: int) -> None:
+    layout = choose_layout(count, size)
+    assert layout.code == "elias_fano" or layout.bits <= size
+    # k l + k + floor((d - 1) / 2^l) for the best l.
+    lengths = [count * low + count + (size - 1) // 2**low for low in range(30)]
+    assert layout.bits == min(*lengths, size, count * math.ceil(math.log2(size)))
+    # The information is log2 C(d, k), a little less than d H(k / d).
+    ways = math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)
+    information = ways / math.log(2)
+    assert information <= layout.bits <= information + 0.8 * count + 1
+
+
+def test_an_index_costs_half_a_bit_more_than_the_entropy() -> None:
+    # About 2 + log2(d / k) bits an index, as the documentation says.
+    for ratio, bits in ((0.01, 8.6), (0.001, 11.98)):
+        layout = choose_layout(round(ratio * 10**6), 10**6)
+        assert layout.bits / (ratio * 10**6) == pytest.approx(bits, abs=0.05)
+        entropy = -math.log2(ratio) - (1 - ratio) / ratio * math.log2(1 - ratio)
+        assert 0.3 < layout.bits / (ratio * 10**6) - entropy < 0.6

@@ -1,0 +1,94 @@
+"""Wangni: probabilities by the paper's formula, drawn exactly as often, and never too many."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm.compression.sparsifiers import _wangni, random_k, wangni
+from tests.cases._sampled import wangni_probabilities
+from tests.codecs import coins_of, send
+from tests.laws.test_contraction import compressed
+
+
+def heavy(size: int) -> np.ndarray:
+    return np.random.default_rng(size).standard_t(1.5, size=size).astype(np.float32)
+
+
+@pytest.mark.parametrize("k, size", [(1, 7), (5, 64), (30, 64), (100, 10000), (3000, 10000)])
+def test_probabilities_are_those_of_the_paper(k: int, size: int) -> None:
+    x = heavy(size)
+    codes = np.asarray(_wangni._fixed_point(jnp.asarray(x), k), np.float64)
+    one = 2.0 ** _wangni._digits(k)
+    expected = wangni_probabilities(x.astype(np.float64), k)
+    np.testing.assert_allclose(codes / one, expected, rtol=1e-5, atol=1 / one)
+    assert codes.sum() <= k * one and codes.max() <= one and np.all(codes[x != 0] > 0)
+
+
+@pytest.mark.parametrize("k", [1, 2**7, 2**20, 2**26, 2**28])
+def test_sums_of_probabilities_cannot_wrap(k: int) -> None:
+    one = 2 ** _wangni._digits(k)
+    assert one >= 8 and k * one <= 2**31 and one <= 2**24
+    assert 2**31 + _wangni.MOST_COORDINATES < 2**32
+
+
+def test_drawn_as_often_as_the_probability_says() -> None:
+    # A systematic draw goes through all offsets: each of them once is the expectation, exactly.
+    codes = jnp.asarray([3, 16, 0, 5, 1, 7, 16, 0], jnp.uint32)  # Of 16, adding up to three.
+    digits, hits = 4, np.zeros(9)
+    ends = np.cumsum(np.asarray(codes))
+    for offset in range(2**digits):
+        points = offset + np.arange(3) * 2**digits
+        hits[np.searchsorted(ends, points, side="right")] += 1
+    np.testing.assert_array_equal(hits[:8], codes)
+    # The same from the code under test, whose offsets are drawn.
+    scaled = jnp.asarray(np.asarray(codes) * 2 ** (_wangni._digits(3) - digits), jnp.uint32)
+    keys = jax.random.split(jax.random.key(0), 8000)
+    drawn = jax.jit(jax.vmap(lambda key: _wangni._draw(scaled, 3, key)))(keys)
+    frequencies = np.bincount(np.asarray(drawn).ravel(), minlength=9)[:8] / 8000
+    np.testing.assert_allclose(frequencies, np.asarray(codes) / 16, atol=5 * 0.5 / 8000**0.5)
+    assert np.all(np.diff(np.asarray(drawn, np.int64), axis=1) >= 0)
+
+
+def test_values_are_divided_by_their_probability() -> None:
+    x = heavy(40)
+    p = wangni_probabilities(x.astype(np.float64), 10)
+    q, _ = send(wangni(k=10), (), jnp.asarray(x))
+    assert 9 <= np.count_nonzero(q) <= 10
+    np.testing.assert_allclose(q[q != 0], (x / p)[q != 0], rtol=1e-5)
+    sure = p == 1
+    assert sure.any() and not sure.all()
+    np.testing.assert_allclose(q[sure], x[sure], rtol=1e-5)
+
+
+def test_all_of_it_is_the_identity() -> None:
+    x = heavy(33)
+    x[5] = 0
+    for codec in (wangni(ratio=1.0), wangni(k=100)):
+        np.testing.assert_array_equal(send(codec, (), jnp.asarray(x))[0], x)
+        assert codec.variance(33, 1) == 0
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1.0, 3e36])
+def test_any_magnitude(scale: float) -> None:
+    x = (np.linspace(-1, 1, 24) * scale).astype(np.float32)
+    q = compressed(wangni(k=8), jnp.asarray(x), 400)
+    assert np.all(np.isfinite(q)) and np.all(np.count_nonzero(q, axis=1) <= 8)
+    assert np.abs(q.mean(axis=0) - x).max() <= 5 * 3 * scale / 400**0.5
+    assert np.all(q[:, x == 0] == 0)
+
+
+def test_the_variance_is_far_below_that_of_random_coordinates() -> None:
+    x = heavy(2000)
+    errors = [
+        np.mean(np.sum((compressed(codec, jnp.asarray(x), 200) - x) ** 2, axis=1)) / np.sum(x**2)
+        for codec in (wangni(ratio=0.05), random_k(ratio=0.05))
+    ]
+    assert errors[0] < errors[1] / 4
+    assert errors[0] <= wangni(ratio=0.05).variance(2000, 1) == pytest.approx(19, rel=1e-4)
+
+
+def test_too_many_coordinates() -> None:
+    x = jax.ShapeDtypeStruct((2**28 + 1,), jnp.float32)
+    with pytest.raises(ValueError, match="2\\*\\*28"):
+        jax.eval_shape(lambda x: wangni(k=5).encode(coins_of(0), (), x, (), 1), x)

@@ -1,0 +1,38 @@
+"""Bits and narrow numbers come back, in as few words as hold them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm.compression import _bits
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 100])
+def test_bits_round_trip(count: int) -> None:
+    bits = np.random.default_rng(count).random(count) < 0.4
+    packed = jax.jit(_bits.pack_bits)(jnp.asarray(bits))
+    assert packed.dtype == jnp.uint32 and packed.shape == (-(-count // 32),)
+    unpacked = jax.jit(lambda packed: _bits.unpack_bits(packed, count))(packed)
+    np.testing.assert_array_equal(unpacked, bits)
+    assert sum(int(word).bit_count() for word in np.asarray(packed)) == bits.sum()
+
+
+def test_bits_are_planar() -> None:
+    # Of two words, bit 1 of word 0 is bit 2 of the array.
+    bits = jnp.zeros(64, bool).at[2].set(True)
+    np.testing.assert_array_equal(_bits.pack_bits(bits), [2, 0])
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 32, 45])
+@pytest.mark.parametrize("width", [0, 1, 4, 10, 32])
+def test_numbers_round_trip(width: int, count: int) -> None:
+    rng = np.random.default_rng(width + count)
+    numbers = rng.integers(0, 2**width, count, dtype=np.uint32 if width < 32 else np.uint64)
+    numbers = numbers.astype(np.uint32)
+    numbers[:1] = 2**width - 1
+    packed = jax.jit(lambda numbers: _bits.pack_numbers(numbers, width))(jnp.asarray(numbers))
+    assert packed.dtype == jnp.uint32 and packed.shape == (-(-count * width // 32),)
+    unpacked = jax.jit(lambda packed: _bits.unpack_numbers(packed, width, count))(packed)
+    assert unpacked.dtype == jnp.uint32
+    np.testing.assert_array_equal(unpacked, numbers)

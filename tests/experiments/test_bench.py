@@ -1,0 +1,49 @@
+"""The benchmark times every codec there is."""
+
+import inspect
+
+import pytest
+
+import jaxcomm
+from experiments.bench_codecs import CODECS, Timing, time_codecs, to_table
+from experiments.timing import medians
+from jaxcomm.compression import quantizers, sparsifiers
+
+FACTORIES = [
+    name
+    for module in (quantizers, sparsifiers)
+    for name in module.__all__
+    if inspect.isfunction(factory := getattr(module, name))
+    and inspect.signature(factory).return_annotation is jaxcomm.Codec
+]
+
+
+def test_factories_are_found() -> None:
+    assert {"dither", "top_k", "random_k"} < set(FACTORIES)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_every_codec_is_timed(factory: str) -> None:
+    assert any(factory in name.replace(",", "").split() for name in CODECS)
+
+
+def test_a_table_has_the_codecs_beside_a_copy_and_top_k() -> None:
+    chosen = {name: CODECS[name] for name in ("signs", "diana of dither, 8 bits")}
+    timings = time_codecs(1000, 1, chosen)
+    assert [*timings] == [*chosen]
+    assert all(seconds > 0 for timing in timings.values() for seconds in timing)
+    assert to_table(timings, 1000).row_count == 4
+
+
+def test_a_codec_is_compared_with_what_was_timed_in_the_same_moments() -> None:
+    table = to_table({"fast": Timing(1e-6, 1e-6, 2e-6), "slow": Timing(8e-6, 4e-6, 4e-6)}, 1000)
+    cells = [list(column.cells) for column in table.columns]
+    assert cells[0] == ["a copy", "jax.lax.top_k of 1 %", "fast", "slow"]
+    assert cells[1][2:] == ["1.00", "8.00"]
+    assert cells[2][2:] == ["1.0", "2.0"] and cells[3][2:] == ["0.50", "2.00"]
+
+
+def test_functions_are_timed_in_turn() -> None:
+    calls = []
+    times = medians({name: lambda name=name: calls.append(name) for name in "ab"}, 3)
+    assert "".join(calls) == "ab" * 4 and set(times) == {"a", "b"}

@@ -1,0 +1,62 @@
+"""One launch a cluster: every check is made of what its processes have left."""
+
+import functools
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from experiments.configs import Launch
+from experiments.launch import environment_of, find_port
+from experiments.processes import Together
+from tests.processes.families import FAMILIES, WORKERS, Run, train
+
+# Processes and devices of each.
+CLUSTERS = ((2, 2), (4, 1))
+
+
+class Ended(NamedTuple):
+    """What a cluster has left: of each process what it wrote, of the first the parameters."""
+
+    processes: list[dict[str, Any]]
+    params: dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="session", params=CLUSTERS, ids=lambda shape: "x".join(map(str, shape)))
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """All families trained by so many processes, as `launch` starts them."""
+    processes, devices = request.param
+    assert processes * devices == WORKERS
+    config = Launch(processes=processes, devices_per_process=devices)
+    coordinator = find_port(config)
+    folder = tmp_path_factory.mktemp("cluster")
+    root = str(Path(__file__).parents[2])
+    given = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": root}
+    environments = [
+        environment_of(process, config, coordinator, given) for process in range(processes)
+    ]
+    said, complained = io.StringIO(), io.StringIO()
+    command = [sys.executable, "-m", "tests.processes.program", str(folder)]
+    outcome = Together(said, complained).run(command, environments)
+    assert outcome.code == 0, said.getvalue()[-2000:] + complained.getvalue()[-4000:]
+    return Ended(
+        [json.loads((folder / f"{process}.json").read_text()) for process in range(processes)],
+        {name: np.load(folder / f"{name}.npy") for name in FAMILIES},
+    )
+
+
+@pytest.fixture(scope="session")
+def alone() -> Callable[[str], Run]:
+    """A family trained on as many devices of this process."""
+    mesh = jax.make_mesh(
+        (WORKERS,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:WORKERS]
+    )
+    return functools.cache(lambda name: train(FAMILIES[name], mesh))

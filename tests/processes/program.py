@@ -1,0 +1,70 @@
+"""What each process of the tests runs: every family in turn, its results left in a folder."""
+
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+
+from experiments import cluster
+from experiments.processes import end_with_launcher
+
+START_SECONDS = 120.0
+SETTLE_SECONDS = 0.1
+SENT_OFFSET = 200  # of tcpi_bytes_sent in Linux's struct tcp_info
+
+
+def bytes_sent() -> int:
+    """Payload that all TCP sockets of this process have sent so far, as the kernel counts it.
+
+    Not the interface's counters, to which every other process of the machine adds.
+    """
+    time.sleep(SETTLE_SECONDS)
+    total = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                continue
+            connection = socket.socket(fileno=os.dup(int(descriptor)))
+        except OSError:
+            continue
+        with connection:
+            if connection.family != socket.AF_UNIX and connection.type == socket.SOCK_STREAM:
+                information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
+                total += struct.unpack_from("Q", information, SENT_OFFSET)[0]
+    return total
+
+
+def main(folder: Path) -> None:
+    end_with_launcher()
+    cluster.join(START_SECONDS)
+
+    import jax
+    import numpy as np
+    from jax.sharding import AxisType
+
+    from tests.processes.families import FAMILIES, train
+
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    runs, refused = {}, ""
+    try:  # A batch that every process has made for itself, not one array over all of them.
+        train(FAMILIES["mean"], mesh, local_batch=True)
+    except ValueError as error:
+        refused = str(error)
+    for name, family in FAMILIES.items():
+        started = time.perf_counter()
+        run = train(family, mesh, bytes_sent)
+        if cluster.is_first():
+            np.save(folder / f"{name}.npy", run.params)
+        runs[name] = run._replace(params=None)._asdict()
+        runs[name]["seconds"] = time.perf_counter() - started
+    text = json.dumps({"devices": jax.local_device_count(), "runs": runs, "refused": refused})
+    (folder / f"{jax.process_index()}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,82 @@
+"""What holds of devices of one process holds of processes, and the wire is what is accounted."""
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.processes.conftest import Ended
+from tests.processes.families import (
+    FAMILIES,
+    RATE,
+    STEPS,
+    UNMEASURED,
+    WORKERS,
+    Run,
+    phases,
+    target,
+    weights,
+)
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+MOST_OVERHEAD = 0.08
+ROUNDING = 2e-6
+
+families = pytest.mark.parametrize("name", FAMILIES)
+
+
+@families
+def test_replicas_are_bit_equal(cluster: Ended, name: str) -> None:
+    runs = [process["runs"][name] for process in cluster.processes]
+    replicas = [digest for run in runs for digest in run["replicas"]]
+    assert len(replicas) == WORKERS and len(set(replicas)) == 1
+    assert len({digest for run in runs for digest in run["states"]}) <= 1
+    assert len({tuple(run["losses"]) for run in runs}) == 1
+
+
+@families
+def test_processes_compute_what_devices_do(
+    cluster: Ended, alone: Callable[[str], Run], name: str
+) -> None:
+    here, there = alone(name), cluster.params[name]
+    if FAMILIES[name].integer_sum:
+        np.testing.assert_array_equal(there, here.params)
+        assert set(cluster.processes[0]["runs"][name]["states"]) == set(here.states)
+    else:
+        np.testing.assert_allclose(there, here.params, rtol=0, atol=ROUNDING)
+    losses = cluster.processes[0]["runs"][name]["losses"]
+    np.testing.assert_allclose(losses, here.losses, rtol=1e-6)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's counters are those of Linux")
+@families
+def test_sockets_send_what_is_accounted(cluster: Ended, name: str) -> None:
+    for process in cluster.processes:
+        run = process["runs"][name]
+        claimed = process["devices"] * run["account"] * (STEPS - UNMEASURED)
+        assert abs(run["sent"] / claimed - 1) < MOST_OVERHEAD
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name.startswith("mean")])
+def test_exact_means_end_where_arithmetic_says(cluster: Ended, name: str) -> None:
+    counts = weights(FAMILIES[name].weighted).astype(np.float64)
+    targets = np.stack(
+        [np.asarray(target(phase, FAMILIES[name].size), np.float64) for phase in phases()]
+    )
+    mean = counts @ targets / counts.sum()
+    expected = mean * (1 - (1 - RATE) ** STEPS)
+    np.testing.assert_allclose(cluster.params[name], expected, atol=1e-5)
+
+
+def test_weights_matter(cluster: Ended) -> None:
+    plain, weighted = cluster.params["mean"], cluster.params["mean, weighted"]
+    assert np.abs(plain - weighted).max() > 0.1
+
+
+def test_a_batch_of_one_process_alone_is_refused(cluster: Ended) -> None:
+    for process in cluster.processes:
+        assert "`batch['phase']` must be an array over all processes" in process["refused"]
+        assert "make_array_from_process_local_data" in process["refused"]
