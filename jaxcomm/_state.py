@@ -107,11 +107,15 @@ def over_workers(
             )
 
         def join(spec: PartitionSpec, tree: PyTree) -> PyTree:
-            count = len(named(spec))
-            return (
-                jax.tree.map(lambda x: x.reshape(-1, *x.shape[count + 1 :]), tree)
-                if count
-                else tree
+            leading = len(named(spec)) + 1
+            # Not -1 in place of the product: of an empty array it would be unknown.
+            return jax.tree.map(
+                lambda x: (
+                    x.reshape(math.prod(x.shape[:leading]), *x.shape[leading:])
+                    if leading > 1
+                    else x
+                ),
+                tree,
             )
 
         mapped = fn

@@ -142,7 +142,8 @@ def gtop_k(
 
     Differs from the paper: there a worker takes back what it sent of coordinates that are not in
     the result, and of one that was dropped in one pair and survived elsewhere, the dropped part is
-    lost; here the pair's first worker keeps what is dropped. Any number of workers will do.
+    lost; here the pair's first worker keeps what is dropped, so that the residual of worker 0 is
+    the largest. Any number of workers will do.
     """
     kept = make_count(ratio, k)
     codec = error_feedback(top_k(ratio=ratio, k=k))

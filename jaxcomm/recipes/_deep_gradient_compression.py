@@ -92,7 +92,7 @@ def deep_gradient_compression(
       Lin et al., `Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
       Training <https://arxiv.org/abs/1712.01887>`_, 2018.
 
-    Differs from the paper: indices are Elias-Fano codes and not runs of 16 bits; Nesterov's momentum
+    Differs from the paper: indices are Elias-Fano codes and not runs of 16 bits; Nesterov's form
     is that of the paper's code; biases are made sparse as all else is (take them apart with
     `optax.partition` and :func:`jaxcomm.mean`).
     """

@@ -65,7 +65,14 @@ FEEDBACK = [
         resolution=lambda n, d: 1 / _levels(n),
         variant=False,
     ),
-    _summed_8_bits("ecq", ecq(dither(bits=8))),
+    _summed_8_bits("ecq", ecq(dither(bits=8)))._replace(
+        make=cache(
+            lambda axis_name="data", seed=0: jaxcomm.gathered_mean(
+                axis_name, ecq(dither(bits=8)), seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: (n - 1) * (sum(sizes) + 4 + 4),
+    ),
     _summed_8_bits(
         "error_feedback_dither",
         error_feedback(scaled(dither(bits=8))),

@@ -1,4 +1,7 @@
-"""The commands as a user runs them: what they print, keep, refuse, and leave when stopped."""
+"""The commands as a user runs them: what they print, keep, refuse, and leave when stopped.
+
+Most are called in this process, which spares an import of JAX each.
+"""
 
 import csv
 import json
@@ -6,13 +9,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import experiments
-from experiments.__main__ import set_up_jax
+from experiments.__main__ import main, set_up_jax
 
 SMALL = ["--devices", "2", "--batch", "32", "--log-every", "2"]
 
@@ -41,6 +45,28 @@ def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
     return process.returncode, stdout, stderr
 
 
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Like `run`, in this process: JAX is there already, and has its devices."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def run_here(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(os, "environ", dict(os.environ))
+        monkeypatch.setattr(sys, "argv", ["experiments", *arguments])
+        try:
+            code = main(arguments)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run_here
+
+
 def read_rows(folder: Path) -> list[dict]:
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
@@ -62,6 +88,10 @@ def read_config(folder: Path) -> dict:
         ("train --bitz 8", "unrecognized arguments: --bitz 8"),
         ("compare --optimizers rmsprop", "invalid choice: 'rmsprop'"),
         ("train --method foo", "no method 'foo'"),
+        ("survey --learning-rates 0.1 0", "--learning-rates: must be a number above 0, got '0'"),
+        ("survey --tuning-seeds 0", "--tuning-seeds: must be an integer of at least 1"),
+        ("survey --batch 1200", "--batch 1200 exceeds the 1150 training examples that are left"),
+        ("compare --methods mean foo --learning-rates 0.1", "no method 'foo'"),
         ("estimate --draws 0", "--draws: must be an integer of at least 1, got '0'"),
         ("estimate --methods mean foo", "no method 'foo'"),
         ("estimate --devices 1", "at least 2 workers"),
@@ -70,16 +100,21 @@ def read_config(folder: Path) -> dict:
         ("figures nowhere", "nowhere/metrics.jsonl cannot be read"),
     ],
 )
-def test_what_the_user_gets_wrong_is_one_line(arguments: str, message: str) -> None:
-    code, stdout, stderr = run(*arguments.split())
+def test_what_the_user_gets_wrong_is_one_line(run_here: Run, arguments: str, message: str) -> None:
+    code, stdout, stderr = run_here(*arguments.split())
     assert (code, stdout) == (2, "")
     assert stderr.startswith("experiments: error: ") and stderr.count("\n") == 1
     assert message in stderr
 
 
+def test_wrong_input_is_the_exit_code_of_the_process() -> None:
+    code, stdout, stderr = run("train", "--method", "foo")
+    assert (code, stdout) == (2, "") and stderr.startswith("experiments: error: there is no method")
+
+
 def test_train_prints_its_progress_and_its_bytes() -> None:
     flags = "--xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=3"
-    code, stdout, stderr = run("train", *SMALL, "--steps", "4", XLA_FLAGS=flags)
+    code, stdout, stderr = run("train", "--method", "mean", *SMALL, "--steps", "4", XLA_FLAGS=flags)
     assert (code, stderr) == (0, "")
     assert "2 workers" in stdout  # `--devices` wins over XLA_FLAGS.
     assert "step 2: training loss" in stdout and "step 4: training loss" in stdout
@@ -112,10 +147,10 @@ def test_what_the_user_has_set_is_kept(
     assert os.environ == {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": threads}
 
 
-def test_compare_leaves_a_record_that_parses(tmp_path: Path) -> None:
+def test_compare_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> None:
     methods = ["--methods", "mean", "global_qsgd:8", "--optimizers", "sgd"]
     lengths = ["--seeds", "2", "--steps", "4", "--records", str(tmp_path), "--record", "tiny"]
-    code, stdout, stderr = run("compare", *SMALL, *methods, *lengths)
+    code, stdout, stderr = run_here("compare", *SMALL, *methods, *lengths)
     assert (code, stderr) == (0, "")
     assert stdout.count("final training loss") == 1 and "Acceptance" in stdout
     (folder,) = tmp_path.glob("*_tiny")
@@ -136,15 +171,51 @@ def test_compare_leaves_a_record_that_parses(tmp_path: Path) -> None:
     assert (folder / "README.md").read_text(encoding="utf-8").startswith("# Does 8-bit")
     figure = folder / "loss_against_bytes.png"
     figure.unlink()
-    assert run("figures", str(folder))[0] == 0
+    assert run_here("figures", str(folder))[0] == 0
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_estimate_leaves_a_record_that_parses(tmp_path: Path) -> None:
+def test_survey_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> None:
+    methods = ["--methods", "mean", "ef_top_10_percent"]
+    lengths = ["--seeds", "2", "--tuning-seeds", "1", "--steps", "2"]
+    grid = ["--learning-rates", "0.01", "0.1", "--records", str(tmp_path), "--record", "tiny"]
+    code, stdout, stderr = run_here("survey", *SMALL, *methods, *lengths, *grid)
+    assert (code, stderr) == (0, "")
+    assert "of mean's for" in stdout and "`mean`" in stdout
+    (folder,) = tmp_path.glob("*_tiny")
+    assert read_config(folder)["finished"]
+    rows = read_rows(folder)
+    assert [
+        (row["method"], row["learning_rate"], row["seed"])
+        for row in rows
+        if row["kind"] == "tuning"
+    ] == [(method, rate, 2) for method in methods[1:] for rate in (0.01, 0.1)]
+    chosen = {row["method"]: row["learning_rate"] for row in rows if row["kind"] == "run"}
+    for method in methods[1:]:
+        tried = {
+            row["validation_loss"]: row["learning_rate"]
+            for row in rows
+            if row["kind"] == "tuning" and row["method"] == method
+        }
+        assert chosen[method] == tried[min(tried)]
+    assert [row["seed"] for row in rows if row["kind"] == "run"] == [0, 1, 0, 1]
+    with (folder / "table.csv").open(encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert [row["method"] for row in table] == methods[1:]
+    assert float(table[0]["bytes_ratio"]) == 1 and 0.1 < float(table[1]["bytes_ratio"]) < 0.13
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert readme.startswith("# Which methods lose") and "grid 0.01, 0.1:" in readme
+    figure = folder / "test_loss_against_bytes.png"
+    figure.unlink()
+    assert run_here("figures", str(folder))[0] == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_estimate_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> None:
     methods = ["--methods", "mean", "global_qsgd:6", "global_qsgd:8", "two_stage:8"]
     lengths = ["--steps", "3", "1", "--draws", "2", "--batch", "32", "--devices", "4"]
     keep = ["--records", str(tmp_path), "--record", "tiny"]
-    code, stdout, stderr = run("estimate", *methods, *lengths, *keep)
+    code, stdout, stderr = run_here("estimate", *methods, *lengths, *keep)
     assert (code, stderr) == (0, "")
     assert "bits/coordinate" in stdout
     (folder,) = tmp_path.glob("*_tiny")
@@ -164,13 +235,13 @@ def test_estimate_leaves_a_record_that_parses(tmp_path: Path) -> None:
     assert (folder / "README.md").read_text(encoding="utf-8").startswith("# How far")
     figure = folder / "error_against_bits.png"
     figure.unlink()
-    assert run("figures", str(folder))[0] == 0
+    assert run_here("figures", str(folder))[0] == 0
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_interrupt_leaves_a_valid_partial_record(tmp_path: Path) -> None:
     keep = ["--records", str(tmp_path), "--record", "stopped"]
-    process = start("train", *SMALL, "--steps", "1000000", *keep)
+    process = start("train", "--method", "mean", *SMALL, "--steps", "1000000", *keep)
     for line in process.stdout:
         if line.startswith("step 4:"):
             break

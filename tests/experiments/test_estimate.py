@@ -8,7 +8,7 @@ import pytest
 from experiments.configs import Digits
 from experiments.estimate import count_bytes, make_estimator, measure
 from experiments.estimate_table import EXACT, frontier, summarize
-from experiments.methods import EVERY, expand, parse_variant
+from experiments.methods import ESTIMATORS, EVERY, expand, parse_variant
 from experiments.train import make_mesh
 
 WORKERS, SIZE = 8, 2000
@@ -88,3 +88,8 @@ def test_all_is_every_method_once_the_preset_among_them() -> None:
     assert set(Digits().methods) < set(EVERY)
     assert expand(["mean", "mean"]) == ("mean",)
     assert expand(["qsgd:16", "all", "mean"]) == ("qsgd:16", *EVERY)
+
+
+def test_estimates_are_of_what_stands_for_the_mean_of_one_step() -> None:
+    assert {"mean", "terngrad", "random_10_percent", "truncating"} < set(ESTIMATORS) < set(EVERY)
+    assert not {"sign_sgd", "ef_top_1_percent", "diana"} & set(ESTIMATORS)
