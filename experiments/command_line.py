@@ -46,8 +46,10 @@ def _take_rest(
     config = commands.get(arguments[0]) if arguments else None
     fields = dataclasses.fields(config) if config else ()
     taking = [field for field in fields if "rest" in field.metadata]
-    if not taking or "--" not in arguments:
+    if not taking or {"-h", "--help"} & set(arguments):
         return arguments, {}
+    if "--" not in arguments:
+        raise ExperimentError(f"{arguments[0]} needs a command after its options and `--`.")
     end = list(arguments).index("--")
     return arguments[:end], {taking[0].name: tuple(arguments[end + 1 :])}
 

@@ -1,6 +1,8 @@
 """Processes of this machine that live and die together."""
 
+import collections
 import contextlib
+import math
 import os
 import queue
 import signal
@@ -20,6 +22,8 @@ COMMAND = "EXPERIMENTS_COMMAND"
 GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 DRAIN_SECONDS = 5.0
+# Where one process dies, others complain of it at once, before the system tells that it has died.
+HOLD_SECONDS = 0.5
 # The first word of a line of ours on the standard error, by which a process explains its end.
 EXPLANATION = "experiments: "
 
@@ -95,7 +99,7 @@ class Together:
         self._processes: list[_Process] = []
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._explanations: set[str] = set()
+        self._held: collections.deque[tuple[float, _Process, str]] = collections.deque()
         self._heard: int | None = None  # The only one whose lines still matter.
         self._outcome: Outcome | None = None
 
@@ -103,7 +107,8 @@ class Together:
         """Runs until all have ended; where one fails or a signal comes, ends them all.
 
         Ctrl+C and SIGTERM are passed on, a second one kills. Lines are prefixed by the number of
-        their process. Once one has failed, what the others say about it is dropped.
+        their process; those of the standard error come a moment later. Once one has failed, what
+        the others say about it is dropped.
         """
 
         def note(number: int, frame: FrameType | None) -> None:
@@ -141,23 +146,31 @@ class Together:
             process.readers.append(reader)
 
     def _forward(self, process: _Process, name: str, source: IO[str]) -> None:
-        """Passes on the lines of one stream; all processes say the same of a common mistake."""
+        """Passes on the lines of one stream, those of the standard error by `_show_held`."""
         for line in source:
             with self._lock:
-                self._find_failure()
-                if self._heard not in (None, process.number):
+                if name == "stdout":
+                    self._print(process, name, line)
                     continue
-                if name == "stderr" and line.startswith(EXPLANATION):
+                if line.startswith(EXPLANATION):
                     process.explained = True
-                    if line in self._explanations:
-                        continue
-                    self._explanations.add(line)
-                try:
-                    print(f"[{process.number}] {line.rstrip()}", file=self._streams[name])
-                    self._streams[name].flush()
-                except BrokenPipeError:
-                    self._signals.put(signal.SIGPIPE)
-                    return
+                    self._heard = process.number if self._heard is None else self._heard
+                self._held.append((time.monotonic() + HOLD_SECONDS, process, line))
+
+    def _print(self, process: _Process, name: str, line: str) -> None:
+        if self._heard not in (None, process.number):
+            return
+        try:
+            print(f"[{process.number}] {line.rstrip()}", file=self._streams[name], flush=True)
+        except BrokenPipeError:
+            self._signals.put(signal.SIGPIPE)
+
+    def _show_held(self, until: float) -> None:
+        """Prints what came on the standard errors, once it is known whether it matters."""
+        with self._lock:
+            while self._held and self._held[0][0] <= until:
+                _, process, line = self._held.popleft()
+                self._print(process, "stderr", line)
 
     def _find_failure(self) -> None:
         """Notes the first that has failed."""
@@ -168,7 +181,8 @@ class Together:
                     self._outcome = Outcome(
                         128 - code if code < 0 else code, process.number, ended_by
                     )
-                    self._heard = process.number
+                    if self._heard is None:
+                        self._heard = process.number
                     return
 
     def _look(self, seconds: float) -> None:
@@ -182,6 +196,7 @@ class Together:
                 self._outcome = Outcome(128 + number, signal=number)
                 self._heard = 0
             self._find_failure()
+        self._show_held(time.monotonic())
 
     def _end(self, number: int) -> None:
         """Asks all to end, and kills those that have not within the grace, or at a second signal."""
@@ -205,3 +220,4 @@ class Together:
             for reader in process.readers:
                 reader.join(max(0.0, deadline - time.monotonic()))
             process.close()
+        self._show_held(math.inf)

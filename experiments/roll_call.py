@@ -7,6 +7,7 @@ tells its number and how many it was told of, and hears "complete" or what is wr
 
 import contextlib
 import errno
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -62,9 +63,9 @@ def listen(address: Address) -> socket.socket:
             raise ExperimentError(
                 f"the coordinator cannot listen at {address}: the port is in use; choose another."
             ) from error
-        raise ExperimentError(
-            f"the coordinator cannot listen at {address}: {error.strerror}."
-        ) from error
+        # A number below 0 is of the resolver; else Python adds to the system's words.
+        what = os.strerror(error.errno) if (error.errno or -1) > 0 else error.strerror
+        raise ExperimentError(f"the coordinator cannot listen at {address}: {what}.") from error
 
 
 def _receive(connection: socket.socket) -> str:
@@ -177,7 +178,7 @@ def answer(coordinator: Address, process: int, processes: int, timeout: float) -
         return
     if not verdict.isprintable() or not verdict:
         verdict = (
-            f"what process {process} found at {coordinator} is no process 0 of the same cluster, "
-            f"or has ended, within {timeout:g} s."
+            f"process {process} got no answer of process 0 at {coordinator} within {timeout:g} s: "
+            "another program listens there, or process 0 has ended."
         )
     raise ExperimentError(verdict)

@@ -22,7 +22,13 @@ def _enough_devices() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test under tests/laws carries the marker `law`."""
+    """Every test under tests/laws carries the marker `law`, and those of one row run in one process.
+
+    Programs are cached, and compiling them is what takes the time.
+    """
     for item in items:
         if "laws" in item.path.parts:
             item.add_marker(pytest.mark.law)
+            case = getattr(item, "callspec", None) and item.callspec.params.get("case")
+            if case:
+                item.add_marker(pytest.mark.xdist_group(case.name))
