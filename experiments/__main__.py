@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         return run(*parse(COMMANDS, arguments))
     except ExperimentError as error:
         print("experiments: error:", " ".join(str(error).split()), file=sys.stderr)
-        return WRONG_INPUT
+        return error.code
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("experiments", "jaxcomm"):
             raise

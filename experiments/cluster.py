@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
-from experiments.errors import WRONG_INPUT, ExperimentError
+from experiments.errors import WRONG_INPUT, ExperimentError, LostProcess
 from experiments.roll_call import Address, answer, call, parse_address
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
@@ -188,7 +188,7 @@ def reporting_lost_processes() -> Iterator[None]:
     """Turns the error of a collective, where another process has ended, into one line.
 
     Raises:
-      ExperimentError: For an error of JAX's runtime in a cluster.
+      LostProcess: For an error of JAX's runtime in a cluster.
     """
     import jax
 
@@ -198,7 +198,7 @@ def reporting_lost_processes() -> Iterator[None]:
         if not has_joined():
             raise
         said = str(error).strip().splitlines()[0]
-        raise ExperimentError(
+        raise LostProcess(
             f"process {jax.process_index()} cannot go on, most likely since another has ended: "
             f"{said}"
         ) from error

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import IO, NamedTuple, TextIO
 
+from experiments.errors import LOST_PROCESS
+
 # Set for processes that are to end when whoever started them does.
 WATCHED = "EXPERIMENTS_WATCHED"
 # What the user has typed, where that is another command than theirs.
@@ -22,6 +24,8 @@ COMMAND = "EXPERIMENTS_COMMAND"
 GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 DRAIN_SECONDS = 5.0
+# How a process ends that has lost another: JAX aborts it, or it says so itself.
+CONSEQUENCES = (-signal.SIGABRT, LOST_PROCESS)
 # Where one process dies, others complain of it at once, before the system tells that it has died.
 HOLD_SECONDS = 0.5
 # The first word of a line of ours on the standard error, by which a process explains its end.
@@ -101,6 +105,7 @@ class Together:
         self._lock = threading.Lock()
         self._held: collections.deque[tuple[float, _Process, str]] = collections.deque()
         self._heard: int | None = None  # The only one whose lines still matter.
+        self._noticed: float | None = None  # When one was first seen to have failed.
         self._outcome: Outcome | None = None
 
     def run(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> Outcome:
@@ -154,7 +159,6 @@ class Together:
                     continue
                 if line.startswith(EXPLANATION):
                     process.explained = True
-                    self._heard = process.number if self._heard is None else self._heard
                 self._held.append((time.monotonic() + HOLD_SECONDS, process, line))
 
     def _print(self, process: _Process, name: str, line: str) -> None:
@@ -168,22 +172,27 @@ class Together:
     def _show_held(self, until: float) -> None:
         """Prints what came on the standard errors, once it is known whether it matters."""
         with self._lock:
-            while self._held and self._held[0][0] <= until:
+            undecided = self._noticed is not None and self._outcome is None
+            while not undecided and self._held and self._held[0][0] <= until:
                 _, process, line = self._held.popleft()
                 self._print(process, "stderr", line)
 
     def _find_failure(self) -> None:
-        """Notes the first that has failed."""
-        if self._outcome is None:
-            for process in self._processes:
-                if code := process.popen.poll():
-                    ended_by = -code if code < 0 else None
-                    self._outcome = Outcome(
-                        128 - code if code < 0 else code, process.number, ended_by
-                    )
-                    if self._heard is None:
-                        self._heard = process.number
-                    return
+        """Notes the first that has failed; not one that others have brought down, if it can."""
+        failed = [process for process in self._processes if process.popen.poll()]
+        if self._outcome is not None or not failed:
+            return
+        if self._noticed is None:
+            self._noticed = time.monotonic()
+        first = [p for p in failed if p.popen.returncode not in CONSEQUENCES]
+        running = any(process.is_running() for process in self._processes)
+        if not first and running and time.monotonic() < self._noticed + HOLD_SECONDS:
+            return
+        process = (first or failed)[0]
+        code = process.popen.returncode
+        ended_by = -code if code < 0 else None
+        self._outcome = Outcome(128 - code if code < 0 else code, process.number, ended_by)
+        self._heard = process.number
 
     def _look(self, seconds: float) -> None:
         """Waits a moment for a signal, then looks whether one has failed."""

@@ -1,13 +1,15 @@
 """What is trained: a network on a dataset, with its first weights, its batches and its score."""
 
 import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen
 
 from experiments.data import Dataset, hold_out, load
 from experiments.errors import ExperimentError
@@ -18,14 +20,34 @@ EVALUATION_CHUNK = 2000
 Batch = tuple[np.ndarray, np.ndarray]
 
 
+@functools.cache
+def _compiled_init(model: linen.Module) -> Callable[..., Any]:
+    """Compiled once for all tasks that train the network."""
+    return jax.jit(model.init)
+
+
+@functools.cache
+def _compiled_score(model: linen.Module) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """`(params, inputs, labels)` to the sum of the losses, and how many are right; likewise."""
+
+    @jax.jit
+    def score(params: Any, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = model.apply({"params": params}, inputs)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        hits = jnp.argmax(logits, axis=-1) == labels
+        return jnp.sum(losses), jnp.sum(hits)
+
+    return score
+
+
 class Task:
     """A network and the data it is trained on; equal for all methods that are compared."""
 
     def __init__(self, dataset: str, data: str | None = None):
         self.dataset: Dataset = load(dataset, data)
         self.model = MODELS[dataset]()
-        self._score = jax.jit(self._sums)
-        self._first_weights = jax.jit(self.model.init)
+        self._score = _compiled_score(self.model)
+        self._first_weights = _compiled_init(self.model)
 
     def hold_out(self) -> "Task":
         """The same without a fifth of the training set, which takes the place of the test set.
@@ -69,12 +91,6 @@ class Task:
         inputs, labels = batch
         logits = self.model.apply({"params": params}, inputs)
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
-
-    def _sums(self, params: Any, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, ...]:
-        logits = self.model.apply({"params": params}, inputs)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        hits = jnp.argmax(logits, axis=-1) == labels
-        return jnp.sum(losses), jnp.sum(hits)
 
     def _evaluate(self, params: Any, inputs: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         # On one device: replicated parameters would have every device do the same work.

@@ -22,9 +22,9 @@ def _enough_devices() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test under tests/laws carries the marker `law`, and those of one row run in one process.
+    """Every test under tests/laws carries the marker `law`; those of a row run in one process.
 
-    Programs are cached, and compiling them is what takes the time.
+    They share compiled programs there, and compiling is what takes the time.
     """
     for item in items:
         if "laws" in item.path.parts:

@@ -128,7 +128,7 @@ def test_cast() -> None:
     assert cast("float8_e4m3fn").contraction is None
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float16"])
+@pytest.mark.parametrize("dtype", ["float4_e2m1fn", "float8_e4m3fn", "float8_e5m2", "float16"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_scaled_cast(dtype: str, workers: int) -> None:
     codec, info = scaled_cast(dtype), jnp.finfo(dtype)

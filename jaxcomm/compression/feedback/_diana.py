@@ -31,19 +31,19 @@ def diana(codec: Codec, *, alpha: float | None = None) -> Codec:
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import summed_mean
+      >>> from jaxcomm import Coins
       >>> from jaxcomm.compression.feedback import diana
       >>> from jaxcomm.compression.quantizers import dither
-      >>> tx = summed_mean("data", diana(dither(bits=8)))
-      >>> def ten_steps(x):
-      ...     state = tx.init(x)
-      ...     for _ in range(10):
-      ...         update, state = tx.update(x, state)
-      ...     return update
-      >>> x = jnp.array([[3.0, 0.1], [-1.0, 0.3]])
-      >>> print(jnp.round(jax.vmap(ten_steps, axis_name="data")(x), 4))
-      [[1.  0.2]
-       [1.  0.2]]
+      >>> codec, coins = diana(dither(levels=3)), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([3.0, 0.1])
+      >>> memory = codec.init(x)
+      >>> for _ in range(20):
+      ...     norm = codec.measure(coins, memory, x)
+      ...     payload, memory = codec.encode(coins, memory, x, norm, 1)
+      ...     mean = codec.decode(coins.public, payload, norm, 1, 1, x.shape)
+      ...     update, memory = codec.settle(memory, mean)
+      >>> print(f"{update[0]:.3f} {update[1]:.3f}")
+      3.000 0.100
 
     References:
       Mishchenko et al., `Distributed Learning with Compressed Gradient Differences

@@ -31,17 +31,20 @@ def ef21(codec: Codec) -> Codec:
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import gathered_mean
+      >>> from jaxcomm import Coins
       >>> from jaxcomm.compression.feedback import ef21
       >>> from jaxcomm.compression.sparsifiers import top_k
-      >>> tx = gathered_mean("data", ef21(top_k(k=1)))
-      >>> def three_steps(x):
-      ...     state = tx.init(x)
-      ...     for _ in range(3):
-      ...         update, state = tx.update(x, state)
-      ...     return update
-      >>> print(jax.vmap(three_steps, axis_name="data")(jnp.array([[3.0, 2.0, 1.0]])))
-      [[3. 2. 1.]]
+      >>> codec, coins = ef21(top_k(k=1)), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([3.0, 2.0, 1.0])
+      >>> memory = codec.init(x)
+      >>> for _ in range(3):
+      ...     payload, memory = codec.encode(coins, memory, x, (), 1)
+      ...     mean = codec.decode(coins.public, payload, (), 1, 1, x.shape)
+      ...     update, memory = codec.settle(memory, mean)
+      ...     print(update)
+      [3. 0. 0.]
+      [3. 2. 0.]
+      [3. 2. 1.]
 
     References:
       Richtarik et al., `EF21: A New, Simpler, Theoretically Better, and Practically Faster Error

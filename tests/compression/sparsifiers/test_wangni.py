@@ -32,22 +32,22 @@ def test_sums_of_probabilities_cannot_wrap(k: int) -> None:
     assert 2**31 + _wangni.MOST_COORDINATES < 2**32
 
 
-def test_drawn_as_often_as_the_probability_says() -> None:
-    # A systematic draw goes through all offsets: each of them once is the expectation, exactly.
-    codes = jnp.asarray([3, 16, 0, 5, 1, 7, 16, 0], jnp.uint32)  # Of 16, adding up to three.
-    digits, hits = 4, np.zeros(9)
-    ends = np.cumsum(np.asarray(codes))
-    for offset in range(2**digits):
-        points = offset + np.arange(3) * 2**digits
-        hits[np.searchsorted(ends, points, side="right")] += 1
-    np.testing.assert_array_equal(hits[:8], codes)
-    # The same from the code under test, whose offsets are drawn.
-    scaled = jnp.asarray(np.asarray(codes) * 2 ** (_wangni._digits(3) - digits), jnp.uint32)
-    keys = jax.random.split(jax.random.key(0), 8000)
-    drawn = jax.jit(jax.vmap(lambda key: _wangni._draw(scaled, 3, key)))(keys)
-    frequencies = np.bincount(np.asarray(drawn).ravel(), minlength=9)[:8] / 8000
-    np.testing.assert_allclose(frequencies, np.asarray(codes) / 16, atol=5 * 0.5 / 8000**0.5)
-    assert np.all(np.diff(np.asarray(drawn, np.int64), axis=1) >= 0)
+def test_drawn_as_often_as_the_probability_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In sixteenths, adding up to three: all sixteen offsets together are the expectation, exactly.
+    codes = jnp.asarray([3, 16, 0, 5, 1, 7, 16, 0], jnp.uint32)
+    monkeypatch.setattr(_wangni, "_digits", lambda count: 4)
+    monkeypatch.setattr(_wangni._noise, "bits", lambda offset, shape: offset[None] << 28)
+    drawn = jax.vmap(lambda offset: _wangni._draw(codes, 3, offset))(jnp.arange(16, dtype="uint32"))
+    np.testing.assert_array_equal(np.bincount(np.asarray(drawn).ravel(), minlength=8), codes)
+    assert np.all(np.diff(np.asarray(drawn, np.int64), axis=1) > 0)
+
+
+def test_offsets_are_drawn_anew() -> None:
+    codes = jnp.full(64, 2 ** _wangni._digits(4) // 16, jnp.uint32)
+    keys = jax.random.split(jax.random.key(0), 4000)
+    drawn = jax.jit(jax.vmap(lambda key: _wangni._draw(codes, 4, key)))(keys)
+    frequencies = np.bincount(np.asarray(drawn).ravel(), minlength=64) / 4000
+    np.testing.assert_allclose(frequencies, 1 / 16, atol=5 * 0.25 / 4000**0.5)
 
 
 def test_values_are_divided_by_their_probability() -> None:
