@@ -10,7 +10,6 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from experiments.errors import ExperimentError
@@ -90,45 +89,50 @@ def _numbers(numbers: list[int]) -> str:
     return f"processes {', '.join(most)} and {last} have"
 
 
-def _accept(server: socket.socket, deadline: float) -> Iterator[tuple[socket.socket, int, int]]:
-    """Connections of processes, with their number and how many they were told of."""
-    while _until(deadline) > 0:
-        server.settimeout(_until(deadline, 1e-3))
-        try:
-            connection, _ = server.accept()
-            connection.settimeout(min(PATIENCE_SECONDS, _until(deadline, 1e-3)))
-            greeting, process, processes = _receive(connection).split()
-        except (OSError, ValueError):  # Nobody yet, or a stranger.
-            continue
-        if greeting == GREETING and process.isdecimal() and processes.isdecimal():
-            yield connection, int(process), int(processes)
+def _greeted(connection: socket.socket, seconds: float) -> tuple[int, int] | None:
+    """The number of who has connected, and how many it was told of; None of a stranger."""
+    connection.settimeout(min(PATIENCE_SECONDS, seconds))
+    try:
+        greeting, process, processes = _receive(connection).split()
+    except (OSError, ValueError):
+        return None
+    known = greeting == GREETING and process.isdecimal() and processes.isdecimal()
+    return (int(process), int(processes)) if known else None
 
 
 def _call(
-    server: socket.socket,
-    processes: int,
-    timeout: float,
-    present: dict[int, socket.socket],
+    server: socket.socket, processes: int, timeout: float, waiting: list[socket.socket]
 ) -> str:
-    """Fills in who is present until all are; the verdict."""
+    """The verdict, once all are there or it is clear that they will not be.
+
+    Fills in who waits for it.
+    """
     deadline = time.monotonic() + timeout
-    if len(present) + 1 == processes:
-        return COMPLETE
-    for connection, process, told in _accept(server, deadline):
+    missing = set(range(1, processes))
+    while missing:
+        server.settimeout(_until(deadline, 1e-3))
+        try:
+            connection, _ = server.accept()
+        except TimeoutError:
+            return (
+                f"{_numbers(sorted(missing))} not started within {timeout:g} s, of {processes} "
+                "in all."
+            )
+        waiting.append(connection)
+        greeted = _greeted(connection, _until(deadline, 1e-3))
+        if greeted is None:
+            waiting.pop().close()
+            continue
+        process, told = greeted
         if told != processes:
-            present[-1] = connection
             return (
                 f"process {process} was told of {told} processes and process 0 of {processes}; "
                 "start all with the same number."
             )
-        if process in present or not 0 < process < processes:
-            present[-1] = connection
+        if process not in missing:
             return f"two processes were told that they are process {process}; number them apart."
-        present[process] = connection
-        if len(present) + 1 == processes:
-            return COMPLETE
-    missing = [process for process in range(1, processes) if process not in present]
-    return f"{_numbers(missing)} not started within {timeout:g} s, of {processes} in all."
+        missing.remove(process)
+    return COMPLETE
 
 
 def call(bind: Address, processes: int, timeout: float) -> None:
@@ -137,14 +141,12 @@ def call(bind: Address, processes: int, timeout: float) -> None:
     Raises:
       ExperimentError: If it cannot listen, or some are missing, too many, or of another mind.
     """
-    present: dict[int, socket.socket] = {}
-    with contextlib.ExitStack() as stack:
-        with listen(bind) as server:
-            verdict = _call(server, processes, timeout, present)
-        for connection in present.values():
-            stack.enter_context(connection)
-            with contextlib.suppress(OSError):
-                connection.sendall(f"{verdict}\n".encode())
+    waiting: list[socket.socket] = []
+    with listen(bind) as server:
+        verdict = _call(server, processes, timeout, waiting)
+    for connection in waiting:
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(f"{verdict}\n".encode())
     if verdict != COMPLETE:
         raise ExperimentError(verdict)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import warnings
 from typing import Any
 
 from experiments import figures
@@ -74,6 +75,8 @@ def main(config: Digits) -> int:
         methods=expand(config.methods),
         optimizers=tuple(dict.fromkeys(config.optimizers)),
     )
+    # Few levels are what is measured here.
+    warnings.filterwarnings("ignore", "`bits`=", UserWarning)
     task = Task(config.dataset)
     held_out = task.hold_out()
     if config.batch > len(held_out.dataset.train_inputs):

@@ -1,5 +1,6 @@
 """The figure of a survey: test loss against bytes, a numbered point a method."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,10 @@ def _key(figure: Figure, rows: Sequence[Row], numbers: dict[str, int]) -> None:
 
 
 def draw(folder: Path, runs: Sequence[dict[str, Any]], tuning: Sequence[dict[str, Any]]) -> Path:
-    """Draws the rows of `metrics.jsonl`, a panel an optimizer; the path of the figure."""
+    """Draws the rows of `metrics.jsonl`, a panel an optimizer; the path of the figure.
+
+    What diverged has no point.
+    """
     rows = summarize(runs, tuning)
     numbers = {method: n for n, method in enumerate(dict.fromkeys(r.method for r in rows), 1)}
     optimizers = [*dict.fromkeys(row.optimizer for row in rows)]
@@ -113,7 +117,9 @@ def draw(folder: Path, runs: Sequence[dict[str, Any]], tuning: Sequence[dict[str
         gridspec_kw={"left": 0.6 / width, "right": 1 - 4.7 / width, "bottom": 0.08, "top": 0.95},
     )[0]
     for axes, optimizer in zip(panels, optimizers, strict=True):
-        of_optimizer = [row for row in rows if row.optimizer == optimizer]
+        of_optimizer = [
+            row for row in rows if row.optimizer == optimizer and math.isfinite(row.test_loss)
+        ]
         _draw_optimizer(axes, optimizer, of_optimizer)
         _number(axes, of_optimizer, numbers)
     _key(figure, rows, numbers)

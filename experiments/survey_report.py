@@ -1,6 +1,7 @@
 """The README of a survey: question, table, which methods lose and why, figure."""
 
 import inspect
+import math
 from collections.abc import Sequence
 
 from experiments import survey_figure
@@ -44,6 +45,14 @@ def _name(rows: Sequence[Row]) -> str:
     return ", ".join(f"`{row.method}`" for row in rows)
 
 
+def _ratio(row: Row) -> float:
+    return row.loss_ratio if math.isfinite(row.loss_ratio) else math.inf
+
+
+def _times(row: Row) -> str:
+    return f"{row.loss_ratio:.2f} times" if math.isfinite(row.loss_ratio) else "diverged"
+
+
 def _state_losers(rows: Sequence[Row]) -> list[str]:
     judged = [row for row in rows if row.is_judged]
     losers = [row for row in judged if row.loses]
@@ -53,9 +62,9 @@ def _state_losers(rows: Sequence[Row]) -> list[str]:
         return [f"None of {len(judged)} methods loses to `{BASELINE}` in loss."]
     sentences = [f"{len(losers)} of {len(judged)} methods lose to `{BASELINE}` in loss."]
     for kind, reason in REASONS.items():
-        group = sorted((row for row in losers if row.kind == kind), key=lambda row: -row.loss_ratio)
+        group = sorted((row for row in losers if row.kind == kind), key=_ratio, reverse=True)
         if group:
-            named = ", ".join(f"`{row.method}` ({row.loss_ratio:.2f} times)" for row in group)
+            named = ", ".join(f"`{row.method}` ({_times(row)})" for row in group)
             sentences.append(f"{named}: {reason}.")
     return sentences
 
@@ -73,7 +82,7 @@ def _state_savings(rows: Sequence[Row]) -> list[str]:
         (row for row in judged if row.saves and not row.loses), key=lambda row: row.bytes_ratio
     )
     if kept:
-        named = ", ".join(f"`{row.method}` ({row.bytes_ratio:.3f})" for row in kept)
+        named = ", ".join(f"`{row.method}` ({row.bytes_ratio:.3f}; {_times(row)})" for row in kept)
         sentences.append(
             f"Not told apart from `{BASELINE}` in loss, for these parts of its bytes: {named}."
         )

@@ -229,9 +229,10 @@ def main(config: Train) -> int:
         Progress(config.steps) as progress,
         cluster.reporting_lost_processes(),
     ):
+        processes = f", {jax.process_count()} processes" if config.distributed else ""
         progress.say(
             f"{variant.label} on {config.dataset}, {config.optimizer}, {mesh.size} workers on "
-            f"{jax.default_backend()}, {jax.process_count()} processes"
+            f"{jax.default_backend()}{processes}"
         )
         for row in train(program, config.seed, config.steps, config.log_every):
             record.add(row)

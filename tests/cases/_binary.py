@@ -101,7 +101,6 @@ BINARY = [
         unbiased=False,
         variance=None,
         random=False,
-        variant=True,
     ),
     feedback_case(
         "sbc",
@@ -151,7 +150,6 @@ BINARY = [
         integer_sum=True,
         random=False,
         codec=error_feedback(fixed_threshold(0.5)),
-        variant=True,
         feedback=True,
     ),
     Case(
@@ -169,7 +167,6 @@ BINARY = [
         variance=lambda d, n: (d**0.5 - 1) / 2 / n,
         resolution=lambda n, d: 1.0,
         codec=adaptive_levels(levels=3),
-        variant=True,
         fitted=True,
     ),
     Case(
@@ -185,7 +182,6 @@ BINARY = [
         variance=lambda d, n: d / (2 * 15**2) / n,
         resolution=lambda n, d: 2 / 15,
         codec=min_max_dither(levels=16),
-        variant=True,
         compressor=min_max_dither(levels=16),
         moment=lambda x: _min_max_moment(16, x),
         fitted=True,
@@ -205,7 +201,6 @@ BINARY = [
         resolution=lambda n, d: 2 / 4,
         integer_sum=True,
         codec=min_max_dither(levels=5),
-        variant=True,
         fitted=True,
     ),
 ]

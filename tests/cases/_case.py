@@ -32,7 +32,7 @@ class Case(NamedTuple):
       codec: The codec, where the method is one aggregator of one codec.
       rerounds: Sums are rounded again on the way, to few values.
       weighted: Takes `update(..., weight=)`.
-      variant: Differs from another row in its numbers or its codec only: held to its claims in
+      variant: Shares with a representative row all but numbers or codec: held to its claims in
         every run, to the other laws in the slow one.
       compressor: The codec without feedback, which is held to the next two.
       contraction: `coordinates -> delta`, with `E|C(x) - x|^2 <= (1 - delta) |x|^2`.
@@ -107,7 +107,6 @@ def feedback_case(
     scope: str = "bucket",
     random: bool = False,
     moment: Callable[[np.ndarray], float] | None = None,
-    variant: bool = True,
 ) -> Case:
     """A row of a biased codec under error feedback, gathered; `bytes` are those of one unit."""
     codec = error_feedback(compressor)
@@ -126,7 +125,6 @@ def feedback_case(
         variance=None,
         random=random,
         codec=codec,
-        variant=variant,
         compressor=compressor,
         contraction=contraction,
         moment=moment,

@@ -18,7 +18,7 @@ from tests.cases._case import Case, Sizes, all_reduce
 from tests.cases._sparse import top_quarter
 
 
-def _gathered_top_quarter(name: str, codec: jaxcomm.Codec, *, variant: bool = True) -> Case:
+def _gathered_top_quarter(name: str, codec: jaxcomm.Codec) -> Case:
     """A row of a wrapper of top-k, which sends what top-k does."""
     return Case(
         name,
@@ -29,7 +29,6 @@ def _gathered_top_quarter(name: str, codec: jaxcomm.Codec, *, variant: bool = Tr
         variance=None,
         random=False,
         codec=codec,
-        variant=variant,
     )
 
 
@@ -50,12 +49,12 @@ def _summed_8_bits(name: str, codec: jaxcomm.Codec, **claims: object) -> Case:
         bytes=_bytes_of_8_bits,
         dtypes=lambda n: {"s8"},
         codec=codec,
-        **{"unbiased": False, "variance": None, "variant": True} | claims,
+        **{"unbiased": False, "variance": None} | claims,
     )
 
 
 FEEDBACK = [
-    _gathered_top_quarter("ef21", ef21(top_k(ratio=0.25)), variant=False),
+    _gathered_top_quarter("ef21", ef21(top_k(ratio=0.25))),
     _summed_8_bits(
         "diana",
         diana(dither(bits=8)),
@@ -63,7 +62,6 @@ FEEDBACK = [
         # Of the first step; later ones quantize what differs from the shift, which is less.
         variance=lambda d, n: min(d / _levels(n) ** 2, (d / n) ** 0.5 / _levels(n)),
         resolution=lambda n, d: 1 / _levels(n),
-        variant=False,
     ),
     _summed_8_bits("ecq", ecq(dither(bits=8)))._replace(
         make=cache(

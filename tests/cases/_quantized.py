@@ -206,72 +206,59 @@ QUANTIZED = [
         variance=_theta(lambda n: 4),
         resolution=lambda n, d: root(n * d) / 4,
     ),
-    *(
-        case._replace(variant=True)
-        for case in [
-            _global_case("global_qsgd_3_levels", lambda n: 3, levels=3),
-            _global_case("global_qsgd_10_bits", _most(10), lambda n: 10, bits=10),
-            _global_case("global_qsgd_16_bits", _most(16), lambda n: 16, bits=16),
-            _global_case("global_qsgd_32_bits", _most(32), lambda n: 32, bits=32),
-            _global_case(
-                "global_qsgd_tree",
-                lambda n: 15,
-                units=_in_buckets_of_8,
-                scope="tree",
-                bucket_bytes=32,
-            ),
-            _gathered_case("qsgd_4_bits", 7, 4, bits=4),
-            _gathered_case("qsgd_16_bits", 32767, 16, bits=16),
-            _gathered_case("qsgd_l2", 127, 8, statistics=3, peak=root, norm="l2"),
-            _gathered_case("qsgd_leaf", 127, 8, units=apart, scope="leaf"),
-            Case(
-                "global_qsgd_exponential_two_stage",
-                cache(
-                    lambda axis_name="data", seed=0: jaxcomm.global_qsgd(
-                        axis_name, dithering="exponential", reduce="two_stage", seed=seed
-                    )
-                ),
-                bytes=lambda sizes, n: (
-                    2 * (n - 1) * (row_size(sum(sizes), n) + 4) + all_reduce(4, n)
-                ),
-                dtypes=lambda n: {"u8"},
-                unbiased=True,
-                variance=lambda d, n: twice(1 / 8, n),
-                resolution=lambda n, d: 2.0,
-            ),
-            Case(
-                "two_stage_8_bits",
-                cache(
-                    lambda axis_name="data", seed=0: jaxcomm.two_stage_mean(
-                        axis_name, dither(bits=8), seed=seed
-                    )
-                ),
-                bytes=lambda sizes, n: (
-                    2 * (n - 1) * (row_size(sum(sizes), n) + 4) + all_reduce(4, n)
-                ),
-                dtypes=lambda n: {"u8"},
-                unbiased=True,
-                variance=lambda d, n: twice(
-                    min(row_size(d, n) / 127**2, row_size(d, n) ** 0.5 / 127), n
-                ),
-                resolution=lambda n, d: 1 / 127 + (1 + 1 / 127) / 127,
-            ),
-            Case(
-                "mean_float8",
-                cache(
-                    lambda axis_name="data", seed=0: jaxcomm.mean(
-                        axis_name, wire_dtype="float8_e4m3fn", block_size=4
-                    )
-                ),
-                bytes=lambda sizes, n: (
-                    2 * (n - 1) * 8 * row_size(sum(sizes), 4 * n) + all_reduce(4, n)
-                ),
-                dtypes=lambda n: {"u8"},
-                unbiased=False,
-                variance=None,
-                resolution=lambda n, d: 2.1 * 2.0**-4,
-                random=False,
-            ),
-        ]
+    _global_case("global_qsgd_3_levels", lambda n: 3, levels=3),
+    _global_case("global_qsgd_10_bits", _most(10), lambda n: 10, bits=10),
+    _global_case("global_qsgd_16_bits", _most(16), lambda n: 16, bits=16),
+    _global_case("global_qsgd_32_bits", _most(32), lambda n: 32, bits=32),
+    _global_case(
+        "global_qsgd_tree",
+        lambda n: 15,
+        units=_in_buckets_of_8,
+        scope="tree",
+        bucket_bytes=32,
+    ),
+    _gathered_case("qsgd_4_bits", 7, 4, bits=4),
+    _gathered_case("qsgd_16_bits", 32767, 16, bits=16),
+    _gathered_case("qsgd_l2", 127, 8, statistics=3, peak=root, norm="l2"),
+    _gathered_case("qsgd_leaf", 127, 8, units=apart, scope="leaf"),
+    Case(
+        "global_qsgd_exponential_two_stage",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.global_qsgd(
+                axis_name, dithering="exponential", reduce="two_stage", seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: 2 * (n - 1) * (row_size(sum(sizes), n) + 4) + all_reduce(4, n),
+        dtypes=lambda n: {"u8"},
+        unbiased=True,
+        variance=lambda d, n: twice(1 / 8, n),
+        resolution=lambda n, d: 2.0,
+    ),
+    Case(
+        "two_stage_8_bits",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.two_stage_mean(
+                axis_name, dither(bits=8), seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: 2 * (n - 1) * (row_size(sum(sizes), n) + 4) + all_reduce(4, n),
+        dtypes=lambda n: {"u8"},
+        unbiased=True,
+        variance=lambda d, n: twice(min(row_size(d, n) / 127**2, row_size(d, n) ** 0.5 / 127), n),
+        resolution=lambda n, d: 1 / 127 + (1 + 1 / 127) / 127,
+    ),
+    Case(
+        "mean_float8",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.mean(
+                axis_name, wire_dtype="float8_e4m3fn", block_size=4
+            )
+        ),
+        bytes=lambda sizes, n: 2 * (n - 1) * 8 * row_size(sum(sizes), 4 * n) + all_reduce(4, n),
+        dtypes=lambda n: {"u8"},
+        unbiased=False,
+        variance=None,
+        resolution=lambda n, d: 2.1 * 2.0**-4,
+        random=False,
     ),
 ]

@@ -61,7 +61,6 @@ def own_feedback_case(
         variance=None,
         random=False,
         codec=codec,
-        variant=True,
         feedback=True,
     )
 
@@ -105,7 +104,6 @@ SAMPLED = [
         unbiased=False,
         variance=None,
         codec=error_feedback(_SCALED),
-        variant=True,
         compressor=_SCALED,
         contraction=lambda d: quarter(d) / d,
         moment=lambda x: (1 - quarter(x.size) / x.size) * float(np.sum(x**2)),
@@ -127,7 +125,6 @@ SAMPLED = [
         # What is sent is at most |x|_1 / k.
         resolution=lambda n, d: d / quarter(d),
         codec=wangni(ratio=0.25),
-        variant=True,
         compressor=wangni(ratio=0.25),
         moment=wangni_moment,
     ),

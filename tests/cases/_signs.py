@@ -71,7 +71,6 @@ def _terngrad(name: str, **options: object) -> Case:
         unbiased=False,
         variance=None,
         resolution=lambda n, d: 1.0,
-        variant=True,
     )
 
 
@@ -87,7 +86,6 @@ SIGNS = [
         random=False,
         weighted=False,
         codec=signs(),
-        variant=True,
     ),
     Case(
         "signum",
@@ -111,7 +109,6 @@ SIGNS = [
         units=apart,
         scope="leaf",
         moment=_signs_moment,
-        variant=False,
     )._replace(make=cache(lambda axis_name="data", seed=0: jaxcomm.ef_sign_sgd(axis_name))),
     feedback_case(
         "one_bit_sgd",
@@ -147,7 +144,6 @@ SIGNS = [
         resolution=lambda n, d: 1.0,
         integer_sum=True,
         codec=ternary(),
-        variant=True,
     ),
     Case(
         "natural_compression",
@@ -158,7 +154,6 @@ SIGNS = [
         variance=lambda d, n: 1 / 8 / n,
         resolution=lambda n, d: 1.0,
         codec=natural(),
-        variant=True,
         compressor=natural(),
         contraction=lambda d: 1 - 1 / 8,
         moment=_natural_moment,
@@ -178,7 +173,6 @@ SIGNS = [
         variance=lambda d, n: min(_power_of_two(d) / 15**2, (_power_of_two(d) / n) ** 0.5 / 15),
         # Steps of at most |x| / 15, of which a coordinate takes part in sqrt(d).
         resolution=lambda n, d: root(d) * root(_power_of_two(d)) / 15,
-        variant=True,
     ),
     Case(
         "rotated_blocks",
@@ -193,6 +187,5 @@ SIGNS = [
         unbiased=True,
         variance=lambda d, n: min(8 / 7**2, 8**0.5 / 7) / n,
         resolution=lambda n, d: root(min(d, 8)) * root(8) / 7,
-        variant=True,
     ),
 ]

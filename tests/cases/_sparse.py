@@ -40,7 +40,6 @@ SPARSE = [
         bytes=top_quarter,
         dtypes={"u32", "f32"},
         contraction=lambda d: quarter(d) / d,
-        variant=False,
     ),
     feedback_case(
         "top_k_bfloat16",

@@ -90,6 +90,5 @@ SWITCHED = [
         unbiased=False,
         variance=None,
         random=False,
-        variant=True,
     ),
 ]

@@ -208,7 +208,7 @@ def test_the_sentence_names_losers_their_reasons_and_what_saves_nothing() -> Non
         method, ratio = name.split(" ")
         assert f"`{method}` {ratio} times): {survey_report.REASONS[kind]}." in losers
     assert losers.endswith("In bytes `qsgd`")
-    assert "`global_qsgd:8` (0.250)" in savings
+    assert "`global_qsgd:8` (0.250; 1.00 times)" in savings
     assert savings.endswith("another rate may do better: `sign_sgd`.")
 
 

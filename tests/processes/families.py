@@ -142,9 +142,7 @@ def train(
 ) -> Run:
     """Trains for `STEPS` steps, the same on devices of one process and of many."""
     tx = optax.chain(family.make(), optax.sgd(RATE))
-    step = jaxcomm.make_step(
-        loss_fn, tx, mesh, gradients=gradients if family.weighted else None
-    )
+    step = jaxcomm.make_step(loss_fn, tx, mesh, gradients=gradients if family.weighted else None)
     params = jnp.zeros(family.size)
     opt_state = jaxcomm.init(tx, params, mesh)
     batch = make_batch(family, mesh)
@@ -159,6 +157,4 @@ def train(
         losses.append(float(metrics["loss"]))
     jax.block_until_ready(params)
     sent = count_sent() - before
-    return Run(
-        np.asarray(params), _digests(params), _digests(opt_state), sent, account, losses
-    )
+    return Run(np.asarray(params), _digests(params), _digests(opt_state), sent, account, losses)

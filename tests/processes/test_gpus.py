@@ -1,0 +1,49 @@
+"""On a host with several GPUs: nothing more is needed than to name the backend."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes.test_train import run
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+def count_gpus() -> int:
+    """GPUs that the driver shows and that the installed JAX can use."""
+    plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+    if not shutil.which("nvidia-smi") or not any(map(importlib.util.find_spec, plugins)):
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+GPUS = count_gpus()
+needs_two = pytest.mark.skipif(
+    GPUS < 2, reason=f"needs two GPUs and a JAX that can use them, found {GPUS}"
+)
+SHORT = ["--batch", str(8 * max(GPUS, 1)), "--steps", "4", "--log-every", "2"]
+
+
+@needs_two
+def test_one_process_trains_on_all_gpus() -> None:
+    code, stdout, stderr = run("train", *SHORT, JAX_PLATFORMS="cuda")
+    assert code == 0, stderr
+    assert f"{GPUS} workers on gpu" in stdout and "step 4: training loss" in stdout
+
+
+@needs_two
+def test_a_process_a_gpu() -> None:
+    shape = ["--processes", str(GPUS)]
+    code, stdout, stderr = run("launch", *shape, "--", "train", *SHORT, JAX_PLATFORMS="cuda")
+    assert code == 0, stderr
+    assert f"{GPUS} workers on gpu, {GPUS} processes" in stdout
+
+
+def test_the_count_asks_for_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: sys.executable)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert count_gpus() == 0

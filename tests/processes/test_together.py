@@ -1,0 +1,190 @@
+"""Processes that live and die together, of which none needs JAX."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from experiments import processes
+from experiments.errors import LOST_PROCESS
+from experiments.processes import Outcome, Together
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+ROOT = str(Path(processes.__file__).parents[1])
+
+
+def run(*programs: str) -> tuple[Outcome, str, str]:
+    """One process a program, given in the environment."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    command = [sys.executable, "-c", "import os; exec(os.environ['PROGRAM'])"]
+    environments = [
+        {**os.environ, "PYTHONPATH": ROOT, "PROGRAM": "import os, sys, time\n" + program}
+        for program in programs
+    ]
+    outcome = Together(stdout, stderr).run(command, environments)
+    return outcome, stdout.getvalue(), stderr.getvalue()
+
+
+def soon(happened: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return happened()
+
+
+def test_lines_are_prefixed_and_success_is_0() -> None:
+    outcome, stdout, stderr = run(
+        "print('one'); print('two')", "print('é'); print('problem', file=sys.stderr)"
+    )
+    assert outcome == Outcome(0)
+    assert sorted(stdout.splitlines()) == ["[0] one", "[0] two", "[1] é"]
+    assert stderr == "[1] problem\n"
+
+
+def test_the_first_failure_ends_all_and_gives_the_code() -> None:
+    started = time.monotonic()
+    outcome, _, stderr = run(
+        "time.sleep(100)", "print('my reason', file=sys.stderr); sys.exit(7)", "time.sleep(100)"
+    )
+    assert outcome == Outcome(7, failed=1)
+    assert stderr == "[1] my reason\n"
+    assert time.monotonic() - started < 50
+
+
+def test_what_others_say_of_a_failure_is_dropped() -> None:
+    complain = "time.sleep(100)"
+    complain = f"""
+import signal
+def complain(*_):
+    print('another has died!', file=sys.stderr, flush=True)
+    sys.exit(1)
+signal.signal(signal.SIGTERM, complain)
+print('ready', flush=True)
+{complain}"""
+    fail = "time.sleep(1); print('experiments: error: why', file=sys.stderr); sys.exit(2)"
+    outcome, _, stderr = run(complain, fail)
+    assert outcome == Outcome(2, failed=1, explained=True)
+    assert stderr == "[1] experiments: error: why\n"
+
+
+@pytest.mark.parametrize("end", [f"os._exit({LOST_PROCESS})", "os.abort()"])
+def test_a_consequence_is_not_taken_for_the_cause(end: str) -> None:
+    # The victim is seen first, as where the system is slow to tell who has died.
+    outcome, _, stderr = run(
+        f"print('experiments: error: lost', file=sys.stderr, flush=True); {end}",
+        "time.sleep(0.2); os.kill(os.getpid(), 9)",
+    )
+    assert outcome == Outcome(137, failed=1, signal=signal.SIGKILL)
+    assert stderr == ""
+
+
+def test_an_abort_of_its_own_is_reported() -> None:
+    outcome, _, stderr = run("time.sleep(100)", "print('F1', file=sys.stderr); os.abort()")
+    assert outcome == Outcome(134, failed=1, signal=signal.SIGABRT)
+    assert "[1] F1" in stderr
+
+
+def test_one_that_ignores_the_request_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.3)
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"
+    started = time.monotonic()
+    outcome, _, _ = run(stubborn, "time.sleep(0.5); sys.exit(4)")
+    assert outcome == Outcome(4, failed=1) and time.monotonic() - started < 50
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on_once(number: signal.Signals, tmp_path: Path) -> None:
+    program = f"""
+import signal
+def note(number, _):
+    with open({str(tmp_path)!r} + '/got' + str(os.getpid()), 'a') as file:
+        print(number, file=file)
+    print('stopped', flush=True)
+    sys.exit(1)
+signal.signal({int(number)}, note)
+open({str(tmp_path)!r} + '/ready' + str(os.getpid()), 'w').close()
+time.sleep(100)"""
+
+    def press() -> None:
+        soon(lambda: len(list(tmp_path.glob("ready*"))) == 2)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=press).start()
+    before = signal.getsignal(number)
+    outcome, stdout, _ = run(program, program)
+    assert outcome == Outcome(128 + number, signal=number)
+    assert signal.getsignal(number) is before
+    got = [path.read_text() for path in tmp_path.glob("got*")]
+    assert got == [f"{int(number)}\n"] * 2
+    assert stdout == "[0] stopped\n"  # The others' last words are dropped.
+
+
+def test_a_second_signal_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 100.0)
+    stubborn = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(100)"
+
+    def press() -> None:
+        for _ in range(2):
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    started = time.monotonic()
+    outcome, _, _ = run(stubborn)
+    assert outcome == Outcome(130, signal=signal.SIGINT) and time.monotonic() - started < 50
+
+
+LAUNCHER = """
+import os, sys
+from experiments.processes import Together
+program = '''
+import os, time
+from experiments.processes import end_with_launcher
+end_with_launcher()
+print(os.getpid(), flush=True)
+time.sleep(1000)
+'''
+Together().run([sys.executable, "-c", program], [os.environ] * 3)
+"""
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_orphan_is_left_of_a_launcher_that_is_killed() -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    children = [int(launcher.stdout.readline().split()[-1]) for _ in range(3)]
+    assert all(map(_is_alive, children))
+    launcher.kill()
+    launcher.communicate()
+    assert soon(lambda: not any(map(_is_alive, children)))
+
+
+def test_a_reader_that_goes_away_ends_all() -> None:
+    program = "while True: print('x' * 100, flush=True); time.sleep(0.01)"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stream:
+        command = [sys.executable, "-c", "import time\n" + program.replace(": ", ":\n ")]
+        outcome = Together(stream, io.StringIO()).run(command, [os.environ] * 2)
+        assert outcome == Outcome(128 + signal.SIGPIPE, signal=signal.SIGPIPE)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writing)

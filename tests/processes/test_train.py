@@ -1,0 +1,195 @@
+"""`launch` and `train --distributed` as a user runs them."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import experiments
+from experiments.roll_call import Address, listen
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+ROOT = Path(experiments.__file__).parents[1]
+SECONDS = 240
+SMALL = ["--batch", "64", "--log-every", "4"]
+ENDLESS = [*SMALL, "--steps", "1000000"]
+# A process that gets this far in Python but not to the roll call.
+NEVER_STARTS = """
+import os, time
+if os.environ.get("JAX_PROCESS_ID") == "1":
+    time.sleep(1000)
+"""
+
+
+def start(*arguments: str, **environment: str) -> subprocess.Popen:
+    given = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    given.pop("XLA_FLAGS", None)
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "experiments", *arguments],
+        cwd=ROOT,
+        env=given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    stdout, stderr = process.communicate(timeout=SECONDS)
+    return process.returncode, stdout, stderr
+
+
+def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    return finish(start(*arguments, **environment))
+
+
+def wait_for(process: subprocess.Popen, beginning: str) -> None:
+    for line in process.stdout:
+        if line.startswith(beginning):
+            return
+    raise AssertionError(f"ended without {beginning!r}: {process.stderr.read()}")
+
+
+def read(folder: Path) -> tuple[dict, list[dict], str]:
+    rows = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return (
+        json.loads((folder / "config.json").read_text(encoding="utf-8")),
+        [json.loads(row) for row in rows],
+        (folder / "environment.txt").read_text(encoding="utf-8"),
+    )
+
+
+@pytest.fixture
+def taken() -> Iterator[Address]:
+    """Where another program listens."""
+    with listen(Address("127.0.0.1", 0)) as server:
+        yield Address("127.0.0.1", server.getsockname()[1])
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_four_processes_of_two_devices_are_eight_devices_of_one(tmp_path: Path) -> None:
+    train = ["train", *SMALL, "--steps", "8", "--record", "run", "--records"]
+    shape = ["--processes", "4", "--devices-per-process", "2"]
+    launched = start("launch", *shape, "--", *train, str(tmp_path / "four"))
+    code, stdout, stderr = finish(launched)
+    assert (code, stderr) == (0, "")
+    assert "8 workers on cpu, 4 processes" in stdout
+    assert all(line.startswith("[0] ") for line in stdout.splitlines())  # The first alone speaks.
+    assert run(*train, str(tmp_path / "one"), "--devices", "8")[0] == 0
+    (four,) = (tmp_path / "four").iterdir()  # The first alone keeps a record.
+    (one,) = (tmp_path / "one").iterdir()
+    config, rows, environment = read(four)
+    assert config["finished"] and config["distributed"]
+    assert "command: python -m experiments launch --processes 4" in environment
+    assert "processes: 4" in environment and "devices: 8 x cpu" in environment
+    for row, expected in zip(rows, read(one)[1], strict=True):
+        for name in expected.keys() - {"step_milliseconds"}:
+            value = expected[name]
+            assert row[name] == (
+                pytest.approx(value, rel=1e-3) if isinstance(value, float) else value
+            )
+
+
+def test_a_worker_that_is_killed_ends_all() -> None:
+    launcher = start("launch", "--", "train", *ENDLESS)
+    wait_for(launcher, "[0] step 4:")
+    children = subprocess.run(
+        ["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    code, _, stderr = finish(launcher)
+    assert code == 128 + signal.SIGKILL
+    assert re.fullmatch(
+        r"experiments: error: process \d of 2 has ended with signal SIGKILL; the others were "
+        r"stopped\.\n",
+        stderr,
+    )
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_valid_partial_record(number: signal.Signals, tmp_path: Path) -> None:
+    keep = ["--records", str(tmp_path), "--record", "stopped"]
+    launcher = start("launch", "--", "train", *ENDLESS, *keep)
+    wait_for(launcher, "[0] step 4:")
+    launcher.send_signal(number)
+    code, _, stderr = finish(launcher)
+    (folder,) = tmp_path.iterdir()
+    assert code == 128 + number
+    assert stderr == (
+        f"[0] experiments: interrupted: {folder} is a partial record.\n"
+        f"experiments: interrupted: {number.name} has stopped all processes.\n"
+    )
+    config, rows, _ = read(folder)
+    assert not config["finished"] and rows and all(row["kind"] == "step" for row in rows)
+
+
+def test_what_all_processes_find_wrong_is_said_once() -> None:
+    code, stdout, stderr = run("launch", "--processes", "3", "--", "train", "--method", "foo")
+    assert code == 2 and stderr.count("\n") == 1
+    assert re.match(r"\[\d\] experiments: error: there is no method 'foo'", stderr)
+
+
+def test_a_worker_that_never_starts(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NEVER_STARTS, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    code, stdout, stderr = run(
+        "launch", "--start-timeout", "2", "--", "train", *SMALL, PYTHONPATH=path
+    )
+    assert (code, stdout) == (2, "")
+    assert stderr == (
+        "[0] experiments: error: process 1 has not started within 2 s, of 2 in all.\n"
+    )
+
+
+def test_a_cluster_that_cannot_come_together(taken: Address) -> None:
+    """Without a launcher, as under a cluster's own manager; all at once, since each takes long."""
+    disagreed = free_address()
+    attempts = {
+        "the port is in use; choose another": (str(taken), 2, 0),
+        "cannot reach the coordinator, process 0 at": (free_address(), 2, 1),
+        "process 1 has not started within 2 s, of 2": (free_address(), 2, 0),
+        "there is no process 2": (free_address(), 2, 2),
+        "process 1 was told of 3 processes and process 0 of 2;": (disagreed, 2, 0),
+        "process 1 was told of 3 processes and process 0 of 2; start": (disagreed, 3, 1),
+    }
+    patience = {disagreed: "60"}
+    started = {
+        message: start(
+            "train",
+            "--distributed",
+            "--start-timeout",
+            patience.get(address, "2"),
+            JAX_COORDINATOR_ADDRESS=address,
+            JAX_NUM_PROCESSES=str(processes),
+            JAX_PROCESS_ID=str(process),
+        )
+        for message, (address, processes, process) in attempts.items()
+    }
+    for message, process in started.items():
+        code, stdout, stderr = finish(process)
+        assert (code, stdout) == (2, "")
+        assert stderr.startswith("experiments: error: ") and stderr.count("\n") == 1
+        assert message in stderr
+
+
+def test_a_launch_at_a_port_in_use(taken: Address) -> None:
+    code, stdout, stderr = run("launch", "--port", str(taken.port), "--", "train")
+    assert (code, stdout) == (2, "")
+    assert stderr == (
+        f"experiments: error: the coordinator cannot listen at {taken}: the port is in use; "
+        "choose another.\n"
+    )
