@@ -7,7 +7,7 @@ NPROC := 16
 export NPROC
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench lint clean venv
+.PHONY: help demo survey test test-slow bench lint clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -17,6 +17,9 @@ help: ## print this list
 
 demo: venv ## train one model with several methods; compare accuracy and bytes sent
 	$(PY) -u -m experiments compare $(ARGS)
+
+survey: venv ## every method at its best learning rate: loss against bytes (20 minutes)
+	$(PY) -u -m experiments survey $(ARGS)
 
 test: venv ## all tests but the slow ones
 	$(PY) -m pytest -m "not slow" -n 2 --dist loadgroup --durations=10 $(ARGS)

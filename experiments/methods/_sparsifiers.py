@@ -21,7 +21,7 @@ from jaxcomm.compression.sparsifiers import (
     wangni,
 )
 
-# On digits about 5 % of a worker's gradient exceed it in mid-training: as many as there is room for.
+# On digits about 5 % of a worker's gradient exceed it in mid-training; there is room for as many.
 THRESHOLD = 0.1
 
 RATIOS = (0.01, 0.03, 0.1, 0.3)

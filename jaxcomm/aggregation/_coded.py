@@ -48,6 +48,25 @@ def _keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
 
 
+def require_own_statistics(codec: Codec, shared_by: str) -> Codec:
+    """The codec, unless it has both statistics and memory, which `shared_by` would part.
+
+    Feedback asks for a bound on the error of one unit with statistics of its own.
+    """
+
+    def init(x: jax.Array) -> Memory:
+        memory = codec.init(x)
+        if jax.tree.leaves(memory) and jax.tree.leaves(codec.agree):
+            raise ValueError(
+                f"{shared_by} shares statistics among updates of unlike size, and this codec "
+                "remembers what it leaves out, which might then grow without end. Let each have "
+                "its own."
+            )
+        return memory
+
+    return codec._replace(init=init)
+
+
 def coded_mean(
     axis_name: AxisName,
     codec: Codec,
@@ -71,6 +90,8 @@ def coded_mean(
             "`optax.inject_hyperparams` pass `static_args=('bucket_bytes',)`."
         )
     require_switch(info)
+    if scope == "tree":
+        codec = require_own_statistics(codec, "`scope`='tree'")
     axis = _axis.label(axis_name)
 
     def init_fn(params: PyTree) -> AggregatorState:

@@ -8,7 +8,7 @@ from jax import lax
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
 from jaxcomm.aggregation._agreement import agree, all_finite, over_units, to_vector
-from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm.aggregation._coded import Exchanged, coded_mean, require_own_statistics
 
 
 def decoded_mean(
@@ -121,7 +121,7 @@ def gathered_mean(
 
     return coded_mean(
         axis_name,
-        codec,
+        require_own_statistics(codec, "`agreed`=True") if agreed else codec,
         exchange,
         scope=scope,
         bucket_bytes=bucket_bytes,

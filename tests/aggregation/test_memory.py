@@ -11,6 +11,8 @@ import pytest
 
 import jaxcomm
 from jaxcomm import Codec, Coins, Memory
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither
 from tests.workers import MODES, Mode, aggregator, initial, mesh_of
 
 AGGREGATORS = pytest.mark.parametrize("aggregate", [jaxcomm.summed_mean, jaxcomm.gathered_mean])
@@ -122,3 +124,19 @@ def test_a_weight_that_is_no_scalar(aggregate: Any) -> None:
         ValueError, match=r"`weight` must be a scalar on each worker, got shape \(2,\)"
     ):
         jax.vmap(weigh, axis_name="data")(jnp.ones((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "options", "message"),
+    [
+        (jaxcomm.summed_mean, {"scope": "tree"}, "`scope`='tree' shares statistics"),
+        (jaxcomm.gathered_mean, {"scope": "tree"}, "`scope`='tree' shares statistics"),
+        (jaxcomm.gathered_mean, {"agreed": True}, "`agreed`=True shares statistics"),
+    ],
+)
+def test_feedback_needs_statistics_of_its_own(aggregate: Any, options: dict, message: str) -> None:
+    tx = aggregate("data", error_feedback(dither(bits=8)), **options)
+    with pytest.raises(ValueError, match=message):
+        jaxcomm.init(tx, jnp.zeros(3), 4)
+    without = aggregate("data", dither(bits=8), **options)
+    jaxcomm.init(without, jnp.zeros(3), 4)

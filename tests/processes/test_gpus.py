@@ -3,7 +3,6 @@
 import importlib.util
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -41,9 +40,3 @@ def test_a_process_a_gpu() -> None:
     code, stdout, stderr = run("launch", *shape, "--", "train", *SHORT, JAX_PLATFORMS="cuda")
     assert code == 0, stderr
     assert f"{GPUS} workers on gpu, {GPUS} processes" in stdout
-
-
-def test_the_count_asks_for_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: sys.executable)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert count_gpus() == 0

@@ -120,7 +120,9 @@ def test_a_worker_that_is_killed_ends_all() -> None:
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_leaves_a_valid_partial_record(number: signal.Signals, tmp_path: Path) -> None:
     keep = ["--records", str(tmp_path), "--record", "stopped"]
     launcher = start("launch", "--", "train", *ENDLESS, *keep)
@@ -162,7 +164,6 @@ def test_a_cluster_that_cannot_come_together(taken: Address) -> None:
         "the port is in use; choose another": (str(taken), 2, 0),
         "cannot reach the coordinator, process 0 at": (free_address(), 2, 1),
         "process 1 has not started within 2 s, of 2": (free_address(), 2, 0),
-        "there is no process 2": (free_address(), 2, 2),
         "process 1 was told of 3 processes and process 0 of 2;": (disagreed, 2, 0),
         "process 1 was told of 3 processes and process 0 of 2; start": (disagreed, 3, 1),
     }
