@@ -99,18 +99,23 @@ def aggregate(tx: Any, updates: Any, mode: Mode = "vmap", weights: Any = None) -
 
 def draws(tx: Any, updates: Any, steps: int) -> np.ndarray:
     """The results of `steps` updates of the same gradients, [steps, coordinates]."""
-    run = aggregator(tx, count(updates), "vmap")
-    ones = jnp.ones(count(updates))
+    run = _drawing(tx, count(updates), steps)
+    return np.asarray(run(updates, initial(tx, updates, "vmap")), np.float64)
 
-    def body(state: Any, _: None) -> Any:
-        results, state = run(updates, state, ones)
-        leaves = [x[0].astype(jnp.float32).ravel() for x in jax.tree.leaves(results)]
-        return state, jnp.concatenate(leaves)
 
-    _, outputs = jax.jit(lambda s: jax.lax.scan(body, s, None, length=steps))(
-        initial(tx, updates, "vmap")
-    )
-    return np.asarray(outputs, np.float64)
+@functools.cache
+def _drawing(tx: Any, workers: int, steps: int) -> Any:
+    run, ones = aggregator(tx, workers, "vmap"), jnp.ones(workers)
+
+    def draw(updates: Any, state: Any) -> jax.Array:
+        def body(state: Any, _: None) -> Any:
+            results, state = run(updates, state, ones)
+            leaves = [x[0].astype(jnp.float32).ravel() for x in jax.tree.leaves(results)]
+            return state, jnp.concatenate(leaves)
+
+        return jax.lax.scan(body, state, None, length=steps)[1]
+
+    return jax.jit(draw)
 
 
 def flat(tree: Any) -> np.ndarray:

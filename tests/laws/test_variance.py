@@ -7,7 +7,7 @@ import scipy.stats
 from tests.cases import CASES, Case, rows_by_workers
 from tests.workers import draws, flat, gradients
 
-DRAWS = 1500
+DRAWS = 4000  # As many as the law of no bias, whose program this is.
 BOUNDED = [c for c in CASES if c.variance]
 
 
@@ -21,6 +21,6 @@ def check_variance(case: Case, workers: int) -> None:
     assert errors.mean() - slack <= bound + rounding
 
 
-@pytest.mark.parametrize(("case", "workers"), rows_by_workers(BOUNDED, [1, 4, 8], [4]), ids=repr)
+@pytest.mark.parametrize(("case", "workers"), rows_by_workers(BOUNDED, [1, 3, 8], [3]), ids=repr)
 def test_variance(case: Case, workers: int) -> None:
     check_variance(case, workers)
