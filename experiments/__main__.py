@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from experiments.cluster import has_joined, is_first
+from experiments.cluster import has_joined, is_first, join
 from experiments.command_line import parse
 from experiments.configs import Bench, Digits, Estimate, Figures, Launch, Survey, Train
 from experiments.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
@@ -50,9 +50,16 @@ def set_up_jax(devices: int | None, default: int = DEFAULT_DEVICES) -> None:
 
 def run(command: str, config: Any) -> int:
     """Runs a command; the exit code."""
-    if command != "launch":  # Which only starts others.
-        distributed = getattr(config, "distributed", False)
-        set_up_jax(getattr(config, "devices", None), 1 if distributed else DEFAULT_DEVICES)
+    devices = getattr(config, "devices", None)
+    if getattr(config, "distributed", False):
+        if devices is not None:
+            raise ExperimentError(
+                "--devices is not for --distributed: the workers are all devices."
+            )
+        set_up_jax(None, 1)
+        join(config.start_timeout)
+    elif command != "launch":  # Which only starts others.
+        set_up_jax(devices)
     return importlib.import_module(f"experiments.{command}").main(config)
 
 
@@ -87,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """Exits. One of many that fails does so at once, where JAX would have it wait for the others."""
+    """Exits; one of many that fails at once, where JAX would have it wait for the others."""
     if code and has_joined():
         sys.stdout.flush()
         sys.stderr.flush()

@@ -24,8 +24,8 @@ PROCESSES = "JAX_NUM_PROCESSES"
 PROCESS = "JAX_PROCESS_ID"
 LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
 
-# What JAX gets at least to connect processes that have all answered.
-CONNECT_SECONDS = 15.0
+# What JAX gets at least to be imported by all that have answered, and to connect them.
+CONNECT_SECONDS = 60.0
 
 
 class Cluster(NamedTuple):
@@ -43,24 +43,37 @@ def _integer(environment: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
+def _local_devices(environment: Mapping[str, str]) -> list[int] | None:
+    devices = environment.get(LOCAL_DEVICES)
+    if not devices:
+        return None
+    if not all(device.isdecimal() for device in devices.split(",")):
+        raise ExperimentError(f"{LOCAL_DEVICES} must be numbers with commas, got {devices!r}.")
+    return [int(device) for device in devices.split(",")]
+
+
 def _told(environment: Mapping[str, str]) -> Cluster:
     """What the environment says."""
-    devices = environment.get(LOCAL_DEVICES)
     return Cluster(
         parse_address(environment[COORDINATOR]),
         _integer(environment, PROCESSES),
         _integer(environment, PROCESS),
-        [int(device) for device in devices.split(",")] if devices else None,
+        _local_devices(environment),
     )
 
 
-def _detected(timeout: float) -> Cluster:
+def _detected(environment: Mapping[str, str], timeout: float) -> Cluster:
     """What JAX finds out; one private name, since `jax.distributed.initialize` only acts on it."""
     from jax._src.clusters import ClusterEnv
 
     try:
         coordinator, processes, process, devices = ClusterEnv.auto_detect_unset_distributed_params(
-            os.environ.get(COORDINATOR), None, None, None, None, max(1, round(timeout))
+            environment.get(COORDINATOR),
+            None,
+            None,
+            _local_devices(environment),
+            None,
+            max(1, round(timeout)),
         )
     except Exception as error:  # Of a cluster's own client, so of any type.
         raise ExperimentError(f"--distributed: {error}") from error
@@ -86,7 +99,7 @@ def find_cluster(environment: Mapping[str, str], timeout: float) -> Cluster:
             raise ExperimentError(f"--distributed needs {' and '.join(missing)} in the environment")
         cluster = _told(environment)
     else:
-        cluster = _detected(timeout)
+        cluster = _detected(environment, timeout)
     if not 0 <= cluster.process < cluster.processes:
         raise ExperimentError(
             f"{cluster.processes} processes are numbered from 0 to {cluster.processes - 1}: there "
@@ -139,8 +152,6 @@ def join(timeout: float) -> None:
     Raises:
       ExperimentError: If they are not, or there is no such cluster.
     """
-    import jax
-
     deadline = time.monotonic() + timeout
     cluster = find_cluster(os.environ, timeout)
     bind = bind_address(os.environ, cluster.coordinator)
@@ -152,6 +163,8 @@ def join(timeout: float) -> None:
         # The first alone prints, and Gloo would greet from all.
         with open(os.devnull, "wb") as nothing:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
+    import jax  # Only now, so that what is wrong above is said at once.
+
     # JAX would take SIGTERM as a notice of preemption, which nothing here asks for.
     jax.config.update("jax_enable_preemption_service", False)
     seconds = max(deadline - time.monotonic(), CONNECT_SECONDS)
@@ -160,16 +173,22 @@ def join(timeout: float) -> None:
         f"process {cluster.process} of {cluster.processes} has answered the others but could not "
         f"connect with them within {seconds:.0f} s.",
     ):
-        jax.distributed.initialize(
-            str(cluster.coordinator),
-            cluster.processes,
-            cluster.process,
-            cluster.local_devices,
-            cluster_detection_method="deactivate",
-            initialization_timeout=round(seconds) + 60,
-            coordinator_bind_address=str(bind),
-        )
-        jax.devices()
+        try:
+            jax.distributed.initialize(
+                str(cluster.coordinator),
+                cluster.processes,
+                cluster.process,
+                cluster.local_devices,
+                cluster_detection_method="deactivate",
+                initialization_timeout=round(seconds) + 60,
+                coordinator_bind_address=str(bind),
+            )
+            jax.devices()
+        except RuntimeError as error:
+            said = str(error).strip().splitlines()[0]
+            raise ExperimentError(
+                f"process {cluster.process} of {cluster.processes} cannot connect: {said}"
+            ) from error
 
 
 def has_joined() -> bool:

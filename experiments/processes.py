@@ -208,7 +208,7 @@ class Together:
         self._show_held(time.monotonic())
 
     def _end(self, number: int) -> None:
-        """Asks all to end, and kills those that have not within the grace, or at a second signal."""
+        """Asks all to end; kills those that have not within the grace, or at a second signal."""
         number = signal.SIGTERM if number == signal.SIGPIPE else number
         for process in self._processes:
             process.send(number)

@@ -146,7 +146,7 @@ def call(bind: Address, processes: int, timeout: float) -> None:
         verdict = _call(server, processes, timeout, waiting)
     for connection in waiting:
         with connection, contextlib.suppress(OSError):
-            connection.sendall(f"{verdict}\n".encode())
+            connection.sendall(f"{GREETING} {verdict}\n".encode())
     if verdict != COMPLETE:
         raise ExperimentError(verdict)
 
@@ -173,14 +173,13 @@ def answer(coordinator: Address, process: int, processes: int, timeout: float) -
         connection.settimeout(_until(deadline) + MARGIN_SECONDS)
         try:
             connection.sendall(f"{GREETING} {process} {processes}\n".encode())
-            verdict = _receive(connection)
+            greeting, _, verdict = _receive(connection).partition(" ")
         except OSError:
-            verdict = ""
-    if verdict == COMPLETE:
-        return
-    if not verdict.isprintable() or not verdict:
-        verdict = (
+            greeting = verdict = ""
+    if greeting != GREETING:
+        raise ExperimentError(
             f"process {process} got no answer of process 0 at {coordinator} within {timeout:g} s: "
             "another program listens there, or process 0 has ended."
         )
-    raise ExperimentError(verdict)
+    if verdict != COMPLETE:
+        raise ExperimentError(verdict)

@@ -213,12 +213,6 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
 
 def main(config: Train) -> int:
     """Trains once, as `python -m experiments train` asks; the exit code."""
-    if config.distributed:
-        if config.devices is not None:
-            raise ExperimentError(
-                "--devices is not for --distributed: the workers are all devices."
-            )
-        cluster.join(config.start_timeout)
     mesh, variant = make_mesh(config.devices), make_variant(config.method, config.bits)
     task = Task(config.dataset, config.data)
     program = make_program(

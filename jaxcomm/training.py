@@ -155,12 +155,12 @@ def make_step(
     Returns:
       `step(params, opt_state, batch, *, key=None) -> (params, opt_state, metrics)`. Batch leaves
       are `[global_batch, ...]`; on a mesh of several processes, arrays over all of them, such as
-      `jax.make_array_from_process_local_data` makes. Each worker's key is folded with its number. `metrics["loss"]` and
-      aux are means over workers, float32, and what an aggregator with `info=True` tells joins them
-      as `metrics["info/compression_error"]` and so on (`"info/<path in the state>/..."` where
-      several do). It can be traced, in `jax.lax.scan` for one. On CPU
-      devices, a call waits until the previous step is done, since several steps in flight may
-      deadlock there.
+      `jax.make_array_from_process_local_data` makes. Each worker's key is folded with its number.
+      `metrics["loss"]` and aux are means over workers, float32, and what an aggregator with
+      `info=True` tells joins them as `metrics["info/compression_error"]` and so on
+      (`"info/<path in the state>/..."` where several do). It can be traced, in `jax.lax.scan` for
+      one. On CPU devices, a call waits until the previous step is done, since several steps in
+      flight may deadlock there.
 
     Raises:
       ValueError: If the mesh lacks an axis, the global batch is not divisible by the workers or is

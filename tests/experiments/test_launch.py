@@ -1,5 +1,7 @@
 """The command line of `launch`, and what it tells each process; nothing is started here."""
 
+import re
+
 import pytest
 
 from experiments.__main__ import COMMANDS
@@ -48,9 +50,8 @@ def test_everything_after_the_dashes_is_the_command() -> None:
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(arguments: str, message: str) -> None:
-    with pytest.raises(ExperimentError, match=".*") as raised:
+    with pytest.raises(ExperimentError, match=re.escape(message)):
         main(read(arguments))
-    assert message in str(raised.value)
 
 
 def test_other_commands_take_no_dashes() -> None:

@@ -33,7 +33,9 @@ OPEN_MPI = {
 
 @pytest.fixture(autouse=True)
 def _nobody_has_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [*TOLD, *SLURM, *OPEN_MPI, "JAX_COORDINATOR_PORT", "KUBERNETES_SERVICE_HOST"]:
+    for name in [*TOLD, *SLURM, *OPEN_MPI, "KUBERNETES_SERVICE_HOST"]:
+        monkeypatch.delenv(name, raising=False)
+    for name in ("JAX_COORDINATOR_PORT", "JAX_LOCAL_DEVICE_IDS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -46,6 +48,7 @@ def test_what_the_environment_says() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"JAX_LOCAL_DEVICE_IDS": "0,a"}, "must be numbers with commas, got '0,a'"),
         ({"JAX_PROCESS_ID": "4"}, "numbered from 0 to 3: there is no process 4"),
         ({"JAX_NUM_PROCESSES": "four"}, "JAX_NUM_PROCESSES must be an integer, got 'four'"),
         ({"JAX_COORDINATOR_ADDRESS": "10.0.0.1"}, "write HOST:PORT"),
@@ -68,7 +71,8 @@ def test_slurm_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     # The port is JAX's choice by the number of the job, from 2**16 - 2**12 upwards.
     assert find_cluster(os.environ, 1.0) == (Address("node007", 61440 + 1), 8, 5, [1])
     monkeypatch.setenv("JAX_COORDINATOR_PORT", "1234")
-    assert find_cluster(os.environ, 1.0).coordinator == ("node007", 1234)
+    monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "0,1,2,3")  # One process a node.
+    assert find_cluster(os.environ, 1.0) == (Address("node007", 1234), 8, 5, [0, 1, 2, 3])
 
 
 def test_open_mpi_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +83,7 @@ def test_open_mpi_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_cluster_is_an_error_that_says_what_to_set() -> None:
-    with pytest.raises(ExperimentError, match="finds no cluster: .* JAX_COORDINATOR_ADDRESS"):
+    with pytest.raises(ExperimentError, match=r"finds no cluster: .* JAX_COORDINATOR_ADDRESS"):
         find_cluster(os.environ, 1.0)
 
 

@@ -67,7 +67,7 @@ def test_a_coordinator_that_cannot_be_reached() -> None:
     with pytest.raises(ExperimentError, match=rf"process 1 cannot reach .* {address}, within 1 s"):
         answer(address, 1, 2, 1.0)
     assert 0.5 < time.monotonic() - started < 10
-    with pytest.raises(ExperimentError, match="within 0.5 s: "):
+    with pytest.raises(ExperimentError, match=r"within 0\.5 s: "):
         answer(Address("no-such-host.invalid", 1), 1, 2, 0.5)
 
 
@@ -83,7 +83,7 @@ def test_another_program_at_the_coordinators_port(says: bytes) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(ExperimentError, match="another program listens there|400 Bad"):
+        with pytest.raises(ExperimentError, match="another program listens there"):
             answer(Address("127.0.0.1", server.getsockname()[1]), 1, 2, 2.0)
         thread.join()
 
@@ -110,7 +110,7 @@ def test_a_port_in_use_and_an_address_elsewhere() -> None:
         address = Address("127.0.0.1", server.getsockname()[1])
         with pytest.raises(ExperimentError, match=f"at {address}: the port is in use; choose"):
             call(address, 2, 1.0)
-    with pytest.raises(ExperimentError, match="192.0.2.1:0: Cannot assign requested address"):
+    with pytest.raises(ExperimentError, match=r"192\.0\.2\.1:0: Cannot assign requested address"):
         listen(Address("192.0.2.1", 0))
 
 

@@ -16,8 +16,6 @@ from experiments import processes
 from experiments.errors import LOST_PROCESS
 from experiments.processes import Outcome, Together
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 ROOT = str(Path(processes.__file__).parents[1])
 
 

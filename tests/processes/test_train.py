@@ -140,7 +140,7 @@ def test_a_signal_leaves_a_valid_partial_record(number: signal.Signals, tmp_path
 
 
 def test_what_all_processes_find_wrong_is_said_once() -> None:
-    code, stdout, stderr = run("launch", "--processes", "3", "--", "train", "--method", "foo")
+    code, _, stderr = run("launch", "--processes", "3", "--", "train", "--method", "foo")
     assert code == 2 and stderr.count("\n") == 1
     assert re.match(r"\[\d\] experiments: error: there is no method 'foo'", stderr)
 
