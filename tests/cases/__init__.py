@@ -45,12 +45,18 @@ def rows(cases: list[Case]) -> list:
     return [pytest.param(c, marks=[pytest.mark.slow] if c.variant else []) for c in cases]
 
 
-def rows_by_workers(cases: list[Case], workers: list[int], of_variants: list[int]) -> list:
-    """Rows crossed with numbers of workers: of variants only some, the others in the slow run."""
+def rows_by_workers(
+    cases: list[Case], quick: list[int], of_variants: list[int], slow: tuple[int, ...] = ()
+) -> list:
+    """Rows crossed with numbers of workers; of variants all but some are left to the slow run."""
+
+    def is_slow(case: Case, workers: int) -> bool:
+        return workers in slow or (case.variant and workers not in of_variants)
+
     return [
-        pytest.param(c, n, marks=[pytest.mark.slow] if c.variant and n not in of_variants else [])
+        pytest.param(c, n, marks=[pytest.mark.slow] if is_slow(c, n) else [])
         for c in cases
-        for n in workers
+        for n in (*quick, *slow)
     ]
 
 
