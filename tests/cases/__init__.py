@@ -17,21 +17,16 @@ from tests.cases._switched import SWITCHED
 __all__ = ["CASES", "MEANS", "WEIGHTED", "Case", "rows", "rows_by_workers"]
 
 # One for each way in which updates are exchanged and memory is kept. The others share their code
-# with one of these but for the codec, and are variants.
+# with one of these, but for the codec and what tests of their own are for, and are variants.
 REPRESENTATIVES = {
     "mean",
-    "ring_mean",
     "votes",
-    "global_qsgd",  # summed, in buckets
-    "global_qsgd_leaf",
+    "global_qsgd",  # summed
     "global_qsgd_exponential",  # merged
     "qsgd",  # gathered
     "two_stage_4_bits",
     "top_k",  # feedback
-    "top_k_two_stage",  # feedback at both ends
     "diana",  # memory that workers share
-    "gtop_k",
-    "warm_up",  # one of several branches
 }
 
 CASES = [
