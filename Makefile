@@ -25,7 +25,7 @@ test: venv ## all tests but the slow ones
 	$(PY) -m pytest -m "not slow" -n 2 --dist loadgroup --durations=10 $(ARGS)
 
 test-slow: venv ## the slow tests
-	$(PY) -m pytest -m slow --durations=10 $(ARGS)
+	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=10 $(ARGS)
 
 bench: venv ## measure time and bytes of every method
 	$(PY) -u -m experiments bench $(ARGS)

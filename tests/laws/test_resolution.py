@@ -30,7 +30,7 @@ def test_resolution_on_a_mesh(case: Case, workers: int) -> None:
     check_resolution(case, workers, "checked")
 
 
-@pytest.mark.parametrize(("case", "workers"), rows_by_workers(MEANS, [16, 64], [16]), ids=repr)
+@pytest.mark.parametrize(("case", "workers"), rows_by_workers(MEANS, [16, 64], []), ids=repr)
 @pytest.mark.filterwarnings("ignore:`bits`=8 leaves:UserWarning")
 def test_resolution_simulated(case: Case, workers: int) -> None:
     check_resolution(case, workers)

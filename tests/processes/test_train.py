@@ -121,7 +121,8 @@ def test_a_worker_that_is_killed_ends_all() -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    "number",
+    [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)],
 )
 def test_a_signal_leaves_a_valid_partial_record(number: signal.Signals, tmp_path: Path) -> None:
     keep = ["--records", str(tmp_path), "--record", "stopped"]

@@ -83,7 +83,9 @@ def test_exponents_never_leave_their_field(workers: int) -> None:
     assert np.all(np.abs(result) >= 0.25) and np.all(np.sign(result) == [1, -1, 1, 1])
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+@pytest.mark.parametrize(
+    "workers", [*(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 8)), 16]
+)
 def test_the_second_moment_grows_by_nine_eighths_a_hop(workers: int) -> None:
     # Workers hold one vector of magnitude 4/3 of a power of two, where one rounding is worst.
     given = jnp.full((workers, 2000), 4 / 3).at[:, 0].set(2.0)
