@@ -146,16 +146,17 @@ def rotated(codec: Codec) -> Codec:
         mean = codec.decode(_below(public), payload, agreed, workers, count, size)
         return _rotate_back(public, mean, shape)
 
-    def merge(coins: Coins, first: PyTree, second: PyTree) -> PyTree:
-        assert callable(codec.combine)
-        return codec.combine(of_inner(coins), first, second)
+    combine = codec.combine
+    if callable(combine):
+        merge = combine
+        combine = lambda coins, first, second: merge(of_inner(coins), first, second)  # noqa: E731
 
     return codec._replace(
         init=init,
         measure=measure,
         encode=encode,
         decode=decode,
-        combine=merge if callable(codec.combine) else codec.combine,
+        combine=combine,
         variance=_at_padded_size(codec.variance),
         contraction=_at_padded_size(codec.contraction),
     )
