@@ -18,7 +18,7 @@ help: ## print this list
 demo: venv ## train one model with several methods; compare accuracy and bytes sent
 	$(PY) -u -m experiments compare $(ARGS)
 
-survey: venv ## every method at its best learning rate: loss against bytes (20 minutes)
+survey: venv ## every method at its best learning rate: loss against bytes (half an hour)
 	$(PY) -u -m experiments survey $(ARGS)
 
 test: venv ## all tests but the slow ones
