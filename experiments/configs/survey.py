@@ -18,7 +18,7 @@ class Survey(Digits):
     Command: `python -m experiments survey`, or `make survey`; the same as `compare` with these
     options.
 
-    Expected time: 20 minutes on two CPU cores, of which compiling takes a fifth.
+    Expected time: half an hour on two busy CPU cores.
 
     Number: the ratio of each method's test loss to that of `mean`, beside that of its bytes.
     """
