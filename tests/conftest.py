@@ -21,6 +21,7 @@ def _enough_devices() -> None:
         pytest.exit(f"The tests need 8 devices, found {jax.device_count()}: {_COUNT}=8", 4)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test under tests/laws carries the marker `law`; those of a row run in one process.
 
@@ -32,3 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             case = getattr(item, "callspec", None) and item.callspec.params.get("case")
             if case:
                 item.add_marker(pytest.mark.xdist_group(case.name))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Ends a parallel run in which groups are passed over: it would take twice as long."""
+    if not getattr(session.config.option, "loadgroup", False):
+        return
+    of_groups = [item for item in session.items if item.get_closest_marker("xdist_group")]
+    if not all("@" in item.nodeid for item in of_groups):
+        pytest.exit("pytest-xdist did not group the tests; pytest 9.1 and xdist 3.8 do.", 4)

@@ -20,7 +20,7 @@ from experiments.processes import Together
 from tests.processes.families import FAMILIES, WORKERS, Run, train
 
 # Processes and devices of each.
-CLUSTERS = ((2, 2), (4, 1))
+CLUSTERS = [pytest.param((2, 2), id="2x2"), pytest.param((4, 1), id="4x1", marks=pytest.mark.slow)]
 
 
 class Ended(NamedTuple):
@@ -30,7 +30,7 @@ class Ended(NamedTuple):
     params: dict[str, np.ndarray]
 
 
-@pytest.fixture(scope="session", params=CLUSTERS, ids=lambda shape: "x".join(map(str, shape)))
+@pytest.fixture(scope="session", params=CLUSTERS)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """All families trained by so many processes, as `launch` starts them."""
     processes, devices = request.param
