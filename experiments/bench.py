@@ -1,4 +1,4 @@
-"""Time of codecs beside the plainest code that does the same or less, and of whole steps."""
+"""Time of codecs and ops beside the plainest code that does the same or less, and of steps."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +10,7 @@ import optax
 from rich.table import Table
 
 import jaxcomm
+from experiments import bench_ops
 from experiments.bench_codecs import time_codecs, to_table
 from experiments.configs import Bench
 from experiments.methods import parse_variant
@@ -115,14 +116,17 @@ def _step_table(steps: Mapping[str, tuple[float, float]], parameters: int, worke
 def main(config: Bench) -> int:
     """Measures, as `python -m experiments bench` asks; the exit code."""
     workers = make_mesh(config.devices).size
-    with Progress(3) as progress:
+    with Progress(4) as progress:
         progress.say(f"JAX {jax.__version__}, {jax.default_backend()}")
         codec = time_codec(config.coordinates, config.repetitions)
-        progress.advance(1, "timed 8-bit dithering; every codec next")
+        progress.advance(1, "timed 8-bit dithering; the ops next")
+        quantize = bench_ops.time_quantize(config.coordinates, config.repetitions)
+        sketch = bench_ops.time_sketch(config.sketch_coordinates, -(-config.repetitions // 3))
+        progress.advance(2, "timed the ops; every codec next")
         every = time_codecs(config.codec_coordinates, config.repetitions)
-        progress.advance(2, "timed the codecs; whole steps next")
+        progress.advance(3, "timed the codecs; whole steps next")
         steps = time_steps(config.parameters, config.repetitions, config.devices)
-        progress.advance(3, "timed the steps")
+        progress.advance(4, "timed the steps")
         progress.say(_codec_table(codec, config.coordinates))
         ratios = {
             "encode": codec["encode"] / codec["encode, floor with hashed noise"],
@@ -131,6 +135,8 @@ def main(config: Bench) -> int:
         for name, ratio in ratios.items():
             kept = "within" if ratio <= MOST_RATIO else "BEYOND"
             progress.say(f"{name}: {ratio:.2f} times the plain code, {kept} {MOST_RATIO:g}")
+        progress.say(bench_ops.verdict(quantize, config.coordinates))
+        progress.say(bench_ops.to_table(sketch, config.sketch_coordinates))
         progress.say(to_table(every, config.codec_coordinates))
         progress.say(_step_table(steps, config.parameters, workers))
     return 0

@@ -7,9 +7,9 @@ workers can restore it.
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxcomm._base import Coins
+from pallas_kernels import _hash
 
 _IMPLEMENTATION = "threefry2x32"
 
@@ -42,11 +42,9 @@ def make_coins(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -
     return [Coins(public=keys[unit], private=own[unit]) for unit in range(units)]
 
 
-def _mix(h: jax.Array) -> jax.Array:
-    """A bijection of uint32 with low bias: xor-shift-multiply rounds (Wellons' lowbias32)."""
-    h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
-    h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
-    return h ^ (h >> 16)
+def seeds(key: jax.Array) -> jax.Array:
+    """The two words of a threefry key, uint32[2]: what the ops of `pallas_kernels` draw from."""
+    return jax.random.key_data(key)
 
 
 def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -59,12 +57,5 @@ def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     Raises:
       ValueError: If `shape` has 2**32 elements or more, where the counter would wrap.
     """
-    stride = 1
-    position = jnp.zeros(shape, jnp.uint32)
-    for axis in reversed(range(len(shape))):
-        position += lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
-        stride *= shape[axis]
-        if stride >= 2**32:
-            raise ValueError(f"`shape`={shape} has 2**32 elements or more: split the leaf.")
-    seeds = jax.random.key_data(key)
-    return _mix(_mix(position + seeds[0]) ^ seeds[1])
+    first, second = seeds(key)
+    return _hash.bits(_hash.positions(shape), first, second)

@@ -7,6 +7,8 @@ ors of whole planes.
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.pack import pack, unpack
+
 WORD = 32
 
 
@@ -15,19 +17,14 @@ def words(bits: int) -> int:
     return -(-bits // WORD)
 
 
-def _shifts() -> jax.Array:
-    return jnp.arange(WORD, dtype=jnp.uint32)[:, None]
-
-
 def pack_bits(bits: jax.Array) -> jax.Array:
     """bool[m] as uint32[ceil(m / 32)]; zeros fill the rest."""
-    filled = jnp.pad(bits, (0, words(bits.size) * WORD - bits.size)).reshape(WORD, -1)
-    return jnp.sum(filled.astype(jnp.uint32) << _shifts(), axis=0, dtype=jnp.uint32)
+    return pack(bits, bits=1)
 
 
 def unpack_bits(packed: jax.Array, count: int) -> jax.Array:
     """The first `count` bits of uint32[words], bool[count]."""
-    return ((packed[None] >> _shifts()) & jnp.uint32(1)).ravel()[:count] == 1
+    return unpack(packed, bits=1, shape=(count,)) == 1
 
 
 def pack_numbers(numbers: jax.Array, width: int) -> jax.Array:

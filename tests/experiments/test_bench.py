@@ -1,11 +1,14 @@
 """The benchmark times every codec there is."""
 
 import inspect
+import time
 
 import pytest
 
 import jaxcomm
+from experiments import bench_ops
 from experiments.bench_codecs import CODECS, Timing, time_codecs, to_table
+from experiments.bench_ops import core_seconds
 from experiments.timing import medians
 from jaxcomm.compression import quantizers, sparsifiers
 
@@ -47,3 +50,22 @@ def test_functions_are_timed_in_turn() -> None:
     calls = []
     times = medians({name: lambda name=name: calls.append(name) for name in "ab"}, 3)
     assert "".join(calls) == "ab" * 4 and set(times) == {"a", "b"}
+
+
+def test_sketches_are_timed_beside_scatters() -> None:
+    times = bench_ops.time_sketch(2000, 1)
+    assert len(times) == 4 and min(times.values()) > 0
+    assert {"numpy.add.at, columns given", "jnp .at[].add, columns given"} < set(times)
+    cells = [list(column.cells) for column in bench_ops.to_table(times, 2000).columns]
+    assert cells[0] == [*times] and cells[2][0] == "1.00"
+
+
+def test_time_of_cores_does_not_count_waiting() -> None:
+    assert core_seconds(lambda: time.sleep(0.2), 1) < 0.1
+    assert core_seconds(lambda: sum(range(1_000_000)), 1) > 1e-4
+
+
+def test_quantizing_is_judged_by_nanoseconds_a_coordinate() -> None:
+    assert bench_ops.verdict(1e-6, 1000).endswith("1.00 ns of one core a coordinate, within 1.5")
+    assert bench_ops.verdict(2e-6, 1000).endswith("BEYOND 1.5")
+    assert bench_ops.time_quantize(2000, 1) > 0

@@ -47,14 +47,20 @@ def _anothers_coins() -> Codec:
 
 def _one_bit_too_narrow() -> Codec:
     codec = dither(bits=8)
-    half = lambda workers: max(workers // 2, 1)  # noqa: E731
+    half = lambda count: max(count // 2, 1)  # noqa: E731
+
+    def decode(
+        public: object, payload: object, agreed: object, workers: int, count: int, shape: object
+    ) -> jax.Array:
+        # Told of half as many, lest it refuse what it cannot hold.
+        doubled = codec.decode(public, payload, agreed, half(workers), half(count), shape)
+        return doubled * half(count) / count
+
     return codec._replace(
         encode=lambda coins, memory, x, agreed, workers: codec.encode(
             coins, memory, x, agreed, half(workers)
         ),
-        decode=lambda public, payload, agreed, workers, count, shape: codec.decode(
-            public, payload, agreed, half(workers), count, shape
-        ),
+        decode=decode,
     )
 
 

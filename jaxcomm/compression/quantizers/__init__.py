@@ -14,9 +14,7 @@ from jaxcomm.compression.quantizers._dither import (
 )
 from jaxcomm.compression.quantizers._exponential import (
     ExponentialPayload,
-    add_codes,
     exponential_dither,
-    round_to_powers,
 )
 from jaxcomm.compression.quantizers._fixed_threshold import FixedThresholdPayload, fixed_threshold
 from jaxcomm.compression.quantizers._min_max import MinMax, MinMaxPayload, min_max_dither
@@ -42,7 +40,6 @@ __all__ = [
     "OneBitPayload",
     "SignsPayload",
     "adaptive_levels",
-    "add_codes",
     "cast",
     "dither",
     "exponential_dither",
@@ -52,7 +49,6 @@ __all__ = [
     "nonzeros",
     "one_bit",
     "round_to_levels",
-    "round_to_powers",
     "scaled_cast",
     "scaled_signs",
     "signs",

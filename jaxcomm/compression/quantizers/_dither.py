@@ -4,12 +4,11 @@ import warnings
 from typing import Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from jaxcomm import _noise
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
 from jaxcomm.compression.quantizers import _fields, _norms
+from pallas_kernels.quantize import dequantize, quantize
 
 DEFAULT_LEVELS = 15
 FEW_LEVELS = 4
@@ -47,23 +46,11 @@ def _require_static(name: str, value: object) -> None:
         )
 
 
-def level_step(norm: jax.Array, levels: int) -> jax.Array:
-    """The distance of two levels, such that `levels` steps of a finite norm never overflow."""
-    step = norm / levels
-    rounded_up = jnp.isinf(step * levels) & jnp.isfinite(norm)
-    return jnp.where(rounded_up, jnp.nextafter(step, jnp.float32(0)), step)
-
-
 def round_to_levels(x: jax.Array, norm: jax.Array, levels: int, key: jax.Array) -> jax.Array:
-    r"""Rounds :math:`s x / \|x\|` to one of the two integers beside it, without bias.
+    r"""The codes of :func:`pallas_kernels.quantize.quantize`, unpacked.
 
     .. math:: c_j = \lfloor s x_j / \|x\| + u_j \rfloor, \quad u_j \sim \mathcal{U}[0, 1),
               \quad |c_j| \le s
-
-    in fixed point: :math:`s x_j / \|x\|` is cut to :math:`f` binary digits after the point, where
-    :math:`(s + 1) 2^f \le 2^{31}` and :math:`f \le 24`, and :math:`u_j` is a random number of
-    :math:`f` bits. No float addition takes part, so every backend returns the same integers. The
-    cut is the only bias: less than :math:`2^{-f}` of a level, towards zero.
 
     Args:
       x: float32 of any shape.
@@ -74,14 +61,7 @@ def round_to_levels(x: jax.Array, norm: jax.Array, levels: int, key: jax.Array) 
     Returns:
       int32 codes of the shape of `x`.
     """
-    digits = min(31 - levels.bit_length(), 24)
-    # A tiny norm is lifted by a power of two, lest its reciprocal overflow.
-    lift = jnp.where(norm < 2.0**-60, jnp.float32(2.0**64), jnp.float32(1))
-    scale = jnp.where(norm > 0, levels * 2.0**digits / (norm * lift), 0)
-    most = jnp.float32(levels * 2.0**digits)
-    fixed = lax.clamp(-most, x * lift * scale, most).astype(jnp.int32)
-    noise = _noise.bits(key, x.shape) >> (32 - digits)
-    return (fixed + noise.astype(jnp.int32)) >> digits
+    return quantize(x, norm, _noise.seeds(key), levels=levels, bits=32)
 
 
 def dither(
@@ -166,8 +146,9 @@ def dither(
                 UserWarning,
                 stacklevel=2,
             )
-        codes = round_to_levels(x, chosen.value(agreed), field.levels, coins.private)
-        return DitherPayload(_fields.pack(codes, field)), memory
+        seeds = _noise.seeds(coins.private)
+        codes = quantize(x, chosen.value(agreed), seeds, levels=field.levels, bits=field.width)
+        return DitherPayload(codes), memory
 
     def decode(
         public: jax.Array,
@@ -179,8 +160,14 @@ def dither(
     ) -> jax.Array:
         del public
         field = _fields.choose_field(levels, bits, workers)
-        codes = _fields.unpack(payload.codes, field, count, shape)
-        return codes.astype(jnp.float32) * level_step(chosen.value(agreed), field.levels * count)
+        return dequantize(
+            payload.codes,
+            chosen.value(agreed),
+            levels=field.levels,
+            bits=field.width,
+            count=count,
+            shape=shape,
+        )
 
     def variance(size: int, workers: int) -> float:
         # The constant is of the mean's variance: over the n workers, it is n times as much.

@@ -3,15 +3,11 @@
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from jaxcomm import _noise
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
 from jaxcomm.compression.quantizers._norms import NORMS, MaxAbs
-
-_SIGN = 0x80
-_EXPONENT = 0x7F
+from pallas_kernels import exponential
 
 
 class ExponentialPayload(NamedTuple):
@@ -23,58 +19,6 @@ class ExponentialPayload(NamedTuple):
 def _headroom(workers: int) -> int:
     """The exponent of the largest magnitude, from which `workers` additions never reach 2**0."""
     return 1 + (workers - 1).bit_length()
-
-
-def round_to_powers(y: jax.Array, key: jax.Array) -> jax.Array:
-    r"""Rounds to one of the two powers of two beside, without bias.
-
-    .. math:: |y| = 2^{-e} (1 + f) \;\mapsto\; 2^{-e + 1} \text{ with probability } f,
-              \text{ else } 2^{-e}
-
-    By a random number added to the mantissa, which carries into the exponent: exactly unbiased, and
-    the same integers on every backend.
-
-    Args:
-      y: float32, magnitudes at most 1/2.
-      key: key[], this worker's own.
-
-    Returns:
-      uint8 codes of the shape of `y`; denormals are zero.
-    """
-    words = lax.bitcast_convert_type(jnp.abs(y), jnp.uint32)
-    rounded = (words + (_noise.bits(key, y.shape) >> 9)) >> 23
-    codes = jnp.where(words >> 23 > 0, jnp.uint32(127) - rounded, 0)
-    signs = jnp.where((y < 0) & (codes > 0), jnp.uint32(_SIGN), 0)
-    return (signs | codes).astype(jnp.uint8)
-
-
-def add_codes(a: jax.Array, b: jax.Array, key: jax.Array) -> jax.Array:
-    r"""The sum of two powers of two, rounded without bias to a power of two.
-
-    With exponents :math:`e \le e'` and the sign of the larger magnitude: of one sign, :math:`e - 1`
-    with probability :math:`2^{-(e' - e)}`, else :math:`e`; of opposite signs, zero where
-    :math:`e = e'`, else :math:`e + 1` with probability :math:`2^{-(e' - e - 1)}`, else :math:`e`.
-    Zero leaves the other as it is. The second moment grows by at most 9/8. Only integers are
-    compared; a probability under :math:`2^{-32}` counts as 0.
-
-    Args:
-      a: uint8 codes.
-      b: uint8 codes of the same shape.
-      key: key[], of whoever adds.
-    """
-    a, b = a.astype(jnp.uint32), b.astype(jnp.uint32)
-    exponent = lambda code: (code & _EXPONENT).astype(jnp.int32)  # noqa: E731
-    a_is_larger = exponent(a) <= exponent(b)
-    larger, smaller = jnp.where(a_is_larger, a, b), jnp.where(a_is_larger, b, a)
-    gap = exponent(smaller) - exponent(larger)
-    # The leading zeros of random bits are at least m with probability 2**-m.
-    zeros = lax.clz(_noise.bits(key, a.shape)).astype(jnp.int32)
-    same_sign = (a ^ b) & _SIGN == 0
-    up = jnp.where(zeros >= gap, exponent(larger) - 1, exponent(larger))
-    down = jnp.where(zeros >= gap - 1, exponent(larger) + 1, exponent(larger))
-    moved = jnp.where(same_sign, up, jnp.where(gap == 0, 0, down)).astype(jnp.uint32)
-    both = jnp.where(moved > 0, larger & _SIGN | moved, 0)
-    return jnp.where(a == 0, b, jnp.where(b == 0, a, both)).astype(jnp.uint8)
 
 
 def exponential_dither() -> Codec:
@@ -115,12 +59,10 @@ def exponential_dither() -> Codec:
     def encode(
         coins: Coins, memory: Memory, x: jax.Array, agreed: MaxAbs, workers: int
     ) -> tuple[ExponentialPayload, Memory]:
-        peak = agreed.max_abs
-        lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
-        most = jnp.float32(2.0 ** -_headroom(workers))
-        scale = jnp.where(peak > 0, most / (peak * lift), 0)
-        y = lax.clamp(-most, (x * lift).ravel() * scale, most)
-        return ExponentialPayload(round_to_powers(y, coins.private)), memory
+        codes = exponential.encode(
+            x.ravel(), agreed.max_abs, _noise.seeds(coins.private), headroom=_headroom(workers)
+        )
+        return ExponentialPayload(codes), memory
 
     def decode(
         public: jax.Array,
@@ -131,17 +73,15 @@ def exponential_dither() -> Codec:
         shape: tuple[int, ...],
     ) -> jax.Array:
         del public
-        codes = payload.codes.astype(jnp.uint32)
-        exponent = codes & _EXPONENT
-        power = (jnp.uint32(127 + _headroom(workers)) - exponent) << 23
-        magnitude = jnp.where(exponent > 0, lax.bitcast_convert_type(power, jnp.float32), 0)
-        signed = jnp.where(codes & _SIGN > 0, -magnitude, magnitude) / count
-        return (signed * agreed.max_abs).reshape(shape)
+        headroom = _headroom(workers)
+        mean = exponential.decode(payload.codes, agreed.max_abs, headroom=headroom, count=count)
+        return mean.reshape(shape)
 
     def combine(
         coins: Coins, first: ExponentialPayload, second: ExponentialPayload
     ) -> ExponentialPayload:
-        return ExponentialPayload(add_codes(first.codes, second.codes, coins.private))
+        seeds = _noise.seeds(coins.private)
+        return ExponentialPayload(exponential.add(first.codes, second.codes, seeds))
 
     return Codec(
         init=no_memory,

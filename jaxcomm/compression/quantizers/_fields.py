@@ -10,11 +10,13 @@ and 9 cost as much as 8 and 10, and 11 to 15 as much as 16. int16 is no choice, 
 all-reduce on GPU.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from pallas_kernels.pack import pack as pack_fields
+from pallas_kernels.pack import unpack as unpack_fields
 
 WIDTHS = (*range(2, 17), 32)
 
@@ -64,25 +66,6 @@ def choose_field(levels: int | None, bits: int | None, workers: int) -> Field:
     return Field(levels or most_levels(width, workers), width)
 
 
-def _shifts(width: int) -> jax.Array:
-    return jnp.arange(32 // width, dtype=jnp.uint32)[:, None] * jnp.uint32(width)
-
-
-def pack_unsigned(numbers: jax.Array, width: int) -> jax.Array:
-    """uint32 of any shape below `2**width` as uint32[ceil(size / lanes)], whose words may be added.
-
-    The sums have to stay below `2**width`.
-    """
-    lanes = 32 // width
-    filled = jnp.pad(numbers.ravel(), (0, -numbers.size % lanes)).reshape(lanes, -1)
-    return jnp.sum(filled << _shifts(width), axis=0, dtype=jnp.uint32)
-
-
-def unpack_unsigned(words: jax.Array, width: int, count: int) -> jax.Array:
-    """The first `count` numbers again, uint32[count]."""
-    return ((words[None] >> _shifts(width)) & jnp.uint32(2**width - 1)).ravel()[:count]
-
-
 def pack(codes: jax.Array, field: Field) -> jax.Array:
     """Codes in [-s, s] as they travel: int8[shape], int32[shape], or uint32[ceil(size / lanes)].
 
@@ -94,12 +77,12 @@ def pack(codes: jax.Array, field: Field) -> jax.Array:
         return codes.astype(jnp.int8)
     if field.width == 32:
         return codes
-    return pack_unsigned((codes + field.levels).astype(jnp.uint32), field.width)
+    return pack_fields((codes + field.levels).astype(jnp.uint32), bits=field.width)
 
 
 def unpack(words: jax.Array, field: Field, count: int, shape: tuple[int, ...]) -> jax.Array:
     """The sums of `count` codes, int32[shape], from the sum of `count` packed arrays."""
     if field.width in (8, 32):
         return words.astype(jnp.int32)
-    biased = unpack_unsigned(words, field.width, math.prod(shape))
-    return biased.astype(jnp.int32).reshape(shape) - count * field.levels
+    biased = unpack_fields(words, bits=field.width, shape=shape)
+    return biased.astype(jnp.int32) - count * field.levels

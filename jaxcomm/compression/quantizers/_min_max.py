@@ -1,6 +1,5 @@
 """Stochastic rounding to equal levels between the least and the largest coordinate."""
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
 from jaxcomm.compression.quantizers import _fields
 from jaxcomm.compression.quantizers._dither import round_to_levels
+from pallas_kernels.pack import bits_for_sum, pack, unpack
 
 
 class MinMaxPayload(NamedTuple):
@@ -26,13 +26,12 @@ class MinMax(NamedTuple):
 
 def _width(levels: int, workers: int) -> int:
     """Bits of a field that holds the sum of `workers` codes below `levels`."""
-    needed = (workers * (levels - 1)).bit_length()
-    if needed > 32:
+    if workers * (levels - 1) >= 2**32:
         raise ValueError(
             f"No field of 32 bits holds the sum of `levels`={levels} over {workers} workers: at "
             f"most {(2**32 - 1) // workers + 1} levels fit."
         )
-    return needed
+    return bits_for_sum(levels - 1, workers)
 
 
 def _measure(coins: Coins, memory: Memory, x: jax.Array) -> MinMax:
@@ -102,7 +101,7 @@ def min_max_dither(*, levels: int) -> Codec:
         above = x * scale + agreed.negated_min * scale
         spread = agreed.max * scale + agreed.negated_min * scale
         codes = round_to_levels(above, spread, levels - 1, coins.private)
-        packed = _fields.pack_unsigned(codes.astype(jnp.uint32), _width(levels, workers))
+        packed = pack(codes.astype(jnp.uint32), bits=_width(levels, workers))
         return MinMaxPayload(packed), memory
 
     def decode(
@@ -114,8 +113,8 @@ def min_max_dither(*, levels: int) -> Codec:
         shape: tuple[int, ...],
     ) -> jax.Array:
         del public
-        codes = _fields.unpack_unsigned(payload.codes, _width(levels, workers), math.prod(shape))
-        part = codes.astype(jnp.float32).reshape(shape) / (count * (levels - 1))
+        codes = unpack(payload.codes, bits=_width(levels, workers), shape=shape)
+        part = codes.astype(jnp.float32) / (count * (levels - 1))
         # Between the two, and never their difference, which may be infinite.
         return agreed.max * part - agreed.negated_min * (1 - part)
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
 from jaxcomm.compression.quantizers import _fields, _norms
-from jaxcomm.compression.quantizers._dither import level_step, round_to_levels
+from jaxcomm.compression.quantizers._dither import round_to_levels
+from pallas_kernels.quantize.reference import level_step
 
 
 class NonzerosPayload(NamedTuple):

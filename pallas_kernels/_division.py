@@ -1,0 +1,41 @@
+"""Division that is rounded alike on every backend.
+
+XLA divides float32 on a GPU by `div.full`, which is off by up to two units in the last place, and
+on a TPU by an approximate reciprocal: a factor so computed would change codes. This is a long
+division in integers, of single numbers only.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_LEADING = 1 << 23  # Of a mantissa: the bit that float32 does not store.
+
+
+def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The biased exponent, int32, and the mantissa, uint32 in [2**23, 2**24)."""
+    word = lax.bitcast_convert_type(x, jnp.uint32)
+    return (word >> 23).astype(jnp.int32), (word & (_LEADING - 1)) | _LEADING
+
+
+def divide(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
+    """The quotient of positive normal float32 of one shape, rounded to the nearest.
+
+    Where it is not a normal number, and for other arguments, the result is arbitrary.
+    """
+    upper, remainder = _split(numerator)
+    lower, divisor = _split(denominator)
+    smaller = remainder < divisor
+    remainder = jnp.where(smaller, remainder << 1, remainder)
+    exponent = upper - lower + jnp.where(smaller, 126, 127)
+    quotient = jnp.zeros_like(remainder)
+    for _ in range(25):  # The mantissa, and one more digit to round by.
+        fits = remainder >= divisor
+        quotient = (quotient << 1) | fits.astype(jnp.uint32)
+        remainder = jnp.where(fits, remainder - divisor, remainder) << 1
+    mantissa = quotient >> 1
+    # A quotient of floats is never halfway between two.
+    mantissa = mantissa + (quotient & 1)
+    # The leading bit of the mantissa, or the carry beyond it, adds to the exponent.
+    word = ((exponent - 1).astype(jnp.uint32) << 23) + mantissa
+    return lax.bitcast_convert_type(word, jnp.float32)

@@ -1,0 +1,52 @@
+r"""Random bits as a hash of a position: the same numbers on every backend and in every kernel.
+
+.. math:: b_j = m(m(j + k_0) \oplus k_1)
+
+for two seeds :math:`k_0, k_1` and a mixing bijection :math:`m` of 32-bit words. Only shifts, xors
+and multiplications of uint32: what a kernel computes from its own positions is bit for bit what the
+reference computes from all of them.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def mix(h: jax.Array) -> jax.Array:
+    """A bijection of uint32 with low bias: xor-shift-multiply rounds (Wellons' lowbias32)."""
+    h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
+    h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
+    return h ^ (h >> 16)
+
+
+def bits(position: jax.Array, first_seed: jax.Array, second_seed: jax.Array) -> jax.Array:
+    """uint32 random bits of each `position`, uint32 of any shape; seeds are uint32[]."""
+    return mix(mix(position + first_seed) ^ second_seed)
+
+
+def require_counter(shape: tuple[int, ...]) -> None:
+    """Raises if the positions of an array of this shape do not fit in the counter of 32 bits.
+
+    Raises:
+      ValueError: If `shape` has 2**32 elements or more.
+    """
+    size = 1
+    for length in shape:
+        size *= length
+    if size >= 2**32:
+        raise ValueError(f"`shape`={shape} has 2**32 elements or more: split the leaf.")
+
+
+def positions(shape: tuple[int, ...]) -> jax.Array:
+    """Where each element lies in the flat array, uint32 of this shape.
+
+    Raises:
+      ValueError: If `shape` has 2**32 elements or more, where the counter would wrap.
+    """
+    require_counter(shape)
+    stride = 1
+    position = jnp.zeros(shape, jnp.uint32)
+    for axis in reversed(range(len(shape))):
+        position += lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
+        stride *= shape[axis]
+    return position

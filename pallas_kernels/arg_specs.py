@@ -1,0 +1,252 @@
+"""One table of workloads: what tests compile and compare, and what `bench` times.
+
+Each row is one way to call one op, at any size. To add an op is to add its rows.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import count_sketch, exponential
+from pallas_kernels._dispatch import Implementation
+from pallas_kernels.pack import pack, unpack
+from pallas_kernels.pack.reference import words
+from pallas_kernels.quantize import dequantize, quantize
+
+
+class Row(NamedTuple):
+    """One way to call one op on `size` coordinates."""
+
+    op: str
+    label: str
+    arguments: Callable[[int], tuple[jax.Array, ...]]  # Of a size; can be traced.
+    call: Callable[..., Any]  # Of these arguments, `size` and `implementation`.
+    kernels: tuple[Implementation, ...] = ("mosaic_gpu", "mosaic_tpu")
+    exact: bool = True  # Whether every implementation returns the same bits.
+    temporaries: int = 4096  # Bytes a kernel may need beside arguments and results.
+    share_of_copy: float | None = None  # Goal: bandwidth of this workload over that of a copy.
+    times_torch: float | None = None  # Goal: time of PyTorch's equivalent over that of this.
+    read_again: int = 0  # How many times the op reads its first argument after the first time.
+
+    def function(self, size: int, implementation: Implementation | None) -> Callable[..., Any]:
+        """The call as a function of the arguments alone."""
+        return functools.partial(self.call, size=size, implementation=implementation)
+
+    def traffic(self, size: int) -> int:
+        """Bytes that the op moves: arguments that it reads, results that it writes."""
+        arguments = jax.eval_shape(lambda: self.arguments(size))
+        results = jax.eval_shape(self.function(size, "reference"), *arguments)
+        moved = jax.tree.leaves((arguments, results)) + [arguments[0]] * self.read_again
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in moved)
+
+
+def _seeds() -> jax.Array:
+    return jnp.array([0x9E3779B9, 0x85EBCA6B], jnp.uint32)
+
+
+def _normal(size: int, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
+    return jax.random.normal(jax.random.key(0), (size,), jnp.float32).astype(dtype)
+
+
+def _bytes(size: int, below: int, key: int = 0) -> jax.Array:
+    return jax.random.randint(jax.random.key(key), (size,), 0, below, jnp.int32).astype(jnp.uint8)
+
+
+def _vector_and_scale(size: int, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
+    x = _normal(size, dtype)
+    return x, jnp.max(jnp.abs(x), initial=0).astype(jnp.float32)
+
+
+def _quantize(
+    bits: int,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    residual: bool = False,
+    share_of_copy: float | None = None,
+) -> Row:
+    options = {"levels": min(2 ** (bits - 1) - 1, 2**20), "bits": bits, "residual": residual}
+    return Row(
+        "quantize.quantize",
+        f"quantize {jnp.dtype(dtype).name}, {bits} bits{', residual' if residual else ''}",
+        lambda size: (*_vector_and_scale(size, dtype), _seeds()),
+        lambda x, scale, seeds, size, implementation: quantize(
+            x, scale, seeds, **options, implementation=implementation
+        ),
+        exact=not residual,
+        share_of_copy=share_of_copy,
+    )
+
+
+def _dequantize(bits: int, accumulate: bool = False) -> Row:
+    options: dict[str, Any] = {"levels": 2 ** (bits - 1) - 1, "bits": bits}
+
+    def arguments(size: int) -> tuple[jax.Array, ...]:
+        x, scale = _vector_and_scale(size, jnp.float32)
+        codes = quantize(x, scale, _seeds(), **options, implementation="reference")
+        assert isinstance(codes, jax.Array)
+        return (codes, scale, x) if accumulate else (codes, scale)
+
+    def call(*arrays: jax.Array, size: int, implementation: Any) -> jax.Array:
+        codes, scale, *rest = arrays
+        return dequantize(
+            codes,
+            scale,
+            **options,
+            shape=(size,),
+            accumulate=rest[0] if rest else None,
+            implementation=implementation,
+        )
+
+    label = f"dequantize, {bits} bits{', accumulate' if accumulate else ''}"
+    # A sum may be contracted with the multiplication before it.
+    return Row("quantize.dequantize", label, arguments, call, exact=not accumulate)
+
+
+def _pack(bits: int, share_of_copy: float | None = None) -> Row:
+    return Row(
+        "pack.pack",
+        f"pack, {bits} bits",
+        lambda size: (_bytes(size, 2**bits),),
+        lambda numbers, size, implementation: pack(
+            numbers, bits=bits, implementation=implementation
+        ),
+        share_of_copy=share_of_copy,
+    )
+
+
+def _unpack(bits: int) -> Row:
+    def arguments(size: int) -> tuple[jax.Array]:
+        return (jax.random.bits(jax.random.key(0), (words(size, bits),), jnp.uint32),)
+
+    return Row(
+        "pack.unpack",
+        f"unpack, {bits} bits",
+        arguments,
+        lambda packed, size, implementation: unpack(
+            packed, bits=bits, shape=(size,), implementation=implementation
+        ),
+    )
+
+
+HEADROOM = 3
+
+EXPONENTIAL = (
+    Row(
+        "exponential.encode",
+        "exponential encode",
+        lambda size: (*_vector_and_scale(size, jnp.float32), _seeds()),
+        lambda x, scale, seeds, size, implementation: exponential.encode(
+            x, scale, seeds, headroom=HEADROOM, implementation=implementation
+        ),
+    ),
+    Row(
+        "exponential.decode",
+        "exponential decode",
+        lambda size: (_bytes(size, 256), jnp.float32(0.75)),
+        lambda codes, scale, size, implementation: exponential.decode(
+            codes, scale, headroom=HEADROOM, implementation=implementation
+        ),
+        exact=False,  # The smallest powers are subnormal, which some backends flush.
+    ),
+    Row(
+        "exponential.add",
+        "exponential add",
+        lambda size: (_bytes(size, 256), _bytes(size, 256, 1), _seeds()),
+        lambda a, b, seeds, size, implementation: exponential.add(
+            a, b, seeds, implementation=implementation
+        ),
+    ),
+)
+
+SKETCH_ROWS = 3
+KEYS = 2**17
+"""Bytes, at most, that the hash functions of a sketch's rows take on a device."""
+
+
+def columns_for(size: int) -> int:
+    """Columns of a sketch: a sixteenth of the size or less, a power of two, 2**10 to 2**18."""
+    return 2 ** min(max(size.bit_length() - 5, 10), 18)
+
+
+def _sketch_encode(
+    hashing: Literal["tiles", "elements"], dtype: jax.typing.DTypeLike, goal: bool = False
+) -> Row:
+    return Row(
+        "count_sketch.encode",
+        f"sketch {hashing}, encode {jnp.dtype(dtype).name}",
+        lambda size: ((64 * _normal(size)).astype(dtype), _seeds()),
+        lambda x, seeds, size, implementation: count_sketch.encode(
+            x,
+            seeds,
+            rows=SKETCH_ROWS,
+            columns=columns_for(size),
+            hashing=hashing,
+            implementation=implementation,
+        ),
+        kernels=("mosaic_gpu", "mosaic_tpu") if hashing == "tiles" else (),
+        temporaries=KEYS,
+        share_of_copy=0.5 if goal else None,
+        times_torch=5 if goal else None,
+        read_again=SKETCH_ROWS - 1,
+    )
+
+
+def _sketch_decode(
+    hashing: Literal["tiles", "elements"],
+    estimate: Literal["mean", "median"],
+    goal: bool = False,
+) -> Row:
+    def arguments(size: int) -> tuple[jax.Array, ...]:
+        return _normal(SKETCH_ROWS * columns_for(size)).reshape(SKETCH_ROWS, -1), _seeds()
+
+    return Row(
+        "count_sketch.decode",
+        f"sketch {hashing}, decode {estimate}",
+        arguments,
+        lambda table, seeds, size, implementation: count_sketch.decode(
+            table,
+            seeds,
+            shape=(size,),
+            estimate=estimate,
+            hashing=hashing,
+            implementation=implementation,
+        ),
+        kernels=("mosaic_gpu", "mosaic_tpu") if hashing == "tiles" else (),
+        temporaries=KEYS,
+        exact=estimate == "median",  # Not every backend divides by 3 alike.
+        share_of_copy=0.5 if goal else None,
+        times_torch=5 if goal else None,
+    )
+
+
+COUNT_SKETCH = (
+    _sketch_encode("tiles", jnp.float32, goal=True),
+    _sketch_encode("tiles", jnp.int32),
+    _sketch_decode("tiles", "mean", goal=True),
+    _sketch_decode("tiles", "median", goal=True),
+    _sketch_encode("elements", jnp.float32),
+    _sketch_encode("elements", jnp.int32),
+    _sketch_decode("elements", "mean"),
+    _sketch_decode("elements", "median"),
+)
+
+ROWS: tuple[Row, ...] = (
+    _quantize(8, share_of_copy=0.85),
+    *map(_quantize, (4, 2, 10, 32)),
+    _quantize(8, jnp.bfloat16),
+    _quantize(8, residual=True),
+    _quantize(4, residual=True),
+    _dequantize(8),
+    _dequantize(4),
+    _dequantize(8, accumulate=True),
+    _dequantize(4, accumulate=True),
+    *map(_pack, (1, 2)),
+    _pack(4, share_of_copy=0.8),
+    _pack(8),
+    *map(_unpack, (1, 2, 4, 8)),
+    *EXPONENTIAL,
+    *COUNT_SKETCH,
+)

@@ -1,0 +1,1 @@
+"""What `python -m pallas_kernels.bench` is made of."""

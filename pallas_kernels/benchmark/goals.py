@@ -1,0 +1,53 @@
+"""What the kernels are meant to reach on an NVIDIA H200, and whether they did."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pallas_kernels.arg_specs import Row
+
+LARGE = 2**26
+"""Goals are for sizes from this on: smaller arrays stay in the cache."""
+
+
+class Measurement(NamedTuple):
+    """One implementation of one row of the table of workloads, at one size."""
+
+    row: Row
+    size: int
+    implementation: str
+    seconds: float  # The median.
+    share_of_copy: float
+
+
+def _verdict(what: str, reached: dict[int, float], goal: float) -> str:
+    if not reached:
+        return f"{what}: not measured"
+    worst = min(reached, key=lambda size: reached[size])
+    word = "reached" if reached[worst] >= goal else "not reached"
+    return f"{what}: {word}, {reached[worst]:.2f} at {worst:,} coordinates"
+
+
+def verdicts(rows: Iterable[Row], measurements: Sequence[Measurement], on_gpu: bool) -> list[str]:
+    """A line for each goal: of a size the fastest implementation counts, and the worst size."""
+    lines = []
+    for row in rows:
+        own: dict[int, Measurement] = {}
+        torch: dict[int, float] = {}
+        for m in measurements:
+            if not on_gpu or m.row.label != row.label or m.size < LARGE:
+                continue
+            if m.implementation == "copy":
+                continue
+            if m.implementation == "torch":
+                torch[m.size] = m.seconds
+            elif m.size not in own or m.seconds < own[m.size].seconds:
+                own[m.size] = m
+        if row.share_of_copy is not None:
+            shares = {size: m.share_of_copy for size, m in own.items()}
+            what = f"{row.label}, at least {row.share_of_copy:g} of a copy"
+            lines.append(_verdict(what, shares, row.share_of_copy))
+        if row.times_torch is not None:
+            ratios = {size: torch[size] / m.seconds for size, m in own.items() if size in torch}
+            what = f"{row.label}, at least {row.times_torch:g} times PyTorch"
+            lines.append(_verdict(what, ratios, row.times_torch))
+    return lines

@@ -1,0 +1,72 @@
+"""Time on the device of calls that are queued one behind the other."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+LONG_ENOUGH = 0.02  # Seconds of one sample, beside which the wait at its end does not count.
+MOST_CALLS = 1000
+
+
+class Candidate(NamedTuple):
+    """Something to time: `call` starts it, and `wait` returns when its result is there."""
+
+    call: Callable[[], Any]
+    wait: Callable[[Any], object]
+
+
+class Times(NamedTuple):
+    """Raw samples: seconds a call, each the mean of so many queued calls."""
+
+    calls: int
+    seconds: list[float]
+
+    @property
+    def median(self) -> float:
+        """Seconds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """The distance of the quartiles over the median."""
+        if len(self.seconds) < 2:
+            return 0.0
+        first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return (third - first) / self.median
+
+
+def _sample(candidate: Candidate, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        result = candidate.call()
+    candidate.wait(result)
+    return (time.perf_counter() - start) / calls
+
+
+def time_in_turn(
+    candidates: Mapping[str, Candidate], samples: int, *, queue: bool
+) -> dict[str, Times]:
+    """Samples of each, taken in turn, so that a busy moment falls on all alike.
+
+    Args:
+      candidates: By name. What they compile is compiled in the first, uncounted, call.
+      samples: Of each.
+      queue: Whether a sample is so many calls as take `LONG_ENOUGH`, of which only the last is
+        waited for; the device must run calls in their order. Else a sample is one call.
+    """
+    calls = {}
+    for name, candidate in candidates.items():
+        candidate.wait(candidate.call())
+        calls[name] = 1
+        while queue and calls[name] < MOST_CALLS:
+            seconds = _sample(candidate, calls[name])
+            if calls[name] * seconds >= LONG_ENOUGH:
+                break
+            needed = round(LONG_ENOUGH / seconds) + 1
+            calls[name] = min(MOST_CALLS, max(2 * calls[name], needed))
+    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(samples):
+        for name, candidate in candidates.items():
+            taken[name].append(_sample(candidate, calls[name]))
+    return {name: Times(calls[name], seconds) for name, seconds in taken.items()}

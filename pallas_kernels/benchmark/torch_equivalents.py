@@ -1,0 +1,114 @@
+"""What a user of PyTorch would write in place of the ops, for the benchmark to time beside them.
+
+Elementwise ops are compiled by `torch.compile`, with noise from PyTorch's own generator. Sketches
+are `torch.index_add_` and `torch.gather`, for which columns and signs are made beforehand and are
+not timed, as a user would keep them from step to step.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from pallas_kernels.arg_specs import SKETCH_ROWS, columns_for
+
+Build = Callable[[Any, int], Callable[[], Any]]
+
+
+def _shifts(torch: Any, bits: int) -> Any:
+    return torch.arange(0, 32, bits, device="cuda", dtype=torch.int32)[:, None]
+
+
+def _quantize(torch: Any, size: int, bits: int) -> Callable[[], Any]:
+    levels = 2 ** (bits - 1) - 1
+    x = torch.randn(size, device="cuda")
+    factor = levels / x.abs().max()
+
+    def codes(x: Any, factor: Any) -> Any:
+        return torch.floor(x * factor + torch.rand_like(x)).clamp(-levels, levels)
+
+    def packed(x: Any, factor: Any, shifts: Any) -> Any:
+        fields = (codes(x, factor) + levels).to(torch.int32).view(32 // bits, -1)
+        return (fields << shifts).sum(0, dtype=torch.int32)
+
+    if bits == 8:
+        compiled = torch.compile(lambda x, factor: codes(x, factor).to(torch.int8))
+        return functools.partial(compiled, x, factor)
+    return functools.partial(torch.compile(packed), x, factor, _shifts(torch, bits))
+
+
+def _dequantize(torch: Any, size: int) -> Callable[[], Any]:
+    codes = torch.randint(-127, 128, (size,), device="cuda", dtype=torch.int8)
+    step = torch.tensor(0.01, device="cuda")
+    return functools.partial(torch.compile(lambda codes, step: codes.float() * step), codes, step)
+
+
+def _pack(torch: Any, size: int, bits: int) -> Callable[[], Any]:
+    numbers = torch.randint(0, 2**bits, (size,), device="cuda", dtype=torch.uint8)
+
+    def pack(numbers: Any, shifts: Any) -> Any:
+        planes = numbers.view(32 // bits, -1).to(torch.int32)
+        return (planes << shifts).sum(0, dtype=torch.int32)
+
+    return functools.partial(torch.compile(pack), numbers, _shifts(torch, bits))
+
+
+def _unpack(torch: Any, size: int, bits: int) -> Callable[[], Any]:
+    words = torch.randint(0, 2**31 - 1, (size * bits // 32,), device="cuda", dtype=torch.int32)
+
+    def unpack(words: Any, shifts: Any) -> Any:
+        return (words[None] >> shifts) & (2**bits - 1)
+
+    return functools.partial(torch.compile(unpack), words, _shifts(torch, bits))
+
+
+def _columns_and_signs(torch: Any, size: int) -> tuple[Any, Any]:
+    shape = (SKETCH_ROWS, size)
+    columns = torch.randint(0, columns_for(size), shape, device="cuda")
+    return columns, torch.randint(0, 2, shape, device="cuda", dtype=torch.int8) * 2.0 - 1.0
+
+
+def _encode(torch: Any, size: int) -> Callable[[], Any]:
+    columns, signs = _columns_and_signs(torch, size)
+    x = torch.randn(size, device="cuda")
+
+    def encode() -> Any:
+        table = torch.zeros(SKETCH_ROWS, columns_for(size), device="cuda")
+        for row in range(SKETCH_ROWS):
+            table[row].index_add_(0, columns[row], signs[row] * x)
+        return table
+
+    return encode
+
+
+def _decode(torch: Any, size: int, estimate: str) -> Callable[[], Any]:
+    columns, signs = _columns_and_signs(torch, size)
+    table = torch.randn(SKETCH_ROWS, columns_for(size), device="cuda")
+
+    def decode() -> Any:
+        values = torch.gather(table, 1, columns) * signs
+        return values.mean(0) if estimate == "mean" else values.median(0).values
+
+    return decode
+
+
+EQUIVALENTS: dict[str, Build] = {
+    "quantize float32, 8 bits": functools.partial(_quantize, bits=8),
+    "quantize float32, 4 bits": functools.partial(_quantize, bits=4),
+    "dequantize, 8 bits": _dequantize,
+    "pack, 4 bits": functools.partial(_pack, bits=4),
+    "unpack, 4 bits": functools.partial(_unpack, bits=4),
+    "sketch tiles, encode float32": _encode,
+    "sketch tiles, decode mean": functools.partial(_decode, estimate="mean"),
+    "sketch tiles, decode median": functools.partial(_decode, estimate="median"),
+}
+"""By the label of the row in the table of workloads."""
+
+
+def load() -> Any:
+    """PyTorch, if it is installed and sees a GPU; else None."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None

@@ -1,0 +1,6 @@
+"""Count-sketch of an array, and its estimates of the coordinates."""
+
+from pallas_kernels.count_sketch.api import decode, encode, round_columns
+from pallas_kernels.count_sketch.elements import locations
+
+__all__ = ["decode", "encode", "locations", "round_columns"]

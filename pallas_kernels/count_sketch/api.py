@@ -1,0 +1,238 @@
+"""Count-sketch of an array, and its estimates of the coordinates."""
+
+import math
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import _hash, _vma
+from pallas_kernels._checks import require, require_seeds
+from pallas_kernels._dispatch import Implementation
+from pallas_kernels.count_sketch import elements, linear, reference
+from pallas_kernels.count_sketch.tiling import MOST_PLANES, PLANE
+
+Hashing = Literal["tiles", "elements"]
+Estimate = Literal["mean", "median"]
+
+
+def round_columns(columns: int) -> int:
+    """The next number of columns that suits `hashing="tiles"`, at most a sixteenth above 16384.
+
+    Multiples of 1024 are what is allowed. Larger powers of two make larger tiles, of up to 32768
+    elements, and fewer steps of the kernels, so this is a multiple of the largest tile of which the
+    columns hold sixteen.
+
+    Args:
+      columns: At least as many as this are wanted.
+
+    Returns:
+      A multiple of 1024.
+
+    Example:
+      >>> from pallas_kernels import count_sketch
+      >>> count_sketch.round_columns(1), count_sketch.round_columns(100_000)
+      (1024, 102400)
+    """
+    require(columns >= 1, f"`columns` must be at least 1, got {columns}.")
+    planes = MOST_PLANES
+    while planes > 1 and columns < 16 * planes * PLANE:
+        planes //= 2
+    return -(-columns // (planes * PLANE)) * planes * PLANE
+
+
+def _require_columns(rows: int, columns: int, hashing: str) -> None:
+    require(
+        hashing in get_args(Hashing),
+        f"`hashing` must be one of {get_args(Hashing)}, got {hashing!r}.",
+    )
+    elements.require_table(rows, columns)
+    below = columns // PLANE * PLANE
+    nearest = below + PLANE if columns - below > PLANE // 2 or not below else below
+    require(
+        hashing == "elements" or columns % PLANE == 0,
+        f'`columns` must be a multiple of {PLANE} for `hashing`="tiles", got {columns}: the '
+        f'nearest is {nearest}, and any number is allowed for `hashing`="elements".',
+    )
+
+
+def _require_mask(mask: jax.Array | None, shape: tuple[int, ...]) -> None:
+    require(
+        mask is None or (mask.dtype == jnp.bool_ and mask.shape == shape),
+        f"`mask` must be bool{list(shape)}, got {jax.typeof(mask) if mask is not None else None}.",
+    )
+
+
+def encode(
+    x: jax.Array,
+    seeds: jax.Array,
+    *,
+    rows: int,
+    columns: int,
+    mask: jax.Array | None = None,
+    hashing: Hashing = "tiles",
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    r"""Adds every coordinate, under a random sign, to one random column of each row of a table.
+
+    .. math:: S_{rj} = \sum_{i : h_r(i) = j} \sigma_r(i) x_i
+
+    for hashes :math:`h_r` to `columns` and :math:`\sigma_r` to :math:`\{-1, 1\}`. It is linear in
+    x: tables made with the same seeds may be added. With the estimate :math:`\hat x_i = \sigma_r(i)
+    S_{r h_r(i)}` of one row and c columns, for both families of hashes,
+
+    .. math:: \mathbb{E} \hat x_i = x_i, \quad
+              \mathbb{E} (\hat x_i - x_i)^2 \le \frac{1}{c} \sum_{j \ne i} x_j^2,
+
+    with equality for `"elements"`, so that K coordinates have the error (K - 1)/c times their
+    sum of squares; the mean of independent rows divides it by their number.
+
+    `hashing="tiles"` moves whole tiles of up to 32768 elements (the largest power of two of which
+    `columns` is a multiple of eight or more; at least 1024). A row maps the 2**m tiles by an affine
+    bijection, the high bits of which are the slot, adds them there in a fixed order, each element
+    under its own sign, and each tile rolled by hashed amounts along its planes, sublanes and lanes.
+    Two elements of a tile never collide. Two tiles share one of n slots with probability 1/n or
+    zero (where n does not divide 2**m, at most (1 + (n / 2**m)**2 / 4)/n), and the roll of one
+    against the other is uniform over the tile, so two elements collide with probability at most
+    1/c. But neighbours collide together: for one draw of the seeds, errors on clustered
+    coordinates are clustered too. No scatter and no atomics: the table is bit for bit the same in
+    every run and on every backend that does not flush subnormal numbers. Memory traffic of the
+    kernels: 4 N bytes a row, and the table once; arrays that do not fill their planes of 1024 are
+    copied to be padded, and bfloat16 to be widened.
+
+    `hashing="elements"` hashes every element for itself, for any number of columns, by XLA's
+    scatter: slower, and of about 12 N bytes a row and scattered access. Floats are added in fixed
+    point, so the order does not matter: with P the largest magnitude and B the most coordinates
+    that are not zero in one column, an entry of n of these is off by at most n P B 2**-29 and one
+    rounding to float32. A scatter of ones finds B, which makes overflow impossible. Subnormal
+    numbers count as zero.
+
+    NaN and infinite coordinates reach the columns they are hashed to, and no others. The gradient
+    is the sum over rows of the signed entries, as in :func:`decode`.
+
+    Args:
+      x: float32, bfloat16 or int32 of any shape, of fewer than 2**32 elements.
+      seeds: uint32[2], from which all hashes are derived. Equal on all workers.
+      rows: Of the table, 1 to 32.
+      columns: c. For `"tiles"` a multiple of 1024; :func:`round_columns` finds a good one.
+      mask: bool of the shape of `x`: only coordinates where it is true enter. None for all.
+      hashing: `"tiles"` or `"elements"`.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for what is measured,
+        or assumed, to be the fastest.
+
+    Returns:
+      The table, [rows, columns]: int32 for an int32 `x`, of which sums wrap modulo 2**32, else
+      float32.
+
+    Raises:
+      ValueError: If an argument is out of range or of a wrong shape or dtype.
+      NotImplementedError: If the device cannot run the implementation that is named, or
+        `"elements"` is asked of a kernel.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pallas_kernels import count_sketch
+      >>> x, seeds = jnp.arange(4.0), jnp.array([1, 2], jnp.uint32)
+      >>> table = count_sketch.encode(x, seeds, rows=3, columns=1024)
+      >>> table.shape
+      (3, 1024)
+      >>> count_sketch.decode(2 * table, seeds, shape=(4,), estimate="median").tolist()
+      [0.0, 2.0, 4.0, 6.0]
+
+    References:
+      Charikar, Chen, Farach-Colton, `Finding frequent items in data streams
+      <https://doi.org/10.1016/S0304-3975(03)00400-6>`_, 2004. It hashes elements, by functions that
+      are pairwise independent by proof; these are mixing functions, checked by tests. The tiles are
+      our own.
+    """
+    require(
+        x.dtype in (jnp.float32, jnp.bfloat16, jnp.int32),
+        f"`x` must be float32, bfloat16 or int32, got {x.dtype}.",
+    )
+    require_seeds(seeds)
+    _require_columns(rows, columns, hashing)
+    _require_mask(mask, x.shape)
+    _hash.require_counter(x.shape)
+    if mask is not None:
+        x = jnp.where(mask, x, 0)
+    x, seeds = _vma.alike(x, seeds)
+    if x.size == 0:
+        (table, _) = _vma.alike(jnp.zeros((rows, columns), reference.accumulator(x.dtype)), x)
+        return table
+    return linear.encode(x, seeds, (rows, columns, hashing, implementation))
+
+
+def decode(
+    table: jax.Array,
+    seeds: jax.Array,
+    *,
+    shape: tuple[int, ...],
+    estimate: Estimate = "mean",
+    mask: jax.Array | None = None,
+    hashing: Hashing = "tiles",
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    r"""Estimates every coordinate from its entries in a table of :func:`encode`.
+
+    .. math:: \hat x_i = \operatorname{mean}_r \; \sigma_r(i) S_{r h_r(i)} \quad \text{or} \quad
+              \operatorname{median}_r
+
+    The mean is unbiased, with 1/rows of the variance of one row. The median ignores a minority of
+    rows in which a large coordinate is in the way; for an odd number of rows it is unbiased where
+    errors are symmetric, as they are under random signs. For an even number it is midway of the
+    middle two, which keeps the symmetry (taking the lower one would be off by about -0.8 standard
+    deviations for two rows): for two rows it is the mean. One NaN among the entries makes it NaN.
+
+    Memory traffic of the kernels: 4 N bytes written, and 4 N bytes of table read for every row,
+    mostly from the cache. No sort: minimum and maximum of pairs.
+
+    Args:
+      table: float32 or int32 [rows, columns], of :func:`encode`, or a sum of such tables.
+      seeds: As given to :func:`encode`.
+      shape: Of the array, as given to :func:`encode`.
+      estimate: `"mean"` or `"median"`.
+      mask: bool of `shape`: coordinates where it is false are exactly 0. None for all.
+      hashing: As given to :func:`encode`.
+      implementation: As for :func:`encode`.
+
+    Returns:
+      An array of `shape`: int32 for the median of an int32 table (for an even number of rows
+      rounded down), else float32.
+
+    Raises:
+      ValueError: If an argument is out of range or of a wrong shape or dtype.
+      NotImplementedError: If the device cannot run the implementation that is named, or
+        `"elements"` or more than 9 rows are asked of a kernel.
+      TypeError: If the median is differentiated. The gradient of the mean is :func:`encode` over
+        rows.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pallas_kernels import count_sketch
+      >>> x, seeds = jnp.arange(4.0), jnp.array([1, 2], jnp.uint32)
+      >>> table = count_sketch.encode(x, seeds, rows=2, columns=100, hashing="elements")
+      >>> mask = jnp.array([True, False, True, True])
+      >>> count_sketch.decode(table, seeds, shape=(4,), mask=mask, hashing="elements").tolist()
+      [0.0, 0.0, 2.0, 3.0]
+    """
+    require(
+        table.ndim == 2 and table.dtype in (jnp.float32, jnp.int32),
+        f"`table` must be float32 or int32 [rows, columns], got {table.dtype}{list(table.shape)}.",
+    )
+    require(
+        estimate in get_args(Estimate),
+        f"`estimate` must be one of {get_args(Estimate)}, got {estimate!r}.",
+    )
+    require_seeds(seeds)
+    rows, columns = table.shape
+    _require_columns(rows, columns, hashing)
+    shape = tuple(shape)
+    _require_mask(mask, shape)
+    _hash.require_counter(shape)
+    table, seeds = _vma.alike(table, seeds)
+    if math.prod(shape) == 0:
+        dtype = table.dtype if estimate == "median" else jnp.float32
+        (empty, _) = _vma.alike(jnp.zeros(shape, dtype), table)
+        return empty
+    result = linear.decode(table, seeds, (shape, estimate, hashing, implementation))
+    return result if mask is None else jnp.where(mask, result, 0)

@@ -1,0 +1,160 @@
+r"""Count-sketch by a hash of each element, in plain JAX: the textbook's, and a scatter.
+
+No kernel has this form. Mosaic GPU adds atomically to contiguous slices only, not at indices, and a
+TPU has no scatter. XLA's scatter of floats depends on an order that changes from run to run on a
+GPU, so floats are added as integers.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels import _hash, _vma
+from pallas_kernels._checks import require, require_seeds
+from pallas_kernels.count_sketch.estimate import ESTIMATES
+
+SMALLEST_NORMAL = 2.0**-126
+MOST_ROWS = 32
+
+
+def _times_columns(word: jax.Array, columns: int) -> jax.Array:
+    """The high 32 bits of the 64 of `word * columns`, exactly: floor(word * columns / 2**32)."""
+    columns_low, columns_high = jnp.uint32(columns & 0xFFFF), jnp.uint32(columns >> 16)
+    low, high = word & 0xFFFF, word >> 16
+    carried = high * columns_low + ((low * columns_low) >> 16)
+    middle = low * columns_high + (carried & 0xFFFF)
+    return high * columns_high + (carried >> 16) + (middle >> 16)
+
+
+def _row_seeds(seeds: jax.Array, row: int) -> jax.Array:
+    """The seeds of one row, uint32[2]."""
+    position = jnp.arange(2 * row, 2 * row + 2, dtype=jnp.uint32)
+    return _hash.bits(position, seeds[0], seeds[1])
+
+
+def _locate(
+    position: jax.Array, seeds: jax.Array, row: int, columns: int
+) -> tuple[jax.Array, jax.Array]:
+    """The column of each position in `row`, int32, and whether its sign is negative."""
+    first, second = _row_seeds(seeds, row)
+    word = _hash.bits(position, first, second)
+    # The column comes from the high bits, the sign is the lowest.
+    return _times_columns(word, columns).astype(jnp.int32), (word & 1) != 0
+
+
+def require_table(rows: int, columns: int) -> None:
+    """Raises unless a table may have these many rows and columns."""
+    require(1 <= rows <= MOST_ROWS, f"`rows` must be in [1, {MOST_ROWS}], got {rows}.")
+    require(1 <= columns < 2**31, f"`columns` must be in [1, 2**31), got {columns}.")
+
+
+def locations(
+    indices: jax.Array, seeds: jax.Array, *, rows: int, columns: int
+) -> tuple[jax.Array, jax.Array]:
+    r"""Where coordinates lie in a sketch of `hashing="elements"`, and with which signs.
+
+    .. math:: h_r(i) = \lfloor w_r(i) c / 2^{32} \rfloor, \quad \sigma_r(i) = 1 - 2 (w_r(i) \bmod 2)
+
+    for a hash :math:`w_r` to words of 32 bits.
+
+    Args:
+      indices: int32[k] or uint32[k], positions in the flat array.
+      seeds: uint32[2], as given to :func:`encode`.
+      rows: Of the table.
+      columns: :math:`c`.
+
+    Returns:
+      Columns, int32[rows, k], and signs, int32[rows, k], each -1 or 1.
+
+    Raises:
+      ValueError: If an argument is out of range or of a wrong shape or dtype.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pallas_kernels import count_sketch
+      >>> seeds, x = jnp.array([1, 2], jnp.uint32), jnp.array([0, 0, 0, 5], jnp.int32)
+      >>> options = {"rows": 1, "columns": 64}
+      >>> column, sign = count_sketch.locations(jnp.array([3]), seeds, **options)
+      >>> table = count_sketch.encode(x, seeds, hashing="elements", **options)
+      >>> int(sign[0, 0] * table[0, column[0, 0]])
+      5
+    """
+    require_seeds(seeds)
+    require_table(rows, columns)
+    require(
+        indices.ndim == 1 and indices.dtype in (jnp.int32, jnp.uint32),
+        f"`indices` must be int32[k] or uint32[k], got {indices.dtype}{list(indices.shape)}.",
+    )
+    position = indices.astype(jnp.uint32)
+    located = [_locate(position, seeds, row, columns) for row in range(rows)]
+    signs = jnp.stack([jnp.where(negative, -1, 1) for _, negative in located])
+    return jnp.stack([column for column, _ in located]), signs.astype(jnp.int32)
+
+
+def _power_of_two(exponent: jax.Array) -> jax.Array:
+    """2**exponent, float32, of an int32 in [-126, 127]."""
+    return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+
+
+def _scaled(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """`x` times 2**exponent, an int32 in [-252, 254]: in two steps, as it may be no float32."""
+    half = exponent >> 1
+    return x * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+def _add(column: jax.Array, values: jax.Array, columns: int) -> jax.Array:
+    """The sums of values of equal column."""
+    zeros, _, _ = _vma.alike(jnp.zeros(columns, values.dtype), column, values)
+    return zeros.at[column].add(values, mode="promise_in_bounds")
+
+
+def _add_floats(column: jax.Array, values: jax.Array, columns: int) -> jax.Array:
+    """The sums of float32 in fixed point, whatever their order.
+
+    With every |x| < 2**e and at most 2**b that are not zero in a column, each is rounded to a
+    multiple of 2**(e + b - 30): so many make at most 2**30 + 2**(b - 1) of these steps.
+    """
+    magnitude = jnp.abs(values)
+    usable = (magnitude >= SMALLEST_NORMAL) & jnp.isfinite(values)
+    peak = jnp.max(jnp.where(usable, magnitude, SMALLEST_NORMAL))
+    # Biased by 127: [1, 2) has 127, and is below 2**1.
+    above = (lax.bitcast_convert_type(peak, jnp.int32) >> 23) - 126
+    most = jnp.max(_add(column, usable.astype(jnp.int32), columns))
+    count_bits = 32 - lax.clz(jnp.maximum(most, 1) - 1)
+    exponent = above + count_bits - 30
+    steps = jnp.round(_scaled(jnp.where(usable, values, 0), -exponent)).astype(jnp.int32)
+    sums = _scaled(_add(column, steps, columns).astype(jnp.float32), exponent)
+    # Zeros, infinities and NaN have the same sum in any order.
+    rest = jnp.where(jnp.isfinite(values), 0, values)
+    return lax.cond(
+        jnp.all(jnp.isfinite(values)), lambda: sums, lambda: sums + _add(column, rest, columns)
+    )
+
+
+def encode(x: jax.Array, seeds: jax.Array, *, rows: int, columns: int) -> jax.Array:
+    """The table of `x`, a row after the other."""
+    position = _hash.positions(x.shape).ravel()
+    flat = x.ravel()
+    table = []
+    for row in range(rows):
+        column, negative = _locate(position, seeds, row, columns)
+        if flat.dtype == jnp.int32:
+            table.append(_add(column, jnp.where(negative, -flat, flat), columns))
+        else:
+            wide = flat.astype(jnp.float32)
+            table.append(_add_floats(column, jnp.where(negative, -wide, wide), columns))
+    return jnp.stack(table)
+
+
+def decode(
+    table: jax.Array, seeds: jax.Array, *, shape: tuple[int, ...], estimate: str
+) -> jax.Array:
+    """The estimates of an array of `shape`."""
+    rows, columns = table.shape
+    position = _hash.positions(shape)
+    values = []
+    for row in range(rows):
+        column, negative = _locate(position, seeds, row, columns)
+        value = table[row].at[column].get(mode="promise_in_bounds")
+        values.append(jnp.where(negative, -value, value))
+    return ESTIMATES[estimate](values)

@@ -1,0 +1,106 @@
+"""Both ops by the implementation that is named, or chosen, and their gradients.
+
+Each is, but for a factor, the other's transpose.
+"""
+
+import functools
+import math
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import _dispatch
+from pallas_kernels._checks import require
+from pallas_kernels._dispatch import Implementation
+from pallas_kernels.count_sketch import elements
+
+MOST_ROWS_OF_KERNELS = 9  # To decode.
+
+
+def _run(
+    function: str,
+    hashing: str,
+    implementation: Any,
+    size: int,
+    *arrays: jax.Array,
+    **options: Any,
+) -> jax.Array:
+    """`function` of the implementation that is named, or chosen."""
+    require(
+        implementation is None or implementation in get_args(Implementation),
+        f"`implementation` must be None or one of {get_args(Implementation)}, "
+        f"got {implementation!r}.",
+    )
+    kernel = implementation in ("mosaic_gpu", "mosaic_tpu")
+    if hashing == "elements":
+        if kernel:
+            raise NotImplementedError(
+                f'`implementation`={implementation!r} has no `hashing`="elements": Mosaic GPU has '
+                'no atomic addition at indices, and a TPU no scatter. Use `hashing`="tiles".'
+            )
+        return getattr(elements, function)(*arrays, **options)
+    rows = arrays[0].shape[0] if function == "decode" else 1
+    if rows > MOST_ROWS_OF_KERNELS:
+        if kernel:
+            raise NotImplementedError(
+                f"`implementation`={implementation!r} decodes at most {MOST_ROWS_OF_KERNELS} rows, "
+                f"got {rows}: its program holds a value of each at once."
+            )
+        implementation = implementation or "reference"
+    return _dispatch.run("count_sketch", function, implementation, size, *arrays, **options)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def encode(x: jax.Array, seeds: jax.Array, options: Any) -> jax.Array:
+    """See `api.encode`; `options` are rows, columns, hashing, implementation."""
+    rows, columns, hashing, implementation = options
+    sizes = {"rows": rows, "columns": columns}
+    return _run("encode", hashing, implementation, x.size, x, seeds, **sizes)
+
+
+def _encode_forward(x: jax.Array, seeds: jax.Array, options: Any) -> Any:
+    return encode(x, seeds, options), (seeds, jnp.zeros_like(x, shape=(0, *x.shape)))
+
+
+def _encode_backward(options: Any, saved: Any, cotangent: jax.Array) -> Any:
+    seeds, empty = saved
+    if empty.dtype == jnp.int32:
+        return None, None
+    _, _, hashing, implementation = options
+    sums = decode(cotangent, seeds, (empty.shape[1:], "sum", hashing, implementation))
+    return sums.astype(empty.dtype), None
+
+
+encode.defvjp(_encode_forward, _encode_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def decode(table: jax.Array, seeds: jax.Array, options: Any) -> jax.Array:
+    """See `api.decode`; `options` are shape, estimate (or "sum"), hashing, implementation."""
+    shape, estimate, hashing, implementation = options
+    size = math.prod(shape)
+    options = {"shape": shape, "estimate": estimate}
+    return _run("decode", hashing, implementation, size, table, seeds, **options)
+
+
+def _decode_forward(table: jax.Array, seeds: jax.Array, options: Any) -> Any:
+    if options[1] == "median":
+        raise TypeError(
+            '`count_sketch.decode` with `estimate`="median" has no gradient. Use "mean", or hide '
+            "the table behind `jax.lax.stop_gradient`."
+        )
+    return decode(table, seeds, options), (seeds, jnp.zeros_like(table, shape=(0, *table.shape)))
+
+
+def _decode_backward(options: Any, saved: Any, cotangent: jax.Array) -> Any:
+    seeds, empty = saved
+    _, estimate, hashing, implementation = options
+    _, rows, columns = empty.shape
+    if empty.dtype == jnp.int32:
+        return None, None
+    table = encode(cotangent, seeds, (rows, columns, hashing, implementation))
+    return table if estimate == "sum" else table * jnp.float32(1 / rows), None
+
+
+decode.defvjp(_decode_forward, _decode_backward)

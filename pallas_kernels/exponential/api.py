@@ -1,0 +1,193 @@
+"""Stochastic rounding to powers of two, one byte each: a sign and an exponent."""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import _dispatch, _hash
+from pallas_kernels._checks import nondifferentiable, require, require_scalar, require_seeds
+from pallas_kernels._dispatch import Implementation
+
+MOST_HEADROOM = 62  # The factor of the largest scale is a normal number.
+
+
+def _require_headroom(headroom: int) -> None:
+    require(
+        1 <= headroom <= MOST_HEADROOM,
+        f"`headroom` must be in [1, {MOST_HEADROOM}], got {headroom}.",
+    )
+
+
+def _require_codes(name: str, codes: jax.Array) -> None:
+    require(codes.dtype == jnp.uint8, f"`{name}` must be uint8, got {codes.dtype}.")
+    _hash.require_counter(codes.shape)
+
+
+def encode(
+    x: jax.Array,
+    scale: jax.Array,
+    seeds: jax.Array,
+    *,
+    headroom: int,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    r"""Rounds :math:`2^{-h} x / \|x\|` to one of the two powers of two beside it, without bias.
+
+    .. math:: 2^{-h} |x_j| / \|x\| = 2^{-e} (1 + f) \;\mapsto\;
+              2^{-e + 1} \text{ with probability } f, \text{ else } 2^{-e}
+
+    By a random number, a hash of the seeds and of :math:`j`, that is added to the mantissa and
+    carries into the exponent: the same integers on every backend. NaN, subnormal numbers, and what
+    is so small beside the scale that a step on the way is subnormal (:math:`2^{-122}` at the most)
+    give 0; infinite ones the largest code.
+
+    Memory traffic: `x` is read once, the codes are written once. A kernel reads and writes `x` once
+    more to fill blocks if its size is no multiple of 128 (TPU) or 1024 (GPU).
+
+    Args:
+      x: float32 or bfloat16 of any shape, of fewer than 2**32 elements.
+      scale: float32[], :math:`\|x\|`, at least the largest magnitude in `x`; 0 gives zeros.
+      seeds: uint32[2].
+      headroom: :math:`h`, 1 to 62. Codes may be added in a tree of up to :math:`h - 1` levels: the
+        sum over n workers needs :math:`h = 1 + \lceil \log_2 n \rceil`.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for what is measured,
+        or assumed, to be the fastest.
+
+    Returns:
+      uint8 of the shape of `x`: the sign in bit 7, below it the exponent :math:`e`, or 0 for zero.
+
+    Raises:
+      ValueError: If an argument is out of range or of a wrong shape or dtype.
+      NotImplementedError: If the device cannot run the implementation that is named.
+      TypeError: If it is differentiated: rounding has no gradient.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pallas_kernels import exponential
+      >>> x, seeds = jnp.array([1.0, -0.25, 0.0]), jnp.array([1, 2], jnp.uint32)
+      >>> codes = exponential.encode(x, jnp.float32(1), seeds, headroom=2)
+      >>> [hex(code) for code in codes]
+      ['0x2', '0x84', '0x0']
+      >>> exponential.decode(codes, jnp.float32(1), headroom=2).tolist()
+      [1.0, -0.25, 0.0]
+      >>> sums = exponential.add(codes, codes, seeds)
+      >>> exponential.decode(sums, jnp.float32(1), headroom=2).tolist()
+      [2.0, -0.5, 0.0]
+
+    References:
+      Horvath et al., `Natural Compression <https://arxiv.org/abs/1905.10988>`_, 2019.
+      Xin et al., `Global-QSGD <https://arxiv.org/abs/2305.18627>`_, 2023.
+    """
+    require(
+        x.dtype in (jnp.float32, jnp.bfloat16), f"`x` must be float32 or bfloat16, got {x.dtype}."
+    )
+    require_scalar("scale", scale)
+    require_seeds(seeds)
+    _require_headroom(headroom)
+    _hash.require_counter(x.shape)
+    return _dispatch.run(
+        "exponential",
+        "encode",
+        implementation,
+        x.size,
+        *nondifferentiable("exponential.encode", x, scale),
+        seeds,
+        headroom=headroom,
+    )
+
+
+def decode(
+    codes: jax.Array,
+    scale: jax.Array,
+    *,
+    headroom: int,
+    count: int = 1,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    r"""The mean of `count` arrays from the codes of their sum.
+
+    .. math:: \bar x_j = \pm 2^{h - e_j} \|x\| / n
+
+    Memory traffic: the codes are read once, the result is written once, but as in :func:`encode`
+    for other sizes.
+
+    Args:
+      codes: uint8 of any shape, from :func:`encode` or :func:`add`.
+      scale: float32[], as it was given to :func:`encode`.
+      headroom: :math:`h`, as it was given to :func:`encode`.
+      count: :math:`n`, how many arrays were added.
+      implementation: As for :func:`encode`.
+
+    Returns:
+      float32 of the shape of `codes`. Where it is subnormal, some backends return 0.
+
+    Raises:
+      ValueError: If an argument is out of range or of a wrong shape or dtype.
+      NotImplementedError: If the device cannot run the implementation that is named.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pallas_kernels import exponential
+      >>> codes = jnp.array([0x02, 0x84, 0x00], jnp.uint8)
+      >>> exponential.decode(codes, jnp.float32(3), headroom=2, count=2).tolist()
+      [1.5, -0.375, 0.0]
+    """
+    _require_codes("codes", codes)
+    require_scalar("scale", scale)
+    _require_headroom(headroom)
+    require(count >= 1, f"`count` must be at least 1, got {count}.")
+    return _dispatch.run(
+        "exponential",
+        "decode",
+        implementation,
+        codes.size,
+        codes,
+        scale,
+        headroom=headroom,
+        count=count,
+    )
+
+
+def add(
+    a: jax.Array, b: jax.Array, seeds: jax.Array, *, implementation: Implementation | None = None
+) -> jax.Array:
+    r"""The sums of two powers of two each, rounded without bias to powers of two.
+
+    With exponents :math:`e \le e'` and the sign of the larger magnitude: of one sign, :math:`e - 1`
+    with probability :math:`2^{-(e' - e)}`, else :math:`e`; of opposite signs, zero where
+    :math:`e = e'`, else :math:`e + 1` with probability :math:`2^{-(e' - e - 1)}`, else :math:`e`.
+    Zero leaves the other as it is. The second moment grows by at most 9/8. Only integers are
+    compared; a probability under :math:`2^{-32}` counts as 0.
+
+    Memory traffic: both are read once, the sums are written once, but as in :func:`encode` for
+    other sizes.
+
+    Args:
+      a: uint8 codes of any shape, of fewer than 2**32 elements.
+      b: uint8 codes of the same shape.
+      seeds: uint32[2], new ones for each sum.
+      implementation: As for :func:`encode`.
+
+    Returns:
+      uint8 codes of the same shape. There is none for a sum of :math:`2^0`: it stays
+      :math:`2^{-1}`, which the headroom of :func:`encode` is to rule out.
+
+    Raises:
+      ValueError: If an argument is of a wrong shape or dtype.
+      NotImplementedError: If the device cannot run the implementation that is named.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pallas_kernels import exponential
+      >>> a, b = jnp.array([3, 3, 3], jnp.uint8), jnp.array([3, 0x83, 0], jnp.uint8)
+      >>> exponential.add(a, b, jnp.array([1, 2], jnp.uint32)).tolist()
+      [2, 0, 3]
+
+    References:
+      Horvath et al., `Natural Compression <https://arxiv.org/abs/1905.10988>`_, 2019.
+      Xin et al., `Global-QSGD <https://arxiv.org/abs/2305.18627>`_, 2023.
+    """
+    _require_codes("a", a)
+    _require_codes("b", b)
+    require(a.shape == b.shape, f"`a` and `b` must have one shape, got {a.shape} and {b.shape}.")
+    require_seeds(seeds)
+    return _dispatch.run("exponential", "add", implementation, a.size, a, b, seeds)

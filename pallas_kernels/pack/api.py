@@ -1,0 +1,144 @@
+"""Narrow fields in words of 32 bits."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import _dispatch, _hash
+from pallas_kernels._checks import require
+from pallas_kernels._dispatch import Implementation
+from pallas_kernels.pack.reference import words
+
+# Wider fields fill a word each, whatever their width.
+WIDTHS = (*range(1, 17), 32)
+
+DTYPES = (jnp.bool, jnp.uint8, jnp.uint32)
+
+
+def _require_width(bits: int) -> None:
+    require(bits in WIDTHS, f"`bits` must be in [1, 16], or 32, got {bits}.")
+
+
+def bits_for_sum(largest: int, workers: int) -> int:
+    r"""The smallest width of a field that holds the sum over workers.
+
+    .. math:: n m < 2^b
+
+    Args:
+      largest: :math:`m`, the largest number that a worker packs.
+      workers: :math:`n`.
+
+    Returns:
+      :math:`b`, 1 to 16 or 32, for :func:`pack` and :func:`unpack`.
+
+    Raises:
+      ValueError: If an argument is not positive, or the sum does not fit in 32 bits.
+
+    Example:
+      >>> from pallas_kernels.pack import bits_for_sum
+      >>> bits_for_sum(1, workers=8), bits_for_sum(254, workers=2)
+      (4, 9)
+    """
+    require(largest >= 1, f"`largest` must be at least 1, got {largest}.")
+    require(workers >= 1, f"`workers` must be at least 1, got {workers}.")
+    sum_bits = (largest * workers).bit_length()
+    require(
+        sum_bits <= WIDTHS[-1],
+        f"`largest`={largest} over `workers`={workers} sums to {largest * workers}, which does not "
+        "fit in 32 bits.",
+    )
+    return min(width for width in WIDTHS if width >= sum_bits)
+
+
+def pack(
+    numbers: jax.Array, *, bits: int, implementation: Implementation | None = None
+) -> jax.Array:
+    r"""Puts so many fields of a width as fit into each word of 32 bits.
+
+    .. math:: w_i = \sum_{f < l} 2^{b f} x_{f w + i}, \qquad l = \lfloor 32 / b \rfloor
+
+    for :math:`w` words; fields beyond the last number are 0. Words of workers may be added: no
+    field carries into its neighbour as long as the sums, too, are below :math:`2^b`, for which
+    :func:`bits_for_sum` tells the width.
+
+    Memory traffic: the numbers are read once and the words are written once. A kernel reads and
+    writes the numbers once more to fill blocks if the number of words is no multiple of 128 (TPU)
+    or 512 (GPU), and takes bool as a copy of uint8. XLA on a GPU makes one pass of the reference.
+
+    Args:
+      numbers: bool, uint8 or uint32 of any shape, of fewer than 2**32 elements, each below
+        `2**bits`, which is not checked.
+      bits: :math:`b`, 1 to 16 or 32. Widths that do not divide 32 leave bits of each word unused.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for what is measured,
+        or assumed, to be the fastest.
+
+    Returns:
+      uint32[ceil(size / l)].
+
+    Raises:
+      ValueError: If an argument is out of range or of a wrong dtype.
+      NotImplementedError: If the device cannot run the implementation that is named.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pallas_kernels.pack import pack, unpack
+      >>> words = pack(jnp.array([1, 2, 3], jnp.uint32), bits=4)
+      >>> hex(words[0])
+      '0x321'
+      >>> unpack(words + words, bits=4, shape=(3,)).tolist()
+      [2, 4, 6]
+    """
+    _require_width(bits)
+    require(
+        numbers.dtype in DTYPES, f"`numbers` must be bool, uint8 or uint32, got {numbers.dtype}."
+    )
+    _hash.require_counter(numbers.shape)
+    return _dispatch.run("pack", "pack", implementation, numbers.size, numbers, bits=bits)
+
+
+def unpack(
+    packed: jax.Array,
+    *,
+    bits: int,
+    shape: tuple[int, ...],
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    r"""The numbers that :func:`pack` took, or their sums over workers.
+
+    .. math:: x_{f w + i} = \lfloor w_i / 2^{b f} \rfloor \bmod 2^b
+
+    Memory traffic: the words are read once and the numbers are written once, but as in :func:`pack`
+    for other sizes.
+
+    Args:
+      packed: What :func:`pack` returned for `shape`, or the sum of these over workers.
+      bits: :math:`b`, as it was given to :func:`pack`.
+      shape: Of the result, of fewer than 2**32 elements.
+      implementation: As for :func:`pack`.
+
+    Returns:
+      uint32 of `shape`.
+
+    Raises:
+      ValueError: If an argument is out of range or of a wrong shape or dtype.
+      NotImplementedError: If the device cannot run the implementation that is named.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pallas_kernels.pack import unpack
+      >>> unpack(jnp.array([0x321], jnp.uint32), bits=4, shape=(3,)).tolist()
+      [1, 2, 3]
+    """
+    _require_width(bits)
+    _hash.require_counter(shape)
+    size = math.prod(shape)
+    expected = (words(size, bits),)
+    require(
+        packed.dtype == jnp.uint32 and packed.shape == expected,
+        f"`packed` must be uint32{list(expected)} for `bits`={bits} and `shape`={shape}, "
+        f"got {packed.dtype}{list(packed.shape)}.",
+    )
+    return _dispatch.run(
+        "pack", "unpack", implementation, size, packed, bits=bits, shape=tuple(shape)
+    )

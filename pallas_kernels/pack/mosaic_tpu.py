@@ -1,0 +1,86 @@
+"""`pack` and `unpack` as Pallas kernels for TPU: one pass over memory.
+
+Fields of words are seen as one plane of rows of 128 lanes each. Sizes that do not fill their rows
+are padded, which costs a pass of its own.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels import _vma
+from pallas_kernels.pack.reference import lanes, words
+
+LANES = 128
+ROWS = 2048  # Rows of 128 fields in one block, at most.
+TILE = 32  # Rows of a tile of uint8; those of uint32 are 8.
+
+
+def _block(rows: int, planes: int) -> int:
+    """Rows of 128 words in one block."""
+    return min(rows, max(TILE, ROWS // planes // TILE * TILE))
+
+
+def _pack_kernel(planes_ref: Any, out_ref: Any, *, bits: int) -> None:
+    word = planes_ref[0].astype(jnp.uint32)
+    for plane in range(1, planes_ref.shape[0]):
+        word = word + (planes_ref[plane].astype(jnp.uint32) << jnp.uint32(plane * bits))
+    out_ref[...] = word
+
+
+def pack(numbers: jax.Array, *, bits: int, interpret: Any = False) -> jax.Array:
+    """See `reference.pack`."""
+    if numbers.size == 0:
+        return numbers.ravel().astype(jnp.uint32)
+    if numbers.dtype == jnp.bool:
+        numbers = numbers.astype(jnp.uint8)
+    planes, width = lanes(bits), words(numbers.size, bits)
+    flat = jnp.pad(numbers.ravel(), (0, planes * width - numbers.size))
+    padded = jnp.pad(flat.reshape(planes, width), ((0, 0), (0, -width % LANES)))
+    operand = padded.reshape(planes, -1, LANES)
+    rows = operand.shape[1]
+    block = _block(rows, planes)
+    packed = pl.pallas_call(
+        functools.partial(_pack_kernel, bits=bits),
+        grid=(pl.cdiv(rows, block),),
+        in_specs=[pl.BlockSpec((planes, block, LANES), lambda i: (0, i, 0))],
+        out_specs=pl.BlockSpec((block, LANES), lambda i: (i, 0)),
+        out_shape=_vma.like(operand, (rows, LANES), jnp.uint32),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        interpret=interpret,
+    )(operand)
+    return packed.ravel()[:width]
+
+
+def _unpack_kernel(packed_ref: Any, out_ref: Any, *, bits: int) -> None:
+    word = packed_ref[...]
+    for plane in range(out_ref.shape[0]):
+        out_ref[plane] = (word >> jnp.uint32(plane * bits)) & jnp.uint32(2**bits - 1)
+
+
+def unpack(
+    packed: jax.Array, *, bits: int, shape: tuple[int, ...], interpret: Any = False
+) -> jax.Array:
+    """See `reference.unpack`."""
+    if packed.size == 0:
+        return packed.reshape(shape)
+    planes, width = lanes(bits), packed.size
+    operand = jnp.pad(packed, (0, -width % LANES)).reshape(-1, LANES)
+    rows = operand.shape[0]
+    block = _block(rows, planes)
+    fields = pl.pallas_call(
+        functools.partial(_unpack_kernel, bits=bits),
+        grid=(pl.cdiv(rows, block),),
+        in_specs=[pl.BlockSpec((block, LANES), lambda i: (i, 0))],
+        out_specs=pl.BlockSpec((planes, block, LANES), lambda i: (0, i, 0)),
+        out_shape=_vma.like(operand, (planes, rows, LANES), jnp.uint32),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        interpret=interpret,
+    )(operand)
+    flat = fields.reshape(planes, -1)[:, :width].ravel()
+    return flat[: math.prod(shape)].reshape(shape)

@@ -1,0 +1,221 @@
+"""Global-scale stochastic rounding to integer fields, and back."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Literal, overload
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import _dispatch, _hash
+from pallas_kernels._checks import nondifferentiable, require, require_scalar, require_seeds
+from pallas_kernels._dispatch import Implementation
+from pallas_kernels.pack.reference import words
+
+WIDTHS = (*range(2, 17), 32)
+MOST_LEVELS = 2**24 - 1  # float32 holds no more integers exactly.
+
+
+def _require_field(levels: int, bits: int, count: int) -> None:
+    require(bits in WIDTHS, f"`bits` must be in [2, 16], or 32, got {bits}.")
+    require(1 <= levels <= MOST_LEVELS, f"`levels` must be in [1, {MOST_LEVELS}], got {levels}.")
+    require(count >= 1, f"`count` must be at least 1, got {count}.")
+    require(
+        2 * count * levels < 2**bits,
+        f"`bits`={bits} cannot hold the sum of {count} codes of `levels`={levels}: "
+        f"2 * {count} * {levels} is not below 2**{bits}.",
+    )
+
+
+@overload
+def quantize(
+    x: jax.Array,
+    scale: jax.Array,
+    seeds: jax.Array,
+    *,
+    levels: int,
+    bits: int,
+    residual: Literal[False] = False,
+    implementation: Implementation | None = None,
+) -> jax.Array: ...
+
+
+@overload
+def quantize(
+    x: jax.Array,
+    scale: jax.Array,
+    seeds: jax.Array,
+    *,
+    levels: int,
+    bits: int,
+    residual: Literal[True],
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+def quantize(
+    x: jax.Array,
+    scale: jax.Array,
+    seeds: jax.Array,
+    *,
+    levels: int,
+    bits: int,
+    residual: bool = False,
+    implementation: Implementation | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    r"""Rounds :math:`s x / \|x\|` to one of the two integers beside it, without bias.
+
+    .. math:: c_j = \lfloor s x_j / \|x\| + u_j \rfloor, \quad u_j \sim \mathcal{U}[0, 1),
+              \quad |c_j| \le s
+
+    in fixed point: :math:`s x_j / \|x\|` is cut to :math:`f = \min(24, 31 - \lceil \log_2(s + 1)
+    \rceil)` binary digits, which is the only bias, less than :math:`2^{-f}` of a level towards
+    zero; :math:`u_j` is a hash of the seeds and of :math:`j`. The same integers on every backend.
+    NaN and subnormal numbers give 0, infinite ones :math:`\pm s`.
+
+    Args:
+      x: float32 or bfloat16 of any shape, of fewer than 2**32 elements.
+      scale: float32[], :math:`\|x\|`, at least the largest magnitude in `x`; 0 gives zeros.
+      seeds: uint32[2].
+      levels: :math:`s`, a Python int.
+      bits: Width of a field, 2 to 16 or 32; so many fields as fit travel in a word of 32 bits.
+      residual: Whether to return, too, what the codes leave out of `x`, in the same pass.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for what is measured,
+        or assumed, to be the fastest.
+
+    Returns:
+      The codes: int8 of the shape of `x` for 8 bits, int32 for 32, else uint32[words] of codes
+      plus `levels`, planar (see `pack`), whose words of several workers may be added as long as
+      the sums fit. With `residual`, also :math:`x_j - c_j \|x\| / s` in the dtype of `x`; its last
+      bit may differ between backends.
+
+    Raises:
+      ValueError: If an argument is out of range or of a wrong shape or dtype.
+      NotImplementedError: If the device cannot run the implementation that is named.
+      TypeError: If it is differentiated: rounding has no gradient.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pallas_kernels.quantize import dequantize, quantize
+      >>> x, scale = jnp.array([1.0, -0.5, 0.0]), jnp.float32(1)
+      >>> codes = quantize(x, scale, jnp.array([1, 2], jnp.uint32), levels=2, bits=8)
+      >>> codes.dtype, codes.tolist()
+      (dtype('int8'), [2, -1, 0])
+      >>> dequantize(codes, scale, levels=2, bits=8, shape=(3,)).tolist()
+      [1.0, -0.5, 0.0]
+
+    References:
+      Xin et al., `Global-QSGD <https://arxiv.org/abs/2305.18627>`_, 2023.
+    """
+    require(
+        x.dtype in (jnp.float32, jnp.bfloat16), f"`x` must be float32 or bfloat16, got {x.dtype}."
+    )
+    require_scalar("scale", scale)
+    require_seeds(seeds)
+    _require_field(levels, bits, 1)
+    _hash.require_counter(x.shape)
+    results = _dispatch.run(
+        "quantize",
+        "quantize",
+        implementation,
+        x.size,
+        *nondifferentiable("quantize", x, scale),
+        seeds,
+        levels=levels,
+        bits=bits,
+        residual=residual,
+    )
+    return results if residual else results[0]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _linear(run: Callable[..., jax.Array], codes: jax.Array, *floats: jax.Array) -> jax.Array:
+    return run(codes, *floats)
+
+
+@_linear.defjvp
+def _linear_jvp(
+    run: Callable[..., jax.Array], primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
+    codes, scale, *_ = primals
+    _, scale_tangent, *accumulate_tangent = tangents
+    tangent = run(codes, jnp.ones_like(scale)) * scale_tangent
+    return run(*primals), sum(accumulate_tangent, start=tangent)
+
+
+def dequantize(
+    codes: jax.Array,
+    scale: jax.Array,
+    *,
+    levels: int,
+    bits: int,
+    shape: tuple[int, ...],
+    count: int = 1,
+    accumulate: jax.Array | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    r"""The mean of `count` arrays from the sum of their codes.
+
+    .. math:: \bar x_j = \frac{\|x\|}{n s} \sum_i c_{ij}
+
+    Args:
+      codes: What :func:`quantize` returned, or the sum of `count` of these.
+      scale: float32[], as it was given to :func:`quantize`.
+      levels: :math:`s`.
+      bits: Width of a field.
+      shape: Of the result.
+      count: :math:`n`, how many arrays were added.
+      accumulate: float32 of `shape`, to which the result is added in the same pass.
+      implementation: As for :func:`quantize`.
+
+    Returns:
+      float32 of `shape`. May be differentiated by `scale` and `accumulate`, in which it is linear.
+
+    Raises:
+      ValueError: If an argument is out of range or of a wrong shape or dtype.
+      NotImplementedError: If the device cannot run the implementation that is named.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pallas_kernels.quantize import dequantize, quantize
+      >>> scale, seeds = jnp.float32(1), jnp.array([1, 2], jnp.uint32)
+      >>> codes = [
+      ...     quantize(x, scale, seeds, levels=1, bits=4)
+      ...     for x in (jnp.array([1.0, 0.0]), jnp.array([1.0, -1.0]))
+      ... ]
+      >>> dequantize(codes[0] + codes[1], scale, levels=1, bits=4, shape=(2,), count=2).tolist()
+      [1.0, -0.5]
+    """
+    require_scalar("scale", scale)
+    _require_field(levels, bits, count)
+    _hash.require_counter(shape)
+    size = math.prod(shape)
+    narrow = bits in (8, 32)
+    dtype = {8: jnp.int8, 32: jnp.int32}.get(bits, jnp.uint32)
+    expected = tuple(shape) if narrow else (words(size, bits),)
+    require(
+        codes.dtype == dtype and codes.shape == expected,
+        f"`codes` must be {jnp.dtype(dtype).name}{list(expected)} for `bits`={bits} and "
+        f"`shape`={shape}, got {codes.dtype}{list(codes.shape)}.",
+    )
+    floats = [scale]
+    if accumulate is not None:
+        require(
+            accumulate.dtype == jnp.float32 and accumulate.shape == tuple(shape),
+            f"`accumulate` must be float32{list(shape)}, "
+            f"got {accumulate.dtype}{list(accumulate.shape)}.",
+        )
+        floats.append(accumulate)
+    run = functools.partial(
+        _dispatch.run,
+        "quantize",
+        "dequantize",
+        implementation,
+        size,
+        levels=levels,
+        bits=bits,
+        count=count,
+        shape=tuple(shape),
+    )
+    return _linear(run, codes, *floats)

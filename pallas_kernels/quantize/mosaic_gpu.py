@@ -1,0 +1,154 @@
+"""`quantize` and `dequantize` as Mosaic kernels for GPU: one pass over memory.
+
+A block of 128 threads takes `block` consecutive words, or elements if these travel unpacked, of
+every plane. The last block ends where the plane ends, and so overlaps the one before: both write
+the same numbers. That leaves two costs of sizes that do not fit: planes whose width is no multiple
+of 4 are read and written one number a thread at a time, not 4; and a size that is no multiple of
+the fields in a word is padded, and a float result cut, each a pass of its own.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels import _hash, _versions, _vma
+from pallas_kernels.quantize import _planes, reference
+
+THREADS = 128
+VECTOR = 4  # Numbers of one thread side by side: 16 bytes of float32.
+UNROLL = 8  # Numbers of one thread in one plane.
+
+
+def _tiling(width: int) -> tuple[int, int, int]:
+    """The pitch of planes of this width, the length of a block, and the numbers side by side."""
+    vector = VECTOR if width % VECTOR == 0 and width >= VECTOR * THREADS else 1
+    pitch = max(width, THREADS)
+    unit = vector * THREADS
+    return pitch, unit * min(UNROLL // vector, pitch // unit), vector
+
+
+def _require_size(size: int) -> None:
+    if size >= 2**31:
+        raise NotImplementedError(
+            f"The GPU kernel counts elements in int32, which {size} exceed: split the leaf."
+        )
+
+
+def _first_of_block(block: int, pitch: int) -> jax.Array:
+    return lax.min(lax.axis_index("block") * block, pitch - block)
+
+
+def quantize(
+    x: jax.Array,
+    scale: jax.Array,
+    seeds: jax.Array,
+    *,
+    levels: int,
+    bits: int,
+    residual: bool,
+    interpret: Any = False,
+) -> tuple[jax.Array, ...]:
+    """See `reference.quantize`."""
+    _require_size(x.size)
+    if not x.size:
+        return reference.quantize(x, scale, seeds, levels=levels, bits=bits, residual=residual)
+    count, width = _planes.layout(x.size, bits)
+    pitch, block, vector = _tiling(width)
+    dtype = _planes.DTYPES.get(bits, jnp.uint32)
+    scalars = jnp.stack([*reference.factors(scale, levels), reference.level_step(scale, levels)])
+    planes = _planes.to_planes(x, count, width, pitch)
+    planes, scalars, seeds = _vma.alike(planes, scalars, seeds)
+
+    def quantize_block(
+        seeds_ref: Any, scalars_ref: Any, x_ref: Any, out_ref: Any, *rest_refs: Any
+    ) -> None:
+        first = _first_of_block(block, pitch)
+        inside = first.astype(jnp.uint32) + lax.iota(jnp.uint32, block)
+
+        def quantize_plane(plane: jax.Array, word: jax.Array) -> jax.Array:
+            position = inside + (plane * width).astype(jnp.uint32)
+            noise = _hash.bits(position, seeds_ref[0], seeds_ref[1])
+            here = pl.ds(first + plane * pitch, block)
+            wide = _versions.side_by_side(x_ref[here], vector, interpret).astype(jnp.float32)
+            codes = reference.round_fixed(wide, scalars_ref[0], scalars_ref[1], noise, levels)
+            for rest_ref in rest_refs:
+                rest = wide - codes.astype(jnp.float32) * scalars_ref[2]
+                rest_ref[here] = rest.astype(rest_ref.dtype)
+            if bits in _planes.DTYPES:
+                out_ref[here] = codes.astype(dtype)
+                return word
+            field = (codes + levels).astype(jnp.uint32)
+            if count * width > x.size:
+                field = jnp.where(position < jnp.uint32(x.size), field, jnp.uint32(0))
+            return word | (field << (plane * bits).astype(jnp.uint32))
+
+        word = _versions.side_by_side(jnp.zeros(block, jnp.uint32), vector, interpret)
+        word = lax.fori_loop(0, count, quantize_plane, word)
+        if bits not in _planes.DTYPES:
+            out_ref[pl.ds(first, block)] = word
+
+    out_type = [_vma.like(planes, (pitch,), dtype)]
+    if residual:
+        out_type.append(_vma.like(planes, planes.shape, x.dtype))
+    fields, *rest = _versions.gpu_kernel(
+        quantize_block,
+        out_type=tuple(out_type),
+        grid={"block": pl.cdiv(pitch, block)},
+        interpret=interpret,
+    )(seeds, scalars, planes)
+    shape = x.shape if bits in _planes.DTYPES else (width,)
+    return (
+        _planes.from_planes(fields, width, pitch, shape),
+        *(_planes.from_planes(planes, width, pitch, x.shape) for planes in rest),
+    )
+
+
+def dequantize(
+    codes: jax.Array,
+    scale: jax.Array,
+    accumulate: jax.Array | None = None,
+    *,
+    levels: int,
+    bits: int,
+    count: int,
+    shape: tuple[int, ...],
+    interpret: Any = False,
+) -> jax.Array:
+    """See `reference.dequantize`."""
+    size = math.prod(shape)
+    _require_size(size)
+    if not size:
+        return reference.dequantize(
+            codes, scale, accumulate, levels=levels, bits=bits, count=count, shape=shape
+        )
+    fields, width = _planes.layout(size, bits)
+    pitch, block, vector = _tiling(width)
+    step = reference.level_step(scale, levels * count).reshape(1)
+    words = _planes.to_planes(codes, 1, width, pitch)
+    added = [] if accumulate is None else [accumulate]
+    added = [_planes.to_planes(a, fields, width, pitch) for a in added]
+    step, words, *added = _vma.alike(step, words, *added)
+
+    def dequantize_block(step_ref: Any, words_ref: Any, *refs: Any) -> None:
+        *added_refs, out_ref = refs
+        first = _first_of_block(block, pitch)
+        word = _versions.side_by_side(words_ref[pl.ds(first, block)], vector, interpret)
+        for plane in range(fields):
+            sums = reference.field_sums(word, plane, levels, bits, count)
+            mean = sums.astype(jnp.float32) * step_ref[0]
+            here = pl.ds(first + plane * pitch, block)
+            for added_ref in added_refs:
+                mean = added_ref[here] + mean
+            out_ref[here] = mean
+
+    planes = _versions.gpu_kernel(
+        dequantize_block,
+        out_type=_vma.like(words, (fields * pitch,), jnp.float32),
+        grid={"block": pl.cdiv(pitch, block)},
+        interpret=interpret,
+    )(step, words, *added)
+    return _planes.from_planes(planes, width, pitch, shape)

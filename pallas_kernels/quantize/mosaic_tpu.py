@@ -1,0 +1,202 @@
+"""`quantize` and `dequantize` as Pallas kernels for TPU: one pass over memory.
+
+An array whose last axis is a multiple of 128, and the others together one of what planes and tiles
+need, is read and written as it lies in memory. Any other is seen as rows of 128 numbers. That is
+free for an array of one axis whose planes are multiples of 1024; else it costs a pass before the
+kernel, and one after it for each result of the same shape.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels import _hash, _vma
+from pallas_kernels.quantize import _planes, reference
+
+LANES = 128
+TILE = 8 * LANES  # Numbers of 32 bits in a tile.
+SUBLANES = 32  # Rows of a tile of int8, the most of any dtype here.
+BLOCK = 2**17  # Numbers in one block of all planes: half a megabyte of float32.
+COLUMNS = 1024  # At most so many of them side by side.
+
+
+class _View(NamedTuple):
+    """An array as [planes, rows, columns], and how blocks divide it."""
+
+    planes: int
+    width: int  # Elements of a plane without the padding.
+    rows: int
+    columns: int
+
+    @property
+    def pitch(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.planes, self.rows, self.columns
+
+    @property
+    def block(self) -> tuple[int, int]:
+        most = min(COLUMNS, BLOCK // (SUBLANES * self.planes))
+        columns = max(c for c in range(LANES, most + 1, LANES) if self.columns % c == 0)
+        rows = BLOCK // (self.planes * columns) // SUBLANES * SUBLANES
+        return min(rows, self.rows), columns
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        rows, columns = self.block
+        return pl.cdiv(self.rows, rows), self.columns // columns
+
+    @property
+    def spec(self) -> pl.BlockSpec:
+        return pl.BlockSpec((self.planes, *self.block), lambda i, j: (0, i, j))
+
+    @property
+    def word_spec(self) -> pl.BlockSpec:
+        return pl.BlockSpec(self.block, lambda i, j: (i, j))
+
+
+def _view(shape: tuple[int, ...], bits: int) -> _View:
+    planes, width = _planes.layout(math.prod(shape), bits)
+    if len(shape) >= 2 and shape[-1] % LANES == 0:
+        rows = math.prod(shape[:-1])
+        if planes == 1 or rows % (planes * 8) == 0:
+            return _View(planes, width, rows // planes, shape[-1])
+    return _View(planes, width, pl.cdiv(width, TILE) * 8, LANES)
+
+
+def _quantize_kernel(
+    seeds_ref: Any,
+    scalars_ref: Any,
+    x_ref: Any,
+    out_ref: Any,
+    *rest_refs: Any,
+    levels: int,
+    bits: int,
+    size: int,
+    view: _View,
+) -> None:
+    rows, columns = view.block
+    row = lax.broadcasted_iota(jnp.uint32, view.block, 0)
+    column = lax.broadcasted_iota(jnp.uint32, view.block, 1)
+    row = row + (pl.program_id(0) * rows).astype(jnp.uint32)
+    column = column + (pl.program_id(1) * columns).astype(jnp.uint32)
+    inside = row * jnp.uint32(view.columns) + column
+    word = jnp.zeros(view.block, jnp.uint32)
+    for plane in range(view.planes):
+        position = inside + jnp.uint32(plane * view.width)
+        noise = _hash.bits(position, seeds_ref[0, 0], seeds_ref[0, 1])
+        wide = x_ref[plane].astype(jnp.float32)
+        codes = reference.round_fixed(wide, scalars_ref[0, 0], scalars_ref[0, 1], noise, levels)
+        for rest_ref in rest_refs:
+            rest = wide - codes.astype(jnp.float32) * scalars_ref[0, 2]
+            rest_ref[plane] = rest.astype(rest_ref.dtype)
+        if bits in _planes.DTYPES:
+            out_ref[...] = codes.astype(out_ref.dtype)
+        else:
+            field = (codes + levels).astype(jnp.uint32)
+            if view.planes * view.width > size:
+                field = jnp.where(position < jnp.uint32(size), field, jnp.uint32(0))
+            word = word | (field << jnp.uint32(plane * bits))
+    if bits not in _planes.DTYPES:
+        out_ref[...] = word
+
+
+def quantize(
+    x: jax.Array,
+    scale: jax.Array,
+    seeds: jax.Array,
+    *,
+    levels: int,
+    bits: int,
+    residual: bool,
+    interpret: Any = False,
+) -> tuple[jax.Array, ...]:
+    """See `reference.quantize`."""
+    if not x.size:
+        return reference.quantize(x, scale, seeds, levels=levels, bits=bits, residual=residual)
+    view = _view(x.shape, bits)
+    scalars = jnp.stack([*reference.factors(scale, levels), reference.level_step(scale, levels)])
+    planes = _planes.to_planes(x, view.planes, view.width, view.pitch).reshape(view.shape)
+    planes, scalars, seeds = _vma.alike(planes, scalars, seeds)
+    dtype = _planes.DTYPES.get(bits, jnp.uint32)
+    out_specs = [view.word_spec]
+    out_shape = [_vma.like(planes, (view.rows, view.columns), dtype)]
+    if residual:
+        out_specs.append(view.spec)
+        out_shape.append(_vma.like(planes, view.shape, x.dtype))
+    fields, *rest = pl.pallas_call(
+        functools.partial(_quantize_kernel, levels=levels, bits=bits, size=x.size, view=view),
+        grid=view.grid,
+        in_specs=[
+            pl.BlockSpec(memory_space=pltpu.SMEM),
+            pl.BlockSpec(memory_space=pltpu.SMEM),
+            view.spec,
+        ],
+        out_specs=out_specs,
+        out_shape=out_shape,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        interpret=interpret,
+    )(seeds.reshape(1, 2), scalars.reshape(1, 3), planes)
+    shape = x.shape if bits in _planes.DTYPES else (view.width,)
+    return (
+        _planes.from_planes(fields, view.width, view.pitch, shape),
+        *(_planes.from_planes(planes, view.width, view.pitch, x.shape) for planes in rest),
+    )
+
+
+def _dequantize_kernel(
+    step_ref: Any, words_ref: Any, *refs: Any, levels: int, bits: int, count: int
+) -> None:
+    *added_refs, out_ref = refs
+    for plane in range(out_ref.shape[0]):
+        sums = reference.field_sums(words_ref[...], plane, levels, bits, count)
+        mean = sums.astype(jnp.float32) * step_ref[0, 0]
+        for added_ref in added_refs:
+            mean = added_ref[plane] + mean
+        out_ref[plane] = mean
+
+
+def dequantize(
+    codes: jax.Array,
+    scale: jax.Array,
+    accumulate: jax.Array | None = None,
+    *,
+    levels: int,
+    bits: int,
+    count: int,
+    shape: tuple[int, ...],
+    interpret: Any = False,
+) -> jax.Array:
+    """See `reference.dequantize`."""
+    if not math.prod(shape):
+        return reference.dequantize(
+            codes, scale, accumulate, levels=levels, bits=bits, count=count, shape=shape
+        )
+    view = _view(shape, bits)
+    step = reference.level_step(scale, levels * count).reshape(1, 1)
+    words = _planes.to_planes(codes, 1, view.width, view.pitch).reshape(view.rows, view.columns)
+    added = [] if accumulate is None else [accumulate]
+    added = [_planes.to_planes(a, view.planes, view.width, view.pitch) for a in added]
+    step, words, *added = _vma.alike(step, words, *(a.reshape(view.shape) for a in added))
+    planes = pl.pallas_call(
+        functools.partial(_dequantize_kernel, levels=levels, bits=bits, count=count),
+        grid=view.grid,
+        in_specs=[
+            pl.BlockSpec(memory_space=pltpu.SMEM),
+            view.word_spec,
+            *(view.spec for _ in added),
+        ],
+        out_specs=view.spec,
+        out_shape=_vma.like(words, view.shape, jnp.float32),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        interpret=interpret,
+    )(step, words, *added)
+    return _planes.from_planes(planes, view.width, view.pitch, shape)

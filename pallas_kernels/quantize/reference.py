@@ -1,0 +1,110 @@
+r"""The definition of `quantize` and `dequantize`, in plain JAX.
+
+Fixed point, so that no float addition takes part and every backend returns the same integers:
+:math:`s x_j / \|x\|` is cut to :math:`f` binary digits after the point, where
+:math:`(s + 1) 2^f \le 2^{31}` and :math:`f \le 24`, a random number of :math:`f` bits is added, and
+the digits are dropped.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels import _hash
+from pallas_kernels.pack.reference import pack, unpack
+
+SMALLEST_NORMAL = 2.0**-126
+
+
+def digits(levels: int) -> int:
+    """The binary digits after the point, `f`."""
+    return min(31 - levels.bit_length(), 24)
+
+
+def factors(scale: jax.Array, levels: int) -> tuple[jax.Array, jax.Array]:
+    """Two factors, float32[], whose product with x is `x levels 2**digits / scale`; 0 for scale 0.
+
+    Two, lest the reciprocal of a tiny scale overflow.
+    """
+    lift = jnp.where(scale < 2.0**-60, jnp.float32(2.0**64), jnp.float32(1))
+    usable = scale >= SMALLEST_NORMAL
+    return lift, jnp.where(usable, levels * 2.0 ** digits(levels) / (scale * lift), 0)
+
+
+def round_fixed(
+    x: jax.Array, lift: jax.Array, factor: jax.Array, noise: jax.Array, levels: int
+) -> jax.Array:
+    """int32 codes of float32 `x` and uint32 `noise` of one shape.
+
+    NaN is 0, and so are subnormal numbers, because some backends flush them.
+    """
+    f = digits(levels)
+    most = jnp.float32(levels * 2.0**f)
+    scaled = x * lift * factor
+    kept = (jnp.abs(x) >= SMALLEST_NORMAL) & (scaled == scaled)
+    fixed = lax.clamp(-most, jnp.where(kept, scaled, 0), most).astype(jnp.int32)
+    return (fixed + (noise >> (32 - f)).astype(jnp.int32)) >> f
+
+
+def level_step(scale: jax.Array, levels: int) -> jax.Array:
+    """The distance of two levels, such that `levels` steps of a finite scale never overflow."""
+    step = scale / levels
+    rounded_up = jnp.isinf(step * levels) & jnp.isfinite(scale)
+    return jnp.where(rounded_up, jnp.nextafter(step, jnp.float32(0)), step)
+
+
+def to_fields(codes: jax.Array, levels: int, bits: int) -> jax.Array:
+    """Codes in [-levels, levels] as they travel."""
+    if bits == 8:
+        return codes.astype(jnp.int8)
+    if bits == 32:
+        return codes
+    return pack((codes + levels).astype(jnp.uint32), bits=bits)
+
+
+def from_fields(
+    fields: jax.Array, levels: int, bits: int, count: int, shape: tuple[int, ...]
+) -> jax.Array:
+    """Sums of `count` codes, int32 of `shape`."""
+    if bits in (8, 32):
+        return fields.astype(jnp.int32).reshape(shape)
+    return unpack(fields, bits=bits, shape=shape).astype(jnp.int32) - count * levels
+
+
+def field_sums(word: jax.Array, field: int, levels: int, bits: int, count: int) -> jax.Array:
+    """One field of each word, as sums of `count` codes, int32: `from_fields` in a kernel."""
+    if bits in (8, 32):
+        return word.astype(jnp.int32)
+    number = (word >> jnp.uint32(field * bits)) & jnp.uint32(2**bits - 1)
+    return number.astype(jnp.int32) - count * levels
+
+
+def quantize(
+    x: jax.Array, scale: jax.Array, seeds: jax.Array, *, levels: int, bits: int, residual: bool
+) -> tuple[jax.Array, ...]:
+    """The codes of `x` as they travel, and what they leave out of it if `residual`."""
+    lift, factor = factors(scale, levels)
+    noise = _hash.bits(_hash.positions(x.shape), seeds[0], seeds[1])
+    wide = x.astype(jnp.float32)
+    codes = round_fixed(wide, lift, factor, noise, levels)
+    fields = to_fields(codes, levels, bits)
+    if not residual:
+        return (fields,)
+    rest = wide - codes.astype(jnp.float32) * level_step(scale, levels)
+    return fields, rest.astype(x.dtype)
+
+
+def dequantize(
+    codes: jax.Array,
+    scale: jax.Array,
+    accumulate: jax.Array | None = None,
+    *,
+    levels: int,
+    bits: int,
+    count: int,
+    shape: tuple[int, ...],
+) -> jax.Array:
+    """The mean of `count` arrays from the sum of their codes, added to `accumulate` if given."""
+    sums = from_fields(codes, levels, bits, count, shape)
+    mean = sums.astype(jnp.float32) * level_step(scale, levels * count)
+    return mean if accumulate is None else accumulate + mean

@@ -1,0 +1,53 @@
+"""Devices that are compiled for without being there.
+
+Needs libtpu, or JAX's CUDA plugin and ptxas; `make test-aot` makes an environment with both
+packages. What is missing is named where a test is passed over for it.
+"""
+
+import importlib.util
+import os
+import pathlib
+import shutil
+
+# Set before libtpu is loaded: ask no cloud for the machine's kind, and run beside another load.
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+HERE = pathlib.Path(__file__).parent
+
+
+def tpu_mesh(topology: str, count: int) -> Mesh:
+    """The first `count` chips of a topology, along the axis `data`."""
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: nothing can be compiled for TPU")
+    described = topologies.get_topology_desc(topology, platform="tpu")
+    return Mesh(np.array(described.devices[:count]), ("data",))
+
+
+@pytest.fixture(params=["v5e:2x2", "v6e:2x2"])
+def chip(request: pytest.FixtureRequest) -> Mesh:
+    """A mesh of one TPU chip."""
+    return tpu_mesh(request.param, 1)
+
+
+@pytest.fixture
+def eight_chips() -> Mesh:
+    return tpu_mesh("v5e:2x4", 8)
+
+
+@pytest.fixture
+def h200() -> Mesh:
+    """A mesh of one H200."""
+    if importlib.util.find_spec("jax_cuda13_plugin") is None:
+        pytest.skip("jax-cuda13-plugin is not installed: nothing can be compiled for GPU")
+    if shutil.which("ptxas") is None:
+        pytest.skip("there is no ptxas on PATH: nothing can be compiled for GPU")
+    described = topologies.get_topology_desc(
+        platform="cuda", target_config=(HERE / "h200.txtpb").read_text(), topology="1x1x1"
+    )
+    return Mesh(np.array(described.devices), ("data",))

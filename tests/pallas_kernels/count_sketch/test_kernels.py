@@ -1,0 +1,135 @@
+"""Kernels of the tiles, interpreted, against the reference, and lowered."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from pallas_kernels import count_sketch
+from pallas_kernels.count_sketch import mosaic_gpu, mosaic_tpu, reference
+from tests.pallas_kernels.lowering import CALLS, INTERPRET_GPU, INTERPRET_TPU, lowered
+
+KERNELS: dict[str, tuple[Any, Any]] = {
+    "tpu": (mosaic_tpu, INTERPRET_TPU),
+    "cuda": (mosaic_gpu, INTERPRET_GPU),
+}
+SEEDS = jnp.array([2**32 - 7, 12345], jnp.uint32)
+
+
+def assert_equal_to_reference(
+    platform: str, x: jax.Array, rows: int, columns: int, planes: int, estimate: str
+) -> None:
+    kernels, interpret = KERNELS[platform]
+    sizes = {"rows": rows, "columns": columns, "planes": planes}
+    table = kernels.encode(x, SEEDS, **sizes, interpret=interpret)
+    expected = jax.jit(functools.partial(reference.encode, **sizes))(x, SEEDS)
+    np.testing.assert_array_equal(table, expected, strict=True)  # In the same order.
+    options = {"shape": x.shape, "estimate": estimate, "planes": planes}
+    result = kernels.decode(expected, SEEDS, **options, interpret=interpret)
+    np.testing.assert_array_equal(result, reference.decode(expected, SEEDS, **options), strict=True)
+
+
+def array(size: int, dtype: Any) -> jax.Array:
+    """Normal numbers, or int32 of the whole range."""
+    if dtype == jnp.int32:
+        words = np.random.default_rng(0).integers(-(2**31), 2**31, size)
+        return jnp.asarray(words.astype(np.int32))
+    return jnp.asarray(np.random.default_rng(0).normal(size=size), jnp.float32).astype(dtype)
+
+
+SMALL = [
+    (7001, jnp.int32, 1, 1024, 1, "median"),  # Eight places a slot: every stage is used twice.
+    (1, jnp.float32, 2, 1024, 1, "mean"),
+    (5000, jnp.float32, 1, 2 * 2048, 2, "median"),  # The last tile is half empty.
+]
+LARGE = [
+    (129, jnp.bfloat16, 2, 2048, 1, "sum"),
+    (5000, jnp.float32, 3, 3 * 1024, 1, "median"),  # Slots of two and of three places.
+    (3000, jnp.int32, 2, 7 * 1024, 1, "median"),  # More slots than places.
+    (20_000, jnp.float32, 2, 16_384, 16, "mean"),  # Two parts a tile.
+    (40_000, jnp.float32, 1, 32_768, 32, "median"),
+]
+
+
+CASES = SMALL + [pytest.param(case, marks=pytest.mark.slow) for case in LARGE]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tpu_kernels(case: Any) -> None:
+    size, dtype, *sizes = case
+    assert_equal_to_reference("tpu", array(size, dtype), *sizes)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gpu_kernels(case: Any) -> None:
+    size, dtype, *sizes = case
+    assert_equal_to_reference("cuda", array(size, dtype), *sizes)
+
+
+@pytest.mark.parametrize("platform", KERNELS)
+def test_nan_and_infinity(platform: str) -> None:
+    x = array(1500, jnp.float32).at[3].set(jnp.nan).at[700].set(-jnp.inf).at[1400].set(1e-40)
+    assert_equal_to_reference(platform, x, 1, 1024, 1, "median")
+
+
+@pytest.mark.parametrize("platform", KERNELS)
+def test_vmap_and_shard_map(platform: str) -> None:
+    kernels, interpret = KERNELS[platform]
+    x = jnp.stack([array(1100, jnp.float32), -array(1100, jnp.float32)])
+    seeds = jnp.stack([SEEDS, SEEDS + 1])
+    sizes = {"rows": 1, "columns": 1024}
+
+    def round_trip(module: Any, x: jax.Array, seeds: jax.Array, **interpret: Any) -> jax.Array:
+        table = module.encode(x, seeds, **sizes, **interpret)
+        return module.decode(table, seeds, shape=x.shape, estimate="mean", **interpret)
+
+    of_kernels = functools.partial(round_trip, kernels, interpret=interpret)
+    of_reference = jax.jit(functools.partial(round_trip, reference))
+    expected = jnp.stack([of_reference(*args) for args in zip(x, seeds, strict=True)])
+    np.testing.assert_array_equal(jax.vmap(of_kernels)(x, seeds), expected)
+
+    mesh = jax.make_mesh((1,), ("workers",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=P("workers"), out_specs=P())
+    def mean_over_workers(x: jax.Array) -> jax.Array:
+        table = kernels.encode(x[0], SEEDS, **sizes, interpret=interpret)
+        table = jax.lax.psum(table, "workers")
+        return kernels.decode(table, SEEDS, shape=x.shape[1:], estimate="mean", interpret=interpret)
+
+    np.testing.assert_array_equal(jax.jit(mean_over_workers)(x[:1]), expected[0])
+
+
+@pytest.mark.parametrize("platform", KERNELS)
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "estimate"),
+    [(3, 2**18, jnp.float32, "median"), (2, 98 * 1024, jnp.int32, "mean")],
+)
+def test_they_lower(platform: str, rows: int, columns: int, dtype: Any, estimate: Any) -> None:
+    x = jax.ShapeDtypeStruct((2**20 + 5,), dtype)
+    seeds = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    table = jax.ShapeDtypeStruct((rows, columns), dtype)
+
+    def encode(x: jax.Array, seeds: jax.Array) -> jax.Array:
+        return count_sketch.encode(x, seeds, rows=rows, columns=columns)
+
+    def decode(table: jax.Array, seeds: jax.Array) -> jax.Array:
+        return count_sketch.decode(table, seeds, shape=x.shape, estimate=estimate)
+
+    assert CALLS[platform] in lowered(encode, x, seeds, platform=platform)
+    assert CALLS[platform] in lowered(decode, table, seeds, platform=platform)
+
+
+@pytest.mark.parametrize("platform", KERNELS)
+def test_they_lower_under_vmap_with_seeds_in_common(platform: str) -> None:
+    def round_trip(x: jax.Array, seeds: jax.Array) -> jax.Array:
+        table = count_sketch.encode(x, seeds, rows=2, columns=2048)
+        return count_sketch.decode(table, seeds, shape=x.shape)
+
+    x = jax.ShapeDtypeStruct((2, 2**17), jnp.float32)
+    seeds = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    text = lowered(jax.vmap(round_trip, (0, None)), x, seeds, platform=platform)
+    assert CALLS[platform] in text

@@ -1,0 +1,198 @@
+"""Hashes are uniform and rows independent, estimates unbiased, their variance that of theory."""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import count_sketch
+from pallas_kernels.count_sketch import reference, tiling
+from pallas_kernels.count_sketch.tiling import Key
+
+Z = 5.0  # Two-sided, 6e-7.
+SIZE, COLUMNS, SLOTS, TILES = 16 * 1024, 4096, 4, 16
+DRAWS = 300
+SEEDS = jax.random.bits(jax.random.key(0), (DRAWS, 2), jnp.uint32)
+
+
+def support(name: str) -> np.ndarray:
+    """Coordinates that are set: structures on which poor hashes fail."""
+    i = np.arange(SIZE)
+    return {
+        "one per tile, alike": i % 1024 == 77,
+        "one lane of each tile": i % 128 == 5,
+        "one sublane of each tile": i // 128 % 8 == 3,
+        "periodic in tiles": (i // 1024 % 2 == 0) & (i % 16 == 0),
+        "consecutive": (i >= 5000) & (i < 7500),
+        "every tenth": i % 10 == 0,
+    }[name]
+
+
+SUPPORTS = [
+    "one per tile, alike",
+    "one lane of each tile",
+    "one sublane of each tile",
+    "periodic in tiles",
+    "consecutive",
+    "every tenth",
+]
+
+
+def expected_error(x: np.ndarray, hashing: str) -> float:
+    """The exact mean squared error on the support, of one row."""
+    on = x != 0
+    if hashing == "elements":
+        return float(((x**2).sum() - x[on] ** 2).mean() / COLUMNS)
+    energy = (x.reshape(TILES, -1) ** 2).sum(axis=1)
+    error = np.zeros(TILES)
+    for tile in range(TILES):
+        for other in range(TILES):
+            # Tiles whose distance is a multiple of the places of a slot never share one.
+            if (tile - other) % (TILES // SLOTS):
+                error[tile] += energy[other] / COLUMNS
+    return float(np.repeat(error, 1024)[on].mean())
+
+
+@functools.partial(jax.jit, static_argnames=("hashing", "rows", "estimate"))
+def estimates(x: jax.Array, hashing: str, rows: int, estimate: str) -> jax.Array:
+    """Of every draw, [draws, size]."""
+
+    def draw(seeds: jax.Array) -> jax.Array:
+        table = count_sketch.encode(x, seeds, rows=rows, columns=COLUMNS, hashing=hashing)
+        return count_sketch.decode(table, seeds, shape=x.shape, hashing=hashing, estimate=estimate)
+
+    return jax.lax.map(draw, SEEDS)
+
+
+def errors(x: np.ndarray, hashing: str, rows: int, estimate: str = "mean") -> np.ndarray:
+    """Of every draw, float64[draws, K] of the K coordinates that are not zero."""
+    result = estimates(jnp.asarray(x, jnp.float32), hashing, rows, estimate)
+    return np.asarray(result)[:, x != 0].astype(np.float64) - x[x != 0]
+
+
+def z_score(samples: np.ndarray, expected: float) -> float:
+    """How many standard errors the mean of independent samples is off."""
+    return float((samples.mean() - expected) / (samples.std(ddof=1) / math.sqrt(samples.size)))
+
+
+@pytest.mark.parametrize("hashing", ["tiles", "elements"])
+@pytest.mark.parametrize("name", SUPPORTS)
+def test_unbiased_with_the_variance_of_theory(name: str, hashing: str) -> None:
+    on = support(name)
+    x = np.where(on, np.random.default_rng(0).choice([-1.0, 1.0, 0.5], SIZE), 0)
+    error = errors(x, hashing, 1)
+    weights = np.random.default_rng(1).normal(size=on.sum())
+    assert abs(z_score(error.mean(axis=1), 0)) < Z
+    assert abs(z_score(error @ weights, 0)) < Z
+    expected = expected_error(x, hashing)
+    bound = (x**2).sum() / COLUMNS
+    assert 0 < expected <= bound
+    assert abs(z_score((error**2).mean(axis=1), expected)) < Z
+
+
+@pytest.mark.parametrize("hashing", ["tiles", "elements"])
+def test_the_error_of_ones_is_k_minus_one_over_c(hashing: str) -> None:
+    on = np.arange(SIZE) % 1024 < 60
+    error = errors(on.astype(float), hashing, 1)
+    expected = (on.sum() - 1) / COLUMNS
+    if hashing == "tiles":
+        # Of 15 other tiles, 12 may share the slot, with probability 1/4.
+        expected = 12 * 60 / COLUMNS
+    assert abs(z_score((error**2).mean(axis=1), expected)) < Z
+
+
+@pytest.mark.parametrize("hashing", ["tiles", "elements"])
+@pytest.mark.parametrize("name", ["one sublane of each tile", "periodic in tiles"])
+def test_rows_are_independent(name: str, hashing: str) -> None:
+    x = support(name).astype(float)
+    one, three = errors(x, hashing, 1), errors(x, hashing, 3)
+    expected = expected_error(x, hashing)
+    assert abs(z_score((three**2).mean(axis=1), expected / 3)) < Z
+    # Errors are seldom, so an independent majority of rows is better by far than one.
+    middle = errors(x, hashing, 3, "median")
+    assert abs(z_score(middle.mean(axis=1), 0)) < Z
+    hit, hits = (one != 0).mean(), (middle != 0).mean(axis=1)
+    assert hits.mean() < 3 * hit**2 + 5 * hits.std() / math.sqrt(DRAWS)
+
+
+def test_pairs_of_tiles_share_slots_independently() -> None:
+    shapes = tiling.tiling(64 * 1024, 8 * 1024, 1)
+    tile = jnp.arange(64, dtype=jnp.uint32)
+
+    @jax.jit
+    @jax.vmap
+    def shared(seeds: jax.Array) -> jax.Array:
+        keys = tiling.keys(seeds, 2)
+        slots = jnp.stack([tiling.slot_of(shapes, Key(*key), tile) for key in keys])
+        return slots[:, :, None] == slots[:, None, :]
+
+    first, second = np.moveaxis(np.asarray(shared(SEEDS)), 1, 0)
+    apart = np.subtract.outer(np.arange(64), np.arange(64))
+    may = apart % 8 != 0  # A slot has eight places.
+    assert not first[:, (apart % 8 == 0) & (apart != 0)].any()
+    np.testing.assert_array_equal(first[:, may].mean(axis=1), 1 / 8)  # Whatever the seeds.
+    for distance in (1, 4, 12):
+        assert abs(z_score(first[:, np.abs(apart) == distance].mean(axis=1), 1 / 8)) < Z
+    for shape in (may, *(np.abs(apart) == distance for distance in (1, 4, 12))):
+        assert abs(z_score((first & second)[:, shape].mean(axis=1), 1 / 64)) < Z
+
+
+def signs_of_elements(size: int, rows: int) -> np.ndarray:
+    _, signs = count_sketch.locations(jnp.arange(size), SEEDS[0], rows=rows, columns=COLUMNS)
+    return np.asarray(signs, np.float64)
+
+
+def signs_of_tiles(size: int, rows: int) -> np.ndarray:
+    """From tables that are 1 in one row."""
+    tables = jnp.eye(rows)[:, :, None] * jnp.ones((1, 1, 32 * 1024))
+    decode = functools.partial(reference.decode, shape=(size,), estimate="sum", planes=32)
+    return np.stack([np.asarray(decode(t, SEEDS[0]), np.float64) for t in tables])
+
+
+@pytest.mark.parametrize("signs_of", [signs_of_elements, signs_of_tiles])
+def test_signs_are_fair_and_uncorrelated(signs_of: Callable[[int, int], np.ndarray]) -> None:
+    size, rows = 2**18, 4
+    signs = signs_of(size, rows)
+    assert (np.abs(signs) == 1).all()
+    deviation = 1 / math.sqrt(size)
+    assert (np.abs(signs.mean(axis=1)) < Z * deviation).all()
+    between = signs @ signs.T / size - np.eye(rows)
+    assert (np.abs(between) < Z * deviation).all()
+    # 1024 and 32768: elements whose signs are bits of one word, and of words one after the other.
+    for lag in (1, 2, 8, 128, 1024, 2048, 8192, 32_768, 65_536):
+        lagged = (signs[:, lag:] * signs[:, :-lag]).mean(axis=1)
+        assert (np.abs(lagged) < Z / math.sqrt(size - lag)).all(), lag
+    triple = (signs[:, 3072:] * signs[:, 2048:-1024] * signs[:, :-3072]).mean(axis=1)
+    assert (np.abs(triple) < Z / math.sqrt(size - 3072)).all()
+
+
+@pytest.mark.parametrize("stride", [1, 64, 1000, 4096])
+def test_columns_of_elements_are_uniform(stride: int) -> None:
+    count, columns = 2**17, 96
+    indices = jnp.arange(count) * stride
+    column, sign = count_sketch.locations(indices, SEEDS[1], rows=2, columns=columns)
+
+    def z_of_counts(cells: np.ndarray, number: int) -> float:
+        observed = np.bincount(cells, minlength=number)
+        statistic = ((observed - count / number) ** 2).sum() / (count / number)
+        return float((statistic - (number - 1)) / math.sqrt(2 * (number - 1)))
+
+    for row in range(2):
+        assert abs(z_of_counts(np.asarray(column[row]), columns)) < Z
+        signed = np.asarray(column[row]) * 2 + (np.asarray(sign[row]) > 0)
+        assert abs(z_of_counts(signed, 2 * columns)) < Z
+    assert abs(z_of_counts(np.asarray(column[0] * columns + column[1]), columns**2)) < Z
+    pairs = np.asarray(column[0][1:] * columns + column[0][:-1])
+    assert abs(z_of_counts(np.append(pairs, 0), columns**2)) < Z
+
+
+def test_an_even_number_of_rows_keeps_the_median_unbiased() -> None:
+    # The lower of two independent normal errors is off by -1/sqrt(pi) of their deviation.
+    error = errors(np.ones(SIZE), "elements", 2, "median")
+    assert abs(z_score(error.mean(axis=1), 0)) < Z
+    deviation = math.sqrt((SIZE - 1) / COLUMNS / 2)
+    assert abs(error.std() / deviation - 1) < 0.02

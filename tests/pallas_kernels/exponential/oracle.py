@@ -1,0 +1,63 @@
+"""`exponential` in NumPy, from the formulas; shares nothing with the library."""
+
+import numpy as np
+
+TINY = np.float32(2.0**-126)
+
+
+def random_words(seeds: tuple[int, int], size: int) -> np.ndarray:
+    """uint64 below 2**32: the hash of the positions 0, 1, ... as `_hash` states it."""
+
+    def mixed(h: np.ndarray) -> np.ndarray:
+        for shift, multiplier in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+            h = (h ^ (h // np.uint64(2**shift))) * np.uint64(multiplier) % np.uint64(2**32)
+        return h ^ (h // np.uint64(2**16))
+
+    first, second = (np.uint64(seed) for seed in seeds)
+    position = np.arange(size, dtype=np.uint64)
+    return mixed(mixed((position + first) % np.uint64(2**32)) ^ second)
+
+
+def flushed(x: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(x) < TINY, np.float32(0), x)
+
+
+@np.errstate(all="ignore")
+def encode(x: np.ndarray, scale: float, seeds: tuple[int, int], headroom: int) -> np.ndarray:
+    """uint8 codes of float32[size], with mantissa and exponent taken apart by `frexp`."""
+    scale = np.float32(scale)
+    lift = np.float32(2.0**-64 if scale >= 2.0**60 else 2.0**64 if scale < 2.0**-60 else 1)
+    most = np.float32(2.0**-headroom)
+    factor = most / (scale * lift) if scale >= TINY else np.float32(0)
+    y = flushed(flushed(flushed(x) * lift) * factor)
+    y = np.clip(np.where(np.isnan(y), np.float32(0), y), -most, most)
+    mantissa, exponent = np.frexp(np.abs(y))  # |y| = mantissa 2**exponent, mantissa in [1/2, 1)
+    fraction = (2 * mantissa.astype(np.float64) - 1) * 2**23
+    carries = fraction + random_words(seeds, x.size) // np.uint64(2**9) >= 2**23
+    power = 1 - exponent - carries
+    codes = np.where(y != 0, power + np.where(y < 0, 128, 0), 0)
+    return codes.astype(np.uint8)
+
+
+def decode(codes: np.ndarray, scale: float, headroom: int, count: int = 1) -> np.ndarray:
+    """float32 of uint8 codes."""
+    power = np.ldexp(1.0, headroom - (codes % 128).astype(int)).astype(np.float32)
+    signed = np.where(codes % 128 == 0, 0, np.where(codes >= 128, -power, power))
+    return signed.astype(np.float32) / np.float32(count) * np.float32(scale)
+
+
+def add(a: np.ndarray, b: np.ndarray, seeds: tuple[int, int]) -> np.ndarray:
+    """uint8 codes of the sums: moves to the next power with the probability that is unbiased."""
+    value = lambda code: decode(code, 1.0, 0).astype(np.float64)  # noqa: E731
+    first, second = value(a), value(b)
+    a_is_larger = np.abs(first) >= np.abs(second)
+    larger = np.where(a_is_larger, first, second)
+    smaller = np.where(a_is_larger, second, first)
+    neighbour = np.where(first * second > 0, 2 * larger, larger / 2)
+    distance = np.where(larger == 0, 1, np.abs(neighbour - larger))
+    threshold = np.floor(np.abs(smaller) / distance * 2**32)
+    total = np.where(random_words(seeds, a.size) < threshold, neighbour, larger)
+    total = np.where(smaller == 0, larger, np.where(first == -second, 0, total))
+    _, exponent = np.frexp(np.abs(total))
+    power = np.maximum(1 - exponent, 1)  # There is no code for 2**0.
+    return np.where(total == 0, 0, power + np.where(total < 0, 128, 0)).astype(np.uint8)

@@ -1,0 +1,163 @@
+"""Codes of powers of two: the reference is what the formulas say, and no sum is biased."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import exponential
+from tests.pallas_kernels.exponential import oracle
+
+SEEDS = (11, 2**32 - 5)
+
+encode = jax.jit(exponential.encode, static_argnames="headroom")
+decode = jax.jit(exponential.decode, static_argnames=("headroom", "count"))
+add = jax.jit(exponential.add)
+
+every_code = np.array([0, *range(1, 128), *range(129, 256)], np.uint8)
+
+
+def key(*seeds: int) -> jax.Array:
+    return jnp.array(seeds, jnp.uint32)
+
+
+def numbers_of(size: int, scale: float) -> np.ndarray:
+    """Of all magnitudes up to the scale, and the numbers that are special."""
+    generator = np.random.default_rng(size)
+    x = generator.uniform(-1, 1, size) * np.exp2(-generator.integers(0, 150, size)) * scale
+    special = [scale, -scale, 0.0, -0.0, np.nan, np.inf, -np.inf, 2.0**-126, -(2.0**-140), 1e38]
+    x = x.astype(np.float32)
+    x[: len(special)] = np.array(special[:size], np.float32)
+    return x
+
+
+@pytest.mark.parametrize("headroom", [1, 4, 62])
+@pytest.mark.parametrize("scale", [1.0, 0.7, 2.0**-126, 1e-30, 1e30, 3.4e38, 2.0**64])
+def test_codes_are_those_of_the_formula(scale, headroom):
+    x = numbers_of(4001, scale)
+    codes = encode(jnp.asarray(x), jnp.float32(scale), key(*SEEDS), headroom=headroom)
+    np.testing.assert_array_equal(codes, oracle.encode(x, scale, SEEDS, headroom))
+    finite = codes[codes % 128 > 0] % 128
+    assert headroom <= finite.min() and finite.max() <= 126
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0**-140, np.inf, np.nan])
+def test_scales_that_are_no_normal_numbers_give_zeros(scale):
+    x = jnp.array([1e-40, 1.0, -1.0, np.inf, np.nan], jnp.float32)
+    codes = encode(x, jnp.float32(scale), key(*SEEDS), headroom=2)
+    assert codes.tolist() == [0, 0, 0, 0, 0]
+    values = decode(codes, jnp.float32(scale), headroom=2)
+    assert bool(jnp.all(jnp.isfinite(values))) == (scale < 1)
+
+
+def test_bfloat16_is_widened():
+    x = jnp.asarray(numbers_of(500, 1.0)).astype(jnp.bfloat16)
+    codes = encode(x, jnp.float32(1), key(*SEEDS), headroom=3)
+    expected = oracle.encode(np.asarray(x.astype(jnp.float32)), 1.0, SEEDS, 3)
+    np.testing.assert_array_equal(codes, expected)
+
+
+def test_every_code_is_decoded():
+    for scale, headroom, count in [(1.0, 1, 1), (0.3, 3, 3), (3e38, 4, 7)]:
+        values = decode(jnp.asarray(every_code), jnp.float32(scale), headroom=headroom, count=count)
+        with np.errstate(over="ignore"):
+            expected = oracle.flushed(oracle.decode(every_code, scale, headroom, count))
+        np.testing.assert_array_equal(oracle.flushed(np.asarray(values)), expected)
+
+
+def test_every_sum_of_two_codes_is_that_of_the_formula():
+    a, b = (np.tile(codes.ravel(), 4) for codes in np.meshgrid(every_code, every_code))
+    sums = add(jnp.asarray(a), jnp.asarray(b), key(*SEEDS))
+    np.testing.assert_array_equal(sums, oracle.add(a, b, SEEDS))
+
+
+@pytest.mark.parametrize("gap,moves", [(32, True), (33, False), (60, False)])
+def test_probabilities_under_those_of_32_bits_are_none(gap, moves):
+    """Seeds of 0 draw 0 at position 0, below every threshold but that of a probability of 0."""
+    a, b = np.uint8([50]), np.uint8([50 + gap])
+    assert oracle.random_words((0, 0), 1) == 0
+    sums = add(jnp.asarray(a), jnp.asarray(b), key(0, 0))
+    assert sums.tolist() == oracle.add(a, b, (0, 0)).tolist() == [49 if moves else 50]
+    differences = add(jnp.asarray(a), jnp.asarray(b + np.uint8(129)), key(0, 0))
+    assert differences.tolist() == [51 if moves else 50]
+
+
+def test_codes_stay_what_they_were():
+    """Frozen from the oracle: a seed gives the same codes in all releases."""
+    x = np.float32(5) * np.float32(0.7) ** np.arange(24) * np.where(np.arange(24) % 3 == 1, -1, 1)
+    x = jnp.asarray(x.astype(np.float32))
+    first = encode(x, jnp.float32(5), key(11, 22), headroom=3)
+    second = encode(-x[::-1], jnp.float32(5), key(33, 44), headroom=3)
+    assert first.tolist() == [
+        3, 131, 4, 5, 133, 5, 6, 134, 7, 8, 136, 8,
+        9, 137, 11, 10, 139, 12, 12, 141, 13, 14, 142, 15,
+    ]  # fmt: skip
+    assert add(first, second, key(55, 66)).tolist() == [
+        3, 131, 4, 5, 133, 5, 6, 134, 7, 9, 136, 9,
+        137, 0, 137, 135, 7, 135, 134, 5, 132, 132, 4, 131,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [1.0, 0.75, -0.3, 2.0**-20 * 1.9])
+def test_codes_are_unbiased_with_the_variance_of_the_formula(value):
+    size = 2**16
+    x = jnp.full((size,), value, jnp.float32)
+    codes = encode(x, jnp.float32(1), key(1, 2), headroom=1)
+    values = np.asarray(decode(codes, jnp.float32(1), headroom=1), np.float64)
+    low = 2.0 ** np.floor(np.log2(abs(value)))
+    fraction = abs(value) / low - 1
+    deviation = low * np.sqrt(fraction * (1 - fraction))
+    assert abs(values.mean() - np.float32(value)) <= 4.9 * deviation / np.sqrt(size)
+    np.testing.assert_allclose(values.std(), deviation, rtol=0.02)
+
+
+@pytest.mark.parametrize("a,b", [(5, 5), (5, 6), (5, 9), (9, 133), (6, 133), (130, 131), (7, 0)])
+def test_sums_are_unbiased(a, b):
+    size = 2**17
+    sums = add(jnp.full(size, a, jnp.uint8), jnp.full(size, b, jnp.uint8), key(3, 4))
+    value = lambda codes: oracle.decode(np.asarray(codes), 1.0, 0).astype(np.float64)  # noqa: E731
+    values, exact = value(sums), value(np.array([a, b], np.uint8)).sum()
+    assert abs(values.mean() - exact) <= 4.9 * values.std() / np.sqrt(size)
+    assert np.mean(values**2) <= 9 / 8 * exact**2 * 1.02
+    assert (values.std() > 0) == ((a, b) in [(5, 9), (9, 133), (5, 6), (130, 131)])
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_trees_of_sums_stay_within_the_headroom(workers):
+    depth = (workers - 1).bit_length()
+    ones = jnp.ones(64, jnp.float32)
+    codes = [encode(ones, jnp.float32(1), key(i, 0), headroom=1 + depth) for i in range(2**depth)]
+    for _ in range(depth):
+        pairs = zip(codes[::2], codes[1::2], strict=True)
+        codes = [add(a, b, key(7, 8)) for a, b in pairs]
+    decoded = decode(codes[0], jnp.float32(1), headroom=1 + depth)
+    np.testing.assert_array_equal(decoded, np.full(64, 2.0**depth))
+    assert add(codes[0], codes[0], key(7, 8)).tolist() == [1] * 64  # It stays there.
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (3, 5, 7)])
+def test_shapes_are_kept(shape):
+    size = int(np.prod(shape))
+    x = np.random.default_rng(0).uniform(-1, 1, size).astype(np.float32)
+    array = jnp.asarray(x).reshape(shape)
+    codes = encode(array, jnp.float32(1), key(*SEEDS), headroom=2)
+    assert (codes.shape, codes.dtype) == (shape, jnp.uint8)
+    np.testing.assert_array_equal(codes.ravel(), oracle.encode(x, 1.0, SEEDS, 2))
+    sums = add(codes, codes, key(*SEEDS))
+    assert (sums.shape, sums.dtype) == (shape, jnp.uint8)
+    values = decode(codes, jnp.float32(1), headroom=2)
+    assert (values.shape, values.dtype) == (shape, jnp.float32)
+
+
+def test_ops_pass_through_scan_and_vmap():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 50)), jnp.float32)
+    seeds, scales = jnp.arange(6, dtype=jnp.uint32).reshape(3, 2), jnp.max(jnp.abs(x), axis=1)
+
+    def round_trip(row, scale, seeds):
+        codes = exponential.encode(row, scale, seeds, headroom=2)
+        return exponential.decode(exponential.add(codes, codes, seeds), scale, headroom=2)
+
+    each = jnp.stack([round_trip(*row) for row in zip(x, scales, seeds, strict=True)])
+    np.testing.assert_array_equal(jax.jit(jax.vmap(round_trip))(x, scales, seeds), each)
+    through = lambda _, row: (None, round_trip(*row))  # noqa: E731
+    np.testing.assert_array_equal(jax.lax.scan(through, None, (x, scales, seeds))[1], each)

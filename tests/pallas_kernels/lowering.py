@@ -1,0 +1,43 @@
+"""Lowers programs for a TPU or GPU on a machine that has neither, and interprets kernels."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+
+from pallas_kernels._versions import gpu_interpret_params
+
+KINDS = {"tpu": "TPU v5 lite", "cuda": "NVIDIA H200"}
+# What a program must contain if it has a kernel.
+CALLS = {"tpu": "tpu_custom_call", "cuda": "mosaic_gpu"}
+
+INTERPRET_TPU = pltpu.InterpretParams(detect_races=True)
+INTERPRET_GPU = gpu_interpret_params(detect_races=True)
+
+
+def abstract_mesh(platform: str, **axes: int) -> AbstractMesh:
+    """A mesh of devices of this platform, with manual axes of these sizes."""
+    device = AbstractDevice(device_kind=KINDS[platform], num_cores=1, platform=platform)
+    return AbstractMesh(
+        tuple(axes.values()),
+        tuple(axes),
+        axis_types=(AxisType.Auto,) * len(axes),
+        abstract_device=device,
+    )
+
+
+@contextlib.contextmanager
+def on(platform: str, **axes: int) -> Iterator[AbstractMesh]:
+    """What is traced in this context is meant for `platform`, "tpu" or "cuda"."""
+    mesh = abstract_mesh(platform, **axes)
+    with use_abstract_mesh(mesh):
+        yield mesh
+
+
+def lowered(f: Callable[..., Any], *args: Any, platform: str) -> str:
+    """The text of `f`, lowered for `platform`; `args` are arrays or `jax.ShapeDtypeStruct`."""
+    with on(platform):
+        return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()

@@ -1,0 +1,96 @@
+"""NumPy, written from the formulas alone: it shares no code with the package."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Case(NamedTuple):
+    """How numbers are quantized."""
+
+    levels: int
+    bits: int
+
+
+CASES = [
+    Case(1, 2),
+    Case(3, 3),
+    Case(7, 4),
+    Case(15, 5),
+    Case(20, 6),
+    Case(63, 7),
+    Case(127, 8),
+    Case(100, 9),
+    Case(511, 10),
+    Case(3, 11),
+    Case(2047, 12),
+    Case(1000, 13),
+    Case(8191, 14),
+    Case(16383, 15),
+    Case(32767, 16),
+    Case(2**20, 32),
+    Case(2**24 - 1, 32),
+]
+
+
+def random_words(positions: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """m(m(j + first seed) xor second seed), in integers modulo 2**32."""
+
+    def mixed(h: np.ndarray) -> np.ndarray:
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+            h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor) % np.uint64(2**32)
+        return h ^ (h >> np.uint64(16))
+
+    first, second = seeds.astype(np.uint64)
+    shifted = (positions.astype(np.uint64) + first) % np.uint64(2**32)
+    return mixed(mixed(shifted) ^ second)
+
+
+def _to_float32_digits(x: np.ndarray) -> np.ndarray:
+    """float64 rounded to the 24 digits of a float32, whose exponents do not end."""
+    significand, exponent = np.frexp(x)
+    return np.ldexp(significand.astype(np.float32).astype(np.float64), exponent)
+
+
+def codes_of(x: np.ndarray, scale: float, seeds: np.ndarray, levels: int) -> np.ndarray:
+    """floor(levels x / scale + u), where both terms have `digits` binary digits after the point."""
+    flat = x.astype(np.float64).ravel()
+    digits = 0
+    while digits < 24 and (levels + 1) * 2 ** (digits + 1) <= 2**31:
+        digits += 1
+    if not (2.0**-126 <= scale < np.inf):
+        return np.zeros(x.shape, np.int64)
+    factor = _to_float32_digits(np.float64(levels) * 2.0**digits / np.float64(scale))
+    flat = np.where(np.isnan(flat) | (np.abs(flat) < 2.0**-126), 0, flat)
+    most = levels * 2**digits
+    finite = np.clip(flat, -(2.0**128), 2.0**128)
+    fixed = np.trunc(np.clip(_to_float32_digits(finite * factor), -most, most)).astype(np.int64)
+    draws = random_words(np.arange(flat.size), seeds).astype(np.int64) // 2 ** (32 - digits)
+    return ((fixed + draws) // 2**digits).reshape(x.shape)
+
+
+def fields_of(codes: np.ndarray, case: Case) -> np.ndarray:
+    """Codes as they travel."""
+    if case.bits == 8:
+        return codes.astype(np.int8)
+    if case.bits == 32:
+        return codes.astype(np.int32)
+    fields = 32 // case.bits
+    width = -(-codes.size // fields)
+    packed = np.zeros(width, np.uint64)
+    for index, code in enumerate(codes.ravel()):
+        field, word = divmod(index, width)
+        packed[word] += np.uint64((int(code) + case.levels) * 2 ** (field * case.bits))
+    return packed.astype(np.uint32)
+
+
+def numbers(shape: tuple[int, ...], scale: float) -> np.ndarray:
+    """float32 of many magnitudes up to `scale`, and what is special as far as there is room."""
+    generator = np.random.default_rng(len(shape))
+    size = int(np.prod(shape))
+    x = generator.uniform(-1, 1, size) * np.exp2(-generator.integers(0, 40, size) // 2.0) * scale
+    special = [scale, -scale, np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 0.0, -0.0, 2.0**-126]
+    special += [-(2.0**-149), 2.0**-127, scale * 1.5, -scale * 2.0]
+    x[: len(special)] = special[:size]
+    with np.errstate(over="ignore", under="ignore"):
+        return x.astype(np.float32).reshape(shape)

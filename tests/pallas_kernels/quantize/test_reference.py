@@ -1,0 +1,111 @@
+"""The reference of `quantize` and `dequantize` against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.quantize import dequantize, quantize
+from tests.pallas_kernels.quantize import oracle
+from tests.pallas_kernels.quantize.oracle import CASES, Case
+
+SEEDS = np.array([2**32 - 7, 12345], np.uint32)
+
+# Zero, subnormal, the smallest normal, below and above where the factor is lifted, the largest.
+SCALES = [0.0, 2.0**-130, 2.0**-126, 2.0**-61, 2.0**-59, 1.0, 3.0, 3.4028234663852886e38, np.inf]
+
+
+def quantized(x: np.ndarray, scale: float, case: Case, **options: bool) -> list[np.ndarray]:
+    function = jax.jit(lambda *a: quantize(*a, levels=case.levels, bits=case.bits, **options))
+    results = function(jnp.asarray(x), jnp.float32(scale), jnp.asarray(SEEDS))
+    return [np.asarray(result) for result in jax.tree.leaves(results)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_codes_of_every_width(case: Case) -> None:
+    x = oracle.numbers((211,), 3.0)
+    (fields,) = quantized(x, 3.0, case)
+    expected = oracle.fields_of(oracle.codes_of(x, 3.0, SEEDS, case.levels), case)
+    assert fields.dtype == expected.dtype
+    np.testing.assert_array_equal(fields, expected)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("case", [Case(7, 4), Case(127, 8)], ids=str)
+def test_codes_of_every_scale(case: Case, scale: float) -> None:
+    x = oracle.numbers((64,), scale if 0 < scale < np.inf else 1.0)
+    (fields,) = quantized(x, scale, case)
+    codes = oracle.codes_of(x, scale, SEEDS, case.levels)
+    np.testing.assert_array_equal(fields, oracle.fields_of(codes, case))
+    if 2.0**-126 <= scale < np.inf:
+        assert codes[0] == case.levels == codes[12] and codes[1] == -case.levels == codes[13]
+    else:
+        assert not codes.any()
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (2, 0), (), (127,), (129,), (3, 5, 7)])
+@pytest.mark.parametrize("case", [Case(1, 2), Case(15, 5), Case(127, 8)], ids=str)
+def test_ragged_shapes(case: Case, shape: tuple[int, ...]) -> None:
+    x = oracle.numbers(shape, 1.0)
+    (fields,) = quantized(x, 1.0, case)
+    expected = oracle.fields_of(oracle.codes_of(x, 1.0, SEEDS, case.levels), case)
+    np.testing.assert_array_equal(fields, expected, strict=True)
+
+
+def test_bfloat16_is_as_if_it_were_widened() -> None:
+    narrow = jnp.asarray(oracle.numbers((300,), 1.0)).astype(jnp.bfloat16)
+    codes, rest = quantized(np.asarray(narrow), 1.0, Case(127, 8), residual=True)
+    wide, wide_rest = quantized(np.asarray(narrow, np.float32), 1.0, Case(127, 8), residual=True)
+    np.testing.assert_array_equal(codes, wide)
+    assert rest.dtype == jnp.bfloat16
+    # Both are float32 within the last bit, and then rounded.
+    np.testing.assert_allclose(rest.astype(np.float32), wide_rest, rtol=2.0**-7, atol=2.0**-22)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-110, 3e38])
+def test_residual_is_what_the_codes_leave_out(scale: float) -> None:
+    x = oracle.numbers((200,), scale)
+    _, rest = quantized(x, scale, Case(127, 8), residual=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        decoded = oracle.codes_of(x, scale, SEEDS, 127) * (np.float64(np.float32(scale)) / 127)
+        expected = x.astype(np.float64) - decoded
+    assert np.isnan(rest[2]) and rest[3] == np.inf and rest[4] == -np.inf
+    finite = np.isfinite(expected)
+    # The step and its product are rounded, and the difference is.
+    bound = 2.0**-21 * (np.abs(x.astype(np.float64)) + np.abs(decoded)) + 2.0**-126
+    assert (np.abs(rest[finite] - expected[finite]) <= bound[finite]).all()
+
+
+@pytest.mark.parametrize("case", [Case(1, 4), Case(15, 8), Case(15, 10), Case(99, 32)], ids=str)
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_sums_of_fields_decode_to_the_mean(case: Case, accumulate: bool) -> None:
+    shape, count, scale = (5, 13), 5, 2.5
+    codes = np.random.default_rng(0).integers(-case.levels, case.levels + 1, (count, *shape))
+    codes[:, 0, :2] = [case.levels, -case.levels]  # The largest sums.
+    fields = [oracle.fields_of(c, case) for c in codes]
+    added = np.linspace(-1, 1, 65, dtype=np.float32).reshape(shape) if accumulate else None
+    decoded = dequantize(
+        jnp.asarray(np.sum(fields, axis=0, dtype=fields[0].dtype)),
+        jnp.float32(scale),
+        levels=case.levels,
+        bits=case.bits,
+        count=count,
+        shape=shape,
+        accumulate=None if added is None else jnp.asarray(added),
+    )
+    mean = codes.sum(axis=0) * scale / (case.levels * count)
+    magnitude = np.abs(mean) + (0 if added is None else np.abs(added))
+    expected = mean + (0 if added is None else added)
+    assert decoded.dtype == jnp.float32
+    assert (np.abs(decoded - expected) <= 2.0**-22 * magnitude).all()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_largest_scale_decodes_to_finite_numbers(count: int) -> None:
+    largest = jnp.finfo(jnp.float32).max
+    for levels in range(1, 60):  # Of some, the step is rounded up.
+        codes = jnp.full(4, levels * count, jnp.int32)
+        options = {"levels": levels, "bits": 32, "count": count, "shape": (4,)}
+        decoded = dequantize(codes, jnp.float32(largest), **options)
+        assert np.isfinite(decoded).all()
+        np.testing.assert_allclose(decoded, largest, rtol=2.0**-22)

@@ -1,0 +1,79 @@
+"""The counter noise that kernels and references share."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from pallas_kernels import _hash
+
+
+def drawn(positions: np.ndarray, first: int, second: int) -> np.ndarray:
+    return np.asarray(_hash.bits(jnp.asarray(positions), jnp.uint32(first), jnp.uint32(second)))
+
+
+@pytest.mark.parametrize("position", [0, 1, 12345, 2**31, 2**32 - 1])
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (3, 7), (2**32 - 1, 2**31 + 5)])
+def test_bits_are_the_formula(position: int, first: int, second: int) -> None:
+    def mixed(h: int) -> int:
+        h = (h ^ h >> 16) * 0x7FEB352D % 2**32
+        h = (h ^ h >> 15) * 0x846CA68B % 2**32
+        return h ^ h >> 16
+
+    expected = mixed(mixed((position + first) % 2**32) ^ second)
+    assert drawn(np.array([position], np.uint32), first, second).tolist() == [expected]
+
+
+def test_mixing_is_a_bijection() -> None:
+    """Steps are undone: a xor-shift repeats until it is gone, and both factors have inverses."""
+    h = np.random.default_rng(0).integers(0, 2**32, 2**16, np.uint32)
+    mixed = np.asarray(_hash.mix(jnp.asarray(h))).astype(np.uint64)
+    for shift, factor in ((16, 0x846CA68B), (15, 0x7FEB352D)):
+        mixed ^= (mixed >> np.uint64(shift)) ^ (mixed >> np.uint64(2 * shift))
+        mixed = mixed * np.uint64(pow(factor, -1, 2**32)) % np.uint64(2**32)
+    mixed ^= mixed >> np.uint64(16)
+    np.testing.assert_array_equal(mixed, h)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 128, 1024, 65536])
+def test_structured_positions_give_uniform_bits(stride: int) -> None:
+    positions = (np.arange(2**16, dtype=np.uint64) * stride).astype(np.uint32)
+    uniform = drawn(positions, 1, 2) / 2.0**32
+    assert scipy.stats.kstest(uniform, "uniform").pvalue > 1e-6
+    for lag in (1, 2, 128):
+        assert abs(np.corrcoef(uniform[lag:], uniform[:-lag])[0, 1]) < 5 / 2**8
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_neighbouring_seeds_are_unlike_each_other(which: int) -> None:
+    positions = np.arange(2**16, dtype=np.uint32)
+    seeds = [(10 + (which == 0) * k, 20 + (which == 1) * k) for k in range(3)]
+    samples = [drawn(positions, *seed) / 2.0**32 for seed in seeds]
+    # A next first seed draws what the neighbour drew: the second seed is what keeps arrays apart.
+    assert (samples[0][1:] == samples[1][:-1]).all() == (which == 0)
+    off_diagonal = np.corrcoef(samples) - np.eye(3)
+    assert np.abs(off_diagonal).max() < 5 / 2**8
+
+
+def test_a_bit_of_the_position_flips_half_of_the_bits() -> None:
+    positions = np.arange(2**12, dtype=np.uint32)
+    for bit in range(32):
+        flipped = drawn(positions, 5, 6) ^ drawn(positions ^ np.uint32(1 << bit), 5, 6)
+        assert abs(np.bitwise_count(flipped).mean() - 16) < 0.5
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 4, 5)])
+def test_positions_are_those_of_the_flat_array(shape: tuple[int, ...]) -> None:
+    expected = np.arange(int(np.prod(shape)), dtype=np.uint32).reshape(shape)
+    np.testing.assert_array_equal(_hash.positions(shape), expected, strict=True)
+
+
+@pytest.mark.parametrize("shape", [(2**32,), (2**16, 2**16), (2**31, 3)])
+def test_a_counter_that_would_wrap_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"2\*\*32 elements or more"):
+        jax.eval_shape(lambda: _hash.positions(shape))
+
+
+def test_the_largest_counter_is_not_refused() -> None:
+    assert jax.eval_shape(lambda: _hash.positions((2**32 - 1,))).shape == (2**32 - 1,)
