@@ -35,7 +35,9 @@ def _identity(op: str, *arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 @_identity.defjvp
-def _no_gradient(op: str, primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> NoReturn:
+def _no_gradient(
+    op: str, primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> NoReturn:
     raise TypeError(
         f"`{op}` rounds, so it has no gradient. Take the gradient first and quantize it, or hide "
         "the argument behind `jax.lax.stop_gradient`."

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import _hash
+from pallas_kernels._division import divide
 
 SIGN = 0x80
 EXPONENT = 0x7F
@@ -21,11 +22,13 @@ def factors(scale: jax.Array, headroom: int) -> tuple[jax.Array, jax.Array]:
     """Two factors, float32[], whose product with x is `x 2**-headroom / scale`; 0 for scale 0.
 
     Two, lest the reciprocal of a tiny scale overflow, or that of a huge one be subnormal.
+    Also 0 for infinity and NaN.
     """
     lift = jnp.where(scale >= 2.0**60, jnp.float32(2.0**-64), jnp.float32(1))
     lift = jnp.where(scale < 2.0**-60, jnp.float32(2.0**64), lift)
-    usable = scale >= SMALLEST_NORMAL
-    return lift, jnp.where(usable, jnp.float32(2.0**-headroom) / (scale * lift), 0)
+    usable = (scale >= SMALLEST_NORMAL) & jnp.isfinite(scale)
+    most = jnp.full_like(scale, 2.0**-headroom)
+    return lift, jnp.where(usable, divide(most, scale * lift), 0)
 
 
 def round_to_powers(

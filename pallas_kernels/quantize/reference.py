@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import _hash
+from pallas_kernels._division import divide
 from pallas_kernels.pack.reference import pack, unpack
 
 SMALLEST_NORMAL = 2.0**-126
@@ -24,11 +25,12 @@ def digits(levels: int) -> int:
 def factors(scale: jax.Array, levels: int) -> tuple[jax.Array, jax.Array]:
     """Two factors, float32[], whose product with x is `x levels 2**digits / scale`; 0 for scale 0.
 
-    Two, lest the reciprocal of a tiny scale overflow.
+    Two, lest the reciprocal of a tiny scale overflow. Also 0 for infinity and NaN.
     """
     lift = jnp.where(scale < 2.0**-60, jnp.float32(2.0**64), jnp.float32(1))
-    usable = scale >= SMALLEST_NORMAL
-    return lift, jnp.where(usable, levels * 2.0 ** digits(levels) / (scale * lift), 0)
+    usable = (scale >= SMALLEST_NORMAL) & jnp.isfinite(scale)
+    most = jnp.full_like(scale, levels * 2.0 ** digits(levels))
+    return lift, jnp.where(usable, divide(most, scale * lift), 0)
 
 
 def round_fixed(
