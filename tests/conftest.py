@@ -1,12 +1,21 @@
 """Stricter than users, and on eight fake devices: set before JAX is imported."""
 
 import os
+import tempfile
 
 _COUNT = "--xla_force_host_platform_device_count"
 if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # A count the user has set wins.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}=8".strip()
 os.environ.setdefault("NPROC", "16")  # Sizes XLA's thread pool; fewer may deadlock.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# Compiling is what takes the time: all processes of a run share what any of them has compiled.
+_CACHE: tempfile.TemporaryDirectory[str] | None = None
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _CACHE = tempfile.TemporaryDirectory(prefix="compiled")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -10,7 +10,16 @@ import optax
 import pytest
 
 import jaxcomm
-from tests.workers import MODES, Mode, aggregator, flat, gradients, initial, mesh_of, of_one_worker
+from tests.workers import (
+    MODE_ROWS,
+    Mode,
+    aggregator,
+    flat,
+    gradients,
+    initial,
+    mesh_of,
+    of_one_worker,
+)
 
 WORKERS = 4
 
@@ -32,7 +41,7 @@ def momentum(means: list[np.ndarray]) -> list[np.ndarray]:
     return updates
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_every_third_step_is_that_of_the_mean(mode: Mode) -> None:
     given = [gradients(WORKERS, seed) for seed in range(7)]
     run, state = aggregator(SGD, WORKERS, mode), initial(SGD, given[0], mode)
@@ -90,7 +99,7 @@ def test_a_simulated_step_sends_within_the_condition_but_for_the_loss() -> None:
     assert outside.shape == () and outside.dtype == np.float32
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_weights_count_over_mini_steps_and_workers(mode: Mode) -> None:
     tx = jaxcomm.accumulate(jaxcomm.mean(), 2)
     given = [gradients(WORKERS, seed) for seed in range(2)]
@@ -113,7 +122,7 @@ def test_no_weight_at_all_is_no_update() -> None:
     assert (flat(results) == 0).all()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_a_nan_is_seen_once_and_forgotten(mode: Mode) -> None:
     given = gradients(WORKERS)
     bad = {**given, "scale": given["scale"].at[2].set(jnp.nan)}

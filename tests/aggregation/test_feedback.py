@@ -12,10 +12,11 @@ import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import top_k
+from tests.slow import slow
 from tests.workers import Mode, aggregator, initial
 
 STEPS = 7
-IN_TWO_MODES = pytest.mark.parametrize("mode", ["vmap", "checked"])
+IN_TWO_MODES = pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 
 
 def draw(workers: int, size: int, seed: int = 0) -> np.ndarray:
@@ -81,7 +82,7 @@ def test_weighted(mode: Mode) -> None:
 
 
 @IN_TWO_MODES
-@pytest.mark.parametrize(("workers", "size"), [(3, 20), (8, 30), (8, 5)])
+@pytest.mark.parametrize(("workers", "size"), [(3, 20), slow(8, 30), slow(8, 5)])
 def test_both_ends_of_two_stages(workers: int, size: int, mode: Mode) -> None:
     given = draw(workers, size)
     tx = jaxcomm.two_stage_mean("data", error_feedback(top_k(ratio=0.3)))

@@ -8,7 +8,8 @@ import pytest
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
-from tests.workers import MODES, Mode, aggregate, aggregator, initial
+from tests.slow import slow
+from tests.workers import MODE_ROWS, Mode, aggregate, aggregator, initial
 
 SIZE, COUNT, STEPS = 20, 5, 10
 TX = jaxcomm.gtop_k(k=COUNT)
@@ -55,12 +56,12 @@ def check_against_the_tree(workers: int, mode: Mode) -> None:
         np.testing.assert_allclose(sent + residuals.sum(axis=0), given, atol=1e-5)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("workers", [5, slow(1), slow(2), slow(3), slow(8)])
 def test_against_a_tree_by_hand(workers: int) -> None:
     check_against_the_tree(workers, "checked")
 
 
-@pytest.mark.parametrize(("workers", "mode"), [(5, "unchecked"), (3, "vmap"), (13, "vmap")])
+@pytest.mark.parametrize(("workers", "mode"), [slow(5, "unchecked"), (3, "vmap"), slow(13, "vmap")])
 def test_against_a_tree_by_hand_elsewhere(workers: int, mode: Mode) -> None:
     check_against_the_tree(workers, mode)
 
@@ -89,7 +90,7 @@ def test_a_coordinate_that_survives_elsewhere_loses_nothing() -> None:
     np.testing.assert_array_equal(kept, [[3.0, 4.0], [0, 0], [0, 0], [0, 0]])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_a_nan_is_seen_everywhere_and_remembered_nowhere(mode: Mode) -> None:
     updates = jnp.asarray(np.random.default_rng(4).normal(size=(3, SIZE)), jnp.float32)
     run = aggregator(TX, 3, mode)

@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding
 import jaxcomm
 from jaxcomm.compression.quantizers import dither
 from tests.aggregation.test_memory import remainders
-from tests.workers import MODES, Mode, aggregator, flat, gradients, initial, mesh_of
+from tests.slow import slow
+from tests.workers import MODE_ROWS, Mode, aggregator, flat, gradients, initial, mesh_of
 
 NAMES = {"compression_error", "density", "residual_norm"}
 BUILD = {
@@ -24,7 +25,7 @@ BUILD = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 @pytest.mark.parametrize("name", BUILD)
 def test_against_numpy(name: str, mode: Mode) -> None:
     given = gradients(4)
@@ -57,9 +58,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(
-    "mode", ["checked", pytest.param("unchecked", marks=pytest.mark.slow), "vmap"]
-)
+@pytest.mark.parametrize("mode", ["checked", slow("unchecked"), slow("vmap")])
 def test_one_small_all_reduce_and_the_same_result(name: str, mode: Mode) -> None:
     given, on, off = gradients(4), METHODS[name](info=True), METHODS[name]()
     run, state = aggregator(on, 4, mode), initial(on, given, mode)

@@ -13,7 +13,7 @@ import jaxcomm
 from jaxcomm import Codec, Coins, Memory
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
-from tests.workers import MODES, Mode, aggregator, initial, mesh_of
+from tests.workers import MODE_ROWS, Mode, aggregator, initial, mesh_of
 
 AGGREGATORS = pytest.mark.parametrize("aggregate", [jaxcomm.summed_mean, jaxcomm.gathered_mean])
 
@@ -51,7 +51,7 @@ def _memory(state: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 @AGGREGATORS
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_own_and_shared_memory(aggregate: Any, mode: Mode) -> None:
     given = jnp.array([[0.25, 1.5], [2.75, -0.5], [0.5, 0.5]])
     tx = aggregate("data", remainders())
@@ -68,7 +68,7 @@ def test_own_and_shared_memory(aggregate: Any, mode: Mode) -> None:
 
 
 @AGGREGATORS
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_a_nan_anywhere_leaves_all_memory_as_it_was(aggregate: Any, mode: Mode) -> None:
     given = jnp.array([[0.25, 1.5], [2.75, -0.5], [0.5, 0.5]])
     tx = aggregate("data", remainders())

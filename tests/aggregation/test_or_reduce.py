@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
-from tests.workers import MODES, Mode, mesh_of
+from tests.slow import slow
+from tests.workers import MODE_ROWS, Mode, mesh_of
 
 SHAPES = {
     "uint8": (3, 5),
@@ -62,7 +63,7 @@ def assert_union(results: Any, given: Any) -> None:
         assert results[name].dtype == words.dtype
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("workers", [1, 5, slow(2), slow(3), slow(8)])
 def test_against_numpy_on_a_mesh(workers: int) -> None:
     given = bitmaps(workers)
     assert_union(on_mesh(workers)(given), given)
@@ -127,7 +128,7 @@ def test_masks_are_packed_as_the_error_says() -> None:
     np.testing.assert_array_equal(results[0], masks.any(axis=0))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_what_is_not_packed_is_an_error(mode: Mode) -> None:
     def run(x: jax.Array) -> jax.Array:
         if mode == "vmap":

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
-from tests.workers import MODES, Mode, aggregate, aggregator, flat, initial
+from tests.workers import MODE_ROWS, Mode, aggregate, aggregator, flat, initial
 
 RING = jaxcomm.ring_mean()
 
@@ -70,7 +70,7 @@ def test_the_order_of_the_sums_elsewhere(workers: int, mode: Mode) -> None:
     check_ring(workers, mode)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_equal_to_a_psum_up_to_rounding(mode: Mode) -> None:
     given, weights = updates(5), [1.0, 0.0, 2.5, 4.0, 1.0]
     for extra in ({}, {"weights": weights}):
@@ -111,7 +111,7 @@ def test_bytes_and_hops(workers: int, coordinates: int, width: int) -> None:
     assert len(sent.collectives) <= 2 and not sent.unbounded
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_infinity_and_nan_stay_what_they_are(mode: Mode) -> None:
     given = jnp.ones((3, 4)).at[1, 0].set(jnp.inf).at[2, 3].set(jnp.nan)
     np.testing.assert_array_equal(aggregate(RING, given, mode), [[np.inf, 1, 1, np.nan]] * 3)

@@ -12,7 +12,7 @@ import pytest
 import jaxcomm
 from tests.aggregation.test_memory import remainders
 from tests.laws.test_wire import COLLECTIVE
-from tests.workers import MODES, Mode, aggregator, flat, gradients, initial, mesh_of
+from tests.workers import MODE_ROWS, Mode, aggregator, flat, gradients, initial, mesh_of
 
 WORKERS = 4
 INNER = optax.chain(jaxcomm.summed_mean("data", remainders()), optax.sgd(0.5, momentum=0.9))
@@ -31,7 +31,7 @@ def bits(tree: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_as_if_the_step_had_not_been(mode: Mode, value: float) -> None:
     given = [jax.tree.map(lambda x: 3 * x, gradients(WORKERS, seed)) for seed in range(3)]
     run, plain = aggregator(TX, WORKERS, mode), aggregator(INNER, WORKERS, mode)
@@ -51,7 +51,7 @@ def test_as_if_the_step_had_not_been(mode: Mode, value: float) -> None:
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_a_worker_of_weight_0_is_not_asked(mode: Mode) -> None:
     tx, updates = jaxcomm.skip_nonfinite(jaxcomm.mean()), gradients(WORKERS)
     run = aggregator(tx, WORKERS, mode, weighted=True)

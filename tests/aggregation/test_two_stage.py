@@ -12,6 +12,7 @@ from jaxcomm.aggregation._message import from_message, to_message
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import dither
 from tests.aggregation.test_memory import remainders
+from tests.slow import slow
 from tests.workers import aggregate, draws, flat, gradients
 
 
@@ -58,7 +59,7 @@ def test_blocks_confine_a_large_coordinate() -> None:
     assert not np.isclose(whole[:, 1:16], 0.01, rtol=0.5).any()
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 8, 100])
+@pytest.mark.parametrize("block_size", [3, slow(1), slow(8), slow(100)])
 def test_blockwise_means_are_unbiased_sums(block_size: int) -> None:
     given = jnp.asarray(np.random.default_rng(1).normal(size=(3, 20)), jnp.float32)
     tx = jaxcomm.summed_mean("data", blockwise(dither(levels=3), block_size))

@@ -13,7 +13,8 @@ from jaxcomm import _buckets
 from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import dither, natural, scaled_signs, signs
 from tests.laws.test_wire import compiled_collectives
-from tests.workers import MODES, Mode, aggregate, aggregator, flat, initial
+from tests.slow import slow
+from tests.workers import MODE_ROWS, Mode, aggregate, aggregator, flat, initial
 
 VOTES = jaxcomm.votes()
 
@@ -54,7 +55,7 @@ def check_election(workers: int, mode: Mode) -> None:
     assert not jax.tree.leaves((state.own, state.shared, state.info))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("workers", [1, 5, slow(2), slow(3), slow(8)])
 def test_against_numpy_on_a_mesh(workers: int) -> None:
     check_election(workers, "checked")
 
@@ -78,7 +79,7 @@ def test_the_size_of_a_vote_does_not_count() -> None:
     np.testing.assert_array_equal(aggregate(VOTES, given), np.full((3, 2), -1.0))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_what_is_not_finite_is_seen_everywhere(value: float, mode: Mode) -> None:
     given = ballots(3)
@@ -168,7 +169,7 @@ def momenta(given: np.ndarray) -> np.ndarray:
     return np.einsum("ts,s...->t...", shares, given)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_workers_vote_by_their_momentum(mode: Mode) -> None:
     tx = jaxcomm.signum(decay=DECAY)
     given = np.random.default_rng(4).normal(size=(STEPS, 3, 70)).astype(np.float32)

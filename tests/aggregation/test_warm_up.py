@@ -12,7 +12,7 @@ import pytest
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
-from tests.workers import MODES, Mode, aggregator, initial
+from tests.workers import MODE_ROWS, Mode, aggregator, initial
 
 
 def top(k: int, axis_name: Any = "data", **options: Any) -> Any:
@@ -42,7 +42,7 @@ def by_hand(updates: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
     return means, residual
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 def test_stages_take_turns_and_memory_goes_on(mode: Mode) -> None:
     updates = given(3)
     run, state = aggregator(TX, 3, mode), initial(TX, jnp.asarray(updates[0]), mode)

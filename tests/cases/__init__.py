@@ -23,9 +23,8 @@ REPRESENTATIVES = {
     "votes",
     "global_qsgd",  # summed
     "global_qsgd_exponential",  # merged
-    "qsgd",  # gathered
-    "two_stage_4_bits",
-    "top_k",  # feedback
+    "two_stage_8_bits",
+    "top_k",  # gathered, feedback
     "diana",  # memory that workers share
 }
 

@@ -51,6 +51,7 @@ def test_what_is_held_out_is_not_trained_on(task: Task, program: Program) -> Non
     assert {*rows(*(inputs for inputs, _ in batches))} == {*rows(held_out.train_inputs)}
 
 
+@pytest.mark.slow
 def test_the_simulation_trains_as_devices_do(task: Task, program: Program) -> None:
     on_devices = make_program(task, program.variant, "sgd", 0.05, 32, make_mesh(2))
     *_, expected = train(on_devices, seed=0, steps=6, log_every=3)

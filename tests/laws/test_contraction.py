@@ -11,6 +11,7 @@ import scipy.stats
 
 from jaxcomm import Codec, Coins
 from tests.cases import CASES, Case
+from tests.slow import slow
 
 CONTRACTIONS = [c for c in CASES if c.contraction]
 DRAWS = 200
@@ -59,13 +60,13 @@ def check_contraction(case: Case, size: int) -> None:
         assert errors.mean() - slack <= bound * (1 + 1e-5) + 1e-12 * np.sum(x**2), name
 
 
-@pytest.mark.parametrize("size", [1, 7, 64, 300])
+@pytest.mark.parametrize("size", [7, 300, slow(1), slow(64)])
 @pytest.mark.parametrize("case", CONTRACTIONS, ids=repr)
 def test_contraction(case: Case, size: int) -> None:
     check_contraction(case, size)
 
 
-@pytest.mark.parametrize("size", [1, 7, 64, 300])
+@pytest.mark.parametrize("size", [7, 300, slow(1), slow(64)])
 @pytest.mark.parametrize("case", CONTRACTIONS, ids=repr)
 def test_the_codec_states_no_more_than_holds(case: Case, size: int) -> None:
     codec = case.compressor

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.cases import MEANS, Case, rows
-from tests.workers import MODES, Mode, aggregate, flat
+from tests.workers import MODE_ROWS, Mode, aggregate, flat
 
 N = 3
 EDGES = {
@@ -40,7 +40,7 @@ def test_edge(case: Case, edge: str) -> None:
     check_edge(case, EDGES[edge], "vmap")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 @pytest.mark.parametrize("edge", ["scalar", "empty"])
 @pytest.mark.parametrize("case", rows(MEANS), ids=repr)
 def test_edge_of_shape_in_every_mode(case: Case, edge: str, mode: Mode) -> None:

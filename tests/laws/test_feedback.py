@@ -7,6 +7,7 @@ import pytest
 
 from jaxcomm import Coins
 from tests.cases import CASES, Case
+from tests.slow import slow
 
 STEPS = 6
 
@@ -32,7 +33,7 @@ def check_feedback(case: Case, shape: tuple[int, ...]) -> None:
     assert np.any(sent != 0)
 
 
-@pytest.mark.parametrize("shape", [(40,), (5, 8), ()], ids=str)
+@pytest.mark.parametrize("shape", [(5, 8), slow((40,)), slow(())], ids=str)
 @pytest.mark.parametrize("case", [c for c in CASES if c.feedback], ids=repr)
 def test_feedback(case: Case, shape: tuple[int, ...]) -> None:
     check_feedback(case, shape)

@@ -22,7 +22,9 @@ def _after_three_steps(case: Case, mode: str, workers: int) -> np.ndarray:
     return np.stack(results)
 
 
-@pytest.mark.parametrize("workers", [3, 8])
+@pytest.mark.parametrize(
+    "workers", [4, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_modes_agree(case: Case, workers: int) -> None:
     checked, unchecked, simulated = (
@@ -35,10 +37,17 @@ def test_modes_agree(case: Case, workers: int) -> None:
         np.testing.assert_allclose(checked, simulated, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("inner", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", rows(CASES), ids=repr)
-def test_two_axes_are_as_good_as_one(case: Case) -> None:
-    updates = gradients(8)
-    mesh = jax.make_mesh((2, 4), ("dcn", "ici"), axis_types=(AxisType.Auto,) * 2)
+def test_two_axes_are_as_good_as_one(case: Case, inner: int) -> None:
+    workers = 2 * inner
+    updates = gradients(workers)
+    mesh = jax.make_mesh(
+        (2, inner),
+        ("dcn", "ici"),
+        axis_types=(AxisType.Auto,) * 2,
+        devices=jax.devices()[:workers],
+    )
     tx, axes = case.make(("dcn", "ici")), ("dcn", "ici")
     one = jax.tree.map(lambda x: x[0], updates)
     state = jaxcomm.init(tx, one, mesh)
@@ -54,11 +63,11 @@ def test_two_axes_are_as_good_as_one(case: Case) -> None:
     nested = jax.vmap(
         jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="ici"), axis_name="dcn"
     )
-    simulated = jax.jit(nested)(jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), updates))
-    simulated = jax.tree.map(lambda x: x.reshape(8, *x.shape[2:]), simulated)
+    simulated = jax.jit(nested)(jax.tree.map(lambda x: x.reshape(2, inner, *x.shape[1:]), updates))
+    simulated = jax.tree.map(lambda x: x.reshape(workers, *x.shape[2:]), simulated)
     single = case.make("data")
     expected, _ = aggregator(single, count(updates), "vmap")(
-        updates, initial(single, updates, "vmap"), jnp.ones(8)
+        updates, initial(single, updates, "vmap"), jnp.ones(workers)
     )
     tolerance = 0 if case.integer_sum else 1e-5
     mine = flat(jax.tree.map(lambda x: x[None], result))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.cases import CASES, Case, rows
-from tests.workers import MODES, Mode, aggregate, flat, gradients
+from tests.workers import MODE_ROWS, Mode, aggregate, flat, gradients
 
 
 def check_visible(case: Case, value: float, mode: Mode) -> None:
@@ -16,7 +16,7 @@ def check_visible(case: Case, value: float, mode: Mode) -> None:
     assert not np.isfinite(results[:, hit]).any()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 @pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_nan_is_visible(case: Case, mode: Mode) -> None:
     check_visible(case, np.nan, mode)

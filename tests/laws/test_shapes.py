@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.cases import CASES, Case, rows
-from tests.workers import MODES, Mode, aggregator, gradients, initial
+from tests.workers import MODE_ROWS, Mode, aggregator, gradients, initial
 
 
 def check_shapes_and_replicas(case: Case, mode: Mode, workers: int) -> None:
@@ -28,7 +28,7 @@ def check_shapes_and_replicas(case: Case, mode: Mode, workers: int) -> None:
         np.testing.assert_array_equal(replicas, np.broadcast_to(replicas[:1], replicas.shape))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 @pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_shapes_and_replicas(case: Case, mode: Mode) -> None:
     check_shapes_and_replicas(case, mode, workers=3)

@@ -13,10 +13,10 @@ from jax.sharding import NamedSharding
 
 import jaxcomm
 from tests.cases import CASES, Case, rows
-from tests.workers import MODES, Mode, aggregator, gradients, initial, mesh_of, of_one_worker
+from tests.workers import MODE_ROWS, Mode, aggregator, gradients, initial, mesh_of, of_one_worker
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_ROWS)
 @pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_stable_and_compiled_once(case: Case, mode: Mode) -> None:
     tx, updates = case.make(), gradients(4)
@@ -50,7 +50,7 @@ def _setting(case: Case) -> tuple[optax.GradientTransformation, dict[str, jax.Ar
     return tx, {"kernel": draw(6, 2), "bias": draw(2)}, draw(16, 6)
 
 
-@pytest.mark.parametrize("donate", [True, False])
+@pytest.mark.parametrize("donate", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_scanned_donated_and_stepped_alike(case: Case, donate: bool) -> None:
     tx, params, batch = _setting(case)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.cases import CASES, WEIGHTED, Case, rows
-from tests.workers import Mode, aggregate, flat, gradients
+from tests.workers import MODE_ROWS, Mode, aggregate, flat, gradients
 
 WEIGHTS = {
     "uneven": [1.0, 2.0, 5.0, 0.5],
@@ -30,7 +30,7 @@ def test_weights(case: Case, weights: str) -> None:
     check_weights(case, WEIGHTS[weights], "vmap")
 
 
-@pytest.mark.parametrize("mode", ["checked", "unchecked"])
+@pytest.mark.parametrize("mode", MODE_ROWS[:2])
 @pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
 def test_weights_on_a_mesh(case: Case, mode: Mode) -> None:
     check_weights(case, WEIGHTS["some_zero"], mode)

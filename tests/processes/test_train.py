@@ -80,6 +80,7 @@ def free_address() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_four_processes_of_two_devices_are_eight_devices_of_one(tmp_path: Path) -> None:
     train = ["train", *SMALL, "--steps", "8", "--record", "run", "--records"]
     shape = ["--processes", "4", "--devices-per-process", "2"]

@@ -10,6 +10,7 @@ import pytest
 from jaxcomm import Coins
 from jaxcomm.compression.quantizers import Levels, adaptive_levels
 from jaxcomm.compression.quantizers._adaptive_levels import fit_levels
+from tests.slow import slow
 
 COINS = Coins(jax.random.key(0), jax.random.key(1))
 
@@ -77,7 +78,7 @@ def test_a_weight_is_as_good_as_a_repetition() -> None:
     )
 
 
-@pytest.mark.parametrize("levels", [1, 3, 6])
+@pytest.mark.parametrize("levels", [1, 3, slow(6)])
 def test_the_error_is_exactly_that_of_the_levels(levels: int) -> None:
     x = np.random.default_rng(levels).standard_t(3, size=60).astype(np.float32).astype(np.float64)
     sample = draws(levels, x, 4000)

@@ -14,6 +14,7 @@ import jaxcomm
 from jaxcomm import Coins, Memory
 from jaxcomm.compression.quantizers import dither, round_to_levels, variance_constant
 from jaxcomm.compression.quantizers._norms import NORMS
+from tests.slow import slow
 from tests.workers import draws, flat
 
 ALPHA = 1e-6
@@ -46,7 +47,7 @@ def test_the_variance_has_its_exact_value(norm: str, levels: int) -> None:
     assert abs(errors.mean() - exact) <= scipy.stats.norm.isf(ALPHA / 2) * deviation
 
 
-@pytest.mark.parametrize("workers", [4, 16])
+@pytest.mark.parametrize("workers", [4, slow(16)])
 def test_non_zeros_fall_by_the_root_of_the_workers(workers: int) -> None:
     # One level, l2 norm: the expected number of non-zero codes of all workers is |x|_1 / |x|_2 with
     # one norm and sum |x_i|_1 / |x_i|_2 with own norms, about sqrt(n) times as many.

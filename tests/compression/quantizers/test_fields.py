@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxcomm.compression.quantizers._fields import Field, choose_field, most_levels, pack, unpack
+from tests.slow import slow
 
 
 @pytest.mark.parametrize(
@@ -51,8 +52,8 @@ def test_nothing_fits() -> None:
 
 
 @pytest.mark.parametrize("width", [*range(2, 17), 32])
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5), (0,)])
-@pytest.mark.parametrize("workers", [1, 3, 64])
+@pytest.mark.parametrize("shape", [(3, 5), slow(()), slow((1,)), slow((7,)), slow((0,))])
+@pytest.mark.parametrize("workers", [3, slow(1), slow(64)])
 def test_sums_of_extreme_codes_unpack(width: int, shape: tuple[int, ...], workers: int) -> None:
     field = Field(most_levels(width, workers), width)
     if field.levels == 0:

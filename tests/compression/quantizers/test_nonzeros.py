@@ -7,6 +7,7 @@ import pytest
 import jaxcomm
 from jaxcomm import wire
 from jaxcomm.compression.quantizers import nonzeros
+from tests.slow import slow
 from tests.workers import aggregator, draws, initial
 
 D = 2**18
@@ -37,7 +38,7 @@ def _sent_simulated(tx: object, given: jnp.ndarray) -> float:
     return sum(c.bytes_per_worker for c in account.collectives if c.primitive == "all_gather")
 
 
-@pytest.mark.parametrize("workers", [4, 16])
+@pytest.mark.parametrize("workers", [4, slow(16)])
 def test_bytes_shrink_by_the_root_of_the_workers(workers: int) -> None:
     _bytes_shrink(workers, _sent_simulated)
 

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels import count_sketch
 from pallas_kernels.count_sketch import mosaic_gpu, mosaic_tpu, reference
 from tests.pallas_kernels.lowering import CALLS, INTERPRET_GPU, INTERPRET_TPU, lowered
+from tests.slow import slow
 
 KERNELS: dict[str, tuple[Any, Any]] = {
     "tpu": (mosaic_tpu, INTERPRET_TPU),
@@ -42,11 +43,11 @@ def array(size: int, dtype: Any) -> jax.Array:
 
 
 SMALL = [
-    (7001, jnp.int32, 1, 1024, 1, "median"),  # Eight places a slot: every stage is used twice.
     (1, jnp.float32, 2, 1024, 1, "mean"),
     (5000, jnp.float32, 1, 2 * 2048, 2, "median"),  # The last tile is half empty.
 ]
 LARGE = [
+    (7001, jnp.int32, 1, 1024, 1, "median"),  # Eight places a slot: every stage is used twice.
     (129, jnp.bfloat16, 2, 2048, 1, "sum"),
     (5000, jnp.float32, 3, 3 * 1024, 1, "median"),  # Slots of two and of three places.
     (3000, jnp.int32, 2, 7 * 1024, 1, "median"),  # More slots than places.
@@ -55,7 +56,7 @@ LARGE = [
 ]
 
 
-CASES = SMALL + [pytest.param(case, marks=pytest.mark.slow) for case in LARGE]
+CASES = SMALL + [slow(case) for case in LARGE]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -76,7 +77,7 @@ def test_nan_and_infinity(platform: str) -> None:
     assert_equal_to_reference(platform, x, 1, 1024, 1, "median")
 
 
-@pytest.mark.parametrize("platform", KERNELS)
+@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
 def test_vmap_and_shard_map(platform: str) -> None:
     kernels, interpret = KERNELS[platform]
     x = jnp.stack([array(1100, jnp.float32), -array(1100, jnp.float32)])

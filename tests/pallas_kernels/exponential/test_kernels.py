@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels import exponential
 from pallas_kernels.exponential import mosaic_gpu, mosaic_tpu, reference
 from tests.pallas_kernels.lowering import CALLS, INTERPRET_GPU, INTERPRET_TPU, lowered, on
+from tests.slow import slow
 
 MODULES = {"tpu": mosaic_tpu, "cuda": mosaic_gpu}
 INTERPRET = {"tpu": INTERPRET_TPU, "cuda": INTERPRET_GPU}
@@ -53,12 +54,12 @@ def assert_equal_to_reference(platform: str, size: int, scale: float) -> None:
     )
 
 
-@pytest.mark.parametrize("size,scale", [(129, 1e-30), (140000, 0.7)])
+@pytest.mark.parametrize("size,scale", [(129, 1e-30), slow(140000, 0.7)])
 def test_tpu_kernels_are_the_reference(size, scale):
     assert_equal_to_reference("tpu", size, scale)
 
 
-@pytest.mark.parametrize("size,scale", [(1024, 1e30), (2500, 1e-30)])
+@pytest.mark.parametrize("size,scale", [(2500, 1e-30), slow(1024, 1e30)])
 def test_gpu_kernels_are_the_reference(size, scale):
     assert_equal_to_reference("cuda", size, scale)
 

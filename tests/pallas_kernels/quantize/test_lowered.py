@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels.quantize import dequantize, quantize
 from tests.pallas_kernels.lowering import CALLS, lowered, on
 from tests.pallas_kernels.quantize.oracle import CASES, Case
+from tests.slow import slow
 
 NAMES = {"tpu": "mosaic_tpu", "cuda": "mosaic_gpu"}
 
@@ -45,7 +46,7 @@ def test_every_width(platform: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize("platform", NAMES)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [jnp.float32, slow(jnp.bfloat16)])
 @pytest.mark.parametrize("shape", [(), (1,), (129,), (256, 1152), (2**26,), (2**31 - 1,)], ids=str)
 def test_every_shape(platform: str, dtype: Any, shape: tuple[int, ...]) -> None:
     for case in (Case(127, 8), Case(7, 4)):

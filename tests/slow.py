@@ -1,0 +1,10 @@
+"""Which of a test's parameters are left to the slow run."""
+
+from typing import Any
+
+import pytest
+
+
+def slow(*values: Any) -> Any:
+    """One more parameter, or several of one test, for the slow run."""
+    return pytest.param(*values, marks=pytest.mark.slow)
