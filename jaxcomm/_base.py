@@ -43,6 +43,14 @@ def no_news(memory: Memory) -> dict[str, jax.Array]:
     return {}
 
 
+def no_observations(
+    public: jax.Array, agreed: PyTree, x: jax.Array
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """The `observe` of a codec that has nothing to tell."""
+    del public, agreed, x
+    return {}
+
+
 def given(memory: Memory, x: jax.Array) -> jax.Array:
     """The `target` of a codec that aims at what it is given."""
     del memory
@@ -59,9 +67,11 @@ class Codec(NamedTuple):
 
     Attributes:
       init: `x -> Memory`.
-      measure: `(coins, memory, x) -> statistics`, a NamedTuple of float32 arrays; `()` when none.
+      measure: `(coins, memory, x) -> statistics`, a NamedTuple of float32 arrays, or of uint32
+        where they are packed bits; `()` when none.
       agree: how workers combine each statistic before encoding: the statistics' NamedTuple with
-        `"sum"` or `"max"` in place of each array; `()` when none.
+        `"sum"` or `"max"` in place of each array, or `"or"` in place of packed bits; `()` when
+        none.
       encode: `(coins, memory, x, agreed, workers) -> (payload, memory)`; `payload` is a NamedTuple,
         the named type of what crosses the wire. May change `memory.own` only.
       decode: `(public, payload, agreed, workers, count, shape) -> float32[shape]`, the *mean* of
@@ -76,6 +86,10 @@ class Codec(NamedTuple):
         wrapper makes of it. `info=True` measures the compression error against it.
       tell: `memory -> {name: float32[]}`, what a worker knows after encoding and is worth telling
         with `info=True`, such as coordinates for which there was no room.
+      observe: `(public, agreed, x) -> {name: (part, whole)}`, float32[] each, what all workers
+        know of a unit once they have agreed; `info=True` tells :math:`\sum \text{part} / \sum
+        \text{whole}` over units, where payloads are joined on the way. `x` is the unit scaled to
+        magnitudes of at most 1.
       variance: `(size, workers) -> omega` of an unbiased codec, with :math:`\sum_i \mathbb{E}
         \|Q(x_i) - x_i\|^2 \le \omega \sum_i \|x_i\|^2` over the workers that share statistics, of
         `size` coordinates each. `None`: biased, or no bound is known.
@@ -97,6 +111,9 @@ class Codec(NamedTuple):
     facts: Callable[[int], dict[str, float]] = no_facts
     target: Callable[[Memory, jax.Array], jax.Array] = given
     tell: Callable[[Memory], dict[str, jax.Array]] = no_news
+    observe: Callable[[jax.Array, PyTree, jax.Array], dict[str, tuple[jax.Array, jax.Array]]] = (
+        no_observations
+    )
     variance: Callable[[int, int], float] | None = None
     contraction: Callable[[int, int], float] | None = None
     bounded: bool = False

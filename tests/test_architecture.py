@@ -100,6 +100,7 @@ FUNCTIONS = sorted(
         jaxcomm.compression,
         jaxcomm.compression.feedback,
         jaxcomm.compression.quantizers,
+        jaxcomm.compression.sketches,
         jaxcomm.compression.sparsifiers,
         jaxcomm.wire,
     )

@@ -6,15 +6,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxcomm
+from tests.slow import slow
 
 Mode = Literal["checked", "unchecked", "vmap"]
-# For parametrization. A law of its own compares what the modes compute; elsewhere the one that
-# differs least from another is left to the slow run.
-MODE_ROWS = ["checked", pytest.param("unchecked", marks=pytest.mark.slow), "vmap"]
+# For parametrization: a law of its own compares what the modes compute, and most tests simulate.
+MODE_ROWS = ["checked", slow("unchecked"), slow("vmap")]
 
 
 def mesh_of(workers: int) -> Mesh:

@@ -8,8 +8,13 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm.aggregation._or_reduce import or_reduce
 
-_ACROSS_WORKERS: dict[str, Callable[..., jax.Array]] = {"max": lax.pmax, "sum": lax.psum}
+_ACROSS_WORKERS: dict[str, Callable[..., jax.Array]] = {
+    "max": lax.pmax,
+    "sum": lax.psum,
+    "or": or_reduce,
+}
 _ACROSS_UNITS: dict[str, Callable[..., jax.Array]] = {"max": jnp.max, "sum": jnp.sum}
 
 
@@ -19,7 +24,16 @@ def all_finite(units: list[jax.Array]) -> jax.Array:
 
 
 def over_units(kinds: PyTree, statistics: list[PyTree]) -> list[PyTree]:
-    """The statistics of the whole tree, once for each unit."""
+    """The statistics of the whole tree, once for each unit.
+
+    Raises:
+      ValueError: If one is a bitmap, which is of the coordinates of one unit.
+    """
+    if "or" in jax.tree.leaves(kinds):
+        raise ValueError(
+            "`scope`='tree' shares statistics among all updates, and this codec's is a bitmap of "
+            "one. Use `scope`='leaf' or 'bucket'."
+        )
     whole = jax.tree.map(
         lambda kind, *values: _ACROSS_UNITS[kind](jnp.stack(values), axis=0), kinds, *statistics
     )
@@ -52,8 +66,8 @@ def agree(
 
     Args:
       axis_name: The axis to agree over.
-      kinds: `"max"` or `"sum"` for each statistic of a unit.
-      statistics: One tree like `kinds` a unit, float32 leaves.
+      kinds: `"max"`, `"sum"` or `"or"` for each statistic of a unit.
+      statistics: One tree like `kinds` a unit, float32 leaves, uint32 for `"or"`.
       finite: bool[], whether this worker's units are finite.
 
     Returns:
@@ -62,7 +76,7 @@ def agree(
     arrays, treedef = jax.tree.flatten(statistics)
     kind_of = jax.tree.leaves(kinds) * len(statistics)
     arrays.append(jnp.where(finite, 0.0, 1.0).astype(jnp.float32))
-    kind_of.append("max" if "max" in kind_of or not kind_of else "sum")
+    kind_of.append("sum" if "sum" in kind_of and "max" not in kind_of else "max")
     agreed = list(arrays)
     for kind in dict.fromkeys(kind_of):
         members = [i for i, other in enumerate(kind_of) if other == kind]

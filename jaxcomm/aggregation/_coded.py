@@ -3,7 +3,7 @@
 They differ in the exchange alone: how workers' units become one mean.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -34,6 +34,7 @@ class Exchanged(NamedTuple):
     memories: list[Memory]  # of each unit, before `settle`
     finite: jax.Array  # bool[], whether all workers were
     sent: Callable[[], list[jax.Array]] | None = None  # what this worker sent, decoded; for `info`
+    common: Sequence[tuple[jax.Array, PyTree]] = ()  # each unit's public coin, and what was agreed
     added: int = 1  # how many payloads may be added before they are decoded; for `info`
 
 
@@ -105,7 +106,7 @@ def coded_mean(
             step=jnp.zeros((), jnp.uint32),
             own=PerWorker({axis: jax.tree.map(lambda x: x[None], own)}),
             shared=[memory.shared for memory in memories],
-            info=nothing_known(codec) if info else (),
+            info=nothing_known(codec, units) if info else (),
         )
 
     @averages_over(axis_name)
@@ -135,7 +136,7 @@ def coded_mean(
             )
         everybody = (*outer_axes, *_axis.names(axis_name))
         coins = _noise.make_coins(state.key, state.step, len(units), _axis.index(everybody))
-        means, decided, finite, sent, added = Exchanged(*exchange(coins, memories, units))
+        means, decided, finite, sent, common, added = Exchanged(*exchange(coins, memories, units))
         settled = [codec.settle(*pair) for pair in zip(decided, means, strict=True)]
         kept = _keep_if(finite, [memory for _, memory in settled], memories)
         known: Any = ()
@@ -143,7 +144,7 @@ def coded_mean(
             if sent is None:
                 raise ValueError("`info=True` is not known to this way of forming a mean.")
             aims = [*map(codec.target, memories, units)]
-            known = measure_info(codec, everybody, aims, sent(), kept, finite)
+            known = measure_info(codec, everybody, aims, sent(), kept, finite, common)
             known |= {name: jnp.float32(number) for name, number in codec.facts(added).items()}
         visible = [jnp.where(finite, update, jnp.nan) for update, _ in settled]
         return join(visible), AggregatorState(

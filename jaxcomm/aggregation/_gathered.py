@@ -6,7 +6,7 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
+from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations
 from jaxcomm.aggregation._agreement import agree, all_finite, over_units, to_vector
 from jaxcomm.aggregation._coded import Exchanged, coded_mean, require_own_statistics
 
@@ -27,6 +27,10 @@ def decoded_mean(
     return total
 
 
+def _to_words(x: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(x, jnp.uint32)
+
+
 def _own_statistics(
     axis_name: AxisName, kinds: PyTree, measured: list[PyTree], finite: jax.Array
 ) -> tuple[list[PyTree], list[PyTree], jax.Array]:
@@ -34,8 +38,13 @@ def _own_statistics(
     del kinds
     statistics, treedef = jax.tree.flatten(measured)
     flag = jnp.where(finite, 0.0, 1.0).astype(jnp.float32)
-    vector, apart = to_vector([*statistics, flag])
-    *statistics, flags = jax.vmap(apart)(_axis.gather(vector, axis_name))
+    # As words, since some are packed bits.
+    words, apart = to_vector([_to_words(x) for x in (*statistics, flag)])
+    received = jax.vmap(apart)(_axis.gather(words, axis_name))
+    *statistics, flags = (
+        lax.bitcast_convert_type(x, like.dtype)
+        for x, like in zip(received, (*statistics, flag), strict=True)
+    )
     return measured, jax.tree.unflatten(treedef, statistics), jnp.all(flags == 0)
 
 
@@ -68,7 +77,7 @@ def gathered_mean(
     Any codec will do, since workers need not agree. A worker sends :math:`n - 1` payloads (it
     passes on those of the others), so the saving shrinks with :math:`n`: against a float32
     all-reduce, one byte a coordinate saves nothing at :math:`n = 8`. Statistics of all units
-    travel in one gather of float32 with one flag. Decoded one at a time, in the workers' order:
+    travel in one gather of words with one flag. Decoded one at a time, in the workers' order:
     replicas stay bit-equal, and memory does not grow with :math:`n` but for the payloads.
 
     Args:
@@ -121,7 +130,9 @@ def gathered_mean(
 
     return coded_mean(
         axis_name,
-        require_own_statistics(codec, "`agreed`=True") if agreed else codec,
+        (require_own_statistics(codec, "`agreed`=True") if agreed else codec)._replace(
+            observe=no_observations
+        ),
         exchange,
         scope=scope,
         bucket_bytes=bucket_bytes,

@@ -1,10 +1,12 @@
 """What an aggregator with `info=True` tells of a step."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, Memory
+from jaxcomm._base import Codec, Coins, Memory, PyTree
 
 
 def require_switch(info: bool) -> None:
@@ -19,10 +21,16 @@ def require_switch(info: bool) -> None:
 MEASURED = ("compression_error", "density", "residual_norm")
 
 
-def nothing_known(codec: Codec) -> dict[str, jax.Array]:
+def nothing_known(codec: Codec, units: list[jax.Array]) -> dict[str, jax.Array]:
     """The field `info` before the first step."""
+
+    def observed(x: jax.Array) -> dict[str, tuple[jax.Array, jax.Array]]:
+        coins = Coins(jax.random.key(0), jax.random.key(0))
+        return codec.observe(coins.public, codec.measure(coins, codec.init(x), x), x)
+
     told = codec.tell(codec.init(jnp.zeros(1)))
-    return {name: jnp.zeros(()) for name in (*MEASURED, *told, *codec.facts(1))}
+    seen = jax.eval_shape(observed, units[0]) if units else {}
+    return {name: jnp.zeros(()) for name in (*MEASURED, *told, *seen, *codec.facts(1))}
 
 
 def measure_info(
@@ -32,6 +40,7 @@ def measure_info(
     sent: list[jax.Array],
     memories: list[Memory],
     finite: jax.Array,
+    common: Sequence[tuple[jax.Array, PyTree]],
 ) -> dict[str, jax.Array]:
     r"""Means over workers of what each knows by itself, in one all-reduce of three float32 or more.
 
@@ -39,7 +48,7 @@ def measure_info(
               \frac{1}{n} \sum_i \frac{|\{j : q_{ij} \ne 0\}|}{d}, \qquad
               \sqrt{\frac{1}{n} \sum_i \|e_i\|^2}
 
-    Besides what the codec tells, added over units.
+    Besides what the codec tells, added over units, and the ratios that it observes.
 
     Args:
       codec: The codec.
@@ -48,6 +57,7 @@ def measure_info(
       sent: What it sent, decoded, :math:`q_i`, in parts.
       memories: What it remembers of each unit; its own are :math:`e_i`.
       finite: bool[]; NaN is told where it is false on any worker.
+      common: The public coin and what was agreed, of each unit; empty where nobody agreed.
     """
     with jax.named_scope("info"):
         peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in units]))
@@ -62,14 +72,21 @@ def measure_info(
             if jnp.issubdtype(e.dtype, jnp.floating)
         )
         told = jax.tree.map(lambda *values: sum(values), *map(codec.tell, memories))
+        observed = [codec.observe(*pair, x / scale) for pair, x in zip(common, units, strict=False)]
+        parts = jax.tree.map(lambda *values: sum(values), *observed) if observed else {}
+        seen = {
+            name: jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), 0)
+            for name, (part, whole) in parts.items()
+        }
         own = jnp.stack(
             [
                 jnp.where(peak > 0, lost / jnp.where(peak > 0, given, 1), 0),
                 filled / max(sum(x.size for x in units), 1),
                 jnp.asarray(kept, jnp.float32),
                 *told.values(),
+                *seen.values(),
             ]
         )
         error, density, square_norm, *news = lax.pmean(jnp.where(finite, own, jnp.nan), axes)
         measured = dict(zip(MEASURED, [error, density, jnp.sqrt(square_norm)], strict=True))
-        return measured | dict(zip(told, news, strict=True))
+        return measured | dict(zip([*told, *seen], news, strict=True))

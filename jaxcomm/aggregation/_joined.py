@@ -31,7 +31,12 @@ def join_payloads(axis_name: AxisName, codec: Codec, join: Join, scope: str) -> 
             after.append(memory)
             sent.append((coin.public, payload, agreement, workers, 1, x.shape))
         return Exchanged(
-            means, after, finite, lambda: [codec.decode(*each) for each in sent], workers
+            means,
+            after,
+            finite,
+            lambda: [codec.decode(*each) for each in sent],
+            [(coin.public, agreement) for coin, agreement in zip(coins, agreed, strict=True)],
+            workers,
         )
 
     return exchange

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, settled
+from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations, settled
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._gathered import decoded_mean
@@ -94,7 +94,9 @@ def _codec_of_units(axis_name: AxisName, codec: Codec) -> Codec:
         of_rows = jax.vmap(lambda own: codec.tell(Memory(own, ())))(memory.own.sent)
         return jax.tree.map(lambda mean, rows: mean + jnp.sum(rows), of_mean, of_rows)
 
-    return codec._replace(init=init, target=target, tell=tell, settle=settled)
+    return codec._replace(
+        init=init, target=target, tell=tell, observe=no_observations, settle=settled
+    )
 
 
 def two_stage_mean(

@@ -1,8 +1,16 @@
 """What is sent: codecs of one array, in which no mesh axis is named."""
 
-from jaxcomm.compression import feedback, quantizers, sparsifiers
+from jaxcomm.compression import feedback, quantizers, sketches, sparsifiers
 from jaxcomm.compression._blockwise import blockwise
 from jaxcomm.compression._rotated import rotated
 from jaxcomm.compression._scaled import scaled
 
-__all__ = ["blockwise", "feedback", "quantizers", "rotated", "scaled", "sparsifiers"]
+__all__ = [
+    "blockwise",
+    "feedback",
+    "quantizers",
+    "rotated",
+    "scaled",
+    "sketches",
+    "sparsifiers",
+]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations
 
 
 def blockwise(codec: Codec, block_size: int) -> Codec:
@@ -87,6 +87,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         measure=measure,
         encode=encode,
         decode=decode,
+        observe=no_observations,
         variance=of_block(codec.variance),
         contraction=of_block(codec.contraction),
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations
 
 
 def _padded(size: int) -> int:
@@ -157,6 +157,7 @@ def rotated(codec: Codec) -> Codec:
         encode=encode,
         decode=decode,
         combine=combine,
+        observe=no_observations,
         variance=_at_padded_size(codec.variance),
         contraction=_at_padded_size(codec.contraction),
     )

@@ -4,6 +4,7 @@ from jaxcomm.recipes._deep_gradient_compression import deep_gradient_compression
 from jaxcomm.recipes._global_qsgd import global_qsgd, qsgd, sparse_global_qsgd
 from jaxcomm.recipes._natural import natural_compression
 from jaxcomm.recipes._one_bit import one_bit_sgd
+from jaxcomm.recipes._s2_reducer import s2_reducer
 from jaxcomm.recipes._signs import ef_sign_sgd, sign_sgd, signum
 from jaxcomm.recipes._terngrad import terngrad
 
@@ -14,6 +15,7 @@ __all__ = [
     "natural_compression",
     "one_bit_sgd",
     "qsgd",
+    "s2_reducer",
     "sign_sgd",
     "signum",
     "sparse_global_qsgd",

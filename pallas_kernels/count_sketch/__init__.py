@@ -2,5 +2,6 @@
 
 from pallas_kernels.count_sketch.api import decode, encode, round_columns
 from pallas_kernels.count_sketch.elements import locations
+from pallas_kernels.count_sketch.estimate import ESTIMATES
 
-__all__ = ["decode", "encode", "locations", "round_columns"]
+__all__ = ["ESTIMATES", "decode", "encode", "locations", "round_columns"]

@@ -11,6 +11,7 @@ from tests.cases._feedback import FEEDBACK
 from tests.cases._quantized import QUANTIZED
 from tests.cases._sampled import SAMPLED
 from tests.cases._signs import SIGNS
+from tests.cases._sketched import SKETCHED
 from tests.cases._sparse import SPARSE
 from tests.cases._switched import SWITCHED
 
@@ -30,7 +31,7 @@ REPRESENTATIVES = {
 
 CASES = [
     case._replace(variant=case.name not in REPRESENTATIVES)
-    for case in [*QUANTIZED, *SIGNS, *SPARSE, *BINARY, *SAMPLED, *SWITCHED, *FEEDBACK]
+    for case in [*QUANTIZED, *SIGNS, *SPARSE, *BINARY, *SAMPLED, *SKETCHED, *SWITCHED, *FEEDBACK]
 ]
 
 

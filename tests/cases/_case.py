@@ -39,7 +39,8 @@ class Case(NamedTuple):
       moment: `x -> E|Q(x) - x|^2`, exactly, of one worker's float64 vector.
       feedback: What `codec` sends and keeps is what it was given.
       common_coins: Workers draw alike.
-      fitted: Levels follow the input: two values alone are met exactly, and nothing is drawn.
+      spreads: Coordinates that are zero on all workers need not be so in the result.
+      fitted: Easy input is met exactly, and nothing is drawn.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Case(NamedTuple):
     feedback: bool = False
     common_coins: bool = False
     fitted: bool = False
+    spreads: bool = False
 
     def __repr__(self) -> str:
         return self.name

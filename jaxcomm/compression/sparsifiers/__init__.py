@@ -2,6 +2,8 @@
 
 from jaxcomm.compression.sparsifiers._ada_comp import AdaCompPayload, ada_comp
 from jaxcomm.compression.sparsifiers._adaptive_threshold import TwoMeansPayload, adaptive_threshold
+from jaxcomm.compression.sparsifiers._nonzero import nonzero
+from jaxcomm.compression.sparsifiers._nonzero_union import UnionPayload, nonzero_union
 from jaxcomm.compression.sparsifiers._random_k import RandomKPayload, random_k
 from jaxcomm.compression.sparsifiers._sbc import BinaryPayload, sbc
 from jaxcomm.compression.sparsifiers._sparse import SparsePayload
@@ -18,9 +20,12 @@ __all__ = [
     "SparsePayload",
     "TernaryPayload",
     "TwoMeansPayload",
+    "UnionPayload",
     "VariancePayload",
     "ada_comp",
     "adaptive_threshold",
+    "nonzero",
+    "nonzero_union",
     "random_k",
     "sbc",
     "stc",

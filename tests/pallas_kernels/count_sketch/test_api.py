@@ -24,7 +24,7 @@ def normal(*shape: int) -> jax.Array:
 
 @pytest.mark.parametrize(("hashing", "columns"), FAMILIES)
 @pytest.mark.parametrize(
-    "shape", [(0,), (129,), (5, 7, 41), slow(()), slow((1,)), slow((127,)), slow((3, 0))]
+    "shape", [(0,), (5, 7, 41), slow(()), slow((129,)), slow((1,)), slow((127,)), slow((3, 0))]
 )
 def test_shapes(shape: tuple[int, ...], hashing: Any, columns: int) -> None:
     x = jnp.ones(shape)
@@ -37,7 +37,7 @@ def test_shapes(shape: tuple[int, ...], hashing: Any, columns: int) -> None:
         np.testing.assert_allclose(result, x, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("hashing", "columns"), FAMILIES)
+@pytest.mark.parametrize(("hashing", "columns"), [FAMILIES[0], slow(*FAMILIES[1])])
 def test_mask(hashing: Any, columns: int) -> None:
     x = normal(50, 100)
     mask = jnp.asarray(np.random.default_rng(1).random((50, 100)) < 0.3)
@@ -51,7 +51,7 @@ def test_mask(hashing: Any, columns: int) -> None:
     assert not (result == 0).all()
 
 
-@pytest.mark.parametrize(("hashing", "columns"), FAMILIES)
+@pytest.mark.parametrize(("hashing", "columns"), [slow(*FAMILIES[0]), FAMILIES[1]])
 def test_tables_add_up(hashing: Any, columns: int) -> None:
     encode = functools.partial(
         count_sketch.encode, seeds=SEEDS, rows=2, columns=columns, hashing=hashing

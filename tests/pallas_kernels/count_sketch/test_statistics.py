@@ -12,6 +12,7 @@ import pytest
 from pallas_kernels import count_sketch
 from pallas_kernels.count_sketch import reference, tiling
 from pallas_kernels.count_sketch.tiling import Key
+from tests.slow import slow
 
 Z = 5.0  # Two-sided, 6e-7.
 SIZE, COLUMNS, SLOTS, TILES = 16 * 1024, 4096, 4, 16
@@ -106,7 +107,7 @@ def test_the_error_of_ones_is_k_minus_one_over_c(hashing: str) -> None:
 
 
 @pytest.mark.parametrize("hashing", ["tiles", "elements"])
-@pytest.mark.parametrize("name", ["one sublane of each tile", "periodic in tiles"])
+@pytest.mark.parametrize("name", ["one sublane of each tile", slow("periodic in tiles")])
 def test_rows_are_independent(name: str, hashing: str) -> None:
     x = support(name).astype(float)
     one, three = errors(x, hashing, 1), errors(x, hashing, 3)

@@ -138,7 +138,7 @@ def test_empty_arrays(platform: str) -> None:
         assert decoded.shape == shape
 
 
-@pytest.mark.parametrize("platform", KERNELS)
+@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
 def test_batched_in_every_argument(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # JAX's interpreter does not know the semantics of the axis that vmap adds to the grid.
     monkeypatch.setattr(mosaic_tpu.pltpu, "CompilerParams", lambda **_: None)
@@ -161,7 +161,7 @@ def test_batched_in_every_argument(platform: str, monkeypatch: pytest.MonkeyPatc
     assert len(np.unique(np.asarray(decoded), axis=0)) == 3
 
 
-@pytest.mark.parametrize("platform", KERNELS)
+@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
 def test_in_a_checked_shard_map_and_a_scan(platform: str) -> None:
     """The scale is common, x and the seeds are each worker's own."""
     kernels, interpret = KERNELS[platform]

@@ -1,0 +1,183 @@
+"""Which rows, blocks or coordinates of an array are not zero, in one bit each."""
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm import _axis, _noise
+from jaxcomm.compression import _bits
+
+Granularity: TypeAlias = Literal["row", "element"] | int
+"""What has one bit: a row (all but the first axis), a coordinate, or a block of so many."""
+
+Carry = TypeVar("Carry")
+
+
+class Parts(NamedTuple):
+    """An array as parts of equal width, the last of which may be filled up with zeros."""
+
+    number: int
+    width: int
+    size: int
+
+
+def require_granularity(granularity: Granularity) -> None:
+    """Raises unless it is one of the three."""
+    block = isinstance(granularity, int) and not isinstance(granularity, bool) and granularity >= 1
+    if not block and granularity not in ("row", "element"):
+        raise ValueError(
+            "`granularity` must be 'row', 'element', or the length of a block, a Python int of at "
+            f"least 1, got {granularity!r}."
+        )
+
+
+def require_density(density: float) -> None:
+    """Raises unless room for so much can be made while tracing."""
+    if not isinstance(density, int | float) or not 0 < density <= 1:
+        raise ValueError(
+            f"`density` must be a Python float in (0, 1], got {density!r}: it decides shapes on "
+            "the wire. Under `optax.inject_hyperparams` pass `static_args=('density',)`."
+        )
+
+
+def room_for(density: float, parts: Parts) -> int:
+    """How many parts are so much of all."""
+    return math.ceil(density * parts.number)
+
+
+def parts_of(shape: tuple[int, ...], granularity: Granularity) -> Parts:
+    """How an array of this shape is cut.
+
+    Raises:
+      ValueError: If rows are asked of an array that has none.
+    """
+    size = math.prod(shape)
+    if granularity == "row":
+        if len(shape) < 2:
+            raise ValueError(
+                f"`granularity`='row' needs an array of two axes or more, got the shape {shape}. "
+                "Use `scope`='leaf', which keeps leaves in their shapes, and mask leaves of one "
+                "axis with `optax.masked`; or give the length of a block."
+            )
+        return Parts(shape[0], math.prod(shape[1:]), size)
+    width = 1 if granularity == "element" else granularity
+    return Parts(-(-size // width), width, size)
+
+
+def rows_of(x: jax.Array, parts: Parts) -> jax.Array:
+    """The array by parts, [number, width], filled up with zeros."""
+    flat = jnp.pad(x.ravel(), (0, parts.number * parts.width - parts.size))
+    return flat.reshape(parts.number, parts.width)
+
+
+def bitmap(x: jax.Array, parts: Parts) -> jax.Array:
+    """Whether each part holds anything but zeros, uint32[ceil(count / 32)], as `_bits` packs."""
+    return _bits.pack_bits(jnp.any(rows_of(x != 0, parts), axis=1))
+
+
+def count(words: jax.Array) -> jax.Array:
+    """How many bits are set, int32[]."""
+    return jnp.sum(lax.population_count(words).astype(jnp.int32))
+
+
+def _select(word: jax.Array, rank: jax.Array) -> jax.Array:
+    """The position in `word` of its bit that is set and has `rank` others set below it."""
+    position = jnp.zeros_like(rank)
+    for half in (16, 8, 4, 2, 1):
+        below = lax.population_count(word & jnp.uint32(2**half - 1)).astype(jnp.int32)
+        above = rank >= below
+        rank = jnp.where(above, rank - below, rank)
+        word = jnp.where(above, word >> half, word)
+        position = jnp.where(above, position + half, position)
+    return position
+
+
+def members(words: jax.Array, first: jax.Array | int, room: int, parts: Parts) -> jax.Array:
+    """The parts whose bits are set, from the one of rank `first` on, int32[room].
+
+    Ranks count words first. `parts.number` stands for what is missing, before the first too.
+    """
+    ones = lax.population_count(words).astype(jnp.int32)
+    ends = jnp.cumsum(ones)
+    starts = ends - ones
+    here = (ones > 0) & (ends > first) & (starts < first + room)
+    slot = jnp.where(here, jnp.maximum(starts - first, 0), room)
+    index = lax.iota(jnp.int32, words.size)
+    marked = jnp.zeros(room, jnp.int32).at[slot].set(index, mode="drop")
+    word = lax.cummax(_axis.varying_like(marked, (words, first)))
+    rank = first + lax.iota(jnp.int32, room)
+    # Planar: bit j of word i is that of part j words + i.
+    part = _select(words[word], rank - starts[word]) * words.size + word
+    return jnp.where((rank >= 0) & (rank < ends[-1]), part, parts.number)
+
+
+def window(words: jax.Array, public: jax.Array, room: int, parts: Parts) -> jax.Array:
+    """All parts whose bits are set, or as many in a row as there is room for, from a random one."""
+    total = count(words)
+    drawn = _noise.bits(public, ())
+    start = (drawn % jnp.maximum(total, 1).astype(jnp.uint32)).astype(jnp.int32)
+    start = jnp.where(total > room, start, 0)
+    chosen = members(words, start, room, parts)
+    # Behind the last comes the first.
+    again = members(words, start - total, room, parts)
+    return jnp.where(chosen < parts.number, chosen, jnp.where(total > room, again, parts.number))
+
+
+def real(chosen: jax.Array, parts: Parts) -> jax.Array:
+    """Which coordinates of the chosen parts there are, bool[room * width]."""
+    return jnp.repeat(chosen < parts.number, parts.width)
+
+
+def coordinates(chosen: jax.Array, parts: Parts) -> jax.Array:
+    """Where the coordinates of the chosen parts are in the flat array, uint32[room * width]."""
+    start = chosen.astype(jnp.uint32) * jnp.uint32(parts.width)
+    return (start[:, None] + lax.iota(jnp.uint32, parts.width)[None]).ravel()
+
+
+def coordinates_in(words: jax.Array, parts: Parts) -> jax.Array:
+    """How many coordinates are in the parts whose bits are set, float32[]."""
+    return jnp.minimum(count(words).astype(jnp.float32) * parts.width, parts.size)
+
+
+def take(x: jax.Array, chosen: jax.Array, parts: Parts) -> jax.Array:
+    """The coordinates of the chosen parts, [room * width]; zeros for what is missing."""
+    return rows_of(x, parts).at[chosen].get(mode="fill", fill_value=0).ravel()
+
+
+def nothing(parts: Parts, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """All parts, and no coordinate in them, [number, width]."""
+    return jnp.zeros((parts.number, parts.width), dtype)
+
+
+def put(values: jax.Array, chosen: jax.Array, parts: Parts, into: jax.Array) -> jax.Array:
+    """`into`, [number, width], with the coordinates of the chosen parts replaced."""
+    rows = values.reshape(-1, parts.width)
+    return into.at[chosen].set(rows, mode="drop", unique_indices=True)
+
+
+def whole(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The array of `shape` from all its parts, [number, width]."""
+    return x.ravel()[: math.prod(shape)].reshape(shape)
+
+
+def over_members(
+    words: jax.Array,
+    room: int,
+    parts: Parts,
+    body: Callable[[jax.Array, Carry], Carry],
+    carry: Carry,
+) -> Carry:
+    """`carry = body(chosen, carry)` for all parts whose bits are set, `room` of them at a time."""
+    total = count(words)
+
+    def step(state: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+        first, carry = state
+        return first + room, body(members(words, first, room, parts), carry)
+
+    first = _axis.varying_like(jnp.zeros((), jnp.int32), words)
+    _, carry = lax.while_loop(lambda state: state[0] < total, step, (first, carry))
+    return carry

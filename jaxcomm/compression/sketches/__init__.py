@@ -1,0 +1,15 @@
+"""Linear sketches, which can be added on the way."""
+
+from jaxcomm.compression.sketches._cells import S2Payload, S2Statistics
+from jaxcomm.compression.sketches._count_sketch import CountSketchPayload, count_sketch
+from jaxcomm.compression.sketches._s2_codes import s2_codes
+from jaxcomm.compression.sketches._s2_sketch import s2_sketch
+
+__all__ = [
+    "CountSketchPayload",
+    "S2Payload",
+    "S2Statistics",
+    "count_sketch",
+    "s2_codes",
+    "s2_sketch",
+]

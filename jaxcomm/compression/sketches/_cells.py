@@ -1,0 +1,130 @@
+"""A count-sketch of some parts of an array: which cells of the table their coordinates are in."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import _noise
+from jaxcomm.compression import _support
+from jaxcomm.compression._support import Granularity, Parts
+from pallas_kernels.count_sketch import ESTIMATES, locations
+
+MOST_ROWS = 32
+
+PEELS = 1.2
+"""Cells a coordinate, under three hashes: with fewer, half of the coordinates do not peel."""
+
+
+class S2Statistics(NamedTuple):
+    """What workers agree on before encoding."""
+
+    support: Any  # uint32[ceil(parts / 32)], which parts are not zero
+    norm: Any  # of codes, their norm; else ()
+
+
+class S2Payload(NamedTuple):
+    """One unit on the wire, or the sum of several workers' units."""
+
+    table: jax.Array  # [rows, columns], float32, or int8 of codes
+
+
+class Sketch(NamedTuple):
+    """The sizes of a table, and of the array it is of."""
+
+    rows: int
+    columns: int
+    parts: Parts
+    foreseen: int  # coordinates of the union
+
+    @property
+    def cells(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def variance(self) -> float:
+        """Of the estimate, relative to the sum of squares, of as many as are foreseen."""
+        return (self.foreseen - 1) / self.cells
+
+    @property
+    def room(self) -> int:
+        """Parts that are foreseen."""
+        return min(-(-self.foreseen // self.parts.width), self.parts.number)
+
+    @property
+    def room_to_peel(self) -> int:
+        """Parts of which some may peel, or that are foreseen."""
+        most = math.ceil(self.cells / PEELS / self.parts.width)
+        return min(max(most, self.room), self.parts.number)
+
+
+MakeSketch: TypeAlias = Callable[[tuple[int, ...]], Sketch]
+
+
+def require_positive(name: str, number: float) -> None:
+    """Raises unless the option is a positive finite Python number."""
+    if not isinstance(number, int | float) or not 0 < number < math.inf:
+        raise ValueError(
+            f"`{name}` must be a positive Python float, got {number!r}: it decides shapes on the "
+            f"wire. Under `optax.inject_hyperparams` pass `static_args=('{name}',)`."
+        )
+
+
+def require_rows(rows: int) -> None:
+    """Raises unless a table may have so many rows."""
+    if not isinstance(rows, int) or isinstance(rows, bool) or not 1 <= rows <= MOST_ROWS:
+        raise ValueError(f"`rows` must be a Python int in [1, {MOST_ROWS}], got {rows!r}.")
+
+
+def make_sketch(density: float, ratio: float, rows: int, granularity: Granularity) -> MakeSketch:
+    """The sketch of an array of a shape.
+
+    Raises:
+      ValueError: If an option is out of range.
+    """
+    _support.require_density(density)
+    require_positive("ratio", ratio)
+    require_rows(rows)
+    _support.require_granularity(granularity)
+
+    def of(shape: tuple[int, ...]) -> Sketch:
+        parts = _support.parts_of(shape, granularity)
+        columns = math.ceil(ratio * density * parts.size / rows)
+        return Sketch(rows, columns, parts, math.ceil(density * parts.size))
+
+    return of
+
+
+class Cells(NamedTuple):
+    """Where coordinates are in the flat table, and with which signs."""
+
+    where: jax.Array  # int32[rows, n]
+    sign: jax.Array  # int32[rows, n], -1 or 1
+
+
+def cells_of(sketch: Sketch, public: jax.Array, chosen: jax.Array) -> Cells:
+    """Those of the coordinates of the chosen parts, by hashes that all workers draw alike."""
+    coordinates = _support.coordinates(chosen, sketch.parts)
+    column, sign = locations(
+        coordinates, _noise.seeds(public), rows=sketch.rows, columns=sketch.columns
+    )
+    return Cells(column + jnp.arange(sketch.rows)[:, None] * sketch.columns, sign)
+
+
+def add(table: jax.Array, cells: Cells, values: jax.Array) -> jax.Array:
+    """The flat table with values, [n], added."""
+    for index, sign in zip(*cells, strict=True):
+        signed = jnp.where(sign < 0, -values, values)
+        table = table.at[index].add(signed, mode="promise_in_bounds")
+    return table
+
+
+def estimate(table: jax.Array, cells: Cells, how: str) -> jax.Array:
+    """One number for each coordinate, [n], from those of the rows."""
+    held = (table.at[index].get(mode="promise_in_bounds") for index in cells.where)
+    rows = [
+        jnp.where(sign < 0, -value, value) for value, sign in zip(held, cells.sign, strict=True)
+    ]
+    return ESTIMATES[how](rows)

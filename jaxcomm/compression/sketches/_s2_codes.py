@@ -1,0 +1,164 @@
+"""S2 Reducer with codes of 8 bits in the sketch, which is solved modulo 256."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import _axis, _noise
+from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression import _support
+from jaxcomm.compression._support import Granularity
+from jaxcomm.compression.quantizers._fields import choose_field
+from jaxcomm.compression.quantizers._norms import NORMS
+from jaxcomm.compression.sketches._cells import (
+    S2Payload,
+    S2Statistics,
+    add,
+    cells_of,
+    make_sketch,
+)
+from jaxcomm.compression.sketches._peeling import peel, unpeeled
+from pallas_kernels.quantize import dequantize, quantize
+
+BITS = 8
+NORM = NORMS["max"]
+
+
+def _to_int8(sums: jax.Array) -> jax.Array:
+    """The number in [-128, 128) that is meant by one that is known modulo 256."""
+    return sums.astype(jnp.int8).astype(jnp.int32)
+
+
+def s2_codes(
+    *, density: float, ratio: float, rows: int = 3, granularity: Granularity = "row"
+) -> Codec:
+    r"""The codes of :func:`dither` of the union of all workers' supports, in a table of int8.
+
+    .. math:: S_{rj} = \sum_{t \in U : h_r(t) = j} \sigma_r(t)
+              \Big\lfloor \frac{s x_t}{\|x\|} + u_t \Big\rfloor \bmod 256
+
+    with the largest magnitude on any worker as the norm. A cell is known modulo 256, which is
+    enough: it is solved for only where one coordinate is alone in it, and the sum of a coordinate's
+    codes over :math:`n` workers fits, since :math:`n s \le 127`. So a coordinate of the union costs
+    `ratio` bytes, and whatever peels has the error of the quantizer alone. What does not is 0.
+
+    Args:
+      density: :math:`|U| / d` as it is foreseen, in (0, 1].
+      ratio: Cells of the table for each coordinate that is foreseen; 1.25 or more for all of them
+        to peel.
+      rows: Of the table, 2 or more; 3 are best.
+      granularity: What has one bit in the bitmap: a `"row"` (all but the first axis), an
+        `"element"`, or a block of so many coordinates.
+
+    Returns:
+      A codec. Its payload is an int8 table; its statistics are the bitmap and the norm, which
+      workers combine by `"or"` and `"max"`. `combine` is `"sum"`. What does not peel, or fit, is
+      drawn anew in each step, so that feedback returns it (`bounded`); with `info=True`,
+      `unpeeled` is its part of the union.
+
+    Raises:
+      ValueError: If an option is out of range; when encoding, if `granularity` is `"row"` and the
+        unit has one axis, or if there are more than 127 workers.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.sketches import s2_codes
+      >>> codec = s2_codes(density=0.5, ratio=2)
+      >>> coins = Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.zeros((8, 2)).at[3].set(127.0).at[6].set(-5.0)
+      >>> agreed = codec.measure(coins, codec.init(x), x)
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, agreed, 1)
+      >>> payload.table.dtype, payload.table.shape
+      (dtype('int8'), (3, 6))
+      >>> bool(jnp.allclose(codec.decode(coins.public, payload, agreed, 1, 1, x.shape), x))
+      True
+
+    References:
+      Ge et al., `S2 Reducer: High-Performance Sparse Communication to Accelerate Distributed Deep
+      Learning <https://arxiv.org/abs/2110.02140>`_, 2021.
+      Xin et al., `Global-QSGD <https://arxiv.org/abs/2305.18627>`_, 2023.
+
+    Differs from the papers: neither sketches codes, or peels.
+    """
+    sketch_of = make_sketch(density, ratio, rows, granularity)
+    if rows < 2:
+        raise ValueError(
+            f"`rows` must be at least 2 for codes of 8 bits, best 3, got {rows}: in a single row, "
+            "what collides is never alone."
+        )
+
+    def measure(coins: Coins, memory: Memory, x: jax.Array) -> S2Statistics:
+        del coins, memory
+        support = _support.bitmap(x, _support.parts_of(x.shape, granularity))
+        return S2Statistics(support, NORM.measure(x))
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: S2Statistics, workers: int
+    ) -> tuple[S2Payload, Memory]:
+        sketch = sketch_of(x.shape)
+        if not x.size:
+            return S2Payload(_axis.varying_like(jnp.zeros((rows, 0), jnp.int8), x)), memory
+        # Of more than these, nothing would peel.
+        chosen = _support.window(agreed.support, coins.public, sketch.room_to_peel, sketch.parts)
+        codes = quantize(
+            _support.take(x, chosen, sketch.parts),
+            NORM.value(agreed.norm),
+            _noise.seeds(coins.private),
+            levels=choose_field(None, BITS, workers).levels,
+            bits=32,
+        )
+        table = add(
+            jnp.zeros(sketch.cells, jnp.int32), cells_of(sketch, coins.public, chosen), codes
+        )
+        return S2Payload(table.astype(jnp.int8).reshape(rows, sketch.columns)), memory
+
+    def decode(
+        public: jax.Array,
+        payload: S2Payload,
+        agreed: S2Statistics,
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        sketch = sketch_of(shape)
+        if not sketch.parts.size:
+            return jnp.zeros(shape)
+        chosen = _support.window(agreed.support, public, sketch.room_to_peel, sketch.parts)
+        peeled = peel(
+            payload.table.ravel().astype(jnp.int32),
+            *cells_of(sketch, public, chosen),
+            _support.real(chosen, sketch.parts),
+            wrap=_to_int8,
+        )
+        mean = dequantize(
+            peeled.values,
+            NORM.value(agreed.norm),
+            levels=choose_field(None, BITS, workers).levels,
+            bits=32,
+            shape=peeled.values.shape,
+            count=count,
+        )
+        zeros = _support.nothing(sketch.parts, jnp.float32)
+        return _support.whole(_support.put(mean, chosen, sketch.parts, zeros), shape)
+
+    def observe(
+        public: jax.Array, agreed: S2Statistics, x: jax.Array
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+        sketch = sketch_of(x.shape)
+        union = _support.coordinates_in(agreed.support, sketch.parts)
+        return {
+            "union_density": (union, jnp.float32(x.size)),
+            "unpeeled": (unpeeled(sketch, public, agreed.support), union),
+        }
+
+    return Codec(
+        init=no_memory,
+        measure=measure,
+        agree=S2Statistics("or", NORM.agree),
+        encode=encode,
+        decode=decode,
+        settle=settled,
+        combine="sum",
+        observe=observe,
+        bounded=True,
+    )

@@ -1,0 +1,266 @@
+"""S2 Reducer's codecs: moments, the union, peeling, and codes modulo 256."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm import Codec, Coins, s2_reducer
+from jaxcomm.compression import scaled
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.sketches import s2_codes, s2_sketch
+from pallas_kernels import count_sketch
+from tests.codecs import coins_of, run, send
+from tests.slow import slow
+from tests.workers import aggregator, initial
+
+SIZE, NON_ZERO, DRAWS = 4000, 200, 300
+
+
+def sparse(seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = np.zeros(SIZE, np.float32)
+    x[rng.choice(SIZE, NON_ZERO, replace=False)] = rng.normal(size=NON_ZERO)
+    return x
+
+
+def errors(codec: Codec, x: np.ndarray) -> np.ndarray:
+    """Of every draw, [draws, size], over the norm of x."""
+
+    def once(key: jax.Array) -> jax.Array:
+        coins, given = Coins(key, key), jnp.asarray(x)
+        own = codec.measure(coins, codec.init(given), given)
+        payload, _ = codec.encode(coins, codec.init(given), given, own, 1)
+        return codec.decode(coins.public, payload, own, 1, 1, x.shape)
+
+    keys = jax.random.split(jax.random.key(1), DRAWS)
+    decoded = jax.jit(lambda keys: jax.lax.map(once, keys, batch_size=50))(keys)
+    return (np.asarray(decoded, np.float64) - x) / np.linalg.norm(x)
+
+
+build = functools.partial(s2_sketch, density=NON_ZERO / SIZE, granularity="element")
+
+
+@pytest.mark.parametrize(
+    ("rows", "ratio", "decode", "omega"),
+    [
+        (1, 0.25, "mean", 3.98),
+        (1, 1, "mean", 0.995),
+        (1, 2, "mean", 0.4975),
+        (3, 1, "mean", 0.995),
+        (3, 1, "median", 1.17),
+        slow(5, 1, "median", 1.28),
+    ],
+)
+def test_the_error_is_that_of_theory(rows: int, ratio: float, decode: Any, omega: float) -> None:
+    """(K - 1)/c of the mean; of the median, what was simulated with ideal hashes."""
+    codec = build(ratio=ratio, rows=rows, decode=decode)
+    error = errors(codec, sparse())
+    assert np.sum(error**2, axis=1).mean() == pytest.approx(omega, rel=0.1)
+    # Unbiased: of 4000 means, none is off by 5 standard errors.
+    deviation = error.std(axis=0, ddof=1) / math.sqrt(DRAWS)
+    assert (np.abs(error.mean(axis=0)) <= 5 * deviation + 1e-9).all()
+    if decode == "mean":
+        assert codec.variance(SIZE, 1) == pytest.approx(omega, rel=0.01)
+    else:
+        assert codec.variance is None
+
+
+def test_the_table_is_that_of_the_formula() -> None:
+    x, codec, coins = sparse(), build(ratio=1, rows=2), coins_of(0)
+    own = codec.measure(coins, codec.init(jnp.asarray(x)), jnp.asarray(x))
+    payload, _ = codec.encode(coins, (), jnp.asarray(x), own, 1)
+    columns, signs = count_sketch.locations(
+        jnp.arange(SIZE), jax.random.key_data(coins.public), rows=2, columns=100
+    )
+    expected = np.zeros((2, 100))
+    for row in range(2):
+        np.add.at(expected[row], columns[row], np.asarray(signs[row]) * x)
+    np.testing.assert_allclose(payload.table, expected, atol=1e-5)
+
+
+def test_an_even_number_of_rows_is_not_decoded_by_the_lower_of_the_middle_two() -> None:
+    ones = np.ones(600, np.float32)
+    error = errors(
+        s2_sketch(density=1, ratio=0.5, rows=2, granularity="element", decode="median"), ones
+    )
+    deviation = error.mean(axis=1).std(ddof=1) / math.sqrt(DRAWS)
+    assert abs(error.mean()) < 5 * deviation
+    assert error.std() > 20 * deviation  # Two rows' lower one is off by 0.8 of it.
+
+
+@pytest.mark.parametrize("options", [{"ratio": 1.0}, {"ratio": 1.5, "rows": 3, "decode": "peel"}])
+def test_more_than_was_foreseen_costs_no_more_than_accuracy(options: dict[str, Any]) -> None:
+    x = np.random.default_rng(3).normal(size=SIZE).astype(np.float32)
+    codec = build(**options)
+    error = errors(codec, x)
+    omega = (SIZE - 1) / math.ceil(options["ratio"] * NON_ZERO)
+    assert np.sum(error**2, axis=1).mean() == pytest.approx(omega, rel=0.1)
+
+
+@pytest.mark.parametrize("granularity", ["row", "element", 16])
+def test_peeling_is_exact_and_rows_are_whole(granularity: Any) -> None:
+    x = np.zeros((300, 8), np.float32)
+    x[::17] = np.random.default_rng(0).standard_t(2, (18, 8))
+    codec = s2_sketch(density=0.125, ratio=1.7, rows=3, granularity=granularity, decode="peel")
+    decoded, _ = send(codec, (), jnp.asarray(x))
+    np.testing.assert_allclose(decoded, x, atol=2.0**-21 * np.abs(x).max())
+    union = np.repeat((x.reshape(-1, 16) != 0).any(axis=1), 16).reshape(x.shape)
+    assert (decoded[~union] == 0).all()
+
+
+def test_what_does_not_peel_is_estimated_without_bias() -> None:
+    codec = build(ratio=1.1, rows=3, decode="peel")
+    error = errors(codec, sparse())
+    square = np.sum(error**2, axis=1)
+    assert 0.01 < square.mean() <= codec.variance(SIZE, 1)
+    deviation = error.std(axis=0, ddof=1) / math.sqrt(DRAWS)
+    assert (np.abs(error.mean(axis=0)) <= 5 * deviation + 1e-6).all()
+
+
+def workers_with_rows_of_their_own(workers: int) -> np.ndarray:
+    x = np.zeros((workers, 120, 4), np.float32)
+    rng = np.random.default_rng(5)
+    for worker in range(workers):
+        x[worker, rng.choice(120, 6, replace=False)] = rng.normal(size=(6, 4))
+    return x
+
+
+@pytest.mark.parametrize("mode", ["checked", "vmap"])
+def test_the_mean_of_workers_with_other_rows(mode: Any) -> None:
+    x = workers_with_rows_of_their_own(4)
+    tx = s2_reducer(density=0.2, ratio=1.8, rows=3, decode="peel", info=True)
+    results, state = aggregator(tx, 4, mode)(
+        jnp.asarray(x), initial(tx, jnp.asarray(x), mode), jnp.ones(4)
+    )
+    mean = x.mean(axis=0, dtype=np.float64)
+    np.testing.assert_allclose(results, np.broadcast_to(mean, x.shape), atol=1e-5)
+    assert (np.asarray(results)[:, (mean == 0)] == 0).all()
+    union = (mean != 0).any(axis=1).mean()
+    assert float(state.info["union_density"]) == pytest.approx(union)
+    assert float(state.info["unpeeled"]) == 0
+
+
+def test_info_tells_the_density_and_the_error_to_be_expected() -> None:
+    x = workers_with_rows_of_their_own(4)
+    tx = s2_reducer(density=0.05, ratio=1, info=True)
+    run_, state = aggregator(tx, 4, "vmap"), initial(tx, jnp.asarray(x), "vmap")
+    assert {"union_density", "expected_error"} < set(state.info)
+    measured, expected = [], []
+    for _ in range(30):
+        _, state = run_(jnp.asarray(x), state, jnp.ones(4))
+        measured.append(float(state.info["compression_error"]))
+        expected.append(float(state.info["expected_error"]))
+    rows = (x != 0).any(axis=(0, 2)).sum()
+    assert expected == pytest.approx([(4 * rows - 1) / 24] * 30)
+    assert np.mean(measured) == pytest.approx(expected[0], rel=0.2)
+
+
+def test_own_parts_decode_to_the_decoded_sum() -> None:
+    x = workers_with_rows_of_their_own(3)
+    codec, coins = s2_sketch(density=0.1, ratio=0.5, rows=3), coins_of(2)
+    own = [codec.measure(coins, (), jnp.asarray(each)) for each in x]
+    agreed = own[0]._replace(support=functools.reduce(jnp.bitwise_or, [o.support for o in own]))
+    payloads = [codec.encode(coins, (), jnp.asarray(each), agreed, 3)[0] for each in x]
+    decode = functools.partial(codec.decode, coins.public, shape=x[0].shape)
+    total = jax.tree.map(lambda *tables: sum(tables), *payloads)
+    alone = [decode(payload, agreed, 3, 1) for payload in payloads]
+    np.testing.assert_allclose(decode(total, agreed, 3, 3), sum(alone) / 3, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap(seed: int) -> None:
+    x = np.repeat(workers_with_rows_of_their_own(8).sum(axis=0, keepdims=True), 8, axis=0)
+    x[:, :, 0] = np.where(x[:, :, 0] != 0, 9.0, 0)  # 120 of all workers, where two will wrap.
+    codec, coins = (
+        s2_codes(density=0.35, ratio=1.6),
+        [coins_of(seed)._replace(private=jax.random.key(i)) for i in range(8)],
+    )
+    own = [codec.measure(c, (), jnp.asarray(each)) for c, each in zip(coins, x, strict=True)]
+    agreed = own[0]._replace(
+        support=functools.reduce(jnp.bitwise_or, [o.support for o in own]),
+        norm=jax.tree.map(lambda *norms: jnp.max(jnp.stack(norms)), *[o.norm for o in own]),
+    )
+    encode = jax.jit(codec.encode, static_argnums=4)
+    tables = [
+        np.asarray(encode(c, (), jnp.asarray(each), agreed, 8)[0].table)
+        for c, each in zip(coins, x, strict=True)
+    ]
+    total = np.sum(tables, axis=0, dtype=np.int64)
+    wrapped = total.astype(np.int8)
+    assert tables[0].dtype == np.int8
+    payload = codec.encode(coins[0], (), jnp.asarray(x[0]), agreed, 8)[0]
+    decoded = codec.decode(
+        coins[0].public, payload._replace(table=jnp.asarray(wrapped)), agreed, 8, 8, x[0].shape
+    )
+    mean = x.mean(axis=0, dtype=np.float64)
+    step = np.abs(x).max() / 15
+    assert (wrapped != total).any()
+    assert np.abs(np.asarray(decoded) - mean).max() <= step
+    assert (np.asarray(decoded)[mean == 0] == 0).all() and (np.asarray(decoded) != 0).any()
+
+
+def test_codes_that_do_not_peel_are_zero() -> None:
+    x = np.random.default_rng(3).normal(size=(200, 4)).astype(np.float32)
+    decoded, _ = send(s2_codes(density=0.5, ratio=1.0), (), jnp.asarray(x))
+    found = decoded != 0
+    step = np.abs(x).max() / 127
+    assert 0.02 < found.mean() < 0.9
+    assert (np.abs(decoded - x)[found] <= step).all()
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        s2_sketch(density=1, ratio=1.5, rows=3, decode="peel"),
+        scaled(s2_sketch(density=1, ratio=0.5)),
+        s2_codes(density=0.3, ratio=1.5),
+    ],
+    ids=["peel", "scaled mean", "codes"],
+)
+def test_under_feedback_nothing_is_lost(codec: Codec) -> None:
+    rng = np.random.default_rng(0)
+    given = jnp.asarray(rng.normal(size=(12, 50, 3)) * (rng.random((12, 50, 1)) < 0.2), jnp.float32)
+    sent, kept, _ = run(error_feedback(codec), given)
+    total = np.asarray(given, np.float64).sum(axis=0)
+    np.testing.assert_allclose(sent.sum(axis=0) + kept[-1], total, atol=1e-5)
+    assert np.linalg.norm(kept[-1]) < 6 * np.linalg.norm(given[-1])
+
+
+def test_feedback_refuses_what_may_diverge() -> None:
+    x = jnp.ones((10, 2))
+    for codec, words in (
+        (s2_sketch(density=0.5, ratio=0.5), "scaled"),
+        (s2_sketch(density=0.5, ratio=2, rows=3, decode="median"), "no bound is known"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            send(error_feedback(codec), error_feedback(codec).init(x), x)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"density": 0.0}, "`density` must be a Python float in"),
+        ({"density": 1.5}, "`density` must be a Python float in"),
+        ({"ratio": -1}, "`ratio` must be a positive"),
+        ({"ratio": jnp.float32(1)}, "static_args"),
+        ({"rows": 0}, "`rows` must be"),
+        ({"granularity": "column"}, "`granularity` must be"),
+        ({"decode": "sort"}, "`decode` must be one of"),
+        ({"decode": "peel", "rows": 1}, "needs `rows` of 2 or more"),
+        ({"bits": 4}, "`bits` must be 8 or 32"),
+        ({"bits": 8}, "needs `decode`='peel'"),
+        ({"bits": 8, "decode": "peel", "rows": 1}, "`rows` must be at least 2"),
+        ({"scope": "tree", "granularity": "element"}, "bitmap of one"),
+        ({"scope": "bucket"}, "two axes or more"),
+    ],
+)
+def test_wrong_options(change: dict[str, Any], words: str) -> None:
+    options = {"density": 0.5, "ratio": 1.0} | change
+    with pytest.raises(ValueError, match=words):
+        tx = s2_reducer(**options)
+        jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")(jnp.ones((2, 4, 3)))
