@@ -1,8 +1,8 @@
 """Division that is rounded alike on every backend.
 
 XLA divides float32 on a GPU by `div.full`, which is off by up to two units in the last place, and
-on a TPU by way of a reciprocal: a factor so computed would change codes. Here the quotient of the
-backend is an estimate, which the remainder, exact in integers, corrects.
+on a TPU by way of a reciprocal: a factor so computed would change codes. Division of integers is
+exact everywhere.
 """
 
 import jax
@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import lax
 
 _LEADING = 1 << 23  # Of a mantissa: the bit that float32 does not store.
-_OFF = 32  # By less than so many, in units of 2**-24, the estimate must be off.
 
 
 def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -30,16 +29,11 @@ def divide(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
     dividend = jnp.where(smaller, dividend << 1, dividend)
     exponent = upper - lower + jnp.where(smaller, 126, 127)
     # floor(2**24 dividend / divisor): the mantissa, and one more digit to round by.
-    estimate = dividend.astype(jnp.float32) / divisor.astype(jnp.float32) * jnp.float32(2.0**24)
-    quotient = estimate.astype(jnp.uint32) - _OFF
-    # Known modulo 2**32, and below 2 _OFF divisors.
-    remainder = (dividend << 24) - quotient * divisor
-    step = _OFF
-    while step:
-        fits = remainder >= divisor * step
-        remainder = jnp.where(fits, remainder - divisor * step, remainder)
-        quotient = jnp.where(fits, quotient + step, quotient)
-        step //= 2
+    quotient, remainder = jnp.ones_like(dividend), dividend - divisor
+    for _ in range(3):  # Eight digits each: a divisor has 24, and so fits their product in 32.
+        eight = lax.div(remainder << 8, divisor)
+        remainder = (remainder << 8) - eight * divisor
+        quotient = (quotient << 8) | eight
     # A quotient of floats is never halfway between two.
     mantissa = (quotient >> 1) + (quotient & 1)
     # The leading bit of the mantissa, or the carry beyond it, adds to the exponent.
