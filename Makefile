@@ -6,10 +6,6 @@ PY := .venv/bin/python
 NPROC := 16
 export NPROC
 
-# Half of the time of the tests is compiling. The slow ones, and those on the other JAX in CI, are
-# compiled as users' programs are.
-QUICKLY := --xla_backend_optimization_level=0
-
 .DEFAULT_GOAL := help
 .PHONY: help demo survey test test-slow test-aot test-gpu bench lint clean venv
 
@@ -26,7 +22,7 @@ survey: venv ## every method at its best learning rate: loss against bytes (half
 	$(PY) -u -m experiments survey $(ARGS)
 
 test: venv ## all tests but the slow ones
-	XLA_FLAGS="$$XLA_FLAGS $(QUICKLY)" $(PY) -m pytest -m "not slow" -n 2 --dist loadgroup --durations=10 $(ARGS)
+	$(PY) -m pytest -m "not slow" -n 2 --dist loadgroup --durations=10 $(ARGS)
 
 test-slow: venv ## the slow tests
 	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=10 $(ARGS)

@@ -30,9 +30,12 @@ from jaxcomm.compression.quantizers import (
     signs,
     ternary,
 )
+from jaxcomm.compression.sketches import count_sketch, s2_codes, s2_sketch
 from jaxcomm.compression.sparsifiers import (
     ada_comp,
     adaptive_threshold,
+    nonzero,
+    nonzero_union,
     random_k,
     sbc,
     stc,
@@ -73,6 +76,11 @@ CODECS: dict[str, jaxcomm.Codec] = {
     "stc": stc(ratio=RATIO),
     "ada_comp": ada_comp(),
     "variance_based": variance_based(ratio=RATIO),
+    "nonzero, blocks of 100": nonzero(density=RATIO, granularity=100),
+    "nonzero_union, blocks of 100": nonzero_union(density=RATIO, granularity=100),
+    "count_sketch": count_sketch(ratio=RATIO),
+    "s2_sketch of all": s2_sketch(density=1, ratio=RATIO, granularity="element"),
+    "s2_codes, blocks of 100": s2_codes(density=RATIO, ratio=1.4, granularity=100),
     "error_feedback of top_k": error_feedback(top_k(ratio=RATIO)),
     "error_feedback of scaled_signs": error_feedback(scaled_signs()),
     "momentum_correction of that of top_k": momentum_correction(error_feedback(top_k(ratio=RATIO))),

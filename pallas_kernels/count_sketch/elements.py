@@ -108,6 +108,12 @@ def _add(column: jax.Array, values: jax.Array, columns: int) -> jax.Array:
     return zeros.at[column].add(values, mode="promise_in_bounds")
 
 
+def _any(column: jax.Array, flags: jax.Array, columns: int) -> jax.Array:
+    """Whether a value of each column has its flag set."""
+    zeros, _, _ = _vma.alike(jnp.zeros(columns, jnp.int32), column, flags)
+    return zeros.at[column].max(flags.astype(jnp.int32), mode="promise_in_bounds") != 0
+
+
 def _add_floats(column: jax.Array, values: jax.Array, columns: int) -> jax.Array:
     """The sums of float32 in fixed point, whatever their order.
 
@@ -124,11 +130,15 @@ def _add_floats(column: jax.Array, values: jax.Array, columns: int) -> jax.Array
     exponent = above + count_bits - 30
     steps = jnp.round(_scaled(jnp.where(usable, values, 0), -exponent)).astype(jnp.int32)
     sums = _scaled(_add(column, steps, columns).astype(jnp.float32), exponent)
-    # Zeros, infinities and NaN have the same sum in any order.
-    rest = jnp.where(jnp.isfinite(values), 0, values)
-    return lax.cond(
-        jnp.all(jnp.isfinite(values)), lambda: sums, lambda: sums + _add(column, rest, columns)
-    )
+
+    def with_the_others() -> jax.Array:
+        """NaN as infinities of both signs. Floats themselves GPUs may add in a loop."""
+        up = _any(column, (values == jnp.inf) | jnp.isnan(values), columns)
+        down = _any(column, (values == -jnp.inf) | jnp.isnan(values), columns)
+        infinite = jnp.where(up, jnp.where(down, jnp.nan, jnp.inf), -jnp.inf)
+        return jnp.where(up | down, infinite, sums)
+
+    return lax.cond(jnp.all(jnp.isfinite(values)), lambda: sums, with_the_others)
 
 
 def encode(x: jax.Array, seeds: jax.Array, *, rows: int, columns: int) -> jax.Array:

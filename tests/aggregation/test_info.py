@@ -57,7 +57,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", ["sum", "two_stage", slow("leaf"), slow("tree"), slow("qsgd")])
+@pytest.mark.parametrize("name", ["sum", *map(slow, ["two_stage", "leaf", "tree", "qsgd"])])
 @pytest.mark.parametrize("mode", ["checked", slow("unchecked"), slow("vmap")])
 def test_one_small_all_reduce_and_the_same_result(name: str, mode: Mode) -> None:
     given, on, off = gradients(4), METHODS[name](info=True), METHODS[name]()

@@ -10,11 +10,11 @@ from experiments import bench_ops
 from experiments.bench_codecs import CODECS, Timing, time_codecs, to_table
 from experiments.bench_ops import core_seconds
 from experiments.timing import medians
-from jaxcomm.compression import quantizers, sparsifiers
+from jaxcomm.compression import quantizers, sketches, sparsifiers
 
 FACTORIES = [
     name
-    for module in (quantizers, sparsifiers)
+    for module in (quantizers, sketches, sparsifiers)
     for name in module.__all__
     if inspect.isfunction(factory := getattr(module, name))
     and inspect.signature(factory).return_annotation is jaxcomm.Codec

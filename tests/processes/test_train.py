@@ -104,6 +104,7 @@ def test_four_processes_of_two_devices_are_eight_devices_of_one(tmp_path: Path) 
             )
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_ends_all() -> None:
     launcher = start("launch", "--", "train", *ENDLESS)
     wait_for(launcher, "[0] step 4:")

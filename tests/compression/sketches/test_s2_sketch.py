@@ -49,9 +49,9 @@ build = functools.partial(s2_sketch, density=NON_ZERO / SIZE, granularity="eleme
     ("rows", "ratio", "decode", "omega"),
     [
         (1, 0.25, "mean", 3.98),
-        (1, 1, "mean", 0.995),
-        (1, 2, "mean", 0.4975),
-        (3, 1, "mean", 0.995),
+        slow(1, 1, "mean", 0.995),
+        slow(1, 2, "mean", 0.4975),
+        slow(3, 1, "mean", 0.995),
         (3, 1, "median", 1.17),
         slow(5, 1, "median", 1.28),
     ],
@@ -93,7 +93,9 @@ def test_an_even_number_of_rows_is_not_decoded_by_the_lower_of_the_middle_two() 
     assert error.std() > 20 * deviation  # Two rows' lower one is off by 0.8 of it.
 
 
-@pytest.mark.parametrize("options", [{"ratio": 1.0}, {"ratio": 1.5, "rows": 3, "decode": "peel"}])
+@pytest.mark.parametrize(
+    "options", [{"ratio": 1.0}, slow({"ratio": 1.5, "rows": 3, "decode": "peel"})]
+)
 def test_more_than_was_foreseen_costs_no_more_than_accuracy(options: dict[str, Any]) -> None:
     x = np.random.default_rng(3).normal(size=SIZE).astype(np.float32)
     codec = build(**options)
@@ -102,7 +104,7 @@ def test_more_than_was_foreseen_costs_no_more_than_accuracy(options: dict[str, A
     assert np.sum(error**2, axis=1).mean() == pytest.approx(omega, rel=0.1)
 
 
-@pytest.mark.parametrize("granularity", ["row", "element", 16])
+@pytest.mark.parametrize("granularity", ["row", slow("element"), slow(16)])
 def test_peeling_is_exact_and_rows_are_whole(granularity: Any) -> None:
     x = np.zeros((300, 8), np.float32)
     x[::17] = np.random.default_rng(0).standard_t(2, (18, 8))
@@ -113,6 +115,7 @@ def test_peeling_is_exact_and_rows_are_whole(granularity: Any) -> None:
     assert (decoded[~union] == 0).all()
 
 
+@pytest.mark.slow
 def test_what_does_not_peel_is_estimated_without_bias() -> None:
     codec = build(ratio=1.1, rows=3, decode="peel")
     error = errors(codec, sparse())
@@ -130,7 +133,7 @@ def workers_with_rows_of_their_own(workers: int) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("mode", ["checked", "vmap"])
+@pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 def test_the_mean_of_workers_with_other_rows(mode: Any) -> None:
     x = workers_with_rows_of_their_own(4)
     tx = s2_reducer(density=0.2, ratio=1.8, rows=3, decode="peel", info=True)
@@ -172,7 +175,7 @@ def test_own_parts_decode_to_the_decoded_sum() -> None:
     np.testing.assert_allclose(decode(total, agreed, 3, 3), sum(alone) / 3, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, slow(1)])
 def test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap(seed: int) -> None:
     x = np.repeat(workers_with_rows_of_their_own(8).sum(axis=0, keepdims=True), 8, axis=0)
     x[:, :, 0] = np.where(x[:, :, 0] != 0, 9.0, 0)  # 120 of all workers, where two will wrap.
