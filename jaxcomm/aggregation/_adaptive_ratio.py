@@ -109,7 +109,7 @@ def adaptive_ratio(
       ...         _, state = tx.update(g, state)
       ...     return state.stage
       >>> one_large = jnp.array([[10.0, 1.0, 1.0, 1.0]])
-      >>> print(jax.vmap(three_steps, axis_name="data")(one_large))
+      >>> print(jax.jit(jax.vmap(three_steps, axis_name="data"))(one_large))
       [0]
 
     References:

@@ -129,10 +129,8 @@ def gtop_k(
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> tx = jaxcomm.gtop_k(k=1)
-      >>> average = lambda x: tx.update(x, tx.init(x))[0]
-      >>> print(
-      ...     jax.vmap(average, axis_name="data")(jnp.array([[4.0, 0.0, 3.0], [5.0, 6.0, 0.0]]))
-      ... )
+      >>> average = jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")
+      >>> print(jax.jit(average)(jnp.array([[4.0, 0.0, 3.0], [5.0, 6.0, 0.0]])))
       [[0. 3. 0.]
        [0. 3. 0.]]
 

@@ -41,7 +41,8 @@ def hierarchical(
       >>> tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn"))
       >>> average = lambda x: tx.update(x, tx.init(x))[0]
       >>> over_ici = jax.vmap(average, axis_name="ici")
-      >>> print(jax.vmap(over_ici, axis_name="dcn")(jnp.array([[1.0, 5.0], [2.0, 4.0]])))
+      >>> average = jax.jit(jax.vmap(over_ici, axis_name="dcn"))
+      >>> print(average(jnp.array([[1.0, 5.0], [2.0, 4.0]])))
       [[3. 3.]
        [3. 3.]]
     """

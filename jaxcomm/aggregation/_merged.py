@@ -72,8 +72,8 @@ def merged_mean(
       >>> from jaxcomm.aggregation import merged_mean
       >>> from jaxcomm.compression.quantizers import exponential_dither
       >>> tx = merged_mean("data", exponential_dither())
-      >>> average = lambda x: tx.update(x, tx.init(x))[0]
-      >>> print(jax.vmap(average, axis_name="data")(jnp.array([[4.0, 0.0], [4.0, 2.0]])))
+      >>> average = jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")
+      >>> print(jax.jit(average)(jnp.array([[4.0, 0.0], [4.0, 2.0]])))
       [[4. 1.]
        [4. 1.]]
     """

@@ -148,8 +148,8 @@ def two_stage_mean(
       >>> from jaxcomm.aggregation import two_stage_mean
       >>> from jaxcomm.compression.quantizers import dither
       >>> tx = two_stage_mean("data", dither(levels=1))
-      >>> average = lambda x: tx.update(x, tx.init(x))[0]
-      >>> print(jax.vmap(average, axis_name="data")(jnp.array([[3.0, 0.0], [1.0, 5.0]])))
+      >>> average = jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")
+      >>> print(jax.jit(average)(jnp.array([[3.0, 0.0], [1.0, 5.0]])))
       [[2.  2.5]
        [2.  2.5]]
     """

@@ -115,16 +115,12 @@ def cells_of(sketch: Sketch, public: jax.Array, chosen: jax.Array) -> Cells:
 
 def add(table: jax.Array, cells: Cells, values: jax.Array) -> jax.Array:
     """The flat table with values, [n], added."""
-    for index, sign in zip(*cells, strict=True):
-        signed = jnp.where(sign < 0, -values, values)
-        table = table.at[index].add(signed, mode="promise_in_bounds")
-    return table
+    signed = jnp.where(cells.sign < 0, -values[None], values[None])
+    return table.at[cells.where].add(signed, mode="promise_in_bounds")
 
 
 def estimate(table: jax.Array, cells: Cells, how: str) -> jax.Array:
     """One number for each coordinate, [n], from those of the rows."""
-    held = (table.at[index].get(mode="promise_in_bounds") for index in cells.where)
-    rows = [
-        jnp.where(sign < 0, -value, value) for value, sign in zip(held, cells.sign, strict=True)
-    ]
+    held = table.at[cells.where].get(mode="promise_in_bounds")
+    rows = [*jnp.where(cells.sign < 0, -held, held)]
     return ESTIMATES[how](rows)

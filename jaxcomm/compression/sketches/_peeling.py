@@ -26,6 +26,8 @@ from jaxcomm.compression.sketches._cells import Sketch, cells_of
 SHRINK = (1.0, 0.5, 0.25, 0.125)
 """What part of all coordinates each stage has room for; it begins once no more are left."""
 
+FEWEST = 2**15  # Fewer coordinates are not worth more than one stage.
+
 
 class Peeled(NamedTuple):
     """What came out of a table."""
@@ -55,15 +57,16 @@ def _round(
     cells: jax.Array, signs: jax.Array, wrap: Callable[[jax.Array], jax.Array], state: _State
 ) -> _State:
     """Solves every coordinate that is alone in one of its cells."""
+    alone = (state.degree[cells] == 1) & ~state.solved[None]
+    held = wrap(_signed(state.table[cells], signs))
     value, new = jnp.zeros_like(state.values), jnp.zeros_like(state.solved)
-    for cell, sign in zip(cells, signs, strict=True):
-        alone = (state.degree[cell] == 1) & ~state.solved
-        value = jnp.where(alone & ~new, wrap(_signed(state.table[cell], sign)), value)
-        new = new | alone
-    table, degree = state.table, state.degree
-    for cell, sign in zip(cells, signs, strict=True):
-        table = table.at[cell].add(-_signed(value, sign), mode="promise_in_bounds")
-        degree = degree.at[cell].add(-new.astype(jnp.int32), mode="promise_in_bounds")
+    for row in range(len(cells)):
+        value = jnp.where(alone[row] & ~new, held[row], value)
+        new = new | alone[row]
+    removed = -_signed(value[None], signs)
+    fewer = jnp.broadcast_to(-new.astype(jnp.int32)[None], cells.shape)
+    table = state.table.at[cells].add(removed, mode="promise_in_bounds")
+    degree = state.degree.at[cells].add(fewer, mode="promise_in_bounds")
     return _State(
         state.solved | new,
         jnp.where(new, value, state.values),
@@ -94,12 +97,13 @@ def peel(
     # They are carried through loops, in which they take over what the table varies over.
     table, real = (_axis.varying_like(x, (table, cells, real)) for x in (table, real))
     degree = jnp.zeros_like(table, jnp.int32)
-    for cell in cells:
-        degree = degree.at[cell].add(real.astype(jnp.int32), mode="promise_in_bounds")
+    each = jnp.broadcast_to(real.astype(jnp.int32)[None], cells.shape)
+    degree = degree.at[cells].add(each, mode="promise_in_bounds")
     solved, values = ~real, jnp.zeros_like(real, table.dtype)
     rounds = jnp.sum(degree[:0])
     left = jnp.sum(real, dtype=jnp.int32)
-    for part, next_part in zip(SHRINK, (*SHRINK[1:], 0.0), strict=True):
+    stages = SHRINK if size >= FEWEST else SHRINK[:1]
+    for part, next_part in zip(stages, (*stages[1:], 0.0), strict=True):
         room, enough = int(part * size), int(next_part * size)
         (chosen,) = jnp.nonzero(~solved, size=room, fill_value=size)
         state = _State(

@@ -35,7 +35,13 @@ def solve(
 
 @pytest.mark.parametrize(
     ("count", "cells", "rounds"),
-    [(3000, 1.4, 16), slow(3000, 1.3, 40), slow(3000, 1.6, 12), slow(300_000, 1.25, 40)],
+    [
+        (3000, 1.4, 16),
+        slow(3000, 1.3, 40),
+        slow(3000, 1.6, 12),
+        (2**15, 1.3, 40),
+        slow(300_000, 1.25, 40),
+    ],
 )
 def test_all_are_solved_above_the_threshold(count: int, cells: float, rounds: int) -> None:
     index, sign = placed(count, cells)
