@@ -135,7 +135,8 @@ def main(config: Bench) -> int:
         for name, ratio in ratios.items():
             kept = "within" if ratio <= MOST_RATIO else "BEYOND"
             progress.say(f"{name}: {ratio:.2f} times the plain code, {kept} {MOST_RATIO:g}")
-        progress.say(bench_ops.verdict(quantize, config.coordinates))
+        for vector_bits, seconds in quantize.items():
+            progress.say(bench_ops.verdict(seconds, config.coordinates, vector_bits))
         progress.say(bench_ops.to_table(sketch, config.sketch_coordinates))
         progress.say(to_table(every, config.codec_coordinates))
         progress.say(_step_table(steps, config.parameters, workers))
