@@ -1,0 +1,115 @@
+"""What is not zero, of one worker or of all: exact where it fits, and fair where it does not."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm.compression import _bits, _support
+from jaxcomm.compression.sketches import count_sketch, s2_sketch
+from jaxcomm.compression.sparsifiers import nonzero, nonzero_union
+from tests.codecs import send
+from tests.workers import aggregator, initial
+
+
+def touched(workers: int, rows: int, seed: int = 0) -> np.ndarray:
+    """Each worker has so many rows of 40 that are not zero."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros((workers, 40, 3), np.float32)
+    for worker in range(workers):
+        x[worker, rng.choice(40, rows, replace=False)] = rng.normal(size=(rows, 3))
+    return x
+
+
+def mean_of(tx: Any, x: np.ndarray) -> tuple[np.ndarray, Any]:
+    """The first worker's update of one step, and the state after it."""
+    workers, given = len(x), jnp.asarray(x)
+    results, state = aggregator(tx, workers, "vmap")(
+        given, initial(tx, given, "vmap"), jnp.ones(workers)
+    )
+    return np.asarray(results)[0], state
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda codec, **o: jaxcomm.summed_mean("data", codec, scope="leaf", **o),
+        lambda codec, **o: jaxcomm.gathered_mean("data", codec, scope="leaf", **o),
+    ],
+    ids=["summed", "gathered, each with a bitmap of its own"],
+)
+def test_a_union_that_fits_is_exact(build: Any) -> None:
+    x = touched(4, 5)
+    result, state = mean_of(build(nonzero_union(density=0.5), info=True), x)
+    np.testing.assert_allclose(result, x.mean(axis=0), atol=1e-6)
+    assert float(state.info["compression_error"]) < 1e-12
+
+
+def test_of_a_union_that_does_not_fit_every_row_has_its_turn() -> None:
+    x = np.ones((40, 3), np.float32)
+    codec = nonzero_union(density=0.3)
+    decoded = np.stack([send(codec, (), jnp.asarray(x), seed)[0] for seed in range(300)])
+    sent = (decoded != 0).all(axis=2)
+    assert (sent.sum(axis=1) == 12).all()  # ceil(0.3 * 40), each whole.
+    np.testing.assert_array_equal(decoded[sent], 1)
+    # 300 draws of probability 0.3: no row is off by 5 deviations.
+    assert np.abs(sent.mean(axis=0) - 0.3).max() < 5 * (0.3 * 0.7 / 300) ** 0.5
+    assert codec.contraction(120, 1) == 0.3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_window_is_cyclic(seed: int) -> None:
+    mask = np.zeros(70, bool)
+    mask[[3, 20, 33, 34, 64, 69]] = True
+    words, parts = _bits.pack_bits(jnp.asarray(mask)), _support.Parts(70, 1, 70)
+    key = jax.random.key(seed)
+    order = list(np.asarray(_support.members(words, 0, 6, parts)))
+    window = list(np.asarray(_support.window(words, key, 4, parts)))
+    start = order.index(window[0])
+    assert window == (order + order)[start : start + 4]
+    assert list(np.asarray(_support.window(words, key, 9, parts))) == [*order, 70, 70, 70]
+
+
+def test_info_tells_what_had_no_room() -> None:
+    x = touched(4, 8)
+    union = int((x != 0).any(axis=(0, 2)).sum())
+    tx = jaxcomm.summed_mean("data", nonzero_union(density=0.25), scope="leaf", info=True)
+    _, state = mean_of(tx, x)
+    assert union > 10
+    assert float(state.info["union_density"]) == pytest.approx(union / 40)
+    assert float(state.info["overflow"]) == pytest.approx((union - 10) / union)
+
+
+def test_of_one_worker_the_largest_rows_are_sent_and_the_others_told() -> None:
+    (x,) = touched(1, 9)
+    decoded, memory = send(nonzero(density=0.1), nonzero(density=0.1).init(x), jnp.asarray(x))
+    largest = np.argsort(-(x**2).sum(axis=1))[:4]
+    expected = np.zeros_like(x)
+    expected[largest] = x[largest]
+    np.testing.assert_array_equal(decoded, expected)
+    assert int(memory.own.overflow) == 5
+
+
+def test_gathered_rows_are_exact_where_they_fit() -> None:
+    x = touched(4, 5)
+    tx = jaxcomm.gathered_mean("data", nonzero(density=0.125), scope="leaf")
+    result, state = mean_of(tx, x)
+    np.testing.assert_allclose(result, x.mean(axis=0), atol=1e-6)
+    assert [int(n) for n in state.own.per_worker["data"][0].overflow] == [0] * 4
+
+
+@pytest.mark.parametrize("codec", [nonzero_union(density=0.5), s2_sketch(density=0.5, ratio=1.0)])
+def test_info_of_own_bitmaps_has_no_union(codec: Any) -> None:
+    tx = jaxcomm.gathered_mean("data", codec, scope="leaf", info=True)
+    _, state = mean_of(tx, touched(2, 5))
+    assert set(state.info) == {"compression_error", "density", "residual_norm"}
+
+
+def test_a_sketch_by_tiles_is_added_and_decoded() -> None:
+    # A tile of 1024 has no collisions: three workers' tables in one of 1024 columns are exact.
+    x = np.random.default_rng(0).normal(size=(3, 900)).astype(np.float32)
+    result, _ = mean_of(jaxcomm.summed_mean("data", count_sketch(ratio=0.5)), x)
+    np.testing.assert_allclose(result, x.mean(axis=0), atol=1e-6)
