@@ -48,7 +48,7 @@ def seeds(key: jax.Array) -> jax.Array:
 
 
 def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    r"""uint32 random bits: :math:`b_j = m(m(j + k_0) \oplus k_1)`, `m` a mixing bijection.
+    r"""uint32 random bits: :math:`b_j = m((2 k_0 + 1) j + k_1)`, `m` a mixing bijection.
 
     Args:
       key: key[], a threefry key; its two words are :math:`k_0, k_1`.

@@ -1,10 +1,14 @@
 r"""Random bits as a hash of a position: the same numbers on every backend and in every kernel.
 
-.. math:: b_j = m(m(j + k_0) \oplus k_1)
+.. math:: b_j = m((2 k_0 + 1)\, j + k_1) \bmod 2^{32}
 
-for two seeds :math:`k_0, k_1` and a mixing bijection :math:`m` of 32-bit words. Only shifts, xors
-and multiplications of uint32: what a kernel computes from its own positions is bit for bit what the
-reference computes from all of them.
+for two seeds :math:`k_0, k_1` and a mixing bijection :math:`m` of 32-bit words. Only shifts, xors,
+additions and multiplications of uint32: what a kernel computes from its own positions is bit for
+bit what the reference computes from all of them.
+
+The factor is odd, so each array of bits has every word at most once. It keeps arrays apart: those of
+two first seeds walk through the words in strides that differ, those of two second seeds begin far
+from each other. (The highest bit of :math:`k_0` does not matter.)
 """
 
 import jax
@@ -21,7 +25,7 @@ def mix(h: jax.Array) -> jax.Array:
 
 def bits(position: jax.Array, first_seed: jax.Array, second_seed: jax.Array) -> jax.Array:
     """uint32 random bits of each `position`, uint32 of any shape; seeds are uint32[]."""
-    return mix(mix(position + first_seed) ^ second_seed)
+    return mix(position * (2 * first_seed + 1) + second_seed)
 
 
 def require_counter(shape: tuple[int, ...]) -> None:

@@ -101,7 +101,7 @@ def _numpy_codes(x: np.ndarray, levels: int, norm: np.float32, seeds: np.ndarray
         return h ^ (h >> 16)
 
     counter = np.arange(x.size, dtype=np.uint64).reshape(x.shape)
-    noise = mix(mix(counter + seeds[0] & 0xFFFFFFFF) ^ seeds[1]) >> (32 - digits)
+    noise = mix(counter * (2 * seeds[0] + 1) + seeds[1] & 0xFFFFFFFF) >> (32 - digits)
     return (fixed + noise.astype(np.int64)) >> digits
 
 

@@ -14,7 +14,7 @@ def mix(h: int) -> int:
 
 def word(position: int, seeds: tuple[int, int]) -> int:
     """The random word of a position."""
-    return mix(mix((position + seeds[0]) % WORD) ^ seeds[1])
+    return mix((position * (2 * seeds[0] + 1) + seeds[1]) % WORD)
 
 
 def by_elements(size: int, seeds: tuple[int, int], rows: int, columns: int) -> "list[tuple]":

@@ -15,7 +15,8 @@ def random_words(seeds: tuple[int, int], size: int) -> np.ndarray:
 
     first, second = (np.uint64(seed) for seed in seeds)
     position = np.arange(size, dtype=np.uint64)
-    return mixed(mixed((position + first) % np.uint64(2**32)) ^ second)
+    factor = (2 * first + np.uint64(1)) % np.uint64(2**32)
+    return mixed((position * factor + second) % np.uint64(2**32))
 
 
 def flushed(x: np.ndarray) -> np.ndarray:

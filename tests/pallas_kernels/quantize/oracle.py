@@ -34,7 +34,7 @@ CASES = [
 
 
 def random_words(positions: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """m(m(j + first seed) xor second seed), in integers modulo 2**32."""
+    """m((2 first seed + 1) j + second seed), in integers modulo 2**32."""
 
     def mixed(h: np.ndarray) -> np.ndarray:
         for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
@@ -42,8 +42,8 @@ def random_words(positions: np.ndarray, seeds: np.ndarray) -> np.ndarray:
         return h ^ (h >> np.uint64(16))
 
     first, second = seeds.astype(np.uint64)
-    shifted = (positions.astype(np.uint64) + first) % np.uint64(2**32)
-    return mixed(mixed(shifted) ^ second)
+    factor = (np.uint64(2) * first + np.uint64(1)) % np.uint64(2**32)
+    return mixed((positions.astype(np.uint64) * factor + second) % np.uint64(2**32))
 
 
 def _to_float32_digits(x: np.ndarray) -> np.ndarray:
