@@ -47,6 +47,11 @@ def seeds(key: jax.Array) -> jax.Array:
     return jax.random.key_data(key)
 
 
+def key_of(words: jax.Array) -> jax.Array:
+    """The key of two words, key[], as `seeds` gives them."""
+    return jax.random.wrap_key_data(words, impl=_IMPLEMENTATION)
+
+
 def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     r"""uint32 random bits: :math:`b_j = m((2 k_0 + 1) j + k_1)`, `m` a mixing bijection.
 

@@ -6,9 +6,9 @@ for two seeds :math:`k_0, k_1` and a mixing bijection :math:`m` of 32-bit words.
 additions and multiplications of uint32: what a kernel computes from its own positions is bit for
 bit what the reference computes from all of them.
 
-The factor is odd, so each array of bits has every word at most once. It keeps arrays apart: those of
-two first seeds walk through the words in strides that differ, those of two second seeds begin far
-from each other. (The highest bit of :math:`k_0` does not matter.)
+The factor is odd, so no word comes twice in an array. It keeps arrays apart: those of two first
+seeds walk through the words in strides that differ, those of two second seeds begin far from each
+other. (The highest bit of :math:`k_0` does not matter.)
 """
 
 import jax

@@ -1,7 +1,13 @@
-"""A vector cut into one row a worker, for collectives in which each worker owns a row."""
+"""An array cut into one row a worker, for collectives in which each worker owns a row."""
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+Ownership = Literal["runs", "turns"]
 
 
 def to_rows(x: jax.Array, workers: int) -> jax.Array:
@@ -13,3 +19,31 @@ def to_rows(x: jax.Array, workers: int) -> jax.Array:
 def from_rows(rows: jax.Array, size: int) -> jax.Array:
     """The first `size` coordinates of the rows laid end to end."""
     return rows.ravel()[:size]
+
+
+def to_turns(x: jax.Array, workers: int) -> jax.Array:
+    """`[workers, ceil(length / workers), ...]`: the first axis dealt out in turn, and zeros."""
+    leading = x if x.ndim else x[None]
+    filled = [(0, -leading.shape[0] % workers), *((0, 0) for _ in leading.shape[1:])]
+    dealt = jnp.pad(leading, filled)
+    rounds = dealt.shape[0] // workers
+    return jnp.swapaxes(dealt.reshape(rounds, workers, *dealt.shape[1:]), 0, 1)
+
+
+def from_turns(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The array of `shape` that was dealt out."""
+    dealt = jnp.swapaxes(rows, 0, 1)
+    return from_rows(dealt, math.prod(shape)).reshape(shape)
+
+
+class Cut(NamedTuple):
+    """How an array is cut into rows, and put together again."""
+
+    apart: Callable[[jax.Array, int], jax.Array]  # (x, workers) -> [workers, ...]
+    together: Callable[[jax.Array, tuple[int, ...]], jax.Array]  # (rows, shape) -> x
+
+
+CUTS: dict[str, Cut] = {
+    "runs": Cut(to_rows, lambda rows, shape: from_rows(rows, math.prod(shape)).reshape(shape)),
+    "turns": Cut(to_turns, from_turns),
+}

@@ -1,7 +1,8 @@
 """The mean in two stages: float32 sums between two coded exchanges."""
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._gathered import decoded_mean
 from jaxcomm.aggregation._message import from_message, to_message
-from jaxcomm.aggregation._rows import from_rows, to_rows
+from jaxcomm.aggregation._rows import CUTS, Cut, Ownership
 
 
 class TwoStageMemory(NamedTuple):
@@ -23,79 +24,105 @@ class TwoStageMemory(NamedTuple):
     mean: PyTree  # of the mean of the row that it owns
 
 
+def _encode(
+    codec: Codec, coins: Coins, own: PyTree, row: jax.Array
+) -> tuple[tuple[PyTree, PyTree], PyTree]:
+    """Payload and statistics of a row, and what is then remembered of it."""
+    memory = Memory(own, ())
+    measured = codec.measure(coins, memory, row)
+    payload, after = codec.encode(coins, memory, row, measured, 1)
+    return (payload, measured), after.own
+
+
+def _send(codec: Codec, coins: Coins, own: PyTree, row: jax.Array) -> tuple[jax.Array, PyTree]:
+    content, after = _encode(codec, coins, own, row)
+    return to_message(content), after
+
+
+def _receiver(
+    codec: Codec, coins: Coins, own: PyTree, row: jax.Array
+) -> Callable[[jax.Array], tuple[PyTree, PyTree]]:
+    """From messages, [workers, bytes], to the payloads and statistics that they hold."""
+    like, _ = jax.eval_shape(functools.partial(_encode, codec), coins, own, row)
+    return jax.vmap(lambda message: from_message(message, like))
+
+
 def _mean_of_rows(
-    axis_name: AxisName, codec: Codec, coins: Coins, memory: TwoStageMemory, rows: jax.Array
+    axis_name: AxisName,
+    codec: Codec,
+    mean_codec: Codec,
+    coins: Coins,
+    memory: TwoStageMemory,
+    rows: jax.Array,
 ) -> tuple[jax.Array, TwoStageMemory, Callable[[], jax.Array]]:
-    """The mean over workers of `[workers, columns]`, in two stages, of which worker k owns row k.
+    """The mean over workers of `[workers, ...]`, in two stages, of which worker k owns row k.
 
     Beside it what is remembered, and a function that decodes the rows that this worker has sent.
     """
-    workers, columns = rows.shape
-
-    def encode(coins: Coins, own: PyTree, row: jax.Array) -> tuple[tuple[PyTree, PyTree], PyTree]:
-        memory = Memory(own, ())
-        measured = codec.measure(coins, memory, row)
-        payload, after = codec.encode(coins, memory, row, measured, 1)
-        return (payload, measured), after.own
-
-    def send(coins: Coins, own: PyTree, row: jax.Array) -> tuple[jax.Array, PyTree]:
-        content, after = encode(coins, own, row)
-        return to_message(content), after
-
+    workers, shape = rows.shape[0], rows.shape[1:]
     # Rows are encoded with coins of their own, and the owner's means with those of a row beyond.
     of_rows = Coins(*(jax.random.split(each, workers) for each in coins))
     of_means = Coins(*(jax.random.fold_in(each, workers) for each in coins))
-    like, _ = jax.eval_shape(encode, of_means, memory.mean, rows[0])
-    receive = jax.vmap(lambda message: from_message(message, like))
+    first = jax.tree.map(lambda x: x[0], memory.sent)
+    receive = _receiver(codec, of_means, first, rows[0])
+    receive_means = _receiver(mean_codec, of_means, memory.mean, rows[0])
 
-    sent, sent_memory = jax.vmap(send)(of_rows, memory.sent, rows)
+    sent, sent_memory = jax.vmap(functools.partial(_send, codec))(of_rows, memory.sent, rows)
     public = of_rows.public[_axis.index(axis_name)]
-    payloads, own = receive(_axis.exchange(sent, axis_name))
-    owned = decoded_mean(codec, public, payloads, own, (columns,))
+    owned = decoded_mean(codec, public, *receive(_axis.exchange(sent, axis_name)), shape)
+    message, mean_memory = _send(mean_codec, of_means, memory.mean, owned)
+    payloads, own = receive_means(_axis.gather(message, axis_name))
 
-    message, mean_memory = send(of_means, memory.mean, owned)
-    payloads, own = receive(_axis.gather(message, axis_name))
+    def decode(codec: Codec, public: jax.Array, payload: PyTree, own: PyTree) -> jax.Array:
+        return codec.decode(public, payload, own, 1, 1, shape)
 
-    def decode(public: jax.Array, payload: PyTree, own: PyTree) -> jax.Array:
-        return codec.decode(public, payload, own, 1, 1, (columns,))
-
+    decode_rows = jax.vmap(functools.partial(decode, codec))
+    decode_means = jax.vmap(functools.partial(decode, mean_codec), in_axes=(None, 0, 0))
     return (
-        jax.vmap(decode, in_axes=(None, 0, 0))(of_means.public, payloads, own),
+        decode_means(of_means.public, payloads, own),
         TwoStageMemory(sent_memory, mean_memory),
-        lambda: jax.vmap(decode)(of_rows.public, *receive(sent)),
+        lambda: decode_rows(of_rows.public, *receive(sent)),
     )
 
 
-def _codec_of_units(axis_name: AxisName, codec: Codec) -> Codec:
-    """What the codec of rows remembers, aims at and tells of a whole unit."""
+def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: Cut) -> Codec:
+    """What the codecs of rows remember, aim at and tell of a whole unit."""
 
     def init(x: jax.Array) -> Memory:
-        of_row = codec.init(jnp.zeros(1))
-        if jax.tree.leaves(of_row.shared):
+        of_row = [each.init(jnp.zeros(1)) for each in (codec, mean_codec)]
+        if jax.tree.leaves([memory.shared for memory in of_row]):
             raise ValueError(
                 "`two_stage_mean` takes codecs whose memory is each worker's own, such as "
                 "`error_feedback`: what this one shares, only the owner of a row would know."
             )
-        if not jax.tree.leaves(of_row.own):
+        if not jax.tree.leaves([memory.own for memory in of_row]):
             return Memory(TwoStageMemory((), ()), ())
         _axis.require_bound(axis_name)
-        rows = to_rows(x, _axis.size(axis_name))
-        return Memory(TwoStageMemory(jax.vmap(codec.init)(rows).own, codec.init(rows[0]).own), ())
+        rows = cut.apart(x, _axis.size(axis_name))
+        return Memory(
+            TwoStageMemory(jax.vmap(codec.init)(rows).own, mean_codec.init(rows[0]).own), ()
+        )
 
     def target(memory: Memory, x: jax.Array) -> jax.Array:
-        rows = to_rows(x, _axis.size(axis_name))
+        rows = cut.apart(x, _axis.size(axis_name))
         aims = jax.vmap(lambda own, row: codec.target(Memory(own, ()), row))(memory.own.sent, rows)
-        return from_rows(aims, x.size).reshape(x.shape)
+        return cut.together(aims, x.shape)
 
     def tell(memory: Memory) -> dict[str, jax.Array]:
-        of_mean = codec.tell(Memory(memory.own.mean, ()))
-        if not of_mean:
-            return {}
-        of_rows = jax.vmap(lambda own: codec.tell(Memory(own, ())))(memory.own.sent)
-        return jax.tree.map(lambda mean, rows: mean + jnp.sum(rows), of_mean, of_rows)
+        of_mean = mean_codec.tell(Memory(memory.own.mean, ()))
+        of_rows: dict[str, jax.Array] = {}
+        if jax.tree.leaves(memory.own.sent):
+            of_rows = jax.vmap(lambda own: codec.tell(Memory(own, ())))(memory.own.sent)
+        news = {name: jnp.sum(told) for name, told in of_rows.items()}
+        return news | {name: told + news.get(name, 0) for name, told in of_mean.items()}
 
     return codec._replace(
-        init=init, target=target, tell=tell, observe=no_observations, settle=settled
+        init=init,
+        measure=lambda coins, memory, x: (),
+        target=target,
+        tell=tell,
+        observe=no_observations,
+        settle=settled,
     )
 
 
@@ -103,6 +130,8 @@ def two_stage_mean(
     axis_name: AxisName,
     codec: Codec,
     *,
+    mean_codec: Codec | None = None,
+    cut: Ownership = "runs",
     scope: _buckets.Scope = "bucket",
     bucket_bytes: int | None = None,
     seed: int = 0,
@@ -128,6 +157,10 @@ def two_stage_mean(
       axis_name: The mesh axis, or axes, that number the workers.
       codec: A codec; it encodes rows, each with its own statistics. What it remembers must be each
         worker's own.
+      mean_codec: Of the mean of the row that a worker owns. Default: `codec`.
+      cut: Into `"runs"` of coordinates, or `"turns"`: worker k owns every n-th part of the unit
+        along its first axis, from the k-th on. Where neighbours are alike, as the rows of frequent
+        words are, this gives all workers as much to send.
       scope: What is cut into rows: each `"leaf"`, or a `"bucket"` of leaves (`"tree"` likewise).
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the randomness; may be traced.
@@ -154,18 +187,22 @@ def two_stage_mean(
        [2.  2.5]]
     """
 
+    if cut not in get_args(Ownership):
+        raise ValueError(f"`cut` must be one of {get_args(Ownership)}, got {cut!r}.")
+    of_mean, by = codec if mean_codec is None else mean_codec, CUTS[cut]
+
     def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
         workers = _axis.size(axis_name)
         _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
         means, after, sent = [], [], []
         for coin, memory, x in zip(coins, memories, units, strict=True):
-            rows = to_rows(x, workers)
+            rows = by.apart(x, workers)
             mean, own, decode_own = (
-                _mean_of_rows(axis_name, codec, coin, memory.own, rows)
+                _mean_of_rows(axis_name, codec, of_mean, coin, memory.own, rows)
                 if x.size
                 else (rows, memory.own, None)
             )
-            means.append(from_rows(mean, x.size).reshape(x.shape))
+            means.append(by.together(mean, x.shape))
             after.append(Memory(own, ()))
             sent.append((x, decode_own))
         return Exchanged(
@@ -173,14 +210,13 @@ def two_stage_mean(
             after,
             finite,
             lambda: [
-                from_rows(decode_own(), x.size).reshape(x.shape) if decode_own else x
-                for x, decode_own in sent
+                by.together(decode_own(), x.shape) if decode_own else x for x, decode_own in sent
             ],
         )
 
     return coded_mean(
         axis_name,
-        _codec_of_units(axis_name, codec),
+        _codec_of_units(axis_name, codec, of_mean, by),
         exchange,
         scope=scope,
         bucket_bytes=bucket_bytes,

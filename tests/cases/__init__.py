@@ -7,6 +7,7 @@ import pytest
 
 from tests.cases._binary import BINARY
 from tests.cases._case import Case
+from tests.cases._exchanged import EXCHANGED
 from tests.cases._feedback import FEEDBACK
 from tests.cases._quantized import QUANTIZED
 from tests.cases._sampled import SAMPLED
@@ -31,7 +32,17 @@ REPRESENTATIVES = {
 
 CASES = [
     case._replace(variant=case.name not in REPRESENTATIVES)
-    for case in [*QUANTIZED, *SIGNS, *SPARSE, *BINARY, *SAMPLED, *SKETCHED, *SWITCHED, *FEEDBACK]
+    for case in [
+        *QUANTIZED,
+        *SIGNS,
+        *SPARSE,
+        *BINARY,
+        *SAMPLED,
+        *SKETCHED,
+        *EXCHANGED,
+        *SWITCHED,
+        *FEEDBACK,
+    ]
 ]
 
 

@@ -1,0 +1,151 @@
+"""Momentum and error in sketches that all workers share: none remembers anything of its own."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcomm import _axis, _buckets, _noise
+from jaxcomm._base import AxisName, Coins, Memory
+from jaxcomm.aggregation._agreement import agree, all_finite
+from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm.compression.sketches import count_sketch
+from jaxcomm.compression.sketches._count_sketch import CountSketchPayload, Hashing
+from jaxcomm.compression.sparsifiers._sparse import largest, make_count, to_dense
+
+
+class FetchMemory(NamedTuple):
+    """What all workers remember of one unit; the hashes are those of the first step throughout."""
+
+    seeds: jax.Array  # uint32[2]
+    momentum: jax.Array  # float32[rows, columns]
+    error: jax.Array  # float32[rows, columns]
+
+
+def fetch_sgd(
+    axis_name: AxisName = "data",
+    *,
+    sketch_ratio: float,
+    rows: int = 5,
+    ratio: float | None = None,
+    k: int | None = None,
+    momentum: float = 0.9,
+    masking: bool = True,
+    hashing: Hashing = "tiles",
+    scope: _buckets.Scope = "bucket",
+    bucket_bytes: int | None = None,
+    seed: int = 0,
+    key: jax.Array | None = None,
+    info: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r"""FetchSGD: sketches of gradients are added, and momentum and error feedback act on the sum.
+
+    .. math:: S_u \gets \mu S_u + \tfrac{1}{n} \sum_i S(g_i), \qquad S_e \gets S_e + S_u, \qquad
+              \bar x = \mathrm{top}_k\, U(S_e)
+
+    with :math:`S` a count-sketch, whose hashes never change, and :math:`U` its median of rows. Then
+    the cells of :math:`S_e` that :math:`S(\bar x)` hits become 0, and with `masking` those of
+    :math:`S_u`. Momentum is gathered here: the optimizer behind is `optax.sgd` without it.
+
+    Workers remember nothing of their own: any of them may leave, come back, or be another. Values
+    are estimates, and what else is in a cell that is emptied is lost, so that the table has to be
+    several times :math:`k` wide. A worker sends :math:`2 (n-1)/n` times 4 bytes a cell, and 4 for a
+    flag.
+
+    Args:
+      axis_name: The mesh axis, or axes, that number the workers.
+      sketch_ratio: Cells of the table for each coordinate of a unit.
+      rows: Of the table.
+      ratio: :math:`k / d`, in (0, 1]; at least one coordinate is updated.
+      k: The number itself, in place of `ratio`.
+      momentum: :math:`\mu` in [0, 1).
+      masking: Whether the momentum's cells become 0 with those of the error.
+      hashing: As of :func:`jaxcomm.compression.sketches.count_sketch`: `"tiles"`, or `"elements"`,
+        for units of fewer than some ten thousand coordinates.
+      scope: What has a table of its own: a `"leaf"`, or a `"bucket"` of leaves (which `"tree"`
+        means as well here).
+      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
+      seed: Seed of the hashes; may be traced.
+      key: A typed threefry key, in place of `seed`.
+      info: Whether the state's field `info` tells of the step: `compression_error`, of a worker's
+        own sketch; `density`, `residual_norm`; see :func:`jaxcomm.global_qsgd`.
+
+    Returns:
+      A transformation to place before the optimizer. Updates come back equal on all workers, with
+      at most :math:`k` coordinates of a unit that are not 0; a non-finite coordinate on any worker
+      makes them NaN on all, and changes no memory. `update(..., weight=w)` makes the mean a
+      weighted one.
+
+    Raises:
+      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
+        update is already summed.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> tx = jaxcomm.fetch_sgd(sketch_ratio=100, k=1, momentum=0.5, hashing="elements")
+      >>> def two_steps(g):
+      ...     first, state = tx.update(g, tx.init(g))
+      ...     second, state = tx.update(g, state)
+      ...     return first, second
+      >>> for update in jax.vmap(two_steps, axis_name="data")(jnp.array([[2.0, 3.0]])):
+      ...     print(update)
+      [[0. 3.]]
+      [[5. 0.]]
+
+    References:
+      Rothchild et al., `FetchSGD: Communication-Efficient Federated Learning with Sketching
+      <https://arxiv.org/abs/2007.07682>`_, 2020.
+
+    Differs from the paper: the learning rate stands outside, so that an error counts at the rate of
+    the step in which it is sent; cells are emptied, as the paper's code does, where its text
+    subtracts :math:`S(\bar x)`.
+    """
+    kept = make_count(ratio, k)
+    if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+        raise ValueError(f"`momentum` must be a Python float in [0, 1), got {momentum!r}.")
+    sketch = count_sketch(ratio=sketch_ratio, rows=rows, decode="median", hashing=hashing)
+
+    def table_of(x: jax.Array, public: jax.Array) -> jax.Array:
+        return sketch.encode(Coins(public, public), Memory((), ()), x, (), 1)[0].table
+
+    def read(table: jax.Array, public: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return sketch.decode(public, CountSketchPayload(table), (), 1, 1, shape)
+
+    def init(x: jax.Array) -> Memory:
+        drawn = _noise.make_key(seed, key)
+        empty = jnp.zeros_like(table_of(jnp.zeros(x.shape), drawn))
+        return Memory((), FetchMemory(_noise.seeds(drawn), empty, empty))
+
+    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
+        del coins
+        workers, names = _axis.size(axis_name), _axis.names(axis_name)
+        _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
+        means, after, sent = [], [], []
+        for memory, x in zip(memories, units, strict=True):
+            seeds = memory.shared.seeds
+            public = _noise.key_of(seeds)
+            table = table_of(x / workers, public)
+            gathered = momentum * memory.shared.momentum + lax.psum(table, names)
+            error = memory.shared.error + gathered
+            estimate = read(error, public, x.shape).ravel()
+            chosen = largest(jnp.abs(estimate), kept(x.size))
+            update = to_dense(estimate[chosen], chosen, x.shape)
+            hit = table_of(update, public) != 0
+            momentum_left = jnp.where(hit, 0, gathered) if masking else gathered
+            means.append(update)
+            after.append(Memory((), FetchMemory(seeds, momentum_left, jnp.where(hit, 0, error))))
+            sent.append((table, public, x.shape))
+        return Exchanged(means, after, finite, lambda: [read(*each) * workers for each in sent])
+
+    return coded_mean(
+        axis_name,
+        sketch._replace(init=init),
+        exchange,
+        scope=scope,
+        bucket_bytes=bucket_bytes,
+        seed=seed,
+        key=key,
+        info=info,
+    )

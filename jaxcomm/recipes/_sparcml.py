@@ -1,0 +1,80 @@
+"""SparCML: a sum of sparse updates whose payloads grow as it does."""
+
+import optax
+
+from jaxcomm._base import AxisName, Codec
+from jaxcomm._buckets import Scope
+from jaxcomm.aggregation import doubling_mean
+from jaxcomm.compression._support import Granularity, require_density
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.sparsifiers import nonzero
+
+
+def sparcml(
+    axis_name: AxisName = "data",
+    *,
+    density: float,
+    union_density: float | None = None,
+    granularity: Granularity = "row",
+    scope: Scope = "leaf",
+    bucket_bytes: int | None = None,
+    info: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r"""SparCML: the exact mean of sparse updates, by recursive doubling of indices and values.
+
+    .. math:: s_i^0 = x_i, \qquad s_i^{r+1} = C_{2^r}(s_i^r) + C_{2^r}(s_{i \oplus 2^r}^r), \qquad
+              \bar x = \tfrac{1}{n}\, C_n(s^{\log_2 n})
+
+    where :math:`C_m` sends what is not zero in a sum of :math:`m` updates, as far as there is room:
+    for :math:`m` times `density`, or `union_density` if that is less. It is exact where all fits.
+    What does not is remembered, on each worker that has the sum, and sent later.
+
+    A worker sends 4 bytes for each coordinate that there is room for in each round, with about
+    :math:`2 - \log_2` (density) bits for the index of a part; see :func:`jaxcomm.doubling_mean`.
+
+    Args:
+      axis_name: The mesh axis, or axes, that number the workers.
+      density: Of one worker's parts, for which there is room: the largest that was seen.
+      union_density: The most for which there is room in any sum. Default: no bound but 1, so that
+        what has fitted once fits in all rounds.
+      granularity: What has one index: a `"row"` (all but the first axis), an `"element"`, or a
+        block of so many coordinates.
+      scope: What is sent as one: a `"leaf"`, or a `"bucket"` of leaves, which have no rows.
+      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
+      info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
+        `residual_norm`; and `overflow`, the parts without room.
+
+    Returns:
+      A transformation to place before the optimizer, with the guarantees of
+      :func:`jaxcomm.doubling_mean`.
+
+    Raises:
+      ValueError: If an option is out of range; in `update`, if a leaf has no rows, `axis_name` is
+        not bound or an update is already summed.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> tx = jaxcomm.sparcml(density=0.25)
+      >>> average = lambda x: tx.update(x, tx.init(x))[0]
+      >>> x = jnp.zeros((2, 4, 1)).at[0, 1].set(2.0).at[1, 3].set(4.0)
+      >>> print(jax.vmap(average, axis_name="data")(x)[0].T)
+      [[0. 1. 0. 2.]]
+
+    References:
+      Renggli et al., `SparCML: High-Performance Sparse Communication for Machine Learning
+      <https://doi.org/10.1145/3295500.3356222>`_, 2019.
+
+    Differs from the paper: room is fixed while tracing, as XLA needs it; a sum never changes to a
+    dense form on the way, of which only indices would be saved; what has no room comes back.
+    """
+    require_density(density)
+    most = 1.0 if union_density is None else union_density
+    require_density(most)
+
+    def codec_of(added: int) -> Codec:
+        wanted = min(added * density, 1.0)
+        codec = nonzero(density=min(wanted, most), granularity=granularity)
+        may_overflow = added == 1 or most < wanted
+        return error_feedback(codec) if may_overflow else codec
+
+    return doubling_mean(axis_name, codec_of, scope=scope, bucket_bytes=bucket_bytes, info=info)

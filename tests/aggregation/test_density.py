@@ -1,0 +1,53 @@
+"""How much of each leaf is not zero, of one worker and of all."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+
+N = 4
+
+
+def test_each_and_all() -> None:
+    rng = np.random.default_rng(0)
+    leaves = {
+        "rows": rng.normal(size=(N, 50, 3)) * (rng.random((N, 50, 1)) < 0.1),
+        "flat": rng.normal(size=(N, 77)) * (rng.random((N, 77)) < 0.3),
+        "scalar": np.ones(N),
+        "empty": np.zeros((N, 0, 2)),
+    }
+    given = {name: jnp.asarray(x, jnp.float32) for name, x in leaves.items()}
+    own = jax.vmap(jaxcomm.gradient_density)(given)
+    union = jax.vmap(lambda x: jaxcomm.gradient_density(x, "data"), axis_name="data")(given)
+    touched = {
+        "rows": (leaves["rows"] != 0).any(axis=2),
+        "flat": leaves["flat"] != 0,
+        "scalar": np.ones((N, 1), bool),
+    }
+    for name, parts in touched.items():
+        np.testing.assert_allclose(own[name], parts.mean(axis=1), rtol=1e-6)
+        np.testing.assert_allclose(union[name], np.full(N, parts.any(axis=0).mean()), rtol=1e-6)
+    assert (own["empty"] == 0).all()
+    blocks = jaxcomm.gradient_density({"a": jnp.zeros(10).at[3].set(1.0)}, granularity=4)
+    assert blocks["a"] == jnp.float32(1 / 3)
+    assert jaxcomm.gradient_density({}) == {}
+
+
+def test_it_sends_a_bit_a_row() -> None:
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    part = jax.sharding.PartitionSpec
+    density = jax.shard_map(
+        lambda x: jaxcomm.gradient_density(x, "data"),
+        mesh=mesh,
+        in_specs=part("data"),
+        out_specs=part(),
+    )
+    sent = jaxcomm.wire.account(density, jnp.zeros((8 * 2560, 16)))
+    assert sent.bytes_per_worker == 2 * 7 / 8 * 2560 / 8
+
+
+def test_a_mistake() -> None:
+    with pytest.raises(ValueError, match="`granularity` must be"):
+        jaxcomm.gradient_density(jnp.zeros(3), granularity="column")

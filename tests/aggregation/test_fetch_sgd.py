@@ -1,0 +1,104 @@
+"""FetchSGD: momentum SGD where nothing collides, heavy hitters where much does, cells emptied."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from tests.workers import aggregate, aggregator, initial
+
+WORKERS, SIZE = 4, 12
+WIDE = 2000.0  # Cells a coordinate: so many that none share a cell in most of five rows.
+
+
+def steps_of(tx, given: np.ndarray, steps: int) -> list[np.ndarray]:
+    """Updates from the same gradients."""
+    updates = jnp.asarray(given, jnp.float32)
+    run, state = aggregator(tx, len(given), "vmap"), initial(tx, updates, "vmap")
+    found = []
+    for _ in range(steps):
+        results, state = run(updates, state, jnp.ones(len(given)))
+        replicas = np.asarray(results)
+        assert (replicas == replicas[0]).all()
+        found.append(replicas[0])
+    return found
+
+
+def test_without_collisions_or_masking_it_is_momentum_sgd() -> None:
+    given = np.random.default_rng(0).normal(size=(WORKERS, SIZE))
+    tx = jaxcomm.fetch_sgd(
+        sketch_ratio=WIDE, k=SIZE, momentum=0.9, masking=False, hashing="elements"
+    )
+    velocity = np.zeros(SIZE)
+    for update in steps_of(tx, given, 4):
+        velocity = 0.9 * velocity + given.mean(axis=0)
+        np.testing.assert_allclose(update, velocity, rtol=1e-5, atol=1e-6)
+
+
+def test_masking_forgets_the_momentum_of_what_was_updated() -> None:
+    given = np.random.default_rng(1).normal(size=(WORKERS, SIZE))
+    tx = jaxcomm.fetch_sgd(sketch_ratio=WIDE, k=SIZE, momentum=0.9, hashing="elements")
+    for update in steps_of(tx, given, 3):
+        np.testing.assert_allclose(update, given.mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("masking", [True, False])
+def test_what_was_left_out_comes_back_with_its_momentum(masking: bool) -> None:
+    """Against top-k with error feedback and momentum on the mean itself."""
+    given = np.random.default_rng(2).normal(size=(WORKERS, SIZE))
+    tx = jaxcomm.fetch_sgd(
+        sketch_ratio=WIDE, k=3, momentum=0.5, masking=masking, hashing="elements"
+    )
+    velocity, error = np.zeros(SIZE), np.zeros(SIZE)
+    for update in steps_of(tx, given, 6):
+        velocity = 0.5 * velocity + given.mean(axis=0)
+        error = error + velocity
+        chosen = np.argsort(-np.abs(error))[:3]
+        expected = np.zeros(SIZE)
+        expected[chosen] = error[chosen]
+        error[chosen] = 0
+        if masking:
+            velocity[chosen] = 0
+        np.testing.assert_allclose(update, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_heavy_hitters_are_found_in_a_table_of_200_columns() -> None:
+    size = 1000
+    given = np.random.default_rng(3).normal(size=(WORKERS, size)) * 0.01
+    heavy = np.arange(5) * 190
+    given[:, heavy] += np.array([3.0, -2.0, 2.5, -4.0, 2.0])
+    # 200 columns: another coordinate meets one of five in four of seven rows once in 70000.
+    tx = jaxcomm.fetch_sgd(sketch_ratio=1.4, rows=7, k=5, momentum=0.0, hashing="elements")
+    found = aggregate(tx, jnp.asarray(given, jnp.float32))[0]
+    assert set(np.flatnonzero(found)) == set(heavy)
+    np.testing.assert_allclose(found[heavy], given[:, heavy].mean(axis=0), atol=0.2)
+
+
+def test_workers_remember_nothing_of_their_own() -> None:
+    state = jaxcomm.init(jaxcomm.fetch_sgd(sketch_ratio=1.0, k=1), jnp.zeros(5), WORKERS)
+    assert state.own.per_worker["data"] == [()]
+
+
+def test_cells_that_an_update_hits_are_emptied() -> None:
+    given = jnp.zeros((WORKERS, SIZE)).at[:, 4].set(2.0).at[:, 7].set(1.0)
+    tx = jaxcomm.fetch_sgd(sketch_ratio=WIDE, k=1, momentum=0.5, hashing="elements")
+    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, given, "vmap")
+    _, state = run(given, state, jnp.ones(WORKERS))
+    (memory,) = state.shared
+    for table in (memory.momentum, memory.error):
+        # One coordinate is left, of magnitude 1, in a cell of each row.
+        np.testing.assert_array_equal((np.abs(table) == 1).sum(axis=1), 1)
+        np.testing.assert_array_equal((table != 0).sum(axis=1), 1)
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"k": 3, "momentum": -0.1}, r"`momentum` must be a Python float in \[0, 1\)"),
+        ({"k": 3, "ratio": 0.1}, "Give `ratio` or `k`"),
+        ({"k": 3, "hashing": "blocks"}, "`hashing` must be one of"),
+    ],
+)
+def test_impossible_options(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        jaxcomm.fetch_sgd(sketch_ratio=1.0, **options)

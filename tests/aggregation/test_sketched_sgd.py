@@ -1,0 +1,101 @@
+"""Sketched SGD against its definition in NumPy: true top-k of the sum, momentum, nothing lost."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from tests.workers import aggregate, aggregator, initial
+
+WORKERS, SIZE, K, STEPS = 4, 60, 5, 4
+
+
+def numpy_updates(given: np.ndarray, momentum: float, masking: bool) -> list[np.ndarray]:
+    """The mean of true top-k, as if sketches were exact, of the same updates at each step."""
+    velocity, residual, updates = np.zeros_like(given), np.zeros_like(given), []
+    for _ in range(STEPS):
+        velocity = momentum * velocity + given
+        residual = residual + velocity
+        mean = residual.mean(axis=0)
+        chosen = np.argsort(-np.abs(mean))[:K]
+        update = np.zeros(SIZE)
+        update[chosen] = mean[chosen]
+        residual[:, chosen] = 0
+        if masking:
+            velocity[:, chosen] = 0
+        updates.append(update)
+    return updates
+
+
+@pytest.mark.parametrize("masking", [True, False])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_with_all_as_candidates_it_is_the_true_top_k(momentum: float, masking: bool) -> None:
+    given = np.random.default_rng(0).normal(size=(WORKERS, SIZE))
+    tx = jaxcomm.sketched_sgd(
+        sketch_ratio=0.5,
+        k=K,
+        candidates=SIZE / K,
+        momentum=momentum,
+        masking=masking,
+        hashing="elements",
+    )
+    updates = jnp.asarray(given, jnp.float32)
+    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, updates, "vmap")
+    for expected in numpy_updates(given, momentum, masking):
+        results, state = run(updates, state, jnp.ones(WORKERS))
+        np.testing.assert_allclose(results[0], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(results, np.tile(results[0], (WORKERS, 1)))
+
+
+def test_what_is_large_together_is_found_though_small_on_each() -> None:
+    """Each worker's largest are its own; what all share is below them everywhere."""
+    size, shared = 1000, np.arange(5) * 190
+    given = np.random.default_rng(1).normal(size=(8, size)) * 0.01
+    given[:, shared] += 0.9
+    for worker in range(8):
+        given[worker, 10 + 7 * np.arange(20) + worker] += 1.0 * (-1) ** np.arange(20)
+    updates = jnp.asarray(given, jnp.float32)
+    sketched = jaxcomm.sketched_sgd(sketch_ratio=0.5, rows=5, k=5, momentum=0.0, hashing="elements")
+    found = aggregate(sketched, updates)[0]
+    assert set(np.flatnonzero(found)) == set(shared)
+    np.testing.assert_allclose(found[shared], given[:, shared].mean(axis=0), rtol=1e-5)
+    of_pairs = aggregate(jaxcomm.gtop_k(k=5), updates)[0]
+    assert set(np.flatnonzero(of_pairs)) != set(shared)
+
+
+def test_nothing_is_lost() -> None:
+    given = jnp.asarray(np.random.default_rng(2).normal(size=(WORKERS, SIZE)), jnp.float32)
+    tx = jaxcomm.sketched_sgd(sketch_ratio=1.0, rows=3, k=K, momentum=0.0, hashing="elements")
+    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, given, "vmap")
+    total = np.zeros(SIZE)
+    for _ in range(STEPS):
+        results, state = run(given, state, jnp.ones(WORKERS))
+        total += np.asarray(results)[0]
+    (unit,) = state.own.per_worker["data"]
+    held = np.asarray(unit.residual).mean(axis=0)
+    np.testing.assert_allclose(total + held, STEPS * np.asarray(given).mean(axis=0), rtol=1e-4)
+
+
+def test_a_kernel_for_tiles_finds_the_same() -> None:
+    size = 20_000
+    given = np.random.default_rng(3).normal(size=(2, size)) * 1e-3
+    large = np.random.default_rng(4).choice(size, 8, replace=False)
+    given[:, large] += 1.0
+    tx = jaxcomm.sketched_sgd(sketch_ratio=0.5, rows=3, k=8, momentum=0.0)
+    found = aggregate(tx, jnp.asarray(given, jnp.float32))[0]
+    assert set(np.flatnonzero(found)) == set(large)
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"k": 3, "candidates": 0.5}, "`candidates` must be a Python float of at least 1"),
+        ({"k": 3, "momentum": 1.0}, r"`momentum` must be a Python float in \[0, 1\)"),
+        ({"k": 0}, "`k` must be a Python int of at least 1"),
+        ({}, "Give `ratio` or `k`"),
+        ({"k": 3, "rows": 0}, "`rows` must be a Python int"),
+    ],
+)
+def test_impossible_options(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        jaxcomm.sketched_sgd(sketch_ratio=1.0, **options)

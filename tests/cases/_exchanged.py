@@ -1,0 +1,104 @@
+"""Rows of sparse updates in exchanges of their own: doubling, servers of rows, sums of sketches."""
+
+import math
+from functools import cache
+
+import jax
+
+import jaxcomm
+from tests.cases._case import Case, all_reduce, word_bytes
+from tests.cases._sparse import index_bits_repeated, quarter
+
+LENGTHS = {3: 3, 10: 5, 1: 1}
+"""Of the first axes of leaves of so many coordinates in `tests.workers`; else all of them."""
+
+
+def all_there_is(size: int) -> int:
+    """Bytes of so many coordinates, each with its index."""
+    return word_bytes(index_bits_repeated(size, size + 1)) + 4 * size
+
+
+def doubling_bytes(size: int, n: int) -> float:
+    """A payload a round, a part of the last to all, and the flag."""
+    power = 2 ** math.floor(math.log2(n))
+    rounds = math.log2(power) + (n > power)
+    part = -(-all_there_is(size) // power)
+    return rounds * all_there_is(size) + (n - 1) * part + all_reduce(4, n)
+
+
+def server_bytes(sizes: list[int], n: int) -> float:
+    """Scalars are dense; of each other leaf, a part to each server, and the server's to all."""
+    sparse, total = [size for size in sizes if size > 1], 0.0
+    for size in sparse:
+        length = LENGTHS.get(size, size)
+        total += 2 * (n - 1) * all_there_is(-(-length // n) * (size // length))
+    return total + all_reduce(4 * len([s for s in sizes if s == 1]) + 4 * bool(sparse), n)
+
+
+def cells(size: int) -> int:
+    """Of a table of three rows and two cells a coordinate."""
+    return 3 * math.ceil(2 * size / 3)
+
+
+EXCHANGED = [
+    Case(
+        "sparcml",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.sparcml(
+                axis_name, density=1.0, granularity="element", scope="bucket"
+            )
+        ),
+        bytes=lambda sizes, n: doubling_bytes(sum(sizes), n),
+        dtypes=lambda n: {"u8"},
+        unbiased=True,
+        variance=lambda d, n: 0,
+        resolution=lambda n, d: 0,
+        random=False,
+    ),
+    Case(
+        "parallax",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.parallax(
+                axis_name,
+                sparse=lambda updates: jax.tree.map(lambda x: x.ndim > 0, updates),
+                density=1.0,
+                union_density=1.0,
+                granularity="element",
+            )
+        ),
+        bytes=server_bytes,
+        dtypes=lambda n: {"u8"},
+        unbiased=True,
+        variance=lambda d, n: 0,
+        resolution=lambda n, d: 0,
+        random=False,
+    ),
+    Case(
+        "sketched_sgd",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.sketched_sgd(
+                axis_name, sketch_ratio=2, rows=3, ratio=0.25, hashing="elements", seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: all_reduce(
+            4 * (cells(sum(sizes)) + min(4 * quarter(sum(sizes)), sum(sizes))) + 4, n
+        ),
+        dtypes=lambda n: {"f32"},
+        unbiased=False,
+        variance=None,
+        common_coins=True,
+    ),
+    Case(
+        "fetch_sgd",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.fetch_sgd(
+                axis_name, sketch_ratio=2, rows=3, ratio=0.25, hashing="elements", seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: all_reduce(4 * cells(sum(sizes)) + 4, n),
+        dtypes=lambda n: {"f32"},
+        unbiased=False,
+        variance=None,
+        common_coins=True,
+    ),
+]
