@@ -10,7 +10,7 @@ import optax
 from rich.table import Table
 
 import jaxcomm
-from experiments import bench_ops
+from experiments import bench_ops, bench_sparse
 from experiments.bench_codecs import time_codecs, to_table
 from experiments.configs import Bench
 from experiments.methods import parse_variant
@@ -116,17 +116,19 @@ def _step_table(steps: Mapping[str, tuple[float, float]], parameters: int, worke
 def main(config: Bench) -> int:
     """Measures, as `python -m experiments bench` asks; the exit code."""
     workers = make_mesh(config.devices).size
-    with Progress(4) as progress:
+    with Progress(5) as progress:
         progress.say(f"JAX {jax.__version__}, {jax.default_backend()}")
         codec = time_codec(config.coordinates, config.repetitions)
         progress.advance(1, "timed 8-bit dithering; the ops next")
         quantize = bench_ops.time_quantize(config.coordinates, config.repetitions)
         sketch = bench_ops.time_sketch(config.sketch_coordinates, -(-config.repetitions // 3))
-        progress.advance(2, "timed the ops; every codec next")
+        progress.advance(2, "timed the ops; codecs of sparse updates next")
+        sparse, top_k = bench_sparse.time_sparse(config.coordinates, config.repetitions)
+        progress.advance(3, "timed the codecs of sparse updates; every codec next")
         every = time_codecs(config.codec_coordinates, config.repetitions)
-        progress.advance(3, "timed the codecs; whole steps next")
+        progress.advance(4, "timed the codecs; whole steps next")
         steps = time_steps(config.parameters, config.repetitions, config.devices)
-        progress.advance(4, "timed the steps")
+        progress.advance(5, "timed the steps")
         progress.say(_codec_table(codec, config.coordinates))
         ratios = {
             "encode": codec["encode"] / codec["encode, floor with hashed noise"],
@@ -138,6 +140,9 @@ def main(config: Bench) -> int:
         for vector_bits, seconds in quantize.items():
             progress.say(bench_ops.verdict(seconds, config.coordinates, vector_bits))
         progress.say(bench_ops.to_table(sketch, config.sketch_coordinates))
+        for line in bench_sparse.verdicts(sparse, top_k):
+            progress.say(line)
+        progress.say(bench_sparse.to_table(sparse, top_k, config.coordinates))
         progress.say(to_table(every, config.codec_coordinates))
         progress.say(_step_table(steps, config.parameters, workers))
     return 0

@@ -3,10 +3,11 @@
 import inspect
 import time
 
+import numpy as np
 import pytest
 
 import jaxcomm
-from experiments import bench_ops
+from experiments import bench_ops, bench_sparse
 from experiments.bench_codecs import CODECS, Timing, time_codecs, to_table
 from experiments.bench_ops import core_seconds
 from experiments.timing import medians
@@ -58,6 +59,26 @@ def test_sketches_are_timed_beside_scatters() -> None:
     assert {"numpy.add.at, columns given", "jnp .at[].add, columns given"} < set(times)
     cells = [list(column.cells) for column in bench_ops.to_table(times, 2000).columns]
     assert cells[0] == [*times] and cells[2][0] == "1.00"
+
+
+def test_codecs_of_sparse_updates_are_timed_beside_top_k() -> None:
+    leaf = np.asarray(bench_sparse.sparse_leaf(6400))
+    assert leaf.shape == (100, 64) and (leaf != 0).any(axis=1).sum() == 2
+    timings, top_k = bench_sparse.time_sparse(6400, 1)
+    assert top_k > 0 and all(seconds > 0 for timing in timings.values() for seconds in timing)
+    assert bench_sparse.to_table(timings, top_k, 6400).row_count == len(timings)
+
+
+def test_sparse_updates_are_judged_by_thirty_milliseconds_and_by_top_k() -> None:
+    def judge(mean: float, peel: float) -> list[str]:
+        times = {"s2_sketch, mean": mean, "s2_sketch, peel, 3 rows": peel}
+        return bench_sparse.verdicts(
+            {name: bench_sparse.Timing(0.0, 0.0, each) for name, each in times.items()}, 0.1
+        )
+
+    assert [line.split()[-2] for line in judge(0.029, 0.09)[:1]] == ["within"]
+    assert "within the 100 of" in judge(0.029, 0.09)[1]
+    assert "BEYOND 30" in judge(0.031, 0.11)[0] and "BEYOND the 100 of" in judge(0.031, 0.11)[1]
 
 
 def test_time_of_cores_does_not_count_waiting() -> None:

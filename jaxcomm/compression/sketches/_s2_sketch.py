@@ -134,14 +134,14 @@ def s2_sketch(
         sketch = sketch_of(x.shape)
         if not x.size:
             return S2Payload(_axis.varying_like(jnp.zeros((rows, 0)), x)), memory
-        # So that what workers add stays finite; powers of 2 lose nothing.
-        scaled = x * 2.0 ** -(workers - 1).bit_length()
 
         def add_some(chosen: jax.Array, table: jax.Array) -> jax.Array:
-            values = _support.take(scaled, chosen, sketch.parts)
-            return add(table, cells_of(sketch, coins.public, chosen), values)
+            values = _support.take(x, chosen, sketch.parts)
+            # So that what workers add stays finite; powers of 2 lose nothing.
+            scaled = values * 2.0 ** -(workers - 1).bit_length()
+            return add(table, cells_of(sketch, coins.public, chosen), scaled)
 
-        zeros = _axis.varying_like(jnp.zeros(sketch.cells), (coins.public, scaled, agreed))
+        zeros = _axis.varying_like(jnp.zeros(sketch.cells), (coins.public, x, agreed))
         table = _support.over_members(agreed.support, sketch.room, sketch.parts, add_some, zeros)
         return S2Payload(table.reshape(rows, sketch.columns)), memory
 
