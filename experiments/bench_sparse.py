@@ -72,13 +72,15 @@ def _parts(codec: jaxcomm.Codec, x: jax.Array) -> dict[str, Callable[[], object]
     }
 
 
-def time_sparse(size: int, repetitions: int) -> tuple[dict[str, Timing], float]:
+def time_sparse(
+    size: int, repetitions: int, codecs: Mapping[str, jaxcomm.Codec] = CODECS
+) -> tuple[dict[str, Timing], float]:
     """Each codec, and seconds of `jax.lax.top_k` of 1 % of the same leaf, in the same run."""
     x = sparse_leaf(size)
     largest = jax.jit(lambda x: lax.top_k(jnp.abs(x.ravel()), max(round(TOP * x.size), 1)))
     parts = {
         (name, part): function
-        for name, codec in CODECS.items()
+        for name, codec in codecs.items()
         for part, function in _parts(codec, x).items()
     }
     seconds = medians(
@@ -86,7 +88,7 @@ def time_sparse(size: int, repetitions: int) -> tuple[dict[str, Timing], float]:
         repetitions,
     )
     timings = {
-        name: Timing(*(seconds[f"{name} / {part}"] for part in Timing._fields)) for name in CODECS
+        name: Timing(*(seconds[f"{name} / {part}"] for part in Timing._fields)) for name in codecs
     }
     return timings, seconds["top_k"]
 

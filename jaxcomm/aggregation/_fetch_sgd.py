@@ -115,7 +115,8 @@ def fetch_sgd(
 
     def init(x: jax.Array) -> Memory:
         drawn = _noise.make_key(seed, key)
-        empty = jnp.zeros_like(table_of(jnp.zeros(x.shape), drawn))
+        like = jax.eval_shape(table_of, x, drawn)
+        empty = jnp.zeros(like.shape, like.dtype)
         return Memory((), FetchMemory(_noise.seeds(drawn), empty, empty))
 
     def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from tests.slow import slow
 from tests.workers import aggregate, aggregator, initial
 
 WORKERS, SIZE, K, STEPS = 4, 60, 5, 4
@@ -27,8 +28,7 @@ def numpy_updates(given: np.ndarray, momentum: float, masking: bool) -> list[np.
     return updates
 
 
-@pytest.mark.parametrize("masking", [True, False])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("momentum", "masking"), [(0.9, True), slow(0.9, False), slow(0.0, True)])
 def test_with_all_as_candidates_it_is_the_true_top_k(momentum: float, masking: bool) -> None:
     given = np.random.default_rng(0).normal(size=(WORKERS, SIZE))
     tx = jaxcomm.sketched_sgd(
@@ -76,6 +76,7 @@ def test_nothing_is_lost() -> None:
     np.testing.assert_allclose(total + held, STEPS * np.asarray(given).mean(axis=0), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_kernel_for_tiles_finds_the_same() -> None:
     size = 20_000
     given = np.random.default_rng(3).normal(size=(2, size)) * 1e-3
