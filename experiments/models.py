@@ -1,10 +1,12 @@
-"""Small networks, one for each dataset. Inputs are bytes, which the networks scale themselves."""
+"""Small networks, one for each dataset. Bytes are scaled by the networks themselves."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import linen
+
+from experiments.data import Dataset
 
 
 class ConvolutionalNetwork(linen.Module):
@@ -54,9 +56,66 @@ class ByteModel(linen.Module):
         return linen.Dense(256)(x)
 
 
-MODELS: dict[str, Callable[[], linen.Module]] = {
-    "digits": lambda: ConvolutionalNetwork(peak=16.0),
-    "mnist": lambda: ConvolutionalNetwork(peak=255.0, hidden=32),
-    "cifar10": lambda: ConvolutionalNetwork(peak=255.0, hidden=32),
-    "text": ByteModel,
+class WordModel(linen.Module):
+    """The next word from a window of words: Bengio's network, with one hidden layer.
+
+    Attributes:
+      words: How many there are.
+      width: Of the embedding, whose gradient has as many rows that are not 0 as a batch has words.
+      hidden: Width of the hidden layer.
+    """
+
+    words: int
+    width: int = 64
+    hidden: int = 64
+
+    @linen.compact
+    def __call__(self, windows: jax.Array) -> jax.Array:
+        """int32[batch, length] -> float32[batch, words]."""
+        x = linen.Embed(self.words, self.width)(windows)
+        x = linen.relu(linen.Dense(self.hidden)(x.reshape(x.shape[0], -1)))
+        return linen.Dense(self.words)(x)
+
+
+class MatrixFactorization(linen.Module):
+    """A rating as a product of what is known of user and item, and a bias of each.
+
+    Attributes:
+      users: How many there are.
+      items: How many there are.
+      center: The rating that biases and products are added to; not trained.
+      width: Of the embeddings.
+    """
+
+    users: int
+    items: int
+    center: float
+    width: int = 16
+
+    @linen.compact
+    def __call__(self, pairs: jax.Array) -> jax.Array:
+        """int32[batch, 2] -> float32[batch]."""
+        user, item = pairs[:, 0], pairs[:, 1]
+        small, zero = linen.initializers.normal(0.1), linen.initializers.zeros
+        factors = [
+            linen.Embed(self.users, self.width, embedding_init=small, name="user")(user),
+            linen.Embed(self.items, self.width, embedding_init=small, name="item")(item),
+        ]
+        # Columns, so that they have rows like the factors.
+        biases = [
+            linen.Embed(self.users, 1, embedding_init=zero, name="user_bias")(user)[:, 0],
+            linen.Embed(self.items, 1, embedding_init=zero, name="item_bias")(item)[:, 0],
+        ]
+        return self.center + sum(biases) + jnp.sum(factors[0] * factors[1], axis=1)
+
+
+MODELS: dict[str, Callable[[Dataset], linen.Module]] = {
+    "digits": lambda dataset: ConvolutionalNetwork(peak=16.0),
+    "mnist": lambda dataset: ConvolutionalNetwork(peak=255.0, hidden=32),
+    "cifar10": lambda dataset: ConvolutionalNetwork(peak=255.0, hidden=32),
+    "text": lambda dataset: ByteModel(),
+    "words": lambda dataset: WordModel(*dataset.sizes),
+    "movielens": lambda dataset: MatrixFactorization(
+        *dataset.sizes, center=float(dataset.train_labels.mean())
+    ),
 }

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import linen
 
 from experiments.data import Dataset, hold_out, load
 from experiments.errors import ExperimentError
+from experiments.losses import CROSS_ENTROPY, LOSSES, Loss
 from experiments.models import MODELS
 
 EVALUATION_CHUNK = 2000
@@ -27,15 +27,13 @@ def _compiled_init(model: linen.Module) -> Callable[..., Any]:
 
 
 @functools.cache
-def _compiled_score(model: linen.Module) -> Callable[..., tuple[jax.Array, jax.Array]]:
+def _compiled_score(model: linen.Module, loss: Loss) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """`(params, inputs, labels)` to the sum of the losses, and how many are right; likewise."""
 
     @jax.jit
     def score(params: Any, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = model.apply({"params": params}, inputs)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        hits = jnp.argmax(logits, axis=-1) == labels
-        return jnp.sum(losses), jnp.sum(hits)
+        outputs = model.apply({"params": params}, inputs)
+        return jnp.sum(loss.each(outputs, labels)), jnp.sum(loss.is_right(outputs, labels))
 
     return score
 
@@ -43,10 +41,23 @@ def _compiled_score(model: linen.Module) -> Callable[..., tuple[jax.Array, jax.A
 class Task:
     """A network and the data it is trained on; equal for all methods that are compared."""
 
-    def __init__(self, dataset: str, data: str | None = None):
-        self.dataset: Dataset = load(dataset, data)
-        self.model = MODELS[dataset]()
-        self._score = _compiled_score(self.model)
+    def __init__(
+        self, dataset: str, data: str | None = None, *, scored: int | None = None, **options: int
+    ):
+        """Reads the data.
+
+        Args:
+          dataset: Its name.
+          data: The folder or file that it is read from.
+          scored: How many training examples, evenly spaced, the training loss is of; all where not
+            given.
+          **options: What the reader of the dataset takes besides.
+        """
+        self.dataset: Dataset = load(dataset, data, **options)
+        self.model = MODELS[dataset](self.dataset)
+        self.loss_of = LOSSES.get(dataset, CROSS_ENTROPY)
+        self._scored = scored
+        self._score = _compiled_score(self.model, self.loss_of)
         self._first_weights = _compiled_init(self.model)
 
     def hold_out(self) -> "Task":
@@ -87,10 +98,9 @@ class Task:
             yield inputs[chosen], labels[chosen]
 
     def loss(self, params: Any, batch: Any) -> jax.Array:
-        """The mean cross-entropy of a batch, float32[]."""
+        """The mean loss of a batch, float32[]."""
         inputs, labels = batch
-        logits = self.model.apply({"params": params}, inputs)
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+        return jnp.mean(self.loss_of.each(self.model.apply({"params": params}, inputs), labels))
 
     def _evaluate(self, params: Any, inputs: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         # On one device: replicated parameters would have every device do the same work.
@@ -103,8 +113,10 @@ class Task:
         return loss / labels.size, hits / labels.size
 
     def train_score(self, params: Any) -> tuple[float, float]:
-        """Loss and accuracy over the whole training set."""
-        return self._evaluate(params, self.dataset.train_inputs, self.dataset.train_labels)
+        """Loss and accuracy over the whole training set, or so many examples as are scored."""
+        inputs, labels = self.dataset.train_inputs, self.dataset.train_labels
+        every = -(-len(inputs) // (self._scored or len(inputs)))
+        return self._evaluate(params, inputs[::every], labels[::every])
 
     def test_score(self, params: Any) -> tuple[float, float]:
         """Loss and accuracy over the whole test set."""

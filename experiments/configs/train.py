@@ -27,8 +27,8 @@ class Train:
     bits: int | None = option(
         None, "bits a coordinate, where the method has them", positive_integer
     )
-    dataset: str = option("digits", "digits, mnist, cifar10 or text")
-    data: str | None = option(None, "folder of mnist or cifar10, or a text file")
+    dataset: str = option("digits", "digits, mnist, cifar10, text, words or movielens")
+    data: str | None = option(None, "folder of mnist or cifar10, a text file, or u.data")
     optimizer: str = option("sgd", "sgd (momentum 0.9) or adam", choices=("sgd", "adam"))
     learning_rate: float = option(0.05, "constant", positive_number)
     steps: int = option(200, "training steps", positive_integer)

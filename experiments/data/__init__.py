@@ -7,26 +7,35 @@ from experiments.data.base import Dataset, hold_out
 from experiments.data.cifar import load_cifar10
 from experiments.data.digits import load_digits
 from experiments.data.idx import load_mnist
+from experiments.data.movielens import load_movielens
 from experiments.data.text import load_text
+from experiments.data.words import load_words
 from experiments.errors import ExperimentError
 
-DATASETS: dict[str, Callable[[Path | None], Dataset]] = {
+DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": load_digits,
     "mnist": load_mnist,
     "cifar10": load_cifar10,
     "text": load_text,
+    "words": load_words,
+    "movielens": load_movielens,
 }
 
 
-def load(name: str, data: str | None) -> Dataset:
+def load(name: str, data: str | None, **options: int) -> Dataset:
     """The dataset called `name`, from the folder or file `data` where it needs one.
+
+    Args:
+      name: Of the dataset.
+      data: The folder or file.
+      **options: What its reader takes besides.
 
     Raises:
       ExperimentError: If there is no such dataset, or its files are missing or malformed.
     """
     if name not in DATASETS:
         raise ExperimentError(f"--dataset must be one of {', '.join(DATASETS)}, got {name!r}.")
-    return DATASETS[name](None if data is None else Path(data))
+    return DATASETS[name](None if data is None else Path(data), **options)
 
 
 __all__ = ["DATASETS", "Dataset", "hold_out", "load"]

@@ -13,10 +13,11 @@ from experiments.errors import ExperimentError
 class Dataset(NamedTuple):
     """Examples and labels. Inputs stay as narrow as they were stored; models scale them."""
 
-    train_inputs: np.ndarray  # uint8[examples, ...]
+    train_inputs: np.ndarray  # uint8[examples, ...], or int32 where they are numbers of things
     train_labels: np.ndarray  # int32[examples, ...]
     test_inputs: np.ndarray
     test_labels: np.ndarray
+    sizes: tuple[int, ...] = ()  # How many words, or users and items, there are.
 
 
 VALIDATION_PART = 0.2
@@ -32,7 +33,7 @@ def hold_out(dataset: Dataset) -> Dataset:
     count = round(VALIDATION_PART * len(order))
     held, kept = np.sort(order[:count]), np.sort(order[count:])
     inputs, labels = dataset.train_inputs, dataset.train_labels
-    return Dataset(inputs[kept], labels[kept], inputs[held], labels[held])
+    return Dataset(inputs[kept], labels[kept], inputs[held], labels[held], dataset.sizes)
 
 
 def require_folder(folder: Path | None, dataset: str, contents: str) -> Path:

@@ -1,0 +1,61 @@
+"""MovieLens 100K: `u.data`, a line a rating: user, item, rating from 1 to 5, time, with tabs."""
+
+from pathlib import Path
+
+import numpy as np
+
+from experiments.data.base import Dataset, read_bytes, require_examples
+from experiments.errors import ExperimentError
+
+SPLIT_SEED = 0
+TEST_FRACTION = 0.1
+COLUMNS = 4
+
+
+def read_ratings(path: Path) -> np.ndarray:
+    """int64[ratings, 4]: the numbers of a file, as they stand there.
+
+    Raises:
+      ExperimentError: If a line is not of four integers, or a rating not from 1 to 5.
+    """
+    rows = []
+    for number, line in enumerate(read_bytes(path).decode("utf-8", "replace").splitlines(), 1):
+        fields = line.split("\t")
+        if len(fields) != COLUMNS or not all(field.strip().isdecimal() for field in fields):
+            raise ExperimentError(
+                f"{path} line {number} is not user, item, rating and time with tabs between them: "
+                f"{line[:40]!r}."
+            )
+        rows.append([int(field) for field in fields])
+        if not 1 <= rows[-1][2] <= 5:
+            raise ExperimentError(
+                f"{path} line {number} holds the rating {rows[-1][2]}; ratings are 1 to 5."
+            )
+    return np.array(rows, np.int64).reshape(-1, COLUMNS)
+
+
+def load_movielens(data: Path | None) -> Dataset:
+    """Users and items, int32[ratings, 2], numbered from 0, and ratings, int32[ratings].
+
+    A tenth is drawn for the test set; the split is fixed, whatever the seed of a run.
+
+    Raises:
+      ExperimentError: If the file is missing, malformed, or holds too few ratings.
+    """
+    if data is None:
+        raise ExperimentError("--dataset movielens needs --data FILE, the u.data of MovieLens.")
+    if not data.is_file():
+        raise ExperimentError(f"--data {data} is no file; movielens needs the u.data of MovieLens.")
+    ratings = read_ratings(data)
+    (users, user_of), (items, item_of) = (
+        np.unique(ratings[:, column], return_inverse=True) for column in (0, 1)
+    )
+    inputs = np.stack([user_of, item_of], axis=1).astype(np.int32)
+    labels = ratings[:, 2].astype(np.int32)
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
+    count = round(TEST_FRACTION * len(order))
+    held, kept = np.sort(order[:count]), np.sort(order[count:])
+    dataset = Dataset(
+        inputs[kept], labels[kept], inputs[held], labels[held], sizes=(len(users), len(items))
+    )
+    return require_examples(dataset, data)

@@ -1,0 +1,138 @@
+"""Words and ratings: how they are read, and what a network is to make of them."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.data import hold_out, load
+from experiments.data.words import CONTEXT, split_words
+from experiments.errors import ExperimentError
+from experiments.task import Task
+
+WORDS = [f"w{(i * i) % 37}" for i in range(400)]
+RATINGS = [(10 + i % 7, 500 - i % 11, 1 + i % 5, 880_000_000 + i) for i in range(200)]
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def ratings(tmp_path: Path) -> str:
+    return write(tmp_path / "u.data", "".join("\t".join(map(str, r)) + "\n" for r in RATINGS))
+
+
+def test_words_keep_what_joins_their_parts() -> None:
+    text = "Don't split built-in os.path; x -> **y, _z2 end."
+    expected = ["Don't", "split", "built-in", "os.path", ";", "x", "->", "**", "y", ",", "_z2"]
+    assert split_words(text) == [*expected, "end", "."]
+
+
+def test_words_are_numbered_by_frequency_and_predicted_from_four(tmp_path: Path) -> None:
+    dataset = load("words", write(tmp_path / "text", " ".join(WORDS)), vocabulary=10)
+    trained, tested = WORDS[:360], WORDS[360:]
+    ordered = sorted(set(trained), key=lambda word: (-trained.count(word), trained.index(word)))
+    numbers = {word: number for number, word in enumerate(ordered[:10], 1)}
+    for words, inputs, labels in (
+        (trained, dataset.train_inputs, dataset.train_labels),
+        (tested, dataset.test_inputs, dataset.test_labels),
+    ):
+        assert inputs.shape == (len(words) - CONTEXT, CONTEXT) and inputs.dtype == np.int32
+        for i in (0, 7, len(labels) - 1):
+            window = [numbers.get(word, 0) for word in words[i : i + CONTEXT + 1]]
+            assert [*inputs[i], labels[i]] == window
+    assert dataset.sizes == (11,) == hold_out(dataset).sizes
+    assert (dataset.train_labels == 0).any()
+
+
+def test_the_text_of_python_has_a_vocabulary_of_5000() -> None:
+    dataset = load("words", None)
+    assert dataset.sizes == (5001,)
+    assert {*np.unique(dataset.train_inputs)} >= {*range(1, 5001)}
+    assert len(dataset.train_labels) > 50_000 and len(dataset.test_labels) > 5_000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (" ".join(WORDS).encode(), "different words in the part that is trained on, fewer than"),
+        (b"a b c", "holds 3 words; at least 50 needed"),
+        (b"\xff\xfe\x00", "is no text of UTF-8"),
+    ],
+)
+def test_a_text_that_cannot_be_trained_on_is_an_error(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(content)
+    with pytest.raises(ExperimentError, match=message):
+        load("words", str(path))
+
+
+@pytest.mark.parametrize("dataset", ["words", "movielens"])
+def test_a_missing_file_is_an_error(tmp_path: Path, dataset: str) -> None:
+    with pytest.raises(ExperimentError, match="nowhere is no file"):
+        load(dataset, str(tmp_path / "nowhere"))
+
+
+def test_ratings_are_read_and_a_tenth_held_out(ratings: str) -> None:
+    dataset = load("movielens", ratings)
+    assert dataset.sizes == (7, 11)
+    assert (len(dataset.train_labels), len(dataset.test_labels)) == (180, 20)
+    found = [
+        (10 + user, 490 + item, label)
+        for inputs, labels in (
+            (dataset.train_inputs, dataset.train_labels),
+            (dataset.test_inputs, dataset.test_labels),
+        )
+        for (user, item), label in zip(inputs, labels, strict=True)
+    ]
+    assert sorted(found) == sorted(rating[:3] for rating in RATINGS)
+    np.testing.assert_array_equal(load("movielens", ratings).test_inputs, dataset.test_inputs)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no training examples"),
+        ("1\t2\t3\t4\n1 2 3 4\n", "line 2 is not user, item, rating and time"),
+        ("1\t2\t3.5\t4\n", "line 1 is not user"),
+        ("1\t2\t3\n", "line 1 is not user"),
+        ("1\t2\t6\t4\n", "line 1 holds the rating 6; ratings are 1 to 5"),
+    ],
+)
+def test_malformed_ratings_are_an_error(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        load("movielens", write(tmp_path / "u.data", text))
+
+
+def test_ratings_need_a_file() -> None:
+    with pytest.raises(ExperimentError, match="--dataset movielens needs --data FILE"):
+        load("movielens", None)
+
+
+def test_the_loss_of_ratings_is_the_squared_error(ratings: str) -> None:
+    task = Task("movielens", ratings)
+    params = jax.device_get(task.first_weights(0))
+    params["user_bias"] = {"embedding": np.linspace(-1, 1, 7, dtype=np.float32)[:, None]}
+    users, items = task.dataset.test_inputs.T
+    factors = (params[name]["embedding"].astype(np.float64) for name in ("user", "item"))
+    products = np.einsum("ij,ij->i", *(x[i] for x, i in zip(factors, (users, items), strict=True)))
+    bias = params["user_bias"]["embedding"][users, 0].astype(np.float64)
+    predicted = task.dataset.train_labels.mean() + bias + products
+    loss, accuracy = task.test_score(params)
+    assert loss == pytest.approx(np.square(predicted - task.dataset.test_labels).mean(), rel=1e-5)
+    assert accuracy == (np.round(predicted) == task.dataset.test_labels).mean()
+    batch = task.dataset.test_inputs, task.dataset.test_labels
+    assert float(task.loss(params, batch)) == pytest.approx(loss, rel=1e-5)
+
+
+def test_the_training_loss_is_of_as_many_examples_as_are_scored(ratings: str) -> None:
+    whole, some = Task("movielens", ratings), Task("movielens", ratings, scored=60)
+    params = whole.first_weights(0)
+    kept = whole.dataset.train_inputs[::3], whole.dataset.train_labels[::3]
+    assert some.train_score(params)[0] == pytest.approx(float(whole.loss(params, kept)), rel=1e-5)
+    assert some.train_score(params) != whole.train_score(params)
