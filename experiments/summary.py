@@ -10,7 +10,7 @@ from rich.table import Table
 from experiments import tables
 
 BASELINE = "mean"
-OPTIMIZER_TITLES = {"sgd": "SGD with momentum", "adam": "Adam"}
+OPTIMIZER_TITLES = {"sgd": "SGD with momentum", "adam": "Adam", "adagrad": "Adagrad"}
 
 
 class Row(NamedTuple):
@@ -30,8 +30,11 @@ class Row(NamedTuple):
     step_milliseconds: float
 
 
-def _sd(values: list[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else math.nan
+def sd(values: Sequence[float]) -> float:
+    """The standard deviation of a sample; NaN of fewer than two, or where one is not finite."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return math.nan
+    return statistics.stdev(values)
 
 
 def summarize(finished_runs: Iterable[dict[str, Any]]) -> list[Row]:
@@ -52,10 +55,10 @@ def summarize(finished_runs: Iterable[dict[str, Any]]) -> list[Row]:
                 method,
                 len(runs),
                 loss,
-                _sd(column("train_loss")),
+                sd(column("train_loss")),
                 loss / exact_loss if exact_loss else math.nan,
                 statistics.mean(column("test_accuracy")),
-                _sd(column("test_accuracy")),
+                sd(column("test_accuracy")),
                 sent,
                 sent / exact_sent if exact_sent else math.nan,
                 statistics.mean(column("compression_error")),

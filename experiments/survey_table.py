@@ -11,7 +11,7 @@ from scipy import stats
 
 from experiments import tables
 from experiments.methods import KINDS, parse_variant
-from experiments.summary import BASELINE
+from experiments.summary import BASELINE, sd
 from experiments.tuning import is_at_edge, mean_losses
 
 # One in a hundred methods that are as good as the mean would be called a loser.
@@ -98,7 +98,7 @@ def summarize(runs: Iterable[dict[str, Any]], tuning: Iterable[dict[str, Any]]) 
                 rate,
                 is_at_edge(rate, mean_losses(trials.get((optimizer, method), []))),
                 statistics.mean(loss),
-                statistics.stdev(loss) if len(loss) > 1 else math.nan,
+                sd(loss),
                 statistics.mean(loss) / statistics.mean(paired) if paired else math.nan,
                 p_value(loss, paired),
                 statistics.mean(column("test_accuracy")),

@@ -218,6 +218,12 @@ def test_nobody_is_judged_without_the_mean() -> None:
     assert not rows[0].loses and "None is judged" in survey_report.state(rows)
 
 
+def test_what_diverged_loses_and_has_no_spread() -> None:
+    diverged = [run | {"test_loss": math.nan} for run in runs_of("qsgd", 1, 1)]
+    _, row = summarize([*runs_of("mean", 1, 1), *diverged], [])
+    assert row.loses and math.isnan(row.test_loss_sd)
+
+
 def test_optimizers_are_judged_apart() -> None:
     runs = [
         *runs_of("mean", 1, 1),
