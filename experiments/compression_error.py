@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxcomm
 
-TOLD = "info/compression_error"
+TOLD = "update_error"
 
 
 def _relative_error(update: Any, mean: Any) -> jax.Array:
@@ -33,17 +33,20 @@ class WithErrorState(NamedTuple):
 def with_error(
     aggregator: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """The aggregator, whose steps tell its relative squared error as the metric `TOLD`."""
+    """The aggregator, whose steps tell its relative squared error by the name `TOLD`.
+
+    Not the name of what aggregators with `info=True` tell, which is of what one worker sends.
+    """
 
     def init(params: Any) -> WithErrorState:
-        return WithErrorState(aggregator.init(params), {"compression_error": jnp.zeros(())})
+        return WithErrorState(aggregator.init(params), {TOLD: jnp.zeros(())})
 
     def update(
         updates: Any, state: WithErrorState, params: Any = None, **extra: Any
     ) -> tuple[Any, WithErrorState]:
         update, inner = aggregator.update(updates, state.inner, params, **extra)
         error = _relative_error(update, _mean(updates))
-        return update, WithErrorState(inner, {"compression_error": error})
+        return update, WithErrorState(inner, {TOLD: error})
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -1,6 +1,7 @@
 """The one training loop."""
 
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -15,33 +16,28 @@ from experiments import cluster, figures
 from experiments.compression_error import TOLD, make_compression_error, with_error
 from experiments.configs import Train
 from experiments.errors import ExperimentError
-from experiments.methods import METHODS, Variant, make_variant
+from experiments.methods import Trained, make_variant
+from experiments.optimizers import MOMENTUM, OPTIMIZERS
 from experiments.progress import Progress
 from experiments.recording import describe_command, open_record
 from experiments.sharding import global_batches
 from experiments.summary import summarize, to_csv, to_markdown, to_table
 from experiments.task import Task
-
-MOMENTUM = 0.9
-
-OPTIMIZERS: dict[str, Callable[[float, float | None], optax.GradientTransformation]] = {
-    "sgd": lambda learning_rate, momentum: optax.sgd(learning_rate, momentum=momentum),
-    "adam": lambda learning_rate, momentum: optax.adam(learning_rate),
-}
+from experiments.told import most, told_by
 
 
 class Program(NamedTuple):
     """The compiled step of one method and optimizer, which all seeds and learning rates share."""
 
     task: Task
-    variant: Variant
+    variant: Trained
     optimizer: str
     learning_rate: float
     batch: int
     step: Callable[..., Any]
     first: Callable[[int, float], tuple[Any, optax.OptState]]
     batches: Callable[[Task, int], Iterator[Any]]
-    compression_error: Callable[..., jax.Array] | None  # `None` where the step tells it.
+    compression_error: Callable[..., jax.Array | float] | None  # `None` where the step tells it.
     account: jaxcomm.wire.Account
 
     def start(self, seed: int) -> tuple[Any, optax.OptState]:
@@ -50,7 +46,7 @@ class Program(NamedTuple):
 
     def bytes_of_step(self, opt_state: optax.OptState) -> float:
         """What a worker sends in the step from a state."""
-        stage = METHODS[self.variant.method].stage
+        stage = self.variant.stage
         if stage is None:
             return self.account.bytes_per_worker
         state = opt_state[0] if self.compression_error else opt_state[0].inner
@@ -78,20 +74,26 @@ def make_mesh(devices: int | None) -> Mesh:
 
 
 @functools.cache
-def _compression_error(task: Task, variant: Variant, mesh: Mesh) -> Callable[..., jax.Array]:
+def _compression_error(task: Task, variant: Trained, mesh: Mesh) -> Callable[..., jax.Array]:
     """Compiled once for all optimizers."""
     return make_compression_error(task.loss, variant.build(0), mesh)
 
 
+def _unmeasured(*arguments: Any) -> float:
+    del arguments
+    return math.nan
+
+
 def make_program(
     task: Task,
-    variant: Variant,
+    variant: Trained,
     optimizer: str,
     learning_rate: float,
     batch: int,
     mesh: Mesh,
     *,
     simulated: bool = False,
+    observed: bool = True,
 ) -> Program:
     """Builds the step, which compiles when it is first called.
 
@@ -103,22 +105,22 @@ def make_program(
       batch: Examples a step.
       mesh: The workers.
       simulated: Whether one device stands for them all, which is quicker.
+      observed: Whether the error and what aggregators tell are measured, which takes time.
 
     Raises:
       ExperimentError: If the method cannot work with so many workers, or the batch be split.
     """
-    momentum = None if METHODS[variant.method].has_momentum else MOMENTUM
+    momentum = None if variant.has_momentum else MOMENTUM
+    tells = simulated and observed
 
     def transformation(
         seed: int | jax.Array, learning_rate: float | jax.Array, observed: bool
     ) -> optax.GradientTransformation:
-        aggregator = variant.build(seed)
+        aggregator = with_error(variant.observed(seed)) if observed else variant.build(seed)
         rated = optax.inject_hyperparams(
             lambda learning_rate: OPTIMIZERS[optimizer](learning_rate, momentum)
         )
-        return optax.chain(
-            with_error(aggregator) if observed else aggregator, rated(learning_rate=learning_rate)
-        )
+        return optax.chain(aggregator, rated(learning_rate=learning_rate))
 
     def make_step(observed: bool) -> Callable[..., Any]:
         tx = transformation(0, learning_rate, observed)
@@ -138,7 +140,7 @@ def make_program(
         params = task.first_weights(seed)
         if not simulated:
             params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-        return params, make_state(seed, learning_rate, params, simulated)
+        return params, make_state(seed, learning_rate, params, tells)
 
     def batches(task: Task, seed: int) -> Iterator[Any]:
         return task.batches(seed, batch) if simulated else global_batches(task, seed, batch, mesh)
@@ -151,16 +153,17 @@ def make_program(
         )
     except ValueError as error:
         raise ExperimentError(str(error)) from error
+    measure = _compression_error(task, variant, mesh) if observed and not tells else _unmeasured
     return Program(
         task,
         variant,
         optimizer,
         learning_rate,
         batch,
-        make_step(simulated),
+        make_step(tells),
         first,
         batches,
-        None if simulated else _compression_error(task, variant, mesh),
+        None if tells else measure,
         account,
     )
 
@@ -171,7 +174,7 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
     run = {"method": program.variant.label, "optimizer": program.optimizer, "seed": seed}
     params, opt_state = program.start(seed)
     batches = program.batches(task, seed)
-    milliseconds, errors, sent = [], [], 0.0
+    milliseconds, errors, largest, sent = [], [], {}, 0.0
     for number in range(1, steps + 1):
         batch = next(batches)
         sent += program.bytes_of_step(opt_state)
@@ -182,9 +185,10 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
         params, opt_state, metrics = program.step(params, opt_state, batch)
         batch_loss = float(metrics["loss"])
         milliseconds.append(1e3 * (time.perf_counter() - start))
+        largest |= most(largest, told := told_by(metrics))
         if logged:
             if not program.compression_error:
-                errors.append(float(metrics[TOLD]))
+                errors.append(told[TOLD])
             train_loss, train_accuracy = task.train_score(params)
             yield {
                 "kind": "step",
@@ -208,6 +212,7 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
         "bytes_per_step": sent / steps,
         "compression_error": statistics.mean(errors),
         "step_milliseconds": statistics.median(milliseconds),
+        **largest,
     }
 
 

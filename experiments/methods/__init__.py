@@ -1,13 +1,14 @@
 """Every method that an experiment can name, and how it is built."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
+import jax
 import optax
 
 from experiments.errors import ExperimentError
 from experiments.methods._means import MEANS
-from experiments.methods._method import KINDS, Kind, Method
+from experiments.methods._method import KINDS, Kind, Method, Trained
 from experiments.methods._quantizers import QUANTIZERS
 from experiments.methods._sparsifiers import SPARSIFIERS
 
@@ -37,10 +38,24 @@ class Variant(NamedTuple):
         """How its update differs from the mean."""
         return METHODS[self.method].kind
 
-    def build(self, seed: int) -> optax.GradientTransformationExtraArgs:
+    @property
+    def has_momentum(self) -> bool:
+        """Whether it gathers momentum itself."""
+        return METHODS[self.method].has_momentum
+
+    @property
+    def stage(self) -> Callable[[Any], int] | None:
+        """Which branch the step from a state takes, where not all send the same."""
+        return METHODS[self.method].stage
+
+    def build(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
         """The aggregator; `seed` decides its rounding."""
         options = {} if self.bits is None else {"bits": self.bits}
         return METHODS[self.method].build(seed, **options)
+
+    def observed(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
+        """The same: none is built to tell more than its error."""
+        return self.build(seed)
 
 
 _VARIANTS = [Variant(name, bits) for name, method in METHODS.items() for bits in method.bits]
@@ -96,6 +111,7 @@ __all__ = [
     "METHODS",
     "Kind",
     "Method",
+    "Trained",
     "Variant",
     "expand",
     "make_variant",

@@ -1,8 +1,9 @@
 """What an experiment knows of a method."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+import jax
 import optax
 
 Kind: TypeAlias = Literal["exact", "nearest", "unbiased", "biased", "signs", "feedback", "shifts"]
@@ -40,3 +41,25 @@ class Method(NamedTuple):
     is_control: bool = False
     has_momentum: bool = False
     stage: Callable[[Any], int] | None = None
+
+
+class Trained(Protocol):
+    """A method with its options, as the training loop knows it."""
+
+    @property
+    def label(self) -> str:
+        """How it is called in tables and records."""
+
+    @property
+    def has_momentum(self) -> bool:
+        """As of a `Method`."""
+
+    @property
+    def stage(self) -> Callable[[Any], int] | None:
+        """As of a `Method`."""
+
+    def build(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
+        """The aggregator; `seed` decides its rounding."""
+
+    def observed(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
+        """The aggregator, which tells what it knows of a step."""
