@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from experiments import figures
-from experiments.configs import Digits
+from experiments.configs import Digits, Sparse
 from experiments.errors import ExperimentError
 from experiments.methods import expand, parse_variant
 from experiments.progress import Progress
@@ -30,7 +30,7 @@ def _make_programs(config: Digits, task: Task) -> list[Program]:
 
 
 def tune(
-    config: Digits, program: Program, held_out: Task, record: Record | NoRecord
+    config: Digits | Sparse, program: Program, held_out: Task, record: Record | NoRecord
 ) -> list[dict[str, Any]]:
     """Trains at each rate on what is left of the training set; a row each, which is recorded.
 
@@ -56,8 +56,8 @@ def tune(
     return trials
 
 
-def _run(
-    config: Digits, program: Program, learning_rate: float, record: Record | NoRecord
+def run_seeds(
+    config: Digits | Sparse, program: Program, learning_rate: float, record: Record | NoRecord
 ) -> list[dict[str, Any]]:
     """The reported seeds; their last rows."""
     runs, chosen = [], program._replace(learning_rate=learning_rate)
@@ -97,7 +97,7 @@ def main(config: Digits) -> int:
             began = time.perf_counter()
             trials = tune(config, program, held_out, record)
             tuning += trials
-            runs += _run(config, program, choose(mean_losses(trials)), record)
+            runs += run_seeds(config, program, choose(mean_losses(trials)), record)
             latest = summarize(runs, tuning)[-1]
             progress.advance(
                 done,

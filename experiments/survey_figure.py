@@ -42,14 +42,14 @@ def _draw_optimizer(axes: Axes, optimizer: str, rows: Sequence[Row]) -> None:
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(FuncFormatter(_only_leading_digits))
+        axis.set_minor_formatter(FuncFormatter(only_leading_digits))
     axes.set_xlabel("bytes sent, of those of the float32 mean")
     axes.set_ylabel("test loss")
     axes.set_title(OPTIMIZER_TITLES.get(optimizer, optimizer), size=10)
     axes.grid(which="major", alpha=0.25)
 
 
-def _only_leading_digits(value: float, _: int) -> str:
+def only_leading_digits(value: float, _: int) -> str:
     """Labels 0.2 and 0.5 between 0.1 and 1, and no others."""
     return f"{value:g}" if f"{value:e}"[0] in "25" else ""
 

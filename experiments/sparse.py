@@ -1,0 +1,136 @@
+"""Everything that sends sparse updates: bytes, time, and held-out loss after equal steps."""
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from experiments import figures, sparse_density
+from experiments.configs import Sparse
+from experiments.errors import ExperimentError
+from experiments.progress import Progress
+from experiments.recording import open_record
+from experiments.sparse_cost import count_sparse_bytes, time_codec
+from experiments.sparse_density import LeafDensity, make_gradients, measure_densities
+from experiments.sparse_methods import SparseVariant, make_sparse_variants, path_of
+from experiments.sparse_report import write_readme
+from experiments.sparse_state import state
+from experiments.sparse_table import summarize, to_csv, to_table
+from experiments.survey import run_seeds, tune
+from experiments.task import Task
+from experiments.train import Program, make_mesh, make_program
+from experiments.tuning import choose, mean_losses
+
+SCORED = 5000  # Training examples; all of them take longer to score than to train on.
+
+
+def _make_task(config: Sparse) -> Task:
+    if config.vocabulary is not None and config.dataset != "words":
+        raise ExperimentError("--vocabulary is for --dataset words.")
+    options = {} if config.vocabulary is None else {"vocabulary": config.vocabulary}
+    return Task(config.dataset, config.data, scored=SCORED, **options)
+
+
+def _calibrate(
+    config: Sparse, task: Task, workers: int
+) -> tuple[list[LeafDensity], dict[str, jax.Array]]:
+    """The density of every leaf, and the sparse gradients of the last batch, by their paths.
+
+    Batches are the first of a seed that rates are chosen with, none of those that are reported.
+    """
+    params = task.first_weights(config.seeds)
+    batches = [*itertools.islice(task.batches(config.seeds, config.batch), config.calibration)]
+    leaves = measure_densities(task, workers, params, batches)
+    sparse = {leaf.leaf for leaf in leaves if leaf.is_sparse}
+    gradients = make_gradients(task, workers)(params, batches[-1])
+    by_path = {
+        path_of(path): gradient for path, gradient in jax.tree_util.tree_leaves_with_path(gradients)
+    }
+    return leaves, {path: by_path[path] for path in by_path if path in sparse}
+
+
+def _measure_costs(
+    config: Sparse, programs: Sequence[Program], gradients: dict[str, jax.Array]
+) -> list[dict[str, Any]]:
+    """A row a method, of kind `"sparse"`: bytes of the sparse leaves and of the step, and times."""
+    shapes = {path: gradient.shape[1:] for path, gradient in gradients.items()}
+    mesh, rows = make_mesh(config.devices), []
+    for program in programs:
+        assert isinstance(program.variant, SparseVariant)
+        taken = time_codec(program.variant, gradients, config.repetitions)
+        rows.append(
+            {
+                "kind": "sparse",
+                "method": program.variant.label,
+                "workers": mesh.size,
+                "sparse_bytes": count_sparse_bytes(program.variant, shapes, mesh),
+                "step_bytes": program.account.bytes_per_worker,
+                "encode_milliseconds": 1e3 * taken.encode if taken else float("nan"),
+                "decode_milliseconds": 1e3 * taken.decode if taken else float("nan"),
+            }
+        )
+    return rows
+
+
+def main(config: Sparse) -> int:
+    """Compares, as `python -m experiments sparse` asks; the exit code."""
+    labels = [variant.label for variant in make_sparse_variants(config.methods, {})]
+    config = dataclasses.replace(config, methods=tuple(labels))
+    task, mesh = _make_task(config), make_mesh(config.devices)
+    held_out = task.hold_out()
+    if config.batch > len(held_out.dataset.train_inputs):
+        raise ExperimentError(
+            f"--batch {config.batch} exceeds the {len(held_out.dataset.train_inputs)} training "
+            "examples that are left of the validation set."
+        )
+    leaves, gradients = _calibrate(config, task, mesh.size)
+    rooms = {leaf.leaf: leaf.room for leaf in leaves if leaf.is_sparse}
+    rates = config.learning_rates or ()
+    make = functools.partial(
+        make_program,
+        optimizer=config.optimizer,
+        learning_rate=rates[0],
+        batch=config.batch,
+        mesh=mesh,
+        simulated=True,
+    )
+    programs = [make(task, variant) for variant in make_sparse_variants(labels, rooms)]
+    costs = _measure_costs(config, programs, gradients)
+    with open_record(config) as record, Progress(len(programs)) as progress:
+        progress.say(
+            f"{len(programs)} methods at {len(set(rates))} learning rates, {config.steps} steps, "
+            f"{mesh.size} simulated workers"
+        )
+        progress.say(sparse_density.to_table(leaves))
+        for row in [*({"kind": "density", **leaf._asdict()} for leaf in leaves), *costs]:
+            record.add(row)
+        runs: list[dict[str, Any]] = []
+        tuning: list[dict[str, Any]] = []
+        for done, program in enumerate(programs, 1):
+            began = time.perf_counter()
+            # What a step tells costs more than the step, and is of the reported runs alone.
+            untold = make(held_out, program.variant, observed=False)
+            trials = tune(config, untold, held_out, record)
+            tuning += trials
+            runs += run_seeds(config, program, choose(mean_losses(trials)), record)
+            latest = summarize(costs, runs, tuning)[-1]
+            progress.advance(
+                done,
+                f"{latest.method:{max(map(len, labels))}} rate {latest.learning_rate:<6g} held-out "
+                f"loss {latest.test_loss:.3f}, {latest.sparse_bytes:,.0f} sparse bytes a worker "
+                f"and step, {time.perf_counter() - began:.0f} s",
+            )
+        rows = summarize(costs, runs, tuning)
+        progress.say(to_table(rows))
+        progress.say(state(rows, leaves))
+        record.write("table.csv", to_csv(rows))
+        record.write("README.md", write_readme(config, task.loss_of.name, leaves, rows))
+        if record.folder:
+            figures.draw(record.folder)
+            progress.say(f"Record: {record.folder}")
+        record.finish()
+    return 0

@@ -1,0 +1,119 @@
+"""What sending the sparse leaves costs: bytes of them alone, and time of the codec."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+import jaxcomm
+from experiments.errors import ExperimentError
+from experiments.sparse_methods import SPARSE_METHODS, SparseVariant
+from experiments.timing import medians
+
+
+def count_sparse_bytes(
+    variant: SparseVariant, leaves: Mapping[str, tuple[int, ...]], mesh: Mesh
+) -> float:
+    """What a worker sends in one step for the sparse leaves, by their paths and shapes.
+
+    Raises:
+      ExperimentError: If the method cannot work with so many workers.
+    """
+    aggregator = variant.build(0)
+    params = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in leaves.items()}
+    gradients = {
+        path: jax.ShapeDtypeStruct((mesh.size, *shape), jnp.float32)
+        for path, shape in leaves.items()
+    }
+
+    def on_worker(params: Any, state: Any, gradients: Any) -> Any:
+        own = jax.tree.map(lambda x: x[0], gradients)
+        return aggregator.update(own, state, params)[0]
+
+    try:
+        state = jax.eval_shape(lambda params: jaxcomm.init(aggregator, params, mesh), params)
+        specs = PartitionSpec(), jaxcomm.state_specs(state), PartitionSpec("data")
+        update = jax.shard_map(on_worker, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
+        return jaxcomm.wire.account(update, params, state, gradients).bytes_per_worker
+    except ValueError as error:
+        raise ExperimentError(str(error)) from error
+
+
+class CodecTime(NamedTuple):
+    """Median seconds of one worker in one step, all sparse leaves together."""
+
+    encode: float
+    decode: float
+
+
+_JOINED: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "sum": functools.partial(jnp.sum, axis=0),
+    "max": functools.partial(jnp.max, axis=0),
+    "or": lambda x: lax.reduce(x, x.dtype.type(0), lax.bitwise_or, (0,)),
+}
+
+
+def _time_leaf(codec: jaxcomm.Codec, gradients: jax.Array, repetitions: int) -> CodecTime:
+    """Measuring and encoding what one worker has, and decoding all that it receives."""
+    number, *shape = gradients.shape
+    summed = codec.combine == "sum"
+    workers = number if summed else 1
+    public, private = jax.random.split(jax.random.key(0))
+
+    def encode(worker: jax.Array, x: jax.Array, agreed: Any) -> tuple[Any, Any]:
+        coins, memory = jaxcomm.Coins(public, jax.random.fold_in(private, worker)), codec.init(x)
+        own = codec.measure(coins, memory, x)
+        return codec.encode(coins, memory, x, agreed if summed else own, workers)[0], own
+
+    @jax.jit
+    def prepare(gradients: jax.Array) -> tuple[Any, Any, Any]:
+        """What is agreed, and what a worker receives: the sum, or all payloads and statistics."""
+        coins = jaxcomm.Coins(public, private)
+        measured = jax.vmap(lambda x: codec.measure(coins, codec.init(x), x))(gradients)
+        agreed = jax.tree.map(lambda kind, x: _JOINED[kind](x), codec.agree, measured)
+        payloads, _ = jax.vmap(encode, in_axes=(0, 0, None))(jnp.arange(number), gradients, agreed)
+        if summed:
+            payloads = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), payloads)
+        return agreed, payloads, agreed if summed else measured
+
+    @jax.jit
+    def decode(payloads: Any, statistics: Any) -> jax.Array:
+        if summed:
+            return codec.decode(public, payloads, statistics, workers, number, tuple(shape))
+
+        def add(total: jax.Array, one: tuple[Any, Any]) -> tuple[jax.Array, None]:
+            return total + codec.decode(public, *one, 1, 1, tuple(shape)) / number, None
+
+        return lax.scan(add, jnp.zeros(shape), (payloads, statistics))[0]
+
+    agreed, payloads, statistics = prepare(gradients)
+    first, encode_first = jax.block_until_ready(gradients[0]), jax.jit(encode)
+    functions = {
+        "encode": lambda: encode_first(jnp.int32(0), first, agreed),
+        "decode": lambda: decode(payloads, statistics),
+    }
+    return CodecTime(**medians(functions, repetitions))
+
+
+def time_codec(
+    variant: SparseVariant, gradients: Mapping[str, jax.Array], repetitions: int
+) -> CodecTime | None:
+    """How long the codec of a method takes on one device; `None` where it has none.
+
+    Args:
+      variant: The method.
+      gradients: Of the sparse leaves by their paths, `[workers, ...]`.
+      repetitions: Of each timing.
+    """
+    make_codec = SPARSE_METHODS[variant.label].codec
+    if make_codec is None:
+        return None
+    times = [
+        _time_leaf(make_codec(variant.rooms[path]), gradient, repetitions)
+        for path, gradient in gradients.items()
+    ]
+    return CodecTime(*map(sum, zip(*times, strict=True)))

@@ -1,0 +1,115 @@
+"""How dense the gradient of each leaf is: of one worker's own, and of the union of all."""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.table import Table
+
+from experiments import tables
+from experiments.errors import ExperimentError
+from experiments.sparse_methods import Room, path_of
+from experiments.task import Batch, Task
+
+MARGIN = 1.1
+MOST_DENSE = 0.5  # Beyond it, sending the rows of the union alone saves less than half.
+
+
+class LeafDensity(NamedTuple):
+    """The part of a leaf's rows that are not zero, the largest that was seen."""
+
+    leaf: str
+    shape: tuple[int, ...]
+    own: float
+    union: float
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it has rows, half of which at least are zero on all workers."""
+        return len(self.shape) > 1 and 0 < self.union <= MOST_DENSE
+
+    @property
+    def room(self) -> Room:
+        """What was seen and a tenth more, or all rows."""
+        return Room(min(MARGIN * self.own, 1.0), min(MARGIN * self.union, 1.0))
+
+
+@functools.cache
+def make_gradients(task: Task, workers: int) -> Callable[[Any, Batch], Any]:
+    """`(params, batch) -> gradients`: each worker's own, leaves `[workers, ...]`."""
+
+    @jax.jit
+    def gradients(params: Any, batch: Batch) -> Any:
+        parts = jax.tree.map(lambda x: x.reshape(workers, -1, *x.shape[1:]), batch)
+        return jax.vmap(jax.grad(task.loss), in_axes=(None, 0))(params, parts)
+
+    return gradients
+
+
+def _occupied(gradient: jax.Array) -> jax.Array:
+    """bool[workers, rows], of a gradient `[workers, rows, ...]`."""
+    shape = gradient.shape if gradient.ndim > 1 else (*gradient.shape, 1)
+    return jnp.any(gradient.reshape(*shape[:2], -1) != 0, axis=2)
+
+
+@jax.jit
+def _densities(gradients: Any) -> Any:
+    """The largest own density and that of the union, float32[2], of each leaf."""
+
+    def of_leaf(gradient: jax.Array) -> jax.Array:
+        rows = _occupied(gradient)
+        own = jnp.max(jnp.mean(rows, axis=1))
+        return jnp.stack([own, jnp.mean(jnp.any(rows, axis=0))])
+
+    return jax.tree.map(of_leaf, gradients)
+
+
+def measure_densities(
+    task: Task, workers: int, params: Any, batches: Iterable[Batch]
+) -> list[LeafDensity]:
+    """The largest densities over batches, of every leaf.
+
+    Raises:
+      ExperimentError: If no leaf is sparse, or the batch cannot be split.
+    """
+    gradients, seen = make_gradients(task, workers), []
+    for batch in batches:
+        if len(batch[1]) % workers:
+            raise ExperimentError(f"--batch {len(batch[1])} is not divisible by {workers} workers.")
+        seen.append(jax.device_get(_densities(gradients(params, batch))))
+    largest = jax.tree.map(lambda *each: np.max(each, axis=0), *seen)
+    shapes = jax.tree.leaves(jax.tree.map(jnp.shape, params), is_leaf=lambda x: type(x) is tuple)
+    leaves = [
+        LeafDensity(path_of(path), shape, *map(float, density))
+        for (path, density), shape in zip(
+            jax.tree_util.tree_leaves_with_path(largest), shapes, strict=True
+        )
+    ]
+    if not any(leaf.is_sparse for leaf in leaves):
+        raise ExperimentError(
+            "no leaf is sparse: the batches touch more than half of the rows of each. Take a "
+            "smaller --batch, or a larger --vocabulary."
+        )
+    return leaves
+
+
+HEADINGS = ("leaf", "shape", "one worker's %", "union's %", "room: one worker's %", "union's %")
+
+
+def _cells(leaf: LeafDensity) -> tuple[str, ...]:
+    rooms = [f"{100 * part:.2f}" for part in leaf.room] if leaf.is_sparse else ["-", "-"]
+    shape = " x ".join(map(str, leaf.shape)) or "scalar"
+    return (leaf.leaf, shape, f"{100 * leaf.own:.2f}", f"{100 * leaf.union:.2f}", *rooms)
+
+
+def to_table(leaves: Iterable[LeafDensity]) -> Table:
+    """For the terminal."""
+    return tables.to_rich(HEADINGS, map(_cells, leaves))
+
+
+def to_markdown(leaves: Iterable[LeafDensity]) -> str:
+    """For a README."""
+    return tables.to_markdown(HEADINGS, map(_cells, leaves))

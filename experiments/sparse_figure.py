@@ -1,0 +1,87 @@
+"""The figure of a comparison of sparse methods: held-out loss against sparse bytes."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import Bbox
+
+from experiments.labels import Name, put_names
+from experiments.sparse_methods import GATHERED, S2
+from experiments.sparse_table import Row, summarize
+from experiments.summary import BASELINE
+from experiments.survey_figure import only_leading_digits
+
+NAME = "held_out_loss_against_sparse_bytes.png"
+_COLORS = matplotlib.colormaps["tab10"].colors
+_YARDSTICK, _SKETCH, _OTHER = "black", _COLORS[0], _COLORS[1]
+
+
+def _color(row: Row) -> Any:
+    if row.method in (BASELINE, GATHERED):
+        return _YARDSTICK
+    return _SKETCH if row.method in S2 else _OTHER
+
+
+def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
+    """Bars and the band are a standard deviation over seeds to both sides."""
+    for row in rows:
+        axes.errorbar(
+            row.sparse_bytes / 1e3,
+            row.test_loss,
+            yerr=None if math.isnan(row.test_loss_sd) else row.test_loss_sd,
+            marker="o" if row.is_within else "X",
+            color=_color(row),
+            ecolor=(*to_rgb(_color(row)), 0.35),
+            markersize=7,
+            capsize=2,
+            linewidth=1,
+        )
+        if row.method == BASELINE:
+            axes.axhline(row.test_loss, color="black", linestyle=":", linewidth=1)
+            if not math.isnan(row.test_loss_sd):
+                low, high = (row.test_loss + sign * row.test_loss_sd for sign in (-1, 1))
+                axes.axhspan(low, high, color="black", alpha=0.07, linewidth=0)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.xaxis.set_minor_formatter(FuncFormatter(only_leading_digits))
+    axes.margins(0.12)
+    axes.set_xlabel("kB of the sparse leaves, sent by a worker in a step")
+    axes.set_ylabel("held-out loss")
+    axes.set_title(
+        "circles: at most a standard deviation above the dense mean; crosses: farther\n"
+        "blue: S2 Reducer; black: dense and sparse yardsticks",
+        size=9,
+    )
+    axes.grid(which="major", alpha=0.25)
+
+
+def draw(
+    folder: Path,
+    costs: Sequence[dict[str, Any]],
+    runs: Sequence[dict[str, Any]],
+    tuning: Sequence[dict[str, Any]],
+) -> Path:
+    """Draws the rows of `metrics.jsonl`; the path of the figure. What diverged has no point."""
+    rows = [row for row in summarize(costs, runs, tuning) if math.isfinite(row.test_loss)]
+    figure = Figure(figsize=(8, 5.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    _draw_rows(axes, rows)
+    figure.draw_without_rendering()
+    pixels = axes.transData.transform([(row.sparse_bytes / 1e3, row.test_loss) for row in rows])
+    put_names(
+        axes,
+        [Name(row.method, row.sparse_bytes / 1e3, row.test_loss, _color(row)) for row in rows],
+        [Bbox.from_extents(x - 8, y - 8, x + 8, y + 8) for x, y in pixels.reshape(-1, 2)],
+    )
+    path = folder / NAME
+    figure.savefig(path, dpi=150)
+    return path

@@ -1,0 +1,163 @@
+"""What a comparison of sparse methods found, in sentences made of its numbers."""
+
+import math
+from collections.abc import Sequence
+
+from experiments.sparse_density import LeafDensity
+from experiments.sparse_methods import GATHERED, S2
+from experiments.sparse_table import Row
+from experiments.summary import BASELINE
+
+CLAIM = 0.81
+"""How much of the sparse communication S2 Reducer's paper says that it cuts."""
+
+PAPER = "[The paper](https://arxiv.org/abs/2110.02140)"
+UNJUDGED = f"No loss is judged, which takes `{BASELINE}` and two seeds."
+
+
+def _name(rows: Sequence[Row]) -> str:
+    return ", ".join(f"`{row.method}`" for row in rows) or "none"
+
+
+def _cut(part: float) -> str:
+    percent = 100 * (1 - part)
+    return f"{abs(percent):.1f} % {'less' if percent >= 0 else 'more'}"
+
+
+def _cuts(row: Row) -> str:
+    against = [
+        f"{_cut(part)} than {name}"
+        for part, name in (
+            (row.of_gathered, "the sparse all-gather"),
+            (row.of_dense, "the dense all-reduce"),
+        )
+        if not math.isnan(part)
+    ]
+    return " and ".join(against) or f"{row.sparse_bytes:,.0f} bytes"
+
+
+def _loss(row: Row) -> str:
+    if not math.isfinite(row.test_loss):
+        return "; it diverged"
+    verdict = "within" if row.is_within else "not within"
+    distance = f"{row.difference:+.2f} standard deviations from dense, {verdict} one"
+    return f"; its loss is {distance}" if _is_judged(row) else ""
+
+
+def _is_judged(row: Row) -> bool:
+    return not math.isnan(row.difference)
+
+
+def _state_cuts(rows: Sequence[Row]) -> list[str]:
+    found = [f"`{row.method}` sends {_cuts(row)}{_loss(row)}." for row in rows if row.method in S2]
+    return ["Of S2 Reducer, for the sparse leaves:", *found] if found else []
+
+
+def _state_claim(rows: Sequence[Row], column: str, against: str) -> tuple[str, bool]:
+    """Who reaches the paper's figure, and whether any does at no loss."""
+    cut = [row for row in rows if row.method in S2 and 1 - getattr(row, column) >= CLAIM]
+    kept = [row for row in cut if row.is_within]
+    lost = [row for row in cut if not row.is_within]
+    sentence = f"Against {against} it is reached within one standard deviation by {_name(kept)}"
+    return sentence + (f", and at a higher loss by {_name(lost)}." if lost else "."), bool(kept)
+
+
+def _mean_room(leaves: Sequence[LeafDensity]) -> tuple[float, float]:
+    """The room for one worker's own and for the union, of all coordinates of sparse leaves."""
+    sizes = {leaf: math.prod(leaf.shape) for leaf in leaves if leaf.is_sparse}
+    return tuple(
+        sum(size * leaf.room[position] for leaf, size in sizes.items()) / sum(sizes.values())
+        for position in (0, 1)
+    )  # type: ignore[return-value]
+
+
+def _error_of(ratio: float) -> str:
+    return f"{1 / ratio:.1f} times the squared norm"
+
+
+def _explain_gathered(leaves: Sequence[LeafDensity], workers: int) -> str:
+    own, union = _mean_room(leaves)
+    of_gathered = 2 * union / (workers * own)
+    most = (1 - CLAIM) / of_gathered
+    return (
+        f"The union of {workers} workers is {union / own:.2f} times as dense as one worker's own "
+        f"gradient. The all-gather passes on {workers - 1} payloads, a sum sends its table "
+        f"{2 * (workers - 1) / workers:.2f} times; so a cell for each coordinate of the union "
+        f"costs {of_gathered:.2f} times the all-gather, and {100 * CLAIM:.0f} % are cut by tables "
+        f"of at most {most:.2f} cells a coordinate, whose estimates have an expected error of "
+        f"{_error_of(most)}."
+    )
+
+
+def _explain_dense(leaves: Sequence[LeafDensity]) -> str:
+    _, union = _mean_room(leaves)
+    most = (1 - CLAIM) / union
+    return (
+        f"The dense all-reduce sends every row, of which there is room for {100 * union:.1f} % in "
+        f"the union: {100 * CLAIM:.0f} % are cut by tables of at most {most:.2f} cells a "
+        "coordinate of it."
+    )
+
+
+def _state_additions(rows: Sequence[Row]) -> list[str]:
+    by_name = {row.method: row for row in rows}
+    sentences = []
+    for name, base, what in (
+        ("s2_peel", "s2_mean_1", "Peeling solves for what the sketch estimates"),
+        ("s2_peel_8_bits", "s2_peel", "Codes of 8 bits in place of floats"),
+    ):
+        row, other = by_name.get(name), by_name.get(base)
+        if row is None or other is None:
+            continue
+        sentence = (
+            f"{what}: `{name}` sends {row.sparse_bytes / other.sparse_bytes:.2f} times the bytes "
+            f"of `{base}`"
+        )
+        if _is_judged(row):
+            sentence += (
+                f", and its loss is {row.difference:+.2f} standard deviations from dense in place "
+                f"of {other.difference:+.2f}"
+            )
+        if not math.isnan(row.unpeeled):
+            sentence += f"; {100 * row.unpeeled:.2g} % of the union were not solved for at worst"
+        sentences.append(sentence + ".")
+    return sentences
+
+
+def _state_rest(rows: Sequence[Row]) -> list[str]:
+    sentences = []
+    if kept := [row for row in rows if row.is_within and row.method != BASELINE]:
+        least = min(kept, key=lambda row: row.sparse_bytes)
+        sentences.append(
+            f"Of all that stay within one standard deviation of dense ({_name(kept)}), "
+            f"`{least.method}` sends least: {least.sparse_bytes:,.0f} bytes of the sparse leaves"
+            f", {_cuts(least)}."
+        )
+    if full := [row for row in rows if row.overflow > 0]:
+        sentences.append(f"There was not room for everything in every step of {_name(full)}.")
+    if edge := [row for row in rows if row.at_edge]:
+        sentences.append(
+            f"At the edge of the grid, so that another rate may do better: {_name(edge)}."
+        )
+    return sentences
+
+
+def state(rows: Sequence[Row], leaves: Sequence[LeafDensity]) -> str:
+    """What is saved at what loss, whether the paper's figure is reached or why not, and the rest.
+
+    Args:
+      rows: The table.
+      leaves: The densities of all leaves.
+    """
+    methods = {row.method for row in rows}
+    claims = []
+    if {BASELINE, GATHERED} <= methods and methods & {*S2}:
+        claims.append(f"{PAPER} says {100 * CLAIM:.0f} %.")
+        workers = rows[0].workers
+        sentence, reached = _state_claim(rows, "of_gathered", "the sparse all-gather")
+        claims += [sentence] if reached else [sentence, _explain_gathered(leaves, workers)]
+        sentence, reached = _state_claim(rows, "of_dense", "the dense all-reduce")
+        claims += [sentence] if reached else [sentence, _explain_dense(leaves)]
+    judged = [] if any(_is_judged(row) for row in rows) else [UNJUDGED]
+    paragraphs = [_state_cuts(rows), claims, _state_additions(rows), judged + _state_rest(rows)]
+    return "\n\n".join(" ".join(sentences) for sentences in paragraphs if sentences)

@@ -1,0 +1,155 @@
+"""The table of a comparison of sparse methods, from its raw metrics."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from experiments import tables
+from experiments.sparse_methods import GATHERED
+from experiments.summary import BASELINE, sd
+from experiments.told import MOST
+from experiments.tuning import is_at_edge, mean_losses
+
+
+class Row(NamedTuple):
+    """One method at its learning rate, over all seeds."""
+
+    method: str
+    workers: int
+    seeds: int
+    learning_rate: float
+    at_edge: bool
+    test_loss: float
+    test_loss_sd: float
+    difference: float  # To the loss of the dense mean, in its standard deviations.
+    sparse_bytes: float
+    of_dense: float
+    of_gathered: float
+    step_bytes: float
+    encode_milliseconds: float
+    decode_milliseconds: float
+    overflow: float  # The largest of any step and seed, like the three that follow.
+    union_density: float
+    unpeeled: float
+    expected_error: float
+
+    @property
+    def is_within(self) -> bool:
+        """Whether its loss is at most one standard deviation above that of the dense mean."""
+        return self.difference <= 1
+
+
+def _ratio(value: float, whole: float | None) -> float:
+    return value / whole if whole else math.nan
+
+
+def summarize(
+    costs: Iterable[dict[str, Any]],
+    runs: Iterable[dict[str, Any]],
+    tuning: Iterable[dict[str, Any]],
+) -> list[Row]:
+    """One row a method that has run, in their order.
+
+    Args:
+      costs: The rows of kind `"sparse"`.
+      runs: The rows of kind `"run"`.
+      tuning: The rows of kind `"tuning"`.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault(run["method"], []).append(run)
+    trials: dict[str, list[dict[str, Any]]] = {}
+    for trial in tuning:
+        trials.setdefault(trial["method"], []).append(trial)
+    by_method = {cost["method"]: cost for cost in costs}
+    sent = {method: cost["sparse_bytes"] for method, cost in by_method.items()}
+    exact = [run["test_loss"] for run in groups.get(BASELINE, [])]
+    spread = sd(exact)
+    rows = []
+    for method, of_method in groups.items():
+        cost, losses = by_method[method], [run["test_loss"] for run in of_method]
+        above = statistics.mean(losses) - statistics.mean(exact) if exact else math.nan
+        rate = of_method[0]["learning_rate"]
+        most = [max(run.get(f"most_{name}", math.nan) for run in of_method) for name in MOST]
+        rows.append(
+            Row(
+                method,
+                cost["workers"],
+                len(of_method),
+                rate,
+                is_at_edge(rate, mean_losses(trials.get(method, []))),
+                statistics.mean(losses),
+                sd(losses),
+                _ratio(above, spread),
+                cost["sparse_bytes"],
+                _ratio(cost["sparse_bytes"], sent.get(BASELINE)),
+                _ratio(cost["sparse_bytes"], sent.get(GATHERED)),
+                cost["step_bytes"],
+                cost["encode_milliseconds"],
+                cost["decode_milliseconds"],
+                *most,
+            )
+        )
+    return rows
+
+
+HEADINGS = (
+    "method",
+    "learning rate",
+    "held-out loss",
+    "from dense, in its sd",
+    "sparse bytes/worker/step",
+    "of dense",
+    "of all-gather",
+    "all bytes/worker/step",
+    "encode ms",
+    "decode ms",
+    "overflow",
+    "unpeeled",
+    "expected error",
+)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    def number(value: float, form: str) -> str:
+        return "-" if math.isnan(value) else format(value, form)
+
+    loss, spread = number(row.test_loss, ".3f"), number(row.test_loss_sd, ".3f")
+    return (
+        row.method,
+        f"{row.learning_rate:g}{' (edge)' if row.at_edge else ''}",
+        loss if math.isnan(row.test_loss_sd) else f"{loss} ± {spread}",
+        "-" if row.method == BASELINE else number(row.difference, "+.2f"),
+        number(row.sparse_bytes, ",.0f"),
+        number(row.of_dense, ".4f"),
+        number(row.of_gathered, ".3f"),
+        number(row.step_bytes, ",.0f"),
+        number(row.encode_milliseconds, ".2f"),
+        number(row.decode_milliseconds, ".2f"),
+        number(row.overflow, ".3g"),
+        number(row.unpeeled, ".3g"),
+        number(row.expected_error, ".3g"),
+    )
+
+
+def to_table(rows: Sequence[Row]) -> Table:
+    """For the terminal, without what others tell better."""
+    left_out = {"all bytes/worker/step", "overflow", "unpeeled", "expected error"}
+    kept = [position for position, heading in enumerate(HEADINGS) if heading not in left_out]
+    return tables.to_rich(
+        [HEADINGS[position] for position in kept],
+        [[cells[position] for position in kept] for cells in map(_cells, rows)],
+    )
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """For a README."""
+    return tables.to_markdown(HEADINGS, map(_cells, rows))
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """All digits of every column, and the verdict."""
+    return tables.to_csv((*Row._fields, "is_within"), [(*row, row.is_within) for row in rows])

@@ -1,0 +1,114 @@
+"""Densities, bytes and times of sparse leaves, against what is counted by hand."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.errors import ExperimentError
+from experiments.sparse_cost import count_sparse_bytes, time_codec
+from experiments.sparse_density import LeafDensity, measure_densities, to_markdown
+from experiments.sparse_methods import SPARSE_METHODS, Room, SparseVariant, make_sparse_variants
+from experiments.task import Task
+from experiments.told import most, told_by
+from experiments.train import make_mesh
+
+EMBEDDING = "Embed_0/embedding"
+WORKERS, ROWS, WIDTH = 8, 320, 4
+ROOMS = {"a/b": Room(0.05, 0.25)}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    words = np.random.default_rng(0).integers(0, 300, 4000)
+    path = tmp_path_factory.mktemp("words") / "text"
+    path.write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
+    return Task("words", str(path), vocabulary=250)
+
+
+def test_densities_are_those_of_the_words_in_a_batch(task: Task) -> None:
+    inputs, labels = task.dataset.train_inputs, task.dataset.train_labels
+    batches = [(inputs[i : i + 8], labels[i : i + 8]) for i in (0, 8)]
+    leaves = measure_densities(task, 2, task.first_weights(0), batches)
+    by_leaf = {leaf.leaf: leaf for leaf in leaves}
+    embedding = by_leaf.pop(EMBEDDING)
+    parts = [batch[0].reshape(2, -1) for batch in batches]
+    own = max(len(np.unique(words)) for both in parts for words in both)
+    union = max(len(np.unique(both)) for both in parts)
+    assert embedding.shape == (251, 64) and embedding.is_sparse
+    assert (251 * embedding.own, 251 * embedding.union) == pytest.approx((own, union))
+    assert embedding.room == pytest.approx((1.1 * own / 251, 1.1 * union / 251))
+    assert by_leaf["Dense_1/bias"].union == 1 and not any(x.is_sparse for x in by_leaf.values())
+    assert "| Embed_0/embedding | 251 x 64 |" in to_markdown(leaves)
+
+
+def test_what_cannot_be_calibrated_is_an_error(task: Task) -> None:
+    params, rows = task.first_weights(0), task.dataset.train_inputs[:400]
+    batch = rows, task.dataset.train_labels[:400]
+    with pytest.raises(ExperimentError, match="no leaf is sparse"):
+        measure_densities(task, 2, params, [batch])
+    with pytest.raises(ExperimentError, match="--batch 400 is not divisible by 3 workers"):
+        measure_densities(task, 3, params, [batch])
+
+
+@pytest.mark.parametrize(
+    ("shape", "union", "sparse"),
+    [((9, 2), 0.5, True), ((9, 2), 0.51, False), ((9, 2), 0.0, False), ((9,), 0.1, False)],
+)
+def test_a_leaf_is_sparse_by_its_rows(shape: tuple, union: float, sparse: bool) -> None:
+    assert LeafDensity("x", shape, union, union).is_sparse == sparse
+
+
+def test_there_is_never_room_for_more_than_all() -> None:
+    assert LeafDensity("x", (9, 2), 0.2, 0.95).room == pytest.approx((0.22, 1))
+
+
+def sent(name: str) -> float:
+    return count_sparse_bytes(
+        SparseVariant(name, ROOMS), {"a/b": (ROWS, WIDTH)}, make_mesh(WORKERS)
+    )
+
+
+def test_bytes_are_of_the_sparse_leaves_alone() -> None:
+    ring, bitmap, flag = 2 * (WORKERS - 1) / WORKERS, 4 * math.ceil(ROWS / 32), 4
+    assert sent("mean") == ring * 4 * ROWS * WIDTH
+    union = 0.25 * ROWS * WIDTH
+    # The bitmap is joined by owners of parts, in whole words, so that it may be padded.
+    for name, cells, width in (("union", union, 4), ("s2_mean_0.25", union / 4, 4)):
+        found = sent(name)
+        assert ring * width * cells < found <= ring * (width * cells + bitmap + 32 + flag)
+    own = 0.05 * ROWS * WIDTH
+    assert (WORKERS - 1) * 4 * own < sent("all_gather") <= (WORKERS - 1) * (4 * own + 2 * 16 + flag)
+    assert 3 < sent("s2_peel") / sent("s2_peel_8_bits") < 4
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mean",
+        "union",
+        pytest.param("all_gather", marks=pytest.mark.slow),
+        pytest.param("s2_peel_8_bits", marks=pytest.mark.slow),
+    ],
+)
+def test_codecs_are_timed_where_there_is_one(name: str) -> None:
+    gradient = jnp.zeros((2, ROWS, WIDTH)).at[0, 3].set(1.0).at[1, 9].set(2.0)
+    taken = time_codec(SparseVariant(name, ROOMS), {"a/b": gradient}, 1)
+    assert taken is None if name == "mean" else min(taken) > 0
+
+
+def test_every_method_is_built_once_and_a_wrong_one_is_named() -> None:
+    variants = make_sparse_variants(["union", "all", "union"], ROOMS)
+    assert variants[0].label == "union"
+    assert sorted(variant.label for variant in variants) == sorted(SPARSE_METHODS)
+    with pytest.raises(ExperimentError, match="no sparse method 'foo'; there are mean, all_gather"):
+        make_sparse_variants(["foo"], ROOMS)
+
+
+def test_the_most_of_what_is_told_is_kept() -> None:
+    first = told_by({"loss": 9.0, "info/0/a/overflow": 1.0, "info/0/b/overflow": 3.0})
+    assert first == {"overflow": 3.0}
+    seen = most({}, first) | most({}, {"unpeeled": 0.5})
+    assert most(seen, {"overflow": 2.0, "density": 9.0}) == {"most_overflow": 3.0}
+    assert seen == {"most_overflow": 3.0, "most_unpeeled": 0.5}
