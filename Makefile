@@ -7,7 +7,7 @@ NPROC := 16
 export NPROC
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey test test-slow test-aot test-gpu bench lint clean venv
+.PHONY: help demo survey sparse test test-slow test-aot test-gpu bench lint clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -20,6 +20,9 @@ demo: venv ## train one model with several methods; compare accuracy and bytes s
 
 survey: venv ## every method at its best learning rate: loss against bytes (half an hour)
 	$(PY) -u -m experiments survey $(ARGS)
+
+sparse: venv ## everything that sends sparse updates, on a language model (20 minutes)
+	$(PY) -u -m experiments sparse $(ARGS)
 
 test: venv ## all tests but the slow ones
 	$(PY) -m pytest -m "not slow" -n 2 --dist loadgroup --durations=10 $(ARGS)
