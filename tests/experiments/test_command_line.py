@@ -92,6 +92,8 @@ def read_config(folder: Path) -> dict:
         ("survey --tuning-seeds 0", "--tuning-seeds: must be an integer of at least 1"),
         ("survey --batch 1200", "--batch 1200 exceeds the 1150 training examples that are left"),
         ("compare --methods mean foo --learning-rates 0.1", "no method 'foo'"),
+        ("sparse --methods mean foo", "no sparse method 'foo'"),
+        ("sparse --dataset movielens", "--dataset movielens needs --data FILE"),
         ("estimate --draws 0", "--draws: must be an integer of at least 1, got '0'"),
         ("estimate --methods mean foo", "no method 'foo'"),
         ("estimate --devices 1", "at least 2 workers"),
