@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import itertools
+import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -53,27 +53,21 @@ def _calibrate(
     return leaves, {path: by_path[path] for path in by_path if path in sparse}
 
 
-def _measure_costs(
-    config: Sparse, programs: Sequence[Program], gradients: dict[str, jax.Array]
-) -> list[dict[str, Any]]:
-    """A row a method, of kind `"sparse"`: bytes of the sparse leaves and of the step, and times."""
+def _measure_cost(
+    config: Sparse, variant: SparseVariant, program: Program, gradients: dict[str, jax.Array]
+) -> dict[str, Any]:
+    """A row of kind `"sparse"`: bytes of the sparse leaves and of the step, and times."""
     shapes = {path: gradient.shape[1:] for path, gradient in gradients.items()}
-    mesh, rows = make_mesh(config.devices), []
-    for program in programs:
-        assert isinstance(program.variant, SparseVariant)
-        taken = time_codec(program.variant, gradients, config.repetitions)
-        rows.append(
-            {
-                "kind": "sparse",
-                "method": program.variant.label,
-                "workers": mesh.size,
-                "sparse_bytes": count_sparse_bytes(program.variant, shapes, mesh),
-                "step_bytes": program.account.bytes_per_worker,
-                "encode_milliseconds": 1e3 * taken.encode if taken else float("nan"),
-                "decode_milliseconds": 1e3 * taken.decode if taken else float("nan"),
-            }
-        )
-    return rows
+    mesh, taken = make_mesh(config.devices), time_codec(variant, gradients, config.repetitions)
+    return {
+        "kind": "sparse",
+        "method": variant.label,
+        "workers": mesh.size,
+        "sparse_bytes": count_sparse_bytes(variant, shapes, mesh),
+        "step_bytes": program.account.bytes_per_worker,
+        "encode_milliseconds": 1e3 * taken.encode if taken else math.nan,
+        "decode_milliseconds": 1e3 * taken.decode if taken else math.nan,
+    }
 
 
 def main(config: Sparse) -> int:
@@ -98,8 +92,12 @@ def main(config: Sparse) -> int:
         mesh=mesh,
         simulated=True,
     )
-    programs = [make(task, variant) for variant in make_sparse_variants(labels, rooms)]
-    costs = _measure_costs(config, programs, gradients)
+    variants = make_sparse_variants(labels, rooms)
+    programs = [make(task, variant) for variant in variants]
+    costs = [
+        _measure_cost(config, variant, program, gradients)
+        for variant, program in zip(variants, programs, strict=True)
+    ]
     with open_record(config) as record, Progress(len(programs)) as progress:
         progress.say(
             f"{len(programs)} methods at {len(set(rates))} learning rates, {config.steps} steps, "

@@ -1,6 +1,7 @@
 """How dense the gradient of each leaf is: of one worker's own, and of the union of all."""
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -34,7 +35,8 @@ class LeafDensity(NamedTuple):
     @property
     def room(self) -> Room:
         """What was seen and a tenth more, or all rows."""
-        return Room(min(MARGIN * self.own, 1.0), min(MARGIN * self.union, 1.0))
+        width = math.prod(self.shape[1:])
+        return Room(min(MARGIN * self.own, 1.0), min(MARGIN * self.union, 1.0), width)
 
 
 @functools.cache
@@ -100,7 +102,8 @@ HEADINGS = ("leaf", "shape", "one worker's %", "union's %", "room: one worker's 
 
 
 def _cells(leaf: LeafDensity) -> tuple[str, ...]:
-    rooms = [f"{100 * part:.2f}" for part in leaf.room] if leaf.is_sparse else ["-", "-"]
+    own, union, _ = leaf.room
+    rooms = [f"{100 * part:.2f}" if leaf.is_sparse else "-" for part in (own, union)]
     shape = " x ".join(map(str, leaf.shape)) or "scalar"
     return (leaf.leaf, shape, f"{100 * leaf.own:.2f}", f"{100 * leaf.union:.2f}", *rooms)
 

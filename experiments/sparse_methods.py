@@ -22,6 +22,7 @@ class Room(NamedTuple):
 
     own: float  # of those that are not zero on one worker
     union: float  # of those that are not zero on some worker
+    width: int  # coordinates of a row
 
 
 class SparseMethod(NamedTuple):

@@ -64,11 +64,10 @@ def _state_claim(rows: Sequence[Row], column: str, against: str) -> tuple[str, b
 
 def _mean_room(leaves: Sequence[LeafDensity]) -> tuple[float, float]:
     """The room for one worker's own and for the union, of all coordinates of sparse leaves."""
-    sizes = {leaf: math.prod(leaf.shape) for leaf in leaves if leaf.is_sparse}
-    return tuple(
-        sum(size * leaf.room[position] for leaf, size in sizes.items()) / sum(sizes.values())
-        for position in (0, 1)
-    )  # type: ignore[return-value]
+    rooms = [(leaf.room, math.prod(leaf.shape)) for leaf in leaves if leaf.is_sparse]
+    whole = sum(size for _, size in rooms)
+    own = sum(room.own * size for room, size in rooms)
+    return own / whole, sum(room.union * size for room, size in rooms) / whole
 
 
 def _error_of(ratio: float) -> str:

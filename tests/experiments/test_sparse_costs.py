@@ -16,7 +16,7 @@ from experiments.train import make_mesh
 
 EMBEDDING = "Embed_0/embedding"
 WORKERS, ROWS, WIDTH = 8, 320, 4
-ROOMS = {"a/b": Room(0.05, 0.25)}
+ROOMS = {"a/b": Room(0.05, 0.25, WIDTH)}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_densities_are_those_of_the_words_in_a_batch(task: Task) -> None:
     union = max(len(np.unique(both)) for both in parts)
     assert embedding.shape == (251, 64) and embedding.is_sparse
     assert (251 * embedding.own, 251 * embedding.union) == pytest.approx((own, union))
-    assert embedding.room == pytest.approx((1.1 * own / 251, 1.1 * union / 251))
+    assert embedding.room == pytest.approx((1.1 * own / 251, 1.1 * union / 251, 64))
     assert by_leaf["Dense_1/bias"].union == 1 and not any(x.is_sparse for x in by_leaf.values())
     assert "| Embed_0/embedding | 251 x 64 |" in to_markdown(leaves)
 
@@ -61,7 +61,7 @@ def test_a_leaf_is_sparse_by_its_rows(shape: tuple, union: float, sparse: bool) 
 
 
 def test_there_is_never_room_for_more_than_all() -> None:
-    assert LeafDensity("x", (9, 2), 0.2, 0.95).room == pytest.approx((0.22, 1))
+    assert LeafDensity("x", (9, 2), 0.2, 0.95).room == pytest.approx((0.22, 1, 2))
 
 
 def sent(name: str) -> float:
