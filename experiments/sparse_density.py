@@ -1,7 +1,6 @@
 """How dense the gradient of each leaf is: of one worker's own, and of the union of all."""
 
 import functools
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
+import jaxcomm
 from experiments import tables
 from experiments.errors import ExperimentError
 from experiments.sparse_methods import Room, path_of
@@ -24,8 +24,10 @@ class LeafDensity(NamedTuple):
 
     leaf: str
     shape: tuple[int, ...]
-    own: float
-    union: float
+    own: float  # on one worker
+    union: float  # on some worker
+    own_share: float  # on one worker, of every n-th row of n, which a server of rows has
+    union_share: float  # on some worker, likewise
 
     @property
     def is_sparse(self) -> bool:
@@ -35,8 +37,8 @@ class LeafDensity(NamedTuple):
     @property
     def room(self) -> Room:
         """What was seen and a tenth more, or all rows."""
-        width = math.prod(self.shape[1:])
-        return Room(min(MARGIN * self.own, 1.0), min(MARGIN * self.union, 1.0), width)
+        seen = (self.own, self.union, self.own_share, self.union_share)
+        return Room(*(min(MARGIN * density, 1.0) for density in seen))
 
 
 @functools.cache
@@ -51,20 +53,29 @@ def make_gradients(task: Task, workers: int) -> Callable[[Any, Batch], Any]:
     return gradients
 
 
-def _occupied(gradient: jax.Array) -> jax.Array:
-    """bool[workers, rows], of a gradient `[workers, rows, ...]`."""
-    shape = gradient.shape if gradient.ndim > 1 else (*gradient.shape, 1)
-    return jnp.any(gradient.reshape(*shape[:2], -1) != 0, axis=2)
+def _share_of_servers(gradient: jax.Array, servers: int) -> jax.Array:
+    """Every n-th row from the first on, every n-th from the second on, ...: `[servers, ...]`."""
+    rows = -(-gradient.shape[0] // servers)
+    missing = [(0, rows * servers - gradient.shape[0])] + [(0, 0)] * (gradient.ndim - 1)
+    padded = jnp.pad(gradient, missing)
+    return padded.reshape(rows, servers, *gradient.shape[1:]).swapaxes(0, 1)
 
 
 @jax.jit
 def _densities(gradients: Any) -> Any:
-    """The largest own density and that of the union, float32[2], of each leaf."""
+    """Of each leaf `[workers, ...]` what `LeafDensity` tells of it, float32[4]."""
+
+    def own_and_union(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+        own = jaxcomm.gradient_density(gradient)
+        return own, jaxcomm.gradient_density(gradient, "data")
 
     def of_leaf(gradient: jax.Array) -> jax.Array:
-        rows = _occupied(gradient)
-        own = jnp.max(jnp.mean(rows, axis=1))
-        return jnp.stack([own, jnp.mean(jnp.any(rows, axis=0))])
+        workers = gradient.shape[0]
+        gradient = gradient if gradient.ndim > 1 else gradient[:, None]
+        whole = jax.vmap(own_and_union, axis_name="data")(gradient)
+        shares = jax.vmap(lambda x: _share_of_servers(x, workers))(gradient)
+        shared = jax.vmap(jax.vmap(own_and_union), axis_name="data")(shares)
+        return jnp.stack([jnp.max(density) for density in (*whole, *shared)])
 
     return jax.tree.map(of_leaf, gradients)
 
@@ -98,14 +109,22 @@ def measure_densities(
     return leaves
 
 
-HEADINGS = ("leaf", "shape", "one worker's %", "union's %", "room: one worker's %", "union's %")
+HEADINGS = (
+    "leaf",
+    "shape",
+    "one worker's %",
+    "union's %",
+    "of a server: one worker's %",
+    "union's %",
+    "sent as",
+)
 
 
 def _cells(leaf: LeafDensity) -> tuple[str, ...]:
-    own, union, _ = leaf.room
-    rooms = [f"{100 * part:.2f}" if leaf.is_sparse else "-" for part in (own, union)]
+    seen = (leaf.own, leaf.union, leaf.own_share, leaf.union_share)
     shape = " x ".join(map(str, leaf.shape)) or "scalar"
-    return (leaf.leaf, shape, f"{100 * leaf.own:.2f}", f"{100 * leaf.union:.2f}", *rooms)
+    sent_as = "sparse" if leaf.is_sparse else "dense"
+    return (leaf.leaf, shape, *(f"{100 * part:.2f}" for part in seen), sent_as)
 
 
 def to_table(leaves: Iterable[LeafDensity]) -> Table:

@@ -22,7 +22,8 @@ class Room(NamedTuple):
 
     own: float  # of those that are not zero on one worker
     union: float  # of those that are not zero on some worker
-    width: int  # coordinates of a row
+    own_share: float  # on one worker, of every n-th row of n, which a server of rows has
+    union_share: float  # on some worker, likewise
 
 
 class SparseMethod(NamedTuple):

@@ -27,11 +27,11 @@ def _cut(part: float) -> str:
 def _cuts(row: Row) -> str:
     against = [
         f"{_cut(part)} than {name}"
-        for part, name in (
-            (row.of_gathered, "the sparse all-gather"),
-            (row.of_dense, "the dense all-reduce"),
+        for method, part, name in (
+            (GATHERED, row.of_gathered, "the sparse all-gather"),
+            (BASELINE, row.of_dense, "the dense all-reduce"),
         )
-        if not math.isnan(part)
+        if row.method != method and not math.isnan(part)
     ]
     return " and ".join(against) or f"{row.sparse_bytes:,.0f} bytes"
 

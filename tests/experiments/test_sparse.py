@@ -14,12 +14,15 @@ from experiments.errors import ExperimentError
 from experiments.figures import draw
 from experiments.recording import read_metrics
 from experiments.sparse_density import LeafDensity
-from experiments.sparse_methods import S2, SPARSE_METHODS
+from experiments.sparse_methods import S2, SPARSE_METHODS, Room
 from experiments.sparse_state import state
 from experiments.sparse_table import Row, summarize
 
 RECORDS = sorted((Path(sparse.__file__).parent / "records").glob("*_sparse*"))
-LEAVES = [LeafDensity("a", (100, 4), 0.02, 0.08), LeafDensity("b", (4,), 1.0, 1.0)]
+LEAVES = [
+    LeafDensity("a", (100, 4), 0.02, 0.08, 0.03, 0.1),
+    LeafDensity("b", (4,), 1.0, 1.0, 1.0, 1.0),
+]
 
 # Bytes of the sparse leaf, and the distance from dense in its standard deviations.
 SYNTHETIC = {
@@ -102,7 +105,7 @@ def test_what_is_reached_is_not_explained_away() -> None:
     assert "within one standard deviation by `s2_median_1`, and at a higher loss by" in claims
     assert "times as dense" not in claims
     dense = state(
-        synthetic(**dict.fromkeys(S2, (300, 0.0))), [LeafDensity("a", (9, 2), 0.3, 0.4)]
+        synthetic(**dict.fromkeys(S2, (300, 0.0))), [LeafDensity("a", (9, 2), 0.3, 0.4, 0.4, 0.5)]
     ).split("\n\n")[1]
     assert "room for 44.0 % in the union: 81 % are cut by tables of at most 0.43 cells" in dense
 
@@ -154,9 +157,10 @@ def tiny(tmp_path: Path, text: str, methods: tuple[str, ...], **options: object)
 
 
 def leaves_of(record: Path) -> list[LeafDensity]:
+    rows = read_metrics(record, "density")
     return [
-        LeafDensity(row["leaf"], tuple(row["shape"]), row["own"], row["union"])
-        for row in read_metrics(record, "density")
+        LeafDensity(row["leaf"], tuple(row["shape"]), *(row[name] for name in Room._fields))
+        for row in rows
     ]
 
 

@@ -16,7 +16,7 @@ from experiments.train import make_mesh
 
 EMBEDDING = "Embed_0/embedding"
 WORKERS, ROWS, WIDTH = 8, 320, 4
-ROOMS = {"a/b": Room(0.05, 0.25, WIDTH)}
+ROOMS = {"a/b": Room(0.05, 0.25, 0.1, 0.3)}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,11 @@ def test_densities_are_those_of_the_words_in_a_batch(task: Task) -> None:
     union = max(len(np.unique(both)) for both in parts)
     assert embedding.shape == (251, 64) and embedding.is_sparse
     assert (251 * embedding.own, 251 * embedding.union) == pytest.approx((own, union))
-    assert embedding.room == pytest.approx((1.1 * own / 251, 1.1 * union / 251, 64))
+    assert embedding.room[:2] == pytest.approx((1.1 * own / 251, 1.1 * union / 251))
+    # Of two servers, one has the words of even numbers, 126 of them, and one the others.
+    shares = [np.unique(words[words % 2 == k]) for both in parts for words in both for k in (0, 1)]
+    assert 126 * embedding.own_share == pytest.approx(max(map(len, shares)))
+    assert embedding.own_share <= embedding.union_share <= 2 * embedding.union + 1 / 126
     assert by_leaf["Dense_1/bias"].union == 1 and not any(x.is_sparse for x in by_leaf.values())
     assert "| Embed_0/embedding | 251 x 64 |" in to_markdown(leaves)
 
@@ -57,11 +61,12 @@ def test_what_cannot_be_calibrated_is_an_error(task: Task) -> None:
     [((9, 2), 0.5, True), ((9, 2), 0.51, False), ((9, 2), 0.0, False), ((9,), 0.1, False)],
 )
 def test_a_leaf_is_sparse_by_its_rows(shape: tuple, union: float, sparse: bool) -> None:
-    assert LeafDensity("x", shape, union, union).is_sparse == sparse
+    assert LeafDensity("x", shape, *4 * [union]).is_sparse == sparse
 
 
 def test_there_is_never_room_for_more_than_all() -> None:
-    assert LeafDensity("x", (9, 2), 0.2, 0.95).room == pytest.approx((0.22, 1, 2))
+    found = LeafDensity("x", (9, 2), 0.2, 0.95, 0.3, 1.0).room
+    assert found == pytest.approx((0.22, 1, 0.33, 1))
 
 
 def sent(name: str) -> float:
