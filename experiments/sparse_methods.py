@@ -10,6 +10,7 @@ import jaxcomm
 from experiments.errors import ExperimentError
 from experiments.methods import expand
 from experiments.summary import BASELINE
+from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sketches import count_sketch, s2_codes, s2_sketch
 from jaxcomm.compression.sparsifiers import nonzero, nonzero_union
 
@@ -70,6 +71,23 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
         lambda room: nonzero_union(density=room.union),
         "a bitmap, then the rows of the union, summed (OmniReduce)",
     ),
+    "sparcml": SparseMethod(
+        lambda room, *, seed, info: jaxcomm.sparcml(
+            density=room.own, union_density=room.union, info=info
+        ),
+        "its own rows to one other, the sums of two, of four, ... (SparCML)",
+    ),
+    "parallax": SparseMethod(
+        lambda room, **options: jaxcomm.two_stage_mean(
+            "data",
+            error_feedback(nonzero(density=room.own_share)),
+            mean_codec=error_feedback(nonzero(density=room.union_share)),
+            cut="turns",
+            scope="leaf",
+            **options,
+        ),
+        "its own rows to their servers, and their means to all (Parallax)",
+    ),
     "s2_mean_0.25": _s2("a bitmap and a quarter of a cell a coordinate of the union", ratio=0.25),
     "s2_mean_1": _s2("a bitmap and a cell a coordinate of the union", ratio=1),
     "s2_median_1": _s2("the same, its cells in three rows", ratio=1, rows=3, decode="median"),
@@ -85,6 +103,23 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
         jaxcomm.summed_mean,
         lambda room: count_sketch(ratio=room.union),
         "as many cells as the union has coordinates, of all coordinates, without a bitmap",
+    ),
+    "sketched_sgd": SparseMethod(
+        lambda room, **options: jaxcomm.sketched_sgd(
+            sketch_ratio=room.union,
+            ratio=room.own,
+            candidates=1.5,
+            momentum=0.0,
+            scope="leaf",
+            **options,
+        ),
+        "the same in five rows, and exactly the coordinates found to be largest",
+    ),
+    "fetch_sgd": SparseMethod(
+        lambda room, **options: jaxcomm.fetch_sgd(
+            sketch_ratio=room.union, ratio=room.own, momentum=0.0, scope="leaf", **options
+        ),
+        "the same in five rows, which also hold what was not yet updated",
     ),
 }
 """Another method is another row; `mean` and `all_gather` are what the others are held against."""
