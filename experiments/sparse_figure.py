@@ -50,8 +50,9 @@ def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
                 low, high = (row.test_loss + sign * row.test_loss_sd for sign in (-1, 1))
                 axes.axhspan(low, high, color="black", alpha=0.07, linewidth=0)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(FuncFormatter(only_leading_digits))
+    axes.tick_params(which="both", length=3, pad=5)
     axes.margins(0.12)
     axes.set_xlabel("kB of the sparse leaves, sent by a worker in a step")
     axes.set_ylabel("held-out loss")
@@ -61,6 +62,17 @@ def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
         size=9,
     )
     axes.grid(which="major", alpha=0.25)
+
+
+def _dense_line(axes: Axes, rows: Sequence[Row]) -> list[Bbox]:
+    """Where the dotted line is, which is not to run through names."""
+    frame = axes.get_window_extent()
+    heights = [
+        axes.transData.transform((row.sparse_bytes / 1e3, row.test_loss))[1]
+        for row in rows
+        if row.method == BASELINE
+    ]
+    return [Bbox.from_extents(frame.x0, y - 2, frame.x1, y + 2) for y in heights]
 
 
 def draw(
@@ -77,10 +89,11 @@ def draw(
     _draw_rows(axes, rows)
     figure.draw_without_rendering()
     pixels = axes.transData.transform([(row.sparse_bytes / 1e3, row.test_loss) for row in rows])
+    points = [Bbox.from_extents(x - 8, y - 8, x + 8, y + 8) for x, y in pixels.reshape(-1, 2)]
     put_names(
         axes,
         [Name(row.method, row.sparse_bytes / 1e3, row.test_loss, _color(row)) for row in rows],
-        [Bbox.from_extents(x - 8, y - 8, x + 8, y + 8) for x, y in pixels.reshape(-1, 2)],
+        [*points, *_dense_line(axes, rows)],
     )
     path = folder / NAME
     figure.savefig(path, dpi=150)

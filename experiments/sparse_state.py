@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from experiments.sparse_density import LeafDensity
 from experiments.sparse_methods import GATHERED, S2
-from experiments.sparse_table import Row
+from experiments.sparse_table import Row, signed
 from experiments.summary import BASELINE
 
 CLAIM = 0.81
@@ -40,7 +40,7 @@ def _loss(row: Row) -> str:
     if not math.isfinite(row.test_loss):
         return "; it diverged"
     verdict = "within" if row.is_within else "not within"
-    distance = f"{row.difference:+.2f} standard deviations from dense, {verdict} one"
+    distance = f"{signed(row.difference)} standard deviations from dense, {verdict} one"
     return f"; its loss is {distance}" if _is_judged(row) else ""
 
 
@@ -114,8 +114,8 @@ def _state_additions(rows: Sequence[Row]) -> list[str]:
         )
         if _is_judged(row):
             sentence += (
-                f", and its loss is {row.difference:+.2f} standard deviations from dense in place "
-                f"of {other.difference:+.2f}"
+                f", and its loss is {signed(row.difference)} standard deviations from dense in "
+                f"place of {signed(other.difference)}"
             )
         if not math.isnan(row.unpeeled):
             sentence += f"; {100 * row.unpeeled:.2g} % of the union were not solved for at worst"

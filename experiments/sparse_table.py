@@ -42,6 +42,11 @@ class Row(NamedTuple):
         return self.difference <= 1
 
 
+def signed(value: float) -> str:
+    """Two digits, and never a zero with a minus."""
+    return f"{round(value, 2) + 0:+.2f}"
+
+
 def _ratio(value: float, whole: float | None) -> float:
     return value / whole if whole else math.nan
 
@@ -122,7 +127,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.method,
         f"{row.learning_rate:g}{' (edge)' if row.at_edge else ''}",
         loss if math.isnan(row.test_loss_sd) else f"{loss} ± {spread}",
-        "-" if row.method == BASELINE else number(row.difference, "+.2f"),
+        "-" if row.method == BASELINE or math.isnan(row.difference) else signed(row.difference),
         number(row.sparse_bytes, ",.0f"),
         number(row.of_dense, ".4f"),
         number(row.of_gathered, ".3f"),
