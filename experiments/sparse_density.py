@@ -14,6 +14,7 @@ from experiments import tables
 from experiments.errors import ExperimentError
 from experiments.sparse_methods import Room, path_of
 from experiments.task import Batch, Task
+from jaxcomm.aggregation._rows import to_turns
 
 MARGIN = 1.1
 MOST_DENSE = 0.5  # Beyond it, sending the rows of the union alone saves less than half.
@@ -53,14 +54,6 @@ def make_gradients(task: Task, workers: int) -> Callable[[Any, Batch], Any]:
     return gradients
 
 
-def _share_of_servers(gradient: jax.Array, servers: int) -> jax.Array:
-    """Every n-th row from the first on, every n-th from the second on, ...: `[servers, ...]`."""
-    rows = -(-gradient.shape[0] // servers)
-    missing = [(0, rows * servers - gradient.shape[0])] + [(0, 0)] * (gradient.ndim - 1)
-    padded = jnp.pad(gradient, missing)
-    return padded.reshape(rows, servers, *gradient.shape[1:]).swapaxes(0, 1)
-
-
 @jax.jit
 def _densities(gradients: Any) -> Any:
     """Of each leaf `[workers, ...]` what `LeafDensity` tells of it, float32[4]."""
@@ -73,7 +66,7 @@ def _densities(gradients: Any) -> Any:
         workers = gradient.shape[0]
         gradient = gradient if gradient.ndim > 1 else gradient[:, None]
         whole = jax.vmap(own_and_union, axis_name="data")(gradient)
-        shares = jax.vmap(lambda x: _share_of_servers(x, workers))(gradient)
+        shares = jax.vmap(lambda x: to_turns(x, workers))(gradient)
         shared = jax.vmap(jax.vmap(own_and_union), axis_name="data")(shares)
         return jnp.stack([jnp.max(density) for density in (*whole, *shared)])
 
