@@ -86,17 +86,24 @@ def initial(tx: Any, updates: Any, mode: Mode) -> Any:
 
 @functools.cache
 def _initial(tx: Any, workers: int, simulated: bool, treedef: Any, leaves: tuple[Any, ...]) -> Any:
-    params = treedef.unflatten(jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves)
+    params = treedef.unflatten(jnp.asarray(np.zeros(leaf.shape, leaf.dtype)) for leaf in leaves)
     return jaxcomm.init(tx, params, workers if simulated else mesh_of(workers))
+
+
+def abstract(tx: Any, updates: Any, mode: Mode) -> Any:
+    """The shapes of the first state, for tests that only trace."""
+    params, workers = jax.eval_shape(of_one_worker, updates), count(updates)
+    laid_out = workers if mode == "vmap" else mesh_of(workers)
+    return jax.eval_shape(lambda params: jaxcomm.init(tx, params, laid_out), params)
 
 
 def aggregate(tx: Any, updates: Any, mode: Mode = "vmap", weights: Any = None) -> Any:
     """One update from the first state: every worker's replica of the mean, NumPy float64."""
     workers = count(updates)
     run = aggregator(tx, workers, mode, weighted=weights is not None)
-    given = jnp.ones(workers) if weights is None else jnp.asarray(weights, jnp.float32)
+    given = np.asarray(np.ones(workers) if weights is None else weights, np.float32)
     results, _ = run(updates, initial(tx, updates, mode), given)
-    return jax.tree.map(lambda x: np.asarray(x.astype(jnp.float32), np.float64), results)
+    return jax.tree.map(lambda x: np.asarray(x).astype(np.float64), results)
 
 
 def draws(tx: Any, updates: Any, steps: int) -> np.ndarray:
@@ -122,7 +129,7 @@ def _drawing(tx: Any, workers: int, steps: int) -> Any:
 
 def flat(tree: Any) -> np.ndarray:
     """Every worker's tree as one row: [n, coordinates], float64."""
-    leaves = [np.asarray(x.astype(jnp.float32), np.float64) for x in jax.tree.leaves(tree)]
+    leaves = [np.asarray(x).astype(np.float64) for x in jax.tree.leaves(tree)]
     return np.concatenate([x.reshape(x.shape[0], -1) for x in leaves], axis=1)
 
 
@@ -134,3 +141,10 @@ def gradients(workers: int, seed: int = 0, dtype: Any = jnp.float32) -> Any:
 
 
 SIZES = [3, 10, 1]
+# Of updates that are one leaf: where a law does not depend on the shape, its program is shared.
+ONE_LEAF = (3, 5)
+
+
+def one_leaf(seed: int = 0) -> jax.Array:
+    """Every worker's update, of the one shape."""
+    return jnp.asarray(np.random.default_rng(seed).normal(size=ONE_LEAF), jnp.float32)

@@ -8,12 +8,12 @@ import pytest
 
 import jaxcomm
 from tests.cases import CASES, Case, rows
-from tests.workers import aggregate, flat, gradients, mesh_of, of_one_worker
+from tests.workers import aggregate, flat, gradients, mesh_of, of_one_worker, one_leaf
 
 
 @pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_chain(case: Case) -> None:
-    updates = gradients(4)
+    updates = one_leaf()
     alone = flat(aggregate(case.make(), updates))
     scaled = flat(aggregate(optax.chain(case.make(), optax.scale(-0.5)), updates))
     np.testing.assert_array_equal(scaled, (alone * np.float32(-0.5)))
@@ -21,7 +21,8 @@ def test_chain(case: Case) -> None:
 
 @pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_masked_and_partition(case: Case) -> None:
-    updates, mask = gradients(4), {"bias": False, "kernel": True, "scale": False}
+    updates = {"bias": one_leaf(1), "kernel": one_leaf()}
+    mask = {"bias": False, "kernel": True}
     rest = {name: not used for name, used in mask.items()}
     both = optax.chain(optax.masked(case.make(), mask), optax.masked(jaxcomm.mean(), rest))
     labels = {name: "coded" if used else "exact" for name, used in mask.items()}
@@ -30,7 +31,7 @@ def test_masked_and_partition(case: Case) -> None:
         results = aggregate(tx, updates)
         exact = np.asarray(updates["bias"]).mean(axis=0)
         np.testing.assert_allclose(results["bias"][0], exact, rtol=1e-5, atol=1e-6)
-        alone = aggregate(case.make(), {"kernel": updates["kernel"]})["kernel"]
+        alone = aggregate(case.make(), updates["kernel"])
         np.testing.assert_array_equal(results["kernel"], alone)
 
 
@@ -39,13 +40,13 @@ def test_injected_hyperparameters_and_schedules(case: Case) -> None:
     schedule = optax.linear_schedule(1.0, 0.0, 4)
     build = optax.inject_hyperparams(lambda rate: optax.chain(case.make(), optax.sgd(rate)))
     tx, plain = build(rate=schedule), optax.chain(case.make(), optax.sgd(schedule))
-    mesh, params = mesh_of(2), of_one_worker(gradients(2))
+    params = of_one_worker(gradients(2))
     loss = lambda p, b: sum(jnp.sum(x**2) for x in jax.tree.leaves(p)) * jnp.mean(b)  # noqa: E731
     outcomes = []
-    for each in (tx, plain):
+    on_mesh, simulated = jaxcomm.make_step(loss, tx, mesh_of(2)), jaxcomm.simulate(loss, plain, 2)
+    for each, workers, step in ((tx, mesh_of(2), on_mesh), (plain, 2, simulated)):
         own = jax.tree.map(jnp.copy, params)
-        state = jaxcomm.init(each, own, mesh)
-        step = jaxcomm.make_step(loss, each, mesh)
+        state = jaxcomm.init(each, own, workers)
         for _ in range(3):
             own, state, _ = step(own, state, jnp.full(2, 0.1))
         outcomes.append(own)

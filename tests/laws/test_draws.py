@@ -1,28 +1,29 @@
 """Workers draw apart, steps draw apart, and the seed decides."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.cases import MEANS, Case, rows
-from tests.workers import aggregate, draws
+from tests.workers import aggregate, aggregator, initial
 
+WORKERS = 4
 RANDOM = [c for c in MEANS if c.random and not c.fitted]
 
 
-def _halfway(case: Case, workers: int, coordinates: int) -> np.ndarray:
+def _halfway(case: Case) -> jax.Array:
     """Updates that lie between two levels, with a first coordinate that sets the norm."""
-    between = 0.7 * min(case.resolution(workers, 1), 1)
-    return np.concatenate(
-        [np.ones((workers, 1)), np.full((workers, coordinates - 1), between)], axis=1
-    ).astype(np.float32)
+    updates = np.full((WORKERS, 200), 0.7 * min(case.resolution(WORKERS, 1), 1), np.float32)
+    updates[:, 0] = 1
+    return jnp.asarray(updates)
 
 
 def check_workers_draw_apart(case: Case) -> None:
     # Four workers round one number, each up or down: by coins of their own, the sum takes more than
     # the two values that a common coin leaves.
-    (result,) = draws(case.make(), jnp.asarray(_halfway(case, 4, 2000)), 1)
-    assert len(np.unique(result[1:])) > 2
+    result = aggregate(case.make(), _halfway(case))
+    assert len(np.unique(result[0, 1:])) > 2
 
 
 @pytest.mark.parametrize(
@@ -34,13 +35,17 @@ def test_workers_draw_apart(case: Case) -> None:
 
 @pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
 def test_steps_draw_apart(case: Case) -> None:
-    first, second = draws(case.make(), jnp.asarray(_halfway(case, 2, 200)), 2)
-    assert np.any(first != second)
+    tx, given = case.make(), _halfway(case)
+    run, ones = aggregator(tx, WORKERS, "vmap"), np.ones(WORKERS, np.float32)
+    first, state = run(given, initial(tx, given, "vmap"), ones)
+    second, _ = run(given, state, ones)
+    assert np.any(np.asarray(first) != np.asarray(second))
 
 
 @pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
 def test_the_seed_decides(case: Case) -> None:
-    given = jnp.asarray(_halfway(case, 2, 200))
-    first, again, other = (aggregate(case.make(seed=seed), given) for seed in (1, 1, 2))
+    given = _halfway(case)
+    first, again = (aggregate(case.make(), given) for _ in range(2))
+    other = aggregate(case.make(seed=1), given)
     np.testing.assert_array_equal(first, again)
     assert np.any(first != other)

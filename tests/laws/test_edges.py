@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 
 from tests.cases import MEANS, Case, rows
-from tests.workers import MODE_ROWS, Mode, aggregate, flat
+from tests.workers import MODE_ROWS, ONE_LEAF, Mode, aggregate, flat
 
-N = 3
+N, SIZE = ONE_LEAF
 EDGES = {
-    "zero": np.zeros((N, 5)),
-    "constant": np.full((N, 5), -0.7),
-    "one_hot": np.eye(N, 5),
-    "one_worker_alone": np.concatenate([np.ones((1, 5)), np.zeros((N - 1, 5))]),
-    "tiny": np.full((N, 5), 3e-38),
-    "huge": np.linspace(-3e37, 3e37, N * 5).reshape(N, 5),
+    "zero": np.zeros((N, SIZE)),
+    "constant": np.full((N, SIZE), -0.7),
+    "one_hot": np.eye(N, SIZE),
+    "one_worker_alone": np.concatenate([np.ones((1, SIZE)), np.zeros((N - 1, SIZE))]),
+    "tiny": np.full((N, SIZE), 3e-38),
+    "huge": np.linspace(-3e37, 3e37, N * SIZE).reshape(N, SIZE),
     "wide_range": np.tile(10.0 ** np.arange(-30, 31, 15), (N, 1)),
     "scalar": np.array([1.0, -2.0, 4.0]),
     "empty": np.zeros((N, 0)),
@@ -52,13 +52,15 @@ def test_empty_leaves_among_others_and_empty_trees(case: Case) -> None:
     full = jnp.asarray(EDGES["one_hot"], jnp.float32)
     mixed = {"a": jnp.zeros((N, 0)), "b": full, "c": jnp.zeros((N, 0, 4))}
     result = aggregate(case.make(), mixed)
-    assert np.abs(result["b"] - np.asarray(full).mean(axis=0)).max() <= case.resolution(N, 5) + 1e-6
+    assert (
+        np.abs(result["b"] - np.asarray(full).mean(axis=0)).max() <= case.resolution(N, SIZE) + 1e-6
+    )
     assert result["a"].shape == (N, 0) and result["c"].shape == (N, 0, 4)
 
 
 @pytest.mark.parametrize("case", rows(MEANS), ids=repr)
 def test_denormals_become_small_numbers(case: Case) -> None:
     # XLA flushes denormals on CPU: what comes back may be zero, and is finite and no larger.
-    given = jnp.asarray(np.full((N, 5), 1e-40), jnp.float32)
+    given = jnp.asarray(np.full(ONE_LEAF, 1e-40), jnp.float32)
     result = flat(aggregate(case.make(), given))
     assert np.all((result >= 0) & (result <= 1e-37))

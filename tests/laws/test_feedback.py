@@ -14,7 +14,7 @@ STEPS = 6
 
 def check_feedback(case: Case, shape: tuple[int, ...]) -> None:
     codec, rng = case.codec, np.random.default_rng(8)
-    given = jnp.asarray(rng.standard_t(3, size=(STEPS, *shape)), jnp.float32)
+    given = rng.standard_t(3, size=(STEPS, *shape)).astype(np.float32)
 
     @jax.jit
     def step(key: jax.Array, memory: object, x: jax.Array) -> tuple[jax.Array, object]:
@@ -23,12 +23,12 @@ def check_feedback(case: Case, shape: tuple[int, ...]) -> None:
         payload, memory = codec.encode(coins, memory, x, own, 1)
         return codec.decode(coins.public, payload, own, 1, 1, shape), memory
 
-    memory, sent = codec.init(given[0]), np.zeros(shape)
+    memory, sent = codec.init(jnp.asarray(given[0])), np.zeros(shape)
     for number, x in enumerate(given):
-        one, memory = step(jax.random.key(number), memory, x)
+        one, memory = step(jax.random.key(number), memory, jnp.asarray(x))
         sent += np.asarray(one, np.float64)
         kept = np.asarray(memory.own.kept, np.float64)
-        total = np.asarray(given[: number + 1], np.float64).sum(axis=0)
+        total = given[: number + 1].astype(np.float64).sum(axis=0)
         np.testing.assert_allclose(sent + kept, total, rtol=0, atol=2e-6 * np.abs(given).max())
     assert np.any(sent != 0)
 

@@ -17,7 +17,7 @@ def _after_three_steps(case: Case, mode: str, workers: int) -> np.ndarray:
     results = []
     for step in range(3):
         scaled = jax.tree.map(lambda x, step=step: x * 2.0**step, updates)
-        result, state = run(scaled, state, jnp.ones(workers))
+        result, state = run(scaled, state, np.ones(workers, np.float32))
         results.append(flat(result))
     return np.stack(results)
 

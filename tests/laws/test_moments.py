@@ -6,14 +6,13 @@ import pytest
 import scipy.stats
 
 from tests.cases import CASES, Case
-from tests.laws.test_contraction import compressed, inputs
+from tests.laws.test_contraction import DRAWS, SIZE, compressed, inputs
 
 MOMENTS = [c for c in CASES if c.moment]
-DRAWS = 3000
 
 
 def check_moment(case: Case, name: str) -> None:
-    x = np.asarray(inputs(48)[name], np.float32)
+    x = np.asarray(inputs(SIZE)[name], np.float32)
     decoded = compressed(case.compressor, jnp.asarray(x), DRAWS if case.random else 1)
     errors = np.sum((decoded - x.astype(np.float64)) ** 2, axis=1)
     expected = case.moment(x.astype(np.float64))

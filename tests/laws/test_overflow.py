@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 
 from tests.cases import MEANS, Case, rows, rows_by_workers
-from tests.workers import aggregate, aggregator, initial
+from tests.workers import ONE_LEAF, aggregate, aggregator, initial
 
 
 def check_overflow(case: Case, workers: int) -> None:
     # Several steps' coins: the released int8 hook of Global-QSGD wraps in one draw of three.
-    extreme = jnp.broadcast_to(jnp.array([1.0, -1.0, 1.0, 0.25]), (workers, 4))
+    extreme = jnp.asarray(np.tile(np.float32([1, -1, 1, 0.25, -1]), (workers, 1)))
     tx = case.make()
     run, state = aggregator(tx, workers, "vmap"), initial(tx, extreme, "vmap")
     for _ in range(10):
-        results, state = run(extreme, state, jnp.ones(workers))
-        bound = case.resolution(workers, 4) + 1e-5
+        results, state = run(extreme, state, np.ones(workers, np.float32))
+        bound = case.resolution(*extreme.shape) + 1e-5
         np.testing.assert_allclose(np.asarray(results), np.asarray(extreme), rtol=0, atol=bound)
 
 
@@ -33,7 +33,9 @@ def test_the_largest_float(case: Case) -> None:
     # An l2 norm would itself overflow, and so would what is rounded up to a power of two.
     if case.resolution(3, 2) > case.resolution(3, 1) or case.resolution(3, 1) > 1:
         largest /= 4
-    given = jnp.broadcast_to(jnp.array([largest, -largest]), (3, 2))
-    bound = case.resolution(3, 2) + 1e-6
-    expected = np.asarray(given, np.float64)
-    np.testing.assert_allclose(aggregate(case.make(), given), expected, rtol=bound)
+    workers, coordinates = ONE_LEAF
+    signs = np.resize([1.0, -1.0], coordinates)
+    given = np.tile(np.float32(signs * largest), (workers, 1))
+    bound = case.resolution(workers, coordinates) + 1e-6
+    results = aggregate(case.make(), jnp.asarray(given))
+    np.testing.assert_allclose(results, given.astype(np.float64), rtol=bound)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cases import MEANS, Case, rows, rows_by_workers
-from tests.workers import Mode, aggregate, aggregator, flat, gradients, initial
+from tests.workers import ONE_LEAF, Mode, aggregate, aggregator, flat, gradients, initial
 
 
 def check_resolution(case: Case, workers: int, mode: Mode = "vmap") -> None:
@@ -38,8 +38,9 @@ def test_resolution_simulated(case: Case, workers: int) -> None:
 
 @pytest.mark.parametrize("case", rows(MEANS), ids=repr)
 def test_resolution_of_any_input(case: Case) -> None:
-    tx, shape = case.make(), (4, 6)
+    tx, shape = case.make(), ONE_LEAF
     state = initial(tx, jnp.zeros(shape), "vmap")
+    ones = np.ones(shape[0], np.float32)
     run = aggregator(tx, shape[0], "vmap")
     magnitudes = st.floats(2.0**-60, 2.0**60, width=32)
     numbers = st.just(0.0) | magnitudes | magnitudes.map(lambda x: -x)
@@ -47,7 +48,7 @@ def test_resolution_of_any_input(case: Case) -> None:
     @hypothesis.settings(max_examples=60, deadline=None, derandomize=True, database=None)
     @hypothesis.given(hypothesis.extra.numpy.arrays(np.float32, shape, elements=numbers))
     def holds(given: np.ndarray) -> None:
-        results, _ = run(jnp.asarray(given), state, jnp.ones(shape[0]))
+        results, _ = run(jnp.asarray(given), state, ones)
         close_to_the_mean(case, given.astype(np.float64), np.asarray(results, np.float64))
 
     holds()

@@ -1,6 +1,9 @@
 """State is ordinary: of a stable type, compiled once, scanned, donated and saved."""
 
+import functools
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import chex
 import jax
@@ -19,13 +22,13 @@ from tests.workers import MODE_ROWS, Mode, aggregator, gradients, initial, mesh_
 @pytest.mark.parametrize("mode", MODE_ROWS)
 @pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_stable_and_compiled_once(case: Case, mode: Mode) -> None:
-    tx, updates = case.make(), gradients(4)
+    tx, updates, ones = case.make(), gradients(4), np.ones(4, np.float32)
     run, before = aggregator(tx, 4, mode), initial(tx, updates, mode)
-    _, after = run(updates, before, jnp.ones(4))
+    _, after = run(updates, before, ones)
     compiled = run._cache_size()
     chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
     assert jax.tree.structure(before) == jax.tree.structure(after)
-    run(updates, after, jnp.ones(4))
+    run(updates, after, ones)
     assert run._cache_size() == compiled
 
 
@@ -43,20 +46,24 @@ def _loss(params: dict[str, jax.Array], batch: jax.Array) -> jax.Array:
     return jnp.mean((batch @ params["kernel"] + params["bias"][None]) ** 2)
 
 
-def _setting(case: Case) -> tuple[optax.GradientTransformation, dict[str, jax.Array], jax.Array]:
+@functools.cache
+def _step(tx: optax.GradientTransformation, donate: bool) -> tuple[Any, Callable[..., Any]]:
+    trained = optax.chain(tx, optax.sgd(0.05, momentum=0.9))
+    return trained, jaxcomm.make_step(_loss, trained, mesh_of(4), donate=donate)
+
+
+def _start(tx: optax.GradientTransformation) -> tuple[dict[str, jax.Array], Any, jax.Array]:
     rng = np.random.default_rng(7)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
-    tx = optax.chain(case.make(), optax.sgd(0.05, momentum=0.9))
-    return tx, {"kernel": draw(6, 2), "bias": draw(2)}, draw(16, 6)
+    params = {"kernel": draw(6, 2), "bias": draw(2)}
+    return params, jaxcomm.init(tx, params, mesh_of(4)), draw(16, 6)
 
 
 @pytest.mark.parametrize("donate", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_scanned_donated_and_stepped_alike(case: Case, donate: bool) -> None:
-    tx, params, batch = _setting(case)
-    mesh = mesh_of(4)
-    step = jaxcomm.make_step(_loss, tx, mesh, donate=donate)
-    state = jaxcomm.init(tx, params, mesh)
+    tx, step = _step(case.make(), donate)
+    params, state, batch = _start(tx)
 
     def body(carry: tuple, _: None) -> tuple:
         params, state, metrics = step(*carry, batch)
@@ -72,10 +79,9 @@ def test_scanned_donated_and_stepped_alike(case: Case, donate: bool) -> None:
 
 @pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_checkpoint_and_resume_bit_equal(case: Case, tmp_path: pathlib.Path) -> None:
-    tx, params, batch = _setting(case)
-    mesh = mesh_of(4)
-    step = jaxcomm.make_step(_loss, tx, mesh, donate=False)
-    train = (params, jaxcomm.init(tx, params, mesh))
+    tx, step = _step(case.make(), donate=True)
+    params, state, batch = _start(tx)
+    train = (params, state)
     for _ in range(2):
         train = step(*train, batch)[:2]
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
@@ -83,7 +89,7 @@ def test_checkpoint_and_resume_bit_equal(case: Case, tmp_path: pathlib.Path) -> 
         checkpointer.wait_until_finished()
         template = jax.tree.map(
             lambda x, spec: jax.ShapeDtypeStruct(
-                x.shape, x.dtype, sharding=NamedSharding(mesh, spec)
+                x.shape, x.dtype, sharding=NamedSharding(mesh_of(4), spec)
             ),
             train,
             jaxcomm.state_specs(train),

@@ -7,6 +7,7 @@ import pytest
 
 from jaxcomm import Coins
 from tests.cases import CASES, Case
+from tests.slow import slow
 
 SUMMABLE = [c for c in CASES if c.integer_sum and c.codec and c.codec.combine == "sum"]
 
@@ -36,7 +37,7 @@ def check_sums(case: Case, workers: int) -> None:
     np.testing.assert_allclose(together, np.mean(own, axis=0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5, 8])
+@pytest.mark.parametrize("workers", [slow(1), slow(2), 5, 8])
 @pytest.mark.parametrize("case", SUMMABLE, ids=repr)
 def test_sums(case: Case, workers: int) -> None:
     check_sums(case, workers)

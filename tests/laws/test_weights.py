@@ -1,5 +1,6 @@
 """`update(..., weight=w)` is the weighted mean."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -38,14 +39,17 @@ def test_weights_on_a_mesh(case: Case, mode: Mode) -> None:
 
 @pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
 def test_no_weight_at_all(case: Case) -> None:
-    assert np.all(flat(aggregate(case.make(), gradients(3), "checked", [0.0, 0.0, 0.0])) == 0)
+    assert np.all(flat(aggregate(case.make(), gradients(4), "checked", [0.0] * 4)) == 0)
 
 
 @pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
 def test_a_worker_without_weight_does_not_count(case: Case) -> None:
-    updates = jnp.array([[1.0, 1.0], [jnp.nan, jnp.inf], [1.0, 1.0]])
-    result = aggregate(case.make(), updates, weights=[1.0, 0.0, 1.0])
-    np.testing.assert_allclose(result, 1.0, atol=1.5 * case.resolution(3, 2) + 1e-6)
+    updates = {"bias": np.ones((4, 3)), "kernel": np.ones((4, 5, 2)), "scale": np.ones(4)}
+    updates["bias"][1], updates["kernel"][1] = np.nan, np.inf
+    updates = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), updates)
+    result = flat(aggregate(case.make(), updates, weights=[1.0, 0.0, 1.0, 1.0]))
+    bound = 4 / 3 * case.resolution(*result.shape) + 1e-6
+    np.testing.assert_allclose(result, 1.0, atol=bound)
 
 
 @pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)

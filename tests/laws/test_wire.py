@@ -9,14 +9,14 @@ import pytest
 
 import jaxcomm
 from tests.cases import CASES, Case, rows, rows_by_workers
-from tests.workers import SIZES, Mode, aggregator, count, gradients, initial
+from tests.workers import SIZES, Mode, abstract, aggregator, count, gradients
 
 COLLECTIVE = re.compile(r"= (\(?[^=]*?\)?) (all-reduce|all-gather|all-to-all|collective-permute)\(")
 
 
 def _program(case: Case, mode: Mode, updates: Any) -> tuple[Any, tuple[Any, ...]]:
     tx, workers = case.make(), count(updates)
-    arguments = updates, initial(tx, updates, mode), jnp.ones(workers)
+    arguments = updates, abstract(tx, updates, mode), jnp.ones(workers)
     return aggregator(tx, workers, mode), arguments
 
 
@@ -52,14 +52,13 @@ def test_bytes_unchecked(case: Case) -> None:
     check_bytes(case, 3, "unchecked")
 
 
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
-def test_compiled_dtypes(case: Case) -> None:
-    for workers in (2, 8):
-        coordinates = 4096  # So many that float32 norms and flags are few even beside single bits.
-        run, arguments = _program(case, "checked", {"kernel": jnp.ones((workers, coordinates))})
-        elements = compiled_collectives(run, arguments)
-        coded = {dtype for dtype, size in elements.items() if size >= coordinates / 32}
-        assert coded == case.dtypes(workers)
+@pytest.mark.parametrize(("case", "workers"), rows_by_workers(CASES, [8], [], (2,)), ids=repr)
+def test_compiled_dtypes(case: Case, workers: int) -> None:
+    coordinates = 4096  # So many that float32 norms and flags are few even beside single bits.
+    run, arguments = _program(case, "checked", {"kernel": jnp.ones((workers, coordinates))})
+    elements = compiled_collectives(run, arguments)
+    coded = {dtype for dtype, size in elements.items() if size >= coordinates / 32}
+    assert coded == case.dtypes(workers)
 
 
 @pytest.mark.parametrize(("case", "workers"), rows_by_workers(CASES, [2, 16], [], (64,)), ids=repr)
@@ -68,7 +67,7 @@ def test_bytes_of_a_simulated_step(case: Case, workers: int) -> None:
     params = jax.tree.map(lambda x: x[0], gradients(1))
     loss = lambda p, b: sum(jnp.sum(x**2) for x in jax.tree.leaves(p)) * jnp.mean(b)  # noqa: E731
     step = jaxcomm.simulate(loss, case.make(), workers)
-    state = jaxcomm.init(case.make(), params, workers)
+    state = jax.eval_shape(lambda params: jaxcomm.init(case.make(), params, workers), params)
     sent = jaxcomm.wire.account(step, params, state, jnp.ones(workers))
     metric = 2 * (workers - 1) / workers * 4
     assert sent.bytes_per_worker == pytest.approx(case.bytes(SIZES, workers) + metric)
