@@ -4,6 +4,7 @@ Most are called in this process, which spares an import of JAX each.
 """
 
 import csv
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,9 @@ import pytest
 
 import experiments
 from experiments.__main__ import main, set_up_jax
+
+# One process, for the weights, scores and steps that the commands have in common.
+pytestmark = pytest.mark.xdist_group("command_line")
 
 SMALL = ["--devices", "2", "--batch", "32", "--log-every", "2"]
 
@@ -109,16 +113,16 @@ def test_what_the_user_gets_wrong_is_one_line(run_here: Run, arguments: str, mes
     assert message in stderr
 
 
+@pytest.mark.slow
 def test_wrong_input_is_the_exit_code_of_the_process() -> None:
     code, stdout, stderr = run("train", "--method", "foo")
     assert (code, stdout) == (2, "") and stderr.startswith("experiments: error: there is no method")
 
 
-def test_train_prints_its_progress_and_its_bytes() -> None:
-    flags = "--xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=3"
-    code, stdout, stderr = run("train", "--method", "mean", *SMALL, "--steps", "4", XLA_FLAGS=flags)
+def test_train_prints_its_progress_and_its_bytes(run_here: Run) -> None:
+    code, stdout, stderr = run_here("train", "--method", "mean", *SMALL, "--steps", "4")
     assert (code, stderr) == (0, "")
-    assert "2 workers" in stdout  # `--devices` wins over XLA_FLAGS.
+    assert "2 workers" in stdout
     assert "step 2: training loss" in stdout and "step 4: training loss" in stdout
     assert "bytes sent per worker: " in stdout
 
@@ -243,10 +247,11 @@ def test_estimate_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> 
 
 def test_an_interrupt_leaves_a_valid_partial_record(tmp_path: Path) -> None:
     keep = ["--records", str(tmp_path), "--record", "stopped"]
-    process = start("train", "--method", "mean", *SMALL, "--steps", "1000000", *keep)
-    for line in process.stdout:
-        if line.startswith("step 4:"):
-            break
+    flags = "--xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=3"
+    endless = ["train", "--method", "mean", *SMALL, "--steps", "1000000", *keep]
+    process = start(*endless, XLA_FLAGS=flags)
+    said = list(itertools.takewhile(lambda line: not line.startswith("step 4:"), process.stdout))
+    assert any("2 workers" in line for line in said)  # `--devices` wins over XLA_FLAGS.
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     (folder,) = tmp_path.glob("*_stopped")

@@ -32,7 +32,11 @@ class Ended(NamedTuple):
 
 @pytest.fixture(scope="session", params=CLUSTERS)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """All families trained by so many processes, as `launch` starts them."""
+    """The families of this run trained by so many processes, as `launch` starts them."""
+    specs = [getattr(item, "callspec", None) for item in request.session.items]
+    params = [spec.params for spec in specs if spec]
+    asked = {each.get("name") for each in params if each.get("cluster") == request.param}
+    names = [name for name in FAMILIES if name in asked or name.startswith("mean")]
     processes, devices = request.param
     assert processes * devices == WORKERS
     config = Launch(processes=processes, devices_per_process=devices)
@@ -44,12 +48,12 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         environment_of(process, config, coordinator, given) for process in range(processes)
     ]
     said, complained = io.StringIO(), io.StringIO()
-    command = [sys.executable, "-m", "tests.processes.program", str(folder)]
+    command = [sys.executable, "-m", "tests.processes.program", str(folder), *names]
     outcome = Together(said, complained).run(command, environments)
     assert outcome.code == 0, said.getvalue()[-2000:] + complained.getvalue()[-4000:]
     return Ended(
         [json.loads((folder / f"{process}.json").read_text()) for process in range(processes)],
-        {name: np.load(folder / f"{name}.npy") for name in FAMILIES},
+        {name: np.load(folder / f"{name}.npy") for name in names},
     )
 
 

@@ -33,12 +33,14 @@ class Family(NamedTuple):
         of the workers: all ways to run it agree bit for bit.
       weighted: Whether workers count unequally.
       size: Coordinates; so many make over a megabyte on the wire, of votes a fifth of it.
+      variant: Made of what others are made of: left to the slow run.
     """
 
     make: Callable[[], optax.GradientTransformationExtraArgs]
     integer_sum: bool
     weighted: bool = False
     size: int = SIZE
+    variant: bool = False
 
 
 def _dithering() -> jaxcomm.Codec:
@@ -50,13 +52,15 @@ FAMILIES: dict[str, Family] = {
     "mean, weighted": Family(jaxcomm.mean, False, weighted=True, size=SIZE // 4),
     "ring": Family(jaxcomm.ring_mean, False, size=SIZE // 4),
     "summed": Family(lambda: jaxcomm.global_qsgd(bits=8), True),
-    "summed, weighted": Family(lambda: jaxcomm.global_qsgd(bits=8), True, weighted=True),
-    "gathered": Family(lambda: jaxcomm.qsgd(bits=8), True, size=SIZE // 2),
+    "summed, weighted": Family(
+        lambda: jaxcomm.global_qsgd(bits=8), True, weighted=True, variant=True
+    ),
+    "gathered": Family(lambda: jaxcomm.qsgd(bits=8), True, size=SIZE // 2, variant=True),
     "merged": Family(lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="tree"), True),
     "recipe in two stages": Family(
-        lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="two_stage"), True
+        lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="two_stage"), True, variant=True
     ),
-    "two stages": Family(lambda: jaxcomm.two_stage_mean("data", _dithering()), True),
+    "two stages": Family(lambda: jaxcomm.two_stage_mean("data", _dithering()), True, variant=True),
     "two stages, feedback at both ends": Family(
         lambda: jaxcomm.two_stage_mean("data", error_feedback(_dithering())), True
     ),

@@ -37,7 +37,7 @@ def bytes_sent() -> int:
     return total
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: list[str]) -> None:
     end_with_launcher()
     cluster.join(START_SECONDS)
 
@@ -55,7 +55,8 @@ def main(folder: Path) -> None:
         train(FAMILIES["mean"], mesh, local_batch=True)
     except ValueError as error:
         refused = str(error)
-    for name, family in FAMILIES.items():
+    for name in names:
+        family = FAMILIES[name]
         started = time.perf_counter()
         run = train(family, mesh, bytes_sent)
         if cluster.is_first():
@@ -67,4 +68,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -18,13 +18,16 @@ from tests.processes.families import (
     target,
     weights,
 )
+from tests.slow import slow
 
 pytestmark = pytest.mark.xdist_group("processes")
 
 MOST_OVERHEAD = 0.08
 ROUNDING = 2e-6
 
-families = pytest.mark.parametrize("name", FAMILIES)
+families = pytest.mark.parametrize(
+    "name", [slow(name) if family.variant else name for name, family in FAMILIES.items()]
+)
 
 
 @families
