@@ -9,6 +9,15 @@ import numpy as np
 from jaxcomm import Codec, Coins
 
 
+def jitted(codec: Codec) -> Codec:
+    """The same codec, each part of which is one program and not one an operation."""
+    return codec._replace(
+        measure=jax.jit(codec.measure),
+        encode=jax.jit(codec.encode, static_argnums=4),
+        decode=jax.jit(codec.decode, static_argnums=(3, 4, 5)),
+    )
+
+
 def coins_of(seed: int) -> Coins:
     return Coins(*jax.random.split(jax.random.key(seed)))
 

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import jaxcomm
+from tests.slow import slow
 from tests.workers import (
     MODE_ROWS,
     Mode,
@@ -167,7 +168,7 @@ def loss_fn(params: Any, batch: Any) -> jax.Array:
     return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
 
 
-@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+@pytest.mark.parametrize("kind", ["mesh", slow("simulated")])
 def test_steps_scanned_trained_and_compiled_once(kind: str) -> None:
     tx = jaxcomm.accumulate(optax.chain(jaxcomm.mean(), optax.rmsprop(0.05)), 2)
     start = lambda: {"w": jnp.linspace(-1, 1, 5), "b": jnp.float32(0.5)}  # noqa: E731

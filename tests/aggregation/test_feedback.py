@@ -49,7 +49,13 @@ CODECS = {
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [("top_k", "checked"), ("bfloat16_values", "checked"), *((name, "vmap") for name in CODECS)],
+    [
+        ("top_k", "checked"),
+        slow("bfloat16_values", "checked"),
+        *(slow(name, "vmap") for name in ("top_k", "bfloat16")),
+        ("bfloat16_values", "vmap"),
+        ("dither", "vmap"),
+    ],
 )
 def test_gathered(name: str, mode: Mode) -> None:
     given = draw(4, 30)

@@ -124,7 +124,7 @@ def start() -> Any:
 BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(16, 50)), jnp.float32)
 
 
-@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+@pytest.mark.parametrize("kind", ["mesh", slow("simulated")])
 def test_a_step_trains_and_sends_float32_over_ici_and_int8_over_dcn(kind: str) -> None:
     stages = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn", bits=8))
     tx = optax.chain(stages, optax.sgd(0.05, momentum=0.9))
@@ -295,7 +295,7 @@ MANUAL = pytest.mark.parametrize("manual", [{"data"}, {"data", "model"}], ids=["
 
 
 @MANUAL
-@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("check", [True, slow(False)])
 @pytest.mark.parametrize("method", [jaxcomm.global_qsgd, jaxcomm.mean, jaxcomm.qsgd])
 def test_shards_are_averaged_where_they_are(method: Any, manual: set[str], check: bool) -> None:
     whole, placed = sharded_gradients()
@@ -318,7 +318,7 @@ def test_shards_are_averaged_where_they_are(method: Any, manual: set[str], check
     assert sent.bytes_per_worker <= codes + 8 * 2
 
 
-@pytest.mark.parametrize("method", [jaxcomm.global_qsgd, jaxcomm.qsgd])
+@pytest.mark.parametrize("method", [jaxcomm.global_qsgd, slow(jaxcomm.qsgd)])
 def test_without_shard_local_the_partitioner_gathers_shards(method: Any) -> None:
     _, placed = sharded_gradients()
     tx = method("data")

@@ -125,7 +125,7 @@ def loss_fn(params: Any, batch: jax.Array) -> jax.Array:
     return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
 
 
-@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+@pytest.mark.parametrize("kind", ["mesh", slow("simulated")])
 def test_metrics(kind: str) -> None:
     workers = mesh_of(4) if kind == "mesh" else 4
     make = jaxcomm.make_step if kind == "mesh" else jaxcomm.simulate
@@ -178,7 +178,13 @@ LEVELS = {
 }
 
 
-@pytest.mark.parametrize("name", LEVELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        slow(name) if name in ("15 by default", "what 8 bits leave alone") else name
+        for name in LEVELS
+    ],
+)
 def test_levels_in_use(name: str) -> None:
     build, levels = LEVELS[name]
     given, tx = gradients(4), build(info=True)

@@ -12,6 +12,7 @@ import pytest
 import jaxcomm
 from tests.aggregation.test_memory import remainders
 from tests.laws.test_wire import COLLECTIVE
+from tests.slow import slow
 from tests.workers import MODE_ROWS, Mode, aggregator, flat, gradients, initial, mesh_of
 
 WORKERS = 4
@@ -87,7 +88,7 @@ def loss_fn(params: Any, batch: jax.Array) -> jax.Array:
     return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
 
 
-@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+@pytest.mark.parametrize("kind", ["mesh", slow("simulated")])
 def test_training_goes_on(kind: str) -> None:
     tx = jaxcomm.skip_nonfinite(optax.chain(jaxcomm.global_qsgd(), optax.rmsprop(0.1)))
     workers = mesh_of(WORKERS) if kind == "mesh" else WORKERS

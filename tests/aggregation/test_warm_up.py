@@ -136,7 +136,7 @@ def test_within_a_hierarchy_and_with_weights() -> None:
         first, state = tx.update(x, tx.init(x), weight=weight)
         return first, tx.update(x, state, weight=weight)[0]
 
-    run = jax.vmap(jax.vmap(two_steps, axis_name="ici"), axis_name="dcn")
+    run = jax.jit(jax.vmap(jax.vmap(two_steps, axis_name="ici"), axis_name="dcn"))
     rng = np.random.default_rng(2)
     updates, weights = rng.normal(size=(2, 2, 50)), np.array([[1.0, 2.0], [3.0, 0.0]])
     exact = np.average(updates.reshape(4, 50), axis=0, weights=weights.ravel())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxcomm.compression import _bits
+from tests.slow import slow
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 100])
@@ -24,7 +25,7 @@ def test_bits_are_planar() -> None:
     np.testing.assert_array_equal(_bits.pack_bits(bits), [2, 0])
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 32, 45])
+@pytest.mark.parametrize("count", [0, slow(1), slow(7), slow(32), 45])
 @pytest.mark.parametrize("width", [0, 1, 4, 10, 32])
 def test_numbers_round_trip(width: int, count: int) -> None:
     rng = np.random.default_rng(width + count)

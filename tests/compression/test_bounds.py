@@ -11,6 +11,7 @@ import scipy.stats
 from jaxcomm import Codec, Coins, Memory
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.quantizers import cast, dither, exponential_dither, nonzeros, scaled_cast
+from tests.slow import slow
 
 DRAWS = 500
 COMBINED = {"sum": jnp.sum, "max": jnp.max}
@@ -73,7 +74,7 @@ def holds(errors: np.ndarray, bound: float) -> bool:
     [
         (lambda: dither(levels=1, norm="l2"), 1),
         (lambda: dither(levels=3), 3),
-        (lambda: dither(levels=15, norm="l2"), 15),
+        slow(lambda: dither(levels=15, norm="l2"), 15),
         (lambda: dither(bits=6), {1: 31, 4: 7}),
     ],
 )

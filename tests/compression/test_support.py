@@ -1,5 +1,8 @@
 """Bitmaps of rows, blocks and coordinates, and the parts whose bits are set."""
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,13 +42,18 @@ def test_a_bit_is_set_where_a_part_is_not_zero(
     assert int(_support.count(words)) == bits.sum()
 
 
+@functools.partial(jax.jit, static_argnames=("room", "parts"))
+def _members(words: jax.Array, first: jax.Array, room: int, parts: Any) -> jax.Array:
+    return _support.members(words, first, room, parts)
+
+
 @pytest.mark.parametrize("density", [0.0, 0.03, 0.5, 1.0])
 @pytest.mark.parametrize("room", [1, 7, 64, 1000])
 def test_windows_of_members_are_all_of_them_once(density: float, room: int) -> None:
     mask = np.random.default_rng(1).random(777) < density
     parts = _support.Parts(777, 1, 777)
     words = _bits.pack_bits(jnp.asarray(mask))
-    members = jax.jit(lambda words, first: _support.members(words, first, room, parts))
+    members = functools.partial(_members, room=room, parts=parts)
     found = np.concatenate(
         [members(words, jnp.int32(first)) for first in range(0, max(mask.sum(), 1), room)]
     )

@@ -13,6 +13,7 @@ from jaxcomm.compression.feedback import diana, momentum_correction
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
 from tests.compression.feedback.test_ef21 import ONES, WORKERS, D, descend, draw, shifts
+from tests.slow import slow
 from tests.workers import aggregator, initial
 
 AGGREGATORS = pytest.mark.parametrize("aggregate", [jaxcomm.summed_mean, jaxcomm.gathered_mean])
@@ -32,7 +33,7 @@ def advanced(tx: Any, steps: int, mode: Any = "vmap") -> tuple[Any, Any, np.ndar
 
 
 @AGGREGATORS
-@pytest.mark.parametrize("mode", ["vmap", "checked"])
+@pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 def test_shifts_and_their_rate(aggregate: Any, mode: Any) -> None:
     _, state, _ = advanced(aggregate("data", diana(quantizer())), 6, mode)
     own, shared = shifts(state)

@@ -8,6 +8,7 @@ import pytest
 import jaxcomm
 from jaxcomm import Coins
 from jaxcomm.compression.quantizers import ternary
+from tests.codecs import jitted
 from tests.compression.test_bounds import relative_errors
 from tests.workers import draws
 
@@ -43,7 +44,7 @@ def test_clipping_against_numpy(factor: float) -> None:
     x *= factor / np.abs(x).max()
     limit = 2.5 * np.sqrt(np.mean((x / factor) ** 2)) * factor
     assert np.sum(np.abs(x) > limit) > 3
-    codec, given = ternary(clip=2.5), jnp.asarray(x, jnp.float32)
+    codec, given = jitted(ternary(clip=2.5)), jnp.asarray(x, jnp.float32)
     own = codec.measure(COINS, codec.init(given), given)
     np.testing.assert_allclose(own.max_abs, limit, rtol=1e-5)
     payload, _ = codec.encode(COINS, codec.init(given), given, own, 1)
@@ -57,7 +58,7 @@ def test_clipping_against_numpy(factor: float) -> None:
 
 @pytest.mark.parametrize("x", [np.full(30, -0.3), np.array(7.0), np.zeros(4), np.zeros(0)])
 def test_equal_coordinates_are_not_clipped(x: np.ndarray) -> None:
-    codec, given = ternary(clip=2.5), jnp.asarray(x, jnp.float32)
+    codec, given = jitted(ternary(clip=2.5)), jnp.asarray(x, jnp.float32)
     own = codec.measure(COINS, codec.init(given), given)
     payload, _ = codec.encode(COINS, codec.init(given), given, own, 1)
     np.testing.assert_allclose(

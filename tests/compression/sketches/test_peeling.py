@@ -36,7 +36,7 @@ def solve(
 @pytest.mark.parametrize(
     ("count", "cells", "rounds"),
     [
-        (3000, 1.4, 16),
+        slow(3000, 1.4, 16),
         slow(3000, 1.3, 40),
         slow(3000, 1.6, 12),
         (2**15, 1.3, 40),

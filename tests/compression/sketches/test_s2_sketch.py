@@ -14,7 +14,7 @@ from jaxcomm.compression import scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sketches import s2_codes, s2_sketch
 from pallas_kernels import count_sketch
-from tests.codecs import coins_of, run, send
+from tests.codecs import coins_of, jitted, run, send
 from tests.slow import slow
 from tests.workers import aggregator, initial
 
@@ -71,7 +71,7 @@ def test_the_error_is_that_of_theory(rows: int, ratio: float, decode: Any, omega
 
 
 def test_the_table_is_that_of_the_formula() -> None:
-    x, codec, coins = sparse(), build(ratio=1, rows=2), coins_of(0)
+    x, codec, coins = sparse(), jitted(build(ratio=1, rows=2)), coins_of(0)
     own = codec.measure(coins, codec.init(jnp.asarray(x)), jnp.asarray(x))
     payload, _ = codec.encode(coins, (), jnp.asarray(x), own, 1)
     columns, signs = count_sketch.locations(
@@ -165,14 +165,14 @@ def test_info_tells_the_density_and_the_error_to_be_expected() -> None:
 
 def test_own_parts_decode_to_the_decoded_sum() -> None:
     x = workers_with_rows_of_their_own(3)
-    codec, coins = s2_sketch(density=0.1, ratio=0.5, rows=3), coins_of(2)
+    codec, coins = jitted(s2_sketch(density=0.1, ratio=0.5, rows=3)), coins_of(2)
     own = [codec.measure(coins, (), jnp.asarray(each)) for each in x]
     agreed = own[0]._replace(support=functools.reduce(jnp.bitwise_or, [o.support for o in own]))
     payloads = [codec.encode(coins, (), jnp.asarray(each), agreed, 3)[0] for each in x]
-    decode = functools.partial(codec.decode, coins.public, shape=x[0].shape)
     total = jax.tree.map(lambda *tables: sum(tables), *payloads)
-    alone = [decode(payload, agreed, 3, 1) for payload in payloads]
-    np.testing.assert_allclose(decode(total, agreed, 3, 3), sum(alone) / 3, atol=1e-5)
+    alone = [codec.decode(coins.public, payload, agreed, 3, 1, x[0].shape) for payload in payloads]
+    together = codec.decode(coins.public, total, agreed, 3, 3, x[0].shape)
+    np.testing.assert_allclose(together, sum(alone) / 3, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", [0, slow(1)])
@@ -180,7 +180,7 @@ def test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap(seed: in
     x = np.repeat(workers_with_rows_of_their_own(8).sum(axis=0, keepdims=True), 8, axis=0)
     x[:, :, 0] = np.where(x[:, :, 0] != 0, 9.0, 0)  # 120 of all workers, where two will wrap.
     codec, coins = (
-        s2_codes(density=0.35, ratio=1.6),
+        jitted(s2_codes(density=0.35, ratio=1.6)),
         [coins_of(seed)._replace(private=jax.random.key(i)) for i in range(8)],
     )
     own = [codec.measure(c, (), jnp.asarray(each)) for c, each in zip(coins, x, strict=True)]
@@ -188,9 +188,8 @@ def test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap(seed: in
         support=functools.reduce(jnp.bitwise_or, [o.support for o in own]),
         norm=jax.tree.map(lambda *norms: jnp.max(jnp.stack(norms)), *[o.norm for o in own]),
     )
-    encode = jax.jit(codec.encode, static_argnums=4)
     tables = [
-        np.asarray(encode(c, (), jnp.asarray(each), agreed, 8)[0].table)
+        np.asarray(codec.encode(c, (), jnp.asarray(each), agreed, 8)[0].table)
         for c, each in zip(coins, x, strict=True)
     ]
     total = np.sum(tables, axis=0, dtype=np.int64)

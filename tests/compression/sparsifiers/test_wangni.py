@@ -69,10 +69,13 @@ def test_all_of_it_is_the_identity() -> None:
         assert codec.variance(33, 1) == 0
 
 
+EIGHT = wangni(k=8)
+
+
 @pytest.mark.parametrize("scale", [1e-37, 1.0, 3e36])
 def test_any_magnitude(scale: float) -> None:
     x = (np.linspace(-1, 1, 24) * scale).astype(np.float32)
-    q = compressed(wangni(k=8), jnp.asarray(x), 400)
+    q = compressed(EIGHT, jnp.asarray(x), 400)
     assert np.all(np.isfinite(q)) and np.all(np.count_nonzero(q, axis=1) <= 8)
     assert np.abs(q.mean(axis=0) - x).max() <= 5 * 3 * scale / 400**0.5
     assert np.all(q[:, x == 0] == 0)

@@ -16,6 +16,8 @@ from tests.slow import slow
 
 SEEDS = jnp.array([1, 2], jnp.uint32)
 FAMILIES = [("tiles", 2048), ("elements", 777)]
+encode = jax.jit(count_sketch.encode, static_argnames=("rows", "columns", "hashing"))
+decode = jax.jit(count_sketch.decode, static_argnames=("shape", "estimate", "hashing"))
 
 
 def normal(*shape: int) -> jax.Array:
@@ -28,10 +30,10 @@ def normal(*shape: int) -> jax.Array:
 )
 def test_shapes(shape: tuple[int, ...], hashing: Any, columns: int) -> None:
     x = jnp.ones(shape)
-    table = count_sketch.encode(x, SEEDS, rows=3, columns=columns, hashing=hashing)
+    table = encode(x, SEEDS, rows=3, columns=columns, hashing=hashing)
     assert table.shape == (3, columns) and table.dtype == jnp.float32
     for estimate in ("mean", "median"):
-        result = count_sketch.decode(table, SEEDS, shape=shape, estimate=estimate, hashing=hashing)
+        result = decode(table, SEEDS, shape=shape, estimate=estimate, hashing=hashing)
         assert result.shape == shape and result.dtype == jnp.float32
     if x.size == 1 or hashing == "tiles":  # Nothing collides within a tile.
         np.testing.assert_allclose(result, x, rtol=1e-6)
@@ -42,24 +44,22 @@ def test_mask(hashing: Any, columns: int) -> None:
     x = normal(50, 100)
     mask = jnp.asarray(np.random.default_rng(1).random((50, 100)) < 0.3)
     options = {"rows": 3, "columns": columns, "hashing": hashing}
-    table = count_sketch.encode(jnp.where(mask, x, jnp.nan), SEEDS, mask=mask, **options)
-    expected = count_sketch.encode(jnp.where(mask, x, 0), SEEDS, **options)
+    table = encode(jnp.where(mask, x, jnp.nan), SEEDS, mask=mask, **options)
+    expected = encode(jnp.where(mask, x, 0), SEEDS, **options)
     np.testing.assert_array_equal(table, expected)
-    decode = functools.partial(count_sketch.decode, table, SEEDS, shape=x.shape, hashing=hashing)
-    result = jax.jit(decode)(mask=mask)
-    np.testing.assert_array_equal(result, jnp.where(mask, decode(), 0))
+    whole = decode(table, SEEDS, shape=x.shape, hashing=hashing)
+    result = decode(table, SEEDS, shape=x.shape, hashing=hashing, mask=mask)
+    np.testing.assert_array_equal(result, jnp.where(mask, whole, 0))
     assert not (result == 0).all()
 
 
 @pytest.mark.parametrize(("hashing", "columns"), [slow(*FAMILIES[0]), FAMILIES[1]])
 def test_tables_add_up(hashing: Any, columns: int) -> None:
-    encode = functools.partial(
-        count_sketch.encode, seeds=SEEDS, rows=2, columns=columns, hashing=hashing
-    )
+    added = functools.partial(encode, seeds=SEEDS, rows=2, columns=columns, hashing=hashing)
     x, y = normal(4000), jnp.flip(normal(4000))
-    np.testing.assert_allclose(encode(x) + encode(y), encode(x + y), atol=1e-4)
+    np.testing.assert_allclose(added(x) + added(y), added(x + y), atol=1e-4)
     whole, other = ((1e9 * z).astype(jnp.int32) for z in (x, y))
-    np.testing.assert_array_equal(encode(whole) + encode(other), encode(whole + other))
+    np.testing.assert_array_equal(added(whole) + added(other), added(whole + other))
 
 
 @pytest.mark.parametrize(("hashing", "columns"), [FAMILIES[0], slow(*FAMILIES[1])])
@@ -78,7 +78,7 @@ def test_gradients_are_the_transpose(hashing: Any, columns: int) -> None:
     (gradient,) = transpose(cotangent)
     np.testing.assert_allclose(gradient, 3 * decode(cotangent), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(
-        jnp.vdot(gradient, x), jnp.vdot(cotangent, table), rtol=1e-3, atol=1e-3
+        np.vdot(gradient, x), np.vdot(cotangent, table), rtol=1e-3, atol=1e-3
     )
     (back,) = jax.vjp(decode, table)[1](x)
     np.testing.assert_allclose(3 * back, table, rtol=1e-5, atol=1e-5)
@@ -115,9 +115,7 @@ def test_transformations(hashing: Any, columns: int) -> None:
 
     specs = {"in_specs": P("workers"), "out_specs": (P(), P("workers"))}
     mean, gradient = jax.jit(jax.shard_map(step, mesh=mesh, **specs))(x)
-    expected = count_sketch.decode(
-        encode(x.mean(axis=0), SEEDS), SEEDS, shape=(3000,), hashing=hashing
-    )
+    expected = decode(encode(x.mean(axis=0), SEEDS), SEEDS, shape=(3000,), hashing=hashing)
     np.testing.assert_allclose(mean, expected, atol=1e-5)
     assert gradient.shape == x.shape
 

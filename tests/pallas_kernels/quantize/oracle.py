@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tests.slow import slow
+
 
 class Case(NamedTuple):
     """How numbers are quantized."""
@@ -31,6 +33,8 @@ CASES = [
     Case(2**20, 32),
     Case(2**24 - 1, 32),
 ]
+# Whole words of fields, words with bits to spare, and fields that are bytes or words themselves.
+BY_WIDTH = [case if case.bits in (2, 5, 8, 11, 16, 32) else slow(case) for case in CASES]
 
 
 def random_words(positions: np.ndarray, seeds: np.ndarray) -> np.ndarray:

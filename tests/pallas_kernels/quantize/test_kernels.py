@@ -100,7 +100,7 @@ def test_gpu(case: Case, shape: tuple[int, ...], dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "size"), [(Case(127, 8), 1500), (Case(15, 5), 6 * 1100 - 5)], ids=str
+    ("case", "size"), [slow(Case(127, 8), 1500), (Case(15, 5), 6 * 1100 - 5)], ids=str
 )
 def test_gpu_overlapping_blocks(case: Case, size: int) -> None:
     x = jnp.asarray(oracle.numbers((size,), 2.0))

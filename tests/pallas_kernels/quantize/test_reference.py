@@ -7,7 +7,8 @@ import pytest
 
 from pallas_kernels.quantize import dequantize, quantize
 from tests.pallas_kernels.quantize import oracle
-from tests.pallas_kernels.quantize.oracle import CASES, Case
+from tests.pallas_kernels.quantize.oracle import BY_WIDTH, Case
+from tests.slow import slow
 
 SEEDS = np.array([2**32 - 7, 12345], np.uint32)
 
@@ -21,7 +22,7 @@ def quantized(x: np.ndarray, scale: float, case: Case, **options: bool) -> list[
     return [np.asarray(result) for result in jax.tree.leaves(results)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", BY_WIDTH, ids=str)
 def test_codes_of_every_width(case: Case) -> None:
     x = oracle.numbers((211,), 3.0)
     (fields,) = quantized(x, 3.0, case)
@@ -43,7 +44,9 @@ def test_codes_of_every_scale(case: Case, scale: float) -> None:
         assert not codes.any()
 
 
-@pytest.mark.parametrize("shape", [(0,), (1,), (2, 0), (), (127,), (129,), (3, 5, 7)])
+@pytest.mark.parametrize(
+    "shape", [(0,), slow((1,)), slow((2, 0)), (), slow((127,)), (129,), (3, 5, 7)]
+)
 @pytest.mark.parametrize("case", [Case(1, 2), Case(15, 5), Case(127, 8)], ids=str)
 def test_ragged_shapes(case: Case, shape: tuple[int, ...]) -> None:
     x = oracle.numbers(shape, 1.0)
