@@ -218,7 +218,7 @@ def test_codes_that_do_not_peel_are_zero() -> None:
 @pytest.mark.parametrize(
     "codec",
     [
-        s2_sketch(density=1, ratio=1.5, rows=3, decode="peel"),
+        slow(s2_sketch(density=1, ratio=1.5, rows=3, decode="peel")),
         scaled(s2_sketch(density=1, ratio=0.5)),
         s2_codes(density=0.3, ratio=1.5),
     ],

@@ -26,12 +26,15 @@ def assert_equal_to_reference(
 ) -> None:
     kernels, interpret = KERNELS[platform]
     sizes = {"rows": rows, "columns": columns, "planes": planes}
-    table = kernels.encode(x, SEEDS, **sizes, interpret=interpret)
+    encode = functools.partial(kernels.encode, **sizes, interpret=interpret)
+    table = jax.jit(encode)(x, SEEDS)
     expected = jax.jit(functools.partial(reference.encode, **sizes))(x, SEEDS)
     np.testing.assert_array_equal(table, expected, strict=True)  # In the same order.
     options = {"shape": x.shape, "estimate": estimate, "planes": planes}
-    result = kernels.decode(expected, SEEDS, **options, interpret=interpret)
-    np.testing.assert_array_equal(result, reference.decode(expected, SEEDS, **options), strict=True)
+    decode = functools.partial(kernels.decode, **options, interpret=interpret)
+    result = jax.jit(decode)(expected, SEEDS)
+    decoded = jax.jit(functools.partial(reference.decode, **options))(expected, SEEDS)
+    np.testing.assert_array_equal(result, decoded, strict=True)
 
 
 def array(size: int, dtype: Any) -> jax.Array:
@@ -91,7 +94,7 @@ def test_vmap_and_shard_map(platform: str) -> None:
     of_kernels = functools.partial(round_trip, kernels, interpret=interpret)
     of_reference = jax.jit(functools.partial(round_trip, reference))
     expected = jnp.stack([of_reference(*args) for args in zip(x, seeds, strict=True)])
-    np.testing.assert_array_equal(jax.vmap(of_kernels)(x, seeds), expected)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(of_kernels))(x, seeds), expected)
 
     mesh = jax.make_mesh((1,), ("workers",), axis_types=(jax.sharding.AxisType.Auto,))
 

@@ -41,17 +41,15 @@ def assert_equal_to_reference(platform: str, size: int, scale: float) -> None:
     kernels, interpret = MODULES[platform], INTERPRET[platform]
     x, a, b = numbers_of(size, scale), codes_of(size, 1), codes_of(size, 2)
     args = x, jnp.float32(scale), seeds
-    np.testing.assert_array_equal(
-        kernels.encode(*args, headroom=3, interpret=interpret), reference.encode(*args, headroom=3)
-    )
-    np.testing.assert_array_equal(
-        kernels.add(a, b, seeds, interpret=interpret), reference.add(a, b, seeds)
-    )
     options = {"headroom": 3, "count": 3}
-    np.testing.assert_array_equal(
-        bits_of(kernels.decode(a, jnp.float32(scale), **options, interpret=interpret)),
-        bits_of(reference.decode(a, jnp.float32(scale), **options)),
-    )
+    both = []
+    for module, interpreted in ((kernels, {"interpret": interpret}), (reference, {})):
+        encode = jax.jit(functools.partial(module.encode, headroom=3, **interpreted))
+        add = jax.jit(functools.partial(module.add, **interpreted))
+        decode = jax.jit(functools.partial(module.decode, **options, **interpreted))
+        both.append((encode(*args), add(a, b, seeds), bits_of(decode(a, args[1]))))
+    for of_kernel, of_reference in zip(*both, strict=True):
+        np.testing.assert_array_equal(of_kernel, of_reference)
 
 
 @pytest.mark.parametrize("size,scale", [(129, 1e-30), slow(140000, 0.7)])
@@ -78,8 +76,10 @@ def test_kernels_of_nothing_and_of_a_scalar(platform):
 @pytest.mark.parametrize("platform", MODULES)
 def test_kernels_widen_bfloat16(platform):
     args = numbers_of(300, 1.0).astype(jnp.bfloat16), jnp.float32(1), seeds
-    codes = MODULES[platform].encode(*args, headroom=3, interpret=INTERPRET[platform])
-    np.testing.assert_array_equal(codes, reference.encode(*args, headroom=3))
+    options = {"headroom": 3, "interpret": INTERPRET[platform]}
+    codes = jax.jit(functools.partial(MODULES[platform].encode, **options))(*args)
+    expected = jax.jit(functools.partial(reference.encode, headroom=3))(*args)
+    np.testing.assert_array_equal(codes, expected)
 
 
 @pytest.mark.parametrize("platform", [slow("tpu"), "cuda"])

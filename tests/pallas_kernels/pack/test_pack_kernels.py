@@ -24,13 +24,14 @@ def numbers_below(limit: int, size: int) -> jax.Array:
 
 def assert_equal_to_reference(platform: str, numbers: jax.Array, bits: int) -> None:
     kernels, interpret = MODULES[platform], INTERPRET[platform]
-    packed = reference.pack(numbers, bits=bits)
-    np.testing.assert_array_equal(kernels.pack(numbers, bits=bits, interpret=interpret), packed)
-    shape = numbers.shape
-    np.testing.assert_array_equal(
-        kernels.unpack(packed, bits=bits, shape=shape, interpret=interpret),
-        reference.unpack(packed, bits=bits, shape=shape),
-    )
+    shape, both = numbers.shape, []
+    packed = jax.jit(functools.partial(reference.pack, bits=bits))(numbers)
+    for module, interpreted in ((kernels, {"interpret": interpret}), (reference, {})):
+        pack = jax.jit(functools.partial(module.pack, bits=bits, **interpreted))
+        unpack = functools.partial(module.unpack, bits=bits, shape=shape, **interpreted)
+        both.append((pack(numbers), jax.jit(unpack)(packed)))
+    for of_kernel, of_reference in zip(*both, strict=True):
+        np.testing.assert_array_equal(of_kernel, of_reference)
 
 
 @pytest.mark.parametrize(

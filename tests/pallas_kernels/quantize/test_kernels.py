@@ -40,7 +40,8 @@ def assert_equal_to_reference(
     options = case._asdict()
     args = (x, jnp.float32(scale), SEEDS)
     interpreted = {"interpret": interpret or default}
-    codes, rest = kernels.quantize(*args, **options, residual=True, **interpreted)
+    quantize = functools.partial(kernels.quantize, **options, residual=True, **interpreted)
+    codes, rest = jax.jit(quantize)(*args)
     expected, expected_rest = jax.jit(
         functools.partial(reference.quantize, **options, residual=True)
     )(*args)
@@ -52,7 +53,8 @@ def assert_equal_to_reference(
 
     options |= {"count": 1, "shape": x.shape}
     added = jnp.asarray(np.cos(np.arange(x.size, dtype=np.float32))).reshape(x.shape)
-    total = kernels.dequantize(codes, args[1], added, **options, **interpreted)
+    dequantize = functools.partial(kernels.dequantize, **options, **interpreted)
+    total = jax.jit(dequantize)(codes, args[1], added)
     expected = jax.jit(functools.partial(reference.dequantize, **options))(codes, args[1], added)
     assert (total.shape, total.dtype) == (x.shape, jnp.float32)
     assert_alike(total, expected, 2.0**-22 * (np.abs(np.asarray(added, np.float64)) + scale))
