@@ -34,7 +34,7 @@ CASES = [
     Case(2**24 - 1, 32),
 ]
 # Whole words of fields, words with bits to spare, and fields that are bytes or words themselves.
-BY_WIDTH = [case if case.bits in (2, 5, 8, 11, 16, 32) else slow(case) for case in CASES]
+BY_WIDTH = [case if case.bits in (2, 4, 5, 8, 11, 16, 32) else slow(case) for case in CASES]
 
 
 def random_words(positions: np.ndarray, seeds: np.ndarray) -> np.ndarray:
