@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 import jaxcomm
-from jaxcomm import recipes
+from jaxcomm import gossip, recipes
 from tests.cases import CASES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -102,6 +102,7 @@ FUNCTIONS = sorted(
         jaxcomm.compression.quantizers,
         jaxcomm.compression.sketches,
         jaxcomm.compression.sparsifiers,
+        gossip,
         jaxcomm.wire,
     )
     for name in (f"{module.__name__}.{n}" for n in module.__all__)

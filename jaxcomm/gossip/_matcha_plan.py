@@ -1,0 +1,142 @@
+"""MATCHA's plan: how often each matching is active, and how much neighbours then take in."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import cvxpy
+import networkx as nx
+import numpy as np
+from cvxpy.atoms.lambda_sum_smallest import lambda_sum_smallest
+from scipy.optimize import minimize_scalar
+
+from jaxcomm.gossip._matchings import Matching, require_matchings, to_matchings
+from jaxcomm.gossip._mixing import laplacian
+from jaxcomm.gossip._topologies import require_graph
+
+
+class MatchaPlan(NamedTuple):
+    """What :func:`jaxcomm.gossip.matcha` runs.
+
+    Attributes:
+      workers: How many.
+      matchings: Sets of edges, of which each is active or not as a whole.
+      probabilities: With which each is active in a step, by itself.
+      alpha: What a worker takes in of the difference to an active neighbour.
+      rho: Of the squared distance of workers from their mean, what is expected to be left after a
+        step, at most: the largest eigenvalue of E[W'W] - J.
+      lambda_2: The second smallest eigenvalue of the expected Laplacian: how connected it is.
+    """
+
+    workers: int
+    matchings: tuple[Matching, ...]
+    probabilities: tuple[float, ...]
+    alpha: float
+    rho: float
+    lambda_2: float
+
+    @property
+    def expected_rounds(self) -> float:
+        """Matchings that are active in a step, on average."""
+        return sum(self.probabilities)
+
+
+def _laplacians(workers: int, matchings: Sequence[Matching]) -> np.ndarray:
+    """That of each matching, [matchings, n, n]."""
+    graphs = [nx.Graph() for _ in matchings]
+    for graph, matching in zip(graphs, matchings, strict=True):
+        graph.add_nodes_from(range(workers))
+        graph.add_edges_from(matching)
+    return np.stack([laplacian(graph) for graph in graphs])
+
+
+def _most_connected(laplacians: np.ndarray, rounds: float) -> np.ndarray:
+    """Probabilities of sum `rounds` at most, whose expected Laplacian has the largest lambda_2."""
+    probabilities = cvxpy.Variable(len(laplacians))
+    expected = sum(p * each for p, each in zip(probabilities, laplacians, strict=True))
+    # The smallest eigenvalue is 0, so that the sum of the two smallest is the second.
+    bounds: list[Any] = [probabilities >= 0, probabilities <= 1, sum(probabilities) <= rounds]
+    problem = cvxpy.Problem(cvxpy.Maximize(lambda_sum_smallest(expected, 2)), bounds)
+    problem.solve(solver=cvxpy.CLARABEL)
+    found = np.clip(np.asarray(probabilities.value), 0, 1)
+    return found * min(1, rounds / found.sum())
+
+
+def contraction(laplacians: np.ndarray, probabilities: np.ndarray, alpha: float) -> float:
+    r"""The largest eigenvalue of :math:`\mathbb{E}[W^\top W] - J`.
+
+    With :math:`W = I - \alpha \sum_j b_j L_j` and independent :math:`b_j`, and because
+    :math:`L_j^2 = 2 L_j` of a matching,
+
+    .. math:: \mathbb{E}[W^\top W] = I - 2 \alpha \bar L + \alpha^2 (\bar L^2 + 2 \tilde L), \qquad
+              \bar L = \sum_j p_j L_j, \qquad \tilde L = \sum_j p_j (1 - p_j) L_j
+    """
+    mean = np.tensordot(probabilities, laplacians, 1)
+    spread = np.tensordot(probabilities * (1 - probabilities), laplacians, 1)
+    workers = len(mean)
+    square = np.eye(workers) - 2 * alpha * mean + alpha**2 * (mean @ mean + 2 * spread)
+    return float(np.linalg.eigvalsh(square - np.full_like(square, 1 / workers))[-1])
+
+
+def matcha_plan(graph: nx.Graph | Sequence[Sequence[Sequence[int]]], budget: float) -> MatchaPlan:
+    r"""Which links to use how often, for workers to agree soonest within a budget.
+
+    .. math:: \max_p\; \lambda_2\Big(\sum_j p_j L_j\Big) \;\text{ with }\; \sum_j p_j \le c M, \quad
+              0 \le p_j \le 1; \qquad
+              \alpha = \arg\min_\alpha\; \lambda_{\max}(\mathbb{E}[W^\top W] - J)
+
+    for :math:`M` matchings with Laplacians :math:`L_j` and a budget :math:`c`. The first is a
+    convex programme; the second is convex in one number.
+
+    Args:
+      graph: A connected networkx graph of the workers 0 to n - 1, which is decomposed into at most
+        one matching more than its largest degree; or matchings, lists of edges, used as given.
+      budget: The part of all matchings that is active in a step on average, in (0, 1].
+
+    Returns:
+      A plan.
+
+    Raises:
+      ValueError: If `budget` is out of range, the graph is directed or not connected, or a matching
+        has two edges of one worker.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> plan = gossip.matcha_plan(gossip.ring(8), budget=0.5)
+      >>> len(plan.matchings), round(plan.rho, 3), round(plan.expected_rounds, 3)
+      (2, 0.784, 1.0)
+
+    References:
+      Wang et al., `MATCHA: Speeding Up Decentralized SGD via Matching Decomposition Sampling
+      <https://arxiv.org/abs/1905.09435>`_, 2019.
+    """
+    if not isinstance(budget, int | float) or not 0 < budget <= 1:
+        raise ValueError(f"`budget` must be in (0, 1], got {budget!r}.")
+    if isinstance(graph, nx.Graph):
+        if graph.is_directed():
+            raise ValueError("`graph` is directed: in a matching, both ends take in the other's.")
+        base, matchings = graph, to_matchings(graph)
+    else:
+        matchings = require_matchings(graph)
+        base = nx.Graph(edge for matching in matchings for edge in matching)
+    workers = require_graph(base)
+    if workers == 1:
+        return MatchaPlan(1, (), (), 1.0, 0.0, 0.0)
+    laplacians = _laplacians(workers, matchings)
+    rounds = budget * len(matchings)
+    probabilities = np.ones(len(matchings)) if budget == 1 else _most_connected(laplacians, rounds)
+    # Beyond 1 at the smallest positive eigenvalue, no step contracts.
+    best = minimize_scalar(
+        lambda alpha: contraction(laplacians, probabilities, alpha),
+        bounds=(0, 2),
+        method="bounded",
+        options={"xatol": 1e-9},
+    )
+    expected = np.tensordot(probabilities, laplacians, 1)
+    return MatchaPlan(
+        workers,
+        matchings,
+        tuple(map(float, probabilities)),
+        float(best.x),
+        float(best.fun),
+        float(np.linalg.eigvalsh(expected)[1]),
+    )

@@ -1,0 +1,155 @@
+"""Mixing matrices: with which weights workers take in what they hear."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
+
+import networkx as nx
+import numpy as np
+
+from jaxcomm.gossip._topologies import Graph, require_graph
+
+Rule = Literal["metropolis", "uniform", "max_degree", "best_constant", "push"]
+
+
+def laplacian(graph: nx.Graph) -> np.ndarray:
+    """Degrees on the diagonal, -1 at edges; float64[n, n]."""
+    return nx.laplacian_matrix(graph, nodelist=range(len(graph)), weight=None).toarray() * 1.0
+
+
+def _metropolis(graph: nx.Graph) -> np.ndarray:
+    weights = np.zeros((len(graph), len(graph)))
+    for i, j in graph.edges:
+        weights[i, j] = weights[j, i] = 1 / (1 + max(graph.degree[i], graph.degree[j]))
+    return weights + np.diag(1 - weights.sum(axis=1))
+
+
+def _uniform(graph: nx.Graph) -> np.ndarray:
+    degrees = {degree for _, degree in graph.degree}
+    if len(degrees) > 1:
+        raise ValueError(
+            f"`rule`='uniform' gives workers of the degrees {sorted(degrees)} weights that do not "
+            "add to 1 both ways: use 'metropolis'."
+        )
+    return _constant(graph, 1 / (1 + degrees.pop()))
+
+
+def _constant(graph: nx.Graph, step: float) -> np.ndarray:
+    return np.eye(len(graph)) - step * laplacian(graph)
+
+
+def _max_degree(graph: nx.Graph) -> np.ndarray:
+    return _constant(graph, 1 / (1 + max(degree for _, degree in graph.degree)))
+
+
+def best_constant_step(graph: nx.Graph) -> float:
+    """The weight of all edges that contracts most: 2 / (lambda_2 + lambda_n) of the Laplacian."""
+    if len(graph) == 1:
+        return 1.0
+    eigenvalues = np.linalg.eigvalsh(laplacian(graph))
+    return float(2 / (eigenvalues[1] + eigenvalues[-1]))
+
+
+def _best_constant(graph: nx.Graph) -> np.ndarray:
+    return _constant(graph, best_constant_step(graph))
+
+
+def _push(graph: Graph) -> np.ndarray:
+    weights = np.eye(len(graph))
+    for sender, receiver in graph.to_directed().edges:
+        weights[receiver, sender] = 1
+    return weights / weights.sum(axis=0)
+
+
+_RULES: dict[str, Callable[[nx.Graph], np.ndarray]] = {
+    "metropolis": _metropolis,
+    "uniform": _uniform,
+    "max_degree": _max_degree,
+    "best_constant": _best_constant,
+    "push": _push,
+}
+
+
+def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
+    r"""The matrix :math:`W` with which workers mix: :math:`x_i \gets \sum_j W_{ij} x_j`.
+
+    With degrees :math:`d_i` and the Laplacian :math:`L`:
+
+    ================  =====================================================================
+    `"metropolis"`    :math:`W_{ij} = 1 / (1 + \max(d_i, d_j))`
+    `"uniform"`       :math:`1 / (1 + d)`, where all degrees are :math:`d`
+    `"max_degree"`    :math:`I - L / (1 + \max_i d_i)`
+    `"best_constant"` :math:`I - 2 / (\lambda_2 + \lambda_n) L`, of eigenvalues of :math:`L`
+    `"push"`          a worker's own and those it sends to get equal shares: columns add to 1
+    ================  =====================================================================
+
+    All but the last are symmetric and doubly stochastic, and need edges without direction.
+
+    Args:
+      graph: A networkx graph of the workers 0 to n - 1.
+      rule: One of these.
+
+    Returns:
+      float64[n, n].
+
+    Raises:
+      ValueError: If the graph is not connected, its nodes are not 0 to n - 1, or it does not suit
+        the rule.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> gossip.mixing_matrix(gossip.path(3)).round(2)
+      array([[0.67, 0.33, 0.  ],
+             [0.33, 0.33, 0.33],
+             [0.  , 0.33, 0.67]])
+
+    References:
+      Xiao, Boyd, `Fast linear iterations for distributed averaging
+      <https://doi.org/10.1016/j.sysconle.2004.02.022>`_, 2004.
+    """
+    if rule not in get_args(Rule):
+        raise ValueError(f"`rule` must be one of {get_args(Rule)}, got {rule!r}.")
+    require_graph(graph)
+    if graph.is_directed() and rule != "push":
+        raise ValueError(
+            f"`rule`={rule!r} makes a symmetric matrix, and `graph` is directed: use 'push' and a "
+            "method of push-sum."
+        )
+    return _RULES[rule](graph)
+
+
+class Spectral(NamedTuple):
+    """How fast a mixing matrix contracts disagreement."""
+
+    lambda_2: float  # the second largest eigenvalue, or its magnitude where W is not symmetric
+    lambda_n: float  # the smallest
+    gap: float  # 1 - max(|lambda_2|, |lambda_n|)
+    rho: float  # max(|lambda_2|, |lambda_n|)**2: of the squared distance, what a step leaves
+
+
+def spectral(weights: np.ndarray) -> Spectral:
+    r"""Eigenvalues of a mixing matrix, and the rate at which workers come to agree.
+
+    .. math:: \sum_i \|x_i^{k+1} - \bar x\|^2 \le \rho \sum_i \|x_i^k - \bar x\|^2, \qquad
+              \rho = \max(|\lambda_2|, |\lambda_n|)^2
+
+    Args:
+      weights: :math:`W`, [n, n], symmetric and doubly stochastic.
+
+    Raises:
+      ValueError: If it is not.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> gossip.spectral(gossip.mixing_matrix(gossip.ring(4), "uniform")).rho.__round__(3)
+      0.111
+    """
+    weights = np.asarray(weights, np.float64)
+    square = weights.ndim == 2 and weights.shape[0] == weights.shape[1]
+    if not square or not np.allclose(weights, weights.T) or not np.allclose(weights.sum(axis=0), 1):
+        raise ValueError("`weights` must be a symmetric matrix whose rows and columns add to 1.")
+    eigenvalues = np.linalg.eigvalsh(weights)
+    if len(eigenvalues) == 1:
+        return Spectral(0.0, 0.0, 1.0, 0.0)
+    second, last = float(eigenvalues[-2]), float(eigenvalues[0])
+    slowest = max(abs(second), abs(last))
+    return Spectral(second, last, 1 - slowest, slowest**2)

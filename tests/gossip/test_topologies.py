@@ -1,0 +1,83 @@
+"""Graphs have the degrees that they are known for, and mistakes are told."""
+
+import networkx as nx
+import pytest
+
+from jaxcomm import gossip
+from jaxcomm.gossip._topologies import require_graph
+
+SIZES = [1, 2, 3, 8, 16]
+
+
+@pytest.mark.parametrize("workers", SIZES)
+@pytest.mark.parametrize("make", [gossip.ring, gossip.path, gossip.star, gossip.complete])
+def test_any_number_of_workers(make, workers: int) -> None:
+    graph = make(workers)
+    assert require_graph(graph) == workers and not nx.number_of_selfloops(graph)
+
+
+@pytest.mark.parametrize(
+    "graph,workers,degree",
+    [
+        (gossip.ring(8), 8, 2),
+        (gossip.complete(5), 5, 4),
+        (gossip.torus(3, 4), 12, 4),
+        (gossip.hypercube(16), 16, 4),
+        (gossip.exponential(8, directed=False), 8, 5),
+        (gossip.exponential(6, directed=False), 6, 4),
+    ],
+)
+def test_regular_graphs(graph: nx.Graph, workers: int, degree: int) -> None:
+    assert require_graph(graph) == workers
+    assert {d for _, d in graph.degree} == {degree}
+
+
+def test_a_torus_is_numbered_by_rows() -> None:
+    assert set(gossip.torus(3, 4)[5]) == {1, 4, 6, 9}
+
+
+def test_a_hypercube_differs_in_one_bit() -> None:
+    assert all((a ^ b).bit_count() == 1 for a, b in gossip.hypercube(8).edges)
+
+
+@pytest.mark.parametrize("workers", [2, 6, 8])
+def test_directed_exponential_graphs_reach_all(workers: int) -> None:
+    graph = gossip.exponential(workers)
+    assert graph.is_directed() and require_graph(graph) == workers
+    peers = gossip.one_peer_exponential(workers)
+    assert sum(each.number_of_edges() for each in peers) == graph.number_of_edges()
+    assert all(d == 1 for each in peers for _, d in each.out_degree)
+
+
+@pytest.mark.parametrize("make", [gossip.erdos_renyi, gossip.random_geometric])
+def test_random_graphs_are_connected_and_the_same_again(make) -> None:
+    graphs = [make(12, 0.5, seed=seed) for seed in (3, 3, 4)]
+    assert all(require_graph(graph) == 12 for graph in graphs)
+    assert nx.utils.graphs_equal(graphs[0], graphs[1])
+    assert not nx.utils.graphs_equal(graphs[0], graphs[2])
+    with pytest.raises(ValueError, match="No graph of a hundred was connected: give a larger"):
+        make(12, 0.0)
+
+
+@pytest.mark.parametrize(
+    "graph,message",
+    [
+        (nx.Graph([("a", "b")]), "nodes of `graph` must be the workers 0 to n - 1"),
+        (nx.Graph([(1, 2)]), "nodes of `graph` must be the workers 0 to n - 1"),
+        (nx.Graph([(0, 1), (2, 3)]), r"not connected: worker 0 never hears of \[2, 3\]"),
+        (nx.DiGraph([(0, 1), (1, 2)]), "not connected"),
+        (nx.MultiGraph([(0, 1)]), "must be a networkx Graph or DiGraph"),
+        ([[0, 1]], "must be a networkx Graph or DiGraph"),
+        (nx.Graph(), "nodes of `graph` must be the workers"),
+    ],
+)
+def test_impossible_graphs(graph, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gossip.mixing_matrix(graph)
+
+
+def test_impossible_numbers() -> None:
+    with pytest.raises(ValueError, match="`workers` must be a Python int of at least 1, got 0"):
+        gossip.ring(0)
+    with pytest.raises(ValueError, match="A hypercube has 2\\*\\*k workers, got `workers`=6"):
+        gossip.hypercube(6)
