@@ -10,13 +10,14 @@ if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # A count the user has set wi
 os.environ.setdefault("NPROC", "16")  # Sizes XLA's thread pool; fewer may deadlock.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# Compiling is what takes the time: all processes of a run share what any of them has compiled.
+# Compiling is what takes the time: all processes of a run share what any of them has compiled, and
+# all runs do in a folder that the user has set.
 _CACHE: tempfile.TemporaryDirectory[str] | None = None
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _CACHE = tempfile.TemporaryDirectory(prefix="compiled")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 # Tracing makes so many objects that looking for cycles among them takes a twentieth of the time.
 gc.set_threshold(50_000, 20, 20)
