@@ -74,7 +74,7 @@ def test_equal_to_multi_steps_where_that_runs() -> None:
         chex.assert_trees_all_close(results, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["checked", "unchecked"])
+@pytest.mark.parametrize("mode", ["checked", slow("unchecked")])
 def test_nothing_is_sent_outside_of_the_last_mini_step(mode: Mode) -> None:
     updates = gradients(WORKERS)
     arguments = updates, initial(QUANTIZED, updates, mode), jnp.ones(WORKERS)

@@ -151,7 +151,7 @@ def test_a_step_trains_and_sends_float32_over_ici_and_int8_over_dcn(kind: str) -
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+@pytest.mark.parametrize("kind", ["mesh", slow("simulated")])
 def test_accumulated_and_skipped_over_both_axes(kind: str) -> None:
     stages = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn"))
     tx = jaxcomm.accumulate(optax.chain(stages, optax.sgd(0.1)), 2, AXES)

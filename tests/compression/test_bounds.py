@@ -68,7 +68,7 @@ def holds(errors: np.ndarray, bound: float) -> bool:
     return bool(np.all(errors.mean(axis=1) - slack <= bound * (1 + 1e-5) + 1e-12))
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [slow(1), 4])
 @pytest.mark.parametrize(
     ("make", "levels"),
     [
@@ -87,7 +87,7 @@ def test_dither(make: Callable[[], Codec], levels: int | dict[int, int], workers
     assert errors.mean(axis=1).max() > bound / 10
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [slow(1), 4])
 def test_dither_comes_near_its_bound(workers: int) -> None:
     # One level, constant vectors: sum of p (1 - p) of p = 1 / sqrt(n d) is sqrt(n d) - 1.
     bound = (workers * 400) ** 0.5
@@ -96,7 +96,7 @@ def test_dither_comes_near_its_bound(workers: int) -> None:
     assert errors.mean() == pytest.approx(bound - 1, rel=0.03)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [slow(1), 3])
 def test_exponential_dither(workers: int) -> None:
     errors = relative_errors(exponential_dither(), inputs(workers, 64))
     assert exponential_dither().variance(64, workers) == 1 / 8
@@ -130,7 +130,7 @@ def test_cast() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float4_e2m1fn", "float8_e4m3fn", "float8_e5m2", "float16"])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [slow(1), 3])
 def test_scaled_cast(dtype: str, workers: int) -> None:
     codec, info = scaled_cast(dtype), jnp.finfo(dtype)
     largest, smallest = float(info.max), float(info.smallest_normal)

@@ -14,6 +14,7 @@ from jaxcomm.compression._rotated import hadamard
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, exponential_dither, min_max_dither
 from jaxcomm.compression.sparsifiers import top_k
+from tests.slow import slow
 from tests.workers import aggregate
 
 COINS = Coins(jax.random.key(0), jax.random.key(1))
@@ -91,7 +92,7 @@ def test_the_codec_inside_draws_apart() -> None:
     assert len({tuple(map(int, key)) for key in seen}) == 3
 
 
-@pytest.mark.parametrize("levels", [2, 16])
+@pytest.mark.parametrize("levels", [slow(2), 16])
 def test_a_spiky_vector(levels: int) -> None:
     # Two opposite spikes set the levels, and all else lies halfway between two of them: with k
     # levels the squared error is 1022 / (k - 1)**2 exactly, where |x|**2 is 2.

@@ -17,6 +17,8 @@ from tests.slow import slow
 from tests.workers import aggregator, initial
 
 AGGREGATORS = pytest.mark.parametrize("aggregate", [jaxcomm.summed_mean, jaxcomm.gathered_mean])
+# The laws are held by what is summed.
+GATHERED = pytest.mark.parametrize("aggregate", [jaxcomm.gathered_mean, slow(jaxcomm.summed_mean)])
 
 
 def quantizer() -> jaxcomm.Codec:
@@ -45,7 +47,7 @@ def test_shifts_and_their_rate(aggregate: Any, mode: Any) -> None:
     np.testing.assert_allclose(state.shared[0].rate, 1 / (1 + omega), rtol=1e-6)
 
 
-@AGGREGATORS
+@GATHERED
 def test_unbiased_after_any_number_of_steps(aggregate: Any) -> None:
     run, state, _ = advanced(aggregate("data", diana(quantizer())), 5)
     given, draws = draw(9), 4000
@@ -65,7 +67,7 @@ def test_unbiased_after_any_number_of_steps(aggregate: Any) -> None:
     assert errors.mean() == pytest.approx(exact, abs=5 * errors.std() / draws**0.5)
 
 
-@AGGREGATORS
+@GATHERED
 def test_without_shifts_it_is_the_quantizer(aggregate: Any) -> None:
     _, _, plain = advanced(aggregate("data", quantizer()), 4)
     _, state, still = advanced(aggregate("data", diana(quantizer(), alpha=0)), 4)
@@ -80,7 +82,7 @@ def test_a_wrapper_hands_shared_memory_on() -> None:
     np.testing.assert_array_equal(inside, bare)
 
 
-@AGGREGATORS
+@GATHERED
 def test_linear_convergence_where_quantized_descent_plateaus(aggregate: Any) -> None:
     distance = descend(diana(quantizer()), 1000, aggregate)
     assert distance[999] < 1e-4 < 0.1 * distance[100]

@@ -13,6 +13,7 @@ from jaxcomm.compression import scaled
 from jaxcomm.compression.feedback import diana, ef21, error_feedback, local_clip
 from jaxcomm.compression.quantizers import dither, exponential_dither, nonzeros
 from jaxcomm.compression.sparsifiers import top_k
+from tests.slow import slow
 from tests.workers import aggregator, initial
 
 WORKERS, D = 4, 10
@@ -29,7 +30,7 @@ def draw(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(WORKERS, D))
 
 
-@pytest.mark.parametrize("mode", ["vmap", "checked"])
+@pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 @pytest.mark.parametrize("codec", [top_k(k=2), scaled(dither(levels=1))])
 def test_the_update_is_the_mean_of_the_estimates(codec: Codec, mode: Any) -> None:
     tx = jaxcomm.gathered_mean("data", ef21(codec))

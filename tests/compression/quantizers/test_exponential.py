@@ -85,7 +85,7 @@ def test_zero_is_neutral_and_opposites_cancel() -> None:
     np.testing.assert_array_equal(add(codes, codes ^ 128, key), zero)
 
 
-@pytest.mark.parametrize("workers", [2, 5, slow(1), slow(3), slow(8), slow(16), slow(64)])
+@pytest.mark.parametrize("workers", [5, slow(1), slow(2), slow(3), slow(8), slow(16), slow(64)])
 def test_exponents_never_leave_their_field(workers: int) -> None:
     # All workers at the extreme: the sum must not carry out of the exponents, which would read 0.
     tx = jaxcomm.global_qsgd(dithering="exponential")

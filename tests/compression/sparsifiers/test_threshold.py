@@ -10,6 +10,7 @@ from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import random_k, threshold, top_k
 from tests.codecs import run, send
+from tests.slow import slow
 from tests.workers import aggregator, initial
 
 
@@ -17,7 +18,7 @@ def normal(*shape: int) -> jnp.ndarray:
     return jnp.asarray(np.random.default_rng(4).normal(size=shape), jnp.float32)
 
 
-@pytest.mark.parametrize("level, k", [(0.5, 40), (2.5, 8), (9.0, 3)])
+@pytest.mark.parametrize("level, k", [(0.5, 40), slow(2.5, 8), (9.0, 3)])
 def test_what_passes_is_sent(level: float, k: int) -> None:
     x, codec = normal(5, 8), threshold(level, k=k)
     q, memory = send(codec, codec.init(x), x)

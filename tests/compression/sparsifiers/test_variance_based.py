@@ -7,6 +7,7 @@ import pytest
 
 from jaxcomm.compression.sparsifiers import variance_based
 from tests.codecs import coins_of, run, send
+from tests.slow import slow
 
 
 def rounded(magnitudes: np.ndarray, largest: float) -> np.ndarray:
@@ -37,7 +38,7 @@ def oracle(given: np.ndarray, alpha: float, decay: float, k: int) -> tuple[np.nd
     return np.array(sent), lost
 
 
-@pytest.mark.parametrize("alpha, k", [(1.0, 30), (1.5, 4), (0.5, 8)])
+@pytest.mark.parametrize("alpha, k", [slow(1.0, 30), (1.5, 4), slow(0.5, 8)])
 def test_against_numpy(alpha: float, k: int) -> None:
     rng = np.random.default_rng(3)
     given = (rng.normal(size=(12, 30)) + 0.5) * 10.0 ** rng.uniform(-2, 0, 30)

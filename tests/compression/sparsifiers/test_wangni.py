@@ -9,13 +9,16 @@ from jaxcomm.compression.sparsifiers import _wangni, random_k, wangni
 from tests.cases._sampled import wangni_probabilities
 from tests.codecs import coins_of, send
 from tests.laws.test_contraction import compressed
+from tests.slow import slow
 
 
 def heavy(size: int) -> np.ndarray:
     return np.random.default_rng(size).standard_t(1.5, size=size).astype(np.float32)
 
 
-@pytest.mark.parametrize("k, size", [(1, 7), (5, 64), (30, 64), (100, 10000), (3000, 10000)])
+@pytest.mark.parametrize(
+    "k, size", [(1, 7), slow(5, 64), (30, 64), slow(100, 10000), (3000, 10000)]
+)
 def test_probabilities_are_those_of_the_paper(k: int, size: int) -> None:
     x = heavy(size)
     codes = np.asarray(_wangni._fixed_point(jnp.asarray(x), k), np.float64)
