@@ -95,8 +95,8 @@ def doubling_mean(
       >>> from jaxcomm.compression.sparsifiers import nonzero
       >>> codec_of = lambda added: nonzero(density=min(added / 4, 1), granularity="element")
       >>> tx = doubling_mean("data", codec_of)
-      >>> average = lambda x: tx.update(x, tx.init(x))[0]
-      >>> print(jax.vmap(average, axis_name="data")(2 * jnp.eye(2, 4)))
+      >>> average = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"))
+      >>> print(average(2 * jnp.eye(2, 4)))
       [[1. 1. 0. 0.]
        [1. 1. 0. 0.]]
 

@@ -89,7 +89,8 @@ def fetch_sgd(
       ...     first, state = tx.update(g, tx.init(g))
       ...     second, state = tx.update(g, state)
       ...     return first, second
-      >>> for update in jax.vmap(two_steps, axis_name="data")(jnp.array([[2.0, 3.0]])):
+      >>> train = jax.jit(jax.vmap(two_steps, axis_name="data"))
+      >>> for update in train(jnp.array([[2.0, 3.0]])):
       ...     print(update)
       [[0. 3.]]
       [[5. 0.]]

@@ -59,9 +59,9 @@ def parallax(
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> tx = jaxcomm.parallax(sparse={"a": True, "b": False}, density=0.5, union_density=0.5)
-      >>> average = lambda x: tx.update(x, tx.init(x))[0]
+      >>> average = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"))
       >>> x = {"a": jnp.zeros((2, 4, 1)).at[0, 1].set(2.0).at[1, 2].set(4.0), "b": jnp.eye(2)}
-      >>> updates = jax.vmap(average, axis_name="data")(x)
+      >>> updates = average(x)
       >>> print(updates["a"][0].T, updates["b"][0])
       [[0. 1. 2. 0.]] [0.5 0.5]
 

@@ -109,9 +109,9 @@ def s2_reducer(
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> tx = jaxcomm.s2_reducer(density=0.5, ratio=2, rows=3, decode="peel")
-      >>> average = lambda x: tx.update(x, tx.init(x))[0]
+      >>> average = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"))
       >>> x = jnp.zeros((2, 8, 3)).at[0, 1].set(2.0).at[1, 6].set(4.0)
-      >>> print(jax.vmap(average, axis_name="data")(x)[0].T)
+      >>> print(average(x)[0].T)
       [[0. 1. 0. 0. 0. 0. 2. 0.]
        [0. 1. 0. 0. 0. 0. 2. 0.]
        [0. 1. 0. 0. 0. 0. 2. 0.]]

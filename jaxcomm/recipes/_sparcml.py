@@ -55,9 +55,9 @@ def sparcml(
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> tx = jaxcomm.sparcml(density=0.25)
-      >>> average = lambda x: tx.update(x, tx.init(x))[0]
+      >>> average = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"))
       >>> x = jnp.zeros((2, 4, 1)).at[0, 1].set(2.0).at[1, 3].set(4.0)
-      >>> print(jax.vmap(average, axis_name="data")(x)[0].T)
+      >>> print(average(x)[0].T)
       [[0. 1. 0. 2.]]
 
     References:

@@ -18,6 +18,7 @@ import pytest
 
 import experiments
 from experiments.__main__ import main, set_up_jax
+from tests.slow import slow
 
 # One process, for the weights, scores and steps that the commands have in common.
 pytestmark = pytest.mark.xdist_group("command_line")
@@ -101,7 +102,7 @@ def read_config(folder: Path) -> dict:
         ("estimate --draws 0", "--draws: must be an integer of at least 1, got '0'"),
         ("estimate --methods mean foo", "no method 'foo'"),
         ("estimate --devices 1", "at least 2 workers"),
-        ("estimate --methods global_qsgd:4 --steps 1", "`bits`=4"),
+        slow("estimate --methods global_qsgd:4 --steps 1", "`bits`=4"),
         ("train --dataset mnist --data nowhere", "nowhere is not a folder"),
         ("figures nowhere", "nowhere/metrics.jsonl cannot be read"),
     ],

@@ -53,7 +53,8 @@ def nonzero_union(*, density: float, granularity: Granularity = "row") -> Codec:
       >>> from jaxcomm.compression.sparsifiers import nonzero_union
       >>> tx = summed_mean("data", nonzero_union(density=0.5), scope="leaf")
       >>> x = jnp.zeros((2, 4, 1)).at[0, 1].set(2.0).at[1, 3].set(4.0)
-      >>> print(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")(x)[0].T)
+      >>> average = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"))
+      >>> print(average(x)[0].T)
       [[0. 1. 0. 2.]]
 
     References:
