@@ -7,7 +7,6 @@ import pytest
 
 from jaxcomm import Coins
 from jaxcomm.compression.quantizers import MinMax, min_max_dither
-from tests.codecs import jitted
 
 
 def draws(levels: int, x: np.ndarray, count: int) -> np.ndarray:
@@ -49,7 +48,7 @@ def test_two_levels_are_one_bit_and_workers_add_up() -> None:
     x, key = jnp.linspace(-1, 1, 64), jax.random.key(0)
     agreed = MinMax(jnp.float32(1), jnp.float32(1))
     for workers, words in ((1, 2), (3, 4), (255, 16), (256, 22), (10**5, 64)):
-        codec = jitted(min_max_dither(levels=2))
+        codec = min_max_dither(levels=2)
         payload, _ = codec.encode(Coins(key, key), codec.init(x), x, agreed, workers)
         assert payload.codes.shape == (words,)
         total = payload._replace(codes=payload.codes * jnp.uint32(workers))
