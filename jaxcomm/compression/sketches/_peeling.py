@@ -105,22 +105,19 @@ def peel(
     stages = SHRINK if size >= FEWEST else SHRINK[:1]
     for part, next_part in zip(stages, (*stages[1:], 0.0), strict=True):
         room, enough = int(part * size), int(next_part * size)
-        (chosen,) = jnp.nonzero(~solved, size=room, fill_value=size)
-        state = _State(
-            chosen == size,
-            values.at[chosen].get(mode="fill", fill_value=0),
-            table,
-            degree,
-            rounds,
-            left,
-        )
+        whole = room == size
+        own_cells, own_signs, own_solved, own_values = cells, signs, solved, values
+        if not whole:
+            (chosen,) = jnp.nonzero(~solved, size=room, fill_value=size)
+            own_cells = cells.at[:, chosen].get(mode="fill", fill_value=0)
+            own_signs = signs.at[:, chosen].get(mode="fill", fill_value=0)
+            own_solved = chosen == size
+            own_values = values.at[chosen].get(mode="fill", fill_value=0)
+        state = _State(own_solved, own_values, table, degree, rounds, left)
 
         def goes_on(loop: tuple[jax.Array, _State], enough: int = enough) -> jax.Array:
             left, state = loop
             return (left > enough) & (state.found > 0)
-
-        own_cells = cells.at[:, chosen].get(mode="fill", fill_value=0)
-        own_signs = signs.at[:, chosen].get(mode="fill", fill_value=0)
 
         def step(
             loop: tuple[jax.Array, _State],
@@ -132,8 +129,11 @@ def peel(
             return left - state.found, state
 
         left, state = lax.while_loop(goes_on, step, (left, state))
-        solved = solved.at[chosen].set(state.solved, mode="drop")
-        values = values.at[chosen].set(state.values, mode="drop")
+        if whole:
+            solved, values = state.solved, state.values
+        else:
+            solved = solved.at[chosen].set(state.solved, mode="drop")
+            values = values.at[chosen].set(state.values, mode="drop")
         table, degree, rounds = state.table, state.degree, state.rounds
     return Peeled(values, solved & real, table, rounds)
 
