@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.cases import MEANS, Case, rows, rows_by_workers
-from tests.workers import ONE_LEAF, aggregate, aggregator, initial
+from tests.workers import aggregate, aggregator, initial
 
 
 def check_overflow(case: Case, workers: int) -> None:
@@ -33,9 +33,7 @@ def test_the_largest_float(case: Case) -> None:
     # An l2 norm would itself overflow, and so would what is rounded up to a power of two.
     if case.resolution(3, 2) > case.resolution(3, 1) or case.resolution(3, 1) > 1:
         largest /= 4
-    workers, coordinates = ONE_LEAF
-    signs = np.resize([1.0, -1.0], coordinates)
-    given = np.tile(np.float32(signs * largest), (workers, 1))
-    bound = case.resolution(workers, coordinates) + 1e-6
-    results = aggregate(case.make(), jnp.asarray(given))
-    np.testing.assert_allclose(results, given.astype(np.float64), rtol=bound)
+    given = jnp.broadcast_to(jnp.array([largest, -largest]), (3, 2))
+    bound = case.resolution(3, 2) + 1e-6
+    expected = np.asarray(given, np.float64)
+    np.testing.assert_allclose(aggregate(case.make(), given), expected, rtol=bound)
