@@ -10,6 +10,7 @@ import optax
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations, settled
 from jaxcomm.aggregation._agreement import agree, all_finite
+from jaxcomm.aggregation._alone import encode_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._message import from_message, to_message
 from jaxcomm.aggregation._rows import from_rows, to_rows
@@ -30,16 +31,6 @@ def _rounds(workers: int) -> tuple[list[_Round], int]:
     first = [_Round(doubling, 1)] if beyond else []
     distances = [2**r for r in range(doubling.bit_length() - 1)]
     return [*first, *(_Round(d, min(d * (1 + beyond), workers)) for d in distances)], doubling
-
-
-def _require_own_memory(codec: Codec, x: jax.Array) -> PyTree:
-    memory = codec.init(x)
-    if jax.tree.leaves(memory.shared):
-        raise ValueError(
-            "`doubling_mean` takes codecs whose memory is each worker's own, such as "
-            "`error_feedback`: what this one shares, only those that have a sum would know."
-        )
-    return memory.own
 
 
 def doubling_mean(
@@ -114,7 +105,8 @@ def doubling_mean(
 
     def init(x: jax.Array) -> Memory:
         _axis.require_bound(axis_name)
-        return Memory([_require_own_memory(codec, x) for codec in plan()[2]], ())
+        knows = "those that have a sum"
+        return Memory([own_memory(codec, x, "doubling_mean", knows) for codec in plan()[2]], ())
 
     def coins_of(coin: Coins, number: int, leader: jax.Array | int) -> Coins:
         """Those of a round, which all draw alike that have the same sum."""
@@ -135,11 +127,10 @@ def doubling_mean(
             codec, contents = codecs[number], []
             drawn = [coins_of(coin, number, leader) for coin in coins]
             for unit, x in enumerate(sums):
-                memory = Memory(memories[unit].own[number], ())
-                measured = codec.measure(drawn[unit], memory, x)
-                payload, memory = codec.encode(drawn[unit], memory, x, measured, 1)
-                after[unit].append(memory.own)
-                contents.append((payload, measured))
+                own_memories = memories[unit].own
+                content, kept = encode_alone(codec, drawn[unit], own_memories[number], x)
+                after[unit].append(kept)
+                contents.append(content)
             return drawn, contents
 
         def decode(number: int, drawn: list[Coins], contents: list[PyTree]) -> list[jax.Array]:

@@ -11,6 +11,7 @@ from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, Coins, Memory
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm.compression.feedback._momentum_correction import require_momentum
 from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sketches._count_sketch import CountSketchPayload, Hashing
 from jaxcomm.compression.sparsifiers._sparse import largest, make_count, to_dense
@@ -104,8 +105,7 @@ def fetch_sgd(
     subtracts :math:`S(\bar x)`.
     """
     kept = make_count(ratio, k)
-    if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
-        raise ValueError(f"`momentum` must be a Python float in [0, 1), got {momentum!r}.")
+    require_momentum(momentum)
     sketch = count_sketch(ratio=sketch_ratio, rows=rows, decode="median", hashing=hashing)
 
     def table_of(x: jax.Array, public: jax.Array) -> jax.Array:

@@ -11,6 +11,7 @@ import optax
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations, settled
 from jaxcomm.aggregation._agreement import agree, all_finite
+from jaxcomm.aggregation._alone import encode_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._gathered import decoded_mean
 from jaxcomm.aggregation._message import from_message, to_message
@@ -24,18 +25,8 @@ class TwoStageMemory(NamedTuple):
     mean: PyTree  # of the mean of the row that it owns
 
 
-def _encode(
-    codec: Codec, coins: Coins, own: PyTree, row: jax.Array
-) -> tuple[tuple[PyTree, PyTree], PyTree]:
-    """Payload and statistics of a row, and what is then remembered of it."""
-    memory = Memory(own, ())
-    measured = codec.measure(coins, memory, row)
-    payload, after = codec.encode(coins, memory, row, measured, 1)
-    return (payload, measured), after.own
-
-
 def _send(codec: Codec, coins: Coins, own: PyTree, row: jax.Array) -> tuple[jax.Array, PyTree]:
-    content, after = _encode(codec, coins, own, row)
+    content, after = encode_alone(codec, coins, own, row)
     return to_message(content), after
 
 
@@ -43,7 +34,7 @@ def _receiver(
     codec: Codec, coins: Coins, own: PyTree, row: jax.Array
 ) -> Callable[[jax.Array], tuple[PyTree, PyTree]]:
     """From messages, [workers, bytes], to the payloads and statistics that they hold."""
-    like, _ = jax.eval_shape(functools.partial(_encode, codec), coins, own, row)
+    like, _ = jax.eval_shape(functools.partial(encode_alone, codec), coins, own, row)
     return jax.vmap(lambda message: from_message(message, like))
 
 
@@ -89,13 +80,11 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: C
     """What the codecs of rows remember, aim at and tell of a whole unit."""
 
     def init(x: jax.Array) -> Memory:
-        of_row = [each.init(jnp.zeros(1)) for each in (codec, mean_codec)]
-        if jax.tree.leaves([memory.shared for memory in of_row]):
-            raise ValueError(
-                "`two_stage_mean` takes codecs whose memory is each worker's own, such as "
-                "`error_feedback`: what this one shares, only the owner of a row would know."
-            )
-        if not jax.tree.leaves([memory.own for memory in of_row]):
+        of_row = [
+            own_memory(each, jnp.zeros(1), "two_stage_mean", "the owner of a row")
+            for each in (codec, mean_codec)
+        ]
+        if not jax.tree.leaves(of_row):
             return Memory(TwoStageMemory((), ()), ())
         _axis.require_bound(axis_name)
         rows = cut.apart(x, _axis.size(axis_name))

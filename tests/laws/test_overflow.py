@@ -33,6 +33,7 @@ def test_the_largest_float(case: Case) -> None:
     # An l2 norm would itself overflow, and so would what is rounded up to a power of two.
     if case.resolution(3, 2) > case.resolution(3, 1) or case.resolution(3, 1) > 1:
         largest /= 4
+    # Of more coordinates, one that stands for all that were left out may be no float32.
     given = jnp.broadcast_to(jnp.array([largest, -largest]), (3, 2))
     bound = case.resolution(3, 2) + 1e-6
     expected = np.asarray(given, np.float64)

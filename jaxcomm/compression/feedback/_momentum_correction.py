@@ -7,6 +7,12 @@ from jaxcomm._base import Codec
 from jaxcomm.compression.feedback._loop import feedback_loop
 
 
+def require_momentum(momentum: float) -> None:
+    """Raises unless a velocity with it does not grow without end."""
+    if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+        raise ValueError(f"`momentum` must be a Python float in [0, 1), got {momentum!r}.")
+
+
 def momentum_correction(
     codec: Codec, momentum: float = 0.9, *, nesterov: bool = False, masking: bool = True
 ) -> Codec:
@@ -54,8 +60,7 @@ def momentum_correction(
     References:
       Lin et al., `Deep Gradient Compression <https://arxiv.org/abs/1712.01887>`_, 2018.
     """
-    if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
-        raise ValueError(f"`momentum` must be a Python float in [0, 1), got {momentum!r}.")
+    require_momentum(momentum)
 
     def velocity(kept: jax.Array, x: jax.Array) -> jax.Array:
         return momentum * (kept + x) if nesterov else momentum * kept + x
