@@ -3,6 +3,7 @@
 from jaxcomm import aggregation, compression, wire
 from jaxcomm._axis import local_params, local_value_and_grad
 from jaxcomm._base import Codec, Coins, Memory, PerWorker
+from jaxcomm._per_worker import consensus, consensus_distance, per_worker, replicate
 from jaxcomm._state import init, state_specs
 from jaxcomm.aggregation import (
     accumulate,
@@ -52,6 +53,8 @@ __all__ = [
     "adaptive_ratio",
     "aggregation",
     "compression",
+    "consensus",
+    "consensus_distance",
     "ef_sign_sgd",
     "deep_gradient_compression",
     "doubling_mean",
@@ -71,7 +74,9 @@ __all__ = [
     "one_bit_sgd",
     "parallax",
     "or_reduce",
+    "per_worker",
     "qsgd",
+    "replicate",
     "ring_mean",
     "s2_reducer",
     "shard_local",

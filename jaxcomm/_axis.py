@@ -7,7 +7,7 @@ simulator, `jax.vmap(axis_name=...)`). No other module asks which.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 import jax
@@ -167,6 +167,18 @@ def require_bound(axis_name: AxisName) -> None:
         )
 
 
+def require_own(params: PyTree, axis_name: AxisName) -> None:
+    """Raises where parameters are the same on all workers (checked mode only)."""
+    checked = {name for name in names(axis_name) if mode(name) == "checked"}
+    for path, x in jax.tree_util.tree_leaves_with_path(params):
+        if missing := sorted(checked - varying(x)):
+            raise ValueError(
+                f"The parameters at {jax.tree_util.keystr(path) or 'the root'} do not differ by "
+                f"worker over {missing}, so that there is nothing to mix. Start from "
+                "`jaxcomm.replicate(params, mesh)`."
+            )
+
+
 def require_replicated(tree: PyTree, axis_name: AxisName, what: str, remedy: str) -> None:
     """Raises where a leaf that is not marked `PerWorker` differs by worker (checked mode only)."""
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
@@ -265,6 +277,27 @@ def swap(x: jax.Array, axis_name: AxisName, distance: int) -> jax.Array:
         if len(over) > 1 and "vmap" in {mode(name) for name in over}:
             return gather(x, axis_name)[jnp.asarray(partner)[index(axis_name)]]
         return lax.ppermute(x, over if len(over) > 1 else over[0], [*enumerate(partner)])
+
+    return _in_words(move, as_varying(x, axis_name))
+
+
+def permute(x: jax.Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+    """Sends `x` along pairs (sender, receiver); whoever receives nothing gets zeros."""
+    over, workers = names(axis_name), size(axis_name)
+    sender_of = dict((receiver, sender) for sender, receiver in pairs)
+
+    def move(x: jax.Array) -> jax.Array:
+        if "vmap" not in {mode(name) for name in over}:
+            return lax.ppermute(x, over if len(over) > 1 else over[0], pairs)
+        # `jax.vmap` permutes over one name at a time, and wants everybody to receive.
+        idle = iter(sorted(set(range(workers)) - set(sender_of.values())))
+        of_all = [sender_of[w] if w in sender_of else next(idle) for w in range(workers)]
+        if len(over) > 1:
+            received = gather(x, axis_name)[jnp.asarray(of_all)[index(axis_name)]]
+        else:
+            received = lax.ppermute(x, over[0], [(s, w) for w, s in enumerate(of_all)])
+        hears = jnp.asarray([w in sender_of for w in range(workers)])[index(axis_name)]
+        return jnp.where(hears, received, jnp.zeros((), x.dtype))
 
     return _in_words(move, as_varying(x, axis_name))
 

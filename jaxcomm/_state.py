@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm._base import AxisName, PerWorker, PyTree
 
 
 def state_specs(state: PyTree) -> PyTree:
@@ -136,6 +136,14 @@ def over_workers(
     return apply
 
 
+def own_params(params: PyTree) -> PyTree:
+    """A worker's own parameters, `PerWorker` or not, without the leading axis."""
+    if not isinstance(params, PerWorker):
+        return params
+    (leaves,) = params.per_worker.values()
+    return jax.tree.map(lambda x: x[0], leaves)
+
+
 def init(
     tx: optax.GradientTransformation,
     params: PyTree,
@@ -150,7 +158,8 @@ def init(
 
     Args:
       tx: Any optax transformation.
-      params: Arrays, or `jax.ShapeDtypeStruct` under `jax.eval_shape`.
+      params: Arrays, or `jax.ShapeDtypeStruct` under `jax.eval_shape`; `PerWorker` ones, as
+        :func:`jaxcomm.replicate` makes, where they differ by worker.
       workers: A mesh; or, for :func:`jaxcomm.simulate`, a number of workers, or the sizes of
         several axes by name, outermost first.
       axis_name: The axis that `workers` counts, where it is a number.
@@ -173,21 +182,24 @@ def init(
 
     def record(params: PyTree) -> tuple[()]:
         # The specs of what `tx.init` returns are only known once the workers have traced it.
-        structure.append(jax.tree.map(lambda x: 0, tx.init(params)))
+        structure.append(jax.tree.map(lambda x: 0, first(params)))
         return ()
 
-    replicated = PartitionSpec()
+    def first(params: PyTree) -> optax.OptState:
+        return tx.init(own_params(params))
+
+    given = state_specs(params)
     if isinstance(workers, Mesh):
         mesh = workers
-        jax.eval_shape(jax.shard_map(record, mesh=mesh, in_specs=replicated, out_specs=()), params)
+        jax.eval_shape(jax.shard_map(record, mesh=mesh, in_specs=(given,), out_specs=()), params)
         specs = state_specs(structure[0])
         if not is_traced(params):
-            params = place(params, mesh, jax.tree.map(lambda _: replicated, params))
+            params = place(params, mesh, given)
         return jax.jit(
-            jax.shard_map(tx.init, mesh=mesh, in_specs=replicated, out_specs=specs),
+            jax.shard_map(first, mesh=mesh, in_specs=(given,), out_specs=specs),
             out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs),
         )(params)
     axes = worker_axes(workers, axis_name)
-    jax.eval_shape(over_workers(record, axes, (replicated,), ()), params)
+    jax.eval_shape(over_workers(record, axes, (given,), ()), params)
     specs = state_specs(structure[0])
-    return jax.jit(over_workers(tx.init, axes, (replicated,), specs))(params)
+    return jax.jit(over_workers(first, axes, (given,), specs))(params)

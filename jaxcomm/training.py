@@ -11,8 +11,16 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._state import is_traced, over_workers, place, require_axes, state_specs, worker_axes
+from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
+from jaxcomm._state import (
+    is_traced,
+    over_workers,
+    own_params,
+    place,
+    require_axes,
+    state_specs,
+    worker_axes,
+)
 
 Step: TypeAlias = Callable[..., tuple[PyTree, optax.OptState, dict[str, jax.Array]]]
 GradientFn: TypeAlias = Callable[..., tuple[Any, ...]]
@@ -90,8 +98,19 @@ def _worker_step(
     )
 
     def step(
-        params: PyTree, opt_state: optax.OptState, batch: PyTree, key: jax.Array | None
+        given: PyTree,
+        opt_state: optax.OptState,
+        batch: PyTree,
+        key: jax.Array | None,
+        extra_args: dict[str, PyTree],
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
+        apart = isinstance(given, PerWorker)
+        if apart and [*given.per_worker] != [_axis.label(axis_name)]:
+            raise ValueError(
+                f"The parameters differ over {[*given.per_worker]}, and `axis_name` is "
+                f"{axis_name!r}."
+            )
+        params = own_params(given)
         own_key = [] if key is None else [jax.random.fold_in(key, _axis.index(axis_name))]
         value, updates, *rest = local_gradients(loss_fn, params, batch, *own_key)
         weight = rest[0] if rest else None
@@ -102,21 +121,28 @@ def _worker_step(
                 f"without the key 'loss', got {jax.tree.structure(aux)}."
             )
         extra = {} if weight is None else {"weight": weight}
-        updates, opt_state = update(updates, opt_state, params, **extra)
-        _axis.require_replicated(
-            updates,
-            axis_name,
-            "The update",
-            "Place an aggregator, such as `jaxcomm.mean()`, first in `optax.chain`.",
-        )
+        updates, opt_state = update(updates, opt_state, params, **extra, **extra_args)
+        if not apart:
+            _axis.require_replicated(
+                updates,
+                axis_name,
+                "The update",
+                "Place an aggregator, such as `jaxcomm.mean()`, first in `optax.chain`; or, for "
+                "gossip, let parameters differ by worker with `jaxcomm.replicate(params, mesh)`.",
+            )
         _axis.require_replicated(
             opt_state,
             axis_name,
             "The optimizer state",
-            "Place the aggregator before the transformation that keeps this state.",
+            "Mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`."
+            if apart
+            else "Place the aggregator before the transformation that keeps this state.",
         )
         metrics = _average(axis_name, {"loss": loss, **aux}, weight) | _info(opt_state)
-        return optax.apply_updates(params, updates), opt_state, metrics
+        new = optax.apply_updates(params, updates)
+        if apart:
+            new = PerWorker({_axis.label(axis_name): jax.tree.map(lambda x: x[None], new)})
+        return new, opt_state, metrics
 
     return step
 
@@ -142,7 +168,7 @@ def make_step(
       loss_fn: `(params, batch) -> loss`, the mean over the batch it is given; with `has_aux=True`,
         `(loss, aux)`, `aux` a dict of metrics. Called with `(params, batch, key)` when the step
         gets a key.
-      tx: An optax transformation with an aggregator before the optimizer.
+      tx: An optax transformation with an aggregator before the optimizer, or gossip after it.
       mesh: The devices.
       axis_name: The mesh axis, or axes, that number the workers.
       has_aux: Whether `loss_fn` returns a pair.
@@ -153,8 +179,10 @@ def make_step(
         arrays passed in must not be used again.
 
     Returns:
-      `step(params, opt_state, batch, *, key=None) -> (params, opt_state, metrics)`. Batch leaves
-      are `[global_batch, ...]`; on a mesh of several processes, arrays over all of them, such as
+      `step(params, opt_state, batch, *, key=None, **extra_args) -> (params, opt_state, metrics)`.
+      Params are equal on all workers, or `PerWorker` ones of :func:`jaxcomm.replicate`, of which
+      `loss_fn` and `tx` see a worker's own. Extra arguments, equal on all workers, go to
+      `tx.update`. Batch leaves are `[global_batch, ...]`; on a mesh of several processes, arrays over all of them, such as
       `jax.make_array_from_process_local_data` makes. Each worker's key is folded with its number.
       `metrics["loss"]` and aux are means over workers, float32, and what an aggregator with
       `info=True` tells joins them as `metrics["info/compression_error"]` and so on
@@ -188,15 +216,19 @@ def make_step(
     batch_spec = PartitionSpec(names)
 
     def on_mesh(
-        params: PyTree, opt_state: optax.OptState, batch: PyTree, key: jax.Array | None
+        params: PyTree,
+        opt_state: optax.OptState,
+        batch: PyTree,
+        key: jax.Array | None,
+        extra_args: dict[str, PyTree],
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
         specs = state_specs(params), state_specs(opt_state)
         return jax.shard_map(
             worker_step,
             mesh=mesh,
-            in_specs=(*specs, batch_spec, PartitionSpec()),
+            in_specs=(*specs, batch_spec, PartitionSpec(), PartitionSpec()),
             out_specs=(*specs, PartitionSpec()),
-        )(params, opt_state, batch, key)
+        )(params, opt_state, batch, key, extra_args)
 
     jitted = jax.jit(on_mesh, donate_argnums=(0, 1) if donate else ())
     one_at_a_time = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
@@ -207,17 +239,18 @@ def make_step(
         batch: PyTree,
         *,
         key: jax.Array | None = None,
+        **extra_args: PyTree,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
         _require_divisible(batch, workers)
-        if is_traced((params, opt_state, batch, key)):
-            return on_mesh(params, opt_state, batch, key)
+        if is_traced((params, opt_state, batch, key, extra_args)):
+            return on_mesh(params, opt_state, batch, key, extra_args)
         _require_global(batch, mesh)
         if one_at_a_time:
             jax.block_until_ready((params, opt_state))
         params = place(params, mesh, state_specs(params))
         opt_state = place(opt_state, mesh, state_specs(opt_state))
         batch = place(batch, mesh, jax.tree.map(lambda _: batch_spec, batch))
-        return jitted(params, opt_state, batch, key)
+        return jitted(params, opt_state, batch, key, extra_args)
 
     return step
 
@@ -280,7 +313,8 @@ def simulate(
 
     def specs_of(params: PyTree, opt_state: optax.OptState) -> tuple[PyTree, PyTree]:
         state = state_specs(params), state_specs(opt_state)
-        return (*state, batch_spec, PartitionSpec()), (*state, PartitionSpec())
+        replicated = PartitionSpec()
+        return (*state, batch_spec, replicated, replicated), (*state, replicated)
 
     def on_mesh(
         params: PyTree,
@@ -288,20 +322,25 @@ def simulate(
         batch: PyTree,
         *,
         key: jax.Array | None = None,
+        **extra_args: PyTree,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
         _require_divisible(batch, workers)
         in_specs, out_specs = specs_of(params, opt_state)
         return jax.shard_map(worker_step, mesh=mesh, in_specs=in_specs, out_specs=out_specs)(
-            params, opt_state, batch, key
+            params, opt_state, batch, key, extra_args
         )
 
     def simulated(
-        params: PyTree, opt_state: optax.OptState, batch: PyTree, key: jax.Array | None
+        params: PyTree,
+        opt_state: optax.OptState,
+        batch: PyTree,
+        key: jax.Array | None,
+        extra_args: dict[str, PyTree],
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
         # `jax.vmap` does not know what varies by worker; `jax.shard_map` does, and says so.
-        jax.eval_shape(functools.partial(on_mesh, key=key), params, opt_state, batch)
+        jax.eval_shape(functools.partial(on_mesh, key=key, **extra_args), params, opt_state, batch)
         return over_workers(worker_step, axes, *specs_of(params, opt_state))(
-            params, opt_state, batch, key
+            params, opt_state, batch, key, extra_args
         )
 
     jitted = jax.jit(simulated, donate_argnums=(0, 1) if donate else ())
@@ -312,9 +351,10 @@ def simulate(
         batch: PyTree,
         *,
         key: jax.Array | None = None,
+        **extra_args: PyTree,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
         _require_divisible(batch, workers)
-        return jitted(params, opt_state, batch, key)
+        return jitted(params, opt_state, batch, key, extra_args)
 
     step.on_mesh = on_mesh  # type: ignore[attr-defined]  # What `wire.account` traces instead.
     return step

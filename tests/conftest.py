@@ -19,6 +19,13 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+# JAX writes an entry in place, so another process may meet half of it: JAX then compiles, as if
+# there were none, and warns. Only that warning is let pass, here and in processes started by tests.
+_HALF_WRITTEN = "ignore:Error reading persistent compilation cache entry:UserWarning"
+os.environ["PYTHONWARNINGS"] = ",".join(
+    filter(None, [os.environ.get("PYTHONWARNINGS"), _HALF_WRITTEN])
+)
+
 # Tracing makes so many objects that looking for cycles among them takes a twentieth of the time.
 gc.set_threshold(50_000, 20, 20)
 
@@ -27,6 +34,10 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", _HALF_WRITTEN)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observation
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._alone import encode_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
-from jaxcomm.aggregation._message import from_message, to_message
+from jaxcomm._message import from_message, to_message
 from jaxcomm.aggregation._rows import from_rows, to_rows
 
 CodecOf: TypeAlias = Callable[[int], Codec]

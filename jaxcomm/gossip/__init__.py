@@ -4,9 +4,25 @@ Needs networkx and cvxpy: `pip install "jaxcomm[gossip]"`.
 """
 
 try:
+    from jaxcomm.gossip._ad_psgd import ad_psgd
+    from jaxcomm.gossip._choco_sgd import choco_sgd, choco_step_size
+    from jaxcomm.gossip._d2 import d2
+    from jaxcomm.gossip._deep_squeeze import deep_squeeze
+    from jaxcomm.gossip._dpsgd import dpsgd, matcha
+    from jaxcomm.gossip._draw import draw
+    from jaxcomm.gossip._exact_average import exact_average
     from jaxcomm.gossip._matcha_plan import MatchaPlan, matcha_plan
     from jaxcomm.gossip._mixing import Spectral, mixing_matrix, spectral
+    from jaxcomm.gossip._mixing_plan import (
+        Mixing,
+        at_random,
+        in_turns,
+        lazy,
+        now_and_then,
+        to_mixing,
+    )
     from jaxcomm.gossip._rounds import to_rounds
+    from jaxcomm.gossip._sgp import sgp
     from jaxcomm.gossip._topologies import (
         complete,
         erdos_renyi,
@@ -26,19 +42,35 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "MatchaPlan",
+    "Mixing",
     "Spectral",
+    "ad_psgd",
+    "at_random",
+    "choco_sgd",
+    "choco_step_size",
     "complete",
+    "d2",
+    "deep_squeeze",
+    "dpsgd",
+    "draw",
     "erdos_renyi",
+    "exact_average",
     "exponential",
     "hypercube",
+    "in_turns",
+    "lazy",
+    "matcha",
     "matcha_plan",
     "mixing_matrix",
+    "now_and_then",
     "one_peer_exponential",
     "path",
     "random_geometric",
     "ring",
+    "sgp",
     "spectral",
     "star",
+    "to_mixing",
     "to_rounds",
     "torus",
 ]

@@ -40,7 +40,7 @@ class MatchaPlan(NamedTuple):
         return sum(self.probabilities)
 
 
-def _laplacians(workers: int, matchings: Sequence[Matching]) -> np.ndarray:
+def laplacians_of(workers: int, matchings: Sequence[Matching]) -> np.ndarray:
     """That of each matching, [matchings, n, n]."""
     graphs = [nx.Graph() for _ in matchings]
     for graph, matching in zip(graphs, matchings, strict=True):
@@ -121,7 +121,7 @@ def matcha_plan(graph: nx.Graph | Sequence[Sequence[Sequence[int]]], budget: flo
     workers = require_graph(base)
     if workers == 1:
         return MatchaPlan(1, (), (), 1.0, 0.0, 0.0)
-    laplacians = _laplacians(workers, matchings)
+    laplacians = laplacians_of(workers, matchings)
     rounds = budget * len(matchings)
     probabilities = np.ones(len(matchings)) if budget == 1 else _most_connected(laplacians, rounds)
     # Beyond 1 at the smallest positive eigenvalue, no step contracts.

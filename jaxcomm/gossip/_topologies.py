@@ -98,18 +98,28 @@ def exponential(workers: int, *, directed: bool = True) -> Graph:
     return graph
 
 
-def one_peer_exponential(workers: int) -> list[nx.DiGraph]:
+def one_peer_exponential(workers: int, *, directed: bool = True) -> list[Graph]:
     """In step k, each of n `workers`, i, to i + 2**(k mod log2 n): one message a step.
 
-    A list of graphs, one a step, over and over. With halves kept and sent, log2 n steps are the
-    exact mean where n is a power of 2.
+    A list of graphs to take in turns. With halves kept and sent, log2 n steps are the exact mean
+    where n is a power of 2. Not `directed`, worker i and the one whose number differs in bit k
+    are a pair.
+
+    Raises:
+      ValueError: If it is not `directed` and `workers` is no power of 2.
     """
     require_workers(workers)
-    graphs = []
+    if not directed and workers & (workers - 1):
+        raise ValueError(
+            f"Pairs whose numbers differ in one bit need 2**k workers, got `workers`={workers}."
+        )
+    graphs: list[Graph] = []
     for power in range(max((workers - 1).bit_length(), 1)):
-        graph = nx.DiGraph()
+        graph = nx.DiGraph() if directed else nx.Graph()
         graph.add_nodes_from(range(workers))
-        graph.add_edges_from((i, (i + 2**power) % workers) for i in range(workers) if workers > 1)
+        hop = 2**power
+        to = lambda i, hop=hop: (i + hop) % workers if directed else i ^ hop  # noqa: E731
+        graph.add_edges_from((i, to(i)) for i in range(workers) if workers > 1)
         graphs.append(graph)
     return graphs
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.aggregation._message import from_message, to_message
+from jaxcomm._message import from_message, to_message
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import dither
 from tests.aggregation.test_memory import remainders

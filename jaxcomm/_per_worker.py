@@ -1,0 +1,170 @@
+"""Parameters and optimizer state that differ by worker."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._state import require_axes, worker_axes
+
+
+def replicate(
+    params: PyTree, workers: Mesh | int | Mapping[str, int], *, axis_name: AxisName = "data"
+) -> PerWorker:
+    """A copy of the parameters for each worker, which may then go its own way.
+
+    Args:
+      params: Arrays.
+      workers: A mesh; or, for :func:`jaxcomm.simulate`, a number of workers, or the sizes of
+        several axes by name, outermost first.
+      axis_name: The mesh axis, or axes, that number the workers.
+
+    Returns:
+      `PerWorker` of leaves `[workers, ...]`, for :func:`jaxcomm.init`, :func:`jaxcomm.make_step` and
+      :func:`jaxcomm.simulate`. Nothing is sent but what placing them takes.
+
+    Raises:
+      ValueError: If the mesh has no such axis, or the number of workers is no positive int.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxcomm
+      >>> print(jaxcomm.replicate(jnp.ones(2), 3).per_worker["data"])
+      [[1. 1.]
+       [1. 1.]
+       [1. 1.]]
+    """
+    axis = _axis.label(axis_name)
+    if isinstance(workers, Mesh):
+        require_axes(workers, axis_name)
+        sizes = dict(workers.shape)
+        spec = PartitionSpec(_axis.names(axis_name))
+        out = PerWorker({axis: jax.tree.map(lambda _: NamedSharding(workers, spec), params)})
+    else:
+        sizes, out = worker_axes(workers, axis_name), None
+    copies = 1
+    for name in _axis.names(axis_name):
+        copies *= sizes[name]
+
+    def copy(params: PyTree) -> PerWorker:
+        return PerWorker(
+            {axis: jax.tree.map(lambda x: jnp.broadcast_to(x, (copies, *x.shape)), params)}
+        )
+
+    params = jax.tree.map(jnp.asarray, params)
+    return cast(PerWorker, jax.jit(copy, out_shardings=out)(params) if out else copy(params))
+
+
+def of_all(params: PyTree, caller: str) -> PyTree:
+    """The leaves `[workers, ...]` of parameters that differ by worker."""
+    if not isinstance(params, PerWorker):
+        raise ValueError(
+            f"`{caller}` takes parameters that differ by worker, as `jaxcomm.replicate` makes, got "
+            f"a {type(params).__name__}."
+        )
+    (leaves,) = params.per_worker.values()
+    return leaves
+
+
+def consensus(params: PerWorker) -> PyTree:
+    r"""The mean of the workers' parameters, exact but for one rounding of each coordinate.
+
+    .. math:: \bar x = x_1 + \frac{1}{n} \sum_i (x_i - x_1)
+
+    in float32 at least, so that workers that agree get what they agree on, bit for bit. On a mesh
+    this is one all-reduce.
+
+    Args:
+      params: What :func:`jaxcomm.replicate` made and training has changed.
+
+    Returns:
+      Parameters without the leading axis of workers, in their dtypes.
+
+    Raises:
+      ValueError: If `params` do not differ by worker.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxcomm
+      >>> print(jaxcomm.consensus(jaxcomm.PerWorker({"data": jnp.array([[1.0], [4.0]])})))
+      [2.5]
+    """
+
+    def mean(x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
+
+    return jax.tree.map(mean, of_all(params, "consensus"))
+
+
+def consensus_distance(params: PerWorker) -> jax.Array:
+    r"""How far workers are from their mean: :math:`\sum_i \|x_i - \bar x\|^2`, float32[].
+
+    Exact, and so not free: on a mesh it averages all parameters. What a step knows anyway is the
+    disagreement of neighbours, which gossip with `info=True` tells.
+
+    Args:
+      params: Parameters that differ by worker.
+
+    Raises:
+      ValueError: If they do not.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxcomm
+      >>> print(jaxcomm.consensus_distance(jaxcomm.PerWorker({"data": jnp.array([1.0, 4.0])})))
+      4.5
+    """
+
+    def distance(x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        apart = wide - wide[:1]
+        return jnp.sum(jnp.square(apart - jnp.mean(apart, axis=0, keepdims=True)))
+
+    leaves = jax.tree.leaves(of_all(params, "consensus_distance"))
+    return sum(map(distance, leaves), jnp.float32(0))
+
+
+def per_worker(
+    tx: optax.GradientTransformation, axis_name: AxisName = "data"
+) -> optax.GradientTransformationExtraArgs:
+    """Marks the state of an optimizer as different by worker.
+
+    Where parameters differ by worker, so do the moments of an optimizer that sees local gradients.
+
+    Args:
+      tx: The optimizer.
+      axis_name: The mesh axis, or axes, that number the workers.
+
+    Returns:
+      The same transformation, whose state is `PerWorker` of leaves `[workers, ...]`.
+
+    Raises:
+      ValueError: In `init` and `update`, if `axis_name` is not bound.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jaxcomm
+      >>> tx = jaxcomm.per_worker(optax.sgd(0.1, momentum=0.9))
+      >>> jaxcomm.init(tx, jnp.zeros(3), 2).per_worker["data"][0].trace.shape
+      (2, 3)
+    """
+    inner = optax.with_extra_args_support(tx)
+    axis = _axis.label(axis_name)
+
+    def mark(state: PyTree) -> PerWorker:
+        return PerWorker({axis: jax.tree.map(lambda x: x[None], state)})
+
+    def init_fn(params: PyTree) -> PerWorker:
+        _axis.require_bound(axis_name)
+        return mark(inner.init(params))
+
+    def update_fn(
+        updates: PyTree, state: PerWorker, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, PerWorker]:
+        own = jax.tree.map(lambda x: x[0], state.per_worker[axis])
+        updates, own = inner.update(updates, own, params, **extra_args)
+        return updates, mark(own)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

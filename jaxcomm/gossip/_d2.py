@@ -1,0 +1,67 @@
+"""D2: decentralized SGD that data of different kinds on different workers does not slow down."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from jaxcomm._base import AxisName
+from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
+from jaxcomm.gossip._mixing_plan import to_mixing
+from jaxcomm.gossip._talk import Talk
+
+
+def d2(
+    mixing: Any, *, axis_name: AxisName = "data", info: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    r"""Decentralized SGD without the variance of gradients between workers.
+
+    .. math:: x_i^{k+1} = \sum_j W_{ij} y_j, \qquad
+              y_i = 2 x_i^k - x_i^{k-1} + \Delta_i^k - \Delta_i^{k-1}, \qquad y_i^0 = x_i^0 +
+              \Delta_i^0
+
+    With steps :math:`\Delta = -\gamma g` of a constant rate it converges to the optimum of the mean
+    loss where D-PSGD stays off it. A worker sends its parameters once to each neighbour.
+
+    Args:
+      mixing: A networkx graph, or a symmetric matrix [n, n] whose eigenvalues are above -1/3.
+      axis_name: The mesh axis, or axes, that number the workers, the nodes of the graph.
+      info: As for :func:`dpsgd`.
+
+    Returns:
+      A transformation like that of :func:`dpsgd`, that remembers :math:`x_i + \Delta_i` of the last
+      step on each worker. Steps are to be those of plain SGD, without momentum.
+
+    Raises:
+      ValueError: If the graph is directed or not connected, mixing changes from step to step, or an
+        eigenvalue is -1/3 or less, with which it diverges; then `gossip.lazy(mixing)` will do.
+
+    Example:
+      >>> import optax
+      >>> from jaxcomm import gossip
+      >>> tx = optax.chain(optax.sgd(0.1), gossip.d2(gossip.lazy(gossip.ring(8))))
+
+    References:
+      Tang et al., `D2: Decentralized Training over Decentralized Data
+      <https://arxiv.org/abs/1803.07068>`_, 2018.
+    """
+    given = require_fixed(require_symmetric(to_mixing(mixing), "d2"), "d2")
+    smallest = float(np.linalg.eigvalsh(given.matrices[0])[0])
+    if smallest <= -1 / 3 + 1e-9:
+        raise ValueError(
+            f"`d2` diverges with an eigenvalue of {smallest:.4f} of the mixing matrix, which must "
+            "be above -1/3: use `gossip.lazy(mixing)`, whose eigenvalues are positive."
+        )
+
+    def method(
+        talk: Talk, before: list[jax.Array], x: list[jax.Array], steps: list[jax.Array]
+    ) -> Mixed:
+        after = [a + b for a, b in zip(x, steps, strict=True)]
+        # What the last step was corrected by in mixing is added once more.
+        corrected = [b + (a - c) for a, b, c in zip(x, after, before, strict=True)]
+        apart, disagreement = talk.differences(corrected)
+        changes = [y - a + b for a, b, y in zip(x, apart, corrected, strict=True)]
+        return Mixed(changes, after, disagreement)
+
+    return gossiped(given, axis_name, lambda units: units, method, info=info)

@@ -1,0 +1,181 @@
+"""What all gossip shares: units, weights, presence, coins, and memory that differs by worker.
+
+Methods differ in one function: what a worker makes of its parameters, its local update and what it
+hears.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcomm import _axis, _buckets, _noise
+from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm.gossip._mixing_plan import Mixing
+from jaxcomm.gossip._talk import Talk, to_links
+
+
+class GossipState(NamedTuple):
+    """The state of a gossip transformation; all but `own` is equal on all workers."""
+
+    key: jax.Array  # key[]
+    step: jax.Array  # uint32[]
+    own: PerWorker  # what the method remembers
+    info: Any = ()  # dict of float32[], with `info=True`
+
+
+class Mixed(NamedTuple):
+    """What a method returns of a step."""
+
+    changes: list[jax.Array]  # of each unit of parameters
+    memory: PyTree
+    disagreement: jax.Array  # of this worker and those that it heard
+
+
+Method: TypeAlias = Callable[[Talk, PyTree, list[jax.Array], list[jax.Array]], Mixed]
+"""`(talk, memory, parameters, updates)`, lists of float32 units."""
+
+
+def require_symmetric(mixing: Mixing, method: str) -> Mixing:
+    """The mixing, if the mean of workers survives a symmetric method.
+
+    Raises:
+      ValueError: If a matrix is not symmetric.
+    """
+    if not mixing.symmetric:
+        raise ValueError(
+            f"`{method}` needs symmetric weights, and this graph or matrix is directed: use "
+            "`gossip.sgp`, whose push-sum corrects for it, or edges without direction."
+        )
+    return mixing
+
+
+def require_fixed(mixing: Mixing, method: str) -> Mixing:
+    """The mixing, if it is the same in all steps.
+
+    Raises:
+      ValueError: If it is not.
+    """
+    if not mixing.constant:
+        raise ValueError(f"`{method}` is of one mixing matrix, the same in all steps.")
+    return mixing
+
+
+def _wire_dtype(params: PyTree) -> Any:
+    """The dtype that holds every leaf exactly, of at most 32 bits."""
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
+    return dtypes.pop() if len(dtypes) == 1 and max(d.itemsize for d in dtypes) < 4 else jnp.float32
+
+
+def gossiped(
+    mixing: Mixing,
+    axis_name: AxisName,
+    start: Callable[[list[jax.Array]], PyTree],
+    method: Method,
+    *,
+    seed: int = 0,
+    key: jax.Array | None = None,
+    info: bool = False,
+    in_pairs: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """A transformation to place after the optimizer, from mixing and a method.
+
+    Args:
+      mixing: Who talks to whom.
+      axis_name: The mesh axis, or axes, that number the workers.
+      start: First memory of a worker, of its units of parameters.
+      method: A worker's step.
+      seed: Seed of what workers draw.
+      key: A typed threefry key, in place of `seed`.
+      info: Whether the state's field `info` tells `disagreement` and `rounds`.
+      in_pairs: Whether a worker hears in a round whom it sends to.
+    """
+    if not isinstance(info, bool):
+        raise ValueError(f"`info` must be a Python bool, got {info!r}.")
+    links = to_links(mixing, in_pairs)
+    axis = _axis.label(axis_name)
+
+    def require_workers() -> None:
+        _axis.require_bound(axis_name)
+        if (workers := _axis.size(axis_name)) != mixing.workers:
+            raise ValueError(
+                f"The graph has {mixing.workers} nodes, and `axis_name`={axis_name!r} counts "
+                f"{workers} workers."
+            )
+
+    def units_of(tree: PyTree) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
+        return _buckets.split(tree, "bucket", _buckets.BUCKET_BYTES)
+
+    def init_fn(params: PyTree) -> GossipState:
+        require_workers()
+        memory = start(units_of(params)[0])
+        known = {"disagreement": jnp.zeros(()), "rounds": jnp.zeros(())} if info else ()
+        return GossipState(
+            key=_noise.make_key(seed, key),
+            step=jnp.zeros((), jnp.uint32),
+            own=PerWorker({axis: jax.tree.map(lambda x: x[None], memory)}),
+            info=known,
+        )
+
+    def update_fn(
+        updates: PyTree,
+        state: GossipState,
+        params: PyTree = None,
+        *,
+        weight: jax.Array | float | None = None,
+        present: jax.Array | None = None,
+        **extra_args: object,
+    ) -> tuple[PyTree, GossipState]:
+        del extra_args
+        if params is None:
+            raise ValueError("Gossip mixes parameters: call `tx.update(updates, state, params)`.")
+        require_workers()
+        _axis.require_own(params, axis_name)
+        steps, join = units_of(updates)
+        if not steps:
+            return updates, state._replace(step=state.step + 1)
+        if weight is not None:
+            own = _axis.as_varying(jnp.asarray(weight, jnp.float32), axis_name)
+            steps = [jnp.where(own == 0, 0, own * step) for step in steps]
+        units, _ = units_of(params)
+        coin = jax.random.fold_in(state.key, state.step)
+        flags = mixing.active(jax.random.fold_in(coin, 0), state.step) if mixing.active else None
+        talk = Talk(
+            mixing,
+            links,
+            axis_name,
+            flags,
+            _presence(present, mixing.workers),
+            _wire_dtype(params),
+            _noise.make_coins(coin, state.step, len(units), _axis.index(axis_name)),
+        )
+        memory = jax.tree.map(lambda x: x[0], state.own.per_worker[axis])
+        changes, memory, disagreement = method(talk, memory, units, steps)
+        known: Any = ()
+        if info:
+            lengths = jnp.asarray([len(rounds) for rounds in links], jnp.float32)
+            known = {
+                "disagreement": lax.psum(disagreement, _axis.names(axis_name)),
+                "rounds": jnp.sum(lengths if flags is None else jnp.where(flags, lengths, 0)),
+            }
+        return join(changes), GossipState(
+            key=state.key,
+            step=state.step + 1,
+            own=PerWorker({axis: jax.tree.map(lambda x: x[None], memory)}),
+            info=known,
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _presence(present: jax.Array | None, workers: int) -> jax.Array | None:
+    if present is None:
+        return None
+    if jnp.shape(present) != (workers,):
+        raise ValueError(
+            f"`present` must be one bool a worker, [{workers}], got shape {jnp.shape(present)}."
+        )
+    return jnp.asarray(present).astype(bool).astype(jnp.float32)

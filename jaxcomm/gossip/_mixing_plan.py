@@ -1,0 +1,310 @@
+"""Mixing as it goes on over steps: which matrices, when, and what that costs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from jaxcomm._base import PyTree
+from jaxcomm.gossip._matcha_plan import MatchaPlan, laplacians_of
+from jaxcomm.gossip._mixing import Rule, laplacian, mixing_matrix
+from jaxcomm.gossip._rounds import to_rounds
+from jaxcomm.gossip._topologies import Graph
+
+Active: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+"""`(public key[], step uint32[]) -> bool[matrices]`, equal on all workers."""
+
+
+class Mixing(NamedTuple):
+    r"""Who takes in how much from whom, and when.
+
+    In a step, with :math:`b_k` that all workers know,
+
+    .. math:: W = I + \sum_k b_k (W_k - I), \qquad
+              x_i \gets x_i + \sum_j W_{ij} (x_j - x_i) .
+
+    A matrix that is not active sends nothing.
+
+    Attributes:
+      matrices: :math:`W_k`, float64[n, n], rows of receivers and columns of senders.
+      probabilities: Of each to be active in a step.
+      active: Draws or counts which are; `None` where all are, always.
+      exclusive: Whether just one is active in a step; else each is by itself.
+    """
+
+    matrices: tuple[np.ndarray, ...]
+    probabilities: tuple[float, ...] = (1.0,)
+    active: Active | None = None
+    exclusive: bool = False
+
+    @property
+    def workers(self) -> int:
+        """How many."""
+        return len(self.matrices[0])
+
+    @property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """Pairs (sender, receiver) that ever talk."""
+        used = sum((np.abs(matrix) for matrix in self.matrices), np.zeros(()))
+        return tuple((int(j), int(i)) for i, j in np.argwhere(used) if i != j)
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether what is taken in one way is taken in the other way too."""
+        return all(np.allclose(matrix, matrix.T) for matrix in self.matrices)
+
+    @property
+    def constant(self) -> bool:
+        """Whether all steps mix alike."""
+        return self.active is None
+
+    @property
+    def messages(self) -> np.ndarray:
+        """What each worker sends in a step, on average, in messages; float64[n]."""
+        sent = [np.count_nonzero(_off_diagonal(matrix), axis=0) for matrix in self.matrices]
+        return cast(np.ndarray, np.asarray(self.probabilities) @ np.stack(sent))
+
+    @property
+    def degree(self) -> int:
+        """The most messages that a worker sends in a step."""
+        sent = [np.count_nonzero(_off_diagonal(matrix), axis=0) for matrix in self.matrices]
+        return int(max((np.max if self.exclusive else np.sum)(np.stack(sent), axis=0)))
+
+    @property
+    def expected_rounds(self) -> float:
+        """Messages one after the other in a step, on average: its time, in units of one message."""
+        rounds = [len(to_rounds(matrix)) for matrix in self.matrices]
+        return float(np.dot(self.probabilities, rounds))
+
+    @property
+    def rho(self) -> float:
+        r"""Of the squared distance from the mean, what is expected to be left after a step.
+
+        The largest eigenvalue of :math:`\mathbb{E}[W^\top W] - J`, an average over steps.
+        """
+        identity = np.eye(self.workers)
+        if not all(np.allclose(matrix.sum(axis=1), 1) for matrix in self.matrices):
+            raise ValueError("Rows of push-sum weights do not add to 1: no one rate is known.")
+        changes = [matrix - identity for matrix in self.matrices]
+        if self.exclusive:
+            square = _weighted(self.probabilities, [m.T @ m for m in self.matrices])
+        else:
+            mean = identity + _weighted(self.probabilities, changes)
+            spread = [p * (1 - p) for p in self.probabilities]
+            square = mean.T @ mean + _weighted(spread, [change.T @ change for change in changes])
+        return float(np.linalg.eigvalsh(square - 1 / self.workers)[-1])
+
+    @property
+    def gap(self) -> float:
+        """The spectral gap: 1 less the square root of `rho`."""
+        return 1 - float(np.sqrt(max(self.rho, 0)))
+
+    def bytes_per_step(self, params: PyTree) -> float:
+        """Bytes that the busiest worker sends in a step, on average, of parameters as they are."""
+        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
+        return float(self.messages.max() * size)
+
+
+def _off_diagonal(matrix: np.ndarray) -> np.ndarray:
+    return matrix - np.diag(np.diag(matrix))
+
+
+def _weighted(weights: Sequence[float], matrices: list[np.ndarray]) -> np.ndarray:
+    return cast(np.ndarray, np.tensordot(np.asarray(weights), np.stack(matrices), 1))
+
+
+def _require_matrix(given: Any) -> np.ndarray:
+    matrix = np.asarray(given, np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not np.isfinite(matrix).all():
+        raise ValueError(f"A mixing matrix must be square and finite, got shape {matrix.shape}.")
+    if not np.allclose(matrix.sum(axis=0), 1):
+        raise ValueError(
+            "The columns of a mixing matrix must add to 1, got "
+            f"{matrix.sum(axis=0).round(4).tolist()}: the mean would not be kept."
+        )
+    return matrix
+
+
+def _independent(probabilities: Sequence[float]) -> Active:
+    chances = np.asarray(probabilities, np.float32)
+    return lambda key, step: jax.random.uniform(key, chances.shape) < chances
+
+
+def to_mixing(given: Any, rule: Rule = "metropolis") -> Mixing:
+    """A graph, matrix, MATCHA plan, or list of graphs or matrices to take in turns, as mixing.
+
+    Args:
+      given: One of these; a :class:`Mixing` is returned as it is.
+      rule: How graphs become matrices; see :func:`mixing_matrix`.
+
+    Returns:
+      Its mixing.
+
+    Raises:
+      ValueError: If it is none of these, or columns of a matrix do not add to 1.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> mixing = gossip.to_mixing(gossip.ring(8), "uniform")
+      >>> mixing.degree, len(mixing.edges), round(mixing.rho, 3), mixing.messages.tolist()
+      (2, 16, 0.648, [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    """
+    if isinstance(given, Mixing):
+        return given
+    if isinstance(given, MatchaPlan):
+        laplacians = laplacians_of(given.workers, given.matchings)
+        matrices = tuple(np.eye(given.workers) - given.alpha * each for each in laplacians)
+        if not matrices:
+            return Mixing((np.eye(given.workers),))
+        return Mixing(matrices, given.probabilities, _independent(given.probabilities))
+    if isinstance(given, nx.Graph):
+        return Mixing((mixing_matrix(given, rule),))
+    if isinstance(given, list | tuple) and given and not np.isscalar(given[0][0]):
+        return in_turns(given, rule)
+    if isinstance(given, np.ndarray | list | tuple):
+        return Mixing((_require_matrix(given),))
+    raise ValueError(
+        "Mixing is a networkx graph, a matrix [n, n], a `MatchaPlan`, or a list of graphs or "
+        f"matrices to take in turns, got {given!r}."
+    )
+
+
+def _each(given: Sequence[Graph | np.ndarray], rule: Rule) -> tuple[np.ndarray, ...]:
+    matrices = tuple(
+        _matrix_of_part(graph, rule) if isinstance(graph, nx.Graph) else _require_matrix(graph)
+        for graph in given
+    )
+    if not matrices or len({len(matrix) for matrix in matrices}) > 1:
+        raise ValueError(
+            f"All matrices must be of as many workers, got {[len(m) for m in matrices]}."
+        )
+    return matrices
+
+
+def _matrix_of_part(graph: Graph, rule: Rule) -> np.ndarray:
+    """That of a graph of which not all workers need be connected: others talk in other steps."""
+    matrix = np.eye(len(graph))
+    parts = nx.weakly_connected_components if graph.is_directed() else nx.connected_components
+    for part in parts(graph):
+        nodes = sorted(part)
+        numbered = nx.relabel_nodes(graph.subgraph(nodes), dict(zip(nodes, range(len(nodes)))))
+        matrix[np.ix_(nodes, nodes)] = mixing_matrix(numbered, rule)
+    return matrix
+
+
+def in_turns(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
+    """One of `graphs`, or of matrices, a step, over and over.
+
+    Args:
+      graphs: networkx graphs or matrices [n, n], which need not be connected one by one.
+      rule: How graphs become matrices; see :func:`mixing_matrix`.
+
+    Returns:
+      Mixing that sends what the graph of the step does.
+
+    Raises:
+      ValueError: If they are not of the same workers.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> mixing = gossip.in_turns(gossip.one_peer_exponential(8), "push")
+      >>> mixing.degree, mixing.expected_rounds
+      (1, 1.0)
+    """
+    matrices = _each(graphs, rule)
+    turns = len(matrices)
+    return Mixing(
+        matrices,
+        (1 / turns,) * turns,
+        lambda key, step: step % jnp.uint32(turns) == jnp.arange(turns, dtype=jnp.uint32),
+        exclusive=True,
+    )
+
+
+def at_random(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
+    """One of `graphs`, or of matrices, a step, drawn by all workers alike.
+
+    Args:
+      graphs: networkx graphs or matrices [n, n], which need not be connected one by one.
+      rule: How graphs become matrices; with `"metropolis"`, pairs of a matching average.
+
+    Returns:
+      Mixing that sends what the graph that was drawn does.
+
+    Raises:
+      ValueError: If they are not of the same workers.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> gossip.at_random(gossip.one_peer_exponential(4, directed=False)).probabilities
+      (0.5, 0.5)
+    """
+    matrices = _each(graphs, rule)
+    turns = len(matrices)
+    return Mixing(
+        matrices,
+        (1 / turns,) * turns,
+        lambda key, step: jax.random.randint(key, (), 0, turns) == jnp.arange(turns),
+        exclusive=True,
+    )
+
+
+def now_and_then(graph: nx.Graph, budget: float) -> Mixing:
+    r"""All links at once, in a part of the steps: what MATCHA is compared with.
+
+    .. math:: W = I - b \alpha L, \quad P(b = 1) = c, \qquad
+              \alpha = \arg\min_\alpha \lambda_{\max}(I - 2 c \alpha L + c \alpha^2 L^2 - J)
+
+    Args:
+      graph: A connected networkx graph of the workers 0 to n - 1.
+      budget: :math:`c` in (0, 1].
+
+    Returns:
+      Mixing of one matrix, active with probability `budget`.
+
+    Raises:
+      ValueError: If `budget` is out of range or the graph directed or not connected.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> round(gossip.now_and_then(gossip.ring(8), budget=0.5).rho, 3)
+      0.777
+    """
+    if not isinstance(budget, int | float) or not 0 < budget <= 1:
+        raise ValueError(f"`budget` must be in (0, 1], got {budget!r}.")
+    best_constant = mixing_matrix(graph, "best_constant")
+    if len(best_constant) == 1:
+        return Mixing((best_constant,))
+    whole = laplacian(graph)
+
+    def at(step: float) -> Mixing:
+        matrix = np.eye(len(whole)) - step * whole
+        return Mixing((matrix,), (float(budget),), _independent([budget]))
+
+    best = minimize_scalar(
+        lambda step: at(step).rho, bounds=(0, 2), method="bounded", options={"xatol": 1e-9}
+    )
+    return at(float(best.x))
+
+
+def lazy(mixing: Any) -> Mixing:
+    r"""Half as much of it: :math:`(W + I) / 2`, whose eigenvalues are not negative.
+
+    Args:
+      mixing: What :func:`to_mixing` takes.
+
+    Returns:
+      The mixing with halved weights between workers.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> gossip.lazy(gossip.path(2)).matrices[0]
+      array([[0.75, 0.25],
+             [0.25, 0.75]])
+    """
+    given = to_mixing(mixing)
+    return given._replace(matrices=tuple((m + np.eye(len(m))) / 2 for m in given.matrices))
