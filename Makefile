@@ -7,7 +7,7 @@ NPROC := 16
 export NPROC
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse test test-slow test-aot test-gpu bench lint clean venv
+.PHONY: help demo survey sparse test test-slow test-docs test-aot test-gpu bench lint clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -29,6 +29,10 @@ test: venv ## all tests but the slow ones
 
 test-slow: venv ## the slow tests
 	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=10 $(ARGS)
+
+test-docs: venv ## every example in docstrings, the README and the docs
+	$(PY) -m pytest --doctest-modules -n 2 tests/conftest.py jaxcomm pallas_kernels $(ARGS)
+	$(PY) tools/run_readme.py README.md docs/guide.md docs/kernels.md
 
 test-aot: ## compile every kernel for TPU and GPU, without either (in .venv-aot, 1.1 GB)
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_aot $(ARGS)

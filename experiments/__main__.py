@@ -1,4 +1,4 @@
-"""`python -m experiments COMMAND`: compare, survey, sparse, estimate, train, launch and others."""
+"""`python -m experiments COMMAND`: compare, survey, train, launch and others."""
 
 import importlib
 import os
@@ -11,7 +11,17 @@ from typing import Any, NoReturn
 
 from experiments.cluster import has_joined, is_first, join
 from experiments.command_line import parse
-from experiments.configs import Bench, Digits, Estimate, Figures, Launch, Sparse, Survey, Train
+from experiments.configs import (
+    Bench,
+    Digits,
+    Estimate,
+    Figures,
+    Gossip,
+    Launch,
+    Sparse,
+    Survey,
+    Train,
+)
 from experiments.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
 from experiments.processes import end_with_launcher
 
@@ -19,6 +29,7 @@ COMMANDS = {
     "compare": Digits,
     "survey": Survey,
     "sparse": Sparse,
+    "gossip": Gossip,
     "estimate": Estimate,
     "train": Train,
     "launch": Launch,

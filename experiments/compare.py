@@ -5,8 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from experiments import acceptance, figures, survey
-from experiments.configs import Digits
+from experiments import acceptance, figures, gossip, survey
+from experiments.configs import Digits, Gossip
+from experiments.errors import ExperimentError
 from experiments.methods import expand, parse_variant
 from experiments.progress import Progress
 from experiments.recording import NoRecord, Record, open_record
@@ -23,6 +24,21 @@ def _is_reference(config: Digits, workers: int) -> bool:
     """Whether the verdict is meant for these settings: all but the record as the config states."""
     places = {name: getattr(config, name) for name in ("devices", "record", "records")}
     return config == dataclasses.replace(Digits(), **places) and workers == REFERENCE_WORKERS
+
+
+def _as_gossip(config: Digits) -> Gossip:
+    """The options that were given, for the comparison of gossip."""
+    default, known = Digits(), {field.name for field in dataclasses.fields(Gossip)}
+    given = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(Digits)
+        if getattr(config, field.name) != getattr(default, field.name) and field.name != "preset"
+    }
+    if unknown := [name for name in given if name not in known]:
+        raise ExperimentError(
+            f"--preset gossip takes no --{unknown[0].replace('_', '-')}; `gossip --help` has a list."
+        )
+    return Gossip(**given)
 
 
 def _make_programs(config: Digits) -> list[Program]:
@@ -67,6 +83,8 @@ def main(config: Digits) -> int:
     Returns:
       The exit code, 1 where the acceptance that the config states is not met at its own settings.
     """
+    if config.preset == "gossip":
+        return gossip.main(_as_gossip(config))
     if config.learning_rates:
         return survey.main(config)
     config = dataclasses.replace(

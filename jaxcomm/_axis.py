@@ -284,7 +284,7 @@ def swap(x: jax.Array, axis_name: AxisName, distance: int) -> jax.Array:
 def permute(x: jax.Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> jax.Array:
     """Sends `x` along pairs (sender, receiver); whoever receives nothing gets zeros."""
     over, workers = names(axis_name), size(axis_name)
-    sender_of = dict((receiver, sender) for sender, receiver in pairs)
+    sender_of = {receiver: sender for sender, receiver in pairs}
 
     def move(x: jax.Array) -> jax.Array:
         if "vmap" not in {mode(name) for name in over}:

@@ -25,8 +25,8 @@ def replicate(
       axis_name: The mesh axis, or axes, that number the workers.
 
     Returns:
-      `PerWorker` of leaves `[workers, ...]`, for :func:`jaxcomm.init`, :func:`jaxcomm.make_step` and
-      :func:`jaxcomm.simulate`. Nothing is sent but what placing them takes.
+      `PerWorker` of leaves `[workers, ...]`, for :func:`jaxcomm.init`, :func:`jaxcomm.make_step`
+      and :func:`jaxcomm.simulate`. Nothing is sent but what placing them takes.
 
     Raises:
       ValueError: If the mesh has no such axis, or the number of workers is no positive int.

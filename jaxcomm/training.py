@@ -182,10 +182,10 @@ def make_step(
       `step(params, opt_state, batch, *, key=None, **extra_args) -> (params, opt_state, metrics)`.
       Params are equal on all workers, or `PerWorker` ones of :func:`jaxcomm.replicate`, of which
       `loss_fn` and `tx` see a worker's own. Extra arguments, equal on all workers, go to
-      `tx.update`. Batch leaves are `[global_batch, ...]`; on a mesh of several processes, arrays over all of them, such as
-      `jax.make_array_from_process_local_data` makes. Each worker's key is folded with its number.
-      `metrics["loss"]` and aux are means over workers, float32, and what an aggregator with
-      `info=True` tells joins them as `metrics["info/compression_error"]` and so on
+      `tx.update`. Batch leaves are `[global_batch, ...]`; on a mesh of several processes, arrays
+      over all of them, such as `jax.make_array_from_process_local_data` makes. Each worker's key is
+      folded with its number. `metrics["loss"]` and aux are means over workers, float32, and what an
+      aggregator with `info=True` tells joins them as `metrics["info/compression_error"]` and so on
       (`"info/<path in the state>/..."` where several do). It can be traced, in `jax.lax.scan` for
       one. On CPU devices, a call waits until the previous step is done, since several steps in
       flight may deadlock there.

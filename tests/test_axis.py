@@ -12,6 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
 from jaxcomm import _axis
+from tests.slow import slow
 from tests.workers import mesh_of
 
 MESH = mesh_of(4)
@@ -195,7 +196,7 @@ def test_shifts_go_to_the_next_worker_whatever_the_axes() -> None:
         np.testing.assert_array_equal(one(jnp.arange(workers)), np.roll(np.arange(workers), 1))
 
 
-@pytest.mark.parametrize("distance", [1, 2, 4])
+@pytest.mark.parametrize("distance", [1, slow(2), 4])
 def test_swaps_are_between_pairs_whatever_the_axes(distance: int) -> None:
     # Of 6 workers, some have no partner.
     given = jnp.arange(6.0, dtype=jnp.bfloat16)

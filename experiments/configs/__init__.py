@@ -4,9 +4,20 @@ from experiments.configs.bench import Bench
 from experiments.configs.digits import Digits
 from experiments.configs.estimate import Estimate
 from experiments.configs.figures import Figures
+from experiments.configs.gossip import Gossip
 from experiments.configs.launch import Launch
 from experiments.configs.sparse import Sparse
 from experiments.configs.survey import Survey
 from experiments.configs.train import Train
 
-__all__ = ["Bench", "Digits", "Estimate", "Figures", "Launch", "Sparse", "Survey", "Train"]
+__all__ = [
+    "Bench",
+    "Digits",
+    "Estimate",
+    "Figures",
+    "Gossip",
+    "Launch",
+    "Sparse",
+    "Survey",
+    "Train",
+]

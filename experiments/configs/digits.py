@@ -30,6 +30,11 @@ class Digits:
     momentum and about 1.2 with Adam, at 0.25 of the bytes.
     """
 
+    preset: str = option(
+        "digits",
+        "gossip: decentralized training in place of means; see `gossip --help` for its own options",
+        choices=("digits", "gossip"),
+    )
     methods: tuple[str, ...] = option(
         ("mean", "global_qsgd:8", "global_qsgd:16", "qsgd", "truncating", "top_1_percent"),
         "what to compare, each METHOD or METHOD:BITS; all for every one there is",

@@ -9,10 +9,10 @@ import optax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations, settled
+from jaxcomm._message import from_message, to_message
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._alone import encode_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
-from jaxcomm._message import from_message, to_message
 from jaxcomm.aggregation._rows import from_rows, to_rows
 
 CodecOf: TypeAlias = Callable[[int], Codec]

@@ -1,7 +1,6 @@
 """AD-PSGD on a mesh: random pairs average, and steps come late."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +81,9 @@ def ad_psgd(
     def start(units: list[jax.Array]) -> list[list[jax.Array]]:
         return [[*map(jnp.zeros_like, units)] for _ in range(staleness)]
 
-    def method(talk: Talk, waiting: Any, x: list[jax.Array], steps: list[jax.Array]) -> Mixed:
+    def method(
+        talk: Talk, waiting: list[list[jax.Array]], x: list[jax.Array], steps: list[jax.Array]
+    ) -> Mixed:
         due, *later = [*waiting, steps]
         apart, disagreement = talk.differences(x)
         return Mixed([a + b for a, b in zip(due, apart, strict=True)], later, disagreement)

@@ -1,5 +1,6 @@
 """CHOCO-SGD: compressed differences to what neighbours know already."""
 
+import functools
 from typing import Any
 
 import jax
@@ -37,7 +38,7 @@ def choco_step_size(mixing: Any, contraction: float) -> float:
     Example:
       >>> from jaxcomm import gossip
       >>> round(gossip.choco_step_size(gossip.ring(8), contraction=0.1), 5)
-      0.00048
+      0.00035
     """
     if not 0 < contraction <= 1:
         raise ValueError(f"`contraction` must be in (0, 1], got {contraction!r}.")
@@ -114,9 +115,7 @@ def choco_sgd(
         zeros = [*map(jnp.zeros_like, units)]
         return [(zeros, zeros) for _ in rounds] if apart else (zeros, zeros)
 
-    def shared(
-        talk: Talk, memory: PyTree, x: list[jax.Array], steps: list[jax.Array]
-    ) -> Mixed:
+    def shared(talk: Talk, memory: PyTree, x: list[jax.Array], steps: list[jax.Array]) -> Mixed:
         if talk.present is not None:
             raise ValueError(
                 "`present` leaves out messages, and one copy for all neighbours would no longer be "
@@ -168,9 +167,8 @@ def choco_sgd(
                     lambda a: _axis.as_varying(a, axis_name),
                     (pair, [*map(jnp.zeros_like, y)], jnp.zeros(())),
                 )
-                pair, taken, squares = talk.when(
-                    matrix, lambda link=link, pair=pair: on_link(talk, link, pair, y), nothing
-                )
+                meet = functools.partial(on_link, talk, link, pair, y)
+                pair, taken, squares = talk.when(matrix, meet, nothing)
                 after.append(pair)
                 change = [a + b for a, b in zip(change, taken, strict=True)]
                 disagreement = disagreement + squares
@@ -178,6 +176,4 @@ def choco_sgd(
         return Mixed(moved, after, disagreement)
 
     method = by_neighbour if apart else shared
-    return gossiped(
-        given, axis_name, start, method, seed=seed, key=key, info=info, in_pairs=apart
-    )
+    return gossiped(given, axis_name, start, method, seed=seed, key=key, info=info, in_pairs=apart)

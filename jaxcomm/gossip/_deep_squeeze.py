@@ -53,7 +53,9 @@ def deep_squeeze(
       >>> import optax
       >>> from jaxcomm import compression, gossip
       >>> codec = compression.quantizers.dither(levels=7)
-      >>> tx = optax.chain(optax.sgd(0.1), gossip.deep_squeeze(gossip.ring(8), codec, step_size=0.5))
+      >>> tx = optax.chain(
+      ...     optax.sgd(0.1), gossip.deep_squeeze(gossip.ring(8), codec, step_size=0.5)
+      ... )
 
     References:
       Tang et al., `DeepSqueeze: Decentralization Meets Error-Compensated Compression

@@ -59,7 +59,9 @@ def dpsgd(
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
       >>> from jaxcomm import gossip
-      >>> tx = optax.chain(optax.sgd(0.5), gossip.dpsgd(gossip.ring(8), order="adapt_then_combine"))
+      >>> tx = optax.chain(
+      ...     optax.sgd(0.5), gossip.dpsgd(gossip.ring(8), order="adapt_then_combine")
+      ... )
       >>> params = jaxcomm.replicate(jnp.float32(3), 8)
       >>> opt_state = jaxcomm.init(tx, params, 8)
       >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x) ** 2), tx, 8)
@@ -75,9 +77,7 @@ def dpsgd(
         raise ValueError(f"`order` must be one of {get_args(Order)}, got {order!r}.")
     given = require_symmetric(to_mixing(mixing), "dpsgd")
 
-    def method(
-        talk: Talk, memory: PyTree, x: list[jax.Array], steps: list[jax.Array]
-    ) -> Mixed:
+    def method(talk: Talk, memory: PyTree, x: list[jax.Array], steps: list[jax.Array]) -> Mixed:
         combines = order == "adapt_then_combine"
         mixed = [a + b for a, b in zip(x, steps, strict=True)] if combines else x
         apart, disagreement = talk.differences(mixed)

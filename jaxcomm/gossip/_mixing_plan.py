@@ -72,7 +72,8 @@ class Mixing(NamedTuple):
     def degree(self) -> int:
         """The most messages that a worker sends in a step."""
         sent = [np.count_nonzero(_off_diagonal(matrix), axis=0) for matrix in self.matrices]
-        return int(max((np.max if self.exclusive else np.sum)(np.stack(sent), axis=0)))
+        together = np.max(sent, axis=0) if self.exclusive else np.sum(sent, axis=0)
+        return int(together.max())
 
     @property
     def expected_rounds(self) -> float:
@@ -191,7 +192,9 @@ def _matrix_of_part(graph: Graph, rule: Rule) -> np.ndarray:
     parts = nx.weakly_connected_components if graph.is_directed() else nx.connected_components
     for part in parts(graph):
         nodes = sorted(part)
-        numbered = nx.relabel_nodes(graph.subgraph(nodes), dict(zip(nodes, range(len(nodes)))))
+        numbered = nx.relabel_nodes(
+            graph.subgraph(nodes), {node: i for i, node in enumerate(nodes)}
+        )
         matrix[np.ix_(nodes, nodes)] = mixing_matrix(numbered, rule)
     return matrix
 

@@ -74,9 +74,7 @@ def sgp(
         nothing = [*map(jnp.zeros_like, units)], jnp.zeros(())
         return PushSum(jnp.ones(()), [nothing for _ in range(delay)])
 
-    def method(
-        talk: Talk, memory: PushSum, z: list[jax.Array], steps: list[jax.Array]
-    ) -> Mixed:
+    def method(talk: Talk, memory: PushSum, z: list[jax.Array], steps: list[jax.Array]) -> Mixed:
         x = [memory.mass * a + b for a, b in zip(z, steps, strict=True)]
         sent = [a.astype(talk.dtype) for a in x]
         widened = [a.astype(jnp.float32) for a in sent]
@@ -85,9 +83,7 @@ def sgp(
             heard: tuple[list[jax.Array], jax.Array], weight: jax.Array
         ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
             shares, mass = [a.astype(jnp.float32) for a in heard[0]], heard[1]
-            squares = sum(
-                jnp.sum(jnp.square(a - b)) for a, b in zip(shares, widened, strict=True)
-            )
+            squares = sum(jnp.sum(jnp.square(a - b)) for a, b in zip(shares, widened, strict=True))
             return [weight * a for a in shares], weight * mass, weight * squares
 
         zeros = [*map(jnp.zeros_like, x)]

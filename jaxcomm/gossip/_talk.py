@@ -1,5 +1,6 @@
 """What a worker hears from its neighbours in one step."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ def to_links(mixing: Mixing, in_pairs: bool = False) -> list[list[Link]]:
 def _paired(matrix: np.ndarray) -> list[Round]:
     edges = [(int(i), int(j)) for i, j in np.argwhere(matrix) if i < j]
     matchings = to_matchings(nx.Graph(edges))
-    return [tuple((*matching, *((j, i) for i, j in matching))) for matching in matchings]
+    return [(*matching, *((j, i) for i, j in matching)) for matching in matchings]
 
 
 class Talk(NamedTuple):
@@ -87,7 +88,7 @@ class Talk(NamedTuple):
 
         total = nothing
         for matrix, links in enumerate(self.links):
-            heard = self.when(matrix, lambda links=links: talk(links), nothing)
+            heard = self.when(matrix, functools.partial(talk, links), nothing)
             total = jax.tree.map(jnp.add, total, heard)
         return total
 
@@ -100,9 +101,7 @@ class Talk(NamedTuple):
         sent = [x.astype(self.dtype) for x in units]
         own = [x.astype(jnp.float32) for x in sent]
 
-        def take(
-            received: list[jax.Array], weight: jax.Array
-        ) -> tuple[list[jax.Array], jax.Array]:
+        def take(received: list[jax.Array], weight: jax.Array) -> tuple[list[jax.Array], jax.Array]:
             apart = [x.astype(jnp.float32) - y for x, y in zip(received, own, strict=True)]
             squares = sum(jnp.sum(jnp.square(x)) for x in apart)
             return [weight * x for x in apart], weight * squares

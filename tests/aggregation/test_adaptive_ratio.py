@@ -66,6 +66,7 @@ def test_the_smallest_ratio_under_the_target(target: float, stage: int) -> None:
     assert stages == [*descent, *cycle * 30][:30]
 
 
+@pytest.mark.slow
 def test_under_feedback_what_is_left_out_comes_back() -> None:
     tx = adaptive(0.3, lambda r: error_feedback(top_k(ratio=r)), info=True)
     updates = np.concatenate([concentrated(6), flat(6)])
@@ -116,6 +117,7 @@ def test_the_error_is_all_that_is_sent_besides() -> None:
     assert sent == {False: 3 * (8 + 128 + 4) + 18, True: 3 * (8 + 128 + 4) + 18}
 
 
+@pytest.mark.slow
 def test_any_family_and_any_way_to_form_a_mean() -> None:
     def of_levels(ratio: float) -> Any:
         return dither(bits=int(ratio))

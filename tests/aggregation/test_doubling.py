@@ -23,7 +23,7 @@ def sparse_rows(workers: int, each: int, seed: int = 0) -> np.ndarray:
     return given
 
 
-@pytest.mark.parametrize("workers", [3, 8, *map(slow, (1, 2, 4, 5, 6, 7))])
+@pytest.mark.parametrize("workers", [3, *map(slow, (1, 2, 4, 5, 6, 7, 8))])
 def test_sums_that_fit_are_exact_for_any_number_of_workers(workers: int) -> None:
     given = sparse_rows(workers, 2)
     results = aggregate(jaxcomm.sparcml(density=2 / ROWS), given)

@@ -54,7 +54,7 @@ CODECS = {
         slow("bfloat16_values", "checked"),
         *(slow(name, "vmap") for name in ("top_k", "bfloat16")),
         ("bfloat16_values", "vmap"),
-        ("dither", "vmap"),
+        slow("dither", "vmap"),
     ],
 )
 def test_gathered(name: str, mode: Mode) -> None:

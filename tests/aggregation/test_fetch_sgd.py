@@ -37,6 +37,7 @@ def test_without_collisions_or_masking_it_is_momentum_sgd() -> None:
         np.testing.assert_allclose(update, velocity, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_masking_forgets_the_momentum_of_what_was_updated() -> None:
     given = np.random.default_rng(1).normal(size=(WORKERS, SIZE))
     tx = jaxcomm.fetch_sgd(sketch_ratio=WIDE, k=SIZE, momentum=0.9, hashing="elements")
@@ -64,6 +65,7 @@ def test_what_was_left_out_comes_back_with_its_momentum(masking: bool) -> None:
         np.testing.assert_allclose(update, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_heavy_hitters_are_found_in_a_table_of_200_columns() -> None:
     size = 1000
     given = np.random.default_rng(3).normal(size=(WORKERS, size)) * 0.01

@@ -101,6 +101,7 @@ def test_a_nan_is_seen_everywhere_and_remembered_nowhere(mode: Mode) -> None:
     np.testing.assert_array_equal(*residuals)
 
 
+@pytest.mark.slow
 def test_of_each_leaf_and_of_weights() -> None:
     tx = jaxcomm.gtop_k(ratio=0.25, scope="leaf")
     rng = np.random.default_rng(5)
@@ -117,6 +118,7 @@ def test_of_each_leaf_and_of_weights() -> None:
     np.testing.assert_allclose(results["matrix"][0].ravel(), expected / 3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_sums_of_the_largest_floats_have_a_mean() -> None:
     largest = jnp.finfo(jnp.float32).max
     result = aggregate(TX, jnp.full((5, 3), largest))

@@ -296,7 +296,7 @@ MANUAL = pytest.mark.parametrize("manual", [{"data"}, {"data", "model"}], ids=["
 
 @MANUAL
 @pytest.mark.parametrize("check", [True, slow(False)])
-@pytest.mark.parametrize("method", [jaxcomm.global_qsgd, jaxcomm.mean, jaxcomm.qsgd])
+@pytest.mark.parametrize("method", [jaxcomm.global_qsgd, slow(jaxcomm.mean), slow(jaxcomm.qsgd)])
 def test_shards_are_averaged_where_they_are(method: Any, manual: set[str], check: bool) -> None:
     whole, placed = sharded_gradients()
     tx = jaxcomm.shard_local(method("data"), SPECS)

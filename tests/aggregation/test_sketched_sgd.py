@@ -47,6 +47,7 @@ def test_with_all_as_candidates_it_is_the_true_top_k(momentum: float, masking: b
         np.testing.assert_array_equal(results, np.tile(results[0], (WORKERS, 1)))
 
 
+@pytest.mark.slow
 def test_what_is_large_together_is_found_though_small_on_each() -> None:
     """Each worker's largest are its own; what all share is below them everywhere."""
     size, shared = 1000, np.arange(5) * 190

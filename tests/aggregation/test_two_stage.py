@@ -51,6 +51,7 @@ def test_bfloat16_words_and_float32_sums(workers: int) -> None:
         assert np.mean(result[0] == expected) > 0.5
 
 
+@pytest.mark.slow
 def test_blocks_confine_a_large_coordinate() -> None:
     given = jnp.full((4, 64), 0.01).at[:, 0].set(1000.0)
     whole = aggregate(jaxcomm.two_stage_mean("data", dither(bits=4)), given)

@@ -16,7 +16,7 @@ from tests.cases._sketched import SKETCHED
 from tests.cases._sparse import SPARSE
 from tests.cases._switched import SWITCHED
 
-__all__ = ["CASES", "MEANS", "WEIGHTED", "Case", "rows", "rows_by_workers"]
+__all__ = ["CASES", "FRAME", "MEANS", "WEIGHTED", "Case", "rows", "rows_by_workers"]
 
 # One for each way in which updates are exchanged and memory is kept. The others share their code
 # with one of these, but for the codec and what tests of their own are for, and are variants.
@@ -46,9 +46,14 @@ CASES = [
 ]
 
 
-def rows(cases: list[Case]) -> list:
-    """Rows for `pytest.mark.parametrize`, variants being left to the slow run."""
-    return [pytest.param(c, marks=[pytest.mark.slow] if c.variant else []) for c in cases]
+# Of these, a mean without a codec, one of codes, and one that remembers: enough for laws of what
+# all aggregators share, the frame around exchange and codec.
+FRAME = {"mean", "global_qsgd", "top_k"}
+
+
+def rows(cases: list[Case], quick: set[str] = REPRESENTATIVES) -> list:
+    """Rows for `pytest.mark.parametrize`, all but the `quick` ones being left to the slow run."""
+    return [pytest.param(c, marks=[] if c.name in quick else [pytest.mark.slow]) for c in cases]
 
 
 def rows_by_workers(

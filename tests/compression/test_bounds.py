@@ -73,7 +73,7 @@ def holds(errors: np.ndarray, bound: float) -> bool:
     ("make", "levels"),
     [
         (lambda: dither(levels=1, norm="l2"), 1),
-        (lambda: dither(levels=3), 3),
+        slow(lambda: dither(levels=3), 3),
         slow(lambda: dither(levels=15, norm="l2"), 15),
         (lambda: dither(bits=6), {1: 31, 4: 7}),
     ],
@@ -146,6 +146,7 @@ def test_scaled_cast(dtype: str, workers: int) -> None:
     assert errors[-2, 0] > 0.5 * half**2 or info.nmant > 9
 
 
+@pytest.mark.slow
 def test_blocks_state_what_a_block_does() -> None:
     codec = blockwise(dither(levels=1, norm="l2"), 16)
     assert codec.variance(1000, 2) == pytest.approx(32**0.5)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxcomm.compression import _bits, _support
+from tests.slow import slow
 
 
 def sparse(shape: tuple[int, ...], density: float, seed: int = 0) -> np.ndarray:
@@ -47,8 +48,8 @@ def _members(words: jax.Array, first: jax.Array, room: int, parts: Any) -> jax.A
     return _support.members(words, first, room, parts)
 
 
-@pytest.mark.parametrize("density", [0.0, 0.03, 0.5, 1.0])
-@pytest.mark.parametrize("room", [1, 7, 64, 1000])
+@pytest.mark.parametrize("density", [0.0, slow(0.03), 0.5, 1.0])
+@pytest.mark.parametrize("room", [1, slow(7), 64, 1000])
 def test_windows_of_members_are_all_of_them_once(density: float, room: int) -> None:
     mask = np.random.default_rng(1).random(777) < density
     parts = _support.Parts(777, 1, 777)

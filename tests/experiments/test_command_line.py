@@ -182,6 +182,7 @@ def test_compare_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> N
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_survey_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> None:
     methods = ["--methods", "mean", "ef_top_10_percent"]
     lengths = ["--seeds", "2", "--tuning-seeds", "1", "--steps", "2"]
@@ -218,6 +219,7 @@ def test_survey_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> No
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_estimate_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> None:
     methods = ["--methods", "mean", "global_qsgd:6", "global_qsgd:8", "two_stage:8"]
     lengths = ["--steps", "3", "1", "--draws", "2", "--batch", "32", "--devices", "4"]

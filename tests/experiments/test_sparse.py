@@ -180,6 +180,7 @@ def says_what_its_metrics_do(record: Path) -> list[Row]:
     return rows
 
 
+@pytest.mark.slow
 def test_a_comparison_leaves_a_record_that_parses(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

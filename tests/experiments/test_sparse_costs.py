@@ -27,6 +27,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return Task("words", str(path), vocabulary=250)
 
 
+@pytest.mark.slow
 def test_densities_are_those_of_the_words_in_a_batch(task: Task) -> None:
     inputs, labels = task.dataset.train_inputs, task.dataset.train_labels
     batches = [(inputs[i : i + 8], labels[i : i + 8]) for i in (0, 8)]

@@ -47,6 +47,7 @@ def test_edge_of_shape_in_every_mode(case: Case, edge: str, mode: Mode) -> None:
     check_edge(case, EDGES[edge], mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", rows(MEANS), ids=repr)
 def test_empty_leaves_among_others_and_empty_trees(case: Case) -> None:
     full = jnp.asarray(EDGES["one_hot"], jnp.float32)

@@ -21,6 +21,19 @@ def check_variance(case: Case, workers: int) -> None:
     assert errors.mean() - slack <= bound + rounding
 
 
-@pytest.mark.parametrize(("case", "workers"), rows_by_workers(BOUNDED, [3], [3], (1, 8)), ids=repr)
+RANDOM = [c for c in BOUNDED if c.random]
+EXACT = [
+    c for c in BOUNDED if not c.random
+]  # Where nothing is drawn, tests of their own are quick.
+
+
+@pytest.mark.parametrize(("case", "workers"), rows_by_workers(RANDOM, [3], [3], (1, 8)), ids=repr)
 def test_variance(case: Case, workers: int) -> None:
+    check_variance(case, workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3, 8])
+@pytest.mark.parametrize("case", EXACT, ids=repr)
+def test_none_where_nothing_is_drawn(case: Case, workers: int) -> None:
     check_variance(case, workers)

@@ -10,6 +10,7 @@ import pytest
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
+from tests.slow import slow
 from tests.workers import aggregator, initial
 
 STEPS, WORKERS, SIZE = 6, 3, 24
@@ -53,7 +54,7 @@ def by_hand(
     return np.stack(means), u, v
 
 
-@pytest.mark.parametrize(("nesterov", "mode"), [(False, "vmap"), (True, "checked")])
+@pytest.mark.parametrize(("nesterov", "mode"), [slow(False, "vmap"), (True, "checked")])
 def test_against_the_equations(nesterov: bool, mode: str) -> None:
     tx = jaxcomm.deep_gradient_compression(
         ratio=1 / 24, momentum=0.8, nesterov=nesterov, clip=4.0, warm_up_every=1
@@ -80,6 +81,7 @@ def test_sent_and_kept_are_what_there_was_and_masked_where_sent() -> None:
         v = after
 
 
+@pytest.mark.slow
 def test_all_of_it_without_masking_is_momentum_and_with_it_is_sgd() -> None:
     steps = updates()
     means = steps.mean(axis=1, dtype=np.float64)
@@ -98,6 +100,7 @@ def test_without_momentum_it_is_top_k_with_error_feedback() -> None:
     np.testing.assert_array_equal(mine, run(plain, updates())[0])
 
 
+@pytest.mark.slow
 def test_it_trains_with_plain_sgd_behind() -> None:
     rng = np.random.default_rng(9)
     features = jnp.asarray(rng.normal(size=(64, 30)), jnp.float32)

@@ -36,6 +36,7 @@ def frequent_rows() -> np.ndarray:
     return given
 
 
+@pytest.mark.slow
 def test_turns_need_less_room_than_runs() -> None:
     given, codec = jnp.asarray(frequent_rows()), nonzero(density=0.25)
     exact = np.asarray(given).mean(axis=0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from tests.slow import slow
 from tests.workers import aggregator, initial
 
 STEPS, WORKERS = 5, 3
@@ -33,7 +34,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("decay", [1.0, 0.5])
+@pytest.mark.parametrize("decay", [slow(1.0), 0.5])
 @pytest.mark.parametrize("name", METHODS)
 def test_against_numpy(name: str, decay: float) -> None:
     method, compress = METHODS[name]

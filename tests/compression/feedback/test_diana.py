@@ -47,6 +47,7 @@ def test_shifts_and_their_rate(aggregate: Any, mode: Any) -> None:
     np.testing.assert_allclose(state.shared[0].rate, 1 / (1 + omega), rtol=1e-6)
 
 
+@pytest.mark.slow
 @GATHERED
 def test_unbiased_after_any_number_of_steps(aggregate: Any) -> None:
     run, state, _ = advanced(aggregate("data", diana(quantizer())), 5)

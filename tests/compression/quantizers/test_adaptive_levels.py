@@ -48,7 +48,7 @@ HEAVY = {
 }
 
 
-@pytest.mark.parametrize("levels", [3, 7])
+@pytest.mark.parametrize("levels", [slow(3), 7])
 @pytest.mark.parametrize("name", HEAVY)
 def test_less_variance_than_equal_levels(name: str, levels: int) -> None:
     x = HEAVY[name](np.random.default_rng(0))
@@ -69,6 +69,7 @@ def test_no_level_alone_can_be_moved_to_a_better_place() -> None:
             assert exact_variance(fitted, sample) <= exact_variance(moved, sample) * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_a_weight_is_as_good_as_a_repetition() -> None:
     sample = jnp.asarray(np.random.default_rng(6).uniform(size=40) ** 2, jnp.float32)
     weights = jnp.asarray(np.arange(40) % 3 + 1, jnp.float32)

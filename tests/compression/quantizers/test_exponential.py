@@ -94,6 +94,7 @@ def test_exponents_never_leave_their_field(workers: int) -> None:
     assert np.all(np.abs(result) >= 0.25) and np.all(np.sign(result) == [1, -1, 1, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workers", [*(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 8)), 16]
 )

@@ -29,6 +29,7 @@ def _sent(tx: object, given: jnp.ndarray) -> float:
     return sum(gathers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [4])
 def test_bytes_shrink_by_the_root_of_the_workers_on_a_mesh(workers: int) -> None:
     _bytes_shrink(workers, _sent)

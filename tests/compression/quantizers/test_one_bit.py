@@ -8,6 +8,7 @@ import pytest
 import jaxcomm
 from jaxcomm import Coins
 from jaxcomm.compression.quantizers import one_bit
+from tests.slow import slow
 from tests.workers import aggregate
 
 COINS = Coins(jax.random.key(0), jax.random.key(1))
@@ -20,7 +21,7 @@ def sent(x: np.ndarray) -> np.ndarray:
     return np.asarray(codec.decode(COINS.public, payload, own, 1, 1, x.shape), np.float64)
 
 
-@pytest.mark.parametrize("shape", [(50,), (12, 5), (3, 4, 6)])
+@pytest.mark.parametrize("shape", [slow((50,)), (12, 5), slow((3, 4, 6))])
 def test_columns_keep_their_sum_and_lose_what_is_orthogonal(shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).standard_t(3, size=shape)
     result = sent(x)

@@ -83,6 +83,7 @@ def test_the_table_is_that_of_the_formula() -> None:
     np.testing.assert_allclose(payload.table, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_even_number_of_rows_is_not_decoded_by_the_lower_of_the_middle_two() -> None:
     ones = np.ones(600, np.float32)
     error = errors(
@@ -163,6 +164,7 @@ def test_info_tells_the_density_and_the_error_to_be_expected() -> None:
     assert np.mean(measured) == pytest.approx(expected[0], rel=0.2)
 
 
+@pytest.mark.slow
 def test_own_parts_decode_to_the_decoded_sum() -> None:
     x = workers_with_rows_of_their_own(3)
     codec, coins = jitted(s2_sketch(density=0.1, ratio=0.5, rows=3)), coins_of(2)
@@ -219,7 +221,7 @@ def test_codes_that_do_not_peel_are_zero() -> None:
     "codec",
     [
         slow(s2_sketch(density=1, ratio=1.5, rows=3, decode="peel")),
-        scaled(s2_sketch(density=1, ratio=0.5)),
+        slow(scaled(s2_sketch(density=1, ratio=0.5))),
         s2_codes(density=0.3, ratio=1.5),
     ],
     ids=["peel", "scaled mean", "codes"],

@@ -67,6 +67,7 @@ def test_what_agrees_is_sent_again_and_again_and_noise_seldom() -> None:
     np.testing.assert_allclose(sent[:, :d].sum(axis=0), steps, atol=4)
 
 
+@pytest.mark.slow
 def test_a_higher_alpha_waits_longer() -> None:
     given = jnp.asarray(np.random.default_rng(5).normal(size=(100, 50)) + 0.3, jnp.float32)
     counts = [

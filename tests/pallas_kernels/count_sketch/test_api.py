@@ -62,6 +62,7 @@ def test_tables_add_up(hashing: Any, columns: int) -> None:
     np.testing.assert_array_equal(added(whole) + added(other), added(whole + other))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hashing", "columns"), [FAMILIES[0], slow(*FAMILIES[1])])
 def test_gradients_are_the_transpose(hashing: Any, columns: int) -> None:
     x, cotangent = normal(30, 40), normal(3, columns)

@@ -74,6 +74,7 @@ def test_gpu_kernels(case: Any) -> None:
     assert_equal_to_reference("cuda", array(size, dtype), *sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", KERNELS)
 def test_nan_and_infinity(platform: str) -> None:
     x = array(1500, jnp.float32).at[3].set(jnp.nan).at[700].set(-jnp.inf).at[1400].set(1e-40)
@@ -110,7 +111,7 @@ def test_vmap_and_shard_map(platform: str) -> None:
 @pytest.mark.parametrize("platform", KERNELS)
 @pytest.mark.parametrize(
     ("rows", "columns", "dtype", "estimate"),
-    [(3, 2**18, jnp.float32, "median"), (2, 98 * 1024, jnp.int32, "mean")],
+    [(3, 2**18, jnp.float32, "median"), slow(2, 98 * 1024, jnp.int32, "mean")],
 )
 def test_they_lower(platform: str, rows: int, columns: int, dtype: Any, estimate: Any) -> None:
     x = jax.ShapeDtypeStruct((2**20 + 5,), dtype)

@@ -82,6 +82,7 @@ def test_kernels_widen_bfloat16(platform):
     np.testing.assert_array_equal(codes, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", [slow("tpu"), "cuda"])
 def test_kernels_under_vmap(platform, monkeypatch):
     # JAX's interpreter does not know the semantics of the axis that vmap adds to the grid.

@@ -56,7 +56,7 @@ def test_gpu_kernels_are_the_reference(bits, size):
 
 
 @pytest.mark.parametrize("platform", MODULES)
-@pytest.mark.parametrize("bits,dtype", [(1, "bool"), (8, "uint8")])
+@pytest.mark.parametrize("bits,dtype", [(1, "bool"), slow(8, "uint8")])
 def test_kernels_take_narrow_dtypes(platform, bits, dtype):
     numbers = numbers_below(2**bits, 1500).astype(dtype)
     packed = MODULES[platform].pack(numbers, bits=bits, interpret=INTERPRET[platform])
@@ -74,6 +74,7 @@ def test_kernels_of_nothing(platform):
     assert_equal_to_reference(platform, jnp.zeros((0, 3), jnp.uint32), 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", MODULES)
 def test_kernels_under_vmap(platform, monkeypatch):
     # JAX's interpreter does not know the semantics of the axis that vmap adds to the grid.

@@ -63,10 +63,10 @@ def assert_equal_to_reference(
 @pytest.mark.parametrize(
     ("case", "shape", "dtype"),
     [
-        (Case(127, 8), (300,), jnp.float32),  # Padded.
+        slow(Case(127, 8), (300,), jnp.float32),  # Padded.
         (Case(7, 4), (16 * 8, 256), jnp.bfloat16),  # As it lies in memory.
         slow(Case(15, 5), (7, 19), jnp.float32),
-        (Case(2**20, 32), (), jnp.float32),
+        slow(Case(2**20, 32), (), jnp.float32),
     ],
     ids=str,
 )
@@ -74,6 +74,7 @@ def test_tpu(case: Case, shape: tuple[int, ...], dtype: Any) -> None:
     assert_equal_to_reference("tpu", case, jnp.asarray(oracle.numbers(shape, 2.0), dtype), 2.0)
 
 
+@pytest.mark.slow
 def test_tpu_blocks_of_both_axes() -> None:
     assert mosaic_tpu._view((360, 1152), 8).grid == (2, 3)
     x = jnp.asarray(oracle.numbers((360, 1152), 2.0))
@@ -90,7 +91,7 @@ def test_tpu_ragged_last_block() -> None:
 @pytest.mark.parametrize(
     ("case", "shape", "dtype"),
     [
-        (Case(127, 8), (2, 1024), jnp.float32),
+        slow(Case(127, 8), (2, 1024), jnp.float32),
         (Case(7, 4), (129,), jnp.bfloat16),  # Padded.
         slow(Case(1, 2), (16 * 512,), jnp.float32),
         (Case(2**20, 32), (), jnp.float32),

@@ -49,7 +49,7 @@ def test_levels_are_kept_exactly() -> None:
     assert (samples == np.arange(-7, 8)).all()
 
 
-@pytest.mark.parametrize("bits", [2, slow(3), slow(4), 5, 8, slow(16), slow(32)])
+@pytest.mark.parametrize("bits", [2, slow(3), slow(4), slow(5), 8, slow(16), slow(32)])
 def test_noise_is_of_the_position_in_every_layout(bits: int) -> None:
     x = jnp.asarray(np.random.default_rng(1).uniform(-1, 1, 997), jnp.float32)
     seeds, one = jnp.array([5, 6], jnp.uint32), jnp.float32(1)

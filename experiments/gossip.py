@@ -1,0 +1,174 @@
+"""Gossip methods on several graphs and splits: what the consensus model reaches, for what."""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxcomm
+from experiments import figures
+from experiments.configs import Gossip
+from experiments.errors import ExperimentError
+from experiments.gossip_data import orders, split
+from experiments.gossip_methods import GRAPHS, METHODS, base_of, methods_of
+from experiments.gossip_report import write_readme
+from experiments.gossip_table import claims, summarize, to_csv, to_table
+from experiments.progress import Progress
+from experiments.recording import open_record
+from experiments.task import Task
+
+
+class Setting(NamedTuple):
+    """What is trained how; a compiled program serves all seeds and splits of it."""
+
+    graph: str
+    method: str
+
+
+def _chosen(given: Sequence[str], known: Sequence[str], option: str) -> list[str]:
+    if "all" in given:
+        return [*known]
+    if unknown := [name for name in given if name not in known]:
+        raise ExperimentError(f"{option} must be of {', '.join(known)} or all, got {unknown[0]!r}.")
+    return [name for name in known if name in given]
+
+
+def settings_of(config: Gossip) -> list[Setting]:
+    """What the config asks for.
+
+    Raises:
+      ExperimentError: If it names a graph or a method that there is not, or the batch cannot be
+        split among the workers.
+    """
+    methods = _chosen(config.methods, [*METHODS], "--methods")
+    settings = []
+    for graph in _chosen(config.graphs, [*GRAPHS], "--graphs"):
+        workers = len(base_of(graph).graph)
+        if config.batch % workers:
+            raise ExperimentError(f"--batch {config.batch} is not divisible by {workers} workers.")
+        settings += [Setting(graph, name) for name in methods_of(graph) if name in methods]
+    if not settings:
+        raise ExperimentError(f"--methods {' '.join(methods)} are compared on none of --graphs.")
+    return settings
+
+
+class Trainer:
+    """The compiled steps of one setting."""
+
+    def __init__(self, task: Task, setting: Setting, learning_rate: float, batch: int):
+        """Traces the step once, for what it sends."""
+        self.task, self.setting = task, setting
+        self.base = base_of(setting.graph)
+        self.workers, self.batch = len(self.base.graph), batch
+        build = METHODS[setting.method].build
+
+        def transformation(seed: Any) -> optax.GradientTransformation:
+            return optax.chain(optax.sgd(learning_rate), build(self.base, seed))
+
+        step = jaxcomm.simulate(task.loss, transformation(0), self.workers)
+        params = jaxcomm.replicate(task.first_weights(0), self.workers)
+        self._init = jax.jit(lambda seed, p: jaxcomm.init(transformation(seed), p, self.workers))
+        state = self._init(0, params)
+        example = task.dataset.train_inputs[:batch], task.dataset.train_labels[:batch]
+        sent = [
+            collective.bytes_per_worker
+            for collective in jaxcomm.wire.account(step, params, state, example).collectives
+            if collective.primitive == "ppermute"
+        ]
+        # All rounds send alike; of push-sum, the mass besides.
+        self.bytes_per_round = sum(sent) / sent.count(max(sent))
+
+        def several(params: Any, state: Any, batches: Any) -> Any:
+            def body(carry: Any, batch: Any) -> Any:
+                *carry, metrics = step(*carry, batch)
+                return tuple(carry), metrics["info/rounds"]
+
+            (params, state), rounds = jax.lax.scan(body, (params, state), batches)
+            return params, state, jnp.sum(rounds)
+
+        self._several = jax.jit(several, donate_argnums=(0, 1))
+        self._distance = jax.jit(jaxcomm.consensus_distance)
+
+    def train(self, kind: str, seed: int, steps: int, log_every: int) -> Iterator[dict[str, Any]]:
+        """Trains once; yields a row every `log_every` steps, and one at the end."""
+        graph, method = self.setting
+        run = {"graph": graph, "split": kind, "method": method, "seed": seed}
+        data, each = self.task.dataset, self.batch // self.workers
+        parts = split(data.train_labels, self.workers, kind, seed, each)
+        batches = orders(parts, each, seed)
+        params = jaxcomm.replicate(self.task.first_weights(seed), self.workers)
+        state, rounds, done = self._init(seed, params), 0.0, 0
+        while done < steps:
+            chosen = np.stack([*itertools.islice(batches, min(log_every, steps - done))])
+            params, state, more = self._several(
+                params, state, (data.train_inputs[chosen], data.train_labels[chosen])
+            )
+            rounds, done = rounds + float(more), done + len(chosen)
+            model = jaxcomm.consensus(params)
+            loss, accuracy = self.task.train_score(model)
+            spent = {"rounds": rounds, "bytes_sent": rounds * self.bytes_per_round}
+            yield {
+                "kind": "gossip",
+                **run,
+                "step": done,
+                "train_loss": loss,
+                "distance": float(self._distance(params)),
+                **spent,
+            }
+        test_loss, test_accuracy = self.task.test_score(model)
+        yield {
+            "kind": "gossip_run",
+            **run,
+            "workers": self.workers,
+            "steps": steps,
+            "train_loss": loss,
+            "train_accuracy": accuracy,
+            "test_loss": test_loss,
+            "test_accuracy": test_accuracy,
+            "distance": float(self._distance(params)),
+            "rounds_per_step": rounds / steps,
+            "bytes_per_step": rounds * self.bytes_per_round / steps,
+        }
+
+
+def main(config: Gossip) -> int:
+    """Compares gossip, as `python -m experiments compare --preset gossip` asks; the exit code."""
+    settings = settings_of(config)
+    task = Task("digits")
+    total = len(settings) * len(config.splits) * config.seeds
+    curves: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
+    with open_record(config) as record, Progress(total) as progress:
+        progress.say(f"{total} runs of {config.steps} steps")
+        for setting in settings:
+            trainer = Trainer(task, setting, config.learning_rate, config.batch)
+            for kind in config.splits:
+                began = time.perf_counter()
+                for seed in range(config.seeds):
+                    for row in trainer.train(kind, seed, config.steps, config.log_every):
+                        record.add(row)
+                        (runs if row["kind"] == "gossip_run" else curves).append(row)
+                latest = summarize(runs)[-1]
+                progress.advance(
+                    len(runs),
+                    f"{latest.graph:15}{latest.split:7}{latest.method:22} training loss "
+                    f"{latest.train_loss:.4f}, test accuracy {100 * latest.test_accuracy:.1f} %, "
+                    f"{latest.rounds_per_step:.2f} rounds a step, "
+                    f"{time.perf_counter() - began:.0f} s",
+                )
+        rows, verdicts = summarize(runs), claims(curves)
+        progress.say(to_table(rows))
+        for verdict in verdicts:
+            progress.say(verdict.sentence)
+        record.write("table.csv", to_csv(rows))
+        record.write("README.md", write_readme(config, rows, verdicts))
+        if record.folder:
+            figures.draw(record.folder)
+            progress.say(f"Record: {record.folder}")
+        record.finish()
+    return 0

@@ -1,0 +1,139 @@
+"""The graphs and the methods of the comparison of gossip."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import networkx as nx
+import optax
+
+from jaxcomm import compression, gossip
+
+BUDGET = 0.5
+BASELINE, CLAIMED = "dpsgd", "matcha"
+
+# Connected graphs as matchings. The first and the last are those of figures 1a and 3b of the paper.
+GRAPHS: dict[str, Sequence[Sequence[tuple[int, int]]]] = {
+    "erdos_renyi_8": [
+        [(1, 5), (6, 7), (0, 4), (2, 3)],
+        [(1, 7), (3, 6)],
+        [(1, 0), (3, 7), (5, 6)],
+        [(1, 2), (7, 0)],
+        [(3, 1)],
+    ],
+    "ring_8": [
+        [(0, 1), (2, 3), (4, 5), (6, 7)],
+        [(0, 7), (2, 1), (4, 3), (6, 5)],
+    ],
+    "erdos_renyi_16": [
+        [(2, 7), (3, 15), (13, 14), (8, 9), (1, 5), (0, 10), (6, 12), (4, 11)],
+        [(12, 11), (5, 6), (14, 1), (9, 10), (15, 2), (8, 13)],
+        [(12, 5), (11, 6), (1, 8), (9, 3), (2, 10)],
+        [(12, 14), (11, 9), (5, 15), (0, 6), (1, 7)],
+        [(12, 8), (5, 2), (11, 14), (1, 6)],
+        [(12, 15), (13, 11), (10, 5), (3, 14)],
+        [(12, 9)],
+        [(0, 12)],
+    ],
+}
+
+
+class Base(NamedTuple):
+    """A graph and its matchings."""
+
+    graph: nx.Graph
+    matchings: Sequence[Sequence[tuple[int, int]]]
+
+
+def base_of(name: str) -> Base:
+    """The graph of that name."""
+    return Base(nx.Graph(edge for each in GRAPHS[name] for edge in each), GRAPHS[name])
+
+
+class GossipMethod(NamedTuple):
+    """How a transformation is built, and what it is."""
+
+    build: Callable[[Base, int], optax.GradientTransformation]  # from the graph and a seed
+    sends: str
+    everywhere: bool = False  # Compared on every graph; the rest on the first alone.
+
+
+def _top_10_percent() -> Any:
+    return compression.sparsifiers.top_k(ratio=0.1)
+
+
+def _four_bits() -> Any:
+    return compression.blockwise(compression.quantizers.dither(levels=7), block_size=64)
+
+
+METHODS: dict[str, GossipMethod] = {
+    BASELINE: GossipMethod(
+        lambda base, seed: gossip.dpsgd(
+            gossip.to_mixing(base.graph, "best_constant"), order="adapt_then_combine", info=True
+        ),
+        "parameters over every link in every step",
+        everywhere=True,
+    ),
+    CLAIMED: GossipMethod(
+        lambda base, seed: gossip.matcha(
+            gossip.matcha_plan(base.matchings, BUDGET), seed=seed, info=True
+        ),
+        "parameters over half the matchings in a step, drawn",
+        everywhere=True,
+    ),
+    "periodic": GossipMethod(
+        lambda base, seed: gossip.dpsgd(
+            gossip.now_and_then(base.graph, BUDGET),
+            order="adapt_then_combine",
+            seed=seed,
+            info=True,
+        ),
+        "parameters over every link in half the steps, drawn",
+        everywhere=True,
+    ),
+    "choco_sgd": GossipMethod(
+        lambda base, seed: gossip.choco_sgd(
+            base.graph, _top_10_percent(), step_size=0.3, seed=seed, info=True
+        ),
+        "the largest 10 % of differences to what neighbours know",
+    ),
+    "choco_sgd_over_matcha": GossipMethod(
+        lambda base, seed: gossip.choco_sgd(
+            gossip.matcha_plan(base.matchings, BUDGET),
+            _top_10_percent(),
+            step_size=0.3,
+            seed=seed,
+            info=True,
+        ),
+        "the same over half the matchings, with copies for each neighbour",
+    ),
+    "deep_squeeze": GossipMethod(
+        lambda base, seed: gossip.deep_squeeze(
+            base.graph, _four_bits(), step_size=0.5, seed=seed, info=True
+        ),
+        "parameters in 4 bits, with feedback",
+    ),
+    "d2": GossipMethod(
+        lambda base, seed: gossip.d2(gossip.lazy(base.graph), info=True),
+        "parameters over every link, corrected by the last step",
+    ),
+    "sgp": GossipMethod(
+        lambda base, seed: gossip.sgp(gossip.one_peer_exponential(len(base.graph)), info=True),
+        "half of the parameters and the mass to one worker in turn",
+    ),
+    "overlap_sgp": GossipMethod(
+        lambda base, seed: gossip.sgp(
+            gossip.one_peer_exponential(len(base.graph)), delay=1, info=True
+        ),
+        "the same, which arrives a step later",
+    ),
+    "ad_psgd": GossipMethod(
+        lambda base, seed: gossip.ad_psgd(base.matchings, staleness=1, seed=seed, info=True),
+        "parameters to one neighbour at random, with steps that come one later",
+    ),
+}
+
+
+def methods_of(graph: str) -> list[str]:
+    """The methods that are compared on a graph."""
+    first = graph == next(iter(GRAPHS))
+    return [name for name, method in METHODS.items() if first or method.everywhere]

@@ -1,0 +1,54 @@
+"""The README of a comparison of gossip."""
+
+import inspect
+from collections.abc import Sequence
+
+from experiments import gossip_figure
+from experiments.configs import Gossip
+from experiments.gossip_methods import BUDGET, METHODS
+from experiments.gossip_table import Claim, Row, to_markdown
+from experiments.recording import describe_command
+
+
+def verdict(claims: Sequence[Claim]) -> str:
+    """What became of the claim, in one sentence."""
+    if not claims:
+        return "The claim was not put to the test."
+    held = [claim for claim in claims if claim.holds]
+    failed = [f"{claim.graph} ({claim.split})" for claim in claims if not claim.holds]
+    better = [c for c in claims if not c.holds and not c.above]
+    text = f"The claim holds on {len(held)} of {len(claims)} graphs and splits"
+    if failed:
+        text += f"; not on {', '.join(failed)}"
+    if better:
+        text += f", where it is the better of the two in {len(better)}"
+    return text + "."
+
+
+def write_readme(config: Gossip, rows: Sequence[Row], claims: Sequence[Claim]) -> str:
+    """The text of the README, every number of it from the record."""
+    question = (inspect.getdoc(Gossip) or "").splitlines()[0]
+    used = {row.method for row in rows}
+    legend = "".join(
+        f"- `{name}`: {method.sends}\n" for name, method in METHODS.items() if name in used
+    )
+    return (
+        f"# {question}\n\n"
+        f"digits, {config.steps} steps of {config.batch} examples of all workers together, plain "
+        f"SGD with the rate {config.learning_rate:g} for all, {config.seeds} seeds, each with the "
+        "same weights, parts and batches for all methods. MATCHA and its periodic baseline have "
+        f"the budget {BUDGET:g}.\n\n"
+        f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
+        "setting in `config.json`, every raw metric in `metrics.jsonl`.\n\n"
+        f"{verdict(claims)}\n\n"
+        + "".join(f"- {claim.sentence}\n" for claim in claims)
+        + f"\nWhat is sent in a step:\n\n{legend}\n"
+        f"{to_markdown(rows)}\n"
+        "Losses are over the whole training set and accuracies over the test set, both of the mean "
+        "of all workers; ± is the standard deviation over seeds. The distance is the sum of the "
+        "workers' squared distances from that mean at the end. A round is one message that each of "
+        "the workers in it sends and one that it receives, the unit of time of the paper's model; "
+        "bytes are those of a worker that is in every round. One device simulates all workers, so "
+        "that nothing here is measured time.\n\n"
+        f"![Training loss against steps and rounds]({gossip_figure.NAME})\n"
+    )

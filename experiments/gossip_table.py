@@ -1,0 +1,152 @@
+"""The table of a comparison of gossip, and its claim, from raw metrics."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from experiments import tables
+from experiments.gossip_methods import BASELINE, CLAIMED
+from experiments.summary import sd
+
+
+class Row(NamedTuple):
+    """One method on one graph and split, over all seeds."""
+
+    graph: str
+    split: str
+    method: str
+    workers: int
+    seeds: int
+    train_loss: float
+    train_loss_sd: float
+    test_accuracy: float
+    test_accuracy_sd: float
+    distance: float
+    rounds_per_step: float
+    bytes_per_step: float
+
+
+class Claim(NamedTuple):
+    """Whether two curves are the same over the last half of the steps, as far as seeds tell."""
+
+    graph: str
+    split: str
+    largest: float  # difference of the mean curves, in standard deviations of the baseline
+    above: bool  # whether the claimed method is the worse one there
+    rounds: float  # of the claimed method, to the baseline's
+
+    @property
+    def holds(self) -> bool:
+        """Within one standard deviation; or below the baseline."""
+        return self.largest <= 1
+
+    @property
+    def sentence(self) -> str:
+        """What was found."""
+        return (
+            f"{self.graph}, {self.split}: {CLAIMED} is at most {self.largest:.2f} standard "
+            f"deviations from {BASELINE} over the last half of the steps (there "
+            f"{'above' if self.above else 'below'} it), for {self.rounds:.2f} of its rounds: "
+            f"{'as claimed' if self.holds else 'not as claimed'}."
+        )
+
+
+def _grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple, list[dict[str, Any]]]:
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
+    """One row a graph, split and method, in the order they were run."""
+    rows = []
+    for (graph, split, method), group in _grouped(runs, "graph", "split", "method").items():
+        column = lambda name, group=group: [run[name] for run in group]  # noqa: E731
+        rows.append(
+            Row(
+                graph,
+                split,
+                method,
+                group[0]["workers"],
+                len(group),
+                statistics.mean(column("train_loss")),
+                sd(column("train_loss")),
+                statistics.mean(column("test_accuracy")),
+                sd(column("test_accuracy")),
+                statistics.mean(column("distance")),
+                statistics.mean(column("rounds_per_step")),
+                statistics.mean(column("bytes_per_step")),
+            )
+        )
+    return rows
+
+
+def claims(curves: Iterable[dict[str, Any]]) -> list[Claim]:
+    """One a graph and split on which both were run."""
+    found = []
+    for (graph, split), group in _grouped(curves, "graph", "split").items():
+        by_method = {name: rows for (name,), rows in _grouped(group, "method").items()}
+        if BASELINE not in by_method or CLAIMED not in by_method:
+            continue
+        half = max(row["step"] for row in group) / 2
+        theirs, ours = (_grouped(by_method[m], "step") for m in (BASELINE, CLAIMED))
+        differences = []
+        for step, rows in theirs.items():
+            if step[0] <= half:
+                continue
+            losses = [row["train_loss"] for row in rows]
+            mean = statistics.mean(row["train_loss"] for row in ours[step])
+            spread = sd(losses)
+            differences.append((mean - statistics.mean(losses)) / spread if spread else math.nan)
+        largest = max(differences, key=abs)
+        rounds = [sum(row["rounds"] for row in by_method[m]) for m in (CLAIMED, BASELINE)]
+        found.append(Claim(graph, split, abs(largest), largest > 0, rounds[0] / rounds[1]))
+    return found
+
+
+HEADINGS = (
+    "graph",
+    "split",
+    "method",
+    "final training loss",
+    "test accuracy %",
+    "distance",
+    "rounds/step",
+    "bytes/worker/step",
+)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    def spread(mean: float, deviation: float, digits: int, scale: float = 1.0) -> str:
+        shown = f"{scale * mean:,.{digits}f}"
+        return shown if math.isnan(deviation) else f"{shown} ± {scale * deviation:,.{digits}f}"
+
+    return (
+        row.graph,
+        row.split,
+        row.method,
+        spread(row.train_loss, row.train_loss_sd, 4),
+        spread(row.test_accuracy, row.test_accuracy_sd, 1, 100),
+        f"{row.distance:.2g}",
+        f"{row.rounds_per_step:.2f}",
+        f"{row.bytes_per_step:,.0f}",
+    )
+
+
+def to_table(rows: Sequence[Row]) -> Table:
+    """For the terminal."""
+    return tables.to_rich(HEADINGS, map(_cells, rows), left=3)
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """For a README."""
+    return tables.to_markdown(HEADINGS, map(_cells, rows), left=3)
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """All digits of every column."""
+    return tables.to_csv(Row._fields, rows)

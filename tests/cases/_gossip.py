@@ -1,0 +1,168 @@
+"""Gossip: every method with the mixing it runs, its equations in NumPy, and its bytes."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import networkx as nx
+import numpy as np
+import optax
+import pytest
+
+from jaxcomm import compression, gossip
+from tests.gossip import oracle
+
+K, STEP_SIZE = 3, 0.3
+
+
+class GossipCase(NamedTuple):
+    """A method and its claims.
+
+    Attributes:
+      name: Shown in test ids.
+      make: `workers -> transformation`, cached so that tests share compiled programs.
+      mixing: `workers -> Mixing`, what it runs.
+      oracle: `(x, updates, W) -> x after each step`, in NumPy.
+      message: Bytes sent to one neighbour, of 12 float32 parameters.
+      sends: Messages that a worker of 8 sends in its costliest step.
+      sums: Whether sums of parameters and masses are kept, in place of the mean of parameters.
+      late: By how many steps updates come later.
+      powers_of_2: Whether only as many workers will do.
+    """
+
+    name: str
+    make: Callable[[int], optax.GradientTransformationExtraArgs]
+    mixing: Callable[[int], gossip.Mixing]
+    oracle: Callable[..., np.ndarray]
+    message: int = 12 * 4
+    sends: int = 2
+    sums: bool = False
+    late: int = 0
+    powers_of_2: bool = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _case(
+    name: str, mixing: Callable[[int], Any], method: Callable[[Any], Any], *rest: Any, **claims: Any
+) -> GossipCase:
+    return GossipCase(
+        name,
+        cache(lambda workers: method(mixing(workers))),
+        cache(lambda workers: gossip.to_mixing(mixing(workers))),
+        *rest,
+        **claims,
+    )
+
+
+def _largest() -> Any:
+    return compression.sparsifiers.top_k(k=K)
+
+
+def _matchings(graph: nx.Graph) -> gossip.Mixing:
+    """Those of a graph, one at random in each step, as pairs that average."""
+    plan = gossip.matcha_plan(graph, budget=1)
+    parts = []
+    for matching in plan.matchings or [()]:
+        part = nx.empty_graph(len(graph))
+        part.add_edges_from(matching)
+        parts.append(part)
+    return gossip.at_random(parts)
+
+
+def _one_peer(workers: int) -> gossip.Mixing:
+    return gossip.in_turns(gossip.one_peer_exponential(workers), "push")
+
+
+def _pairs(workers: int) -> gossip.Mixing:
+    return gossip.in_turns(gossip.one_peer_exponential(workers, directed=False))
+
+
+def _half(workers: int) -> gossip.MatchaPlan:
+    return gossip.matcha_plan(gossip.ring(workers), budget=0.5)
+
+
+def _directed(workers: int) -> gossip.Mixing:
+    """Not regular, so that masses differ."""
+    graph = gossip.exponential(workers)
+    graph.add_edges_from((0, j) for j in range(1, workers))
+    return gossip.to_mixing(graph, "push")
+
+
+SPARSE = {"message": K * 4 + 4}  # Values, and places of 4 bits in one word.
+MASS = {"message": 12 * 4 + 4, "sums": True}
+GOSSIP = [
+    _case("dpsgd", gossip.ring, gossip.dpsgd, oracle.mix_then_adapt),
+    _case(
+        "dpsgd_adapt_then_combine",
+        lambda n: gossip.to_mixing(gossip.ring(n), "best_constant"),
+        partial(gossip.dpsgd, order="adapt_then_combine"),
+        oracle.adapt_then_combine,
+    ),
+    _case("dpsgd_in_turns", _pairs, gossip.dpsgd, oracle.mix_then_adapt, sends=3, powers_of_2=True),
+    _case("matcha", _half, gossip.matcha, oracle.adapt_then_combine),
+    _case(
+        "matcha_periodic",
+        lambda n: gossip.now_and_then(gossip.ring(n), budget=0.5),
+        gossip.dpsgd,
+        oracle.mix_then_adapt,
+    ),
+    _case(
+        "choco_sgd",
+        gossip.ring,
+        lambda mixing: gossip.choco_sgd(mixing, _largest(), step_size=STEP_SIZE),
+        partial(oracle.choco, k=K, step_size=STEP_SIZE),
+        **SPARSE,
+    ),
+    _case(
+        "choco_sgd_over_matcha",
+        _half,
+        lambda mixing: gossip.choco_sgd(mixing, _largest(), step_size=STEP_SIZE),
+        partial(oracle.choco_by_neighbour, k=K, step_size=STEP_SIZE),
+        **SPARSE,
+    ),
+    _case(
+        "deep_squeeze",
+        gossip.ring,
+        lambda mixing: gossip.deep_squeeze(mixing, _largest(), step_size=STEP_SIZE),
+        partial(oracle.deep_squeeze, k=K, step_size=STEP_SIZE),
+        **SPARSE,
+    ),
+    _case("d2", lambda n: gossip.lazy(gossip.ring(n)), gossip.d2, oracle.d2),
+    _case("sgp", _one_peer, gossip.sgp, oracle.push, sends=3, **MASS),
+    _case("sgp_directed", _directed, gossip.sgp, oracle.push, sends=7, **MASS),
+    _case(
+        "overlap_sgp",
+        _directed,
+        partial(gossip.sgp, delay=2),
+        partial(oracle.push, delay=2),
+        sends=7,
+        **MASS,
+    ),
+    GossipCase(
+        "ad_psgd",
+        cache(lambda n: gossip.ad_psgd(gossip.ring(n), staleness=2)),
+        cache(lambda n: _matchings(gossip.ring(n))),
+        partial(oracle.late_steps, staleness=2),
+        late=2,
+    ),
+    _case(
+        "exact_average",
+        gossip.ring,
+        lambda mixing: optax.chain(gossip.dpsgd(mixing), gossip.exact_average(3)),
+        partial(oracle.exact_now_and_then, every=3),
+    ),
+]
+
+# Of these, each way to talk: always, under draws, with codes, with copies for each, with masses.
+QUICK = {"dpsgd", "matcha", "choco_sgd", "choco_sgd_over_matcha", "overlap_sgp"}
+
+
+def gossip_rows(workers: int, quick: set[str] = QUICK) -> list:
+    """Rows for `pytest.mark.parametrize` that will do for so many workers."""
+    return [
+        pytest.param(case, marks=[] if case.name in quick else [pytest.mark.slow])
+        for case in GOSSIP
+        if not (case.powers_of_2 and workers & (workers - 1))
+    ]

@@ -1,0 +1,71 @@
+"""Laws of gossip, of every row of the table: its equations, what it keeps, and all ways to run."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.cases._gossip import GOSSIP, GossipCase, gossip_rows
+from tests.gossip.workers import initial, matrices_of, on_mesh, start, steps, trajectory
+from tests.slow import slow
+
+STEPS = 1000
+ALL = {case.name for case in GOSSIP}
+
+
+@pytest.mark.parametrize("case", gossip_rows(8, ALL), ids=repr)
+def test_against_numpy_and_what_is_kept(case: GossipCase) -> None:
+    check(case, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "workers"),
+    [(row.values[0], n) for n in (1, 2, 3, 16, 64) for row in gossip_rows(n)],
+    ids=repr,
+)
+def test_any_number_of_workers(case: GossipCase, workers: int) -> None:
+    check(case, workers)
+
+
+@pytest.mark.parametrize("workers", [1, 3, slow(2), slow(16), slow(64)])
+def test_the_first_row_with_any_number_of_workers(workers: int) -> None:
+    check(GOSSIP[0], workers)
+
+
+def check(case: GossipCase, workers: int) -> None:
+    x, updates = start(workers), steps(STEPS, workers)
+    found, state = trajectory(case.make(workers), x, updates)
+    few = 12  # Beyond these, a coordinate is kept or not by the last bit.
+    expected = case.oracle(x, updates[:few], matrices_of(case.mixing(workers), few))
+    np.testing.assert_allclose(found[:few], expected, rtol=0, atol=2e-6)
+    moved = updates[: STEPS - case.late].astype(np.float64).mean(axis=1).sum(axis=0)
+    kept = x.astype(np.float64).mean(axis=0) + moved
+    if case.sums:
+        memory = state.own.per_worker["data"]
+        (mass,) = np.asarray(memory.mass, np.float64)[None]
+        total = (mass[:, None] * found[-1]).sum(axis=0)
+        for (on_the_way,), late in memory.on_the_way:
+            total = total + np.asarray(on_the_way, np.float64).sum(axis=0)
+            mass = mass + np.asarray(late, np.float64)
+        np.testing.assert_allclose(mass.sum(), workers, rtol=1e-5)
+        assert (mass > 0).all()
+        np.testing.assert_allclose(total / workers, kept, rtol=0, atol=1e-4)
+    else:
+        np.testing.assert_allclose(found[-1].mean(axis=0), kept, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", gossip_rows(4), ids=repr)
+def test_devices_compute_what_the_simulator_does(case: GossipCase) -> None:
+    x, updates = start(4), steps(4, 4)
+    expected, _ = trajectory(case.make(4), x, updates)
+    run, state, here = on_mesh(case.make(4), 4), initial(case.make(4), x, on_mesh=True), x
+    for update in updates:
+        here, state = run(jnp.asarray(here), state, jnp.asarray(update))
+    np.testing.assert_allclose(here, expected[-1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
+def test_workers_that_agree_stay_as_they_are(case: GossipCase) -> None:
+    x = np.broadcast_to(start(1), (8, 12)).copy()
+    found, _ = trajectory(case.make(8), x, np.zeros((STEPS, 8, 12), np.float32))
+    np.testing.assert_allclose(found[-1], x, rtol=0, atol=2e-5 if case.sums else 1e-6)

@@ -1,0 +1,110 @@
+"""Mistakes with gossip are one clear ValueError each."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm import compression, gossip
+from jaxcomm.compression.feedback import error_feedback
+
+TOP = compression.sparsifiers.top_k(k=3)
+PLAN = gossip.matcha_plan(gossip.ring(8), budget=0.5)
+SUPPORT = compression.sketches.s2_sketch(density=1, ratio=0.5)
+APART = nx.Graph([(0, 1), (2, 3)])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gossip.dpsgd(gossip.exponential(8)), "is directed"),
+        (lambda: gossip.dpsgd(np.array([[0.5, 0.2], [0.5, 0.8]])), "needs symmetric weights"),
+        (lambda: gossip.d2(np.array([[0.5, 0.2], [0.5, 0.8]])), "needs symmetric weights"),
+        (lambda: gossip.ad_psgd(gossip.exponential(8)), "`graph` is directed"),
+        (lambda: gossip.dpsgd(np.eye(3)[:2]), "must be square"),
+        (lambda: gossip.dpsgd(2 * np.eye(3)), "columns of a mixing matrix must add to 1"),
+        (lambda: gossip.dpsgd(3), "Mixing is a networkx graph"),
+        (lambda: gossip.dpsgd([]), "must be square|Mixing is"),
+        (lambda: gossip.dpsgd([gossip.ring(3), gossip.ring(4)]), "of as many workers"),
+        (lambda: gossip.dpsgd(APART), "is not connected"),
+        (lambda: gossip.dpsgd(nx.relabel_nodes(gossip.ring(3), {0: 7})), "workers 0 to n - 1"),
+        (lambda: gossip.dpsgd(gossip.ring(8), order="both"), "`order` must be one of"),
+        (lambda: gossip.dpsgd(gossip.ring(8), info=1), "`info` must be a Python bool"),
+        (lambda: gossip.matcha(gossip.ring(8)), "must be a plan of `gossip.matcha_plan`"),
+        (lambda: gossip.matcha_plan(gossip.ring(8), budget=0), r"`budget` must be in \(0, 1\]"),
+        (lambda: gossip.now_and_then(gossip.ring(8), budget=-1), r"`budget` must be in \(0, 1\]"),
+        (lambda: gossip.d2(gossip.to_mixing(gossip.ring(8), "uniform")), "use `gossip.lazy"),
+        (lambda: gossip.d2(PLAN), "the same in all steps"),
+        (lambda: gossip.choco_sgd(gossip.ring(8), TOP, step_size=0), r"`step_size` must be in"),
+        (lambda: gossip.choco_sgd(PLAN, TOP, step_size=1, per_neighbour=False), "in all steps"),
+        (lambda: gossip.choco_step_size(gossip.ring(8), contraction=0), "`contraction` must be"),
+        (lambda: gossip.sgp(gossip.ring(8), delay=-1), "`delay` must be a Python int"),
+        (lambda: gossip.ad_psgd(gossip.ring(8), staleness=1.5), "`staleness` must be a Python"),
+        (lambda: gossip.exact_average(0), "`every` must be a Python int"),
+        (lambda: gossip.one_peer_exponential(6, directed=False), r"need 2\*\*k workers"),
+        (lambda: jaxcomm.consensus(jnp.ones(3)), "as `jaxcomm.replicate` makes"),
+        (lambda: jaxcomm.consensus_distance({}), "as `jaxcomm.replicate` makes"),
+        (lambda: jaxcomm.replicate(jnp.ones(3), 0), "number of workers must be an int"),
+        (lambda: gossip.dpsgd(gossip.ring(8)).init(jnp.ones(3)), "is not bound here"),
+    ],
+)
+def test_said_when_it_is_built(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
+    return jnp.sum((x - batch[:, None]) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("tx", "message"),
+    [
+        (gossip.dpsgd(gossip.ring(3)), "The graph has 3 nodes, and `axis_name`='data' counts 4"),
+        (gossip.choco_sgd(gossip.ring(4), SUPPORT, step_size=0.5), "agree on a support"),
+        (gossip.choco_sgd(gossip.ring(4), error_feedback(TOP), step_size=0.5), "without feedback"),
+        (gossip.deep_squeeze(gossip.ring(4), compression.quantizers.dither(levels=1, norm="l2"),
+                             step_size=0.5), "relative error is below 1"),
+    ],
+)  # fmt: skip
+def test_said_when_state_is_made(tx: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        jaxcomm.init(tx, jaxcomm.replicate(jnp.ones(100), 4), 4)
+
+
+DPSGD = gossip.dpsgd(gossip.ring(4))
+
+
+@pytest.mark.parametrize(
+    ("tx", "replicated", "extra", "message"),
+    [
+        (DPSGD, False, {}, r"jaxcomm.replicate\(params, mesh\)"),
+        (optax.chain(optax.sgd(0.1, momentum=0.9), DPSGD), True, {}, r"\.trace.*per_worker"),
+        (DPSGD, True, {"present": jnp.ones(3)}, r"one bool a worker, \[4\], got shape \(3,\)"),
+        (gossip.choco_sgd(gossip.ring(4), TOP, step_size=0.5), True, {"present": jnp.ones(4)},
+         "per_neighbour=True"),
+        (gossip.exact_average(2), False, {}, r"jaxcomm.replicate\(params, mesh\)"),
+    ],
+)  # fmt: skip
+def test_said_in_a_step(tx: Any, replicated: bool, extra: Any, message: str) -> None:
+    params = jnp.ones(12)
+    if replicated:
+        params = jaxcomm.replicate(params, 4)
+    state = jaxcomm.init(tx, params, 4)
+    step = jaxcomm.simulate(loss, tx, 4)
+    with pytest.raises(ValueError, match=message):
+        step(params, state, jnp.ones(4), **extra)
+
+
+def test_parameters_are_needed() -> None:
+    def update(x: jax.Array) -> jax.Array:
+        return DPSGD.update(x, DPSGD.init(x))[0]
+
+    with pytest.raises(ValueError, match=r"tx.update\(updates, state, params\)"):
+        jax.vmap(update, axis_name="data")(jnp.ones((4, 3)))

@@ -1,0 +1,87 @@
+"""What gossip sends, in the traced and in the compiled program."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm import gossip
+from tests.cases._gossip import GOSSIP, GossipCase, gossip_rows
+from tests.gossip.workers import initial, on_mesh, start
+
+OTHERS = {"all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-broadcast"}
+
+
+def program(tx: Any) -> tuple[Any, tuple[Any, ...]]:
+    x = start(8)
+    return on_mesh(tx, 8), (jnp.asarray(x), initial(tx, x, on_mesh=True), jnp.zeros((8, 12)))
+
+
+def compiled(tx: Any) -> str:
+    run, args = program(tx)
+    return run.lower(*args).compile().as_text()
+
+
+@pytest.mark.parametrize("case", gossip_rows(8, {case.name for case in GOSSIP}), ids=repr)
+def test_bytes(case: GossipCase) -> None:
+    run, args = program(case.make(8))
+    sent = [c for c in jaxcomm.wire.account(run, *args).collectives if c.primitive == "ppermute"]
+    together = case.mixing(8)
+    messages = sum(c.bytes_per_worker for c in sent) / case.message
+    assert messages == case.sends
+    # What is not always sent stands in a conditional.
+    always = all(p == 1 for p in together.probabilities)
+    assert all(any("cond" in part for part in c.path) != always for c in sent)
+    assert together.bytes_per_step(jnp.zeros(12)) == pytest.approx(together.messages.max() * 48)
+
+
+def test_a_ring_is_permutations_only() -> None:
+    text = compiled(gossip.dpsgd(gossip.ring(8)))
+    assert len(re.findall(r"= \S+ collective-permute(?:-start)?\(", text)) == 2
+    assert not any(f"{other}(" in text or f"{other}-start(" in text for other in OTHERS)
+    assert "conditional(" not in text
+
+
+def test_bytes_per_step_are_what_is_sent() -> None:
+    mixing = gossip.to_mixing(gossip.ring(8))
+    run, args = program(gossip.dpsgd(mixing))
+    params = jnp.zeros(12)
+    assert jaxcomm.wire.account(run, *args).bytes_per_worker == mixing.bytes_per_step(params) == 96
+
+
+def test_permutations_of_matcha_are_inside_conditionals() -> None:
+    text = compiled(gossip.matcha(gossip.matcha_plan(gossip.ring(8), budget=0.5)))
+    name = None
+    holds: dict[str, int] = {}
+    for line in text.splitlines():
+        if match := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line):
+            name = match[1]
+        if re.search(r"= \S+ collective-permute(?:-start)?\(", line):
+            holds[name] = holds.get(name, 0) + 1
+    branches = set(re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", text))
+    for group in re.findall(r"branch_computations=\{([^}]*)\}", text):
+        branches |= {each.strip().lstrip("%") for each in group.split(",")}
+    assert sum(holds.values()) == 2 and set(holds) <= branches
+
+
+def test_narrow_parameters_are_sent_narrow() -> None:
+    def run(x: jax.Array) -> jax.Array:
+        tx = gossip.dpsgd(gossip.ring(8))
+        return tx.update(jnp.zeros_like(x), tx.init(x), x)[0]
+
+    traced = jax.vmap(run, axis_name="data")
+    rows = jnp.asarray(start(8)).astype(jnp.bfloat16)
+    x = np.asarray(rows.astype(jnp.float32), np.float64)
+    w = gossip.mixing_matrix(gossip.ring(8))
+    found = np.asarray(traced(rows).astype(jnp.float32))
+    np.testing.assert_allclose(found, w @ x - x, rtol=2**-7, atol=1e-3)
+    params = jaxcomm.replicate(jnp.zeros(12, jnp.bfloat16), 8)
+    tx = gossip.dpsgd(gossip.ring(8))
+    step = jaxcomm.simulate(lambda w, b: jnp.sum(w.astype(jnp.float32)) * jnp.mean(b), tx, 8)
+    account = jaxcomm.wire.account(step, params, jaxcomm.init(tx, params, 8), jnp.zeros(8))
+    permuted = [c for c in account.collectives if c.primitive == "ppermute"]
+    assert [c.bytes_per_worker for c in permuted] == [24, 24]
