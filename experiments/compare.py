@@ -36,7 +36,7 @@ def _as_gossip(config: Digits) -> Gossip:
     }
     if unknown := [name for name in given if name not in known]:
         raise ExperimentError(
-            f"--preset gossip takes no --{unknown[0].replace('_', '-')}; `gossip --help` has a list."
+            f"--preset gossip takes no --{unknown[0].replace('_', '-')}: see `gossip --help`."
         )
     return Gossip(**given)
 

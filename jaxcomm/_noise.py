@@ -1,12 +1,13 @@
 """Counter-based random bits: equal on CPU, GPU and TPU, under `jax.shard_map` and `jax.vmap`.
 
-Threefry gives two seeds per unit and step; a hash of (seeds, position) gives the bits, at about a
-tenth of threefry's cost. The state holds one replicated key and a step count, so any number of
+Threefry gives two seeds per unit and step; a hash of (seeds, position) gives workers their own
+seeds, and from those the bits, at about a tenth of threefry's cost. The state holds one replicated key and a step count, so any number of
 workers can restore it.
 """
 
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry_2x32
 
 from jaxcomm._base import Coins
 from pallas_kernels import _hash
@@ -32,14 +33,20 @@ def make_key(seed: int | jax.Array, key: jax.Array | None) -> jax.Array:
 
 
 def make_coins(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -> list[Coins]:
-    """The coins of every unit in one step on one worker.
+    r"""The coins of every unit in one step on one worker.
 
-    Keys of all units are made as one array, since each call of threefry is a loop to compile.
+    Threefry under `key` takes the counters (step, number), of two numbers a unit; the first gives
+    its public key. The second gives the seeds of a stream of words, of which worker :math:`w` takes
+    words :math:`2w` and :math:`2w + 1` as its private key. One call of threefry, since each takes
+    longer to compile than all the rest of an aggregator.
     """
-    fold_in_each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    keys = fold_in_each(jax.random.fold_in(key, step), jnp.arange(2 * units, dtype=jnp.uint32))
-    own = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys[units:], worker)
-    return [Coins(public=keys[unit], private=own[unit]) for unit in range(units)]
+    number = jnp.arange(2 * units, dtype=jnp.uint32)
+    counters = jnp.concatenate([jnp.full_like(number, step.astype(jnp.uint32)), number])
+    words = threefry_2x32(seeds(key), counters).reshape(2, 2 * units).T
+    streams = words[units:]
+    position = (2 * worker).astype(jnp.uint32) + jnp.arange(2, dtype=jnp.uint32)
+    own = _hash.bits(position[None], streams[:, :1], streams[:, 1:])
+    return [Coins(key_of(words[unit]), key_of(own[unit])) for unit in range(units)]
 
 
 def seeds(key: jax.Array) -> jax.Array:

@@ -94,7 +94,7 @@ def consensus(params: PerWorker) -> PyTree:
     """
 
     def mean(x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
         return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
 
     return jax.tree.map(mean, of_all(params, "consensus"))

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -21,6 +22,10 @@ def d2(
               y_i = 2 x_i^k - x_i^{k-1} + \Delta_i^k - \Delta_i^{k-1}, \qquad y_i^0 = x_i^0 +
               \Delta_i^0
 
+    computed as :math:`c_i \gets c_i + \sum_j W_{ij} (y_j - y_i)` with :math:`y_i = x_i + \Delta_i +
+    c_i`, then :math:`x_i \gets x_i + \Delta_i + c_i`: corrections add to 0 over workers, and are kept
+    with what rounding leaves out of them, lest the mean drift.
+
     With steps :math:`\Delta = -\gamma g` of a constant rate it converges to the optimum of the mean
     loss where D-PSGD stays off it. A worker sends its parameters once to each neighbour.
 
@@ -30,8 +35,8 @@ def d2(
       info: As for :func:`dpsgd`.
 
     Returns:
-      A transformation like that of :func:`dpsgd`, that remembers :math:`x_i + \Delta_i` of the last
-      step on each worker. Steps are to be those of plain SGD, without momentum.
+      A transformation like that of :func:`dpsgd`, that remembers two arrays like the parameters on
+      each worker. Steps are to be those of plain SGD, without momentum.
 
     Raises:
       ValueError: If the graph is directed or not connected, mixing changes from step to step, or an
@@ -54,14 +59,26 @@ def d2(
             "be above -1/3: use `gossip.lazy(mixing)`, whose eigenvalues are positive."
         )
 
-    def method(
-        talk: Talk, before: list[jax.Array], x: list[jax.Array], steps: list[jax.Array]
-    ) -> Mixed:
-        after = [a + b for a, b in zip(x, steps, strict=True)]
-        # What the last step was corrected by in mixing is added once more.
-        corrected = [b + (a - c) for a, b, c in zip(x, after, before, strict=True)]
-        apart, disagreement = talk.differences(corrected)
-        changes = [y - a + b for a, b, y in zip(x, apart, corrected, strict=True)]
-        return Mixed(changes, after, disagreement)
+    def start(units: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+        return [(jnp.zeros_like(x), jnp.zeros_like(x)) for x in units]
 
-    return gossiped(given, axis_name, lambda units: units, method, info=info)
+    def method(
+        talk: Talk,
+        memory: list[tuple[jax.Array, jax.Array]],
+        x: list[jax.Array],
+        steps: list[jax.Array],
+    ) -> Mixed:
+        corrected = [a + b + c for a, b, (c, _) in zip(x, steps, memory, strict=True)]
+        apart, disagreement = talk.differences(corrected)
+        after = [_add(*pair, d) for pair, d in zip(memory, apart, strict=True)]
+        return Mixed([b + c for b, (c, _) in zip(steps, after, strict=True)], after, disagreement)
+
+    return gossiped(given, axis_name, start, method, info=info)
+
+
+def _add(total: jax.Array, left_out: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The sum, and what rounding leaves out of it, exactly (Knuth)."""
+    x = x + left_out
+    new = total + x
+    of_x = new - total
+    return new, (total - (new - of_x)) + (x - of_x)

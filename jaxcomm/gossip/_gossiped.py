@@ -141,8 +141,9 @@ def gossiped(
             own = _axis.as_varying(jnp.asarray(weight, jnp.float32), axis_name)
             steps = [jnp.where(own == 0, 0, own * step) for step in steps]
         units, _ = units_of(params)
-        coin = jax.random.fold_in(state.key, state.step)
-        flags = mixing.active(jax.random.fold_in(coin, 0), state.step) if mixing.active else None
+        me = _axis.index(axis_name)
+        of_mixing, *coins = _noise.make_coins(state.key, state.step, 1 + len(units), me)
+        flags = mixing.active(of_mixing.public, state.step) if mixing.active else None
         talk = Talk(
             mixing,
             links,
@@ -150,7 +151,7 @@ def gossiped(
             flags,
             _presence(present, mixing.workers),
             _wire_dtype(params),
-            _noise.make_coins(coin, state.step, len(units), _axis.index(axis_name)),
+            coins,
         )
         memory = jax.tree.map(lambda x: x[0], state.own.per_worker[axis])
         changes, memory, disagreement = method(talk, memory, units, steps)

@@ -53,6 +53,7 @@ def test_down_where_energy_concentrates_and_up_where_it_is_flat(mode: Mode) -> N
     assert stages_of(tx, updates, mode) == [2, 1, 0, 0, 0, 0, 0, 1, 2, 2, 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     # 2, 8 and 32 coordinates of 64 leave 1/16, 1/65536 and next to nothing of the energy.
     ("target", "stage"),
@@ -84,6 +85,7 @@ def test_under_feedback_what_is_left_out_comes_back() -> None:
     assert state.inner.info == ()
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_moves_nothing() -> None:
     tx = adaptive(0.6)
     updates = concentrated(4)

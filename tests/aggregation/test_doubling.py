@@ -81,6 +81,7 @@ def test_impossible_densities(density: float) -> None:
         jaxcomm.sparcml(density=0.5, union_density=density)
 
 
+@pytest.mark.slow
 def test_workers_that_have_a_sum_draw_alike() -> None:
     """Else partners would add different numbers, and replicas come apart."""
     given = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32)

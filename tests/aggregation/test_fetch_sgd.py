@@ -45,6 +45,7 @@ def test_masking_forgets_the_momentum_of_what_was_updated() -> None:
         np.testing.assert_allclose(update, given.mean(axis=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking", [True, slow(False)])
 def test_what_was_left_out_comes_back_with_its_momentum(masking: bool) -> None:
     """Against top-k with error feedback and momentum on the mean itself."""

@@ -61,11 +61,13 @@ def test_against_a_tree_by_hand(workers: int) -> None:
     check_against_the_tree(workers, "checked")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "mode"), [slow(5, "unchecked"), (3, "vmap"), slow(13, "vmap")])
 def test_against_a_tree_by_hand_elsewhere(workers: int, mode: Mode) -> None:
     check_against_the_tree(workers, mode)
 
 
+@pytest.mark.slow
 def test_one_worker_is_top_k_with_error_feedback() -> None:
     alone = jaxcomm.gathered_mean("data", error_feedback(top_k(k=COUNT)))
     updates = np.random.default_rng(0).normal(size=(4, 1, SIZE)).astype(np.float32)

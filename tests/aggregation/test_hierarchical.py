@@ -168,6 +168,7 @@ def test_accumulated_and_skipped_over_both_axes(kind: str) -> None:
     np.testing.assert_allclose(params["w"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_it_autodiff_sums_over_the_inner_axis() -> None:
     tx = optax.chain(jaxcomm.global_qsgd("dcn", bits=16), optax.sgd(1.0))
 
@@ -318,6 +319,7 @@ def test_shards_are_averaged_where_they_are(method: Any, manual: set[str], check
     assert sent.bytes_per_worker <= codes + 8 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [jaxcomm.global_qsgd, slow(jaxcomm.qsgd)])
 def test_without_shard_local_the_partitioner_gathers_shards(method: Any) -> None:
     _, placed = sharded_gradients()

@@ -128,6 +128,7 @@ def test_bad_options(stages: list, every: Any, message: str) -> None:
         jaxcomm.warm_up(stages, every)
 
 
+@pytest.mark.slow
 def test_within_a_hierarchy_and_with_weights() -> None:
     stages = [jaxcomm.global_qsgd("dcn", bits=bits) for bits in (16, 8)]
     tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.warm_up(stages, every=1))

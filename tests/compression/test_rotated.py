@@ -92,6 +92,7 @@ def test_the_codec_inside_draws_apart() -> None:
     assert len({tuple(map(int, key)) for key in seen}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [slow(2), 16])
 def test_a_spiky_vector(levels: int) -> None:
     # Two opposite spikes set the levels, and all else lies halfway between two of them: with k

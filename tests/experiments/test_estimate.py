@@ -45,6 +45,7 @@ def test_bias_is_told_from_variance() -> None:
     assert abs(unbiased["squared_bias"]) < 0.02 * unbiased["error"]
 
 
+@pytest.mark.slow
 def test_the_sparse_form_has_room_and_sends_little() -> None:
     estimate = make_estimator(parse_variant("sparse_global_qsgd"), make_mesh(WORKERS))
     assert np.isfinite(measured("sparse_global_qsgd")["error"])

@@ -97,6 +97,7 @@ def test_what_cannot_be_split_or_is_too_large_is_an_error(task: Task) -> None:
         make_mesh(1000)
 
 
+@pytest.mark.slow
 def test_the_exact_mean_has_no_compression_error(task: Task) -> None:
     program = make_program(task, make_variant("mean", None), "sgd", 0.05, 64, make_mesh(4))
     params, opt_state = program.start(0)

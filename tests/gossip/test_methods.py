@@ -51,7 +51,7 @@ def check(case: GossipCase, workers: int) -> None:
         assert (mass > 0).all()
         np.testing.assert_allclose(total / workers, kept, rtol=0, atol=1e-4)
     else:
-        np.testing.assert_allclose(found[-1].mean(axis=0), kept, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(found[-1].mean(axis=0), kept, rtol=0, atol=case.drift)
 
 
 @pytest.mark.parametrize("case", gossip_rows(4), ids=repr)

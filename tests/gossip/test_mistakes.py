@@ -60,7 +60,7 @@ def test_said_when_it_is_built(make: Callable[[], Any], message: str) -> None:
 
 
 def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
-    return jnp.sum((x - batch[:, None]) ** 2)
+    return jnp.sum(x**2) * jnp.mean(batch)
 
 
 @pytest.mark.parametrize(

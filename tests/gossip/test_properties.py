@@ -61,7 +61,7 @@ def descend(tx: optax.GradientTransformation, rate: float, count: int) -> np.nda
         body = lambda carry, _: (step(*carry, (targets, curvature))[:2], None)  # noqa: E731
         return jax.lax.scan(body, (params, state), None, length=count)[0][0]
 
-    best = np.sum(curvature * targets, axis=0) / np.sum(curvature, axis=0)
+    best = np.sum(np.asarray(curvature * targets), 0) / np.sum(np.asarray(curvature), 0)
     return np.asarray(run(params, state).per_worker["data"], np.float64) - best
 
 

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 import jaxcomm
-from jaxcomm import gossip
+from jaxcomm import _noise, gossip
 from tests.workers import mesh_of
 
 
@@ -94,8 +94,8 @@ def flags_of(mixing: gossip.Mixing, count: int, seed: int = 0) -> np.ndarray:
     key = jax.random.key(seed, impl="threefry2x32")
 
     def draw(step: jax.Array) -> jax.Array:
-        coin = jax.random.fold_in(key, step)
-        return mixing.active(jax.random.fold_in(coin, 0), step)
+        coin, _ = _noise.make_coins(key, step, 2, jnp.int32(0))  # As with one unit of parameters.
+        return mixing.active(coin.public, step)
 
     return np.asarray(jax.jit(jax.vmap(draw))(jnp.arange(count, dtype=jnp.uint32)))
 

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
-from tests.cases import CASES, Case, rows
+from tests.cases import CASES, FRAME, Case, rows
 from tests.workers import aggregator, count, flat, gradients, initial
 
 
@@ -38,7 +38,7 @@ def test_modes_agree(case: Case, workers: int) -> None:
 
 
 @pytest.mark.parametrize("inner", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FRAME | {"two_stage_8_bits"}), ids=repr)
 def test_two_axes_are_as_good_as_one(case: Case, inner: int) -> None:
     workers = 2 * inner
     updates = gradients(workers)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import CASES, Case, rows
+from tests.cases import CASES, FRAME, Case, rows
 from tests.workers import MODE_ROWS, Mode, aggregator, gradients, initial
 
 
@@ -29,6 +29,6 @@ def check_shapes_and_replicas(case: Case, mode: Mode, workers: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODE_ROWS)
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FRAME | {"two_stage_8_bits"}), ids=repr)
 def test_shapes_and_replicas(case: Case, mode: Mode) -> None:
     check_shapes_and_replicas(case, mode, workers=3)

@@ -56,7 +56,9 @@ FAMILIES: dict[str, Family] = {
         lambda: jaxcomm.global_qsgd(bits=8), True, weighted=True, variant=True
     ),
     "gathered": Family(lambda: jaxcomm.qsgd(bits=8), True, size=SIZE // 2, variant=True),
-    "merged": Family(lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="tree"), True),
+    "merged": Family(
+        lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="tree"), True, variant=True
+    ),
     "recipe in two stages": Family(
         lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="two_stage"), True, variant=True
     ),
@@ -71,7 +73,10 @@ FAMILIES: dict[str, Family] = {
         size=SIZE // 6,
     ),
     "feedback that is shared": Family(
-        lambda: jaxcomm.gathered_mean("data", ef21(_dithering())), True, size=SIZE // 2
+        lambda: jaxcomm.gathered_mean("data", ef21(_dithering())),
+        True,
+        size=SIZE // 2,
+        variant=True,
     ),
 }
 

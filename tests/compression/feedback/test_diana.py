@@ -68,6 +68,7 @@ def test_unbiased_after_any_number_of_steps(aggregate: Any) -> None:
     assert errors.mean() == pytest.approx(exact, abs=5 * errors.std() / draws**0.5)
 
 
+@pytest.mark.slow
 @GATHERED
 def test_without_shifts_it_is_the_quantizer(aggregate: Any) -> None:
     _, _, plain = advanced(aggregate("data", quantizer()), 4)
@@ -83,6 +84,7 @@ def test_a_wrapper_hands_shared_memory_on() -> None:
     np.testing.assert_array_equal(inside, bare)
 
 
+@pytest.mark.slow
 @GATHERED
 def test_linear_convergence_where_quantized_descent_plateaus(aggregate: Any) -> None:
     distance = descend(diana(quantizer()), 1000, aggregate)

@@ -104,6 +104,7 @@ def test_an_owner_of_a_row_cannot_share() -> None:
         jaxcomm.init(tx, jnp.zeros(8), 2)
 
 
+@pytest.mark.slow
 def test_a_wrapper_that_loses_shared_memory_is_visible() -> None:
     codec = ef21(top_k(k=2))
 

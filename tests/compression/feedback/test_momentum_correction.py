@@ -37,6 +37,7 @@ def test_the_recursion(nesterov: bool, masking: bool) -> None:
         np.testing.assert_allclose(velocity, u, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_momentum_it_is_the_codec() -> None:
     given = jnp.asarray(draw(), jnp.float32)
     bare, _ = run(error_feedback(top_k(k=3)), given)

@@ -48,6 +48,7 @@ HEAVY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [slow(3), 7])
 @pytest.mark.parametrize("name", HEAVY)
 def test_less_variance_than_equal_levels(name: str, levels: int) -> None:

@@ -45,6 +45,7 @@ def test_edges_of_shape(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(sent(np.full(shape, -2.0)), np.full(shape, -2.0))
 
 
+@pytest.mark.slow
 def test_the_bound_is_attained_and_normal_coordinates_do_better() -> None:
     one_hot = np.eye(64)[5]
     np.testing.assert_allclose(np.sum((one_hot - sent(one_hot)) ** 2), 1 - 1 / 64, rtol=1e-6)

@@ -61,6 +61,7 @@ def test_of_a_union_that_does_not_fit_every_row_has_its_turn() -> None:
     assert codec.contraction(120, 1) == 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *map(slow, range(1, 5))])
 def test_a_window_is_cyclic(seed: int) -> None:
     mask = np.zeros(70, bool)

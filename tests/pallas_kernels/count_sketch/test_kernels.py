@@ -128,6 +128,7 @@ def test_they_lower(platform: str, rows: int, columns: int, dtype: Any, estimate
     assert CALLS[platform] in lowered(decode, table, seeds, platform=platform)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", KERNELS)
 def test_they_lower_under_vmap_with_seeds_in_common(platform: str) -> None:
     def round_trip(x: jax.Array, seeds: jax.Array) -> jax.Array:

@@ -150,6 +150,7 @@ def test_shapes_are_kept(shape):
     assert (values.shape, values.dtype) == (shape, jnp.float32)
 
 
+@pytest.mark.slow
 def test_ops_pass_through_scan_and_vmap():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 50)), jnp.float32)
     seeds, scales = jnp.arange(6, dtype=jnp.uint32).reshape(3, 2), jnp.max(jnp.abs(x), axis=1)
