@@ -62,7 +62,7 @@ def _top_10_percent() -> Any:
 
 
 def _four_bits() -> Any:
-    return compression.blockwise(compression.quantizers.dither(levels=7), block_size=64)
+    return compression.blockwise(compression.quantizers.dither(levels=7), block_size=32)
 
 
 METHODS: dict[str, GossipMethod] = {
@@ -110,7 +110,7 @@ METHODS: dict[str, GossipMethod] = {
         lambda base, seed: gossip.deep_squeeze(
             base.graph, _four_bits(), step_size=0.5, seed=seed, info=True
         ),
-        "parameters in 4 bits, with feedback",
+        "parameters in 4 bits, in blocks of 32, with feedback",
     ),
     "d2": GossipMethod(
         lambda base, seed: gossip.d2(gossip.lazy(base.graph), info=True),

@@ -1,8 +1,8 @@
 """Counter-based random bits: equal on CPU, GPU and TPU, under `jax.shard_map` and `jax.vmap`.
 
-Threefry gives two seeds per unit and step; a hash of (seeds, position) gives workers their own
-seeds, and from those the bits, at about a tenth of threefry's cost. The state holds one replicated key and a step count, so any number of
-workers can restore it.
+Threefry gives two seeds per unit and step; a hash of (seeds, position) gives workers seeds of their
+own, and from those the bits, at about a tenth of threefry's cost. The state holds one replicated
+key and a step count, so any number of workers can restore it.
 """
 
 import jax

@@ -22,9 +22,9 @@ def d2(
               y_i = 2 x_i^k - x_i^{k-1} + \Delta_i^k - \Delta_i^{k-1}, \qquad y_i^0 = x_i^0 +
               \Delta_i^0
 
-    computed as :math:`c_i \gets c_i + \sum_j W_{ij} (y_j - y_i)` with :math:`y_i = x_i + \Delta_i +
-    c_i`, then :math:`x_i \gets x_i + \Delta_i + c_i`: corrections add to 0 over workers, and are kept
-    with what rounding leaves out of them, lest the mean drift.
+    computed as :math:`c_i \gets c_i + \sum_j W_{ij} (y_j - y_i)` with :math:`y_i = x_i + \Delta_i
+    + c_i`, then :math:`x_i \gets x_i + \Delta_i + c_i`: corrections add to 0 over workers, and are
+    kept with what rounding leaves out of them, lest the mean drift.
 
     With steps :math:`\Delta = -\gamma g` of a constant rate it converges to the optimum of the mean
     loss where D-PSGD stays off it. A worker sends its parameters once to each neighbour.
