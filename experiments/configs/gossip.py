@@ -29,9 +29,9 @@ class Gossip:
     """
 
     seeds: int = option(5, "number of seeds", positive_integer)
-    steps: int = option(200, "training steps a run", positive_integer)
+    steps: int = option(250, "training steps a run", positive_integer)
     batch: int = option(256, "examples a step, of all workers together", positive_integer)
-    learning_rate: float = option(0.2, "of plain SGD, the same for all", positive_number)
+    learning_rate: float = option(0.1, "of plain SGD, the same for all", positive_number)
     log_every: int = option(10, "steps between two logged losses", positive_integer)
     graphs: tuple[str, ...] = option(
         ("all",), "erdos_renyi_8, ring_8, erdos_renyi_16, or all", many=True
