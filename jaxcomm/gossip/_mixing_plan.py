@@ -157,10 +157,10 @@ def to_mixing(given: Any, rule: Rule = "metropolis") -> Mixing:
     if isinstance(given, Mixing):
         return given
     if isinstance(given, MatchaPlan):
+        if not given.matchings:
+            return Mixing((np.eye(given.workers),))
         laplacians = laplacians_of(given.workers, given.matchings)
         matrices = tuple(np.eye(given.workers) - given.alpha * each for each in laplacians)
-        if not matrices:
-            return Mixing((np.eye(given.workers),))
         return Mixing(matrices, given.probabilities, _independent(given.probabilities))
     if isinstance(given, nx.Graph):
         return Mixing((mixing_matrix(given, rule),))

@@ -1,12 +1,20 @@
 """Laws of gossip, of every row of the table: its equations, what it keeps, and all ways to run."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.sharding import AxisType
 
+import jaxcomm
+from jaxcomm import gossip
 from tests.cases._gossip import GOSSIP, GossipCase, gossip_rows
 from tests.gossip.workers import initial, matrices_of, on_mesh, start, steps, trajectory
 from tests.slow import slow
+from tests.workers import mesh_of
 
 STEPS = 1000
 ALL = {case.name for case in GOSSIP}
@@ -69,3 +77,48 @@ def test_workers_that_agree_stay_as_they_are(case: GossipCase) -> None:
     x = np.broadcast_to(start(1), (8, 12)).copy()
     found, _ = trajectory(case.make(8), x, np.zeros((STEPS, 8, 12), np.float32))
     np.testing.assert_allclose(found[-1], x, rtol=0, atol=2e-5 if case.sums else 1e-6)
+
+
+def quadratic(x: jax.Array, target: jax.Array) -> jax.Array:
+    return jnp.mean((x - target) ** 2)
+
+
+def trained(tx: optax.GradientTransformation, workers: Any, make: Any, axes: Any) -> np.ndarray:
+    """Where 8 workers with targets of their own are after 4 steps."""
+    tx = optax.chain(optax.sgd(0.1), tx)
+    params = jaxcomm.replicate(jnp.float32(3), workers, axis_name=axes)
+    state = jaxcomm.init(tx, params, workers, axis_name=axes)
+    step = make(quadratic, tx, workers, axis_name=axes)
+    for _ in range(4):
+        params, state, _ = step(params, state, jnp.arange(8.0))
+    (found,) = params.per_worker.values()
+    return np.asarray(found)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        slow(lambda axes: gossip.dpsgd(gossip.ring(8), axis_name=axes)),
+        lambda axes: gossip.matcha(gossip.matcha_plan(gossip.ring(8), 0.5), axis_name=axes),
+        slow(lambda axes: gossip.sgp(gossip.one_peer_exponential(8), axis_name=axes)),
+    ],
+    ids=["dpsgd", "matcha", "sgp"],
+)
+def test_two_axes_are_as_good_as_one(method: Any) -> None:
+    axes, sizes = ("dcn", "ici"), {"dcn": 2, "ici": 4}
+    mesh = jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
+    one = trained(method("data"), 8, jaxcomm.simulate, "data")
+    np.testing.assert_array_equal(one, trained(method(axes), sizes, jaxcomm.simulate, axes))
+    np.testing.assert_allclose(one, trained(method(axes), mesh, jaxcomm.make_step, axes), rtol=1e-6)
+
+
+def test_a_step_that_is_left_out_does_not_mix() -> None:
+    tx = jaxcomm.skip_nonfinite(optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(4))))
+    start = jaxcomm.PerWorker({"data": jnp.arange(4.0)})
+    for workers, make in ((4, jaxcomm.simulate), (mesh_of(4), jaxcomm.make_step)):
+        step = make(quadratic, tx, workers, donate=False)
+        state = jaxcomm.init(tx, start, workers)
+        same, state, _ = step(start, state, jnp.asarray([1, jnp.nan, 1, 1]))
+        np.testing.assert_array_equal(same.per_worker["data"], jnp.arange(4.0))
+        mixed, state, _ = step(same, state, jnp.ones(4))
+        assert np.ptp(mixed.per_worker["data"]) < 3 and state.skipped == 1
