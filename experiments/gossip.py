@@ -22,6 +22,8 @@ from experiments.progress import Progress
 from experiments.recording import open_record
 from experiments.task import Task
 
+LEAST_EXAMPLES = 32  # Of a worker; a split in which one has fewer is drawn anew.
+
 
 class Setting(NamedTuple):
     """What is trained how; a compiled program serves all seeds and splits of it."""
@@ -99,7 +101,7 @@ class Trainer:
         graph, method = self.setting
         run = {"graph": graph, "split": kind, "method": method, "seed": seed}
         data, each = self.task.dataset, self.batch // self.workers
-        parts = split(data.train_labels, self.workers, kind, seed, each)
+        parts = split(data.train_labels, self.workers, kind, seed, min(each, LEAST_EXAMPLES))
         batches = orders(parts, each, seed)
         params = jaxcomm.replicate(self.task.first_weights(seed), self.workers)
         state, rounds, done = self._init(seed, params), 0.0, 0
@@ -140,6 +142,8 @@ def main(config: Gossip) -> int:
     """Compares gossip, as `python -m experiments compare --preset gossip` asks; the exit code."""
     settings = settings_of(config)
     task = Task("digits")
+    if config.batch > (examples := len(task.dataset.train_inputs)):
+        raise ExperimentError(f"--batch {config.batch} exceeds the {examples} training examples.")
     total = len(settings) * len(config.splits) * config.seeds
     curves: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from experiments.errors import ExperimentError
+
 SKEW = 0.1
 _ATTEMPTS = 1000
 
@@ -32,7 +34,7 @@ def split(labels: np.ndarray, workers: int, kind: str, seed: int, least: int) ->
         whole = [np.concatenate(part) for part in parts]
         if min(map(len, whole)) >= least:
             return whole
-    raise ValueError(f"No split into {workers} parts of at least {least} examples was found.")
+    raise ExperimentError(f"No split into {workers} parts of at least {least} examples was found.")
 
 
 def orders(parts: list[np.ndarray], size: int, seed: int) -> Iterator[np.ndarray]:

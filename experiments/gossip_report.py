@@ -13,7 +13,7 @@ from experiments.recording import describe_command
 def verdict(claims: Sequence[Claim]) -> str:
     """What became of the claim, in one sentence."""
     if not claims:
-        return "The claim was not put to the test."
+        return "The claim was not put to the test, which takes both methods and two seeds."
     held = [claim for claim in claims if claim.holds]
     failed = [f"{claim.graph} ({claim.split})" for claim in claims if not claim.holds]
     better = [c for c in claims if not c.holds and not c.above]

@@ -86,11 +86,12 @@ def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
 
 
 def claims(curves: Iterable[dict[str, Any]]) -> list[Claim]:
-    """One a graph and split on which both were run."""
+    """One a graph and split on which both were run, with two seeds at least."""
     found = []
     for (graph, split), group in _grouped(curves, "graph", "split").items():
         by_method = {name: rows for (name,), rows in _grouped(group, "method").items()}
-        if BASELINE not in by_method or CLAIMED not in by_method:
+        seeds = {row["seed"] for row in group}
+        if BASELINE not in by_method or CLAIMED not in by_method or len(seeds) < 2:
             continue
         half = max(row["step"] for row in group) / 2
         theirs, ours = (_grouped(by_method[m], "step") for m in (BASELINE, CLAIMED))

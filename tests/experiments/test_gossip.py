@@ -41,7 +41,7 @@ def test_workers_go_through_their_own_parts() -> None:
 
 
 def test_a_split_that_cannot_be_is_an_error() -> None:
-    with pytest.raises(ValueError, match="No split into 8 parts of at least 1000 examples"):
+    with pytest.raises(ExperimentError, match="No split into 8 parts of at least 1000 examples"):
         split(LABELS, 8, "skewed", 0, 1000)
 
 
@@ -64,6 +64,11 @@ def test_the_claim_is_one_standard_deviation(above: float, holds: bool) -> None:
     assert ("not on g (iid)" in verdict([claim])) != holds
 
 
+def test_one_seed_does_not_tell() -> None:
+    alone = [row for row in curves(0.0) if row["seed"] == 0]
+    assert claims(alone) == [] and "not put to the test" in verdict([])
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graphs_are_what_they_are_called(name: str) -> None:
     base = base_of(name)
@@ -80,6 +85,8 @@ def test_mistakes() -> None:
     ]:
         with pytest.raises(ExperimentError, match=message):
             gossip.settings_of(Gossip(**options))
+    with pytest.raises(ExperimentError, match="--batch 2000 exceeds the 1437 training examples"):
+        gossip.main(Gossip(batch=2000, record="none"))
     with pytest.raises(ExperimentError, match="--preset gossip takes no --optimizers"):
         main(Digits(preset="gossip", optimizers=("adam",)))
 
