@@ -1,6 +1,6 @@
 """Communication-efficient distributed training in JAX: compressors as optax transformations."""
 
-from jaxcomm import aggregation, compression, wire
+from jaxcomm import aggregation, compression, synchronization, wire
 from jaxcomm._axis import local_params, local_value_and_grad
 from jaxcomm._base import Codec, Coins, Memory, PerWorker
 from jaxcomm._per_worker import consensus, consensus_distance, per_worker, replicate
@@ -88,6 +88,7 @@ __all__ = [
     "sparcml",
     "sparse_global_qsgd",
     "state_specs",
+    "synchronization",
     "summed_mean",
     "terngrad",
     "two_stage_mean",

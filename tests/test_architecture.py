@@ -103,6 +103,7 @@ FUNCTIONS = sorted(
         jaxcomm.compression.sketches,
         jaxcomm.compression.sparsifiers,
         gossip,
+        jaxcomm.synchronization,
         jaxcomm.wire,
     )
     for name in (f"{module.__name__}.{n}" for n in module.__all__)

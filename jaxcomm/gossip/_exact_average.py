@@ -24,7 +24,8 @@ def exact_average(
 
     .. math:: x_i \gets \frac{1}{n} \sum_j (x_j + \Delta_j)
 
-    Sends a float32 all-reduce of the parameters in those steps.
+    Sends a float32 all-reduce of the parameters in those steps. Optax adds updates, so that workers
+    agree but for the rounding of that one sum.
 
     Args:
       every: k, an int of at least 1.

@@ -1,0 +1,262 @@
+"""Workers that step by themselves and meet now and then: local SGD, SlowMo, DiLoCo."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, PyTree
+from jaxcomm._per_worker import per_worker
+from jaxcomm.aggregation import mean
+from jaxcomm.aggregation._when import run_when
+
+Period: TypeAlias = int | Callable[[jax.Array], jax.Array | int]
+"""Steps from one exchange to the next; or a function of the steps taken, int32[]."""
+
+
+class LocalState(NamedTuple):
+    """The state between exchanges, equal on all workers but for what the aggregator marks."""
+
+    step: jax.Array  # int32[], steps so far
+    since: jax.Array  # int32[], since the last exchange
+    anchor: PyTree  # the parameters after the last exchange
+    aggregator: Any
+    outer: Any
+
+
+def _period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
+    if callable(period):
+        return lambda step: jnp.asarray(period(step), jnp.int32)
+    if not isinstance(period, int) or isinstance(period, bool) or period < 1:
+        raise ValueError(
+            f"`period` must be a Python int of at least 1 or a schedule, got {period!r}."
+        )
+    return lambda step: jnp.full((), period, jnp.int32)
+
+
+def _require_transformation(tx: Any, option: str) -> None:
+    if not isinstance(tx, optax.GradientTransformation):
+        raise ValueError(f"`{option}` must be an optax transformation, got {tx!r}.")
+
+
+def _of_the_first(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """The first worker's value, on all, bit for bit."""
+    first = jnp.where(_axis.index(axis_name) == 0, x, jnp.zeros((), x.dtype))
+    return lax.psum(_axis.as_varying(first, axis_name), _axis.names(axis_name))
+
+
+def _meet(
+    period: Period,
+    outer: optax.GradientTransformation,
+    aggregator: optax.GradientTransformation | None,
+    axis_name: AxisName,
+) -> optax.GradientTransformationExtraArgs:
+    """Every so many steps the mean of what workers have moved, and a step of `outer` with it."""
+    combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
+    step_outside = optax.with_extra_args_support(outer)
+    period_at = _period_of(period)
+
+    def init_fn(params: PyTree) -> LocalState:
+        _axis.require_bound(axis_name)
+        anchor = jax.tree.map(lambda x: _of_the_first(x, axis_name), params)
+        zero = jnp.zeros((), jnp.int32)
+        return LocalState(zero, zero, anchor, combine.init(params), step_outside.init(anchor))
+
+    def update_fn(
+        updates: PyTree, state: LocalState, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, LocalState]:
+        if params is None:
+            raise ValueError("Local steps need parameters: `tx.update(updates, state, params)`.")
+        _axis.require_own(params, axis_name)
+        step, since = state.step + 1, state.since + 1
+        local = state._replace(step=step, since=since)
+
+        def meet() -> tuple[PyTree, LocalState]:
+            moved = jax.tree.map(lambda x, u, a: x + u - a, params, updates, state.anchor)
+            shared, aggregated = combine.update(moved, state.aggregator, params)
+            descent = jax.tree.map(jnp.negative, shared)
+            change, outside = step_outside.update(descent, state.outer, state.anchor)
+            anchor = optax.apply_updates(state.anchor, change)
+            onward = jax.tree.map(lambda a, x: a - x, anchor, params)
+            after = LocalState(step, jnp.zeros((), jnp.int32), anchor, aggregated, outside)
+            return onward, after
+
+        due = since >= period_at(state.step)
+        own = jax.tree.map(lambda u: _axis.as_varying(u, axis_name), updates)
+        return run_when(due, meet, lambda _: (own, local))
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def local_sgd(
+    period: Period,
+    aggregator: optax.GradientTransformation | None = None,
+    *,
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    r"""Workers step by themselves, and average every so many steps.
+
+    .. math:: x_i \gets x_i + \Delta_i, \qquad\text{and at every } H \text{-th step}\quad
+              a \gets a + \frac{1}{n} \sum_i (x_i - a), \quad x_i \gets a
+
+    with :math:`a` the parameters after the last exchange, from which `aggregator` sends how far
+    workers have moved: any aggregator will do, compressed or with feedback. Between exchanges
+    nothing is sent. Optax adds updates, so that workers agree but for the rounding of that one sum;
+    :math:`a`, from which the next exchange counts, is the same on all bit for bit.
+
+    Args:
+      period: H, an int of at least 1, or a schedule: a function of the steps taken, int32[].
+      aggregator: Forms the mean. Default: the exact one.
+      axis_name: The mesh axis, or axes, that number the workers.
+
+    Returns:
+      A transformation to place *after* the optimizer, on parameters that differ by worker
+      (:func:`jaxcomm.replicate`). An optimizer that keeps state is marked with
+      :func:`jaxcomm.per_worker`; its state stays each worker's own.
+
+    Raises:
+      ValueError: If `period` is no positive int or schedule; in `update`, if parameters do not
+        differ by worker.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jaxcomm
+      >>> from jaxcomm.synchronization import local_sgd
+      >>> tx = optax.chain(optax.sgd(0.5), local_sgd(period=2))
+      >>> params = jaxcomm.replicate(jnp.float32(0), 2)
+      >>> state = jaxcomm.init(tx, params, 2)
+      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x) ** 2), tx, 2)
+      >>> for _ in range(2):
+      ...     params, state, _ = step(params, state, jnp.array([1.0, 3.0]))
+      ...     print(params.per_worker["data"])
+      [1. 3.]
+      [2. 2.]
+
+    References:
+      Stich, `Local SGD Converges Fast and Communicates Little <https://arxiv.org/abs/1805.09767>`_,
+      2018. Lin et al., `Don't Use Large Mini-Batches, Use Local SGD
+      <https://arxiv.org/abs/1808.07217>`_, 2018.
+    """
+    return _meet(period, optax.sgd(1.0), aggregator, axis_name)
+
+
+def post_local(start: int, period: int) -> Callable[[jax.Array], jax.Array]:
+    """The schedule of post-local SGD: an exchange in every step at first, and then every so many.
+
+    Args:
+      start: Steps before local ones begin, at least 0.
+      period: Steps from one exchange to the next from then on.
+
+    Returns:
+      A `period` for :func:`local_sgd`.
+
+    Raises:
+      ValueError: If `start` is negative or `period` no positive int.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm.synchronization import post_local
+      >>> print(post_local(start=2, period=4)(jnp.arange(4)))
+      [1 1 4 4]
+    """
+    _period_of(period)
+    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+        raise ValueError(f"`start` must be a Python int of at least 0, got {start!r}.")
+    return lambda step: jnp.where(step < start, 1, period)
+
+
+def slowmo(
+    period: Period,
+    *,
+    slow_rate: float = 1.0,
+    momentum: float = 0.5,
+    learning_rate: optax.ScalarOrSchedule = 1.0,
+    aggregator: optax.GradientTransformation | None = None,
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    r"""Local SGD with a slow momentum over exchanges.
+
+    .. math:: u \gets \beta u + \frac{1}{\gamma} (a - \bar x), \qquad
+              a \gets a - \alpha \gamma u, \qquad x_i \gets a
+
+    with :math:`\bar x` the mean of workers and :math:`a` the parameters after the last exchange.
+
+    Args:
+      period: As for :func:`local_sgd`.
+      slow_rate: :math:`\alpha`.
+      momentum: :math:`\beta` in [0, 1). With 0 and `slow_rate=1` this is :func:`local_sgd`.
+      learning_rate: :math:`\gamma` of the optimizer inside, which `u` is to be independent of: a
+        number, or a schedule of the number of exchanges.
+      aggregator: As for :func:`local_sgd`.
+      axis_name: The mesh axis, or axes, that number the workers.
+
+    Returns:
+      A transformation like that of :func:`local_sgd`. Buffers of the optimizer inside are kept.
+
+    Raises:
+      ValueError: As :func:`local_sgd` does, or if `momentum` is out of range.
+
+    Example:
+      >>> import optax
+      >>> from jaxcomm.synchronization import slowmo
+      >>> tx = optax.chain(optax.sgd(0.1), slowmo(period=12, momentum=0.5, learning_rate=0.1))
+
+    References:
+      Wang et al., `SlowMo <https://arxiv.org/abs/1910.00643>`_, 2019.
+    """
+    if not 0 <= momentum < 1:
+        raise ValueError(f"`momentum` must be in [0, 1), got {momentum!r}.")
+    rate = learning_rate if callable(learning_rate) else lambda count: learning_rate
+    slow = optax.chain(
+        optax.scale_by_schedule(lambda count: 1 / rate(count)),
+        optax.trace(momentum),
+        optax.scale_by_schedule(lambda count: -slow_rate * rate(count)),
+    )
+    return _meet(period, slow, aggregator, axis_name)
+
+
+def diloco(
+    inner: optax.GradientTransformation,
+    outer: optax.GradientTransformation,
+    period: Period,
+    aggregator: optax.GradientTransformation | None = None,
+    *,
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    r"""Two optimizers: one inside, on each worker by itself, and one outside, of what they moved.
+
+    .. math:: x_i \gets x_i + \mathrm{inner}(g_i), \qquad\text{and at every } H \text{-th step}\quad
+              a \gets a + \mathrm{outer}\Big(\frac{1}{n} \sum_i (a - x_i)\Big), \quad x_i \gets a
+
+    The state of `inner` is each worker's own, that of `outer` common. Between exchanges nothing is
+    sent; what `aggregator` sends is, at them.
+
+    Args:
+      inner: Any optax optimizer, such as `optax.adamw`.
+      outer: Any, such as `optax.sgd(0.7, momentum=0.9, nesterov=True)`; with `optax.sgd(1.0)` this
+        is :func:`local_sgd`.
+      period: As for :func:`local_sgd`.
+      aggregator: As for :func:`local_sgd`: it is given how far workers have moved.
+      axis_name: The mesh axis, or axes, that number the workers.
+
+    Returns:
+      A whole transformation, on parameters that differ by worker (:func:`jaxcomm.replicate`).
+
+    Raises:
+      ValueError: As :func:`local_sgd` does, or if an optimizer is no optax transformation.
+
+    Example:
+      >>> import optax
+      >>> from jaxcomm.synchronization import diloco
+      >>> outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+      >>> tx = diloco(optax.sgd(0.1, momentum=0.9), outer, period=50)
+
+    References:
+      Douillard et al., `DiLoCo <https://arxiv.org/abs/2311.08105>`_, 2023.
+    """
+    _require_transformation(inner, "inner")
+    _require_transformation(outer, "outer")
+    return optax.chain(per_worker(inner, axis_name), _meet(period, outer, aggregator, axis_name))

@@ -1,0 +1,132 @@
+"""Gradients of as many mini-batches as a worker has finished."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, LossFn, PyTree
+
+
+class Finished(NamedTuple):
+    """What a worker has done in a window."""
+
+    gradients: PyTree  # their sum over mini-batches, as the parameters
+    finished: jax.Array  # int32[], how many mini-batches
+    loss: jax.Array  # float32[], the sum of their losses
+
+
+def _length(microbatches: PyTree) -> int:
+    lengths = {x.shape[0] for x in jax.tree.leaves(microbatches) if x.ndim}
+    if len(lengths) != 1 or any(x.ndim == 0 for x in jax.tree.leaves(microbatches)):
+        raise ValueError(
+            "`microbatches` must be `[mini-batches, ...]`, as many in each leaf, got "
+            f"{[x.shape for x in jax.tree.leaves(microbatches)]}."
+        )
+    return lengths.pop()
+
+
+def microbatch_gradients(
+    loss_fn: LossFn,
+    params: PyTree,
+    microbatches: PyTree,
+    finished: jax.Array | int,
+    *,
+    axis_name: AxisName = "data",
+) -> Finished:
+    r"""Sums of the gradients and losses of the first so many mini-batches, at the same parameters.
+
+    .. math:: \Big(\sum_{j \le m_i} \nabla f(x; B_{ij}),\; m_i,\; \sum_{j \le m_i} f(x; B_{ij})\Big)
+
+    :math:`m_i` may differ by worker: the loop runs as often as it has to on each, and nothing in it
+    is sent. (`jax.vmap` runs it as often as the fastest worker needs on all.)
+
+    Args:
+      loss_fn: `(params, batch) -> loss`, the mean over a mini-batch.
+      params: Parameters.
+      microbatches: Leaves `[M, ...]`, this worker's mini-batches in order.
+      finished: :math:`m_i`, int32[], 0 to M; beyond is cut.
+      axis_name: The mesh axis, or axes, that number the workers.
+
+    Returns:
+      The sums; 0 where nothing was finished.
+
+    Raises:
+      ValueError: If leaves differ in their number of mini-batches.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm.synchronization import microbatch_gradients
+      >>> def window(m):
+      ...     return microbatch_gradients(lambda w, x: w * x, jnp.float32(2), jnp.arange(4.0), m)
+      >>> print(jax.vmap(window, axis_name="data")(jnp.array([0, 3])).gradients)
+      [0. 3.]
+
+    References:
+      He, Dube, `Accelerating Parallel Stochastic Gradient Descent via Non-blocking Mini-batches
+      <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not at hand: that all
+      mini-batches of a window are evaluated at its first parameters is a reconstruction.
+    """
+    most = _length(microbatches)
+    count = jnp.clip(jnp.asarray(finished, jnp.int32), 0, most)
+    local = _axis.local_value_and_grad(loss_fn, axis_name=axis_name)
+
+    def add(number: jax.Array, total: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
+        batch = jax.tree.map(
+            lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), microbatches
+        )
+        loss, gradients = local(params, batch)
+        return jax.tree.map(jnp.add, total, (gradients, loss.astype(jnp.float32)))
+
+    nothing = jax.tree.map(
+        lambda x: _axis.as_varying(x, axis_name),
+        (jax.tree.map(jnp.zeros_like, params), jnp.zeros(())),
+    )
+    count = _axis.as_varying(count, axis_name)
+    gradients, loss = lax.fori_loop(0, count, add, nothing)
+    return Finished(gradients, count, loss)
+
+
+def window_gradients(
+    loss_fn: LossFn, params: PyTree, batch: tuple[PyTree, jax.Array]
+) -> tuple[jax.Array, PyTree, jax.Array]:
+    r"""The `gradients=` of :func:`jaxcomm.make_step` for windows of mini-batches.
+
+    Means over a worker's finished mini-batches, weighted by their count: an aggregator then forms
+    :math:`\sum_i \sum_{j \le m_i} g_{ij} / \sum_i m_i`, and gossip, whose weights scale steps, is
+    to be given `batch[1] > 0` in place of counts. Where a worker has finished nothing, its mean is
+    0 and its weight too.
+
+    Args:
+      loss_fn: As for :func:`microbatch_gradients`.
+      params: Parameters.
+      batch: `(microbatches, finished)`: leaves `[M, ...]` of this worker, and int32[1].
+
+    Returns:
+      `(mean loss, mean gradient, count)`.
+
+    Raises:
+      ValueError: As :func:`microbatch_gradients` does.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jaxcomm
+      >>> from jaxcomm.synchronization import window_gradients
+      >>> tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
+      >>> loss = lambda w, x: w * jnp.mean(x)
+      >>> step = jaxcomm.simulate(loss, tx, 2, gradients=window_gradients)
+      >>> microbatches, finished = jnp.array([[1.0], [9.0], [2.0], [3.0]]), jnp.array([1, 2])
+      >>> params, state = jnp.float32(0), jaxcomm.init(tx, jnp.float32(0), 2)
+      >>> print(step(params, state, (microbatches, finished))[0])  # -(1 + 2 + 3) / 3
+      -2.0
+    """
+    microbatches, finished = batch
+    if finished.shape != (1,):
+        raise ValueError(
+            f"`finished` must be one count a worker, [workers] of all, got {finished.shape} here."
+        )
+    done = microbatch_gradients(loss_fn, params, microbatches, finished[0])
+    some: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
+    mean = jax.tree.map(lambda x: x / some.astype(x.dtype), done.gradients)
+    return done.loss / some, mean, done.finished
