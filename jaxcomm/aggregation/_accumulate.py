@@ -9,7 +9,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._buckets import require_floating
-from jaxcomm.aggregation._when import run_when
+from jaxcomm._when import run_when
 
 
 class AccumulateState(NamedTuple):

@@ -11,11 +11,11 @@ import optax
 
 from jaxcomm import _buckets
 from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._when import run_one_of
 from jaxcomm.aggregation._gathered import gathered_mean
 from jaxcomm.aggregation._info import require_switch
 from jaxcomm.aggregation._stages import averages_over, common_axes, common_state
 from jaxcomm.aggregation._warm_up import require_steps
-from jaxcomm.aggregation._when import run_one_of
 
 
 class AdaptiveRatioState(NamedTuple):

@@ -9,8 +9,8 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._when import run_when
 from jaxcomm.aggregation._agreement import all_finite
-from jaxcomm.aggregation._when import run_when
 
 
 class SkipNonfiniteState(NamedTuple):

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import PyTree
+from jaxcomm._when import run_one_of
 from jaxcomm.aggregation._stages import averages_over, common_axes, common_state
-from jaxcomm.aggregation._when import run_one_of
 
 
 class WarmUpState(NamedTuple):

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm.gossip._coded_talk import encode, require_own
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
@@ -163,10 +162,7 @@ def choco_sgd(
         for matrix, links in enumerate(talk.links):
             for link in links:
                 pair = next(pairs)
-                nothing = jax.tree.map(
-                    lambda a: _axis.as_varying(a, axis_name),
-                    (pair, [*map(jnp.zeros_like, y)], jnp.zeros(())),
-                )
+                nothing = pair, [*map(jnp.zeros_like, y)], jnp.zeros(())
                 meet = functools.partial(on_link, talk, link, pair, y)
                 pair, taken, squares = talk.when(matrix, meet, nothing)
                 after.append(pair)

@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._when import run_when
 
 
 class ExactAverageState(NamedTuple):
@@ -57,7 +58,7 @@ def exact_average(
             raise ValueError("Averaging needs parameters: `tx.update(updates, state, params)`.")
         _axis.require_own(params, axis_name)
 
-        def average(updates: PyTree) -> PyTree:
+        def average() -> PyTree:
             def one(update: jax.Array, x: jax.Array) -> jax.Array:
                 new = x.astype(jnp.float32) + update.astype(jnp.float32)
                 mean = lax.psum(new / _axis.size(axis_name), _axis.names(axis_name))
@@ -67,8 +68,7 @@ def exact_average(
             return jax.tree.map(one, updates, params)
 
         step = optax.safe_increment(state.step)
-        varying = jax.tree.map(lambda x: _axis.as_varying(x, axis_name), updates)
-        due = step % every == 0
-        return lax.cond(due, average, lambda updates: updates, varying), ExactAverageState(step)
+        after = run_when(step % every == 0, average, lambda _: updates)
+        return after, ExactAverageState(step)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

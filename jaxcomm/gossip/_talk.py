@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
-from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Coins, PyTree
+from jaxcomm._when import run_when
 from jaxcomm.gossip._matchings import to_matchings
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._rounds import Round, to_rounds
@@ -59,7 +59,7 @@ class Talk(NamedTuple):
         """What `do` returns where the matrix is active; where not, nothing in it is sent."""
         if self.flags is None:
             return do()
-        return lax.cond(self.flags[matrix], do, lambda: otherwise)
+        return run_when(self.flags[matrix], do, lambda _: otherwise)
 
     def receive(self, link: Link, message: PyTree) -> tuple[PyTree, jax.Array]:
         """The message of this round's neighbour, and with which weight it is taken in."""
@@ -73,7 +73,6 @@ class Talk(NamedTuple):
         self, message: PyTree, take: Callable[[PyTree, jax.Array], PyTree], nothing: PyTree
     ) -> PyTree:
         """The sum of `take(message, weight)` over active neighbours; `nothing` is its zero."""
-        nothing = jax.tree.map(lambda x: _axis.as_varying(x, self.axis_name), nothing)
 
         def talk(links: list[Link]) -> PyTree:
             total = nothing

@@ -11,8 +11,8 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm._per_worker import per_worker
+from jaxcomm._when import run_when
 from jaxcomm.aggregation import mean
-from jaxcomm.aggregation._when import run_when
 
 Period: TypeAlias = int | Callable[[jax.Array], jax.Array | int]
 """Steps from one exchange to the next; or a function of the steps taken, int32[]."""
@@ -86,8 +86,7 @@ def _meet(
             return onward, after
 
         due = since >= period_at(state.step)
-        own = jax.tree.map(lambda u: _axis.as_varying(u, axis_name), updates)
-        return run_when(due, meet, lambda _: (own, local))
+        return run_when(due, meet, lambda _: (updates, local))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

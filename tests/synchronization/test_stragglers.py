@@ -1,0 +1,120 @@
+"""Times of workers, in closed form and drawn, and what waiting for them costs."""
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm.synchronization import (
+    Straggler,
+    bernoulli_sleep,
+    deterministic,
+    exponential,
+    non_blocking_rate,
+    pareto,
+    run_time,
+    trace,
+)
+
+N = 8
+MODELS = {
+    "exponential": exponential(mean=2.0),
+    "shifted": exponential(mean=2.0, shift=1.0),
+    "pareto": pareto(scale=1.0, shape=4.0),
+    "sleep": bernoulli_sleep(base=1.0, sleep=5.0, probability=0.5),
+    "deterministic": deterministic([1.0] * 4 + [3.0] * 4),
+}
+
+
+def drawn(model: Straggler, draws: int = 8000) -> np.ndarray:
+    """One mini-batch of each worker, [draws, workers]."""
+    draw = jax.jit(lambda key: model.draw(key, jnp.uint32(0), (N, draws)))
+    return np.asarray(draw(jax.random.key(1)), np.float64).T
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_drawn_times_have_the_expected_order_statistics(name: str) -> None:
+    model, times = MODELS[name], drawn(MODELS[name])
+    error = times.std(axis=0) / len(times) ** 0.5
+    assert (np.abs(times.mean(axis=0) - model.means(N)) <= 5 * error + 1e-6).all()
+    ordered = np.sort(times, axis=1)
+    for k in range(1, N + 1):
+        column = ordered[:, k - 1]
+        expected = model.order_statistic(N, k)
+        assert abs(column.mean() - expected) <= 5 * column.std() / len(column) ** 0.5 + 1e-6
+
+
+def test_values_by_hand() -> None:
+    mean = 1.0
+    np.testing.assert_allclose(exponential(mean).order_statistic(8, 8), 2.717857, rtol=1e-6)
+    np.testing.assert_allclose(exponential(mean).order_statistic(8, 1), 1 / 8)
+    np.testing.assert_allclose(
+        run_time(exponential(mean), 10, 8).seconds_per_update, 1.428968, 1e-6
+    )
+    np.testing.assert_allclose(exponential(mean, shift=3.0).order_statistic(8, 8), 5.717857, 1e-6)
+    # Of two, the larger of Pareto(1, 2): 2 E T - E min = 4 - 4/3.
+    np.testing.assert_allclose(pareto(1.0, 2.0).order_statistic(2, 2), 8 / 3)
+    sleepy = bernoulli_sleep(1.0, 10.0, 0.5)
+    np.testing.assert_allclose(sleepy.order_statistic(2, 2), 1 + 10 * 0.75)
+
+
+def test_half_at_a_third_of_the_speed_is_twice_as_fast_without_waiting() -> None:
+    times = MODELS["deterministic"]
+    waiting = run_time(times, N, N)
+    assert waiting.seconds_per_update == 3.0
+    np.testing.assert_allclose(waiting.minibatches_per_second, 8 / 3)
+    np.testing.assert_allclose(non_blocking_rate(times, N) / waiting.minibatches_per_second, 2.0)
+
+
+def test_a_trace_is_read_over_and_over(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "times.csv"
+    file.write_text("1,2\n3,4\n5,6\n")
+    model = trace(file)
+    for step in range(5):
+        times = model.draw(jax.random.key(0), jnp.uint32(step), (2, 3))
+        expected = [[1, 2], [3, 4], [5, 6]][step % 3]
+        np.testing.assert_array_equal(times, np.tile(np.array(expected)[:, None], (1, 3)))
+    np.testing.assert_array_equal(model.means(2), [3, 4])
+    assert model.order_statistic(2, 2) == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: deterministic([1.0, 0.0]), "`seconds` must be positive"),
+        (lambda: MODELS["deterministic"].means(3), "times of 8 workers, and 3 workers"),
+        (lambda: exponential(0.0), "`mean` must be positive"),
+        (lambda: exponential(1.0, shift=-1.0), "`shift` must be at least 0"),
+        (lambda: pareto(1.0, 1.0), "`shape` must be above 1"),
+        (lambda: bernoulli_sleep(1.0, 1.0, 1.5), r"`probability` must be in \[0, 1\]"),
+        (lambda: run_time(exponential(1.0), 4, 5), "`waits_for` must be 1 to 4"),
+    ],
+)
+def test_mistakes(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1,-2\n", "must hold positive numbers"),
+        ("1,2\n3\n", "is no table of numbers"),
+        ("a,b\n", "is no table of numbers"),
+    ],
+)
+def test_traces_that_are_none(text: str, message: str, tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "times.csv"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        trace(file)
+
+
+def test_a_trace_of_other_workers(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "times.csv"
+    file.write_text("1,2\n")
+    with pytest.raises(ValueError, match="times of 2 workers, and 3 workers"):
+        trace(file).draw(jax.random.key(0), jnp.uint32(0), (3, 1))

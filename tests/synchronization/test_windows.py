@@ -1,0 +1,127 @@
+"""Windows: when they close, what is finished, and that no mini-batch is lost or repeated."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxcomm.synchronization import (
+    close_window,
+    deadline,
+    deterministic,
+    everybody,
+    exponential,
+    first_done,
+    new_queue,
+    non_blocking_rate,
+    quorum,
+    total_count,
+)
+
+TIMES = jnp.array([[1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0]])
+TRIGGERS = {
+    "everybody": (everybody(), 12, [4, 4, 4]),
+    "first_done": (first_done(), 4, [4, 1, 2]),
+    "quorum": (quorum(2), 8, [4, 2, 4]),
+    "deadline": (deadline(6.5), 6.5, [4, 2, 3]),
+    "a late deadline": (deadline(100.0), 12, [4, 4, 4]),
+    "total_count": (total_count(5), 3, [3, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", TRIGGERS)
+def test_triggers_by_hand(name: str) -> None:
+    trigger, seconds, finished = TRIGGERS[name]
+    window, queue = close_window(new_queue(3), TIMES, trigger)
+    assert window.seconds == seconds
+    np.testing.assert_array_equal(window.finished, finished)
+    np.testing.assert_array_equal(queue.position, finished)
+    np.testing.assert_array_equal(queue.left, 0)
+
+
+def test_what_is_in_flight_goes_on_or_begins_anew() -> None:
+    _, aborted = close_window(new_queue(3), TIMES, first_done())
+    _, late = close_window(new_queue(3), TIMES, first_done(), in_flight="finish_late")
+    np.testing.assert_array_equal(late.left, [0, 2, 0.0 + 2])
+    # The second window of 4 seconds: 3 + (1 left over), or 2 and then 2 of another 3.
+    anew, _ = close_window(aborted, TIMES, first_done())
+    on, after = close_window(late, TIMES, first_done(), in_flight="finish_late")
+    np.testing.assert_array_equal(anew.finished, [4, 1, 2])
+    np.testing.assert_array_equal(on.finished, [4, 1, 2])
+    np.testing.assert_array_equal(after.left, [0, 1, 2])
+    third, _ = close_window(after, TIMES, first_done(), in_flight="finish_late")
+    np.testing.assert_array_equal(third.finished, [4, 2, 2])
+
+
+@functools.cache
+def _windows(trigger: Any, in_flight: Any) -> Any:
+    """Windows one after the other: times [windows, workers, M]."""
+
+    @jax.jit
+    def scan(times: jax.Array) -> Any:
+        def body(queue: Any, times: jax.Array) -> Any:
+            window, queue = close_window(queue, times, trigger, in_flight=in_flight)
+            return queue, window
+
+        return jax.lax.scan(body, new_queue(times.shape[1]), times)
+
+    return scan
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    trigger=st.sampled_from(["everybody", "first_done", "quorum", "deadline", "total_count"]),
+    in_flight=st.sampled_from(["abort", "finish_late"]),
+)
+def test_no_minibatch_is_lost_or_repeated(seed: int, trigger: str, in_flight: str) -> None:
+    rng = np.random.default_rng(seed)
+    speeds = rng.uniform(0.2, 5, size=(1, 3, 1))
+    times = (speeds * rng.exponential(size=(40, 3, 4))).astype(np.float32)
+    queue, windows = _windows(TRIGGERS[trigger][0], in_flight)(times)
+    for worker in range(3):
+        done = [
+            first + j
+            for first, count in zip(
+                np.asarray(windows.first)[:, worker], np.asarray(windows.finished)[:, worker],
+                strict=True,
+            )
+            for j in range(count)
+        ]  # fmt: skip
+        assert done == [*range(int(queue.position[worker]))]
+    waits_for_all = times.sum(axis=2).max(axis=1)
+    assert (np.asarray(windows.seconds) > 0).all()
+    if in_flight == "abort":
+        assert (np.asarray(windows.seconds) <= waits_for_all * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("times", [deterministic([1.0, 3.0, 2.0]), exponential(mean=1.0)])
+def test_workers_that_never_wait_come_to_the_rate_of_the_closed_form(times: Any) -> None:
+    draws = np.stack(
+        [np.asarray(times.draw(jax.random.key(0), jnp.uint32(t), (3, 16))) for t in range(300)]
+    )
+    queue, windows = _windows(deadline(4.0), "finish_late")(draws)
+    seconds = float(np.asarray(windows.seconds, np.float64).sum())
+    rate = float(queue.position.sum()) / seconds
+    np.testing.assert_allclose(rate, non_blocking_rate(times, 3), rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: quorum(0), "`workers` must be a Python int of at least 1"),
+        (lambda: quorum(4)(TIMES), "A quorum of 4 is more than all 3 workers"),
+        (lambda: deadline(0.0), "`seconds` must be positive"),
+        (lambda: total_count(0), "`minibatches` must be a Python int of at least 1"),
+        (lambda: close_window(new_queue(2), TIMES, everybody()), "`times` must be"),
+        (lambda: close_window(new_queue(3), TIMES, everybody(), in_flight="x"), "`in_flight`"),
+    ],
+)
+def test_mistakes(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
