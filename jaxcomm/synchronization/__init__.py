@@ -6,6 +6,7 @@ from jaxcomm.synchronization._microbatches import (
     microbatch_gradients,
     window_gradients,
 )
+from jaxcomm.synchronization._pr_sgd import pr_sgd
 from jaxcomm.synchronization._run_time import RunTime, non_blocking_rate, run_time
 from jaxcomm.synchronization._stragglers import (
     Straggler,
@@ -47,6 +48,7 @@ __all__ = [
     "non_blocking_rate",
     "pareto",
     "post_local",
+    "pr_sgd",
     "quorum",
     "run_time",
     "slowmo",

@@ -28,7 +28,8 @@ class LocalState(NamedTuple):
     outer: Any
 
 
-def _period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
+def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
+    """From the steps taken to the period, int32[]."""
     if callable(period):
         return lambda step: jnp.asarray(period(step), jnp.int32)
     if not isinstance(period, int) or isinstance(period, bool) or period < 1:
@@ -38,7 +39,8 @@ def _period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
     return lambda step: jnp.full((), period, jnp.int32)
 
 
-def _require_transformation(tx: Any, option: str) -> None:
+def require_transformation(tx: Any, option: str) -> None:
+    """Raises unless it is one of optax."""
     if not isinstance(tx, optax.GradientTransformation):
         raise ValueError(f"`{option}` must be an optax transformation, got {tx!r}.")
 
@@ -58,7 +60,7 @@ def _meet(
     """Every so many steps the mean of what workers have moved, and a step of `outer` with it."""
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
     step_outside = optax.with_extra_args_support(outer)
-    period_at = _period_of(period)
+    period_at = period_of(period)
 
     def init_fn(params: PyTree) -> LocalState:
         _axis.require_bound(axis_name)
@@ -161,7 +163,7 @@ def post_local(start: int, period: int) -> Callable[[jax.Array], jax.Array]:
       >>> print(post_local(start=2, period=4)(jnp.arange(4)))
       [1 1 4 4]
     """
-    _period_of(period)
+    period_of(period)
     if not isinstance(start, int) or isinstance(start, bool) or start < 0:
         raise ValueError(f"`start` must be a Python int of at least 0, got {start!r}.")
     return lambda step: jnp.where(step < start, 1, period)
@@ -256,6 +258,6 @@ def diloco(
     References:
       Douillard et al., `DiLoCo <https://arxiv.org/abs/2311.08105>`_, 2023.
     """
-    _require_transformation(inner, "inner")
-    _require_transformation(outer, "outer")
+    require_transformation(inner, "inner")
+    require_transformation(outer, "outer")
     return optax.chain(per_worker(inner, axis_name), _meet(period, outer, aggregator, axis_name))

@@ -11,7 +11,7 @@ import pytest
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
-from jaxcomm.synchronization import diloco, local_sgd, post_local, slowmo
+from jaxcomm.synchronization import diloco, local_sgd, post_local, pr_sgd, slowmo
 from tests.slow import slow
 from tests.workers import mesh_of
 
@@ -75,6 +75,33 @@ def test_a_period_of_1_is_sgd_of_the_mean() -> None:
     found, _ = run(optax.chain(optax.sgd(0.1), local_sgd(1)), 5)
     together, _ = run(optax.chain(jaxcomm.mean(), optax.sgd(0.1)), 5, apart=False)
     np.testing.assert_allclose(found, np.tile(together[:, None], (1, N, 1)), rtol=1e-5, atol=1e-6)
+
+
+def test_averaged_momentum_is_momentum_of_the_mean_and_parameters_alone_are_not() -> None:
+    momentum = optax.sgd(0.1, momentum=0.9)
+    together, _ = run(optax.chain(jaxcomm.mean(), momentum), 6, apart=False)
+    both, state = run(pr_sgd(momentum, 1), 6)
+    expected = np.tile(together[:, None], (1, N, 1))
+    np.testing.assert_allclose(both, expected, rtol=1e-5, atol=1e-6)
+    (trace,) = jax.tree.leaves(state.optimizer)
+    assert np.ptp(trace, axis=0).max() < 1e-6
+    # The mean of the parameters is the same without; but a worker's own momentum is not.
+    _, state = run(diloco(momentum, optax.sgd(1.0), 1), 6)
+    (trace,) = jax.tree.leaves(state[0])
+    assert np.ptp(trace, axis=0).max() > 0.1
+
+
+def test_momentum_that_is_averaged_now_and_then_by_hand() -> None:
+    x, u = np.zeros((N, SIZE)), np.zeros((N, SIZE))
+    expected = []
+    for step in range(6):
+        u = 0.9 * u + (x - TARGETS)
+        x = x - 0.1 * u
+        if (step + 1) % 3 == 0:
+            x, u = (np.tile(a.mean(axis=0), (N, 1)) for a in (x, u))
+        expected.append(x)
+    found, _ = run(pr_sgd(optax.sgd(0.1, momentum=0.9), 3), 6)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +191,8 @@ def test_nothing_is_sent_between_exchanges() -> None:
         (lambda: slowmo(2, momentum=1.0), r"`momentum` must be in \[0, 1\)"),
         (lambda: diloco(optax.sgd(0.1), 0.7, 2), "`outer` must be an optax transformation"),
         (lambda: diloco(0.1, optax.sgd(0.1), 2), "`inner` must be an optax transformation"),
+        (lambda: pr_sgd(optax.sgd(0.1), 0), "`period` must be"),
+        (lambda: pr_sgd(0.1, 2), "`optimizer` must be an optax transformation"),
         (lambda: local_sgd(2).init(jnp.ones(2)), "is not bound here"),
     ],
 )
