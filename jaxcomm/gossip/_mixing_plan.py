@@ -199,6 +199,23 @@ def _matrix_of_part(graph: Graph, rule: Rule) -> np.ndarray:
     return matrix
 
 
+def _one_of(
+    graphs: Sequence[Graph | np.ndarray],
+    rule: Rule,
+    which: Callable[[jax.Array, jax.Array, int], jax.Array],
+) -> Mixing:
+    """Mixing of which one matrix is active in a step: `which(key, step, how many)`."""
+    matrices = _each(graphs, rule)
+    turns = len(matrices)
+    number = np.arange(turns, dtype=np.uint32)
+    return Mixing(
+        matrices,
+        (1 / turns,) * turns,
+        lambda key, step: which(key, step, turns) == number,
+        exclusive=True,
+    )
+
+
 def in_turns(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
     """One of `graphs`, or of matrices, a step, over and over.
 
@@ -218,14 +235,7 @@ def in_turns(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") ->
       >>> mixing.degree, mixing.expected_rounds
       (1, 1.0)
     """
-    matrices = _each(graphs, rule)
-    turns = len(matrices)
-    return Mixing(
-        matrices,
-        (1 / turns,) * turns,
-        lambda key, step: step % jnp.uint32(turns) == jnp.arange(turns, dtype=jnp.uint32),
-        exclusive=True,
-    )
+    return _one_of(graphs, rule, lambda key, step, turns: step % jnp.uint32(turns))
 
 
 def at_random(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
@@ -246,13 +256,8 @@ def at_random(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -
       >>> gossip.at_random(gossip.one_peer_exponential(4, directed=False)).probabilities
       (0.5, 0.5)
     """
-    matrices = _each(graphs, rule)
-    turns = len(matrices)
-    return Mixing(
-        matrices,
-        (1 / turns,) * turns,
-        lambda key, step: jax.random.randint(key, (), 0, turns) == jnp.arange(turns),
-        exclusive=True,
+    return _one_of(
+        graphs, rule, lambda key, step, turns: jax.random.randint(key, (), 0, turns, jnp.uint32)
     )
 
 
