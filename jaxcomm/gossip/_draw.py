@@ -46,11 +46,12 @@ def draw(mixing: Any, file: str | pathlib.Path) -> None:
             edgelist=[(j, i) for j, i in edges if j < i] if both_ways else edges,
             edge_color=f"C{number % 10}",
             arrowstyle="-" if both_ways else "-|>",
-            label=f"{given.probabilities[number]:.2f}",
         )
-    axes.set_title(
-        f"{given.workers} workers, {len(given.edges)} links, at most {given.degree} messages a step"
-    )
+        axes.plot([], [], color=f"C{number % 10}", label=f"{given.probabilities[number]:.2f}")
+    rounds = f"{given.expected_rounds:.3g} rounds a step"
+    axes.set_title(f"{given.workers} workers of degree {given.degree}, {rounds}")
+    if len(given.matrices) > 1:
+        axes.legend(title="part of steps", loc="upper left", frameon=False)
     axes.set_axis_off()
     figure.savefig(file, format="png", dpi=120)
 
