@@ -13,16 +13,10 @@ try:
     from jaxcomm.gossip._exact_average import exact_average
     from jaxcomm.gossip._matcha_plan import MatchaPlan, matcha_plan
     from jaxcomm.gossip._mixing import Spectral, mixing_matrix, spectral
-    from jaxcomm.gossip._mixing_plan import (
-        Mixing,
-        at_random,
-        in_turns,
-        lazy,
-        now_and_then,
-        to_mixing,
-    )
+    from jaxcomm.gossip._mixing_plan import Mixing
     from jaxcomm.gossip._rounds import to_rounds
     from jaxcomm.gossip._sgp import sgp
+    from jaxcomm.gossip._to_mixing import at_random, in_turns, lazy, now_and_then, to_mixing
     from jaxcomm.gossip._topologies import (
         complete,
         erdos_renyi,

@@ -10,8 +10,8 @@ import optax
 from jaxcomm._base import AxisName
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._matchings import require_matchings, to_matchings
-from jaxcomm.gossip._mixing_plan import at_random
 from jaxcomm.gossip._talk import Talk
+from jaxcomm.gossip._to_mixing import at_random
 from jaxcomm.gossip._topologies import require_graph
 
 

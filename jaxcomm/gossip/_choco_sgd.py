@@ -11,8 +11,8 @@ import optax
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm.gossip._coded_talk import encode, require_own
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
-from jaxcomm.gossip._mixing_plan import to_mixing
 from jaxcomm.gossip._talk import Link, Talk, to_links
+from jaxcomm.gossip._to_mixing import to_mixing
 
 
 def require_step_size(step_size: float) -> None:

@@ -9,8 +9,8 @@ import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
-from jaxcomm.gossip._mixing_plan import to_mixing
 from jaxcomm.gossip._talk import Talk
+from jaxcomm.gossip._to_mixing import to_mixing
 
 
 def d2(

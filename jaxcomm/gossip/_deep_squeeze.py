@@ -10,8 +10,8 @@ from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm.gossip._choco_sgd import require_step_size
 from jaxcomm.gossip._coded_talk import encode, require_own
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
-from jaxcomm.gossip._mixing_plan import to_mixing
 from jaxcomm.gossip._talk import Talk
+from jaxcomm.gossip._to_mixing import to_mixing
 
 
 def deep_squeeze(

@@ -8,8 +8,8 @@ import optax
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._matcha_plan import MatchaPlan
-from jaxcomm.gossip._mixing_plan import to_mixing
 from jaxcomm.gossip._talk import Talk
+from jaxcomm.gossip._to_mixing import to_mixing
 
 Order = Literal["mix_then_adapt", "adapt_then_combine"]
 

@@ -6,7 +6,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from jaxcomm.gossip._mixing_plan import to_mixing
+from jaxcomm.gossip._to_mixing import to_mixing
 
 
 def draw(mixing: Any, file: str | pathlib.Path) -> None:

@@ -8,8 +8,8 @@ import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm.gossip._gossiped import Mixed, gossiped
-from jaxcomm.gossip._mixing_plan import to_mixing
 from jaxcomm.gossip._talk import Talk
+from jaxcomm.gossip._to_mixing import to_mixing
 
 
 class PushSum(NamedTuple):
