@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm import compression, gossip
+from jaxcomm import _noise, compression, gossip
 from tests.gossip.graphs import GRAPHS, Base
 from tests.gossip.workers import flags_of, matrices_of, start, steps, trajectory
 from tests.slow import slow
@@ -148,6 +148,18 @@ def test_flags_are_those_of_the_plan(base: Base) -> None:
     assert abs(active.sum() - plan.expected_rounds) <= 3 * np.sqrt(np.sum(error**2)) + 1e-6
     assert abs(plan.expected_rounds - 0.5 * len(plan.matchings)) < 1e-4
     np.testing.assert_allclose(mixing.rho, plan.rho, atol=1e-6)
+
+
+def test_all_workers_draw_the_same_flags() -> None:
+    mixing = gossip.to_mixing(gossip.matcha_plan(GRAPHS[0].matchings, budget=0.5))
+
+    def flags(worker: jax.Array, step: jax.Array) -> jax.Array:
+        coin, _ = _noise.make_coins(jax.random.key(0), step, 2, worker)
+        return mixing.active(coin.public, step)
+
+    of_workers = jax.vmap(jax.vmap(flags, (None, 0)), (0, None))
+    drawn = np.asarray(of_workers(jnp.arange(8), jnp.arange(50, dtype=jnp.uint32)))
+    assert (drawn == drawn[:1]).all() and 0 < drawn.mean() < 1
 
 
 @pytest.mark.parametrize("base", [GRAPHS[0], *map(slow, GRAPHS[1:])], ids=repr)
