@@ -35,7 +35,7 @@ def _one(tx: Any, x: Any, state: Any, update: Any, extra: Any) -> Any:
 
 
 @functools.cache
-def _simulated(tx: Any, count: int | None, own: tuple[str, ...]) -> Any:
+def _simulated(tx: Any, own: tuple[str, ...]) -> Any:
     def local(state: Any, axes: Any, of: Any) -> Any:
         return jax.tree.map(
             lambda a, x: x if a is None else of(x), axes, state, is_leaf=lambda a: a is None
@@ -65,7 +65,7 @@ def _simulated(tx: Any, count: int | None, own: tuple[str, ...]) -> Any:
 def trajectory(tx: Any, x: np.ndarray, updates: np.ndarray, **extra: Any) -> tuple[np.ndarray, Any]:
     """The parameters of all workers after each step, [steps, n, ...] in float64, and the state."""
     own = tuple(name for name in extra if name == "weight")
-    run = _simulated(tx, None, own)
+    run = _simulated(tx, own)
     xs, state = run(jnp.asarray(x), initial(tx, x), jnp.asarray(updates), extra)
     return np.asarray(xs, np.float64), state
 
