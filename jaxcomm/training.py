@@ -62,7 +62,8 @@ def _average(
     def average(x: jax.Array) -> jax.Array:
         return lax.psum(jnp.asarray(x).astype(jnp.float32) * own, names) / total
 
-    return jax.tree.map(average, metrics)
+    averages = jax.tree.map(average, metrics)
+    return averages if weight is None else averages | {"weight": jnp.asarray(total)}
 
 
 def _info(opt_state: optax.OptState) -> dict[str, jax.Array]:
@@ -115,10 +116,12 @@ def _worker_step(
         value, updates, *rest = local_gradients(loss_fn, params, batch, *own_key)
         weight = rest[0] if rest else None
         loss, aux = value if has_aux else (value, {})
-        if not isinstance(aux, Mapping) or "loss" in aux:
+        taken = {"loss"} if weight is None else {"loss", "weight"}
+        if not isinstance(aux, Mapping) or taken & aux.keys():
             raise ValueError(
                 "`loss_fn` with `has_aux=True` must return `(loss, aux)`, `aux` a dict of metrics "
-                f"without the key 'loss', got {jax.tree.structure(aux)}."
+                f"without the key {' or '.join(map(repr, sorted(taken)))}, got "
+                f"{jax.tree.structure(aux)}."
             )
         extra = {} if weight is None else {"weight": weight}
         updates, opt_state = update(updates, opt_state, params, **extra, **extra_args)
@@ -184,7 +187,8 @@ def make_step(
       `loss_fn` and `tx` see a worker's own. Extra arguments, equal on all workers, go to
       `tx.update`. Batch leaves are `[global_batch, ...]`; on a mesh of several processes, arrays
       over all of them, such as `jax.make_array_from_process_local_data` makes. Each worker's key is
-      folded with its number. `metrics["loss"]` and aux are means over workers, float32, and what an
+      folded with its number. `metrics["loss"]` and aux are means over workers, float32; where
+      gradients are weighted so are they, and `metrics["weight"]` is the sum of the weights. What an
       aggregator with `info=True` tells joins them as `metrics["info/compression_error"]` and so on
       (`"info/<path in the state>/..."` where several do). It can be traced, in `jax.lax.scan` for
       one. On CPU devices, a call waits until the previous step is done, since several steps in

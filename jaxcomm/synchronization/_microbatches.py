@@ -34,6 +34,7 @@ def microbatch_gradients(
     microbatches: PyTree,
     finished: jax.Array | int,
     *,
+    begun: PyTree = None,
     axis_name: AxisName = "data",
 ) -> Finished:
     r"""Sums of the gradients and losses of the first so many mini-batches, at the same parameters.
@@ -48,6 +49,8 @@ def microbatch_gradients(
       params: Parameters.
       microbatches: Leaves `[M, ...]`, this worker's mini-batches in order.
       finished: :math:`m_i`, int32[], 0 to M; beyond is cut.
+      begun: Parameters at which the first mini-batch has begun, and so is evaluated, where those
+        are others: see :func:`begun_at`.
       axis_name: The mesh axis, or axes, that number the workers.
 
     Returns:
@@ -77,7 +80,10 @@ def microbatch_gradients(
         batch = jax.tree.map(
             lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), microbatches
         )
-        loss, gradients = local(params, batch)
+        point = params
+        if begun is not None:
+            point = jax.tree.map(lambda z, x: jnp.where(number == 0, z, x), begun, params)
+        loss, gradients = local(point, batch)
         return jax.tree.map(jnp.add, total, (gradients, loss.astype(jnp.float32)))
 
     nothing = jax.tree.map(
@@ -90,19 +96,23 @@ def microbatch_gradients(
 
 
 def window_gradients(
-    loss_fn: LossFn, params: PyTree, batch: tuple[PyTree, jax.Array]
+    loss_fn: LossFn, params: PyTree, batch: tuple[PyTree, ...], *, axis_name: AxisName = "data"
 ) -> tuple[jax.Array, PyTree, jax.Array]:
     r"""The `gradients=` of :func:`jaxcomm.make_step` for windows of mini-batches.
 
     Means over a worker's finished mini-batches, weighted by their count: an aggregator then forms
-    :math:`\sum_i \sum_{j \le m_i} g_{ij} / \sum_i m_i`, and gossip, whose weights scale steps, is
-    to be given `batch[1] > 0` in place of counts. Where a worker has finished nothing, its mean is
-    0 and its weight too.
+    :math:`\sum_i \sum_{j \le m_i} g_{ij} / \sum_i m_i`. Gossip, whose weights scale steps, moves a
+    worker by :math:`\gamma \sum_{j \le m_i} g_{ij}`: :math:`\gamma` is then the learning rate of a
+    single mini-batch. Where a worker has finished nothing, its mean is 0 and its weight too, and it
+    only mixes; where nobody has, the loss, a mean over nothing, is NaN.
 
     Args:
       loss_fn: As for :func:`microbatch_gradients`.
       params: Parameters.
-      batch: `(microbatches, finished)`: leaves `[M, ...]` of this worker, and int32[1].
+      batch: `(microbatches, finished)`: leaves `[M, ...]` of this worker, and int32[1]; or with a
+        third part, parameters [1, ...] of :func:`begun_at`.
+      axis_name: The mesh axis, or axes, that number the workers; other than the default with
+        `functools.partial`.
 
     Returns:
       `(mean loss, mean gradient, count)`.
@@ -121,12 +131,15 @@ def window_gradients(
       >>> print(step(params, state, (microbatches, finished))[0])  # -(1 + 2 + 3) / 3
       -2.0
     """
-    microbatches, finished = batch
+    microbatches, finished, *late = batch
     if finished.shape != (1,):
         raise ValueError(
             f"`finished` must be one count a worker, [workers] of all, got {finished.shape} here."
         )
-    done = microbatch_gradients(loss_fn, params, microbatches, finished[0])
+    begun = jax.tree.map(lambda z: z[0], late[0]) if late else None
+    done = microbatch_gradients(
+        loss_fn, params, microbatches, finished[0], begun=begun, axis_name=axis_name
+    )
     some: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
     mean = jax.tree.map(lambda x: x / some.astype(x.dtype), done.gradients)
     return done.loss / some, mean, done.finished

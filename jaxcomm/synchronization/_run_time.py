@@ -1,22 +1,30 @@
-"""What waiting costs, in closed form."""
+"""What waiting costs: in closed form where one is known, and simulated."""
 
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import _noise
+from jaxcomm.synchronization._clock import Windows, require_seconds
 from jaxcomm.synchronization._stragglers import Straggler
+from jaxcomm.synchronization._waiting import Meetings, wait
 
 
 class RunTime(NamedTuple):
-    """What is expected of a strategy, communication aside."""
+    """What is expected of a strategy; times the size of a mini-batch, samples a second."""
 
     seconds_per_update: float
     minibatches_per_second: float  # of all workers together, that count
 
 
-def run_time(straggler: Straggler, workers: int, waits_for: int) -> RunTime:
+def run_time(
+    straggler: Straggler, workers: int, waits_for: int, communication: float = 0.0
+) -> RunTime:
     r"""Each worker does one mini-batch, and an update takes the first so many of them.
 
-    .. math:: \mathbb{E}\, T_{(k:n)} \text{ seconds an update}, \qquad
-              \frac{k}{\mathbb{E}\, T_{(k:n)}} \text{ mini-batches a second}
+    .. math:: \mathbb{E}\, T_{(k:n)} + c \text{ seconds an update}, \qquad
+              \frac{k}{\mathbb{E}\, T_{(k:n)} + c} \text{ mini-batches a second}
 
     :math:`k = n` is synchronous SGD; fewer are backup workers, whose late gradients are dropped.
 
@@ -24,9 +32,10 @@ def run_time(straggler: Straggler, workers: int, waits_for: int) -> RunTime:
       straggler: The times.
       workers: :math:`n`.
       waits_for: :math:`k`, 1 to n.
+      communication: :math:`c`, seconds that an update takes besides.
 
     Raises:
-      ValueError: If `waits_for` is out of range.
+      ValueError: If a number is out of range, or no closed form is known of these times.
 
     Example:
       >>> from jaxcomm.synchronization import exponential, run_time
@@ -37,7 +46,8 @@ def run_time(straggler: Straggler, workers: int, waits_for: int) -> RunTime:
         raise ValueError(f"`waits_for` must be 1 to {workers}, got {waits_for!r}.")
     if straggler.order_statistic is None:
         raise ValueError("No closed form is known of these times: simulate windows instead.")
-    seconds = straggler.order_statistic(workers, waits_for)
+    require_seconds(communication, "communication")
+    seconds = straggler.order_statistic(workers, waits_for) + communication
     return RunTime(seconds, waits_for / seconds)
 
 
@@ -59,3 +69,72 @@ def non_blocking_rate(straggler: Straggler, workers: int) -> float:
       2.0
     """
     return float((1 / straggler.means(workers)).sum())
+
+
+def windows_run_time(windows: Windows, updates: int = 10_000) -> RunTime:
+    """The run time of windows, from so many that are simulated: any trigger, any times.
+
+    Args:
+      windows: Of :func:`windows`.
+      updates: How many.
+
+    Example:
+      >>> from jaxcomm.synchronization import deterministic, first_done, windows, windows_run_time
+      >>> times = deterministic([1.0, 3.0])
+      >>> run = windows_run_time(windows(times, first_done(), workers=2, minibatches=6), 100)
+      >>> run.seconds_per_update, round(run.minibatches_per_second, 4)  # 6 + 2 in 6 seconds
+      (6.0, 1.3333)
+    """
+
+    @jax.jit
+    def last() -> tuple[jax.Array, jax.Array]:
+        clock, _ = jax.lax.scan(
+            lambda clock, _: (windows.close(clock)[1], None), windows.start, length=updates
+        )
+        return clock.seconds, clock.minibatches
+
+    seconds, minibatches = map(float, last())
+    return RunTime(seconds / updates, minibatches / seconds)
+
+
+def meetings_run_time(
+    straggler: Straggler,
+    meetings: Meetings,
+    workers: int,
+    *,
+    minibatches: int = 1,
+    updates: int = 10_000,
+    seed: int = 0,
+) -> RunTime:
+    """The run time of workers that wait where they meet, from so many simulated steps.
+
+    Of local SGD, D-PSGD and MATCHA, in whose steps every worker does all of its mini-batches.
+
+    Args:
+      straggler: The times.
+      meetings: Of :func:`all_meet` or :func:`neighbours_meet`.
+      workers: How many.
+      minibatches: Of a worker in a step.
+      updates: How many steps.
+      seed: Seed of the times.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> from jaxcomm.synchronization import deterministic, meetings_run_time, neighbours_meet
+      >>> ring = neighbours_meet(gossip.ring(4), seconds=0.5)
+      >>> meetings_run_time(deterministic([1.0, 1.0, 1.0, 3.0]), ring, 4, updates=100)
+      RunTime(seconds_per_update=4.0, minibatches_per_second=1.0)
+    """
+    key = _noise.make_key(seed, None)
+
+    @jax.jit
+    def last() -> jax.Array:
+        def step(clocks: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
+            work = jnp.sum(straggler.draw(key, number, (workers, minibatches)), axis=1)
+            return wait(clocks, work, meetings(number)), None
+
+        clocks, _ = jax.lax.scan(step, jnp.zeros(workers), jnp.arange(updates, dtype=jnp.int32))
+        return jnp.max(clocks)
+
+    seconds = float(last())
+    return RunTime(seconds / updates, updates * workers * minibatches / seconds)

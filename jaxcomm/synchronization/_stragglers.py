@@ -18,11 +18,13 @@ class Straggler(NamedTuple):
       means: `workers -> float64[workers]`, the expected seconds of a mini-batch of each.
       order_statistic: `(workers, k) -> seconds`, expected until the first k of them have done one
         mini-batch; `None` where no closed form is known.
+      least: Seconds that any mini-batch of any worker takes at least.
     """
 
     draw: Callable[[jax.Array, jax.Array, tuple[int, int]], jax.Array]
     means: Callable[[int], np.ndarray]
     order_statistic: Callable[[int, int], float] | None
+    least: float = 0.0
 
 
 def _require_positive(**numbers: float) -> None:
@@ -43,7 +45,8 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
       seconds: A mini-batch of each worker.
 
     Raises:
-      ValueError: If one is not positive; when used, if there are not as many as workers.
+      ValueError: If one is not positive, or there is none; when used, if there are not as many as
+        workers.
 
     Example:
       >>> from jaxcomm.synchronization import deterministic
@@ -51,6 +54,8 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
       3.0
     """
     times = np.asarray(seconds, np.float64)
+    if times.ndim != 1 or not len(times):
+        raise ValueError(f"`seconds` must be a list of a number a worker, got {seconds!r}.")
     for value in times:
         _require_positive(seconds=float(value))
 
@@ -63,7 +68,8 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
         _require_all(times, workers)
         return times
 
-    return Straggler(draw, means, lambda workers, k: float(np.sort(means(workers))[k - 1]))
+    fastest = float(times.min())
+    return Straggler(draw, means, lambda workers, k: float(np.sort(means(workers))[k - 1]), fastest)
 
 
 def exponential(mean: float, shift: float = 0.0) -> Straggler:
@@ -96,7 +102,7 @@ def exponential(mean: float, shift: float = 0.0) -> Straggler:
     def order_statistic(workers: int, k: int) -> float:
         return shift + mean * sum(1 / j for j in range(workers - k + 1, workers + 1))
 
-    return Straggler(draw, lambda workers: np.full(workers, shift + mean), order_statistic)
+    return Straggler(draw, lambda workers: np.full(workers, shift + mean), order_statistic, shift)
 
 
 def pareto(scale: float, shape: float) -> Straggler:
@@ -132,7 +138,7 @@ def pareto(scale: float, shape: float) -> Straggler:
         )
 
     mean = scale * shape / (shape - 1)
-    return Straggler(draw, lambda workers: np.full(workers, mean), order_statistic)
+    return Straggler(draw, lambda workers: np.full(workers, mean), order_statistic, scale)
 
 
 def bernoulli_sleep(base: float, sleep: float, probability: float) -> Straggler:
@@ -170,7 +176,7 @@ def bernoulli_sleep(base: float, sleep: float, probability: float) -> Straggler:
         )
 
     mean = base + sleep * probability
-    return Straggler(draw, lambda workers: np.full(workers, mean), order_statistic)
+    return Straggler(draw, lambda workers: np.full(workers, mean), order_statistic, base)
 
 
 def trace(file: str | pathlib.Path) -> Straggler:
@@ -213,4 +219,4 @@ def trace(file: str | pathlib.Path) -> Straggler:
         _require_all(times.T, workers)
         return float(np.sort(times, axis=1)[:, k - 1].mean())
 
-    return Straggler(draw, means, order_statistic)
+    return Straggler(draw, means, order_statistic, float(times.min()))

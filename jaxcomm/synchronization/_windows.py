@@ -1,105 +1,14 @@
-"""When a window closes, what each worker has finished by then, and what is left for the next."""
+"""What each worker has finished when a window closes, and what is left for the next."""
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
-Trigger: TypeAlias = Callable[[jax.Array], jax.Array]
-"""`float32[workers, M]`, when each mini-batch is done -> `float32[]`, when the window ends."""
+from jaxcomm._base import PyTree
+from jaxcomm.synchronization._triggers import Trigger
 
 InFlight = Literal["abort", "finish_late"]
-
-
-def everybody() -> Trigger:
-    """The window ends when all workers are done: the synchronous baseline.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import everybody
-      >>> print(everybody()(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
-      6.0
-    """
-    return lambda done: jnp.max(done)
-
-
-def first_done() -> Trigger:
-    """The window ends when the first worker is done.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import first_done
-      >>> print(first_done()(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
-      2.0
-    """
-    return lambda done: jnp.min(done[:, -1])
-
-
-def quorum(workers: int) -> Trigger:
-    """The window ends when so many workers are done.
-
-    Args:
-      workers: An int of at least 1, and at most all.
-
-    Raises:
-      ValueError: If it is not; when used, if there are fewer.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import quorum
-      >>> print(quorum(2)(jnp.array([[1.0, 2.0], [3.0, 6.0], [2.0, 4.0]])))
-      4.0
-    """
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-        raise ValueError(f"`workers` must be a Python int of at least 1, got {workers!r}.")
-
-    def trigger(done: jax.Array) -> jax.Array:
-        if workers > len(done):
-            raise ValueError(f"A quorum of {workers} is more than all {len(done)} workers.")
-        return jnp.sort(done[:, -1])[workers - 1]
-
-    return trigger
-
-
-def deadline(seconds: float) -> Trigger:
-    """The window ends after a time, or before if all are done.
-
-    Args:
-      seconds: A positive number.
-
-    Raises:
-      ValueError: If it is not.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import deadline
-      >>> print(deadline(5.0)(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
-      5.0
-    """
-    if not seconds > 0:
-        raise ValueError(f"`seconds` must be positive, got {seconds!r}.")
-    return lambda done: jnp.minimum(jnp.float32(seconds), jnp.max(done))
-
-
-def total_count(minibatches: int) -> Trigger:
-    """The window ends when all workers together have done so many mini-batches, or all of them.
-
-    Args:
-      minibatches: An int of at least 1.
-
-    Raises:
-      ValueError: If it is not.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import total_count
-      >>> print(total_count(3)(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
-      3.0
-    """
-    if not isinstance(minibatches, int) or isinstance(minibatches, bool) or minibatches < 1:
-        raise ValueError(f"`minibatches` must be a Python int of at least 1, got {minibatches!r}.")
-    return lambda done: jnp.sort(done.ravel())[min(minibatches, done.size) - 1]
 
 
 class Queue(NamedTuple):
@@ -129,6 +38,7 @@ class Window(NamedTuple):
     seconds: jax.Array  # float32[], how long it was
     first: jax.Array  # int32[workers], of each the number of the first mini-batch it was to do
     finished: jax.Array  # int32[workers], how many it has done, from that one on
+    late: jax.Array  # bool[workers], whether that one began in an earlier window
 
 
 def close_window(
@@ -181,8 +91,50 @@ def close_window(
     done = jnp.cumsum(times.at[:, 0].set(first), axis=1)
     seconds = trigger(done)
     finished = jnp.sum(done <= seconds, axis=1, dtype=jnp.int32)
-    all_done = finished == times.shape[1]
-    ends = jnp.take_along_axis(done, jnp.where(all_done, 0, finished)[:, None], axis=1)[:, 0]
-    goes_on = ~all_done & (in_flight == "finish_late")
-    left = jnp.where(goes_on, ends - seconds, 0)
-    return Window(seconds, queue.position, finished), Queue(queue.position + finished, left)
+    # Of the mini-batch after those; where a worker has done all, beyond the end of the window.
+    boundaries = jnp.pad(done, ((0, 0), (1, 1)), constant_values=((0, 0), (0, jnp.inf)))
+    begins, ends = (
+        jnp.take_along_axis(boundaries, finished[:, None] + k, axis=1)[:, 0] for k in (0, 1)
+    )
+    in_flight_now = (begins < seconds) & (finished < times.shape[1])
+    left = jnp.where(in_flight_now & (in_flight == "finish_late"), ends - seconds, 0)
+    window = Window(seconds, queue.position, finished, queue.left > 0)
+    return window, Queue(queue.position + finished, left)
+
+
+def begun_at(window: Window, queue: Queue, begun: PyTree, before: PyTree, after: PyTree) -> PyTree:
+    r"""The parameters at which each worker begins, or has begun, its next mini-batch.
+
+    .. math:: z_i \gets \begin{cases} z_i & \text{still at the one it came with} \\
+              x & \text{at one that it began in this window} \\
+              x' & \text{at none} \end{cases}
+
+    The third part of the batch of :func:`window_gradients`, for windows with
+    `in_flight="finish_late"`: a gradient that comes late is of old parameters.
+
+    Args:
+      window: The one that has closed.
+      queue: The queue after it.
+      begun: :math:`z`, leaves [workers, ...], as this returned it of the window before; at first
+        each worker's parameters.
+      before: :math:`x`, leaves [workers, ...]: each worker's parameters in the window.
+      after: :math:`x'`, those of the next.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm.synchronization import begun_at, close_window, first_done, new_queue
+      >>> times = jnp.array([[1.0], [1.5]])
+      >>> window, queue = close_window(new_queue(2), times, first_done(), in_flight="finish_late")
+      >>> print(begun_at(window, queue, jnp.zeros(2), jnp.zeros(2), jnp.ones(2)))
+      [1. 0.]
+    """
+    in_flight = queue.left > 0
+    came_with = in_flight & window.late & (window.finished == 0)
+
+    def choose(z: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        def of_leaf(which: jax.Array) -> jax.Array:
+            return which.reshape(-1, *[1] * (x.ndim - 1))
+
+        return jnp.where(of_leaf(came_with), z, jnp.where(of_leaf(in_flight), x, y))
+
+    return jax.tree.map(choose, begun, before, after)

@@ -1,0 +1,113 @@
+"""Windows one after the other, on a simulated clock."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import _noise
+from jaxcomm.synchronization._stragglers import Straggler
+from jaxcomm.synchronization._triggers import Trigger
+from jaxcomm.synchronization._windows import InFlight, Queue, Window, close_window, new_queue
+
+
+class Clock(NamedTuple):
+    """Where training over windows is."""
+
+    queue: Queue
+    windows: jax.Array  # int32[], closed so far
+    seconds: jax.Array  # float32[], that they and what was sent after them took
+    minibatches: jax.Array  # int32[], that all workers have finished
+    idle: jax.Array  # int32[], windows in which nobody has finished any
+
+
+class Windows(NamedTuple):
+    """A state machine: `window, clock = close(clock)`, under `jax.jit` and in `jax.lax.scan`."""
+
+    start: Clock
+    close: Callable[[Clock], tuple[Window, Clock]]
+
+
+def require_seconds(seconds: float, option: str) -> None:
+    """Raises unless it is a number of at least 0."""
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"`{option}` must be finite seconds of at least 0, got {seconds!r}.")
+
+
+def windows(
+    straggler: Straggler,
+    trigger: Trigger,
+    *,
+    workers: int,
+    minibatches: int,
+    communication: float = 0.0,
+    in_flight: InFlight = "abort",
+    seed: int = 0,
+) -> Windows:
+    r"""Windows of Non-blocking SGD on a simulated clock.
+
+    .. math:: T \gets T + \tau + c, \qquad \tau = \mathrm{trigger}(t), \quad
+              t \sim \mathrm{straggler}
+
+    with :math:`c` for what is sent between two windows, in which nobody computes. With
+    :func:`everybody` this is the clock of synchronous SGD.
+
+    Args:
+      straggler: What mini-batches take.
+      trigger: What closes a window.
+      workers: How many.
+      minibatches: M, of each worker in a window at most.
+      communication: :math:`c`, seconds, such as :meth:`jaxcomm.wire.Account.seconds` of a step.
+      in_flight: As for :func:`close_window`.
+      seed: Seed of the times.
+
+    Returns:
+      The clock before the first window, and what closes the next one. Seconds are summed in
+      float32: over T windows they are exact to T 2**-24 relatively, and far better in general.
+
+    Raises:
+      ValueError: If the deadline is shorter than any mini-batch is, a number is out of range, or
+        the straggler or the trigger is of other numbers of workers.
+
+    Example:
+      >>> from jaxcomm.synchronization import deterministic, first_done, windows
+      >>> start, close = windows(
+      ...     deterministic([1.0, 3.0]), first_done(), workers=2, minibatches=4, communication=0.5
+      ... )
+      >>> window, clock = close(start)
+      >>> print(window.finished, clock.seconds, clock.minibatches)
+      [4 1] 4.5 5
+
+    References:
+      He, Dube, `Accelerating Parallel Stochastic Gradient Descent via Non-blocking Mini-batches
+      <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not at hand: what is sent is
+      taken to pause computation, as a reconstruction.
+    """
+    for name, value in (("workers", workers), ("minibatches", minibatches)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"`{name}` must be a Python int of at least 1, got {value!r}.")
+    require_seconds(communication, "communication")
+    if trigger.longest < straggler.least:
+        raise ValueError(
+            f"A deadline of {trigger.longest:g} seconds is shorter than one mini-batch, which "
+            f"takes at least {straggler.least:g}: nobody would ever finish one."
+        )
+    key = _noise.make_key(seed, None)
+
+    def close(clock: Clock) -> tuple[Window, Clock]:
+        times = straggler.draw(key, clock.windows, (workers, minibatches))
+        window, queue = close_window(clock.queue, times, trigger, in_flight=in_flight)
+        done = jnp.sum(window.finished)
+        return window, Clock(
+            queue=queue,
+            windows=clock.windows + 1,
+            seconds=clock.seconds + window.seconds + communication,
+            minibatches=clock.minibatches + done,
+            idle=clock.idle + (done == 0).astype(jnp.int32),
+        )
+
+    zero = jnp.zeros((), jnp.int32)
+    start = Clock(new_queue(workers), zero, jnp.zeros(()), zero, zero)
+    jax.eval_shape(close, start)
+    return Windows(start, close)

@@ -1,0 +1,114 @@
+"""What closes a window."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Trigger(NamedTuple):
+    """What closes a window; called with `float32[workers, M]`, when each mini-batch is done.
+
+    Attributes:
+      ends: From these times to the seconds after which the window ends, float32[].
+      longest: Seconds that no window is longer than, where that is known.
+    """
+
+    ends: Callable[[jax.Array], jax.Array]
+    longest: float = math.inf
+
+    def __call__(self, done: jax.Array) -> jax.Array:
+        """When the window ends, float32[] seconds."""
+        return self.ends(done)
+
+
+def everybody() -> Trigger:
+    """The window ends when all workers are done: the synchronous baseline.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm.synchronization import everybody
+      >>> print(everybody()(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
+      6.0
+    """
+    return Trigger(lambda done: jnp.max(done))
+
+
+def first_done() -> Trigger:
+    """The window ends when the first worker is done.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm.synchronization import first_done
+      >>> print(first_done()(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
+      2.0
+    """
+    return Trigger(lambda done: jnp.min(done[:, -1]))
+
+
+def quorum(workers: int) -> Trigger:
+    """The window ends when so many workers are done.
+
+    Args:
+      workers: An int of at least 1, and at most all.
+
+    Raises:
+      ValueError: If it is not; when used, if there are fewer.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm.synchronization import quorum
+      >>> print(quorum(2)(jnp.array([[1.0, 2.0], [3.0, 6.0], [2.0, 4.0]])))
+      4.0
+    """
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        raise ValueError(f"`workers` must be a Python int of at least 1, got {workers!r}.")
+
+    def ends(done: jax.Array) -> jax.Array:
+        if workers > len(done):
+            raise ValueError(f"A quorum of {workers} is more than all {len(done)} workers.")
+        return jnp.sort(done[:, -1])[workers - 1]
+
+    return Trigger(ends)
+
+
+def deadline(seconds: float) -> Trigger:
+    """The window ends after a time, or before if all are done.
+
+    Args:
+      seconds: A positive number.
+
+    Raises:
+      ValueError: If it is not; in :func:`windows`, if no worker can do one mini-batch in it.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm.synchronization import deadline
+      >>> print(deadline(5.0)(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
+      5.0
+    """
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"`seconds` must be positive and finite, got {seconds!r}.")
+    return Trigger(lambda done: jnp.minimum(jnp.float32(seconds), jnp.max(done)), seconds)
+
+
+def total_count(minibatches: int) -> Trigger:
+    """The window ends when all workers together have done so many mini-batches, or all of them.
+
+    Args:
+      minibatches: An int of at least 1.
+
+    Raises:
+      ValueError: If it is not.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm.synchronization import total_count
+      >>> print(total_count(3)(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
+      3.0
+    """
+    if not isinstance(minibatches, int) or isinstance(minibatches, bool) or minibatches < 1:
+        raise ValueError(f"`minibatches` must be a Python int of at least 1, got {minibatches!r}.")
+    return Trigger(lambda done: jnp.sort(done.ravel())[min(minibatches, done.size) - 1])

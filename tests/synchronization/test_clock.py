@@ -1,0 +1,177 @@
+"""Windows and meetings on a clock: against closed forms, by hand, and what they never do."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm import gossip
+from jaxcomm.synchronization import (
+    all_meet,
+    begun_at,
+    close_window,
+    deadline,
+    deterministic,
+    everybody,
+    exponential,
+    first_done,
+    meetings_run_time,
+    neighbours_meet,
+    new_queue,
+    non_blocking_rate,
+    pareto,
+    quorum,
+    run_time,
+    wait,
+    windows,
+    windows_run_time,
+)
+
+TWO_SPEEDS = deterministic([1.0] * 4 + [3.0] * 4)
+
+
+@pytest.mark.parametrize(
+    ("straggler", "waits_for"),
+    [(exponential(mean=2.0), 8), (exponential(1.0, shift=0.5), 6), (pareto(1.0, 4.0), 8)],
+)
+def test_windows_take_what_the_closed_form_says(straggler: Any, waits_for: int) -> None:
+    machine = windows(straggler, quorum(waits_for), workers=8, minibatches=1, communication=0.25)
+    found = windows_run_time(machine, 20_000)
+    expected = run_time(straggler, 8, waits_for, communication=0.25)
+    np.testing.assert_allclose(found.seconds_per_update, expected.seconds_per_update, rtol=0.02)
+    np.testing.assert_allclose(
+        found.minibatches_per_second, expected.minibatches_per_second, rtol=0.02
+    )
+
+
+def test_half_of_the_workers_three_times_slower_cost_half_of_the_throughput() -> None:
+    """The 2x of the paper: what never waits against what always does."""
+    waiting = windows_run_time(windows(TWO_SPEEDS, everybody(), workers=8, minibatches=12), 100)
+    late = windows(TWO_SPEEDS, first_done(), workers=8, minibatches=12, in_flight="finish_late")
+    assert waiting.seconds_per_update == 36
+    gain = windows_run_time(late, 100).minibatches_per_second / waiting.minibatches_per_second
+    np.testing.assert_allclose(gain, 2, rtol=1e-6)
+    closed = non_blocking_rate(TWO_SPEEDS, 8) / run_time(TWO_SPEEDS, 8, 8).minibatches_per_second
+    np.testing.assert_allclose(closed, 2)
+
+
+def test_the_first_of_exponential_workers_takes_an_nth() -> None:
+    machine = windows(exponential(mean=1.0), first_done(), workers=10, minibatches=1)
+    np.testing.assert_allclose(windows_run_time(machine).seconds_per_update, 0.1, rtol=0.05)
+
+
+@pytest.mark.parametrize("straggler", [exponential(mean=1.0), pareto(1.0, 1.5), TWO_SPEEDS])
+def test_the_clock_goes_on_and_first_done_is_never_after_everybody(straggler: Any) -> None:
+    @functools.partial(jax.jit, static_argnums=0)
+    def seconds(close: Any, start: Any) -> jax.Array:
+        return jax.lax.scan(
+            lambda clock, _: (close(clock)[1],) * 2, start, length=200
+        )[1].seconds  # fmt: skip
+
+    found = {}
+    for name, trigger in (("first", first_done()), ("all", everybody())):
+        machine = windows(straggler, trigger, workers=8, minibatches=3, communication=0.1)
+        found[name] = np.asarray(seconds(machine.close, machine.start))
+        assert (np.diff(found[name]) >= 0.0999).all()
+    assert (found["first"] <= found["all"]).all()
+
+
+def test_windows_in_which_nobody_finishes_are_counted() -> None:
+    # The trace of times is drawn so that a deadline of 1.5 is too short in every second window.
+    def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
+        return jnp.where(step % 2 == 0, jnp.ones(shape), 2 * jnp.ones(shape))
+
+    changing = TWO_SPEEDS._replace(draw=draw)
+    clock, close = windows(changing, deadline(1.5), workers=8, minibatches=2)
+    for _ in range(4):
+        window, clock = close(clock)
+    assert (clock.windows, clock.idle, clock.minibatches, clock.seconds) == (4, 2, 16, 6)
+    np.testing.assert_array_equal(window.finished, 0)
+
+
+def test_which_parameters_a_late_gradient_is_of() -> None:
+    # Mini-batches of 3.5 seconds beside windows of 1: the first begins at 0 and ends in the fourth.
+    times = jnp.array([[1.0, 1.0], [3.5, 3.5]])
+    queue, begun, found = new_queue(2), jnp.zeros(2), []
+    for number in range(4):
+        window, queue = close_window(queue, times, deadline(1.0), in_flight="finish_late")
+        found.append((bool(window.late[1]), int(window.finished[1]), float(begun[1])))
+        before, after = jnp.full(2, float(number)), jnp.full(2, number + 1.0)
+        begun = begun_at(window, queue, begun, before, after)
+        assert begun[0] == number + 1
+    assert found == [(False, 0, 0.0), (True, 0, 0.0), (True, 0, 0.0), (True, 1, 0.0)]
+    assert begun[1] == 3  # The next began in the fourth window, half a second before its end.
+
+
+def test_local_steps_wait_for_all_and_gossip_for_neighbours() -> None:
+    work = jnp.array([1.0, 2.0, 5.0, 1.0])
+    local = all_meet(4, period=2, seconds=0.5)
+    alone = wait(jnp.zeros(4), work, local(jnp.int32(0)))
+    np.testing.assert_array_equal(alone, work)
+    np.testing.assert_array_equal(wait(alone, work, local(jnp.int32(1))), [10.5] * 4)
+    path = neighbours_meet(gossip.path(4), seconds=0.5)(jnp.int32(0))
+    np.testing.assert_array_equal(wait(jnp.zeros(4), work, path), [2.5, 6.0, 6.0, 5.5])
+
+
+def test_a_slow_worker_slows_a_ring_as_much_as_it_slows_all_but_later() -> None:
+    slow = deterministic([1.0] * 7 + [3.0])
+    ring = neighbours_meet(gossip.ring(8))
+    found = meetings_run_time(slow, ring, 8, updates=1000).seconds_per_update
+    np.testing.assert_allclose(found, 3, rtol=1e-3)
+    clocks = jnp.zeros(8)
+    for step in range(3):
+        clocks = wait(clocks, jnp.array([1.0] * 7 + [3.0]), ring(jnp.int32(step)))
+    np.testing.assert_array_equal(clocks, [9, 7, 5, 3, 5, 7, 9, 9])
+
+
+def test_the_clock_of_matcha_draws_what_matcha_does() -> None:
+    import optax
+
+    import jaxcomm
+
+    plan = gossip.matcha_plan(gossip.ring(4), 0.5)
+    tx = optax.chain(optax.sgd(0.1), gossip.matcha(plan, seed=3, info=True))
+    params = jaxcomm.replicate(jnp.zeros(()), 4)
+    state, step = (
+        jaxcomm.init(tx, params, 4),
+        jaxcomm.simulate(lambda w, x: jnp.sum(w * x), tx, 4),
+    )
+    meetings = neighbours_meet(plan, seconds=1.0, seed=3)
+    seen = set()
+    for number in range(12):
+        params, state, metrics = step(params, state, jnp.zeros(4))
+        # On a ring, each of two matchings has every worker in it.
+        heard = meetings(jnp.int32(number))
+        np.testing.assert_array_equal(heard.seconds, [metrics["info/rounds"]] * 4)
+        np.testing.assert_array_equal(heard.hears.sum(axis=1) - 1, heard.seconds)
+        seen.add(float(heard.seconds[0]))
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: windows(TWO_SPEEDS, everybody(), workers=3, minibatches=1), "times of 8 workers"),
+        (lambda: windows(TWO_SPEEDS, everybody(), workers=8, minibatches=0), "`minibatches` must"),
+        (lambda: windows(TWO_SPEEDS, quorum(9), workers=8, minibatches=1), "A quorum of 9"),
+        (
+            lambda: windows(TWO_SPEEDS, deadline(0.5), workers=8, minibatches=1),
+            "A deadline of 0.5 seconds is shorter than one mini-batch, which takes at least 1",
+        ),
+        (
+            lambda: windows(
+                TWO_SPEEDS, everybody(), workers=8, minibatches=1, communication=-1.0
+            ),
+            "`communication` must be finite seconds of at least 0",
+        ),
+        (lambda: all_meet(4, period=0), "`period` must be"),
+        (lambda: neighbours_meet(gossip.ring(4), seconds=-1.0), "`seconds` must be finite"),
+        (lambda: run_time(TWO_SPEEDS, 8, 9), "`waits_for` must be 1 to 8"),
+    ],
+)  # fmt: skip
+def test_mistakes(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
