@@ -19,6 +19,7 @@ from experiments.configs import (
     Gossip,
     Launch,
     Sparse,
+    Stragglers,
     Survey,
     Train,
 )
@@ -30,6 +31,7 @@ COMMANDS = {
     "survey": Survey,
     "sparse": Sparse,
     "gossip": Gossip,
+    "stragglers": Stragglers,
     "estimate": Estimate,
     "train": Train,
     "launch": Launch,

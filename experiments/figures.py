@@ -10,7 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from experiments import estimate_figure, gossip_figure, sparse_figure, survey_figure
+from experiments import (
+    estimate_figure,
+    gossip_figure,
+    sparse_figure,
+    straggler_figure,
+    survey_figure,
+)
 from experiments.configs import Figures
 from experiments.errors import ExperimentError
 from experiments.methods import parse_variant
@@ -71,13 +77,15 @@ def draw(folder: Path) -> Path:
 
     Of an estimate, the error against bits; of a survey, test loss against bytes, a point a method;
     of a comparison of sparse methods, held-out loss against the bytes of sparse leaves; of gossip,
-    training loss against steps and rounds.
+    training loss against steps and rounds; of stragglers, against simulated seconds.
 
     Raises:
       ExperimentError: If the folder is no record, or nothing was logged in it.
     """
     if curves := read_metrics(folder, "gossip"):
         return gossip_figure.draw(folder, curves)
+    if curves := read_metrics(folder, "straggler"):
+        return straggler_figure.draw(folder, curves, read_metrics(folder, "straggler_run"))
     if estimates := read_metrics(folder, "estimate"):
         return estimate_figure.draw(folder, estimates)
     if costs := read_metrics(folder, "sparse"):

@@ -7,6 +7,7 @@ from experiments.configs.figures import Figures
 from experiments.configs.gossip import Gossip
 from experiments.configs.launch import Launch
 from experiments.configs.sparse import Sparse
+from experiments.configs.stragglers import Stragglers
 from experiments.configs.survey import Survey
 from experiments.configs.train import Train
 
@@ -18,6 +19,7 @@ __all__ = [
     "Gossip",
     "Launch",
     "Sparse",
+    "Stragglers",
     "Survey",
     "Train",
 ]

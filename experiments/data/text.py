@@ -12,12 +12,13 @@ WINDOW = 64
 TEST_FRACTION = 0.1
 
 
-def load_text(data: Path | None) -> Dataset:
-    """Windows of 64 bytes; labels are the same bytes one later. The last tenth is the test set.
+def load_text(data: Path | None, *, window: int = WINDOW) -> Dataset:
+    """Bytes, and labels that are the same bytes one later. The last tenth is the test set.
 
     Args:
       data: Any plain-text file. Default: the topics of Python's own `help()`, which differ a little
         from one version of Python to the next.
+      window: Bytes of an example.
 
     Raises:
       ExperimentError: If the file is missing or too short for one window of each set.
@@ -25,11 +26,11 @@ def load_text(data: Path | None) -> Dataset:
     if data is not None and not data.is_file():
         raise ExperimentError(f"--data {data} is no file; --dataset text needs a plain-text file.")
     raw = "\n".join(topics.values()).encode() if data is None else read_bytes(data)
-    windows = (len(raw) - 1) // WINDOW
+    windows = (len(raw) - 1) // window
     test = max(1, round(windows * TEST_FRACTION))
     if windows <= test:
-        raise ExperimentError(f"{data} holds {len(raw)} bytes; at least {2 * WINDOW + 1} needed.")
+        raise ExperimentError(f"{data} holds {len(raw)} bytes; at least {2 * window + 1} needed.")
     text = np.frombuffer(raw, np.uint8)
-    inputs = text[: windows * WINDOW].reshape(windows, WINDOW)
-    labels = text[1 : windows * WINDOW + 1].reshape(windows, WINDOW).astype(np.int32)
+    inputs = text[: windows * window].reshape(windows, window)
+    labels = text[1 : windows * window + 1].reshape(windows, window).astype(np.int32)
     return Dataset(inputs[:-test], labels[:-test], inputs[-test:], labels[-test:])

@@ -41,7 +41,7 @@ def windows(
     *,
     workers: int,
     minibatches: int,
-    communication: float = 0.0,
+    communication: float | Callable[[jax.Array], jax.Array] = 0.0,
     in_flight: InFlight = "abort",
     seed: int = 0,
 ) -> Windows:
@@ -58,7 +58,8 @@ def windows(
       trigger: What closes a window.
       workers: How many.
       minibatches: M, of each worker in a window at most.
-      communication: :math:`c`, seconds, such as :meth:`jaxcomm.wire.Account.seconds` of a step.
+      communication: :math:`c`, seconds, such as :meth:`jaxcomm.wire.Account.seconds` of a step; or
+        a function of the windows closed so far, int32[], where they differ.
       in_flight: As for :func:`close_window`.
       seed: Seed of the times.
 
@@ -87,7 +88,8 @@ def windows(
     for name, value in (("workers", workers), ("minibatches", minibatches)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"`{name}` must be a Python int of at least 1, got {value!r}.")
-    require_seconds(communication, "communication")
+    if not callable(communication):
+        require_seconds(communication, "communication")
     if trigger.longest < straggler.least:
         raise ValueError(
             f"A deadline of {trigger.longest:g} seconds is shorter than one mini-batch, which "
@@ -99,10 +101,11 @@ def windows(
         times = straggler.draw(key, clock.windows, (workers, minibatches))
         window, queue = close_window(clock.queue, times, trigger, in_flight=in_flight)
         done = jnp.sum(window.finished)
+        sent = communication(clock.windows) if callable(communication) else communication
         return window, Clock(
             queue=queue,
             windows=clock.windows + 1,
-            seconds=clock.seconds + window.seconds + communication,
+            seconds=clock.seconds + window.seconds + sent,
             minibatches=clock.minibatches + done,
             idle=clock.idle + (done == 0).astype(jnp.int32),
         )

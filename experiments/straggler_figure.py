@@ -1,0 +1,77 @@
+"""The figure of a comparison of stragglers: training loss against simulated seconds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from experiments.straggler_methods import BLOCKING
+
+NAME = "loss_against_seconds.png"
+_COLORS = matplotlib.colormaps["tab10"].colors
+_POINTS = 60
+
+
+def _curve(axes: Axes, rows: Sequence[dict[str, Any]], style: dict[str, Any]) -> None:
+    """The median over seeds at so many moments, from the loss that each had logged last."""
+    seeds = {row["seed"] for row in rows}
+    each = [[row for row in rows if row["seed"] == seed] for seed in sorted(seeds)]
+    start = max(of_seed[0]["seconds"] for of_seed in each)
+    end = min(of_seed[-1]["seconds"] for of_seed in each)
+    moments = np.geomspace(start, end, _POINTS)
+    losses = [
+        np.array([row["train_loss"] for row in of_seed])[
+            np.searchsorted([row["seconds"] for row in of_seed], moments, side="right") - 1
+        ]
+        for of_seed in each
+    ]
+    axes.plot(moments, np.median(losses, axis=0), **style)
+
+
+def draw(folder: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> Path:
+    """Draws the rows of `metrics.jsonl`; the path of the figure."""
+    datasets = list(dict.fromkeys(row["dataset"] for row in rows))
+    speeds = list(dict.fromkeys(row["speeds"] for row in rows))
+    order = list(dict.fromkeys(row["strategy"] for row in rows))
+    waiting = [name for name in order if name not in BLOCKING]
+    figure = Figure(figsize=(1 + 3.4 * len(speeds), 1.2 + 3 * len(datasets)), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(datasets), len(speeds), squeeze=False, sharey="row")
+    for (line, dataset), (column, kind) in (
+        (a, b) for a in enumerate(datasets) for b in enumerate(speeds)
+    ):
+        axes = grid[line, column]
+        for strategy in order:
+            chosen = [
+                row
+                for row in rows
+                if (row["dataset"], row["speeds"], row["strategy"]) == (dataset, kind, strategy)
+            ]
+            own = BLOCKING.get(strategy, strategy)
+            color = _COLORS[waiting.index(own) if own in waiting else len(waiting)]
+            style = {"color": color, "label": strategy, "linewidth": 1.2, "linestyle": "--"}
+            if strategy in BLOCKING:
+                late = strategy.endswith("late")
+                style |= {"linewidth": 1.8, "linestyle": ":" if late else "-"}
+            if chosen:
+                _curve(axes, chosen, style)
+        losses = [run["loss"] for run in runs if run["dataset"] == dataset]
+        axes.axhline(losses[0], color="black", linewidth=0.6)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.grid(which="both", alpha=0.2)
+        axes.set_title(f"{dataset}, {kind}", size=10)
+    for axes in grid[-1]:
+        axes.set_xlabel("simulated seconds")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("training loss")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    path = folder / NAME
+    figure.savefig(path, dpi=150)
+    return path

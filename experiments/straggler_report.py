@@ -1,0 +1,82 @@
+"""The README of a comparison of stragglers."""
+
+import inspect
+import math
+from collections.abc import Sequence
+
+from experiments import straggler_figure
+from experiments.configs import Stragglers
+from experiments.recording import describe_command
+from experiments.straggler_methods import BUDGET, DEAD, STRATEGIES, TAIL, WORKERS
+from experiments.straggler_table import CLAIMED, Gain, Row, to_markdown
+
+
+def verdict(gains: Sequence[Gain]) -> str:
+    """What became of the claim, in a few sentences."""
+    claimed = [gain for gain in gains if gain.waiting in ("dpsgd", "matcha")]
+    known = [gain for gain in claimed if not math.isnan(gain.ratio)]
+    if not known:
+        return "The claim was not put to the test, which takes D-PSGD or MATCHA and its own form."
+    best, worst = max(known, key=lambda g: g.ratio), min(known, key=lambda g: g.ratio)
+    slower = [gain for gain in known if gain.ratio <= 1]
+    two = [gain for gain in known if gain.ratio >= CLAIMED]
+    text = (
+        "The paper claims up to half the time of D-PSGD and MATCHA where workers are not alike. "
+        f"Here it is {best.ratio:.2f} times less at best ({best.dataset}, {best.speeds}, "
+        f"{best.strategy}) and {worst.ratio:.2f} times at worst ({worst.dataset}, {worst.speeds}, "
+        f"{worst.strategy}); it is at least {CLAIMED:g} times in {len(two)} of {len(claimed)} "
+        f"comparisons, and it does not hold in {len(slower)}"
+    )
+    if slower:
+        text += ": " + "; ".join(f"{g.dataset}, {g.speeds}, {g.strategy}" for g in slower)
+    if missing := [gain for gain in claimed if math.isnan(gain.ratio)]:
+        text += (
+            f". In {len(missing)} the loss was not reached by both with every seed: "
+            + "; ".join(f"{g.dataset}, {g.speeds}, {g.strategy}" for g in missing)
+        )
+    return text + "."
+
+
+def write_readme(
+    config: Stragglers, rows: Sequence[Row], gains: Sequence[Gain], at_edge: Sequence[str]
+) -> str:
+    """The text of the README, every number of it from the record."""
+    question = (inspect.getdoc(Stragglers) or "").splitlines()[0]
+    used = {row.strategy for row in rows}
+    legend = "".join(
+        f"- `{name}`: {strategy.does}\n" for name, strategy in STRATEGIES.items() if name in used
+    )
+    milliseconds = 1e3 * config.seconds
+    edge = ""
+    if at_edge:
+        edge = f"\nAt an edge of the grid: {'; '.join(at_edge)}.\n"
+    return (
+        f"# {question}\n\n"
+        f"{WORKERS} simulated workers, each with its own part of the training set; windows of "
+        f"{config.minibatches} mini-batches of {config.size} examples; plain SGD, its rate from "
+        f"{', '.join(f'{rate:g}' for rate in config.rates)} by the loss on a held-out fifth of the "
+        f"training set, for each strategy and kind of slow workers; {config.seeds} seeds. All runs "
+        f"end with as many finished mini-batches as {config.steps} full windows hold.\n\n"
+        f"A mini-batch takes a fast worker {milliseconds:g} ms. Slow workers: `3:1`, half of them "
+        f"three times slower; `exponential` and `pareto` (with the exponent {TAIL:g}), each "
+        "mini-batch of each worker at random with the same mean; `dead_slow`, one worker "
+        f"{DEAD:g} times slower. A link sends {config.bandwidth:,.0f} bytes a second with "
+        f"{1e3 * config.latency:g} ms a message, one message after the other and while nobody "
+        "computes: seconds are those of bytes that `wire.account` reads from the program. Windows "
+        "end when the first worker is done, and a mini-batch in flight is begun anew but for "
+        "`non_blocking_late`. All of it is simulated, and none of it measured time.\n\n"
+        f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
+        "setting in `config.json`, every raw metric in `metrics.jsonl`.\n\n"
+        f"{verdict(gains)}\n\n"
+        + "".join(f"- {gain.sentence}\n" for gain in gains)
+        + f"\nStrategies; D-PSGD and MATCHA on the graph of figure 1a of MATCHA's paper, with the "
+        f"budget {BUDGET:g}; local SGD meets every {config.period} mini-batches:\n\n{legend}\n"
+        f"{to_markdown(rows)}{edge}\n"
+        "Seconds to the loss are those of the first logged loss over the training set "
+        f"({config.digits_loss:g} for digits, {config.text_loss:g} for the text, of 200 examples "
+        "there) that is not above it, of the mean of all workers' parameters, over the seeds that "
+        f"reach it; losses are logged every {config.log_every} windows. ± is the standard "
+        "deviation over seeds. An idle window is one in which nobody has finished anything. With one worker "
+        "as good as dead, windows that end with the first never see its examples.\n\n"
+        f"![Training loss against simulated seconds]({straggler_figure.NAME})\n"
+    )

@@ -1,0 +1,162 @@
+"""The table of a comparison of stragglers, and its claim, from raw metrics."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from experiments import tables
+from experiments.straggler_methods import BLOCKING
+from experiments.summary import sd
+
+CLAIMED = 2.0  # "Up to" so many times less time.
+
+
+class Row(NamedTuple):
+    """One strategy with one kind of slow workers, over all seeds."""
+
+    dataset: str
+    speeds: str
+    strategy: str
+    seeds: int
+    learning_rate: float
+    loss: float
+    reached: int  # by so many of the seeds
+    seconds_to_loss: float  # of those
+    seconds_to_loss_sd: float
+    seconds_per_step: float
+    minibatches_per_second: float
+    idle: float  # windows in which nobody finished anything, of a run
+    test_accuracy: float
+    test_accuracy_sd: float
+
+
+class Gain(NamedTuple):
+    """Time to the loss of a strategy that waits, to that of its non-blocking form."""
+
+    dataset: str
+    speeds: str
+    strategy: str
+    waiting: str
+    ratio: float  # the mean over seeds of the ratios; NaN unless both reach it in all
+    ratio_sd: float
+
+    @property
+    def sentence(self) -> str:
+        """What was found."""
+        where = f"{self.dataset}, {self.speeds}: {self.strategy} to {self.waiting}"
+        if math.isnan(self.ratio):
+            return f"{where}: one of the two does not reach the loss with every seed."
+        shown = f"{self.ratio:.2f}" + (
+            "" if math.isnan(self.ratio_sd) else f" ± {self.ratio_sd:.2f}"
+        )
+        kind = "faster" if self.ratio > 1 else "as fast: it is slower"
+        return f"{where}: {shown} times {kind}."
+
+
+def _grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple, list[dict[str, Any]]]:
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
+    """One row a dataset, speeds and strategy, in the order they were run."""
+    rows = []
+    for names, group in _grouped(runs, "dataset", "speeds", "strategy").items():
+        times = [t for run in group if not math.isnan(t := run["seconds_to_loss"])]
+        accuracies = [run["test_accuracy"] for run in group]
+        seconds = sum(run["seconds"] for run in group)
+        rows.append(
+            Row(
+                *names,
+                len(group),
+                group[0]["learning_rate"],
+                group[0]["loss"],
+                len(times),
+                statistics.mean(times) if times else math.nan,
+                sd(times),
+                seconds / sum(run["steps"] for run in group),
+                sum(run["minibatches"] for run in group) / seconds,
+                statistics.mean(run["idle"] for run in group),
+                statistics.mean(accuracies),
+                sd(accuracies),
+            )
+        )
+    return rows
+
+
+def gains(runs: Iterable[dict[str, Any]]) -> list[Gain]:
+    """One a dataset, speeds and non-blocking strategy, seed by seed."""
+    found = []
+    for (dataset, speeds), group in _grouped(runs, "dataset", "speeds").items():
+        by_strategy = {name: rows for (name,), rows in _grouped(group, "strategy").items()}
+        for strategy, waiting in BLOCKING.items():
+            if not {strategy, waiting} <= by_strategy.keys():
+                continue
+            theirs = {run["seed"]: run["seconds_to_loss"] for run in by_strategy[waiting]}
+            ratios = [theirs[run["seed"]] / run["seconds_to_loss"] for run in by_strategy[strategy]]
+            mean = statistics.mean(ratios)
+            found.append(Gain(dataset, speeds, strategy, waiting, mean, sd(ratios)))
+    return found
+
+
+HEADINGS = (
+    "dataset",
+    "speeds",
+    "strategy",
+    "rate",
+    "seconds to the loss",
+    "reached",
+    "seconds/step",
+    "mini-batches/s",
+    "idle",
+    "test accuracy %",
+)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    def spread(mean: float, deviation: float, digits: int, scale: float = 1.0) -> str:
+        if math.isnan(mean):
+            return "-"
+        shown = f"{scale * mean:,.{digits}f}"
+        return shown if math.isnan(deviation) else f"{shown} ± {scale * deviation:,.{digits}f}"
+
+    return (
+        row.dataset,
+        row.speeds,
+        row.strategy,
+        f"{row.learning_rate:g}",
+        spread(row.seconds_to_loss, row.seconds_to_loss_sd, 2),
+        f"{row.reached}/{row.seeds}",
+        f"{row.seconds_per_step:.4f}",
+        f"{row.minibatches_per_second:,.0f}",
+        f"{row.idle:g}",
+        spread(row.test_accuracy, row.test_accuracy_sd, 1, 100),
+    )
+
+
+def _sorted(rows: Sequence[Row]) -> list[Row]:
+    """Strategies that are to be compared, one below the other."""
+    places = {name: list(dict.fromkeys(getattr(row, name) for row in rows)) for name in Row._fields}
+    return sorted(
+        rows, key=lambda row: [places[n].index(getattr(row, n)) for n in ("dataset", "speeds")]
+    )
+
+
+def to_table(rows: Sequence[Row]) -> Table:
+    """For the terminal."""
+    return tables.to_rich(HEADINGS, map(_cells, _sorted(rows)), left=3)
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """For a README."""
+    return tables.to_markdown(HEADINGS, map(_cells, _sorted(rows)), left=3)
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """All digits of every column."""
+    return tables.to_csv(Row._fields, _sorted(rows))

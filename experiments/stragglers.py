@@ -1,0 +1,182 @@
+"""Slow workers on a simulated clock: how long strategies take to the same loss."""
+
+import functools
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from experiments import figures
+from experiments.configs import Stragglers
+from experiments.errors import ExperimentError
+from experiments.progress import Progress
+from experiments.recording import open_record
+from experiments.straggler_methods import SPEEDS, STRATEGIES, WORKERS
+from experiments.straggler_report import write_readme
+from experiments.straggler_table import gains, summarize, to_csv, to_table
+from experiments.straggler_timeline import Timeline, timeline
+from experiments.straggler_training import Trainer
+from experiments.task import Task
+from experiments.tuning import choose, is_at_edge, mean_losses
+
+# Of the text, short examples, and a part of the training set for its loss.
+TASKS = {"digits": {}, "text": {"window": 16, "scored": 200}}
+TUNING_SEED = 1000
+
+
+class Curve(NamedTuple):
+    """A run, whatever the clock shows."""
+
+    steps: tuple[int, ...]
+    losses: tuple[float, ...]  # over the training set
+    test_loss: float
+    test_accuracy: float
+
+
+class Comparison:
+    """All strategies on one dataset."""
+
+    def __init__(self, dataset: str, config: Stragglers):
+        """Reads the data."""
+        self.config, self.dataset = config, dataset
+        self._task = Task(dataset, **TASKS[dataset])
+        self._tuned = self._task.hold_out()
+        each = len(self._tuned.dataset.train_inputs) // WORKERS
+        if config.size > each:
+            raise ExperimentError(f"--size {config.size} exceeds the {each} examples of a worker.")
+        self.loss = {"digits": config.digits_loss, "text": config.text_loss}[dataset]
+        self._link = functools.cache(
+            lambda strategy: self._trainer(strategy, False).link(self._task.first_weights(0))
+        )
+        self._trainer = functools.cache(
+            lambda strategy, tuned: Trainer(
+                self._tuned if tuned else self._task, STRATEGIES[strategy], config
+            )
+        )
+        self._curves: dict[Any, Curve] = {}
+
+    def timeline(self, strategy: str, speeds: str, seed: int) -> Timeline:
+        """Who finishes what when."""
+        return timeline(STRATEGIES[strategy], self._link(strategy), speeds, seed, self.config)
+
+    def curve(self, strategy: str, speeds: str, rate: float, seed: int, *, tuned: bool) -> Curve:
+        """One run; those of strategies that wait are the same whatever the speeds are."""
+        known = strategy, None if STRATEGIES[strategy].waits else speeds, rate, seed, tuned
+        if known not in self._curves:
+            task = self._tuned if tuned else self._task
+            when = self.timeline(strategy, speeds, seed)
+            steps, losses = [], []
+            for step, params in self._trainer(strategy, tuned).train(when, rate, seed):
+                steps.append(step)
+                losses.append(math.nan if tuned else task.train_score(params)[0])
+            self._curves[known] = Curve(tuple(steps), tuple(losses), *task.test_score(params))
+        return self._curves[known]
+
+    def tune(self, strategy: str, speeds: str) -> list[dict[str, Any]]:
+        """A row a rate: the loss on a part of the training set that is held out."""
+        return [
+            {
+                "kind": "straggler_tuning",
+                "dataset": self.dataset,
+                "speeds": speeds,
+                "strategy": strategy,
+                "learning_rate": rate,
+                "validation_loss": self.curve(
+                    strategy, speeds, rate, TUNING_SEED, tuned=True
+                ).test_loss,
+            }
+            for rate in self.config.rates
+        ]
+
+    def run(self, strategy: str, speeds: str, rate: float, seed: int) -> list[dict[str, Any]]:
+        """Rows of one run, the last of which sums it up."""
+        names = {"dataset": self.dataset, "speeds": speeds, "strategy": strategy, "seed": seed}
+        curve = self.curve(strategy, speeds, rate, seed, tuned=False)
+        when = self.timeline(strategy, speeds, seed)
+        finished = when.window.finished.sum(axis=1).cumsum()
+        rows = [
+            {
+                "kind": "straggler",
+                **names,
+                "step": step,
+                "seconds": float(when.seconds[step - 1]),
+                "minibatches": int(finished[step - 1]),
+                "train_loss": loss,
+            }
+            for step, loss in zip(curve.steps, curve.losses, strict=True)
+        ]
+        reached = [row["seconds"] for row in rows if row["train_loss"] <= self.loss]
+        last = {
+            "kind": "straggler_run",
+            **names,
+            "learning_rate": rate,
+            "loss": self.loss,
+            "seconds_to_loss": min(reached, default=math.nan),
+            "steps": curve.steps[-1],
+            "seconds": float(when.seconds[-1]),
+            "minibatches": int(finished[-1]),
+            "idle": int(when.idle[-1]),
+            "train_loss": curve.losses[-1],
+            "test_loss": curve.test_loss,
+            "test_accuracy": curve.test_accuracy,
+        }
+        return [*rows, last]
+
+
+def _chosen(given: Sequence[str], known: Sequence[str], option: str) -> list[str]:
+    if "all" in given:
+        return [*known]
+    if unknown := [name for name in given if name not in known]:
+        raise ExperimentError(f"{option} must be of {', '.join(known)} or all, got {unknown[0]!r}.")
+    return [name for name in known if name in given]
+
+
+def main(config: Stragglers) -> int:
+    """Compares strategies, as `python -m experiments stragglers` asks; the exit code."""
+    strategies = _chosen(config.strategies, [*STRATEGIES], "--strategies")
+    all_speeds = _chosen(config.speeds, [*SPEEDS], "--speeds")
+    settings = [
+        (dataset, strategy, speeds)
+        for dataset in config.datasets
+        for strategy in strategies
+        for speeds in all_speeds
+    ]
+    comparisons = {dataset: Comparison(dataset, config) for dataset in config.datasets}
+    runs: list[dict[str, Any]] = []
+    at_edge: list[str] = []
+    with open_record(config) as record, Progress(len(settings)) as progress:
+        progress.say(f"{len(settings)} settings, {config.seeds} seeds each")
+        for number, (dataset, strategy, speeds) in enumerate(settings, 1):
+            began = time.perf_counter()
+            comparison = comparisons[dataset]
+            trials = comparison.tune(strategy, speeds)
+            losses = mean_losses(trials)
+            rate = choose(losses)
+            if is_at_edge(rate, losses):
+                at_edge.append(f"{dataset}, {strategy}, {speeds}: {rate:g}")
+            for trial in trials:
+                record.add(trial)
+            for seed in range(config.seeds):
+                rows = comparison.run(strategy, speeds, rate, seed)
+                for row in rows:
+                    record.add(row)
+                runs.append(rows[-1])
+            latest = summarize(runs)[-1]
+            progress.advance(
+                number,
+                f"{dataset:7}{speeds:12}{strategy:20} rate {rate:g}: "
+                f"{latest.seconds_to_loss:.2f} s to the loss {latest.loss:g} "
+                f"({latest.reached} of {latest.seeds} seeds), test accuracy "
+                f"{100 * latest.test_accuracy:.1f} %, {time.perf_counter() - began:.0f} s",
+            )
+        rows, found = summarize(runs), gains(runs)
+        progress.say(to_table(rows))
+        for gain in found:
+            progress.say(gain.sentence)
+        record.write("table.csv", to_csv(rows))
+        record.write("README.md", write_readme(config, rows, found, at_edge))
+        if record.folder:
+            figures.draw(record.folder)
+            progress.say(f"Record: {record.folder}")
+        record.finish()
+    return 0
