@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from experiments.straggler_methods import BLOCKING
 
@@ -64,6 +65,9 @@ def draw(folder: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, 
         axes.axhline(losses[0], color="black", linewidth=0.6)
         axes.set_xscale("log")
         axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
         axes.grid(which="both", alpha=0.2)
         axes.set_title(f"{dataset}, {kind}", size=10)
     for axes in grid[-1]:
