@@ -1,5 +1,6 @@
 """Slow workers on a simulated clock: how long strategies take to the same loss."""
 
+import dataclasses
 import functools
 import math
 import time
@@ -38,6 +39,8 @@ class Comparison:
 
     def __init__(self, dataset: str, config: Stragglers):
         """Reads the data."""
+        steps = {"digits": config.steps, "text": config.text_steps}[dataset]
+        config = dataclasses.replace(config, steps=steps)
         self.config, self.dataset = config, dataset
         self._task = Task(dataset, **TASKS[dataset])
         self._tuned = self._task.hold_out()

@@ -30,8 +30,9 @@ class Stragglers:
 
     seeds: int = option(5, "number of seeds", positive_integer)
     steps: int = option(
-        80, "windows of a run, if every worker did all it has in each", positive_integer
+        160, "windows of a run, if every worker did all it has in each", positive_integer
     )
+    text_steps: int = option(80, "the same of the text", positive_integer)
     minibatches: int = option(4, "mini-batches of a worker in a window", positive_integer)
     size: int = option(16, "examples of a mini-batch", positive_integer)
     period: int = option(8, "mini-batches between two meetings of local SGD", positive_integer)
