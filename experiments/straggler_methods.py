@@ -31,7 +31,7 @@ BASE = base_of("erdos_renyi_8")
 
 @functools.cache
 def _graph() -> gossip.Mixing:
-    return gossip.to_mixing(BASE.graph, "best_constant")
+    return gossip.to_mixing(BASE.graph)
 
 
 @functools.cache

@@ -30,14 +30,14 @@ class Stragglers:
 
     seeds: int = option(5, "number of seeds", positive_integer)
     steps: int = option(
-        160, "windows of a run, if every worker did all it has in each", positive_integer
+        120, "windows of a run, if every worker did all it has in each", positive_integer
     )
-    text_steps: int = option(80, "the same of the text", positive_integer)
+    text_steps: int = option(60, "the same of the text", positive_integer)
     minibatches: int = option(4, "mini-batches of a worker in a window", positive_integer)
     size: int = option(16, "examples of a mini-batch", positive_integer)
     period: int = option(8, "mini-batches between two meetings of local SGD", positive_integer)
     rates: tuple[float, ...] = option(
-        (0.2, 0.4, 0.8, 1.6), "the grid of learning rates", positive_number, many=True
+        (0.1, 0.2, 0.4, 0.8, 1.6), "the grid of learning rates", positive_number, many=True
     )
     log_every: int = option(4, "windows between two logged losses", positive_integer)
     datasets: tuple[str, ...] = option(
