@@ -3,6 +3,7 @@
 from jaxcomm.synchronization._by_samples import scale_by_finished
 from jaxcomm.synchronization._clock import Clock, Windows, windows
 from jaxcomm.synchronization._deal import deal
+from jaxcomm.synchronization._growing_batch import growing_batch, proximal_point
 from jaxcomm.synchronization._local_sgd import diloco, local_sgd, post_local, slowmo
 from jaxcomm.synchronization._microbatches import Finished, microbatch_gradients, window_gradients
 from jaxcomm.synchronization._pr_sgd import pr_sgd
@@ -21,6 +22,7 @@ from jaxcomm.synchronization._stragglers import (
     pareto,
     trace,
 )
+from jaxcomm.synchronization._streaming_diloco import streaming_diloco
 from jaxcomm.synchronization._triggers import (
     Trigger,
     deadline,
@@ -54,6 +56,7 @@ __all__ = [
     "everybody",
     "exponential",
     "first_done",
+    "growing_batch",
     "local_sgd",
     "meetings_run_time",
     "microbatch_gradients",
@@ -63,10 +66,12 @@ __all__ = [
     "pareto",
     "post_local",
     "pr_sgd",
+    "proximal_point",
     "quorum",
     "run_time",
     "scale_by_finished",
     "slowmo",
+    "streaming_diloco",
     "total_count",
     "trace",
     "wait",

@@ -45,7 +45,7 @@ def require_transformation(tx: Any, option: str) -> None:
         raise ValueError(f"`{option}` must be an optax transformation, got {tx!r}.")
 
 
-def _of_the_first(x: jax.Array, axis_name: AxisName) -> jax.Array:
+def of_the_first(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """The first worker's value, on all, bit for bit."""
     first = jnp.where(_axis.index(axis_name) == 0, x, jnp.zeros((), x.dtype))
     return lax.psum(_axis.as_varying(first, axis_name), _axis.names(axis_name))
@@ -64,7 +64,7 @@ def _meet(
 
     def init_fn(params: PyTree) -> LocalState:
         _axis.require_bound(axis_name)
-        anchor = jax.tree.map(lambda x: _of_the_first(x, axis_name), params)
+        anchor = jax.tree.map(lambda x: of_the_first(x, axis_name), params)
         zero = jnp.zeros((), jnp.int32)
         return LocalState(zero, zero, anchor, combine.init(params), step_outside.init(anchor))
 

@@ -79,6 +79,18 @@ def _flat(nodes: tuple[_Node, ...]) -> Iterator[Collective]:
                 yield from _flat(branch)
 
 
+def _amortized(nodes: tuple[_Node, ...], share: float) -> float:
+    """Bytes, where every conditional takes its heaviest branch so often, else its lightest."""
+    total = 0.0
+    for node in nodes:
+        if isinstance(node, Collective):
+            total += node.bytes_per_worker
+        else:
+            each = [_amortized(branch, share) for branch in node.branches]
+            total += share * max(each) + (1 - share) * min(each)
+    return total
+
+
 def _heaviest(nodes: tuple[_Node, ...], cost: Callable[[Collective], float]) -> list[Collective]:
     """The collectives that run where every conditional takes its most costly branch."""
     taken: list[Collective] = []
@@ -111,6 +123,24 @@ class Account:
     def bytes_per_worker(self) -> float:
         """Bytes that one worker sends; of a conditional, the heaviest branch."""
         return sum(self.bytes_by_axis.values())
+
+    def amortized_bytes_per_worker(self, share: float) -> float:
+        r"""Bytes that one worker sends in a run on average, where it does not send in all of them.
+
+        .. math:: b_\text{lightest} + s\, (b_\text{heaviest} - b_\text{lightest})
+
+        of the branches of every conditional; of workers that meet in every H-th step,
+        :math:`s = 1/H`.
+
+        Args:
+          share: :math:`s`, of the runs in which a conditional takes its heaviest branch, 0 to 1.
+
+        Raises:
+          ValueError: If `share` is out of range.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"`share` must be from 0 to 1, got {share!r}.")
+        return _amortized(self._nodes, share)
 
     @property
     def bytes_by_axis(self) -> dict[str, float]:
@@ -166,7 +196,9 @@ class Account:
             for row in rows
         ]
         least = "at least " if self.unbounded else ""
-        lines.append(f"bytes sent per worker: {least}{self.bytes_per_worker:,.0f}")
+        lightest = self.amortized_bytes_per_worker(0)
+        differs = "" if lightest == self.bytes_per_worker else f"{lightest:,.0f} to "
+        lines.append(f"bytes sent per worker: {least}{differs}{self.bytes_per_worker:,.0f}")
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -179,6 +179,15 @@ def test_nothing_is_sent_between_exchanges() -> None:
     assert {c.path for c in inside} == {("cond 2/2",)}
     assert sum(c.bytes_per_worker for c in inside) == 2 * 3 / 4 * 4 * SIZE
     assert [c.shape for c in outside] == [()]  # The loss.
+    loss_bytes = 2 * 3 / 4 * 4
+    assert account.bytes_per_worker == 2 * 3 / 4 * 4 * SIZE + loss_bytes
+    assert account.amortized_bytes_per_worker(0) == loss_bytes
+    np.testing.assert_allclose(
+        account.amortized_bytes_per_worker(1 / 5), 2 * 3 / 4 * 4 * SIZE / 5 + loss_bytes
+    )
+    assert str(account).splitlines()[-1] == "bytes sent per worker: 6 to 42"
+    with pytest.raises(ValueError, match="`share` must be from 0 to 1"):
+        account.amortized_bytes_per_worker(5)
 
 
 @pytest.mark.parametrize(

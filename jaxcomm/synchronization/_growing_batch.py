@@ -1,0 +1,125 @@
+"""Batches that grow, so that exchanges become rarer, and the proximal point that goes with them."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomm._base import PyTree
+
+
+def _require_positive(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"`{name}` must be a Python int of at least 1, got {value!r}.")
+
+
+def growing_batch(
+    first: int, rate: float, most: int, *, restart: int | None = None
+) -> Callable[[jax.Array], jax.Array]:
+    r"""How many mini-batches a worker does before each exchange, more and more of them.
+
+    .. math:: m_t = \min(\lfloor m_0 \rho^{t} \rfloor, M), \qquad t \bmod R
+
+    The `finished` of :func:`window_gradients`, the same for all workers: exchanges become rarer
+    the closer training comes to an optimum, where it is noise that matters.
+
+    Args:
+      first: :math:`m_0`, before the first exchange, at least 1.
+      rate: :math:`\rho`, above 1.
+      most: :math:`M`, the mini-batches that :func:`window_gradients` is given.
+      restart: :math:`R`, exchanges after which batches are small again; never, where not given.
+
+    Returns:
+      A function of the exchanges so far, int32[], to int32[].
+
+    Raises:
+      ValueError: If a number is out of range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm.synchronization import growing_batch
+      >>> print(jax.vmap(growing_batch(2, 1.5, most=8))(jnp.arange(6)))
+      [2 3 4 6 8 8]
+
+    References:
+      Yu, Jin, `On the Computation and Communication Complexity of Parallel SGD with Dynamic Batch
+      Sizes <https://arxiv.org/abs/1905.04346>`_, 2019 (CR-PSGD).
+    """
+    _require_positive(first=first, most=most, **({} if restart is None else {"restart": restart}))
+    if not 1 < rate < math.inf:
+        raise ValueError(f"`rate` must be above 1, got {rate!r}.")
+    sizes = [min(first, most)]
+    while sizes[-1] < most:
+        sizes.append(min(math.floor(first * rate ** len(sizes)), most))
+
+    def size(exchanges: jax.Array) -> jax.Array:
+        since = exchanges if restart is None else exchanges % restart
+        return jnp.asarray(sizes, jnp.int32)[jnp.minimum(since, len(sizes) - 1)]
+
+    return size
+
+
+class ProximalState(NamedTuple):
+    """The state of `proximal_point`, equal on all workers."""
+
+    step: jax.Array  # int32[]
+    center: PyTree  # the parameters at the last restart
+
+
+def proximal_point(strength: float, restart: int) -> optax.GradientTransformation:
+    r"""Adds the gradient of a distance to the parameters at the last restart.
+
+    .. math:: g \gets g + \theta\, (x - y), \qquad y \gets x \text{ at every } R\text{-th step}
+
+    With batches that grow between the same restarts (:func:`growing_batch`), Catalyst's form of
+    them for losses that are not convex: each stage minimizes
+    :math:`f(x) + \tfrac{\theta}{2} \|x - y\|^2`. Nothing is sent.
+
+    Args:
+      strength: :math:`\theta`, above 0.
+      restart: R, at least 1.
+
+    Returns:
+      A transformation to place between the aggregator and the optimizer.
+
+    Raises:
+      ValueError: If a number is out of range; in `update`, without parameters.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from jaxcomm.synchronization import proximal_point
+      >>> tx = optax.chain(proximal_point(0.5, restart=10), optax.sgd(1.0))
+      >>> updates, _ = tx.update(jnp.float32(1), tx.init(jnp.float32(0)), jnp.float32(0))
+      >>> print(updates)
+      -1.0
+
+    References:
+      Yu, Jin, `On the Computation and Communication Complexity of Parallel SGD with Dynamic Batch
+      Sizes <https://arxiv.org/abs/1905.04346>`_, 2019 (CR-PSGD-Catalyst).
+    """
+    _require_positive(restart=restart)
+    if not 0 < strength < math.inf:
+        raise ValueError(f"`strength` must be positive and finite, got {strength!r}.")
+
+    def init_fn(params: PyTree) -> ProximalState:
+        return ProximalState(jnp.zeros((), jnp.int32), params)
+
+    def update_fn(
+        updates: PyTree, state: ProximalState, params: PyTree = None
+    ) -> tuple[PyTree, ProximalState]:
+        if params is None:
+            raise ValueError(
+                "`proximal_point` needs parameters: `tx.update(updates, state, params)`."
+            )
+        begins = state.step % restart == 0
+        center = jax.tree.map(lambda y, x: jnp.where(begins, x, y), state.center, params)
+        pulled = jax.tree.map(
+            lambda g, x, y: g + (strength * (x - y)).astype(g.dtype), updates, params, center
+        )
+        return pulled, ProximalState(state.step + 1, center)
+
+    return optax.GradientTransformation(init_fn, update_fn)

@@ -1,0 +1,66 @@
+"""Batches that grow, and the proximal point of their restarts."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm.synchronization import growing_batch, proximal_point, window_gradients
+
+N, M, ROUNDS = 2, 4, 5
+DATA = np.random.default_rng(0).normal(size=(ROUNDS, N * M, 3)).astype(np.float32)
+
+
+def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
+    return 0.5 * jnp.sum((x - batch) ** 2)
+
+
+def test_sizes_grow_to_the_most_and_begin_anew() -> None:
+    size = jax.vmap(growing_batch(1, 2.0, most=10, restart=5))
+    np.testing.assert_array_equal(size(jnp.arange(11)), [1, 2, 4, 8, 10] * 2 + [1])
+    # Powers are exact: 1.1**k in float32 would be off by one for some k.
+    exact = [min(int(7 * 1.1**k), 2000) for k in range(80)]
+    np.testing.assert_array_equal(jax.vmap(growing_batch(7, 1.1, 2000))(jnp.arange(80)), exact)
+
+
+def test_stages_of_growing_batches_by_hand() -> None:
+    size = growing_batch(1, 2.0, most=M, restart=3)
+    tx = optax.chain(jaxcomm.mean(), proximal_point(0.5, restart=3), optax.sgd(0.2))
+    step = jaxcomm.simulate(loss, tx, N, gradients=window_gradients, donate=False)
+    params, x = jnp.zeros(3), np.zeros(3)
+    state, center = jaxcomm.init(tx, params, N), x
+    for t in range(ROUNDS):
+        count = [1, 2, 4][t % 3]
+        finished = jnp.broadcast_to(size(jnp.int32(t)), (N,))
+        params, state, metrics = step(params, state, (DATA[t], finished))
+        assert metrics["weight"] == N * count
+        center = x if t % 3 == 0 else center
+        used = DATA[t].reshape(N, M, 3)[:, :count].astype(np.float64)
+        x = x - 0.2 * ((x - used.mean(axis=(0, 1))) + 0.5 * (x - center))
+        np.testing.assert_allclose(params, x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: growing_batch(0, 2.0, 4), "`first` must be a Python int of at least 1"),
+        (lambda: growing_batch(1, 2.0, 0), "`most` must be a Python int of at least 1"),
+        (lambda: growing_batch(1, 2.0, 4, restart=0), "`restart` must be a Python int"),
+        (lambda: growing_batch(1, 1.0, 4), "`rate` must be above 1"),
+        (lambda: proximal_point(0.0, 3), "`strength` must be positive"),
+        (lambda: proximal_point(0.1, 0), "`restart` must be a Python int"),
+        (lambda: _without_params(), "needs parameters"),
+    ],
+)
+def test_mistakes(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def _without_params() -> None:
+    tx = proximal_point(0.1, 3)
+    tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
