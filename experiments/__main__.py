@@ -18,6 +18,7 @@ from experiments.configs import (
     Figures,
     Gossip,
     Launch,
+    Pace,
     Sparse,
     Stragglers,
     Survey,
@@ -35,6 +36,7 @@ COMMANDS = {
     "estimate": Estimate,
     "train": Train,
     "launch": Launch,
+    "pace": Pace,
     "bench": Bench,
     "figures": Figures,
 }

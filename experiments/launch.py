@@ -1,4 +1,4 @@
-"""`train` as several processes of this machine."""
+"""`train` or `pace` as several processes of this machine."""
 
 import os
 import shlex
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.cluster import BIND, COORDINATOR, LOCAL_DEVICES, PROCESS, PROCESSES
 from experiments.command_line import parse
-from experiments.configs import Launch, Train
+from experiments.configs import Launch, Pace, Train
 from experiments.errors import ExperimentError
 from experiments.processes import COMMAND, Outcome, Together
 from experiments.roll_call import Address, listen
@@ -17,19 +17,19 @@ DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 
 def check(command: Sequence[str]) -> list[str]:
-    """The arguments of each process, if they are those of `train`.
+    """The arguments of each process, if they are those of `train` or `pace`.
 
     Raises:
       ExperimentError: If not; before anything is started.
     """
     if not command:
         raise ExperimentError("launch needs a command after --, such as: -- train --steps 100")
-    _, train = parse({"train": Train}, command)
-    if train.devices is not None:
+    _, config = parse({"train": Train, "pace": Pace}, command)
+    if getattr(config, "devices", None) is not None:
         raise ExperimentError(
             "--devices is not for `launch`, where every process has --devices-per-process."
         )
-    return list(command) if train.distributed else [*command, "--distributed"]
+    return list(command) if config.distributed else [*command, "--distributed"]
 
 
 def find_port(config: Launch) -> Address:

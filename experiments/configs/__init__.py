@@ -6,6 +6,7 @@ from experiments.configs.estimate import Estimate
 from experiments.configs.figures import Figures
 from experiments.configs.gossip import Gossip
 from experiments.configs.launch import Launch
+from experiments.configs.pace import Pace
 from experiments.configs.sparse import Sparse
 from experiments.configs.stragglers import Stragglers
 from experiments.configs.survey import Survey
@@ -18,6 +19,7 @@ __all__ = [
     "Figures",
     "Gossip",
     "Launch",
+    "Pace",
     "Sparse",
     "Stragglers",
     "Survey",

@@ -16,9 +16,9 @@ from experiments.configs.option import (
 class Launch:
     """How does `train` fare as several processes, which really send what they say?
 
-    Starts processes of `python -m experiments train` on this machine, joined by `jax.distributed`
-    over the loopback interface, and ends with them: all are stopped when one fails, on Ctrl+C and
-    on SIGTERM. The exit code is that of the first that failed.
+    Starts processes of `python -m experiments train`, or `pace`, on this machine, joined by
+    `jax.distributed` over the loopback interface, and ends with them: all are stopped when one
+    fails, on Ctrl+C and on SIGTERM. The exit code is that of the first that failed.
 
     Command: `python -m experiments launch --processes 4 -- train --method global_qsgd`.
 

@@ -5,8 +5,14 @@ from jaxcomm.synchronization._clock import Clock, Windows, windows
 from jaxcomm.synchronization._deal import deal
 from jaxcomm.synchronization._growing_batch import growing_batch, proximal_point
 from jaxcomm.synchronization._local_sgd import diloco, local_sgd, post_local, slowmo
-from jaxcomm.synchronization._microbatches import Finished, microbatch_gradients, window_gradients
+from jaxcomm.synchronization._microbatches import (
+    Finished,
+    given_gradients,
+    microbatch_gradients,
+    window_gradients,
+)
 from jaxcomm.synchronization._pr_sgd import pr_sgd
+from jaxcomm.synchronization._real_time import Closed, RealTimeWindow
 from jaxcomm.synchronization._run_time import (
     RunTime,
     meetings_run_time,
@@ -36,10 +42,12 @@ from jaxcomm.synchronization._windows import Queue, Window, begun_at, close_wind
 
 __all__ = [
     "Clock",
+    "Closed",
     "Finished",
     "Meeting",
     "Meetings",
     "Queue",
+    "RealTimeWindow",
     "RunTime",
     "Straggler",
     "Trigger",
@@ -56,6 +64,7 @@ __all__ = [
     "everybody",
     "exponential",
     "first_done",
+    "given_gradients",
     "growing_batch",
     "local_sgd",
     "meetings_run_time",

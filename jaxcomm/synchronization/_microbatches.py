@@ -95,6 +95,13 @@ def microbatch_gradients(
     return Finished(gradients, count, loss)
 
 
+def mean_of(done: Finished) -> tuple[jax.Array, PyTree, jax.Array]:
+    """`(mean loss, mean gradient, count)`; zeros where nothing is finished."""
+    some: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
+    mean = jax.tree.map(lambda x: x / some.astype(x.dtype), done.gradients)
+    return done.loss / some, mean, done.finished
+
+
 def window_gradients(
     loss_fn: LossFn, params: PyTree, batch: tuple[PyTree, ...], *, axis_name: AxisName = "data"
 ) -> tuple[jax.Array, PyTree, jax.Array]:
@@ -140,6 +147,31 @@ def window_gradients(
     done = microbatch_gradients(
         loss_fn, params, microbatches, finished[0], begun=begun, axis_name=axis_name
     )
-    some: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
-    mean = jax.tree.map(lambda x: x / some.astype(x.dtype), done.gradients)
-    return done.loss / some, mean, done.finished
+    return mean_of(done)
+
+
+def given_gradients(
+    loss_fn: LossFn, params: PyTree, batch: Finished
+) -> tuple[jax.Array, PyTree, jax.Array]:
+    r"""The `gradients=` of :func:`jaxcomm.make_step` where sums over mini-batches are at hand.
+
+    Args:
+      loss_fn: Not called.
+      params: Not used.
+      batch: Sums of this worker, with a leading axis of length 1, as :class:`RealTimeWindow` makes.
+
+    Returns:
+      `(mean loss, mean gradient, count)`, like :func:`window_gradients`.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jaxcomm
+      >>> from jaxcomm.synchronization import Finished, given_gradients
+      >>> tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
+      >>> step = jaxcomm.simulate(lambda w, x: w, tx, 2, gradients=given_gradients)
+      >>> params = jnp.float32(0)
+      >>> sums = Finished(jnp.array([1.0, 5.0]), jnp.array([1, 2]), jnp.array([0.5, 1.0]))
+      >>> print(step(params, jaxcomm.init(tx, params, 2), sums)[0])  # -(1 + 5) / 3
+      -2.0
+    """
+    del loss_fn, params
+    return mean_of(jax.tree.map(lambda x: x[0], batch))

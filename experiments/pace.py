@@ -1,0 +1,192 @@
+"""Synchronous and Non-blocking SGD on the wall's clock, and what the simulated one promises."""
+
+import inspect
+import math
+import statistics
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType
+
+from experiments import cluster
+from experiments.configs import Pace
+from experiments.errors import ExperimentError
+from experiments.pace_training import Measured, Run, Speeds, simulated
+from experiments.progress import Progress
+from experiments.recording import describe_command, open_record
+from experiments.summary import sd
+from experiments.tables import to_csv, to_markdown, to_rich
+from experiments.task import Task
+from jaxcomm.synchronization import deadline, deterministic, everybody
+
+WAITING, NON_BLOCKING = "synchronous", "non_blocking"
+WARM_UP, WARM_UP_SEED = 4, 1000
+TIMES_AS_MANY = 2  # Windows of a run that does not wait.
+AGREEMENT = 0.2
+
+
+class Ratio(NamedTuple):
+    """Seconds to the loss of synchronous SGD, to those of Non-blocking SGD, a number a repeat."""
+
+    measured: list[float]
+    simulated: list[float]
+
+    @property
+    def apart(self) -> float:
+        """How far the simulated mean is from the measured one."""
+        return statistics.mean(self.simulated) / statistics.mean(self.measured) - 1
+
+    @property
+    def sentence(self) -> str:
+        """What was found."""
+        if math.isnan(self.apart):
+            return "Not every run reached the loss."
+        shown = [
+            f"{statistics.mean(ratios):.2f} ± {sd(ratios):.2f}"
+            for ratios in (self.measured, self.simulated)
+        ]
+        within = "within" if abs(self.apart) <= AGREEMENT else "NOT within"
+        return (
+            f"Non-blocking SGD was {shown[0]} times faster to the loss; the simulated clock says "
+            f"{shown[1]}, which is {100 * self.apart:+.0f} % off: {within} {100 * AGREEMENT:.0f} %."
+        )
+
+
+def _rows(task: Task, config: Pace, clock: str, strategy: str, seed: int, run: Run) -> list[Any]:
+    names = {"clock": clock, "strategy": strategy, "seed": seed}
+    losses = [task.train_score(params)[0] for params in run.params]
+    rows: list[dict[str, Any]] = [
+        {"kind": "pace", **names, "seconds": seconds, "train_loss": loss}
+        for seconds, loss in zip(run.seconds, losses, strict=True)
+    ]
+    reached = [row["seconds"] for row in rows if row["train_loss"] <= config.loss]
+    last = {
+        "kind": "pace_run",
+        **names,
+        "seconds_to_loss": min(reached, default=math.nan),
+        "seconds": run.seconds[-1],
+        "minibatches": run.minibatches,
+        "train_loss": losses[-1],
+        "test_accuracy": task.test_score(run.params[-1])[1],
+    }
+    return [*rows, last]
+
+
+def ratio_of(runs: list[dict[str, Any]]) -> Ratio:
+    """From the rows that sum runs up."""
+    times = {(run["clock"], run["strategy"], run["seed"]): run["seconds_to_loss"] for run in runs}
+    seeds = sorted({run["seed"] for run in runs})
+    return Ratio(
+        *(
+            [times[clock, WAITING, seed] / times[clock, NON_BLOCKING, seed] for seed in seeds]
+            for clock in ("wall", "simulated")
+        )
+    )
+
+
+HEADINGS = ("clock", "strategy", "seconds to the loss", "seconds", "mini-batches", "accuracy %")
+
+
+def _lines(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    lines = []
+    for clock, strategy in dict.fromkeys((run["clock"], run["strategy"]) for run in runs):
+        group = [run for run in runs if (run["clock"], run["strategy"]) == (clock, strategy)]
+        column = lambda name, group=group: [run[name] for run in group]  # noqa: E731
+        times = column("seconds_to_loss")
+        lines.append(
+            (
+                clock,
+                strategy,
+                f"{statistics.mean(times):.2f} ± {sd(times):.2f}",
+                f"{statistics.mean(column('seconds')):.2f}",
+                f"{statistics.mean(column('minibatches')):,.0f}",
+                f"{100 * statistics.mean(column('test_accuracy')):.1f}",
+            )
+        )
+    return lines
+
+
+def write_readme(config: Pace, speeds: Speeds, seconds: float, runs: list[dict[str, Any]]) -> str:
+    """The text of the README, every number of it from the record."""
+    question = (inspect.getdoc(Pace) or "").splitlines()[0]
+    shown = ", ".join(f"{1e3 * each:.1f}" for each in speeds.minibatch)
+    return (
+        f"# {question}\n\n"
+        f"digits, {len(speeds.minibatch)} processes of one machine, windows of "
+        f"{config.minibatches} mini-batches of {config.size} examples, plain SGD with the rate "
+        f"{config.learning_rate:g} for both, {config.repeats} repeats. A mini-batch waits "
+        f"{1e3 * config.seconds:g} ms in place of a device that this machine lacks, and in the "
+        f"last process computes {1e3 * (config.slow - 1) * config.seconds:g} ms of gradients "
+        "besides that nobody uses, so that the processes do not fight for the cores. Mini-batches "
+        f"took {shown} ms (medians), an exchange {1e3 * speeds.exchange:.1f} ms; the deadline of "
+        f"Non-blocking SGD is {1e3 * seconds:.1f} ms. The simulated clock is told these numbers, "
+        "and trains on the same batches.\n\n"
+        f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
+        "setting in `config.json`, every raw metric in `metrics.jsonl`.\n\n"
+        f"{ratio_of(runs).sentence}\n\n"
+        f"{to_markdown(HEADINGS, _lines(runs), left=2)}\n"
+        f"Seconds to the loss {config.loss:g} over the whole training set, looked at every "
+        f"{config.log_every} windows; ± is the standard deviation over repeats.\n"
+    )
+
+
+def main(config: Pace) -> int:
+    """Measures, as one process of `launch -- pace`; the exit code."""
+    if not config.distributed:
+        raise ExperimentError(
+            "pace is for processes: python -m experiments launch --processes 4 -- pace."
+        )
+    if jax.local_device_count() != 1 or jax.process_count() < 2:
+        raise ExperimentError("pace needs two processes at least, with one device each.")
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    task, runs, measured = Task("digits"), [], []
+    with (
+        open_record(config) as record,
+        Progress(2 * config.repeats) as progress,
+        cluster.reporting_lost_processes(),
+    ):
+        waiting = Measured(task, mesh, config, math.inf)
+        _, speeds = waiting.run(WARM_UP_SEED, WARM_UP)
+        seconds = config.slack * config.minibatches * float(speeds.minibatch.min())
+        measuring = {WAITING: waiting, NON_BLOCKING: Measured(task, mesh, config, seconds)}
+        measuring[NON_BLOCKING].run(WARM_UP_SEED, WARM_UP)
+        counts = {WAITING: config.windows, NON_BLOCKING: TIMES_AS_MANY * config.windows}
+        for seed in range(config.repeats):
+            for strategy, timed in measuring.items():
+                run, speeds = timed.run(seed, counts[strategy])
+                measured.append(speeds)
+                if not cluster.is_first():
+                    continue
+                rows = _rows(task, config, "wall", strategy, seed, run)
+                runs.append(rows[-1])
+                for row in rows:
+                    record.add(row)
+                progress.advance(
+                    len(runs),
+                    f"{strategy:13} {rows[-1]['seconds_to_loss']:.2f} s to the loss, mini-batches "
+                    f"of {', '.join(f'{1e3 * each:.1f}' for each in speeds.minibatch)} ms",
+                )
+        if not cluster.is_first():
+            return 0
+        speeds = Speeds(
+            np.median([each.minibatch for each in measured], axis=0),
+            statistics.median(each.exchange for each in measured),
+        )
+        straggler = deterministic(speeds.minibatch.tolist())
+        triggers = {WAITING: everybody(), NON_BLOCKING: deadline(seconds)}
+        for seed in range(config.repeats):
+            for strategy, trigger in triggers.items():
+                run = simulated(task, config, straggler, trigger, speeds, seed, counts[strategy])
+                rows = _rows(task, config, "simulated", strategy, seed, run)
+                runs.append(rows[-1])
+                for row in rows:
+                    record.add(row)
+        progress.say(to_rich(HEADINGS, _lines(runs), left=2))
+        progress.say(ratio_of(runs).sentence)
+        record.write("table.csv", to_csv([*runs[0]], [run.values() for run in runs]))
+        record.write("README.md", write_readme(config, speeds, seconds, runs))
+        if record.folder:
+            progress.say(f"Record: {record.folder}")
+        record.finish()
+    return 0

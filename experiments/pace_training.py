@@ -1,0 +1,142 @@
+"""Training over windows on the wall's clock, and on a simulated one from the same batches."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxcomm
+from experiments.configs import Pace
+from experiments.task import Task
+from jaxcomm import synchronization
+from jaxcomm.synchronization import RealTimeWindow, Straggler, Trigger
+
+
+class Run(NamedTuple):
+    """What one run has left, a row a logged window."""
+
+    seconds: list[float]  # on the clock
+    params: list[Any]
+    minibatches: int  # of all workers
+
+
+class Speeds(NamedTuple):
+    """What was measured in a run."""
+
+    minibatch: np.ndarray  # [workers], median seconds
+    exchange: float  # median over windows of the least over workers, whose last does not wait
+
+
+def batches_of(task: Task, worker: int, workers: int, size: int, seed: int) -> Iterator[Any]:
+    """A worker's mini-batches without end, from its own part of the training set."""
+    inputs, labels = task.dataset.train_inputs, task.dataset.train_labels
+    own = np.random.default_rng(seed).permutation(len(inputs))[worker::workers]
+    rng = np.random.default_rng([seed, worker])
+    waiting = np.empty(0, np.int64)
+    while True:
+        while len(waiting) < size:
+            waiting = np.concatenate([waiting, rng.permutation(own)])
+        rows, waiting = waiting[:size], waiting[size:]
+        yield inputs[rows], labels[rows]
+
+
+def paced(
+    batches: Iterator[Any], seconds: float, extra: float, work: Callable[[Any], Any]
+) -> Iterator[Any]:
+    """Mini-batches that each take so long to come, and `extra` seconds of `work` besides."""
+    for batch in batches:
+        end = time.perf_counter() + extra
+        while time.perf_counter() < end:
+            work(batch)
+        time.sleep(seconds)
+        yield batch
+
+
+def _transformation(config: Pace) -> optax.GradientTransformation:
+    """The same for both."""
+    return optax.chain(jaxcomm.mean(), optax.sgd(config.learning_rate))
+
+
+def gather(mesh: Mesh, own: np.ndarray) -> np.ndarray:
+    """What each process has, [processes, ...], on all."""
+    of_all = jax.make_array_from_process_local_data(
+        NamedSharding(mesh, PartitionSpec("data")), np.asarray(own, np.float32)[None]
+    )
+    copied = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(of_all)
+    return np.asarray(copied.addressable_data(0), np.float64)
+
+
+class Measured:
+    """Windows of one length in real time; compiled by the first."""
+
+    def __init__(self, task: Task, mesh: Mesh, config: Pace, seconds: float):
+        """Nothing is compiled yet."""
+        self._task, self._mesh, self._config = task, mesh, config
+        self._tx = _transformation(config)
+        step = jaxcomm.make_step(
+            task.loss, self._tx, mesh, gradients=synchronization.given_gradients
+        )
+        self._window = RealTimeWindow(
+            task.loss, step, mesh, seconds=seconds, minibatches=config.minibatches
+        )
+        self._work = jax.jit(jax.grad(task.loss))
+
+    def run(self, seed: int, windows: int) -> tuple[Run, Speeds]:
+        """Trains once, all processes together."""
+        task, config, me = self._task, self._config, jax.process_index()
+        extra = (config.slow - 1) * config.seconds if me == self._mesh.size - 1 else 0.0
+        weights = jax.device_get(task.first_weights(seed))
+        batches = batches_of(task, me, self._mesh.size, config.size, seed)
+        work = lambda batch: jax.block_until_ready(self._work(weights, batch))  # noqa: E731
+        queue = paced(batches, config.seconds, extra, work)
+        params, state = weights, jaxcomm.init(self._tx, weights, self._mesh)
+        seconds, logged, paces, exchanges, finished = [], [], [], [], 0
+        gather(self._mesh, np.zeros(1))  # All are here.
+        self._window.restart()
+        began = time.perf_counter()
+        for number in range(1, windows + 1):
+            closed = self._window(params, state, [queue])
+            params, state = closed.params, closed.opt_state
+            paces.append(self._window.minibatch_seconds)
+            exchanges.append(closed.metrics["exchange_seconds"])
+            finished += int(closed.metrics["weight"])
+            if number % config.log_every == 0:
+                seconds.append(time.perf_counter() - began)
+                logged.append(jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), params))
+        each = gather(self._mesh, np.asarray([np.median(paces), *exchanges]))
+        speeds = Speeds(each[:, 0], float(np.median(each[:, 1:].min(axis=0))))
+        return Run(seconds, logged, finished), speeds
+
+
+def simulated(
+    task: Task, config: Pace, straggler: Straggler, trigger: Trigger, speeds: Speeds,
+    seed: int, count: int,
+) -> Run:  # fmt: skip
+    """The same batches on a simulated clock."""
+    workers, most, tx = len(speeds.minibatch), config.minibatches, _transformation(config)
+    params = task.first_weights(seed)
+    state = jaxcomm.init(tx, params, workers)
+    step = jaxcomm.simulate(task.loss, tx, workers, gradients=synchronization.window_gradients)
+    clock, close = synchronization.windows(
+        straggler, trigger, workers=workers, minibatches=most, communication=speeds.exchange
+    )
+    queues = [batches_of(task, worker, workers, config.size, seed) for worker in range(workers)]
+    unused = next(batches_of(task, 0, workers, config.size, seed))
+    seconds, logged = [], []
+    for number in range(1, count + 1):
+        window, clock = close(clock)
+        given = []
+        for queue, finished in zip(queues, np.asarray(window.finished), strict=True):
+            given += [*itertools.islice(queue, int(finished))]
+            given += [unused] * (most - int(finished))
+        batch = jax.tree.map(lambda *each: np.stack(each), *given)
+        params, state, _ = step(params, state, (batch, window.finished))
+        if number % config.log_every == 0:
+            seconds.append(float(clock.seconds))
+            logged.append(jax.device_get(params))
+    return Run(seconds, logged, int(clock.minibatches))

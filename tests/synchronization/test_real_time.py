@@ -1,0 +1,134 @@
+"""Windows by the clock on the wall, one worker a process, and by a simulated one."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm import gossip
+from jaxcomm.synchronization import (
+    RealTimeWindow,
+    deterministic,
+    given_gradients,
+    window_gradients,
+)
+from tests.workers import mesh_of
+
+N, M = 4, 3
+DATA = np.random.default_rng(0).normal(size=(N, 40, 2, 3)).astype(np.float32)
+
+
+def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
+    return 0.5 * jnp.mean(jnp.sum((x[None] - batch) ** 2, axis=-1))
+
+
+def make(tx: Any, workers: int, **options: Any) -> Any:
+    mesh = mesh_of(workers)
+    step = jaxcomm.make_step(loss, tx, mesh, gradients=given_gradients)
+    return RealTimeWindow(loss, step, mesh, **{"minibatches": M, **options})
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_on_fake_devices_it_is_the_windows_of_the_clock(apart: bool) -> None:
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(0.3))
+    params: Any = jnp.zeros(3)
+    if apart:
+        tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(N)))
+        params = jaxcomm.replicate(params, mesh_of(N))
+    times = deterministic([1.0, 2.0, 1.5, 5.0])
+    window = make(tx, N, seconds=3.0, straggler=times)
+    queues = [iter(DATA[i]) for i in range(N)]
+    state, counts = jaxcomm.init(tx, params, mesh_of(N)), []
+    for _ in range(3):
+        params, state, metrics, finished = window(params, state, queues)
+        counts.append(finished.tolist())
+        assert (metrics["seconds"], metrics["idle"]) == (3, 0)
+    assert counts == [[3, 1, 2, 0]] * 3
+    # The same windows in the simulator, whose batches are cut from the same queues.
+    simulated: Any = jaxcomm.replicate(jnp.zeros(3), N) if apart else jnp.zeros(3)
+    step = jaxcomm.simulate(loss, tx, N, gradients=window_gradients)
+    state = jaxcomm.init(tx, simulated, N)
+    for t in range(3):
+        batch = np.concatenate([DATA[i, t * c : t * c + M] for i, c in enumerate(counts[0])])
+        simulated, state, _ = step(simulated, state, (batch, np.array(counts[0], np.int32)))
+    for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(simulated), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def slowly(seconds: float) -> Iterator[np.ndarray]:
+    for number in itertools.count():
+        time.sleep(seconds)
+        yield DATA[0, number % 40]
+
+
+ONE = optax.chain(jaxcomm.mean(), optax.sgd(0.3))
+
+
+def run(window: Any, queue: Iterator[np.ndarray], count: int) -> tuple[list[int], Any]:
+    params = jnp.zeros(3)
+    state, counts = jaxcomm.init(ONE, params, mesh_of(1)), []
+    for _ in range(count):
+        params, state, metrics, finished = window(params, state, [queue])
+        counts.append(int(finished[0]))
+        assert metrics["weight"] == finished[0]
+    return counts, metrics
+
+
+def test_a_worker_does_what_fits_before_the_deadline() -> None:
+    # Loading takes 0.3 s: two fit into 0.85 s, and three never do.
+    counts, metrics = run(make(ONE, 1, seconds=0.85, minibatches=4), slowly(0.3), 4)
+    assert counts[1:] == [2, 2, 2]
+    assert metrics["seconds"] >= 0.6 and metrics["exchange_seconds"] > 0
+    counts, metrics = run(make(ONE, 1, seconds=float("inf")), slowly(0.05), 2)
+    assert counts == [M, M] and metrics["seconds"] >= 0.15
+
+
+def test_where_none_fits_one_is_tried_now_and_then() -> None:
+    taken = []
+
+    def queue() -> Iterator[np.ndarray]:
+        for number in itertools.count():
+            time.sleep(0.0 if number == 0 else 0.12)
+            taken.append(number)
+            yield DATA[0, number % 40]
+
+    window = make(ONE, 1, seconds=0.1)
+    counts, metrics = run(window, queue(), 12)
+    assert counts[0] >= 1 and set(counts[2:]) == {0, 1}
+    assert metrics["idle"] == counts.count(0) > 0
+    assert taken == [*range(sum(counts))]  # None that was taken is lost.
+
+
+def test_a_deadline_that_nobody_can_keep_is_an_error_before_training() -> None:
+    with pytest.raises(ValueError, match="shorter than one mini-batch, which takes the fastest"):
+        run(make(ONE, 1, seconds=1e-7), slowly(0.0), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seconds": 0.0}, "`seconds` must be positive"),
+        ({"seconds": 1.0, "minibatches": 0}, "`minibatches` must be a Python int"),
+        ({"seconds": 1.0, "axis_name": "model"}, r"names \['model'\]"),
+        ({"seconds": 1.0}, "This process has 4 devices of the mesh"),
+        ({"seconds": 0.5, "straggler": deterministic([1.0] * N)}, "A deadline of 0.5 seconds"),
+        ({"seconds": 1.0, "straggler": deterministic([1.0])}, "times of 1 workers"),
+    ],
+)
+def test_mistakes(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(ONE, N, **options)
+
+
+def test_a_queue_for_each_worker() -> None:
+    window = make(ONE, N, seconds=3.0, straggler=deterministic([1.0] * N))
+    state = jaxcomm.init(ONE, jnp.zeros(3), mesh_of(N))
+    with pytest.raises(ValueError, match="one iterator for each of the 4 workers"):
+        window(jnp.zeros(3), state, [iter(DATA[0])])
