@@ -10,7 +10,7 @@ import optax
 from rich.table import Table
 
 import jaxcomm
-from experiments import bench_ops, bench_sparse
+from experiments import bench_ops, bench_sparse, bench_windows
 from experiments.bench_codecs import time_codecs, to_table
 from experiments.configs import Bench
 from experiments.methods import parse_variant
@@ -116,7 +116,7 @@ def _step_table(steps: Mapping[str, tuple[float, float]], parameters: int, worke
 def main(config: Bench) -> int:
     """Measures, as `python -m experiments bench` asks; the exit code."""
     workers = make_mesh(config.devices).size
-    with Progress(5) as progress:
+    with Progress(6) as progress:
         progress.say(f"JAX {jax.__version__}, {jax.default_backend()}")
         codec = time_codec(config.coordinates, config.repetitions)
         progress.advance(1, "timed 8-bit dithering; the ops next")
@@ -128,7 +128,12 @@ def main(config: Bench) -> int:
         every = time_codecs(config.codec_coordinates, config.repetitions)
         progress.advance(4, "timed the codecs; whole steps next")
         steps = time_steps(config.parameters, config.repetitions, config.devices)
-        progress.advance(5, "timed the steps")
+        progress.advance(5, "timed the steps; simulated windows next")
+        windows = {
+            workers: bench_windows.time_windows(workers, config.windows)
+            for workers in bench_windows.WORKERS
+        }
+        progress.advance(6, "timed the windows")
         progress.say(_codec_table(codec, config.coordinates))
         ratios = {
             "encode": codec["encode"] / codec["encode, floor with hashed noise"],
@@ -145,4 +150,6 @@ def main(config: Bench) -> int:
         progress.say(bench_sparse.to_table(sparse, top_k, config.coordinates))
         progress.say(to_table(every, config.codec_coordinates))
         progress.say(_step_table(steps, config.parameters, workers))
+        progress.say(bench_windows.to_table(windows, config.windows))
+        progress.say(bench_windows.verdict(windows, config.windows))
     return 0

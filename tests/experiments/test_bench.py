@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from experiments import bench_ops, bench_sparse
+from experiments import bench_ops, bench_sparse, bench_windows
 from experiments.bench_codecs import CODECS, Timing, time_codecs, to_table
 from experiments.bench_ops import core_seconds
 from experiments.timing import medians
@@ -93,3 +93,14 @@ def test_quantizing_is_judged_by_nanoseconds_a_coordinate() -> None:
     )
     assert bench_ops.verdict(2e-6, 1000, 512).endswith("BEYOND 1.5")
     assert all(seconds > 0 for seconds in bench_ops.time_quantize(2000, 1).values())
+
+
+@pytest.mark.slow
+def test_windows_are_timed_and_train() -> None:
+    few = bench_windows.time_windows(4, 60)
+    assert few.parameters >= 5000 and few.seconds > 0
+    assert few.loss < np.log(10) - 0.05  # Of ten classes that are all as likely.
+    table = bench_windows.to_table({4: few, 8: few._replace(seconds=1.0)}, 2)
+    assert [*table.columns[1].cells][1] == "500.0"
+    assert "BEYOND" in bench_windows.verdict({8: few._replace(seconds=1.0)}, 2)
+    assert "within" in bench_windows.verdict({8: few._replace(seconds=0.5)}, 2)

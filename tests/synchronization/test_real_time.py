@@ -77,7 +77,7 @@ def run(window: Any, queue: Iterator[np.ndarray], count: int) -> tuple[list[int]
     for _ in range(count):
         params, state, metrics, finished = window(params, state, [queue])
         counts.append(int(finished[0]))
-        assert metrics["weight"] == finished[0]
+        assert int(metrics["weight"]) == finished[0]
     return counts, metrics
 
 

@@ -1,0 +1,81 @@
+"""Windows on the wall's clock: what is compared, and the record of it."""
+
+import itertools
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import pace
+from experiments.__main__ import main
+from experiments.configs import Pace
+from experiments.launch import check
+from experiments.pace_training import Speeds, batches_of, paced, simulated
+from experiments.recording import read_metrics
+from experiments.task import Task
+from jaxcomm.synchronization import deadline, deterministic
+
+RECORDS = sorted((Path(pace.__file__).parent / "records").glob("*_pace*"))
+
+
+def runs(wall: tuple[float, float], clock: tuple[float, float]) -> list[dict]:
+    return [
+        {"clock": name, "strategy": strategy, "seed": seed, "seconds_to_loss": seconds * (1 + seed)}
+        for name, both in (("wall", wall), ("simulated", clock))
+        for strategy, seconds in zip((pace.WAITING, pace.NON_BLOCKING), both, strict=True)
+        for seed in (0, 1)
+    ]
+
+
+def test_ratios_agree_or_do_not() -> None:
+    ratio = pace.ratio_of(runs((4.0, 2.0), (4.4, 2.0)))
+    assert ratio.measured == [2, 2] and ratio.apart == pytest.approx(0.1)
+    assert "+10 % off: within 20 %" in ratio.sentence
+    assert "NOT within" in pace.ratio_of(runs((4.0, 2.0), (5.0, 2.0))).sentence
+    never = pace.ratio_of(runs((math.nan, 2.0), (5.0, 2.0)))
+    assert never.sentence == "Not every run reached the loss."
+
+
+def test_workers_go_through_parts_of_their_own() -> None:
+    task = Task("digits")
+    each = len(task.dataset.train_inputs) // 4
+    seen = [
+        np.concatenate([x for x, _ in itertools.islice(batches_of(task, w, 4, each, 0), 2)])
+        for w in range(4)
+    ]
+    for images in seen:
+        first, second = np.split(images.reshape(2 * each, -1), 2)
+        assert not np.array_equal(first, second)
+    assert len(np.unique(np.concatenate(seen).reshape(8 * each, -1), axis=0)) > 3 * each
+
+
+def test_mini_batches_take_their_time_and_extra_work() -> None:
+    worked = []
+    began = time.perf_counter()
+    taken = [*itertools.islice(paced(iter(range(5)), 0.02, 0.02, worked.append), 2)]
+    assert taken == [0, 1] and {*worked} == {0, 1}
+    assert time.perf_counter() - began >= 0.08
+
+
+def test_the_simulated_clock() -> None:
+    task, config = Task("digits"), Pace(log_every=1)
+    speeds = Speeds(np.array([0.02, 0.06]), 0.01)
+    straggler = deterministic(speeds.minibatch.tolist())
+    fast = simulated(task, config, straggler, deadline(0.085), speeds, 0, 2)
+    np.testing.assert_allclose(fast.seconds, [0.095, 0.19], rtol=1e-5)
+    assert fast.minibatches == 10
+
+
+def test_it_is_run_by_launch() -> None:
+    assert check(["pace", "--repeats", "1"]) == ["pace", "--repeats", "1", "--distributed"]
+    assert main(["pace", "--record", "none"]) == 2
+
+
+@pytest.mark.parametrize("folder", RECORDS, ids=lambda folder: folder.name)
+def test_records_agree_with_the_simulator(folder: Path) -> None:
+    ratio = pace.ratio_of(read_metrics(folder, "pace_run"))
+    assert len(ratio.measured) == len(ratio.simulated) == 5
+    assert abs(ratio.apart) <= pace.AGREEMENT
+    assert ratio.sentence in (folder / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,131 @@
+"""The comparison of stragglers: its clocks, its claim, and the record that it leaves."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import straggler_timeline, stragglers
+from experiments.configs import Stragglers
+from experiments.errors import ExperimentError
+from experiments.figures import draw
+from experiments.recording import read_metrics
+from experiments.straggler_methods import BLOCKING, SPEEDS, STRATEGIES, WORKERS
+from experiments.straggler_report import verdict
+from experiments.straggler_table import gains, summarize
+from experiments.straggler_timeline import Link, timeline
+
+RECORDS = sorted((Path(stragglers.__file__).parent / "records").glob("*_stragglers*"))
+LINK = Link(all_reduce=0.004, message=0.001)
+CONFIG = Stragglers(steps=24, seconds=0.01)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_all_are_given_as_many_mini_batches(strategy: str) -> None:
+    found = timeline(STRATEGIES[strategy], LINK, "3:1", 0, CONFIG)
+    wanted = CONFIG.steps * WORKERS * CONFIG.minibatches
+    chunk = STRATEGIES[strategy].chunk(CONFIG)
+    last = found.window.finished[-chunk:].sum()
+    assert wanted <= found.window.finished.sum() < wanted + last
+    assert len(found.seconds) % chunk == 0 and (np.diff(found.seconds) > 0).all()
+    np.testing.assert_array_equal(found.idle, 0)
+
+
+def test_clocks_by_hand() -> None:
+    seconds = {
+        name: timeline(STRATEGIES[name], LINK, "3:1", 0, CONFIG).seconds for name in STRATEGIES
+    }
+    # Twelve times 10 ms on slow workers, or four times on fast ones, and what is sent.
+    np.testing.assert_allclose(seconds["synchronous"][:2], [0.124, 0.248], rtol=1e-5)
+    np.testing.assert_allclose(seconds["non_blocking"][:2], [0.044, 0.088], rtol=1e-5)
+    # Local steps meet after eight mini-batches of 30 ms.
+    np.testing.assert_allclose(seconds["local_sgd"][[6, 7]], [0.21, 0.244], rtol=1e-5)
+    # The busiest worker of the graph has five neighbours, to each of whom it sends.
+    np.testing.assert_allclose(seconds["non_blocking_dpsgd"][0], 0.045, rtol=1e-5)
+    assert seconds["matcha"][-1] < seconds["dpsgd"][-1] < seconds["synchronous"][-1] * 1.05
+
+
+def test_finishing_next_to_nothing_in_a_window_is_an_error(monkeypatch: Any) -> None:
+    one_of_eight = dataclasses.replace(CONFIG, minibatches=1)
+    monkeypatch.setattr(straggler_timeline, "MOST", 4)
+    with pytest.raises(ExperimentError, match="workers finish next to nothing in a window"):
+        timeline(STRATEGIES["non_blocking"], LINK, "exponential", 0, one_of_eight)
+
+
+def runs(times: dict[str, float]) -> list[dict]:
+    return [
+        {"dataset": "digits", "speeds": "3:1", "strategy": strategy, "seed": seed,
+         "seconds_to_loss": seconds * (1 + seed), "seconds": 10.0, "steps": 5, "minibatches": 40,
+         "idle": 0, "loss": 0.25, "learning_rate": 0.1, "test_accuracy": 0.9}
+        for strategy, seconds in times.items() for seed in (0, 1)
+    ]  # fmt: skip
+
+
+def test_gains_are_ratios_of_times() -> None:
+    found = {gain.strategy: gain for gain in gains(runs(
+        {"synchronous": 3.0, "dpsgd": 2.0, "non_blocking": 2.0, "non_blocking_dpsgd": 4.0}
+    ))}  # fmt: skip
+    assert found["non_blocking"].ratio == 1.5 and found["non_blocking"].ratio_sd == 0
+    assert "1.50 ± 0.00 times faster" in found["non_blocking"].sentence
+    assert "slower" in found["non_blocking_dpsgd"].sentence
+    assert "0.50 times at worst" in verdict([*found.values()])
+    unknown = gains(runs({"dpsgd": math.nan, "non_blocking_dpsgd": 1.0}))
+    assert "does not reach the loss" in unknown[0].sentence
+    assert "not put to the test" in verdict(unknown)
+    (row,) = summarize(runs({"dpsgd": math.nan}))
+    assert row.reached == 0 and math.isnan(row.seconds_to_loss)
+
+
+def test_a_short_comparison_leaves_a_record(tmp_path: Path) -> None:
+    config = Stragglers(
+        datasets=("digits",),
+        speeds=("3:1",),
+        strategies=("synchronous", "non_blocking_late"),
+        rates=(0.2,),
+        steps=2,
+        seeds=2,
+        log_every=1,
+        digits_loss=2.5,
+        records=str(tmp_path),
+    )
+    assert stragglers.main(config) == 0
+    (folder,) = tmp_path.iterdir()
+    assert json.loads((folder / "config.json").read_text())["finished"]
+    rows, ended = (read_metrics(folder, kind) for kind in ("straggler", "straggler_run"))
+    assert {row["strategy"] for row in rows} == {run["strategy"] for run in ended}
+    assert len(ended) == 4 and all(run["seconds_to_loss"] > 0 for run in ended)
+    late = [run for run in ended if run["strategy"] == "non_blocking_late"]
+    assert late[0]["steps"] > 2 and late[0]["seconds"] < ended[0]["seconds"]
+    text = (folder / "README.md").read_text()
+    assert "non_blocking_late to synchronous" in text
+    assert draw(folder).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategies": ("foo",)}, "--strategies must be of synchronous"),
+        ({"speeds": ("foo",)}, "--speeds must be of 3:1"),
+        ({"size": 1000}, "--size 1000 exceeds the"),
+    ],
+)
+def test_mistakes(options: dict, message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        stragglers.main(Stragglers(datasets=("digits",), record="none", **options))
+
+
+@pytest.mark.parametrize("folder", RECORDS, ids=lambda folder: folder.name)
+def test_records_say_what_was_found(folder: Path) -> None:
+    ended = read_metrics(folder, "straggler_run")
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    for gain in gains(ended):
+        assert gain.sentence in text
+    assert verdict(gains(ended)) in text
+    assert {run["strategy"] for run in ended} == {*STRATEGIES}
+    assert {run["speeds"] for run in ended} == {*SPEEDS}
+    assert len({run["seed"] for run in ended}) == 5
+    assert {*BLOCKING} < {run["strategy"] for run in ended}
