@@ -7,7 +7,7 @@ NPROC := 16
 export NPROC
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip test test-slow test-docs test-aot test-gpu bench lint clean venv
+.PHONY: help demo survey sparse gossip stragglers test test-slow test-docs test-aot test-gpu bench lint clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -26,6 +26,9 @@ sparse: venv ## everything that sends sparse updates, on a language model (20 mi
 
 gossip: venv ## decentralized training on several graphs: MATCHA against D-PSGD, and others (20 minutes)
 	$(PY) -u -m experiments compare --preset gossip $(ARGS)
+
+stragglers: venv ## slow workers on a simulated clock: time to the same loss (40 minutes)
+	$(PY) -u -m experiments stragglers $(ARGS)
 
 test: venv ## all tests but the slow ones
 	$(PY) -m pytest -m "not slow" -n 2 --dist loadgroup --durations=10 $(ARGS)

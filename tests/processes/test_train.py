@@ -105,6 +105,26 @@ def test_four_processes_of_two_devices_are_eight_devices_of_one(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None:
+    few = ["--repeats", "2", "--windows", "8", "--loss", "3", "--seconds", "0.05", "--slack", "1.2"]
+    arguments = [*few, "--log-every", "2", "--records", str(tmp_path)]
+    code, stdout, stderr = run("launch", "--processes", "2", "--", "pace", *arguments)
+    assert (code, stderr) == (0, "")
+    (folder,) = tmp_path.iterdir()
+    config, rows, _ = read(folder)
+    assert config["finished"]
+    by_strategy = {
+        (row["clock"], row["strategy"]): row for row in rows if row["kind"] == "pace_run"
+    }
+    assert len(by_strategy) == 4
+    waiting, other = (by_strategy["wall", name] for name in ("synchronous", "non_blocking"))
+    assert waiting["minibatches"] == 2 * 4 * 8
+    # In 16 windows, the one fast worker does all four and the slow one does one.
+    assert 16 * 4 <= other["minibatches"] <= 16 * 6
+    assert other["seconds"] < waiting["seconds"]
+
+
+@pytest.mark.slow
 def test_a_worker_that_is_killed_ends_all() -> None:
     launcher = start("launch", "--", "train", *ENDLESS)
     wait_for(launcher, "[0] step 4:")
