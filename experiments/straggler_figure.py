@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from experiments.straggler_methods import BLOCKING
+from experiments.straggler_table import with_times
 
 NAME = "loss_against_seconds.png"
 _COLORS = matplotlib.colormaps["tab10"].colors
@@ -36,6 +37,7 @@ def _curve(axes: Axes, rows: Sequence[dict[str, Any]], style: dict[str, Any]) ->
 
 def draw(folder: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> Path:
     """Draws the rows of `metrics.jsonl`; the path of the figure."""
+    timed = with_times(rows, runs)
     datasets = list(dict.fromkeys(row["dataset"] for row in rows))
     speeds = list(dict.fromkeys(row["speeds"] for row in rows))
     order = list(dict.fromkeys(row["strategy"] for row in rows))
@@ -61,8 +63,8 @@ def draw(folder: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, 
                 style |= {"linewidth": 1.8, "linestyle": ":" if late else "-"}
             if chosen:
                 _curve(axes, chosen, style)
-        losses = [run["loss"] for run in runs if run["dataset"] == dataset]
-        axes.axhline(losses[0], color="black", linewidth=0.6)
+        loss = next(run["loss"] for run in timed if run["dataset"] == dataset)
+        axes.axhline(loss, color="black", linewidth=0.6)
         axes.set_xscale("log")
         axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis):

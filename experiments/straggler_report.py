@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from experiments import straggler_figure
 from experiments.configs import Stragglers
-from experiments.recording import describe_command
 from experiments.straggler_methods import BUDGET, DEAD, STRATEGIES, TAIL, WORKERS
 from experiments.straggler_table import CLAIMED, Gain, Row, to_markdown
 
@@ -30,15 +29,30 @@ def verdict(gains: Sequence[Gain]) -> str:
     if slower:
         text += ": " + "; ".join(f"{g.dataset}, {g.speeds}, {g.strategy}" for g in slower)
     if missing := [gain for gain in claimed if math.isnan(gain.ratio)]:
-        text += (
-            f". In {len(missing)} the loss was not reached by both with every seed: "
-            + "; ".join(f"{g.dataset}, {g.speeds}, {g.strategy}" for g in missing)
+        text += f". In {len(missing)} one of the two diverged with a seed: " + "; ".join(
+            f"{g.dataset}, {g.speeds}, {g.strategy}" for g in missing
         )
     return text + "."
 
 
+def fastest(rows: Sequence[Row]) -> str:
+    """Which strategy takes the least time in each setting, in a sentence."""
+    settings = dict.fromkeys((row.dataset, row.speeds) for row in rows)
+    best = []
+    for setting in settings:
+        known = [r for r in rows if (r.dataset, r.speeds) == setting and r.reached == r.seeds]
+        if known:
+            row = min(known, key=lambda row: row.seconds_to_loss)
+            best.append(f"{row.strategy} ({', '.join(setting)}: {row.seconds_to_loss:.2f} s)")
+    return f"The fastest of all are {'; '.join(best)}."
+
+
 def write_readme(
-    config: Stragglers, rows: Sequence[Row], gains: Sequence[Gain], at_edge: Sequence[str]
+    config: Stragglers,
+    command: str,
+    rows: Sequence[Row],
+    gains: Sequence[Gain],
+    at_edge: Sequence[str],
 ) -> str:
     """The text of the README, every number of it from the record."""
     question = (inspect.getdoc(Stragglers) or "").splitlines()[0]
@@ -46,6 +60,8 @@ def write_readme(
     legend = "".join(
         f"- `{name}`: {strategy.does}\n" for name, strategy in STRATEGIES.items() if name in used
     )
+    by_dataset = dict.fromkeys((row.dataset, row.loss) for row in rows)
+    losses = " and ".join(f"{loss:.4g} ({dataset})" for dataset, loss in by_dataset)
     milliseconds = 1e3 * config.seconds
     edge = ""
     if at_edge:
@@ -66,17 +82,17 @@ def write_readme(
         "computes: seconds are those of bytes that `wire.account` reads from the program. Windows "
         "end when the first worker is done, and a mini-batch in flight is begun anew but for "
         "`non_blocking_late`. All of it is simulated, and none of it measured time.\n\n"
-        f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
+        f"Command: `{command}`. Versions and machine are in `environment.txt`, every "
         "setting in `config.json`, every raw metric in `metrics.jsonl`.\n\n"
-        f"{verdict(gains)}\n\n"
+        f"{verdict(gains)} {fastest(rows)}\n\n"
         + "".join(f"- {gain.sentence}\n" for gain in gains)
         + f"\nStrategies; D-PSGD and MATCHA on the graph of figure 1a of MATCHA's paper, with the "
         f"budget {BUDGET:g}; local SGD meets every {config.period} mini-batches:\n\n{legend}\n"
         f"{to_markdown(rows)}{edge}\n"
-        "Seconds to the loss are those of the first logged loss over the training set "
-        f"({config.digits_loss:g} for digits, {config.text_loss:g} for the text, of 200 examples "
-        "there) that is not above it, of the mean of all workers' parameters, over the seeds that "
-        f"reach it; losses are logged every {config.log_every} windows. ± is the standard "
+        "Seconds to the loss are those until the training loss of the mean of all workers' "
+        f"parameters is first logged to be as low as {losses}: the lowest that every run reaches "
+        "which does not diverge. It is that of the whole training set, of the text of 200 "
+        f"examples, logged every {config.log_every} windows. ± is the standard "
         "deviation over seeds. An idle window is one in which nobody has finished anything. With "
         "one worker as good as dead, windows that end with the first never see its examples.\n\n"
         f"![Training loss against simulated seconds]({straggler_figure.NAME})\n"

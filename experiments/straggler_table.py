@@ -48,7 +48,7 @@ class Gain(NamedTuple):
         """What was found."""
         where = f"{self.dataset}, {self.speeds}: {self.strategy} to {self.waiting}"
         if math.isnan(self.ratio):
-            return f"{where}: one of the two does not reach the loss with every seed."
+            return f"{where}: one of the two diverges with a seed."
         shown = f"{self.ratio:.2f}" + (
             "" if math.isnan(self.ratio_sd) else f" ± {self.ratio_sd:.2f}"
         )
@@ -63,8 +63,36 @@ def _grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple, list[di
     return groups
 
 
+def with_times(
+    curves: Iterable[dict[str, Any]], runs: Iterable[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Runs with the loss to which time is taken, and the seconds to it; NaN where it diverged.
+
+    Of a dataset, it is the lowest loss that every run reaches that does not diverge.
+    """
+    names = ("dataset", "speeds", "strategy", "seed")
+    by_run = _grouped(curves, *names)
+    ends = [run for run in runs if math.isfinite(run["train_loss"])]
+    targets = {
+        dataset: max(
+            min(row["train_loss"] for row in by_run[tuple(run[name] for name in names)])
+            for run in of_dataset
+        )
+        for (dataset,), of_dataset in _grouped(ends, "dataset").items()
+    }
+    timed = []
+    for run in runs:
+        target = targets.get(run["dataset"], math.nan)
+        rows = by_run[tuple(run[name] for name in names)]
+        reached = [row["seconds"] for row in rows if row["train_loss"] <= target]
+        diverged = not math.isfinite(run["train_loss"])
+        seconds = math.nan if diverged else min(reached)
+        timed.append({**run, "loss": target, "seconds_to_loss": seconds})
+    return timed
+
+
 def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
-    """One row a dataset, speeds and strategy, in the order they were run."""
+    """One row a dataset, speeds and strategy, of runs with their times."""
     rows = []
     for names, group in _grouped(runs, "dataset", "speeds", "strategy").items():
         times = [t for run in group if not math.isnan(t := run["seconds_to_loss"])]

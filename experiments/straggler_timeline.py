@@ -61,7 +61,9 @@ def _windows(strategy: Strategy, link: Link, speeds: str, seed: int, config: Str
     return Timeline(window, clock.queue, clock.seconds.astype(np.float64), clock.idle)
 
 
-def _neighbours(strategy: Strategy, link: Link, seed: int) -> synchronization.Meetings:
+def _neighbours(
+    strategy: Strategy, link: Link, seed: int
+) -> Callable[[jax.Array], synchronization.Meeting]:
     assert strategy.mixing is not None
     return synchronization.neighbours_meet(strategy.mixing(), seconds=link.message, seed=seed)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,10 +12,10 @@ from experiments import figures
 from experiments.configs import Stragglers
 from experiments.errors import ExperimentError
 from experiments.progress import Progress
-from experiments.recording import open_record
+from experiments.recording import describe_command, open_record
 from experiments.straggler_methods import SPEEDS, STRATEGIES, WORKERS
 from experiments.straggler_report import write_readme
-from experiments.straggler_table import gains, summarize, to_csv, to_table
+from experiments.straggler_table import gains, summarize, to_csv, to_table, with_times
 from experiments.straggler_timeline import Timeline, timeline
 from experiments.straggler_training import Trainer
 from experiments.task import Task
@@ -47,7 +48,6 @@ class Comparison:
         each = len(self._tuned.dataset.train_inputs) // WORKERS
         if config.size > each:
             raise ExperimentError(f"--size {config.size} exceeds the {each} examples of a worker.")
-        self.loss = {"digits": config.digits_loss, "text": config.text_loss}[dataset]
         self._link = functools.cache(
             lambda strategy: self._trainer(strategy, False).link(self._task.first_weights(0))
         )
@@ -108,13 +108,10 @@ class Comparison:
             }
             for step, loss in zip(curve.steps, curve.losses, strict=True)
         ]
-        reached = [row["seconds"] for row in rows if row["train_loss"] <= self.loss]
         last = {
             "kind": "straggler_run",
             **names,
             "learning_rate": rate,
-            "loss": self.loss,
-            "seconds_to_loss": min(reached, default=math.nan),
             "steps": curve.steps[-1],
             "seconds": float(when.seconds[-1]),
             "minibatches": int(finished[-1]),
@@ -145,6 +142,7 @@ def main(config: Stragglers) -> int:
         for speeds in all_speeds
     ]
     comparisons = {dataset: Comparison(dataset, config) for dataset in config.datasets}
+    curves: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     at_edge: list[str] = []
     with open_record(config) as record, Progress(len(settings)) as progress:
@@ -152,9 +150,10 @@ def main(config: Stragglers) -> int:
         for number, (dataset, strategy, speeds) in enumerate(settings, 1):
             began = time.perf_counter()
             comparison = comparisons[dataset]
-            trials = comparison.tune(strategy, speeds)
+            rate, *others = config.rates
+            trials = comparison.tune(strategy, speeds) if others else []
             losses = mean_losses(trials)
-            rate = choose(losses)
+            rate = choose(losses) if others else rate
             if is_at_edge(rate, losses):
                 at_edge.append(f"{dataset}, {strategy}, {speeds}: {rate:g}")
             for trial in trials:
@@ -163,21 +162,26 @@ def main(config: Stragglers) -> int:
                 rows = comparison.run(strategy, speeds, rate, seed)
                 for row in rows:
                     record.add(row)
+                curves += rows[:-1]
                 runs.append(rows[-1])
-            latest = summarize(runs)[-1]
+            latest = runs[-config.seeds :]
+            loss, accuracy, seconds = (
+                statistics.mean(run[name] for run in latest)
+                for name in ("train_loss", "test_accuracy", "seconds")
+            )
             progress.advance(
                 number,
-                f"{dataset:7}{speeds:12}{strategy:20} rate {rate:g}: "
-                f"{latest.seconds_to_loss:.2f} s to the loss {latest.loss:g} "
-                f"({latest.reached} of {latest.seeds} seeds), test accuracy "
-                f"{100 * latest.test_accuracy:.1f} %, {time.perf_counter() - began:.0f} s",
+                f"{dataset:7}{speeds:12}{strategy:20} rate {rate:g}: training loss {loss:.4f} and "
+                f"test accuracy {100 * accuracy:.1f} % after {seconds:.2f} simulated seconds, "
+                f"{time.perf_counter() - began:.0f} s",
             )
-        rows, found = summarize(runs), gains(runs)
+        timed = with_times(curves, runs)
+        rows, found = summarize(timed), gains(timed)
         progress.say(to_table(rows))
         for gain in found:
             progress.say(gain.sentence)
         record.write("table.csv", to_csv(rows))
-        record.write("README.md", write_readme(config, rows, found, at_edge))
+        record.write("README.md", write_readme(config, describe_command(), rows, found, at_edge))
         if record.folder:
             figures.draw(record.folder)
             progress.say(f"Record: {record.folder}")

@@ -43,8 +43,6 @@ class Stragglers:
     datasets: tuple[str, ...] = option(
         ("digits", "text"), "what is trained", choices=("digits", "text"), many=True
     )
-    digits_loss: float = option(0.25, "training loss to which time is taken", positive_number)
-    text_loss: float = option(2.6, "the same of the text", positive_number)
     speeds: tuple[str, ...] = option(
         ("all",), "3:1, exponential, pareto, dead_slow, or all", many=True
     )

@@ -37,7 +37,7 @@ from jaxcomm.synchronization._triggers import (
     quorum,
     total_count,
 )
-from jaxcomm.synchronization._waiting import Meeting, Meetings, all_meet, neighbours_meet, wait
+from jaxcomm.synchronization._waiting import Meeting, all_meet, neighbours_meet, wait
 from jaxcomm.synchronization._windows import Queue, Window, begun_at, close_window, new_queue
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "Closed",
     "Finished",
     "Meeting",
-    "Meetings",
     "Queue",
     "RealTimeWindow",
     "RunTime",

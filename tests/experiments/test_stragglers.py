@@ -16,7 +16,7 @@ from experiments.figures import draw
 from experiments.recording import read_metrics
 from experiments.straggler_methods import BLOCKING, SPEEDS, STRATEGIES, WORKERS
 from experiments.straggler_report import verdict
-from experiments.straggler_table import gains, summarize
+from experiments.straggler_table import gains, summarize, with_times
 from experiments.straggler_timeline import Link, timeline
 
 RECORDS = sorted((Path(stragglers.__file__).parent / "records").glob("*_stragglers*"))
@@ -74,10 +74,24 @@ def test_gains_are_ratios_of_times() -> None:
     assert "slower" in found["non_blocking_dpsgd"].sentence
     assert "0.50 times at worst" in verdict([*found.values()])
     unknown = gains(runs({"dpsgd": math.nan, "non_blocking_dpsgd": 1.0}))
-    assert "does not reach the loss" in unknown[0].sentence
+    assert "diverges" in unknown[0].sentence
     assert "not put to the test" in verdict(unknown)
     (row,) = summarize(runs({"dpsgd": math.nan}))
     assert row.reached == 0 and math.isnan(row.seconds_to_loss)
+
+
+def test_time_is_taken_to_the_lowest_loss_that_all_reach() -> None:
+    names = {"dataset": "digits", "speeds": "3:1", "seed": 0}
+    losses = {"a": [2.0, 1.0, 0.5], "b": [1.5, 0.8, 0.9], "c": [1.0, math.nan, math.nan]}
+    curves = [
+        {**names, "strategy": strategy, "seconds": 1.0 + t, "train_loss": loss}
+        for strategy, of_run in losses.items() for t, loss in enumerate(of_run)
+    ]  # fmt: skip
+    ends = [{**names, "strategy": s, "train_loss": each[-1]} for s, each in losses.items()]
+    found = {run["strategy"]: run for run in with_times(curves, ends)}
+    assert {run["loss"] for run in found.values()} == {0.8}
+    assert (found["a"]["seconds_to_loss"], found["b"]["seconds_to_loss"]) == (3, 2)
+    assert math.isnan(found["c"]["seconds_to_loss"])
 
 
 def test_a_short_comparison_leaves_a_record(tmp_path: Path) -> None:
@@ -89,7 +103,6 @@ def test_a_short_comparison_leaves_a_record(tmp_path: Path) -> None:
         steps=2,
         seeds=2,
         log_every=1,
-        digits_loss=2.5,
         records=str(tmp_path),
     )
     assert stragglers.main(config) == 0
@@ -97,7 +110,7 @@ def test_a_short_comparison_leaves_a_record(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["finished"]
     rows, ended = (read_metrics(folder, kind) for kind in ("straggler", "straggler_run"))
     assert {row["strategy"] for row in rows} == {run["strategy"] for run in ended}
-    assert len(ended) == 4 and all(run["seconds_to_loss"] > 0 for run in ended)
+    assert len(ended) == 4
     late = [run for run in ended if run["strategy"] == "non_blocking_late"]
     assert late[0]["steps"] > 2 and late[0]["seconds"] < ended[0]["seconds"]
     text = (folder / "README.md").read_text()
@@ -120,7 +133,7 @@ def test_mistakes(options: dict, message: str) -> None:
 
 @pytest.mark.parametrize("folder", RECORDS, ids=lambda folder: folder.name)
 def test_records_say_what_was_found(folder: Path) -> None:
-    ended = read_metrics(folder, "straggler_run")
+    ended = with_times(*(read_metrics(folder, kind) for kind in ("straggler", "straggler_run")))
     text = (folder / "README.md").read_text(encoding="utf-8")
     for gain in gains(ended):
         assert gain.sentence in text

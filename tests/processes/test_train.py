@@ -108,7 +108,7 @@ def test_four_processes_of_two_devices_are_eight_devices_of_one(tmp_path: Path) 
 def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None:
     few = ["--repeats", "2", "--windows", "8", "--loss", "3", "--seconds", "0.05", "--slack", "1.2"]
     arguments = [*few, "--log-every", "2", "--records", str(tmp_path)]
-    code, stdout, stderr = run("launch", "--processes", "2", "--", "pace", *arguments)
+    code, _, stderr = run("launch", "--processes", "2", "--", "pace", *arguments)
     assert (code, stderr) == (0, "")
     (folder,) = tmp_path.iterdir()
     config, rows, _ = read(folder)
