@@ -59,6 +59,7 @@ def test_mini_batches_take_their_time_and_extra_work() -> None:
     assert time.perf_counter() - began >= 0.08
 
 
+@pytest.mark.slow
 def test_the_simulated_clock() -> None:
     task, config = Task("digits"), Pace(log_every=1)
     speeds = Speeds(np.array([0.02, 0.06]), 0.01)

@@ -38,8 +38,10 @@ MACHINES = {
         straggler, closes, workers=N, minibatches=M, in_flight=in_flight, seed=1
     )
     for straggler in [exponential(mean=1.0)]
-    for trigger, closes in [("first", first_done()), ("total", total_count(5))]
-    for in_flight in ("abort", "finish_late")
+    for trigger, closes, in_flight in [
+        ("first", first_done(), "abort"),
+        ("total", total_count(5), "finish_late"),
+    ]
 } | {
     "deadline": windows(pareto(0.5, 1.5), deadline(1.2), workers=N, minibatches=M),
     "speeds": windows(deterministic([1.0, 3.0, 2.0, 9.0]), first_done(), workers=N, minibatches=M),
@@ -67,7 +69,7 @@ def _dealt(name: str) -> Any:
     return run
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1), name=st.sampled_from([*MACHINES]))
 def test_an_epoch_holds_each_example_just_once(seed: int, name: str) -> None:
     batches, finished = map(np.asarray, _dealt(name)(jax.random.key(seed)))
@@ -102,7 +104,9 @@ AGGREGATORS = {
 }
 
 
-@pytest.mark.parametrize("name", AGGREGATORS)
+@pytest.mark.parametrize(
+    "name", ["ring_mean", "global_qsgd", slow("mean"), slow("gathered"), slow("two_stage")]
+)
 def test_any_aggregator_forms_the_mean_of_what_is_finished(name: str) -> None:
     tx = optax.chain(AGGREGATORS[name], optax.sgd(1.0))
     step = jaxcomm.simulate(loss, tx, N, gradients=window_gradients)
