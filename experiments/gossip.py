@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import optax
 
 import jaxcomm
 from experiments import figures
+from experiments.choices import chosen
 from experiments.configs import Gossip
 from experiments.errors import ExperimentError
 from experiments.gossip_data import orders, split
@@ -32,14 +33,6 @@ class Setting(NamedTuple):
     method: str
 
 
-def _chosen(given: Sequence[str], known: Sequence[str], option: str) -> list[str]:
-    if "all" in given:
-        return [*known]
-    if unknown := [name for name in given if name not in known]:
-        raise ExperimentError(f"{option} must be of {', '.join(known)} or all, got {unknown[0]!r}.")
-    return [name for name in known if name in given]
-
-
 def settings_of(config: Gossip) -> list[Setting]:
     """What the config asks for.
 
@@ -47,9 +40,9 @@ def settings_of(config: Gossip) -> list[Setting]:
       ExperimentError: If it names a graph or a method that there is not, or the batch cannot be
         split among the workers.
     """
-    methods = _chosen(config.methods, [*METHODS], "--methods")
+    methods = chosen(config.methods, [*METHODS], "--methods")
     settings = []
-    for graph in _chosen(config.graphs, [*GRAPHS], "--graphs"):
+    for graph in chosen(config.graphs, [*GRAPHS], "--graphs"):
         workers = len(base_of(graph).graph)
         if config.batch % workers:
             raise ExperimentError(f"--batch {config.batch} is not divisible by {workers} workers.")

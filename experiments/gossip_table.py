@@ -54,17 +54,10 @@ class Claim(NamedTuple):
         )
 
 
-def _grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple, list[dict[str, Any]]]:
-    groups: dict[tuple, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    return groups
-
-
 def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
     """One row a graph, split and method, in the order they were run."""
     rows = []
-    for (graph, split, method), group in _grouped(runs, "graph", "split", "method").items():
+    for (graph, split, method), group in tables.grouped(runs, "graph", "split", "method").items():
         column = lambda name, group=group: [run[name] for run in group]  # noqa: E731
         rows.append(
             Row(
@@ -88,13 +81,13 @@ def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
 def claims(curves: Iterable[dict[str, Any]]) -> list[Claim]:
     """One a graph and split on which both were run, with two seeds at least."""
     found = []
-    for (graph, split), group in _grouped(curves, "graph", "split").items():
-        by_method = {name: rows for (name,), rows in _grouped(group, "method").items()}
+    for (graph, split), group in tables.grouped(curves, "graph", "split").items():
+        by_method = {name: rows for (name,), rows in tables.grouped(group, "method").items()}
         seeds = {row["seed"] for row in group}
         if BASELINE not in by_method or CLAIMED not in by_method or len(seeds) < 2:
             continue
         half = max(row["step"] for row in group) / 2
-        theirs, ours = (_grouped(by_method[m], "step") for m in (BASELINE, CLAIMED))
+        theirs, ours = (tables.grouped(by_method[m], "step") for m in (BASELINE, CLAIMED))
         differences = []
         for step, rows in theirs.items():
             if step[0] <= half:
@@ -122,16 +115,12 @@ HEADINGS = (
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    def spread(mean: float, deviation: float, digits: int, scale: float = 1.0) -> str:
-        shown = f"{scale * mean:,.{digits}f}"
-        return shown if math.isnan(deviation) else f"{shown} ± {scale * deviation:,.{digits}f}"
-
     return (
         row.graph,
         row.split,
         row.method,
-        spread(row.train_loss, row.train_loss_sd, 4),
-        spread(row.test_accuracy, row.test_accuracy_sd, 1, 100),
+        tables.spread(row.train_loss, row.train_loss_sd, 4),
+        tables.spread(row.test_accuracy, row.test_accuracy_sd, 1, 100),
         f"{row.distance:.2g}",
         f"{row.rounds_per_step:.2f}",
         f"{row.bytes_per_step:,.0f}",

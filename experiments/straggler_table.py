@@ -56,13 +56,6 @@ class Gain(NamedTuple):
         return f"{where}: {shown} times {kind}."
 
 
-def _grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple, list[dict[str, Any]]]:
-    groups: dict[tuple, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    return groups
-
-
 def with_times(
     curves: Iterable[dict[str, Any]], runs: Iterable[dict[str, Any]]
 ) -> list[dict[str, Any]]:
@@ -71,14 +64,14 @@ def with_times(
     Of a dataset, it is the lowest loss that every run reaches that does not diverge.
     """
     names = ("dataset", "speeds", "strategy", "seed")
-    by_run = _grouped(curves, *names)
+    by_run = tables.grouped(curves, *names)
     ends = [run for run in runs if math.isfinite(run["train_loss"])]
     targets = {
         dataset: max(
             min(row["train_loss"] for row in by_run[tuple(run[name] for name in names)])
             for run in of_dataset
         )
-        for (dataset,), of_dataset in _grouped(ends, "dataset").items()
+        for (dataset,), of_dataset in tables.grouped(ends, "dataset").items()
     }
     timed = []
     for run in runs:
@@ -94,7 +87,7 @@ def with_times(
 def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
     """One row a dataset, speeds and strategy, of runs with their times."""
     rows = []
-    for names, group in _grouped(runs, "dataset", "speeds", "strategy").items():
+    for names, group in tables.grouped(runs, "dataset", "speeds", "strategy").items():
         times = [t for run in group if not math.isnan(t := run["seconds_to_loss"])]
         accuracies = [run["test_accuracy"] for run in group]
         seconds = sum(run["seconds"] for run in group)
@@ -120,8 +113,8 @@ def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
 def gains(runs: Iterable[dict[str, Any]]) -> list[Gain]:
     """One a dataset, speeds and non-blocking strategy, seed by seed."""
     found = []
-    for (dataset, speeds), group in _grouped(runs, "dataset", "speeds").items():
-        by_strategy = {name: rows for (name,), rows in _grouped(group, "strategy").items()}
+    for (dataset, speeds), group in tables.grouped(runs, "dataset", "speeds").items():
+        by_strategy = {name: rows for (name,), rows in tables.grouped(group, "strategy").items()}
         for strategy, waiting in BLOCKING.items():
             if not {strategy, waiting} <= by_strategy.keys():
                 continue
@@ -147,23 +140,17 @@ HEADINGS = (
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    def spread(mean: float, deviation: float, digits: int, scale: float = 1.0) -> str:
-        if math.isnan(mean):
-            return "-"
-        shown = f"{scale * mean:,.{digits}f}"
-        return shown if math.isnan(deviation) else f"{shown} ± {scale * deviation:,.{digits}f}"
-
     return (
         row.dataset,
         row.speeds,
         row.strategy,
         f"{row.learning_rate:g}",
-        spread(row.seconds_to_loss, row.seconds_to_loss_sd, 2),
+        tables.spread(row.seconds_to_loss, row.seconds_to_loss_sd, 2),
         f"{row.reached}/{row.seeds}",
         f"{row.seconds_per_step:.4f}",
         f"{row.minibatches_per_second:,.0f}",
         f"{row.idle:g}",
-        spread(row.test_accuracy, row.test_accuracy_sd, 1, 100),
+        tables.spread(row.test_accuracy, row.test_accuracy_sd, 1, 100),
     )
 
 

@@ -5,10 +5,10 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from experiments import figures
+from experiments.choices import chosen
 from experiments.configs import Stragglers
 from experiments.errors import ExperimentError
 from experiments.progress import Progress
@@ -123,18 +123,10 @@ class Comparison:
         return [*rows, last]
 
 
-def _chosen(given: Sequence[str], known: Sequence[str], option: str) -> list[str]:
-    if "all" in given:
-        return [*known]
-    if unknown := [name for name in given if name not in known]:
-        raise ExperimentError(f"{option} must be of {', '.join(known)} or all, got {unknown[0]!r}.")
-    return [name for name in known if name in given]
-
-
 def main(config: Stragglers) -> int:
     """Compares strategies, as `python -m experiments stragglers` asks; the exit code."""
-    strategies = _chosen(config.strategies, [*STRATEGIES], "--strategies")
-    all_speeds = _chosen(config.speeds, [*SPEEDS], "--speeds")
+    strategies = chosen(config.strategies, [*STRATEGIES], "--strategies")
+    all_speeds = chosen(config.speeds, [*SPEEDS], "--speeds")
     settings = [
         (dataset, strategy, speeds)
         for dataset in config.datasets

@@ -2,10 +2,27 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
+
+
+def grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple, list[dict[str, Any]]]:
+    """Rows by their values of `names`, in the order in which these first come."""
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def spread(mean: float, deviation: float, digits: int, scale: float = 1.0) -> str:
+    """A mean and its standard deviation; `-` and nothing where they are not known."""
+    if math.isnan(mean):
+        return "-"
+    shown = f"{scale * mean:,.{digits}f}"
+    return shown if math.isnan(deviation) else f"{shown} ± {scale * deviation:,.{digits}f}"
 
 
 def to_rich(headings: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> Table:

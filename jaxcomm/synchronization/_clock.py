@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _noise
+from jaxcomm.synchronization._require import require_int, require_seconds
 from jaxcomm.synchronization._stragglers import Straggler
 from jaxcomm.synchronization._triggers import Trigger
 from jaxcomm.synchronization._windows import InFlight, Queue, Window, close_window, new_queue
@@ -27,12 +28,6 @@ class Windows(NamedTuple):
 
     start: Clock
     close: Callable[[Clock], tuple[Window, Clock]]
-
-
-def require_seconds(seconds: float, option: str) -> None:
-    """Raises unless it is a number of at least 0."""
-    if not 0 <= seconds < float("inf"):
-        raise ValueError(f"`{option}` must be finite seconds of at least 0, got {seconds!r}.")
 
 
 def windows(
@@ -85,9 +80,8 @@ def windows(
       <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not at hand: what is sent is
       taken to pause computation, as a reconstruction.
     """
-    for name, value in (("workers", workers), ("minibatches", minibatches)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"`{name}` must be a Python int of at least 1, got {value!r}.")
+    require_int(workers, "workers")
+    require_int(minibatches, "minibatches")
     if not callable(communication):
         require_seconds(communication, "communication")
     if trigger.longest < straggler.least:

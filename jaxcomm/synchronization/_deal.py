@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._base import PyTree
+from jaxcomm.synchronization._require import require_int
 
 
 def _examples(shards: PyTree) -> tuple[int, int]:
@@ -16,12 +17,6 @@ def _examples(shards: PyTree) -> tuple[int, int]:
             f"{[x.shape for x in jax.tree.leaves(shards)]}."
         )
     return next(iter(shapes))
-
-
-def _require_positive(**counts: int) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"`{name}` must be a Python int of at least 1, got {value!r}.")
 
 
 def deal(
@@ -58,7 +53,8 @@ def deal(
       >>> sorted(dealt[:2, 0].tolist()), dealt.shape
       ([0, 1], (4, 1))
     """
-    _require_positive(minibatches=minibatches, size=size)
+    require_int(minibatches, "minibatches")
+    require_int(size, "size")
     workers, examples = _examples(shards)
     window = minibatches * size
     epochs = (window + examples - 2) // examples + 1

@@ -9,12 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import PyTree
-
-
-def _require_positive(**counts: int | None) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"`{name}` must be a Python int of at least 1, got {value!r}.")
+from jaxcomm.synchronization._require import require_int
 
 
 def growing_batch(
@@ -49,7 +44,10 @@ def growing_batch(
       Yu, Jin, `On the Computation and Communication Complexity of Parallel SGD with Dynamic Batch
       Sizes <https://arxiv.org/abs/1905.04346>`_, 2019 (CR-PSGD).
     """
-    _require_positive(first=first, most=most, **({} if restart is None else {"restart": restart}))
+    require_int(first, "first")
+    require_int(most, "most")
+    if restart is not None:
+        require_int(restart, "restart")
     if not 1 < rate < math.inf:
         raise ValueError(f"`rate` must be above 1, got {rate!r}.")
     sizes = [min(first, most)]
@@ -101,7 +99,7 @@ def proximal_point(strength: float, restart: int) -> optax.GradientTransformatio
       Yu, Jin, `On the Computation and Communication Complexity of Parallel SGD with Dynamic Batch
       Sizes <https://arxiv.org/abs/1905.04346>`_, 2019 (CR-PSGD-Catalyst).
     """
-    _require_positive(restart=restart)
+    require_int(restart, "restart")
     if not 0 < strength < math.inf:
         raise ValueError(f"`strength` must be positive and finite, got {strength!r}.")
 

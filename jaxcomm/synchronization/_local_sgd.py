@@ -13,6 +13,7 @@ from jaxcomm._base import AxisName, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._when import run_when
 from jaxcomm.aggregation import mean
+from jaxcomm.synchronization._require import require_int, require_transformation
 
 Period: TypeAlias = int | Callable[[jax.Array], jax.Array | int]
 """Steps from one exchange to the next; or a function of the steps taken, int32[]."""
@@ -37,12 +38,6 @@ def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
             f"`period` must be a Python int of at least 1 or a schedule, got {period!r}."
         )
     return lambda step: jnp.full((), period, jnp.int32)
-
-
-def require_transformation(tx: Any, option: str) -> None:
-    """Raises unless it is one of optax."""
-    if not isinstance(tx, optax.GradientTransformation):
-        raise ValueError(f"`{option}` must be an optax transformation, got {tx!r}.")
 
 
 def of_the_first(x: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -164,8 +159,7 @@ def post_local(start: int, period: int) -> Callable[[jax.Array], jax.Array]:
       [1 1 4 4]
     """
     period_of(period)
-    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-        raise ValueError(f"`start` must be a Python int of at least 0, got {start!r}.")
+    require_int(start, "start", least=0)
     return lambda step: jnp.where(step < start, 1, period)
 
 

@@ -11,7 +11,8 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._when import run_when
-from jaxcomm.synchronization._local_sgd import Period, period_of, require_transformation
+from jaxcomm.synchronization._local_sgd import Period, period_of
+from jaxcomm.synchronization._require import require_transformation
 
 
 class PrSgdState(NamedTuple):

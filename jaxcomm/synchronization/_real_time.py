@@ -18,6 +18,7 @@ from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
 from jaxcomm._state import require_axes
 from jaxcomm.synchronization._clock import Windows, windows
 from jaxcomm.synchronization._microbatches import Finished
+from jaxcomm.synchronization._require import require_int
 from jaxcomm.synchronization._stragglers import Straggler
 from jaxcomm.synchronization._triggers import deadline, everybody
 
@@ -131,10 +132,7 @@ class RealTimeWindow:
             )
         if not seconds > 0:
             raise ValueError(f"`seconds` must be positive, got {seconds!r}.")
-        if not isinstance(minibatches, int) or isinstance(minibatches, bool) or minibatches < 1:
-            raise ValueError(
-                f"`minibatches` must be a Python int of at least 1, got {minibatches!r}."
-            )
+        require_int(minibatches, "minibatches")
         me = jax.process_index()
         self._devices = [d for d in mesh.devices.flat if d.process_index == me]
         self._numbers = [i for i, d in enumerate(mesh.devices.flat) if d.process_index == me]

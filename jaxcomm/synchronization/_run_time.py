@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _noise
-from jaxcomm.synchronization._clock import Windows, require_seconds
+from jaxcomm.synchronization._clock import Windows
+from jaxcomm.synchronization._require import require_seconds
 from jaxcomm.synchronization._stragglers import Straggler
 from jaxcomm.synchronization._waiting import Meetings, wait
 

@@ -13,7 +13,8 @@ from jaxcomm._base import AxisName, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._when import run_when
 from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._local_sgd import of_the_first, period_of, require_transformation
+from jaxcomm.synchronization._local_sgd import of_the_first, period_of
+from jaxcomm.synchronization._require import require_transformation
 
 
 class FragmentState(NamedTuple):

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxcomm.synchronization._require import require_int
+
 
 class Trigger(NamedTuple):
     """What closes a window; called with `float32[workers, M]`, when each mini-batch is done.
@@ -63,8 +65,7 @@ def quorum(workers: int) -> Trigger:
       >>> print(quorum(2)(jnp.array([[1.0, 2.0], [3.0, 6.0], [2.0, 4.0]])))
       4.0
     """
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-        raise ValueError(f"`workers` must be a Python int of at least 1, got {workers!r}.")
+    require_int(workers, "workers")
 
     def ends(done: jax.Array) -> jax.Array:
         if workers > len(done):
@@ -109,6 +110,5 @@ def total_count(minibatches: int) -> Trigger:
       >>> print(total_count(3)(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
       3.0
     """
-    if not isinstance(minibatches, int) or isinstance(minibatches, bool) or minibatches < 1:
-        raise ValueError(f"`minibatches` must be a Python int of at least 1, got {minibatches!r}.")
+    require_int(minibatches, "minibatches")
     return Trigger(lambda done: jnp.sort(done.ravel())[min(minibatches, done.size) - 1])

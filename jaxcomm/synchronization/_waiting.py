@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import _noise, gossip
-from jaxcomm.synchronization._clock import require_seconds
 from jaxcomm.synchronization._local_sgd import period_of
+from jaxcomm.synchronization._require import require_seconds
 
 
 class Meeting(NamedTuple):

@@ -1,0 +1,24 @@
+"""What options have to be."""
+
+import math
+from typing import Any
+
+import optax
+
+
+def require_int(value: Any, option: str, least: int = 1) -> None:
+    """Raises unless it is a Python int of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"`{option}` must be a Python int of at least {least}, got {value!r}.")
+
+
+def require_seconds(seconds: float, option: str) -> None:
+    """Raises unless it is a finite number of at least 0."""
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"`{option}` must be finite seconds of at least 0, got {seconds!r}.")
+
+
+def require_transformation(tx: Any, option: str) -> None:
+    """Raises unless it is one of optax."""
+    if not isinstance(tx, optax.GradientTransformation):
+        raise ValueError(f"`{option}` must be an optax transformation, got {tx!r}.")
