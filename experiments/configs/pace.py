@@ -23,7 +23,7 @@ class Pace:
 
     Command: `python -m experiments launch --processes 4 -- pace`.
 
-    Expected time: five minutes on two CPU cores that do nothing else.
+    Expected time: seven minutes on two CPU cores that do nothing else.
 
     Number: the ratio of the two times, measured and simulated.
     """
