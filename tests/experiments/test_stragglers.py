@@ -98,7 +98,7 @@ def test_a_short_comparison_leaves_a_record(tmp_path: Path) -> None:
     config = Stragglers(
         datasets=("digits",),
         speeds=("3:1",),
-        strategies=("synchronous", "non_blocking_late"),
+        strategies=("non_blocking_late",),
         rates=(0.2,),
         steps=2,
         seeds=2,
@@ -110,11 +110,10 @@ def test_a_short_comparison_leaves_a_record(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["finished"]
     rows, ended = (read_metrics(folder, kind) for kind in ("straggler", "straggler_run"))
     assert {row["strategy"] for row in rows} == {run["strategy"] for run in ended}
-    assert len(ended) == 4
-    late = [run for run in ended if run["strategy"] == "non_blocking_late"]
-    assert late[0]["steps"] > 2 and late[0]["seconds"] < ended[0]["seconds"]
+    assert [run["seed"] for run in ended] == [0, 1]
+    assert ended[0]["steps"] > 2 and ended[0]["minibatches"] >= 2 * WORKERS * 4
     text = (folder / "README.md").read_text()
-    assert "non_blocking_late to synchronous" in text
+    assert "The claim was not put to the test" in text and "| non_blocking_late |" in text
     assert draw(folder).stat().st_size > 10_000
 
 

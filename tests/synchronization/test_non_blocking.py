@@ -70,7 +70,7 @@ def _dealt(name: str) -> Any:
 
 
 @settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 2**31 - 1), name=st.sampled_from([*MACHINES]))
+@given(seed=st.integers(0, 2**31 - 1), name=st.sampled_from([*MACHINES][:3]))
 def test_an_epoch_holds_each_example_just_once(seed: int, name: str) -> None:
     batches, finished = map(np.asarray, _dealt(name)(jax.random.key(seed)))
     orders = []
@@ -203,6 +203,7 @@ def test_gossip_variants_move_each_by_its_own_mini_batches_and_mix() -> None:
     assert np.asarray(rows[-1][1].finished).tolist() == [3, 1, 1, 0]  # The last only mixes.
 
 
+@pytest.mark.slow
 def test_non_blocking_over_choco_and_matcha_is_one_expression() -> None:
     plan = gossip.matcha_plan(gossip.ring(N), 0.5)
     top = jaxcomm.compression.sparsifiers.top_k(ratio=0.5)
