@@ -12,7 +12,7 @@ import jaxcomm
 from jaxcomm import _buckets
 from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import dither, natural, scaled_signs, signs
-from tests.laws.test_wire import compiled_collectives
+from tests.laws.test_wire import compiled, compiled_collectives
 from tests.slow import slow
 from tests.workers import MODE_ROWS, Mode, aggregate, aggregator, flat, initial
 
@@ -103,7 +103,7 @@ def test_bytes(workers: int, coordinates: int, words: int) -> None:
 def test_only_words_travel_in_the_compiled_program() -> None:
     given = jnp.ones((8, 4096))
     arguments = given, initial(VOTES, given, "checked"), jnp.ones(8)
-    elements = compiled_collectives(aggregator(VOTES, 8, "checked"), arguments)
+    elements = compiled_collectives(compiled(aggregator(VOTES, 8, "checked"), arguments))
     assert elements == {"u32": 128 + 128, "f32": 1}
 
 
