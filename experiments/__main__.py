@@ -25,7 +25,6 @@ from experiments.configs import (
     Train,
 )
 from experiments.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
-from experiments.processes import end_with_launcher
 
 COMMANDS = {
     "compare": Digits,
@@ -81,7 +80,6 @@ def run(command: str, config: Any) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Parses and runs; what the user can mend, Ctrl+C and SIGTERM are reported in one line."""
-    end_with_launcher()
     # A shell that starts this in the background has it ignore the signal of Ctrl+C.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.default_int_handler)
