@@ -88,10 +88,12 @@ def main(arguments: Sequence[str]) -> int:
     except ExperimentError as error:
         print("experiments: error:", " ".join(str(error).split()), file=sys.stderr)
         return error.code
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if (error.name or "").partition(".")[0] in ("experiments", "jaxcomm"):
             raise
-        print(f"experiments: error: {error}: install jaxcomm[experiments].", file=sys.stderr)
+        # Without a name, it is of `jaxcomm.gossip`, which says itself what to install.
+        remedy = ": install jaxcomm[experiments]." if error.name else ""
+        print(f"experiments: error: {error}{remedy}", file=sys.stderr)
         return WRONG_INPUT
     except (KeyboardInterrupt, Interrupted) as interrupt:
         for stop in (signal.SIGINT, signal.SIGTERM):

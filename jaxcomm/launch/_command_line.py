@@ -80,8 +80,17 @@ def _seconds(text: str) -> float:
 def parse(arguments: Sequence[str], program: str) -> Options:
     """The options before `--`, and the command after it.
 
+    Args:
+      arguments: What a command line holds; `--help` prints and exits.
+      program: By which name the help tells of it.
+
     Raises:
       LaunchError: If an option is unknown or wrong, or there is no command.
+
+    Example:
+      >>> from jaxcomm import launch
+      >>> launch.parse(["--processes", "4", "--", "train.py", "--steps", "9"], "launch").command
+      ('train.py', '--steps', '9')
     """
     parser = _Parser(
         prog=program,
@@ -171,7 +180,9 @@ def explain(outcome: Outcome, processes: int) -> str | None:
 
 
 def start(options: Options, program: str, given: Mapping[str, str] = os.environ) -> int:
-    """Starts the processes and waits for them; the exit code of the first failure.
+    """Starts the processes of Python and waits for them; the exit code of the first failure.
+
+    Ctrl+C and SIGTERM are passed on to them; it is of the main thread, as signals are.
 
     Args:
       options: As :func:`parse` returns them.
@@ -180,6 +191,11 @@ def start(options: Options, program: str, given: Mapping[str, str] = os.environ)
 
     Raises:
       LaunchError: If they cannot be started.
+
+    Example:
+      >>> from jaxcomm import launch
+      >>> launch.start(launch.parse(["--", "-c", "raise SystemExit(0)"], "launch"), "launch")
+      0
     """
 
     def last_words(outcome: Outcome) -> str | None:

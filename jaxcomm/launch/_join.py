@@ -123,12 +123,24 @@ def join(timeout: float | None = None, *, only_first_prints: bool = False) -> No
 
 
 def has_joined() -> bool:
-    """Whether this process is one of a cluster."""
+    """Whether this process is one of a cluster.
+
+    Example:
+      >>> from jaxcomm import launch
+      >>> launch.has_joined()
+      False
+    """
     return jax.distributed.is_initialized()
 
 
 def is_first() -> bool:
-    """Whether this is the process that prints and records: process 0, or the only one."""
+    """Whether this is the process that prints and records: process 0, or the only one.
+
+    Example:
+      >>> from jaxcomm import launch
+      >>> launch.is_first()
+      True
+    """
     return not has_joined() or jax.process_index() == 0
 
 
@@ -138,6 +150,11 @@ def reporting_lost_processes() -> Iterator[None]:
 
     Raises:
       LostProcess: For an error of JAX's runtime in a cluster.
+
+    Example:
+      >>> from jaxcomm import launch
+      >>> with launch.reporting_lost_processes():
+      ...     total = sum(range(4))  # steps that send
     """
     try:
         yield
