@@ -5,10 +5,9 @@ import os
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import jax
 
@@ -20,6 +19,9 @@ from jaxcomm.launch._told import TOKEN, start_seconds
 # What JAX gets at least to connect all that have answered.
 CONNECT_SECONDS = 60.0
 DEFECT = 1
+INTERRUPTED = 130
+
+Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
 @contextlib.contextmanager
@@ -39,16 +41,20 @@ def _or_give_up(seconds: float, line: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _end_at_once(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Ends a process that fails; JAX's own shutdown would wait for the others."""
-    traceback.print_exception(kind, error, trace)
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    lost = isinstance(error, LostProcess | jax.errors.JaxRuntimeError)
-    os._exit(LOST_PROCESS if lost else DEFECT)
+def _end_at_once_after(show: Hook) -> Hook:
+    """Ends a process that fails, once `show` has; JAX's own shutdown would wait for the others."""
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        if isinstance(error, KeyboardInterrupt):
+            os._exit(INTERRUPTED)
+        lost = isinstance(error, LostProcess | jax.errors.JaxRuntimeError)
+        os._exit(LOST_PROCESS if lost else DEFECT)
+
+    return end
 
 
 def join(timeout: float | None = None, *, only_first_prints: bool = False) -> None:
@@ -119,7 +125,7 @@ def join(timeout: float | None = None, *, only_first_prints: bool = False) -> No
             raise LaunchError(
                 f"process {cluster.process} of {cluster.processes} cannot connect: {said}"
             ) from error
-    sys.excepthook = _end_at_once
+    sys.excepthook = _end_at_once_after(sys.excepthook)
 
 
 def has_joined() -> bool:

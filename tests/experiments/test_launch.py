@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from experiments import cluster
 from experiments.__main__ import COMMANDS
 from experiments.command_line import parse
 from experiments.configs import Launch
@@ -67,3 +68,24 @@ def test_help_is_of_what_it_stands_behind(
 def test_other_commands_take_no_dashes() -> None:
     with pytest.raises(ExperimentError, match="unrecognized arguments"):
         parse(COMMANDS, ["train", "--", "x"])
+
+
+@pytest.mark.parametrize(
+    ("told", "timeout", "message"),
+    [
+        ({"JAX_COORDINATOR_ADDRESS": "a..b:1234"}, 1.0, "'a..b:1234' is no address of a coord"),
+        ({"JAX_NUM_PROCESSES": "9" * 5000}, 1.0, "must be an integer from 1 to 65536, got '999"),
+        ({"JAX_NUM_PROCESSES": "99999999999"}, 1.0, "must be an integer from 1 to 65536"),
+        ({}, 1e10, "seconds above 0 and at most 604800, a week, got '10000000000.0'"),
+        ({"JAX_PROCESS_ID": "2"}, 1.0, "numbered from 0 to 1: there is no process 2"),
+    ],
+)
+def test_what_a_process_is_told_wrong_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], timeout: float, message: str
+) -> None:
+    right = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_NUM_PROCESSES": "2"}
+    for name, value in {**right, "JAX_PROCESS_ID": "1", **told}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ExperimentError, match=re.escape(message)) as error:
+        cluster.join(timeout)
+    assert len(str(error.value)) < 300 and "\n" not in str(error.value)

@@ -234,7 +234,7 @@ def test_it_is_stopped_while_nobody_reads_its_output(stream: str) -> None:
     assert os.read(reading, 1) == b"["  # It has begun; from now on nobody reads.
     time.sleep(1)
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(5) == 128 + signal.SIGTERM
+    assert launcher.wait(4) == 128 + signal.SIGTERM
     os.close(reading)
 
 
