@@ -41,6 +41,12 @@ def _or_give_up(seconds: float, line: str) -> Iterator[None]:
         timer.cancel()
 
 
+def _may_be_of_a_lost_process(error: BaseException) -> bool:
+    """Whether a collective may have failed with it; Gloo's errors are some of another type."""
+    gloo = isinstance(error, ValueError) and str(error).startswith("UNKNOWN: Gloo ")
+    return gloo or isinstance(error, LostProcess | jax.errors.JaxRuntimeError)
+
+
 def _end_at_once_after(show: Hook) -> Hook:
     """Ends a process that fails, once `show` has; JAX's own shutdown would wait for the others."""
 
@@ -51,8 +57,7 @@ def _end_at_once_after(show: Hook) -> Hook:
             sys.stderr.flush()
         if isinstance(error, KeyboardInterrupt):
             os._exit(INTERRUPTED)
-        lost = isinstance(error, LostProcess | jax.errors.JaxRuntimeError)
-        os._exit(LOST_PROCESS if lost else DEFECT)
+        os._exit(LOST_PROCESS if _may_be_of_a_lost_process(error) else DEFECT)
 
     return end
 
@@ -164,8 +169,8 @@ def reporting_lost_processes() -> Iterator[None]:
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if not has_joined():
+    except Exception as error:
+        if not has_joined() or not _may_be_of_a_lost_process(error):
             raise
         said = str(error).strip().splitlines()[0]
         raise LostProcess(

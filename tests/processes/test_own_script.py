@@ -105,7 +105,7 @@ for step in range(10**9):
 """
     process = start(tmp_path, code, "-m", "jaxcomm.launch", "--")
     _, stderr = process.communicate(timeout=SECONDS)
-    assert process.returncode == 128 + signal.SIGKILL
+    assert process.returncode == 128 + signal.SIGKILL, stderr
     assert stderr == (
         "jaxcomm.launch: error: process 1 of 2 has ended with signal SIGKILL; the others were "
         "stopped.\n"
