@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._require import checked, require_state
 from jaxcomm._state import require_axes, worker_axes
 
 
@@ -127,6 +128,7 @@ def consensus_distance(params: PerWorker) -> jax.Array:
     return sum(map(distance, leaves), jnp.float32(0))
 
 
+@checked()
 def per_worker(
     tx: optax.GradientTransformation, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
@@ -163,6 +165,7 @@ def per_worker(
     def update_fn(
         updates: PyTree, state: PerWorker, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, PerWorker]:
+        require_state(state, PerWorker, "`per_worker`")
         own = _axis.own(state, axis_name)
         updates, own = inner.update(updates, own, params, **extra_args)
         return updates, mark(own)

@@ -12,6 +12,7 @@ import optax
 
 from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PerWorker, PyTree
+from jaxcomm._require import require_state
 from jaxcomm.aggregation._info import measure_info, nothing_known, require_switch
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._weights import weigh
@@ -122,6 +123,7 @@ def coded_mean(
         **extra_args: object,
     ) -> tuple[PyTree, AggregatorState]:
         del params, extra_args
+        require_state(state, AggregatorState, "an aggregator of codes")
         _axis.require_local(updates, axis_name, outer_axes)
         units, join = _buckets.split(updates, scope, capacity)
         if not units:
@@ -129,6 +131,11 @@ def coded_mean(
         if weight is not None:
             units = [*map(weigh(axis_name, weight), units)]
         own = _axis.own(state.own, axis_name)
+        if len(own) != len(units):
+            raise ValueError(
+                f"This state is of {len(own)} units, and these updates are {len(units)}: it was "
+                "made for other parameters, or for another `scope` or `bucket_bytes`."
+            )
         memories = [Memory(*pair) for pair in zip(own, state.shared, strict=True)]
         if outer_axes and jax.tree.leaves(memories):
             raise ValueError(

@@ -10,6 +10,7 @@ import optax
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations, settled
 from jaxcomm._message import from_message, to_message
+from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._alone import encode_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
@@ -34,6 +35,7 @@ def _rounds(workers: int) -> tuple[list[_Round], int]:
     return [*first, *(_Round(d, min(d * (1 + beyond), workers)) for d in distances)], doubling
 
 
+@checked()
 def doubling_mean(
     axis_name: AxisName,
     codec_of: CodecOf,
