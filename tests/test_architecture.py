@@ -18,6 +18,7 @@ ROWS = [
     {"pallas_kernels"},
     {
         "_base",
+        "_require",
         "_axis",
         "_when",
         "_noise",
@@ -39,6 +40,7 @@ ROWS = [
 # Within their row, in this order.
 CORE = [
     "_base",
+    "_require",
     "_axis",
     "_when",
     "_noise",

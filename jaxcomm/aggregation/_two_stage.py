@@ -11,6 +11,7 @@ import optax
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations, settled
 from jaxcomm._message import from_message, to_message
+from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._alone import encode_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
@@ -115,6 +116,7 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: C
     )
 
 
+@checked()
 def two_stage_mean(
     axis_name: AxisName,
     codec: Codec,

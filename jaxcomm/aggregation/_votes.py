@@ -7,6 +7,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
+from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._coded import AggregatorState, Exchanged, coded_mean
 from jaxcomm.aggregation._rows import from_rows, to_rows
@@ -34,6 +35,7 @@ def _no_signs() -> ValueError:
     )
 
 
+@checked()
 def votes(
     axis_name: AxisName = "data", *, codec: Codec | None = None
 ) -> optax.GradientTransformationExtraArgs:

@@ -7,6 +7,7 @@ import optax
 
 from jaxcomm._base import AxisName, Codec
 from jaxcomm._buckets import Scope
+from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean, merged_mean, summed_mean, two_stage_mean
 from jaxcomm.compression.quantizers import dither, exponential_dither, nonzeros
 
@@ -29,6 +30,7 @@ _CODECS = {
 }
 
 
+@checked()
 def global_qsgd(
     axis_name: AxisName = "data",
     *,
@@ -135,6 +137,7 @@ def global_qsgd(
     )
 
 
+@checked()
 def qsgd(
     axis_name: AxisName = "data",
     *,
@@ -200,6 +203,7 @@ def qsgd(
     )
 
 
+@checked()
 def sparse_global_qsgd(
     axis_name: AxisName = "data",
     *,

@@ -7,6 +7,7 @@ import optax
 
 from jaxcomm._base import AxisName, Codec
 from jaxcomm._buckets import Scope
+from jaxcomm._require import checked
 from jaxcomm.aggregation import summed_mean
 from jaxcomm.compression._support import Granularity
 from jaxcomm.compression.sketches import s2_codes, s2_sketch
@@ -26,6 +27,7 @@ def _codec(decode: Decode, bits: int, **options: Any) -> Codec:
     return s2_codes(**options)
 
 
+@checked()
 def s2_reducer(
     axis_name: AxisName = "data",
     *,

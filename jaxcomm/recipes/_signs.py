@@ -2,16 +2,17 @@
 
 from typing import Any
 
-import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm._buckets import Scope
+from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean, votes
 from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import scaled_signs, signs
 
 
+@checked()
 def sign_sgd(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
     r"""signSGD with majority vote: each coordinate moves by the sign that most workers see.
 
@@ -44,6 +45,7 @@ def sign_sgd(axis_name: AxisName = "data") -> optax.GradientTransformationExtraA
     return votes(axis_name)
 
 
+@checked()
 def signum(
     axis_name: AxisName = "data", *, decay: float = 0.9
 ) -> optax.GradientTransformationExtraArgs:
@@ -85,11 +87,12 @@ def signum(
     return votes(axis_name, codec=momentum(signs(), decay))
 
 
+@checked("decay")
 def ef_sign_sgd(
     axis_name: AxisName = "data",
     *,
     decay: float = 1.0,
-    dtype: Any = jnp.float32,
+    dtype: Any = "float32",
     scope: Scope = "leaf",
     bucket_bytes: int | None = None,
     info: bool = False,

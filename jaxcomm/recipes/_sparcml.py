@@ -4,12 +4,14 @@ import optax
 
 from jaxcomm._base import AxisName, Codec
 from jaxcomm._buckets import Scope
+from jaxcomm._require import checked
 from jaxcomm.aggregation import doubling_mean
 from jaxcomm.compression._support import Granularity, require_density
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import nonzero
 
 
+@checked()
 def sparcml(
     axis_name: AxisName = "data",
     *,
