@@ -89,8 +89,8 @@ def coded_mean(
 ) -> optax.GradientTransformationExtraArgs:
     """An aggregator from a codec and an exchange.
 
-    A non-finite coordinate on any worker makes the update NaN on all, and no memory changes. So does
-    what finds no room, which a codec with a form that drops it decodes to NaN.
+    A non-finite coordinate on any worker makes the update NaN on all, and no memory changes; so
+    does what finds no room, which a codec with a form that drops it decodes to NaN.
     """
     _buckets.check_scope(scope)
     capacity = _buckets.BUCKET_BYTES if bucket_bytes is None else bucket_bytes

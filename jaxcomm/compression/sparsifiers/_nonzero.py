@@ -43,8 +43,10 @@ def nonzero(
 
     Room is fixed while tracing. Of more parts than it holds, those of the largest norm are sent
     under feedback, which returns the others; without it the update is NaN on all workers, unless
-    they are to be dropped. `info=True` tells how many had no room, as `overflow`. Sends 4 bytes for each coordinate that there is room for, and about :math:`2 - \log_2` `density` bits
-    for the index of each part, however few are not zero.
+    they are to be dropped. `info=True` tells how many had no room, as `overflow`.
+
+    Sends 4 bytes for each coordinate that there is room for, and about :math:`2 - \log_2`
+    `density` bits for the index of each part, however few are not zero.
 
     Args:
       density: Of one worker's parts, for which there is room: the largest that was seen.
