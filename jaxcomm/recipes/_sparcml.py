@@ -77,6 +77,6 @@ def sparcml(
         wanted = min(added * density, 1.0)
         codec = nonzero(density=min(wanted, most), granularity=granularity)
         may_overflow = added == 1 or most < wanted
-        return error_feedback(codec) if may_overflow else codec
+        return error_feedback(codec) if may_overflow else codec.dropping or codec
 
     return doubling_mean(axis_name, codec_of, scope=scope, bucket_bytes=bucket_bytes, info=info)
