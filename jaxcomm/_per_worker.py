@@ -165,7 +165,7 @@ def per_worker(
     def update_fn(
         updates: PyTree, state: PerWorker, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, PerWorker]:
-        own = jax.tree.map(lambda x: x[0], state.per_worker[axis])
+        own = _axis.own(state, axis_name)
         updates, after = inner.update(updates, own, params, **extra_args)
         fine = jnp.ones((), bool)
         for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(own), strict=True):

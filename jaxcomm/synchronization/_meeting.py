@@ -30,10 +30,14 @@ def first_anchor(params: PyTree, axis_name: AxisName) -> PyTree:
     return jax.tree.map(of_the_first, wide(params))
 
 
+def marked(steps: Steps, axis_name: AxisName) -> PerWorker:
+    """As each worker's own."""
+    return PerWorker({_axis.label(axis_name): jax.tree.map(lambda x: x[None], steps)})
+
+
 def no_steps(axis_name: AxisName) -> PerWorker:
     """Before the first step."""
-    none = Steps(jnp.zeros(1, jnp.float32), jnp.zeros(1, jnp.float32))
-    return PerWorker({_axis.label(axis_name): none})
+    return marked(Steps(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)), axis_name)
 
 
 def require_params(params: PyTree, axis_name: AxisName) -> None:
@@ -79,7 +83,7 @@ def take_step(
     So NaN never enters parameters, from which no update would bring them back. Nothing is sent.
 
     Raises:
-      ValueError: If `weight` is not a scalar.
+      ValueError: If `weight` is not a scalar, or `done` is of another number of workers.
     """
     own = jnp.asarray(1 if weight is None else weight, jnp.float32)
     if own.shape != ():
@@ -90,11 +94,10 @@ def take_step(
     counted = jnp.where(own < 0, jnp.nan, jnp.where(taken, own, 0))
     left_out = jnp.where(finite | (own == 0), 0.0, 1.0).astype(jnp.float32)
 
-    def add(before: Steps) -> Steps:
-        return Steps(before.weight + counted[None], before.left_out + left_out[None])
-
+    before = _axis.own(done, axis_name)
+    after = Steps(before.weight + counted, before.left_out + left_out)
     updates = jax.tree.map(lambda u: jnp.where(taken, u, jnp.zeros((), u.dtype)), updates)
-    return updates, PerWorker({axis: add(steps) for axis, steps in done.per_worker.items()})
+    return updates, marked(after, axis_name)
 
 
 def moved_from(anchor: PyTree, params: PyTree, updates: PyTree) -> PyTree:
@@ -158,8 +161,7 @@ def meet(
       axis_name: The mesh axis, or axes, that number the workers.
       extra_args: Of the step, for the aggregator.
     """
-    axis = _axis.label(axis_name)
-    steps = jax.tree.map(lambda x: x[0], done.per_worker[axis])
+    steps = _axis.own(done, axis_name)
     finite = _is_finite(moved)
     own = jnp.where(here & finite, steps.weight, 0)
     left_out = jnp.where(here, jnp.maximum(steps.left_out, jnp.where(finite, 0.0, 1.0)), 0)
@@ -173,5 +175,5 @@ def meet(
 
     mean, state = aggregator.update(jax.tree.map(weigh, moved), state, anchor, **extra)
     mean = jax.tree.map(lambda x: jnp.where(jnp.isfinite(total), x, jnp.nan), mean)
-    after = jax.tree.map(lambda x: jnp.where(here, 0, x)[None], steps)
-    return Met(mean, state, PerWorker({axis: after}), own, total, left_out_by_all)
+    after = jax.tree.map(lambda x: jnp.where(here, 0, x), steps)
+    return Met(mean, state, marked(after, axis_name), own, total, left_out_by_all)

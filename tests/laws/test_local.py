@@ -219,6 +219,18 @@ def test_devices_do_what_the_simulator_does(case: LocalCase, workers: int) -> No
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("where", [N, slow("mesh")])
+@pytest.mark.parametrize("case", LOCAL)
+def test_state_of_other_workers_is_refused(case: LocalCase, where: Any) -> None:
+    tx = case.make(optax.sgd(0.1))  # Which keeps nothing: it is the method that has to say so.
+    params = jaxcomm.replicate(leaves_of(jnp.zeros(5)), 2 * N)
+    state, own = jaxcomm.init(tx, params, 2 * N), jaxcomm.replicate(leaves_of(jnp.zeros(5)), N)
+    make = jaxcomm.simulate if where == N else jaxcomm.make_step
+    step = make(towards, tx, N if where == N else mesh_of(N), donate=False)
+    with pytest.raises(ValueError, match="is of 8 workers, and there are 4 over 'data'"):
+        step(own, state, jnp.zeros(2 * N))
+
+
 @pytest.mark.parametrize("case", LOCAL)
 def test_mistakes(case: LocalCase) -> None:
     tx = case.make(optax.sgd(0.1))
