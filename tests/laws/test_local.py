@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
@@ -74,6 +75,12 @@ def train(
     return np.concatenate([np.asarray(both["a"]), np.asarray(both["b"])], axis=-1), state, metrics
 
 
+def meshes_of(workers: int) -> list[Mesh]:
+    """Automatic axes on as many devices, and explicit ones, JAX's default."""
+    devices = jax.devices()[:workers]
+    return [mesh_of(workers), jax.make_mesh((workers,), ("data",), devices=devices)]
+
+
 def floats(tree: Any) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
@@ -109,7 +116,7 @@ def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> N
 
 
 PLACES = ["nowhere", "whole", "inner", "aggregator"]
-WORKERS, BATCHES = 8, 150
+WORKERS, BATCHES = 8, 120
 
 
 def placed(case: LocalCase, place: str) -> Any:
@@ -177,7 +184,9 @@ def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, plac
         np.testing.assert_allclose(np.ptp(both[0][meeting]), 0, atol=1e-5)
     # Nobody is thrown back: the mean is where it would be, but for a step of one or of all.
     np.testing.assert_allclose(both[0].mean(axis=1), both[1].mean(axis=1), atol=0.8)
-    np.testing.assert_allclose(both[0][-1].mean(), 3.5, atol=0.1)
+    np.testing.assert_allclose(both[0][-1].mean(), both[1][-1].mean(), atol=0.05)
+    # With feedback and momentum, of five coordinates that are drawn alike, around it for long.
+    np.testing.assert_allclose(both[0][-1].mean(), 3.5, atol=0.3 if place == "aggregator" else 0.05)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float32"), slow("float64")])
@@ -200,9 +209,10 @@ def test_small_steps_add_up_in_any_dtype(case: LocalCase, dtype: str) -> None:
         np.testing.assert_allclose(found[-1].astype(np.float64), kept, rtol=0, atol=4 * small)
 
 
-@pytest.mark.parametrize("workers", [slow(1), 8])
+@pytest.mark.parametrize("workers", [1, 8])
 @pytest.mark.parametrize("case", local_rows())
 def test_devices_do_what_the_simulator_does(case: LocalCase, workers: int) -> None:
+    """On axes of both types, under jit and scan."""
     rng = np.random.default_rng(1)
     tx = case.make(optax.sgd(0.1, momentum=0.5))
     gradients = rng.normal(size=(STEPS, workers, 5)).astype(np.float32)
@@ -210,25 +220,33 @@ def test_devices_do_what_the_simulator_does(case: LocalCase, workers: int) -> No
     weights = rng.integers(0, 3, (STEPS, workers)).astype(np.float32)
     start = rng.normal(size=(workers, 5)).astype(np.float32)
     present = rng.random((STEPS, workers)) < 0.8
-    runs = [
+    expected, *others = [
         train(tx, gradients, weights, present, start=start, where=where)
-        for where in (workers, mesh_of(workers))
+        for where in (workers, *meshes_of(workers))
     ]
-    np.testing.assert_allclose(runs[0][0], runs[1][0], rtol=1e-5, atol=1e-6)
-    for x, y in zip(floats(runs[0][1]), floats(runs[1][1]), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+    for found in others:
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
+        for x, y in zip(floats(found[1]), floats(expected[1]), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("where", [N, slow("mesh")])
 @pytest.mark.parametrize("case", LOCAL)
-def test_state_of_other_workers_is_refused(case: LocalCase, where: Any) -> None:
+def test_state_of_other_workers_is_refused(case: LocalCase) -> None:
+    """By steps, and in a step of one's own."""
     tx = case.make(optax.sgd(0.1))  # Which keeps nothing: it is the method that has to say so.
     params = jaxcomm.replicate(leaves_of(jnp.zeros(5)), 2 * N)
     state, own = jaxcomm.init(tx, params, 2 * N), jaxcomm.replicate(leaves_of(jnp.zeros(5)), N)
-    make = jaxcomm.simulate if where == N else jaxcomm.make_step
-    step = make(towards, tx, N if where == N else mesh_of(N), donate=False)
+    with pytest.raises(ValueError, match="is of 8 workers, and there are 4"):
+        jaxcomm.simulate(towards, tx, N)(own, state, jnp.zeros(N))
+
+    def one(params: Any, state: Any) -> Any:
+        zeros, x = (jax.tree.map(lambda x: x[0], tree.per_worker["data"]) for tree in params)
+        return tx.update(zeros, state, x)[1]
+
+    specs = jaxcomm.state_specs(((own, own), state))
+    step = jax.shard_map(one, mesh=mesh_of(N), in_specs=specs, out_specs=specs[1])
     with pytest.raises(ValueError, match="is of 8 workers, and there are 4 over 'data'"):
-        step(own, state, jnp.zeros(2 * N))
+        jax.eval_shape(step, (own, own), state)
 
 
 @pytest.mark.parametrize("case", LOCAL)

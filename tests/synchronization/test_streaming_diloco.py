@@ -10,6 +10,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.synchronization import diloco, streaming_diloco
 from tests.slow import slow
@@ -113,6 +114,20 @@ def test_a_step_sends_one_fragment_at_most_and_compressed_if_asked() -> None:
             assert {c.primitive for c in inside if c.shape != (2,)} == {"all_gather"}
             kept = [jax.tree.leaves(f.aggregator.own) for f in run(tx, 10)[1][1].fragments]
             assert all(np.abs(leaf).max() > 0 for leaves in kept for leaf in leaves)
+
+
+def test_equal_leaves_of_two_fragments_are_rounded_apart() -> None:
+    # Before its first meeting, a fragment moves by so many equal steps: signs and norms agree.
+    aggregator = jaxcomm.gathered_mean("data", dither(levels=1, norm="l2"))
+    tx = streaming_diloco(optax.sgd(1.0), optax.sgd(1.0), 2, fragments=2, aggregator=aggregator)
+    params = jaxcomm.replicate({"a": jnp.zeros(400), "b": jnp.zeros(400)}, 1)
+    step = jaxcomm.simulate(lambda x, g: jnp.sum((x["a"] + x["b"]) * g[0]), tx, 1, donate=False)
+    state, gradient = jaxcomm.init(tx, params, 1), np.random.default_rng(0).normal(size=(1, 400))
+    for _ in range(3):
+        params, state, _ = step(params, state, gradient.astype(np.float32))
+    kept = [np.asarray(*fragment.anchor.values()) != 0 for fragment in state[1].fragments]
+    assert all(5 < chosen.sum() < 100 for chosen in kept)
+    assert (kept[0] & kept[1]).sum() < kept[0].sum()
 
 
 def test_leaves_are_split_evenly_in_order() -> None:
