@@ -80,10 +80,16 @@ def deep_squeeze(
             squares = sum(jnp.sum(jnp.square(d)) for d in apart)
             return [weight * d for d in apart], weight * squares
 
-        nothing = [*map(jnp.zeros_like, x)], jnp.zeros(())
+        nothing = [*map(jnp.zeros_like, x)], talk.zero
         apart, disagreement = talk.hear(message, take, nothing)
         left_out = [a - b for a, b in zip(corrected, sent, strict=True)]
         moved = [a + step_size * b for a, b in zip(steps, apart, strict=True)]
         return Mixed(moved, left_out, disagreement)
 
-    return gossiped(given, axis_name, start, method, seed=seed, key=key, info=info)
+    def average(
+        talk: Talk, residual: list[jax.Array], x: list[jax.Array]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        # All of it is known now: what were left of residuals would drive workers apart.
+        return talk.mean(x), [*map(jnp.zeros_like, residual)]
+
+    return gossiped(given, axis_name, start, method, average=average, seed=seed, key=key, info=info)

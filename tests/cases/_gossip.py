@@ -29,6 +29,8 @@ class GossipCase(NamedTuple):
       sums: Whether sums of parameters and masses are kept, in place of the mean of parameters.
       late: By how many steps updates come later.
       powers_of_2: Whether only as many workers will do.
+      absence: Whether workers may be absent; else `present` is refused by name.
+      corrects: Whether workers that agree may part again, by corrections of their steps.
     """
 
     name: str
@@ -41,6 +43,8 @@ class GossipCase(NamedTuple):
     sums: bool = False
     late: int = 0
     powers_of_2: bool = False
+    absence: bool = True
+    corrects: bool = False
 
     def __repr__(self) -> str:
         return self.name
@@ -115,6 +119,7 @@ GOSSIP = [
         gossip.ring,
         lambda mixing: gossip.choco_sgd(mixing, _largest(), step_size=STEP_SIZE),
         partial(oracle.choco, k=K, step_size=STEP_SIZE),
+        absence=False,
         **SPARSE,
     ),
     _case(
@@ -131,7 +136,14 @@ GOSSIP = [
         partial(oracle.deep_squeeze, k=K, step_size=STEP_SIZE),
         **SPARSE,
     ),
-    _case("d2", lambda n: gossip.lazy(gossip.ring(n)), gossip.d2, oracle.d2, drift=1e-4),
+    _case(
+        "d2",
+        lambda n: gossip.lazy(gossip.ring(n)),
+        gossip.d2,
+        oracle.d2,
+        drift=1e-4,
+        corrects=True,
+    ),
     _case("sgp", _one_peer, gossip.sgp, oracle.push, sends=3, **MASS),
     _case("sgp_directed", _directed, gossip.sgp, oracle.push, sends=7, **MASS),
     _case(
@@ -152,7 +164,7 @@ GOSSIP = [
     _case(
         "exact_average",
         gossip.ring,
-        lambda mixing: optax.chain(gossip.dpsgd(mixing), gossip.exact_average(3)),
+        lambda mixing: gossip.exact_average(3, gossip.dpsgd(mixing)),
         partial(oracle.exact_now_and_then, every=3),
     ),
 ]
