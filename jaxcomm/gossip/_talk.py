@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import numpy as np
 from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Coins, PyTree
 from jaxcomm._when import run_when
+from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._matchings import to_matchings
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._rounds import Round, to_rounds
