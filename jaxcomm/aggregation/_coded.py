@@ -78,10 +78,12 @@ def coded_mean(
     seed: int,
     key: jax.Array | None,
     info: bool = False,
+    draws_anew: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """An aggregator from a codec and an exchange.
 
-    A non-finite coordinate on any worker makes the update NaN on all, and no memory changes.
+    A non-finite coordinate on any worker makes the update NaN on all, and no memory changes. Coins
+    are those of the step, or of the first step in all of them, without `draws_anew`.
     """
     _buckets.check_scope(scope)
     capacity = _buckets.BUCKET_BYTES if bucket_bytes is None else bucket_bytes
@@ -135,7 +137,12 @@ def coded_mean(
                 "in `shard_local`."
             )
         everybody = (*outer_axes, *_axis.names(axis_name))
-        coins = _noise.make_coins(state.key, state.step, len(units), _axis.index(everybody))
+        coins = _noise.make_coins(
+            _noise.placed_key(state.key, axis_name, updates),
+            state.step if draws_anew else jnp.zeros_like(state.step),
+            len(units),
+            _axis.index(everybody),
+        )
         means, decided, finite, sent, common, added = Exchanged(*exchange(coins, memories, units))
         settled = [codec.settle(*pair) for pair in zip(decided, means, strict=True)]
         kept = _keep_if(finite, [memory for _, memory in settled], memories)

@@ -41,6 +41,7 @@ class Case(NamedTuple):
       common_coins: Workers draw alike.
       spreads: Coordinates that are zero on all workers need not be so in the result.
       fitted: Easy input is met exactly, and nothing is drawn.
+      staged: May be any stage of `hierarchical`: one aggregator, without memory.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Case(NamedTuple):
     common_coins: bool = False
     fitted: bool = False
     spreads: bool = False
+    staged: bool = True
 
     def __repr__(self) -> str:
         return self.name

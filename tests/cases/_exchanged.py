@@ -54,6 +54,7 @@ EXCHANGED = [
         variance=lambda d, n: 0,
         resolution=lambda n, d: 0,
         random=False,
+        staged=False,
     ),
     Case(
         "parallax",
@@ -72,6 +73,7 @@ EXCHANGED = [
         variance=lambda d, n: 0,
         resolution=lambda n, d: 0,
         random=False,
+        staged=False,
     ),
     Case(
         "sketched_sgd",
