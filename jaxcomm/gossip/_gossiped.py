@@ -158,9 +158,11 @@ def gossiped(
             steps = [jnp.where(own == 0, 0, own * step) for step in steps]
         units, _ = units_of(params, wide)
         me = _axis.index(axis_name)
-        # Of the seed alone: whoever is drawn in a step is drawn alike for all leaves, and by clocks.
-        (of_mixing,) = _noise.make_coins(state.key, state.step, 1, me)
-        flags = mixing.active(of_mixing.public, state.step) if mixing.active else None
+        flags = None
+        if mixing.active:
+            # Of the seed alone: who meets in a step is drawn alike for all leaves, and by clocks.
+            (coin,) = _noise.make_coins(state.key, state.step, 1, me)
+            flags = mixing.active(coin.public, state.step)
         placed = _noise.placed_key(state.key, axis_name, params)
         coins = _noise.make_coins(placed, state.step, len(units), me)
         talk = Talk(
