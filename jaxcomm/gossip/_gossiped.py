@@ -126,7 +126,9 @@ def gossiped(
     def init_fn(params: PyTree) -> GossipState:
         require_workers()
         memory = start(units_of(params, _dtypes(params)[1])[0])
-        known = {"disagreement": jnp.zeros(()), "rounds": jnp.zeros(())} if info else ()
+        known = (
+            dict.fromkeys(("disagreement", "rounds"), jnp.zeros((), jnp.float32)) if info else ()
+        )
         return GossipState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),

@@ -24,6 +24,8 @@ class GossipCase(NamedTuple):
       mixing: `workers -> Mixing`, what it runs.
       oracle: `(x, updates, W) -> x after each step`, in NumPy.
       drift: By how much the mean of workers may be off after 1000 steps, in float32.
+      double: By how much float64 parameters may be off after a few steps.
+      floor: How many units in the last place bfloat16 workers may stay apart; `None`: no claim.
       message: Bytes sent to one neighbour, of 12 float32 parameters.
       sends: Messages that a worker of 8 sends in its costliest step.
       sums: Whether sums of parameters and masses are kept, in place of the mean of parameters.
@@ -38,6 +40,8 @@ class GossipCase(NamedTuple):
     mixing: Callable[[int], gossip.Mixing]
     oracle: Callable[..., np.ndarray]
     drift: float = 2e-5
+    double: float = 1e-13
+    floor: float | None = 6
     message: int = 12 * 4
     sends: int = 2
     sums: bool = False
@@ -96,7 +100,8 @@ def _directed(workers: int) -> gossip.Mixing:
     return gossip.to_mixing(graph, "push")
 
 
-SPARSE = {"message": K * 4 + 4}  # Values, and places of 4 bits in one word.
+# Values, which are float32, and places of 4 bits in one word.
+SPARSE = {"message": K * 4 + 4, "double": 2e-6}
 MASS = {"message": 12 * 4 + 4, "sums": True}
 GOSSIP = [
     _case("dpsgd", gossip.ring, gossip.dpsgd, oracle.mix_then_adapt),
@@ -120,6 +125,7 @@ GOSSIP = [
         lambda mixing: gossip.choco_sgd(mixing, _largest(), step_size=STEP_SIZE),
         partial(oracle.choco, k=K, step_size=STEP_SIZE),
         absence=False,
+        floor=30,
         **SPARSE,
     ),
     _case(
@@ -127,6 +133,7 @@ GOSSIP = [
         _half,
         lambda mixing: gossip.choco_sgd(mixing, _largest(), step_size=STEP_SIZE),
         partial(oracle.choco_by_neighbour, k=K, step_size=STEP_SIZE),
+        floor=30,
         **SPARSE,
     ),
     _case(
@@ -134,6 +141,7 @@ GOSSIP = [
         gossip.ring,
         lambda mixing: gossip.deep_squeeze(mixing, _largest(), step_size=STEP_SIZE),
         partial(oracle.deep_squeeze, k=K, step_size=STEP_SIZE),
+        floor=None,  # The codec's is far above it.
         **SPARSE,
     ),
     _case(

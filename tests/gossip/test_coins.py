@@ -62,7 +62,7 @@ def test_codes_are_drawn_apart(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_who_meets_is_drawn_alike(name: str) -> None:
-    """So that parts of the parameters are mixed as the whole would be, and clocks need no leaves."""
+    """So that parts of parameters are mixed as the whole is, and clocks need no leaves."""
     make = DRAWN[name]
     both, whole = in_branches(make), changes(make("data"), {"a": start(8), "b": start(8)})
     for each in both, whole:
