@@ -163,7 +163,7 @@ def per_worker(
     def update_fn(
         updates: PyTree, state: PerWorker, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, PerWorker]:
-        own = jax.tree.map(lambda x: x[0], state.per_worker[axis])
+        own = _axis.own(state, axis_name)
         updates, own = inner.update(updates, own, params, **extra_args)
         return updates, mark(own)
 

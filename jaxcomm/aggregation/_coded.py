@@ -128,7 +128,7 @@ def coded_mean(
             return updates, state._replace(step=state.step + 1)
         if weight is not None:
             units = [*map(weigh(axis_name, weight), units)]
-        own = jax.tree.map(lambda x: x[0], state.own.per_worker[axis])
+        own = _axis.own(state.own, axis_name)
         memories = [Memory(*pair) for pair in zip(own, state.shared, strict=True)]
         if outer_axes and jax.tree.leaves(memories):
             raise ValueError(

@@ -89,7 +89,9 @@ def merged_mean(
         rows = jax.tree.map(lambda codes: to_rows(codes, workers), payload)
         mine = jax.tree.map(lambda rows: _axis.exchange(rows, axis_name), rows)
         return jax.tree.map(
-            lambda row, codes: from_rows(_axis.gather(row, axis_name), codes.size),
+            lambda row, codes: from_rows(_axis.gather(row, axis_name), codes.size).reshape(
+                codes.shape
+            ),
             _tree(merge, coins, mine, workers),
             payload,
         )

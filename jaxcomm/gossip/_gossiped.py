@@ -162,7 +162,7 @@ def gossiped(
         me = _axis.index(axis_name)
         flags = None
         if mixing.active:
-            # Of the seed alone: who meets in a step is drawn alike for all leaves, and by clocks.
+            # Of the seed alone: who talks in a step is drawn alike for all leaves, and by clocks.
             (coin,) = _noise.make_coins(state.key, state.step, 1, me)
             flags = mixing.active(coin.public, state.step)
         placed = _noise.placed_key(state.key, axis_name, params)
@@ -177,7 +177,7 @@ def gossiped(
             wide,
             coins,
         )
-        memory = jax.tree.map(lambda x: x[0], state.own.per_worker[axis])
+        memory = _axis.own(state.own, axis_name)
         changes, memory, disagreement = method(talk, memory, units, steps)
         if exact is not None:
             changes, memory = _exactly(talk, average, exact, units, changes, memory)

@@ -62,6 +62,7 @@ FEEDBACK = [
         # Of the first step; later ones quantize what differs from the shift, which is less.
         variance=lambda d, n: min(d / _levels(n) ** 2, (d / n) ** 0.5 / _levels(n)),
         resolution=lambda n, d: 1 / _levels(n),
+        staged=False,
     ),
     _summed_8_bits("ecq", ecq(dither(bits=8)))._replace(
         make=cache(
