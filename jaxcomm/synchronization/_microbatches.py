@@ -8,12 +8,14 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
+from jaxcomm.synchronization._wide import narrow, wide
+from jaxcomm.synchronization._windows import require_points
 
 
 class Finished(NamedTuple):
     """What a worker has done in a window."""
 
-    gradients: PyTree  # their sum over mini-batches, as the parameters
+    gradients: PyTree  # their sum over mini-batches, as the parameters, in float32 at least
     finished: jax.Array  # int32[], how many mini-batches
     loss: jax.Array  # float32[], the sum of their losses
 
@@ -54,10 +56,11 @@ def microbatch_gradients(
       axis_name: The mesh axis, or axes, that number the workers.
 
     Returns:
-      The sums; 0 where nothing was finished.
+      The sums, in float32 at least; 0 where nothing was finished.
 
     Raises:
-      ValueError: If leaves differ in their number of mini-batches.
+      ValueError: If leaves differ in their number of mini-batches, or `finished` is of windows
+        with `in_flight="finish_late"` and there is no `begun`.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -72,6 +75,7 @@ def microbatch_gradients(
       <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not at hand: that all
       mini-batches of a window are evaluated at its first parameters is a reconstruction.
     """
+    require_points(finished, begun)
     most = _length(microbatches)
     count = jnp.clip(jnp.asarray(finished, jnp.int32), 0, most)
     local = _axis.local_value_and_grad(loss_fn, axis_name=axis_name)
@@ -84,22 +88,22 @@ def microbatch_gradients(
         if begun is not None:
             point = jax.tree.map(lambda z, x: jnp.where(number == 0, z, x), begun, params)
         loss, gradients = local(point, batch)
-        return jax.tree.map(jnp.add, total, (gradients, loss.astype(jnp.float32)))
+        return jax.tree.map(jnp.add, total, (wide(gradients), loss.astype(jnp.float32)))
 
     nothing = jax.tree.map(
         lambda x: _axis.as_varying(x, axis_name),
-        (jax.tree.map(jnp.zeros_like, params), jnp.zeros(())),
+        (jax.tree.map(jnp.zeros_like, wide(params)), jnp.zeros((), jnp.float32)),
     )
     count = _axis.as_varying(count, axis_name)
     gradients, loss = lax.fori_loop(0, count, add, nothing)
     return Finished(gradients, count, loss)
 
 
-def mean_of(done: Finished) -> tuple[jax.Array, PyTree, jax.Array]:
-    """`(mean loss, mean gradient, count)`; zeros where nothing is finished."""
+def mean_of(done: Finished, params: PyTree) -> tuple[jax.Array, PyTree, jax.Array]:
+    """`(mean loss, mean gradient as the parameters, count)`; zeros where nothing is finished."""
     some: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
     mean = jax.tree.map(lambda x: x / some.astype(x.dtype), done.gradients)
-    return done.loss / some, mean, done.finished
+    return done.loss / some, narrow(mean, params), done.finished
 
 
 def window_gradients(
@@ -117,7 +121,8 @@ def window_gradients(
       loss_fn: As for :func:`microbatch_gradients`.
       params: Parameters.
       batch: `(microbatches, finished)`: leaves `[M, ...]` of this worker, and int32[1]; or with a
-        third part, parameters [1, ...] of :func:`begun_at`.
+        third part, parameters [1, ...] of :func:`begun_at`, which counts of windows with
+        `in_flight="finish_late"` need.
       axis_name: The mesh axis, or axes, that number the workers; other than the default with
         `functools.partial`.
 
@@ -147,7 +152,7 @@ def window_gradients(
     done = microbatch_gradients(
         loss_fn, params, microbatches, finished[0], begun=begun, axis_name=axis_name
     )
-    return mean_of(done)
+    return mean_of(done, params)
 
 
 def given_gradients(
@@ -157,7 +162,7 @@ def given_gradients(
 
     Args:
       loss_fn: Not called.
-      params: Not used.
+      params: Whose dtypes the mean gradient takes.
       batch: Sums of this worker, with a leading axis of length 1, as :class:`RealTimeWindow` makes.
 
     Returns:
@@ -173,5 +178,5 @@ def given_gradients(
       >>> print(step(params, jaxcomm.init(tx, params, 2), sums)[0])  # -(1 + 5) / 3
       -2.0
     """
-    del loss_fn, params
-    return mean_of(jax.tree.map(lambda x: x[0], batch))
+    del loss_fn
+    return mean_of(jax.tree.map(lambda x: x[0], batch), params)
