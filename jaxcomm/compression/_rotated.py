@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations
+from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations, require_codec
 
 
 def _padded(size: int) -> int:
@@ -112,6 +112,8 @@ def rotated(codec: Codec) -> Codec:
       Suresh et al., `Distributed Mean Estimation with Limited Communication
       <https://arxiv.org/abs/1611.00429>`_, 2017.
     """
+
+    require_codec(codec, "rotated")
 
     def of_inner(coins: Coins) -> Coins:
         return coins._replace(public=_below(coins.public))
