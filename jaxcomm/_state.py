@@ -140,8 +140,8 @@ def own_params(params: PyTree) -> PyTree:
     """A worker's own parameters, `PerWorker` or not, without the leading axis."""
     if not isinstance(params, PerWorker):
         return params
-    (leaves,) = params.per_worker.values()
-    return jax.tree.map(lambda x: x[0], leaves)
+    (axes,) = params.per_worker
+    return _axis.own(params, tuple(axes.split(",")), "The parameters")
 
 
 def init(

@@ -45,6 +45,11 @@ APART = nx.Graph([(0, 1), (2, 3)])
         (lambda: gossip.choco_sgd(gossip.ring(8), TOP, step_size=0), r"`step_size` must be in"),
         (lambda: gossip.choco_sgd(PLAN, TOP, step_size=1, per_neighbour=False), "in all steps"),
         (lambda: gossip.choco_step_size(gossip.ring(8), contraction=0), "`contraction` must be"),
+        (
+            lambda: gossip.choco_sgd(gossip.ring(8), compression.sparsifiers.top_k, step_size=1),
+            "`codec` of `choco_sgd` is a function: call it",
+        ),
+        (lambda: gossip.deep_squeeze(gossip.ring(8), 0.1, step_size=1), "must be a codec"),
         (lambda: gossip.sgp(gossip.ring(8), delay=-1), "`delay` must be a Python int"),
         (lambda: gossip.ad_psgd(gossip.ring(8), staleness=1.5), "`staleness` must be a Python"),
         (lambda: gossip.exact_average(0, DPSGD), "`every` must be a Python int"),
