@@ -10,7 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._state import require_axes, worker_axes
+from jaxcomm._mesh import require_axes
+from jaxcomm._state import worker_axes
 
 
 def replicate(

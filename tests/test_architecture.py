@@ -15,7 +15,18 @@ ROOT = pathlib.Path(__file__).parent.parent
 # Packages may import from strictly lower rows, and from themselves.
 ROWS = [
     {"pallas_kernels"},
-    {"_base", "_axis", "_when", "_noise", "_buckets", "_message", "_state", "_per_worker", "wire"},
+    {
+        "_base",
+        "_axis",
+        "_when",
+        "_noise",
+        "_buckets",
+        "_message",
+        "_mesh",
+        "_state",
+        "_per_worker",
+        "wire",
+    },
     {"compression", "perf"},
     {"aggregation", "gossip"},
     {"synchronization", "scheduling"},
@@ -24,7 +35,17 @@ ROWS = [
     {"experiments"},
 ]
 # Within their row, in this order.
-CORE = ["_base", "_axis", "_when", "_noise", "_buckets", "_message", "_state", "_per_worker"]
+CORE = [
+    "_base",
+    "_axis",
+    "_when",
+    "_noise",
+    "_buckets",
+    "_message",
+    "_mesh",
+    "_state",
+    "_per_worker",
+]
 
 
 def _package(path: pathlib.Path) -> str:

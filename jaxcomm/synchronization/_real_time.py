@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
-from jaxcomm._state import require_axes
+from jaxcomm._mesh import require_axes
 from jaxcomm.synchronization._clock import Windows, windows
 from jaxcomm.synchronization._microbatches import Finished
 from jaxcomm.synchronization._require import require_int
