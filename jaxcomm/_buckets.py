@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec, reshard
 
 from jaxcomm._base import PyTree
 
@@ -48,13 +49,24 @@ def _groups(sizes: list[int], capacity: int) -> list[list[int]]:
     return groups
 
 
+def _spec(leaf: jax.Array) -> PartitionSpec:
+    """How the type of a leaf says that it is cut, over axes of a mesh that are Explicit."""
+    spec: PartitionSpec = jax.typeof(leaf).sharding.spec
+    return spec if any(spec) else PartitionSpec()
+
+
+def _cut(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
+    return leaf if _spec(leaf) == spec else reshard(leaf, spec)
+
+
 def split(
     tree: PyTree, scope: Scope, bucket_bytes: int, dtype: Any = jnp.float32
 ) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
     """The units of `tree`, and the function that undoes it.
 
     Args:
-      tree: Floating-point leaves of any shape and dtype.
+      tree: Floating-point leaves of any shape and dtype. What is cut over Explicit axes is made
+        whole, as the partitioner does over automatic ones, and is cut again where units are joined.
       scope: `"leaf"` keeps each leaf apart and in its shape; `"bucket"` and `"tree"` join leaves.
       bucket_bytes: The most float32 bytes that are joined; leaves are never cut.
       dtype: Of the units.
@@ -67,6 +79,8 @@ def split(
     """
     require_floating(tree)
     leaves, treedef = jax.tree.flatten(tree)
+    specs = [*map(_spec, leaves)]
+    leaves = [_cut(leaf, PartitionSpec()) for leaf in leaves]
     if scope == "leaf":
         units = [leaf.astype(dtype) for leaf in leaves]
     else:
@@ -86,8 +100,8 @@ def split(
         return jax.tree.unflatten(
             treedef,
             [
-                piece.reshape(leaf.shape).astype(leaf.dtype)
-                for piece, leaf in zip(pieces, leaves, strict=True)
+                _cut(piece.reshape(leaf.shape).astype(leaf.dtype), spec)
+                for piece, leaf, spec in zip(pieces, leaves, specs, strict=True)
             ],
         )
 

@@ -10,6 +10,7 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._buckets import require_floating
 from jaxcomm._when import run_when
+from jaxcomm.aggregation._weights import own_weight
 
 
 class AccumulateState(NamedTuple):
@@ -96,9 +97,7 @@ def accumulate(
     ) -> tuple[PyTree, AccumulateState]:
         require_floating(updates)
         _axis.require_local(updates, axis_name)
-        own = jnp.asarray(1 if weight is None else weight, jnp.float32)
-        if own.shape != ():
-            raise ValueError(f"`weight` must be a scalar on each worker, got shape {own.shape}.")
+        own = own_weight(1.0 if weight is None else weight)
         so_far = _axis.own(state.own, axis_name)
         total = so_far["weight"] + own
         # A running mean: the sum of huge gradients may overflow, their mean not.

@@ -14,6 +14,7 @@ from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._alone import encode_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._rows import from_rows, to_rows
+from jaxcomm.aggregation._weights import headroom
 
 CodecOf: TypeAlias = Callable[[int], Codec]
 """From how many workers' updates are in a sum to the codec that encodes it."""
@@ -117,8 +118,7 @@ def doubling_mean(
         rounds, doubling, codecs = plan()
         workers, own = _axis.size(axis_name), _axis.index(axis_name)
         _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
-        # So that the sum of all workers' largest floats is one. A power of 2 loses nothing.
-        scale = 2.0 ** -(workers - 1).bit_length()
+        scale = headroom(workers)
         sums = units
         after: list[list[PyTree]] = [[] for _ in units]
         firsts: list[jax.Array] = []

@@ -12,7 +12,7 @@ from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._buckets import require_floating
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._two_stage import two_stage_mean
-from jaxcomm.aggregation._weights import weigh
+from jaxcomm.aggregation._weights import headroom, weigh
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import cast, scaled_cast
 
@@ -83,11 +83,13 @@ def mean(
         require_floating(updates)
         _axis.require_local(updates, axis_name, outer_axes)
         workers = _axis.size(axis_name)
+        small = headroom(workers)
         weighed = (lambda x: x) if weight is None else weigh(axis_name, weight)
 
         def average(x: jax.Array) -> jax.Array:
             wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
-            return (lax.psum(weighed(wide), _axis.names(axis_name)) / workers).astype(x.dtype)
+            total = lax.psum(weighed(wide * small), _axis.names(axis_name))
+            return (total / (workers * small)).astype(x.dtype)
 
         return jax.tree.map(average, updates), state
 

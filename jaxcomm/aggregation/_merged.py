@@ -21,7 +21,8 @@ def _tree(
         pairs, odd = count // 2, count % 2
         first = jax.tree.map(lambda x, n=pairs: x[0 : 2 * n : 2], payloads)
         second = jax.tree.map(lambda x, n=pairs: x[1 : 2 * n : 2], payloads)
-        drawn = Coins(coins.public, jax.random.fold_in(coins.private, depth))
+        # Counted down: from 0 up, these would be the keys that a codec of blocks splits off.
+        drawn = Coins(coins.public, jax.random.fold_in(coins.private, 2**32 - 1 - depth))
         merged = merge(drawn, first, second)
         payloads = jax.tree.map(
             lambda new, x, n=odd: jnp.concatenate([new, x[-1:]]) if n else new,
