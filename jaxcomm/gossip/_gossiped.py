@@ -4,6 +4,7 @@ Methods differ in one function: what a worker makes of its parameters, its local
 hears.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -210,9 +211,13 @@ def _presence(present: jax.Array | None, workers: int) -> jax.Array | None:
 
 def _weight(weight: jax.Array | float) -> jax.Array:
     """The weight, or NaN where none scales a step: a NaN, an infinity, or less than 0."""
+    if jnp.shape(weight) != ():
+        raise ValueError(
+            f"`weight` must be a scalar on each worker, got shape {jnp.shape(weight)}."
+        )
+    if not isinstance(weight, jax.core.Tracer) and not 0 <= float(weight) < math.inf:
+        raise ValueError(f"`weight` must be a finite number of at least 0, got {weight}.")
     own = jnp.asarray(weight, jnp.float32)
-    if own.shape != ():
-        raise ValueError(f"`weight` must be a scalar on each worker, got shape {own.shape}.")
     return jnp.where(jnp.isfinite(own) & (own >= 0), own, jnp.nan)
 
 

@@ -1,14 +1,11 @@
 """Weights and absence are honoured by every method as the formula says, or refused by name."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-import jaxcomm
 from tests.cases._gossip import GOSSIP, GossipCase, gossip_rows
-from tests.gossip.workers import initial, matrices_of, on_mesh, start, steps, trajectory
+from tests.gossip.workers import matrices_of, start, steps, trajectory
 from tests.slow import slow
 
 COUNT = 6

@@ -111,9 +111,17 @@ def test_said_in_a_step(tx: Any, replicated: bool, extra: Any, message: str) -> 
         step(params, state, jnp.ones(4), **extra)
 
 
-def test_parameters_are_needed() -> None:
+@pytest.mark.parametrize(
+    ("given", "extra", "message"),
+    [
+        (False, {}, r"tx.update\(updates, state, params\)"),
+        (True, {"weight": -1}, "`weight` must be a finite number of at least 0, got -1"),
+        (True, {"weight": np.float32(np.nan)}, "`weight` must be a finite number"),
+    ],
+)
+def test_said_in_an_update(given: bool, extra: Any, message: str) -> None:
     def update(x: jax.Array) -> jax.Array:
-        return DPSGD.update(x, DPSGD.init(x))[0]
+        return DPSGD.update(x, DPSGD.init(x), x if given else None, **extra)[0]
 
-    with pytest.raises(ValueError, match=r"tx.update\(updates, state, params\)"):
+    with pytest.raises(ValueError, match=message):
         jax.vmap(update, axis_name="data")(jnp.ones((4, 3)))
