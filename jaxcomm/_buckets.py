@@ -7,7 +7,7 @@ leaf in its own shape. Few units mean few norms and few collectives.
 import itertools
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -66,15 +66,16 @@ def _cut(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
 
 
 def split(
-    tree: PyTree, scope: Scope, bucket_bytes: int
+    tree: PyTree, scope: Scope, bucket_bytes: int, dtype: Any = jnp.float32
 ) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
-    """The units of `tree` as float32, and the function that undoes it.
+    """The units of `tree`, and the function that undoes it.
 
     Args:
       tree: Floating-point leaves of any shape and dtype. What is cut over Explicit axes is made
         whole, as the partitioner does over automatic ones, and is cut again where units are joined.
       scope: `"leaf"` keeps each leaf apart and in its shape; `"bucket"` and `"tree"` join leaves.
       bucket_bytes: The most float32 bytes that are joined; leaves are never cut.
+      dtype: Of the units.
 
     Returns:
       The units, and a function from units to a tree with the shapes and dtypes of `tree`.
@@ -87,12 +88,11 @@ def split(
     specs = [*map(_spec, leaves)]
     leaves = [_cut(leaf, PartitionSpec()) for leaf in leaves]
     if scope == "leaf":
-        units = [leaf.astype(jnp.float32) for leaf in leaves]
+        units = [leaf.astype(dtype) for leaf in leaves]
     else:
         groups = _groups([leaf.size for leaf in leaves], bucket_bytes // 4)
         units = [
-            jnp.concatenate([leaves[i].astype(jnp.float32).ravel() for i in group])
-            for group in groups
+            jnp.concatenate([leaves[i].astype(dtype).ravel() for i in group]) for group in groups
         ]
 
     def join(units: list[jax.Array]) -> PyTree:

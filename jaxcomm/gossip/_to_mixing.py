@@ -33,7 +33,7 @@ def _require_matrix(given: Any) -> np.ndarray:
 
 def _independent(probabilities: Sequence[float]) -> Active:
     chances = np.asarray(probabilities, np.float32)
-    return lambda key, step: jax.random.uniform(key, chances.shape) < chances
+    return lambda key, step: jax.random.uniform(key, chances.shape, jnp.float32) < chances
 
 
 def to_mixing(given: Any, rule: Rule = "metropolis") -> Mixing:
