@@ -33,7 +33,10 @@ def test_everything_after_the_dashes_is_the_command() -> None:
     [
         ("launch", "launch needs a command after its options and `--`"),
         ("launch train --steps 3", "launch needs a command after its options and `--`"),
-        ("launch --processes 0 -- train", "--processes: must be an integer of at least 1, got '0'"),
+        (
+            "launch --processes 0 -- train",
+            "--processes: must be an integer of at least 1 and below 2**31, got '0'",
+        ),
         ("launch --processes two -- train", "--processes: must be an integer of at least 1"),
         ("launch --port 65536 -- train", "--port: must be an integer from 0 to 65535"),
         ("launch --start-timeout 0 -- train", "--start-timeout: must be a number above 0"),
