@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pathlib
 import tempfile
 
 _COUNT = "--xla_force_host_platform_device_count"
@@ -36,6 +37,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+_LAWS = pathlib.Path(__file__).parent / "laws"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", _HALF_WRITTEN)
 
@@ -53,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     They share compiled programs there, and compiling is what takes the time.
     """
     for item in items:
-        if "laws" in item.path.parts:
+        if _LAWS in item.path.parents:
             item.add_marker(pytest.mark.law)
             case = getattr(item, "callspec", None) and item.callspec.params.get("case")
             if case:
