@@ -8,7 +8,7 @@ NPROC := 16
 export NPROC
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip stragglers test test-slow test-changed test-docs test-aot test-gpu bench lint clean venv
+.PHONY: help demo survey sparse gossip stragglers test test-slow test-changed test-docs test-aot test-gpu test-wheel bench lint clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -50,6 +50,9 @@ test-aot: ## compile every kernel for TPU and GPU, without either (in .venv-aot,
 test-gpu: ## compare the kernels on this machine's GPU with their references
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_gpu $(ARGS)
 
+test-wheel: ## build the wheel, install it alone, import all of it, run the README's program (in .venv-wheel)
+	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_wheel
+
 bench: venv ## measure time and bytes of every method
 	$(PY) -u -m experiments bench $(ARGS)
 
@@ -59,7 +62,7 @@ lint: venv ## formatting, ruff, mypy
 	$(PY) -m mypy
 
 clean: ## remove the virtual environments, caches and builds
-	rm -rf .venv .venv-other .venv-aot build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
+	rm -rf .venv .venv-other .venv-aot .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

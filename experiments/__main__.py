@@ -25,7 +25,6 @@ from experiments.configs import (
     Train,
 )
 from experiments.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
-from experiments.processes import end_with_launcher
 
 COMMANDS = {
     "compare": Digits,
@@ -81,7 +80,6 @@ def run(command: str, config: Any) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Parses and runs; what the user can mend, Ctrl+C and SIGTERM are reported in one line."""
-    end_with_launcher()
     # A shell that starts this in the background has it ignore the signal of Ctrl+C.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.default_int_handler)
@@ -90,10 +88,12 @@ def main(arguments: Sequence[str]) -> int:
     except ExperimentError as error:
         print("experiments: error:", " ".join(str(error).split()), file=sys.stderr)
         return error.code
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if (error.name or "").partition(".")[0] in ("experiments", "jaxcomm"):
             raise
-        print(f"experiments: error: {error}: install jaxcomm[experiments].", file=sys.stderr)
+        # Without a name, it is of `jaxcomm.gossip`, which says itself what to install.
+        remedy = ": install jaxcomm[experiments]." if error.name else ""
+        print(f"experiments: error: {error}{remedy}", file=sys.stderr)
         return WRONG_INPUT
     except (KeyboardInterrupt, Interrupted) as interrupt:
         for stop in (signal.SIGINT, signal.SIGTERM):

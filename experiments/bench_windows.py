@@ -51,6 +51,7 @@ def time_windows(workers: int, windows: int) -> Timing:
         synchronization.first_done(),
         workers=workers,
         minibatches=MINIBATCHES,
+        in_flight="abort",
     )
     key = jax.random.key(0)
 

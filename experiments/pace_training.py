@@ -123,7 +123,12 @@ def simulated(
     state = jaxcomm.init(tx, params, workers)
     step = jaxcomm.simulate(task.loss, tx, workers, gradients=synchronization.window_gradients)
     clock, close = synchronization.windows(
-        straggler, trigger, workers=workers, minibatches=most, communication=speeds.exchange
+        straggler,
+        trigger,
+        workers=workers,
+        minibatches=most,
+        communication=speeds.exchange,
+        in_flight="abort",
     )
     queues = [batches_of(task, worker, workers, config.size, seed) for worker in range(workers)]
     unused = next(batches_of(task, 0, workers, config.size, seed))

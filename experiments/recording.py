@@ -23,7 +23,7 @@ import jax
 
 from experiments.cluster import is_first
 from experiments.errors import ExperimentError, Interrupted
-from experiments.processes import COMMAND
+from experiments.launch import COMMAND
 
 PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn")
 NO_RECORD = "none"

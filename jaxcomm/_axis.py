@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import AxisName, LossFn, PyTree
+from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
 
 Mode = Literal["checked", "unchecked", "vmap"]
 
@@ -148,7 +148,7 @@ def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, .
                 "Inside `jax.shard_map`, `jax.grad` of replicated parameters is the sum over "
                 "workers; use `jaxcomm.local_value_and_grad`, or differentiate with respect to "
                 "`jaxcomm.local_params(params)`. If an aggregator stands before this one, remove "
-                "one of them."
+                "one of them; for `optax.MultiSteps(tx, k)`, take `jaxcomm.accumulate(tx, k)`."
             )
         if others := sorted(varying(x) - wanted - set(outer_axes)):
             raise ValueError(
@@ -201,6 +201,40 @@ def per_worker_axes(path: tuple[object, ...]) -> tuple[str, ...]:
     if "per_worker" not in keys[:-1]:
         return ()
     return tuple(str(keys[keys.index("per_worker") + 1]).split(","))
+
+
+def own(marked: PerWorker, axis_name: AxisName, what: str = "The state") -> PyTree:
+    """This worker's slice of what differs by worker: leaves without their leading axis of 1.
+
+    Raises:
+      ValueError: If it differs over other axes, or is of another number of workers than there are:
+        a worker that is given several slices must not take the first of them.
+    """
+    axis, workers = label(axis_name), size(axis_name)
+    if [*marked.per_worker] != [axis]:
+        raise ValueError(
+            f"{what} differs by worker over {[*marked.per_worker]}, and `axis_name` is "
+            f"{axis_name!r}."
+        )
+
+    def take(path: tuple[object, ...], x: jax.Array) -> jax.Array:
+        slices = x.shape[0] if x.ndim else 0
+        if slices == 1:
+            return x[0]
+        where = f"{what} at {jax.tree_util.keystr(path) or 'the root'}"
+        if mode(names(axis_name)[0]) == "checked" and not varying(x):
+            raise ValueError(
+                f"{where} is marked as each worker's own over {axis!r}, and came to all of them "
+                f"whole, as {x.dtype}{list(x.shape)}. Cut it: `in_specs` and `out_specs` of "
+                "`jax.shard_map` are `jaxcomm.state_specs(state)`."
+            )
+        raise ValueError(
+            f"{where} is of {slices * workers} workers, and there are {workers} over {axis!r}. Go "
+            "on with as many workers, or start anew from `jaxcomm.init`, and for parameters from "
+            "`jaxcomm.replicate(jaxcomm.consensus(params), workers)`."
+        )
+
+    return jax.tree_util.tree_map_with_path(take, marked.per_worker[axis])
 
 
 def _in_words(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:

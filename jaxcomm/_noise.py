@@ -5,11 +5,15 @@ own, and from those the bits, at about a tenth of threefry's cost. The state hol
 key and a step count, so any number of workers can restore it.
 """
 
+import hashlib
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.random import threefry_2x32
 
-from jaxcomm._base import Coins
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, Coins, PyTree
 from pallas_kernels import _hash
 
 _IMPLEMENTATION = "threefry2x32"
@@ -30,6 +34,24 @@ def make_key(seed: int | jax.Array, key: jax.Array | None) -> jax.Array:
             f"differ under `jax.vmap`. Use `jax.random.key(seed, impl={_IMPLEMENTATION!r})`."
         )
     return key
+
+
+def placed_key(key: jax.Array, axis_name: AxisName, tree: PyTree) -> jax.Array:
+    r"""The key with which an aggregator draws: another wherever its axes or its leaves are others.
+
+    .. math:: (k_0, k_1) \oplus h(\text{axes}, \text{paths of the leaves})
+
+    with a hash of 64 bits, known while tracing. Stages over unlike axes and branches over unlike
+    leaves draw apart from one seed, while an optimizer that is built anew, on any machine, draws
+    as before: nothing is counted, and nothing depends on the process.
+    """
+    paths = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    place = "\n".join([_axis.label(axis_name), *paths])
+    words = np.frombuffer(hashlib.blake2b(place.encode(), digest_size=8).digest(), ">u4")
+    return key_of(seeds(key) ^ words.astype(np.uint32))
 
 
 def make_coins(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -> list[Coins]:

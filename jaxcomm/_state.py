@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._mesh import is_traced, place, require_workers, shard_map
+from jaxcomm._require import require_transformation
 
 
 def state_specs(state: PyTree) -> PyTree:
@@ -42,15 +44,6 @@ def state_specs(state: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(spec, state)
 
 
-def require_axes(mesh: Mesh, axis_name: AxisName) -> None:
-    """Raises unless the mesh has the axes."""
-    if missing := [name for name in _axis.names(axis_name) if name not in mesh.axis_names]:
-        raise ValueError(
-            f"`axis_name`={axis_name!r} names {missing}, which the mesh with axes "
-            f"{mesh.axis_names} does not have."
-        )
-
-
 def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[str, int]:
     """The simulated axes and their sizes, outermost first."""
     sizes = dict(workers) if isinstance(workers, Mapping) else {_axis.label(axis_name): workers}
@@ -65,23 +58,6 @@ def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[s
     return sizes
 
 
-def place(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
-    """The tree on the mesh; leaves that are there already are not copied."""
-
-    def put(x: Any, spec: PartitionSpec) -> Any:
-        sharding = NamedSharding(mesh, spec)
-        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
-            return x
-        return jax.device_put(x, sharding)
-
-    return jax.tree.map(put, tree, specs)
-
-
-def is_traced(tree: PyTree) -> bool:
-    """Whether a transformation is looking, so that nothing may be placed or waited for."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
-
-
 def over_workers(
     fn: Callable[..., PyTree], axes: Mapping[str, int], in_specs: PyTree, out_specs: PyTree
 ) -> Callable[..., PyTree]:
@@ -89,7 +65,6 @@ def over_workers(
 
     Sharded leaves are `[workers, ...]` outside, and `[1, ...]` in `fn`.
     """
-    names = list(axes)
     is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
 
     def named(spec: PartitionSpec) -> list[str]:
@@ -98,28 +73,32 @@ def over_workers(
 
     def apply(*args: PyTree) -> PyTree:
         def split(spec: PartitionSpec, tree: PyTree) -> PyTree:
-            sizes = [axes[name] for name in named(spec)]
-            return jax.tree.map(
-                lambda x: (
-                    x.reshape(*sizes, x.shape[0] // math.prod(sizes), *x.shape[1:]) if sizes else x
-                ),
-                tree,
-            )
+            # Cut in the order of the spec, mapped in that of the axes.
+            of_spec = named(spec)
+            sizes = [axes[name] for name in of_spec]
+            order = [of_spec.index(name) for name in axes if name in of_spec]
+
+            def cut(x: jax.Array) -> jax.Array:
+                parts = x.reshape(*sizes, x.shape[0] // math.prod(sizes), *x.shape[1:])
+                return parts.transpose(*order, *range(len(order), parts.ndim))
+
+            return jax.tree.map(cut, tree) if of_spec else tree
 
         def join(spec: PartitionSpec, tree: PyTree) -> PyTree:
-            leading = len(named(spec)) + 1
-            # Not -1 in place of the product: of an empty array it would be unknown.
-            return jax.tree.map(
-                lambda x: (
-                    x.reshape(math.prod(x.shape[:leading]), *x.shape[leading:])
-                    if leading > 1
-                    else x
-                ),
-                tree,
-            )
+            of_spec = named(spec)
+            of_axes = [name for name in axes if name in of_spec]
+            order = [of_axes.index(name) for name in of_spec]
+
+            def lay(x: jax.Array) -> jax.Array:
+                parts = x.transpose(*order, *range(len(order), x.ndim))
+                # Not -1 in place of the product: of an empty array it would be unknown.
+                rows = math.prod(parts.shape[: len(order) + 1])
+                return parts.reshape(rows, *parts.shape[len(order) + 1 :])
+
+            return jax.tree.map(lay, tree) if of_spec else tree
 
         mapped = fn
-        for name in reversed(names):
+        for name in reversed([*axes]):
             mapped_over = lambda specs, name=name: jax.tree.map(  # noqa: E731
                 lambda spec: 0 if name in named(spec) else None, specs, is_leaf=is_spec
             )
@@ -140,8 +119,8 @@ def own_params(params: PyTree) -> PyTree:
     """A worker's own parameters, `PerWorker` or not, without the leading axis."""
     if not isinstance(params, PerWorker):
         return params
-    (leaves,) = params.per_worker.values()
-    return jax.tree.map(lambda x: x[0], leaves)
+    (axes,) = params.per_worker
+    return _axis.own(params, tuple(axes.split(",")), "The parameters")
 
 
 def init(
@@ -168,8 +147,9 @@ def init(
       The state that `tx.init` returns inside the workers.
 
     Raises:
-      ValueError: If the number of workers is no positive int, or `tx` names an axis that is
-        missing.
+      ValueError: If the number of workers is no positive int, `tx` is no transformation or names an
+        axis that is missing, state differs by worker and is not marked, or `params` are of another
+        number of workers or cut over devices.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -178,28 +158,39 @@ def init(
       >>> print(state[1][0].trace)
       [0. 0. 0.]
     """
+    require_transformation(tx)
     structure: list[PyTree] = []
-
-    def record(params: PyTree) -> tuple[()]:
-        # The specs of what `tx.init` returns are only known once the workers have traced it.
-        structure.append(jax.tree.map(lambda x: 0, first(params)))
-        return ()
+    given = state_specs(params)
 
     def first(params: PyTree) -> optax.OptState:
         return tx.init(own_params(params))
 
-    given = state_specs(params)
-    if isinstance(workers, Mesh):
-        mesh = workers
-        jax.eval_shape(jax.shard_map(record, mesh=mesh, in_specs=(given,), out_specs=()), params)
-        specs = state_specs(structure[0])
-        if not is_traced(params):
-            params = place(params, mesh, given)
-        return jax.jit(
-            jax.shard_map(first, mesh=mesh, in_specs=(given,), out_specs=specs),
-            out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs),
-        )(params)
-    axes = worker_axes(workers, axis_name)
-    jax.eval_shape(over_workers(record, axes, (given,), ()), params)
+    def record(params: PyTree) -> tuple[()]:
+        # The specs of what `tx.init` returns are only known once the workers have traced it.
+        state = first(params)
+        _axis.require_replicated(
+            state,
+            mesh.axis_names,
+            "The optimizer state",
+            "Mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`.",
+        )
+        structure.append(jax.tree.map(lambda x: 0, state))
+        return ()
+
+    axes = dict(workers.shape) if isinstance(workers, Mesh) else worker_axes(workers, axis_name)
+    mesh: Mesh | AbstractMesh = (
+        workers
+        if isinstance(workers, Mesh)
+        else AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
+    )
+    require_workers(params, axes, "The parameters")
+    jax.eval_shape(shard_map(record, mesh, (given,), ()), params)
     specs = state_specs(structure[0])
-    return jax.jit(over_workers(first, axes, (given,), specs))(params)
+    if not isinstance(mesh, Mesh):
+        return jax.jit(over_workers(first, axes, (given,), specs))(params)
+    run = shard_map(first, mesh, (given,), specs)
+    if is_traced(params):
+        return run(params)
+    return jax.jit(run, out_shardings=jax.tree.map(lambda s: NamedSharding(mesh, s), specs))(
+        place(params, mesh, given, "params")
+    )

@@ -34,21 +34,6 @@ def positive_number(text: str) -> float:
     return value
 
 
-def port_number(text: str) -> int:
-    """0 to 65535."""
-    if not text.isdecimal() or int(text) >= 2**16:
-        raise argparse.ArgumentTypeError(f"must be an integer from 0 to 65535, got {text!r}")
-    return int(text)
-
-
-def host_name(text: str) -> str:
-    """A name or address of a machine, without a port."""
-    host = text.removeprefix("[").removesuffix("]")
-    if not host or any(letter.isspace() or letter in "[]/" for letter in host):
-        raise argparse.ArgumentTypeError(f"must be a name or address of a host, got {text!r}")
-    return host
-
-
 def folder_name(text: str) -> str:
     """A name that can stand in a path, without a separator."""
     if not text or any(not (letter.isalnum() or letter in "-_.") for letter in text):
@@ -85,7 +70,7 @@ def flag(text: str) -> Any:
 
 
 def rest() -> Any:
-    """A field that takes everything after `--`."""
+    """A field that takes everything after the name of the command."""
     return dataclasses.field(default=(), metadata={"rest": True})
 
 

@@ -9,7 +9,9 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._buckets import require_floating
+from jaxcomm._require import checked, require_state
 from jaxcomm._when import run_when
+from jaxcomm.aggregation._weights import own_weight
 
 
 class AccumulateState(NamedTuple):
@@ -20,6 +22,7 @@ class AccumulateState(NamedTuple):
     inner: Any
 
 
+@checked()
 def accumulate(
     tx: optax.GradientTransformation, every: int, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
@@ -71,13 +74,15 @@ def accumulate(
         return inner
     axis = _axis.label(axis_name)
 
+    def mark(means: PyTree, total: jax.Array) -> PerWorker:
+        own = {"mean": means, "weight": total}
+        return PerWorker({axis: jax.tree.map(lambda x: x[None], own)})
+
     def nothing(tree: PyTree) -> PerWorker:
         def zeros(x: jax.Array) -> jax.Array:
-            wide = x.dtype if x.dtype.itemsize >= 4 else jnp.float32
-            return jnp.zeros((1, *x.shape), wide)
+            return jnp.zeros(x.shape, x.dtype if x.dtype.itemsize >= 4 else jnp.float32)
 
-        total = jnp.zeros(1, jnp.float32)
-        return PerWorker({axis: {"mean": jax.tree.map(zeros, tree), "weight": total}})
+        return mark(jax.tree.map(zeros, tree), jnp.zeros((), jnp.float32))
 
     def init_fn(params: PyTree) -> AccumulateState:
         _axis.require_bound(axis_name)
@@ -92,33 +97,31 @@ def accumulate(
         weight: jax.Array | float | None = None,
         **extra_args: object,
     ) -> tuple[PyTree, AccumulateState]:
+        require_state(state, AccumulateState, "`accumulate`")
         require_floating(updates)
         _axis.require_local(updates, axis_name)
-        own = jnp.asarray(1 if weight is None else weight, jnp.float32)
-        if own.shape != ():
-            raise ValueError(f"`weight` must be a scalar on each worker, got shape {own.shape}.")
-        so_far = state.own.per_worker[axis]
-        total = so_far["weight"] + own[None]
+        own = own_weight(1.0 if weight is None else weight)
+        so_far = _axis.own(state.own, axis_name)
+        total = so_far["weight"] + own
         # A running mean: the sum of huge gradients may overflow, their mean not.
-        share = jnp.where(total == 0, 0, own / total)[0]
+        share = jnp.where(total == 0, 0, own / total)
 
         def add(mean: jax.Array, x: jax.Array) -> jax.Array:
             part = share.astype(mean.dtype)
-            joined = mean * (1 - part) + x[None].astype(mean.dtype) * part
+            joined = mean * (1 - part) + x.astype(mean.dtype) * part
             return jnp.where(own == 0, mean, joined)
 
         means = jax.tree.map(add, so_far["mean"], updates)
 
         def update() -> tuple[PyTree, AccumulateState]:
-            whole = jax.tree.map(lambda mean, x: mean[0].astype(x.dtype), means, updates)
-            extra = extra_args if weight is None else {**extra_args, "weight": total[0]}
+            whole = jax.tree.map(lambda mean, x: mean.astype(x.dtype), means, updates)
+            extra = extra_args if weight is None else {**extra_args, "weight": total}
             result, after = inner.update(whole, state.inner, params, **extra)
             return result, AccumulateState(jnp.zeros((), jnp.int32), nothing(updates), after)
 
         def wait(shapes: tuple[PyTree, AccumulateState]) -> tuple[PyTree, AccumulateState]:
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0])
-            kept = PerWorker({axis: {"mean": means, "weight": total}})
-            return zeros, AccumulateState(state.mini_step + 1, kept, state.inner)
+            return zeros, AccumulateState(state.mini_step + 1, mark(means, total), state.inner)
 
         return run_when(state.mini_step == every - 1, update, wait)
 

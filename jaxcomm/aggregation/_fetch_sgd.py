@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _buckets, _noise
+from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Coins, Memory
+from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
@@ -18,13 +19,13 @@ from jaxcomm.compression.sparsifiers._sparse import largest, make_count, to_dens
 
 
 class FetchMemory(NamedTuple):
-    """What all workers remember of one unit; the hashes are those of the first step throughout."""
+    """What all workers remember of one unit."""
 
-    seeds: jax.Array  # uint32[2]
     momentum: jax.Array  # float32[rows, columns]
     error: jax.Array  # float32[rows, columns]
 
 
+@checked()
 def fetch_sgd(
     axis_name: AxisName = "data",
     *,
@@ -115,19 +116,16 @@ def fetch_sgd(
         return sketch.decode(public, CountSketchPayload(table), (), 1, 1, shape)
 
     def init(x: jax.Array) -> Memory:
-        drawn = _noise.make_key(seed, key)
-        like = jax.eval_shape(table_of, x, drawn)
+        like = jax.eval_shape(table_of, x, jax.random.key(0))
         empty = jnp.zeros(like.shape, like.dtype)
-        return Memory((), FetchMemory(_noise.seeds(drawn), empty, empty))
+        return Memory((), FetchMemory(empty, empty))
 
     def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
-        del coins
         workers, names = _axis.size(axis_name), _axis.names(axis_name)
         _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
         means, after, sent = [], [], []
-        for memory, x in zip(memories, units, strict=True):
-            seeds = memory.shared.seeds
-            public = _noise.key_of(seeds)
+        for coin, memory, x in zip(coins, memories, units, strict=True):
+            public = coin.public
             table = table_of(x / workers, public)
             gathered = momentum * memory.shared.momentum + lax.psum(table, names)
             error = memory.shared.error + gathered
@@ -137,7 +135,7 @@ def fetch_sgd(
             hit = table_of(update, public) != 0
             momentum_left = jnp.where(hit, 0, gathered) if masking else gathered
             means.append(update)
-            after.append(Memory((), FetchMemory(seeds, momentum_left, jnp.where(hit, 0, error))))
+            after.append(Memory((), FetchMemory(momentum_left, jnp.where(hit, 0, error))))
             sent.append((table, public, x.shape))
         return Exchanged(means, after, finite, lambda: [read(*each) * workers for each in sent])
 
@@ -150,4 +148,5 @@ def fetch_sgd(
         seed=seed,
         key=key,
         info=info,
+        draws_anew=False,
     )

@@ -9,8 +9,10 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Coins, Memory
+from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, to_vector
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm.aggregation._weights import headroom
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.compression.sparsifiers._indices import choose_layout, pack_indices, unpack_indices
@@ -81,6 +83,7 @@ def _add(residual: jax.Array, entries: _Entries) -> jax.Array:
     return flat.reshape(residual.shape)
 
 
+@checked()
 def gtop_k(
     axis_name: AxisName = "data",
     *,
@@ -148,8 +151,7 @@ def gtop_k(
 
     def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
         workers, own = _axis.size(axis_name), _axis.index(axis_name)
-        # So that the sum of all workers' largest floats is one. A power of 2 loses nothing.
-        scale = 2.0 ** -(workers - 1).bit_length()
+        scale = headroom(workers)
         sizes = [x.size for x in units]
         counts = [*map(kept, sizes)]
         payloads, residuals, entries, after = [], [], [], []

@@ -1,13 +1,13 @@
 """A mean over nested axes, each stage in its own way."""
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
 from jaxcomm.aggregation._stages import averages_over, axes_of
+from jaxcomm.aggregation._weights import own_weight
 
 
 def hierarchical(
@@ -66,6 +66,12 @@ def hierarchical(
         outer_axes: tuple[str, ...] = (),
         **extra_args: object,
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
+        if not isinstance(state, tuple | list) or len(state) != len(stages):
+            raise ValueError(
+                f"This state is of another transformation: `hierarchical` keeps {len(stages)} "
+                f"states, one a stage, and was given a `{type(state).__name__}`. Pass what "
+                "`jaxcomm.init` returns for the same `tx`."
+            )
         after = []
         for level, (stage, own) in enumerate(zip(stages, state, strict=True)):
             # Outermost first, so that workers are counted in the order of the mesh.
@@ -75,8 +81,7 @@ def hierarchical(
             updates, own = stage.update(updates, own, params, outer_axes=outer, **extra)
             after.append(own)
             if weight is not None and level + 1 < len(stages):
-                local = _axis.as_varying(jnp.asarray(weight, jnp.float32), axes[level])
-                weight = lax.psum(local, axes[level])
+                weight = lax.psum(_axis.as_varying(own_weight(weight), axes[level]), axes[level])
         return updates, tuple(after)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

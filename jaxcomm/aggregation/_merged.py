@@ -8,6 +8,7 @@ import optax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, PyTree
+from jaxcomm._require import checked
 from jaxcomm.aggregation._coded import coded_mean
 from jaxcomm.aggregation._joined import join_payloads
 from jaxcomm.aggregation._rows import from_rows, to_rows
@@ -21,7 +22,8 @@ def _tree(
         pairs, odd = count // 2, count % 2
         first = jax.tree.map(lambda x, n=pairs: x[0 : 2 * n : 2], payloads)
         second = jax.tree.map(lambda x, n=pairs: x[1 : 2 * n : 2], payloads)
-        drawn = Coins(coins.public, jax.random.fold_in(coins.private, depth))
+        # Counted down: from 0 up, these would be the keys that a codec of blocks splits off.
+        drawn = Coins(coins.public, jax.random.fold_in(coins.private, 2**32 - 1 - depth))
         merged = merge(drawn, first, second)
         payloads = jax.tree.map(
             lambda new, x, n=odd: jnp.concatenate([new, x[-1:]]) if n else new,
@@ -32,6 +34,7 @@ def _tree(
     return jax.tree.map(lambda x: x[0], payloads)
 
 
+@checked()
 def merged_mean(
     axis_name: AxisName,
     codec: Codec,
@@ -89,7 +92,9 @@ def merged_mean(
         rows = jax.tree.map(lambda codes: to_rows(codes, workers), payload)
         mine = jax.tree.map(lambda rows: _axis.exchange(rows, axis_name), rows)
         return jax.tree.map(
-            lambda row, codes: from_rows(_axis.gather(row, axis_name), codes.size),
+            lambda row, codes: from_rows(_axis.gather(row, axis_name), codes.size).reshape(
+                codes.shape
+            ),
             _tree(merge, coins, mine, workers),
             payload,
         )

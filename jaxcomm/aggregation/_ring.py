@@ -9,8 +9,9 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._require import checked, require_state
 from jaxcomm.aggregation._stages import averages_over
-from jaxcomm.aggregation._weights import weigh
+from jaxcomm.aggregation._weights import headroom, weigh
 
 
 def _hop(partial: jax.Array, own: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -38,16 +39,17 @@ def _reduce_scatter(chunks: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def _ring_mean(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """The mean of float32[d] over workers, equal on all of them."""
+    """The mean over workers of float32[d] that `headroom` has scaled, equal on all of them."""
     if x.size == 0:
         return lax.psum(x, _axis.names(axis_name))  # Sends nothing, and types the result as equal.
     workers = _axis.size(axis_name)
     width = math.ceil(x.size / workers)
     chunks = jnp.pad(x, (0, workers * width - x.size)).reshape(workers, width)
-    part = _reduce_scatter(chunks, axis_name) / workers
+    part = _reduce_scatter(chunks, axis_name) / (workers * headroom(workers))
     return _axis.gather(part, axis_name).ravel()[: x.size]
 
 
+@checked()
 def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
     r"""The mean over workers in float32, by a ring that is spelt out: n - 1 hops, then a gather.
 
@@ -103,8 +105,10 @@ def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtra
         **extra_args: object,
     ) -> tuple[PyTree, optax.EmptyState]:
         del params, extra_args
+        require_state(state, optax.EmptyState, "the exact mean")
         _axis.require_local(updates, axis_name, outer_axes)
         units, join = _buckets.split(updates, "bucket", _buckets.BUCKET_BYTES)
+        units = [x * headroom(_axis.size(axis_name)) for x in units]
         if units and weight is not None:
             units = [*map(weigh(axis_name, weight), units)]
         return join([_ring_mean(x, axis_name) for x in units]), state

@@ -9,8 +9,10 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Coins, Memory
+from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm.aggregation._weights import headroom
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
 from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sketches._count_sketch import Hashing
@@ -24,6 +26,7 @@ class SketchedMemory(NamedTuple):
     residual: jax.Array
 
 
+@checked()
 def sketched_sgd(
     axis_name: AxisName = "data",
     *,
@@ -117,8 +120,7 @@ def sketched_sgd(
     def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
         workers, names = _axis.size(axis_name), _axis.names(axis_name)
         _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
-        # So that the sum of all workers' largest floats is one. A power of 2 loses nothing.
-        scale = 2.0 ** -(workers - 1).bit_length()
+        scale = headroom(workers)
         means, after, sent = [], [], []
         for coin, memory, x in zip(coins, memories, units, strict=True):
             velocity, residual = gathered(memory, x)

@@ -9,8 +9,10 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._require import checked, require_state
 from jaxcomm._when import run_when
 from jaxcomm.aggregation._agreement import all_finite
+from jaxcomm.aggregation._weights import own_weight
 
 
 class SkipNonfiniteState(NamedTuple):
@@ -20,6 +22,7 @@ class SkipNonfiniteState(NamedTuple):
     inner: Any
 
 
+@checked()
 def skip_nonfinite(
     tx: optax.GradientTransformation, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
@@ -39,8 +42,8 @@ def skip_nonfinite(
 
     Returns:
       A transformation in place of `tx`. Its state counts the steps left out, in `skipped`. A worker
-      of weight 0 is not asked, since a mean over no samples is often NaN; a weight that is not
-      finite leaves the step out.
+      of weight 0 is not asked, since a mean over no samples is often NaN; a weight that is
+      negative or not finite leaves the step out.
 
     Raises:
       ValueError: In `update`, if `axis_name` is not bound or an update is already summed.
@@ -64,10 +67,11 @@ def skip_nonfinite(
     def update_fn(
         updates: PyTree, state: SkipNonfiniteState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, SkipNonfiniteState]:
+        require_state(state, SkipNonfiniteState, "`skip_nonfinite`")
         _axis.require_local(updates, axis_name)
         finite = all_finite(jax.tree.leaves(updates) or [jnp.zeros(())])
         if extra_args.get("weight") is not None:
-            weight = jnp.asarray(extra_args["weight"], jnp.float32)
+            weight = own_weight(extra_args["weight"])
             finite = jnp.isfinite(weight) & (finite | (weight == 0))
         # Not the maximum of the gradients themselves, which may drop NaN.
         flag = _axis.as_varying(jnp.where(finite, 0.0, 1.0).astype(jnp.float32), axis_name)

@@ -1,5 +1,6 @@
 """Weighted means: every aggregator weighs in the same way, before it measures anything."""
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -10,25 +11,51 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName
 
 
+def headroom(workers: int) -> float:
+    """The largest power of two that is at most 1/n.
+
+    What it scales may be added over workers without overflow, and loses nothing but of numbers that
+    are hardly normal.
+    """
+    return 2.0 ** -(workers - 1).bit_length()
+
+
+def own_weight(weight: jax.Array | float) -> jax.Array:
+    """This worker's weight, float32[]; NaN, which makes the mean NaN, where it is out of range.
+
+    Raises:
+      ValueError: If it is no scalar, or is known while tracing to be negative or not finite.
+    """
+    if jnp.shape(weight) != ():
+        raise ValueError(
+            f"`weight` must be a scalar on each worker, got shape {jnp.shape(weight)}."
+        )
+    if not isinstance(weight, jax.core.Tracer) and not 0 <= float(weight) < math.inf:
+        raise ValueError(f"`weight` must be a finite number of at least 0, got {weight}.")
+    own = jnp.asarray(weight, jnp.float32)
+    return jnp.where((own >= 0) & (own < jnp.inf), own, jnp.nan)
+
+
 def weigh(axis_name: AxisName, weight: jax.Array | float) -> Callable[[jax.Array], jax.Array]:
     r"""Scales a worker's update such that the plain mean becomes the weighted one.
 
     .. math:: x_i \mapsto \frac{n\, w_i}{\sum_j w_j}\, x_i
 
     A worker of weight 0 contributes nothing, whatever its update holds: a mean over no samples is
-    often NaN. Where all weights are 0, so is the mean. One float32 is summed over workers.
+    often NaN. Where all weights are 0, so is the mean. A weight that is negative or not finite, or
+    so large that :math:`n w_i` is not, makes the mean NaN on all workers. One float32 is summed
+    over workers.
 
     Args:
       axis_name: The axis of the mean.
       weight: float[] of this worker, at least 0; a count of samples, say.
 
     Raises:
-      ValueError: If `weight` is not a scalar.
+      ValueError: As `own_weight` does.
     """
-    own = jnp.asarray(weight, jnp.float32)
-    if own.shape != ():
-        raise ValueError(f"`weight` must be a scalar on each worker, got shape {own.shape}.")
-    own = _axis.as_varying(own, axis_name)
+    workers = _axis.size(axis_name)
+    own = _axis.as_varying(own_weight(weight), axis_name)
+    own = jnp.where(own * workers < jnp.inf, own, jnp.nan)
     total = lax.psum(own, _axis.names(axis_name))
-    scale = jnp.where(total == 0, 0, own * _axis.size(axis_name) / total)
+    scale = jnp.where(total == 0, 0, own * workers / total)
     return lambda x: jnp.where(own == 0, 0, x * scale.astype(x.dtype))

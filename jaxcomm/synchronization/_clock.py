@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomm import _noise
 from jaxcomm.synchronization._require import require_int, require_seconds
@@ -21,6 +22,8 @@ class Clock(NamedTuple):
     seconds: jax.Array  # float32[], that they and what was sent after them took
     minibatches: jax.Array  # int32[], that all workers have finished
     idle: jax.Array  # int32[], windows in which nobody has finished any
+    starved: jax.Array  # int32[workers], in which each has lost what it did and finished nothing
+    rest: jax.Array  # float32[], seconds that are lost in the rounding of `seconds`
 
 
 class Windows(NamedTuple):
@@ -37,7 +40,7 @@ def windows(
     workers: int,
     minibatches: int,
     communication: float | Callable[[jax.Array], jax.Array] = 0.0,
-    in_flight: InFlight = "abort",
+    in_flight: InFlight = "finish_late",
     seed: int = 0,
 ) -> Windows:
     r"""Windows of Non-blocking SGD on a simulated clock.
@@ -55,16 +58,18 @@ def windows(
       minibatches: M, of each worker in a window at most.
       communication: :math:`c`, seconds, such as :meth:`jaxcomm.wire.Account.seconds` of a step; or
         a function of the windows closed so far, int32[], where they differ.
-      in_flight: As for :func:`close_window`.
+      in_flight: As for :func:`close_window`. With `"abort"`, the clock counts the windows in which
+        a worker has finished nothing, in `starved`.
       seed: Seed of the times.
 
     Returns:
       The clock before the first window, and what closes the next one. Seconds are summed in
-      float32: over T windows they are exact to T 2**-24 relatively, and far better in general.
+      float32 with what each rounding leaves, so that any number of windows is exact to one.
 
     Raises:
-      ValueError: If the deadline is shorter than any mini-batch is, a number is out of range, or
-        the straggler or the trigger is of other numbers of workers.
+      ValueError: If the deadline is shorter than any mini-batch is, a worker would never finish
+        one with `"abort"` (where times are not drawn), a number is out of range, or the straggler
+        or the trigger is of other numbers of workers.
 
     Example:
       >>> from jaxcomm.synchronization import deterministic, first_done, windows
@@ -91,20 +96,47 @@ def windows(
         )
     key = _noise.make_key(seed, None)
 
+    def draw(number: jax.Array) -> jax.Array:
+        return straggler.draw(key, number, (workers, minibatches))
+
     def close(clock: Clock) -> tuple[Window, Clock]:
-        times = straggler.draw(key, clock.windows, (workers, minibatches))
-        window, queue = close_window(clock.queue, times, trigger, in_flight=in_flight)
-        done = jnp.sum(window.finished)
+        window, queue = close_window(clock.queue, draw(clock.windows), trigger, in_flight=in_flight)
+        finished = window.finished.astype(jnp.int32)
         sent = communication(clock.windows) if callable(communication) else communication
+        took = window.seconds + sent + clock.rest
+        seconds = clock.seconds + took
         return window, Clock(
             queue=queue,
             windows=clock.windows + 1,
-            seconds=clock.seconds + window.seconds + sent,
-            minibatches=clock.minibatches + done,
-            idle=clock.idle + (done == 0).astype(jnp.int32),
+            seconds=seconds,
+            minibatches=clock.minibatches + jnp.sum(finished),
+            idle=clock.idle + jnp.all(finished == 0).astype(jnp.int32),
+            starved=clock.starved + ((finished == 0) & (in_flight == "abort")).astype(jnp.int32),
+            rest=took - (seconds - clock.seconds),
         )
 
-    zero = jnp.zeros((), jnp.int32)
-    start = Clock(new_queue(workers), zero, jnp.zeros(()), zero, zero)
+    zero, none = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
+    start = Clock(new_queue(workers), zero, none, zero, zero, jnp.zeros(workers, jnp.int32), none)
     jax.eval_shape(close, start)
+    if in_flight == "abort" and straggler.repeats is not None:
+        _require_progress(draw, straggler.repeats, trigger, workers)
     return Windows(start, close)
+
+
+def _require_progress(
+    draw: Callable[[jax.Array], jax.Array], repeats: int, trigger: Trigger, workers: int
+) -> None:
+    """Raises where a worker would lose whatever it begins."""
+
+    def finished(number: jax.Array) -> jax.Array:
+        window, _ = close_window(new_queue(workers), draw(number), trigger, in_flight="abort")
+        return window.finished
+
+    with jax.ensure_compile_time_eval():
+        total = jnp.sum(jax.vmap(finished)(jnp.arange(repeats, dtype=jnp.int32)), axis=0)
+    if (starved := np.flatnonzero(np.asarray(total) == 0)).size:
+        raise ValueError(
+            f"`in_flight`='abort' starves the workers {starved.tolist()}: each window is over "
+            "before any mini-batch of theirs is, and the next begins it anew. Use `in_flight`="
+            "'finish_late' with `begun_at`, or a trigger that waits longer."
+        )

@@ -15,12 +15,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
-from jaxcomm._state import require_axes
+from jaxcomm._mesh import require_axes
 from jaxcomm.synchronization._clock import Windows, windows
 from jaxcomm.synchronization._microbatches import Finished
 from jaxcomm.synchronization._require import require_int
 from jaxcomm.synchronization._stragglers import Straggler
 from jaxcomm.synchronization._triggers import deadline, everybody
+from jaxcomm.synchronization._wide import wide
 
 RECENT = 5  # Mini-batches whose median time tells whether another one fits.
 
@@ -49,7 +50,8 @@ class Closed(NamedTuple):
 
     params: PyTree
     opt_state: PyTree
-    metrics: dict[str, Any]  # of the step; `seconds`, `exchange_seconds`, and `idle` windows so far
+    metrics: dict[str, Any]  # of the step; `seconds`, `exchange_seconds`; so far, `idle` windows,
+    # and `starved`, int32[workers of this process], those in which each has finished nothing
     finished: np.ndarray  # int32[workers of this process], mini-batches that were taken
 
 
@@ -81,8 +83,8 @@ class RealTimeWindow:
 
     Raises:
       ValueError: If a number is out of range, the mesh has other axes, a process has several
-        devices and there is no `straggler`; and at the first call, before any step, if no worker
-        can do a mini-batch in `seconds`.
+        devices and there is no `straggler`, or one of whose times would let a worker never finish;
+        and at the first call, before any step, if no worker can do a mini-batch in `seconds`.
 
     Example:
       >>> import itertools, jax, jax.numpy as jnp, optax, jaxcomm
@@ -148,24 +150,29 @@ class RealTimeWindow:
         if straggler:
             trigger = deadline(seconds) if seconds < math.inf else everybody()
             start, close = windows(
-                straggler, trigger, workers=mesh.size, minibatches=minibatches, seed=seed
+                straggler,
+                trigger,
+                workers=mesh.size,
+                minibatches=minibatches,
+                in_flight="abort",
+                seed=seed,
             )
             self._simulated = Windows(start, jax.jit(close))
         self._least = jax.jit(jnp.min, out_shardings=NamedSharding(mesh, PartitionSpec()))
         self._pace = _Pace()
         self._compiled = False
         self._began = 0.0
-        self._idle = 0
+        self._idle, self._starved = 0, np.zeros(len(self._devices), np.int32)
 
         def add(params: PyTree, total: Finished, batch: PyTree) -> Finished:
             loss, gradients = jax.value_and_grad(loss_fn)(params, batch)
-            more = Finished(gradients, jnp.int32(1), loss.astype(jnp.float32))
+            more = Finished(wide(gradients), jnp.int32(1), loss.astype(jnp.float32))
             return jax.tree.map(jnp.add, total, more)
 
         self._add = jax.jit(add)
         self._zero = jax.jit(
             lambda params: Finished(
-                jax.tree.map(jnp.zeros_like, params), jnp.int32(0), jnp.float32(0)
+                jax.tree.map(jnp.zeros_like, wide(params)), jnp.int32(0), jnp.float32(0)
             )
         )
 
@@ -200,8 +207,14 @@ class RealTimeWindow:
         jax.block_until_ready((params, opt_state, metrics))
         self._began = time.perf_counter()
         self._idle += int(metrics["weight"]) == 0
-        exchange = self._began - arrived
-        told = {**metrics, "seconds": seconds, "exchange_seconds": exchange, "idle": self._idle}
+        self._starved = self._starved + (finished == 0)
+        told = {
+            **metrics,
+            "seconds": seconds,
+            "exchange_seconds": self._began - arrived,
+            "idle": self._idle,
+            "starved": self._starved,
+        }
         return Closed(params, opt_state, told, finished)
 
     def restart(self) -> None:

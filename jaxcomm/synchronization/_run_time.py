@@ -55,7 +55,7 @@ def run_time(
 def non_blocking_rate(straggler: Straggler, workers: int) -> float:
     r"""Mini-batches a second of workers that never wait: :math:`\sum_i 1 / \mathbb{E}\, T_i`.
 
-    What windows come to in the long run with `in_flight="finish_late"`, if no worker runs out of
+    What windows with `in_flight="finish_late"` come to in the long run, if no worker runs out of
     mini-batches within one.
 
     Args:

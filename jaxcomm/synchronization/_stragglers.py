@@ -19,12 +19,15 @@ class Straggler(NamedTuple):
       order_statistic: `(workers, k) -> seconds`, expected until the first k of them have done one
         mini-batch; `None` where no closed form is known.
       least: Seconds that any mini-batch of any worker takes at least.
+      repeats: After how many windows times begin anew, 1 where they are always the same; `None`
+        where they are drawn.
     """
 
     draw: Callable[[jax.Array, jax.Array, tuple[int, int]], jax.Array]
     means: Callable[[int], np.ndarray]
     order_statistic: Callable[[int, int], float] | None
     least: float = 0.0
+    repeats: int | None = None
 
 
 def _require_positive(**numbers: float) -> None:
@@ -68,8 +71,10 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
         _require_all(times, workers)
         return times
 
-    fastest = float(times.min())
-    return Straggler(draw, means, lambda workers, k: float(np.sort(means(workers))[k - 1]), fastest)
+    def order_statistic(workers: int, k: int) -> float:
+        return float(np.sort(means(workers))[k - 1])
+
+    return Straggler(draw, means, order_statistic, float(times.min()), repeats=1)
 
 
 def exponential(mean: float, shift: float = 0.0) -> Straggler:
@@ -219,4 +224,4 @@ def trace(file: str | pathlib.Path) -> Straggler:
         _require_all(times.T, workers)
         return float(np.sort(times, axis=1)[:, k - 1].mean())
 
-    return Straggler(draw, means, order_statistic, float(times.min()))
+    return Straggler(draw, means, order_statistic, float(times.min()), repeats=len(times))

@@ -16,10 +16,12 @@ class Trigger(NamedTuple):
     Attributes:
       ends: From these times to the seconds after which the window ends, float32[].
       longest: Seconds that no window is longer than, where that is known.
+      waits: Whether it waits for all, so that nothing is half done.
     """
 
     ends: Callable[[jax.Array], jax.Array]
     longest: float = math.inf
+    waits: bool = False
 
     def __call__(self, done: jax.Array) -> jax.Array:
         """When the window ends, float32[] seconds."""
@@ -35,7 +37,7 @@ def everybody() -> Trigger:
       >>> print(everybody()(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
       6.0
     """
-    return Trigger(lambda done: jnp.max(done))
+    return Trigger(lambda done: jnp.max(done), waits=True)
 
 
 def first_done() -> Trigger:

@@ -1,9 +1,11 @@
 """What each worker has finished when a window closes, and what is left for the next."""
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxcomm._base import PyTree
 from jaxcomm.synchronization._triggers import Trigger
@@ -37,12 +39,23 @@ class Window(NamedTuple):
 
     seconds: jax.Array  # float32[], how long it was
     first: jax.Array  # int32[workers], of each the number of the first mini-batch it was to do
-    finished: jax.Array  # int32[workers], how many it has done, from that one on
+    finished: jax.Array  # how many it has done from that one on: int32[workers], or uint32 where
+    # the first may be late, so that what takes its gradient asks for the parameters of `begun_at`
     late: jax.Array  # bool[workers], whether that one began in an earlier window
 
 
+def require_points(finished: jax.Array | int, begun: PyTree) -> None:
+    """Raises where a first mini-batch may be late, and nobody says at which parameters it began."""
+    if begun is None and jnp.issubdtype(jnp.asarray(finished).dtype, jnp.unsignedinteger):
+        raise ValueError(
+            "`finished` is of windows with `in_flight`='finish_late' (it is unsigned), whose first "
+            "mini-batch may have begun at older parameters: pass those of `begun_at` as the third "
+            "part of the batch, or make the windows with `in_flight`='abort'."
+        )
+
+
 def close_window(
-    queue: Queue, times: jax.Array, trigger: Trigger, *, in_flight: InFlight = "abort"
+    queue: Queue, times: jax.Array, trigger: Trigger, *, in_flight: InFlight = "finish_late"
 ) -> tuple[Window, Queue]:
     r"""One window of Non-blocking SGD, on a clock.
 
@@ -50,16 +63,18 @@ def close_window(
               m_i = |\{j : c_{ij} \le \tau\}|
 
     What a worker has not finished stays in its queue, in order: over an epoch, no mini-batch is
-    lost or repeated. Nothing is sent.
+    lost or repeated. Times that differ by rounding alone are the same: in a deadline of 0.7 seconds
+    there are seven mini-batches of 0.1. Nothing is sent.
 
     Args:
       queue: Of :func:`new_queue`, or of the window before.
       times: :math:`t_{ij}`, float32[workers, M], seconds of the mini-batches of the window; of
         one that is in flight, what is left of it counts instead.
       trigger: When it closes.
-      in_flight: What becomes of a mini-batch that is half done: `"abort"` begins it anew in the
-        next window, at the new parameters, for the time that is given there; `"finish_late"` goes
-        on with it, and takes its gradient at the parameters at which it began.
+      in_flight: What becomes of a mini-batch that is half done: `"finish_late"` goes on with it,
+        and takes its gradient at the parameters at which it began, for which see :func:`begun_at`;
+        `"abort"` begins it anew in the next window, at the new parameters, for the time that is
+        given there, so that a worker to which no window is long enough never finishes any.
 
     Returns:
       The window, and the queue after it.
@@ -88,17 +103,21 @@ def close_window(
             f"{times.shape}."
         )
     first = jnp.where(queue.left > 0, queue.left, times[:, 0])
-    done = jnp.cumsum(times.at[:, 0].set(first), axis=1)
+    # In a tree, each sum is of as few roundings as the tree is deep.
+    done = lax.associative_scan(jnp.add, times.at[:, 0].set(first), axis=1)
     seconds = trigger(done)
-    finished = jnp.sum(done <= seconds, axis=1, dtype=jnp.int32)
+    rounding = (math.log2(times.shape[1]) + 4) * float(jnp.finfo(done.dtype).eps)
+    finished = jnp.sum(done <= seconds * (1 + rounding), axis=1, dtype=jnp.int32)
     # Of the mini-batch after those; where a worker has done all, beyond the end of the window.
     boundaries = jnp.pad(done, ((0, 0), (1, 1)), constant_values=((0, 0), (0, jnp.inf)))
     begins, ends = (
         jnp.take_along_axis(boundaries, finished[:, None] + k, axis=1)[:, 0] for k in (0, 1)
     )
-    in_flight_now = (begins < seconds) & (finished < times.shape[1])
-    left = jnp.where(in_flight_now & (in_flight == "finish_late"), ends - seconds, 0)
-    window = Window(seconds, queue.position, finished, queue.left > 0)
+    late = in_flight == "finish_late" and not trigger.waits
+    in_flight_now = (begins < seconds * (1 - rounding)) & (finished < times.shape[1])
+    left = jnp.where(in_flight_now & late, ends - seconds, 0)
+    counts = finished.astype(jnp.uint32) if late else finished
+    window = Window(seconds, queue.position, counts, queue.left > 0)
     return window, Queue(queue.position + finished, left)
 
 
@@ -124,7 +143,7 @@ def begun_at(window: Window, queue: Queue, begun: PyTree, before: PyTree, after:
       >>> import jax.numpy as jnp
       >>> from jaxcomm.synchronization import begun_at, close_window, first_done, new_queue
       >>> times = jnp.array([[1.0], [1.5]])
-      >>> window, queue = close_window(new_queue(2), times, first_done(), in_flight="finish_late")
+      >>> window, queue = close_window(new_queue(2), times, first_done())
       >>> print(begun_at(window, queue, jnp.zeros(2), jnp.zeros(2), jnp.ones(2)))
       [1. 0.]
     """

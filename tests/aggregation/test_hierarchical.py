@@ -76,6 +76,12 @@ def test_weights_count_through_all_stages(mode: str) -> None:
     )
 
 
+def test_a_group_whose_weights_cancel_is_no_group_without_weight() -> None:
+    tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn"))
+    weights = jnp.array([1, -1, 0, 0, 1, 1, 1, 1.0])
+    assert np.all(np.isnan(flat(program(tx, "checked", weighted=True)(gradients(8), weights))))
+
+
 @pytest.mark.parametrize(
     "stages",
     [

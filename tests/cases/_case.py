@@ -49,6 +49,7 @@ class Case(NamedTuple):
       result: `updates [steps, n, d] -> results [steps, d]`, exactly, of what is no mean.
       exempt: Mistakes of `tests.mutants` that the row cannot make, or that cannot be seen in its
         results, each with the reason. What has no memory need not say so.
+      staged: May be any stage of `hierarchical`: one aggregator, without memory.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Case(NamedTuple):
     settles: bool = False
     result: Callable[[np.ndarray], np.ndarray] | None = None
     exempt: dict[str, str] = {}  # noqa: RUF012
+    staged: bool = True
 
     def __repr__(self) -> str:
         return self.name

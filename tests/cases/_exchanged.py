@@ -81,6 +81,7 @@ EXCHANGED = [
         resolution=lambda n, d: 0,
         random=False,
         exempt=HOLDS_NOTHING_BACK,
+        staged=False,
     ),
     Case(
         "parallax",
@@ -100,6 +101,7 @@ EXCHANGED = [
         resolution=lambda n, d: 0,
         random=False,
         exempt=HOLDS_NOTHING_BACK,
+        staged=False,
     ),
     Case(
         "sketched_sgd",

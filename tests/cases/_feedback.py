@@ -85,6 +85,7 @@ FEEDBACK = [
         variance=lambda d, n: min(d / _levels(n) ** 2, (d / n) ** 0.5 / _levels(n)),
         resolution=lambda n, d: 1 / _levels(n),
         settles=True,
+        staged=False,
     ),
     _summed_8_bits("ecq", ecq(dither(bits=8)))._replace(
         make=cache(

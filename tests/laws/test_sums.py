@@ -1,13 +1,16 @@
-"""Payloads that may be added decode to the mean of what each decodes to."""
+"""Payloads that may be added, or merged, decode to the mean of what each decodes to."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxcomm
 from jaxcomm import Coins
+from jaxcomm.compression import blockwise, rotated
 from tests.cases import CASES, Case
 from tests.slow import slow
+from tests.workers import draws, flat, gradients
 
 SUMMABLE = [c for c in CASES if c.integer_sum and c.codec and c.codec.combine == "sum"]
 
@@ -41,3 +44,20 @@ def check_sums(case: Case, workers: int) -> None:
 @pytest.mark.parametrize("case", SUMMABLE, ids=repr)
 def test_sums(case: Case, workers: int) -> None:
     check_sums(case, workers)
+
+
+MERGED = [c for c in CASES if c.codec and callable(c.codec.combine)]
+WRAPPERS = {
+    "blocks": lambda codec: blockwise(codec, 4),
+    "rotated": rotated,
+    "rotated blocks": lambda codec: blockwise(rotated(codec), 4),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("case", MERGED, ids=repr)
+def test_what_merges_merges_when_wrapped(case: Case, wrapper: str) -> None:
+    updates, times = gradients(5), 1000
+    sample = draws(jaxcomm.merged_mean("data", WRAPPERS[wrapper](case.codec)), updates, times)
+    off = np.abs(sample.mean(axis=0) - flat(updates).mean(axis=0))
+    assert np.all(off <= 6 * sample.std(axis=0, ddof=1) / times**0.5 + 1e-6)

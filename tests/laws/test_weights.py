@@ -1,12 +1,14 @@
 """`update(..., weight=w)` is the weighted mean."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.cases import CASES, WEIGHTED, Case, rows
-from tests.workers import MODE_ROWS, Mode, aggregate, flat, gradients
+from tests.workers import MODE_ROWS, Mode, aggregate, flat, gradients, initial, one_leaf
 
 WEIGHTS = {
     "uneven": [1.0, 2.0, 5.0, 0.5],
@@ -50,6 +52,25 @@ def test_a_worker_without_weight_does_not_count(case: Case) -> None:
     result = flat(aggregate(case.make(), updates, weights=[1.0, 0.0, 1.0, 1.0]))
     bound = 4 / 3 * case.resolution(*result.shape) + 1e-6
     np.testing.assert_allclose(result, 1.0, atol=bound)
+
+
+@pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
+def test_a_weight_that_is_none_makes_the_mean_nan_for_all(case: Case) -> None:
+    # Beside weights with which the sum is what it would be without: 1, 0 and the largest float.
+    for wrong in ([-1.0, 1.0, 0.0, 2.0], [-1.0, 1.0, 0.0, 0.0], [np.nan, 0.0, 0.0, 0.0]):
+        assert np.all(np.isnan(flat(aggregate(case.make(), gradients(4), "checked", wrong))))
+    for huge in ([np.inf, 1.0, 0.0, 2.0], [3e38] * 4):
+        assert np.all(np.isnan(flat(aggregate(case.make(), gradients(4), "checked", huge))))
+
+
+@pytest.mark.parametrize("weight", [-1, -0.5, math.nan, math.inf])
+@pytest.mark.parametrize("case", rows(WEIGHTED, {"mean", "global_qsgd"}), ids=repr)
+def test_a_weight_that_is_known_to_be_none_is_an_error(case: Case, weight: float) -> None:
+    tx, updates = case.make(), one_leaf()
+    state = initial(tx, updates, "vmap")
+    update = jax.vmap(lambda g: tx.update(g, state, weight=weight)[0], axis_name="data")
+    with pytest.raises(ValueError, match=f"`weight` must be a finite .* got {weight}"):
+        jax.eval_shape(update, updates)
 
 
 @pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)

@@ -1,6 +1,7 @@
 """Windows and meetings on a clock: against closed forms, by hand, and what they never do."""
 
 import functools
+import pathlib
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from jaxcomm.synchronization import (
     pareto,
     quorum,
     run_time,
+    trace,
     wait,
     windows,
     windows_run_time,
@@ -38,7 +40,15 @@ TWO_SPEEDS = deterministic([1.0] * 4 + [3.0] * 4)
     [(exponential(mean=2.0), 8), (exponential(1.0, shift=0.5), 6), (pareto(1.0, 4.0), 8)],
 )
 def test_windows_take_what_the_closed_form_says(straggler: Any, waits_for: int) -> None:
-    machine = windows(straggler, quorum(waits_for), workers=8, minibatches=1, communication=0.25)
+    # Backup workers: late gradients are dropped.
+    machine = windows(
+        straggler,
+        quorum(waits_for),
+        workers=8,
+        minibatches=1,
+        communication=0.25,
+        in_flight="abort",
+    )
     found = windows_run_time(machine, 20_000)
     expected = run_time(straggler, 8, waits_for, communication=0.25)
     np.testing.assert_allclose(found.seconds_per_update, expected.seconds_per_update, rtol=0.02)
@@ -50,7 +60,7 @@ def test_windows_take_what_the_closed_form_says(straggler: Any, waits_for: int) 
 def test_half_of_the_workers_three_times_slower_cost_half_of_the_throughput() -> None:
     """The 2x of the paper: what never waits against what always does."""
     waiting = windows_run_time(windows(TWO_SPEEDS, everybody(), workers=8, minibatches=12), 100)
-    late = windows(TWO_SPEEDS, first_done(), workers=8, minibatches=12, in_flight="finish_late")
+    late = windows(TWO_SPEEDS, first_done(), workers=8, minibatches=12)
     assert waiting.seconds_per_update == 36
     gain = windows_run_time(late, 100).minibatches_per_second / waiting.minibatches_per_second
     np.testing.assert_allclose(gain, 2, rtol=1e-6)
@@ -85,11 +95,48 @@ def test_windows_in_which_nobody_finishes_are_counted() -> None:
         return jnp.where(step % 2 == 0, jnp.ones(shape), 2 * jnp.ones(shape))
 
     changing = TWO_SPEEDS._replace(draw=draw)
-    clock, close = windows(changing, deadline(1.5), workers=8, minibatches=2)
+    clock, close = windows(changing, deadline(1.5), workers=8, minibatches=2, in_flight="abort")
     for _ in range(4):
         window, clock = close(clock)
     assert (clock.windows, clock.idle, clock.minibatches, clock.seconds) == (4, 2, 16, 6)
     np.testing.assert_array_equal(window.finished, 0)
+    np.testing.assert_array_equal(clock.starved, 2)
+
+
+@pytest.mark.parametrize("trigger", [first_done(), deadline(2.5)])
+def test_who_could_finish_nothing_goes_on_or_is_refused_or_counted(trigger: Any) -> None:
+    one_slow = deterministic([1.0, 1.0, 1.0, 3.0])
+    start, close = windows(one_slow, trigger, workers=4, minibatches=2)
+    clock, total = start, np.zeros(4)
+    for _ in range(60):
+        window, clock = close(clock)
+        total += np.asarray(window.finished)
+    np.testing.assert_array_equal(total, [120, 120, 120, clock.seconds / 3])
+    np.testing.assert_array_equal(clock.starved, 0)
+    with pytest.raises(ValueError, match=r"starves the workers \[3\]"):
+        windows(one_slow, trigger, workers=4, minibatches=2, in_flight="abort")
+    drawn = one_slow._replace(repeats=None)
+    clock, close = windows(drawn, trigger, workers=4, minibatches=2, in_flight="abort")
+    for _ in range(5):
+        window, clock = close(clock)
+    np.testing.assert_array_equal(clock.starved, [0, 0, 0, 5])
+    assert clock.idle == 0
+
+
+def test_a_trace_starves_who_is_too_slow_in_all_of_its_windows(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "times.csv"
+    file.write_text("1,9,9\n1,9,1\n")
+    with pytest.raises(ValueError, match=r"starves the workers \[1\]"):
+        windows(trace(file), first_done(), workers=3, minibatches=2, in_flight="abort")
+
+
+def test_seconds_of_many_windows_are_exact_to_one_rounding() -> None:
+    times = deterministic([0.1, 0.3])
+    machine = windows(times, deadline(0.3), workers=2, minibatches=4, communication=1e-3)
+    total = windows_run_time(machine, 100_000)
+    each = float(np.float32(0.3)) + float(np.float32(1e-3))
+    np.testing.assert_allclose(total.seconds_per_update, each, rtol=2e-7)
+    np.testing.assert_allclose(total.minibatches_per_second, 4 / each, rtol=2e-7)
 
 
 def test_which_parameters_a_late_gradient_is_of() -> None:
@@ -97,7 +144,7 @@ def test_which_parameters_a_late_gradient_is_of() -> None:
     times = jnp.array([[1.0, 1.0], [3.5, 3.5]])
     queue, begun, found = new_queue(2), jnp.zeros(2), []
     for number in range(4):
-        window, queue = close_window(queue, times, deadline(1.0), in_flight="finish_late")
+        window, queue = close_window(queue, times, deadline(1.0))
         found.append((bool(window.late[1]), int(window.finished[1]), float(begun[1])))
         before, after = jnp.full(2, float(number)), jnp.full(2, number + 1.0)
         begun = begun_at(window, queue, begun, before, after)

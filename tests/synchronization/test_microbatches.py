@@ -1,5 +1,6 @@
 """Gradients of as many mini-batches as are finished, which differ by worker."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -10,7 +11,14 @@ import pytest
 
 import jaxcomm
 from jaxcomm import gossip
-from jaxcomm.synchronization import microbatch_gradients, window_gradients
+from jaxcomm.synchronization import (
+    RealTimeWindow,
+    deterministic,
+    given_gradients,
+    microbatch_gradients,
+    window_gradients,
+)
+from tests.slow import slow
 from tests.workers import mesh_of
 
 N, M, B, SIZE = 4, 3, 2, 5
@@ -68,6 +76,53 @@ def test_the_mean_is_over_all_mini_batches_that_are_finished(workers: Any) -> No
         np.testing.assert_allclose(params[name], x - 0.1 * mean, rtol=1e-5, atol=1e-6)
     loss_of_all = sum(total for total, _ in sums) / FINISHED.sum()
     np.testing.assert_allclose(metrics["loss"], loss_of_all, rtol=1e-5)
+
+
+MANY = 512  # Beyond 256, a sum of ones in bfloat16 stays where it is.
+
+
+def _in_a_window(tx: Any, params: Any) -> Any:
+    batch = (jnp.ones((2 * MANY, 1), jnp.float32), jnp.full(2, MANY, jnp.int32))
+    return jaxcomm.simulate(loss_of_one, tx, 2, gradients=window_gradients)(
+        params, jaxcomm.init(tx, params, 2), batch
+    )[0]
+
+
+def _in_a_loop(tx: Any, params: Any) -> Any:
+    window = RealTimeWindow(
+        loss_of_one,
+        jaxcomm.make_step(loss_of_one, tx, mesh_of(2), gradients=given_gradients),
+        mesh_of(2),
+        seconds=float(MANY),
+        minibatches=MANY,
+        straggler=deterministic([1.0, 1.0]),
+    )
+    queues = [itertools.repeat(np.ones(1, np.float32))] * 2
+    return window(params, jaxcomm.init(tx, params, mesh_of(2)), queues).params
+
+
+def _in_many_steps(tx: Any, params: Any) -> Any:
+    tx = jaxcomm.accumulate(tx, MANY)
+    one = jaxcomm.simulate(loss_of_one, tx, 2)
+
+    def body(carry: Any, batch: Any) -> Any:
+        return one(*carry, batch)[:2], None
+
+    given = jnp.ones((MANY, 2), jnp.float32)
+    return jax.lax.scan(body, (params, jaxcomm.init(tx, params, 2)), given)[0][0]
+
+
+def loss_of_one(w: jax.Array, x: jax.Array) -> jax.Array:
+    return w * jnp.mean(x).astype(w.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("float32"), slow("float64")])
+@pytest.mark.parametrize("add_up", [_in_a_window, _in_a_loop, _in_many_steps])
+def test_sums_are_in_the_dtype_that_they_need(add_up: Any, dtype: str) -> None:
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
+    with jax.enable_x64(dtype == "float64"):
+        after = add_up(tx, jnp.zeros((), dtype))
+        assert (after, after.dtype) == (-1, jnp.dtype(dtype))
 
 
 def test_all_finished_is_the_whole_batch() -> None:

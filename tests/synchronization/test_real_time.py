@@ -43,7 +43,7 @@ def test_on_fake_devices_it_is_the_windows_of_the_clock(apart: bool) -> None:
     if apart:
         tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(N)))
         params = jaxcomm.replicate(params, mesh_of(N))
-    times = deterministic([1.0, 2.0, 1.5, 5.0])
+    times = deterministic([1.0, 2.0, 1.5, 3.0])
     window = make(tx, N, seconds=3.0, straggler=times)
     queues = [iter(DATA[i]) for i in range(N)]
     state, counts = jaxcomm.init(tx, params, mesh_of(N)), []
@@ -51,7 +51,8 @@ def test_on_fake_devices_it_is_the_windows_of_the_clock(apart: bool) -> None:
         params, state, metrics, finished = window(params, state, queues)
         counts.append(finished.tolist())
         assert (metrics["seconds"], metrics["idle"]) == (3, 0)
-    assert counts == [[3, 1, 2, 0]] * 3
+        np.testing.assert_array_equal(metrics["starved"], 0)
+    assert counts == [[3, 1, 2, 1]] * 3
     # The same windows in the simulator, whose batches are cut from the same queues.
     simulated: Any = jaxcomm.replicate(jnp.zeros(3), N) if apart else jnp.zeros(3)
     step = jaxcomm.simulate(loss, tx, N, gradients=window_gradients)
@@ -117,7 +118,7 @@ def test_where_none_fits_one_is_tried_now_and_then(wall: Wall) -> None:
     window = make(ONE, 1, seconds=0.1)
     counts, metrics = run(window, wall.queue(0.05, 0.12), 16)
     assert set(counts[3:]) == {0, 1}
-    assert metrics["idle"] == counts.count(0) > 0
+    assert metrics["idle"] == metrics["starved"] == counts.count(0) > 0
     np.testing.assert_array_equal(window.minibatch_seconds, 0.12)
 
 
@@ -152,6 +153,7 @@ def test_a_deadline_that_nobody_can_keep_is_an_error_before_training() -> None:
         ({"seconds": 1.0}, "This process has 4 devices of the mesh"),
         ({"seconds": 0.5, "straggler": deterministic([1.0] * N)}, "A deadline of 0.5 seconds"),
         ({"seconds": 1.0, "straggler": deterministic([1.0])}, "times of 1 workers"),
+        ({"seconds": 1.0, "straggler": deterministic([1.0, 1.0, 2.0, 1.0])}, "starves the workers"),
     ],
 )
 def test_mistakes(options: Any, message: str) -> None:

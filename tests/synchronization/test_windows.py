@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxcomm.synchronization import (
+    Trigger,
     close_window,
     deadline,
     deterministic,
@@ -37,7 +38,7 @@ TRIGGERS = {
 @pytest.mark.parametrize("name", TRIGGERS)
 def test_triggers_by_hand(name: str) -> None:
     trigger, seconds, finished = TRIGGERS[name]
-    window, queue = close_window(new_queue(3), TIMES, trigger)
+    window, queue = close_window(new_queue(3), TIMES, trigger, in_flight="abort")
     assert window.seconds == seconds
     np.testing.assert_array_equal(window.finished, finished)
     np.testing.assert_array_equal(queue.position, finished)
@@ -45,12 +46,12 @@ def test_triggers_by_hand(name: str) -> None:
 
 
 def test_what_is_in_flight_goes_on_or_begins_anew() -> None:
-    _, aborted = close_window(new_queue(3), TIMES, first_done())
-    _, late = close_window(new_queue(3), TIMES, first_done(), in_flight="finish_late")
+    _, aborted = close_window(new_queue(3), TIMES, first_done(), in_flight="abort")
+    _, late = close_window(new_queue(3), TIMES, first_done())
     # The third has just finished one as the window closes, and has not begun another.
     np.testing.assert_array_equal(late.left, [0, 2, 0])
     # The second window of 4 seconds: 3 + (1 left over), or 2 and then 2 of another 3.
-    anew, _ = close_window(aborted, TIMES, first_done())
+    anew, _ = close_window(aborted, TIMES, first_done(), in_flight="abort")
     on, after = close_window(late, TIMES, first_done(), in_flight="finish_late")
     np.testing.assert_array_equal(anew.finished, [4, 1, 2])
     np.testing.assert_array_equal(on.finished, [4, 1, 2])
@@ -99,6 +100,51 @@ def test_no_minibatch_is_lost_or_repeated(seed: int, trigger: str, in_flight: st
     assert (np.asarray(windows.seconds) > 0).all()
     if in_flight == "abort":
         assert (np.asarray(windows.seconds) <= waits_for_all * (1 + 1e-5)).all()
+
+
+MOST = 24
+
+
+@functools.cache
+def _equal_times(in_flight: Any) -> Any:
+    """Three windows of mini-batches that always take as long, [workers] each."""
+
+    @jax.jit
+    def run(each: jax.Array, seconds: jax.Array) -> Any:
+        trigger = Trigger(lambda done: jnp.minimum(seconds, jnp.max(done)))
+        times = jnp.broadcast_to(each[:, None], (3, MOST))
+
+        def body(queue: Any, _: None) -> Any:
+            window, queue = close_window(queue, times, trigger, in_flight=in_flight)
+            return queue, (window.finished, window.late, queue.left)
+
+        return jax.lax.scan(body, new_queue(3), length=3)[1]
+
+    return run
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    each=st.floats(1e-4, 1e4),
+    count=st.integers(6, MOST),
+    ratio=st.sampled_from([2, 3, 5, 6]),
+    in_flight=st.sampled_from(["abort", "finish_late"]),
+)
+def test_a_deadline_at_a_multiple_loses_no_minibatch(
+    each: float, count: int, ratio: int, in_flight: str
+) -> None:
+    """Whatever floats make of 3 x 0.3 and of 0.1 + 0.1 + 0.1."""
+    budget = count * ratio  # In units of which mini-batches of the three take `ratio`, 1 and 2.
+    unit = each / ratio
+    speeds = np.array([ratio, ratio * count, ratio * (count + 1)]) * unit
+    finished, late, left = _equal_times(in_flight)(
+        speeds.astype(np.float32), np.float32(budget * unit)
+    )
+    np.testing.assert_array_equal(np.asarray(finished)[:, :2], [[count, 1]] * 3)
+    np.testing.assert_array_equal(np.asarray(late)[:, :2], False)
+    np.testing.assert_array_equal(np.asarray(left)[:, :2], 0)
+    going_on = [0, 1, 1] if in_flight == "finish_late" else [0, 0, 0]
+    np.testing.assert_array_equal(np.asarray(finished)[:, 2], going_on)
 
 
 @pytest.mark.parametrize("times", [deterministic([1.0, 3.0, 2.0]), exponential(mean=1.0)])

@@ -1,0 +1,21 @@
+"""The dtype that sums and anchors need, whatever that of the parameters is."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import PyTree
+
+
+def wide(tree: PyTree) -> PyTree:
+    """The floats in float32 at least: float64 stays, 16 and 8 bits are widened."""
+
+    def of_leaf(x: jax.Array) -> jax.Array:
+        narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+        return x.astype(jnp.float32) if narrow else x
+
+    return jax.tree.map(of_leaf, tree)
+
+
+def narrow(tree: PyTree, like: PyTree) -> PyTree:
+    """The inverse: in the dtypes of `like`."""
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)

@@ -1,0 +1,148 @@
+"""A training step over the workers of a mesh."""
+
+import math
+
+import jax
+import optax
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, LossFn, PyTree
+from jaxcomm._mesh import is_traced, place, require_axes, require_workers, shard_map, typed_as
+from jaxcomm._state import state_specs
+from jaxcomm.training._metrics import Metrics, check_metrics
+from jaxcomm.training._mistakes import (
+    require_divisible,
+    require_global,
+    require_kept,
+    require_step_of,
+    require_used,
+)
+from jaxcomm.training._worker_step import GradientFn, Step, worker_step
+
+
+def make_step(
+    loss_fn: LossFn,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    axis_name: AxisName = "data",
+    has_aux: bool = False,
+    gradients: GradientFn | None = None,
+    metrics: Metrics = "mean",
+    donate: bool = True,
+) -> Step:
+    r"""A jitted training step in which each worker of `mesh` takes its part of the batch.
+
+    .. math:: g_i = \nabla f(x; B_i), \qquad (\Delta, s') = \mathrm{tx}(g_i, s, x),
+              \qquad x' = x + \Delta
+
+    What is sent is up to `tx`, and one float32 a metric with `metrics="mean"`; see
+    :func:`jaxcomm.wire.account`. Axes of the mesh that `axis_name` does not name count the devices
+    of one worker: its rows are cut over them, and its gradient is the mean over them, exact, in
+    float32.
+
+    Args:
+      loss_fn: `(params, batch) -> loss`, the mean over the batch it is given; with `has_aux=True`,
+        `(loss, aux)`, `aux` a dict of metrics. Called with `(params, batch, key)` when the step
+        gets a key.
+      tx: An optax transformation with an aggregator before the optimizer, or gossip after it.
+      mesh: The devices; its axes may be Auto or Explicit.
+      axis_name: The mesh axis, or axes, that number the workers.
+      has_aux: Whether `loss_fn` returns a pair.
+      gradients: In place of :func:`jaxcomm.local_value_and_grad`: `(loss_fn, params, batch) ->
+        (value, gradient)` or `(value, gradient, weight)`, this worker's own; with a key as the last
+        argument when the step gets one. The weight goes to `tx` and weighs the metrics.
+      metrics: `"mean"`, means over workers in every step; `"own"`, each worker's own values, for
+        which nothing is sent; or a period k, means in every k-th step and NaN in the others, which
+        send none. Steps are counted by the first `step` or `count` in the state of `tx`.
+      donate: Whether the buffers of params and state are given away to the new ones. Then the
+        arrays passed in must not be used again.
+
+    Returns:
+      `step(params, opt_state, batch, *, key=None, **extra_args) -> (params, opt_state, metrics)`.
+      Params are equal on all workers and whole on each of their devices, or `PerWorker` ones of
+      :func:`jaxcomm.replicate`, of which `loss_fn` and `tx` see a worker's own. Extra arguments,
+      equal on all workers, go to `tx.update`. Batch leaves are `[global_batch, ...]`; on a mesh of
+      several processes, arrays over all of them, such as `jax.make_array_from_process_local_data`
+      makes. Each device's key is folded with its number. `metrics["loss"]` and aux are float32[...]
+      of all workers, or [workers, ...] of each; where gradients are weighted so are the means, and
+      `metrics["weight"]` is the sum of the weights. What an aggregator with `info=True` tells joins
+      them as `metrics["info/compression_error"]` and so on (`"info/<path in the state>/..."` where
+      several do). It can be traced, in `jax.lax.scan` for one. On CPU devices, a call waits until
+      the previous step is done, since several steps in flight may deadlock there.
+
+    Raises:
+      ValueError: If the mesh lacks an axis, the global batch is empty, not divisible by the devices
+        or of one process alone where the mesh has several, aux is no dict of means, updates or
+        state would differ by worker, state is of another `tx` or number of workers, parameters are
+        cut over devices or donated already, or an extra argument is used by nothing in `tx`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, jaxcomm
+      >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
+      >>> tx = optax.chain(jaxcomm.global_qsgd(), optax.sgd(0.5))
+      >>> params = jnp.float32(3)
+      >>> opt_state = jaxcomm.init(tx, params, mesh)
+      >>> step = jaxcomm.make_step(lambda w, x: jnp.mean((w - x) ** 2), tx, mesh)
+      >>> params, opt_state, metrics = step(params, opt_state, jnp.ones(mesh.size))
+      >>> print(params, metrics["loss"])
+      1.0 4.0
+    """
+    require_axes(mesh, axis_name)
+    require_step_of(loss_fn, tx, gradients)
+    check_metrics(metrics)
+    names = _axis.names(axis_name)
+    inner = tuple(name for name in mesh.axis_names if name not in names)
+    sizes = dict(mesh.shape)
+    devices = math.prod(sizes.values())
+    of_worker = worker_step(loss_fn, tx, axis_name, inner, has_aux, gradients, metrics)
+    batch_spec, whole = PartitionSpec((*names, *inner)), PartitionSpec()
+    told_spec = PartitionSpec(names) if metrics == "own" else whole
+
+    def on_mesh(
+        params: PyTree,
+        opt_state: optax.OptState,
+        batch: PyTree,
+        key: jax.Array | None,
+        extra_args: dict[str, PyTree],
+    ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
+        specs = state_specs(params), state_specs(opt_state)
+        run = shard_map(
+            of_worker,
+            mesh,
+            in_specs=(*specs, batch_spec, whole, whole),
+            out_specs=(*specs, told_spec, whole),
+        )
+        new, after, told, info = run(params, opt_state, batch, key, extra_args)
+        return typed_as(new, params), typed_as(after, opt_state), told | info
+
+    jitted = jax.jit(on_mesh, donate_argnums=(0, 1) if donate else ())
+    one_at_a_time = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+    used: set[str] = set()
+
+    def step(
+        params: PyTree,
+        opt_state: optax.OptState,
+        batch: PyTree,
+        *,
+        key: jax.Array | None = None,
+        **extra_args: PyTree,
+    ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
+        require_divisible(batch, devices)
+        require_workers(params, sizes, "The parameters")
+        require_workers(opt_state, sizes, "The optimizer state")
+        traced = is_traced((params, opt_state, batch, key, extra_args))
+        if not traced:
+            require_global(batch, mesh)
+            require_kept(params, "params")
+            require_kept(opt_state, "opt_state")
+            if one_at_a_time:
+                jax.block_until_ready((params, opt_state))
+            params = place(params, mesh, state_specs(params), "params")
+            opt_state = place(opt_state, mesh, state_specs(opt_state), "opt_state")
+            batch = place(batch, mesh, jax.tree.map(lambda _: batch_spec, batch), "batch")
+        require_used(on_mesh, params, opt_state, batch, key, extra_args, used)
+        return (on_mesh if traced else jitted)(params, opt_state, batch, key, extra_args)
+
+    return step

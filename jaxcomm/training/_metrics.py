@@ -1,0 +1,105 @@
+"""What a step tells: means over workers, each worker's own values, or means now and then."""
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, PyTree
+from jaxcomm._when import run_when
+from jaxcomm.aggregation._weights import weigh
+
+Metrics: TypeAlias = Literal["mean", "own"] | int
+"""Means over workers in every step; each worker's own; or means in every so many steps."""
+
+
+def check_metrics(metrics: Metrics) -> None:
+    """Raises unless `metrics` is `"mean"`, `"own"` or a period."""
+    period = isinstance(metrics, int) and not isinstance(metrics, bool) and metrics >= 1
+    if not period and metrics not in ("mean", "own"):
+        raise ValueError(
+            "`metrics` must be 'mean', 'own' or a period, a Python int of at least 1, got "
+            f"{metrics!r}."
+        )
+
+
+def _means(
+    axis_name: AxisName, values: dict[str, PyTree], weight: jax.Array | None
+) -> dict[str, PyTree]:
+    """Means over workers in float32, weighted where gradients are; over no weight at all, NaN."""
+    names = _axis.names(axis_name)
+    workers = _axis.size(axis_name)
+    if weight is None:
+        return jax.tree.map(lambda x: lax.psum(x, names) / workers, values)
+    weighed = weigh(axis_name, weight)
+    total = lax.psum(_axis.as_varying(weight, axis_name), names)
+
+    def mean(x: jax.Array) -> jax.Array:
+        return jnp.where(total == 0, jnp.nan, lax.psum(weighed(x), names) / workers)
+
+    return {**jax.tree.map(mean, values), "weight": total}
+
+
+def _steps_so_far(opt_state: optax.OptState) -> jax.Array:
+    """The first counter of steps in the state, int[]."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
+        counts = getattr(path[-1], "name", None) in ("step", "count") if path else False
+        if counts and jnp.issubdtype(leaf.dtype, jnp.integer) and not leaf.shape:
+            return leaf
+    raise ValueError(
+        "`metrics` as a period needs a counter of steps, and no field `step` or `count` is in the "
+        "state of `tx`. Use 'mean' or 'own'."
+    )
+
+
+def tell(
+    metrics: Metrics,
+    axis_name: AxisName,
+    values: dict[str, PyTree],
+    weight: jax.Array | None,
+    opt_state: optax.OptState,
+) -> dict[str, PyTree]:
+    """The metrics of one step in one worker, float32; of `"own"`, `[1, ...]`.
+
+    Args:
+      metrics: What to tell.
+      axis_name: The axes of the workers.
+      values: This worker's loss and aux.
+      weight: Its weight, where gradients have one.
+      opt_state: The state before the step, which counts steps.
+    """
+    values = jax.tree.map(
+        lambda x: _axis.as_varying(jnp.asarray(x).astype(jnp.float32), axis_name), values
+    )
+    weight = None if weight is None else jnp.asarray(weight, jnp.float32)
+    if metrics == "own":
+        own = values if weight is None else {**values, "weight": weight}
+        return jax.tree.map(lambda x: _axis.as_varying(x, axis_name)[None], own)
+    averaged: Callable[[], dict[str, PyTree]] = lambda: _means(axis_name, values, weight)  # noqa: E731
+    if metrics == "mean":
+        return averaged()
+    due = (_steps_so_far(opt_state).astype(jnp.int32) + 1) % metrics == 0
+    return run_when(
+        due, averaged, lambda shapes: jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), shapes)
+    )
+
+
+def info_of(opt_state: optax.OptState) -> dict[str, jax.Array]:
+    """What aggregators with `info=True` tell, `info/<name>`; with their paths where several do."""
+    found: dict[str, dict[str, jax.Array]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
+        *before, field, name = [None, None, *path]
+        if isinstance(field, jax.tree_util.GetAttrKey) and field.name == "info":
+            where = jax.tree_util.keystr(
+                tuple(key for key in before if key is not None), simple=True, separator="/"
+            )
+            found.setdefault(where, {})[jax.tree_util.keystr((name,), simple=True)] = leaf
+    return {
+        "/".join(["info", *([where] if len(found) > 1 else []), name]): value
+        for where, values in found.items()
+        for name, value in values.items()
+    }

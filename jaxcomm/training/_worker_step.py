@@ -1,0 +1,124 @@
+"""One worker's step, the same whether devices or a simulator run it."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
+from jaxcomm._state import own_params
+from jaxcomm.aggregation import mean
+from jaxcomm.training._metrics import Metrics, info_of, tell
+from jaxcomm.training._mistakes import explained, require_aux
+
+Step: TypeAlias = Callable[..., tuple[PyTree, optax.OptState, dict[str, jax.Array]]]
+GradientFn: TypeAlias = Callable[..., tuple[Any, ...]]
+
+
+def _over_devices(
+    axis_name: AxisName,
+    inner: tuple[str, ...],
+    values: PyTree,
+    gradient: PyTree,
+    weight: jax.Array | None,
+) -> tuple[PyTree, PyTree, jax.Array | None]:
+    """The means over the devices of one worker, each of which has taken a part of its rows."""
+    average = mean(inner)
+    values = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), values)
+    of_device = _axis.local_params((values, gradient), inner)
+    (values, gradient), _ = average.update(
+        of_device, average.init(of_device), weight=weight, outer_axes=_axis.names(axis_name)
+    )
+    return values, gradient, None if weight is None else lax.psum(weight, inner)
+
+
+def worker_step(
+    loss_fn: LossFn,
+    tx: optax.GradientTransformation,
+    axis_name: AxisName,
+    inner: tuple[str, ...],
+    has_aux: bool,
+    gradients: GradientFn | None,
+    metrics: Metrics,
+) -> Callable[..., tuple[PyTree, optax.OptState, dict[str, jax.Array], dict[str, jax.Array]]]:
+    """The step of one worker, inside of the workers.
+
+    Args:
+      loss_fn: As for `jaxcomm.make_step`, and so are all but `inner`.
+      tx: ...
+      axis_name: ...
+      inner: The other axes, over which the devices of one worker are counted.
+      has_aux: ...
+      gradients: ...
+      metrics: ...
+
+    Returns:
+      `(params, opt_state, batch, key, extra_args) -> (params, opt_state, metrics, info)`; metrics
+      that are each worker's own are `[1, ...]`, the rest is equal on all.
+    """
+    update = optax.with_extra_args_support(tx).update
+    everybody = (*_axis.names(axis_name), *inner)
+    local_gradients = gradients or (
+        lambda loss_fn, params, *args: _axis.local_value_and_grad(
+            loss_fn, has_aux, axis_name=everybody
+        )(params, *args)
+    )
+
+    def step(
+        given: PyTree,
+        opt_state: optax.OptState,
+        batch: PyTree,
+        key: jax.Array | None,
+        extra_args: dict[str, PyTree],
+    ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array], dict[str, jax.Array]]:
+        apart = isinstance(given, PerWorker)
+        if apart and [*given.per_worker] != [_axis.label(axis_name)]:
+            raise ValueError(
+                f"The parameters differ over {[*given.per_worker]}, and `axis_name` is "
+                f"{axis_name!r}."
+            )
+        params = own_params(given)
+        own_key = [] if key is None else [jax.random.fold_in(key, _axis.index(everybody))]
+        at = _axis.local_params(params, everybody) if inner else params
+        value, updates, *rest = local_gradients(loss_fn, at, batch, *own_key)
+        weight = rest[0] if rest else None
+        loss, aux = value if has_aux else (value, {})
+        taken = {"loss"} if weight is None else {"loss", "weight"}
+        require_aux(aux, taken, () if metrics == "own" else batch)
+        values = {"loss": loss, **aux}
+        if inner:
+            values, updates, weight = _over_devices(axis_name, inner, values, updates, weight)
+        extra = {} if weight is None else {"weight": weight}
+        try:
+            updates, after = update(updates, opt_state, params, **extra, **extra_args)
+        except Exception as error:
+            if (meant := explained(error, tx.init, params, opt_state)) is error:
+                raise
+            raise meant from error
+        if not apart:
+            _axis.require_replicated(
+                updates,
+                axis_name,
+                "The update",
+                "Place an aggregator, such as `jaxcomm.mean()`, first in `optax.chain`; or, for "
+                "gossip, let parameters differ by worker with `jaxcomm.replicate(params, mesh)`.",
+            )
+        _axis.require_replicated(
+            after,
+            axis_name,
+            "The optimizer state",
+            "Mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`."
+            if apart
+            else "Place the aggregator before the transformation that keeps this state.",
+        )
+        told = tell(metrics, axis_name, values, weight, opt_state)
+        new = optax.apply_updates(params, updates)
+        if apart:
+            new = PerWorker({_axis.label(axis_name): jax.tree.map(lambda x: x[None], new)})
+        return new, after, told, info_of(after)
+
+    return step

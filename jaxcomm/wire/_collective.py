@@ -1,0 +1,101 @@
+"""One collective, what it costs, and the choice among those of conditionals."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+# Of ring schedules: bytes sent per worker over bytes of the operand, and messages in sequence.
+_SCHEDULES: dict[str, Callable[[int], tuple[float, int]]] = {
+    "all_reduce": lambda n: (2 * (n - 1) / n, 2 * (n - 1)),
+    "reduce_scatter": lambda n: ((n - 1) / n, n - 1),
+    "all_to_all": lambda n: ((n - 1) / n, n - 1),
+    "all_gather": lambda n: (float(n - 1), n - 1),
+    "ppermute": lambda n: (1.0, 1) if n > 1 else (0.0, 0),
+}
+
+
+class Collective(NamedTuple):
+    """One operand of one collective, as often as the program runs it."""
+
+    primitive: str  # "all_reduce", "all_gather", "all_to_all", "reduce_scatter" or "ppermute"
+    axes: tuple[str, ...]
+    workers: int
+    dtype: np.dtype
+    shape: tuple[int, ...]  # of a device's own part, where a type tells how the operand is cut
+    times: int  # how often it runs; once where a loop is unbounded
+    path: tuple[str, ...]  # the control flow around it: "scan x5", "cond 1/2", "while"
+    group: int  # its number: compilers combine the collectives of one group in one message
+    automatic: tuple[str, ...] = ()  # axes over which XLA may have cut the operand
+
+    @property
+    def bytes_per_worker(self) -> float:
+        """Bytes that one device sends, of all `times`; at most, where axes are automatic."""
+        factor, _ = _SCHEDULES[self.primitive](self.workers)
+        return self.times * factor * math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def messages(self) -> int:
+        """Messages that one device sends one after the other, of all `times`."""
+        return self.times * _SCHEDULES[self.primitive](self.workers)[1]
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether it stands in a loop of unknown length."""
+        return "while" in self.path
+
+
+class Branches(NamedTuple):
+    """The alternatives of a conditional, of which one runs."""
+
+    branches: tuple[tuple["Collective | Branches", ...], ...]
+
+
+Node = Collective | Branches
+Cost = Callable[[list[Collective]], float]
+
+
+def bytes_of(collectives: list[Collective]) -> float:
+    """Bytes that one device sends."""
+    return sum(collective.bytes_per_worker for collective in collectives)
+
+
+def messages_of(collectives: list[Collective]) -> int:
+    """Messages one after the other: once of those that are combined."""
+    return sum({c.group: c.messages for c in collectives}.values())
+
+
+def flat(nodes: tuple[Node, ...]) -> Iterator[Collective]:
+    """All of them, of every branch."""
+    for node in nodes:
+        if isinstance(node, Collective):
+            yield node
+        else:
+            for branch in node.branches:
+                yield from flat(branch)
+
+
+def amortized(nodes: tuple[Node, ...], share: float) -> float:
+    """Bytes, where every conditional takes its heaviest branch so often, else its lightest."""
+    total = 0.0
+    for node in nodes:
+        if isinstance(node, Collective):
+            total += node.bytes_per_worker
+        else:
+            each = [amortized(branch, share) for branch in node.branches]
+            total += share * max(each) + (1 - share) * min(each)
+    return total
+
+
+def heaviest(nodes: tuple[Node, ...], cost: Cost) -> list[Collective]:
+    """The collectives that run where every conditional takes its most costly branch."""
+    taken: list[Collective] = []
+    for node in nodes:
+        if isinstance(node, Collective):
+            taken.append(node)
+        else:
+            each = [heaviest(branch, cost) for branch in node.branches]
+            costs = [cost(branch) for branch in each]
+            taken += each[costs.index(max(costs))]
+    return taken

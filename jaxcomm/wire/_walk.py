@@ -1,0 +1,214 @@
+"""The collectives of a jaxpr, and which of them compilers send as one message."""
+
+import itertools
+import math
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple
+
+from jax.sharding import AxisType, NamedSharding
+
+from jaxcomm.wire._collective import Branches, Collective, Node
+from jaxcomm.wire._program import branches, inlined, is_literal, jaxprs, live
+
+_COLLECTIVES = {
+    "psum": "all_reduce",
+    "psum2": "all_reduce",
+    "psum_invariant": "all_reduce",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "psum_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "ragged_all_to_all": "all_to_all",
+    "all_gather": "all_gather",
+    "all_gather_invariant": "all_gather",
+    "all_gather_reduced": "all_gather",
+    "ppermute": "ppermute",
+}
+
+
+class _Place(NamedTuple):
+    """Where in a program an equation stands."""
+
+    sizes: dict[str, int]  # of the mesh's axes
+    automatic: tuple[str, ...]  # those that XLA cuts as it likes
+    manual: frozenset[str]
+    times: int
+    path: tuple[str, ...]
+
+
+class _Computation:
+    """One computation of the compiled program, within which collectives are combined.
+
+    Values have numbers, the same where the same is computed twice. Of each value it is known on how
+    many rounds of collectives it waits, by kind; collectives of one kind and round are combined.
+    """
+
+    def __init__(self, groups: Iterator[int]):
+        self.groups = groups
+        self.numbers: dict[Hashable, int] = {}
+        self.waits: dict[int, dict[Hashable, int]] = {}
+        self.group_of: dict[Hashable, int] = {}
+
+    def number(self, of: Hashable, waits: dict[Hashable, int]) -> int:
+        """The number of a value."""
+        number = self.numbers.setdefault(of, len(self.numbers))
+        self.waits.setdefault(number, waits)
+        return number
+
+    def new(self) -> int:
+        """The number of a value of which nothing is known."""
+        return self.number(object(), {})
+
+
+def _merged(waits: list[dict[Hashable, int]]) -> dict[Hashable, int]:
+    merged: dict[Hashable, int] = {}
+    for each in waits:
+        for kind, rounds in each.items():
+            merged[kind] = max(merged.get(kind, 0), rounds)
+    return merged
+
+
+def _axes_of(params: dict[str, Any]) -> tuple[str, ...]:
+    axes = params.get("axes", params.get("axis_name", ()))
+    axes = axes if isinstance(axes, list | tuple) else (axes,)
+    return tuple(axis for axis in axes if isinstance(axis, str))
+
+
+def _own_shape(aval: Any) -> tuple[int, ...]:
+    """The part of an operand that a device holds, where its type tells how it is cut."""
+    sharding = aval.sharding
+    if not isinstance(sharding, NamedSharding):
+        return tuple(aval.shape)
+    named = [(part,) if isinstance(part, str) else part or () for part in sharding.spec]
+    parts = [math.prod(sharding.mesh.shape[axis] for axis in axes) for axes in named]
+    return tuple(
+        size // part for size, part in itertools.zip_longest(aval.shape, parts, fillvalue=1)
+    )
+
+
+def _sends(eqn: Any, kind: str) -> bool:
+    """Whether anything leaves a worker: not in a permutation that leaves all where they are."""
+    return kind != "ppermute" or any(sender != receiver for sender, receiver in eqn.params["perm"])
+
+
+def _collectives(
+    eqn: Any, kind: str, group: int, place: _Place, axes: tuple[str, ...]
+) -> list[Collective]:
+    groups = eqn.params.get("axis_index_groups")
+    workers = len(groups[0]) if groups else math.prod(place.sizes[axis] for axis in axes)
+    # Of a ragged exchange, the other operands are sizes and places.
+    operands = eqn.invars[:1] if eqn.primitive.name.startswith("ragged") else eqn.invars
+    return [
+        Collective(
+            kind,
+            axes,
+            workers,
+            operand.aval.dtype,
+            _own_shape(operand.aval),
+            place.times,
+            place.path,
+            group,
+            place.automatic if math.prod(operand.aval.shape) > 1 else (),
+        )
+        for operand in operands
+    ]
+
+
+def _inside(eqn: Any, place: _Place) -> _Place:
+    """The place of what stands in a call or loop."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "shard_map":
+        mesh = params["mesh"]
+        # `manual_axes` in JAX 0.10.
+        newly = next(axes for key, axes in params.items() if key.endswith("manual_axes"))
+        manual = place.manual | newly
+        automatic = tuple(
+            axis
+            for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+            if kind == AxisType.Auto and axis not in manual and mesh.shape[axis] > 1
+        )
+        sizes = {**place.sizes, **dict(mesh.shape)}
+        return place._replace(sizes=sizes, automatic=automatic, manual=manual)
+    if name == "scan":
+        path = (*place.path, f"scan x{params['length']}")
+        return place._replace(times=place.times * params["length"], path=path)
+    if name == "while":
+        return place._replace(path=(*place.path, "while"))
+    return place
+
+
+def _walk(
+    jaxpr: Any, inputs: list[int], wanted: list[bool], place: _Place, computation: _Computation
+) -> tuple[list[Node], list[int]]:
+    """The collectives of a jaxpr, and the numbers of its results."""
+    numbers = dict(zip(jaxpr.invars, inputs, strict=True))
+    nodes: list[Node] = []
+
+    def number_of(atom: Any) -> int:
+        if is_literal(atom):
+            return computation.number(("literal", str(atom.val), str(atom.aval)), {})
+        if atom not in numbers:
+            numbers[atom] = computation.new()
+        return numbers[atom]
+
+    for eqn, outs in live(jaxpr, wanted)[0]:
+        name, params = eqn.primitive.name, eqn.params
+        operands = tuple(number_of(atom) for atom in eqn.invars)
+        waits = _merged([computation.waits[number] for number in operands])
+        try:
+            signature: Hashable = (name, tuple(sorted(params.items())), operands)
+            hash(signature)
+        except TypeError:
+            signature = object()
+        kind, axes = _COLLECTIVES.get(name), _axes_of(params)
+        inner = inlined(eqn)
+        if kind and axes:
+            known = (signature, 0) in computation.numbers
+            dtypes = tuple(str(atom.aval.dtype) for atom in eqn.invars[:1])
+            combines = (kind, name, axes, str(params.get("axis_index_groups")), dtypes)
+            waits = {**waits, combines: waits.get(combines, 0) + 1}
+            if not known and _sends(eqn, kind):
+                key = (combines, waits[combines]) if kind == "all_reduce" else signature
+                if key not in computation.group_of:
+                    computation.group_of[key] = next(computation.groups)
+                nodes += _collectives(eqn, kind, computation.group_of[key], place, axes)
+        elif inner is not None:
+            found, results = _walk(inner, [*operands], outs, _inside(eqn, place), computation)
+            nodes += found
+            numbers |= dict(zip(eqn.outvars, results, strict=True))
+            continue
+        elif name == "cond":
+            count = len(branches(eqn))
+            alternatives = [
+                _alone(
+                    branch,
+                    outs,
+                    place._replace(path=(*place.path, f"cond {i}/{count}")),
+                    computation,
+                )
+                for i, branch in enumerate(branches(eqn), 1)
+            ]
+            if any(alternatives):
+                nodes.append(Branches(tuple(map(tuple, alternatives))))
+        else:
+            for value in params.values():
+                for body in jaxprs(value):
+                    every = [True] * len(body.outvars)
+                    nodes += _alone(body, every, _inside(eqn, place), computation)
+        for position, out in enumerate(eqn.outvars):
+            numbers[out] = computation.number((signature, position), waits)
+    return nodes, [number_of(atom) for atom in jaxpr.outvars]
+
+
+def _alone(jaxpr: Any, wanted: list[bool], place: _Place, around: _Computation) -> list[Node]:
+    """The collectives of a loop's body or a branch, which is a computation of its own."""
+    computation = _Computation(around.groups)
+    inputs = [computation.new() for _ in jaxpr.invars]
+    return _walk(jaxpr, inputs, wanted, place, computation)[0]
+
+
+def collectives_of(jaxpr: Any) -> tuple[Node, ...]:
+    """What a program sends, as often as it runs."""
+    place = _Place({}, (), frozenset(), 1, ())
+    return tuple(_alone(jaxpr, [True] * len(jaxpr.outvars), place, _Computation(itertools.count())))

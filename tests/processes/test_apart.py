@@ -1,0 +1,67 @@
+"""Local steps are local: no process waits for another between exchanges."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+PROGRAM = """
+import pathlib, sys, time
+import jax
+port, number, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"localhost:{port}", 2, number)
+import jax.numpy as jnp, numpy as np, optax, jaxcomm
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxcomm.synchronization import diloco
+
+mesh = jax.make_mesh((2,), ("data",))
+tx = diloco(optax.sgd(0.1), optax.sgd(0.7), 1000)
+params = jaxcomm.replicate(jnp.zeros(4), mesh)
+state = jaxcomm.init(tx, params, mesh)
+step = jaxcomm.make_step(lambda w, b: jnp.mean((w - b) ** 2), tx, mesh, metrics="own")
+rows = NamedSharding(mesh, PartitionSpec("data"))
+batch = jax.make_array_from_process_local_data(rows, np.full((1, 4), number, np.float32))
+params, state, _ = step(params, state, batch)
+jax.block_until_ready(params)
+if number == 1:  # It goes on only once the other has done all its steps.
+    while not (folder / "first is done").exists():
+        time.sleep(0.01)
+for _ in range(10):
+    params, state, told = step(params, state, batch)
+jax.block_until_ready((params, told))
+(folder / ("first is done" if number == 0 else "second is done")).touch()
+print([float(shard.data[0]) for shard in told["loss"].addressable_shards])
+"""
+
+
+def test_a_process_steps_on_while_another_waits(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(port), str(number), str(tmp_path)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], said
+    # Worker 0 is where it began, at its target; worker 1 has come closer to its own.
+    losses = [float(text.strip().splitlines()[-1].strip("[]")) for text in said]
+    assert losses[0] == 0 and 0 < losses[1] < 1
