@@ -109,6 +109,9 @@ def consensus_distance(params: PerWorker) -> jax.Array:
     Args:
       params: Parameters that differ by worker.
 
+    Returns:
+      float32[].
+
     Raises:
       ValueError: If they do not.
 
@@ -133,6 +136,7 @@ def per_worker(
     """Marks the state of an optimizer as different by worker.
 
     Where parameters differ by worker, so do the moments of an optimizer that sees local gradients.
+    Nothing is sent.
 
     Args:
       tx: The optimizer.

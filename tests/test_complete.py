@@ -157,7 +157,7 @@ def lacking(function: Callable[..., Any]) -> list[str]:
         "Raises": not raises(function) or "Raises" in parts,
         "an example": ">>> " in parts.get("Example", ""),
         "what is sent": not is_method(function)
-        or re.search(r"[Ss]end|[Ss]ent\b|[Bb]ytes?\b|travel|payload", documented),
+        or re.search(r"[Ss]end|[Ss]ent\b|[Bb]ytes?\b|\bbits?\b|travel|payload", documented),
         **{
             f"`{name}` in Args": name in explained(parts.get("Args", ""))
             for name in signature.parameters
