@@ -47,7 +47,7 @@ def ef21(codec: Codec) -> Codec:
       [3. 2. 1.]
 
     References:
-      Richtarik et al., `EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
+      Richtárik et al., `EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
       Feedback <https://arxiv.org/abs/2106.05203>`_, 2021.
 
     Differs from the paper: estimates start at 0, so that the first is :math:`C(x_i^0)`, and the

@@ -60,6 +60,17 @@ def nonzeros(
 
     Raises:
       ValueError: If an option is out of range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.quantizers import nonzeros
+      >>> codec, coins = nonzeros(capacity=2), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.zeros(100).at[7].set(-3.0)
+      >>> norm = codec.measure(coins, codec.init(x), x)
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, norm, 1)
+      >>> print(codec.decode(coins.public, payload, norm, 1, 1, x.shape)[7])
+      -3.0
     """
     if not isinstance(levels, int) or not 1 <= levels <= 2**15 - 1:
         raise ValueError(f"`levels` must be a Python int in [1, 32767], got {levels}.")
