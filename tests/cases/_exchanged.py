@@ -6,7 +6,7 @@ from functools import cache
 import jax
 
 import jaxcomm
-from tests.cases._case import Case, all_reduce, word_bytes
+from tests.cases._case import COMMON_NOISE, LARGEST_OF_ALL, Case, all_reduce, word_bytes
 from tests.cases._sparse import index_bits_repeated, quarter
 
 LENGTHS = {3: 3, 10: 5, 1: 1}
@@ -87,6 +87,7 @@ EXCHANGED = [
         unbiased=False,
         variance=None,
         common_coins=True,
+        alien=LARGEST_OF_ALL,
     ),
     Case(
         "fetch_sgd",
@@ -100,5 +101,6 @@ EXCHANGED = [
         unbiased=False,
         variance=None,
         common_coins=True,
+        alien=COMMON_NOISE,
     ),
 ]

@@ -69,7 +69,7 @@ def ternary(*, clip: float | None = None) -> Codec:
             f"`clip` must be a positive Python number of standard deviations, or None, got "
             f"{clip!r}. Under `optax.inject_hyperparams` pass `static_args=('clip',)`."
         )
-    codec = dither(levels=1)
+    codec = dither(levels=1)._replace(scope="leaf")
     if clip is None:
         return codec._replace(
             variance=lambda size, workers: (max(size * workers, 1) ** 0.5 - 1) / 2

@@ -68,8 +68,8 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
       Chen et al., `AdaComp: Adaptive Residual Gradient Compression for Data-Parallel Distributed
       Training <https://arxiv.org/abs/1712.02679>`_, 2018.
 
-    Differs from the paper: room in each bin is limited; bins run over a bucket, not a layer
-    (`scope="leaf"` for layers); a symbol takes as many bits as it needs in place of 8 or 16.
+    Differs from the paper: room in each bin is limited; a symbol takes as many bits as
+    it needs in place of 8 or 16.
     """
     _require_positive("bin_size", bin_size)
     _require_positive("capacity", capacity)
@@ -135,4 +135,5 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
         combine=None,
         target=lambda memory, x: memory.own.kept + x,
         tell=lambda memory: tell_overflow(memory.own.inner.overflow),
+        scope="leaf",
     )

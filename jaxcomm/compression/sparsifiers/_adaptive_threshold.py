@@ -130,4 +130,5 @@ def adaptive_threshold(*, ratio: float) -> Codec:
         settle=settled,
         combine=None,
         contraction=contraction,
+        scope="leaf",
     )
