@@ -131,7 +131,9 @@ def deep_gradient_compression(
         if leaves:
             most = clip / math.sqrt(_axis.size(axis_name))
             leaves = clip_together([leaf.astype(jnp.float32) for leaf in leaves], most)
-        result, after = sparse.update(treedef.unflatten(leaves), state, params, **extra_args)
+        result, after = sparse.update(
+            jax.tree.unflatten(treedef, leaves), state, params, **extra_args
+        )
         return jax.tree.map(lambda x, like: x.astype(like.dtype), result, updates), after
 
     return optax.GradientTransformationExtraArgs(sparse.init, update_fn)
