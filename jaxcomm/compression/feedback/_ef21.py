@@ -22,7 +22,8 @@ def ef21(codec: Codec) -> Codec:
         :math:`\delta > 0`, such as :func:`jaxcomm.compression.sparsifiers.top_k`.
 
     Returns:
-      A codec that remembers one array like `x` on each worker, and one that all share. It goes in
+      A codec that remembers two arrays like `x` on each worker, a sum and what rounding has taken
+      from it, and two that all share. It goes in
       :func:`jaxcomm.gathered_mean`, or :func:`jaxcomm.summed_mean` where payloads add.
 
     Raises:

@@ -16,6 +16,7 @@ from jaxcomm.compression._overflow import (
     no_overflow,
     tell_overflow,
 )
+from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.quantizers import _fields, _norms
 from jaxcomm.compression.quantizers._dither import round_to_levels
 from pallas_kernels.quantize.reference import level_step
@@ -81,6 +82,7 @@ def nonzeros(
     chosen, field = _norms.NORMS[norm], _fields.choose_field(levels, None, 1)
 
     def codes_of(coins: Coins, x: jax.Array, agreed: _norms.Statistics) -> jax.Array:
+        require_countable(x.size)
         flat = x.ravel() if x.size else jnp.zeros(1)  # `nonzero` and `at` need an element.
         return round_to_levels(flat, chosen.value(agreed), levels, coins.private)
 
