@@ -30,9 +30,15 @@ def require_floating(tree: PyTree) -> None:
     """Raises where a leaf is not floating-point, naming its path."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            remedy = (
+                "Let real and imaginary parts be leaves of their own, as in "
+                "`optax.contrib.split_real_and_imaginary(tx)`."
+                if jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+                else "Mask it with `optax.masked`."
+            )
             raise ValueError(
                 f"The update at {jax.tree_util.keystr(path) or 'the root'} is {leaf.dtype}: only "
-                "floating-point leaves can be averaged. Mask it with `optax.masked`."
+                f"floating-point leaves can be averaged. {remedy}"
             )
 
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import require_axes
+from jaxcomm._require import checked, require_state
 from jaxcomm._state import worker_axes
 
 
@@ -128,12 +129,15 @@ def consensus_distance(params: PerWorker) -> jax.Array:
     return sum(map(distance, leaves), jnp.float32(0))
 
 
+@checked()
 def per_worker(
     tx: optax.GradientTransformation, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
     """Marks the state of an optimizer as different by worker.
 
     Where parameters differ by worker, so do the moments of an optimizer that sees local gradients.
+    A step that would make a finite number of that state NaN or infinite leaves it as it was on this
+    worker: a moment that is NaN once stays so. The update is what the optimizer makes of it.
 
     Args:
       tx: The optimizer.
@@ -164,8 +168,13 @@ def per_worker(
     def update_fn(
         updates: PyTree, state: PerWorker, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, PerWorker]:
+        require_state(state, PerWorker, "`per_worker`")
         own = _axis.own(state, axis_name)
-        updates, own = inner.update(updates, own, params, **extra_args)
-        return updates, mark(own)
+        updates, after = inner.update(updates, own, params, **extra_args)
+        fine = jnp.ones((), bool)
+        for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(own), strict=True):
+            if jnp.issubdtype(new.dtype, jnp.inexact):
+                fine &= jnp.all(jnp.isfinite(new) | ~jnp.isfinite(old))
+        return updates, mark(jax.tree.map(lambda x, y: jnp.where(fine, x, y), after, own))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -91,4 +91,5 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         observe=no_observations,
         variance=of_block(codec.variance),
         contraction=of_block(codec.contraction),
+        dropping=codec.dropping and blockwise(codec.dropping, block_size),
     )

@@ -162,4 +162,5 @@ def rotated(codec: Codec) -> Codec:
         observe=no_observations,
         variance=_at_padded_size(codec.variance),
         contraction=_at_padded_size(codec.contraction),
+        dropping=codec.dropping and rotated(codec.dropping),
     )

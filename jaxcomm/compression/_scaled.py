@@ -106,4 +106,5 @@ def scaled(codec: Codec) -> Codec:
         variance=None,
         contraction=lambda size, workers: 1 / (1 + variance(size, workers)),
         bounded=False,
+        dropping=codec.dropping and scaled(codec.dropping),
     )

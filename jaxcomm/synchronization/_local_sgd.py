@@ -6,14 +6,24 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._when import run_when
 from jaxcomm.aggregation import mean
+from jaxcomm.synchronization._meeting import (
+    first_anchor,
+    is_here,
+    meet,
+    moved_from,
+    no_steps,
+    require_params,
+    take_step,
+    way_to,
+)
 from jaxcomm.synchronization._require import require_int, require_transformation
+from jaxcomm.synchronization._wide import wide
 
 Period: TypeAlias = int | Callable[[jax.Array], jax.Array | int]
 """Steps from one exchange to the next; or a function of the steps taken, int32[]."""
@@ -24,9 +34,11 @@ class LocalState(NamedTuple):
 
     step: jax.Array  # int32[], steps so far
     since: jax.Array  # int32[], since the last exchange
-    anchor: PyTree  # the parameters after the last exchange
+    anchor: PyTree  # the parameters after the last exchange, in float32 at least
     aggregator: Any
     outer: Any
+    done: PerWorker  # each worker's steps since
+    info: dict[str, jax.Array]  # float32[], steps that were left out before the last exchange
 
 
 def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
@@ -38,12 +50,6 @@ def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
             f"`period` must be a Python int of at least 1 or a schedule, got {period!r}."
         )
     return lambda step: jnp.full((), period, jnp.int32)
-
-
-def of_the_first(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """The first worker's value, on all, bit for bit."""
-    first = jnp.where(_axis.index(axis_name) == 0, x, jnp.zeros((), x.dtype))
-    return lax.psum(_axis.as_varying(first, axis_name), _axis.names(axis_name))
 
 
 def _meet(
@@ -59,31 +65,61 @@ def _meet(
 
     def init_fn(params: PyTree) -> LocalState:
         _axis.require_bound(axis_name)
-        anchor = jax.tree.map(lambda x: of_the_first(x, axis_name), params)
-        zero = jnp.zeros((), jnp.int32)
-        return LocalState(zero, zero, anchor, combine.init(params), step_outside.init(anchor))
+        anchor, zero = first_anchor(params, axis_name), jnp.zeros((), jnp.int32)
+        return LocalState(
+            step=zero,
+            since=zero,
+            anchor=anchor,
+            aggregator=combine.init(wide(params)),
+            outer=step_outside.init(anchor),
+            done=no_steps(axis_name),
+            info={"left_out": jnp.zeros((), jnp.float32)},
+        )
 
     def update_fn(
-        updates: PyTree, state: LocalState, params: PyTree = None, **extra_args: Any
+        updates: PyTree,
+        state: LocalState,
+        params: PyTree = None,
+        *,
+        weight: jax.Array | float | None = None,
+        present: jax.Array | None = None,
+        **extra_args: Any,
     ) -> tuple[PyTree, LocalState]:
-        if params is None:
-            raise ValueError("Local steps need parameters: `tx.update(updates, state, params)`.")
-        _axis.require_own(params, axis_name)
-        step, since = state.step + 1, state.since + 1
-        local = state._replace(step=step, since=since)
+        require_params(params, axis_name)
+        here = is_here(present, axis_name)
+        updates, done = take_step(params, updates, state.done, weight, axis_name)
+        local = state._replace(step=state.step + 1, since=state.since + 1, done=done)
 
-        def meet() -> tuple[PyTree, LocalState]:
-            moved = jax.tree.map(lambda x, u, a: x + u - a, params, updates, state.anchor)
-            shared, aggregated = combine.update(moved, state.aggregator, params)
-            descent = jax.tree.map(jnp.negative, shared)
-            change, outside = step_outside.update(descent, state.outer, state.anchor)
+        def exchange() -> tuple[PyTree, LocalState]:
+            met = meet(
+                combine,
+                state.aggregator,
+                state.anchor,
+                moved_from(state.anchor, params, updates),
+                done,
+                here=here,
+                weighted=weight is not None,
+                axis_name=axis_name,
+                extra_args=extra_args,
+            )
+            descent = jax.tree.map(jnp.negative, met.mean)
+            change, outside = step_outside.update(descent, state.outer, state.anchor, **extra_args)
             anchor = optax.apply_updates(state.anchor, change)
-            onward = jax.tree.map(lambda a, x: a - x, anchor, params)
-            after = LocalState(step, jnp.zeros((), jnp.int32), anchor, aggregated, outside)
-            return onward, after
+            onward = jax.tree.map(
+                lambda a, u: jnp.where(here, a, u), way_to(anchor, params), updates
+            )
+            return onward, LocalState(
+                step=local.step,
+                since=jnp.zeros((), jnp.int32),
+                anchor=anchor,
+                aggregator=met.aggregator,
+                outer=outside,
+                done=met.done,
+                info={"left_out": state.info["left_out"] + met.left_out},
+            )
 
-        due = since >= period_at(state.step)
-        return run_when(due, meet, lambda _: (updates, local))
+        due = local.since >= period_at(state.step)
+        return run_when(due, exchange, lambda _: (updates, local))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -101,8 +137,14 @@ def local_sgd(
 
     with :math:`a` the parameters after the last exchange, from which `aggregator` sends how far
     workers have moved: any aggregator will do, compressed or with feedback. Between exchanges
-    nothing is sent. Optax adds updates, so that workers agree but for the rounding of that one sum;
-    :math:`a`, from which the next exchange counts, is the same on all bit for bit.
+    nothing is sent, and two float32 at them besides what the aggregator does. Optax adds updates,
+    so that workers agree but for the rounding of that one sum; :math:`a`, from which the next
+    exchange counts, is the same on all bit for bit. It is of float32 at least: parameters of 16
+    bits are its roundings, so that what is less than one of theirs adds up over exchanges.
+
+    A step that would not be finite, of a NaN batch, is left out by its worker alone, which adds its
+    other steps to the mean and takes it like all. The state's field `info` counts such steps, as
+    `left_out`, at each exchange.
 
     Args:
       period: H, an int of at least 1, or a schedule: a function of the steps taken, int32[].
@@ -112,11 +154,15 @@ def local_sgd(
     Returns:
       A transformation to place *after* the optimizer, on parameters that differ by worker
       (:func:`jaxcomm.replicate`). An optimizer that keeps state is marked with
-      :func:`jaxcomm.per_worker`; its state stays each worker's own.
+      :func:`jaxcomm.per_worker`; its state stays each worker's own. `update(..., weight=w)`, at
+      every step or at none, makes the mean one weighted by the sum of a worker's weights since the
+      last exchange, and a step of weight 0 is not taken; so counts of windows weigh.
+      `update(..., present=mask)`, a bool a worker that all know, takes workers out of an exchange:
+      they add nothing to it, go on by themselves, and are averaged as they are at the next.
 
     Raises:
       ValueError: If `period` is no positive int or schedule; in `update`, if parameters do not
-        differ by worker.
+        differ by worker, `weight` is no scalar, or `present` not one bool a worker.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -227,7 +273,8 @@ def diloco(
               a \gets a + \mathrm{outer}\Big(\frac{1}{n} \sum_i (a - x_i)\Big), \quad x_i \gets a
 
     The state of `inner` is each worker's own, that of `outer` common. Between exchanges nothing is
-    sent; what `aggregator` sends is, at them.
+    sent; what `aggregator` sends is, at them. Steps that are not finite are left out, and 16 bits
+    averaged, as :func:`local_sgd` does.
 
     Args:
       inner: Any optax optimizer, such as `optax.adamw`.
@@ -238,7 +285,8 @@ def diloco(
       axis_name: The mesh axis, or axes, that number the workers.
 
     Returns:
-      A whole transformation, on parameters that differ by worker (:func:`jaxcomm.replicate`).
+      A whole transformation, on parameters that differ by worker (:func:`jaxcomm.replicate`). It
+      takes `weight` and `present` as :func:`local_sgd` does.
 
     Raises:
       ValueError: As :func:`local_sgd` does, or if an optimizer is no optax transformation.

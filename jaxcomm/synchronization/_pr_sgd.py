@@ -5,14 +5,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
-from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._when import run_when
+from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._local_sgd import Period, period_of
+from jaxcomm.synchronization._meeting import (
+    Met,
+    first_anchor,
+    is_here,
+    meet,
+    moved_from,
+    no_steps,
+    require_params,
+    take_step,
+    way_to,
+)
 from jaxcomm.synchronization._require import require_transformation
+from jaxcomm.synchronization._wide import narrow, wide
 
 
 class PrSgdState(NamedTuple):
@@ -21,6 +32,9 @@ class PrSgdState(NamedTuple):
     step: jax.Array  # int32[], steps so far
     since: jax.Array  # int32[], since the last exchange
     optimizer: PerWorker
+    anchor: PyTree  # the parameters after the last exchange, in float32 at least
+    done: PerWorker  # each worker's steps since
+    info: dict[str, jax.Array]  # float32[], steps that were left out before the last exchange
 
 
 def pr_sgd(
@@ -32,8 +46,10 @@ def pr_sgd(
               \qquad\text{and at every } H \text{-th step}\quad
               x_i \gets \frac{1}{n} \sum_j x_j, \quad u_i \gets \frac{1}{n} \sum_j u_j
 
-    Sends a float32 all-reduce of the parameters and of the floats of the optimizer's state in those
-    steps, and nothing in others.
+    Sends a float32 all-reduce of the parameters, of the floats of the optimizer's state and of
+    three numbers in those steps, and nothing in others. What is sent of parameters is how far they
+    have moved. Steps that are not finite are left out, and 16 bits averaged, as :func:`local_sgd`
+    does.
 
     Args:
       optimizer: Any optax optimizer; its floats are averaged, whatever they are.
@@ -43,11 +59,12 @@ def pr_sgd(
     Returns:
       A whole transformation, on parameters that differ by worker (:func:`jaxcomm.replicate`). With
       a period of 1 and a linear optimizer, such as momentum SGD, it is that optimizer on the mean
-      gradient.
+      gradient. `update(..., weight=w)` and `update(..., present=mask)` are those of
+      :func:`local_sgd`, for the momentum too.
 
     Raises:
       ValueError: If `period` is no positive int or schedule, or `optimizer` no optax
-        transformation; in `update`, if parameters do not differ by worker.
+        transformation; in `update`, as :func:`local_sgd` does.
 
     Example:
       >>> import optax
@@ -60,32 +77,78 @@ def pr_sgd(
     """
     require_transformation(optimizer, "optimizer")
     own, period_at = per_worker(optimizer, axis_name), period_of(period)
+    exact = optax.with_extra_args_support(mean(axis_name))
 
-    def average(x: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        mean = lax.pmean(x.astype(jnp.float32), _axis.names(axis_name))
-        return _axis.as_varying(mean, axis_name).astype(x.dtype)
+    def averaged(optimizer: PerWorker, met: Met, here: jax.Array) -> PerWorker:
+        """Its floats, of all who were counted; as they are where nobody was."""
+        leaves, treedef = jax.tree.flatten(optimizer)
+        floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+        means, _ = exact.update(wide(floats), optax.EmptyState(), weight=met.weight)
+        some = here & (met.total > 0)
+        found = iter(
+            jnp.where(some, new, old)
+            for new, old in zip(narrow(means, floats), floats, strict=True)
+        )
+        return jax.tree.unflatten(
+            treedef,
+            [next(found) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in leaves],
+        )
 
     def init_fn(params: PyTree) -> PrSgdState:
         zero = jnp.zeros((), jnp.int32)
-        return PrSgdState(zero, zero, own.init(params))
+        return PrSgdState(
+            step=zero,
+            since=zero,
+            optimizer=own.init(params),
+            anchor=first_anchor(params, axis_name),
+            done=no_steps(axis_name),
+            info={"left_out": jnp.zeros((), jnp.float32)},
+        )
 
     def update_fn(
-        updates: PyTree, state: PrSgdState, params: PyTree = None, **extra_args: Any
+        updates: PyTree,
+        state: PrSgdState,
+        params: PyTree = None,
+        *,
+        weight: jax.Array | float | None = None,
+        present: jax.Array | None = None,
+        **extra_args: Any,
     ) -> tuple[PyTree, PrSgdState]:
-        if params is None:
-            raise ValueError("Local steps need parameters: `tx.update(updates, state, params)`.")
-        _axis.require_own(params, axis_name)
-        updates, optimizer = own.update(updates, state.optimizer, params, **extra_args)
-        step, since = state.step + 1, state.since + 1
+        require_params(params, axis_name)
+        here = is_here(present, axis_name)
+        extra = extra_args if weight is None else {**extra_args, "weight": weight}
+        updates, optimizer = own.update(updates, state.optimizer, params, **extra)
+        updates, done = take_step(params, updates, state.done, weight, axis_name)
+        local = state._replace(
+            step=state.step + 1, since=state.since + 1, optimizer=optimizer, done=done
+        )
 
-        def meet() -> tuple[PyTree, PrSgdState]:
-            onward = jax.tree.map(lambda x, u: average(x + u) - x, params, updates)
-            zero = jnp.zeros((), jnp.int32)
-            return onward, PrSgdState(step, zero, jax.tree.map(average, optimizer))
+        def exchange() -> tuple[PyTree, PrSgdState]:
+            met = meet(
+                exact,
+                optax.EmptyState(),
+                state.anchor,
+                moved_from(state.anchor, params, updates),
+                done,
+                here=here,
+                weighted=weight is not None,
+                axis_name=axis_name,
+                extra_args={},
+            )
+            anchor = optax.apply_updates(state.anchor, met.mean)
+            onward = jax.tree.map(
+                lambda a, u: jnp.where(here, a, u), way_to(anchor, params), updates
+            )
+            return onward, PrSgdState(
+                step=local.step,
+                since=jnp.zeros((), jnp.int32),
+                optimizer=averaged(optimizer, met, here),
+                anchor=anchor,
+                done=met.done,
+                info={"left_out": state.info["left_out"] + met.left_out},
+            )
 
-        alone = updates, PrSgdState(step, since, optimizer)
-        return run_when(since >= period_at(state.step), meet, lambda _: alone)
+        due = local.since >= period_at(state.step)
+        return run_when(due, exchange, lambda _: (updates, local))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,28 +1,43 @@
 """DiLoCo in parts: each fragment of the parameters meets at its own time, and arrives late."""
 
 from collections.abc import Callable, Sequence
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._when import run_when
 from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._local_sgd import of_the_first, period_of
+from jaxcomm.synchronization._local_sgd import period_of
+from jaxcomm.synchronization._meeting import (
+    first_anchor,
+    is_here,
+    meet,
+    moved_from,
+    no_steps,
+    require_params,
+    take_step,
+    way_to,
+)
 from jaxcomm.synchronization._require import require_transformation
+from jaxcomm.synchronization._wide import wide
+
+Fragment: TypeAlias = dict[str, jax.Array]
+"""Leaves by their paths in the parameters, so that no two fragments are alike to an aggregator."""
 
 
 class FragmentState(NamedTuple):
     """Of one fragment, equal on all workers but for what the aggregator marks."""
 
-    anchor: list[jax.Array]  # the global parameters after its last meeting
+    anchor: Fragment  # the global parameters after its last meeting, in float32 at least
     aggregator: Any
     outer: Any
+    done: PerWorker  # each worker's steps since
+    left_out: jax.Array  # float32[], steps that were left out before it
 
 
 class StreamingState(NamedTuple):
@@ -30,6 +45,7 @@ class StreamingState(NamedTuple):
 
     step: jax.Array  # int32[], steps so far
     fragments: tuple[FragmentState, ...]
+    info: dict[str, jax.Array]  # float32[], steps that were left out before the last meeting
 
 
 def _split_evenly(params: PyTree, fragments: int) -> list[int]:
@@ -49,6 +65,10 @@ def _split_evenly(params: PyTree, fragments: int) -> list[int]:
         found.append(min(max(wanted, lowest), highest))
         before += size
     return found
+
+
+def _with_paths(params: PyTree) -> list[tuple[Any, jax.Array]]:
+    return jax.tree_util.tree_leaves_with_path(params)
 
 
 def streaming_diloco(
@@ -92,7 +112,9 @@ def streaming_diloco(
 
     Returns:
       A whole transformation, on parameters that differ by worker (:func:`jaxcomm.replicate`). With
-      one fragment, no overlap and no mixing it is :func:`diloco`.
+      one fragment, no overlap and no mixing it is :func:`diloco`. `update(..., weight=w)` and
+      `update(..., present=mask)` are those of :func:`local_sgd`; who is absent as a fragment
+      arrives does not take it in.
 
     Raises:
       ValueError: If a number is out of range or an optimizer no optax transformation; in `init`, if
@@ -128,76 +150,99 @@ def streaming_diloco(
     step_outside = optax.with_extra_args_support(outer)
     offsets = [number * period // fragments for number in range(fragments)]
 
-    def parts_of(tree: PyTree, params: PyTree) -> list[list[jax.Array]]:
+    def parts_of(tree: PyTree, params: PyTree) -> list[Fragment]:
         numbers = (split or (lambda p: _split_evenly(p, fragments)))(params)
-        leaves = jax.tree.leaves(tree)
-        if len(numbers) != len(leaves) or set(numbers) != set(range(fragments)):
+        paths = [jax.tree_util.keystr(path) for path, _ in _with_paths(params)]
+        if len(numbers) != len(paths) or set(numbers) != set(range(fragments)):
             raise ValueError(
-                f"`split` must give each of the {len(leaves)} leaves a fragment from 0 to "
+                f"`split` must give each of the {len(paths)} leaves a fragment from 0 to "
                 f"{fragments - 1}, and each fragment a leaf, got {numbers!r}."
             )
+        each = [*zip(paths, jax.tree.leaves(tree), numbers, strict=True)]
         return [
-            [x for x, number in zip(leaves, numbers, strict=True) if number == fragment]
+            {path: x for path, x, number in each if number == fragment}
             for fragment in range(fragments)
         ]
 
-    def joined(parts: Sequence[list[jax.Array]], params: PyTree) -> PyTree:
+    def joined(parts: Sequence[Fragment], params: PyTree) -> PyTree:
         """The inverse of `parts_of`."""
-        structure: Any = jax.tree.structure(params)
-        numbered = jax.tree.unflatten(structure, range(structure.num_leaves))
-        places: Any = chain(*parts_of(numbered, params))
-        by_place = dict(zip(places, chain(*parts), strict=True))
-        return jax.tree.unflatten(structure, [by_place[i] for i in sorted(by_place)])
+        by_path = {path: x for part in parts for path, x in part.items()}
+        leaves = [by_path[jax.tree_util.keystr(path)] for path, _ in _with_paths(params)]
+        return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
     def init_fn(params: PyTree) -> StreamingState:
         _axis.require_bound(axis_name)
-        anchors = jax.tree.map(lambda x: of_the_first(x, axis_name), params)
+        none = jnp.zeros((), jnp.float32)
         states = tuple(
-            FragmentState(anchor, combine.init(part), step_outside.init(anchor))
-            for anchor, part in zip(
-                parts_of(anchors, params), parts_of(params, params), strict=True
+            FragmentState(
+                anchor=(anchor := first_anchor(part, axis_name)),
+                aggregator=combine.init(wide(part)),
+                outer=step_outside.init(anchor),
+                done=no_steps(axis_name),
+                left_out=none,
             )
+            for part in parts_of(params, params)
         )
-        return StreamingState(jnp.zeros((), jnp.int32), states)
-
-    def meet(own: list[jax.Array], state: FragmentState) -> FragmentState:
-        moved = jax.tree.map(jnp.subtract, own, state.anchor)
-        shared, aggregated = combine.update(moved, state.aggregator, own)
-        descent = jax.tree.map(jnp.negative, shared)
-        change, outside = step_outside.update(descent, state.outer, state.anchor)
-        return FragmentState(optax.apply_updates(state.anchor, change), aggregated, outside)
-
-    def advance(
-        step: jax.Array,
-        offset: int,
-        fragment: FragmentState,
-        x: list[jax.Array],
-        updates: list[jax.Array],
-    ) -> tuple[list[jax.Array], FragmentState]:
-        own = jax.tree.map(jnp.add, x, updates)
-        meets = (step % period == offset) & (step >= period)
-        after = run_when(meets, lambda: meet(own, fragment), lambda _: fragment)
-        arrives = (step % period == (offset + overlap) % period) & (step >= period + overlap)
-        taken_in = jax.tree.map(lambda y, a: mixing * y + (1 - mixing) * a, own, after.anchor)
-        changes = [
-            jnp.where(arrives, z - y, u) for z, y, u in zip(taken_in, x, updates, strict=True)
-        ]
-        return changes, after
+        return StreamingState(jnp.zeros((), jnp.int32), states, {"left_out": none})
 
     def update_fn(
-        updates: PyTree, state: StreamingState, params: PyTree = None, **extra_args: Any
+        updates: PyTree,
+        state: StreamingState,
+        params: PyTree = None,
+        *,
+        weight: jax.Array | float | None = None,
+        present: jax.Array | None = None,
+        **extra_args: Any,
     ) -> tuple[PyTree, StreamingState]:
-        del extra_args
-        if params is None:
-            raise ValueError("Local steps need parameters: `tx.update(updates, state, params)`.")
-        _axis.require_own(params, axis_name)
+        require_params(params, axis_name)
+        here = is_here(present, axis_name)
+        updates, one = take_step(params, updates, no_steps(axis_name), weight, axis_name)
         step = state.step + 1
+
+        def exchange(fragment: FragmentState, x: Fragment, u: Fragment) -> FragmentState:
+            met = meet(
+                combine,
+                fragment.aggregator,
+                fragment.anchor,
+                moved_from(fragment.anchor, x, u),
+                fragment.done,
+                here=here,
+                weighted=weight is not None,
+                axis_name=axis_name,
+                extra_args=extra_args,
+            )
+            descent = jax.tree.map(jnp.negative, met.mean)
+            change, outside = step_outside.update(
+                descent, fragment.outer, fragment.anchor, **extra_args
+            )
+            return FragmentState(
+                anchor=optax.apply_updates(fragment.anchor, change),
+                aggregator=met.aggregator,
+                outer=outside,
+                done=met.done,
+                left_out=fragment.left_out + met.left_out,
+            )
+
+        def advance(
+            offset: int, before: FragmentState, x: Fragment, u: Fragment
+        ) -> tuple[Fragment, FragmentState]:
+            local = before._replace(done=jax.tree.map(jnp.add, before.done, one))
+            meets = (step % period == offset) & (step >= period)
+            after = run_when(meets, lambda: exchange(local, x, u), lambda _: local)
+            arrives = (step % period == (offset + overlap) % period) & (step >= period + overlap)
+            own = jax.tree.map(jnp.add, wide(x), wide(u))
+            taken_in = jax.tree.map(lambda y, a: mixing * y + (1 - mixing) * a, own, after.anchor)
+            changes = jax.tree.map(
+                lambda a, u: jnp.where(arrives & here, a, u), way_to(taken_in, x), u
+            )
+            return changes, after
+
         parts = parts_of(params, params), parts_of(updates, params)
-        advanced = [
-            advance(step, *each) for each in zip(offsets, state.fragments, *parts, strict=True)
-        ]
-        changes, fragments_after = zip(*advanced, strict=True)
-        return joined(changes, params), StreamingState(step, fragments_after)
+        advanced = [advance(*each) for each in zip(offsets, state.fragments, *parts, strict=True)]
+        changes, after = zip(*advanced, strict=True)
+        # Each step is in the count of every fragment that has met since.
+        left_out = jnp.max(jnp.stack([fragment.left_out for fragment in after]))
+        return joined(changes, params), StreamingState(step, after, {"left_out": left_out})
 
     return optax.chain(
         per_worker(inner, axis_name), optax.GradientTransformationExtraArgs(init_fn, update_fn)

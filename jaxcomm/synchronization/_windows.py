@@ -44,7 +44,7 @@ class Window(NamedTuple):
     late: jax.Array  # bool[workers], whether that one began in an earlier window
 
 
-def require_points(finished: jax.Array, begun: PyTree) -> None:
+def require_points(finished: jax.Array | int, begun: PyTree) -> None:
     """Raises where a first mini-batch may be late, and nobody says at which parameters it began."""
     if begun is None and jnp.issubdtype(jnp.asarray(finished).dtype, jnp.unsignedinteger):
         raise ValueError(

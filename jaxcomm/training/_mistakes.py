@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxcomm._base import PyTree
-from jaxcomm._state import require_transformation
+from jaxcomm._require import require_transformation
 from jaxcomm.wire._program import live
 
 
@@ -61,7 +61,8 @@ def require_global(batch: PyTree, mesh: Mesh) -> None:
 def require_kept(tree: PyTree, what: str) -> None:
     """Raises where an array has been donated already."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        traced = isinstance(leaf, jax.core.Tracer)
+        if isinstance(leaf, jax.Array) and not traced and leaf.is_deleted():
             raise ValueError(
                 f"{what}{jax.tree_util.keystr(path)} was donated to an earlier step: go on with "
                 "what that step returned, or make the step with `donate=False`."

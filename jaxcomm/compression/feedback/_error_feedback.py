@@ -29,7 +29,7 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32
     Args:
       codec: A contraction, :math:`\mathbb{E}\|C(a) - a\|^2 \le (1 - \delta) \|a\|^2` with
         :math:`\delta > 0`, or but for a constant (`bounded`), as a fixed threshold is.
-      decay: :math:`\gamma` in (0, 1].
+      decay: :math:`\gamma` in (0, 1]; may be traced.
       dtype: Of the residual that each worker keeps: float32, or bfloat16 for half the memory, whose
         rounding is lost for good (a part in 256 of what is left out).
 
@@ -62,12 +62,12 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32
     of the step in which it is sent.
     """
     require_codec(codec, "error_feedback")
-    if not 0 < decay <= 1:
+    if not isinstance(decay, jax.core.Tracer) and not 0 < decay <= 1:
         raise ValueError(f"`decay` must be in (0, 1], got {decay}.")
     kept = require_residual_dtype(dtype)
 
     def corrected(residual: jax.Array, x: jax.Array) -> jax.Array:
-        return x + decay * residual.astype(x.dtype)
+        return x + jnp.asarray(decay, x.dtype) * residual.astype(x.dtype)
 
     return feedback_loop(
         codec,
@@ -75,4 +75,5 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32
         given=corrected,
         keep=lambda residual, x, sent: (corrected(residual, x) - sent).astype(kept),
         require=lambda size, workers: require_contraction(codec, size, workers, "error_feedback"),
+        returns=True,
     )

@@ -69,4 +69,5 @@ def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
         variance=None,
         contraction=None,
         bounded=False,
+        dropping=codec.dropping and local_clip(codec.dropping, max_norm),
     )

@@ -1,0 +1,258 @@
+"""Local methods: who is counted at a meeting, what one worker's NaN does, dtypes, meshes."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import jaxcomm
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.sparsifiers import top_k
+from tests.cases._local import LOCAL, PERIOD, LocalCase, by_hand, local_rows, neutral
+from tests.slow import slow
+from tests.workers import mesh_of
+
+N, STEPS, SIZES = 4, 9, {"a": 2, "b": 3}
+RNG = np.random.default_rng(0)
+START = RNG.normal(size=(N, 5)).astype(np.float32)
+GRADIENTS = RNG.normal(size=(STEPS, N, 5)).astype(np.float32)
+ONES, ALL = np.ones((STEPS, N), np.float32), np.ones((STEPS, N), bool)
+
+
+def leaves_of(x: Any) -> dict[str, Any]:
+    """Two leaves of one array, along its last axis."""
+    return {"a": x[..., : SIZES["a"]], "b": x[..., SIZES["a"] :]}
+
+
+def given(loss_fn: Any, params: Any, batch: Any) -> Any:
+    """Gradients, and weights where there are any, are the batch."""
+    del loss_fn
+    gradient, *weight = jax.tree.map(lambda x: x[0], batch)
+    like = jax.tree.map(lambda g, x: g.astype(x.dtype), gradient, params)
+    return jnp.zeros((), jnp.float32), like, *weight
+
+
+@functools.cache
+def scanned(tx: Any, where: Any, masked: bool) -> Any:
+    """`(params, state, batches, masks) -> (params after each step, state, metrics)`."""
+    make = jaxcomm.simulate if isinstance(where, int) else jaxcomm.make_step
+    step = make(lambda w, x: jnp.zeros(()), tx, where, gradients=given, donate=False)
+
+    def body(carry: Any, of_step: Any) -> Any:
+        batch, present = of_step
+        extra = {"present": present} if masked else {}
+        params, state, metrics = step(*carry, batch, **extra)
+        return (params, state), (params, metrics)
+
+    def run(params: Any, state: Any, batches: Any, masks: Any) -> Any:
+        (_, state), (found, metrics) = jax.lax.scan(body, (params, state), (batches, masks))
+        return found, state, metrics
+
+    return jax.jit(run)
+
+
+def train(
+    tx: Any,
+    gradients: np.ndarray = GRADIENTS,
+    weights: np.ndarray | None = None,
+    present: np.ndarray | None = None,
+    *,
+    start: Any = START,
+    where: Any = N,
+) -> tuple[np.ndarray, Any, Any]:
+    """All workers' parameters after each step [steps, n, d], the last state, and the metrics."""
+    params = jaxcomm.PerWorker({"data": leaves_of(jnp.asarray(start))})
+    batches = leaves_of(gradients), *([] if weights is None else [weights])
+    masks = np.ones(gradients.shape[:2], bool) if present is None else present
+    state = jaxcomm.init(tx, params, where)
+    found, state, metrics = scanned(tx, where, present is not None)(params, state, batches, masks)
+    both = found.per_worker["data"]
+    return np.concatenate([np.asarray(both["a"]), np.asarray(both["b"])], axis=-1), state, metrics
+
+
+def meshes_of(workers: int) -> list[Mesh]:
+    """Automatic axes on as many devices, and explicit ones, JAX's default."""
+    devices = jax.devices()[:workers]
+    return [mesh_of(workers), jax.make_mesh((workers,), ("data",), devices=devices)]
+
+
+def floats(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(x) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+
+@pytest.mark.parametrize("case", local_rows())
+def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> None:
+    """One program: weights that differ by step, some 0, over a NaN; workers that are absent."""
+    weights = RNG.integers(0, 3, (STEPS, N)).astype(np.float32)
+    gradients, present = GRADIENTS.copy(), ALL.copy()
+    gradients[1, 2, 3] = np.nan
+    gradients[4, 1] = np.inf
+    weights[7, 0], gradients[7, 0] = 0, np.nan  # A mean over nothing.
+    weights[1, 2] = weights[4, 1] = 2
+    present[PERIOD - 1, 1] = False  # At the first meeting.
+    tx = neutral(case, PERIOD)
+    found, _, metrics = train(tx, gradients, weights, present)
+    expected = by_hand(START, gradients, weights, present, PERIOD)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    left_out = metrics["info/left_out"]  # At meetings, of who is there.
+    np.testing.assert_array_equal(left_out[PERIOD - 1 :: PERIOD], [1, 2, 2])
+    # All weights are 1, or there are none.
+    ones, _, _ = train(tx, GRADIENTS, ONES, ALL)
+    np.testing.assert_array_equal(train(tx)[0], ones)
+    np.testing.assert_allclose(ones, by_hand(START, GRADIENTS, ONES, ALL, PERIOD), atol=1e-5)
+    # Where nobody moves, meetings keep the mean.
+    still, _, _ = train(tx, 0 * GRADIENTS, ONES, ALL)
+    np.testing.assert_allclose(still.mean(axis=1), [START.mean(axis=0)] * STEPS, atol=1e-6)
+    # A wrong weight is no mean at all, and for all.
+    for wrong in (-1.0, np.nan, np.inf):
+        bad = ONES.copy()
+        bad[0, 3] = wrong
+        assert np.isnan(train(tx, GRADIENTS, bad, ALL)[0][PERIOD - 1 :]).all()
+
+
+PLACES = ["nowhere", "whole", "inner", "aggregator"]
+WORKERS, BATCHES = 8, 120
+
+
+def placed(case: LocalCase, place: str) -> Any:
+    inner = optax.sgd(0.1, momentum=0.5)
+    if place == "inner":
+        inner = jaxcomm.skip_nonfinite(inner)
+    if place == "aggregator":
+        remembers = jaxcomm.gathered_mean("data", error_feedback(top_k(ratio=0.8)))
+        return case.make(inner, aggregator=jaxcomm.skip_nonfinite(remembers))
+    tx = case.make(inner)
+    return jaxcomm.skip_nonfinite(tx) if place == "whole" else tx
+
+
+def towards(w: Any, batch: Any) -> jax.Array:
+    return sum(0.5 * jnp.sum((x - batch[0]) ** 2) for x in jax.tree.leaves(w))
+
+
+@functools.cache
+def of_targets(tx: Any) -> Any:
+    step = jaxcomm.simulate(towards, tx, WORKERS, donate=False)
+
+    @jax.jit
+    def run(params: Any, state: Any, targets: Any) -> Any:
+        def body(carry: Any, batch: Any) -> Any:
+            params, state, metrics = step(*carry, batch)
+            return (params, state), (params, state, metrics)
+
+        return jax.lax.scan(body, (params, state), targets)[1]
+
+    return run
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("case", local_rows())
+def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, place: str) -> None:
+    """Worker i is drawn to i, so that all are drawn to 3.5."""
+    if place == "aggregator" and not case.aggregates:
+        pytest.skip("It takes no aggregator.")
+    tx = placed(case, place)
+    run = of_targets(tx)
+    params = jaxcomm.replicate(leaves_of(jnp.zeros(5)), WORKERS)
+    state = jaxcomm.init(tx, params, WORKERS)
+    targets = np.tile(np.arange(WORKERS, dtype=np.float32), (BATCHES, 1))
+    plain, _, _ = run(params, state, targets)
+    nan, meeting = PERIOD + 1, 2 * PERIOD - 1  # Between the first meetings, of fragments too.
+    targets[nan, 4] = np.nan
+    found, states, metrics = run(params, state, targets)
+    assert all(np.isfinite(x).all() for x in floats((found, states)))
+    both = [np.asarray(x.per_worker["data"]["b"])[..., 0] for x in (found, plain)]
+    healthy = np.arange(WORKERS) != 4
+    if place in ("nowhere", "aggregator"):
+        np.testing.assert_array_equal(*(x[:meeting, healthy] for x in both))
+        (counts,) = [v for k, v in metrics.items() if k.endswith("left_out")]
+        assert (counts[:meeting] == 0).all() and (counts[meeting:] == 1).all()
+        last = jax.tree.map(lambda x: x[-1], states)
+        assert case.meets(last).info["left_out"] == 1
+    else:
+        skipped = [
+            np.max(np.asarray(leaf)[-1])
+            for path, leaf in jax.tree_util.tree_leaves_with_path(states)
+            if getattr(path[-1], "name", None) == "skipped"
+        ]
+        assert skipped == [1]
+    if case.agree and place != "whole":  # Where all have left one out, they meet one step later.
+        np.testing.assert_allclose(np.ptp(both[0][meeting]), 0, atol=1e-5)
+    # Nobody is thrown back: the mean is where it would be, but for a step of one or of all.
+    np.testing.assert_allclose(both[0].mean(axis=1), both[1].mean(axis=1), atol=0.8)
+    np.testing.assert_allclose(both[0][-1].mean(), both[1][-1].mean(), atol=0.05)
+    # With feedback and momentum, of five coordinates that are drawn alike, around it for long.
+    np.testing.assert_allclose(both[0][-1].mean(), 3.5, atol=0.3 if place == "aggregator" else 0.05)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("float32"), slow("float64")])
+@pytest.mark.parametrize("case", local_rows())
+def test_small_steps_add_up_in_any_dtype(case: LocalCase, dtype: str) -> None:
+    """Steps of a quarter of what the parameters can hold are kept by the anchor."""
+    with jax.enable_x64(dtype == "float64"):
+        small = float(jnp.finfo(dtype).eps) / 4
+        # A meeting in every step: between meetings a worker has only its parameters.
+        tx = case.neutral(optax.sgd(1.0), 1)
+        start = jnp.ones((N, 5), dtype)
+        steps = np.full((64, N, 5), -small, np.float64 if dtype == "float64" else np.float32)
+        found, state, _ = train(tx, steps, start=start)
+        assert found.dtype == dtype
+        wide = np.dtype("float64" if dtype == "float64" else "float32")
+        meetings = jax.tree.leaves(case.meets(state))
+        assert {x.dtype for x in map(np.asarray, meetings) if x.size in SIZES.values()} == {wide}
+        # Of float32 parameters the anchor is no wider.
+        kept = 1 + 64 * small if dtype == "bfloat16" else 1
+        np.testing.assert_allclose(found[-1].astype(np.float64), kept, rtol=0, atol=4 * small)
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+@pytest.mark.parametrize("case", local_rows())
+def test_devices_do_what_the_simulator_does(case: LocalCase, workers: int) -> None:
+    """On axes of both types, under jit and scan."""
+    rng = np.random.default_rng(1)
+    tx = case.make(optax.sgd(0.1, momentum=0.5))
+    gradients = rng.normal(size=(STEPS, workers, 5)).astype(np.float32)
+    gradients[1, 0] = np.nan
+    weights = rng.integers(0, 3, (STEPS, workers)).astype(np.float32)
+    start = rng.normal(size=(workers, 5)).astype(np.float32)
+    present = rng.random((STEPS, workers)) < 0.8
+    expected, *others = [
+        train(tx, gradients, weights, present, start=start, where=where)
+        for where in (workers, *meshes_of(workers))
+    ]
+    for found in others:
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
+        for x, y in zip(floats(found[1]), floats(expected[1]), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", LOCAL)
+def test_state_of_other_workers_is_refused(case: LocalCase) -> None:
+    """By steps, and in a step of one's own."""
+    tx = case.make(optax.sgd(0.1))  # Which keeps nothing: it is the method that has to say so.
+    params = jaxcomm.replicate(leaves_of(jnp.zeros(5)), 2 * N)
+    state, own = jaxcomm.init(tx, params, 2 * N), jaxcomm.replicate(leaves_of(jnp.zeros(5)), N)
+    with pytest.raises(ValueError, match="is of 8 workers, and there are 4"):
+        jaxcomm.simulate(towards, tx, N)(own, state, jnp.zeros(N))
+
+    def one(params: Any, state: Any) -> Any:
+        zeros, x = (jax.tree.map(lambda x: x[0], tree.per_worker["data"]) for tree in params)
+        return tx.update(zeros, state, x)[1]
+
+    specs = jaxcomm.state_specs(((own, own), state))
+    step = jax.shard_map(one, mesh=mesh_of(N), in_specs=specs, out_specs=specs[1])
+    with pytest.raises(ValueError, match="is of 8 workers, and there are 4 over 'data'"):
+        jax.eval_shape(step, (own, own), state)
+
+
+@pytest.mark.parametrize("case", LOCAL)
+def test_mistakes(case: LocalCase) -> None:
+    tx = case.make(optax.sgd(0.1))
+    with pytest.raises(ValueError, match=r"`present` must be one bool a worker, \[4\]"):
+        train(tx, present=np.ones((STEPS, N - 1), bool))
+    with pytest.raises(ValueError, match="`weight` must be a scalar"):
+        train(tx, weights=np.ones((STEPS, N, 2), np.float32))
