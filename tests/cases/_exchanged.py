@@ -70,7 +70,7 @@ def _fetched(updates: np.ndarray, seed: int) -> np.ndarray:
     return np.stack(means)
 
 
-HOLDS_NOTHING_BACK = {FORGETFUL: "With a density of 1 there is room for all."}
+HOLDS_NOTHING_BACK = ((FORGETFUL, "With a density of 1 there is room for all."),)
 EXCHANGED = [
     Case(
         "sparcml",
