@@ -87,7 +87,7 @@ class Case(NamedTuple):
     shares: float = 0.5
     settles: bool = False
     result: Callable[[np.ndarray], np.ndarray] | None = None
-    exempt: dict[str, str] = {}  # noqa: RUF012
+    exempt: tuple[tuple[str, str], ...] = ()
     staged: bool = True
     zeros_drawn: bool = False
     alien: str = ""
