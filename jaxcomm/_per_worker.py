@@ -124,9 +124,10 @@ def consensus_distance(params: PerWorker) -> jax.Array:
     """
 
     def distance(x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.float32)
+        wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
         apart = wide - wide[:1]
-        return jnp.sum(jnp.square(apart - jnp.mean(apart, axis=0, keepdims=True)))
+        from_mean = (apart - jnp.mean(apart, axis=0, keepdims=True)).astype(jnp.float32)
+        return jnp.sum(jnp.square(from_mean))
 
     leaves = jax.tree.leaves(of_all(params, "consensus_distance"))
     return sum(map(distance, leaves), jnp.float32(0))
