@@ -162,8 +162,9 @@ def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, plac
     targets = np.tile(np.arange(WORKERS, dtype=np.float32), (BATCHES, 1))
     plain, _, _ = run(params, state, targets)
     nan, meeting = PERIOD + 1, 2 * PERIOD - 1  # Between the first meetings, of fragments too.
-    targets[nan, 4] = np.nan
-    found, states, metrics = run(params, state, targets)
+    broken = targets.copy()
+    broken[nan, 4] = np.nan
+    found, states, metrics = run(params, state, broken)
     assert all(np.isfinite(x).all() for x in floats((found, states)))
     both = [np.asarray(x.per_worker["data"]["b"])[..., 0] for x in (found, plain)]
     healthy = np.arange(WORKERS) != 4
@@ -180,13 +181,17 @@ def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, plac
             if getattr(path[-1], "name", None) == "skipped"
         ]
         assert skipped == [1]
-    if case.agree and place != "whole":  # Where all have left one out, they meet one step later.
+    means = [x.mean(axis=1) for x in both]
+    if place == "whole":  # Steps come one later, and are the same.
+        np.testing.assert_allclose(means[0][nan + 1 :], means[1][nan:-1], rtol=1e-5)
+        return
+    if case.agree:
         np.testing.assert_allclose(np.ptp(both[0][meeting]), 0, atol=1e-5)
-    # Nobody is thrown back: the mean is where it would be, but for a step of one or of all.
-    np.testing.assert_allclose(both[0].mean(axis=1), both[1].mean(axis=1), atol=0.8)
-    np.testing.assert_allclose(both[0][-1].mean(), both[1][-1].mean(), atol=0.05)
-    # With feedback and momentum, of five coordinates that are drawn alike, around it for long.
-    np.testing.assert_allclose(both[0][-1].mean(), 3.5, atol=0.3 if place == "aggregator" else 0.05)
+    # Nobody is thrown back: the mean is where it would be, but for a step of one, or of all.
+    np.testing.assert_allclose(*means, atol=0.8)
+    np.testing.assert_allclose(means[0][-1], means[1][-1], atol=0.05)
+    if place != "aggregator":  # Where feedback and momentum circle for long.
+        np.testing.assert_allclose(means[0][-1], 3.5, atol=0.05)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float32"), slow("float64")])
