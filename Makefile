@@ -1,5 +1,6 @@
 EXTRAS := experiments,test,lint
 ARGS :=
+SINCE := HEAD
 PY := .venv/bin/python
 
 # XLA sizes its CPU thread pool by NPROC; 8 fake devices on few cores can deadlock in a smaller one.
@@ -7,11 +8,11 @@ NPROC := 16
 export NPROC
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip stragglers test test-slow test-docs test-aot test-gpu bench lint clean venv
+.PHONY: help demo survey sparse gossip stragglers test test-slow test-changed test-docs test-aot test-gpu test-wheel bench lint clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo "  make test ARGS='-k global_qsgd'     arguments for pytest (or for the experiment)"
 	@echo "  make test PYTHON=python3.12         another Python; .venv is made anew with it"
 
@@ -36,6 +37,9 @@ test: venv ## all tests but the slow ones
 test-slow: venv ## the slow tests
 	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=10 $(ARGS)
 
+test-changed: venv ## the slow tests that changes since a revision ask for (SINCE=HEAD~3; 15 minutes)
+	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=10 --changed-since=$(SINCE) --minutes=13 $(ARGS)
+
 test-docs: venv ## every example in docstrings, the README and the docs
 	$(PY) -m pytest --doctest-modules -n 2 tests/conftest.py jaxcomm pallas_kernels $(ARGS)
 	$(PY) tools/run_readme.py README.md docs/guide.md docs/kernels.md
@@ -46,6 +50,9 @@ test-aot: ## compile every kernel for TPU and GPU, without either (in .venv-aot,
 test-gpu: ## compare the kernels on this machine's GPU with their references
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_gpu $(ARGS)
 
+test-wheel: ## build the wheel, install it alone, import all of it, run the README's program (in .venv-wheel)
+	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_wheel
+
 bench: venv ## measure time and bytes of every method
 	$(PY) -u -m experiments bench $(ARGS)
 
@@ -55,7 +62,7 @@ lint: venv ## formatting, ruff, mypy
 	$(PY) -m mypy
 
 clean: ## remove the virtual environments, caches and builds
-	rm -rf .venv .venv-other .venv-aot build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-other .venv-aot .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

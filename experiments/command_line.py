@@ -42,16 +42,13 @@ def _add_field(parser: argparse.ArgumentParser, field: dataclasses.Field) -> Non
 def _take_rest(
     commands: Mapping[str, type], arguments: Sequence[str]
 ) -> tuple[Sequence[str], dict[str, Any]]:
-    """What comes before `--`, and what comes after it for the field that takes it."""
+    """What `parse` reads, and what follows the command for the field that takes it unread."""
     config = commands.get(arguments[0]) if arguments else None
     fields = dataclasses.fields(config) if config else ()
     taking = [field for field in fields if "rest" in field.metadata]
-    if not taking or {"-h", "--help"} & set(arguments):
+    if not taking:
         return arguments, {}
-    if "--" not in arguments:
-        raise ExperimentError(f"{arguments[0]} needs a command after its options and `--`.")
-    end = list(arguments).index("--")
-    return arguments[:end], {taking[0].name: tuple(arguments[end + 1 :])}
+    return arguments[:1], {taking[0].name: tuple(arguments[1:])}
 
 
 def parse(commands: Mapping[str, type], arguments: Sequence[str]) -> tuple[str, Any]:

@@ -53,7 +53,9 @@ def _carried(
 
 def _s2(sends: str, **sketch: Any) -> SparseMethod:
     return SparseMethod(
-        lambda room, **options: jaxcomm.s2_reducer(density=room.union, **sketch, **options),
+        lambda room, **options: jaxcomm.s2_reducer(
+            density=room.union, overflow="drop", **sketch, **options
+        ),
         sends,
         lambda room: s2_sketch(density=room.union, **sketch),
     )
@@ -64,11 +66,13 @@ _PEELING = {"ratio": 1.4, "rows": 3}
 SPARSE_METHODS: dict[str, SparseMethod] = {
     BASELINE: SparseMethod(lambda room, **options: jaxcomm.mean(), "all rows, summed"),
     GATHERED: _carried(
-        jaxcomm.gathered_mean, lambda room: nonzero(density=room.own), "its own rows, to all others"
+        jaxcomm.gathered_mean,
+        lambda room: nonzero(density=room.own, overflow="drop"),
+        "its own rows, to all others",
     ),
     "union": _carried(
         jaxcomm.summed_mean,
-        lambda room: nonzero_union(density=room.union),
+        lambda room: nonzero_union(density=room.union, overflow="drop"),
         "a bitmap, then the rows of the union, summed (OmniReduce)",
     ),
     "sparcml": SparseMethod(
@@ -94,7 +98,7 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
     "s2_peel": _s2("a bitmap and 1.4 cells a coordinate, solved for", decode="peel", **_PEELING),
     "s2_peel_8_bits": SparseMethod(
         lambda room, **options: jaxcomm.s2_reducer(
-            density=room.union, decode="peel", bits=8, **_PEELING, **options
+            density=room.union, decode="peel", bits=8, overflow="drop", **_PEELING, **options
         ),
         "a bitmap and 1.4 cells of 8 bits a coordinate, solved for",
         lambda room: s2_codes(density=room.union, **_PEELING),

@@ -148,7 +148,7 @@ def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, .
                 "Inside `jax.shard_map`, `jax.grad` of replicated parameters is the sum over "
                 "workers; use `jaxcomm.local_value_and_grad`, or differentiate with respect to "
                 "`jaxcomm.local_params(params)`. If an aggregator stands before this one, remove "
-                "one of them."
+                "one of them; for `optax.MultiSteps(tx, k)`, take `jaxcomm.accumulate(tx, k)`."
             )
         if others := sorted(varying(x) - wanted - set(outer_axes)):
             raise ValueError(

@@ -1,7 +1,7 @@
 """The contracts: what a codec is, what it may remember, and where state differs by worker."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 
@@ -99,6 +99,12 @@ class Codec(NamedTuple):
         \|x\|^2 + c` for some :math:`\delta > 0` and constant :math:`c`, so that under feedback of
         bounded updates what is left out stays bounded too; or whether it does so of updates
         within a bound that the codec names.
+      dropping: The same codec where it drops what finds no room. `None` where all finds room, or
+        is dropped already; else `decode` gives NaN of a payload in which something found none, and
+        the aggregator NaN on all workers. Feedback takes this form, since it keeps what is left
+        out; a wrapper that keeps nothing wraps both.
+      scope: What an aggregator makes a unit of by default: `"leaf"` where the codec has a scale
+        that layers of unlike size should not share, or a `"bucket"` of leaves.
     """
 
     init: Callable[[jax.Array], Memory]
@@ -117,6 +123,25 @@ class Codec(NamedTuple):
     variance: Callable[[int, int], float] | None = None
     contraction: Callable[[int, int], float] | None = None
     bounded: bool = False
+    dropping: "Codec | None" = None
+    scope: Literal["leaf", "bucket"] = "bucket"
+
+
+def require_codec(codec: object, user: str) -> Codec:
+    """The codec, if it is one.
+
+    Raises:
+      ValueError: If it is a function that makes one and was not called, or anything else.
+    """
+    if isinstance(codec, Codec):
+        return codec
+    name = getattr(codec, "__name__", None)
+    if callable(codec) and name is not None:
+        raise ValueError(f"`codec` of `{user}` is a function: call it, `{name}(...)`.")
+    raise ValueError(
+        f"`codec` of `{user}` must be a codec, such as "
+        f"`jaxcomm.compression.quantizers.dither()`, got {codec!r}: are arguments swapped?"
+    )
 
 
 def no_memory(x: jax.Array) -> Memory:

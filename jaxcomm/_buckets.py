@@ -7,7 +7,7 @@ leaf in its own shape. Few units mean few norms and few collectives.
 import itertools
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +30,15 @@ def require_floating(tree: PyTree) -> None:
     """Raises where a leaf is not floating-point, naming its path."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            remedy = (
+                "Let real and imaginary parts be leaves of their own, as in "
+                "`optax.contrib.split_real_and_imaginary(tx)`."
+                if jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+                else "Mask it with `optax.masked`."
+            )
             raise ValueError(
                 f"The update at {jax.tree_util.keystr(path) or 'the root'} is {leaf.dtype}: only "
-                "floating-point leaves can be averaged. Mask it with `optax.masked`."
+                f"floating-point leaves can be averaged. {remedy}"
             )
 
 
@@ -60,15 +66,16 @@ def _cut(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
 
 
 def split(
-    tree: PyTree, scope: Scope, bucket_bytes: int
+    tree: PyTree, scope: Scope, bucket_bytes: int, dtype: Any = jnp.float32
 ) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
-    """The units of `tree` as float32, and the function that undoes it.
+    """The units of `tree`, and the function that undoes it.
 
     Args:
       tree: Floating-point leaves of any shape and dtype. What is cut over Explicit axes is made
         whole, as the partitioner does over automatic ones, and is cut again where units are joined.
       scope: `"leaf"` keeps each leaf apart and in its shape; `"bucket"` and `"tree"` join leaves.
       bucket_bytes: The most float32 bytes that are joined; leaves are never cut.
+      dtype: Of the units.
 
     Returns:
       The units, and a function from units to a tree with the shapes and dtypes of `tree`.
@@ -81,12 +88,11 @@ def split(
     specs = [*map(_spec, leaves)]
     leaves = [_cut(leaf, PartitionSpec()) for leaf in leaves]
     if scope == "leaf":
-        units = [leaf.astype(jnp.float32) for leaf in leaves]
+        units = [leaf.astype(dtype) for leaf in leaves]
     else:
         groups = _groups([leaf.size for leaf in leaves], bucket_bytes // 4)
         units = [
-            jnp.concatenate([leaves[i].astype(jnp.float32).ravel() for i in group])
-            for group in groups
+            jnp.concatenate([leaves[i].astype(dtype).ravel() for i in group]) for group in groups
         ]
 
     def join(units: list[jax.Array]) -> PyTree:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import require_axes
+from jaxcomm._require import checked, require_state
 from jaxcomm._state import worker_axes
 
 
@@ -128,6 +129,7 @@ def consensus_distance(params: PerWorker) -> jax.Array:
     return sum(map(distance, leaves), jnp.float32(0))
 
 
+@checked()
 def per_worker(
     tx: optax.GradientTransformation, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
@@ -166,6 +168,7 @@ def per_worker(
     def update_fn(
         updates: PyTree, state: PerWorker, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, PerWorker]:
+        require_state(state, PerWorker, "`per_worker`")
         own = _axis.own(state, axis_name)
         updates, after = inner.update(updates, own, params, **extra_args)
         fine = jnp.ones((), bool)

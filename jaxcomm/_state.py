@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import is_traced, place, require_workers, shard_map
+from jaxcomm._require import require_transformation
 
 
 def state_specs(state: PyTree) -> PyTree:
@@ -41,20 +42,6 @@ def state_specs(state: PyTree) -> PyTree:
         return PartitionSpec(axes[0] if len(axes) == 1 else axes)
 
     return jax.tree_util.tree_map_with_path(spec, state)
-
-
-def require_transformation(tx: object) -> None:
-    """Raises unless `tx` is a transformation of optax that can stand around collectives."""
-    if isinstance(tx, optax.MultiSteps):
-        raise ValueError(
-            "`tx` is `optax.MultiSteps`, which would send in every small step and throw most of it "
-            "away: use `jaxcomm.accumulate(tx, k)` in its place."
-        )
-    if callable(tx):
-        name = getattr(tx, "__name__", repr(tx))
-        raise ValueError(f"`tx` is a function: call it, `{name}(...)`.")
-    if not (hasattr(tx, "init") and hasattr(tx, "update")):
-        raise ValueError(f"`tx` must be an optax transformation, got {tx!r}.")
 
 
 def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[str, int]:
@@ -132,8 +119,8 @@ def own_params(params: PyTree) -> PyTree:
     """A worker's own parameters, `PerWorker` or not, without the leading axis."""
     if not isinstance(params, PerWorker):
         return params
-    (leaves,) = params.per_worker.values()
-    return jax.tree.map(lambda x: x[0], leaves)
+    (axes,) = params.per_worker
+    return _axis.own(params, tuple(axes.split(",")), "The parameters")
 
 
 def init(

@@ -1,8 +1,13 @@
 """Stricter than users, and on eight fake devices: set before JAX is imported."""
 
 import gc
+import itertools
 import os
-import tempfile
+import pathlib
+import time
+from typing import Any
+
+from tests import changed, compiled
 
 _COUNT = "--xla_force_host_platform_device_count"
 if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # A count the user has set wins.
@@ -10,17 +15,13 @@ if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # A count the user has set wi
 os.environ.setdefault("NPROC", "16")  # Sizes XLA's thread pool; fewer may deadlock.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# Compiling is what takes the time: all processes of a run share what any of them has compiled, and
-# all runs do in a folder that the user has set.
-_CACHE: tempfile.TemporaryDirectory[str] | None = None
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    _CACHE = tempfile.TemporaryDirectory(prefix="compiled")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
+# Compiling is what takes the time: what one process has compiled is kept for all, and for later.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled.folder()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
-# JAX writes an entry in place, so another process may meet half of it: JAX then compiles, as if
-# there were none, and warns. Only that warning is let pass, here and in processes started by tests.
+# Processes that tests start write entries in place, so another may meet half of one: JAX then
+# compiles, as if there were none, and warns. Only that warning is let pass, there and here.
 _HALF_WRITTEN = "ignore:Error reading persistent compilation cache entry:UserWarning"
 os.environ["PYTHONWARNINGS"] = ",".join(
     filter(None, [os.environ.get("PYTHONWARNINGS"), _HALF_WRITTEN])
@@ -34,10 +35,52 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+compiled.write_whole()
+
+_BEGUN = time.monotonic()
+_LEFT_OUT = "left out: the time is over"
+_LAWS = pathlib.Path(__file__).parent / "laws"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", _HALF_WRITTEN)
+    if not hasattr(config, "workerinput"):
+        compiled.trim(compiled.folder())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("jaxcomm")
+    group.addoption(
+        "--changed-since",
+        metavar="REVISION",
+        help="only tests that files changed since then ask for; see tests/changed.py",
+    )
+    group.addoption(
+        "--minutes", type=float, help="begin no test later than this; tell which are left out"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    minutes = item.config.getoption("minutes")
+    if minutes is not None and time.monotonic() - _BEGUN > 60 * minutes:
+        pytest.skip(_LEFT_OUT)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    left_out = [report.nodeid for report in skipped if _LEFT_OUT in str(report.longrepr)]
+    if left_out:
+        minutes = config.getoption("minutes")
+        terminalreporter.section(f"{len(left_out)} tests left out after {minutes:g} minutes")
+        for file, ids in itertools.groupby(sorted(left_out), lambda each: each.split("::")[0]):
+            rest = [each.split("::", 1)[1] for each in ids]
+            terminalreporter.line(f"{len(rest):5} of {file}: {rest[0]} ... {rest[-1]}")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    nothing = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+    if nothing and session.config.getoption("changed_since"):
+        session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,17 +90,20 @@ def _enough_devices() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Every test under tests/laws carries the marker `law`; those of a row run in one process.
 
     They share compiled programs there, and compiling is what takes the time.
     """
     for item in items:
-        if "laws" in item.path.parts:
+        if _LAWS in item.path.parents:
             item.add_marker(pytest.mark.law)
             case = getattr(item, "callspec", None) and item.callspec.params.get("case")
             if case:
                 item.add_marker(pytest.mark.xdist_group(case.name))
+    if since := config.getoption("changed_since"):
+        items[:], others = changed.select(items, since)
+        config.hook.pytest_deselected(items=others)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

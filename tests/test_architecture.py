@@ -3,11 +3,12 @@
 import ast
 import inspect
 import pathlib
+import sys
 
 import pytest
 
 import jaxcomm
-from jaxcomm import gossip, recipes
+from jaxcomm import gossip, launch, recipes
 from tests.cases import CASES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -17,6 +18,7 @@ ROWS = [
     {"pallas_kernels"},
     {
         "_base",
+        "_require",
         "_axis",
         "_when",
         "_noise",
@@ -32,11 +34,13 @@ ROWS = [
     {"synchronization", "scheduling"},
     {"recipes", "training"},
     {"__init__"},
+    {"launch"},  # Which imports nothing of ours, and which nothing of the package imports.
     {"experiments"},
 ]
 # Within their row, in this order.
 CORE = [
     "_base",
+    "_require",
     "_axis",
     "_when",
     "_noise",
@@ -108,6 +112,23 @@ def test_the_rule_sees_a_violation() -> None:
     )
 
 
+def _roots(path: pathlib.Path) -> set[str]:
+    """The packages that a file imports, jaxcomm's own with their parts."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {".".join(n.split(".")[: 2 if n.startswith("jaxcomm") else 1]) for n in names}
+
+
+def test_launch_needs_jax_and_no_more() -> None:
+    found = set().union(*map(_roots, (ROOT / "jaxcomm" / "launch").glob("*.py")))
+    assert found - sys.stdlib_module_names == {"jax", "jaxcomm.launch"}
+    assert _roots(ROOT / "jaxcomm" / "launch" / "_guard.py") <= sys.stdlib_module_names
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_are_short(path: pathlib.Path) -> None:
     assert len(path.read_text().splitlines()) <= 400
@@ -126,6 +147,7 @@ FUNCTIONS = sorted(
         gossip,
         jaxcomm.synchronization,
         jaxcomm.wire,
+        launch,
     )
     for name in (f"{module.__name__}.{n}" for n in module.__all__)
 )

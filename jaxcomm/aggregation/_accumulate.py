@@ -9,6 +9,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._buckets import require_floating
+from jaxcomm._require import checked, require_state
 from jaxcomm._when import run_when
 from jaxcomm.aggregation._weights import own_weight
 
@@ -21,6 +22,7 @@ class AccumulateState(NamedTuple):
     inner: Any
 
 
+@checked()
 def accumulate(
     tx: optax.GradientTransformation, every: int, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
@@ -95,6 +97,7 @@ def accumulate(
         weight: jax.Array | float | None = None,
         **extra_args: object,
     ) -> tuple[PyTree, AccumulateState]:
+        require_state(state, AccumulateState, "`accumulate`")
         require_floating(updates)
         _axis.require_local(updates, axis_name)
         own = own_weight(1.0 if weight is None else weight)

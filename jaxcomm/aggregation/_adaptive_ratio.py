@@ -11,6 +11,7 @@ import optax
 
 from jaxcomm import _buckets
 from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._require import checked, require_state
 from jaxcomm._when import run_one_of
 from jaxcomm.aggregation._gathered import gathered_mean
 from jaxcomm.aggregation._info import require_switch
@@ -39,6 +40,7 @@ def _next(
     return jnp.where(told, moved, state.stage), jnp.where(told, calm, state.calm)
 
 
+@checked()
 def adaptive_ratio(
     axis_name: AxisName,
     family: Callable[[float], Codec],
@@ -46,7 +48,7 @@ def adaptive_ratio(
     *,
     target: float,
     patience: int = 50,
-    aggregate: Callable[..., optax.GradientTransformationExtraArgs] = gathered_mean,
+    aggregate: Callable[..., optax.GradientTransformationExtraArgs] | None = None,
     scope: _buckets.Scope = "bucket",
     bucket_bytes: int | None = None,
     seed: int = 0,
@@ -79,8 +81,8 @@ def adaptive_ratio(
       target: :math:`\epsilon`, positive; a relative squared error, so that from 1 on nothing at all
         might be sent.
       patience: :math:`p`, a Python int of at least 1. At 1, every other step may be too coarse.
-      aggregate: The way to form a mean: `gathered_mean`, or `summed_mean` or `two_stage_mean` where
-        the codecs allow it.
+      aggregate: The way to form a mean. Default: `gathered_mean`; or `summed_mean` or
+        `two_stage_mean` where the codecs allow it.
       scope: What is measured and sent as one: `"leaf"`, `"bucket"` or `"tree"`.
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the randomness; may be traced.
@@ -125,7 +127,7 @@ def adaptive_ratio(
     require_steps("patience", patience)
     require_switch(info)
     stages = [
-        aggregate(
+        (aggregate or gathered_mean)(
             axis_name,
             family(ratio),
             scope=scope,
@@ -150,6 +152,7 @@ def adaptive_ratio(
     def update_fn(
         updates: PyTree, state: AdaptiveRatioState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, AdaptiveRatioState]:
+        require_state(state, AdaptiveRatioState, "`adaptive_ratio`")
         if not jax.tree.leaves(updates):
             return updates, state
         result, inner = run_one_of(

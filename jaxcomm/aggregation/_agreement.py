@@ -23,6 +23,19 @@ def all_finite(units: list[jax.Array]) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in units]))
 
 
+def nowhere_nan(means: list[jax.Array]) -> jax.Array:
+    """Whether no coordinate of any mean is NaN, as it is where something found no room, bool[]."""
+    return jnp.logical_not(jnp.any(jnp.stack([jnp.any(jnp.isnan(mean)) for mean in means])))
+
+
+def nan_unless_all_fit(
+    axis_name: AxisName, own: list[jax.Array], means: list[jax.Array]
+) -> list[jax.Array]:
+    """The means, or NaN in all where any worker has one in what is its own on the way to them."""
+    _, all_fit = agree(axis_name, (), [], nowhere_nan(own))
+    return [jnp.where(all_fit, mean, jnp.nan) for mean in means]
+
+
 def over_units(kinds: PyTree, statistics: list[PyTree]) -> list[PyTree]:
     """The statistics of the whole tree, once for each unit.
 

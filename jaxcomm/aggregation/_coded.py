@@ -12,9 +12,12 @@ import optax
 
 from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PerWorker, PyTree
+from jaxcomm._require import require_state
+from jaxcomm.aggregation._agreement import nowhere_nan
 from jaxcomm.aggregation._info import measure_info, nothing_known, require_switch
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._weights import weigh
+from jaxcomm.compression._overflow import Overflow
 
 
 class AggregatorState(NamedTuple):
@@ -49,6 +52,12 @@ def _keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
 
 
+def _remembers(memory: Memory) -> bool:
+    """Whether anything that is sent depends on the memory."""
+    parts = jax.tree.leaves(memory, is_leaf=lambda part: isinstance(part, Overflow))
+    return not all(isinstance(part, Overflow) for part in parts)
+
+
 def require_own_statistics(codec: Codec, shared_by: str) -> Codec:
     """The codec, unless it has both statistics and memory, which `shared_by` would part.
 
@@ -57,7 +66,7 @@ def require_own_statistics(codec: Codec, shared_by: str) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(x)
-        if jax.tree.leaves(memory) and jax.tree.leaves(codec.agree):
+        if _remembers(memory) and jax.tree.leaves(codec.agree):
             raise ValueError(
                 f"{shared_by} shares statistics among updates of unlike size, and this codec "
                 "remembers what it leaves out, which might then grow without end. Let each have "
@@ -82,8 +91,9 @@ def coded_mean(
 ) -> optax.GradientTransformationExtraArgs:
     """An aggregator from a codec and an exchange.
 
-    A non-finite coordinate on any worker makes the update NaN on all, and no memory changes. Coins
-    are those of the step, or of the first step in all of them, without `draws_anew`.
+    A non-finite coordinate on any worker makes the update NaN on all, and no memory changes; so
+    does what finds no room, which a codec with a form that drops it decodes to NaN. Coins are those
+    of the step, or of the first step in all of them, without `draws_anew`.
     """
     _buckets.check_scope(scope)
     capacity = _buckets.BUCKET_BYTES if bucket_bytes is None else bucket_bytes
@@ -122,6 +132,7 @@ def coded_mean(
         **extra_args: object,
     ) -> tuple[PyTree, AggregatorState]:
         del params, extra_args
+        require_state(state, AggregatorState, "an aggregator of codes")
         _axis.require_local(updates, axis_name, outer_axes)
         units, join = _buckets.split(updates, scope, capacity)
         if not units:
@@ -129,6 +140,11 @@ def coded_mean(
         if weight is not None:
             units = [*map(weigh(axis_name, weight), units)]
         own = _axis.own(state.own, axis_name)
+        if len(own) != len(units):
+            raise ValueError(
+                f"This state is of {len(own)} units, and these updates are {len(units)}: it was "
+                "made for other parameters, or for another `scope` or `bucket_bytes`."
+            )
         memories = [Memory(*pair) for pair in zip(own, state.shared, strict=True)]
         if outer_axes and jax.tree.leaves(memories):
             raise ValueError(
@@ -145,15 +161,17 @@ def coded_mean(
         )
         means, decided, finite, sent, common, added = Exchanged(*exchange(coins, memories, units))
         settled = [codec.settle(*pair) for pair in zip(decided, means, strict=True)]
-        kept = _keep_if(finite, [memory for _, memory in settled], memories)
+        fits = finite if codec.dropping is None else finite & nowhere_nan(means)
+        after = [memory for _, memory in settled]
+        kept = _keep_if(fits, after, memories)
         known: Any = ()
         if info:
             if sent is None:
                 raise ValueError("`info=True` is not known to this way of forming a mean.")
             aims = [*map(codec.target, memories, units)]
-            known = measure_info(codec, everybody, aims, sent(), kept, finite, common)
+            known = measure_info(codec, everybody, aims, sent(), after, finite, common)
             known |= {name: jnp.float32(number) for name, number in codec.facts(added).items()}
-        visible = [jnp.where(finite, update, jnp.nan) for update, _ in settled]
+        visible = [jnp.where(fits, update, jnp.nan) for update, _ in settled]
         return join(visible), AggregatorState(
             key=state.key,
             step=state.step + 1,

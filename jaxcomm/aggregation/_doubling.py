@@ -10,7 +10,8 @@ import optax
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations, settled
 from jaxcomm._message import from_message, to_message
-from jaxcomm.aggregation._agreement import agree, all_finite
+from jaxcomm._require import checked
+from jaxcomm.aggregation._agreement import agree, all_finite, nan_unless_all_fit
 from jaxcomm.aggregation._alone import encode_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._rows import from_rows, to_rows
@@ -34,6 +35,7 @@ def _rounds(workers: int) -> tuple[list[_Round], int]:
     return [*first, *(_Round(d, min(d * (1 + beyond), workers)) for d in distances)], doubling
 
 
+@checked()
 def doubling_mean(
     axis_name: AxisName,
     codec_of: CodecOf,
@@ -122,6 +124,7 @@ def doubling_mean(
         sums = units
         after: list[list[PyTree]] = [[] for _ in units]
         firsts: list[jax.Array] = []
+        on_the_way: list[jax.Array] = []
 
         def encode(number: int, leader: jax.Array | int) -> tuple[list[Coins], list[PyTree]]:
             codec, contents = codecs[number], []
@@ -152,12 +155,15 @@ def doubling_mean(
                 a * factor + jnp.where(has_partner, b * factor, 0)
                 for a, b in zip(mine, theirs, strict=True)
             ]
+            on_the_way += sums
         drawn, contents = encode(len(rounds), 0)
         firsts = firsts or decode(len(rounds), drawn, contents)
         message = to_message(contents)
         part = to_rows(message, doubling)[own % doubling]
         whole = from_rows(_axis.gather(part, axis_name)[:doubling], message.size)
         totals = decode(len(rounds), drawn, from_message(whole, contents))
+        if on_the_way and any(codec.dropping is not None for codec in codecs[:-1]):
+            totals = nan_unless_all_fit(axis_name, on_the_way, totals)  # Others may keep no NaN.
         return Exchanged(
             [total * (1 / scale / workers) for total in totals],
             [Memory(own, ()) for own in after],
@@ -182,6 +188,7 @@ def doubling_mean(
         tell=tell,
         observe=no_observations,
         settle=settled,
+        dropping=codec_of(1),  # Of any round: the number of workers is not known yet.
     )
     return coded_mean(
         axis_name,

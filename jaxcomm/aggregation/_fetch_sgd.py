@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Coins, Memory
+from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
@@ -24,6 +25,7 @@ class FetchMemory(NamedTuple):
     error: jax.Array  # float32[rows, columns]
 
 
+@checked()
 def fetch_sgd(
     axis_name: AxisName = "data",
     *,

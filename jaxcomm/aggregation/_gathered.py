@@ -7,6 +7,7 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations
+from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite, over_units, to_vector
 from jaxcomm.aggregation._coded import Exchanged, coded_mean, require_own_statistics
 
@@ -58,6 +59,7 @@ def _agreed_statistics(
     return common, of_all, all_are
 
 
+@checked()
 def gathered_mean(
     axis_name: AxisName,
     codec: Codec,

@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Coins, Memory
+from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, to_vector
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._weights import headroom
@@ -82,6 +83,7 @@ def _add(residual: jax.Array, entries: _Entries) -> jax.Array:
     return flat.reshape(residual.shape)
 
 
+@checked()
 def gtop_k(
     axis_name: AxisName = "data",
     *,

@@ -66,6 +66,12 @@ def hierarchical(
         outer_axes: tuple[str, ...] = (),
         **extra_args: object,
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
+        if not isinstance(state, tuple | list) or len(state) != len(stages):
+            raise ValueError(
+                f"This state is of another transformation: `hierarchical` keeps {len(stages)} "
+                f"states, one a stage, and was given a `{type(state).__name__}`. Pass what "
+                "`jaxcomm.init` returns for the same `tx`."
+            )
         after = []
         for level, (stage, own) in enumerate(zip(stages, state, strict=True)):
             # Outermost first, so that workers are counted in the order of the mesh.

@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._buckets import require_floating
+from jaxcomm._require import checked, require_state
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._two_stage import two_stage_mean
 from jaxcomm.aggregation._weights import headroom, weigh
@@ -26,6 +27,7 @@ def _wire_codec(wire_dtype: Any, block_size: int) -> Codec:
     raise ValueError(f"`wire_dtype` must be bfloat16 or a float8, got {dtype}.")
 
 
+@checked()
 def mean(
     axis_name: AxisName = "data", *, wire_dtype: Any = None, block_size: int = 256
 ) -> optax.GradientTransformationExtraArgs:
@@ -80,6 +82,7 @@ def mean(
         **extra_args: object,
     ) -> tuple[PyTree, optax.EmptyState]:
         del params, extra_args
+        require_state(state, optax.EmptyState, "the exact mean")
         require_floating(updates)
         _axis.require_local(updates, axis_name, outer_axes)
         workers = _axis.size(axis_name)

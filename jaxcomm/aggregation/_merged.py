@@ -8,6 +8,7 @@ import optax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, PyTree
+from jaxcomm._require import checked
 from jaxcomm.aggregation._coded import coded_mean
 from jaxcomm.aggregation._joined import join_payloads
 from jaxcomm.aggregation._rows import from_rows, to_rows
@@ -33,6 +34,7 @@ def _tree(
     return jax.tree.map(lambda x: x[0], payloads)
 
 
+@checked()
 def merged_mean(
     axis_name: AxisName,
     codec: Codec,

@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._require import checked, require_state
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._weights import headroom, weigh
 
@@ -48,6 +49,7 @@ def _ring_mean(x: jax.Array, axis_name: AxisName) -> jax.Array:
     return _axis.gather(part, axis_name).ravel()[: x.size]
 
 
+@checked()
 def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
     r"""The mean over workers in float32, by a ring that is spelt out: n - 1 hops, then a gather.
 
@@ -103,6 +105,7 @@ def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtra
         **extra_args: object,
     ) -> tuple[PyTree, optax.EmptyState]:
         del params, extra_args
+        require_state(state, optax.EmptyState, "the exact mean")
         _axis.require_local(updates, axis_name, outer_axes)
         units, join = _buckets.split(updates, "bucket", _buckets.BUCKET_BYTES)
         units = [x * headroom(_axis.size(axis_name)) for x in units]

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
+from jaxcomm._require import checked
 from jaxcomm.aggregation._stages import axes_of
 
 
@@ -38,6 +39,7 @@ def _spec_of_each(updates: PyTree, specs: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(spec, updates)
 
 
+@checked()
 def shard_local(
     tx: optax.GradientTransformationExtraArgs, specs: PyTree
 ) -> optax.GradientTransformationExtraArgs:

@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Coins, Memory
+from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._weights import headroom
@@ -25,6 +26,7 @@ class SketchedMemory(NamedTuple):
     residual: jax.Array
 
 
+@checked()
 def sketched_sgd(
     axis_name: AxisName = "data",
     *,

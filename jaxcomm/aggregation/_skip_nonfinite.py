@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._require import checked, require_state
 from jaxcomm._when import run_when
 from jaxcomm.aggregation._agreement import all_finite
 from jaxcomm.aggregation._weights import own_weight
@@ -21,6 +22,7 @@ class SkipNonfiniteState(NamedTuple):
     inner: Any
 
 
+@checked()
 def skip_nonfinite(
     tx: optax.GradientTransformation, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
@@ -65,6 +67,7 @@ def skip_nonfinite(
     def update_fn(
         updates: PyTree, state: SkipNonfiniteState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, SkipNonfiniteState]:
+        require_state(state, SkipNonfiniteState, "`skip_nonfinite`")
         _axis.require_local(updates, axis_name)
         finite = all_finite(jax.tree.leaves(updates) or [jnp.zeros(())])
         if extra_args.get("weight") is not None:

@@ -8,6 +8,7 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._require import require_transformation
 
 _Update = TypeVar("_Update", bound=Callable[..., Any])
 
@@ -32,6 +33,7 @@ def axes_of(tx: optax.GradientTransformation, user: str) -> tuple[str, ...]:
     Raises:
       ValueError: If `tx` is no aggregator that `user` can be put around.
     """
+    require_transformation(tx, "tx" if user == "shard_local" else "stages")
     axes: tuple[str, ...] | None = getattr(tx.update, "averages_over", None)
     if axes is None:
         raise ValueError(

@@ -6,10 +6,12 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, PyTree
+from jaxcomm._require import checked
 from jaxcomm.aggregation._coded import coded_mean
 from jaxcomm.aggregation._joined import join_payloads
 
 
+@checked()
 def summed_mean(
     axis_name: AxisName,
     codec: Codec,

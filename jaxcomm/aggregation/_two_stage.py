@@ -11,7 +11,8 @@ import optax
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations, settled
 from jaxcomm._message import from_message, to_message
-from jaxcomm.aggregation._agreement import agree, all_finite
+from jaxcomm._require import checked
+from jaxcomm.aggregation._agreement import agree, all_finite, nan_unless_all_fit
 from jaxcomm.aggregation._alone import encode_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._gathered import decoded_mean
@@ -45,10 +46,11 @@ def _mean_of_rows(
     coins: Coins,
     memory: TwoStageMemory,
     rows: jax.Array,
-) -> tuple[jax.Array, TwoStageMemory, Callable[[], jax.Array]]:
+) -> tuple[jax.Array, TwoStageMemory, jax.Array, Callable[[], jax.Array]]:
     """The mean over workers of `[workers, ...]`, in two stages, of which worker k owns row k.
 
-    Beside it what is remembered, and a function that decodes the rows that this worker has sent.
+    Beside it what is remembered, the row that this worker owns before it is encoded again, and a
+    function that decodes the rows that this worker has sent.
     """
     workers, shape = rows.shape[0], rows.shape[1:]
     # Rows are encoded with coins of their own, and the owner's means with those of a row beyond.
@@ -72,6 +74,7 @@ def _mean_of_rows(
     return (
         decode_means(of_means.public, payloads, own),
         TwoStageMemory(sent_memory, mean_memory),
+        owned,
         lambda: decode_rows(of_rows.public, *receive(sent)),
     )
 
@@ -112,9 +115,11 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: C
         tell=tell,
         observe=no_observations,
         settle=settled,
+        dropping=codec.dropping or mean_codec.dropping,
     )
 
 
+@checked()
 def two_stage_mean(
     axis_name: AxisName,
     codec: Codec,
@@ -183,17 +188,20 @@ def two_stage_mean(
     def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
         workers = _axis.size(axis_name)
         _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
-        means, after, sent = [], [], []
+        means, after, owned, sent = [], [], [], []
         for coin, memory, x in zip(coins, memories, units, strict=True):
             rows = by.apart(x, workers)
-            mean, own, decode_own = (
+            mean, own, row, decode_own = (
                 _mean_of_rows(axis_name, codec, of_mean, coin, memory.own, rows)
                 if x.size
-                else (rows, memory.own, None)
+                else (rows, memory.own, rows, None)
             )
             means.append(by.together(mean, x.shape))
             after.append(Memory(own, ()))
+            owned.append(row)
             sent.append((x, decode_own))
+        if codec.dropping is not None:  # The codec of the mean may not keep a NaN.
+            means = nan_unless_all_fit(axis_name, owned, means)
         return Exchanged(
             means,
             after,

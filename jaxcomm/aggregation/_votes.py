@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis
+from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
+from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._coded import AggregatorState, Exchanged, coded_mean
 from jaxcomm.aggregation._rows import from_rows, to_rows
@@ -15,15 +16,17 @@ from jaxcomm.compression import _bits
 from jaxcomm.compression.quantizers import SignsPayload, signs
 
 
-def _elect(axis_name: AxisName, bits: jax.Array) -> jax.Array:
-    """The majority of each bit over workers, uint32[words], equal on all workers; ties are 1."""
+def _elect(axis_name: AxisName, bits: jax.Array, public: jax.Array) -> jax.Array:
+    """The majority of each bit over workers, uint32[words], equal on all; coins decide on ties."""
     rows = to_rows(bits, _axis.size(axis_name))
     workers, width = rows.shape
+    coins = to_rows(_noise.bits(public, bits.shape), workers)[_axis.index(axis_name)]
     received = jax.vmap(lambda row: _bits.unpack_bits(row, _bits.WORD * width))(
         _axis.exchange(rows, axis_name)
     )
     in_favour = jnp.sum(received, axis=0, dtype=jnp.uint32)
-    elected = _bits.pack_bits(2 * in_favour >= workers)
+    tie = _bits.pack_bits(2 * in_favour == workers)
+    elected = _bits.pack_bits(2 * in_favour > workers) | (tie & coins)
     return from_rows(_axis.gather(elected, axis_name), bits.size)
 
 
@@ -34,17 +37,26 @@ def _no_signs() -> ValueError:
     )
 
 
+@checked()
 def votes(
-    axis_name: AxisName = "data", *, codec: Codec | None = None
+    axis_name: AxisName = "data",
+    *,
+    codec: Codec | None = None,
+    seed: int = 0,
+    key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Replaces each worker's update by the sign that most workers see: +1 or -1.
 
     .. math:: v = \operatorname{sgn} \sum_{i=1}^n \operatorname{sgn}(x_i), \qquad
-              \operatorname{sgn}(0) = +1
+              P(\operatorname{sgn}(0) = 1) = \tfrac{1}{2}
 
-    A zero is a vote for +1, and so is -0.0; where the votes of an even number of workers tie, +1
-    wins. No mean and not unbiased: magnitudes are lost, so that the step is as long as the learning
-    rate says, whatever the gradient. A coordinate that is 0 on all workers moves all the same.
+    Where the votes of an even number of workers tie, a coin that all share decides; on a zero, each
+    worker's own, so that it does not outvote those that know. On noise of mean 0 the vote is 0 on
+    average, at any number of workers. It is no mean and not unbiased: magnitudes are lost, so that
+    the step is as long as the learning rate says, whatever the gradient. A coordinate that is 0 on
+    all workers moves all the same, since one bit cannot say 0: it walks at random, by a step up or
+    down with probability 1/2 each, :math:`\sqrt T` steps far after :math:`T`. Mask with
+    `optax.masked` what is to stay.
 
     Of :math:`n` workers, each counts the votes of one :math:`n`-th of the :math:`d` coordinates and
     all gather the winners, a bit a coordinate both ways: a worker sends :math:`2 (n-1)/n` times
@@ -58,6 +70,8 @@ def votes(
         that of :func:`jaxcomm.compression.quantizers.signs`, the default. What the codec remembers
         is each worker's own: with `momentum(signs())` of `jaxcomm.compression.feedback`, workers
         vote by their momentum, which is :func:`jaxcomm.signum`.
+      seed: Seed of the coins; may be traced.
+      key: A typed threefry key, in place of `seed`.
 
     Returns:
       A transformation to place before the optimizer; its state is that of every aggregator of a
@@ -84,8 +98,8 @@ def votes(
       Bernstein et al., `signSGD: Compressed Optimisation for Non-Convex Problems
       <https://arxiv.org/abs/1802.04434>`_, 2018.
 
-    Differs from the paper: no server counts, each worker does for its part; zeros and ties are
-    +1, where the paper's sign leaves them at 0, which one bit cannot say.
+    Differs from the paper: no server counts, each worker does for its part; coins decide on zeros
+    and ties, where the paper's sign leaves them at 0, which one bit cannot say.
     """
 
     sign = signs() if codec is None else codec
@@ -103,11 +117,13 @@ def votes(
             if not x.size:  # Sends nothing, and types the result as equal.
                 elected.append(lax.psum(x, _axis.names(axis_name)))
                 continue
-            winners = SignsPayload(_elect(axis_name, payload.bits))
+            winners = SignsPayload(_elect(axis_name, payload.bits, coin.public))
             elected.append(sign.decode(coin.public, winners, (), 1, 1, x.shape))
         return Exchanged(elected, after, finite)
 
-    tx = coded_mean(axis_name, sign, exchange, scope="bucket", bucket_bytes=None, seed=0, key=None)
+    tx = coded_mean(
+        axis_name, sign, exchange, scope="bucket", bucket_bytes=None, seed=seed, key=key
+    )
 
     @averages_over(axis_name)
     def update_fn(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import PyTree
+from jaxcomm._require import checked, require_state
 from jaxcomm._when import run_one_of
 from jaxcomm.aggregation._stages import averages_over, common_axes, common_state
 
@@ -29,6 +30,7 @@ def require_steps(name: str, steps: int) -> None:
         )
 
 
+@checked()
 def warm_up(
     stages: Sequence[optax.GradientTransformationExtraArgs], every: int
 ) -> optax.GradientTransformationExtraArgs:
@@ -86,6 +88,7 @@ def warm_up(
     def update_fn(
         updates: PyTree, state: WarmUpState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, WarmUpState]:
+        require_state(state, WarmUpState, "`warm_up`")
         result, inner = run_one_of(
             jnp.minimum(state.step // every, len(stages) - 1),
             [partial(stage.update, updates, state.inner, params, **extra_args) for stage in stages],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations
+from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations, require_codec
 
 
 def blockwise(codec: Codec, block_size: int) -> Codec:
@@ -29,6 +29,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
     Raises:
       ValueError: If `block_size` is not a positive int, or, in `init`, if the codec has memory.
     """
+    require_codec(codec, "blockwise")
     if not isinstance(block_size, int) or block_size < 1:
         raise ValueError(f"`block_size` must be a Python int of at least 1, got {block_size}.")
 
@@ -90,4 +91,5 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         observe=no_observations,
         variance=of_block(codec.variance),
         contraction=of_block(codec.contraction),
+        dropping=codec.dropping and blockwise(codec.dropping, block_size),
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations
+from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations, require_codec
 
 
 def _padded(size: int) -> int:
@@ -113,6 +113,8 @@ def rotated(codec: Codec) -> Codec:
       <https://arxiv.org/abs/1611.00429>`_, 2017.
     """
 
+    require_codec(codec, "rotated")
+
     def of_inner(coins: Coins) -> Coins:
         return coins._replace(public=_below(coins.public))
 
@@ -160,4 +162,5 @@ def rotated(codec: Codec) -> Codec:
         observe=no_observations,
         variance=_at_padded_size(codec.variance),
         contraction=_at_padded_size(codec.contraction),
+        dropping=codec.dropping and rotated(codec.dropping),
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxcomm._base import Codec, PyTree
+from jaxcomm._base import Codec, PyTree, require_codec
 
 
 def contraction_of(codec: Codec, size: int, workers: int) -> float | None:
@@ -51,6 +51,7 @@ def require_unbiased(codec: Codec, user: str) -> Callable[[int, int], float]:
     Raises:
       ValueError: If it states none.
     """
+    require_codec(codec, user)
     if codec.variance is None:
         raise ValueError(
             f"`{user}` takes an unbiased codec that states its `variance`, and this one states "
@@ -105,4 +106,5 @@ def scaled(codec: Codec) -> Codec:
         variance=None,
         contraction=lambda size, workers: 1 / (1 + variance(size, workers)),
         bounded=False,
+        dropping=codec.dropping and scaled(codec.dropping),
     )

@@ -1,38 +1,34 @@
 """Neighbours only: who talks to whom, with which weights, and how often.
 
-Needs networkx and cvxpy: `pip install "jaxcomm[gossip]"`.
+Graphs need networkx, and MATCHA's plan cvxpy: `pip install "jaxcomm[gossip]"`. A mixing
+matrix needs neither.
 """
 
-try:
-    from jaxcomm.gossip._ad_psgd import ad_psgd
-    from jaxcomm.gossip._choco_sgd import choco_sgd, choco_step_size
-    from jaxcomm.gossip._d2 import d2
-    from jaxcomm.gossip._deep_squeeze import deep_squeeze
-    from jaxcomm.gossip._dpsgd import dpsgd, matcha
-    from jaxcomm.gossip._draw import draw
-    from jaxcomm.gossip._exact_average import exact_average
-    from jaxcomm.gossip._matcha_plan import MatchaPlan, matcha_plan
-    from jaxcomm.gossip._mixing import Spectral, mixing_matrix, spectral
-    from jaxcomm.gossip._mixing_plan import Mixing
-    from jaxcomm.gossip._rounds import to_rounds
-    from jaxcomm.gossip._sgp import sgp
-    from jaxcomm.gossip._to_mixing import at_random, in_turns, lazy, now_and_then, to_mixing
-    from jaxcomm.gossip._topologies import (
-        complete,
-        erdos_renyi,
-        exponential,
-        hypercube,
-        one_peer_exponential,
-        path,
-        random_geometric,
-        ring,
-        star,
-        torus,
-    )
-except ModuleNotFoundError as error:
-    raise ImportError(
-        f'`jaxcomm.gossip` needs {error.name}: `pip install "jaxcomm[gossip]"`.'
-    ) from error
+from jaxcomm.gossip._ad_psgd import ad_psgd
+from jaxcomm.gossip._choco_sgd import choco_sgd, choco_step_size
+from jaxcomm.gossip._d2 import d2
+from jaxcomm.gossip._deep_squeeze import deep_squeeze
+from jaxcomm.gossip._dpsgd import dpsgd, matcha
+from jaxcomm.gossip._draw import draw
+from jaxcomm.gossip._exact_average import exact_average
+from jaxcomm.gossip._matcha_plan import MatchaPlan, matcha_plan
+from jaxcomm.gossip._mixing import Spectral, mixing_matrix, spectral
+from jaxcomm.gossip._mixing_plan import Mixing
+from jaxcomm.gossip._rounds import to_rounds
+from jaxcomm.gossip._sgp import sgp
+from jaxcomm.gossip._to_mixing import at_random, in_turns, lazy, now_and_then, to_mixing
+from jaxcomm.gossip._topologies import (
+    complete,
+    erdos_renyi,
+    exponential,
+    hypercube,
+    one_peer_exponential,
+    path,
+    random_geometric,
+    ring,
+    star,
+    torus,
+)
 
 __all__ = [
     "MatchaPlan",

@@ -1,13 +1,16 @@
 """AD-PSGD on a mesh: random pairs average, and steps come late."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import optax
 
 from jaxcomm._base import AxisName
+from jaxcomm.gossip._extras import is_graph
+from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._matchings import require_matchings, to_matchings
 from jaxcomm.gossip._talk import Talk
@@ -62,7 +65,7 @@ def ad_psgd(
     """
     if not isinstance(staleness, int) or isinstance(staleness, bool) or staleness < 0:
         raise ValueError(f"`staleness` must be a Python int of at least 0, got {staleness!r}.")
-    if isinstance(graph, nx.Graph):
+    if is_graph(graph):
         if graph.is_directed():
             raise ValueError("`graph` is directed, and `ad_psgd` averages pairs.")
         matchings = to_matchings(graph)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._base import AxisName, Codec, PyTree, require_codec
 from jaxcomm.gossip._coded_talk import encode, require_own
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
 from jaxcomm.gossip._talk import Link, Talk, to_links
@@ -101,6 +101,7 @@ def choco_sgd(
       Koloskova et al., `Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
       Communication <https://arxiv.org/abs/1902.00340>`_, 2019.
     """
+    require_codec(codec, "choco_sgd")
     require_step_size(step_size)
     given = require_symmetric(to_mixing(mixing), "choco_sgd")
     apart = not given.constant if per_neighbour is None else per_neighbour
@@ -127,10 +128,10 @@ def choco_sgd(
 
         def take(heard: jax.Array, weight: jax.Array) -> tuple[list[jax.Array], jax.Array]:
             change = [a - b for a, b in zip(decode(heard), sent, strict=True)]
-            return [weight * c for c in change], jnp.zeros(())
+            return [weight * c for c in change], talk.zero
 
         zeros = [*map(jnp.zeros_like, x)]
-        changes, _ = talk.hear(message, take, (zeros, jnp.zeros(())))
+        changes, _ = talk.hear(message, take, (zeros, talk.zero))
         known = [a + b for a, b in zip(known, sent, strict=True)]
         gap = [a + b for a, b in zip(gap, changes, strict=True)]
         # Of the sum over neighbours, all that is known is its value: sum_ij W_ij <x_i, x_i - x_j>.
@@ -157,12 +158,12 @@ def choco_sgd(
         talk: Talk, memory: PyTree, x: list[jax.Array], steps: list[jax.Array]
     ) -> Mixed:
         y = [a + b for a, b in zip(x, steps, strict=True)]
-        change, disagreement = [*map(jnp.zeros_like, y)], jnp.zeros(())
+        change, disagreement = [*map(jnp.zeros_like, y)], talk.zero
         after, pairs = [], iter(memory)
         for matrix, links in enumerate(talk.links):
             for link in links:
                 pair = next(pairs)
-                nothing = pair, [*map(jnp.zeros_like, y)], jnp.zeros(())
+                nothing = pair, [*map(jnp.zeros_like, y)], talk.zero
                 meet = functools.partial(on_link, talk, link, pair, y)
                 pair, taken, squares = talk.when(matrix, meet, nothing)
                 after.append(pair)
@@ -171,5 +172,34 @@ def choco_sgd(
         moved = [a + step_size * b for a, b in zip(steps, change, strict=True)]
         return Mixed(moved, after, disagreement)
 
-    method = by_neighbour if apart else shared
-    return gossiped(given, axis_name, start, method, seed=seed, key=key, info=info, in_pairs=apart)
+    # Once all agree, all know it: copies that lagged behind would drive workers apart again.
+    def agreed(talk: Talk, memory: PyTree, x: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
+        means = talk.mean(x)
+        return means, (means, [*map(jnp.zeros_like, means)])
+
+    def agreed_by_neighbour(
+        talk: Talk, memory: PyTree, x: list[jax.Array]
+    ) -> tuple[list[jax.Array], PyTree]:
+        means = talk.mean(x)
+        links = [link for links in talk.links for link in links]
+        after = [
+            jax.tree.map(
+                lambda new, old, link=link: jnp.where(talk.meets(link), new, old),
+                (means, means),
+                pair,
+            )
+            for link, pair in zip(links, memory, strict=True)
+        ]
+        return means, after
+
+    return gossiped(
+        given,
+        axis_name,
+        start,
+        by_neighbour if apart else shared,
+        average=agreed_by_neighbour if apart else agreed,
+        seed=seed,
+        key=key,
+        info=info,
+        in_pairs=apart,
+    )

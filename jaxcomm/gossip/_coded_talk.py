@@ -36,13 +36,14 @@ def encode(
     contents: list[Any] = []
     for coins, x in zip(talk.coins, units, strict=True):
         nothing = Memory((), ())
-        statistics = codec.measure(coins, nothing, x)
-        payload, _ = codec.encode(coins, nothing, x, statistics, 1)
+        narrow = x.astype(jnp.float32)
+        statistics = codec.measure(coins, nothing, narrow)
+        payload, _ = codec.encode(coins, nothing, narrow, statistics, 1)
         contents.append((payload, statistics))
 
     def decoded(contents: PyTree) -> list[jax.Array]:
         return [
-            codec.decode(coins.public, payload, statistics, 1, 1, x.shape)
+            codec.decode(coins.public, payload, statistics, 1, 1, x.shape).astype(x.dtype)
             for coins, (payload, statistics), x in zip(talk.coins, contents, units, strict=True)
         ]
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._base import AxisName, Codec, PyTree, require_codec
 from jaxcomm.gossip._choco_sgd import require_step_size
 from jaxcomm.gossip._coded_talk import encode, require_own
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
@@ -61,6 +61,7 @@ def deep_squeeze(
       Tang et al., `DeepSqueeze: Decentralization Meets Error-Compensated Compression
       <https://arxiv.org/abs/1907.07346>`_, 2019.
     """
+    require_codec(codec, "deep_squeeze")
     require_step_size(step_size)
     given = require_symmetric(to_mixing(mixing), "deep_squeeze")
 
@@ -80,10 +81,16 @@ def deep_squeeze(
             squares = sum(jnp.sum(jnp.square(d)) for d in apart)
             return [weight * d for d in apart], weight * squares
 
-        nothing = [*map(jnp.zeros_like, x)], jnp.zeros(())
+        nothing = [*map(jnp.zeros_like, x)], talk.zero
         apart, disagreement = talk.hear(message, take, nothing)
         left_out = [a - b for a, b in zip(corrected, sent, strict=True)]
         moved = [a + step_size * b for a, b in zip(steps, apart, strict=True)]
         return Mixed(moved, left_out, disagreement)
 
-    return gossiped(given, axis_name, start, method, seed=seed, key=key, info=info)
+    def average(
+        talk: Talk, residual: list[jax.Array], x: list[jax.Array]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        # All of it is known now: what were left of residuals would drive workers apart.
+        return talk.mean(x), [*map(jnp.zeros_like, residual)]
+
+    return gossiped(given, axis_name, start, method, average=average, seed=seed, key=key, info=info)

@@ -48,9 +48,17 @@ def dpsgd(
     Returns:
       A transformation to place *after* the optimizer, on parameters that differ by worker
       (:func:`jaxcomm.replicate`). `update(..., weight=w)` scales this worker's step by w, so that a
-      worker of weight 0 only mixes; `update(..., present=mask)`, a bool a worker that all know,
-      takes workers out of the step: their messages have weight 0, and the mean is kept. Bytes fall
-      only where a whole matrix is inactive.
+      worker of weight 0 only mixes, whatever its step holds; a weight below 0 or not finite makes
+      its parameters NaN. `update(..., present=mask)`, a bool a worker that all know, takes workers
+      out of the step: their messages have weight 0, and the mean is kept. Bytes fall only where a
+      whole matrix is inactive. `update(..., exact=flag)`, a bool that all know, ends a step at the
+      exact mean of all, as :func:`exact_average` asks for now and then.
+
+      Float64 parameters are mixed in float64, others in float32. Of 16 bits, they are sent in 16
+      bits and the change is rounded to them: neighbours that differ by less than :math:`1 / (2
+      W_{ij})` units in the last place are not mixed any more, and the mean moves by rounding, half
+      a unit a step at most. Where that is too much, keep parameters in float32 and cast them in the
+      loss.
 
     Raises:
       ValueError: If the graph is directed or not connected; in `init` and `update`, if its nodes

@@ -3,9 +3,10 @@
 import pathlib
 from typing import Any
 
-import networkx as nx
 import numpy as np
 
+from jaxcomm.gossip._extras import is_graph
+from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._to_mixing import to_mixing
 
 
@@ -58,4 +59,4 @@ def draw(mixing: Any, file: str | pathlib.Path) -> None:
 
 def _is_directed(mixing: Any) -> bool:
     first = mixing[0] if isinstance(mixing, list) and mixing else mixing
-    return isinstance(first, nx.DiGraph)
+    return is_graph(first) and first.is_directed()

@@ -1,74 +1,80 @@
 """An exact average of all workers now and then."""
 
+import inspect
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
-from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
-from jaxcomm._when import run_when
+from jaxcomm._base import PyTree
 
 
 class ExactAverageState(NamedTuple):
-    """The state of `exact_average`, equal on all workers."""
+    """The state of `exact_average`, equal on all workers but for what `gossip` marks."""
 
     step: jax.Array  # int32[]
+    gossip: Any
 
 
 def exact_average(
-    every: int, *, axis_name: AxisName = "data"
+    every: int, gossip: optax.GradientTransformation | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Sets all workers to their mean in every k-th step; does nothing in the others.
+    r"""Gossip that sets all workers to their exact mean in every k-th step.
 
-    .. math:: x_i \gets \frac{1}{n} \sum_j (x_j + \Delta_j)
+    .. math:: x_i \gets \frac{1}{n} \sum_j x_j \text{ after the step of gossip,} \qquad\text{or of
+              push-sum}\quad \frac{\sum_j w_j x_j}{\sum_j w_j},\quad w_i \gets \frac{1}{n} \sum_j
+              w_j = 1
 
-    Sends a float32 all-reduce of the parameters in those steps. Optax adds updates, so that workers
-    agree but for the rounding of that one sum.
+    What a method remembers of the parameters follows: copies of neighbours become the mean,
+    residuals 0, and messages on their way arrive; D2's corrections and AD-PSGD's late steps are of
+    the steps, and stay.
+
+    Sends an all-reduce of the parameters, in float32 at least, in those steps and none in the
+    others. Optax adds updates, so that workers agree but for the rounding of that one sum. Who is
+    absent (`present`) is not averaged and stays as it is.
 
     Args:
       every: k, an int of at least 1.
-      axis_name: The mesh axis, or axes, that number the workers.
+      gossip: A method of :mod:`jaxcomm.gossip`.
 
     Returns:
-      A transformation to place *after* gossip in a chain, on parameters that differ by worker.
+      A transformation in place of `gossip`, to place after the optimizer.
 
     Raises:
-      ValueError: If `every` is no positive int; in `update`, if parameters do not differ by worker.
+      ValueError: If `every` is no positive int, or `gossip` is no method of gossip.
 
     Example:
       >>> import optax
       >>> from jaxcomm import gossip
-      >>> tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(8)), gossip.exact_average(10))
+      >>> push = gossip.sgp(gossip.one_peer_exponential(8))
+      >>> tx = optax.chain(optax.sgd(0.1), gossip.exact_average(10, push))
     """
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ValueError(f"`every` must be a Python int of at least 1, got {every!r}.")
+    update = getattr(gossip, "update", None)
+    if update is None or "exact" not in inspect.signature(update).parameters:
+        raise ValueError(
+            f"`gossip` must be a method of `jaxcomm.gossip`, got {gossip!r}: only the method knows "
+            "its masses and copies. Use `gossip.exact_average(10, gossip.dpsgd(graph))` after the "
+            "optimizer, in place of the method."
+        )
+    inner = optax.with_extra_args_support(gossip)
 
     def init_fn(params: PyTree) -> ExactAverageState:
-        del params
-        return ExactAverageState(jnp.zeros((), jnp.int32))
+        return ExactAverageState(jnp.zeros((), jnp.int32), inner.init(params))
 
     def update_fn(
-        updates: PyTree, state: ExactAverageState, params: PyTree = None, **extra_args: Any
+        updates: PyTree,
+        state: ExactAverageState,
+        params: PyTree = None,
+        *,
+        exact: jax.Array | bool = False,
+        **extra_args: Any,
     ) -> tuple[PyTree, ExactAverageState]:
-        del extra_args
-        if params is None:
-            raise ValueError("Averaging needs parameters: `tx.update(updates, state, params)`.")
-        _axis.require_own(params, axis_name)
-
-        def average() -> PyTree:
-            def one(update: jax.Array, x: jax.Array) -> jax.Array:
-                new = x.astype(jnp.float32) + update.astype(jnp.float32)
-                mean = lax.psum(new / _axis.size(axis_name), _axis.names(axis_name))
-                change = _axis.as_varying(mean, axis_name) - x.astype(jnp.float32)
-                return change.astype(update.dtype)
-
-            return jax.tree.map(one, updates, params)
-
         step = optax.safe_increment(state.step)
-        after = run_when(step % every == 0, average, lambda _: updates)
-        return after, ExactAverageState(step)
+        now = (step % every == 0) | jnp.asarray(exact)
+        updates, after = inner.update(updates, state.gossip, params, exact=now, **extra_args)
+        return updates, ExactAverageState(step, after)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -4,6 +4,7 @@ Methods differ in one function: what a worker makes of its parameters, its local
 hears.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,6 +15,7 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._when import run_when
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._talk import Talk, to_links
 
@@ -36,7 +38,15 @@ class Mixed(NamedTuple):
 
 
 Method: TypeAlias = Callable[[Talk, PyTree, list[jax.Array], list[jax.Array]], Mixed]
-"""`(talk, memory, parameters, updates)`, lists of float32 units."""
+"""`(talk, memory, parameters, updates)`, lists of units in the dtype `talk.wide`."""
+
+Average: TypeAlias = Callable[[Talk, PyTree, list[jax.Array]], tuple[list[jax.Array], PyTree]]
+"""`(talk, memory, parameters) -> (mean, memory)`, where all who are present agree on the mean."""
+
+
+def plain_average(talk: Talk, memory: PyTree, x: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
+    """The mean of the parameters, of which the memory knows nothing."""
+    return talk.mean(x), memory
 
 
 def require_symmetric(mixing: Mixing, method: str) -> Mixing:
@@ -64,10 +74,11 @@ def require_fixed(mixing: Mixing, method: str) -> Mixing:
     return mixing
 
 
-def _wire_dtype(params: PyTree) -> Any:
-    """The dtype that holds every leaf exactly, of at most 32 bits."""
+def _dtypes(params: PyTree) -> tuple[Any, Any]:
+    """The dtype that holds every leaf exactly, and that of sums: of at least 32 bits."""
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
-    return dtypes.pop() if len(dtypes) == 1 and max(d.itemsize for d in dtypes) < 4 else jnp.float32
+    wide = max({*dtypes, jnp.dtype(jnp.float32)}, key=lambda dtype: dtype.itemsize)
+    return dtypes.pop() if len(dtypes) == 1 else wide, wide
 
 
 def gossiped(
@@ -76,6 +87,7 @@ def gossiped(
     start: Callable[[list[jax.Array]], PyTree],
     method: Method,
     *,
+    average: Average = plain_average,
     seed: int = 0,
     key: jax.Array | None = None,
     info: bool = False,
@@ -88,6 +100,7 @@ def gossiped(
       axis_name: The mesh axis, or axes, that number the workers.
       start: First memory of a worker, of its units of parameters.
       method: A worker's step.
+      average: The exact mean of all workers, and what they remember once they agree on it.
       seed: Seed of what workers draw.
       key: A typed threefry key, in place of `seed`.
       info: Whether the state's field `info` tells `disagreement` and `rounds`.
@@ -106,13 +119,17 @@ def gossiped(
                 f"{workers} workers."
             )
 
-    def units_of(tree: PyTree) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
-        return _buckets.split(tree, "bucket", _buckets.BUCKET_BYTES)
+    def units_of(
+        tree: PyTree, dtype: Any
+    ) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
+        return _buckets.split(tree, "bucket", _buckets.BUCKET_BYTES, dtype)
 
     def init_fn(params: PyTree) -> GossipState:
         require_workers()
-        memory = start(units_of(params)[0])
-        known = {"disagreement": jnp.zeros(()), "rounds": jnp.zeros(())} if info else ()
+        memory = start(units_of(params, _dtypes(params)[1])[0])
+        known = (
+            dict.fromkeys(("disagreement", "rounds"), jnp.zeros((), jnp.float32)) if info else ()
+        )
         return GossipState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
@@ -127,6 +144,7 @@ def gossiped(
         *,
         weight: jax.Array | float | None = None,
         present: jax.Array | None = None,
+        exact: jax.Array | bool | None = None,
         **extra_args: object,
     ) -> tuple[PyTree, GossipState]:
         del extra_args
@@ -134,17 +152,20 @@ def gossiped(
             raise ValueError("Gossip mixes parameters: call `tx.update(updates, state, params)`.")
         require_workers()
         _axis.require_own(params, axis_name)
-        steps, join = units_of(updates)
+        sent, wide = _dtypes(params)
+        steps, join = units_of(updates, wide)
         if not steps:
             return updates, state._replace(step=state.step + 1)
         if weight is not None:
-            own = _axis.as_varying(jnp.asarray(weight, jnp.float32), axis_name)
+            own = _axis.as_varying(_weight(weight).astype(wide), axis_name)
             steps = [jnp.where(own == 0, 0, own * step) for step in steps]
-        units, _ = units_of(params)
+        units, _ = units_of(params, wide)
         me = _axis.index(axis_name)
-        # Of the seed alone: who talks in a step is drawn alike for all leaves, and by the clocks.
-        (of_mixing,) = _noise.make_coins(state.key, state.step, 1, me)
-        flags = mixing.active(of_mixing.public, state.step) if mixing.active else None
+        flags = None
+        if mixing.active:
+            # Of the seed alone: who talks in a step is drawn alike for all leaves, and by clocks.
+            (coin,) = _noise.make_coins(state.key, state.step, 1, me)
+            flags = mixing.active(coin.public, state.step)
         placed = _noise.placed_key(state.key, axis_name, params)
         coins = _noise.make_coins(placed, state.step, len(units), me)
         talk = Talk(
@@ -153,16 +174,19 @@ def gossiped(
             axis_name,
             flags,
             _presence(present, mixing.workers),
-            _wire_dtype(params),
+            sent,
+            wide,
             coins,
         )
         memory = _axis.own(state.own, axis_name)
         changes, memory, disagreement = method(talk, memory, units, steps)
+        if exact is not None:
+            changes, memory = _exactly(talk, average, exact, units, changes, memory)
         known: Any = ()
         if info:
             lengths = jnp.asarray([len(rounds) for rounds in links], jnp.float32)
             known = {
-                "disagreement": lax.psum(disagreement, _axis.names(axis_name)),
+                "disagreement": lax.psum(disagreement.astype(jnp.float32), _axis.names(axis_name)),
                 "rounds": jnp.sum(lengths if flags is None else jnp.where(flags, lengths, 0)),
             }
         return join(changes), GossipState(
@@ -182,4 +206,40 @@ def _presence(present: jax.Array | None, workers: int) -> jax.Array | None:
         raise ValueError(
             f"`present` must be one bool a worker, [{workers}], got shape {jnp.shape(present)}."
         )
-    return jnp.asarray(present).astype(bool).astype(jnp.float32)
+    return jnp.asarray(present).astype(bool)
+
+
+def _weight(weight: jax.Array | float) -> jax.Array:
+    """The weight, or NaN where none scales a step: a NaN, an infinity, or less than 0."""
+    if jnp.shape(weight) != ():
+        raise ValueError(
+            f"`weight` must be a scalar on each worker, got shape {jnp.shape(weight)}."
+        )
+    if not isinstance(weight, jax.core.Tracer) and not 0 <= float(weight) < math.inf:
+        raise ValueError(f"`weight` must be a finite number of at least 0, got {weight}.")
+    own = jnp.asarray(weight, jnp.float32)
+    return jnp.where(jnp.isfinite(own) & (own >= 0), own, jnp.nan)
+
+
+def _exactly(
+    talk: Talk,
+    average: Average,
+    exact: jax.Array | bool,
+    x: list[jax.Array],
+    changes: list[jax.Array],
+    memory: PyTree,
+) -> tuple[list[jax.Array], PyTree]:
+    """Changes that end at the exact mean where `exact`; who is absent keeps its own."""
+    flag = jnp.asarray(exact)
+    if flag.shape != ():
+        raise ValueError(f"`exact` must be one bool for all workers, got shape {flag.shape}.")
+
+    def averaged() -> tuple[list[jax.Array], PyTree]:
+        means, after = average(talk, memory, [a + b for a, b in zip(x, changes, strict=True)])
+        exactly = [a - b for a, b in zip(means, x, strict=True)], after
+        if talk.present is None:
+            return exactly
+        here = talk.present[_axis.index(talk.axis_name)]
+        return jax.tree.map(lambda a, b: jnp.where(here, a, b), exactly, (changes, memory))
+
+    return run_when(flag, averaged, lambda _: (changes, memory))

@@ -1,14 +1,14 @@
 """MATCHA's plan: how often each matching is active, and how much neighbours then take in."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import cvxpy
-import networkx as nx
 import numpy as np
-from cvxpy.atoms.lambda_sum_smallest import lambda_sum_smallest
-from scipy.optimize import minimize_scalar
 
+from jaxcomm.gossip._extras import cvxpy, is_graph, optimize
+from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._matchings import Matching, require_matchings, to_matchings
 from jaxcomm.gossip._mixing import laplacian
 from jaxcomm.gossip._topologies import require_graph
@@ -55,7 +55,7 @@ def _most_connected(laplacians: np.ndarray, rounds: float) -> np.ndarray:
     expected = sum(p * each for p, each in zip(probabilities, laplacians, strict=True))
     # The smallest eigenvalue is 0, so that the sum of the two smallest is the second.
     bounds: list[Any] = [probabilities >= 0, probabilities <= 1, sum(probabilities) <= rounds]
-    problem = cvxpy.Problem(cvxpy.Maximize(lambda_sum_smallest(expected, 2)), bounds)
+    problem = cvxpy.Problem(cvxpy.Maximize(cvxpy.lambda_sum_smallest(expected, 2)), bounds)
     problem.solve(solver=cvxpy.CLARABEL)
     found = np.clip(np.asarray(probabilities.value), 0, 1)
     return found * min(1, rounds / found.sum())
@@ -111,7 +111,7 @@ def matcha_plan(graph: nx.Graph | Sequence[Sequence[Sequence[int]]], budget: flo
     """
     if not isinstance(budget, int | float) or not 0 < budget <= 1:
         raise ValueError(f"`budget` must be in (0, 1], got {budget!r}.")
-    if isinstance(graph, nx.Graph):
+    if is_graph(graph):
         if graph.is_directed():
             raise ValueError("`graph` is directed: in a matching, both ends take in the other's.")
         base, matchings = graph, to_matchings(graph)
@@ -125,7 +125,7 @@ def matcha_plan(graph: nx.Graph | Sequence[Sequence[Sequence[int]]], budget: flo
     rounds = budget * len(matchings)
     probabilities = np.ones(len(matchings)) if budget == 1 else _most_connected(laplacians, rounds)
     # Beyond 1 at the smallest positive eigenvalue, no step contracts.
-    best = minimize_scalar(
+    best = optimize.minimize_scalar(
         lambda alpha: contraction(laplacians, probabilities, alpha),
         bounds=(0, 2),
         method="bounded",

@@ -1,10 +1,12 @@
 """The edges of a graph as matchings: sets in which no worker has two edges."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import networkx as nx
+from jaxcomm.gossip._extras import networkx as nx
 
 Matching: TypeAlias = tuple[tuple[int, int], ...]
 

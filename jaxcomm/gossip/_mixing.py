@@ -1,12 +1,17 @@
 """Mixing matrices: with which weights workers take in what they hear."""
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from __future__ import annotations
 
-import networkx as nx
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
 import numpy as np
 
-from jaxcomm.gossip._topologies import Graph, require_graph
+from jaxcomm.gossip._extras import networkx as nx
+from jaxcomm.gossip._topologies import require_graph
+
+if TYPE_CHECKING:
+    from jaxcomm.gossip._topologies import Graph
 
 Rule = Literal["metropolis", "uniform", "max_degree", "best_constant", "push"]
 

@@ -15,7 +15,7 @@ from jaxcomm.gossip._to_mixing import to_mixing
 class PushSum(NamedTuple):
     """What a worker remembers: its mass, and what is on its way to it, the next to arrive first."""
 
-    mass: jax.Array  # float32[]
+    mass: jax.Array  # in the dtype of sums, []
     on_the_way: list[tuple[list[jax.Array], jax.Array]]  # of each step of delay
 
 
@@ -71,25 +71,24 @@ def sgp(
     given = to_mixing(mixing, "push")
 
     def start(units: list[jax.Array]) -> PushSum:
-        nothing = [*map(jnp.zeros_like, units)], jnp.zeros(())
-        return PushSum(jnp.ones(()), [nothing for _ in range(delay)])
+        mass = jnp.ones((), units[0].dtype if units else jnp.float32)
+        nothing = [*map(jnp.zeros_like, units)], jnp.zeros_like(mass)
+        return PushSum(mass, [nothing for _ in range(delay)])
 
     def method(talk: Talk, memory: PushSum, z: list[jax.Array], steps: list[jax.Array]) -> Mixed:
         x = [memory.mass * a + b for a, b in zip(z, steps, strict=True)]
         sent = [a.astype(talk.dtype) for a in x]
-        widened = [a.astype(jnp.float32) for a in sent]
+        widened = [a.astype(talk.wide) for a in sent]
 
         def take(
             heard: tuple[list[jax.Array], jax.Array], weight: jax.Array
         ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-            shares, mass = [a.astype(jnp.float32) for a in heard[0]], heard[1]
+            shares, mass = [a.astype(talk.wide) for a in heard[0]], heard[1]
             squares = sum(jnp.sum(jnp.square(a - b)) for a, b in zip(shares, widened, strict=True))
             return [weight * a for a in shares], weight * mass, weight * squares
 
-        zeros = [*map(jnp.zeros_like, x)]
-        *arrived, disagreement = talk.hear(
-            (sent, memory.mass), take, (zeros, jnp.zeros(()), jnp.zeros(()))
-        )
+        nothing = [*map(jnp.zeros_like, x)], talk.zero, talk.zero
+        *arrived, disagreement = talk.hear((sent, memory.mass), take, nothing)
         away = talk.given_away()
         # What rounding leaves out of a message stays with its sender.
         kept = [a - away * b for a, b in zip(x, widened, strict=True)]
@@ -99,4 +98,9 @@ def sgp(
         changes = [a / mass - b for a, b in zip(total, z, strict=True)]
         return Mixed(changes, PushSum(mass, later), disagreement)
 
-    return gossiped(given, axis_name, start, method, seed=seed, key=key, info=info)
+    def average(talk: Talk, memory: PushSum, z: list[jax.Array]) -> tuple[list[jax.Array], PushSum]:
+        held = [([memory.mass * a for a in z], memory.mass), *memory.on_the_way]
+        x, mass = talk.mean(jax.tree.map(lambda *parts: sum(parts), *held))
+        return [a / mass for a in x], PushSum(mass, start(z).on_the_way)
+
+    return gossiped(given, axis_name, start, method, average=average, seed=seed, key=key, info=info)

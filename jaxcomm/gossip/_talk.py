@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import numpy as np
+from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Coins, PyTree
 from jaxcomm._when import run_when
+from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._matchings import to_matchings
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._rounds import Round, to_rounds
@@ -22,14 +23,14 @@ class Link(NamedTuple):
 
     pairs: Round
     senders: np.ndarray  # int32[n], whom a worker hears; itself where nobody
-    taken: np.ndarray  # float32[n], with which weight
+    taken: np.ndarray  # float64[n], with which weight
 
 
 def to_links(mixing: Mixing, in_pairs: bool = False) -> list[list[Link]]:
     """The rounds of each matrix: as few as there can be, or so that all who talk do so in pairs."""
 
     def link(matrix: np.ndarray, pairs: Round) -> Link:
-        senders, taken = np.arange(len(matrix), dtype=np.int32), np.zeros(len(matrix), np.float32)
+        senders, taken = np.arange(len(matrix), dtype=np.int32), np.zeros(len(matrix))
         for sender, receiver in pairs:
             senders[receiver], taken[receiver] = sender, matrix[receiver, sender]
         return Link(pairs, senders, taken)
@@ -51,8 +52,9 @@ class Talk(NamedTuple):
     links: list[list[Link]]
     axis_name: AxisName
     flags: jax.Array | None  # bool[matrices], which are active; `None`: all
-    present: jax.Array | None  # float32[n], 0 for workers that give and take nothing
+    present: jax.Array | None  # bool[n], false for workers that give and take nothing
     dtype: Any  # in which parameters are sent: that of the widest leaf
+    wide: Any  # in which they are mixed: the same, of at least 32 bits
     coins: list[Coins]  # of each unit
 
     def when(self, matrix: int, do: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
@@ -64,10 +66,15 @@ class Talk(NamedTuple):
     def receive(self, link: Link, message: PyTree) -> tuple[PyTree, jax.Array]:
         """The message of this round's neighbour, and with which weight it is taken in."""
         me = _axis.index(self.axis_name)
-        weight = jnp.asarray(link.taken)[me]
-        if self.present is not None:
-            weight = weight * self.present[jnp.asarray(link.senders)[me]] * self.present[me]
+        weight = jnp.where(self.meets(link), jnp.asarray(link.taken, self.wide)[me], 0)
         return jax.tree.map(lambda x: _axis.permute(x, self.axis_name, link.pairs), message), weight
+
+    def meets(self, link: Link) -> jax.Array:
+        """Whether this worker and whom it hears are both present."""
+        if self.present is None:
+            return jnp.array(True)
+        me = _axis.index(self.axis_name)
+        return self.present[jnp.asarray(link.senders)[me]] & self.present[me]
 
     def hear(
         self, message: PyTree, take: Callable[[PyTree, jax.Array], PyTree], nothing: PyTree
@@ -91,6 +98,20 @@ class Talk(NamedTuple):
             total = jax.tree.map(jnp.add, total, heard)
         return total
 
+    @property
+    def zero(self) -> jax.Array:
+        """A sum of nothing."""
+        return jnp.zeros((), self.wide)
+
+    def mean(self, tree: PyTree) -> PyTree:
+        """The exact mean over all workers that are present, in one all-reduce."""
+        present = jnp.ones(self.mixing.workers, bool) if self.present is None else self.present
+        here = present[_axis.index(self.axis_name)]
+        workers = jnp.maximum(jnp.sum(present), 1).astype(self.wide)
+        # Divided first: a sum of large parameters may overflow where their mean does not.
+        parts = jax.tree.map(lambda x: jnp.where(here, x / workers, 0), tree)
+        return lax.psum(parts, _axis.names(self.axis_name))
+
     def differences(self, units: list[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
         r""":math:`\sum_j W_{ij} (x_j - x_i)` of each unit, and this worker's disagreement.
 
@@ -98,22 +119,22 @@ class Talk(NamedTuple):
         the values as they were sent.
         """
         sent = [x.astype(self.dtype) for x in units]
-        own = [x.astype(jnp.float32) for x in sent]
+        own = [x.astype(self.wide) for x in sent]
 
         def take(received: list[jax.Array], weight: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-            apart = [x.astype(jnp.float32) - y for x, y in zip(received, own, strict=True)]
+            apart = [x.astype(self.wide) - y for x, y in zip(received, own, strict=True)]
             squares = sum(jnp.sum(jnp.square(x)) for x in apart)
             return [weight * x for x in apart], weight * squares
 
-        return self.hear(sent, take, ([*map(jnp.zeros_like, own)], jnp.zeros(())))
+        return self.hear(sent, take, ([*map(jnp.zeros_like, own)], self.zero))
 
     def given_away(self) -> jax.Array:
         r"""The part of itself that this worker sends off: :math:`\sum_{j \ne i} W_{ji}`."""
-        off = np.stack([m - np.diag(np.diag(m)) for m in self.mixing.matrices]).astype(np.float32)
+        off = np.stack([m - np.diag(np.diag(m)) for m in self.mixing.matrices])
         me = _axis.index(self.axis_name)
-        to_each = jnp.asarray(off.transpose(0, 2, 1))[:, me]  # [matrices, n]
+        to_each = jnp.asarray(off.transpose(0, 2, 1), self.wide)[:, me]  # [matrices, n]
         if self.present is not None:
-            to_each = to_each * self.present[None] * self.present[me]
+            to_each = jnp.where(self.present[None] & self.present[me], to_each, 0)
         if self.flags is not None:
             to_each = jnp.where(self.flags[:, None], to_each, 0)
         return jnp.sum(to_each)

@@ -1,18 +1,22 @@
 """What mixing is made from: graphs, matrices, plans, and lists of them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import numpy as np
-from scipy.optimize import minimize_scalar
 
+from jaxcomm.gossip._extras import is_graph, optimize
+from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._matcha_plan import MatchaPlan, laplacians_of
 from jaxcomm.gossip._mixing import Rule, laplacian, mixing_matrix
 from jaxcomm.gossip._mixing_plan import Active, Mixing
-from jaxcomm.gossip._topologies import Graph
+
+if TYPE_CHECKING:
+    from jaxcomm.gossip._topologies import Graph
 
 
 def _require_matrix(given: Any) -> np.ndarray:
@@ -29,7 +33,7 @@ def _require_matrix(given: Any) -> np.ndarray:
 
 def _independent(probabilities: Sequence[float]) -> Active:
     chances = np.asarray(probabilities, np.float32)
-    return lambda key, step: jax.random.uniform(key, chances.shape) < chances
+    return lambda key, step: jax.random.uniform(key, chances.shape, jnp.float32) < chances
 
 
 def to_mixing(given: Any, rule: Rule = "metropolis") -> Mixing:
@@ -59,7 +63,7 @@ def to_mixing(given: Any, rule: Rule = "metropolis") -> Mixing:
         laplacians = laplacians_of(given.workers, given.matchings)
         matrices = tuple(np.eye(given.workers) - given.alpha * each for each in laplacians)
         return Mixing(matrices, given.probabilities, _independent(given.probabilities))
-    if isinstance(given, nx.Graph):
+    if is_graph(given):
         return Mixing((mixing_matrix(given, rule),))
     if isinstance(given, list | tuple) and given and not np.isscalar(given[0][0]):
         return in_turns(given, rule)
@@ -73,7 +77,7 @@ def to_mixing(given: Any, rule: Rule = "metropolis") -> Mixing:
 
 def _each(given: Sequence[Graph | np.ndarray], rule: Rule) -> tuple[np.ndarray, ...]:
     matrices = tuple(
-        _matrix_of_part(graph, rule) if isinstance(graph, nx.Graph) else _require_matrix(graph)
+        _matrix_of_part(graph, rule) if is_graph(graph) else _require_matrix(graph)
         for graph in given
     )
     if not matrices or len({len(matrix) for matrix in matrices}) > 1:
@@ -190,7 +194,7 @@ def now_and_then(graph: nx.Graph, budget: float) -> Mixing:
         matrix = np.eye(len(whole)) - step * whole
         return Mixing((matrix,), (float(budget),), _independent([budget]))
 
-    best = minimize_scalar(
+    best = optimize.minimize_scalar(
         lambda step: at(step).rho, bounds=(0, 2), method="bounded", options={"xatol": 1e-9}
     )
     return at(float(best.x))

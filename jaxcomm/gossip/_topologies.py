@@ -1,11 +1,15 @@
 """Who talks to whom: graphs whose nodes are the workers 0 to n - 1."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import networkx as nx
+from jaxcomm.gossip._extras import is_graph
+from jaxcomm.gossip._extras import networkx as nx
 
-Graph: TypeAlias = nx.Graph | nx.DiGraph
+if TYPE_CHECKING:
+    Graph: TypeAlias = nx.Graph | nx.DiGraph
 
 
 def require_workers(workers: int) -> None:
@@ -20,7 +24,7 @@ def require_graph(graph: Graph) -> int:
     Raises:
       ValueError: If nodes are not 0 to n - 1, or some worker cannot be reached from another.
     """
-    if not isinstance(graph, nx.Graph) or graph.is_multigraph():
+    if not is_graph(graph) or graph.is_multigraph():
         raise ValueError(f"`graph` must be a networkx Graph or DiGraph, got {graph!r}.")
     workers = graph.number_of_nodes()
     if not workers or set(graph.nodes) != set(range(workers)):

@@ -8,6 +8,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm._buckets import Scope
+from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean, warm_up
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._warm_up import require_steps
@@ -17,6 +18,7 @@ from jaxcomm.compression.sparsifiers import top_k
 _WARM_UP_RATIOS = (0.25, 0.0625, 0.015625, 0.004)
 
 
+@checked()
 def deep_gradient_compression(
     axis_name: AxisName = "data",
     *,

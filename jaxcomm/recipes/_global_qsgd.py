@@ -7,7 +7,9 @@ import optax
 
 from jaxcomm._base import AxisName, Codec
 from jaxcomm._buckets import Scope
+from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean, merged_mean, summed_mean, two_stage_mean
+from jaxcomm.compression._overflow import Policy
 from jaxcomm.compression.quantizers import dither, exponential_dither, nonzeros
 
 
@@ -29,6 +31,7 @@ _CODECS = {
 }
 
 
+@checked()
 def global_qsgd(
     axis_name: AxisName = "data",
     *,
@@ -135,6 +138,7 @@ def global_qsgd(
     )
 
 
+@checked()
 def qsgd(
     axis_name: AxisName = "data",
     *,
@@ -200,12 +204,14 @@ def qsgd(
     )
 
 
+@checked()
 def sparse_global_qsgd(
     axis_name: AxisName = "data",
     *,
     capacity: int,
     levels: int = 1,
     norm: Literal["max", "l2"] = "l2",
+    overflow: Policy = "nan",
     scope: Scope = "bucket",
     bucket_bytes: int | None = None,
     seed: int = 0,
@@ -224,11 +230,13 @@ def sparse_global_qsgd(
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       capacity: Non-zeros of one worker's unit that there is room for, a Python int. More of them
-        make the update NaN, since dropping some would bias it: the expectation is at most
+        make the update NaN, since dropping some biases it: the expectation is at most
         :math:`s (s + \sqrt{n d}) / n`; allow several standard deviations, its root, and for workers
         whose updates are larger than others'.
       levels: :math:`s`, a Python int.
       norm: `"l2"`, or `"max"`, which has many more non-zeros.
+      overflow: Of more non-zeros than there is room for: `"nan"`, or `"drop"` to lose those that
+        have none.
       scope: What shares a norm: a `"leaf"`, a `"bucket"` of leaves, or the whole `"tree"`.
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the rounding; may be traced.
@@ -259,7 +267,7 @@ def sparse_global_qsgd(
     """
     return gathered_mean(
         axis_name,
-        nonzeros(levels=levels, capacity=capacity, norm=norm),
+        nonzeros(levels=levels, capacity=capacity, norm=norm, overflow=overflow),
         agreed=True,
         scope=scope,
         bucket_bytes=bucket_bytes,

@@ -4,10 +4,12 @@ import jax
 import optax
 
 from jaxcomm._base import AxisName
+from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean
 from jaxcomm.compression.quantizers import natural
 
 
+@checked()
 def natural_compression(
     axis_name: AxisName = "data",
     *,

@@ -2,21 +2,22 @@
 
 from typing import Any
 
-import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm._buckets import Scope
+from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import one_bit
 
 
+@checked("decay")
 def one_bit_sgd(
     axis_name: AxisName = "data",
     *,
     decay: float = 1.0,
-    dtype: Any = jnp.float32,
+    dtype: Any = "float32",
     scope: Scope = "leaf",
     bucket_bytes: int | None = None,
     info: bool = False,

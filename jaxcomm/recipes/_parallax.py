@@ -6,12 +6,14 @@ import jax
 import optax
 
 from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._require import checked
 from jaxcomm.aggregation import mean, two_stage_mean
 from jaxcomm.compression._support import Granularity
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import nonzero
 
 
+@checked()
 def parallax(
     axis_name: AxisName = "data",
     *,

@@ -7,7 +7,9 @@ import optax
 
 from jaxcomm._base import AxisName, Codec
 from jaxcomm._buckets import Scope
+from jaxcomm._require import checked
 from jaxcomm.aggregation import summed_mean
+from jaxcomm.compression._overflow import Policy
 from jaxcomm.compression._support import Granularity
 from jaxcomm.compression.sketches import s2_codes, s2_sketch
 from jaxcomm.compression.sketches._s2_sketch import Decode
@@ -26,6 +28,7 @@ def _codec(decode: Decode, bits: int, **options: Any) -> Codec:
     return s2_codes(**options)
 
 
+@checked()
 def s2_reducer(
     axis_name: AxisName = "data",
     *,
@@ -35,6 +38,7 @@ def s2_reducer(
     granularity: Granularity = "row",
     decode: Decode = "mean",
     bits: int = 32,
+    overflow: Policy = "nan",
     scope: Scope = "leaf",
     bucket_bytes: int | None = None,
     seed: int = 0,
@@ -55,15 +59,17 @@ def s2_reducer(
 
     for :math:`K = |U|` coordinates and :math:`c` cells in all, however they are divided into rows;
     the median of rows costs more than the mean unless few coordinates are far larger than others.
-    Should more coordinates come than `density` foresaw, the error grows as the formula says, and
-    the time in proportion.
+    Should more coordinates come than `density` foresaw, the update is NaN on all workers, unless
+    they are let in: then the error grows as the formula says, and the time in proportion.
 
     `decode="peel"` solves for the values: support and hashes are known to all, so a cell that holds
     one coordinate gives it, which is subtracted elsewhere, and so on. With three rows and `ratio`
     1.25 or more all are found (below 1.2 half are lost), to rounding relative to the largest value
     met on the way. What is not found is estimated from what is then left in the table. With
     `bits=8`, codes of :func:`jaxcomm.global_qsgd` are sketched in place of values, and tables are
-    added modulo 256; what is not found is 0.
+    added modulo 256; what is not found is
+    lost, so that the update is NaN, unless it is to be dropped; see
+    :func:`jaxcomm.compression.sketches.s2_codes` for how often.
 
     A worker sends :math:`2 (n-1)/n` times 4 `ratio` bytes (8 bits: `ratio` bytes) a coordinate
     foreseen and one bit a part, and 4 bytes for a flag.
@@ -89,6 +95,8 @@ def s2_reducer(
         `"element"`, or a block of so many coordinates. :math:`U` is a union of these.
       decode: `"mean"` or `"median"` of the rows' estimates, or `"peel"`.
       bits: 32, or 8 with `"peel"`.
+      overflow: Of more coordinates than are foreseen, or with `bits=8` of some that do not peel:
+        `"nan"`; or `"drop"`, which lets more in with a larger error, and loses what does not peel.
       scope: What has a table of its own: a `"leaf"`, or a `"bucket"` of leaves, which have no rows.
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the hashes and the rounding; may be traced.
@@ -96,7 +104,7 @@ def s2_reducer(
       info: Whether the state's field `info` tells of the step, besides `compression_error`,
         `density` and `residual_norm`: `union_density`, the density to be foreseen;
         `expected_error`, :math:`(K - 1)/c`, of estimates; `unpeeled`, the part of the union that
-        was not solved for.
+        was not solved for; `overflow`, the part that was not foreseen, or with `bits=8` is lost.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
@@ -124,7 +132,15 @@ def s2_reducer(
     before encoding; hashes are anew in each step; each step has a table of its own; an even number
     of rows is decoded without bias. Peeling and codes of 8 bits are our own.
     """
-    codec = _codec(decode, bits, density=density, ratio=ratio, rows=rows, granularity=granularity)
+    codec = _codec(
+        decode,
+        bits,
+        density=density,
+        ratio=ratio,
+        rows=rows,
+        granularity=granularity,
+        overflow=overflow,
+    )
     return summed_mean(
         axis_name,
         codec,

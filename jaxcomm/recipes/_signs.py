@@ -2,26 +2,32 @@
 
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm._buckets import Scope
+from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean, votes
 from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import scaled_signs, signs
 
 
-def sign_sgd(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
+@checked()
+def sign_sgd(
+    axis_name: AxisName = "data", *, seed: int = 0, key: jax.Array | None = None
+) -> optax.GradientTransformationExtraArgs:
     r"""signSGD with majority vote: each coordinate moves by the sign that most workers see.
 
     .. math:: v = \operatorname{sgn} \sum_{i=1}^n \operatorname{sgn}(x_i)
 
-    :func:`jaxcomm.votes` under its paper's name: +1 for zeros and ties, and 2 (n-1)/n times a bit a
-    coordinate. Biased, and what is lost does not come back.
+    :func:`jaxcomm.votes` under its paper's name: coins decide on zeros and ties, and it sends 2
+    (n-1)/n times a bit a coordinate. Biased, and what is lost does not come back.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
+      seed: Seed of the coins; may be traced.
+      key: A typed threefry key, in place of `seed`.
 
     Returns:
       A transformation to place before the optimizer, such as `optax.sgd(1e-3)`.
@@ -41,11 +47,16 @@ def sign_sgd(axis_name: AxisName = "data") -> optax.GradientTransformationExtraA
       Bernstein et al., `signSGD: Compressed Optimisation for Non-Convex Problems
       <https://arxiv.org/abs/1802.04434>`_, 2018.
     """
-    return votes(axis_name)
+    return votes(axis_name, seed=seed, key=key)
 
 
+@checked()
 def signum(
-    axis_name: AxisName = "data", *, decay: float = 0.9
+    axis_name: AxisName = "data",
+    *,
+    decay: float = 0.9,
+    seed: int = 0,
+    key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Signum with majority vote: workers vote by the signs of their momentum.
 
@@ -58,6 +69,8 @@ def signum(
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       decay: :math:`\beta` in [0, 1), a Python float; 0 is :func:`sign_sgd`.
+      seed: Seed of the coins that decide on zeros and ties; may be traced.
+      key: A typed threefry key, in place of `seed`.
 
     Returns:
       A transformation to place before the optimizer, such as `optax.sgd(1e-3)`. Each worker
@@ -82,14 +95,15 @@ def signum(
       Bernstein et al., `signSGD with Majority Vote is Communication Efficient and Fault Tolerant
       <https://arxiv.org/abs/1810.05291>`_, 2019.
     """
-    return votes(axis_name, codec=momentum(signs(), decay))
+    return votes(axis_name, codec=momentum(signs(), decay), seed=seed, key=key)
 
 
+@checked("decay")
 def ef_sign_sgd(
     axis_name: AxisName = "data",
     *,
     decay: float = 1.0,
-    dtype: Any = jnp.float32,
+    dtype: Any = "float32",
     scope: Scope = "leaf",
     bucket_bytes: int | None = None,
     info: bool = False,

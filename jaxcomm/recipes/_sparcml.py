@@ -4,12 +4,14 @@ import optax
 
 from jaxcomm._base import AxisName, Codec
 from jaxcomm._buckets import Scope
+from jaxcomm._require import checked
 from jaxcomm.aggregation import doubling_mean
 from jaxcomm.compression._support import Granularity, require_density
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import nonzero
 
 
+@checked()
 def sparcml(
     axis_name: AxisName = "data",
     *,
@@ -75,6 +77,6 @@ def sparcml(
         wanted = min(added * density, 1.0)
         codec = nonzero(density=min(wanted, most), granularity=granularity)
         may_overflow = added == 1 or most < wanted
-        return error_feedback(codec) if may_overflow else codec
+        return error_feedback(codec) if may_overflow else codec.dropping or codec
 
     return doubling_mean(axis_name, codec_of, scope=scope, bucket_bytes=bucket_bytes, info=info)

@@ -7,12 +7,14 @@ import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm._buckets import Scope
+from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean, summed_mean
 from jaxcomm.compression.quantizers import ternary
 
 _AGGREGATORS = {"own": gathered_mean, "shared": summed_mean}
 
 
+@checked()
 def terngrad(
     axis_name: AxisName = "data",
     *,

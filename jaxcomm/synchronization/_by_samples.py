@@ -37,7 +37,7 @@ def scale_by_finished(
       A transformation for steps with :func:`window_gradients`, whose count reaches it as `weight`.
 
     Raises:
-      ValueError: In `update`, without a weight.
+      ValueError: In `update`, without a weight, or with one that is no count.
 
     Example:
       >>> import jaxcomm, optax
@@ -63,6 +63,11 @@ def scale_by_finished(
             raise ValueError(
                 "`scale_by_finished` counts what workers have finished: use "
                 "`make_step(..., gradients=window_gradients)`, or pass `weight`."
+            )
+        if jnp.asarray(weight).dtype == bool:
+            raise ValueError(
+                "`scale_by_finished` counts mini-batches, and these weights are of workers that "
+                'count alike: use `window_gradients` without `alike="workers"`.'
             )
         own = _axis.as_varying(jnp.asarray(weight, jnp.float32), axis_name)
         done = lax.psum(own, _axis.names(axis_name)).astype(jnp.int32)

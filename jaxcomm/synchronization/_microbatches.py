@@ -1,6 +1,6 @@
 """Gradients of as many mini-batches as a worker has finished."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,10 @@ class Finished(NamedTuple):
     gradients: PyTree  # their sum over mini-batches, as the parameters, in float32 at least
     finished: jax.Array  # int32[], how many mini-batches
     loss: jax.Array  # float32[], the sum of their losses
+    aux: PyTree = None  # float32, the sums of what the loss returns besides
+
+
+Alike = Literal["minibatches", "workers"]
 
 
 def _length(microbatches: PyTree) -> int:
@@ -37,6 +41,8 @@ def microbatch_gradients(
     finished: jax.Array | int,
     *,
     begun: PyTree = None,
+    key: jax.Array | None = None,
+    has_aux: bool = False,
     axis_name: AxisName = "data",
 ) -> Finished:
     r"""Sums of the gradients and losses of the first so many mini-batches, at the same parameters.
@@ -47,12 +53,15 @@ def microbatch_gradients(
     is sent. (`jax.vmap` runs it as often as the fastest worker needs on all.)
 
     Args:
-      loss_fn: `(params, batch) -> loss`, the mean over a mini-batch.
+      loss_fn: `(params, batch) -> loss`, the mean over a mini-batch; with `has_aux=True`, `(loss,
+        aux)`. Called with `(params, batch, key)` where there is a key.
       params: Parameters.
       microbatches: Leaves `[M, ...]`, this worker's mini-batches in order.
       finished: :math:`m_i`, int32[], 0 to M; beyond is cut.
       begun: Parameters at which the first mini-batch has begun, and so is evaluated, where those
         are others: see :func:`begun_at`.
+      key: A typed key, folded with the number of the mini-batch in the window.
+      has_aux: Whether `loss_fn` returns a pair; aux is summed in float32.
       axis_name: The mesh axis, or axes, that number the workers.
 
     Returns:
@@ -78,44 +87,73 @@ def microbatch_gradients(
     require_points(finished, begun)
     most = _length(microbatches)
     count = jnp.clip(jnp.asarray(finished, jnp.int32), 0, most)
-    local = _axis.local_value_and_grad(loss_fn, axis_name=axis_name)
+    local = _axis.local_value_and_grad(loss_fn, has_aux, axis_name=axis_name)
 
-    def add(number: jax.Array, total: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
+    def of_one(number: jax.Array) -> Finished:
         batch = jax.tree.map(
             lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), microbatches
         )
         point = params
         if begun is not None:
             point = jax.tree.map(lambda z, x: jnp.where(number == 0, z, x), begun, params)
-        loss, gradients = local(point, batch)
-        return jax.tree.map(jnp.add, total, (wide(gradients), loss.astype(jnp.float32)))
+        own_key = [] if key is None else [jax.random.fold_in(key, number)]
+        value, gradients = local(point, batch, *own_key)
+        loss, aux = value if has_aux else (value, None)
+        told = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), (loss, aux))
+        return Finished(wide(gradients), jnp.ones((), jnp.int32), *told)
 
     nothing = jax.tree.map(
-        lambda x: _axis.as_varying(x, axis_name),
-        (jax.tree.map(jnp.zeros_like, wide(params)), jnp.zeros((), jnp.float32)),
+        lambda x: _axis.as_varying(jnp.zeros(x.shape, x.dtype), axis_name),
+        jax.eval_shape(of_one, jnp.zeros((), jnp.int32)),
     )
     count = _axis.as_varying(count, axis_name)
-    gradients, loss = lax.fori_loop(0, count, add, nothing)
-    return Finished(gradients, count, loss)
+    total: Finished = lax.fori_loop(
+        0, count, lambda number, total: jax.tree.map(jnp.add, total, of_one(number)), nothing
+    )
+    return total
 
 
-def mean_of(done: Finished, params: PyTree) -> tuple[jax.Array, PyTree, jax.Array]:
-    """`(mean loss, mean gradient as the parameters, count)`; zeros where nothing is finished."""
+def mean_of(
+    done: Finished, params: PyTree, alike: Alike = "minibatches"
+) -> tuple[PyTree, PyTree, jax.Array]:
+    """`(mean value, mean gradient as the parameters, weight)`; zeros where nothing is finished."""
+    if alike not in get_args(Alike):
+        raise ValueError(f"`alike` must be one of {get_args(Alike)}, got {alike!r}.")
     some: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
-    mean = jax.tree.map(lambda x: x / some.astype(x.dtype), done.gradients)
-    return done.loss / some, narrow(mean, params), done.finished
+    gradient, loss, aux = jax.tree.map(
+        lambda x: x / some.astype(x.dtype), (done.gradients, done.loss, done.aux)
+    )
+    weight = done.finished if alike == "minibatches" else done.finished > 0
+    return loss if aux is None else (loss, aux), narrow(gradient, params), weight
 
 
 def window_gradients(
-    loss_fn: LossFn, params: PyTree, batch: tuple[PyTree, ...], *, axis_name: AxisName = "data"
-) -> tuple[jax.Array, PyTree, jax.Array]:
+    loss_fn: LossFn,
+    params: PyTree,
+    batch: tuple[PyTree, ...],
+    key: jax.Array | None = None,
+    *,
+    alike: Alike = "minibatches",
+    has_aux: bool = False,
+    axis_name: AxisName = "data",
+) -> tuple[PyTree, PyTree, jax.Array]:
     r"""The `gradients=` of :func:`jaxcomm.make_step` for windows of mini-batches.
 
-    Means over a worker's finished mini-batches, weighted by their count: an aggregator then forms
-    :math:`\sum_i \sum_{j \le m_i} g_{ij} / \sum_i m_i`. Gossip, whose weights scale steps, moves a
-    worker by :math:`\gamma \sum_{j \le m_i} g_{ij}`: :math:`\gamma` is then the learning rate of a
-    single mini-batch. Where a worker has finished nothing, its mean is 0 and its weight too, and it
-    only mixes; where nobody has, the loss, a mean over nothing, is NaN.
+    The mean :math:`\bar g_i` over a worker's :math:`m_i` finished mini-batches, with a weight, in
+    one of two forms. Either all *mini-batches* count alike (weight :math:`m_i`), so that faster
+    workers weigh more, or all *workers* do that have finished any (weight 1). An aggregator forms
+
+    .. math:: \frac{\sum_i m_i \bar g_i}{\sum_i m_i} = \frac{\sum_i \sum_{j \le m_i} g_{ij}}{\sum_i
+              m_i} \qquad\text{or}\qquad \frac{\sum_{i: m_i > 0} \bar g_i}{\sum_{i: m_i > 0} 1},
+
+    and gossip, whose weights scale steps, moves a worker by the sum over its mini-batches, with
+    :math:`\gamma` the learning rate of a single one, or by their mean:
+
+    .. math:: \Delta_i = -\gamma \sum_{j \le m_i} g_{ij} \qquad\text{or}\qquad
+              \Delta_i = -\gamma\, \bar g_i .
+
+    Where a worker has finished nothing, its mean is 0 and its weight too, and it only mixes; where
+    nobody has, the loss, a mean over nothing, is NaN.
 
     Args:
       loss_fn: As for :func:`microbatch_gradients`.
@@ -123,14 +161,19 @@ def window_gradients(
       batch: `(microbatches, finished)`: leaves `[M, ...]` of this worker, and int32[1]; or with a
         third part, parameters [1, ...] of :func:`begun_at`, which counts of windows with
         `in_flight="finish_late"` need.
-      axis_name: The mesh axis, or axes, that number the workers; other than the default with
-        `functools.partial`.
+      key: As for :func:`microbatch_gradients`; `step(..., key=key)` gives a worker its own.
+      alike: What counts alike, `"minibatches"` or `"workers"`. This and what follows are given with
+        `functools.partial(window_gradients, alike="workers")`.
+      has_aux: Whether `loss_fn` returns `(loss, aux)`, as `make_step(..., has_aux=True)` is told
+        too. Means of aux are weighted as the loss is.
+      axis_name: The mesh axis, or axes, that number the workers.
 
     Returns:
-      `(mean loss, mean gradient, count)`.
+      `(mean loss, mean gradient, weight)`, the loss in a pair with the means of aux where there is
+      aux; the weight is a count, int32[], or bool[] where workers count alike.
 
     Raises:
-      ValueError: As :func:`microbatch_gradients` does.
+      ValueError: As :func:`microbatch_gradients` does, or if `alike` is neither.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -150,23 +193,37 @@ def window_gradients(
         )
     begun = jax.tree.map(lambda z: z[0], late[0]) if late else None
     done = microbatch_gradients(
-        loss_fn, params, microbatches, finished[0], begun=begun, axis_name=axis_name
+        loss_fn,
+        params,
+        microbatches,
+        finished[0],
+        begun=begun,
+        key=key,
+        has_aux=has_aux,
+        axis_name=axis_name,
     )
-    return mean_of(done, params)
+    return mean_of(done, params, alike)
 
 
 def given_gradients(
-    loss_fn: LossFn, params: PyTree, batch: Finished
-) -> tuple[jax.Array, PyTree, jax.Array]:
+    loss_fn: LossFn,
+    params: PyTree,
+    batch: Finished,
+    key: jax.Array | None = None,
+    *,
+    alike: Alike = "minibatches",
+) -> tuple[PyTree, PyTree, jax.Array]:
     r"""The `gradients=` of :func:`jaxcomm.make_step` where sums over mini-batches are at hand.
 
     Args:
       loss_fn: Not called.
       params: Whose dtypes the mean gradient takes.
       batch: Sums of this worker, with a leading axis of length 1, as :class:`RealTimeWindow` makes.
+      key: Not used.
+      alike: As for :func:`window_gradients`.
 
     Returns:
-      `(mean loss, mean gradient, count)`, like :func:`window_gradients`.
+      `(mean loss, mean gradient, weight)`, like :func:`window_gradients`.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -178,5 +235,5 @@ def given_gradients(
       >>> print(step(params, jaxcomm.init(tx, params, 2), sums)[0])  # -(1 + 5) / 3
       -2.0
     """
-    del loss_fn
-    return mean_of(jax.tree.map(lambda x: x[0], batch), params)
+    del loss_fn, key
+    return mean_of(jax.tree.map(lambda x: x[0], batch), params, alike)

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-import optax
+from jaxcomm._require import require_transformation as require_transformation
 
 
 def require_int(value: Any, option: str, least: int = 1) -> None:
@@ -16,9 +16,3 @@ def require_seconds(seconds: float, option: str) -> None:
     """Raises unless it is a finite number of at least 0."""
     if not 0 <= seconds < math.inf:
         raise ValueError(f"`{option}` must be finite seconds of at least 0, got {seconds!r}.")
-
-
-def require_transformation(tx: Any, option: str) -> None:
-    """Raises unless it is one of optax."""
-    if not isinstance(tx, optax.GradientTransformation):
-        raise ValueError(f"`{option}` must be an optax transformation, got {tx!r}.")

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -192,8 +193,8 @@ def trace(file: str | pathlib.Path) -> Straggler:
         take as long.
 
     Raises:
-      ValueError: If the file is not a table of positive numbers; when used, if it has not as many
-        columns as there are workers.
+      ValueError: If the file is not a table of positive numbers that float32 holds; when used, if
+        it has not as many columns as there are workers.
 
     Example:
       >>> import pathlib, tempfile
@@ -204,16 +205,27 @@ def trace(file: str | pathlib.Path) -> Straggler:
       [1. 4.]
     """
     try:
-        times = np.loadtxt(file, delimiter=",", ndmin=2)
+        lines = pathlib.Path(file).read_text(encoding="utf-8").splitlines()
+        with warnings.catch_warnings(action="ignore"):  # Of an empty file, an error below.
+            times = np.loadtxt(lines, delimiter=",", ndmin=2)
     except ValueError as error:
         raise ValueError(f"{file} is no table of numbers separated by commas: {error}.") from error
-    if not times.size or not (np.isfinite(times).all() and (times > 0).all()):
-        raise ValueError(f"{file} must hold positive numbers of seconds, a column a worker.")
+    if not times.size:
+        raise ValueError(f"{file} must hold numbers of seconds, a column a worker; it is empty.")
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        drawn = times.astype(np.float32)
+    if (wrong := ~((drawn >= np.finfo(np.float32).tiny) & (drawn < np.inf))).any():
+        step, worker = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"{file} must hold positive numbers of seconds that float32 can tell from 0 and "
+            f"infinity, a column a worker; step {step + 1} of worker {worker} is "
+            f"{times[step, worker]}."
+        )
 
     def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
         del key
         _require_all(times.T, shape[0])
-        row = jnp.asarray(times, jnp.float32)[step % len(times)]
+        row = jnp.asarray(drawn)[step % len(drawn)]
         return jnp.broadcast_to(row[:, None], shape)
 
     def means(workers: int) -> np.ndarray:

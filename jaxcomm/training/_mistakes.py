@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxcomm._base import PyTree
-from jaxcomm._state import require_transformation
+from jaxcomm._require import require_transformation
 from jaxcomm.wire._program import live
 
 

@@ -44,7 +44,7 @@ def worker_step(
     has_aux: bool,
     gradients: GradientFn | None,
     metrics: Metrics,
-) -> Step:
+) -> Callable[..., tuple[PyTree, optax.OptState, dict[str, jax.Array], dict[str, jax.Array]]]:
     """The step of one worker, inside of the workers.
 
     Args:

@@ -1,5 +1,6 @@
 """Bytes, counted in the program that sends them."""
 
-from jaxcomm.wire._account import Account, Collective, account
+from jaxcomm.wire._account import Account, account
+from jaxcomm.wire._collective import Collective
 
 __all__ = ["Account", "Collective", "account"]

@@ -95,5 +95,7 @@ def heaviest(nodes: tuple[Node, ...], cost: Cost) -> list[Collective]:
         if isinstance(node, Collective):
             taken.append(node)
         else:
-            taken += max((heaviest(branch, cost) for branch in node.branches), key=cost)
+            each = [heaviest(branch, cost) for branch in node.branches]
+            costs = [cost(branch) for branch in each]
+            taken += each[costs.index(max(costs))]
     return taken

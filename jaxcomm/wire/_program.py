@@ -50,7 +50,7 @@ def live(jaxpr: Any, wanted: list[bool]) -> tuple[list[tuple[Any, list[bool]]], 
     kept = []
     for eqn in reversed(jaxpr.eqns):
         outs = [out in needed for out in eqn.outvars]
-        if not any(outs) and not eqn.effects:
+        if not any(outs) and all(type(e).__name__ == "NamedAxisEffect" for e in eqn.effects):
             continue
         kept.append((eqn, outs))
         ins = [True] * len(eqn.invars)

@@ -78,9 +78,13 @@ def _axes_of(params: dict[str, Any]) -> tuple[str, ...]:
 def _own_shape(aval: Any) -> tuple[int, ...]:
     """The part of an operand that a device holds, where its type tells how it is cut."""
     sharding = aval.sharding
-    if isinstance(sharding, NamedSharding) and sharding.mesh.explicit_axes:
-        return tuple(sharding.shard_shape(aval.shape))
-    return tuple(aval.shape)
+    if not isinstance(sharding, NamedSharding):
+        return tuple(aval.shape)
+    named = [(part,) if isinstance(part, str) else part or () for part in sharding.spec]
+    parts = [math.prod(sharding.mesh.shape[axis] for axis in axes) for axes in named]
+    return tuple(
+        size // part for size, part in itertools.zip_longest(aval.shape, parts, fillvalue=1)
+    )
 
 
 def _sends(eqn: Any, kind: str) -> bool:

@@ -16,7 +16,7 @@ from tests.cases._sketched import SKETCHED
 from tests.cases._sparse import SPARSE
 from tests.cases._switched import SWITCHED
 
-__all__ = ["CASES", "FRAME", "MEANS", "WEIGHTED", "Case", "rows", "rows_by_workers"]
+__all__ = ["CASES", "FAMILIES", "FRAME", "MEANS", "WEIGHTED", "Case", "rows", "rows_by_workers"]
 
 # One for each way in which updates are exchanged and memory is kept. The others share their code
 # with one of these, but for the codec and what tests of their own are for, and are variants.
@@ -30,21 +30,22 @@ REPRESENTATIVES = {
     "diana",  # memory that workers share
 }
 
+FAMILIES = [
+    QUANTIZED,
+    SIGNS,
+    SPARSE,
+    BINARY,
+    SAMPLED,
+    SKETCHED,
+    EXCHANGED,
+    SWITCHED,
+    FEEDBACK,
+]
 CASES = [
     case._replace(variant=case.name not in REPRESENTATIVES)
-    for case in [
-        *QUANTIZED,
-        *SIGNS,
-        *SPARSE,
-        *BINARY,
-        *SAMPLED,
-        *SKETCHED,
-        *EXCHANGED,
-        *SWITCHED,
-        *FEEDBACK,
-    ]
+    for family in FAMILIES
+    for case in family
 ]
-
 
 # Of these, a mean without a codec, one of codes, and one that remembers: enough for laws of what
 # all aggregators share, the frame around exchange and codec.

@@ -41,6 +41,14 @@ class Case(NamedTuple):
       common_coins: Workers draw alike.
       spreads: Coordinates that are zero on all workers need not be so in the result.
       fitted: Easy input is met exactly, and nothing is drawn.
+      discount: What a step of feedback keeps of the error of those before.
+      aim: `updates [steps, n, d] -> [steps, d]`, in NumPy, whose mean over time results have in
+        the long run, of updates that do not change; `None` for the mean of workers.
+      shares: By how much of it each worker's own part may be off there.
+      settles: Of updates that do not change, the error vanishes.
+      result: `updates [steps, n, d] -> results [steps, d]`, exactly, of what is no mean.
+      exempt: Mistakes of `tests.mutants` that the row cannot make, or that cannot be seen in its
+        results, each with the reason. What has no memory need not say so.
       staged: May be any stage of `hierarchical`: one aggregator, without memory.
     """
 
@@ -64,6 +72,12 @@ class Case(NamedTuple):
     common_coins: bool = False
     fitted: bool = False
     spreads: bool = False
+    discount: float = 1.0
+    aim: Callable[[np.ndarray], np.ndarray] | None = None
+    shares: float = 0.5
+    settles: bool = False
+    result: Callable[[np.ndarray], np.ndarray] | None = None
+    exempt: dict[str, str] = {}  # noqa: RUF012
     staged: bool = True
 
     def __repr__(self) -> str:

@@ -2,6 +2,8 @@
 
 from functools import cache
 
+import numpy as np
+
 import jaxcomm
 from jaxcomm.compression import scaled
 from jaxcomm.compression.feedback import (
@@ -53,8 +55,28 @@ def _summed_8_bits(name: str, codec: jaxcomm.Codec, **claims: object) -> Case:
     )
 
 
+def clipped(updates: np.ndarray, most: float) -> np.ndarray:
+    """[steps, n, d], each worker's by its own norm."""
+    norms = np.linalg.norm(updates, axis=-1, keepdims=True)
+    return updates * np.minimum(1, most / norms)
+
+
+def momentum_corrected(updates: np.ndarray, ratio: float) -> np.ndarray:
+    """Lin et al.'s algorithm with exact top-k and a momentum of 0.9, [steps, d]."""
+    velocity, residual, means = np.zeros_like(updates[0]), np.zeros_like(updates[0]), []
+    most = round(ratio * velocity.shape[1])
+    for update in updates:
+        velocity = 0.9 * velocity + update
+        residual = residual + velocity
+        least = -np.sort(-np.abs(residual), axis=1)[:, most - 1 : most]
+        sent = np.where(np.abs(residual) >= least, residual, 0)
+        velocity, residual = np.where(sent, 0, velocity), residual - sent
+        means.append(sent.mean(axis=0))
+    return np.stack(means)
+
+
 FEEDBACK = [
-    _gathered_top_quarter("ef21", ef21(top_k(ratio=0.25))),
+    _gathered_top_quarter("ef21", ef21(top_k(ratio=0.25)))._replace(settles=True),
     _summed_8_bits(
         "diana",
         diana(dither(bits=8)),
@@ -62,6 +84,7 @@ FEEDBACK = [
         # Of the first step; later ones quantize what differs from the shift, which is less.
         variance=lambda d, n: min(d / _levels(n) ** 2, (d / n) ** 0.5 / _levels(n)),
         resolution=lambda n, d: 1 / _levels(n),
+        settles=True,
         staged=False,
     ),
     _summed_8_bits("ecq", ecq(dither(bits=8)))._replace(
@@ -71,6 +94,8 @@ FEEDBACK = [
             )
         ),
         bytes=lambda sizes, n: (n - 1) * (sum(sizes) + 4 + 4),
+        feedback=True,
+        discount=0.9,
     ),
     _summed_8_bits(
         "error_feedback_dither",
@@ -81,6 +106,8 @@ FEEDBACK = [
     ),
     _gathered_top_quarter(
         "momentum_correction", momentum_correction(error_feedback(top_k(ratio=0.25)))
-    ),
-    _gathered_top_quarter("local_clip", local_clip(error_feedback(top_k(ratio=0.25)), 1.0)),
+    )._replace(aim=lambda updates: momentum_corrected(updates, 0.25)),
+    _gathered_top_quarter(
+        "local_clip", local_clip(error_feedback(top_k(ratio=0.25)), 1.0)
+    )._replace(aim=lambda updates: clipped(updates, 1.0).mean(axis=1)),
 ]

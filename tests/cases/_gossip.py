@@ -24,11 +24,15 @@ class GossipCase(NamedTuple):
       mixing: `workers -> Mixing`, what it runs.
       oracle: `(x, updates, W) -> x after each step`, in NumPy.
       drift: By how much the mean of workers may be off after 1000 steps, in float32.
+      double: By how much float64 parameters may be off after a few steps.
+      floor: How many units in the last place bfloat16 workers may stay apart; `None`: no claim.
       message: Bytes sent to one neighbour, of 12 float32 parameters.
       sends: Messages that a worker of 8 sends in its costliest step.
       sums: Whether sums of parameters and masses are kept, in place of the mean of parameters.
       late: By how many steps updates come later.
       powers_of_2: Whether only as many workers will do.
+      absence: Whether workers may be absent; else `present` is refused by name.
+      corrects: Whether workers that agree may part again, by corrections of their steps.
     """
 
     name: str
@@ -36,11 +40,15 @@ class GossipCase(NamedTuple):
     mixing: Callable[[int], gossip.Mixing]
     oracle: Callable[..., np.ndarray]
     drift: float = 2e-5
+    double: float = 1e-13
+    floor: float | None = 6
     message: int = 12 * 4
     sends: int = 2
     sums: bool = False
     late: int = 0
     powers_of_2: bool = False
+    absence: bool = True
+    corrects: bool = False
 
     def __repr__(self) -> str:
         return self.name
@@ -92,7 +100,8 @@ def _directed(workers: int) -> gossip.Mixing:
     return gossip.to_mixing(graph, "push")
 
 
-SPARSE = {"message": K * 4 + 4}  # Values, and places of 4 bits in one word.
+# Values, which are float32, and places of 4 bits in one word.
+SPARSE = {"message": K * 4 + 4, "double": 2e-6}
 MASS = {"message": 12 * 4 + 4, "sums": True}
 GOSSIP = [
     _case("dpsgd", gossip.ring, gossip.dpsgd, oracle.mix_then_adapt),
@@ -115,6 +124,8 @@ GOSSIP = [
         gossip.ring,
         lambda mixing: gossip.choco_sgd(mixing, _largest(), step_size=STEP_SIZE),
         partial(oracle.choco, k=K, step_size=STEP_SIZE),
+        absence=False,
+        floor=30,
         **SPARSE,
     ),
     _case(
@@ -122,6 +133,7 @@ GOSSIP = [
         _half,
         lambda mixing: gossip.choco_sgd(mixing, _largest(), step_size=STEP_SIZE),
         partial(oracle.choco_by_neighbour, k=K, step_size=STEP_SIZE),
+        floor=30,
         **SPARSE,
     ),
     _case(
@@ -129,9 +141,17 @@ GOSSIP = [
         gossip.ring,
         lambda mixing: gossip.deep_squeeze(mixing, _largest(), step_size=STEP_SIZE),
         partial(oracle.deep_squeeze, k=K, step_size=STEP_SIZE),
+        floor=None,  # The codec's is far above it.
         **SPARSE,
     ),
-    _case("d2", lambda n: gossip.lazy(gossip.ring(n)), gossip.d2, oracle.d2, drift=1e-4),
+    _case(
+        "d2",
+        lambda n: gossip.lazy(gossip.ring(n)),
+        gossip.d2,
+        oracle.d2,
+        drift=1e-4,
+        corrects=True,
+    ),
     _case("sgp", _one_peer, gossip.sgp, oracle.push, sends=3, **MASS),
     _case("sgp_directed", _directed, gossip.sgp, oracle.push, sends=7, **MASS),
     _case(
@@ -152,7 +172,7 @@ GOSSIP = [
     _case(
         "exact_average",
         gossip.ring,
-        lambda mixing: optax.chain(gossip.dpsgd(mixing), gossip.exact_average(3)),
+        lambda mixing: gossip.exact_average(3, gossip.dpsgd(mixing)),
         partial(oracle.exact_now_and_then, every=3),
     ),
 ]

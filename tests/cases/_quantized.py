@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from functools import cache
 
+import numpy as np
+
 import jaxcomm
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import dither, exponential_dither
@@ -144,6 +146,7 @@ QUANTIZED = [
         integer_sum=True,
         random=False,
         weighted=False,
+        result=lambda updates: np.sign(np.sign(updates).sum(axis=1)),
     ),
     _global_case("global_qsgd", lambda n: 15),
     _global_case("global_qsgd_8_bits", _most(8), lambda n: 8, bits=8),

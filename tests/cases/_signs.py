@@ -39,6 +39,17 @@ def _natural_moment(x: np.ndarray) -> float:
     return np.sum((2 * below - t) * (t - below))
 
 
+def majority(updates: np.ndarray) -> np.ndarray:
+    return np.sign(np.sign(updates).sum(axis=1))
+
+
+def _majority_of_momenta(updates: np.ndarray) -> np.ndarray:
+    momenta = [np.zeros_like(updates[0])]
+    for each in updates:
+        momenta.append(0.9 * momenta[-1] + each)
+    return majority(np.stack(momenta[1:]))
+
+
 def _columns(size: int) -> int:
     """Of the leaves in the laws, the kernel of 5 x 2 alone has several."""
     return 2 if size == 10 else 1
@@ -86,6 +97,7 @@ SIGNS = [
         random=False,
         weighted=False,
         codec=signs(),
+        result=majority,
     ),
     Case(
         "signum",
@@ -98,6 +110,7 @@ SIGNS = [
         random=False,
         weighted=False,
         codec=momentum(signs()),
+        result=_majority_of_momenta,
     ),
     feedback_case(
         "ef_sign_sgd",

@@ -85,6 +85,7 @@ SKETCHED = [
         rows=3,
         decode="peel",
         bits=8,
+        overflow="drop",  # Of so few coordinates some often do not peel.
         unbiased=False,
         variance=False,
     ),
@@ -123,7 +124,7 @@ SKETCHED = [
     ),
     feedback_case(
         "nonzero",
-        nonzero(density=0.5, granularity="element"),
+        nonzero(density=0.5, granularity="element", overflow="drop"),
         bytes=lambda size: (
             word_bytes(index_bits_repeated(math.ceil(size / 2), size + 1)) + 4 * math.ceil(size / 2)
         ),

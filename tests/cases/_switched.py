@@ -7,6 +7,7 @@ from jaxcomm import Codec
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from tests.cases._case import Case, Sizes, all_reduce, word_bytes
+from tests.cases._feedback import clipped, momentum_corrected
 from tests.cases._sparse import index_bits, index_bits_repeated, quarter, top_quarter
 
 
@@ -90,5 +91,9 @@ SWITCHED = [
         unbiased=False,
         variance=None,
         random=False,
+        # The mean's norm is clipped at 2.
+        aim=lambda updates: momentum_corrected(
+            clipped(updates, 2.0 / updates.shape[1] ** 0.5), 0.1
+        ),
     ),
 ]

@@ -1,16 +1,16 @@
-"""The command line of `launch`, and what it tells each process; nothing is started here."""
+"""`launch` is a name for `python -m jaxcomm.launch`; nothing is started here."""
 
 import re
 
 import pytest
 
+from experiments import cluster
 from experiments.__main__ import COMMANDS
 from experiments.command_line import parse
 from experiments.configs import Launch
 from experiments.errors import ExperimentError
-from experiments.launch import check, environment_of, explain, find_port, main
-from experiments.processes import Outcome
-from experiments.roll_call import Address
+from experiments.launch import check, main
+from jaxcomm import launch
 
 
 def read(arguments: str) -> Launch:
@@ -19,12 +19,16 @@ def read(arguments: str) -> Launch:
     return config
 
 
-def test_everything_after_the_dashes_is_the_command() -> None:
-    config = read("launch --processes 4 --port 7 -- train --method qsgd --bits 4")
-    assert config.processes == 4 and config.port == 7 and config.devices_per_process == 1
-    assert config.coordinator_address == "127.0.0.1"
-    assert config.command == ("train", "--method", "qsgd", "--bits", "4")
-    assert check(config.command) == [*config.command, "--distributed"]
+def test_what_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(launch, "start", lambda *arguments: asked.append(arguments) or 7)
+    config = read("launch --processes 4 --start-timeout 9 -- train --method qsgd --bits 4")
+    assert main(config) == 7
+    ((options, program, environment),) = asked
+    train = ("-m", "experiments", "train", "--method", "qsgd", "--bits", "4", "--distributed")
+    assert options.command == (*train, "--start-timeout", "9.0")
+    assert options.processes == 4 and program == "experiments"
+    assert environment["EXPERIMENTS_COMMAND"].startswith("python -m experiments")
     assert check(("train", "--distributed")) == ["train", "--distributed"]
 
 
@@ -32,14 +36,9 @@ def test_everything_after_the_dashes_is_the_command() -> None:
     ("arguments", "message"),
     [
         ("launch", "launch needs a command after its options and `--`"),
-        ("launch train --steps 3", "launch needs a command after its options and `--`"),
-        ("launch --processes 0 -- train", "--processes: must be an integer of at least 1, got '0'"),
-        ("launch --processes two -- train", "--processes: must be an integer of at least 1"),
-        ("launch --port 65536 -- train", "--port: must be an integer from 0 to 65535"),
-        ("launch --start-timeout 0 -- train", "--start-timeout: must be a number above 0"),
-        ("launch --coordinator-address a/b -- train", "must be a name or address of a host"),
-        ("launch --devices 2 -- train", "unrecognized arguments: --devices 2"),
-        ("launch --", "needs a command after --"),
+        ("launch --processes 0 -- train", "--processes: must be an integer of at least 1"),
+        ("launch --coordinator-address a..b -- train", "must be a name or address of a host"),
+        ("launch --start-timeout 1e10 -- train", "at most 604800, a week, got '1e10'"),
         ("launch -- tain", "invalid choice: 'tain'"),
         ("launch -- compare", "invalid choice: 'compare'"),
         ("launch -- launch -- train", "invalid choice: 'launch'"),
@@ -54,43 +53,39 @@ def test_what_is_wrong_is_said_before_anything_starts(arguments: str, message: s
         main(read(arguments))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [("launch --help", "--devices-per-process"), ("launch -- train --help", "--learning-rate")],
+)
+def test_help_is_of_what_it_stands_behind(
+    arguments: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(read(arguments))
+    assert ended.value.code == 0 and option in capsys.readouterr().out
+
+
 def test_other_commands_take_no_dashes() -> None:
     with pytest.raises(ExperimentError, match="unrecognized arguments"):
         parse(COMMANDS, ["train", "--", "x"])
 
 
-def test_the_port_is_free_or_the_one_asked_for() -> None:
-    found = find_port(read("launch -- train"))
-    assert found.host == "127.0.0.1" and found.port > 0
-    assert find_port(read(f"launch --port {found.port} -- train")) == found
-
-
-def test_what_each_process_is_told() -> None:
-    config = read("launch --processes 3 --devices-per-process 2 -- train")
-    given = {"HOME": "/root", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    told = environment_of(2, config, Address("127.0.0.1", 7), given)
-    assert told.pop("EXPERIMENTS_COMMAND").startswith("python -m experiments")
-    assert told == {
-        "HOME": "/root",
-        "JAX_COORDINATOR_ADDRESS": "127.0.0.1:7",
-        "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:7",
-        "JAX_NUM_PROCESSES": "3",
-        "JAX_PROCESS_ID": "2",
-        "JAX_LOCAL_DEVICE_IDS": "4,5",
-        "XLA_FLAGS": f"{given['XLA_FLAGS']} --xla_force_host_platform_device_count=2",
-    }
-
-
 @pytest.mark.parametrize(
-    ("outcome", "line"),
+    ("told", "timeout", "message"),
     [
-        (Outcome(0), None),
-        (Outcome(130, signal=2), None),
-        (Outcome(2, failed=1, explained=True), None),
-        (Outcome(1, failed=1), "process 1 of 4 has ended with exit code 1; the others were"),
-        (Outcome(139, failed=3, signal=11), "process 3 of 4 has ended with signal SIGSEGV; the"),
+        ({"JAX_COORDINATOR_ADDRESS": "a..b:1234"}, 1.0, "'a..b:1234' is no address of a coord"),
+        ({"JAX_NUM_PROCESSES": "9" * 5000}, 1.0, "must be an integer from 1 to 65536, got '999"),
+        ({"JAX_NUM_PROCESSES": "99999999999"}, 1.0, "must be an integer from 1 to 65536"),
+        ({}, 1e10, "seconds above 0 and at most 604800, a week, got '10000000000.0'"),
+        ({"JAX_PROCESS_ID": "2"}, 1.0, "numbered from 0 to 1: there is no process 2"),
     ],
 )
-def test_what_no_process_has_said_the_launcher_says(outcome: Outcome, line: str | None) -> None:
-    said = explain(outcome, 4)
-    assert said is None if line is None else said.startswith(line)
+def test_what_a_process_is_told_wrong_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], timeout: float, message: str
+) -> None:
+    right = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_NUM_PROCESSES": "2"}
+    for name, value in {**right, "JAX_PROCESS_ID": "1", **told}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ExperimentError, match=re.escape(message)) as error:
+        cluster.join(timeout)
+    assert len(str(error.value)) < 300 and "\n" not in str(error.value)

@@ -16,6 +16,7 @@ from jaxcomm.compression.feedback import error_feedback
 
 TOP = compression.sparsifiers.top_k(k=3)
 PLAN = gossip.matcha_plan(gossip.ring(8), budget=0.5)
+DPSGD = gossip.dpsgd(gossip.ring(4))
 SUPPORT = compression.sketches.s2_sketch(density=1, ratio=0.5)
 APART = nx.Graph([(0, 1), (2, 3)])
 
@@ -44,9 +45,18 @@ APART = nx.Graph([(0, 1), (2, 3)])
         (lambda: gossip.choco_sgd(gossip.ring(8), TOP, step_size=0), r"`step_size` must be in"),
         (lambda: gossip.choco_sgd(PLAN, TOP, step_size=1, per_neighbour=False), "in all steps"),
         (lambda: gossip.choco_step_size(gossip.ring(8), contraction=0), "`contraction` must be"),
+        (
+            lambda: gossip.choco_sgd(gossip.ring(8), compression.sparsifiers.top_k, step_size=1),
+            "`codec` of `choco_sgd` is a function: call it",
+        ),
+        (lambda: gossip.deep_squeeze(gossip.ring(8), 0.1, step_size=1), "must be a codec"),
         (lambda: gossip.sgp(gossip.ring(8), delay=-1), "`delay` must be a Python int"),
         (lambda: gossip.ad_psgd(gossip.ring(8), staleness=1.5), "`staleness` must be a Python"),
-        (lambda: gossip.exact_average(0), "`every` must be a Python int"),
+        (lambda: gossip.exact_average(0, DPSGD), "`every` must be a Python int"),
+        (lambda: gossip.exact_average(3), "Use `gossip.exact_average"),
+        (lambda: gossip.exact_average(3, optax.sgd(0.1)), "`gossip` must be a method of"),
+        (lambda: gossip.exact_average(3, optax.chain(DPSGD)), "`gossip` must be a method of"),
+        (lambda: gossip.exact_average(3, gossip.ring(4)), "`gossip` must be a method of"),
         (lambda: gossip.one_peer_exponential(6, directed=False), r"need 2\*\*k workers"),
         (lambda: jaxcomm.consensus(jnp.ones(3)), "as `jaxcomm.replicate` makes"),
         (lambda: jaxcomm.consensus_distance({}), "as `jaxcomm.replicate` makes"),
@@ -78,18 +88,17 @@ def test_said_when_state_is_made(tx: Any, message: str) -> None:
         jaxcomm.init(tx, jaxcomm.replicate(jnp.ones(100), 4), 4)
 
 
-DPSGD = gossip.dpsgd(gossip.ring(4))
-
-
 @pytest.mark.parametrize(
     ("tx", "replicated", "extra", "message"),
     [
         (DPSGD, False, {}, r"jaxcomm.replicate\(params, mesh\)"),
         (optax.chain(optax.sgd(0.1, momentum=0.9), DPSGD), True, {}, r"\.trace.*per_worker"),
         (DPSGD, True, {"present": jnp.ones(3)}, r"one bool a worker, \[4\], got shape \(3,\)"),
+        (DPSGD, True, {"weight": jnp.ones(4)}, r"`weight` must be a scalar on each worker, got"),
+        (DPSGD, True, {"exact": jnp.ones(4)}, r"`exact` must be one bool for all workers, got"),
         (gossip.choco_sgd(gossip.ring(4), TOP, step_size=0.5), True, {"present": jnp.ones(4)},
          "per_neighbour=True"),
-        (gossip.exact_average(2), False, {}, r"jaxcomm.replicate\(params, mesh\)"),
+        (gossip.exact_average(2, DPSGD), False, {}, r"jaxcomm.replicate\(params, mesh\)"),
     ],
 )  # fmt: skip
 def test_said_in_a_step(tx: Any, replicated: bool, extra: Any, message: str) -> None:
@@ -102,9 +111,17 @@ def test_said_in_a_step(tx: Any, replicated: bool, extra: Any, message: str) -> 
         step(params, state, jnp.ones(4), **extra)
 
 
-def test_parameters_are_needed() -> None:
+@pytest.mark.parametrize(
+    ("given", "extra", "message"),
+    [
+        (False, {}, r"tx.update\(updates, state, params\)"),
+        (True, {"weight": -1}, "`weight` must be a finite number of at least 0, got -1"),
+        (True, {"weight": np.float32(np.nan)}, "`weight` must be a finite number"),
+    ],
+)
+def test_said_in_an_update(given: bool, extra: Any, message: str) -> None:
     def update(x: jax.Array) -> jax.Array:
-        return DPSGD.update(x, DPSGD.init(x))[0]
+        return DPSGD.update(x, DPSGD.init(x), x if given else None, **extra)[0]
 
-    with pytest.raises(ValueError, match=r"tx.update\(updates, state, params\)"):
+    with pytest.raises(ValueError, match=message):
         jax.vmap(update, axis_name="data")(jnp.ones((4, 3)))

@@ -26,9 +26,10 @@ def check_feedback(case: Case, shape: tuple[int, ...]) -> None:
     memory, sent = codec.init(jnp.asarray(given[0])), np.zeros(shape)
     for number, x in enumerate(given):
         one, memory = step(jax.random.key(number), memory, jnp.asarray(x))
-        sent += np.asarray(one, np.float64)
+        sent = case.discount * sent + np.asarray(one, np.float64)
         kept = np.asarray(memory.own.kept, np.float64)
-        total = given[: number + 1].astype(np.float64).sum(axis=0)
+        weights = case.discount ** np.arange(number + 1)[::-1]
+        total = np.tensordot(weights, given[: number + 1].astype(np.float64), 1)
         np.testing.assert_allclose(sent + kept, total, rtol=0, atol=2e-6 * np.abs(given).max())
     assert np.any(sent != 0)
 

@@ -1,6 +1,7 @@
 """What is sent is what is claimed: bytes in the jaxpr, dtypes in the compiled program."""
 
 import re
+from collections import Counter
 from typing import Any
 
 import jax
@@ -27,9 +28,13 @@ def check_bytes(case: Case, workers: int, mode: Mode = "checked") -> None:
     assert set(sent.bytes_by_axis) == {"data"}
 
 
-def compiled_collectives(run: Any, arguments: tuple[Any, ...]) -> dict[str, int]:
+def compiled(run: Any, arguments: tuple[Any, ...]) -> str:
+    text: str = run.lower(*arguments).compile().as_text()
+    return re.sub(r"/\*.*?\*/", "", text)  # "/*index=5*/"
+
+
+def compiled_collectives(text: str) -> dict[str, int]:
     """Elements that travel in collectives of the compiled program, by dtype."""
-    text = re.sub(r"/\*.*?\*/", "", run.lower(*arguments).compile().as_text())  # "/*index=5*/"
     elements: dict[str, int] = {}
     for result, _ in COLLECTIVE.findall(text):
         for dtype, shape in re.findall(r"([a-z]+\d+)\[([\d,]*)\]", result):
@@ -53,12 +58,20 @@ def test_bytes_unchecked(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("case", "workers"), rows_by_workers(CASES, [8], [], (2,)), ids=repr)
-def test_compiled_dtypes(case: Case, workers: int) -> None:
+def test_compiled_dtypes_and_messages(case: Case, workers: int) -> None:
     coordinates = 4096  # So many that float32 norms and flags are few even beside single bits.
-    run, arguments = _program(case, "checked", {"kernel": jnp.ones((workers, coordinates))})
-    elements = compiled_collectives(run, arguments)
+    leaves = {"kernel": coordinates, "bias": 5, "scale": 3}
+    updates = {name: jnp.ones((workers, size)) for name, size in leaves.items()}
+    run, arguments = _program(case, "checked", updates)
+    text = compiled(run, arguments)
+    elements = compiled_collectives(text)
     coded = {dtype for dtype, size in elements.items() if size >= coordinates / 32}
     assert coded == case.dtypes(workers)
+    sent = jaxcomm.wire.account(run, *arguments).collectives
+    kind_of = {collective.group: collective.primitive for collective in sent}
+    names = {"ppermute": "collective-permute"}
+    combined = Counter(names.get(kind, kind.replace("_", "-")) for kind in kind_of.values())
+    assert Counter(kind for _, kind in COLLECTIVE.findall(text)) == combined
 
 
 @pytest.mark.parametrize(("case", "workers"), rows_by_workers(CASES, [2, 16], [], (64,)), ids=repr)

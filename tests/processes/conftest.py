@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from experiments.configs import Launch
-from experiments.launch import environment_of, find_port
-from experiments.processes import Together
+from jaxcomm.launch import parse
+from jaxcomm.launch._command_line import environments_of
+from jaxcomm.launch._processes import Together
 from tests.processes.families import FAMILIES, WORKERS, Run, train
 
 # Processes and devices of each.
@@ -39,18 +39,15 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     names = [name for name in FAMILIES if name in asked or name.startswith("mean")]
     processes, devices = request.param
     assert processes * devices == WORKERS
-    config = Launch(processes=processes, devices_per_process=devices)
-    coordinator = find_port(config)
+    shape = ["--processes", str(processes), "--devices-per-process", str(devices)]
     folder = tmp_path_factory.mktemp("cluster")
     root = str(Path(__file__).parents[2])
     given = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": root}
-    environments = [
-        environment_of(process, config, coordinator, given) for process in range(processes)
-    ]
-    said, complained = io.StringIO(), io.StringIO()
+    environments = environments_of(parse([*shape, "--", "program"], "launch"), given)
+    said, complained = io.BytesIO(), io.BytesIO()
     command = [sys.executable, "-m", "tests.processes.program", str(folder), *names]
-    outcome = Together(said, complained).run(command, environments)
-    assert outcome.code == 0, said.getvalue()[-2000:] + complained.getvalue()[-4000:]
+    outcome = Together(said.write, complained.write).run(command, environments)
+    assert outcome.code == 0, (said.getvalue()[-2000:] + complained.getvalue()[-4000:]).decode()
     return Ended(
         [json.loads((folder / f"{process}.json").read_text()) for process in range(processes)],
         {name: np.load(folder / f"{name}.npy") for name in names},

@@ -8,8 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from experiments import cluster
-from experiments.processes import end_with_launcher
+from jaxcomm import launch
 
 START_SECONDS = 120.0
 SETTLE_SECONDS = 0.1
@@ -38,8 +37,7 @@ def bytes_sent() -> int:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    end_with_launcher()
-    cluster.join(START_SECONDS)
+    launch.join(START_SECONDS)
 
     import jax
     import numpy as np
@@ -59,7 +57,7 @@ def main(folder: Path, names: list[str]) -> None:
         family = FAMILIES[name]
         started = time.perf_counter()
         run = train(family, mesh, bytes_sent)
-        if cluster.is_first():
+        if launch.is_first():
             np.save(folder / f"{name}.npy", run.params)
         runs[name] = run._replace(params=None)._asdict()
         runs[name]["seconds"] = time.perf_counter() - started

@@ -69,7 +69,7 @@ def grown(workers: int, here: Here) -> None:
 MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
     "a transformation that is not called": (
         lambda here: here.init(jaxcomm.mean),
-        r"`tx` is a function: call it, `mean\(\.\.\.\)`",
+        r"`tx` must be an optax transformation, got the function `mean`: call it",
     ),
     "no transformation": (lambda here: here.step(3), "`tx` must be an optax transformation, got 3"),
     "no loss": (lambda here: here.step(qsgd(), None), "`loss_fn` must be a function, got None"),

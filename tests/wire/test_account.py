@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
 from jaxcomm import wire
@@ -162,3 +162,97 @@ def test_a_link_says_what_compression_saves() -> None:
         account = wire.account(step, x[0], jaxcomm.init(tx, x[0], N), x)
         bill[name] = account.seconds(125e6, 50e-6)
     assert 0.25 < bill["coded"] / bill["exact"] < 0.6
+
+
+def test_what_is_combined_is_one_message() -> None:
+    def both(tree: list[jax.Array]) -> Any:
+        sums = [lax.psum(x, "data") for x in tree]
+        peaks = [lax.pmax(x, "data") for x in tree]
+        after = [lax.psum(x + peak, "data") for x, peak in zip(tree, peaks, strict=True)]
+        return sums, after, lax.psum(after[0], "data")
+
+    mesh = jax.make_mesh((N,), ("data",), axis_types=(AxisType.Auto,))
+    mapped = jax.shard_map(
+        both, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+    )
+    tree = [jnp.zeros(3 + i) for i in range(5)]
+    account = wire.account(mapped, tree)
+    text = jax.jit(mapped).lower(tree).compile().as_text()
+    # A group of sums and one of maxima; those that wait for the maxima join the sums; the last.
+    assert len({c.group for c in account.collectives}) == text.count(" all-reduce(") == 3
+    assert account.messages == 3 * 14
+    assert account.seconds(1e15, 1.0) == pytest.approx(3 * 14)
+
+
+def test_dead_and_equal_collectives_are_not_billed() -> None:
+    def wasteful(x: jax.Array) -> jax.Array:
+        lax.psum(x * 2, "data")  # Nobody reads it.
+        first, second = lax.psum(x + 1, "data"), lax.psum(x + 1, "data")
+        return first + jax.jit(lambda x: (x, lax.pmax(x, "data")))(second)[0]
+
+    account = sent(wasteful)
+    (collective,) = account.collectives
+    assert collective.primitive == "all_reduce" and account.messages == 14
+
+
+def test_permutations_that_stay_are_free() -> None:
+    stay = [(i, i) for i in range(N)]
+    assert sent(lambda x: lax.ppermute(x, "data", stay)).collectives == ()
+    assert sent(lambda x: lax.ppermute(x, "data", [])).collectives == ()
+    assert sent(lambda x: lax.ppermute(x, "data", [(0, 1)])).bytes_per_worker == 24
+
+
+def test_of_a_ragged_exchange_the_rows_are_billed() -> None:
+    def exchange(x: jax.Array) -> jax.Array:
+        ones, places = jnp.ones(N, jnp.int32), jnp.arange(N, dtype=jnp.int32)
+        return lax.ragged_all_to_all(
+            x, jnp.zeros(N), places, ones, ones * lax.axis_index("data"), ones, axis_name="data"
+        )
+
+    assert sent(exchange, (N,)).bytes_per_worker == 7 / 8 * 32
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_unit_whatever_other_axes_shard(kind: AxisType) -> None:
+    cut = {"w": PartitionSpec(None, "model")}
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, kind))
+    params = {"w": jax.device_put(jnp.ones((32, 64)), NamedSharding(mesh, cut["w"]))}
+
+    def program(tx: Any) -> Any:
+        def step(params: Any, batch: Any) -> Any:
+            gradient = jax.tree.map(lambda w: w * jnp.sum(batch), params)
+            return tx.update(gradient, tx.init(gradient))[0]
+
+        specs = (PartitionSpec(), PartitionSpec("data"))
+        return jax.shard_map(
+            step, mesh=mesh, axis_names={"data"}, in_specs=specs, out_specs=PartitionSpec()
+        )
+
+    batch = jnp.ones((64, 32))
+    with jax.set_mesh(mesh):
+        whole = program(jaxcomm.mean())
+        if kind == AxisType.Auto:
+            with pytest.warns(
+                UserWarning, match=r"argument at \[0\]\['w'\] is cut over \['model'\]"
+            ):
+                account = wire.account(whole, params, batch)
+            assert account.at_most and account.bytes_per_worker == 8192
+            assert "at most 8,192" in str(account) and "<=8,192" in str(account)
+        else:
+            account = wire.account(whole, params, batch)
+            assert not account.at_most and account.bytes_per_worker == 2048
+        account = wire.account(program(jaxcomm.shard_local(jaxcomm.mean(), cut)), params, batch)
+        assert not account.at_most and account.bytes_per_worker == 2048
+
+
+def test_many_leaves_do_not_make_the_mean_slow() -> None:
+    params = {i: jnp.ones((8, 8)) for i in range(30)}
+    loss = lambda p, b: sum(jnp.mean((b @ w) ** 2) for w in p.values())  # noqa: E731
+    seconds = {}
+    for name, tx in {"mean": jaxcomm.mean(), "coded": jaxcomm.global_qsgd()}.items():
+        step = jaxcomm.simulate(loss, tx, N)
+        account = wire.account(step, params, jaxcomm.init(tx, params, N), jnp.ones((64, 8)))
+        seconds[name] = account.seconds(125e6, 50e-6)
+        assert account.messages == (14 if name == "mean" else 3 * 14)
+    assert seconds["mean"] == pytest.approx(14 * 50e-6 + 14 / 8 * (30 * 256 + 4) / 125e6)
+    assert seconds["coded"] > seconds["mean"]  # Few bytes, and two messages more.

@@ -1,6 +1,6 @@
 """EF21: workers and receivers keep an estimate, and the difference to it is sent."""
 
-from jaxcomm._base import Codec
+from jaxcomm._base import Codec, require_codec
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.compression.feedback._shifted import shifted
 
@@ -53,6 +53,7 @@ def ef21(codec: Codec) -> Codec:
     Differs from the paper: estimates start at 0, so that the first is :math:`C(x_i^0)`, and the
     update is the estimate after this step's message, not before it.
     """
+    require_codec(codec, "ef21")
     return shifted(
         codec,
         rate=lambda size, workers: 1.0,

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec
+from jaxcomm._base import Codec, require_codec
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.compression.feedback._loop import feedback_loop
 
@@ -29,7 +29,7 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32
     Args:
       codec: A contraction, :math:`\mathbb{E}\|C(a) - a\|^2 \le (1 - \delta) \|a\|^2` with
         :math:`\delta > 0`, or but for a constant (`bounded`), as a fixed threshold is.
-      decay: :math:`\gamma` in (0, 1].
+      decay: :math:`\gamma` in (0, 1]; may be traced.
       dtype: Of the residual that each worker keeps: float32, or bfloat16 for half the memory, whose
         rounding is lost for good (a part in 256 of what is left out).
 
@@ -61,12 +61,13 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32
     Differs from the papers: the learning rate stands outside, so that a residual counts at the rate
     of the step in which it is sent.
     """
-    if not 0 < decay <= 1:
+    require_codec(codec, "error_feedback")
+    if not isinstance(decay, jax.core.Tracer) and not 0 < decay <= 1:
         raise ValueError(f"`decay` must be in (0, 1], got {decay}.")
     kept = require_residual_dtype(dtype)
 
     def corrected(residual: jax.Array, x: jax.Array) -> jax.Array:
-        return x + decay * residual.astype(x.dtype)
+        return x + jnp.asarray(decay, x.dtype) * residual.astype(x.dtype)
 
     return feedback_loop(
         codec,
@@ -74,4 +75,5 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32
         given=corrected,
         keep=lambda residual, x, sent: (corrected(residual, x) - sent).astype(kept),
         require=lambda size, workers: require_contraction(codec, size, workers, "error_feedback"),
+        returns=True,
     )

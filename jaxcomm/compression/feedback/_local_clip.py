@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm._base import Codec, Coins, Memory, PyTree, require_codec
 
 
 def clip_to_norm(x: jax.Array, max_norm: jax.Array | float) -> jax.Array:
@@ -53,6 +53,7 @@ def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
     References:
       Lin et al., `Deep Gradient Compression <https://arxiv.org/abs/1712.01887>`_, 2018.
     """
+    require_codec(codec, "local_clip")
     if isinstance(max_norm, int | float) and not max_norm > 0:
         raise ValueError(f"`max_norm` must be over 0, got {max_norm}.")
 
@@ -68,4 +69,5 @@ def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
         variance=None,
         contraction=None,
         bounded=False,
+        dropping=codec.dropping and local_clip(codec.dropping, max_norm),
     )

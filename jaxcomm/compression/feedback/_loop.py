@@ -37,6 +37,7 @@ def feedback_loop(
     given: Callable[[Any, jax.Array], jax.Array],
     keep: Callable[[Any, jax.Array, jax.Array], Any],
     require: Callable[[int, int], None] = lambda size, workers: None,
+    returns: bool = False,
 ) -> Codec:
     r"""Hands :math:`y = \mathrm{given}(s, x)` to the codec; then :math:`s \gets \mathrm{keep}`.
 
@@ -46,10 +47,13 @@ def feedback_loop(
       given: `(s, x) -> y`, what the codec is given.
       keep: `(s, x, sent) -> s`, `sent` being what others decode of this worker's payload.
       require: `(size, workers)`, raises where the codec will not do.
+      returns: Whether what the codec leaves out comes back. It may then drop what finds no room.
 
     Returns:
       A codec with one more memory of each worker's own. It claims no bound on its error.
     """
+    if returns:
+        codec = codec.dropping or codec
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(x)
@@ -83,4 +87,6 @@ def feedback_loop(
         variance=None,
         contraction=None,
         bounded=False,
+        dropping=codec.dropping
+        and feedback_loop(codec.dropping, start=start, given=given, keep=keep, require=require),
     )

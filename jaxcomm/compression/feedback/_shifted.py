@@ -46,6 +46,7 @@ def shifted(
             given=lambda shift, x: x - shift,
             keep=lambda shift, x, sent: shift + alpha * sent,
             require=require,
+            returns=True,
         )
 
     def inside(memory: Memory) -> Memory:

@@ -7,6 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression import _support
+from jaxcomm.compression._overflow import (
+    Overflow,
+    Policy,
+    choose_form,
+    decoded_to_nan,
+    no_overflow,
+    tell_overflow,
+)
 from jaxcomm.compression.quantizers import _fields, _norms
 from jaxcomm.compression.quantizers._dither import round_to_levels
 from pallas_kernels.quantize.reference import level_step
@@ -20,7 +29,13 @@ class NonzerosPayload(NamedTuple):
     total: jax.Array  # uint32[]
 
 
-def nonzeros(*, levels: int = 1, capacity: int, norm: Literal["max", "l2"] = "l2") -> Codec:
+def nonzeros(
+    *,
+    levels: int = 1,
+    capacity: int,
+    norm: Literal["max", "l2"] = "l2",
+    overflow: Policy = "nan",
+) -> Codec:
     r"""Standard dithering, sent as the indices and codes that are not zero.
 
     .. math:: \{(j, c_j) : c_j \ne 0\}, \qquad c_j = \lfloor s x_j / \|x\| + u_j \rfloor
@@ -28,14 +43,16 @@ def nonzeros(*, levels: int = 1, capacity: int, norm: Literal["max", "l2"] = "l2
     With :math:`s` levels of the l2 norm of all :math:`n` workers, all of them together send at most
     :math:`s (s + \sqrt{n d})` non-zeros in expectation; with their own norms
     :math:`n s (s + \sqrt d)`, which is :math:`\sqrt n` times as many for :math:`d \gg s^2`. The
-    room is fixed while tracing. More non-zeros than it holds make the update NaN: dropping some
-    would bias it.
+    room is fixed while tracing. More non-zeros than it holds make the update NaN, since dropping
+    some biases it; or as many in a row are sent, from a random one.
 
     Args:
       levels: :math:`s`, a Python int.
       capacity: Codes of one worker's unit that there is room for; a Python int. About three
         standard deviations above the expectation, its root, leave an overflow in a thousand.
       norm: `"l2"` or `"max"`.
+      overflow: Of more non-zeros than there is room for: `"nan"`, or `"drop"` to lose those that
+        have none, of which `info=True` tells the number, as `overflow`.
 
     Returns:
       A codec. Its payload is an index of 16 or 32 bits and a code for each place, and a count;
@@ -52,18 +69,37 @@ def nonzeros(*, levels: int = 1, capacity: int, norm: Literal["max", "l2"] = "l2
         raise ValueError(f"`norm` must be one of {tuple(_norms.NORMS)}, got {norm!r}.")
     chosen, field = _norms.NORMS[norm], _fields.choose_field(levels, None, 1)
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: _norms.Statistics, workers: int
-    ) -> tuple[NonzerosPayload, Memory]:
-        del workers
+    def codes_of(coins: Coins, x: jax.Array, agreed: _norms.Statistics) -> jax.Array:
         flat = x.ravel() if x.size else jnp.zeros(1)  # `nonzero` and `at` need an element.
-        codes = round_to_levels(flat, chosen.value(agreed), levels, coins.private)
-        (indices,) = jnp.nonzero(codes, size=capacity, fill_value=codes.size)
+        return round_to_levels(flat, chosen.value(agreed), levels, coins.private)
+
+    def to_payload(codes: jax.Array, indices: jax.Array) -> NonzerosPayload:
         values = codes.at[indices].get(mode="fill", fill_value=0)
         index_type = jnp.uint16 if codes.size < 2**16 else jnp.uint32
         total = jnp.sum(codes != 0, dtype=jnp.uint32)
         packed = _fields.pack(values, field)
-        return NonzerosPayload(indices.astype(index_type), packed, total), memory
+        return NonzerosPayload(indices.astype(index_type), packed, total)
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: _norms.Statistics, workers: int
+    ) -> tuple[NonzerosPayload, Memory]:
+        del workers
+        codes = codes_of(coins, x, agreed)
+        (indices,) = jnp.nonzero(codes, size=capacity, fill_value=codes.size)
+        return to_payload(codes, indices), memory
+
+    def encode_some(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: _norms.Statistics, workers: int
+    ) -> tuple[NonzerosPayload, Memory]:
+        del workers
+        codes = codes_of(coins, x, agreed)
+        each = _support.Parts(codes.size, 1, codes.size)
+        start = jax.random.fold_in(coins.private, 0x0F)  # Rounding has drawn from the key itself.
+        payload = to_payload(
+            codes, _support.window(_support.bitmap(codes, each), start, capacity, each)
+        )
+        left = jnp.maximum(payload.total.astype(jnp.int32) - capacity, 0)
+        return payload, memory._replace(own=Overflow(left))
 
     def decode(
         public: jax.Array,
@@ -79,9 +115,15 @@ def nonzeros(*, levels: int = 1, capacity: int, norm: Literal["max", "l2"] = "l2
         indices = payload.indices.astype(jnp.uint32)
         size = math.prod(shape)
         dense = jnp.zeros(max(size, 1)).at[indices].set(values, mode="drop")[:size]
-        return jnp.where(payload.total > capacity, jnp.nan, dense.reshape(shape))
+        return dense.reshape(shape)
 
-    return Codec(
+    def fits(
+        payload: NonzerosPayload, agreed: _norms.Statistics, shape: tuple[int, ...]
+    ) -> jax.Array:
+        del agreed, shape
+        return payload.total <= capacity
+
+    some = Codec(
         init=no_memory,
         measure=lambda coins, memory, x: chosen.measure(x),
         agree=chosen.agree,
@@ -91,3 +133,9 @@ def nonzeros(*, levels: int = 1, capacity: int, norm: Literal["max", "l2"] = "l2
         combine=None,
         facts=lambda workers: {"levels": levels},
     )
+    dropping = some._replace(
+        init=lambda x: Memory(no_overflow(), ()),
+        encode=encode_some,
+        tell=lambda memory: tell_overflow(memory.own.overflow),
+    )
+    return choose_form(overflow, dropping=dropping, strict=decoded_to_nan(some, fits))

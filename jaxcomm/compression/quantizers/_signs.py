@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxcomm import _noise
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
 
 
 class SignsPayload(NamedTuple):
-    """One unit on the wire: a bit a coordinate, set where it is not negative."""
+    """One unit on the wire: a bit a coordinate, set where it counts as positive."""
 
     bits: jax.Array  # uint32[ceil(size / 32)]
 
@@ -38,9 +39,11 @@ def _decode(payload: SignsPayload, magnitude: jax.Array | float, shape: tuple[in
 def signs() -> Codec:
     r"""The signs of an array, one bit a coordinate; magnitudes are lost.
 
-    .. math:: C(x)_j = \operatorname{sgn}(x_j) \in \{-1, +1\}, \qquad \operatorname{sgn}(0) = +1
+    .. math:: C(x)_j = \operatorname{sgn}(x_j) \in \{-1, +1\}, \qquad
+              P(\operatorname{sgn}(0) = 1) = \tfrac{1}{2}
 
-    Biased, and no contraction, since the result does not shrink with :math:`x`:
+    A zero is +1 or -1 by a coin of the worker's own, anew in each step: one bit cannot say 0, and
+    on average this does. Biased, and no contraction, since the result does not shrink with `x`:
     :func:`jaxcomm.votes` counts these bits, and for error feedback there are :func:`scaled_signs`.
 
     Returns:
@@ -52,7 +55,7 @@ def signs() -> Codec:
       >>> from jaxcomm import Coins
       >>> from jaxcomm.compression.quantizers import signs
       >>> codec, coins = signs(), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([0.2, -3.0, 0.0])
+      >>> x = jnp.array([0.2, -3.0, 4.0])
       >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
       >>> print(payload.bits, codec.decode(coins.public, payload, (), 1, 1, x.shape))
       [5] [ 1. -1.  1.]
@@ -61,9 +64,18 @@ def signs() -> Codec:
       Bernstein et al., `signSGD: Compressed Optimisation for Non-Convex Problems
       <https://arxiv.org/abs/1802.04434>`_, 2018.
 
-    Differs from the paper: zeros are +1, where the paper's sign leaves them at 0, which one bit
-    cannot say.
+    Differs from the paper: a coin decides on zeros, where the paper's sign leaves them at 0, which
+    one bit cannot say.
     """
+
+    def encode(
+        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
+    ) -> tuple[SignsPayload, Memory]:
+        del agreed, workers
+        flat = x.ravel()
+        positive, zero = _bits.pack_bits(flat > 0), _bits.pack_bits(flat == 0)
+        # A word of noise holds the coins of all the coordinates of a word.
+        return SignsPayload(positive | (zero & _noise.bits(coins.private, zero.shape))), memory
 
     def decode(
         public: jax.Array,
@@ -80,7 +92,7 @@ def signs() -> Codec:
         init=no_memory,
         measure=lambda coins, memory, x: (),
         agree=(),
-        encode=_encode,
+        encode=encode,
         decode=decode,
         settle=settled,
         combine=None,

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxcomm import _axis, _noise
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
 from jaxcomm.compression import _support
+from jaxcomm.compression._overflow import Policy, choose_form, nan_unless
 from jaxcomm.compression._support import Granularity
 from jaxcomm.compression.quantizers._fields import choose_field
 from jaxcomm.compression.quantizers._norms import NORMS
@@ -29,7 +30,12 @@ def _to_int8(sums: jax.Array) -> jax.Array:
 
 
 def s2_codes(
-    *, density: float, ratio: float, rows: int = 3, granularity: Granularity = "row"
+    *,
+    density: float,
+    ratio: float,
+    rows: int = 3,
+    granularity: Granularity = "row",
+    overflow: Policy = "nan",
 ) -> Codec:
     r"""The codes of :func:`dither` of the union of all workers' supports, in a table of int8.
 
@@ -39,7 +45,10 @@ def s2_codes(
     with the largest magnitude on any worker as the norm. A cell is known modulo 256, which is
     enough: it is solved for only where one coordinate is alone in it, and the sum of a coordinate's
     codes over :math:`n` workers fits, since :math:`n s \le 127`. So a coordinate of the union costs
-    `ratio` bytes, and whatever peels has the error of the quantizer alone. What does not is 0.
+    `ratio` bytes, and whatever peels has the error of the quantizer alone. What does not is lost:
+    the update is NaN then, but under feedback, or where it is to be dropped. At a `ratio` of 1.25
+    or more two of :math:`K` coordinates share all their cells of three rows in a part of all steps
+    of about :math:`13 / (\text{ratio}^3 K)`.
 
     Args:
       density: :math:`|U| / d` as it is foreseen, in (0, 1].
@@ -48,12 +57,13 @@ def s2_codes(
       rows: Of the table, 2 or more; 3 are best.
       granularity: What has one bit in the bitmap: a `"row"` (all but the first axis), an
         `"element"`, or a block of so many coordinates.
+      overflow: Without feedback, where something does not peel: `"nan"`, or `"drop"` to lose it.
 
     Returns:
       A codec. Its payload is an int8 table; its statistics are the bitmap and the norm, which
       workers combine by `"or"` and `"max"`. `combine` is `"sum"`. What does not peel, or fit, is
       drawn anew in each step, so that feedback returns it (`bounded`); with `info=True`,
-      `unpeeled` is its part of the union.
+      `unpeeled`, and `overflow` likewise, is its part of the union.
 
     Raises:
       ValueError: If an option is out of range; when encoding, if `granularity` is `"row"` and the
@@ -120,14 +130,37 @@ def s2_codes(
         count: int,
         shape: tuple[int, ...],
     ) -> jax.Array:
+        return solve(public, payload, agreed, workers, count, shape)[0]
+
+    def decode_or_nan(
+        public: jax.Array,
+        payload: S2Payload,
+        agreed: S2Statistics,
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> jax.Array:
+        mean, all_of_it = solve(public, payload, agreed, workers, count, shape)
+        return nan_unless(all_of_it, mean)
+
+    def solve(
+        public: jax.Array,
+        payload: S2Payload,
+        agreed: S2Statistics,
+        workers: int,
+        count: int,
+        shape: tuple[int, ...],
+    ) -> tuple[jax.Array, jax.Array]:
+        """The mean of what peels, and whether that is all of the union."""
         sketch = sketch_of(shape)
         if not sketch.parts.size:
-            return jnp.zeros(shape)
+            return jnp.zeros(shape), jnp.array(True)
         chosen = _support.window(agreed.support, public, sketch.room_to_peel, sketch.parts)
+        real = _support.real(chosen, sketch.parts)
         peeled = peel(
             payload.table.ravel().astype(jnp.int32),
             *cells_of(sketch, public, chosen),
-            _support.real(chosen, sketch.parts),
+            real,
             wrap=_to_int8,
         )
         mean = dequantize(
@@ -139,19 +172,25 @@ def s2_codes(
             count=count,
         )
         zeros = _support.nothing(sketch.parts, jnp.float32)
-        return _support.whole(_support.put(mean, chosen, sketch.parts, zeros), shape)
+        has_room = _support.count(agreed.support) <= sketch.room_to_peel
+        return (
+            _support.whole(_support.put(mean, chosen, sketch.parts, zeros), shape),
+            has_room & jnp.all(peeled.solved == real),
+        )
 
     def observe(
         public: jax.Array, agreed: S2Statistics, x: jax.Array
     ) -> dict[str, tuple[jax.Array, jax.Array]]:
         sketch = sketch_of(x.shape)
         union = _support.coordinates_in(agreed.support, sketch.parts)
+        lost = unpeeled(sketch, public, agreed.support)
         return {
             "union_density": (union, jnp.float32(x.size)),
-            "unpeeled": (unpeeled(sketch, public, agreed.support), union),
+            "unpeeled": (lost, union),
+            "overflow": (lost, union),
         }
 
-    return Codec(
+    dropping = Codec(
         init=no_memory,
         measure=measure,
         agree=S2Statistics("or", NORM.agree),
@@ -162,3 +201,5 @@ def s2_codes(
         observe=observe,
         bounded=True,
     )
+    strict = dropping._replace(decode=decode_or_nan)
+    return choose_form(overflow, dropping=dropping, strict=strict)

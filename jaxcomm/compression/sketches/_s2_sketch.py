@@ -9,6 +9,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
 from jaxcomm.compression import _support
+from jaxcomm.compression._overflow import Policy, choose_form, decoded_to_nan
 from jaxcomm.compression._support import Granularity
 from jaxcomm.compression.sketches._cells import (
     S2Payload,
@@ -65,6 +66,7 @@ def s2_sketch(
     rows: int = 1,
     granularity: Granularity = "row",
     decode: Decode = "mean",
+    overflow: Policy = "nan",
 ) -> Codec:
     r"""The coordinates of the union of all workers' supports, in a count-sketch.
 
@@ -76,6 +78,9 @@ def s2_sketch(
     with hashes that all workers draw alike, and anew in each step. Workers agree on a bitmap of
     :math:`U` before they encode, and tables are added. See :func:`jaxcomm.s2_reducer`.
 
+    More coordinates than are foreseen make the update NaN, but under feedback, or where they are
+    let in all the same: the error of all estimates is then as much larger as they are more.
+
     Args:
       density: :math:`|U| / d` as it is foreseen, in (0, 1].
       ratio: Cells of the table for each coordinate that is foreseen: each row has `ceil(ratio *
@@ -85,6 +90,8 @@ def s2_sketch(
         `"element"`, or a block of so many coordinates. :math:`U` is a union of these.
       decode: `"mean"` or `"median"` of the rows' estimates; or `"peel"`, which solves for the
         values, and estimates those it cannot solve for.
+      overflow: Without feedback, of more coordinates than are foreseen: `"nan"`, or `"drop"` to let
+        them in, which drops the bound on the error and no coordinate.
 
     Returns:
       A codec. Its payload is a float32 table; its statistic is the bitmap, which workers combine by
@@ -169,15 +176,20 @@ def s2_sketch(
     ) -> dict[str, tuple[jax.Array, jax.Array]]:
         sketch = sketch_of(x.shape)
         union = _support.coordinates_in(agreed.support, sketch.parts)
-        told = {"union_density": (union, jnp.float32(x.size))}
+        beyond = jnp.maximum(union - sketch.room * sketch.parts.width, 0)
+        told = {"union_density": (union, jnp.float32(x.size)), "overflow": (beyond, union)}
         if decode == "peel":
             return told | {"unpeeled": (unpeeled(sketch, public, agreed.support), union)}
         squares = jnp.sum(jnp.square(x))
         error = jnp.maximum(union - 1, 0) / sketch.cells
         return told | {"expected_error": (error * squares, squares)}
 
+    def fits(payload: S2Payload, agreed: S2Statistics, shape: tuple[int, ...]) -> jax.Array:
+        del payload
+        return _support.count(agreed.support) <= sketch_of(shape).room
+
     unbiased = decode != "median"
-    return Codec(
+    dropping = Codec(
         init=no_memory,
         measure=measure,
         agree=S2Statistics("or", ()),
@@ -188,3 +200,4 @@ def s2_sketch(
         observe=observe,
         variance=(lambda size, workers: sketch_of((size, 1)).variance) if unbiased else None,
     )
+    return choose_form(overflow, dropping=dropping, strict=decoded_to_nan(dropping, fits))

@@ -9,8 +9,9 @@ from jax import lax
 
 from jaxcomm._base import Codec, Coins, Memory, settled
 from jaxcomm.compression import _bits
+from jaxcomm.compression._overflow import no_overflow, tell_overflow
 from jaxcomm.compression.feedback._loop import FeedbackMemory
-from jaxcomm.compression.sparsifiers._sparse import no_overflow, tell_overflow, to_dense
+from jaxcomm.compression.sparsifiers._sparse import to_dense
 
 
 class AdaCompPayload(NamedTuple):

@@ -7,6 +7,14 @@ import jax.numpy as jnp
 
 from jaxcomm._base import Codec, Coins, Memory, settled
 from jaxcomm.compression import _bits, _support
+from jaxcomm.compression._overflow import (
+    Overflow,
+    Policy,
+    choose_form,
+    no_overflow,
+    sent_as_nan,
+    tell_overflow,
+)
 from jaxcomm.compression._support import Granularity, Parts
 from jaxcomm.compression.sparsifiers._indices import (
     Layout,
@@ -15,33 +23,38 @@ from jaxcomm.compression.sparsifiers._indices import (
     unpack_indices,
 )
 from jaxcomm.compression.sparsifiers._sparse import (
-    Overflow,
     SparsePayload,
-    no_overflow,
     require_value_dtype,
     select,
-    tell_overflow,
 )
 
 
 def nonzero(
-    *, density: float, granularity: Granularity = "row", value_dtype: Any = jnp.float32
+    *,
+    density: float,
+    granularity: Granularity = "row",
+    value_dtype: Any = jnp.float32,
+    overflow: Policy = "nan",
 ) -> Codec:
     r"""What is not zero, exactly, as far as there is room: a sparse all-gather.
 
     .. math:: C(x)_t = \begin{cases} x_t & t \in \operatorname{supp}(x) \\
               0 & \text{otherwise} \end{cases}
 
-    Room is fixed while tracing; of more parts than it holds, those of the largest norm are sent,
-    the others return under feedback, and `info=True` tells how many they were, as `overflow`. Sends
-    4 bytes for each coordinate that there is room for, and about :math:`2 - \log_2` `density` bits
-    for the index of each part, however few are not zero.
+    Room is fixed while tracing. Of more parts than it holds, those of the largest norm are sent
+    under feedback, which returns the others; without it the update is NaN on all workers, unless
+    they are to be dropped. `info=True` tells how many had no room, as `overflow`.
+
+    Sends 4 bytes for each coordinate that there is room for, and about :math:`2 - \log_2`
+    `density` bits for the index of each part, however few are not zero.
 
     Args:
       density: Of one worker's parts, for which there is room: the largest that was seen.
       granularity: What is sent or left out as a whole: a `"row"` (all but the first axis), an
         `"element"`, or a block of so many coordinates.
       value_dtype: float32, or bfloat16, whose rounding feedback returns.
+      overflow: Without feedback, of more parts than there is room for: `"nan"`, or `"drop"` to send
+        the largest and lose the others.
 
     Returns:
       A codec that remembers the `overflow` of the last step and states its `contraction`,
@@ -90,10 +103,10 @@ def nonzero(
             return SparsePayload(jnp.zeros(0, jnp.uint32), jnp.zeros(0, dtype)), memory
         squares = _support.rows_of(jnp.square(x), parts)
         wanted = _bits.unpack_bits(_support.bitmap(x, parts), parts.number)
-        indices, overflow = select(jnp.sum(squares, axis=1), wanted, room)
+        indices, left = select(jnp.sum(squares, axis=1), wanted, room)
         values = _support.take(x, indices.astype(jnp.int32), parts)
         payload = SparsePayload(pack_indices(indices, layout), values.astype(dtype))
-        return payload, memory._replace(own=Overflow(overflow))
+        return payload, memory._replace(own=Overflow(left))
 
     def decode(
         public: jax.Array,
@@ -112,7 +125,7 @@ def nonzero(
         values = payload.values.astype(jnp.float32) / count
         return _support.whole(_support.put(values, chosen, parts, into), shape)
 
-    return Codec(
+    dropping = Codec(
         init=init,
         measure=lambda coins, memory, x: (),
         agree=(),
@@ -123,3 +136,4 @@ def nonzero(
         tell=lambda memory: tell_overflow(memory.own.overflow),
         contraction=lambda size, workers: density,
     )
+    return choose_form(overflow, dropping=dropping, strict=sent_as_nan(dropping))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxcomm import _axis
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
 from jaxcomm.compression import _support
+from jaxcomm.compression._overflow import Policy, choose_form, decoded_to_nan
 from jaxcomm.compression._support import Granularity, Parts
 
 
@@ -23,7 +24,9 @@ class UnionPayload(NamedTuple):
     values: jax.Array  # float32[room, width]
 
 
-def nonzero_union(*, density: float, granularity: Granularity = "row") -> Codec:
+def nonzero_union(
+    *, density: float, granularity: Granularity = "row", overflow: Policy = "nan"
+) -> Codec:
     r"""The union of all workers' supports, compacted: exact where it fits, and summable.
 
     .. math:: U = \bigcup_i \operatorname{supp}(x_i), \qquad
@@ -31,12 +34,15 @@ def nonzero_union(*, density: float, granularity: Granularity = "row") -> Codec:
 
     Workers agree on a bitmap of :math:`U`; then all know which part stands where, and the parts
     are added like a dense array. Sends 4 bytes for each coordinate that there is room for, and one
-    bit a part. Of more parts than there is room for, as many in a row are sent, from a random one.
+    bit a part. More parts than there is room for make the update NaN, but under feedback, or where
+    they are to be dropped: as many in a row are sent then, from a random one.
 
     Args:
       density: Of :math:`U`, for which there is room: at most 1.
       granularity: What is sent or left out as a whole: a `"row"` (all but the first axis), an
         `"element"`, or a block of so many coordinates.
+      overflow: Without feedback, of more parts than there is room for: `"nan"`, or `"drop"` to lose
+        those that have none.
 
     Returns:
       A codec that states its `contraction`, `density`. `combine` is
@@ -113,7 +119,11 @@ def nonzero_union(*, density: float, granularity: Granularity = "row") -> Codec:
             "overflow": (jnp.maximum(union - room * parts.width, 0), union),
         }
 
-    return Codec(
+    def fits(payload: UnionPayload, agreed: UnionStatistics, shape: tuple[int, ...]) -> jax.Array:
+        del payload
+        return _support.count(agreed.support) <= cut(shape)[1]
+
+    dropping = Codec(
         init=no_memory,
         measure=measure,
         agree=UnionStatistics("or"),
@@ -124,3 +134,4 @@ def nonzero_union(*, density: float, granularity: Granularity = "row") -> Codec:
         observe=observe,
         contraction=lambda size, workers: density,
     )
+    return choose_form(overflow, dropping=dropping, strict=decoded_to_nan(dropping, fits))

@@ -20,22 +20,6 @@ class SparsePayload(NamedTuple):
     values: jax.Array  # value_dtype[count]
 
 
-class Overflow(NamedTuple):
-    """The memory of a codec that may have more to send than there is room for."""
-
-    overflow: jax.Array  # int32[], coordinates without room in the last step
-
-
-def no_overflow() -> Overflow:
-    """The memory before the first step."""
-    return Overflow(jnp.zeros((), jnp.int32))
-
-
-def tell_overflow(overflow: jax.Array) -> dict[str, jax.Array]:
-    """For `tell`."""
-    return {"overflow": overflow.astype(jnp.float32)}
-
-
 def make_count(ratio: float | None, k: int | None) -> Count:
     """How many of `size` coordinates are sent: `ratio` of them, at least one, or `k`, at most all.
 

@@ -7,16 +7,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._base import Codec, Coins, Memory, settled
+from jaxcomm.compression._overflow import (
+    Overflow,
+    Policy,
+    choose_form,
+    no_overflow,
+    sent_as_nan,
+    tell_overflow,
+)
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout
 from jaxcomm.compression.sparsifiers._sparse import (
-    Overflow,
     SparsePayload,
     from_payload,
     make_count,
-    no_overflow,
     require_value_dtype,
     select,
-    tell_overflow,
     to_payload,
 )
 
@@ -27,15 +32,17 @@ def threshold(
     ratio: float | None = None,
     k: int | None = None,
     value_dtype: Any = jnp.float32,
+    overflow: Policy = "nan",
 ) -> Codec:
     r"""The coordinates of magnitude above :math:`\lambda`, as far as there is room.
 
     .. math:: C(x)_j = \begin{cases} x_j & |x_j| > \lambda \\ 0 & \text{otherwise} \end{cases},
               \qquad \|C(x) - x\|_\infty \le \lambda
 
-    Room is fixed while tracing: for :math:`k` coordinates, the largest where more pass. The others
-    return under feedback, and `info=True` tells how many they were, as `overflow`. No sort is
-    needed while there is room. Sends :math:`k` values, and about :math:`2 + \log_2 (d / k)` bits
+    Room is fixed while tracing, for :math:`k` coordinates. Where more pass, the largest are sent
+    under feedback, which returns the others; without it the update is NaN on all workers, unless
+    they are to be dropped. `info=True` tells how many had no room, as `overflow`. No sort is needed
+    while there is room. Sends :math:`k` values, and about :math:`2 + \log_2 (d / k)` bits
     for each index, however few pass.
 
     Biased, and no contraction: of a small :math:`x` nothing is sent. It goes in
@@ -49,6 +56,8 @@ def threshold(
       ratio: :math:`k / d`, in (0, 1]; room for at least one coordinate.
       k: The number itself, in place of `ratio`.
       value_dtype: float32, or bfloat16, whose rounding feedback returns.
+      overflow: Without feedback, where more pass than there is room for: `"nan"`, or `"drop"` to
+        send the largest and lose the others.
 
     Returns:
       A codec that remembers the `overflow` of the last step. `combine` is `None`.
@@ -60,11 +69,11 @@ def threshold(
       >>> import jax, jax.numpy as jnp
       >>> from jaxcomm import Coins
       >>> from jaxcomm.compression.sparsifiers import threshold
-      >>> codec, coins = threshold(0.7, k=2), Coins(jax.random.key(0), jax.random.key(1))
+      >>> codec, coins = threshold(0.7, k=3), Coins(jax.random.key(0), jax.random.key(1))
       >>> x = jnp.array([1.0, -4.0, 0.5, 2.0])
       >>> payload, memory = codec.encode(coins, codec.init(x), x, (), 1)
       >>> print(codec.decode(coins.public, payload, (), 1, 1, x.shape), memory.own.overflow)
-      [ 0. -4.  0.  2.] 1
+      [ 1. -4.  0.  2.] 0
 
     References:
       Strom, `Scalable Distributed DNN Training Using Commodity GPU Cloud Computing
@@ -90,9 +99,9 @@ def threshold(
         del coins, agreed, workers
         flat = x.ravel()
         magnitudes = jnp.abs(flat)
-        indices, overflow = select(magnitudes, magnitudes > threshold, kept(x.size))
+        indices, left = select(magnitudes, magnitudes > threshold, kept(x.size))
         payload = to_payload(flat, indices, layout_of(x.size), dtype)
-        return payload, memory._replace(own=Overflow(overflow))
+        return payload, memory._replace(own=Overflow(left))
 
     def decode(
         public: jax.Array,
@@ -105,7 +114,7 @@ def threshold(
         del public, agreed, workers
         return from_payload(payload, layout_of(math.prod(shape)), shape) / count
 
-    return Codec(
+    dropping = Codec(
         init=lambda x: Memory(no_overflow(), ()),
         measure=lambda coins, memory, x: (),
         agree=(),
@@ -116,3 +125,4 @@ def threshold(
         tell=lambda memory: tell_overflow(memory.own.overflow),
         bounded=True,
     )
+    return choose_form(overflow, dropping=dropping, strict=sent_as_nan(dropping))

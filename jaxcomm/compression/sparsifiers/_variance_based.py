@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomm._base import Codec, Coins, Memory, settled
 from jaxcomm.compression import _bits
+from jaxcomm.compression._overflow import tell_overflow
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.sparsifiers._indices import (
     Layout,
@@ -16,7 +17,7 @@ from jaxcomm.compression.sparsifiers._indices import (
     pack_indices,
     unpack_indices,
 )
-from jaxcomm.compression.sparsifiers._sparse import make_count, select, tell_overflow, to_dense
+from jaxcomm.compression.sparsifiers._sparse import make_count, select, to_dense
 
 LEAST = 7  # binary orders below the largest that 3 bits reach
 WIDTH = 4  # bits of a sign and an exponent

@@ -51,7 +51,7 @@ def test_a_union_that_fits_is_exact(build: Any) -> None:
 
 def test_of_a_union_that_does_not_fit_every_row_has_its_turn() -> None:
     x = np.ones((40, 3), np.float32)
-    codec = nonzero_union(density=0.3)
+    codec = nonzero_union(density=0.3, overflow="drop")
     decoded = np.stack([send(codec, (), jnp.asarray(x), seed)[0] for seed in range(300)])
     sent = (decoded != 0).all(axis=2)
     assert (sent.sum(axis=1) == 12).all()  # ceil(0.3 * 40), each whole.
@@ -78,7 +78,9 @@ def test_a_window_is_cyclic(seed: int) -> None:
 def test_info_tells_what_had_no_room() -> None:
     x = touched(4, 8)
     union = int((x != 0).any(axis=(0, 2)).sum())
-    tx = jaxcomm.summed_mean("data", nonzero_union(density=0.25), scope="leaf", info=True)
+    tx = jaxcomm.summed_mean(
+        "data", nonzero_union(density=0.25, overflow="drop"), scope="leaf", info=True
+    )
     _, state = mean_of(tx, x)
     assert union > 10
     assert float(state.info["union_density"]) == pytest.approx(union / 40)
@@ -87,7 +89,8 @@ def test_info_tells_what_had_no_room() -> None:
 
 def test_of_one_worker_the_largest_rows_are_sent_and_the_others_told() -> None:
     (x,) = touched(1, 9)
-    decoded, memory = send(nonzero(density=0.1), nonzero(density=0.1).init(x), jnp.asarray(x))
+    codec = nonzero(density=0.1, overflow="drop")
+    decoded, memory = send(codec, codec.init(x), jnp.asarray(x))
     largest = np.argsort(-(x**2).sum(axis=1))[:4]
     expected = np.zeros_like(x)
     expected[largest] = x[largest]

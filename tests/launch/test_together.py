@@ -7,28 +7,31 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from experiments import processes
-from experiments.errors import LOST_PROCESS
-from experiments.processes import Outcome, Together
+import jaxcomm
+from jaxcomm.launch import LaunchError, _processes
+from jaxcomm.launch._errors import LOST_PROCESS
+from jaxcomm.launch._output import write_to
+from jaxcomm.launch._processes import Outcome, Together
 
-ROOT = str(Path(processes.__file__).parents[1])
+ROOT = str(Path(jaxcomm.__file__).parents[1])
 
 
 def run(*programs: str) -> tuple[Outcome, str, str]:
     """One process a program, given in the environment."""
-    stdout, stderr = io.StringIO(), io.StringIO()
+    stdout, stderr = io.BytesIO(), io.BytesIO()
     command = [sys.executable, "-c", "import os; exec(os.environ['PROGRAM'])"]
     environments = [
         {**os.environ, "PYTHONPATH": ROOT, "PROGRAM": "import os, sys, time\n" + program}
         for program in programs
     ]
-    outcome = Together(stdout, stderr).run(command, environments)
-    return outcome, stdout.getvalue(), stderr.getvalue()
+    outcome = Together(stdout.write, stderr.write).run(command, environments)
+    return outcome, stdout.getvalue().decode(), stderr.getvalue().decode()
 
 
 def soon(happened: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -91,7 +94,7 @@ def test_an_abort_of_its_own_is_reported() -> None:
 
 
 def test_one_that_ignores_the_request_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(_processes, "GRACE_SECONDS", 0.3)
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"
     started = time.monotonic()
     outcome, _, _ = run(stubborn, "time.sleep(0.5); sys.exit(4)")
@@ -126,7 +129,7 @@ time.sleep(100)"""
 
 
 def test_a_second_signal_kills(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 100.0)
+    monkeypatch.setattr(_processes, "GRACE_SECONDS", 100.0)
     stubborn = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(100)"
 
     def press() -> None:
@@ -142,12 +145,11 @@ def test_a_second_signal_kills(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LAUNCHER = """
 import os, sys
-from experiments.processes import Together
+from jaxcomm.launch._processes import Together
 program = '''
-import os, time
-from experiments.processes import end_with_launcher
-end_with_launcher()
-print(os.getpid(), flush=True)
+import os, subprocess, time
+child = subprocess.Popen(["sleep", "1000"])
+print(os.getpid(), child.pid, flush=True)
 time.sleep(1000)
 '''
 Together().run([sys.executable, "-c", program], [os.environ] * 3)
@@ -170,7 +172,8 @@ def test_no_orphan_is_left_of_a_launcher_that_is_killed() -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    children = [int(launcher.stdout.readline().split()[-1]) for _ in range(3)]
+    lines = [launcher.stdout.readline().split() for _ in range(3)]
+    children = [int(number) for line in lines for number in line[1:]]
     assert all(map(_is_alive, children))
     launcher.kill()
     launcher.communicate()
@@ -181,8 +184,90 @@ def test_a_reader_that_goes_away_ends_all() -> None:
     program = "while True: print('x' * 100, flush=True); time.sleep(0.01)"
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "w") as stream:
-        command = [sys.executable, "-c", "import time\n" + program.replace(": ", ":\n ")]
-        outcome = Together(stream, io.StringIO()).run(command, [os.environ] * 2)
-        assert outcome == Outcome(128 + signal.SIGPIPE, signal=signal.SIGPIPE)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), writing)
+    command = [sys.executable, "-c", "import time\n" + program.replace(": ", ":\n ")]
+    outcome = Together(write_to(writing), io.BytesIO().write).run(command, [os.environ] * 2)
+    os.close(writing)
+    assert outcome == Outcome(128 + signal.SIGPIPE, signal=signal.SIGPIPE)
+
+
+def test_what_a_process_has_started_ends_with_it() -> None:
+    start = "import subprocess; child = subprocess.Popen(['sleep', '1000']); print(child.pid)"
+    outcome, stdout, _ = run(f"{start}; sys.exit(3)")
+    assert outcome == Outcome(3, failed=0)
+    assert soon(lambda: not _is_alive(int(stdout.split()[1])))
+    # Of one that ends well too, and while others go on.
+    outcome, stdout, _ = run(start, "time.sleep(1)")
+    assert outcome == Outcome(0) and not _is_alive(int(stdout.split()[1]))
+
+
+def test_one_that_cannot_be_started() -> None:
+    with pytest.raises(LaunchError, match="process 0 of 2 cannot be started: No such file"):
+        Together(bytes.upper, bytes.upper).run(["/no/such/program"], [os.environ] * 2)
+
+
+def test_a_program_that_reads_finds_the_end_of_its_input() -> None:
+    assert run("assert sys.stdin.read() == ''")[0] == Outcome(0)
+
+
+def test_last_words_come_last() -> None:
+    stderr = io.BytesIO()
+    command = [sys.executable, "-c", "import sys; print('why', file=sys.stderr); sys.exit(5)"]
+    words = lambda outcome: f"ended with {outcome.code}"  # noqa: E731
+    Together(io.BytesIO().write, stderr.write).run(command, [os.environ], words)
+    assert stderr.getvalue().decode() == "[0] why\nended with 5\n"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_it_is_stopped_while_nobody_reads_its_output(stream: str) -> None:
+    reading, writing = os.pipe()
+    flood = f"import sys\nwhile True: print('x' * 1000, file=sys.{stream}, flush=True)"
+    program = LAUNCHER.split("program =")[0] + (
+        f"sys.exit(Together().run([sys.executable, '-c', {flood!r}], [os.environ] * 2).code)"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        stdout=writing,
+        stderr=writing,
+    )
+    os.close(writing)
+    assert os.read(reading, 1) == b"["  # It has begun; from now on nobody reads.
+    time.sleep(1)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(4) == 128 + signal.SIGTERM
+    os.close(reading)
+
+
+def test_output_without_an_end_of_line_takes_bounded_memory() -> None:
+    written = [0, 0]
+
+    def write(data: bytes) -> None:
+        written[0] += len(data)
+        written[1] = max(written[1], len(data))
+
+    megabytes = 50
+    flood = f"for _ in range({megabytes}): sys.stderr.buffer.write(b'x' * 2**20)"
+    tracemalloc.start()
+    outcome = Together(io.BytesIO().write, write).run(
+        [sys.executable, "-c", f"import sys\n{flood}"], [os.environ]
+    )
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert outcome == Outcome(0) and written[0] >= megabytes * 2**20
+    assert written[1] < 2**17 and most < 10 * 2**20
+
+
+def test_a_progress_bar_is_shown_as_it_goes_on() -> None:
+    program = "for i in range(3): print(i, end='\\r')"
+    assert run(program)[1].splitlines() == ["[0] 0", "[0] 1", "[0] 2"]
+
+
+def test_a_line_in_many_parts_is_one() -> None:
+    program = "for i in range(3): sys.stdout.write('a'); sys.stdout.flush(); time.sleep(0.05)"
+    assert run(program)[1] == "[0] aaa\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, 40])
+def test_the_signal_that_ended_one_is_told(number: int) -> None:
+    outcome, _, _ = run(f"os.kill(os.getpid(), {int(number)})")
+    assert outcome == Outcome(128 + number, failed=0, signal=number)

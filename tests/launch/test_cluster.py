@@ -4,9 +4,10 @@ import os
 
 import pytest
 
-from experiments.cluster import bind_address, find_cluster
-from experiments.errors import ExperimentError
-from experiments.roll_call import Address
+from jaxcomm.launch import LaunchError
+from jaxcomm.launch._address import Address
+from jaxcomm.launch._cluster import bind_address, find_cluster
+from jaxcomm.launch._told import start_seconds
 
 TOLD = {
     "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234",
@@ -50,8 +51,17 @@ def test_what_the_environment_says() -> None:
     [
         ({"JAX_LOCAL_DEVICE_IDS": "0,a"}, "must be numbers with commas, got '0,a'"),
         ({"JAX_PROCESS_ID": "4"}, "numbered from 0 to 3: there is no process 4"),
-        ({"JAX_NUM_PROCESSES": "four"}, "JAX_NUM_PROCESSES must be an integer, got 'four'"),
+        (
+            {"JAX_LOCAL_DEVICE_IDS": "7" * 5000},
+            "must be numbers with commas, got '7{40}'... of 5000",
+        ),
+        ({"JAX_NUM_PROCESSES": "four"}, "must be an integer from 1 to 65536, got 'four'"),
+        ({"JAX_NUM_PROCESSES": "0"}, "must be an integer from 1 to 65536, got '0'"),
+        ({"JAX_NUM_PROCESSES": "99999999999"}, "from 1 to 65536, got '99999999999'"),
+        ({"JAX_NUM_PROCESSES": "9" * 5000}, r"from 1 to 65536, got '9{40}'\.\.\. of 5000 letters"),
+        ({"JAX_PROCESS_ID": "-1"}, "JAX_PROCESS_ID must be an integer from 0 to 65536, got '-1'"),
         ({"JAX_COORDINATOR_ADDRESS": "10.0.0.1"}, "write HOST:PORT"),
+        ({"JAX_COORDINATOR_ADDRESS": "a..b:1234"}, "'a..b:1234' is no address of a coordinator"),
         ({"JAX_NUM_PROCESSES": None}, "needs JAX_NUM_PROCESSES in the environment"),
         (
             {"JAX_COORDINATOR_ADDRESS": None, "JAX_PROCESS_ID": None},
@@ -61,7 +71,7 @@ def test_what_the_environment_says() -> None:
 )
 def test_what_is_told_wrong(change: dict[str, str | None], message: str) -> None:
     told = {name: value for name, value in {**TOLD, **change}.items() if value is not None}
-    with pytest.raises(ExperimentError, match=message):
+    with pytest.raises(LaunchError, match=message):
         find_cluster(told, 1.0)
 
 
@@ -83,7 +93,9 @@ def test_open_mpi_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_cluster_is_an_error_that_says_what_to_set() -> None:
-    with pytest.raises(ExperimentError, match=r"finds no cluster: .* JAX_COORDINATOR_ADDRESS"):
+    with pytest.raises(
+        LaunchError, match=r"there is no cluster to join: .* JAX_COORDINATOR_ADDRESS"
+    ):
         find_cluster(os.environ, 1.0)
 
 
@@ -103,3 +115,15 @@ def test_loopback_stays_on_loopback(coordinator: str, told: str | None, expected
 
 def test_a_cluster_elsewhere_listens_on_all_interfaces() -> None:
     assert bind_address({}, Address("10.0.0.1", 7)).host in ("::", "0.0.0.0")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e10", "soon", "9" * 5000])
+def test_seconds_are_of_a_week_at_most(text: str) -> None:
+    with pytest.raises(LaunchError, match="JAXCOMM_START_TIMEOUT must be seconds above 0") as told:
+        start_seconds({"JAXCOMM_START_TIMEOUT": text}, None)
+    assert len(str(told.value)) < 200
+    assert start_seconds({}, None) == 300
+    assert start_seconds({"JAXCOMM_START_TIMEOUT": "7"}, None) == 7
+    assert start_seconds({"JAXCOMM_START_TIMEOUT": "7"}, 2.5) == 2.5
+    with pytest.raises(LaunchError, match="`timeout` must be seconds above 0 and at most 604800"):
+        start_seconds({}, 1e10)

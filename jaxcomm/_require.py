@@ -1,0 +1,128 @@
+"""What arguments have to be: errors that name the argument, the rule, the value and the remedy."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import optax
+
+from jaxcomm._base import Codec
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def described(value: Any) -> str:
+    """What was given, in few words."""
+    if isinstance(value, Codec):
+        return "a codec"
+    if isinstance(value, optax.GradientTransformation):
+        return "an optax transformation"
+    if inspect.isfunction(value):
+        return f"the function `{value.__name__}`: call it, as in `{value.__name__}(...)`"
+    return repr(value)
+
+
+def require_axis_name(axis_name: Any, option: str = "axis_name") -> None:
+    """Raises unless it is a name, or several in a tuple."""
+    several = axis_name if isinstance(axis_name, tuple | list) and axis_name else (axis_name,)
+    if not all(isinstance(name, str) for name in several):
+        swapped = " Are the first two arguments swapped?" if isinstance(axis_name, Codec) else ""
+        raise ValueError(
+            f"`{option}` must be the name of a mesh axis, or several in a tuple, got "
+            f"{described(axis_name)}.{swapped}"
+        )
+
+
+def require_codec(codec: Any, option: str = "codec") -> None:
+    """Raises unless it is a codec."""
+    if not isinstance(codec, Codec):
+        raise ValueError(
+            f"`{option}` must be a codec, such as `jaxcomm.compression.quantizers.dither()`, got "
+            f"{described(codec)}."
+        )
+
+
+def require_codec_of(codec_of: Any, option: str = "codec_of") -> None:
+    """Raises unless it is a function, which under `optax.inject_hyperparams` is called too soon."""
+    if not callable(codec_of):
+        raise ValueError(
+            f"`{option}` must be a function from a number to a codec, got {described(codec_of)}. "
+            f"{remedy(option)}"
+        )
+
+
+def require_transformation(tx: Any, option: str = "tx") -> None:
+    """Raises unless it is one of optax that can stand around collectives."""
+    if isinstance(tx, optax.MultiSteps):
+        raise ValueError(
+            f"`{option}` is `optax.MultiSteps`, which would send in every small step and throw "
+            "most of it away: use `jaxcomm.accumulate(tx, k)` in its place."
+        )
+    if inspect.isroutine(tx) or not (hasattr(tx, "init") and hasattr(tx, "update")):
+        raise ValueError(f"`{option}` must be an optax transformation, got {described(tx)}.")
+
+
+def remedy(option: str) -> str:
+    """What to do where an option that has to be known while tracing is traced."""
+    return f"Under `optax.inject_hyperparams` pass `static_args=({option!r},)`."
+
+
+def require_untraced(value: Any, option: str) -> None:
+    """Raises where it is an array, which `optax.inject_hyperparams` makes of every number."""
+    if isinstance(value, jax.Array):
+        raise ValueError(
+            f"`{option}` must be known while tracing, got an array, {value.dtype}"
+            f"{list(value.shape)}. {remedy(option)}"
+        )
+
+
+_RULES: dict[str, Callable[[Any, str], None]] = {
+    "axis_name": require_axis_name,
+    "codec": require_codec,
+    "mean_codec": require_codec,
+    "codec_of": require_codec_of,
+    "family": require_codec_of,
+    "tx": require_transformation,
+    "seed": lambda value, option: None,
+    "key": lambda value, option: None,
+}
+
+
+def checked(
+    *traceable: str,
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """Holds the arguments of a constructor against the rules for their names.
+
+    Args:
+      *traceable: Options that may be traced, besides `seed` and `key`.
+    """
+
+    def check(construct: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        signature = inspect.signature(construct)
+
+        @functools.wraps(construct)
+        def checked_construct(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            for option, value in signature.bind(*args, **kwargs).arguments.items():
+                if value is not None and option not in traceable:
+                    _RULES.get(option, require_untraced)(value, option)
+            return construct(*args, **kwargs)
+
+        return checked_construct
+
+    return check
+
+
+def require_state(state: Any, kind: type, holder: str) -> None:
+    """Raises unless a state has the fields of its kind; of no fields, unless it has no leaves.
+
+    By its fields, since frameworks may rebuild the types of a state.
+    """
+    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    if getattr(state, "_fields", None) != fields and (fields or jax.tree.leaves(state)):
+        raise ValueError(
+            f"This state is of another transformation: {holder} keeps a `{kind.__name__}`, and was "
+            f"given a `{type(state).__name__}`. Pass what `jaxcomm.init` returns for the same `tx`."
+        )

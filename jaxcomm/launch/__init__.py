@@ -1,0 +1,21 @@
+"""Several processes that train together: started on one machine, and joined anywhere.
+
+`python -m jaxcomm.launch --processes 4 -- script.py` starts a script, which calls :func:`join`
+before anything else touches a device; on a cluster, its own manager starts it.
+"""
+
+from jaxcomm.launch._command_line import Options, parse, start
+from jaxcomm.launch._errors import LaunchError, LostProcess
+from jaxcomm.launch._join import has_joined, is_first, join, reporting_lost_processes
+
+__all__ = [
+    "LaunchError",
+    "LostProcess",
+    "Options",
+    "has_joined",
+    "is_first",
+    "join",
+    "parse",
+    "reporting_lost_processes",
+    "start",
+]

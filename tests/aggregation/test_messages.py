@@ -1,0 +1,165 @@
+"""Mistakes with aggregators are one line: the argument, the rule, the value and the remedy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm.aggregation import doubling_mean
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.sparsifiers import top_k
+from tests.workers import mesh_of
+
+FEEDBACK = error_feedback(top_k(ratio=0.1))
+CODED = {
+    "gathered_mean": jaxcomm.gathered_mean,
+    "summed_mean": jaxcomm.summed_mean,
+    "merged_mean": jaxcomm.merged_mean,
+    "two_stage_mean": jaxcomm.two_stage_mean,
+}
+PARAMS = {"w": jnp.ones((4, 2))}
+ADAM = optax.adam(1e-3).init(PARAMS)[0]
+PLAIN = [jaxcomm.mean, jaxcomm.ring_mean, jaxcomm.global_qsgd, jaxcomm.votes, jaxcomm.gtop_k]
+
+
+def loss(params: Any, batch: jax.Array) -> jax.Array:
+    return jnp.mean((batch @ params["w"]) ** 2)
+
+
+def step(tx: Any) -> Callable[[], Any]:
+    """One step with eight workers."""
+
+    def take() -> Any:
+        state = jaxcomm.init(tx, PARAMS, mesh_of(8))
+        taken = jaxcomm.make_step(loss, tx, mesh_of(8), donate=False)
+        return jax.eval_shape(taken, PARAMS, state, jnp.ones((8, 4)))
+
+    return take
+
+
+def given(tx: Any, state: Any, updates: Any = PARAMS) -> Callable[[], Any]:
+    """One update from that state, simulated."""
+    of_two = jax.tree.map(lambda x: jnp.stack([x, x]), updates)
+    update = jax.vmap(lambda g: tx.update(g, state)[0], axis_name="data")
+    return lambda: jax.eval_shape(update, of_two)
+
+
+def another(tx: Any, holder: str) -> tuple[Callable[[], Any], str]:
+    """Of the state of Adam."""
+    return given(tx, ADAM), f"another transformation: .*{holder}.* given a `ScaleByAdamState`"
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    **{
+        f"{name}: swapped": (
+            lambda make=make: make(FEEDBACK, "data"),
+            "`axis_name` must be the name of a mesh axis.*got a codec. .*arguments swapped",
+        )
+        for name, make in CODED.items()
+    },
+    **{
+        f"{name}: uncalled": (
+            lambda make=make: make("data", top_k),
+            r"`codec` must be a codec, .* got the function `top_k`: call it, as in `top_k\(...\)`",
+        )
+        for name, make in CODED.items()
+    },
+    **{
+        f"{make.__name__}: no name": (
+            lambda make=make: make(3),
+            "`axis_name` must be the name of a mesh axis, or several in a tuple, got 3",
+        )
+        for make in PLAIN
+    },
+    "mean_codec uncalled": (
+        lambda: jaxcomm.two_stage_mean("data", dither(), mean_codec=dither),
+        "`mean_codec` must be a codec, .* got the function `dither`: call it",
+    ),
+    "votes of an uncalled codec": (lambda: jaxcomm.votes(codec=dither), "call it"),
+    "doubling_mean of a codec": (
+        lambda: doubling_mean("data", dither()),
+        "`codec_of` must be a function from a number to a codec, got a codec",
+    ),
+    "accumulate of a function": (
+        lambda: jaxcomm.accumulate(jaxcomm.qsgd, 4),
+        "`tx` must be an optax transformation, got the function `qsgd`: call it",
+    ),
+    "skip_nonfinite of a function": (
+        lambda: jaxcomm.skip_nonfinite(jaxcomm.qsgd),
+        "`tx` must be an optax transformation, got the function `qsgd`: call it",
+    ),
+    "per_worker of a function": (
+        lambda: jaxcomm.per_worker(optax.adam),
+        "`tx` must be an optax transformation, got the function `adam`: call it",
+    ),
+    "hierarchical of functions": (
+        lambda: jaxcomm.hierarchical(jaxcomm.mean, jaxcomm.qsgd),
+        "`stages` must be an optax transformation, got the function `mean`: call it",
+    ),
+    "warm_up of functions": (
+        lambda: jaxcomm.warm_up([jaxcomm.mean], 2),
+        "`stages` must be an optax transformation, got the function `mean`: call it",
+    ),
+    "shard_local of a function": (
+        lambda: jaxcomm.shard_local(jaxcomm.mean, {}),
+        "`tx` must be an optax transformation, got the function `mean`: call it",
+    ),
+    "coded": another(jaxcomm.global_qsgd(), "`AggregatorState`"),
+    "gathered": another(jaxcomm.gathered_mean("data", FEEDBACK), "`AggregatorState`"),
+    "mean": another(jaxcomm.mean(), "the exact mean keeps a `EmptyState`"),
+    "ring_mean": another(jaxcomm.ring_mean(), "the exact mean keeps a `EmptyState`"),
+    "accumulate": another(jaxcomm.accumulate(jaxcomm.mean(), 2), "`accumulate`"),
+    "skip_nonfinite": another(jaxcomm.skip_nonfinite(jaxcomm.mean()), "`skip_nonfinite`"),
+    "warm_up": another(jaxcomm.warm_up([jaxcomm.qsgd()], 2), "`warm_up`"),
+    "hierarchical": another(jaxcomm.hierarchical(jaxcomm.mean()), "1 states, one a stage"),
+    "per_worker": another(jaxcomm.per_worker(optax.sgd(0.1)), "`per_worker`"),
+    "adaptive_ratio": another(
+        jaxcomm.adaptive_ratio(
+            "data", lambda r: error_feedback(top_k(ratio=r)), [0.5, 1.0], target=0.5
+        ),
+        "`adaptive_ratio`",
+    ),
+    "state of other parameters": (
+        given(
+            jaxcomm.global_qsgd(scope="leaf"),
+            jaxcomm.global_qsgd(scope="leaf").init({"a": jnp.ones(2), "b": jnp.ones(2)}),
+        ),
+        "This state is of 2 units, and these updates are 1: it was made for other parameters",
+    ),
+    "MultiSteps": (
+        step(optax.MultiSteps(optax.chain(jaxcomm.qsgd(), optax.sgd(0.1)), 4)),
+        r"for `optax.MultiSteps\(tx, k\)`, take `jaxcomm.accumulate\(tx, k\)`",
+    ),
+    **{
+        f"complex, {make.__name__}": (
+            given(make(), make().init(PARAMS), {"w": jnp.ones((4, 2), jnp.complex64)}),
+            r"\['w'\] is complex64: .*`optax.contrib.split_real_and_imaginary\(tx\)`",
+        )
+        for make in (jaxcomm.mean, jaxcomm.ring_mean, jaxcomm.global_qsgd)
+    },
+    "integers": (
+        given(jaxcomm.mean(), optax.EmptyState(), {"w": jnp.ones(3, jnp.int32)}),
+        r"\['w'\] is int32: only floating-point .* Mask it with `optax.masked`",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_message(mistake: str) -> None:
+    make, message = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=message) as raised:
+        make()
+    assert "\n" not in str(raised.value)
+
+
+def test_complex_leaves_are_averaged_as_the_message_says() -> None:
+    tx = optax.contrib.split_real_and_imaginary(optax.chain(jaxcomm.mean(), optax.sgd(1.0)))
+    given = jnp.array([[1 + 2j], [3 - 4j]], jnp.complex64)
+    with jax.numpy_dtype_promotion("standard"):  # Optax multiplies by 1j.
+        update = jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name="data")(given)
+    assert update.tolist() == [[-2 + 1j]] * 2

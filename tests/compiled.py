@@ -1,0 +1,62 @@
+"""Where compiled programs are kept from one run to the next, so that processes can share them."""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+import tempfile
+from typing import Any
+
+KEPT = pathlib.Path(__file__).parents[1] / ".jax_cache"
+ROOM = 2 * 2**30
+
+
+def processor() -> str:
+    """Tells apart machines that cannot run each other's programs."""
+    known = pathlib.Path("/proc/cpuinfo")
+    lines = known.read_text().splitlines() if known.exists() else [platform.processor()]
+    features = sorted({line for line in lines if line.startswith(("flags", "Features", "model"))})
+    digest = hashlib.sha256("\n".join(features or lines).encode()).hexdigest()[:8]
+    return f"{platform.machine()}-{digest}"
+
+
+def folder() -> pathlib.Path:
+    """Of this JAX on this processor."""
+    return KEPT / f"jax-{importlib.metadata.version('jax')}-{processor()}"
+
+
+def trim(entries: pathlib.Path, room: int = ROOM) -> None:
+    """Removes what was written longest ago, beyond so many bytes."""
+    with contextlib.suppress(FileNotFoundError):  # Another run may be at work here.
+        written = [(entry.stat(), entry) for entry in entries.glob("*")]
+        for status, entry in sorted(written, key=lambda each: -each[0].st_mtime):
+            room -= status.st_size
+            if room < 0:
+                entry.unlink()
+
+
+def write_whole() -> None:
+    """Lets JAX put entries where they belong only when they are complete.
+
+    It writes them in place, and without a lock unless a maximum size is set: another process may
+    meet half of one, and of a process that is ended half may stay. A lock costs a look at every
+    entry for each that is written.
+    """
+    try:
+        from jax._src.lru_cache import LRUCache
+    except ImportError:  # Then JAX's own way; half an entry is compiled anew, with a warning.
+        return
+    in_place = LRUCache.put
+
+    def put(self: Any, key: str, value: bytes) -> None:
+        if self.eviction_enabled:
+            return in_place(self, key, value)
+        # Even where there is one: JAX asks for it first, so that it was no good.
+        with tempfile.NamedTemporaryFile(dir=self.path, prefix="part-", delete=False) as part:
+            part.write(value)
+        with contextlib.suppress(FileNotFoundError):  # Where another process cleans up.
+            os.replace(part.name, os.path.join(self.path, f"{key}-cache"))
+
+    LRUCache.put = put

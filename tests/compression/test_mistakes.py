@@ -1,0 +1,49 @@
+"""What is wrapped must be a codec: one line says what else it was."""
+
+import re
+from typing import Any
+
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm.compression import blockwise, feedback, rotated, scaled
+from jaxcomm.compression.sparsifiers import random_k, top_k
+
+WRAPPERS = {
+    "blockwise": lambda codec: blockwise(codec, 8),
+    "rotated": rotated,
+    "scaled": scaled,
+    "diana": feedback.diana,
+    "ecq": feedback.ecq,
+    "ef21": feedback.ef21,
+    "error_feedback": feedback.error_feedback,
+    "local_clip": lambda codec: feedback.local_clip(codec, 1.0),
+    "momentum": feedback.momentum,
+    "momentum_correction": feedback.momentum_correction,
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (top_k, "is a function: call it, `top_k(...)`."),
+        (random_k, "is a function: call it, `random_k(...)`."),
+        ("data", "must be a codec, such as"),
+        (jaxcomm.mean(), "must be a codec, such as"),
+        (optax.identity(), "are arguments swapped?"),
+    ],
+    ids=["top_k", "random_k", "axis", "aggregator", "optimizer"],
+)
+def test_what_is_no_codec(name: str, mistake: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        WRAPPERS[name](mistake)
+    assert f"`codec` of `{name}`" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_every_wrapper_is_asked() -> None:
+    makers = {"error_feedback", *feedback.__all__} - {"FeedbackMemory", "ShiftMemory"}
+    # `feedback_loop` is what wrappers are made of.
+    assert {*WRAPPERS} == (makers - {"feedback_loop"}) | {"blockwise", "rotated", "scaled"}

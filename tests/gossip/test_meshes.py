@@ -1,0 +1,63 @@
+"""Every method on every kind of mesh: as simulated, step by step, in a scan under jit, counted."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType
+
+import jaxcomm
+from tests.cases._gossip import GossipCase, gossip_rows
+from tests.gossip.workers import start, steps
+
+KINDS = [AxisType.Auto, AxisType.Explicit]
+COUNT = 4
+
+
+def loss(x: jax.Array, target: jax.Array) -> jax.Array:
+    return 0.5 * jnp.sum((x - target[0]) ** 2)
+
+
+def prepared(case: GossipCase, workers: int, where: Any) -> tuple[Any, Any, Any]:
+    """`(step, params, state)` there."""
+    tx = optax.chain(optax.sgd(0.1), case.make(workers))
+    params = jaxcomm.PerWorker({"data": jnp.asarray(start(workers))})
+    make = jaxcomm.simulate if where == workers else jaxcomm.make_step
+    return make(loss, tx, where, donate=False), params, jaxcomm.init(tx, params, where)
+
+
+@functools.cache
+def simulated(case: GossipCase, workers: int) -> np.ndarray:
+    step, params, state = prepared(case, workers, workers)
+    for batch in steps(COUNT, workers):
+        params, state, _ = step(params, state, batch)
+    return np.asarray(params.per_worker["data"])
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("case", gossip_rows(8, {"matcha", "choco_sgd", "overlap_sgp"}), ids=repr)
+def test_a_mesh_of_any_kind(case: GossipCase, kind: AxisType, workers: int) -> None:
+    mesh = jax.make_mesh((workers,), ("data",), axis_types=(kind,), devices=jax.devices()[:workers])
+    step, params, state = prepared(case, workers, mesh)
+    first, *rest = steps(COUNT, workers)
+    sent = jaxcomm.wire.account(step, params, state, first).collectives
+    assert ("ppermute" in {c.primitive for c in sent}) == (workers > 1)
+    params, state, metrics = step(params, state, first)
+    np.testing.assert_allclose(
+        metrics["loss"], np.mean(0.5 * np.sum((start(workers) - first) ** 2, axis=1)), rtol=1e-5
+    )
+
+    @jax.jit
+    def run(params: Any, state: Any, batches: jax.Array) -> Any:
+        body = lambda carry, batch: (step(*carry, batch)[:2], None)  # noqa: E731
+        return jax.lax.scan(body, (params, state), batches)[0]
+
+    params, _ = run(params, state, np.stack(rest))
+    np.testing.assert_allclose(
+        params.per_worker["data"], simulated(case, workers), rtol=0, atol=1e-6
+    )

@@ -1,0 +1,117 @@
+"""Every worker counts for one n-th, what is held back comes later, and a NaN reaches all.
+
+One program a row, at 8 workers, which `tests.mutants` can make wrong without compiling it again:
+updates that do not change, for as many steps as feedback needs to catch up, and a NaN at the end.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+
+from tests.cases import CASES, Case
+from tests.laws.test_resolution import close_to_the_mean
+from tests.mutants import HONEST, WORKERS, Mutant, given, kept, returned
+from tests.workers import aggregator, initial
+
+SIDE = 32  # Updates are square, and so large that roundings of one step average out.
+BEFORE, COUNTED = 16, 32  # Steps: what is held back settles in the first.
+NEAR = 0.06  # Less than half of 1/7, by which a mean over a worker too few is off.
+NAN = (3, 1, 1)  # The worker and the place.
+
+
+@functools.cache
+def alike_and_apart() -> tuple[np.ndarray, np.ndarray]:
+    """What updates have in common, [d], and what each has of its own, [n, d], all orthogonal."""
+    rng = np.random.default_rng(0)
+    patterns = scipy.linalg.hadamard(2 * WORKERS)[1 : WORKERS + 1]
+    repeats = SIDE**2 // (2 * WORKERS)
+    sizes = 0.3 * rng.uniform(0.2, 1, repeats) * rng.choice([-1, 1], repeats)
+    common = np.repeat(sizes, 2 * WORKERS)
+    return common, 0.5 * common * np.tile(patterns, (1, repeats))
+
+
+def close_votes() -> np.ndarray:
+    """Five of one sign and three of the other, [n, d]: any vote that turns makes a tie."""
+    rng = np.random.default_rng(0)
+    votes = np.tile([1, 1, 1, 1, 1, -1, -1, -1], (SIDE**2, 1)) * rng.choice([-1, 1], (SIDE**2, 1))
+    return rng.permuted(votes, axis=1).T * rng.uniform(0.1, 0.3, (WORKERS, SIDE**2))
+
+
+def updates_of(case: Case) -> np.ndarray:
+    """[steps, n, d], float32."""
+    steps = np.ones((BEFORE + COUNTED, 1, 1))
+    if case.result:
+        steps[1::2] = -0.1
+        return (steps * close_votes()).astype(np.float32)
+    common, own = alike_and_apart()
+    return (steps * (common + own)).astype(np.float32)
+
+
+@functools.cache
+def _program(tx: Any) -> Any:
+    run, ones = aggregator(tx, WORKERS, "vmap"), jnp.ones(WORKERS)
+
+    def steps(updates: jax.Array, state: Any, mutant: Mutant) -> Any:
+        def body(now: Any, x: jax.Array) -> Any:
+            results, after = run(given(mutant, x), now, ones)
+            return kept(mutant, after, state), returned(mutant, results)
+
+        return jax.lax.scan(body, state, updates)
+
+    return jax.jit(steps)
+
+
+def run(case: Case, mutant: Mutant) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Updates [steps, n, d], every worker's results of them and of a NaN, and the last state."""
+    updates = updates_of(case)
+    shown = np.concatenate([updates, updates[-1:]]).reshape(-1, WORKERS, SIDE, SIDE)
+    shown[-1][NAN] = np.nan
+    tx = case.make()
+    state, results = _program(tx)(shown, initial(tx, jnp.asarray(shown[0]), "vmap"), mutant)
+    return updates, np.asarray(results, np.float64), state
+
+
+def check_every_worker(case: Case, mutant: Mutant = HONEST) -> None:
+    updates, results, state = run(case, mutant)
+    np.testing.assert_array_equal(results, np.broadcast_to(results[:, :1], results.shape))
+    assert np.isnan(results[-1, 0][NAN[1:]])
+    found = results[:-1, 0].reshape(len(updates), -1)
+    if case.result:
+        np.testing.assert_array_equal(found, case.result(updates))
+        return
+    if case.resolution:
+        for each in found:
+            close_to_the_mean(case, updates[0].astype(np.float64), each)
+    aim = case.aim(updates) if case.aim else updates.mean(axis=1)
+    check_shares(found[BEFORE:].mean(axis=0), aim[BEFORE:].mean(axis=0), case.shares)
+    if case.feedback:
+        check_nothing_is_lost(case, updates, found, state)
+    if case.settles:
+        peak = np.abs(updates).max()
+        assert np.abs(found[-1] - updates[-1].mean(axis=0)).max() <= 1e-2 * peak
+
+
+def check_shares(found: np.ndarray, aim: np.ndarray, off: float) -> None:
+    """All of what is common, and most of each worker's own, of means over time, [d]."""
+    common, own = alike_and_apart()
+    assert abs(found @ common / (aim @ common) - 1) <= NEAR
+    assert np.all(np.abs(own @ found / (own @ aim) - 1) <= off)
+
+
+def check_nothing_is_lost(case: Case, updates: np.ndarray, found: np.ndarray, state: Any) -> None:
+    """What was sent and what is kept add up to what was given."""
+    ((memory,),) = state.own.per_worker.values()
+    residual = np.asarray(memory.kept, np.float64).reshape(WORKERS, -1).mean(axis=0)
+    weights = case.discount ** np.arange(len(updates))[::-1]
+    total = weights @ updates.astype(np.float64).mean(axis=1)
+    np.testing.assert_allclose(weights @ found + residual, total, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_every_worker(case: Case) -> None:
+    check_every_worker(case)

@@ -1,0 +1,112 @@
+"""The recipe of docs/clusters.md runs as it is printed, launched and by its three variables."""
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import jaxcomm
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+ROOT = Path(jaxcomm.__file__).parents[1]
+SECONDS = 240
+JOIN = "from jaxcomm import launch\nlaunch.join()\nimport jax\n"
+
+
+def recipe() -> str:
+    """The one block of Python under "In a script of your own"."""
+    specification = importlib.util.spec_from_file_location("readme", ROOT / "tools/run_readme.py")
+    readme = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(readme)
+    text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    (block,) = readme.python_blocks(text.partition("## In a script of your own")[2])
+    return block.code
+
+
+def start(folder: Path, code: str, *options: str, **environment: str) -> subprocess.Popen:
+    script = folder / "script.py"
+    script.write_text(code, encoding="utf-8")
+    given = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment}
+    given.pop("XLA_FLAGS", None)
+    return subprocess.Popen(
+        [sys.executable, *options, str(script)],
+        cwd=folder,
+        env=given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def check(stdout: str, prefix: str = "") -> None:
+    """The first process tells 20 losses, which fall."""
+    lines = [line.removeprefix(prefix).split() for line in stdout.splitlines()]
+    losses = [float(line[1]) for line in lines if line and re.fullmatch(r"\d+", line[0])]
+    assert len(losses) == 20 and losses[-1] < 0.9 * losses[0]
+
+
+def test_the_recipe_is_launched(tmp_path: Path) -> None:
+    process = start(tmp_path, recipe(), "-m", "jaxcomm.launch", "--processes", "2", "--")
+    stdout, stderr = process.communicate(timeout=SECONDS)
+    assert (process.returncode, stderr) == (0, "")
+    check(stdout, "[0] ")
+
+
+@pytest.mark.slow
+def test_the_recipe_joins_by_three_variables(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    told = {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": "2",
+        "JAXCOMM_TOKEN": "a secret",
+    }
+    both = [start(tmp_path, recipe(), JAX_PROCESS_ID=str(i), **told) for i in range(2)]
+    said = [process.communicate(timeout=SECONDS) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    check(said[0][0])
+
+
+def test_an_exception_of_one_ends_all_at_once(tmp_path: Path) -> None:
+    code = f"{JOIN}if jax.process_index() == 1:\n    raise KeyError('mine')\n"
+    code += "import time\ntime.sleep(1000)\n"
+    started = time.monotonic()
+    process = start(tmp_path, code, "-m", "jaxcomm.launch", "--")
+    _, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1 and time.monotonic() - started < 60
+    *trace, error, line = stderr.splitlines()
+    assert all(each.startswith("[1] ") for each in (*trace, error))
+    assert error == "[1] KeyError: 'mine'"
+    assert line == (
+        "jaxcomm.launch: error: process 1 of 2 has ended with exit code 1; the others were stopped."
+    )
+
+
+@pytest.mark.slow
+def test_a_lost_process_is_not_mistaken_for_the_one_that_was_killed(tmp_path: Path) -> None:
+    code = f"""{JOIN}
+import os, signal, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+sharding = NamedSharding(mesh, PartitionSpec("data"))
+x = jax.make_array_from_process_local_data(sharding, jnp.ones(1))
+for step in range(10**9):
+    if step == 5 and jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    jax.block_until_ready(jax.jit(jnp.sum)(x))
+"""
+    process = start(tmp_path, code, "-m", "jaxcomm.launch", "--")
+    _, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 128 + signal.SIGKILL, stderr
+    assert stderr == (
+        "jaxcomm.launch: error: process 1 of 2 has ended with signal SIGKILL; the others were "
+        "stopped.\n"
+    )

@@ -1,0 +1,102 @@
+"""What `import jaxcomm` loads: JAX, optax and its own code."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import jaxcomm
+
+ROOT = Path(jaxcomm.__file__).parents[1]
+
+PROGRAM = """
+import json, sys
+import jax, optax
+before = set(sys.modules)
+import jaxcomm
+print(json.dumps([sorted(before), sorted(set(sys.modules) - before)]))
+"""
+# Of the standard library, of what JAX has not loaded: pure Python that costs a millisecond each.
+SMALL = {"statistics", "_statistics", "fractions"}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[list[str], list[str]]:
+    """The modules that `import jax, optax` loads, and those that `import jaxcomm` adds."""
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(ran.stdout)
+
+
+def test_nothing_is_loaded_but_jax_optax_and_ours(loaded: tuple[list[str], list[str]]) -> None:
+    ours = {"jaxcomm", "pallas_kernels", "jax"} | SMALL
+    assert [name for name in loaded[1] if name.partition(".")[0] not in ours] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chex",
+        "cvxpy",
+        "experiments",
+        "flax",
+        "jax.experimental.pallas",
+        "jaxcomm.launch",
+        "jaxlib.mosaic",
+        "matplotlib",
+        "networkx",
+        "orbax",
+        "pallas_kernels.quantize.mosaic_gpu",
+        "pallas_kernels.quantize.mosaic_tpu",
+        "scipy",
+        "sklearn",
+    ],
+)
+def test_what_only_some_need_is_not_loaded(loaded: tuple[list[str], list[str]], name: str) -> None:
+    assert not [m for m in loaded[1] if m == name or m.startswith(name + ".")]
+
+
+# Where the name that is installed is not the one that is imported.
+IMPORTED_AS = {"scikit-learn": "sklearn", "orbax-checkpoint": "orbax"}
+
+
+def declared(*extras: str) -> set[str]:
+    """What the wheel and its extras install, by the names that are imported."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = set()
+    for line in sum((project["optional-dependencies"][e] for e in extras), project["dependencies"]):
+        name = re.match(r"[\w-]+", line)[0]
+        own = re.match(r"jaxcomm\[(\w+)\]", line)
+        found |= declared(own[1]) if own else {IMPORTED_AS.get(name, name)}
+    return found
+
+
+def imported(*packages: str) -> set[str]:
+    """The third parties that the code of some folders imports."""
+    names = set()
+    for path in (path for package in packages for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+    return names - sys.stdlib_module_names - {"jaxcomm", "pallas_kernels", "experiments", "tests"}
+
+
+def test_extras_install_what_their_part_imports() -> None:
+    # matplotlib is for `gossip.draw` alone, whose error names it.
+    assert imported("jaxcomm", "pallas_kernels") <= declared("gossip") | {"matplotlib"}
+    assert imported("experiments") <= declared("experiments")
+    assert imported("tests") <= declared("experiments", "test")
+    assert "networkx" not in declared() and "networkx" in declared("experiments")

@@ -1,0 +1,68 @@
+"""Use an installed jaxcomm as a user does who has nothing else; see tools/test_wheel.
+
+    python -P tools/check_wheel.py CHECKOUT
+
+Of the checkout only the programs of README.md and docs/clusters.md are taken.
+"""
+
+import importlib
+import importlib.util
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+ABSENT = ("networkx", "cvxpy", "matplotlib", "flax", "sklearn", "orbax", "experiments", "tests")
+
+
+def public_modules() -> list[str]:
+    """All modules of the wheel of which no part begins with an underscore."""
+    names = []
+    for package in ("jaxcomm", "pallas_kernels"):
+        module = importlib.import_module(package)
+        assert "site-packages" in module.__file__, f"{package} is not the wheel's: {module}"
+        found = pkgutil.walk_packages(module.__path__, f"{package}.")
+        names += [package, *(each.name for each in found)]
+    return [name for name in names if not any(part[0] == "_" for part in name.split("."))]
+
+
+def programs(checkout: Path) -> dict[str, str]:
+    """The first program of the README, and the one for several processes."""
+    path = checkout / "tools" / "run_readme.py"
+    specification = importlib.util.spec_from_file_location("run_readme", path)
+    readme = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(readme)
+    clusters = (checkout / "docs" / "clusters.md").read_text(encoding="utf-8")
+    texts = {
+        "readme.py": (checkout / "README.md").read_text(encoding="utf-8"),
+        "processes.py": clusters.partition("## In a script of your own")[2],
+    }
+    return {name: readme.python_blocks(text)[0].code for name, text in texts.items()}
+
+
+def run(*arguments: str) -> None:
+    devices = "--xla_force_host_platform_device_count=8"
+    environment = {"XLA_FLAGS": devices, "JAX_PLATFORMS": "cpu", "NPROC": "16", **os.environ}
+    print("python", *arguments, flush=True)
+    subprocess.run(
+        [sys.executable, *arguments], env=environment, check=True, stdin=subprocess.DEVNULL
+    )
+
+
+def main(checkout: Path) -> None:
+    """Imports everything, and runs both programs."""
+    for name in ABSENT:
+        assert importlib.util.find_spec(name) is None, f"{name} is installed, and should not be"
+    names = public_modules()
+    for name in names:
+        importlib.import_module(name)
+    print(f"imported {len(names)} public modules")
+    for name, code in programs(checkout).items():
+        Path(name).write_text(code, encoding="utf-8")
+    run("readme.py")
+    run("-m", "jaxcomm.launch", "--processes", "2", "--", "processes.py")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
