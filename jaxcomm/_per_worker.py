@@ -141,8 +141,8 @@ def per_worker(
 
     Where parameters differ by worker, so do the moments of an optimizer that sees local gradients.
     A step that would make a finite number of that state NaN or infinite leaves it as it was on this
-    worker: a moment that is NaN once stays so. The update is what the optimizer makes of it. Nothing
-    is sent.
+    worker: a moment that is NaN once stays so. The update is what the optimizer makes of it.
+    Nothing is sent.
 
     Args:
       tx: The optimizer.
