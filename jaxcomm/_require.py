@@ -73,8 +73,9 @@ def remedy(option: str) -> str:
 def require_untraced(value: Any, option: str) -> None:
     """Raises where it is an array, which `optax.inject_hyperparams` makes of every number."""
     if isinstance(value, jax.Array):
+        kind = {"f": "float", "b": "bool"}.get(value.dtype.kind, "int")
         raise ValueError(
-            f"`{option}` must be known while tracing, got an array, {value.dtype}"
+            f"`{option}` must be a Python {kind}, known while tracing, got an array, {value.dtype}"
             f"{list(value.shape)}. {remedy(option)}"
         )
 

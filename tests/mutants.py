@@ -1,10 +1,13 @@
 """Six mistakes that pass for a working method, made of any method without compiling it again."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 WORKERS = 8
 
@@ -25,24 +28,27 @@ class Mutant(NamedTuple):
     shows: np.ndarray
 
 
-HONEST = Mutant(np.float32(1), np.ones(WORKERS, np.float32), np.bool_(True), np.bool_(True))
-
-
-def _of_worker(worker: int, share: float) -> np.ndarray:
-    shares = np.ones(WORKERS, np.float32)
-    shares[worker] = share
-    return shares
-
-
 FORGETFUL = "the residual not kept"
-MUTANTS = {
-    "the mean over a worker too few": HONEST._replace(scale=np.float32(WORKERS / (WORKERS - 1))),
-    "the last worker dropped": HONEST._replace(shares=_of_worker(-1, 0)),
-    "a sign flipped": HONEST._replace(shares=_of_worker(3, -1)),
-    "the count forgotten": HONEST._replace(scale=np.float32(WORKERS)),
-    FORGETFUL: HONEST._replace(remembers=np.bool_(False)),
-    "a NaN hidden": HONEST._replace(shows=np.bool_(False)),
-}
+
+
+@functools.cache
+def honest(workers: int = WORKERS) -> Mutant:
+    ones = np.ones(workers, np.float32)
+    return Mutant(np.float32(1), ones, np.bool_(True), np.bool_(True))
+
+
+@functools.cache
+def mutants(workers: int = WORKERS) -> dict[str, Mutant]:
+    right, last, fourth = honest(workers), np.ones(workers), np.ones(workers)
+    last[-1], fourth[3] = 0, -1
+    return {
+        "the mean over a worker too few": right._replace(scale=np.float32(workers / (workers - 1))),
+        "the last worker dropped": right._replace(shares=last.astype(np.float32)),
+        "a sign flipped": right._replace(shares=fourth.astype(np.float32)),
+        "the count forgotten": right._replace(scale=np.float32(workers)),
+        FORGETFUL: right._replace(remembers=np.bool_(False)),
+        "a NaN hidden": right._replace(shows=np.bool_(False)),
+    }
 
 
 def given(mutant: Mutant, updates: Any) -> Any:
@@ -70,4 +76,56 @@ def kept(mutant: Mutant, state: Any, first: Any) -> Any:
         lambda new, old: jnp.where(mutant.remembers, new, old) if is_memory(new) else new,
         state,
         first,
+    )
+
+
+def remembers(state: Any) -> bool:
+    return any(is_memory(leaf) for leaf in jax.tree.leaves(state))
+
+
+def uncaught(check: Callable[[Mutant], None], exempt: set[str], workers: int = WORKERS) -> set[str]:
+    """Names of the mistakes that the check lets pass."""
+    found = set()
+    for name, mutant in mutants(workers).items():
+        if name in exempt:
+            continue
+        try:
+            check(mutant)
+        except AssertionError:
+            continue
+        found.add(name)
+    return found
+
+
+class MutableState(NamedTuple):
+    """Of a transformation that :func:`mutable` has wrapped."""
+
+    inner: Any
+    mutant: Mutant
+
+
+def mutable(tx: Any, workers: int) -> Any:
+    """The transformation, and its mutants: their switches are in its state, for :func:`mutated`."""
+
+    def init(params: Any) -> MutableState:
+        return MutableState(tx.init(params), jax.tree.map(jnp.asarray, honest(workers)))
+
+    def update(updates: Any, state: MutableState, params: Any = None, **extra: Any) -> Any:
+        mutant, own = state.mutant, jax.lax.axis_index("data")
+        one = mutant._replace(shares=mutant.shares[own][None])
+        spoilt = jax.tree.map(lambda x: x[0], given(one, jax.tree.map(lambda x: x[None], updates)))
+        results, after = tx.update(spoilt, state.inner, params, **extra)
+        after = kept(mutant, after, state.inner)
+        return returned(mutant, results), MutableState(after, mutant)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def mutated(state: Any, mutant: Mutant) -> Any:
+    """The state, with other switches."""
+    is_mutable = lambda node: isinstance(node, MutableState)  # noqa: E731
+    return jax.tree.map(
+        lambda node: node._replace(mutant=mutant) if is_mutable(node) else node,
+        state,
+        is_leaf=is_mutable,
     )

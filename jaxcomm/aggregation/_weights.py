@@ -57,5 +57,9 @@ def weigh(axis_name: AxisName, weight: jax.Array | float) -> Callable[[jax.Array
     own = _axis.as_varying(own_weight(weight), axis_name)
     own = jnp.where(own * workers < jnp.inf, own, jnp.nan)
     total = lax.psum(own, _axis.names(axis_name))
-    scale = jnp.where(total == 0, 0, own * workers / total)
-    return lambda x: jnp.where(own == 0, 0, x * scale.astype(x.dtype))
+
+    def scaled(x: jax.Array) -> jax.Array:
+        share = own.astype(x.dtype) * workers / total.astype(x.dtype)
+        return jnp.where(own == 0, 0, x * share)
+
+    return scaled

@@ -224,6 +224,7 @@ def slowmo(
               a \gets a - \alpha \gamma u, \qquad x_i \gets a
 
     with :math:`\bar x` the mean of workers and :math:`a` the parameters after the last exchange.
+    Sends what :func:`local_sgd` does.
 
     Args:
       period: As for :func:`local_sgd`.

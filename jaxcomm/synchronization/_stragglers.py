@@ -48,6 +48,9 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
     Args:
       seconds: A mini-batch of each worker.
 
+    Returns:
+      The times, for :func:`windows` and :func:`run_time`.
+
     Raises:
       ValueError: If one is not positive, or there is none; when used, if there are not as many as
         workers.
@@ -89,6 +92,9 @@ def exponential(mean: float, shift: float = 0.0) -> Straggler:
       mean: :math:`1 / \mu`, seconds.
       shift: :math:`s`, seconds, at least 0.
 
+    Returns:
+      The times, for :func:`windows` and :func:`run_time`.
+
     Raises:
       ValueError: If `mean` is not positive or `shift` negative.
 
@@ -121,6 +127,9 @@ def pareto(scale: float, shape: float) -> Straggler:
     Args:
       scale: :math:`m`, the least seconds.
       shape: :math:`a` above 1, where the mean is finite.
+
+    Returns:
+      The times, for :func:`windows` and :func:`run_time`.
 
     Raises:
       ValueError: If `scale` is not positive or `shape` not above 1.
@@ -158,6 +167,9 @@ def bernoulli_sleep(base: float, sleep: float, probability: float) -> Straggler:
       sleep: :math:`z`, seconds.
       probability: :math:`p` in [0, 1].
 
+    Returns:
+      The times, for :func:`windows` and :func:`run_time`.
+
     Raises:
       ValueError: If a time is not positive or `probability` out of range.
 
@@ -191,6 +203,9 @@ def trace(file: str | pathlib.Path) -> Straggler:
     Args:
       file: Numbers of seconds separated by commas, a column a worker; all mini-batches of a step
         take as long.
+
+    Returns:
+      The times, for :func:`windows` and :func:`run_time`.
 
     Raises:
       ValueError: If the file is not a table of positive numbers that float32 holds; when used, if

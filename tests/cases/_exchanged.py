@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 import jaxcomm
-from tests.cases._case import Case, all_reduce, word_bytes
+from tests.cases._case import COMMON_NOISE, LARGEST_OF_ALL, Case, all_reduce, word_bytes
 from tests.cases._feedback import momentum_corrected
 from tests.cases._sparse import index_bits_repeated, quarter
 from tests.mutants import FORGETFUL
@@ -44,8 +44,13 @@ def cells(size: int) -> int:
 
 
 def fetched(updates: np.ndarray) -> np.ndarray:
+    """What FetchSGD makes of them under other hashes, in the mean over some."""
+    return np.mean([_fetched(updates, seed) for seed in range(8)], axis=0)
+
+
+def _fetched(updates: np.ndarray, seed: int) -> np.ndarray:
     """Rothchild et al.'s algorithm of a quarter of the coordinates, with hashes of NumPy's."""
-    rng, d = np.random.default_rng(0), updates.shape[-1]
+    rng, d = np.random.default_rng(seed), updates.shape[-1]
     places, signs = rng.integers(cells(d) // 3, size=(3, d)), rng.choice([-1, 1], (3, d))
 
     def table_of(x: np.ndarray) -> np.ndarray:
@@ -65,7 +70,7 @@ def fetched(updates: np.ndarray) -> np.ndarray:
     return np.stack(means)
 
 
-HOLDS_NOTHING_BACK = {FORGETFUL: "With a density of 1 there is room for all."}
+HOLDS_NOTHING_BACK = ((FORGETFUL, "With a density of 1 there is room for all."),)
 EXCHANGED = [
     Case(
         "sparcml",
@@ -119,6 +124,7 @@ EXCHANGED = [
         common_coins=True,
         # All workers send what is largest in the sum: as one that has the mean.
         aim=lambda updates: momentum_corrected(updates.mean(axis=1, keepdims=True), 0.25),
+        alien=LARGEST_OF_ALL,
     ),
     Case(
         "fetch_sgd",
@@ -135,5 +141,6 @@ EXCHANGED = [
         aim=fetched,
         # Cells are emptied of more than what was read: what is apart from the rest is lost in that.
         shares=math.inf,
+        alien=COMMON_NOISE,
     ),
 ]

@@ -24,6 +24,7 @@ class LocalCase(NamedTuple):
       meets: The state of its meetings, in that of the transformation.
       aggregates: Whether it takes an aggregator.
       agree: Whether workers are equal after a meeting.
+      exempt: Mistakes of `tests.mutants` that the row cannot make, each with the reason.
     """
 
     name: str
@@ -32,6 +33,7 @@ class LocalCase(NamedTuple):
     meets: Callable[[Any], Any] = lambda state: state[1]
     aggregates: bool = True
     agree: bool = True
+    exempt: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
         return self.name

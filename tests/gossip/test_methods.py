@@ -13,6 +13,7 @@ import jaxcomm
 from jaxcomm import gossip
 from tests.cases._gossip import GOSSIP, GossipCase, gossip_rows
 from tests.gossip.workers import initial, matrices_of, on_mesh, start, steps, trajectory
+from tests.mutants import Mutant
 from tests.slow import slow
 from tests.workers import mesh_of
 
@@ -40,9 +41,9 @@ def test_the_first_row_with_any_number_of_workers(workers: int) -> None:
     check(GOSSIP[0], workers)
 
 
-def check(case: GossipCase, workers: int) -> None:
+def check(case: GossipCase, workers: int, mutant: Mutant | None = None) -> None:
     x, updates = start(workers), steps(STEPS, workers)
-    found, state = trajectory(case.make(workers), x, updates)
+    found, state = trajectory(case.make(workers), x, updates, mutant)
     few = 12  # Beyond these, a coordinate is kept or not by the last bit.
     expected = case.oracle(x, updates[:few], matrices_of(case.mixing(workers), few))
     np.testing.assert_allclose(found[:few], expected, rtol=0, atol=2e-6)
@@ -60,6 +61,9 @@ def check(case: GossipCase, workers: int) -> None:
         np.testing.assert_allclose(total / workers, kept, rtol=0, atol=1e-4)
     else:
         np.testing.assert_allclose(found[-1].mean(axis=0), kept, rtol=0, atol=case.drift)
+    updates[3, -1, 1] = np.nan
+    spoilt, _ = trajectory(case.make(workers), x, updates, mutant)
+    assert np.isnan(spoilt[-1]).any(axis=1).all()  # Neighbours tell each other, again and again.
 
 
 @pytest.mark.parametrize("case", gossip_rows(4), ids=repr)

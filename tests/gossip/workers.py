@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 import jaxcomm
 from jaxcomm import _noise, gossip
+from tests.mutants import Mutant, given, honest, kept, returned
 from tests.workers import mesh_of
 
 
@@ -29,8 +30,10 @@ def initial(tx: Any, x: Any, on_mesh: bool = False) -> Any:
     return jaxcomm.init(tx, jaxcomm.PerWorker({"data": jnp.asarray(x)}), where)
 
 
-def _one(tx: Any, x: Any, state: Any, update: Any, extra: Any) -> Any:
+def _one(tx: Any, x: Any, state: Any, update: Any, extra: Any, mutant: Any = None) -> Any:
     change, state = tx.update(update, state, x, **extra)
+    if mutant:
+        change = returned(mutant, change)
     return optax.apply_updates(x, change), state
 
 
@@ -41,19 +44,19 @@ def _simulated(tx: Any, own: tuple[str, ...]) -> Any:
             lambda a, x: x if a is None else of(x), axes, state, is_leaf=lambda a: a is None
         )
 
-    def run(x: Any, state: Any, updates: Any, extra: Any) -> Any:
+    def run(x: Any, state: Any, updates: Any, extra: Any, mutant: Mutant) -> Any:
         axes = jax.tree.map(lambda s: 0 if s else None, jaxcomm.state_specs(state))
         extra_axes = {name: 0 if name in own else None for name in extra}
         step = jax.vmap(
-            functools.partial(_one, tx),
+            functools.partial(_one, tx, mutant=mutant),
             in_axes=(0, axes, 0, extra_axes),
             out_axes=(0, axes),
             axis_name="data",
         )
 
         def body(carry: Any, update: Any) -> Any:
-            x, state = step(*carry, update, extra)
-            return (x, state), x
+            x, state = step(*carry, given(mutant, update), extra)
+            return (x, kept(mutant, state, split)), x
 
         split = local(state, axes, lambda x: x[:, None])
         (_, after), xs = jax.lax.scan(body, (x, split), updates)
@@ -62,11 +65,14 @@ def _simulated(tx: Any, own: tuple[str, ...]) -> Any:
     return jax.jit(run)
 
 
-def trajectory(tx: Any, x: np.ndarray, updates: np.ndarray, **extra: Any) -> tuple[np.ndarray, Any]:
+def trajectory(
+    tx: Any, x: np.ndarray, updates: np.ndarray, mutant: Mutant | None = None, **extra: Any
+) -> tuple[np.ndarray, Any]:
     """The parameters of all workers after each step, [steps, n, ...] in float64, and the state."""
     own = tuple(name for name in extra if name == "weight")
     run = _simulated(tx, own)
-    xs, state = run(jnp.asarray(x), initial(tx, x), jnp.asarray(updates), extra)
+    mutant = mutant or honest(len(x))
+    xs, state = run(jnp.asarray(x), initial(tx, x), jnp.asarray(updates), extra, mutant)
     return np.asarray(xs, np.float64), state
 
 

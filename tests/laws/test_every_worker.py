@@ -15,7 +15,7 @@ import scipy.linalg
 
 from tests.cases import CASES, Case
 from tests.laws.test_resolution import close_to_the_mean
-from tests.mutants import HONEST, WORKERS, Mutant, given, kept, returned
+from tests.mutants import WORKERS, Mutant, given, honest, kept, returned
 from tests.workers import aggregator, initial
 
 SIDE = 32  # Updates are square, and so large that roundings of one step average out.
@@ -76,7 +76,7 @@ def run(case: Case, mutant: Mutant) -> tuple[np.ndarray, np.ndarray, Any]:
     return updates, np.asarray(results, np.float64), state
 
 
-def check_every_worker(case: Case, mutant: Mutant = HONEST) -> None:
+def check_every_worker(case: Case, mutant: Mutant) -> None:
     updates, results, state = run(case, mutant)
     np.testing.assert_array_equal(results, np.broadcast_to(results[:, :1], results.shape))
     assert np.isnan(results[-1, 0][NAN[1:]])
@@ -114,4 +114,4 @@ def check_nothing_is_lost(case: Case, updates: np.ndarray, found: np.ndarray, st
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_every_worker(case: Case) -> None:
-    check_every_worker(case)
+    check_every_worker(case, honest())

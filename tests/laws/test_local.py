@@ -14,6 +14,7 @@ import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from tests.cases._local import LOCAL, PERIOD, LocalCase, by_hand, local_rows, neutral
+from tests.mutants import Mutant, mutable, mutated
 from tests.slow import slow
 from tests.workers import mesh_of
 
@@ -64,12 +65,15 @@ def train(
     *,
     start: Any = START,
     where: Any = N,
+    mutant: Mutant | None = None,
 ) -> tuple[np.ndarray, Any, Any]:
     """All workers' parameters after each step [steps, n, d], the last state, and the metrics."""
     params = jaxcomm.PerWorker({"data": leaves_of(jnp.asarray(start))})
     batches = leaves_of(gradients), *([] if weights is None else [weights])
     masks = np.ones(gradients.shape[:2], bool) if present is None else present
     state = jaxcomm.init(tx, params, where)
+    if mutant:
+        state = mutated(state, mutant)
     found, state, metrics = scanned(tx, where, present is not None)(params, state, batches, masks)
     both = found.per_worker["data"]
     return np.concatenate([np.asarray(both["a"]), np.asarray(both["b"])], axis=-1), state, metrics
@@ -113,6 +117,20 @@ def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> N
         bad = ONES.copy()
         bad[0, 3] = wrong
         assert np.isnan(train(tx, GRADIENTS, bad, ALL)[0][PERIOD - 1 :]).all()
+
+
+@functools.cache
+def _mutable(case: LocalCase) -> Any:
+    return mutable(neutral(case, PERIOD), N)
+
+
+def check_equation(case: LocalCase, mutant: Mutant) -> None:
+    """Local SGD of the mean, in which a worker's NaN leaves it out until the next meeting."""
+    gradients = GRADIENTS.copy()
+    gradients[1, 2, 3] = np.nan
+    found, _, _ = train(_mutable(case), gradients, mutant=mutant)
+    expected = by_hand(START, gradients, ONES, ALL, PERIOD)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 PLACES = ["nowhere", "whole", "inner", "aggregator"]

@@ -1,26 +1,45 @@
-"""Six mistakes are caught in the quick run, in every row of the table that can make them."""
+"""Six mistakes are caught in the quick run, in every row of the tables that can make them.
 
-import jax
+The check of a row is in each case one that the quick run makes of it as it is, in the same program.
+"""
+
+import functools
+
 import pytest
 
 from tests.cases import CASES, Case
+from tests.cases._gossip import GOSSIP, GossipCase, gossip_rows
+from tests.cases._local import LOCAL, LocalCase
+from tests.gossip import test_methods
+from tests.gossip.workers import initial as of_gossip
+from tests.gossip.workers import start
+from tests.laws import test_local
 from tests.laws.test_every_worker import check_every_worker
-from tests.mutants import FORGETFUL, MUTANTS, is_memory
+from tests.mutants import FORGETFUL, WORKERS, honest, mutants, remembers, uncaught
 from tests.workers import gradients, initial
-
-
-def remembers(case: Case) -> bool:
-    state = initial(case.make(), gradients(8), "vmap")
-    return any(is_memory(leaf) for leaf in jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_caught(case: Case) -> None:
-    assert case.exempt.keys() <= MUTANTS.keys() and all(case.exempt.values())
-    exempt = {*case.exempt} if remembers(case) else {*case.exempt, FORGETFUL}
-    for name in MUTANTS.keys() - exempt:
-        try:
-            check_every_worker(case, MUTANTS[name])
-        except AssertionError:
-            continue
-        pytest.fail(f"{name}: not caught")
+    forgets = remembers(initial(case.make(), gradients(WORKERS), "vmap"))
+    exempt = {*dict(case.exempt), *([] if forgets else [FORGETFUL])}
+    assert not uncaught(functools.partial(check_every_worker, case), exempt)
+
+
+@pytest.mark.parametrize("case", gossip_rows(WORKERS, {case.name for case in GOSSIP}), ids=repr)
+def test_caught_in_gossip(case: GossipCase) -> None:
+    forgets = remembers(of_gossip(case.make(WORKERS), start(WORKERS)))
+    exempt = {*dict(case.exempt), *([] if forgets else [FORGETFUL])}
+    assert not uncaught(functools.partial(test_methods.check, case, WORKERS), exempt)
+
+
+@pytest.mark.parametrize("case", LOCAL, ids=repr)
+def test_caught_in_local_steps(case: LocalCase) -> None:
+    check = functools.partial(test_local.check_equation, case)
+    check(honest(test_local.N))
+    assert not uncaught(check, {*dict(case.exempt)}, test_local.N)
+
+
+@pytest.mark.parametrize("case", [*CASES, *GOSSIP, *LOCAL], ids=repr)
+def test_an_exemption_names_a_mistake_and_a_reason(case: Case | GossipCase | LocalCase) -> None:
+    assert dict(case.exempt).keys() <= mutants().keys() and all(dict(case.exempt).values())
