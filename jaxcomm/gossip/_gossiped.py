@@ -4,7 +4,6 @@ Methods differ in one function: what a worker makes of its parameters, its local
 hears.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +14,7 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._require import own_weight
 from jaxcomm._when import run_when
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._talk import Talk, to_links
@@ -222,18 +222,6 @@ def _presence(present: jax.Array | None, workers: int) -> jax.Array | None:
     return jnp.asarray(present).astype(bool)
 
 
-def _weight(weight: jax.Array | float) -> jax.Array:
-    """The weight, or NaN where none scales a step: a NaN, an infinity, or less than 0."""
-    if jnp.shape(weight) != ():
-        raise ValueError(
-            f"`weight` must be a scalar on each worker, got shape {jnp.shape(weight)}."
-        )
-    if not isinstance(weight, jax.core.Tracer) and not 0 <= float(weight) < math.inf:
-        raise ValueError(f"`weight` must be a finite number of at least 0, got {weight}.")
-    own = jnp.asarray(weight, jnp.float32)
-    return jnp.where(jnp.isfinite(own) & (own >= 0), own, jnp.nan)
-
-
 def _own_steps(
     x: list[jax.Array], steps: list[jax.Array], weight: jax.Array | float | None
 ) -> tuple[list[jax.Array], jax.Array]:
@@ -242,7 +230,7 @@ def _own_steps(
     A NaN would spread to the neighbours and never leave. A weight that is none is let through as
     NaN: it is a mistake, and not a step that failed.
     """
-    own = jnp.ones((), jnp.float32) if weight is None else _weight(weight)
+    own = jnp.ones((), jnp.float32) if weight is None else own_weight(weight)
     weighed = [jnp.where(own == 0, 0, own.astype(step.dtype) * step) for step in steps]
     finite = [jnp.all(jnp.isfinite(a + b)) for a, b in zip(x, weighed, strict=True)]
     taken = jnp.all(jnp.stack(finite)) | jnp.isnan(own)

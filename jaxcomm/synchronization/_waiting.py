@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import _noise, gossip
-from jaxcomm.synchronization._local_sgd import period_of
+from jaxcomm.synchronization._exchange import period_of
 from jaxcomm.synchronization._require import require_seconds
 
 
