@@ -60,11 +60,6 @@ WITHOUT_ROW = {
     "shard_local": "goes around any row, on a mesh of two axes: tests/aggregation",
     "skip_nonfinite": "goes around any row: tests/aggregation/test_skip_nonfinite.py",
     "per_worker": "keeps an optimizer's state and sends nothing: tests/test_per_worker.py",
-    "local_sgd": "no table of local methods yet: tests/synchronization/test_local_sgd.py",
-    "slowmo": "likewise",
-    "diloco": "likewise",
-    "pr_sgd": "likewise",
-    "streaming_diloco": "likewise: tests/synchronization/test_streaming_diloco.py",
     "proximal_point": "sends nothing: tests/synchronization/test_growing_batch.py",
     "scale_by_finished": "sends a count: tests/synchronization/test_microbatches.py",
 }
