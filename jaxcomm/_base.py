@@ -127,23 +127,6 @@ class Codec(NamedTuple):
     scope: Literal["leaf", "bucket"] = "bucket"
 
 
-def require_codec(codec: object, user: str) -> Codec:
-    """The codec, if it is one.
-
-    Raises:
-      ValueError: If it is a function that makes one and was not called, or anything else.
-    """
-    if isinstance(codec, Codec):
-        return codec
-    name = getattr(codec, "__name__", None)
-    if callable(codec) and name is not None:
-        raise ValueError(f"`codec` of `{user}` is a function: call it, `{name}(...)`.")
-    raise ValueError(
-        f"`codec` of `{user}` must be a codec, such as "
-        f"`jaxcomm.compression.quantizers.dither()`, got {codec!r}: are arguments swapped?"
-    )
-
-
 def no_memory(x: jax.Array) -> Memory:
     """The `init` of a codec that remembers nothing."""
     del x

@@ -38,12 +38,13 @@ def require_axis_name(axis_name: Any, option: str = "axis_name") -> None:
         )
 
 
-def require_codec(codec: Any, option: str = "codec") -> None:
+def require_codec(codec: Any, option: str = "codec", *, user: str = "") -> None:
     """Raises unless it is a codec."""
     if not isinstance(codec, Codec):
+        of = f" of `{user}`" if user else ""
         raise ValueError(
-            f"`{option}` must be a codec, such as `jaxcomm.compression.quantizers.dither()`, got "
-            f"{described(codec)}."
+            f"`{option}`{of} must be a codec, such as `jaxcomm.compression.quantizers.dither()`, "
+            f"got {described(codec)}."
         )
 
 
@@ -94,6 +95,17 @@ _RULES: dict[str, Callable[[Any, str], None]] = {
 }
 
 
+def answer_uncalled(*constructors: Callable[..., Any]) -> None:
+    """Lets `optax.chain(constructor)` say that it has to be called: optax asks it for `init`."""
+    for constructor in constructors:
+
+        def init(params: Any, name: str = constructor.__name__) -> Any:
+            del params
+            raise ValueError(f"`{name}` is a function: call it, as in `{name}(...)`.")
+
+        vars(constructor)["init"] = init
+
+
 def checked(
     *traceable: str,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
@@ -113,6 +125,7 @@ def checked(
                     _RULES.get(option, require_untraced)(value, option)
             return construct(*args, **kwargs)
 
+        answer_uncalled(checked_construct)
         return checked_construct
 
     return check

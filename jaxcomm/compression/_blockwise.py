@@ -6,7 +6,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations, require_codec
+from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations
+from jaxcomm._require import require_codec
 
 
 def blockwise(codec: Codec, block_size: int) -> Codec:
@@ -39,7 +40,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
       >>> print(codec.measure(coins, codec.init(x), x).max_abs)
       [5.  0.5]
     """
-    require_codec(codec, "blockwise")
+    require_codec(codec, user="blockwise")
     if not isinstance(block_size, int) or block_size < 1:
         raise ValueError(f"`block_size` must be a Python int of at least 1, got {block_size}.")
 

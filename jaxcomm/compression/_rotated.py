@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations, require_codec
+from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations
+from jaxcomm._require import require_codec
 from jaxcomm.compression._sizes import require_countable
 
 
@@ -115,7 +116,7 @@ def rotated(codec: Codec) -> Codec:
       <https://arxiv.org/abs/1611.00429>`_, 2017.
     """
 
-    require_codec(codec, "rotated")
+    require_codec(codec, user="rotated")
 
     def of_inner(coins: Coins) -> Coins:
         return coins._replace(public=_below(coins.public))

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import jax
 
-from jaxcomm._base import Codec, PyTree, require_codec
+from jaxcomm._base import Codec, PyTree
+from jaxcomm._require import require_codec
 
 
 def contraction_of(codec: Codec, size: int, workers: int) -> float | None:
@@ -51,7 +52,7 @@ def require_unbiased(codec: Codec, user: str) -> Callable[[int, int], float]:
     Raises:
       ValueError: If it states none.
     """
-    require_codec(codec, user)
+    require_codec(codec, user=user)
     if codec.variance is None:
         raise ValueError(
             f"`{user}` takes an unbiased codec that states its `variance`, and this one states "

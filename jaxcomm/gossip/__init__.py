@@ -4,6 +4,7 @@ Graphs need networkx, and MATCHA's plan cvxpy: `pip install "jaxcomm[gossip]"`. 
 matrix needs neither.
 """
 
+from jaxcomm._require import answer_uncalled
 from jaxcomm.gossip._ad_psgd import ad_psgd
 from jaxcomm.gossip._choco_sgd import choco_sgd, choco_step_size
 from jaxcomm.gossip._d2 import d2
@@ -64,3 +65,5 @@ __all__ = [
     "to_rounds",
     "torus",
 ]
+
+answer_uncalled(ad_psgd, choco_sgd, d2, deep_squeeze, dpsgd, exact_average, matcha, sgp)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcomm._base import AxisName, Codec, PyTree, require_codec
+from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._require import require_codec
 from jaxcomm.gossip._coded_talk import encode, require_own
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
 from jaxcomm.gossip._talk import Link, Talk, to_links
@@ -104,7 +105,7 @@ def choco_sgd(
       Koloskova et al., `Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
       Communication <https://arxiv.org/abs/1902.00340>`_, 2019.
     """
-    require_codec(codec, "choco_sgd")
+    require_codec(codec, user="choco_sgd")
     require_step_size(step_size)
     given = require_symmetric(to_mixing(mixing), "choco_sgd")
     apart = not given.constant if per_neighbour is None else per_neighbour

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import AxisName, Codec, PyTree, require_codec
+from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._require import require_codec
 from jaxcomm.gossip._choco_sgd import require_step_size
 from jaxcomm.gossip._coded_talk import encode, require_own
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
@@ -61,7 +62,7 @@ def deep_squeeze(
       Tang et al., `DeepSqueeze: Decentralization Meets Error-Compensated Compression
       <https://arxiv.org/abs/1907.07346>`_, 2019.
     """
-    require_codec(codec, "deep_squeeze")
+    require_codec(codec, user="deep_squeeze")
     require_step_size(step_size)
     given = require_symmetric(to_mixing(mixing), "deep_squeeze")
 

@@ -1,5 +1,6 @@
 """When workers wait: local steps between exchanges, and windows in which each does what it can."""
 
+from jaxcomm._require import answer_uncalled
 from jaxcomm.synchronization._by_samples import scale_by_finished
 from jaxcomm.synchronization._clock import Clock, Windows, windows
 from jaxcomm.synchronization._deal import deal
@@ -89,3 +90,7 @@ __all__ = [
     "windows",
     "windows_run_time",
 ]
+
+answer_uncalled(
+    diloco, local_sgd, pr_sgd, proximal_point, scale_by_finished, slowmo, streaming_diloco
+)

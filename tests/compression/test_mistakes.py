@@ -28,11 +28,11 @@ WRAPPERS = {
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (top_k, "is a function: call it, `top_k(...)`."),
-        (random_k, "is a function: call it, `random_k(...)`."),
+        (top_k, "got the function `top_k`: call it, as in `top_k(...)`."),
+        (random_k, "got the function `random_k`: call it, as in `random_k(...)`."),
         ("data", "must be a codec, such as"),
         (jaxcomm.mean(), "must be a codec, such as"),
-        (optax.identity(), "are arguments swapped?"),
+        (optax.identity(), "got an optax transformation."),
     ],
     ids=["top_k", "random_k", "axis", "aggregator", "optimizer"],
 )

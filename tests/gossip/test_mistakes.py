@@ -47,7 +47,7 @@ APART = nx.Graph([(0, 1), (2, 3)])
         (lambda: gossip.choco_step_size(gossip.ring(8), contraction=0), "`contraction` must be"),
         (
             lambda: gossip.choco_sgd(gossip.ring(8), compression.sparsifiers.top_k, step_size=1),
-            "`codec` of `choco_sgd` is a function: call it",
+            r"`codec` of `choco_sgd` must be a codec, .* got the function `top_k`: call it",
         ),
         (lambda: gossip.deep_squeeze(gossip.ring(8), 0.1, step_size=1), "must be a codec"),
         (lambda: gossip.sgp(gossip.ring(8), delay=-1), "`delay` must be a Python int"),

@@ -71,6 +71,14 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         lambda here: here.init(jaxcomm.mean),
         r"`tx` must be an optax transformation, got the function `mean`: call it",
     ),
+    "a function in a chain": (
+        lambda here: here.init(optax.chain(jaxcomm.global_qsgd, optax.sgd(0.1))),
+        r"`global_qsgd` is a function: call it, as in `global_qsgd\(\.\.\.\)`",
+    ),
+    "a function of gossip in a chain": (
+        lambda here: here.init(optax.chain(optax.sgd(0.1), gossip.dpsgd)),
+        r"`dpsgd` is a function: call it",
+    ),
     "no transformation": (lambda here: here.step(3), "`tx` must be an optax transformation, got 3"),
     "no loss": (lambda here: here.step(qsgd(), None), "`loss_fn` must be a function, got None"),
     "the state of another": (

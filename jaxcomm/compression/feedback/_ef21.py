@@ -1,6 +1,7 @@
 """EF21: workers and receivers keep an estimate, and the difference to it is sent."""
 
-from jaxcomm._base import Codec, require_codec
+from jaxcomm._base import Codec
+from jaxcomm._require import require_codec
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.compression.feedback._shifted import shifted
 
@@ -54,7 +55,7 @@ def ef21(codec: Codec) -> Codec:
     Differs from the paper: estimates start at 0, so that the first is :math:`C(x_i^0)`, and the
     update is the estimate after this step's message, not before it.
     """
-    require_codec(codec, "ef21")
+    require_codec(codec, user="ef21")
     return shifted(
         codec,
         rate=lambda size, workers: 1.0,

@@ -5,7 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, require_codec
+from jaxcomm._base import Codec
+from jaxcomm._require import require_codec
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.compression.feedback._loop import feedback_loop
 
@@ -61,7 +62,7 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32
     Differs from the papers: the learning rate stands outside, so that a residual counts at the rate
     of the step in which it is sent.
     """
-    require_codec(codec, "error_feedback")
+    require_codec(codec, user="error_feedback")
     if not isinstance(decay, jax.core.Tracer) and not 0 < decay <= 1:
         raise ValueError(f"`decay` must be in (0, 1], got {decay}.")
     kept = require_residual_dtype(dtype)

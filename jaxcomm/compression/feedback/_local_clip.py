@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree, require_codec
+from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm._require import require_codec
 
 
 def clip_together(parts: list[jax.Array], max_norm: jax.Array | float) -> list[jax.Array]:
@@ -64,7 +65,7 @@ def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
     References:
       Lin et al., `Deep Gradient Compression <https://arxiv.org/abs/1712.01887>`_, 2018.
     """
-    require_codec(codec, "local_clip")
+    require_codec(codec, user="local_clip")
     if isinstance(max_norm, int | float) and not max_norm > 0:
         raise ValueError(f"`max_norm` must be over 0, got {max_norm}.")
 

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, require_codec
+from jaxcomm._base import Codec
+from jaxcomm._require import require_codec
 from jaxcomm.compression.feedback._loop import feedback_loop
 
 
@@ -45,7 +46,7 @@ def momentum(codec: Codec, decay: float = 0.9) -> Codec:
       Bernstein et al., `signSGD: Compressed Optimisation for Non-Convex Problems
       <https://arxiv.org/abs/1802.04434>`_, 2018.
     """
-    require_codec(codec, "momentum")
+    require_codec(codec, user="momentum")
     if not isinstance(decay, int | float) or isinstance(decay, bool) or not 0 <= decay < 1:
         raise ValueError(
             f"`decay` must be a Python float in [0, 1), got {decay!r}. Under "

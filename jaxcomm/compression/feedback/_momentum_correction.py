@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, require_codec
+from jaxcomm._base import Codec
+from jaxcomm._require import require_codec
 from jaxcomm.compression.feedback._loop import feedback_loop
 
 
@@ -60,7 +61,7 @@ def momentum_correction(
     References:
       Lin et al., `Deep Gradient Compression <https://arxiv.org/abs/1712.01887>`_, 2018.
     """
-    require_codec(codec, "momentum_correction")
+    require_codec(codec, user="momentum_correction")
     require_momentum(momentum)
 
     def velocity(kept: jax.Array, x: jax.Array) -> jax.Array:
