@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
+from jaxcomm import _noise
 from tests.cases import CASES, FRAME, Case, rows
 from tests.workers import aggregator, count, flat, gradients, initial
 
@@ -50,7 +51,19 @@ def test_two_axes_are_as_good_as_one(case: Case, inner: int) -> None:
     )
     tx, axes = case.make(("dcn", "ici")), ("dcn", "ici")
     one = jax.tree.map(lambda x: x[0], updates)
-    state = jaxcomm.init(tx, one, mesh)
+
+    def as_over_data(state: object) -> object:
+        """With keys of which the draws over these axes are those over the one axis."""
+        return jax.tree.map(
+            lambda x: (
+                _noise.placed_key(_noise.placed_key(x, "data", one), axes, one)
+                if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+                else x
+            ),
+            state,
+        )
+
+    state = as_over_data(jaxcomm.init(tx, one, mesh))
 
     def on_mesh(updates: object, state: object) -> object:
         local = jax.tree.map(lambda x: x[0], updates)
@@ -61,7 +74,8 @@ def test_two_axes_are_as_good_as_one(case: Case, inner: int) -> None:
         updates, state
     )
     nested = jax.vmap(
-        jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="ici"), axis_name="dcn"
+        jax.vmap(lambda x: tx.update(x, as_over_data(tx.init(x)))[0], axis_name="ici"),
+        axis_name="dcn",
     )
     simulated = jax.jit(nested)(jax.tree.map(lambda x: x.reshape(2, inner, *x.shape[1:]), updates))
     simulated = jax.tree.map(lambda x: x.reshape(workers, *x.shape[2:]), simulated)
