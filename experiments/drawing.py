@@ -22,7 +22,7 @@ def require(rows: Sequence[Any], folder: Path, what: str) -> Sequence[Any]:
       ExperimentError: If there are none.
     """
     if not rows:
-        raise ExperimentError(f"{folder} has no {what} to draw: run it to its end.")
+        raise ExperimentError(f"{folder} has no {what} to draw.")
     return rows
 
 

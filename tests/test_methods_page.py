@@ -137,7 +137,6 @@ def check_mean(line: Line, size: int) -> None:
         assert bool(jnp.isfinite(total[name]).all())
         np.testing.assert_array_equal(total[name], total[name][:1].repeat(WORKERS, 0))
     mean = updates["w"].mean(0)
-    print(f"{correlation(total['w'][0], mean):.3f}", largest(state), largest(updates), line.printed)
     assert correlation(total["w"][0], mean) > 0.05
     # An error that grows without end would have doubled a few times.
     assert largest(state) <= 2 * STEPS * largest(updates)
