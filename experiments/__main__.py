@@ -1,12 +1,14 @@
 """`python -m experiments COMMAND`: compare, survey, train, launch and others."""
 
+import argparse
+import contextlib
 import importlib
 import os
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from experiments.cluster import has_joined, is_first, join
@@ -24,6 +26,7 @@ from experiments.configs import (
     Survey,
     Train,
 )
+from experiments.configs.option import device_number
 from experiments.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
 
 COMMANDS = {
@@ -40,6 +43,7 @@ COMMANDS = {
     "figures": Figures,
 }
 
+WITHOUT_JAX = {"launch"}  # Which only starts others.
 DEFAULT_DEVICES = 8
 LEAST_THREADS = 16
 DEFECT = 1
@@ -50,17 +54,33 @@ def set_up_jax(devices: int | None, default: int = DEFAULT_DEVICES) -> None:
     """Sets what JAX reads from the environment when it is imported.
 
     A number of devices in the user's XLA_FLAGS wins over `default`, and `devices` over both.
+
+    Raises:
+      ExperimentError: If the one in XLA_FLAGS is no number of devices.
     """
     flags = os.environ.get("XLA_FLAGS", "")
-    given = re.findall(rf"{_DEVICE_COUNT}=(\d+)", flags)
+    given = re.findall(rf"{_DEVICE_COUNT}=(\S*)", flags)
     if devices is not None or not given:
         count = devices or default
         os.environ["XLA_FLAGS"] = f"{flags} {_DEVICE_COUNT}={count}".strip()
     else:
-        count = int(given[-1])
+        try:
+            count = [device_number(number) for number in given][-1]
+        except argparse.ArgumentTypeError as error:
+            raise ExperimentError(f"XLA_FLAGS: {_DEVICE_COUNT} {error}.") from error
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # XLA sizes its thread pool by NPROC, and many devices deadlock in a small one.
     os.environ.setdefault("NPROC", str(max(LEAST_THREADS, 2 * count)))
+
+
+@contextlib.contextmanager
+def starting_jax() -> Iterator[None]:
+    """Says in one line why JAX cannot be imported or finds no devices: it raises what it likes."""
+    try:
+        yield
+        importlib.import_module("jax").devices()
+    except (RuntimeError, ValueError) as error:
+        raise ExperimentError(f"JAX does not start: {error}") from error
 
 
 def run(command: str, config: Any) -> int:
@@ -72,9 +92,12 @@ def run(command: str, config: Any) -> int:
                 "--devices is not for --distributed: the workers are all devices."
             )
         set_up_jax(None, 1)
-        join(config.start_timeout)
-    elif command != "launch":  # Which only starts others.
+        with starting_jax():
+            join(config.start_timeout)
+    elif command not in WITHOUT_JAX:
         set_up_jax(devices)
+        with starting_jax():
+            pass
     return importlib.import_module(f"experiments.{command}").main(config)
 
 
@@ -94,6 +117,9 @@ def main(arguments: Sequence[str]) -> int:
         # Without a name, it is of `jaxcomm.gossip`, which says itself what to install.
         remedy = ": install jaxcomm[experiments]." if error.name else ""
         print(f"experiments: error: {error}{remedy}", file=sys.stderr)
+        return WRONG_INPUT
+    except OSError as error:  # No room, no right: whatever it is, the system has refused it.
+        print("experiments: error:", error, file=sys.stderr)
         return WRONG_INPUT
     except (KeyboardInterrupt, Interrupted) as interrupt:
         for stop in (signal.SIGINT, signal.SIGTERM):

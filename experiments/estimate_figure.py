@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
+from experiments.drawing import save
 from experiments.estimate_table import EXACT, Row, summarize
 from experiments.labels import Name, put_names
 from experiments.methods import parse_variant
@@ -121,6 +122,4 @@ def draw(folder: Path, estimates: Sequence[dict[str, Any]]) -> Path:
     if exact:
         _mark_exact(axes, exact)
     _label(axes, curves, colors)
-    path = folder / NAME
-    figure.savefig(path, dpi=150)
-    return path
+    return save(figure, folder / NAME)

@@ -18,7 +18,7 @@ from experiments import (
     survey_figure,
 )
 from experiments.configs import Figures
-from experiments.errors import ExperimentError
+from experiments.drawing import require, save, set_log_scale
 from experiments.methods import parse_variant
 from experiments.recording import read_metrics
 from experiments.summary import BASELINE, OPTIMIZER_TITLES
@@ -63,13 +63,8 @@ def _draw_optimizer(
         if parse_variant(method).is_control:
             style |= {"linestyle": "--"}
         _curve(axes, of_method, method, style)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel("bytes sent per worker (MB)")
     axes.set_title(OPTIMIZER_TITLES.get(optimizer, optimizer))
-    axes.grid(which="both", alpha=0.2)
 
 
 def draw(folder: Path) -> Path:
@@ -93,15 +88,18 @@ def draw(folder: Path) -> Path:
         return sparse_figure.draw(folder, costs, runs, trials)
     if trials := read_metrics(folder, "tuning"):
         return survey_figure.draw(folder, read_metrics(folder, "run"), trials)
-    rows = read_metrics(folder, "step")
-    if not rows:
-        raise ExperimentError(f"{folder} has no logged step to draw.")
+    rows = require(read_metrics(folder, "step"), folder, "logged step")
     order = list(_grouped(rows, "method"))
     panels = _grouped(rows, "optimizer")
     figure = Figure(figsize=(1.5 + 4.5 * len(panels), 4.2), layout="constrained")
     all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (optimizer, of_optimizer) in zip(all_axes, panels.items(), strict=True):
         _draw_optimizer(axes, optimizer, of_optimizer, order)
+    set_log_scale(*all_axes)
+    for axes in all_axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.grid(which="both", alpha=0.2)
     all_axes[0].set_ylabel("loss over the whole training set")
     handles, labels = all_axes[0].get_legend_handles_labels()
     seeds = len({row["seed"] for row in rows})
@@ -113,9 +111,7 @@ def draw(folder: Path) -> Path:
         title=f"mean and range\nof {seeds} seed{'s' if seeds > 1 else ''}\n(dashed: controls)",
         alignment="left",
     )
-    path = folder / NAME
-    figure.savefig(path, dpi=150)
-    return path
+    return save(figure, folder / NAME)
 
 
 def main(config: Figures) -> int:

@@ -10,6 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from experiments.drawing import save, set_log_scale
+
 NAME = "loss_against_steps_and_rounds.png"
 _COLORS = matplotlib.colormaps["tab10"].colors
 
@@ -31,8 +33,6 @@ def _curves(axes: Axes, rows: Sequence[dict[str, Any]], against: str, order: lis
             spread = np.array([np.std([row["train_loss"] for row in at]) for at in each])
             low = np.maximum(mean - spread, mean / 10)  # Not below 0, where a log scale ends.
             axes.fill_between(x, low, mean + spread, color=color, alpha=0.15, linewidth=0)
-    axes.set_yscale("log")
-    axes.grid(which="both", alpha=0.2)
 
 
 def draw(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
@@ -49,10 +49,11 @@ def draw(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
         grid[0, column].set_title(f"{graph}, {split}", size=10)
         grid[0, column].set_xlabel("steps")
         grid[1, column].set_xlabel("rounds of messages")
+    set_log_scale(*grid.flat, x=False)
+    for axes in grid.flat:
+        axes.grid(which="both", alpha=0.2)
     for axes in grid[:, 0]:
         axes.set_ylabel("training loss of the mean model")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
-    path = folder / NAME
-    figure.savefig(path, dpi=150)
-    return path
+    return save(figure, folder / NAME)

@@ -5,9 +5,11 @@ environment.txt  versions, machine, commit and command
 metrics.jsonl    raw metrics, one object a line
 """
 
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -15,6 +17,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,8 +27,10 @@ import jax
 from experiments.cluster import is_first
 from experiments.errors import ExperimentError, Interrupted
 from experiments.launch import COMMAND
+from experiments.rows import read_rows
 
 PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn")
+METRICS = "metrics.jsonl"
 NO_RECORD = "none"
 
 
@@ -79,19 +84,45 @@ def read_metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The rows of one kind, `"step"`, `"run"` or `"estimate"`, in a record.
 
     Raises:
-      ExperimentError: If there is no such record, or a line is no JSON object.
+      ExperimentError: If there is no such record, or a line is no row of metrics.
     """
-    path = folder / "metrics.jsonl"
+    return [row for row in read_rows(folder / METRICS) if row["kind"] == kind]
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Says in one line what the system refuses."""
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        rows = [row for row in rows if row["kind"] == kind]
+        yield
     except OSError as error:
-        raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise ExperimentError(f"{path} holds a line that is no row of metrics.") from error
-    return [
-        {name: math.nan if value is None else value for name, value in row.items()} for row in rows
-    ]
+        raise ExperimentError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file at once or not at all.
+
+    Raises:
+      ExperimentError: If it cannot be written; what was there before is left.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    with _writing(path):
+        try:
+            draft.write_bytes(content)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def _new_folder(root: Path, name: str) -> Path:
+    """`name` in `root`, or the first of `name_2`, `name_3`, ... that nobody else has made."""
+    for number in itertools.count(1):
+        folder = root / (name if number == 1 else f"{name}_{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("There is always another number.")
 
 
 class Record:
@@ -109,18 +140,16 @@ class Record:
         """
         root, name = Path(config.records), f"{datetime.date.today()}_{config.record}"
         environment = describe_environment()
-        self.folder, number = root / name, 1
-        while self.folder.exists():
-            number += 1
-            self.folder = root / f"{name}_{number}"
         try:
-            self.folder.mkdir(parents=True)
+            root.mkdir(parents=True, exist_ok=True)
+            self.folder = _new_folder(root, name)
         except OSError as error:
-            raise ExperimentError(f"{self.folder} cannot be made: {error.strerror}.") from error
+            raise ExperimentError(f"{root / name} cannot be made: {error.strerror}.") from error
         self._config = dataclasses.asdict(config)
         self._write_config(finished=False)
         self.write("environment.txt", environment)
-        self._metrics = (self.folder / "metrics.jsonl").open("ab", buffering=0)
+        with _writing(self.folder / METRICS):
+            self._metrics = (self.folder / METRICS).open("ab", buffering=0)
 
     def write(self, name: str, text: str) -> None:
         """Writes a file at once or not at all."""
@@ -128,17 +157,27 @@ class Record:
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """Writes a file that is no text, likewise."""
-        draft = self.folder / f".{name}.draft"
-        draft.write_bytes(content)
-        draft.replace(self.folder / name)
+        write_whole(self.folder / name, content)
 
     def _write_config(self, finished: bool) -> None:
         settings = {**self._config, "finished": finished}
         self.write("config.json", json.dumps(settings, indent=2) + "\n")
 
     def add(self, row: dict[str, Any]) -> None:
-        """Appends one row of metrics, in one write, so that no line is ever cut."""
-        self._metrics.write(json.dumps(_jsonable(row), allow_nan=False).encode() + b"\n")
+        """Appends one row of metrics, whole or not at all.
+
+        Raises:
+          ExperimentError: If there is no room for it; the rows before stay.
+        """
+        left = json.dumps(_jsonable(row), allow_nan=False).encode() + b"\n"
+        end = self._metrics.seek(0, os.SEEK_END)
+        with _writing(self.folder / METRICS):
+            try:
+                while left:  # A disk that fills up takes a part, and refuses the rest.
+                    left = left[self._metrics.write(left) :]
+            finally:
+                if left:
+                    self._metrics.truncate(end)
 
     def finish(self) -> None:
         """States that the record is whole."""

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
+from experiments.drawing import require, save, set_log_scale
 from experiments.labels import Name, put_names
 from experiments.sparse_methods import GATHERED, S2
 from experiments.sparse_table import Row, summarize
@@ -49,7 +50,7 @@ def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
             if not math.isnan(row.test_loss_sd):
                 low, high = (row.test_loss + sign * row.test_loss_sd for sign in (-1, 1))
                 axes.axhspan(low, high, color="black", alpha=0.07, linewidth=0)
-    axes.set_xscale("log")
+    set_log_scale(axes, y=False)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(FuncFormatter(only_leading_digits))
     axes.tick_params(which="both", length=3, pad=5)
@@ -81,8 +82,17 @@ def draw(
     runs: Sequence[dict[str, Any]],
     tuning: Sequence[dict[str, Any]],
 ) -> Path:
-    """Draws the rows of `metrics.jsonl`; the path of the figure. What diverged has no point."""
-    rows = [row for row in summarize(costs, runs, tuning) if math.isfinite(row.test_loss)]
+    """Draws the rows of `metrics.jsonl`; the path of the figure. What diverged has no point.
+
+    Raises:
+      ExperimentError: If no run has finished.
+    """
+    rows = [
+        row
+        for row in summarize(costs, require(runs, folder, "finished run"), tuning)
+        if math.isfinite(row.test_loss)
+    ]
+    require(rows, folder, "run of a finite loss")
     figure = Figure(figsize=(8, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -95,6 +105,4 @@ def draw(
         [Name(row.method, row.sparse_bytes / 1e3, row.test_loss, _color(row)) for row in rows],
         [*points, *_dense_line(axes, rows)],
     )
-    path = folder / NAME
-    figure.savefig(path, dpi=150)
-    return path
+    return save(figure, folder / NAME)

@@ -75,9 +75,11 @@ def summarize(
     spread = sd(exact)
     rows = []
     for method, of_method in groups.items():
+        if method not in by_method:
+            continue  # Of a record that was cut.
         cost, losses = by_method[method], [run["test_loss"] for run in of_method]
         above = statistics.mean(losses) - statistics.mean(exact) if exact else math.nan
-        rate = of_method[0]["learning_rate"]
+        rate = of_method[0].get("learning_rate", math.nan)
         most = [max(run.get(f"most_{name}", math.nan) for run in of_method) for name in MOST]
         rows.append(
             Row(

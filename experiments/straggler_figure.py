@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from experiments.drawing import require, save, set_log_scale
 from experiments.straggler_methods import BLOCKING
 from experiments.straggler_table import with_times
 
@@ -36,8 +37,15 @@ def _curve(axes: Axes, rows: Sequence[dict[str, Any]], style: dict[str, Any]) ->
 
 
 def draw(folder: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> Path:
-    """Draws the rows of `metrics.jsonl`; the path of the figure."""
-    timed = with_times(rows, runs)
+    """Draws the rows of `metrics.jsonl`; the path of the figure.
+
+    Raises:
+      ExperimentError: If no run has finished.
+    """
+    losses = {
+        run["dataset"]: run["loss"]
+        for run in with_times(rows, require(runs, folder, "finished run"))
+    }
     datasets = list(dict.fromkeys(row["dataset"] for row in rows))
     speeds = list(dict.fromkeys(row["speeds"] for row in rows))
     order = list(dict.fromkeys(row["strategy"] for row in rows))
@@ -45,10 +53,10 @@ def draw(folder: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, 
     figure = Figure(figsize=(1 + 3.4 * len(speeds), 1.2 + 3 * len(datasets)), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(datasets), len(speeds), squeeze=False, sharey="row")
-    for (line, dataset), (column, kind) in (
+    for (place, dataset), (column, kind) in (
         (a, b) for a in enumerate(datasets) for b in enumerate(speeds)
     ):
-        axes = grid[line, column]
+        axes = grid[place, column]
         for strategy in order:
             chosen = [
                 row
@@ -56,29 +64,34 @@ def draw(folder: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, 
                 if (row["dataset"], row["speeds"], row["strategy"]) == (dataset, kind, strategy)
             ]
             own = BLOCKING.get(strategy, strategy)
-            color = _COLORS[waiting.index(own) if own in waiting else len(waiting)]
-            style = {"color": color, "label": strategy, "linewidth": 1.2, "linestyle": "--"}
+            number = waiting.index(own) if own in waiting else len(waiting)
+            style = {
+                "color": _COLORS[number % len(_COLORS)],
+                "label": strategy,
+                "linewidth": 1.2,
+                "linestyle": "--",
+            }
             if strategy in BLOCKING:
                 late = strategy.endswith("late")
                 style |= {"linewidth": 1.8, "linestyle": ":" if late else "-"}
             if chosen:
                 _curve(axes, chosen, style)
-        loss = next(run["loss"] for run in timed if run["dataset"] == dataset)
-        axes.axhline(loss, color="black", linewidth=0.6)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        if dataset in losses:
+            axes.axhline(losses[dataset], color="black", linewidth=0.6)
+        axes.set_title(f"{dataset}, {kind}", size=10)
+    for line in grid:
+        set_log_scale(*line)
+    for axes in grid.flat:
+        if axes.get_yscale() == "log":
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_minor_formatter(NullFormatter())
         axes.grid(which="both", alpha=0.2)
-        axes.set_title(f"{dataset}, {kind}", size=10)
     for axes in grid[-1]:
         axes.set_xlabel("simulated seconds")
     for axes in grid[:, 0]:
         axes.set_ylabel("training loss")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    path = folder / NAME
-    figure.savefig(path, dpi=150)
-    return path
+    return save(figure, folder / NAME)

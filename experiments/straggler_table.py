@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -64,11 +65,14 @@ def with_times(
     Of a dataset, it is the lowest loss that every run reaches that does not diverge.
     """
     names = ("dataset", "speeds", "strategy", "seed")
-    by_run = tables.grouped(curves, *names)
+    by_run = defaultdict(list, tables.grouped(curves, *names))
     ends = [run for run in runs if math.isfinite(run["train_loss"])]
     targets = {
         dataset: max(
-            min(row["train_loss"] for row in by_run[tuple(run[name] for name in names)])
+            min(
+                (row["train_loss"] for row in by_run[tuple(run[name] for name in names)]),
+                default=math.nan,
+            )
             for run in of_dataset
         )
         for (dataset,), of_dataset in tables.grouped(ends, "dataset").items()
@@ -79,7 +83,7 @@ def with_times(
         rows = by_run[tuple(run[name] for name in names)]
         reached = [row["seconds"] for row in rows if row["train_loss"] <= target]
         diverged = not math.isfinite(run["train_loss"])
-        seconds = math.nan if diverged else min(reached)
+        seconds = math.nan if diverged else min(reached, default=math.nan)
         timed.append({**run, "loss": target, "seconds_to_loss": seconds})
     return timed
 

@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
+from experiments.drawing import require, save, set_log_scale
 from experiments.labels import Name, put_names
 from experiments.methods import KINDS
 from experiments.summary import BASELINE, OPTIMIZER_TITLES
@@ -38,8 +39,7 @@ def _draw_optimizer(axes: Axes, optimizer: str, rows: Sequence[Row]) -> None:
             axes.axhspan(max(low, 1e-9), high, color="black", alpha=0.06, linewidth=0)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    set_log_scale(axes)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(FuncFormatter(only_leading_digits))
@@ -102,9 +102,17 @@ def _key(figure: Figure, rows: Sequence[Row], numbers: dict[str, int]) -> None:
 def draw(folder: Path, runs: Sequence[dict[str, Any]], tuning: Sequence[dict[str, Any]]) -> Path:
     """Draws the rows of `metrics.jsonl`, a panel an optimizer; the path of the figure.
 
-    What diverged has no point.
+    What diverged has no point, nor has what there is no mean to compare with.
+
+    Raises:
+      ExperimentError: If there is none.
     """
-    rows = summarize(runs, tuning)
+    rows = [
+        row
+        for row in summarize(require(runs, folder, "finished run"), tuning)
+        if math.isfinite(row.test_loss) and math.isfinite(row.bytes_ratio)
+    ]
+    require(rows, folder, "finished run beside one of `mean`")
     numbers = {method: n for n, method in enumerate(dict.fromkeys(r.method for r in rows), 1)}
     optimizers = [*dict.fromkeys(row.optimizer for row in rows)]
     width = 7.5 * len(optimizers) + 4.5
@@ -117,12 +125,8 @@ def draw(folder: Path, runs: Sequence[dict[str, Any]], tuning: Sequence[dict[str
         gridspec_kw={"left": 0.6 / width, "right": 1 - 4.7 / width, "bottom": 0.08, "top": 0.95},
     )[0]
     for axes, optimizer in zip(panels, optimizers, strict=True):
-        of_optimizer = [
-            row for row in rows if row.optimizer == optimizer and math.isfinite(row.test_loss)
-        ]
+        of_optimizer = [row for row in rows if row.optimizer == optimizer]
         _draw_optimizer(axes, optimizer, of_optimizer)
         _number(axes, of_optimizer, numbers)
     _key(figure, rows, numbers)
-    path = folder / NAME
-    figure.savefig(path, dpi=150)
-    return path
+    return save(figure, folder / NAME)

@@ -56,9 +56,11 @@ class Row(NamedTuple):
 def p_value(losses: Sequence[float], of_mean: Sequence[float]) -> float:
     """That losses are above those of the mean by chance: a paired t-test of their logarithms.
 
-    NaN for fewer than two seeds; 0 where a run diverged.
+    NaN for fewer than two seeds, or where a loss has no logarithm; 0 where a run diverged.
     """
     if len(losses) < 2 or len(losses) != len(of_mean) or not np.isfinite(of_mean).all():
+        return math.nan
+    if 0 in (*losses, *of_mean):
         return math.nan
     if not np.isfinite(losses).all():
         return 0.0
@@ -88,7 +90,7 @@ def summarize(runs: Iterable[dict[str, Any]], tuning: Iterable[dict[str, Any]]) 
         loss, sent = column("test_loss"), statistics.mean(column("bytes_per_step"))
         paired = [exact[seed]["test_loss"] for seed in column("seed") if seed in exact]
         full = statistics.mean(run["bytes_per_step"] for run in exact.values()) if exact else 0
-        rate = of_method[0]["learning_rate"]
+        rate = of_method[0].get("learning_rate", math.nan)
         rows.append(
             Row(
                 optimizer,
@@ -99,7 +101,7 @@ def summarize(runs: Iterable[dict[str, Any]], tuning: Iterable[dict[str, Any]]) 
                 is_at_edge(rate, mean_losses(trials.get((optimizer, method), []))),
                 statistics.mean(loss),
                 sd(loss),
-                statistics.mean(loss) / statistics.mean(paired) if paired else math.nan,
+                statistics.mean(loss) / statistics.mean(paired) if any(paired) else math.nan,
                 p_value(loss, paired),
                 statistics.mean(column("test_accuracy")),
                 statistics.mean(column("train_loss")),

@@ -87,6 +87,17 @@ def local_params(params: PyTree, axis_name: AxisName = "data") -> PyTree:
 
     Raises:
       ValueError: If `axis_name` is not bound.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> def gradient(w, x):
+      ...     return jax.grad(lambda w: w * x)(jaxcomm.local_params(w))
+      >>> print(
+      ...     jax.vmap(gradient, (None, 0), axis_name="data")(
+      ...         jnp.float32(0), jnp.array([1.0, 4.0])
+      ...     )
+      ... )
+      [1. 4.]
     """
     checked = {name for name in names(axis_name) if mode(name) == "checked"}
 

@@ -111,6 +111,9 @@ def consensus_distance(params: PerWorker) -> jax.Array:
     Args:
       params: Parameters that differ by worker.
 
+    Returns:
+      float32[].
+
     Raises:
       ValueError: If they do not.
 
@@ -121,9 +124,10 @@ def consensus_distance(params: PerWorker) -> jax.Array:
     """
 
     def distance(x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.float32)
+        wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
         apart = wide - wide[:1]
-        return jnp.sum(jnp.square(apart - jnp.mean(apart, axis=0, keepdims=True)))
+        from_mean = (apart - jnp.mean(apart, axis=0, keepdims=True)).astype(jnp.float32)
+        return jnp.sum(jnp.square(from_mean))
 
     leaves = jax.tree.leaves(of_all(params, "consensus_distance"))
     return sum(map(distance, leaves), jnp.float32(0))
@@ -138,6 +142,7 @@ def per_worker(
     Where parameters differ by worker, so do the moments of an optimizer that sees local gradients.
     A step that would make a finite number of that state NaN or infinite leaves it as it was on this
     worker: a moment that is NaN once stays so. The update is what the optimizer makes of it.
+    Nothing is sent.
 
     Args:
       tx: The optimizer.

@@ -2,10 +2,12 @@
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import Codec
@@ -73,8 +75,9 @@ def remedy(option: str) -> str:
 def require_untraced(value: Any, option: str) -> None:
     """Raises where it is an array, which `optax.inject_hyperparams` makes of every number."""
     if isinstance(value, jax.Array):
+        kind = {"f": "float", "b": "bool"}.get(value.dtype.kind, "int")
         raise ValueError(
-            f"`{option}` must be known while tracing, got an array, {value.dtype}"
+            f"`{option}` must be a Python {kind}, known while tracing, got an array, {value.dtype}"
             f"{list(value.shape)}. {remedy(option)}"
         )
 
@@ -126,3 +129,19 @@ def require_state(state: Any, kind: type, holder: str) -> None:
             f"This state is of another transformation: {holder} keeps a `{kind.__name__}`, and was "
             f"given a `{type(state).__name__}`. Pass what `jaxcomm.init` returns for the same `tx`."
         )
+
+
+def own_weight(weight: jax.Array | float) -> jax.Array:
+    """This worker's weight, float32[]; NaN, and so is the mean, where it is out of range.
+
+    Raises:
+      ValueError: If it is no scalar, or is known while tracing to be negative or not finite.
+    """
+    if jnp.shape(weight) != ():
+        raise ValueError(
+            f"`weight` must be a scalar on each worker, got shape {jnp.shape(weight)}."
+        )
+    if not isinstance(weight, jax.core.Tracer) and not 0 <= float(weight) < math.inf:
+        raise ValueError(f"`weight` must be a finite number of at least 0, got {weight}.")
+    own = jnp.asarray(weight, jnp.float32)
+    return jnp.where((own >= 0) & (own < jnp.inf), own, jnp.nan)

@@ -23,6 +23,9 @@ def state_specs(state: PyTree) -> PyTree:
     Args:
       state: A state of arrays or of `jax.ShapeDtypeStruct`; a train state that holds one will do.
 
+    Returns:
+      A tree like `state`.
+
     Example:
       >>> import jax.numpy as jnp, jaxcomm
       >>> state = {

@@ -88,6 +88,12 @@ def test_what_all_agree_on_is_the_consensus_bit_for_bit(workers: int, dtype: Any
     assert mean["a"].dtype == dtype and mean["b"] == jnp.float32(3.7)
 
 
+def test_float64_parameters_are_compared_in_float64() -> None:
+    with jax.enable_x64(True):
+        params = jaxcomm.PerWorker({"data": 1 + jnp.array([0.0, 2e-9], jnp.float64)})
+        np.testing.assert_allclose(jaxcomm.consensus_distance(params), 2e-18, rtol=1e-6)
+
+
 def test_a_checkpoint_holds_every_worker(tmp_path: pathlib.Path) -> None:
     mesh = mesh_of(WORKERS)
     step = jaxcomm.make_step(loss, TX, mesh, donate=False)

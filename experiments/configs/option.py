@@ -7,20 +7,31 @@ from collections.abc import Callable
 from typing import Any
 
 RECORDS = "experiments/records"
+MOST_DEVICES = 1024
+DIGITS = 20  # Longer numbers are read as none: Python refuses to read some.
+
+
+def _integer(text: str, least: int, most: int, rule: str) -> int:
+    value = int(text) if text.isdecimal() and len(text) <= DIGITS else -1
+    if not least <= value <= most:
+        shown = text if len(text) <= 2 * DIGITS else text[:DIGITS] + "..."
+        raise argparse.ArgumentTypeError(f"must be an integer {rule}, got {shown!r}")
+    return value
 
 
 def positive_integer(text: str) -> int:
-    """1, 2, ..."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
-    return int(text)
+    """1, 2, ... below 2**31, as far as JAX counts."""
+    return _integer(text, 1, 2**31 - 1, "of at least 1 and below 2**31")
+
+
+def device_number(text: str) -> int:
+    """1 to 1024, since each fake device takes threads."""
+    return _integer(text, 1, MOST_DEVICES, f"from 1 to {MOST_DEVICES}")
 
 
 def natural_number(text: str) -> int:
     """0, 1, 2, ... below 2**31, which every seed may be."""
-    if not text.isdecimal() or int(text) >= 2**31:
-        raise argparse.ArgumentTypeError(f"must be an integer from 0 to 2**31 - 1, got {text!r}")
-    return int(text)
+    return _integer(text, 0, 2**31 - 1, "from 0 to 2**31 - 1")
 
 
 def positive_number(text: str) -> float:
@@ -97,5 +108,5 @@ def devices_option() -> Any:
         None,
         "number of workers, fake devices where the backend is the CPU (default: the number in "
         "XLA_FLAGS, or 8)",
-        positive_integer,
+        device_number,
     )

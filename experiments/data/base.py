@@ -20,6 +20,9 @@ class Dataset(NamedTuple):
     sizes: tuple[int, ...] = ()  # How many words, or users and items, there are.
 
 
+MOST_BYTES = 2**30
+PART = 2**20  # Read at a time.
+
 VALIDATION_PART = 0.2
 VALIDATION_SEED = 0
 
@@ -45,15 +48,35 @@ def require_folder(folder: Path | None, dataset: str, contents: str) -> Path:
     return folder
 
 
-def read_bytes(path: Path) -> bytes:
-    """The contents of a file, unpacked where its name ends in `.gz`."""
+def read_start(path: Path, most: int) -> bytes:
+    """The first bytes of a file, `most` at most, unpacked where its name ends in `.gz`.
+
+    Raises:
+      ExperimentError: If the file cannot be read, or is no gzip file as far as it is read.
+    """
+    raw = bytearray()
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            while part := file.read(min(PART, most - len(raw))):
+                raw += part
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ExperimentError(f"{path} is not a whole gzip file: {error}.") from error
     except OSError as error:
         raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
+    return bytes(raw)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of a file, likewise.
+
+    Raises:
+      ExperimentError: If it cannot be read, or holds more than `MOST_BYTES`, as few bytes of gzip
+        may.
+    """
+    raw = read_start(path, MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise ExperimentError(f"{path} holds more than {MOST_BYTES} bytes.")
+    return raw
 
 
 def require_examples(dataset: Dataset, where: object) -> Dataset:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data.base import Dataset, read_bytes, require_examples, require_folder
+from experiments.data.base import MOST_BYTES, Dataset, read_start, require_examples, require_folder
 from experiments.errors import ExperimentError
 
 UNSIGNED_BYTES = 8
@@ -20,24 +20,28 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """The array of unsigned bytes in an IDX file, gzipped or not.
 
     Raises:
-      ExperimentError: If the file is no such array of so many dimensions, or is cut short.
+      ExperimentError: If the file is no such array of so many dimensions, is cut short, or holds
+        nothing.
     """
-    raw = read_bytes(path)
+    header = 4 + 4 * dimensions
+    raw = read_start(path, header)
     wanted = bytes([0, 0, UNSIGNED_BYTES, dimensions])
     if raw[:4] != wanted:
         raise ExperimentError(
             f"{path} is no IDX file of unsigned bytes in {dimensions} dimensions: it starts with "
             f"{raw[:4].hex() or 'nothing'}, not {wanted.hex()}."
         )
-    header = 4 + 4 * dimensions
     if len(raw) < header:
         raise ExperimentError(f"{path} is truncated: its header has {len(raw)} of {header} bytes.")
     shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", dimensions, offset=4))
-    if len(raw) - header != math.prod(shape):
-        fault = "truncated" if len(raw) - header < math.prod(shape) else "too long"
+    if not 0 < math.prod(shape) <= MOST_BYTES:
         raise ExperimentError(
-            f"{path} is {fault}: {len(raw) - header} bytes for the shape {shape} it states."
+            f"{path} states the shape {shape}: it must hold 1 to {MOST_BYTES} bytes."
         )
+    raw = read_start(path, header + math.prod(shape) + 1)  # One more would be too long.
+    if (found := len(raw) - header) != math.prod(shape):
+        fault = "too long" if found > math.prod(shape) else f"truncated: {found} bytes"
+        raise ExperimentError(f"{path} is {fault} for the shape {shape} it states.")
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
 
 

@@ -1,5 +1,6 @@
 """MovieLens 100K: `u.data`, a line a rating: user, item, rating from 1 to 5, time, with tabs."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from experiments.errors import ExperimentError
 SPLIT_SEED = 0
 TEST_FRACTION = 0.1
 COLUMNS = 4
+_NUMBERS = re.compile(rb"\t".join([rb" *([0-9]{1,18}) *"] * COLUMNS))  # Of 63 bits each.
 
 
 def read_ratings(path: Path) -> np.ndarray:
@@ -19,14 +21,13 @@ def read_ratings(path: Path) -> np.ndarray:
       ExperimentError: If a line is not of four integers, or a rating not from 1 to 5.
     """
     rows = []
-    for number, line in enumerate(read_bytes(path).decode("utf-8", "replace").splitlines(), 1):
-        fields = line.split("\t")
-        if len(fields) != COLUMNS or not all(field.strip().isdecimal() for field in fields):
+    for number, line in enumerate(read_bytes(path).splitlines(), 1):
+        if not (found := _NUMBERS.fullmatch(line)):
             raise ExperimentError(
                 f"{path} line {number} is not user, item, rating and time with tabs between them: "
-                f"{line[:40]!r}."
+                f"{line[:40].decode('utf-8', 'replace')!r}."
             )
-        rows.append([int(field) for field in fields])
+        rows.append([int(field) for field in found.groups()])
         if not 1 <= rows[-1][2] <= 5:
             raise ExperimentError(
                 f"{path} line {number} holds the rating {rows[-1][2]}; ratings are 1 to 5."

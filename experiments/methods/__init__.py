@@ -98,7 +98,7 @@ def make_variant(method: str, bits: int | None) -> Variant:
 def parse_variant(label: str) -> Variant:
     """`"global_qsgd:8"` as the method `global_qsgd` of 8 bits, `"mean"` as the method alone."""
     method, colon, bits = label.partition(":")
-    if colon and not bits.isdecimal():
+    if colon and not (bits.isdecimal() and len(bits) <= 3):
         raise ExperimentError(f"{label!r} is no method: write METHOD or METHOD:BITS.")
     return make_variant(method, int(bits) if colon else None)
 

@@ -9,9 +9,8 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._buckets import require_floating
-from jaxcomm._require import checked, require_state
+from jaxcomm._require import checked, own_weight, require_state
 from jaxcomm._when import run_when
-from jaxcomm.aggregation._weights import own_weight
 
 
 class AccumulateState(NamedTuple):

@@ -49,7 +49,7 @@ def adaptive_ratio(
     target: float,
     patience: int = 50,
     aggregate: Callable[..., optax.GradientTransformationExtraArgs] | None = None,
-    scope: _buckets.Scope = "bucket",
+    scope: _buckets.Scope | None = None,
     bucket_bytes: int | None = None,
     seed: int = 0,
     key: jax.Array | None = None,
@@ -83,7 +83,8 @@ def adaptive_ratio(
       patience: :math:`p`, a Python int of at least 1. At 1, every other step may be too coarse.
       aggregate: The way to form a mean. Default: `gathered_mean`; or `summed_mean` or
         `two_stage_mean` where the codecs allow it.
-      scope: What is measured and sent as one: `"leaf"`, `"bucket"` or `"tree"`.
+      scope: What is measured and sent as one: `"leaf"`, `"bucket"` or `"tree"`. Default: what the
+        codec asks for.
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the randomness; may be traced.
       key: A typed threefry key, in place of `seed`.

@@ -82,7 +82,7 @@ def coded_mean(
     codec: Codec,
     exchange: Exchange,
     *,
-    scope: _buckets.Scope,
+    scope: _buckets.Scope | None,
     bucket_bytes: int | None,
     seed: int,
     key: jax.Array | None,
@@ -95,7 +95,8 @@ def coded_mean(
     does what finds no room, which a codec with a form that drops it decodes to NaN. Coins are those
     of the step, or of the first step in all of them, without `draws_anew`.
     """
-    _buckets.check_scope(scope)
+    made_of = codec.scope if scope is None else scope
+    _buckets.check_scope(made_of)
     capacity = _buckets.BUCKET_BYTES if bucket_bytes is None else bucket_bytes
     if not isinstance(capacity, int) or capacity < 4:
         raise ValueError(
@@ -103,12 +104,12 @@ def coded_mean(
             "`optax.inject_hyperparams` pass `static_args=('bucket_bytes',)`."
         )
     require_switch(info)
-    if scope == "tree":
+    if made_of == "tree":
         codec = require_own_statistics(codec, "`scope`='tree'")
     axis = _axis.label(axis_name)
 
     def init_fn(params: PyTree) -> AggregatorState:
-        units, _ = _buckets.split(params, scope, capacity)
+        units, _ = _buckets.split(params, made_of, capacity)
         memories = [codec.init(unit) for unit in units]
         own = [memory.own for memory in memories]
         if jax.tree.leaves(own):
@@ -134,7 +135,7 @@ def coded_mean(
         del params, extra_args
         require_state(state, AggregatorState, "an aggregator of codes")
         _axis.require_local(updates, axis_name, outer_axes)
-        units, join = _buckets.split(updates, scope, capacity)
+        units, join = _buckets.split(updates, made_of, capacity)
         if not units:
             return updates, state._replace(step=state.step + 1)
         if weight is not None:

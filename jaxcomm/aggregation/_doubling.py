@@ -40,7 +40,7 @@ def doubling_mean(
     axis_name: AxisName,
     codec_of: CodecOf,
     *,
-    scope: _buckets.Scope = "bucket",
+    scope: _buckets.Scope | None = None,
     bucket_bytes: int | None = None,
     seed: int = 0,
     key: jax.Array | None = None,
@@ -69,6 +69,7 @@ def doubling_mean(
       codec_of: How many workers' updates are in a sum, at most, to the codec that encodes it.
         What it remembers must be each worker's own.
       scope: What is encoded as one: a `"leaf"`, or a `"bucket"` of leaves (`"tree"` likewise).
+        Default: what the codec asks for, `codec.scope`.
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the randomness; may be traced.
       key: A typed threefry key, in place of `seed`.

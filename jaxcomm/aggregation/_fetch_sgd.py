@@ -35,7 +35,7 @@ def fetch_sgd(
     k: int | None = None,
     momentum: float = 0.9,
     masking: bool = True,
-    hashing: Hashing = "tiles",
+    hashing: Hashing | None = None,
     scope: _buckets.Scope = "bucket",
     bucket_bytes: int | None = None,
     seed: int = 0,
@@ -64,8 +64,8 @@ def fetch_sgd(
       k: The number itself, in place of `ratio`.
       momentum: :math:`\mu` in [0, 1).
       masking: Whether the momentum's cells become 0 with those of the error.
-      hashing: As of :func:`jaxcomm.compression.sketches.count_sketch`: `"tiles"`, or `"elements"`,
-        for units of fewer than some ten thousand coordinates.
+      hashing: As of :func:`jaxcomm.compression.sketches.count_sketch`. Default: `"tiles"` where
+        the table is at most a tenth larger with them, else `"elements"`.
       scope: What has a table of its own: a `"leaf"`, or a `"bucket"` of leaves (which `"tree"`
         means as well here).
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.

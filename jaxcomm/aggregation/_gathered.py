@@ -65,7 +65,7 @@ def gathered_mean(
     codec: Codec,
     *,
     agreed: bool = False,
-    scope: _buckets.Scope = "bucket",
+    scope: _buckets.Scope | None = None,
     bucket_bytes: int | None = None,
     seed: int = 0,
     key: jax.Array | None = None,
@@ -88,7 +88,8 @@ def gathered_mean(
       agreed: Whether workers agree on statistics first, as for :func:`summed_mean`, in place of
         sending each its own.
       scope: What shares a norm and is sent as one: `"leaf"`; `"bucket"`, leaves joined up to
-        `bucket_bytes`; or `"tree"`, buckets that share the statistics of the whole tree.
+        `bucket_bytes`; or `"tree"`, buckets that share the statistics of the whole tree. Default:
+        what the codec asks for, `codec.scope`.
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the randomness; may be traced.
       key: A typed threefry key, in place of `seed`.

@@ -6,8 +6,8 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
+from jaxcomm._require import own_weight
 from jaxcomm.aggregation._stages import averages_over, axes_of
-from jaxcomm.aggregation._weights import own_weight
 
 
 def hierarchical(

@@ -65,7 +65,7 @@ def measure_info(
         square = lambda x: jnp.sum(jnp.square(x))  # noqa: E731
         given = sum(square(x / scale) for x in units)
         lost = sum(square(q / scale - x / scale) for q, x in zip(sent, units, strict=True))
-        filled = sum(jnp.count_nonzero(q).astype(jnp.float32) for q in sent)
+        filled = sum(jnp.sum(q != 0, dtype=jnp.uint32).astype(jnp.float32) for q in sent)
         kept = sum(
             square(e.astype(jnp.float32))
             for e in jax.tree.leaves([memory.own for memory in memories])

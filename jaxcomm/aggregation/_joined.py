@@ -14,7 +14,7 @@ Join: TypeAlias = Callable[[Coins, PyTree], PyTree]
 """`(coins, payload)` of a unit to the payload that stands for the sum over workers."""
 
 
-def join_payloads(axis_name: AxisName, codec: Codec, join: Join, scope: str) -> Exchange:
+def join_payloads(axis_name: AxisName, codec: Codec, join: Join, scope: str | None) -> Exchange:
     """Agrees on statistics, encodes with what is agreed, joins the payloads, and decodes once."""
 
     def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:

@@ -39,7 +39,7 @@ def merged_mean(
     axis_name: AxisName,
     codec: Codec,
     *,
-    scope: _buckets.Scope = "bucket",
+    scope: _buckets.Scope | None = None,
     bucket_bytes: int | None = None,
     seed: int = 0,
     key: jax.Array | None = None,
@@ -55,7 +55,8 @@ def merged_mean(
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       codec: A codec whose `combine` is a function and whose payload has one entry a coordinate.
-      scope: What shares a norm: a `"leaf"`, a `"bucket"` of leaves, or the whole `"tree"`.
+      scope: What shares a norm: a `"leaf"`, a `"bucket"` of leaves, or the whole `"tree"`. Default:
+        what the codec asks for, `codec.scope`.
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the randomness; may be traced.
       key: A typed threefry key, in place of `seed`.

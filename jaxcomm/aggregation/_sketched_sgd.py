@@ -37,7 +37,7 @@ def sketched_sgd(
     candidates: float = 4.0,
     momentum: float = 0.9,
     masking: bool = True,
-    hashing: Hashing = "tiles",
+    hashing: Hashing | None = None,
     scope: _buckets.Scope = "bucket",
     bucket_bytes: int | None = None,
     seed: int = 0,
@@ -68,8 +68,8 @@ def sketched_sgd(
       candidates: :math:`P`, at least 1: of so many for each that is kept values are fetched.
       momentum: :math:`\mu` in [0, 1).
       masking: Whether velocities become 0 where an update was made.
-      hashing: As of :func:`jaxcomm.compression.sketches.count_sketch`: `"tiles"`, or `"elements"`,
-        for units of fewer than some ten thousand coordinates.
+      hashing: As of :func:`jaxcomm.compression.sketches.count_sketch`. Default: `"tiles"` where
+        the table is at most a tenth larger with them, else `"elements"`.
       scope: Of what :math:`k` coordinates are sent: a `"leaf"`, or a `"bucket"` of leaves (which
         `"tree"` means as well here).
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.

@@ -9,10 +9,9 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
-from jaxcomm._require import checked, require_state
+from jaxcomm._require import checked, own_weight, require_state
 from jaxcomm._when import run_when
 from jaxcomm.aggregation._agreement import all_finite
-from jaxcomm.aggregation._weights import own_weight
 
 
 class SkipNonfiniteState(NamedTuple):

@@ -16,7 +16,7 @@ def summed_mean(
     axis_name: AxisName,
     codec: Codec,
     *,
-    scope: _buckets.Scope = "bucket",
+    scope: _buckets.Scope | None = None,
     bucket_bytes: int | None = None,
     seed: int = 0,
     key: jax.Array | None = None,
@@ -34,7 +34,8 @@ def summed_mean(
       axis_name: The mesh axis, or axes, that number the workers.
       codec: A codec with `combine="sum"`.
       scope: What shares a norm and is sent as one: `"leaf"`; `"bucket"`, leaves joined up to
-        `bucket_bytes`; or `"tree"`, buckets that share the statistics of the whole tree.
+        `bucket_bytes`; or `"tree"`, buckets that share the statistics of the whole tree. Default:
+        what the codec asks for, `codec.scope`.
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the randomness; may be traced.
       key: A typed threefry key, in place of `seed`.

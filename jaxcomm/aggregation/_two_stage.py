@@ -126,7 +126,7 @@ def two_stage_mean(
     *,
     mean_codec: Codec | None = None,
     cut: Ownership = "runs",
-    scope: _buckets.Scope = "bucket",
+    scope: _buckets.Scope | None = None,
     bucket_bytes: int | None = None,
     seed: int = 0,
     key: jax.Array | None = None,
@@ -156,6 +156,7 @@ def two_stage_mean(
         along its first axis, from the k-th on. Where neighbours are alike, as the rows of frequent
         words are, this gives all workers as much to send.
       scope: What is cut into rows: each `"leaf"`, or a `"bucket"` of leaves (`"tree"` likewise).
+        Default: what the codec asks for, `codec.scope`.
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the randomness; may be traced.
       key: A typed threefry key, in place of `seed`.

@@ -1,6 +1,5 @@
 """Weighted means: every aggregator weighs in the same way, before it measures anything."""
 
-import math
 from collections.abc import Callable
 
 import jax
@@ -9,6 +8,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName
+from jaxcomm._require import own_weight
 
 
 def headroom(workers: int) -> float:
@@ -18,22 +18,6 @@ def headroom(workers: int) -> float:
     are hardly normal.
     """
     return 2.0 ** -(workers - 1).bit_length()
-
-
-def own_weight(weight: jax.Array | float) -> jax.Array:
-    """This worker's weight, float32[]; NaN, which makes the mean NaN, where it is out of range.
-
-    Raises:
-      ValueError: If it is no scalar, or is known while tracing to be negative or not finite.
-    """
-    if jnp.shape(weight) != ():
-        raise ValueError(
-            f"`weight` must be a scalar on each worker, got shape {jnp.shape(weight)}."
-        )
-    if not isinstance(weight, jax.core.Tracer) and not 0 <= float(weight) < math.inf:
-        raise ValueError(f"`weight` must be a finite number of at least 0, got {weight}.")
-    own = jnp.asarray(weight, jnp.float32)
-    return jnp.where((own >= 0) & (own < jnp.inf), own, jnp.nan)
 
 
 def weigh(axis_name: AxisName, weight: jax.Array | float) -> Callable[[jax.Array], jax.Array]:
@@ -57,5 +41,9 @@ def weigh(axis_name: AxisName, weight: jax.Array | float) -> Callable[[jax.Array
     own = _axis.as_varying(own_weight(weight), axis_name)
     own = jnp.where(own * workers < jnp.inf, own, jnp.nan)
     total = lax.psum(own, _axis.names(axis_name))
-    scale = jnp.where(total == 0, 0, own * workers / total)
-    return lambda x: jnp.where(own == 0, 0, x * scale.astype(x.dtype))
+
+    def scaled(x: jax.Array) -> jax.Array:
+        share = own.astype(x.dtype) * workers / total.astype(x.dtype)
+        return jnp.where(own == 0, 0, x * share)
+
+    return scaled

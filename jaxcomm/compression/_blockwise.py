@@ -28,6 +28,16 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
 
     Raises:
       ValueError: If `block_size` is not a positive int, or, in `init`, if the codec has memory.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression import blockwise
+      >>> from jaxcomm.compression.quantizers import dither
+      >>> codec, coins = blockwise(dither(), 4), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([1.0, -5.0, 0.0, 2.0, 0.5])
+      >>> print(codec.measure(coins, codec.init(x), x).max_abs)
+      [5.  0.5]
     """
     require_codec(codec, "blockwise")
     if not isinstance(block_size, int) or block_size < 1:

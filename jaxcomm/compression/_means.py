@@ -19,7 +19,7 @@ def mean_where(
     up = peak < 1
     lifted = kept * jnp.where(up, jnp.float32(2.0**64), jnp.float32(2.0**-64))
     total = jnp.sum(lifted, axis=axis, keepdims=True)
-    count = jnp.sum(chosen, axis=axis, keepdims=True, dtype=jnp.int32)
+    count = jnp.sum(chosen, axis=axis, keepdims=True, dtype=jnp.uint32)  # Of up to 2**32.
     mean = total / jnp.maximum(count, 1).astype(jnp.float32)
     mean *= jnp.where(up, jnp.float32(2.0**-64), jnp.float32(2.0**64))
     # The mean of equal numbers may be rounded up, at the largest float to infinity.

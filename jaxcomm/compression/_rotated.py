@@ -9,10 +9,12 @@ from jax import lax
 
 from jaxcomm import _noise
 from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations, require_codec
+from jaxcomm.compression._sizes import require_countable
 
 
 def _padded(size: int) -> int:
     """The power of two that holds `size` coordinates."""
+    require_countable(size, 2**31)
     return 1 << max(size - 1, 0).bit_length()
 
 

@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxcomm import _axis, _noise
 from jaxcomm.compression import _bits
+from jaxcomm.compression._sizes import require_countable
 
 Granularity: TypeAlias = Literal["row", "element"] | int
 """What has one bit: a row (all but the first axis), a coordinate, or a block of so many."""
@@ -55,7 +56,7 @@ def parts_of(shape: tuple[int, ...], granularity: Granularity) -> Parts:
     Raises:
       ValueError: If rows are asked of an array that has none.
     """
-    size = math.prod(shape)
+    size = require_countable(math.prod(shape))
     if granularity == "row":
         if len(shape) < 2:
             raise ValueError(

@@ -31,6 +31,9 @@ def choco_step_size(mixing: Any, contraction: float) -> float:
       mixing: What :func:`choco_sgd` takes, the same in all steps.
       contraction: :math:`\delta` in (0, 1] of the codec.
 
+    Returns:
+      A `step_size` for :func:`choco_sgd`.
+
     Raises:
       ValueError: If it is out of range, or mixing changes from step to step.
 

@@ -42,8 +42,8 @@ def dpsgd(
       seed: Seed of what is drawn where mixing is at random.
       key: A typed threefry key, in place of `seed`.
       info: Whether the state's field `info` tells of the step `disagreement`, :math:`\sum_{ij}
-        W_{ij} \|x_i - x_j\|^2`, for one float32 more; and `rounds`, of messages that were sent one
-        after the other.
+        W_{ij} \|x_i - x_j\|^2`, and how many steps of all workers were `left_out` so far, for two
+        float32 more; and `rounds`, of messages that were sent one after the other.
 
     Returns:
       A transformation to place *after* the optimizer, on parameters that differ by worker
@@ -53,6 +53,9 @@ def dpsgd(
       out of the step: their messages have weight 0, and the mean is kept. Bytes fall only where a
       whole matrix is inactive. `update(..., exact=flag)`, a bool that all know, ends a step at the
       exact mean of all, as :func:`exact_average` asks for now and then.
+
+      A step after which parameters would not be finite, of a NaN batch, is left out by its worker
+      alone, which goes on mixing; the state counts such steps.
 
       Float64 parameters are mixed in float64, others in float32. Of 16 bits, they are sent in 16
       bits and the change is rounded to them: neighbours that differ by less than :math:`1 / (2

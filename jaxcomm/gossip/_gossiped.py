@@ -4,7 +4,6 @@ Methods differ in one function: what a worker makes of its parameters, its local
 hears.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,17 +14,19 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._require import own_weight
 from jaxcomm._when import run_when
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._talk import Talk, to_links
 
 
 class GossipState(NamedTuple):
-    """The state of a gossip transformation; all but `own` is equal on all workers."""
+    """The state of a gossip transformation, equal on all workers but for what is marked."""
 
     key: jax.Array  # key[]
     step: jax.Array  # uint32[]
     own: PerWorker  # what the method remembers
+    left_out: PerWorker  # int32[], steps of this worker that were not finite
     info: Any = ()  # dict of float32[], with `info=True`
 
 
@@ -124,16 +125,22 @@ def gossiped(
     ) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
         return _buckets.split(tree, "bucket", _buckets.BUCKET_BYTES, dtype)
 
+    def mark(tree: PyTree) -> PerWorker:
+        return PerWorker({axis: jax.tree.map(lambda x: x[None], tree)})
+
     def init_fn(params: PyTree) -> GossipState:
         require_workers()
         memory = start(units_of(params, _dtypes(params)[1])[0])
         known = (
-            dict.fromkeys(("disagreement", "rounds"), jnp.zeros((), jnp.float32)) if info else ()
+            dict.fromkeys(("disagreement", "left_out", "rounds"), jnp.zeros((), jnp.float32))
+            if info
+            else ()
         )
         return GossipState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
-            own=PerWorker({axis: jax.tree.map(lambda x: x[None], memory)}),
+            own=mark(memory),
+            left_out=mark(jnp.zeros((), jnp.int32)),
             info=known,
         )
 
@@ -156,10 +163,9 @@ def gossiped(
         steps, join = units_of(updates, wide)
         if not steps:
             return updates, state._replace(step=state.step + 1)
-        if weight is not None:
-            own = _axis.as_varying(_weight(weight).astype(wide), axis_name)
-            steps = [jnp.where(own == 0, 0, own * step) for step in steps]
         units, _ = units_of(params, wide)
+        steps, taken = _own_steps(units, steps, weight)
+        left_out = _axis.own(state.left_out, axis_name) + jnp.where(taken, 0, 1)
         me = _axis.index(axis_name)
         flags = None
         if mixing.active:
@@ -186,13 +192,20 @@ def gossiped(
         if info:
             lengths = jnp.asarray([len(rounds) for rounds in links], jnp.float32)
             known = {
-                "disagreement": lax.psum(disagreement.astype(jnp.float32), _axis.names(axis_name)),
+                **lax.psum(
+                    {
+                        "disagreement": disagreement.astype(jnp.float32),
+                        "left_out": left_out.astype(jnp.float32),
+                    },
+                    _axis.names(axis_name),
+                ),
                 "rounds": jnp.sum(lengths if flags is None else jnp.where(flags, lengths, 0)),
             }
         return join(changes), GossipState(
             key=state.key,
             step=state.step + 1,
-            own=PerWorker({axis: jax.tree.map(lambda x: x[None], memory)}),
+            own=mark(memory),
+            left_out=mark(left_out),
             info=known,
         )
 
@@ -209,16 +222,19 @@ def _presence(present: jax.Array | None, workers: int) -> jax.Array | None:
     return jnp.asarray(present).astype(bool)
 
 
-def _weight(weight: jax.Array | float) -> jax.Array:
-    """The weight, or NaN where none scales a step: a NaN, an infinity, or less than 0."""
-    if jnp.shape(weight) != ():
-        raise ValueError(
-            f"`weight` must be a scalar on each worker, got shape {jnp.shape(weight)}."
-        )
-    if not isinstance(weight, jax.core.Tracer) and not 0 <= float(weight) < math.inf:
-        raise ValueError(f"`weight` must be a finite number of at least 0, got {weight}.")
-    own = jnp.asarray(weight, jnp.float32)
-    return jnp.where(jnp.isfinite(own) & (own >= 0), own, jnp.nan)
+def _own_steps(
+    x: list[jax.Array], steps: list[jax.Array], weight: jax.Array | float | None
+) -> tuple[list[jax.Array], jax.Array]:
+    """The steps as they are weighted, and whether they are taken: 0 where they are not finite.
+
+    A NaN would spread to the neighbours and never leave. A weight that is none is let through as
+    NaN: it is a mistake, and not a step that failed.
+    """
+    own = jnp.ones((), jnp.float32) if weight is None else own_weight(weight)
+    weighed = [jnp.where(own == 0, 0, own.astype(step.dtype) * step) for step in steps]
+    finite = [jnp.all(jnp.isfinite(a + b)) for a, b in zip(x, weighed, strict=True)]
+    taken = jnp.all(jnp.stack(finite)) | jnp.isnan(own)
+    return [jnp.where(taken, step, 0) for step in weighed], taken
 
 
 def _exactly(

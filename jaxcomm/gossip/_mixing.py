@@ -140,6 +140,9 @@ def spectral(weights: np.ndarray) -> Spectral:
     Args:
       weights: :math:`W`, [n, n], symmetric and doubly stochastic.
 
+    Returns:
+      The eigenvalues, float64[n], the rate :math:`\rho` and what follows from it.
+
     Raises:
       ValueError: If it is not.
 

@@ -15,6 +15,17 @@ def to_rounds(weights: np.ndarray) -> list[Round]:
     as many colours as its largest degree (Kőnig): a ring takes 2 rounds, of any length, and a
     one-peer graph 1. An edge takes a colour that is free at its sender; where that is not free at
     its receiver, the path of the two colours in question that begins there is recoloured.
+
+    Args:
+      weights: float64[n, n], of which worker i gives j the share `weights[j, i]`.
+
+    Returns:
+      The rounds, each of pairs of a sender and a receiver.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> len(gossip.to_rounds(gossip.mixing_matrix(gossip.ring(7), "uniform")))
+      2
     """
     workers = len(weights)
     edges = [

@@ -50,31 +50,107 @@ def _by_number(graph: Graph) -> Graph:
 
 
 def ring(workers: int) -> nx.Graph:
-    """A ring of `workers`, each beside the next and the one before: degree 2."""
+    """A ring of `workers`, each beside the next and the one before: degree 2.
+
+    Args:
+      workers: How many, at least 1.
+
+    Returns:
+      An undirected graph.
+
+    Raises:
+      ValueError: If `workers` is no int of at least 1.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> sorted(gossip.ring(4).edges)
+      [(0, 1), (0, 3), (1, 2), (2, 3)]
+    """
     require_workers(workers)
     return _by_number(nx.cycle_graph(workers))
 
 
 def path(workers: int) -> nx.Graph:
-    """A ring of `workers` with one edge cut."""
+    """A ring of `workers` with one edge cut.
+
+    Args:
+      workers: How many, at least 1.
+
+    Returns:
+      An undirected graph.
+
+    Raises:
+      ValueError: If `workers` is no int of at least 1.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> sorted(gossip.path(4).edges)
+      [(0, 1), (1, 2), (2, 3)]
+    """
     require_workers(workers)
     return nx.path_graph(workers)
 
 
 def star(workers: int) -> nx.Graph:
-    """The first of `workers` beside all others."""
+    """The first of `workers` beside all others.
+
+    Args:
+      workers: How many, at least 1.
+
+    Returns:
+      An undirected graph.
+
+    Raises:
+      ValueError: If `workers` is no int of at least 1.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> sorted(gossip.star(4).edges)
+      [(0, 1), (0, 2), (0, 3)]
+    """
     require_workers(workers)
     return nx.star_graph(workers - 1)
 
 
 def complete(workers: int) -> nx.Graph:
-    """All `workers` beside all others: with uniform weights, the exact mean."""
+    """All `workers` beside all others: with uniform weights, the exact mean.
+
+    Args:
+      workers: How many, at least 1.
+
+    Returns:
+      An undirected graph.
+
+    Raises:
+      ValueError: If `workers` is no int of at least 1.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> sorted(gossip.complete(3).edges)
+      [(0, 1), (0, 2), (1, 2)]
+    """
     require_workers(workers)
     return nx.complete_graph(workers)
 
 
 def torus(rows: int, columns: int) -> nx.Graph:
-    """A grid of `rows` and `columns` whose borders meet: degree 4, numbered row by row."""
+    """A grid of `rows` and `columns` whose borders meet: degree 4, numbered row by row.
+
+    Args:
+      rows: How many, at least 1.
+      columns: How many, at least 1.
+
+    Returns:
+      An undirected graph.
+
+    Raises:
+      ValueError: If one is no int of at least 1.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> sorted(gossip.torus(3, 3).neighbors(4))
+      [1, 3, 5, 7]
+    """
     require_workers(rows)
     require_workers(columns)
     return _by_number(nx.grid_2d_graph(rows, columns, periodic=True))
@@ -83,8 +159,19 @@ def torus(rows: int, columns: int) -> nx.Graph:
 def hypercube(workers: int) -> nx.Graph:
     """Those of `workers` whose numbers differ in one bit are neighbours: degree log2 n.
 
+    Args:
+      workers: How many, a power of 2.
+
+    Returns:
+      An undirected graph.
+
     Raises:
       ValueError: If `workers` is no power of 2.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> sorted(gossip.hypercube(8).neighbors(0))
+      [1, 2, 4]
     """
     require_workers(workers)
     if workers & (workers - 1):
@@ -93,7 +180,23 @@ def hypercube(workers: int) -> nx.Graph:
 
 
 def exponential(workers: int, *, directed: bool = True) -> Graph:
-    """Each of n `workers`, i, to i + 1, i + 2, i + 4, ... modulo n; and back if not `directed`."""
+    """Each of n `workers`, i, to i + 1, i + 2, i + 4, ... modulo n; and back if not `directed`.
+
+    Args:
+      workers: How many, at least 1.
+      directed: Whether messages go one way.
+
+    Returns:
+      A graph, directed as asked.
+
+    Raises:
+      ValueError: If `workers` is no int of at least 1.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> sorted(gossip.exponential(8).successors(0))
+      [1, 2, 4]
+    """
     require_workers(workers)
     graph = nx.DiGraph() if directed else nx.Graph()
     graph.add_nodes_from(range(workers))
@@ -105,12 +208,24 @@ def exponential(workers: int, *, directed: bool = True) -> Graph:
 def one_peer_exponential(workers: int, *, directed: bool = True) -> list[Graph]:
     """In step k, each of n `workers`, i, to i + 2**(k mod log2 n): one message a step.
 
-    A list of graphs to take in turns. With halves kept and sent, log2 n steps are the exact mean
+    With halves kept and sent, log2 n steps are the exact mean
     where n is a power of 2. Not `directed`, worker i and the one whose number differs in bit k
     are a pair.
 
+    Args:
+      workers: How many, at least 1.
+      directed: Whether messages go one way.
+
+    Returns:
+      The graphs, one a step, to be taken in turns.
+
     Raises:
-      ValueError: If it is not `directed` and `workers` is no power of 2.
+      ValueError: If `workers` is no int of at least 1, or no power of 2 where it is not `directed`.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> [sorted(graph.successors(0)) for graph in gossip.one_peer_exponential(8)]
+      [[1], [2], [4]]
     """
     require_workers(workers)
     if not directed and workers & (workers - 1):
@@ -131,8 +246,21 @@ def one_peer_exponential(workers: int, *, directed: bool = True) -> list[Graph]:
 def erdos_renyi(workers: int, probability: float, *, seed: int = 0) -> nx.Graph:
     """Each pair of `workers` beside each other with `probability`; drawn by `seed` until connected.
 
+    Args:
+      workers: How many, at least 1.
+      probability: Of each edge, in [0, 1].
+      seed: Of the draws.
+
+    Returns:
+      An undirected graph.
+
     Raises:
-      ValueError: If a hundred draws were not.
+      ValueError: If `workers` is no int of at least 1, or none of a hundred draws was connected.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> len(gossip.erdos_renyi(8, 0.4).edges) >= 7
+      True
     """
     require_workers(workers)
     return _connected(
@@ -143,8 +271,21 @@ def erdos_renyi(workers: int, probability: float, *, seed: int = 0) -> nx.Graph:
 def random_geometric(workers: int, radius: float, *, seed: int = 0) -> nx.Graph:
     """`workers` in the unit square, neighbours within `radius`; drawn by `seed` until connected.
 
+    Args:
+      workers: How many, at least 1.
+      radius: Of the side of the square.
+      seed: Of the draws.
+
+    Returns:
+      An undirected graph.
+
     Raises:
-      ValueError: If a hundred draws were not.
+      ValueError: If `workers` is no int of at least 1, or none of a hundred draws was connected.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> len(gossip.random_geometric(8, 0.5).edges) >= 7
+      True
     """
     require_workers(workers)
     return _connected(

@@ -3,16 +3,19 @@
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
-from jaxcomm._buckets import Scope
+from jaxcomm._buckets import Scope, require_floating
 from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean, warm_up
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._warm_up import require_steps
-from jaxcomm.compression.feedback import error_feedback, local_clip, momentum_correction
+from jaxcomm.compression.feedback import error_feedback, momentum_correction
+from jaxcomm.compression.feedback._local_clip import clip_together
 from jaxcomm.compression.sparsifiers import top_k
 
 _WARM_UP_RATIOS = (0.25, 0.0625, 0.015625, 0.004)
@@ -55,8 +58,8 @@ def deep_gradient_compression(
       masking: Whether the velocity is forgotten where it was sent. Where all is sent (`ratio=1`)
         this is SGD with momentum without masking, and without momentum with it.
       clip: :math:`c`, the l2 norm to which the mean gradient is clipped, as if workers' gradients
-        were independent: each clips its own, of a unit, to :math:`c / \sqrt n`. Default: not at
-        all. The paper clips for recurrent networks.
+        were independent: each clips its own, of all leaves together, to :math:`c / \sqrt n`, before
+        it is weighted. Default: not at all. The paper clips for recurrent networks.
       sample: The part of the coordinates, such as 0.01, from which the threshold is estimated; then
         :math:`k` or fewer are sent. Default: the exact top-k.
       warm_up_every: Steps of each stage of the warm-up: ratios of 25 %, 6.25 %, 1.5625 % and 0.4 %,
@@ -104,36 +107,35 @@ def deep_gradient_compression(
     if warm_up_every is not None:
         require_steps("warm_up_every", warm_up_every)
 
-    def build(workers: int) -> optax.GradientTransformationExtraArgs:
-        def stage(ratio: float) -> optax.GradientTransformationExtraArgs:
-            codec = momentum_correction(
-                error_feedback(top_k(ratio=ratio, sample=sample)),
-                momentum,
-                nesterov=nesterov,
-                masking=masking,
-            )
-            return gathered_mean(
-                axis_name,
-                codec if clip is None else local_clip(codec, clip / math.sqrt(workers)),
-                scope=scope,
-                bucket_bytes=bucket_bytes,
-                info=info,
-            )
+    def stage(ratio: float) -> optax.GradientTransformationExtraArgs:
+        codec = error_feedback(top_k(ratio=ratio, sample=sample))
+        return gathered_mean(
+            axis_name,
+            momentum_correction(codec, momentum, nesterov=nesterov, masking=masking),
+            scope=scope,
+            bucket_bytes=bucket_bytes,
+            info=info,
+        )
 
-        last = stage(ratio)
-        if warm_up_every is None:
-            return last
+    sparse = stage(ratio)
+    if warm_up_every is not None:
         first = [stage(larger) for larger in _WARM_UP_RATIOS if larger > ratio]
-        return warm_up([*first, last], warm_up_every)
-
-    alone = build(1)  # The number of workers, for `clip`, is known within them only.
+        sparse = warm_up([*first, sparse], warm_up_every)
     if clip is None:
-        return alone
+        return sparse
 
     @averages_over(axis_name)
     def update_fn(
         updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, Any]:
-        return build(_axis.size(axis_name)).update(updates, state, params, **extra_args)
+        require_floating(updates)
+        leaves, treedef = jax.tree.flatten(updates)
+        if leaves:
+            most = clip / math.sqrt(_axis.size(axis_name))
+            leaves = clip_together([leaf.astype(jnp.float32) for leaf in leaves], most)
+        result, after = sparse.update(
+            jax.tree.unflatten(treedef, leaves), state, params, **extra_args
+        )
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), result, updates), after
 
-    return optax.GradientTransformationExtraArgs(alone.init, update_fn)
+    return optax.GradientTransformationExtraArgs(sparse.init, update_fn)

@@ -52,7 +52,7 @@ def natural_compression(
        [ 3.   -0.25]]
 
     References:
-      Horvath et al., `Natural Compression for Distributed Deep Learning
+      Horváth et al., `Natural Compression for Distributed Deep Learning
       <https://arxiv.org/abs/1905.10988>`_, 2019.
 
     Differs from the paper: there is no server, whose mean would be rounded again.

@@ -3,8 +3,9 @@
 from jaxcomm.synchronization._by_samples import scale_by_finished
 from jaxcomm.synchronization._clock import Clock, Windows, windows
 from jaxcomm.synchronization._deal import deal
+from jaxcomm.synchronization._diloco import diloco
 from jaxcomm.synchronization._growing_batch import growing_batch, proximal_point
-from jaxcomm.synchronization._local_sgd import diloco, local_sgd, post_local, slowmo
+from jaxcomm.synchronization._local_sgd import local_sgd, post_local
 from jaxcomm.synchronization._microbatches import (
     Finished,
     given_gradients,
@@ -20,6 +21,7 @@ from jaxcomm.synchronization._run_time import (
     run_time,
     windows_run_time,
 )
+from jaxcomm.synchronization._slowmo import slowmo
 from jaxcomm.synchronization._stragglers import (
     Straggler,
     bernoulli_sleep,

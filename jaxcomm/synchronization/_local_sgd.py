@@ -1,127 +1,14 @@
-"""Workers that step by themselves and meet now and then: local SGD, SlowMo, DiLoCo."""
+"""Workers that step by themselves and average now and then: local SGD."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm import _axis
-from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._per_worker import per_worker
-from jaxcomm._when import run_when
-from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._meeting import (
-    first_anchor,
-    is_here,
-    meet,
-    moved_from,
-    no_steps,
-    require_params,
-    take_step,
-    way_to,
-)
-from jaxcomm.synchronization._require import require_int, require_transformation
-from jaxcomm.synchronization._wide import wide
-
-Period: TypeAlias = int | Callable[[jax.Array], jax.Array | int]
-"""Steps from one exchange to the next; or a function of the steps taken, int32[]."""
-
-
-class LocalState(NamedTuple):
-    """The state between exchanges, equal on all workers but for what the aggregator marks."""
-
-    step: jax.Array  # int32[], steps so far
-    since: jax.Array  # int32[], since the last exchange
-    anchor: PyTree  # the parameters after the last exchange, in float32 at least
-    aggregator: Any
-    outer: Any
-    done: PerWorker  # each worker's steps since
-    info: dict[str, jax.Array]  # float32[], steps that were left out before the last exchange
-
-
-def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
-    """From the steps taken to the period, int32[]."""
-    if callable(period):
-        return lambda step: jnp.asarray(period(step), jnp.int32)
-    if not isinstance(period, int) or isinstance(period, bool) or period < 1:
-        raise ValueError(
-            f"`period` must be a Python int of at least 1 or a schedule, got {period!r}."
-        )
-    return lambda step: jnp.full((), period, jnp.int32)
-
-
-def _meet(
-    period: Period,
-    outer: optax.GradientTransformation,
-    aggregator: optax.GradientTransformation | None,
-    axis_name: AxisName,
-) -> optax.GradientTransformationExtraArgs:
-    """Every so many steps the mean of what workers have moved, and a step of `outer` with it."""
-    combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
-    step_outside = optax.with_extra_args_support(outer)
-    period_at = period_of(period)
-
-    def init_fn(params: PyTree) -> LocalState:
-        _axis.require_bound(axis_name)
-        anchor, zero = first_anchor(params, axis_name), jnp.zeros((), jnp.int32)
-        return LocalState(
-            step=zero,
-            since=zero,
-            anchor=anchor,
-            aggregator=combine.init(wide(params)),
-            outer=step_outside.init(anchor),
-            done=no_steps(axis_name),
-            info={"left_out": jnp.zeros((), jnp.float32)},
-        )
-
-    def update_fn(
-        updates: PyTree,
-        state: LocalState,
-        params: PyTree = None,
-        *,
-        weight: jax.Array | float | None = None,
-        present: jax.Array | None = None,
-        **extra_args: Any,
-    ) -> tuple[PyTree, LocalState]:
-        require_params(params, axis_name)
-        here = is_here(present, axis_name)
-        updates, done = take_step(params, updates, state.done, weight, axis_name)
-        local = state._replace(step=state.step + 1, since=state.since + 1, done=done)
-
-        def exchange() -> tuple[PyTree, LocalState]:
-            met = meet(
-                combine,
-                state.aggregator,
-                state.anchor,
-                moved_from(state.anchor, params, updates),
-                done,
-                here=here,
-                weighted=weight is not None,
-                axis_name=axis_name,
-                extra_args=extra_args,
-            )
-            descent = jax.tree.map(jnp.negative, met.mean)
-            change, outside = step_outside.update(descent, state.outer, state.anchor, **extra_args)
-            anchor = optax.apply_updates(state.anchor, change)
-            onward = jax.tree.map(
-                lambda a, u: jnp.where(here, a, u), way_to(anchor, params), updates
-            )
-            return onward, LocalState(
-                step=local.step,
-                since=jnp.zeros((), jnp.int32),
-                anchor=anchor,
-                aggregator=met.aggregator,
-                outer=outside,
-                done=met.done,
-                info={"left_out": state.info["left_out"] + met.left_out},
-            )
-
-        due = local.since >= period_at(state.step)
-        return run_when(due, exchange, lambda _: (updates, local))
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+from jaxcomm._base import AxisName
+from jaxcomm.synchronization._exchange import Period, meets_every, period_of
+from jaxcomm.synchronization._require import require_int
 
 
 def local_sgd(
@@ -182,7 +69,7 @@ def local_sgd(
       2018. Lin et al., `Don't Use Large Mini-Batches, Use Local SGD
       <https://arxiv.org/abs/1808.07217>`_, 2018.
     """
-    return _meet(period, optax.sgd(1.0), aggregator, axis_name)
+    return meets_every(period, optax.sgd(1.0), aggregator, axis_name)
 
 
 def post_local(start: int, period: int) -> Callable[[jax.Array], jax.Array]:
@@ -207,99 +94,3 @@ def post_local(start: int, period: int) -> Callable[[jax.Array], jax.Array]:
     period_of(period)
     require_int(start, "start", least=0)
     return lambda step: jnp.where(step < start, 1, period)
-
-
-def slowmo(
-    period: Period,
-    *,
-    slow_rate: float = 1.0,
-    momentum: float = 0.5,
-    learning_rate: optax.ScalarOrSchedule = 1.0,
-    aggregator: optax.GradientTransformation | None = None,
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
-    r"""Local SGD with a slow momentum over exchanges.
-
-    .. math:: u \gets \beta u + \frac{1}{\gamma} (a - \bar x), \qquad
-              a \gets a - \alpha \gamma u, \qquad x_i \gets a
-
-    with :math:`\bar x` the mean of workers and :math:`a` the parameters after the last exchange.
-
-    Args:
-      period: As for :func:`local_sgd`.
-      slow_rate: :math:`\alpha`.
-      momentum: :math:`\beta` in [0, 1). With 0 and `slow_rate=1` this is :func:`local_sgd`.
-      learning_rate: :math:`\gamma` of the optimizer inside, which `u` is to be independent of: a
-        number, or a schedule of the number of exchanges.
-      aggregator: As for :func:`local_sgd`.
-      axis_name: The mesh axis, or axes, that number the workers.
-
-    Returns:
-      A transformation like that of :func:`local_sgd`. Buffers of the optimizer inside are kept.
-
-    Raises:
-      ValueError: As :func:`local_sgd` does, or if `momentum` is out of range.
-
-    Example:
-      >>> import optax
-      >>> from jaxcomm.synchronization import slowmo
-      >>> tx = optax.chain(optax.sgd(0.1), slowmo(period=12, momentum=0.5, learning_rate=0.1))
-
-    References:
-      Wang et al., `SlowMo <https://arxiv.org/abs/1910.00643>`_, 2019.
-    """
-    if not 0 <= momentum < 1:
-        raise ValueError(f"`momentum` must be in [0, 1), got {momentum!r}.")
-    rate = learning_rate if callable(learning_rate) else lambda count: learning_rate
-    slow = optax.chain(
-        optax.scale_by_schedule(lambda count: 1 / rate(count)),
-        optax.trace(momentum),
-        optax.scale_by_schedule(lambda count: -slow_rate * rate(count)),
-    )
-    return _meet(period, slow, aggregator, axis_name)
-
-
-def diloco(
-    inner: optax.GradientTransformation,
-    outer: optax.GradientTransformation,
-    period: Period,
-    aggregator: optax.GradientTransformation | None = None,
-    *,
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
-    r"""Two optimizers: one inside, on each worker by itself, and one outside, of what they moved.
-
-    .. math:: x_i \gets x_i + \mathrm{inner}(g_i), \qquad\text{and at every } H \text{-th step}\quad
-              a \gets a + \mathrm{outer}\Big(\frac{1}{n} \sum_i (a - x_i)\Big), \quad x_i \gets a
-
-    The state of `inner` is each worker's own, that of `outer` common. Between exchanges nothing is
-    sent; what `aggregator` sends is, at them. Steps that are not finite are left out, and 16 bits
-    averaged, as :func:`local_sgd` does.
-
-    Args:
-      inner: Any optax optimizer, such as `optax.adamw`.
-      outer: Any, such as `optax.sgd(0.7, momentum=0.9, nesterov=True)`; with `optax.sgd(1.0)` this
-        is :func:`local_sgd`.
-      period: As for :func:`local_sgd`.
-      aggregator: As for :func:`local_sgd`: it is given how far workers have moved.
-      axis_name: The mesh axis, or axes, that number the workers.
-
-    Returns:
-      A whole transformation, on parameters that differ by worker (:func:`jaxcomm.replicate`). It
-      takes `weight` and `present` as :func:`local_sgd` does.
-
-    Raises:
-      ValueError: As :func:`local_sgd` does, or if an optimizer is no optax transformation.
-
-    Example:
-      >>> import optax
-      >>> from jaxcomm.synchronization import diloco
-      >>> outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
-      >>> tx = diloco(optax.sgd(0.1, momentum=0.9), outer, period=50)
-
-    References:
-      Douillard et al., `DiLoCo <https://arxiv.org/abs/2311.08105>`_, 2023.
-    """
-    require_transformation(inner, "inner")
-    require_transformation(outer, "outer")
-    return optax.chain(per_worker(inner, axis_name), _meet(period, outer, aggregator, axis_name))

@@ -93,7 +93,6 @@ def take_step(
     # Of a sum of weights, one below 0 might not be seen.
     counted = jnp.where(own < 0, jnp.nan, jnp.where(taken, own, 0))
     left_out = jnp.where(finite | (own == 0), 0.0, 1.0).astype(jnp.float32)
-
     before = _axis.own(done, axis_name)
     after = Steps(before.weight + counted, before.left_out + left_out)
     updates = jax.tree.map(lambda u: jnp.where(taken, u, jnp.zeros((), u.dtype)), updates)

@@ -10,7 +10,7 @@ from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._when import run_when
 from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._local_sgd import Period, period_of
+from jaxcomm.synchronization._exchange import Period, period_of
 from jaxcomm.synchronization._meeting import (
     Met,
     first_anchor,

@@ -35,6 +35,9 @@ def run_time(
       waits_for: :math:`k`, 1 to n.
       communication: :math:`c`, seconds that an update takes besides.
 
+    Returns:
+      Seconds an update, and mini-batches a second, in expectation.
+
     Raises:
       ValueError: If a number is out of range, or no closed form is known of these times.
 
@@ -62,6 +65,9 @@ def non_blocking_rate(straggler: Straggler, workers: int) -> float:
       straggler: The times.
       workers: How many.
 
+    Returns:
+      Mini-batches a second of all workers together, in expectation.
+
     Example:
       >>> from jaxcomm.synchronization import deterministic, non_blocking_rate, run_time
       >>> times = deterministic([1.0] * 4 + [3.0] * 4)
@@ -78,6 +84,9 @@ def windows_run_time(windows: Windows, updates: int = 10_000) -> RunTime:
     Args:
       windows: Of :func:`windows`.
       updates: How many.
+
+    Returns:
+      Seconds an update, and mini-batches a second.
 
     Example:
       >>> from jaxcomm.synchronization import deterministic, first_done, windows, windows_run_time
@@ -118,6 +127,9 @@ def meetings_run_time(
       minibatches: Of a worker in a step.
       updates: How many steps.
       seed: Seed of the times.
+
+    Returns:
+      Seconds an update, and mini-batches a second.
 
     Example:
       >>> from jaxcomm import gossip

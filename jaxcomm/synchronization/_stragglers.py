@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -47,6 +48,9 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
     Args:
       seconds: A mini-batch of each worker.
 
+    Returns:
+      The times, for :func:`windows` and :func:`run_time`.
+
     Raises:
       ValueError: If one is not positive, or there is none; when used, if there are not as many as
         workers.
@@ -88,6 +92,9 @@ def exponential(mean: float, shift: float = 0.0) -> Straggler:
       mean: :math:`1 / \mu`, seconds.
       shift: :math:`s`, seconds, at least 0.
 
+    Returns:
+      The times, for :func:`windows` and :func:`run_time`.
+
     Raises:
       ValueError: If `mean` is not positive or `shift` negative.
 
@@ -120,6 +127,9 @@ def pareto(scale: float, shape: float) -> Straggler:
     Args:
       scale: :math:`m`, the least seconds.
       shape: :math:`a` above 1, where the mean is finite.
+
+    Returns:
+      The times, for :func:`windows` and :func:`run_time`.
 
     Raises:
       ValueError: If `scale` is not positive or `shape` not above 1.
@@ -157,6 +167,9 @@ def bernoulli_sleep(base: float, sleep: float, probability: float) -> Straggler:
       sleep: :math:`z`, seconds.
       probability: :math:`p` in [0, 1].
 
+    Returns:
+      The times, for :func:`windows` and :func:`run_time`.
+
     Raises:
       ValueError: If a time is not positive or `probability` out of range.
 
@@ -191,9 +204,12 @@ def trace(file: str | pathlib.Path) -> Straggler:
       file: Numbers of seconds separated by commas, a column a worker; all mini-batches of a step
         take as long.
 
+    Returns:
+      The times, for :func:`windows` and :func:`run_time`.
+
     Raises:
-      ValueError: If the file is not a table of positive numbers; when used, if it has not as many
-        columns as there are workers.
+      ValueError: If the file is not a table of positive numbers that float32 holds; when used, if
+        it has not as many columns as there are workers.
 
     Example:
       >>> import pathlib, tempfile
@@ -204,16 +220,27 @@ def trace(file: str | pathlib.Path) -> Straggler:
       [1. 4.]
     """
     try:
-        times = np.loadtxt(file, delimiter=",", ndmin=2)
+        lines = pathlib.Path(file).read_text(encoding="utf-8").splitlines()
+        with warnings.catch_warnings(action="ignore"):  # Of an empty file, an error below.
+            times = np.loadtxt(lines, delimiter=",", ndmin=2)
     except ValueError as error:
         raise ValueError(f"{file} is no table of numbers separated by commas: {error}.") from error
-    if not times.size or not (np.isfinite(times).all() and (times > 0).all()):
-        raise ValueError(f"{file} must hold positive numbers of seconds, a column a worker.")
+    if not times.size:
+        raise ValueError(f"{file} must hold numbers of seconds, a column a worker; it is empty.")
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        drawn = times.astype(np.float32)
+    if (wrong := ~((drawn >= np.finfo(np.float32).tiny) & (drawn < np.inf))).any():
+        step, worker = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"{file} must hold positive numbers of seconds that float32 can tell from 0 and "
+            f"infinity, a column a worker; step {step + 1} of worker {worker} is "
+            f"{times[step, worker]}."
+        )
 
     def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
         del key
         _require_all(times.T, shape[0])
-        row = jnp.asarray(times, jnp.float32)[step % len(times)]
+        row = jnp.asarray(drawn)[step % len(drawn)]
         return jnp.broadcast_to(row[:, None], shape)
 
     def means(workers: int) -> np.ndarray:

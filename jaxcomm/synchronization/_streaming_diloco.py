@@ -12,7 +12,7 @@ from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._when import run_when
 from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._local_sgd import period_of
+from jaxcomm.synchronization._exchange import period_of
 from jaxcomm.synchronization._meeting import (
     first_anchor,
     is_here,

@@ -31,6 +31,9 @@ class Trigger(NamedTuple):
 def everybody() -> Trigger:
     """The window ends when all workers are done: the synchronous baseline.
 
+    Returns:
+      A trigger, for :func:`windows`.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm.synchronization import everybody
@@ -42,6 +45,9 @@ def everybody() -> Trigger:
 
 def first_done() -> Trigger:
     """The window ends when the first worker is done.
+
+    Returns:
+      A trigger, for :func:`windows`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -57,6 +63,9 @@ def quorum(workers: int) -> Trigger:
 
     Args:
       workers: An int of at least 1, and at most all.
+
+    Returns:
+      A trigger, for :func:`windows`.
 
     Raises:
       ValueError: If it is not; when used, if there are fewer.
@@ -83,6 +92,9 @@ def deadline(seconds: float) -> Trigger:
     Args:
       seconds: A positive number.
 
+    Returns:
+      A trigger, for :func:`windows`.
+
     Raises:
       ValueError: If it is not; in :func:`windows`, if no worker can do one mini-batch in it.
 
@@ -102,6 +114,9 @@ def total_count(minibatches: int) -> Trigger:
 
     Args:
       minibatches: An int of at least 1.
+
+    Returns:
+      A trigger, for :func:`windows`.
 
     Raises:
       ValueError: If it is not.

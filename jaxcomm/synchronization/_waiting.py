@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import _noise, gossip
-from jaxcomm.synchronization._local_sgd import period_of
+from jaxcomm.synchronization._exchange import period_of
 from jaxcomm.synchronization._require import require_seconds
 
 
@@ -32,6 +32,10 @@ def all_meet(workers: int, *, period: int = 1, seconds: float = 0.0) -> Meetings
       workers: How many.
       period: Steps from one meeting to the next.
       seconds: That a meeting takes.
+
+    Returns:
+      A function of the steps taken, int32[], to who hears whom at the end of that one, and the
+      seconds that it takes.
 
     Raises:
       ValueError: If `period` is no positive int or `seconds` negative.
@@ -61,6 +65,10 @@ def neighbours_meet(mixing: Any, *, seconds: float = 0.0, seed: int = 0) -> Meet
         there, of the same `seed`.
       seconds: That a message takes; a worker receives one after the other.
       seed: Seed of what is drawn.
+
+    Returns:
+      A function of the steps taken, int32[], to who hears whom at the end of that one, and the
+      seconds that it takes each.
 
     Raises:
       ValueError: If it is no mixing, or `seconds` is negative.
@@ -99,6 +107,9 @@ def wait(clocks: jax.Array, work: jax.Array, meeting: Meeting) -> jax.Array:
       clocks: :math:`T`, float32[workers], seconds.
       work: :math:`w`, float32[workers], seconds of the step.
       meeting: Who hears whom, and :math:`c`.
+
+    Returns:
+      float32[workers], seconds.
 
     Example:
       >>> import jax.numpy as jnp

@@ -26,6 +26,9 @@ def new_queue(workers: int) -> Queue:
     Args:
       workers: How many.
 
+    Returns:
+      A queue of workers none of which has begun anything.
+
     Example:
       >>> from jaxcomm.synchronization import new_queue
       >>> print(new_queue(2).position)
@@ -138,6 +141,9 @@ def begun_at(window: Window, queue: Queue, begun: PyTree, before: PyTree, after:
         each worker's parameters.
       before: :math:`x`, leaves [workers, ...]: each worker's parameters in the window.
       after: :math:`x'`, those of the next.
+
+    Returns:
+      Leaves [workers, ...].
 
     Example:
       >>> import jax.numpy as jnp

@@ -142,7 +142,8 @@ def make_step(
             params = place(params, mesh, state_specs(params), "params")
             opt_state = place(opt_state, mesh, state_specs(opt_state), "opt_state")
             batch = place(batch, mesh, jax.tree.map(lambda _: batch_spec, batch), "batch")
-        require_used(on_mesh, params, opt_state, batch, key, extra_args, used)
+        if devices > 1:  # One worker has nobody to be told apart from.
+            require_used(on_mesh, params, opt_state, batch, key, extra_args, used)
         return (on_mesh if traced else jitted)(params, opt_state, batch, key, extra_args)
 
     return step

@@ -69,6 +69,16 @@ def require_kept(tree: PyTree, what: str) -> None:
             )
 
 
+def require_pair(value: object) -> None:
+    """Raises unless a loss comes with aux."""
+    if not (isinstance(value, tuple | list) and len(value) == 2):
+        raise ValueError(
+            "With `has_aux=True` the value of `gradients` must be a pair, `(loss, aux)`, got "
+            f"{jax.tree.structure(value)}: tell `gradients` of aux too, as in "
+            "`functools.partial(window_gradients, has_aux=True)`."
+        )
+
+
 def require_aux(aux: object, taken: set[str], batch: PyTree) -> None:
     """Raises unless aux is a dict of metrics, none of them one value an example."""
     if not isinstance(aux, Mapping) or taken & aux.keys():

@@ -125,7 +125,8 @@ def simulate(
         require_workers(opt_state, axes, "The optimizer state")
         require_kept(params, "params")
         require_kept(opt_state, "opt_state")
-        require_used(on_mesh, params, opt_state, batch, key, extra_args, used)
+        if devices > 1:  # One worker has nobody to be told apart from.
+            require_used(on_mesh, params, opt_state, batch, key, extra_args, used)
         return jitted(params, opt_state, batch, key, extra_args)
 
     def accounted(

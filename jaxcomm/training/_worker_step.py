@@ -13,7 +13,7 @@ from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
 from jaxcomm.training._metrics import Metrics, info_of, tell
-from jaxcomm.training._mistakes import explained, require_aux
+from jaxcomm.training._mistakes import explained, require_aux, require_pair
 
 Step: TypeAlias = Callable[..., tuple[PyTree, optax.OptState, dict[str, jax.Array]]]
 GradientFn: TypeAlias = Callable[..., tuple[Any, ...]]
@@ -86,6 +86,8 @@ def worker_step(
         at = _axis.local_params(params, everybody) if inner else params
         value, updates, *rest = local_gradients(loss_fn, at, batch, *own_key)
         weight = rest[0] if rest else None
+        if has_aux:
+            require_pair(value)
         loss, aux = value if has_aux else (value, {})
         taken = {"loss"} if weight is None else {"loss", "weight"}
         require_aux(aux, taken, () if metrics == "own" else batch)

@@ -214,7 +214,7 @@ def test_one_is_the_transformation_itself() -> None:
 
 @pytest.mark.parametrize("every", [0, -1, 2.0, True, None, jnp.int32(2)])
 def test_every_must_be_a_positive_int(every: Any) -> None:
-    with pytest.raises(ValueError, match="`every` must be a Python int of at least 1"):
+    with pytest.raises(ValueError, match=r"`every` must be a Python int(,| of at least 1)"):
         jaxcomm.accumulate(chain(), every)
 
 

@@ -77,7 +77,7 @@ def test_memory_that_has_no_place() -> None:
 def test_impossible_densities(density: float) -> None:
     with pytest.raises(ValueError, match="`density` must be a Python float"):
         jaxcomm.sparcml(density=density)
-    with pytest.raises(ValueError, match="`density` must be a Python float"):
+    with pytest.raises(ValueError, match="density` must be a Python float"):
         jaxcomm.sparcml(density=0.5, union_density=density)
 
 

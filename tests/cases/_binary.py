@@ -13,7 +13,15 @@ from jaxcomm.compression.quantizers import (
     one_bit,
 )
 from jaxcomm.compression.sparsifiers import adaptive_threshold, sbc, stc
-from tests.cases._case import Case, all_reduce, feedback_case, row_size, word_bytes
+from tests.cases._case import (
+    COMMON_MEANS,
+    COMMON_THRESHOLD,
+    Case,
+    all_reduce,
+    feedback_case,
+    row_size,
+    word_bytes,
+)
 from tests.cases._quantized import width_of
 from tests.cases._sparse import index_bits, index_bits_repeated, quarter
 
@@ -96,7 +104,9 @@ BINARY = [
                 axis_name, error_feedback(stc(ratio=0.25)), seed=seed
             )
         ),
-        bytes=lambda sizes, n: 2 * (n - 1) * _stc_bytes(row_size(sum(sizes), n)) + all_reduce(4, n),
+        bytes=lambda sizes, n: (
+            2 * (n - 1) * sum(_stc_bytes(row_size(size, n)) for size in sizes) + all_reduce(4, n)
+        ),
         dtypes=lambda n: {"u8"},
         unbiased=False,
         variance=None,
@@ -127,7 +137,9 @@ BINARY = [
         dtypes={"u32"},
         contraction=lambda d: 1 / d,
         statistics=2,
+        scope="bucket",
         moment=_one_bit_moment,
+        alien=COMMON_MEANS,
     ),
     feedback_case(
         "fixed_threshold",
@@ -135,6 +147,7 @@ BINARY = [
         bytes=lambda size: word_bytes(2 * size),
         dtypes={"u32"},
         contraction=None,
+        alien=COMMON_THRESHOLD,
     ),
     Case(
         "fixed_threshold_summed",
@@ -151,6 +164,7 @@ BINARY = [
         random=False,
         codec=error_feedback(fixed_threshold(0.5)),
         feedback=True,
+        alien=COMMON_THRESHOLD,
     ),
     Case(
         "adaptive_levels",

@@ -10,6 +10,13 @@ import optax
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 
+# Why layers of unlike size do not move alike.
+LARGEST_OF_ALL = "the largest coordinates of all layers together are sent, by design"
+COMMON_NOISE = "levels or cells that layers share make noise of one size in all of them"
+COMMON_THRESHOLD = "the threshold is one for all layers, in units of the update"
+NO_MAGNITUDE = "votes have no magnitude"
+COMMON_MEANS = "the row is of a bucket, which is not the default"
+
 Sizes = list[int]  # coordinates of each leaf, in the order of the tree
 
 
@@ -39,7 +46,10 @@ class Case(NamedTuple):
       moment: `x -> E|Q(x) - x|^2`, exactly, of one worker's float64 vector.
       feedback: What `codec` sends and keeps is what it was given.
       common_coins: Workers draw alike.
+      zeros_drawn: A coin of the worker's own decides on a coordinate that is zero.
       spreads: Coordinates that are zero on all workers need not be so in the result.
+      alien: Why a small layer beside a large one does not get an update of its own magnitude, in
+        the scope that the row takes by default; empty where it does.
       fitted: Easy input is met exactly, and nothing is drawn.
       discount: What a step of feedback keeps of the error of those before.
       aim: `updates [steps, n, d] -> [steps, d]`, in NumPy, whose mean over time results have in
@@ -79,6 +89,8 @@ class Case(NamedTuple):
     result: Callable[[np.ndarray], np.ndarray] | None = None
     exempt: tuple[tuple[str, str], ...] = ()
     staged: bool = True
+    zeros_drawn: bool = False
+    alien: str = ""
 
     def __repr__(self) -> str:
         return self.name
@@ -121,13 +133,14 @@ def feedback_case(
     dtypes: set[str],
     contraction: Callable[[int], float] | None,
     statistics: int = 0,
-    units: Callable[[Sizes], Sizes] = lambda sizes: [sum(sizes)],
-    scope: str = "bucket",
+    scope: str | None = None,
     random: bool = False,
     moment: Callable[[np.ndarray], float] | None = None,
+    alien: str = "",
 ) -> Case:
     """A row of a biased codec under error feedback, gathered; `bytes` are those of one unit."""
     codec = error_feedback(compressor)
+    units = apart if (scope or codec.scope) == "leaf" else lambda sizes: [sum(sizes)]
     return Case(
         name,
         cache(
@@ -147,4 +160,5 @@ def feedback_case(
         contraction=contraction,
         moment=moment,
         feedback=True,
+        alien=alien,
     )

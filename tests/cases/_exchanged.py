@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 import jaxcomm
-from tests.cases._case import Case, all_reduce, word_bytes
+from tests.cases._case import COMMON_NOISE, LARGEST_OF_ALL, Case, all_reduce, word_bytes
 from tests.cases._feedback import momentum_corrected
 from tests.cases._sparse import index_bits_repeated, quarter
 from tests.mutants import FORGETFUL
@@ -124,6 +124,7 @@ EXCHANGED = [
         common_coins=True,
         # All workers send what is largest in the sum: as one that has the mean.
         aim=lambda updates: momentum_corrected(updates.mean(axis=1, keepdims=True), 0.25),
+        alien=LARGEST_OF_ALL,
     ),
     Case(
         "fetch_sgd",
@@ -140,5 +141,6 @@ EXCHANGED = [
         aim=fetched,
         # Cells are emptied of more than what was read: what is apart from the rest is lost in that.
         shares=math.inf,
+        alien=COMMON_NOISE,
     ),
 ]

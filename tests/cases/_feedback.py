@@ -16,7 +16,7 @@ from jaxcomm.compression.feedback import (
 )
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
-from tests.cases._case import Case, Sizes, all_reduce
+from tests.cases._case import COMMON_NOISE, LARGEST_OF_ALL, Case, Sizes, all_reduce
 from tests.cases._sparse import top_quarter
 
 
@@ -31,6 +31,7 @@ def _gathered_top_quarter(name: str, codec: jaxcomm.Codec) -> Case:
         variance=None,
         random=False,
         codec=codec,
+        alien=LARGEST_OF_ALL,
     )
 
 
@@ -51,7 +52,7 @@ def _summed_8_bits(name: str, codec: jaxcomm.Codec, **claims: object) -> Case:
         bytes=_bytes_of_8_bits,
         dtypes=lambda n: {"s8"},
         codec=codec,
-        **{"unbiased": False, "variance": None} | claims,
+        **{"unbiased": False, "variance": None, "alien": COMMON_NOISE} | claims,
     )
 
 

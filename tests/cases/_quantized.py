@@ -8,7 +8,7 @@ import numpy as np
 import jaxcomm
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import dither, exponential_dither
-from tests.cases._case import Case, Sizes, all_reduce, apart, root, row_size, twice
+from tests.cases._case import NO_MAGNITUDE, Case, Sizes, all_reduce, apart, root, row_size, twice
 
 
 def width_of(levels: int, workers: int) -> int:
@@ -147,6 +147,8 @@ QUANTIZED = [
         random=False,
         weighted=False,
         result=lambda updates: np.sign(np.sign(updates).sum(axis=1)),
+        zeros_drawn=True,
+        alien=NO_MAGNITUDE,
     ),
     _global_case("global_qsgd", lambda n: 15),
     _global_case("global_qsgd_8_bits", _most(8), lambda n: 8, bits=8),

@@ -11,7 +11,7 @@ from jaxcomm import Codec
 from jaxcomm.compression import scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import ada_comp, random_k, threshold, variance_based, wangni
-from tests.cases._case import Case, all_reduce, feedback_case, word_bytes
+from tests.cases._case import COMMON_THRESHOLD, Case, all_reduce, feedback_case, word_bytes
 from tests.cases._sparse import index_bits_repeated, quarter
 
 
@@ -51,11 +51,11 @@ def room_of_quarter(size: int, value_bits: int) -> int:
 def own_feedback_case(
     name: str, codec: Codec, bytes: Callable[[int], int], dtypes: set[str]
 ) -> Case:
-    """A row of a codec that keeps itself what it does not send."""
+    """A row of a codec that keeps itself what it does not send; `bytes` are those of one leaf."""
     return Case(
         name,
         cache(lambda axis_name="data", seed=0: jaxcomm.gathered_mean(axis_name, codec, seed=seed)),
-        bytes=lambda sizes, n: (n - 1) * (bytes(sum(sizes)) + 4),
+        bytes=lambda sizes, n: (n - 1) * (sum(map(bytes, sizes)) + 4),
         dtypes=lambda n: dtypes,
         unbiased=False,
         variance=None,
@@ -134,6 +134,7 @@ SAMPLED = [
         bytes=lambda size: room_of_quarter(size, 32),
         dtypes={"u32", "f32"},
         contraction=None,
+        alien=COMMON_THRESHOLD,
     ),
     own_feedback_case("ada_comp", ada_comp(bin_size=4, capacity=2), ada_comp_bytes, {"u32"}),
     own_feedback_case(

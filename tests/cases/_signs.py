@@ -9,10 +9,10 @@ from jaxcomm.compression import blockwise, rotated
 from jaxcomm.compression.feedback import momentum
 from jaxcomm.compression.quantizers import dither, natural, one_bit, scaled_signs, signs, ternary
 from tests.cases._case import (
+    NO_MAGNITUDE,
     Case,
     Sizes,
     all_reduce,
-    apart,
     feedback_case,
     root,
     row_size,
@@ -98,6 +98,8 @@ SIGNS = [
         weighted=False,
         codec=signs(),
         result=majority,
+        zeros_drawn=True,
+        alien=NO_MAGNITUDE,
     ),
     Case(
         "signum",
@@ -111,6 +113,8 @@ SIGNS = [
         weighted=False,
         codec=momentum(signs()),
         result=_majority_of_momenta,
+        zeros_drawn=True,
+        alien=NO_MAGNITUDE,
     ),
     feedback_case(
         "ef_sign_sgd",
@@ -119,8 +123,6 @@ SIGNS = [
         dtypes={"u32"},
         contraction=lambda d: 1 / d,
         statistics=1,
-        units=apart,
-        scope="leaf",
         moment=_signs_moment,
     )._replace(make=cache(lambda axis_name="data", seed=0: jaxcomm.ef_sign_sgd(axis_name))),
     feedback_case(
@@ -129,8 +131,6 @@ SIGNS = [
         bytes=lambda size: word_bytes(size) + 8 * _columns(size),
         dtypes={"u32"},
         contraction=lambda d: 1 / d,
-        units=apart,
-        scope="leaf",
     )._replace(make=cache(lambda axis_name="data", seed=0: jaxcomm.one_bit_sgd(axis_name))),
     _terngrad("terngrad"),
     _terngrad("terngrad_unclipped", clip=None)._replace(

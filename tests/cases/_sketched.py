@@ -10,7 +10,15 @@ import numpy as np
 import jaxcomm
 from jaxcomm.compression.sketches import count_sketch, s2_sketch
 from jaxcomm.compression.sparsifiers import nonzero, nonzero_union
-from tests.cases._case import Case, Sizes, all_reduce, feedback_case, row_size, word_bytes
+from tests.cases._case import (
+    COMMON_NOISE,
+    Case,
+    Sizes,
+    all_reduce,
+    feedback_case,
+    row_size,
+    word_bytes,
+)
 from tests.cases._sparse import index_bits_repeated
 
 
@@ -70,6 +78,7 @@ def s2_case(name: str, *, ratio: float, unbiased: bool, variance: bool, **option
         else None,
         common_coins=bits == 32,
         fitted=decode == "peel",
+        alien="" if unbiased else COMMON_NOISE,
     )
 
 

@@ -6,7 +6,7 @@ from functools import cache
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
-from tests.cases._case import Case, all_reduce, feedback_case, row_size, word_bytes
+from tests.cases._case import LARGEST_OF_ALL, Case, all_reduce, feedback_case, row_size, word_bytes
 
 
 def quarter(size: int) -> int:
@@ -40,6 +40,7 @@ SPARSE = [
         bytes=top_quarter,
         dtypes={"u32", "f32"},
         contraction=lambda d: quarter(d) / d,
+        alien=LARGEST_OF_ALL,
     ),
     feedback_case(
         "top_k_bfloat16",
@@ -47,6 +48,7 @@ SPARSE = [
         bytes=lambda size: word_bytes(index_bits(quarter(size), size)) + 2 * quarter(size),
         dtypes={"u32", "u16"},
         contraction=lambda d: quarter(d) / d * (1 - 2.0**-16),
+        alien=LARGEST_OF_ALL,
     ),
     feedback_case(
         "top_k_blocks",
@@ -67,6 +69,7 @@ SPARSE = [
         ),
         dtypes={"u32", "f32"},
         contraction=lambda d: max(quarter(d) // 2, 1) / d,
+        alien=LARGEST_OF_ALL,
     ),
     Case(
         "top_k_two_stage",

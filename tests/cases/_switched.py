@@ -6,7 +6,7 @@ import jaxcomm
 from jaxcomm import Codec
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
-from tests.cases._case import Case, Sizes, all_reduce, word_bytes
+from tests.cases._case import LARGEST_OF_ALL, Case, Sizes, all_reduce, word_bytes
 from tests.cases._feedback import clipped, momentum_corrected
 from tests.cases._sparse import index_bits, index_bits_repeated, quarter, top_quarter
 
@@ -43,6 +43,7 @@ SWITCHED = [
         unbiased=False,
         variance=None,
         random=False,
+        alien=LARGEST_OF_ALL,
     ),
     Case(
         "adaptive_ratio",
@@ -57,6 +58,7 @@ SWITCHED = [
         unbiased=False,
         variance=None,
         random=False,
+        alien=LARGEST_OF_ALL,
     ),
     Case(
         "gtop_k",
@@ -70,6 +72,7 @@ SWITCHED = [
         variance=None,
         random=False,
         codec=error_feedback(top_k(ratio=0.25)),
+        alien=LARGEST_OF_ALL,
     ),
     Case(
         "deep_gradient_compression",
@@ -95,5 +98,6 @@ SWITCHED = [
         aim=lambda updates: momentum_corrected(
             clipped(updates, 2.0 / updates.shape[1] ** 0.5), 0.1
         ),
+        alien=LARGEST_OF_ALL,
     ),
 ]

@@ -4,6 +4,7 @@ Most are called in this process, which spares an import of JAX each.
 """
 
 import csv
+import errno
 import itertools
 import json
 import os
@@ -17,12 +18,15 @@ import numpy as np
 import pytest
 
 import experiments
+import experiments.figures
 from experiments.__main__ import main, set_up_jax
+from experiments.errors import ExperimentError
 from tests.slow import slow
 
 # One process, for the weights, scores and steps that the commands have in common.
 pytestmark = pytest.mark.xdist_group("command_line")
 
+MANY_DIGITS = "9" * 5000  # More than Python reads.
 SMALL = ["--devices", "2", "--batch", "32", "--log-every", "2"]
 
 
@@ -86,8 +90,11 @@ def read_config(folder: Path) -> dict:
     [
         ("", "arguments are required"),
         ("tain", "invalid choice"),
-        ("train --steps 0", "--steps: must be an integer of at least 1, got '0'"),
+        ("train --steps 0", "--steps: must be an integer of at least 1 and below 2**31, got '0'"),
         ("train --learning-rate nan", "--learning-rate: must be a number above 0"),
+        ("train --devices 99999999999", "--devices: must be an integer from 1 to 1024, got '99999"),
+        (f"train --steps {MANY_DIGITS}", "--steps: must be an integer of at least 1 and below"),
+        (f"estimate --methods qsgd:{MANY_DIGITS}", "is no method: write METHOD or METHOD:BITS"),
         ("train --seed -1", "--seed: must be an integer from 0"),
         ("train --record a/b", "--record: must be of letters"),
         ("train --bitz 8", "unrecognized arguments: --bitz 8"),
@@ -99,19 +106,63 @@ def read_config(folder: Path) -> dict:
         ("compare --methods mean foo --learning-rates 0.1", "no method 'foo'"),
         ("sparse --methods mean foo", "no sparse method 'foo'"),
         ("sparse --dataset movielens", "--dataset movielens needs --data FILE"),
-        ("estimate --draws 0", "--draws: must be an integer of at least 1, got '0'"),
+        (
+            "estimate --draws 0",
+            "--draws: must be an integer of at least 1 and below 2**31, got '0'",
+        ),
         ("estimate --methods mean foo", "no method 'foo'"),
         ("estimate --devices 1", "at least 2 workers"),
         slow("estimate --methods global_qsgd:4 --steps 1", "`bits`=4"),
         ("train --dataset mnist --data nowhere", "nowhere is not a folder"),
         ("figures nowhere", "nowhere/metrics.jsonl cannot be read"),
+        ("train --steps 1 --records /dev/null/x --record x", "cannot be made: Not a directory"),
     ],
+    ids=lambda text: text[:60],
 )
 def test_what_the_user_gets_wrong_is_one_line(run_here: Run, arguments: str, message: str) -> None:
     code, stdout, stderr = run_here(*arguments.split())
     assert (code, stdout) == (2, "")
     assert stderr.startswith("experiments: error: ") and stderr.count("\n") == 1
     assert message in stderr
+
+
+def said_alone(code: int, stdout: str, stderr: str) -> str:
+    """The one line of a mistake of the user."""
+    assert (code, stdout) == (2, "") and stderr.count("\n") == 1
+    assert stderr.startswith("experiments: error: ")
+    return stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"JAX_PLATFORMS": "foo"}, "JAX does not start: Unable to initialize backend 'foo'"),
+        slow({"JAX_ENABLE_X64": "maybe"}, "JAX does not start: invalid truth value 'maybe'"),
+    ],
+)
+def test_an_environment_in_which_jax_does_not_start_is_one_line(
+    environment: dict[str, str], message: str
+) -> None:
+    assert message in said_alone(*run("figures", "nowhere", **environment))
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "x", "99999999999"])
+def test_a_count_of_devices_that_xla_would_end_the_process_for_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, count: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {"XLA_FLAGS": f"--other {COUNT}=8 {COUNT}={count}"})
+    with pytest.raises(ExperimentError, match=rf"XLA_FLAGS: {COUNT} must be .* got '{count}'"):
+        set_up_jax(None)
+
+
+def test_what_the_system_refuses_is_one_line(
+    run_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(config: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "table.csv")
+
+    monkeypatch.setattr(experiments.figures, "main", refuse)
+    assert "No space left on device: 'table.csv'" in said_alone(*run_here("figures", "nowhere"))
 
 
 @pytest.mark.slow

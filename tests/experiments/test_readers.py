@@ -1,16 +1,23 @@
 """Readers of standard files, against files written here from the formats' definitions."""
 
 import gzip
+import random
 import struct
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.data import load
+from experiments.data import base, load
+from experiments.data.cifar import read_batch
 from experiments.data.idx import read_idx
 from experiments.errors import ExperimentError
+from jaxcomm.synchronization import trace
+from tests.slow import slow
 
+SEED = 16
 IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
 LABELS = np.array([7, 0, 9], np.uint8)
 MNIST = {
@@ -57,6 +64,9 @@ def test_gzipped_idx_is_read(tmp_path: Path) -> None:
         (idx(IMAGES, kind=13), "starts with 00000d03, not 00000803"),
         (idx(LABELS), "starts with 00000801"),
         (b"", "starts with nothing"),
+        (bytes([0, 0, 8, 3]) + bytes(12), r"states the shape \(0, 0, 0\)"),
+        (bytes([0, 0, 8, 3]) + bytes(4) + 8 * b"\xff", r"states the shape \(0, 4294967295, "),
+        (bytes([0, 0, 8, 3]) + 12 * b"\xff", "must hold 1 to 1073741824 bytes"),
     ],
 )
 def test_a_malformed_idx_file_is_an_error(tmp_path: Path, raw: bytes, message: str) -> None:
@@ -74,6 +84,27 @@ def test_a_malformed_gzip_file_is_an_error(tmp_path: Path, raw: bytes) -> None:
     path.write_bytes(raw)
     with pytest.raises(ExperimentError, match="not a whole gzip file"):
         read_idx(path, 3)
+
+
+def test_no_more_of_a_gzip_file_is_unpacked_than_its_header_states(tmp_path: Path) -> None:
+    """A megabyte is packed in a thousand bytes, and so on."""
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(idx(IMAGES) + bytes(2**26)))
+    tracemalloc.start()
+    with pytest.raises(ExperimentError, match="too long for the shape"):
+        read_idx(path, 3)
+    assert tracemalloc.get_traced_memory()[1] < 2**22
+    tracemalloc.stop()
+
+
+def test_a_text_of_more_bytes_than_are_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "MOST_BYTES", 2**16)
+    path = tmp_path / "text.gz"
+    path.write_bytes(gzip.compress(bytes(2**16 + 1)))
+    with pytest.raises(ExperimentError, match=r"text.gz holds more than 65536 bytes"):
+        load("text", str(path))
 
 
 @pytest.mark.parametrize(
@@ -151,3 +182,64 @@ def test_digits_are_split_alike_each_time() -> None:
     assert (len(first.train_inputs), len(first.test_inputs)) == (1437, 360)
     np.testing.assert_array_equal(first.test_inputs, second.test_inputs)
     assert first.train_inputs.max() == 16
+
+
+def read_trace(path: str) -> None:
+    """With the type of error that the library has for it."""
+    try:
+        trace(path)
+    except ValueError as error:
+        raise ExperimentError(str(error)) from error
+
+
+TEXT = " ".join(f"word{i % 40} is, not .{i} as" for i in range(400)).encode()
+RATINGS = b"".join(b"%d\t%d\t%d\t88125%d\n" % (i % 7, i % 5, 1 + i % 5, i) for i in range(60))
+TIMES = b"".join(b"%d.5,%d,0.%d\n" % (i, i + 1, i + 2) for i in range(30))
+READERS: dict[str, tuple[Callable[[str], object], str, bytes]] = {
+    "idx": (lambda path: read_idx(Path(path), 3), "images", idx(IMAGES)),
+    "idx in gzip": (
+        lambda path: read_idx(Path(path), 3),
+        "images.gz",
+        gzip.compress(idx(IMAGES), mtime=0),
+    ),
+    "cifar": (lambda path: read_batch(Path(path)), "batch.bin", 2 * (b"\1" + bytes(3072))),
+    "text": (lambda path: load("text", path), "text", TEXT),
+    "words": (lambda path: load("words", path, vocabulary=20), "words", TEXT),
+    "words in gzip": (
+        lambda path: load("words", path, vocabulary=20),
+        "words.gz",
+        gzip.compress(TEXT, mtime=0),
+    ),
+    "movielens": (lambda path: load("movielens", path), "u.data", RATINGS),
+    "trace": (read_trace, "times.csv", TIMES),
+}
+PIECES = [b"", b"0", b"9" * 25, b"7" * 5000, b"\t", b"\n", b"\x1f", b"\xff" * 4, b"\0" * 4, b"e39"]
+PIECES += [b"-", b"1e-50,", b"nan", b"#", "\N{ARABIC-INDIC DIGIT ONE}".encode(), b"\xc2\x85", b" 1"]
+
+
+def mutant(raw: bytes, choice: random.Random) -> bytes:
+    """Some bytes changed, some pieces put in place of others, and the file cut or doubled."""
+    for _ in range(choice.randrange(1, 4)):
+        start = choice.choice([choice.randrange(len(raw) + 1), choice.randrange(20)])
+        end = start + choice.choice([0, 1, choice.randrange(len(raw) + 1)])
+        piece = choice.choice([*PIECES, choice.randbytes(choice.randrange(9)), raw[start:end] * 2])
+        raw = raw[:start] + piece + raw[end:]
+    return raw[: choice.randrange(len(raw) + 1)] if choice.random() < 0.1 else raw
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("count", [300, slow(5000)])
+def test_of_a_mutant_a_reader_says_what_is_wrong(tmp_path: Path, reader: str, count: int) -> None:
+    """In one line that names the file; no other error may leave it."""
+    read, name, raw = READERS[reader]
+    path, choice, refused = tmp_path / name, random.Random(SEED), 0
+    path.write_bytes(raw)
+    read(str(path))
+    for _ in range(count):
+        path.write_bytes(mutant(raw, choice))
+        try:
+            read(str(path))
+        except ExperimentError as error:
+            refused += 1
+            assert str(path) in str(error) and len(str(error)) < 400
+    assert refused

@@ -101,6 +101,9 @@ def test_ratings_are_read_and_a_tenth_held_out(ratings: str) -> None:
         ("1\t2\t3\t4\n1 2 3 4\n", "line 2 is not user, item, rating and time"),
         ("1\t2\t3.5\t4\n", "line 1 is not user"),
         ("1\t2\t3\n", "line 1 is not user"),
+        (f"1\t2\t3\t4\n1\t2\t3\t{'9' * 25}\n", "line 2 is not user"),
+        (f"{'1' * 5000}\t2\t3\t4\n", "line 1 is not user"),
+        ("1\x1f\t2\t3\t4\n", "line 1 is not user"),
         ("1\t2\t6\t4\n", "line 1 holds the rating 6; ratings are 1 to 5"),
     ],
 )

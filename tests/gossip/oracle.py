@@ -144,8 +144,9 @@ def exact_now_and_then(
     def run(x: np.ndarray) -> Iterator[np.ndarray]:
         for t, (update, w) in enumerate(zip(updates, weights, strict=True), 1):
             x = w @ x + update
-            if t % every == 0:
-                x = np.broadcast_to(x.mean(axis=0), x.shape)
+            here = np.count_nonzero(w, axis=1) > 1  # Who hears nobody is absent, or alone.
+            if t % every == 0 and here.any():
+                x[here] = x[here].mean(axis=0)
             yield x
 
     return _all(run(x.astype(np.float64)))

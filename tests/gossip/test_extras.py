@@ -4,12 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases._gossip import GOSSIP, GossipCase, gossip_rows
+from tests.cases._gossip import GossipCase, gossip_rows
 from tests.gossip.workers import matrices_of, start, steps, trajectory
 from tests.slow import slow
 
 COUNT = 6
-ALL = {case.name for case in GOSSIP}
 PRESENT = np.array([True, True, False, True, True, True, False, True])
 WEIGHT = np.array([1.0, 0, 2, 1, 0.5, 0, 1, 3], np.float32)
 
@@ -21,7 +20,7 @@ def without(matrices: np.ndarray, present: np.ndarray) -> np.ndarray:
     return left + np.eye(len(present)) * (1 - left.sum(axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize("case", gossip_rows(8, ALL - {"exact_average"}), ids=repr)
+@pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
 def test_present_and_weight_are_in_the_formula(case: GossipCase) -> None:
     x, updates = start(8), steps(COUNT, 8)
     updates[:, WEIGHT == 0] = np.nan  # Means over no samples.

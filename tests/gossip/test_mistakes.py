@@ -105,10 +105,9 @@ def test_said_in_a_step(tx: Any, replicated: bool, extra: Any, message: str) -> 
     params = jnp.ones(12)
     if replicated:
         params = jaxcomm.replicate(params, 4)
-    state = jaxcomm.init(tx, params, 4)
     step = jaxcomm.simulate(loss, tx, 4)
     with pytest.raises(ValueError, match=message):
-        step(params, state, jnp.ones(4), **extra)
+        step(params, jaxcomm.init(tx, params, 4), jnp.ones(4), **extra)
 
 
 @pytest.mark.parametrize(

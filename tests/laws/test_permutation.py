@@ -14,6 +14,8 @@ def check_permutation(case: Case) -> None:
     workers, coordinates = ONE_LEAF
     signs = np.zeros(ONE_LEAF)
     signs[np.arange(workers), rng.permutation(coordinates)[:workers]] = [1, -1, 1]
+    if case.zeros_drawn:
+        signs = rng.choice([-1.0, 1.0], ONE_LEAF)
     order = np.roll(np.arange(workers), 1)
     given = aggregate(case.make(), jnp.asarray(signs, jnp.float32))
     permuted = aggregate(case.make(), jnp.asarray(signs[order], jnp.float32))

@@ -5,8 +5,10 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import jaxcomm
 from tests.cases import CASES, WEIGHTED, Case, rows
 from tests.workers import MODE_ROWS, Mode, aggregate, flat, gradients, initial, one_leaf
 
@@ -79,6 +81,14 @@ def test_equal_weights_change_nothing(case: Case) -> None:
     plain = flat(aggregate(case.make(), updates))
     weighted = flat(aggregate(case.make(), updates, weights=[2.0] * 4))
     np.testing.assert_array_equal(plain, weighted)
+
+
+def test_a_weighted_mean_of_float64_is_one() -> None:
+    with jax.enable_x64(True):
+        given, weights = jnp.array([1.0, 2.0], jnp.float64), jnp.array([1.0, 2.0], jnp.float32)
+        average = lambda g, w: jaxcomm.mean().update(g, optax.EmptyState(), weight=w)[0]  # noqa: E731
+        result = jax.vmap(average, axis_name="data")(given, weights)
+    np.testing.assert_allclose(result, 5 / 3, rtol=1e-15)
 
 
 @pytest.mark.parametrize("case", rows([c for c in CASES if not c.weighted]), ids=repr)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -65,6 +66,34 @@ def test_against_the_equations(nesterov: bool, mode: str) -> None:
     np.testing.assert_allclose(results, expected, atol=1e-5)
     for mine, other in zip(memories(states[-1]), kept, strict=True):
         np.testing.assert_allclose(mine, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"scope": "leaf"}, {"bucket_bytes": 4 * SIZE // 3}], ids=str)
+def test_the_clip_is_of_the_whole_gradient_whatever_is_sent_as_one(options: dict) -> None:
+    def apart(step: np.ndarray) -> dict[str, jnp.ndarray]:
+        sizes = {"a": jnp.float32, "b": jnp.bfloat16, "c": jnp.float32}
+        return {
+            name: jnp.asarray(part, dtype)
+            for (name, dtype), part in zip(sizes.items(), np.split(step, 3, axis=-1), strict=True)
+        }
+
+    tx = jaxcomm.deep_gradient_compression(ratio=1.0, masking=False, clip=2.0, **options)
+    # A worker with one large part; one whose parts are all within the limit, and together are not;
+    # and one that is within.
+    steps = updates() * np.repeat([[30, 1, 1], [0.7, 0.7, 0.7], [0.1, 0.1, 0.1]], SIZE // 3, axis=1)
+    state = initial(tx, apart(steps[0]), "checked")
+    velocity = np.zeros(SIZE)
+    for step in steps:
+        given = apart(step)
+        results, state = aggregator(tx, WORKERS, "checked")(given, state, jnp.ones(WORKERS))
+        assert jax.tree.map(lambda x: x.dtype, results) == jax.tree.map(lambda x: x.dtype, given)
+        rounded = np.concatenate([np.asarray(x, np.float64) for x in given.values()], axis=1)
+        norms = np.linalg.norm(rounded, axis=1, keepdims=True)
+        assert (norms > 2 / 3**0.5).tolist() == [[True], [True], [False]]
+        clipped = rounded * np.minimum(1, 2 / 3**0.5 / norms)
+        velocity = 0.9 * velocity + clipped.mean(axis=0)
+        result = np.concatenate([np.asarray(x[0], np.float64) for x in results.values()])
+        np.testing.assert_allclose(result, velocity, rtol=2**-8, atol=1e-6)
 
 
 def test_sent_and_kept_are_what_there_was_and_masked_where_sent() -> None:

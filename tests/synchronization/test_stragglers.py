@@ -102,6 +102,9 @@ def test_mistakes(make: Any, message: str) -> None:
     ("text", "message"),
     [
         ("1,-2\n", "must hold positive numbers"),
+        ("1,2\n3,1e39\n", "step 2 of worker 1 is 1e"),
+        ("1e-50,2\n", "step 1 of worker 0 is 1e-50"),
+        ("", "it is empty"),
         ("1,2\n3\n", "is no table of numbers"),
         ("a,b\n", "is no table of numbers"),
     ],

@@ -167,3 +167,33 @@ def test_used_extra_arguments_reach_the_transformation() -> None:
     alone, _, _ = step(params, state, X, present=jnp.zeros(N, bool))
     together, _, _ = step(params, state, X, present=jnp.ones(N, bool))
     assert (alone.per_worker["data"]["w"] != together.per_worker["data"]["w"]).any()
+
+
+def test_gradients_that_know_nothing_of_aux() -> None:
+    gradients = lambda loss_fn, params, batch: (jnp.float32(0), params)  # noqa: E731
+    step = jaxcomm.simulate(loss_fn, qsgd(), N, has_aux=True, gradients=gradients)
+    with pytest.raises(
+        ValueError, match=r"must be a pair, `\(loss, aux\)`.*tell `gradients` of aux"
+    ):
+        step(start(), jaxcomm.init(qsgd(), start(), N), X)
+
+
+def test_one_worker_takes_what_it_need_not_use() -> None:
+    tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(1)))
+    params = jaxcomm.replicate(start(), 1)
+    step = jaxcomm.simulate(loss_fn, tx, 1)
+    step(params, jaxcomm.init(tx, params, 1), X, present=jnp.ones(1, bool))
+
+
+def test_a_checkpoint_of_other_workers(tmp_path: Any) -> None:
+    checkpointer = pytest.importorskip("orbax.checkpoint").StandardCheckpointer()
+    data = lambda state: jax.tree.map(  # noqa: E731
+        lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x,
+        state,
+    )
+    saved = data(jaxcomm.init(compressed(), start(), 2 * N))
+    checkpointer.save(tmp_path / "state", saved)
+    checkpointer.wait_until_finished()
+    fewer = jax.eval_shape(lambda: data(jaxcomm.init(compressed(), start(), N)))
+    with pytest.raises(ValueError, match=r"(?s)\(4, .*\(8, "):
+        checkpointer.restore(tmp_path / "state", fewer)

@@ -187,10 +187,10 @@ def test_impossible_numbers_of_workers(workers: Any) -> None:
 
 def test_simulated_axes_by_name() -> None:
     sizes, axes = {"dcn": 2, "ici": 2}, ("dcn", "ici")
-    tx = optax.chain(jaxcomm.global_qsgd(axes), optax.sgd(0.1))
+    tx = optax.chain(jaxcomm.mean(axes), optax.sgd(0.1))
     step = jaxcomm.simulate(loss_fn, tx, sizes, axis_name=axes)
     by_name, _, _ = step(start(), jaxcomm.init(tx, start(), sizes, axis_name=axes), data())
-    tx = optax.chain(jaxcomm.global_qsgd(), optax.sgd(0.1))
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
     plain = jaxcomm.simulate(loss_fn, tx, 4)
     by_number, _, _ = plain(start(), jaxcomm.init(tx, start(), 4), data())
     chex.assert_trees_all_close(by_name, by_number, rtol=1e-6)

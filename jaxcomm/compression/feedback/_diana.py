@@ -23,7 +23,8 @@ def diana(codec: Codec, *, alpha: float | None = None) -> Codec:
         largest for which the theory holds.
 
     Returns:
-      A codec that remembers one array like `x` on each worker, and one that all share. It goes in
+      A codec that remembers two arrays like `x` on each worker, a sum and what rounding has taken
+      from it, and two that all share. It goes in
       :func:`jaxcomm.gathered_mean`, or :func:`jaxcomm.summed_mean` where payloads add.
 
     Raises:

@@ -24,7 +24,8 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
 
     Args:
       codec: An unbiased codec that states its `variance` :math:`\omega`, such as
-        :func:`jaxcomm.compression.quantizers.dither`. It may exceed 1.
+        :func:`jaxcomm.compression.quantizers.dither`. It may exceed 1; with the other defaults it
+        must be below 12, as in blocks: `blockwise(dither(), 256)`.
       alpha: :math:`\alpha` in [0, 1], how much of the error is compensated at once; 0 is `codec`.
       beta: :math:`\beta` in [0, 1].
 

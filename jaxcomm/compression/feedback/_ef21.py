@@ -22,7 +22,8 @@ def ef21(codec: Codec) -> Codec:
         :math:`\delta > 0`, such as :func:`jaxcomm.compression.sparsifiers.top_k`.
 
     Returns:
-      A codec that remembers one array like `x` on each worker, and one that all share. It goes in
+      A codec that remembers two arrays like `x` on each worker, a sum and what rounding has taken
+      from it, and two that all share. It goes in
       :func:`jaxcomm.gathered_mean`, or :func:`jaxcomm.summed_mean` where payloads add.
 
     Raises:
@@ -47,7 +48,7 @@ def ef21(codec: Codec) -> Codec:
       [3. 2. 1.]
 
     References:
-      Richtarik et al., `EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
+      Richtárik et al., `EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
       Feedback <https://arxiv.org/abs/2106.05203>`_, 2021.
 
     Differs from the paper: estimates start at 0, so that the first is :math:`C(x_i^0)`, and the

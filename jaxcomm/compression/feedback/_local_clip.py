@@ -6,15 +6,26 @@ import jax.numpy as jnp
 from jaxcomm._base import Codec, Coins, Memory, PyTree, require_codec
 
 
+def clip_together(parts: list[jax.Array], max_norm: jax.Array | float) -> list[jax.Array]:
+    """The parts of one vector, or where its l2 norm is over `max_norm` scaled down to that norm.
+
+    Args:
+      parts: Of one floating dtype, and any shapes.
+      max_norm: Over 0.
+    """
+    peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in parts]))
+    # A power of two brings the reciprocal of the peak, by which XLA multiplies, into range. The
+    # norm itself may be beyond float32: only that of `units`, in [1, sqrt(d)], is formed.
+    lift = jnp.where(peak < 1, 2.0**64, 2.0**-64).astype(peak.dtype)
+    units = [x * lift / jnp.where(peak > 0, peak * lift, 1) for x in parts]
+    square = jnp.sum(jnp.stack([jnp.sum(jnp.square(unit)) for unit in units]))
+    most = max_norm / jnp.sqrt(jnp.maximum(square, 1))
+    return [jnp.where(peak > most, unit * most, x) for unit, x in zip(units, parts, strict=True)]
+
+
 def clip_to_norm(x: jax.Array, max_norm: jax.Array | float) -> jax.Array:
     """`x`, or where its l2 norm is over `max_norm` its direction with that norm."""
-    peak = jnp.max(jnp.abs(x), initial=0)
-    # A power of two brings the reciprocal of the peak, by which XLA multiplies, into range. The
-    # norm itself may be beyond float32: only that of `unit`, in [1, sqrt(d)], is formed.
-    lift = jnp.where(peak < 1, 2.0**64, 2.0**-64).astype(x.dtype)
-    unit = x * lift / jnp.where(peak > 0, peak * lift, 1)
-    most = max_norm / jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(unit)), 1))
-    return jnp.where(peak > most, unit * most, x)
+    return clip_together([x], max_norm)[0]
 
 
 def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:

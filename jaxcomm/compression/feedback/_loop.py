@@ -41,6 +41,8 @@ def feedback_loop(
 ) -> Codec:
     r"""Hands :math:`y = \mathrm{given}(s, x)` to the codec; then :math:`s \gets \mathrm{keep}`.
 
+    What :func:`error_feedback`, :func:`ef21` and others are made of. Sends what `codec` sends.
+
     Args:
       codec: The codec inside.
       start: `x -> s`, what is kept before the first step, of an array like `x`.
@@ -51,6 +53,25 @@ def feedback_loop(
 
     Returns:
       A codec with one more memory of each worker's own. It claims no bound on its error.
+
+    Raises:
+      ValueError: When encoding, whatever `require` raises.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.feedback import feedback_loop
+      >>> from jaxcomm.compression.sparsifiers import top_k
+      >>> codec = feedback_loop(  # error_feedback
+      ...     top_k(k=1),
+      ...     start=jnp.zeros_like,
+      ...     given=lambda residual, x: x + residual,
+      ...     keep=lambda residual, x, sent: x + residual - sent,
+      ... )
+      >>> coins, x = Coins(jax.random.key(0), jax.random.key(1)), jnp.array([3.0, 1.0])
+      >>> payload, memory = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> print(memory.own.kept)
+      [0. 1.]
     """
     if returns:
         codec = codec.dropping or codec

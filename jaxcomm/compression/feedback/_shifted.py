@@ -12,10 +12,34 @@ from jaxcomm.compression.feedback._loop import feedback_loop
 _UNKNOWN = -1.0
 
 
+class Sum(NamedTuple):
+    """A sum of many small numbers, with what rounding has taken from it."""
+
+    total: jax.Array
+    rest: jax.Array  # less than the last digit of `total`
+
+
+def no_sum(x: jax.Array) -> Sum:
+    """Zeros like `x`."""
+    return Sum(jnp.zeros_like(x), jnp.zeros_like(x))
+
+
+def add(sum: Sum, x: jax.Array) -> Sum:
+    """The sum with `x` added, exactly but for the digits of `x` below those of `rest`.
+
+    Knuth's two-sum. Plain sums of n workers, and that of their mean, drift apart: what is too small
+    for the one is not for the other.
+    """
+    more = x + sum.rest
+    total = sum.total + more
+    taken = total - sum.total
+    return Sum(total, (sum.total - (total - taken)) + (more - taken))
+
+
 class ShiftMemory(NamedTuple):
     """`Memory.shared` of a codec with shifts."""
 
-    shift: jax.Array  # the mean of the workers' shifts
+    shift: Sum  # the mean of the workers' shifts
     rate: jax.Array  # float32[], at which shifts move; negative before the first step
     inner: PyTree  # the `Memory.shared` of the codec inside
 
@@ -31,7 +55,8 @@ def shifted(
 
     Shifts start at zero. What all share is the mean of the workers' shifts, in so far as the mean
     that an aggregator forms is that of what each worker sent: payloads may be added, and not merged
-    with further rounding.
+    with further rounding. Shifts are compensated sums, so that this holds to rounding after any
+    number of steps.
 
     Args:
       codec: The codec of the distance.
@@ -42,9 +67,9 @@ def shifted(
     def looped(alpha: float) -> Codec:
         return feedback_loop(
             codec,
-            start=jnp.zeros_like,
-            given=lambda shift, x: x - shift,
-            keep=lambda shift, x, sent: shift + alpha * sent,
+            start=no_sum,
+            given=lambda shift, x: x - shift.total,
+            keep=lambda shift, x, sent: add(shift, alpha * sent),
             require=require,
             returns=True,
         )
@@ -56,7 +81,7 @@ def shifted(
 
     def init(x: jax.Array) -> Memory:
         memory = loop.init(x)
-        shared = ShiftMemory(jnp.zeros_like(x), jnp.float32(_UNKNOWN), memory.shared)
+        shared = ShiftMemory(no_sum(x), jnp.float32(_UNKNOWN), memory.shared)
         return Memory(memory.own, shared)
 
     def encode(
@@ -71,10 +96,10 @@ def shifted(
     def settle(memory: Memory, mean: jax.Array) -> tuple[jax.Array, Memory]:
         moved, after = loop.settle(inside(memory), mean)
         shift, rate, _ = memory.shared
-        moved = moved.astype(shift.dtype)
-        step = jnp.where(rate < 0, jnp.nan, rate).astype(shift.dtype)
-        shared = ShiftMemory(shift + step * moved, rate, after.shared)
-        return shift + moved, Memory(after.own, shared)
+        moved = moved.astype(shift.total.dtype)
+        step = jnp.where(rate < 0, jnp.nan, rate).astype(shift.total.dtype)
+        shared = ShiftMemory(add(shift, step * moved), rate, after.shared)
+        return add(shift, moved).total, Memory(after.own, shared)
 
     return loop._replace(
         init=init,

@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
 from jaxcomm.compression import _bits
+from jaxcomm.compression._sizes import require_countable
 
 _SWEEPS = 8
 # No level comes closer to a neighbour than this part of the distance of its two neighbours.
@@ -165,6 +166,7 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
         coins: Coins, memory: Memory, x: jax.Array, agreed: Levels, workers: int
     ) -> tuple[AdaptiveLevelsPayload, Memory]:
         del workers
+        require_countable(x.size, (2**32 - 1) // bits)
         flat = x.ravel()
         lift = _lift(agreed.levels[-1])
         magnitudes, ladder = jnp.abs(flat) * lift, agreed.levels * lift

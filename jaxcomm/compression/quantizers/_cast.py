@@ -33,6 +33,16 @@ def cast(dtype: Any) -> Codec:
       in the narrow float would round at each addition. Where `dtype` has the exponents of float32,
       it states its `contraction`, :math:`\delta = 1 - 2^{-2p}`, of magnitudes that do not round to
       infinity.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.quantizers import cast
+      >>> codec, coins = cast(jnp.bfloat16), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([1.0, 1.001])
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> print(codec.decode(coins.public, payload, (), 1, 1, x.shape))
+      [1. 1.]
     """
     info = jnp.finfo(dtype)
     of_float32 = jnp.finfo(jnp.float32)
@@ -74,6 +84,18 @@ def scaled_cast(dtype: Any) -> Codec:
       A codec with one statistic, float32. Its payload is one `dtype` a coordinate. It states its
       `contraction`, :math:`\delta = 1 - 2^{-2p} (1 + n d\, t^2 / m^2)` with :math:`t` the smallest
       normal number: below it, each of :math:`n d` numbers errs by up to :math:`2^{-p} t`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.quantizers import scaled_cast
+      >>> codec = scaled_cast(jnp.float8_e4m3fn)
+      >>> coins = Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.array([1e6, -5e5])
+      >>> own = codec.measure(coins, codec.init(x), x)
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
+      >>> print(codec.decode(coins.public, payload, own, 1, 1, x.shape))
+      [ 1.e+06 -5.e+05]
     """
     norm, largest = NORMS["max"], float(jnp.finfo(dtype).max)
     smallest = float(jnp.finfo(dtype).smallest_normal)

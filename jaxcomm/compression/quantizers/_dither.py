@@ -34,6 +34,14 @@ def variance_constant(size: int, levels: int, workers: int) -> float:
       size: :math:`d`, the coordinates that share the norm, of one worker.
       levels: :math:`s`.
       workers: :math:`n`.
+
+    Returns:
+      :math:`\theta`.
+
+    Example:
+      >>> from jaxcomm.compression.quantizers import variance_constant
+      >>> variance_constant(size=10_000, levels=5, workers=4)
+      10.0
     """
     return min(size / levels**2, (size / workers) ** 0.5 / levels)
 
@@ -60,6 +68,12 @@ def round_to_levels(x: jax.Array, norm: jax.Array, levels: int, key: jax.Array) 
 
     Returns:
       int32 codes of the shape of `x`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm.compression.quantizers import round_to_levels
+      >>> print(round_to_levels(jnp.array([2.0, -1.0]), jnp.float32(2.0), 2, jax.random.key(0)))
+      [ 2 -1]
     """
     return quantize(x, norm, _noise.seeds(key), levels=levels, bits=32)
 

@@ -49,7 +49,7 @@ def exponential_dither() -> Codec:
 
     References:
       Xin et al., `Global-QSGD <https://arxiv.org/abs/2305.18627>`_, 2023.
-      Horvath et al., `Natural Compression <https://arxiv.org/abs/1905.10988>`_, 2019.
+      Horváth et al., `Natural Compression <https://arxiv.org/abs/1905.10988>`_, 2019.
 
     Differs from the paper's released code: any number of workers, not only powers of two; values
     under the smallest exponent become zero, where the code raises them to it.

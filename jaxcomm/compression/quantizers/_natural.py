@@ -51,7 +51,7 @@ def natural() -> Codec:
       [129 125   0] [ 4.   -0.25  0.  ]
 
     References:
-      Horvath et al., `Natural Compression for Distributed Deep Learning
+      Horváth et al., `Natural Compression for Distributed Deep Learning
       <https://arxiv.org/abs/1905.10988>`_, 2019.
     """
 

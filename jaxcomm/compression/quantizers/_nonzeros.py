@@ -16,6 +16,7 @@ from jaxcomm.compression._overflow import (
     no_overflow,
     tell_overflow,
 )
+from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.quantizers import _fields, _norms
 from jaxcomm.compression.quantizers._dither import round_to_levels
 from pallas_kernels.quantize.reference import level_step
@@ -60,6 +61,17 @@ def nonzeros(
 
     Raises:
       ValueError: If an option is out of range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Coins
+      >>> from jaxcomm.compression.quantizers import nonzeros
+      >>> codec, coins = nonzeros(capacity=2), Coins(jax.random.key(0), jax.random.key(1))
+      >>> x = jnp.zeros(100).at[7].set(-3.0)
+      >>> norm = codec.measure(coins, codec.init(x), x)
+      >>> payload, _ = codec.encode(coins, codec.init(x), x, norm, 1)
+      >>> print(codec.decode(coins.public, payload, norm, 1, 1, x.shape)[7])
+      -3.0
     """
     if not isinstance(levels, int) or not 1 <= levels <= 2**15 - 1:
         raise ValueError(f"`levels` must be a Python int in [1, 32767], got {levels}.")
@@ -70,6 +82,7 @@ def nonzeros(
     chosen, field = _norms.NORMS[norm], _fields.choose_field(levels, None, 1)
 
     def codes_of(coins: Coins, x: jax.Array, agreed: _norms.Statistics) -> jax.Array:
+        require_countable(x.size)
         flat = x.ravel() if x.size else jnp.zeros(1)  # `nonzero` and `at` need an element.
         return round_to_levels(flat, chosen.value(agreed), levels, coins.private)
 

@@ -58,8 +58,8 @@ def one_bit() -> Codec:
               \mu_+ = \operatorname{mean}_{x_j \ge 0} x_j, \qquad
               \mu_- = \operatorname{mean}_{x_j < 0} |x_j|
 
-    A column is what shares the index of the last axis, in arrays of two dimensions or more; it
-    takes `scope="leaf"`, as aggregators flatten leaves otherwise. A flat array is one column.
+    A column is what shares the index of the last axis, in arrays of two dimensions or more; so
+    it asks for leaves (`scope`), which a bucket would flatten. A flat array is one column.
 
     .. math:: \|C(x) - x\|^2 = \|x\|^2 - \|C(x)\|^2 \le \Big(1 - \frac{1}{d}\Big) \|x\|^2
 
@@ -102,4 +102,5 @@ def one_bit() -> Codec:
         settle=settled,
         combine=None,
         contraction=lambda size, workers: 1 / max(size, 1),
+        scope="leaf",
     )

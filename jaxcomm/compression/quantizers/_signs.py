@@ -154,4 +154,5 @@ def scaled_signs() -> Codec:
         settle=settled,
         combine=None,
         contraction=lambda size, workers: 1 / max(size, 1),
+        scope="leaf",
     )

@@ -13,7 +13,7 @@ def _clipped(x: jax.Array, clip: float) -> jax.Array:
     # A power of two brings the reciprocal of the peak, by which XLA multiplies, into range.
     lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
     unit = x * lift / jnp.where(peak > 0, peak * lift, 1)
-    deviation = jnp.sqrt(jnp.sum(jnp.square(unit)) / max(x.size, 1))
+    deviation = jnp.sqrt(jnp.sum(jnp.square(unit)) / float(max(x.size, 1)))
     limit = peak * jnp.minimum(clip * deviation, 1)
     return jnp.clip(x, -limit, limit)
 
@@ -69,7 +69,7 @@ def ternary(*, clip: float | None = None) -> Codec:
             f"`clip` must be a positive Python number of standard deviations, or None, got "
             f"{clip!r}. Under `optax.inject_hyperparams` pass `static_args=('clip',)`."
         )
-    codec = dither(levels=1)
+    codec = dither(levels=1)._replace(scope="leaf")
     if clip is None:
         return codec._replace(
             variance=lambda size, workers: (max(size * workers, 1) ** 0.5 - 1) / 2

@@ -14,6 +14,10 @@ Estimate = Literal["mean", "median"]
 Hashing = Literal["tiles", "elements"]
 
 
+MOST_ROUNDING = 1.1
+"""Cells of a table for each that was asked for, at most."""
+
+
 class CountSketchPayload(NamedTuple):
     """One unit on the wire, or the sum of several workers' units."""
 
@@ -25,7 +29,7 @@ def count_sketch(
     ratio: float,
     rows: int = 1,
     decode: Estimate = "mean",
-    hashing: Hashing = "tiles",
+    hashing: Hashing | None = None,
 ) -> Codec:
     r"""Every coordinate, under a random sign, in one random column of each row of a table.
 
@@ -38,18 +42,20 @@ def count_sketch(
     are large, which the median of rows recovers, or where its linearity is.
 
     Args:
-      ratio: Cells of the table for each coordinate: :math:`c / d`, before columns are rounded up.
+      ratio: Cells of the table for each coordinate: :math:`c / d`, to a tenth, and whole columns.
       rows: Of the table.
       decode: `"mean"` or `"median"` of the rows' estimates.
       hashing: `"tiles"`, which a kernel does on GPU and TPU, with columns rounded up to a multiple
-        of 1024, or more; or `"elements"`. See :func:`pallas_kernels.count_sketch.encode`.
+        of 1024, or more; or `"elements"`. See :func:`pallas_kernels.count_sketch.encode`. Default:
+        tiles where they make at most a tenth more columns, which from 10240 on they do.
 
     Returns:
       A codec. Its payload is a float32 table. `combine` is `"sum"`. With the mean it is unbiased
       and states its `variance`; of the median no bound is known.
 
     Raises:
-      ValueError: If an option is out of range.
+      ValueError: If an option is out of range; when encoding, if `hashing="tiles"` makes a table
+        more than a tenth larger than was asked for.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -70,25 +76,32 @@ def count_sketch(
     """
     require_positive("ratio", ratio)
     require_rows(rows)
-    for name, value, known in (("decode", decode, Estimate), ("hashing", hashing, Hashing)):
+    chosen = "tiles" if hashing is None else hashing
+    for name, value, known in (("decode", decode, Estimate), ("hashing", chosen, Hashing)):
         if value not in get_args(known):
             raise ValueError(f"`{name}` must be one of {get_args(known)}, got {value!r}.")
 
-    def columns_of(size: int) -> int:
+    def table_of(size: int) -> tuple[int, Hashing]:
+        """How many columns there are, and how coordinates are hashed to them."""
         wanted = max(math.ceil(ratio * size / rows), 1)
-        return ops.round_columns(wanted) if hashing == "tiles" else wanted
+        rounded = ops.round_columns(wanted)
+        if hashing == "elements" or (hashing is None and rounded > MOST_ROUNDING * wanted):
+            return wanted, "elements"
+        if rounded > MOST_ROUNDING * wanted:
+            raise ValueError(
+                f"`hashing`='tiles' rounds the table of {size} coordinates from {rows} x {wanted} "
+                f"cells, for which {ratio=} asks, to {rows} x {rounded}. Leave `hashing` out, or "
+                "use 'elements'."
+            )
+        return rounded, "tiles"
 
     def encode(
         coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
     ) -> tuple[CountSketchPayload, Memory]:
         del agreed, workers
-        table = ops.encode(
-            x,
-            _noise.seeds(coins.public),
-            rows=rows,
-            columns=columns_of(x.size),
-            hashing=hashing,
-        )
+        columns, how = table_of(x.size)
+        seeds = _noise.seeds(coins.public)
+        table = ops.encode(x, seeds, rows=rows, columns=columns, hashing=how)
         return CountSketchPayload(table), memory
 
     def decode_mean(
@@ -100,13 +113,14 @@ def count_sketch(
         shape: tuple[int, ...],
     ) -> jax.Array:
         del agreed, workers
+        _, how = table_of(math.prod(shape))
         seeds = _noise.seeds(public)
-        total = ops.decode(payload.table, seeds, shape=shape, estimate=decode, hashing=hashing)
+        total = ops.decode(payload.table, seeds, shape=shape, estimate=decode, hashing=how)
         return total / count
 
     def variance(size: int, workers: int) -> float:
         del workers
-        return (size - 1) / (rows * columns_of(size))
+        return (size - 1) / (rows * table_of(size)[0])
 
     return Codec(
         init=no_memory,

@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm._base import Codec, Coins, Memory, settled
 from jaxcomm.compression import _bits
 from jaxcomm.compression._overflow import no_overflow, tell_overflow
+from jaxcomm.compression._sizes import MOST, require_countable
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.sparsifiers._sparse import to_dense
 
@@ -68,8 +69,8 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
       Chen et al., `AdaComp: Adaptive Residual Gradient Compression for Data-Parallel Distributed
       Training <https://arxiv.org/abs/1712.02679>`_, 2018.
 
-    Differs from the paper: room in each bin is limited; bins run over a bucket, not a layer
-    (`scope="leaf"` for layers); a symbol takes as many bits as it needs in place of 8 or 16.
+    Differs from the paper: room in each bin is limited; a symbol takes as many bits as
+    it needs in place of 8 or 16.
     """
     _require_positive("bin_size", bin_size)
     _require_positive("capacity", capacity)
@@ -77,7 +78,10 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
     def bins_of(size: int) -> tuple[int, int, int]:
         """How many bins there are, the size of each, and the places in each."""
         width = max(min(bin_size, size), 1)
-        return -(-size // width), width, min(capacity, width)
+        places = min(capacity, width)
+        bits = places * (2 * width).bit_length()  # Of a bin, of which 2**32 can be packed in all.
+        require_countable(size, min(MOST, (2**32 - 1) // bits * width))
+        return -(-size // width), width, places
 
     def init(x: jax.Array) -> Memory:
         return Memory(FeedbackMemory(jnp.zeros_like(x), no_overflow()), ())
@@ -135,4 +139,5 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
         combine=None,
         target=lambda memory, x: memory.own.kept + x,
         tell=lambda memory: tell_overflow(memory.own.inner.overflow),
+        scope="leaf",
     )

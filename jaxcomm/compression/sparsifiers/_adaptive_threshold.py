@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
+from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import (
     Layout,
     choose_layout,
@@ -78,7 +79,7 @@ def adaptive_threshold(*, ratio: float) -> Codec:
 
     def places(size: int) -> int:
         # The part of either sign is rounded down, and may be raised to 1 for one of them, or both.
-        return min(max(math.floor(ratio * size) + 1, 2), size)
+        return min(max(math.floor(ratio * require_countable(size)) + 1, 2), size)
 
     def layout_of(size: int) -> Layout:
         # A place left over names the coordinate beyond the last.
@@ -92,6 +93,8 @@ def adaptive_threshold(*, ratio: float) -> Codec:
         of_sign = jnp.sum(signed > 0, axis=-1, dtype=jnp.int32)
         part = jnp.floor(ratio * of_sign.astype(jnp.float32)).astype(jnp.int32)
         part = jnp.where(of_sign > 0, jnp.clip(part, 1, of_sign), 0)
+        # Of more than 2**24 coordinates a part may be rounded up: both fit all the same.
+        part = part.at[1].min(room - part[0])
         values, where = lax.top_k(signed, room)
         chosen = lax.broadcasted_iota(jnp.int32, values.shape, 1) < part[:, None]
         means = mean_where(chosen, values, axis=-1)
@@ -130,4 +133,5 @@ def adaptive_threshold(*, ratio: float) -> Codec:
         settle=settled,
         combine=None,
         contraction=contraction,
+        scope="leaf",
     )

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.compression import _bits
+from jaxcomm.compression._sizes import require_countable
 
 
 class Layout(NamedTuple):
@@ -55,6 +56,7 @@ def choose_layout(
       block: Where each run of `block` coordinates holds equally many of the indices.
       distinct: Whether no index comes twice, so that a bitmap will do.
     """
+    require_countable(size - 1)  # It may name the coordinate beyond the last.
     candidates = [Layout("fixed", count, size, block or size, 0)]
     candidates += [Layout("elias_fano", count, size, size, low) for low in range(size.bit_length())]
     if distinct:

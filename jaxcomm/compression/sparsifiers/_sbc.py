@@ -125,4 +125,5 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
         settle=settled,
         combine=None,
         contraction=contraction,
+        scope="leaf",
     )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import Layout, pack_indices, unpack_indices
 
 Count: TypeAlias = Callable[[int], int]
@@ -34,13 +35,13 @@ def make_count(ratio: float | None, k: int | None) -> Count:
                 f"`k` must be a Python int of at least 1, got {k!r}: it decides shapes on the "
                 "wire. Under `optax.inject_hyperparams` pass `static_args=('k',)`."
             )
-        return lambda size: min(k, size)
+        return lambda size: min(k, require_countable(size))
     if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
         raise ValueError(
             f"`ratio` must be a Python float in (0, 1], got {ratio!r}: it decides shapes on the "
             "wire. Under `optax.inject_hyperparams` pass `static_args=('ratio',)`."
         )
-    return lambda size: min(max(round(ratio * size), 1), size)
+    return lambda size: min(max(round(ratio * require_countable(size)), 1), size)
 
 
 def require_value_dtype(value_dtype: Any) -> jnp.dtype:
@@ -88,7 +89,7 @@ def to_payload(flat: jax.Array, indices: jax.Array, layout: Layout, dtype: Any) 
 
 def to_dense(values: jax.Array, indices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """float32 zeros with the values added at the indices; those beyond the size are dropped."""
-    size = math.prod(shape)
+    size = require_countable(math.prod(shape))
     zeros = jnp.zeros(max(size, 1), jnp.float32)  # `at` needs an element.
     dense = zeros.at[indices].add(values.astype(jnp.float32), mode="drop")
     return dense[:size].reshape(shape)

@@ -113,4 +113,5 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
         settle=settled,
         combine=None,
         contraction=lambda size, workers: min(kept(size) / size, 1 / kept(size)),
+        scope="leaf",
     )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout
 from jaxcomm.compression.sparsifiers._sparse import (
     SparsePayload,
@@ -101,7 +102,7 @@ def top_k(
 
     def blocks_of(size: int) -> tuple[int, int]:
         """How many blocks there are, and the size of each."""
-        width = min(block_size or size, size)
+        width = min(block_size or size, require_countable(size))
         return (math.ceil(size / width), width) if size else (1, 0)
 
     def layout_of(size: int) -> Layout:

@@ -100,8 +100,8 @@ def variance_based(
     Differs from the paper: :math:`v` adds the squares of a step's mean gradient, where the paper
     adds those of each sample over the batch size: here a step is one micro-batch, and
     :math:`\alpha` counts steps. What rounding takes stays in :math:`r`, which the paper sets to 0,
-    so nothing is lost. Room is limited, the powers of two are relative to the largest of a bucket
-    (of a layer with `scope="leaf"`), and :math:`\sqrt v` is kept, which does not overflow.
+    so nothing is lost. Room is limited, the powers of two are relative to the largest of a layer,
+    and :math:`\sqrt v` is kept, which does not overflow.
     """
     if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
         raise ValueError(f"`alpha` must be a positive finite number, got {alpha!r}.")
@@ -171,4 +171,5 @@ def variance_based(
         combine=None,
         target=lambda memory, x: memory.own.kept + x,
         tell=lambda memory: tell_overflow(memory.own.inner.overflow),
+        scope="leaf",
     )

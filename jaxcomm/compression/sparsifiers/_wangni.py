@@ -18,8 +18,11 @@ ROW = 4096
 
 
 def _digits(count: int) -> int:
-    """Binary digits of a probability, such that `count` of them add up to 2**31 at most."""
-    return min(24, (2**31 // max(count, 1)).bit_length() - 1)
+    """Binary digits of a probability: the most with which `count` of them add up to 2**31.
+
+    They add up to more than 2**30 then, so that each of 2**28 coordinates can have a unit.
+    """
+    return (2**31 // max(count, 1)).bit_length() - 1
 
 
 def _sum(x: jax.Array) -> jax.Array:
@@ -53,7 +56,7 @@ def _fixed_point(x: jax.Array, count: int) -> jax.Array:
     one = 2 ** _digits(count)
     if count == x.size:
         return jnp.where(x != 0, jnp.uint32(one), jnp.uint32(0))
-    codes = jnp.ceil(_greedy(x, count) * one)
+    codes = jnp.ceil(_greedy(x, count) * float(one))
     codes = jnp.where(x != 0, jnp.maximum(codes, 1), 0)
     # Rounded up, they may add up to more: the sum is exact, as no sum of floats is.
     total = jnp.sum(codes.astype(jnp.uint32), dtype=jnp.uint32)
@@ -120,8 +123,8 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
     Differs from the paper: coordinates are drawn systematically, by one random offset, in place of
     one coin each. Each has the same probability, hence mean and variance are the same, and never
     are more than :math:`k` drawn, so that there is always room. Probabilities are rounded up to
-    multiples of :math:`2^{-24}` (of :math:`k / 2^{31}` from :math:`k = 2^7` on), and it is these
-    that values are divided by.
+    multiples of :math:`k / 2^{31}`, or of twice as much, and it is these that values are divided
+    by.
     """
     kept = make_count(ratio, k)
 

@@ -117,5 +117,5 @@ def test_info_of_own_bitmaps_has_no_union(codec: Any) -> None:
 def test_a_sketch_by_tiles_is_added_and_decoded() -> None:
     # A tile of 1024 has no collisions: three workers' tables in one of 1024 columns are exact.
     x = np.random.default_rng(0).normal(size=(3, 900)).astype(np.float32)
-    result, _ = mean_of(jaxcomm.summed_mean("data", count_sketch(ratio=0.5)), x)
+    result, _ = mean_of(jaxcomm.summed_mean("data", count_sketch(ratio=1.1, hashing="tiles")), x)
     np.testing.assert_allclose(result, x.mean(axis=0), atol=1e-6)

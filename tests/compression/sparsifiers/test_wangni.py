@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxcomm import Coins
 from jaxcomm.compression.sparsifiers import _wangni, random_k, wangni
 from tests.cases._sampled import wangni_probabilities
 from tests.codecs import coins_of, send
@@ -31,7 +32,7 @@ def test_probabilities_are_those_of_the_paper(k: int, size: int) -> None:
 @pytest.mark.parametrize("k", [1, 2**7, 2**20, 2**26, 2**28])
 def test_sums_of_probabilities_cannot_wrap(k: int) -> None:
     one = 2 ** _wangni._digits(k)
-    assert one >= 8 and k * one <= 2**31 and one <= 2**24
+    assert one >= 8 and 2**30 < k * one <= 2**31
     assert 2**31 + _wangni.MOST_COORDINATES < 2**32
 
 
@@ -99,3 +100,28 @@ def test_too_many_coordinates() -> None:
     x = jax.ShapeDtypeStruct((2**28 + 1,), jnp.float32)
     with pytest.raises(ValueError, match="2\\*\\*28"):
         jax.eval_shape(lambda x: wangni(k=5).encode(coins_of(0), (), x, (), 1), x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("k", "size"), [(1, 2**24 + 2**10), (3, 2**26), (1, 2**27)])
+def test_far_more_coordinates_than_are_sent(k: int, size: int) -> None:
+    codec, key = wangni(k=k), jax.random.key(0)
+
+    @jax.jit
+    def total(x: jax.Array) -> jax.Array:
+        payload, _ = codec.encode(Coins(key, key), codec.init(x), x, (), 1)
+        return jnp.sum(codec.decode(key, payload, (), 1, 1, x.shape))
+
+    # Of equal coordinates, what is sent adds up to all there is, whichever are drawn.
+    assert float(total(jnp.ones(size))) == pytest.approx(size, rel=0.15)
+
+
+@pytest.mark.parametrize("k", [1, 2, 100, 2**20])
+def test_every_coordinate_has_a_part_of_the_room(k: int) -> None:
+    for size in (2**20, 2**24 - 2**10, 2**24 + 2**10, 2**26, 2**28):
+        if size <= k:
+            continue
+        room = k * 2 ** _wangni._digits(k)
+        assert size < room * (1 - _wangni.SLACK) and room <= 2**31
+        # The bound for equal coordinates is d / k - 1; rounding costs a third at the most.
+        assert size / k - 1 <= wangni(k=k).variance(size, 1) < 1.4 * size / k

@@ -1,0 +1,50 @@
+"""Figures as files."""
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.errors import ExperimentError
+from experiments.recording import write_whole
+
+DPI = 150
+
+
+def require(rows: Sequence[Any], folder: Path, what: str) -> Sequence[Any]:
+    """The rows, if there are any; an interrupted run may have none.
+
+    Raises:
+      ExperimentError: If there are none.
+    """
+    if not rows:
+        raise ExperimentError(f"{folder} has no {what} to draw: run it to its end.")
+    return rows
+
+
+def set_log_scale(*all_axes: Axes, x: bool = True, y: bool = True) -> None:
+    """Logarithmic scales of panels that share the y axis, where there are positive numbers.
+
+    A record may hold none: one device sends 0 bytes, and a run may diverge at once.
+    """
+    for axes in all_axes:
+        if x and math.isfinite(axes.dataLim.minposx):
+            axes.set_xscale("log")
+        if y and any(math.isfinite(other.dataLim.minposy) for other in all_axes):
+            axes.set_yscale("log")
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Writes a figure, whole or not at all; its path.
+
+    Raises:
+      ExperimentError: If it cannot be written.
+    """
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=DPI, format="png")
+    write_whole(path, drawn.getvalue())
+    return path

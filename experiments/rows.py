@@ -1,0 +1,149 @@
+"""Rows of metrics, a JSON object a line: what each kind holds of what figures and tables read."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import ExperimentError
+from experiments.told import MOST
+
+LARGEST = 1e30  # Its square, and sums of such, are finite.
+_NAME = re.compile(r"[A-Za-z0-9 _.,:;%+=()/-]{1,80}")  # Others are formulas to a figure.
+
+Check = Callable[[Any], bool]
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(_NAME.fullmatch(value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _is_amount(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= LARGEST
+
+
+def _is_size(value: Any) -> bool:
+    return _is_amount(value) and value > 0
+
+
+def _is_measured(value: Any) -> bool:
+    return value is None or (_is_number(value) and abs(value) <= LARGEST)
+
+
+def _is_loss(value: Any) -> bool:
+    return value is None or _is_amount(value)
+
+
+RULES: Mapping[Check, str] = {
+    _is_name: "a short name of letters and digits",
+    _is_count: "an integer of at least 0",
+    _is_amount: "a number of at least 0",
+    _is_size: "a number above 0",
+    _is_measured: "a number, or null where it is not finite",
+    _is_loss: "a number of at least 0, or null where it is not finite",
+}
+
+_TRAINED = {"method": _is_name, "optimizer": _is_name, "seed": _is_count}
+_GOSSIPED = {"graph": _is_name, "split": _is_name, "method": _is_name, "seed": _is_count}
+_DELAYED = {"dataset": _is_name, "speeds": _is_name, "strategy": _is_name}
+
+COLUMNS: Mapping[str, Mapping[str, Check]] = {
+    "step": {**_TRAINED, "bytes_sent": _is_amount, "train_loss": _is_loss},
+    "run": {
+        **_TRAINED,
+        "train_loss": _is_loss,
+        "test_loss": _is_loss,
+        "test_accuracy": _is_loss,
+        "bytes_per_step": _is_amount,
+        "compression_error": _is_loss,
+        "step_milliseconds": _is_loss,
+    },
+    "tuning": {**_TRAINED, "learning_rate": _is_amount, "validation_loss": _is_loss},
+    "estimate": {
+        "method": _is_name,
+        "error": _is_loss,
+        "squared_bias": _is_measured,
+        "bytes_per_worker": _is_amount,
+        "bits_per_coordinate": _is_size,
+        "bytes_ratio": _is_amount,
+    },
+    "sparse": {
+        "method": _is_name,
+        "workers": _is_count,
+        "sparse_bytes": _is_amount,
+        "step_bytes": _is_amount,
+        "encode_milliseconds": _is_loss,
+        "decode_milliseconds": _is_loss,
+    },
+    "gossip": {**_GOSSIPED, "step": _is_count, "train_loss": _is_loss, "rounds": _is_amount},
+    "straggler": {
+        **_DELAYED,
+        "seed": _is_count,
+        "seconds": _is_size,
+        "train_loss": _is_loss,
+    },
+    "straggler_run": {
+        **_DELAYED,
+        "seed": _is_count,
+        "learning_rate": _is_amount,
+        "train_loss": _is_loss,
+    },
+}
+"""Of each kind, the columns that a figure reads. Others may be there, and other kinds."""
+
+OPTIONAL: Mapping[str, Mapping[str, Check]] = {
+    "run": {"learning_rate": _is_amount, **{f"most_{name}": _is_measured for name in MOST}}
+}
+"""What is not in all rows of a kind."""
+
+
+def _not_finite(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    """One row; null is NaN."""
+    try:
+        row = json.loads(line, parse_constant=_not_finite)
+    except RecursionError as error:
+        raise ValueError("too many brackets") from error
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
+        raise ValueError("no object with a kind")
+    kind = row["kind"]
+    if missing := [name for name in COLUMNS.get(kind, {}) if name not in row]:
+        raise ValueError(f"a row of kind {kind!r} without `{missing[0]}`")
+    for name, is_right in {**COLUMNS.get(kind, {}), **OPTIONAL.get(kind, {})}.items():
+        if name in row and not is_right(row[name]):
+            raise ValueError(f"`{name}` must be {RULES[is_right]}, got {str(row[name])[:40]!r}")
+    return {name: math.nan if value is None else value for name, value in row.items()}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of metrics.
+
+    Raises:
+      ExperimentError: If the file cannot be read, or a line is no row of its kind.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(_read(line))
+        except ValueError as error:
+            raise ExperimentError(
+                f"{path} line {number} is no row of metrics: {error}. Remove it, or run again."
+            ) from error
+    return rows

@@ -1,0 +1,57 @@
+"""Local SGD with a momentum over exchanges."""
+
+import optax
+
+from jaxcomm._base import AxisName
+from jaxcomm.synchronization._exchange import Period, meets_every
+
+
+def slowmo(
+    period: Period,
+    *,
+    slow_rate: float = 1.0,
+    momentum: float = 0.5,
+    learning_rate: optax.ScalarOrSchedule = 1.0,
+    aggregator: optax.GradientTransformation | None = None,
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    r"""Local SGD with a slow momentum over exchanges.
+
+    .. math:: u \gets \beta u + \frac{1}{\gamma} (a - \bar x), \qquad
+              a \gets a - \alpha \gamma u, \qquad x_i \gets a
+
+    with :math:`\bar x` the mean of workers and :math:`a` the parameters after the last exchange.
+    Sends what :func:`local_sgd` does.
+
+    Args:
+      period: As for :func:`local_sgd`.
+      slow_rate: :math:`\alpha`.
+      momentum: :math:`\beta` in [0, 1). With 0 and `slow_rate=1` this is :func:`local_sgd`.
+      learning_rate: :math:`\gamma` of the optimizer inside, which `u` is to be independent of: a
+        number, or a schedule of the number of exchanges.
+      aggregator: As for :func:`local_sgd`.
+      axis_name: The mesh axis, or axes, that number the workers.
+
+    Returns:
+      A transformation like that of :func:`local_sgd`. Buffers of the optimizer inside are kept.
+
+    Raises:
+      ValueError: As :func:`local_sgd` does, or if `momentum` is out of range.
+
+    Example:
+      >>> import optax
+      >>> from jaxcomm.synchronization import slowmo
+      >>> tx = optax.chain(optax.sgd(0.1), slowmo(period=12, momentum=0.5, learning_rate=0.1))
+
+    References:
+      Wang et al., `SlowMo <https://arxiv.org/abs/1910.00643>`_, 2019.
+    """
+    if not 0 <= momentum < 1:
+        raise ValueError(f"`momentum` must be in [0, 1), got {momentum!r}.")
+    rate = learning_rate if callable(learning_rate) else lambda count: learning_rate
+    slow = optax.chain(
+        optax.scale_by_schedule(lambda count: 1 / rate(count)),
+        optax.trace(momentum),
+        optax.scale_by_schedule(lambda count: -slow_rate * rate(count)),
+    )
+    return meets_every(period, slow, aggregator, axis_name)

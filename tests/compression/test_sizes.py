@@ -1,0 +1,105 @@
+"""Beyond 2**31 coordinates a codec is right, or one line says to split the leaf."""
+
+import inspect
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxcomm import Codec, Coins
+from jaxcomm.compression import (
+    blockwise,
+    feedback,
+    quantizers,
+    rotated,
+    scaled,
+    sketches,
+    sparsifiers,
+)
+from jaxcomm.compression._means import mean_where
+from tests.cases import CASES
+
+# What is needed, for makers that do not do without; of those with other wire, more than one way.
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "ada_comp": [{}],
+    "adaptive_threshold": [{"ratio": 0.01}],
+    "cast": [{"dtype": "bfloat16"}],
+    "count_sketch": [{"ratio": 0.01}, {"ratio": 0.01, "hashing": "elements"}],
+    "dither": [{}, {"levels": 1, "norm": "l2"}],
+    "fixed_threshold": [{"threshold": 1.0}],
+    "min_max_dither": [{"levels": 4}],
+    "nonzero": [{"density": 0.1, "granularity": g} for g in ("element", 1024)],
+    "nonzero_union": [{"density": 0.1, "granularity": g} for g in ("element", 1024)],
+    "nonzeros": [{"capacity": 9}, {"capacity": 9, "overflow": "drop"}],
+    "random_k": [{"k": 3}, {"ratio": 0.1}],
+    "s2_codes": [{"density": 0.1, "ratio": 1.5, "granularity": "element"}],
+    "s2_sketch": [{"density": 0.1, "ratio": 1.5, "granularity": "element"}],
+    "sbc": [{"k": 3}],
+    "scaled_cast": [{"dtype": "float8_e4m3fn"}],
+    "stc": [{"k": 3}],
+    "ternary": [{}, {"clip": 2.5}],
+    "threshold": [{"threshold": 1.0, "k": 3}],
+    "top_k": [
+        {"k": 3},
+        {"ratio": 0.1},
+        {"k": 1, "block_size": 1024},
+        {"ratio": 0.1, "sample": 0.1},
+    ],
+    "variance_based": [{"k": 3}],
+    "wangni": [{"k": 3}],
+}
+
+MAKERS = {
+    name: getattr(module, name)
+    for module in (quantizers, sparsifiers, sketches)
+    for name in module.__all__
+    if inspect.isfunction(getattr(module, name))
+    and inspect.signature(getattr(module, name)).return_annotation in (Codec, "Codec")
+}
+
+CODECS = {
+    **{
+        f"{name} {options or ''}".strip(): make(**options)
+        for name, make in MAKERS.items()
+        for options in OPTIONS.get(name, [{}])
+    },
+    "blockwise": blockwise(quantizers.dither(), 256),
+    "rotated": rotated(quantizers.dither()),
+    "scaled": scaled(sparsifiers.random_k(k=3)),
+    "error_feedback": feedback.error_feedback(sparsifiers.top_k(k=3)),
+    **{f"row {case.name}": case.codec for case in CASES if case.codec and case.feedback},
+}
+
+
+def trace(codec: Codec, size: int) -> jax.Array:
+    def once(key: jax.Array, x: jax.Array) -> jax.Array:
+        coins, memory = Coins(key, key), codec.init(x)
+        agreed = codec.measure(coins, memory, x)
+        payload, _ = codec.encode(coins, memory, x, agreed, 1)
+        return codec.decode(key, payload, agreed, 1, 1, x.shape)
+
+    return jax.eval_shape(once, jax.random.key(0), jax.ShapeDtypeStruct((size,), jnp.float32))
+
+
+@pytest.mark.parametrize("size", [2**31, 3 * 10**9, 5 * 10**9])
+@pytest.mark.parametrize("name", CODECS)
+def test_more_than_an_int32_counts(name: str, size: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            assert trace(CODECS[name], size).shape == (size,)
+        except ValueError as error:
+            message = str(error)
+            assert "split the leaf." in message and str(size) in message and "\n" not in message
+
+
+def test_means_count_beyond_an_int32() -> None:
+    counted = jax.make_jaxpr(lambda x: mean_where(x > 0, x))(jnp.zeros(8))
+    assert "u32" in str(counted)
+
+
+def test_every_codec_is_tried() -> None:
+    assert len(MAKERS) > 25
+    assert {*OPTIONS} <= {*MAKERS}

@@ -1,0 +1,146 @@
+"""Figures of interrupted and damaged records: a figure, or one line that says what is wrong."""
+
+import json
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import experiments
+from experiments import drawing
+from experiments.errors import ExperimentError
+from experiments.figures import draw
+from tests.slow import slow
+
+RECORDS = Path(experiments.__file__).parent / "records"
+DRAWN = ["digits", "estimate", "gossip", "sparse", "stragglers", "survey"]
+SEED = 16
+
+# What is kept of a record, where it has such a column.
+KEPT: dict[str, set[Any]] = {
+    "method": {"mean", "qsgd", "truncating", "all_gather", "s2_mean_1", "dpsgd", "matcha", "sgp"},
+    "strategy": {"synchronous", "non_blocking"},
+    "dataset": {"digits"},
+    "speeds": {"3:1", "pareto"},
+    "graph": {"ring_8"},
+    "seed": {0, 1, 5},
+}
+CURVES = {"step", "gossip", "straggler"}
+
+
+@cache
+def lines_of(record: str) -> list[str]:
+    """A few of the lines of a real record, in their order."""
+    (path,) = RECORDS.glob(f"*_{record}/metrics.jsonl")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    steps = sorted({row["step"] for row in rows if row["kind"] in CURVES})[::8]
+    return [
+        line
+        for line, row in zip(lines, rows, strict=True)
+        if all(row.get(column) in {None, *kept} for column, kept in KEPT.items())
+        and (row["kind"] not in CURVES or row["step"] in steps)
+    ]
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], str]:
+    """Draws from a file of metrics; what is said where there is no figure, else nothing."""
+    monkeypatch.setattr(drawing, "DPI", 10)
+
+    def drawn(metrics: bytes) -> str:
+        (tmp_path / "metrics.jsonl").write_bytes(metrics)
+        try:
+            path = draw(tmp_path)
+        except ExperimentError as error:
+            assert str(tmp_path) in str(error) or "there is no method" in str(error)
+            return str(error)
+        assert path.read_bytes().startswith(b"\x89PNG")
+        return ""
+
+    return drawn
+
+
+Drawn = Callable[[bytes], str]
+
+
+def joined(lines: list[str]) -> bytes:
+    return "".join(line + "\n" for line in lines).encode()
+
+
+@pytest.mark.parametrize(
+    ("record", "ends"), [("survey", 6), ("stragglers", 4), *(slow(name, 1000) for name in DRAWN)]
+)
+def test_a_record_that_ends_early_is_drawn_or_refused(drawn: Drawn, record: str, ends: int) -> None:
+    """After any row, as an interrupt leaves it; in a quick run after some."""
+    lines = lines_of(record)
+    apart = -(-len(lines) // ends)
+    said = [drawn(joined(lines[:end])) for end in [*range(0, len(lines), apart), len(lines)]]
+    assert "has no" in said[0] and said[-1] == ""
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (b"", "has no logged step to draw"),
+        (b'{"kind": "step"}', "line 1 is no row of metrics: a row of kind 'step' without `method`"),
+        (b"[" * 100_000, "line 1 is no row of metrics: too many brackets"),
+        (b"9" * 5000, "line 1 is no row of metrics"),
+        (b'{"kind": "pace"}\n{"ki', "line 2 is no row of metrics"),
+        (b'{"kind": "pace", "x": NaN}', "line 1 is no row of metrics: NaN is no JSON"),
+        (b"\xff\n", "line 1 is no row of metrics"),
+    ],
+)
+def test_the_damaged_line_is_named(drawn: Drawn, metrics: bytes, message: str) -> None:
+    assert message in drawn(metrics)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("bytes_sent", "many", "`bytes_sent` must be a number of at least 0, got 'many'"),
+        ("bytes_sent", 10**400, "`bytes_sent` must be a number of at least 0, got '1000"),
+        ("train_loss", -1, "`train_loss` must be a number of at least 0, or null"),
+        ("method", "$x^$", "`method` must be a short name of letters and digits, got '$x^$'"),
+        ("method", "means", "there is no method 'means'"),
+        ("train_loss", None, ""),  # All diverged.
+        ("bytes_sent", 0, ""),  # One worker sends nothing.
+    ],
+)
+def test_a_column_of_odd_values(drawn: Drawn, column: str, value: Any, message: str) -> None:
+    rows = [{**json.loads(line), column: value} for line in lines_of("digits")]
+    said = drawn(joined([json.dumps(row) for row in rows if row["kind"] == "step"]))
+    assert message in said if message else said == ""
+
+
+ODD = [None, 0, -1, 1, 1e30, 1e-30, "mean", "matcha", True, [], {}, 10**400, "$x^$", ""]
+
+
+def mutant(lines: list[str], choice: random.Random) -> bytes:
+    """Some lines left out or doubled, some values exchanged or made odd, and the file cut."""
+    rows = [json.loads(line) for line in lines if choice.random() < 0.9]
+    for _ in range(choice.randrange(4)):
+        row = choice.choice(rows)
+        name = choice.choice(list(row))
+        other = choice.choice(rows)
+        row[name] = choice.choice([*ODD, other.get(name)])
+    if choice.random() < 0.5:
+        column = choice.choice(["train_loss", "test_loss", "bytes_sent", "seconds", "step"])
+        value = choice.choice([None, 0, 1e30])
+        rows = [{**row, column: value} if column in row else row for row in rows]
+    if choice.random() < 0.3:
+        choice.shuffle(rows)
+    raw = joined([json.dumps(row) for row in rows])
+    return raw[: choice.randrange(len(raw))] if choice.random() < 0.1 else raw
+
+
+@pytest.mark.parametrize(
+    ("record", "count"), [*((name, 2) for name in DRAWN), *(slow(name, 100) for name in DRAWN)]
+)
+def test_a_mutant_of_a_record_is_drawn_or_refused(drawn: Drawn, record: str, count: int) -> None:
+    choice = random.Random(SEED)
+    for _ in range(count):
+        drawn(mutant(lines_of(record), choice))

@@ -1,0 +1,125 @@
+"""Records where there is no room, and of runs that start together."""
+
+import io
+import json
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from experiments import recording
+from experiments.configs import Train
+from experiments.errors import ExperimentError, Interrupted
+from experiments.recording import METRICS, Record, write_whole
+
+ROW = {"kind": "step", "loss": 0.5, "text": "x" * 50}
+
+
+@pytest.fixture(autouse=True)
+def quick_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without asking git."""
+    monkeypatch.setattr(recording, "describe_environment", lambda: "environment\n")
+
+
+def make(folder: Path, name: str = "run", file: type[io.FileIO] = io.FileIO) -> Record:
+    record = Record(Train(record=name, records=str(folder)))
+    record._metrics.close()
+    record._metrics = file(record.folder / METRICS, "ab")
+    return record
+
+
+@contextmanager
+def no_file_longer(size: int) -> Iterator[None]:
+    """What is written beyond it is taken in part and then refused, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_row_for_which_there_is_no_room_is_not_written(tmp_path: Path) -> None:
+    length = len(json.dumps(ROW)) + 1
+    with make(tmp_path) as record:
+        with no_file_longer(2 * length + length // 2):
+            record.add(ROW)
+            record.add(ROW)
+            with pytest.raises(ExperimentError, match=r"metrics.jsonl cannot be written: File too"):
+                record.add(ROW)
+        metrics = record.folder / METRICS
+        assert [json.loads(line) for line in metrics.read_text().splitlines()] == [ROW, ROW]
+        record.add(ROW)  # There is room again.
+    assert [json.loads(line) for line in metrics.read_text().splitlines()] == [ROW] * 3
+
+
+class Halves(io.FileIO):
+    """Takes half of what it is given."""
+
+    def write(self, content: bytes) -> int:
+        return super().write(content[: -(-len(content) // 2)])
+
+
+class Stops(Halves):
+    """Is interrupted at the second part."""
+
+    def write(self, content: bytes) -> int:
+        if len(content) < len(json.dumps(ROW)):
+            raise KeyboardInterrupt
+        return super().write(content)
+
+
+def test_a_row_that_is_taken_in_parts_is_written_whole(tmp_path: Path) -> None:
+    with make(tmp_path, file=Halves) as record:
+        record.add(ROW)
+    assert json.loads((record.folder / METRICS).read_text()) == ROW
+
+
+def test_an_interrupt_between_the_parts_of_a_row_leaves_none(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted), make(tmp_path, file=Stops) as record:
+        record.add(ROW)
+    assert (record.folder / METRICS).read_bytes() == b""
+
+
+def test_a_file_for_which_there_is_no_room_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    write_whole(path, b"before")
+    with (
+        no_file_longer(10),
+        pytest.raises(ExperimentError, match=r"table\.csv cannot be written: File too large\."),
+    ):
+        write_whole(path, bytes(100))
+    assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
+    assert path.read_bytes() == b"before"
+
+
+def test_runs_of_one_name_that_start_together_have_folders_of_their_own(tmp_path: Path) -> None:
+    records: list[Record] = []
+    together = threading.Barrier(8)
+
+    def start() -> None:
+        together.wait()
+        records.append(make(tmp_path / "records"))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for record in records:
+        with record:
+            pass
+    names = sorted(record.folder.name[len("2026-01-01_") :] for record in records)
+    assert names == ["run", *(f"run_{number}" for number in range(2, 9))]
+    assert all((record.folder / "config.json").is_file() for record in records)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "file/run"])
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    folder, _, last = name.rpartition("/")
+    with pytest.raises(ExperimentError, match=r"cannot be made: .*(name too long|File exists)"):
+        make(tmp_path / folder, last)

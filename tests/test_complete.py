@@ -1,0 +1,203 @@
+"""Every public method has a row in tests/cases and a line in the docs, and says what it does."""
+
+import ast
+import functools
+import inspect
+import pathlib
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from types import FrameType, ModuleType
+from typing import Any
+
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm import compression, gossip, recipes, synchronization
+from tests.cases import CASES
+
+ROOT = pathlib.Path(__file__).parent.parent
+METHODS_PAGE = ROOT / "docs" / "methods.md"
+PACKAGES: list[ModuleType] = [
+    jaxcomm.aggregation,
+    compression,
+    compression.feedback,
+    compression.quantizers,
+    compression.sketches,
+    compression.sparsifiers,
+    recipes,
+    gossip,
+    synchronization,
+]
+OTHERS: list[ModuleType] = [jaxcomm, jaxcomm.wire]
+TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationExtraArgs)
+
+
+def functions(packages: list[ModuleType]) -> dict[str, Callable[..., Any]]:
+    """The public ones, each by the first name that it has."""
+    found: dict[Callable[..., Any], str] = {}
+    for package in packages:
+        for name in package.__all__:
+            if inspect.isfunction(value := getattr(package, name)):
+                found.setdefault(value, f"{package.__name__}.{name}")
+    return {name: value for value, name in found.items()}
+
+
+def is_method(function: Callable[..., Any]) -> bool:
+    """Whether it makes a codec or a transformation: all methods are made so."""
+    returned = inspect.signature(function).return_annotation
+    return returned is jaxcomm.Codec or returned in TRANSFORMATIONS
+
+
+FUNCTIONS = functions([*PACKAGES, *OTHERS])
+METHODS = {name: value for name, value in FUNCTIONS.items() if is_method(value)}
+
+WITHOUT_ROW = {
+    "accumulate": "goes around any row: tests/aggregation/test_accumulate.py",
+    "hierarchical": "goes around any two rows: tests/aggregation/test_hierarchical.py",
+    "shard_local": "goes around any row, on a mesh of two axes: tests/aggregation",
+    "skip_nonfinite": "goes around any row: tests/aggregation/test_skip_nonfinite.py",
+    "per_worker": "keeps an optimizer's state and sends nothing: tests/test_per_worker.py",
+    "proximal_point": "sends nothing: tests/synchronization/test_growing_batch.py",
+    "scale_by_finished": "sends a count: tests/synchronization/test_microbatches.py",
+}
+"""Why a method has no row; whatever has one needs no reason."""
+
+
+@functools.cache
+def called() -> set[Any]:
+    """The code of all functions that are called while the rows build what they are rows of."""
+    seen: set[Any] = set()
+
+    def see(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            seen.add(frame.f_code)
+
+    makers = [case.make.__wrapped__ for case in CASES]
+    sys.setprofile(see)
+    try:
+        for make in makers:
+            make()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+@functools.cache
+def named() -> set[str]:
+    """The names that the modules of the rows use, as of codecs that a row is given."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "tests" / "cases").glob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    loaded = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return loaded | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_a_row_or_a_reason(name: str) -> None:
+    method = METHODS[name]
+    has_row = method.__code__ in called() or method.__name__ in named()
+    assert has_row or method.__name__ in WITHOUT_ROW
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_a_line_in_the_docs(name: str) -> None:
+    page = re.sub(r"```.*?```", "", METHODS_PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    code = re.findall(r"`([^`]+)`", page)
+    assert any(re.search(rf"\b{METHODS[name].__name__}\b", text) for text in code)
+
+
+def sections(function: Callable[..., Any]) -> dict[str, str]:
+    """The parts of a docstring; what comes before them is the part without a name."""
+    parts: dict[str, str] = {"": ""}
+    title = ""
+    for line in (inspect.getdoc(function) or "").splitlines():
+        if heading := re.fullmatch(r"([A-Z][a-z]+):", line):
+            title = heading[1]
+            parts[title] = ""
+        elif line and not line.startswith(" "):
+            title = "" if title else title
+            parts[title] += line + "\n"
+        else:
+            parts[title] += line + "\n"
+    return parts
+
+
+def explained(arguments: str) -> set[str]:
+    """The parameters of a part `Args`; several may be explained together."""
+    entries = re.findall(r"^  (\*{0,2}\w+(?:, \*{0,2}\w+)*):", arguments, re.MULTILINE)
+    return {name.lstrip("*") for entry in entries for name in entry.split(", ")}
+
+
+def raises(function: Callable[..., Any]) -> bool:
+    """Whether its own lines raise, or call what is there to raise."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    nodes = list(ast.walk(tree))
+    names = [node.func for node in nodes if isinstance(node, ast.Call)]
+    called = [getattr(name, "id", getattr(name, "attr", "")) for name in names]
+    return any(isinstance(node, ast.Raise) for node in nodes) or any(
+        name.lstrip("_").startswith("require") for name in called
+    )
+
+
+def lacking(function: Callable[..., Any]) -> list[str]:
+    """The parts that its docstring ought to have and has not."""
+    parts, signature = sections(function), inspect.signature(function)
+    first, *rest = parts[""].splitlines()
+    documented = parts[""] + parts.get("Returns", "")
+    wanted = {
+        "one line": first.endswith(".") and not (rest and rest[0]),
+        "Returns": signature.return_annotation is None or {"Returns", "Yields"} & parts.keys(),
+        "Raises": not raises(function) or "Raises" in parts,
+        "an example": ">>> " in parts.get("Example", ""),
+        "what is sent": not is_method(function)
+        or re.search(r"[Ss]end|[Ss]ent\b|[Bb]ytes?\b|\bbits?\b|travel|payload", documented),
+        **{
+            f"`{name}` in Args": name in explained(parts.get("Args", ""))
+            for name in signature.parameters
+        },
+    }
+    return [part for part, is_there in wanted.items() if not is_there]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_docstring_has_its_parts(name: str) -> None:
+    assert lacking(FUNCTIONS[name]) == []
+
+
+def test_what_a_docstring_lacks_is_found() -> None:
+    def documented(first: int, second: int) -> int:  # noqa: D417
+        """One line.
+
+        Args:
+          first: A number.
+
+        Example:
+          >>> 1
+          1
+        """
+        if first > second:
+            raise ValueError
+        return first
+
+    assert lacking(documented) == ["Returns", "Raises", "`second` in Args"]
+
+
+def cited() -> list[tuple[str, str, str]]:
+    """Of the lines of the methods' tables that name a paper: the line, an author and the year."""
+    page = METHODS_PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)`.*\| ([A-Z]\S+) [^|]*?(\d{4}) \|$", page, re.MULTILINE)
+    assert len(rows) > 40
+    return rows
+
+
+@pytest.mark.parametrize(("line", "author", "year"), cited())
+def test_the_paper_of_a_line_is_cited_in_a_docstring(line: str, author: str, year: str) -> None:
+    words = set(re.findall(r"\w+", line))
+    documents = [
+        sections(function).get("References", "")
+        for function in FUNCTIONS.values()
+        if function.__name__ in words
+    ]
+    assert any(author in document and year in document for document in documents)

@@ -1,0 +1,178 @@
+"""Every line of the tables of docs/methods.md runs as it is printed, with 8 workers."""
+
+import ast
+import functools
+import itertools
+import pathlib
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomm
+from tests.slow import slow
+
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "methods.md"
+SMALL, LARGE = 10**4, 10**6
+WORKERS = 8
+STEPS = 4
+COLUMNS = 10  # Of the one large leaf, whose rows are sparse or not.
+
+
+class Line(NamedTuple):
+    """A line of a table: what it prints, and the heading that it stands under."""
+
+    printed: str
+    heading: str
+
+    def __repr__(self) -> str:
+        return self.printed
+
+
+def lines() -> list[Line]:
+    found, heading = [], "Means"
+    page = PAGE.read_text(encoding="utf-8").splitlines()
+    for text, following in itertools.pairwise(page):
+        if bold := re.match(r"\*\*([^*]+)\.\*\*", text):
+            heading = bold[1]
+        is_heading = following.startswith("|---")
+        if not is_heading and (code := re.match(r"\| `([^`]+)`", text)):
+            found.append(Line(code[1], heading))
+    return found
+
+
+LINES = lines()
+WITH_NEIGHBOURS, LOCAL = "Gossip", "Local steps"
+
+
+def block() -> str:
+    """What the page says that its lines come after."""
+    (found,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return found
+
+
+@functools.cache
+def names(size: int) -> dict[str, Any]:
+    """What the lines may name, at `size` coordinates."""
+    namespace: dict[str, Any] = {}
+    assert block().count("n, d = 8, 10_000 ") == 1
+    exec(block().replace("n, d = 8, 10_000 ", f"n, d = {WORKERS}, {size} "), namespace)
+    return namespace
+
+
+def is_of_sparse_rows(printed: str) -> bool:
+    """Whether a line is for updates of which most rows are zero."""
+    return "density=" in printed
+
+
+def updates_of(size: int, sparse: bool = False) -> dict[str, jax.Array]:
+    """Of each worker, what all have in common and as much of its own, or some rows of it."""
+    common, own, touched = jax.random.split(jax.random.key(1), 3)
+    shape = (size // COLUMNS, COLUMNS)
+    w = jax.random.normal(common, (1, *shape)) ** 3 + jax.random.normal(own, (WORKERS, *shape))
+    if sparse:  # 2 % of the rows of a worker, and at most 16 % of all.
+        w = jnp.where(jax.random.uniform(touched, (WORKERS, shape[0], 1)) < 0.02, w, 0)
+    return {"w": w, "b": jnp.ones((WORKERS, 3))}
+
+
+def axes_of(printed: str) -> tuple[tuple[str, int], ...]:
+    return (("dcn", 2), ("ici", WORKERS // 2)) if '"dcn"' in printed else (("data", WORKERS),)
+
+
+def sums(tx: Any, updates: Any, axes: tuple[tuple[str, int], ...]) -> tuple[Any, Any]:
+    """Of each worker, the sum of what it was given in some steps of the same updates; its state."""
+
+    def one(update: Any) -> Any:
+        zero = jax.tree.map(jnp.zeros_like, update)
+
+        def step(carry: Any, _: None) -> Any:
+            state, total = carry
+            given, state = tx.update(update, state, zero)
+            return (state, jax.tree.map(jnp.add, total, given)), None
+
+        return jax.lax.scan(step, (tx.init(zero), zero), length=STEPS)[0]
+
+    for name, _ in reversed(axes):
+        one = jax.vmap(one, axis_name=name)
+    sizes = [size for _, size in axes]
+    split = jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[1:]), updates)
+    # What runs for a moment is not worth optimizing, which takes twice the time and more.
+    quick = updates["w"].size < WORKERS * LARGE
+    options = {"xla_backend_optimization_level": 0} if quick else None
+    state, total = jax.jit(one, compiler_options=options)(split)
+    return state, jax.tree.map(lambda x: x.reshape(WORKERS, *x.shape[len(sizes) :]), total)
+
+
+def of_one(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def is_per_worker(x: Any) -> bool:
+    return isinstance(x, jaxcomm.PerWorker)
+
+
+def correlation(first: Any, second: Any) -> float:
+    first, second = (np.asarray(x, np.float64).ravel() for x in (first, second))
+    return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
+
+
+def largest(tree: Any) -> float:
+    """Of all floats of a state."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return max((float(jnp.abs(x).max()) for x in floats if x.size), default=0.0)
+
+
+def check_mean(line: Line, size: int) -> None:
+    tx = eval(line.printed, names(size))
+    updates = updates_of(size, is_of_sparse_rows(line.printed))
+    if is_of_sparse_rows(line.printed) and "sparse=" not in line.printed:
+        del updates["b"]  # Which is for another aggregator, as the page says.
+    state, total = sums(tx, updates, axes_of(line.printed))
+    for name, update in updates.items():
+        assert total[name].shape == update.shape
+        assert bool(jnp.isfinite(total[name]).all())
+        np.testing.assert_array_equal(total[name], total[name][:1].repeat(WORKERS, 0))
+    mean = updates["w"].mean(0)
+    print(f"{correlation(total['w'][0], mean):.3f}", largest(state), largest(updates), line.printed)
+    assert correlation(total["w"][0], mean) > 0.05
+    # An error that grows without end would have doubled a few times.
+    assert largest(state) <= 2 * STEPS * largest(updates)
+
+
+def check_parameters(line: Line, size: int) -> None:
+    tx = eval(line.printed, names(size))
+    if line.heading == WITH_NEIGHBOURS:
+        tx = optax.chain(names(size)["inner"], tx)
+    batch = updates_of(size)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape[1:]), batch)
+    params = jaxcomm.replicate(zeros, WORKERS)
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        return optax.tree.norm(optax.tree.sub(params, of_one(batch)), squared=True) / 2
+
+    state = jaxcomm.init(tx, params, WORKERS)
+    step = jaxcomm.simulate(loss, tx, WORKERS, donate=False)
+    for _ in range(2 * STEPS):
+        params, state, _ = step(params, state, batch)
+    after = jax.tree.map(lambda x: x.per_worker["data"], params, is_leaf=is_per_worker)
+    for name, target in batch.items():
+        assert after[name].shape == target.shape and bool(jnp.isfinite(after[name]).all())
+    assert correlation(after["w"].mean(0), batch["w"].mean(0)) > 0.9
+    assert largest(after) <= 2 * largest(batch)
+
+
+@pytest.mark.parametrize("size", [SMALL, slow(LARGE)])
+@pytest.mark.parametrize("line", LINES, ids=repr)
+def test_a_line_runs_as_it_is_printed(line: Line, size: int) -> None:
+    check = check_parameters if line.heading in (WITH_NEIGHBOURS, LOCAL) else check_mean
+    check(line, size)
+
+
+def test_the_page_is_read() -> None:
+    assert len(LINES) > 60 and {WITH_NEIGHBOURS, LOCAL} < {line.heading for line in LINES}
+    for line in LINES:
+        assert isinstance(ast.parse(line.printed, mode="eval").body, ast.Call)
