@@ -31,6 +31,8 @@ gossip: venv ## decentralized training on several graphs: MATCHA against D-PSGD,
 stragglers: venv ## slow workers on a simulated clock: time to the same loss (40 minutes)
 	$(PY) -u -m experiments stragglers $(ARGS)
 
+# Compiling is most of the time, and LLVM's optimizations are a third of that; other runs have them.
+test: export XLA_FLAGS += --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
 test: venv ## all tests but the slow ones
 	$(PY) -m pytest -m "not slow" -n 2 --dist loadgroup --durations=10 $(ARGS)
 
