@@ -133,7 +133,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "MultiSteps": (
         step(optax.MultiSteps(optax.chain(jaxcomm.qsgd(), optax.sgd(0.1)), 4)),
-        r"for `optax.MultiSteps\(tx, k\)`, take `jaxcomm.accumulate\(tx, k\)`",
+        r"`tx` is `optax.MultiSteps`.* use `jaxcomm.accumulate\(tx, k\)`",
     ),
     **{
         f"complex, {make.__name__}": (

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as orbax
 import pytest
 
 import jaxcomm
@@ -194,14 +195,14 @@ def test_one_worker_takes_what_it_need_not_use() -> None:
 
 
 def test_a_checkpoint_of_other_workers(tmp_path: Any) -> None:
-    checkpointer = pytest.importorskip("orbax.checkpoint").StandardCheckpointer()
     data = lambda state: jax.tree.map(  # noqa: E731
         lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x,
         state,
     )
     saved = data(jaxcomm.init(compressed(), start(), 2 * N))
-    checkpointer.save(tmp_path / "state", saved)
-    checkpointer.wait_until_finished()
     fewer = jax.eval_shape(lambda: data(jaxcomm.init(compressed(), start(), N)))
-    with pytest.raises(ValueError, match=r"(?s)\(4, .*\(8, "):
-        checkpointer.restore(tmp_path / "state", fewer)
+    with orbax.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", saved)
+        checkpointer.wait_until_finished()
+        with pytest.raises(ValueError, match=r"(?s)\(4, .*\(8, "):
+            checkpointer.restore(tmp_path / "state", fewer)
