@@ -58,7 +58,7 @@ def _require_whole(x: jax.Array, where: str) -> None:
 def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
     """The tree on the mesh; leaves that are there already are not copied.
 
-    Of the same sharding, and not of an equivalent one, which `jax.jit` would compile anew for.
+    A single device is not a mesh of one: `jax.jit` would compile anew for what it returns.
 
     Raises:
       ValueError: If a leaf that is to be whole on each device is cut over devices.
@@ -70,7 +70,10 @@ def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
             return jax.device_put(np.asarray(x), sharding)
         if spec == _REPLICATED:
             _require_whole(x, f"{what}{jax.tree_util.keystr(path)}")
-        return x if x.sharding == sharding else jax.device_put(x, sharding)
+        there = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
+        if there and x.sharding.is_equivalent_to(sharding, x.ndim):
+            return x
+        return jax.device_put(x, sharding)
 
     return jax.tree_util.tree_map_with_path(put, tree, specs)
 
