@@ -92,7 +92,9 @@ def test_more_than_an_int32_counts(name: str, size: int) -> None:
             assert trace(CODECS[name], size).shape == (size,)
         except ValueError as error:
             message = str(error)
-            assert "split the leaf." in message and str(size) in message and "\n" not in message
+            # Or feedback refuses a codec whose error grows with the size, which it names.
+            assert "split the leaf." in message or "smaller blocks." in message
+            assert str(size) in message and "\n" not in message
 
 
 def test_means_count_beyond_an_int32() -> None:

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as orbax
 import pytest
 
 import jaxcomm
@@ -192,17 +191,3 @@ def test_one_worker_takes_what_it_need_not_use() -> None:
     params = jaxcomm.replicate(start(), 1)
     step = jaxcomm.simulate(loss_fn, tx, 1)
     step(params, jaxcomm.init(tx, params, 1), X, present=jnp.ones(1, bool))
-
-
-def test_a_checkpoint_of_other_workers(tmp_path: Any) -> None:
-    data = lambda state: jax.tree.map(  # noqa: E731
-        lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x,
-        state,
-    )
-    saved = data(jaxcomm.init(compressed(), start(), 2 * N))
-    fewer = jax.eval_shape(lambda: data(jaxcomm.init(compressed(), start(), N)))
-    with orbax.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "state", saved)
-        checkpointer.wait_until_finished()
-        with pytest.raises(ValueError, match=r"(?s)\(4, .*\(8, "):
-            checkpointer.restore(tmp_path / "state", fewer)
