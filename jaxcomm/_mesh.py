@@ -6,12 +6,20 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm._base import AxisName, PerWorker, PyTree
 
 _REPLICATED = PartitionSpec()
+
+
+def require_distinct(axis_name: AxisName) -> None:
+    """Raises unless one axis is named at least, and none twice."""
+    names = _axis.names(axis_name)
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"`axis_name` must name one axis or several others, got {axis_name!r}.")
 
 
 def require_axes(mesh: Mesh, axis_name: AxisName) -> None:
@@ -21,11 +29,25 @@ def require_axes(mesh: Mesh, axis_name: AxisName) -> None:
             f"`mesh` must be a `jax.sharding.Mesh`, got {mesh!r}. To simulate so many workers on "
             "one device use `jaxcomm.simulate`."
         )
+    require_distinct(axis_name)
     if missing := [name for name in _axis.names(axis_name) if name not in mesh.axis_names]:
         raise ValueError(
             f"`axis_name`={axis_name!r} names {missing}, which the mesh with axes "
             f"{mesh.axis_names} does not have."
         )
+
+
+def require_marked(params: PyTree) -> None:
+    """Raises where parameters have a key that marks what differs by worker."""
+    if isinstance(params, PerWorker):
+        return
+    for path, _ in jax.tree_util.tree_leaves_with_path(params):
+        if any(getattr(key, "key", None) == "per_worker" for key in path):
+            raise ValueError(
+                f"The parameters at {jax.tree_util.keystr(path)} have the key 'per_worker', by "
+                "which jaxcomm knows what differs by worker: rename it, or pass what "
+                "`jaxcomm.replicate` makes."
+            )
 
 
 def require_workers(tree: PyTree, sizes: Mapping[str, int], what: str) -> None:
@@ -44,15 +66,62 @@ def require_workers(tree: PyTree, sizes: Mapping[str, int], what: str) -> None:
             )
 
 
-def _require_whole(x: jax.Array, where: str) -> None:
-    """Raises where an array is cut over devices that each have to hold all of it."""
-    if x.sharding.is_fully_replicated:
-        return
+def require_kept(tree: PyTree, what: str) -> None:
+    """Raises where an array has been donated already."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        if concrete and leaf.is_deleted():
+            raise ValueError(
+                f"{what}{jax.tree_util.keystr(path)} was donated to an earlier step: go on with "
+                "what that step returned, or make the step with `donate=False`."
+            )
+
+
+def _refuse_cut(where: str, how: object) -> None:
     raise ValueError(
-        f"{where} is cut over devices, {x.sharding}, and here every device holds all of it, which "
-        "is not gathered in silence. Gather it yourself, `jax.device_put(x, NamedSharding(mesh, "
+        f"{where} is cut over devices, {how}, and here every device holds all of it, which is not "
+        "gathered in silence. Gather it yourself, `jax.device_put(x, NamedSharding(mesh, "
         "PartitionSpec()))`; or keep it cut, with `jaxcomm.shard_local` in a step of your own."
     )
+
+
+def _require_whole(x: jax.Array, where: str) -> None:
+    """Raises where an array is cut over devices that each have to hold all of it."""
+    if not x.sharding.is_fully_replicated:
+        _refuse_cut(where, x.sharding)
+
+
+def require_whole_types(tree: PyTree, specs: PyTree, what: str) -> None:
+    """Raises where the type of a leaf that is to be whole says that it is cut."""
+
+    def check(path: tuple[Any, ...], x: Any, spec: PartitionSpec) -> None:
+        sharding = _explicit(x)
+        if spec == _REPLICATED and sharding is not None and any(sharding.spec):
+            _refuse_cut(f"{what}{jax.tree_util.keystr(path)}", sharding.spec)
+
+    jax.tree_util.tree_map_with_path(check, tree, specs)
+
+
+def strong(x: Any) -> Any:
+    """An array of no weak type: for what returns with a strong one, `jax.jit` compiles anew."""
+    if isinstance(x, jax.Array):
+        return lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
+    return np.asarray(x)
+
+
+def unshared(*trees: PyTree) -> tuple[PyTree, ...]:
+    """The trees with a copy wherever an array comes again: no buffer can be donated twice."""
+    seen: set[int] = set()
+
+    def own(x: Any) -> Any:
+        if not isinstance(x, jax.Array):
+            return x
+        if id(x) in seen:
+            return x.copy()
+        seen.add(id(x))
+        return x
+
+    return tuple(jax.tree.map(own, tree) for tree in trees)
 
 
 def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
@@ -65,9 +134,9 @@ def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
     """
 
     def put(path: tuple[Any, ...], x: Any, spec: PartitionSpec) -> Any:
-        sharding = NamedSharding(mesh, spec)
+        sharding, x = NamedSharding(mesh, spec), strong(x)
         if not isinstance(x, jax.Array):
-            return jax.device_put(np.asarray(x), sharding)
+            return jax.device_put(x, sharding)
         if spec == _REPLICATED:
             _require_whole(x, f"{what}{jax.tree_util.keystr(path)}")
         there = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
@@ -118,6 +187,18 @@ def shard_map(
         return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs)(*args)
 
     return apply
+
+
+def over_workers_of(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """`fn(x)` of leaves `[workers, ...]`, whatever their type: whole on each device."""
+    sharding = _explicit(x)
+    if sharding is None:
+        return fn(x)
+    mesh = sharding.mesh
+    whole = NamedSharding(mesh, _REPLICATED)
+    run = jax.sharding.auto_axes(fn, axes=mesh.explicit_axes, out_sharding=whole)
+    result: jax.Array = run(x)
+    return result
 
 
 def typed_as(tree: PyTree, given: PyTree) -> PyTree:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._mesh import require_axes
+from jaxcomm._mesh import over_workers_of, require_axes, require_kept
 from jaxcomm._require import checked, require_state
 from jaxcomm._state import worker_axes
 
@@ -57,6 +57,7 @@ def replicate(
             {axis: jax.tree.map(lambda x: jnp.broadcast_to(x, (copies, *x.shape)), params)}
         )
 
+    require_kept(params, "params")
     params = jax.tree.map(jnp.asarray, params)
     return cast(PerWorker, jax.jit(copy, out_shardings=out)(params) if out else copy(params))
 
@@ -68,6 +69,7 @@ def of_all(params: PyTree, caller: str) -> PyTree:
             f"`{caller}` takes parameters that differ by worker, as `jaxcomm.replicate` makes, got "
             f"a {type(params).__name__}."
         )
+    require_kept(params, "params")
     (leaves,) = params.per_worker.values()
     return leaves
 
@@ -99,7 +101,7 @@ def consensus(params: PerWorker) -> PyTree:
         wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
         return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
 
-    return jax.tree.map(mean, of_all(params, "consensus"))
+    return jax.tree.map(lambda x: over_workers_of(mean, x), of_all(params, "consensus"))
 
 
 def consensus_distance(params: PerWorker) -> jax.Array:
@@ -130,7 +132,7 @@ def consensus_distance(params: PerWorker) -> jax.Array:
         return jnp.sum(jnp.square(from_mean))
 
     leaves = jax.tree.leaves(of_all(params, "consensus_distance"))
-    return sum(map(distance, leaves), jnp.float32(0))
+    return sum((over_workers_of(distance, x) for x in leaves), jnp.float32(0))
 
 
 @checked()

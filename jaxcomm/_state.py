@@ -10,7 +10,16 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._mesh import is_traced, place, require_workers, shard_map
+from jaxcomm._mesh import (
+    is_traced,
+    place,
+    require_distinct,
+    require_kept,
+    require_marked,
+    require_workers,
+    shard_map,
+    strong,
+)
 from jaxcomm._require import require_transformation
 
 
@@ -49,9 +58,12 @@ def state_specs(state: PyTree) -> PyTree:
 
 def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[str, int]:
     """The simulated axes and their sizes, outermost first."""
+    require_distinct(axis_name)
+    if isinstance(workers, Mesh):
+        raise ValueError("The number of workers must be an int; on a mesh use `jaxcomm.make_step`.")
     sizes = dict(workers) if isinstance(workers, Mapping) else {_axis.label(axis_name): workers}
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"The number of workers must be an int of at least 1, got {size!r}.")
         if "," in name:
             raise ValueError(
@@ -186,11 +198,13 @@ def init(
         if isinstance(workers, Mesh)
         else AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
     )
+    require_marked(params)
     require_workers(params, axes, "The parameters")
+    require_kept(params, "params")
     jax.eval_shape(shard_map(record, mesh, (given,), ()), params)
     specs = state_specs(structure[0])
     if not isinstance(mesh, Mesh):
-        return jax.jit(over_workers(first, axes, (given,), specs))(params)
+        return jax.jit(over_workers(first, axes, (given,), specs))(jax.tree.map(strong, params))
     run = shard_map(first, mesh, (given,), specs)
     if is_traced(params):
         return run(params)

@@ -8,13 +8,23 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._mesh import is_traced, place, require_axes, require_workers, shard_map, typed_as
+from jaxcomm._mesh import (
+    is_traced,
+    place,
+    require_axes,
+    require_kept,
+    require_marked,
+    require_whole_types,
+    require_workers,
+    shard_map,
+    typed_as,
+    unshared,
+)
 from jaxcomm._state import state_specs
 from jaxcomm.training._metrics import Metrics, check_metrics
 from jaxcomm.training._mistakes import (
     require_divisible,
     require_global,
-    require_kept,
     require_step_of,
     require_used,
 )
@@ -55,7 +65,8 @@ def make_step(
         argument when the step gets one. The weight goes to `tx` and weighs the metrics.
       metrics: `"mean"`, means over workers in every step; `"own"`, each worker's own values, for
         which nothing is sent; or a period k, means in every k-th step and NaN in the others, which
-        send none. Steps are counted by the first `step` or `count` in the state of `tx`.
+        send none. Steps are counted by the first counter in the state of `tx`: that of an
+        aggregator of codes, a method of gossip or local steps, Adam or a schedule.
       donate: Whether the buffers of params and state are given away to the new ones. Then the
         arrays passed in must not be used again.
 
@@ -130,20 +141,27 @@ def make_step(
         **extra_args: PyTree,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
         require_divisible(batch, devices)
+        require_marked(params)
         require_workers(params, sizes, "The parameters")
         require_workers(opt_state, sizes, "The optimizer state")
         traced = is_traced((params, opt_state, batch, key, extra_args))
-        if not traced:
+        if traced:
+            require_whole_types(params, state_specs(params), "params")
+        else:
             require_global(batch, mesh)
             require_kept(params, "params")
             require_kept(opt_state, "opt_state")
             if one_at_a_time:
                 jax.block_until_ready((params, opt_state))
+            if donate:
+                params, opt_state, batch = unshared(params, opt_state, batch)
             params = place(params, mesh, state_specs(params), "params")
             opt_state = place(opt_state, mesh, state_specs(opt_state), "opt_state")
             batch = place(batch, mesh, jax.tree.map(lambda _: batch_spec, batch), "batch")
-        if devices > 1:  # One worker has nobody to be told apart from.
-            require_used(on_mesh, params, opt_state, batch, key, extra_args, used)
+            if not mesh.is_multi_process:  # There JAX would compare them by process in each step.
+                rest = jax.tree.map(lambda _: whole, (key, extra_args))
+                key, extra_args = place((key, extra_args), mesh, rest, "extra")
+        require_used(on_mesh, params, opt_state, batch, key, extra_args, used, devices)
         return (on_mesh if traced else jitted)(params, opt_state, batch, key, extra_args)
 
     return step

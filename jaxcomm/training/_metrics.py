@@ -44,15 +44,30 @@ def _means(
     return {**jax.tree.map(mean, values), "weight": total}
 
 
+def _is_counter(leaf: object) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.integer) and not leaf.ndim
+
+
 def _steps_so_far(opt_state: optax.OptState) -> jax.Array:
-    """The first counter of steps in the state, int[]."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
-        counts = getattr(path[-1], "name", None) in ("step", "count") if path else False
-        if counts and jnp.issubdtype(leaf.dtype, jnp.integer) and not leaf.shape:
-            return leaf
+    """The first counter of steps in the state, int[]: an aggregator's, Adam's or a schedule's.
+
+    Other counters of optax begin anew now and then.
+    """
+    nodes: list[object] = []
+
+    def counts(node: object) -> bool:
+        nodes.append(node)
+        return False
+
+    jax.tree.flatten(opt_state, is_leaf=counts)
+    for field, begins in (("step", ""), ("count", "ScaleBy")):
+        for node in nodes:
+            counter = getattr(node, field, None)
+            if type(node).__name__.startswith(begins) and _is_counter(counter):
+                return jnp.asarray(counter)
     raise ValueError(
-        "`metrics` as a period needs a counter of steps, and no field `step` or `count` is in the "
-        "state of `tx`. Use 'mean' or 'own'."
+        "`metrics` as a period needs a counter of steps, and no aggregator, Adam or schedule in "
+        "`tx` keeps one. Use 'mean' or 'own'."
     )
 
 

@@ -9,16 +9,24 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._mesh import require_workers, shard_map
+from jaxcomm._mesh import (
+    is_traced,
+    require_kept,
+    require_marked,
+    require_workers,
+    shard_map,
+    strong,
+    unshared,
+)
 from jaxcomm._state import over_workers, state_specs, worker_axes
 from jaxcomm.training._metrics import Metrics, check_metrics
 from jaxcomm.training._mistakes import (
     require_divisible,
-    require_kept,
     require_step_of,
     require_used,
 )
 from jaxcomm.training._worker_step import GradientFn, Step, worker_step
+from jaxcomm.wire._walk import SIMULATED
 
 
 def simulate(
@@ -96,7 +104,7 @@ def simulate(
         new, after, told, info = run(params, opt_state, batch, key, extra_args)
         return new, after, told | info
 
-    def simulated(
+    def simulated_workers(
         params: PyTree,
         opt_state: optax.OptState,
         batch: PyTree,
@@ -109,8 +117,24 @@ def simulate(
         new, after, told, info = run(params, opt_state, batch, key, extra_args)
         return new, after, told | info
 
-    jitted = jax.jit(simulated, donate_argnums=(0, 1) if donate else ())
+    simulated_workers.__name__ = SIMULATED
+    jitted = jax.jit(simulated_workers, donate_argnums=(0, 1) if donate else ())
     used: set[str] = set()
+
+    def checked(
+        params: PyTree,
+        opt_state: optax.OptState,
+        batch: PyTree,
+        key: jax.Array | None,
+        extra_args: dict[str, PyTree],
+    ) -> None:
+        require_divisible(batch, devices)
+        require_marked(params)
+        require_workers(params, axes, "The parameters")
+        require_workers(opt_state, axes, "The optimizer state")
+        require_kept(params, "params")
+        require_kept(opt_state, "opt_state")
+        require_used(on_mesh, params, opt_state, batch, key, extra_args, used, devices)
 
     def step(
         params: PyTree,
@@ -120,13 +144,11 @@ def simulate(
         key: jax.Array | None = None,
         **extra_args: PyTree,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
-        require_divisible(batch, devices)
-        require_workers(params, axes, "The parameters")
-        require_workers(opt_state, axes, "The optimizer state")
-        require_kept(params, "params")
-        require_kept(opt_state, "opt_state")
-        if devices > 1:  # One worker has nobody to be told apart from.
-            require_used(on_mesh, params, opt_state, batch, key, extra_args, used)
+        checked(params, opt_state, batch, key, extra_args)
+        if not is_traced((params, opt_state, batch, key, extra_args)):
+            params, opt_state = jax.tree.map(strong, (params, opt_state))
+            if donate:
+                params, opt_state, batch = unshared(params, opt_state, batch)
         return jitted(params, opt_state, batch, key, extra_args)
 
     def accounted(
@@ -137,7 +159,7 @@ def simulate(
         key: jax.Array | None = None,
         **extra_args: PyTree,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
-        require_divisible(batch, devices)
+        checked(params, opt_state, batch, key, extra_args)
         return on_mesh(params, opt_state, batch, key, extra_args)
 
     step.on_mesh = accounted  # type: ignore[attr-defined]  # What `wire.account` traces instead.

@@ -13,7 +13,13 @@ from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
 from jaxcomm.training._metrics import Metrics, info_of, tell
-from jaxcomm.training._mistakes import explained, require_aux, require_pair
+from jaxcomm.training._mistakes import (
+    explained,
+    require_aux,
+    require_gradients_of,
+    require_means,
+    require_pair,
+)
 
 Step: TypeAlias = Callable[..., tuple[PyTree, optax.OptState, dict[str, jax.Array]]]
 GradientFn: TypeAlias = Callable[..., tuple[Any, ...]]
@@ -62,11 +68,20 @@ def worker_step(
     """
     update = optax.with_extra_args_support(tx).update
     everybody = (*_axis.names(axis_name), *inner)
-    local_gradients = gradients or (
-        lambda loss_fn, params, *args: _axis.local_value_and_grad(
-            loss_fn, has_aux, axis_name=everybody
-        )(params, *args)
-    )
+
+    def differentiate(loss_fn: LossFn, params: PyTree, *args: PyTree) -> tuple[Any, ...]:
+        require_gradients_of(loss_fn, params, keyed=len(args) > 1)
+
+        def loss(params: PyTree, *args: PyTree) -> Any:
+            value = loss_fn(params, *args)
+            if has_aux:
+                require_pair(value)
+            return value
+
+        local = _axis.local_value_and_grad(loss, has_aux, axis_name=everybody)
+        return tuple(local(params, *args))
+
+    local_gradients = gradients or differentiate
 
     def step(
         given: PyTree,
@@ -90,7 +105,14 @@ def worker_step(
             require_pair(value)
         loss, aux = value if has_aux else (value, {})
         taken = {"loss"} if weight is None else {"loss", "weight"}
-        require_aux(aux, taken, () if metrics == "own" else batch)
+        require_aux(aux, taken)
+        if metrics != "own" or inner:
+            require_means(
+                lambda rows: local_gradients(loss_fn, at, rows, *own_key)[0][1],
+                aux,
+                batch,
+                "" if inner else ", or make the step with `metrics='own'`",
+            )
         values = {"loss": loss, **aux}
         if inner:
             values, updates, weight = _over_devices(axis_name, inner, values, updates, weight)

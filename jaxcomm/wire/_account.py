@@ -166,6 +166,9 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
     Returns:
       An :class:`Account`; print it for a table.
 
+    Raises:
+      ValueError: If a step of `jaxcomm.simulate` stands inside of `fn`, in which nothing is sent.
+
     Warns:
       UserWarning: Where an argument is cut over an axis that is automatic where the program sends.
 
@@ -190,8 +193,7 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
       >>> sent.seconds(bytes_per_second=1e6, latency=1e-3)
       0.043771
     """
-    traceable = getattr(fn, "on_mesh", fn)
-    jaxpr = jax.make_jaxpr(traceable)(*args, **kwargs)
+    jaxpr = jax.make_jaxpr(getattr(fn, "on_mesh", fn))(*args, **kwargs)
     found = Account(collectives_of(jaxpr.jaxpr))
     automatic = {name for collective in found.collectives for name in collective.automatic}
     for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):

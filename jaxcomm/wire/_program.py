@@ -4,7 +4,19 @@ from collections.abc import Iterator
 from typing import Any
 
 # Calls whose operands are those of the jaxpr inside, one by one, and whose results are too.
-_CALLS = ("jit", "pjit", "shard_map", "closed_call", "core_call", "remat2", "checkpoint")
+_CALLS = (
+    "jit",
+    "pjit",
+    "shard_map",
+    "closed_call",
+    "core_call",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "custom_vmap_call",
+)
 
 
 def jaxprs(value: Any) -> Iterator[Any]:
@@ -20,7 +32,7 @@ def jaxprs(value: Any) -> Iterator[Any]:
 
 def inlined(eqn: Any) -> Any:
     """The jaxpr of a call whose operands are those of the equation; `None` where it is none."""
-    if eqn.primitive.name not in _CALLS and not eqn.primitive.name.startswith("custom_"):
+    if eqn.primitive.name not in _CALLS:
         return None
     inside = [inner for value in eqn.params.values() for inner in jaxprs(value)]
     fits = inside and len(inside[0].invars) == len(eqn.invars)
@@ -30,6 +42,43 @@ def inlined(eqn: Any) -> Any:
 def branches(eqn: Any) -> list[Any]:
     """The jaxprs of a conditional."""
     return [inner for branch in eqn.params["branches"] for inner in jaxprs(branch)]
+
+
+def bodies(eqn: Any, outs: list[bool]) -> list[tuple[Any, list[bool]]]:
+    """The jaxprs of a loop or another equation, each with which of its results matter."""
+    if eqn.primitive.name == "scan":
+        (body,) = jaxprs(eqn.params["jaxpr"])
+        return [(body, _scanned(eqn, body, outs)[0])]
+    if eqn.primitive.name == "custom_linear_solve":  # The others are of its derivatives.
+        inside = [*jaxprs(eqn.params["jaxprs"].solve)]
+    else:
+        inside = [inner for value in eqn.params.values() for inner in jaxprs(value)]
+    return [(inner, [True] * len(inner.outvars)) for inner in inside]
+
+
+def _scanned(eqn: Any, body: Any, outs: list[bool]) -> tuple[list[bool], list[bool]]:
+    """Which results of a scan's body matter, and which operands: a carry may feed another."""
+    # What is scanned over has an axis more outside; the rest are constants and carries, in order.
+    whole = [x.aval.ndim == y.aval.ndim for x, y in zip(eqn.invars, body.invars, strict=True)]
+    carries = sum(
+        x.aval.ndim == y.aval.ndim for x, y in zip(eqn.outvars, body.outvars, strict=True)
+    )
+    consts = sum(whole) - carries
+    wanted = list(outs)
+    while True:
+        used = live(body, wanted)[1]
+        carried = [
+            want or use
+            for want, use in zip(wanted[:carries], used[consts : consts + carries], strict=True)
+        ]
+        if carried == wanted[:carries]:
+            return wanted, used
+        wanted[:carries] = carried
+
+
+def observable(eqn: Any) -> bool:
+    """Whether an equation does more than compute: only collectives name axes among effects."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
 def is_literal(atom: Any) -> bool:
@@ -50,12 +99,15 @@ def live(jaxpr: Any, wanted: list[bool]) -> tuple[list[tuple[Any, list[bool]]], 
     kept = []
     for eqn in reversed(jaxpr.eqns):
         outs = [out in needed for out in eqn.outvars]
-        if not any(outs) and all(type(e).__name__ == "NamedAxisEffect" for e in eqn.effects):
+        if not any(outs) and not observable(eqn):
             continue
         kept.append((eqn, outs))
         ins = [True] * len(eqn.invars)
         if (inner := inlined(eqn)) is not None:
             ins = live(inner, outs)[1]
+        elif eqn.primitive.name == "scan" and not observable(eqn):
+            (body,) = jaxprs(eqn.params["jaxpr"])
+            ins = _scanned(eqn, body, outs)[1]
         elif eqn.primitive.name == "cond":
             each = [live(branch, outs)[1] for branch in branches(eqn)]
             ins = [True, *map(any, zip(*each, strict=True))]

@@ -5,10 +5,11 @@ import math
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
 from jaxcomm.wire._collective import Branches, Collective, Node
-from jaxcomm.wire._program import branches, inlined, is_literal, jaxprs, live
+from jaxcomm.wire._program import bodies, branches, inlined, is_literal, live, observable
 
 _COLLECTIVES = {
     "psum": "all_reduce",
@@ -25,6 +26,10 @@ _COLLECTIVES = {
     "all_gather_reduced": "all_gather",
     "ppermute": "ppermute",
 }
+
+
+SIMULATED = "simulated_workers"
+"""The name of the program of a simulated step, by which an account knows it."""
 
 
 class _Place(NamedTuple):
@@ -147,7 +152,8 @@ def _walk(
 
     def number_of(atom: Any) -> int:
         if is_literal(atom):
-            return computation.number(("literal", str(atom.val), str(atom.aval)), {})
+            value = np.asarray(atom.val, atom.aval.dtype)
+            return computation.number(("literal", value.tobytes(), str(value.dtype)), {})
         if atom not in numbers:
             numbers[atom] = computation.new()
         return numbers[atom]
@@ -161,12 +167,20 @@ def _walk(
             hash(signature)
         except TypeError:
             signature = object()
+        if observable(eqn):
+            signature = object()
+        if params.get("name") == SIMULATED:
+            raise ValueError(
+                "The program holds a step of `jaxcomm.simulate`, in which nothing is sent: account "
+                "for the step itself, `jaxcomm.wire.account(step, params, opt_state, batch)`."
+            )
         kind, axes = _COLLECTIVES.get(name), _axes_of(params)
         inner = inlined(eqn)
         if kind and axes:
             known = (signature, 0) in computation.numbers
             dtypes = tuple(str(atom.aval.dtype) for atom in eqn.invars[:1])
-            combines = (kind, name, axes, str(params.get("axis_index_groups")), dtypes)
+            sizes = tuple(place.sizes[axis] for axis in axes)
+            combines = (kind, name, axes, sizes, str(params.get("axis_index_groups")), dtypes)
             waits = {**waits, combines: waits.get(combines, 0) + 1}
             if not known and _sends(eqn, kind):
                 key = (combines, waits[combines]) if kind == "all_reduce" else signature
@@ -174,8 +188,21 @@ def _walk(
                     computation.group_of[key] = next(computation.groups)
                 nodes += _collectives(eqn, kind, computation.group_of[key], place, axes)
         elif inner is not None:
+            if name == "shard_map":  # What is cut in another way is another value.
+                mesh = str(params["mesh"])
+                operands = tuple(
+                    computation.number(("cut", number, str(spec), mesh), computation.waits[number])
+                    for number, spec in zip(operands, params["in_specs"], strict=True)
+                )
             found, results = _walk(inner, [*operands], outs, _inside(eqn, place), computation)
             nodes += found
+            if name == "shard_map":
+                results = [
+                    computation.number(
+                        ("joined", number, str(spec), mesh), computation.waits[number]
+                    )
+                    for number, spec in zip(results, params["out_specs"], strict=True)
+                ]
             numbers |= dict(zip(eqn.outvars, results, strict=True))
             continue
         elif name == "cond":
@@ -192,10 +219,8 @@ def _walk(
             if any(alternatives):
                 nodes.append(Branches(tuple(map(tuple, alternatives))))
         else:
-            for value in params.values():
-                for body in jaxprs(value):
-                    every = [True] * len(body.outvars)
-                    nodes += _alone(body, every, _inside(eqn, place), computation)
+            for body, matter in bodies(eqn, outs):
+                nodes += _alone(body, matter, _inside(eqn, place), computation)
         for position, out in enumerate(eqn.outvars):
             numbers[out] = computation.number((signature, position), waits)
     return nodes, [number_of(atom) for atom in jaxpr.outvars]

@@ -103,6 +103,55 @@ def test_one_compilation(devices: int, kind: AxisType, caplog: pytest.LogCapture
         caplog.clear()
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "simulated"])
+def test_weak_types_compile_once(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    params = {"w": jnp.full((3, 2), 1.0), "b": jnp.asarray(2.0)}
+    assert params["b"].weak_type
+    tx = optax.chain(jaxcomm.mean(), optax.trace(0.9), optax.sgd(0.1))
+    workers: Any = 8 if kind == "simulated" else mesh_of(kind, 8)
+    make: Any = jaxcomm.simulate if kind == "simulated" else jaxcomm.make_step
+    step, state = make(loss_fn, tx, workers), jaxcomm.init(tx, params, workers)
+    with jax.log_compiles():
+        for _ in range(3):
+            params, state, _ = step(params, state, rows()[0])
+    names = ("on_mesh", "simulated_workers")
+    starts = tuple(f"Finished XLA compilation of jit({name})" for name in names)
+    assert len([r for r in caplog.messages if r.startswith(starts)]) == 1
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "simulated"])
+def test_an_array_in_two_leaves(kind: Any) -> None:
+    shared = jnp.ones((3, 2))
+    workers: Any = 8 if kind == "simulated" else mesh_of(kind, 8)
+    make: Any = jaxcomm.simulate if kind == "simulated" else jaxcomm.make_step
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
+    loss = lambda p, batch: jnp.mean((batch @ (p["w"] + p["v"])) ** 2)  # noqa: E731
+    params = {"w": shared, "v": shared}
+    params, _, _ = make(loss, tx, workers)(params, jaxcomm.init(tx, params, workers), rows()[0])
+    np.testing.assert_array_equal(params["w"], params["v"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_mean_of_replicas(kind: AxisType) -> None:
+    mesh = mesh_of(kind, 8)
+    _, params, state = states("local", mesh, 8)
+    params, _, _ = jaxcomm.make_step(loss_fn, METHODS["local"](8)[0], mesh)(
+        params, state, rows()[0]
+    )
+    own = np.asarray(params.per_worker["data"]["w"])
+    for run in (lambda f: f(params), lambda f: jax.jit(f)(params)):
+        np.testing.assert_allclose(run(jaxcomm.consensus)["w"], own.mean(axis=0), rtol=1e-6)
+        assert run(jaxcomm.consensus_distance) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_on_one_device_goes_to_all(kind: AxisType) -> None:
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
+    mesh, weight = mesh_of(kind, 8), jax.device_put(jnp.float32(1), jax.devices()[0])
+    step = jaxcomm.make_step(loss_fn, tx, mesh)
+    step(start(), jaxcomm.init(tx, start(), mesh), rows()[0], weight=weight)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_that_are_cut_are_not_put_together_in_silence(kind: AxisType) -> None:
     mesh = mesh_of(kind, 2, 4, names=("data", "model"))
@@ -116,6 +165,10 @@ def test_parameters_that_are_cut_are_not_put_together_in_silence(kind: AxisType)
     state = jaxcomm.init(tx, params, mesh)
     with pytest.raises(ValueError, match=r"params\['w'\] is cut over devices.*shard_local"):
         jaxcomm.make_step(loss_fn, tx, mesh)(cut, state, rows()[0])
+    if kind == AxisType.Explicit:  # Auto axes show in no type.
+        step = jaxcomm.make_step(loss_fn, tx, mesh, axis_name=("data", "model"))
+        with pytest.raises(ValueError, match=r"params\['w'\] is cut over devices.*shard_local"):
+            jax.jit(lambda p, s, b: step(p, s, b)[0])(cut, state, rows()[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)

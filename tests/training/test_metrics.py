@@ -1,7 +1,7 @@
 """What a step tells, and what telling it sends."""
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,24 @@ def test_means_now_and_then(kind: str) -> None:
         told.append(float(metrics["loss"]))
     mean = float((TARGETS**2).mean())
     np.testing.assert_allclose(told, [np.nan, np.nan, mean] * 2)
+
+
+class Again(NamedTuple):
+    count: jax.Array
+
+
+def test_counters_that_begin_anew_do_not_count() -> None:
+    again = optax.GradientTransformation(
+        lambda params: Again(jnp.zeros((), jnp.int32)),
+        lambda updates, state, params=None: (updates, Again((state.count + 1) % 3)),
+    )
+    tx = optax.chain(jaxcomm.mean(), again, optax.scale_by_schedule(lambda count: 1.0))
+    step, params, state = build("simulated", tx, False, metrics=2)
+    told = []
+    for _ in range(6):
+        params, state, metrics = step(params, state, TARGETS)
+        told.append(bool(np.isnan(metrics["loss"])))
+    assert told == [True, False] * 3
 
 
 def test_a_period_needs_a_counter() -> None:

@@ -35,6 +35,14 @@ def compressed() -> Any:
     return optax.chain(jaxcomm.gathered_mean("data", codec), optax.sgd(0.1))
 
 
+def momentum() -> Any:
+    return optax.chain(jaxcomm.mean(), optax.sgd(0.1, momentum=0.9))
+
+
+def exact() -> Any:
+    return optax.chain(jaxcomm.mean(), optax.sgd(0.1))
+
+
 class Here(NamedTuple):
     """Devices or simulated workers, and the step of them."""
 
@@ -114,6 +122,58 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         ),
         r"`aux\['errors'\]` has shape \(4,\), one value an example.*metrics='own'",
     ),
+    "rows as a list of arrays": (
+        lambda here: here.step(qsgd())(start(), here.init(qsgd()), [*X]),
+        r"not divisible by 4 workers\. A list is a tree of leaves: pass an array",
+    ),
+    "a state of the same structure": (
+        lambda here: here.step(momentum())(
+            start(), here.init(momentum(), {"w": jnp.ones((3, 2))}), X
+        ),
+        r"state is not one of this `tx`: \[1\]\[0\]\.trace\['w'\] is float32\[3, 2\], and should",
+    ),
+    "a state without momentum": (
+        lambda here: here.step(momentum())(start(), here.init(exact()), X),
+        r"state is not one of this `tx`: it lacks \[1\]\[0\]\.trace",
+    ),
+    "a loss alone": (
+        lambda here: here.step(qsgd(), has_aux=True)(start(), here.init(qsgd()), X),
+        r"With `has_aux=True`, `loss_fn`.* must be a pair, `\(loss, aux\)`",
+    ),
+    "a key for a loss without": (
+        lambda here: here.step(qsgd())(start(), here.init(qsgd()), X, key=jax.random.key(0)),
+        r"given a `key`, and `loss_fn` does not take one: .* `\(params, batch, key\)`",
+    ),
+    "integers among the parameters": (
+        lambda here: here.step(exact())(start() | {"n": jnp.int32(3)}, here.init(exact()), X),
+        r"parameters at \['n'\] are int32, and have no gradient",
+    ),
+    "a reserved key": (
+        lambda here: here.step(exact())(
+            {"per_worker": {"w": jnp.ones((5, 2))}}, here.init(exact()), X
+        ),
+        "have the key 'per_worker'.*rename it",
+    ),
+    "complex aux": (
+        lambda here: here.step(qsgd(), lambda p, b: (loss_fn(p, b), {"z": 1j}), has_aux=True)(
+            start(), here.init(qsgd()), X
+        ),
+        r"`aux\['z'\]` is complex128, and metrics are real numbers",
+    ),
+    "aux under a name of aggregators": (
+        lambda here: here.step(qsgd(), lambda p, b: (loss_fn(p, b), {"info/x": 1.0}), has_aux=True)(
+            start(), here.init(qsgd()), X
+        ),
+        "or keys that begin with 'info/'",
+    ),
+    "an axis twice": (
+        lambda here: here.make(loss_fn, exact(), here.workers, axis_name=("data", "data")),
+        r"`axis_name` must name one axis or several others, got \('data', 'data'\)",
+    ),
+    "no axis": (
+        lambda here: here.make(loss_fn, exact(), here.workers, axis_name=()),
+        r"`axis_name` must name one axis or several others, got \(\)",
+    ),
     "an argument that nothing takes": (
         lambda here: here.step(qsgd())(start(), here.init(qsgd()), X, presnt=jnp.ones(N, bool)),
         "Nothing in `tx` uses the extra argument 'presnt': remove it, or correct its name",
@@ -167,6 +227,49 @@ def test_errors_of_the_users_own_functions_stay_what_they_are() -> None:
         jaxcomm.simulate(wrong, qsgd(), N)(start(), jaxcomm.init(qsgd(), start(), N), X)
 
 
+@pytest.mark.parametrize("around", ["MultiSteps", "apply_if_finite"])
+def test_errors_inside_of_wrappers_stay_what_they_are(around: str) -> None:
+    def wrong(updates: Any, state: Any, params: Any = None) -> Any:
+        raise KeyError("my own")
+
+    mine = optax.GradientTransformation(lambda params: (), wrong)
+    wrapped = (
+        optax.MultiSteps(mine, 2).gradient_transformation()
+        if around == "MultiSteps"
+        else optax.apply_if_finite(mine, 3)
+    )
+    tx = optax.chain(jaxcomm.mean(), wrapped)
+    with pytest.raises(KeyError, match="my own"):
+        jaxcomm.simulate(loss_fn, tx, N)(start(), jaxcomm.init(tx, start(), N), X)
+
+
+def test_as_many_classes_as_rows_are_no_examples() -> None:
+    def of_classes(params: Any, batch: Any) -> Any:
+        return loss_fn(params, batch), {"counts": jnp.zeros(4)}
+
+    step = jaxcomm.simulate(of_classes, qsgd(), N, has_aux=True)
+    _, _, metrics = step(start(), jaxcomm.init(qsgd(), start(), N), X)
+    assert metrics["counts"].shape == (4,)
+
+
+def test_examples_of_a_workers_devices_are_not_mixed_up() -> None:
+    sizes = {"dcn": 2, "ici": 2}
+    tx = optax.chain(jaxcomm.mean("dcn"), optax.sgd(0.1))
+    step = jaxcomm.simulate(
+        aux_of_examples, tx, sizes, axis_name="dcn", has_aux=True, metrics="own"
+    )
+    state = jaxcomm.init(tx, start(), sizes, axis_name="dcn")
+    with pytest.raises(ValueError, match=r"one value an example.*return its mean\.(\n|$)"):
+        step(start(), state, X)
+
+
+def test_a_mesh_in_place_of_a_number() -> None:
+    with pytest.raises(ValueError, match=r"must be an int; on a mesh use `jaxcomm\.make_step`"):
+        jaxcomm.simulate(loss_fn, qsgd(), mesh_of(N))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be an int of at least 1, got True"):
+        jaxcomm.simulate(loss_fn, qsgd(), True)
+
+
 def test_used_extra_arguments_reach_the_transformation() -> None:
     tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(N)))
     params = jaxcomm.PerWorker({"data": {"w": jnp.arange(N * 10.0).reshape(N, 5, 2)}})
@@ -181,7 +284,7 @@ def test_gradients_that_know_nothing_of_aux() -> None:
     gradients = lambda loss_fn, params, batch: (jnp.float32(0), params)  # noqa: E731
     step = jaxcomm.simulate(loss_fn, qsgd(), N, has_aux=True, gradients=gradients)
     with pytest.raises(
-        ValueError, match=r"must be a pair, `\(loss, aux\)`.*tell `gradients` of aux"
+        ValueError, match=r"must be a pair, `\(loss, aux\)`.*tell `window_gradients` of aux by"
     ):
         step(start(), jaxcomm.init(qsgd(), start(), N), X)
 

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -256,3 +258,58 @@ def test_many_leaves_do_not_make_the_mean_slow() -> None:
         assert account.messages == (14 if name == "mean" else 3 * 14)
     assert seconds["mean"] == pytest.approx(14 * 50e-6 + 14 / 8 * (30 * 256 + 4) / 125e6)
     assert seconds["coded"] > seconds["mean"]  # Few bytes, and two messages more.
+
+
+def test_what_is_cut_otherwise_is_another_value() -> None:
+    mesh = jax.make_mesh((N,), ("data",), axis_types=(AxisType.Auto,))
+
+    def both(x: jax.Array) -> Any:
+        def run(spec: PartitionSpec) -> jax.Array:
+            return jax.shard_map(
+                lambda x: lax.psum(x, "data"), mesh=mesh, in_specs=spec, out_specs=PartitionSpec()
+            )(x)
+
+        return run(PartitionSpec("data")), run(PartitionSpec(None, "data"))
+
+    assert wire.account(both, jnp.ones((8, 8))).bytes_per_worker == 2 * 14 / 8 * 32
+
+
+def test_what_a_callback_returns_is_another_value_each_time() -> None:
+    def twice(x: jax.Array) -> jax.Array:
+        draw = lambda: jax.experimental.io_callback(np.sin, x, x)  # noqa: E731
+        return lax.psum(draw(), "data") + lax.psum(draw(), "data")
+
+    assert sent(twice).bytes_per_worker == 2 * 14 / 8 * 24
+
+
+def test_what_a_loop_sends_for_nobody_is_not_billed() -> None:
+    def loop(x: jax.Array) -> jax.Array:
+        def body(carry: Any, _: None) -> Any:
+            x, unused = carry
+            return (lax.ppermute(x, "data", RING), lax.psum(unused, "data")), lax.psum(x, "data")
+
+        return lax.scan(body, (x, x), None, length=5)[0][0]
+
+    account = sent(loop)
+    assert [c.primitive for c in account.collectives] == ["ppermute"]
+    assert account.bytes_per_worker == 5 * 24
+
+
+def test_of_a_linear_solve_the_solution_is_billed() -> None:
+    def solve(x: jax.Array) -> jax.Array:
+        return lax.custom_linear_solve(
+            lambda y: y * 8.0, x, lambda _, b: lax.psum(b, "data") / 64, symmetric=True
+        )
+
+    assert sent(solve).bytes_per_worker == 14 / 8 * 24
+
+
+def test_a_simulated_step_inside_of_a_program_is_not_accounted_as_nothing() -> None:
+    tx = jaxcomm.global_qsgd()
+    step = jaxcomm.simulate(lambda w, b: jnp.mean((w - b[0]) ** 2), tx, N, donate=False)
+    x, state, rows = jnp.zeros(100), jaxcomm.init(tx, jnp.zeros(100), N), jnp.ones((N, 100))
+    assert wire.account(step, x, state, rows).bytes_per_worker > 0
+    with pytest.raises(
+        ValueError, match=r"holds a step of `jaxcomm\.simulate`.*account for the step"
+    ):
+        wire.account(jax.jit(lambda *args: step(*args)), x, state, rows)
