@@ -24,3 +24,12 @@ def mean_where(
     mean *= jnp.where(up, jnp.float32(2.0**-64), jnp.float32(2.0**64))
     # The mean of equal numbers may be rounded up, at the largest float to infinity.
     return jnp.squeeze(jnp.minimum(mean, peak), axis)
+
+
+def headroom(workers: int) -> float:
+    """The largest power of two that is at most 1/n.
+
+    What it scales may be added over workers without overflow, and loses nothing but of numbers that
+    are hardly normal.
+    """
+    return 2.0 ** -(workers - 1).bit_length()

@@ -196,7 +196,7 @@ SIGNS = [
         ),
         # Blocks of 8 coordinates: one word of 4-bit fields and one float32 norm each.
         bytes=lambda sizes, n: (n - 1) * (8 * -(-sum(sizes) // 8) + 4),
-        dtypes=lambda n: {"u32", "f32"},
+        dtypes=lambda n: {"u32"},  # Norms travel as words.
         unbiased=True,
         variance=lambda d, n: min(8 / 7**2, 8**0.5 / 7) / n,
         resolution=lambda n, d: root(min(d, 8)) * root(8) / 7,

@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomm import _noise
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm.compression._means import headroom
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
@@ -83,9 +84,10 @@ def random_k(*, ratio: float | None = None, k: int | None = None) -> Codec:
     def encode(
         coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
     ) -> tuple[RandomKPayload, Memory]:
-        del agreed, workers
+        del agreed
         indices = draw_coordinates(coins.public, x.size, kept(x.size))
-        return RandomKPayload(x.ravel()[indices].astype(jnp.float32)), memory
+        values = x.ravel()[indices].astype(jnp.float32)
+        return RandomKPayload(values * headroom(workers)), memory
 
     def decode(
         public: jax.Array,
@@ -95,9 +97,9 @@ def random_k(*, ratio: float | None = None, k: int | None = None) -> Codec:
         count: int,
         shape: tuple[int, ...],
     ) -> jax.Array:
-        del agreed, workers
+        del agreed
         size = math.prod(shape)
-        scale = size / max(kept(size), 1) / count
+        scale = size / max(kept(size), 1) / (count * headroom(workers))
         indices = draw_coordinates(public, size, kept(size))
         return to_dense(payload.values * scale, indices, shape)
 
