@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import require_axes
-from jaxcomm._require import checked, require_state
+from jaxcomm._require import checked, own_weight, require_state
 from jaxcomm._state import worker_axes
 
 
@@ -152,7 +152,8 @@ def per_worker(
       The same transformation, whose state is `PerWorker` of leaves `[workers, ...]`.
 
     Raises:
-      ValueError: In `init` and `update`, if `axis_name` is not bound.
+      ValueError: In `init` and `update`, if `axis_name` is not bound; in `update`, if `weight` is
+        no scalar or known to be out of range.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -177,7 +178,7 @@ def per_worker(
         own = _axis.own(state, axis_name)
         updates, after = inner.update(updates, own, params, **extra_args)
         weight = extra_args.get("weight")
-        fine = jnp.ones((), bool) if weight is None else jnp.asarray(weight) != 0
+        fine = jnp.ones((), bool) if weight is None else own_weight(weight) != 0
         updates = jax.tree.map(lambda u: jnp.where(fine, u, jnp.zeros((), u.dtype)), updates)
         for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(own), strict=True):
             if jnp.issubdtype(new.dtype, jnp.inexact):

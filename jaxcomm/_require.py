@@ -165,6 +165,9 @@ def own_weight(weight: jax.Array | float) -> jax.Array:
         if float(weight) and not _LEAST_WEIGHT <= float(weight) <= _MOST_WEIGHT:
             raise ValueError(f"`weight` must be 0 or from 2**-100 to 2**100, got {weight}.")
     own = jnp.asarray(weight, jnp.float32)
-    # Denormal numbers are equal to 0 where they are flushed.
-    none = lax.bitcast_convert_type(own, jnp.uint32) << 1 == 0
-    return jnp.where(none | (own >= _LEAST_WEIGHT) & (own <= _MOST_WEIGHT), own, jnp.nan)
+    # By bits, of which 0 wraps around: denormal numbers are equal to 0 where they are flushed.
+    bits, least = (
+        lax.bitcast_convert_type(x, jnp.uint32) for x in (own, jnp.float32(_LEAST_WEIGHT))
+    )
+    tiny = bits - 1 < least - 1
+    return jnp.where((own >= 0) & (own <= _MOST_WEIGHT) & ~tiny, own, jnp.nan)
