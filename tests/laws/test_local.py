@@ -231,6 +231,8 @@ def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, plac
             if getattr(path[-1], "name", None) == "skipped"
         ]
         assert skipped == [1]
+        (counts,) = [v for k, v in metrics.items() if k.endswith("skipped")]
+        np.testing.assert_array_equal(counts, np.arange(BATCHES) >= nan)
     means = [x.mean(axis=1) for x in both]
     if place == "whole":  # Steps come one later, and are the same.
         np.testing.assert_allclose(means[0][nan + 1 :], means[1][nan:-1], rtol=1e-5)
