@@ -104,7 +104,7 @@ def info_of(opt_state: optax.OptState) -> dict[str, jax.Array]:
                 leaf = lax.pmax(leaf[0], axes)
             found.setdefault(where, {})[jax.tree_util.keystr((name,), simple=True)] = leaf
     return {
-        "/".join(["info", *([where] if len(found) > 1 else []), name]): value
+        "/".join(["info", *([where] if where and len(found) > 1 else []), name]): value
         for where, values in found.items()
         for name, value in values.items()
     }
