@@ -202,6 +202,13 @@ def require_replicated(tree: PyTree, axis_name: AxisName, what: str, remedy: str
             )
 
 
+def is_known_equal(tree: PyTree, axis_name: AxisName) -> bool:
+    """Whether the types say that all workers have the same, as they do in checked mode only."""
+    if any(mode(name) != "checked" for name in names(axis_name)):
+        return False
+    return not any(varying(x) & set(names(axis_name)) for x in jax.tree.leaves(tree))
+
+
 def per_worker_axes(path: tuple[object, ...]) -> tuple[str, ...]:
     """The axes named by a `PerWorker` on the way to a leaf; empty when there is none."""
 

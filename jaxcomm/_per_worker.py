@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import over_workers_of, require_axes, require_kept
-from jaxcomm._require import checked, require_state
+from jaxcomm._require import checked, own_weight, require_state
 from jaxcomm._state import worker_axes
 
 
@@ -143,8 +143,8 @@ def per_worker(
 
     Where parameters differ by worker, so do the moments of an optimizer that sees local gradients.
     A step that would make a finite number of that state NaN or infinite leaves it as it was on this
-    worker: a moment that is NaN once stays so. The update is what the optimizer makes of it.
-    Nothing is sent.
+    worker: a moment that is NaN once stays so. The update is what the optimizer makes of it. A step
+    of weight 0, a mean over nothing, leaves the state too, and its update is 0. Nothing is sent.
 
     Args:
       tx: The optimizer.
@@ -154,7 +154,8 @@ def per_worker(
       The same transformation, whose state is `PerWorker` of leaves `[workers, ...]`.
 
     Raises:
-      ValueError: In `init` and `update`, if `axis_name` is not bound.
+      ValueError: In `init` and `update`, if `axis_name` is not bound; in `update`, if `weight` is
+        no scalar or known to be out of range.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -178,7 +179,9 @@ def per_worker(
         require_state(state, PerWorker, "`per_worker`")
         own = _axis.own(state, axis_name)
         updates, after = inner.update(updates, own, params, **extra_args)
-        fine = jnp.ones((), bool)
+        weight = extra_args.get("weight")
+        fine = jnp.ones((), bool) if weight is None else own_weight(weight) != 0
+        updates = jax.tree.map(lambda u: jnp.where(fine, u, jnp.zeros((), u.dtype)), updates)
         for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(own), strict=True):
             if jnp.issubdtype(new.dtype, jnp.inexact):
                 fine &= jnp.all(jnp.isfinite(new) | ~jnp.isfinite(old))

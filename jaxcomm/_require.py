@@ -9,9 +9,11 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from jaxcomm._base import Codec
 
+_LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-100, 2.0**100
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -147,14 +149,25 @@ def require_state(state: Any, kind: type, holder: str) -> None:
 def own_weight(weight: jax.Array | float) -> jax.Array:
     """This worker's weight, float32[]; NaN, and so is the mean, where it is out of range.
 
+    That is 0, or from 2^-100 to 2^100: there quotients of weights, and sums of them over workers,
+    neither overflow nor vanish.
+
     Raises:
-      ValueError: If it is no scalar, or is known while tracing to be negative or not finite.
+      ValueError: If it is no scalar, or is known while tracing to be out of range.
     """
     if jnp.shape(weight) != ():
         raise ValueError(
             f"`weight` must be a scalar on each worker, got shape {jnp.shape(weight)}."
         )
-    if not isinstance(weight, jax.core.Tracer) and not 0 <= float(weight) < math.inf:
-        raise ValueError(f"`weight` must be a finite number of at least 0, got {weight}.")
+    if not isinstance(weight, jax.core.Tracer):
+        if not 0 <= float(weight) < math.inf:
+            raise ValueError(f"`weight` must be a finite number of at least 0, got {weight}.")
+        if float(weight) and not _LEAST_WEIGHT <= float(weight) <= _MOST_WEIGHT:
+            raise ValueError(f"`weight` must be 0 or from 2**-100 to 2**100, got {weight}.")
     own = jnp.asarray(weight, jnp.float32)
-    return jnp.where((own >= 0) & (own < jnp.inf), own, jnp.nan)
+    # By bits, of which 0 wraps around: denormal numbers are equal to 0 where they are flushed.
+    bits, least = (
+        lax.bitcast_convert_type(x, jnp.uint32) for x in (own, jnp.float32(_LEAST_WEIGHT))
+    )
+    tiny = bits - 1 < least - 1
+    return jnp.where((own >= 0) & (own <= _MOST_WEIGHT) & ~tiny, own, jnp.nan)

@@ -102,11 +102,11 @@ def accumulate(
         own = own_weight(1.0 if weight is None else weight)
         so_far = _axis.own(state.own, axis_name)
         total = so_far["weight"] + own
-        # A running mean: the sum of huge gradients may overflow, their mean not.
-        share = jnp.where(total == 0, 0, own / total)
 
         def add(mean: jax.Array, x: jax.Array) -> jax.Array:
-            part = share.astype(mean.dtype)
+            # A running mean: the sum of huge gradients may overflow, their mean not.
+            share = own.astype(mean.dtype) / total.astype(mean.dtype)
+            part = jnp.where(total == 0, 0, share)
             joined = mean * (1 - part) + x.astype(mean.dtype) * part
             return jnp.where(own == 0, mean, joined)
 

@@ -15,7 +15,7 @@ from jaxcomm.aggregation._agreement import agree, all_finite, nan_unless_all_fit
 from jaxcomm.aggregation._alone import encode_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._rows import from_rows, to_rows
-from jaxcomm.aggregation._weights import headroom
+from jaxcomm.compression._means import headroom
 
 CodecOf: TypeAlias = Callable[[int], Codec]
 """From how many workers' updates are in a sum to the codec that encodes it."""

@@ -12,7 +12,7 @@ from jaxcomm._base import AxisName, Coins, Memory
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, to_vector
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
-from jaxcomm.aggregation._weights import headroom
+from jaxcomm.compression._means import headroom
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.compression.sparsifiers._indices import choose_layout, pack_indices, unpack_indices

@@ -13,8 +13,9 @@ from jaxcomm._buckets import require_floating
 from jaxcomm._require import checked, require_state
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._two_stage import two_stage_mean
-from jaxcomm.aggregation._weights import headroom, weigh
+from jaxcomm.aggregation._weights import weigh
 from jaxcomm.compression import blockwise
+from jaxcomm.compression._means import headroom
 from jaxcomm.compression.quantizers import cast, scaled_cast
 
 

@@ -11,7 +11,8 @@ from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm._require import checked, require_state
 from jaxcomm.aggregation._stages import averages_over
-from jaxcomm.aggregation._weights import headroom, weigh
+from jaxcomm.aggregation._weights import weigh
+from jaxcomm.compression._means import headroom
 
 
 def _hop(partial: jax.Array, own: jax.Array, axis_name: AxisName) -> jax.Array:

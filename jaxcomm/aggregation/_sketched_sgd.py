@@ -12,7 +12,7 @@ from jaxcomm._base import AxisName, Coins, Memory
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
-from jaxcomm.aggregation._weights import headroom
+from jaxcomm.compression._means import headroom
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
 from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sketches._count_sketch import Hashing

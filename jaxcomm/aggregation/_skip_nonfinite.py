@@ -19,6 +19,13 @@ class SkipNonfiniteState(NamedTuple):
 
     skipped: jax.Array  # int32[], how many steps so far
     inner: Any
+    info: dict[str, jax.Array]  # float32[], the same number
+
+
+def _all_say(finite: jax.Array, axis_name: AxisName) -> jax.Array:
+    # Not the maximum of the gradients themselves, which may drop NaN.
+    flag = _axis.as_varying(jnp.where(finite, 0.0, 1.0).astype(jnp.float32), axis_name)
+    return lax.pmax(flag, _axis.names(axis_name)) == 0
 
 
 @checked()
@@ -28,21 +35,25 @@ def skip_nonfinite(
     r"""Leaves a step out, on all workers, where any of them has a NaN or infinity in its gradient.
 
     .. math:: (\Delta, s') = \begin{cases}
-              \mathrm{tx}(g_i, s, x) & \text{if all } g_1, \dots, g_n \text{ are finite} \\
+              \mathrm{tx}(g_i, s, x) & \text{if all } g_1, \dots, g_n \text{ and that } \Delta
+                                      \text{ are finite} \\
               (0, s) & \text{otherwise} \end{cases}
 
     Workers agree before anything else, in one all-reduce of a float32 flag; what `tx` sends is not
-    sent in a step that is left out. `optax.apply_if_finite` asks each worker alone: around a
-    collective it waits forever, or is refused.
+    sent in a step that is left out. What `tx` returns may still be NaN, where a codec found no
+    room. Of a result that is equal on all workers nothing is sent; where it is each worker's own,
+    as of local methods and gossip, or its type does not tell (`check_vma=False`), a second such
+    flag is. `optax.apply_if_finite` asks each worker alone: around a collective it waits forever,
+    or is refused.
 
     Args:
       tx: A whole chain, the aggregator and the optimizer: `skip_nonfinite(optax.chain(...))`.
       axis_name: The mesh axis, or axes, over which gradients differ.
 
     Returns:
-      A transformation in place of `tx`. Its state counts the steps left out, in `skipped`. A worker
-      of weight 0 is not asked, since a mean over no samples is often NaN; a weight that is
-      negative or not finite leaves the step out.
+      A transformation in place of `tx`. Its state counts the steps left out, in `skipped`, and
+      metrics tell the number as `info/skipped`. A worker of weight 0 is not asked, since a mean
+      over no samples is often NaN; a weight that is negative or not finite leaves the step out.
 
     Raises:
       ValueError: In `update`, if `axis_name` is not bound or an update is already summed.
@@ -61,7 +72,8 @@ def skip_nonfinite(
     inner = optax.with_extra_args_support(tx)
 
     def init_fn(params: PyTree) -> SkipNonfiniteState:
-        return SkipNonfiniteState(jnp.zeros((), jnp.int32), inner.init(params))
+        info = {"skipped": jnp.zeros((), jnp.float32)}
+        return SkipNonfiniteState(jnp.zeros((), jnp.int32), inner.init(params), info)
 
     def update_fn(
         updates: PyTree, state: SkipNonfiniteState, params: PyTree = None, **extra_args: Any
@@ -72,17 +84,25 @@ def skip_nonfinite(
         if extra_args.get("weight") is not None:
             weight = own_weight(extra_args["weight"])
             finite = jnp.isfinite(weight) & (finite | (weight == 0))
-        # Not the maximum of the gradients themselves, which may drop NaN.
-        flag = _axis.as_varying(jnp.where(finite, 0.0, 1.0).astype(jnp.float32), axis_name)
-        fine = lax.pmax(flag, _axis.names(axis_name)) == 0
+        fine = _all_say(finite, axis_name)
+
+        def zeros(like: PyTree) -> PyTree:
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+
+        skipped = optax.safe_increment(state.skipped)
+        left_out = state._replace(skipped=skipped, info={"skipped": skipped.astype(jnp.float32)})
 
         def update() -> tuple[PyTree, SkipNonfiniteState]:
             result, after = inner.update(updates, state.inner, params, **extra_args)
-            return result, state._replace(inner=after)
+            done = result, state._replace(inner=after)
+            leaves = jax.tree.leaves(result) or [jnp.zeros(())]
+            came = all_finite(leaves)
+            if not _axis.is_known_equal(leaves, axis_name):
+                came = _all_say(came, axis_name)
+            return jax.tree.map(lambda x, y: jnp.where(came, x, y), done, (zeros(result), left_out))
 
         def skip(shapes: tuple[PyTree, SkipNonfiniteState]) -> tuple[PyTree, SkipNonfiniteState]:
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0])
-            return zeros, state._replace(skipped=optax.safe_increment(state.skipped))
+            return zeros(shapes[0]), left_out
 
         return run_when(fine, update, skip)
 

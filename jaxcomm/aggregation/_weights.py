@@ -11,15 +11,6 @@ from jaxcomm._base import AxisName
 from jaxcomm._require import own_weight
 
 
-def headroom(workers: int) -> float:
-    """The largest power of two that is at most 1/n.
-
-    What it scales may be added over workers without overflow, and loses nothing but of numbers that
-    are hardly normal.
-    """
-    return 2.0 ** -(workers - 1).bit_length()
-
-
 def weigh(axis_name: AxisName, weight: jax.Array | float) -> Callable[[jax.Array], jax.Array]:
     r"""Scales a worker's update such that the plain mean becomes the weighted one.
 
@@ -27,19 +18,18 @@ def weigh(axis_name: AxisName, weight: jax.Array | float) -> Callable[[jax.Array
 
     A worker of weight 0 contributes nothing, whatever its update holds: a mean over no samples is
     often NaN. Where all weights are 0, so is the mean. A weight that is negative or not finite, or
-    so large that :math:`n w_i` is not, makes the mean NaN on all workers. One float32 is summed
+    not 0 and below 2^-100 or above 2^100, makes the mean NaN on all workers. One float32 is summed
     over workers.
 
     Args:
       axis_name: The axis of the mean.
-      weight: float[] of this worker, at least 0; a count of samples, say.
+      weight: float[] of this worker, 0 or from 2^-100 to 2^100; a count of samples, say.
 
     Raises:
       ValueError: As `own_weight` does.
     """
     workers = _axis.size(axis_name)
     own = _axis.as_varying(own_weight(weight), axis_name)
-    own = jnp.where(own * workers < jnp.inf, own, jnp.nan)
     total = lax.psum(own, _axis.names(axis_name))
 
     def scaled(x: jax.Array) -> jax.Array:

@@ -164,7 +164,8 @@ def gossiped(
         if not steps:
             return updates, state._replace(step=state.step + 1)
         units, _ = units_of(params, wide)
-        steps, taken = _own_steps(units, steps, weight)
+        weighed, taken = _own_steps(params, updates, weight, wide)
+        steps, _ = units_of(weighed, wide)
         left_out = _axis.own(state.left_out, axis_name) + jnp.where(taken, 0, 1)
         me = _axis.index(axis_name)
         flags = None
@@ -223,18 +224,26 @@ def _presence(present: jax.Array | None, workers: int) -> jax.Array | None:
 
 
 def _own_steps(
-    x: list[jax.Array], steps: list[jax.Array], weight: jax.Array | float | None
-) -> tuple[list[jax.Array], jax.Array]:
+    params: PyTree, steps: PyTree, weight: jax.Array | float | None, wide: Any
+) -> tuple[PyTree, jax.Array]:
     """The steps as they are weighted, and whether they are taken: 0 where they are not finite.
 
-    A NaN would spread to the neighbours and never leave. A weight that is none is let through as
-    NaN: it is a mistake, and not a step that failed.
+    A NaN would spread to the neighbours and never leave, and so would what the parameters' own
+    dtype cannot hold. A weight that is none is let through as NaN: it is a mistake, and not a step
+    that failed.
     """
     own = jnp.ones((), jnp.float32) if weight is None else own_weight(weight)
-    weighed = [jnp.where(own == 0, 0, own.astype(step.dtype) * step) for step in steps]
-    finite = [jnp.all(jnp.isfinite(a + b)) for a, b in zip(x, weighed, strict=True)]
+    weighed = jax.tree.map(
+        lambda step: jnp.where(own == 0, 0, own.astype(wide) * step.astype(wide)), steps
+    )
+
+    def fits(x: jax.Array, step: jax.Array) -> jax.Array:
+        largest = jnp.maximum(jnp.abs(step), jnp.abs(x.astype(wide) + step))
+        return jnp.all(largest <= float(jnp.finfo(x.dtype).max))
+
+    finite = [*map(fits, jax.tree.leaves(params), jax.tree.leaves(weighed))]
     taken = jnp.all(jnp.stack(finite)) | jnp.isnan(own)
-    return [jnp.where(taken, step, 0) for step in weighed], taken
+    return jax.tree.map(lambda step: jnp.where(taken, step, 0), weighed), taken
 
 
 def _exactly(

@@ -17,9 +17,11 @@ from jaxcomm.synchronization._meeting import (
     meet,
     moved_from,
     no_steps,
+    nothing_known,
     require_params,
     take_step,
     way_to,
+    where_met,
 )
 from jaxcomm.synchronization._wide import wide
 
@@ -36,7 +38,9 @@ class LocalState(NamedTuple):
     aggregator: Any
     outer: Any
     done: PerWorker  # each worker's steps since
-    info: dict[str, jax.Array]  # float32[], steps that were left out before the last exchange
+    info: dict[
+        str, jax.Array
+    ]  # float32[], steps left out before the last exchange; and failed ones
 
 
 def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
@@ -71,7 +75,7 @@ def meets_every(
             aggregator=combine.init(wide(params)),
             outer=step_outside.init(anchor),
             done=no_steps(axis_name),
-            info={"left_out": jnp.zeros((), jnp.float32)},
+            info=nothing_known(),
         )
 
     def update_fn(
@@ -106,15 +110,26 @@ def meets_every(
             onward = jax.tree.map(
                 lambda a, u: jnp.where(here, a, u), way_to(anchor, params), updates
             )
-            return onward, LocalState(
-                step=local.step,
-                since=jnp.zeros((), jnp.int32),
-                anchor=anchor,
-                aggregator=met.aggregator,
-                outer=outside,
-                done=met.done,
-                info={"left_out": state.info["left_out"] + met.left_out},
+            together = (
+                onward,
+                LocalState(
+                    step=local.step,
+                    since=jnp.zeros((), jnp.int32),
+                    anchor=anchor,
+                    aggregator=met.aggregator,
+                    outer=outside,
+                    done=met.done,
+                    info={**state.info, "left_out": state.info["left_out"] + met.left_out},
+                ),
             )
+            alone = (
+                updates,
+                local._replace(
+                    since=jnp.zeros((), jnp.int32),
+                    info={**state.info, "failed": state.info["failed"] + 1},
+                ),
+            )
+            return where_met(met, anchor, together, alone)
 
         due = local.since >= period_at(state.step)
         return run_when(due, exchange, lambda _: (updates, local))

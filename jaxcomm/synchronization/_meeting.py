@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._require import own_weight
 from jaxcomm.synchronization._wide import narrow, wide
 
 
@@ -83,15 +84,13 @@ def take_step(
     So NaN never enters parameters, from which no update would bring them back. Nothing is sent.
 
     Raises:
-      ValueError: If `weight` is not a scalar, or `done` is of another number of workers.
+      ValueError: As `own_weight` does, or if `done` is of another number of workers.
     """
-    own = jnp.asarray(1 if weight is None else weight, jnp.float32)
-    if own.shape != ():
-        raise ValueError(f"`weight` must be a scalar on each worker, got shape {own.shape}.")
+    own = own_weight(1.0 if weight is None else weight)
     finite = _is_finite(jax.tree.map(jnp.add, params, updates))
     taken = finite & (own != 0)
-    # Of a sum of weights, one below 0 might not be seen.
-    counted = jnp.where(own < 0, jnp.nan, jnp.where(taken, own, 0))
+    # A weight that is none is a mistake, and not a step that failed.
+    counted = jnp.where(taken | jnp.isnan(own), own, 0)
     left_out = jnp.where(finite | (own == 0), 0.0, 1.0).astype(jnp.float32)
     before = _axis.own(done, axis_name)
     after = Steps(before.weight + counted, before.left_out + left_out)
@@ -126,6 +125,21 @@ class Met(NamedTuple):
     weight: jax.Array  # float32[], with which this worker was counted
     total: jax.Array  # float32[], of all
     left_out: jax.Array  # float32[], steps that all who are here have left out since the last
+
+
+def where_met(met: Met, anchor: PyTree, together: PyTree, alone: PyTree) -> PyTree:
+    """`together`, unless the new anchor is not finite, where a codec found no room, say.
+
+    Then workers go on `alone`, with all that they have moved. A weight that is none is a mistake,
+    and makes the anchor NaN for all.
+    """
+    came_off = _is_finite(anchor) | ~jnp.isfinite(met.total)
+    return jax.tree.map(lambda x, y: jnp.where(came_off, x, y), together, alone)
+
+
+def nothing_known() -> dict[str, jax.Array]:
+    """What meetings tell, before the first."""
+    return {"left_out": jnp.zeros((), jnp.float32), "failed": jnp.zeros((), jnp.float32)}
 
 
 def meet(
@@ -166,11 +180,11 @@ def meet(
     left_out = jnp.where(here, jnp.maximum(steps.left_out, jnp.where(finite, 0.0, 1.0)), 0)
     told = _axis.as_varying(jnp.stack([own, left_out]), axis_name)
     total, left_out_by_all = lax.psum(told, _axis.names(axis_name))
-    scale = jnp.where(total == 0, 0, own * _axis.size(axis_name) / total)
     extra = {**extra_args, "weight": own} if weighted else extra_args
 
     def weigh(x: jax.Array) -> jax.Array:
-        return jnp.where(own == 0, 0, x if weighted else x * scale.astype(x.dtype))
+        share = own.astype(x.dtype) * _axis.size(axis_name) / total.astype(x.dtype)
+        return jnp.where(own == 0, 0, x if weighted else x * share)
 
     mean, state = aggregator.update(jax.tree.map(weigh, moved), state, anchor, **extra)
     mean = jax.tree.map(lambda x: jnp.where(jnp.isfinite(total), x, jnp.nan), mean)

@@ -34,6 +34,22 @@ def _length(microbatches: PyTree) -> int:
     return lengths.pop()
 
 
+def _own_row(tree: PyTree, option: str, axis_name: AxisName) -> PyTree:
+    """This worker's row of what has one a worker, and so lies here as leaves `[1, ...]`.
+
+    Raises:
+      ValueError: If there are several: a worker must not take the first of them.
+    """
+    for x in jax.tree.leaves(tree):
+        if not x.ndim or x.shape[0] != 1:
+            workers = _axis.size(axis_name)
+            got = f"{x.shape[0] * workers} rows" if x.ndim else "no axis of workers"
+            raise ValueError(
+                f"`{option}` must have one row a worker, [{workers}, ...] of all, got {got}."
+            )
+    return jax.tree.map(lambda x: x[0], tree)
+
+
 def microbatch_gradients(
     loss_fn: LossFn,
     params: PyTree,
@@ -173,7 +189,8 @@ def window_gradients(
       aux; the weight is a count, int32[], or bool[] where workers count alike.
 
     Raises:
-      ValueError: As :func:`microbatch_gradients` does, or if `alike` is neither.
+      ValueError: As :func:`microbatch_gradients` does, if `alike` is neither, or if `finished` or
+        `begun` has not one row a worker.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -187,16 +204,16 @@ def window_gradients(
       -2.0
     """
     microbatches, finished, *late = batch
-    if finished.shape != (1,):
+    if finished.ndim > 1:
         raise ValueError(
             f"`finished` must be one count a worker, [workers] of all, got {finished.shape} here."
         )
-    begun = jax.tree.map(lambda z: z[0], late[0]) if late else None
+    begun = _own_row(late[0], "begun", axis_name) if late else None
     done = microbatch_gradients(
         loss_fn,
         params,
         microbatches,
-        finished[0],
+        _own_row(finished, "finished", axis_name),
         begun=begun,
         key=key,
         has_aux=has_aux,
@@ -212,6 +229,7 @@ def given_gradients(
     key: jax.Array | None = None,
     *,
     alike: Alike = "minibatches",
+    axis_name: AxisName = "data",
 ) -> tuple[PyTree, PyTree, jax.Array]:
     r"""The `gradients=` of :func:`jaxcomm.make_step` where sums over mini-batches are at hand.
 
@@ -221,9 +239,13 @@ def given_gradients(
       batch: Sums of this worker, with a leading axis of length 1, as :class:`RealTimeWindow` makes.
       key: Not used.
       alike: As for :func:`window_gradients`.
+      axis_name: The mesh axis, or axes, that number the workers.
 
     Returns:
       `(mean loss, mean gradient, weight)`, like :func:`window_gradients`.
+
+    Raises:
+      ValueError: If sums have not one row a worker, or `alike` is neither.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -236,4 +258,4 @@ def given_gradients(
       -2.0
     """
     del loss_fn, key
-    return mean_of(jax.tree.map(lambda x: x[0], batch), params, alike)
+    return mean_of(_own_row(batch, "sums", axis_name), params, alike)

@@ -18,9 +18,11 @@ from jaxcomm.synchronization._meeting import (
     meet,
     moved_from,
     no_steps,
+    nothing_known,
     require_params,
     take_step,
     way_to,
+    where_met,
 )
 from jaxcomm.synchronization._require import require_transformation
 from jaxcomm.synchronization._wide import narrow, wide
@@ -34,7 +36,9 @@ class PrSgdState(NamedTuple):
     optimizer: PerWorker
     anchor: PyTree  # the parameters after the last exchange, in float32 at least
     done: PerWorker  # each worker's steps since
-    info: dict[str, jax.Array]  # float32[], steps that were left out before the last exchange
+    info: dict[
+        str, jax.Array
+    ]  # float32[], steps left out before the last exchange; and failed ones
 
 
 def pr_sgd(
@@ -102,7 +106,7 @@ def pr_sgd(
             optimizer=own.init(params),
             anchor=first_anchor(params, axis_name),
             done=no_steps(axis_name),
-            info={"left_out": jnp.zeros((), jnp.float32)},
+            info=nothing_known(),
         )
 
     def update_fn(
@@ -139,14 +143,25 @@ def pr_sgd(
             onward = jax.tree.map(
                 lambda a, u: jnp.where(here, a, u), way_to(anchor, params), updates
             )
-            return onward, PrSgdState(
-                step=local.step,
-                since=jnp.zeros((), jnp.int32),
-                optimizer=averaged(optimizer, met, here),
-                anchor=anchor,
-                done=met.done,
-                info={"left_out": state.info["left_out"] + met.left_out},
+            together = (
+                onward,
+                PrSgdState(
+                    step=local.step,
+                    since=jnp.zeros((), jnp.int32),
+                    optimizer=averaged(optimizer, met, here),
+                    anchor=anchor,
+                    done=met.done,
+                    info={**state.info, "left_out": state.info["left_out"] + met.left_out},
+                ),
             )
+            alone = (
+                updates,
+                local._replace(
+                    since=jnp.zeros((), jnp.int32),
+                    info={**state.info, "failed": state.info["failed"] + 1},
+                ),
+            )
+            return where_met(met, anchor, together, alone)
 
         due = local.since >= period_at(state.step)
         return run_when(due, exchange, lambda _: (updates, local))

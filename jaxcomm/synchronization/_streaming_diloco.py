@@ -19,9 +19,11 @@ from jaxcomm.synchronization._meeting import (
     meet,
     moved_from,
     no_steps,
+    nothing_known,
     require_params,
     take_step,
     way_to,
+    where_met,
 )
 from jaxcomm.synchronization._require import require_transformation
 from jaxcomm.synchronization._wide import wide
@@ -37,7 +39,8 @@ class FragmentState(NamedTuple):
     aggregator: Any
     outer: Any
     done: PerWorker  # each worker's steps since
-    left_out: jax.Array  # float32[], steps that were left out before it
+    came_off: jax.Array  # bool[], whether its last meeting did
+    told: dict[str, jax.Array]  # float32[], steps left out before it; and failed meetings
 
 
 class StreamingState(NamedTuple):
@@ -45,7 +48,7 @@ class StreamingState(NamedTuple):
 
     step: jax.Array  # int32[], steps so far
     fragments: tuple[FragmentState, ...]
-    info: dict[str, jax.Array]  # float32[], steps that were left out before the last meeting
+    info: dict[str, jax.Array]  # float32[], steps left out before the last meeting; and failed ones
 
 
 def _split_evenly(params: PyTree, fragments: int) -> list[int]:
@@ -172,18 +175,18 @@ def streaming_diloco(
 
     def init_fn(params: PyTree) -> StreamingState:
         _axis.require_bound(axis_name)
-        none = jnp.zeros((), jnp.float32)
         states = tuple(
             FragmentState(
                 anchor=(anchor := first_anchor(part, axis_name)),
                 aggregator=combine.init(wide(part)),
                 outer=step_outside.init(anchor),
                 done=no_steps(axis_name),
-                left_out=none,
+                came_off=jnp.ones((), bool),
+                told=nothing_known(),
             )
             for part in parts_of(params, params)
         )
-        return StreamingState(jnp.zeros((), jnp.int32), states, {"left_out": none})
+        return StreamingState(jnp.zeros((), jnp.int32), states, nothing_known())
 
     def update_fn(
         updates: PyTree,
@@ -215,13 +218,20 @@ def streaming_diloco(
             change, outside = step_outside.update(
                 descent, fragment.outer, fragment.anchor, **extra_args
             )
-            return FragmentState(
-                anchor=optax.apply_updates(fragment.anchor, change),
+            anchor = optax.apply_updates(fragment.anchor, change)
+            together = FragmentState(
+                anchor=anchor,
                 aggregator=met.aggregator,
                 outer=outside,
                 done=met.done,
-                left_out=fragment.left_out + met.left_out,
+                came_off=jnp.ones((), bool),
+                told={**fragment.told, "left_out": fragment.told["left_out"] + met.left_out},
             )
+            alone = fragment._replace(
+                came_off=jnp.zeros((), bool),
+                told={**fragment.told, "failed": fragment.told["failed"] + 1},
+            )
+            return where_met(met, anchor, together, alone)
 
         def advance(
             offset: int, before: FragmentState, x: Fragment, u: Fragment
@@ -232,17 +242,18 @@ def streaming_diloco(
             arrives = (step % period == (offset + overlap) % period) & (step >= period + overlap)
             own = jax.tree.map(jnp.add, wide(x), wide(u))
             taken_in = jax.tree.map(lambda y, a: mixing * y + (1 - mixing) * a, own, after.anchor)
-            changes = jax.tree.map(
-                lambda a, u: jnp.where(arrives & here, a, u), way_to(taken_in, x), u
-            )
+            taken = arrives & here & after.came_off
+            changes = jax.tree.map(lambda a, u: jnp.where(taken, a, u), way_to(taken_in, x), u)
             return changes, after
 
         parts = parts_of(params, params), parts_of(updates, params)
         advanced = [advance(*each) for each in zip(offsets, state.fragments, *parts, strict=True)]
         changes, after = zip(*advanced, strict=True)
         # Each step is in the count of every fragment that has met since.
-        left_out = jnp.max(jnp.stack([fragment.left_out for fragment in after]))
-        return joined(changes, params), StreamingState(step, after, {"left_out": left_out})
+        left_out = jnp.max(jnp.stack([fragment.told["left_out"] for fragment in after]))
+        failed = jnp.sum(jnp.stack([fragment.told["failed"] for fragment in after]))
+        told = {"left_out": left_out, "failed": failed}
+        return joined(changes, params), StreamingState(step, after, told)
 
     return optax.chain(
         per_worker(inner, axis_name), optax.GradientTransformationExtraArgs(init_fn, update_fn)

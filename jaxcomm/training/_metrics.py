@@ -104,7 +104,10 @@ def tell(
 
 
 def info_of(opt_state: optax.OptState) -> dict[str, jax.Array]:
-    """What aggregators with `info=True` tell, `info/<name>`; with their paths where several do."""
+    """What aggregators with `info=True` tell, `info/<name>`; with their paths where several do.
+
+    What is each worker's own is told as the largest of all, by one all-reduce of a float32.
+    """
     found: dict[str, dict[str, jax.Array]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
         *before, field, name = [None, None, *path]
@@ -112,9 +115,11 @@ def info_of(opt_state: optax.OptState) -> dict[str, jax.Array]:
             where = jax.tree_util.keystr(
                 tuple(key for key in before if key is not None), simple=True, separator="/"
             )
+            if axes := _axis.per_worker_axes(path):
+                leaf = lax.pmax(leaf[0], axes)
             found.setdefault(where, {})[jax.tree_util.keystr((name,), simple=True)] = leaf
     return {
-        "/".join(["info", *([where] if len(found) > 1 else []), name]): value
+        "/".join(["info", *([where] if where and len(found) > 1 else []), name]): value
         for where, values in found.items()
         for name, value in values.items()
     }

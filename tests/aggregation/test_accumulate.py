@@ -233,3 +233,18 @@ def test_mistakes() -> None:
         )
     with pytest.raises(ValueError, match="only floating-point"):
         jax.vmap(SGD.init, axis_name="data")(jnp.ones((2, 3), jnp.int32))
+
+
+def test_float64_is_not_lost_to_a_share_of_float32() -> None:
+    with jax.enable_x64(True):
+        tx, given = jaxcomm.accumulate(jaxcomm.mean(), 3), jnp.array([[1.0, 2.0, 4.0]] * 2)
+
+        def run(xs: jax.Array) -> jax.Array:
+            state = tx.init(xs[0])
+            for x in xs:
+                update, state = tx.update(x, state)
+            return update
+
+        found = jax.vmap(run, axis_name="data")(given)
+        assert found.dtype == np.float64
+        np.testing.assert_allclose(found, 7 / 3, rtol=1e-15)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.compression.sparsifiers import nonzero, top_k
 from tests.cases._local import LOCAL, PERIOD, LocalCase, by_hand, local_rows, neutral
 from tests.mutants import Mutant, mutable, mutated
 from tests.slow import slow
@@ -116,7 +116,39 @@ def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> N
     for wrong in (-1.0, np.nan, np.inf):
         bad = ONES.copy()
         bad[0, 3] = wrong
-        assert np.isnan(train(tx, GRADIENTS, bad, ALL)[0][PERIOD - 1 :]).all()
+        for own in (GRADIENTS, np.where(np.arange(N)[:, None] == 3, np.nan, GRADIENTS)):
+            assert np.isnan(train(tx, own, bad, ALL)[0][PERIOD - 1 :]).all()
+
+
+@pytest.mark.parametrize("case", local_rows())
+def test_a_step_of_weight_0_is_as_if_it_had_not_been(case: LocalCase) -> None:
+    """For the momentum inside as well."""
+    tx = case.make(optax.sgd(0.1, momentum=0.5))
+    weights, gradients = ONES.copy(), GRADIENTS.copy()
+    weights[1, 2] = weights[4, 0] = 0
+    found = []
+    for garbage in (0.0, 100.0):
+        gradients[weights == 0] = garbage
+        found.append(train(tx, gradients, weights, ALL)[0])
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("case", [case for case in LOCAL if case.aggregates], ids=repr)
+def test_where_the_mean_finds_no_room_workers_go_on(case: LocalCase) -> None:
+    """One coordinate fits, and all do not; the next meeting takes in what they have moved."""
+    fits = jaxcomm.gathered_mean("data", nonzero(density=0.25, granularity="element"))
+    tx = case.neutral(optax.sgd(1.0), PERIOD, aggregator=fits)
+    few = np.where(np.arange(5) == 0, GRADIENTS, 0)
+    many, failed = few.copy(), 2 * PERIOD - 1
+    many[failed - 1] += 1
+    many[failed + 2] -= 1
+    found, state, metrics = train(tx, many, start=0 * START)
+    expected, _, plain = train(tx, few, start=0 * START)
+    assert all(np.isfinite(x).all() for x in (found, *floats(state)))
+    assert np.ptp(expected[failed], axis=0).max() < 1e-6 < np.ptp(found[failed], axis=0).max()
+    np.testing.assert_allclose(found[-1], expected[-1], rtol=1e-5, atol=1e-5)
+    assert not plain["info/failed"].any()
+    np.testing.assert_array_equal(metrics["info/failed"], np.arange(STEPS) >= failed)
 
 
 @functools.cache
@@ -199,6 +231,9 @@ def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, plac
             if getattr(path[-1], "name", None) == "skipped"
         ]
         assert skipped == [1]
+        (counts,) = [v for k, v in metrics.items() if k.endswith("skipped")]
+        assert not any("//" in name for name in metrics)
+        np.testing.assert_array_equal(counts, np.arange(BATCHES) >= nan)
     means = [x.mean(axis=1) for x in both]
     if place == "whole":  # Steps come one later, and are the same.
         np.testing.assert_allclose(means[0][nan + 1 :], means[1][nan:-1], rtol=1e-5)
@@ -228,6 +263,18 @@ def test_small_steps_add_up_in_any_dtype(case: LocalCase, dtype: str) -> None:
             assert {x.dtype for x in meetings if x.size in SIZES.values()} == {wide}
             off = found[-1].astype(np.float64) - (1 + kept * small)
             assert np.abs(off).max() <= (2 * small if narrow else 0)
+
+
+@pytest.mark.parametrize("case", local_rows())
+def test_float64_is_not_lost_to_a_share_of_float32(case: LocalCase) -> None:
+    """Where one worker has left out a step, shares are 3/11 and 2/11."""
+    with jax.enable_x64(True):
+        gradients = GRADIENTS[:PERIOD].astype(np.float64)
+        gradients[1, 2] = np.nan
+        found, _, _ = train(case.neutral(optax.sgd(1.0), PERIOD), gradients, start=np.zeros((N, 5)))
+        moved, counts = -np.nansum(gradients, axis=0), np.array([[3], [3], [2], [3]])
+        expected = np.sum(moved * counts, axis=0) / 11
+        np.testing.assert_allclose(found[-1], [expected] * N, rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.parametrize("workers", [1, 8])

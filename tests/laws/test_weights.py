@@ -61,8 +61,23 @@ def test_a_weight_that_is_none_makes_the_mean_nan_for_all(case: Case) -> None:
     # Beside weights with which the sum is what it would be without: 1, 0 and the largest float.
     for wrong in ([-1.0, 1.0, 0.0, 2.0], [-1.0, 1.0, 0.0, 0.0], [np.nan, 0.0, 0.0, 0.0]):
         assert np.all(np.isnan(flat(aggregate(case.make(), gradients(4), "checked", wrong))))
-    for huge in ([np.inf, 1.0, 0.0, 2.0], [3e38] * 4):
+    # And beside such as would have a quotient of 0, or of NaN.
+    for huge in ([np.inf, 1.0, 0.0, 2.0], [3e38] * 4, [3e37] * 4, [1e-39, 0.0, 0.0, 0.0]):
         assert np.all(np.isnan(flat(aggregate(case.make(), gradients(4), "checked", huge))))
+
+
+@pytest.mark.parametrize("case", rows(WEIGHTED, {"mean", "global_qsgd"}), ids=repr)
+def test_weights_at_both_ends_of_their_range(case: Case) -> None:
+    for scale in (2.0**-100, 2.0**98):
+        check_weights(case, [scale, 4 * scale, 0.0, scale], "checked")
+
+
+@pytest.mark.parametrize("weight", [2.0**-101, 2.0**101])
+def test_a_weight_that_is_known_to_be_out_of_range_is_an_error(weight: float) -> None:
+    tx, updates = jaxcomm.mean(), one_leaf()
+    update = jax.vmap(lambda g: tx.update(g, tx.init(g), weight=weight)[0], axis_name="data")
+    with pytest.raises(ValueError, match=r"`weight` must be 0 or from 2\*\*-100 to 2\*\*100"):
+        jax.eval_shape(update, updates)
 
 
 @pytest.mark.parametrize("weight", [-1, -0.5, math.nan, math.inf])

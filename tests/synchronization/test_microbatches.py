@@ -12,6 +12,7 @@ import pytest
 import jaxcomm
 from jaxcomm import gossip
 from jaxcomm.synchronization import (
+    Finished,
     RealTimeWindow,
     deterministic,
     given_gradients,
@@ -175,3 +176,19 @@ def test_mistakes() -> None:
     step = jaxcomm.simulate(loss, tx, N, gradients=window_gradients)
     with pytest.raises(ValueError, match="`finished` must be one count a worker"):
         step(PARAMS, jaxcomm.init(tx, PARAMS, N), (DATA, np.ones((N, 2), np.int32)))
+
+
+@pytest.mark.parametrize("what", ["finished", "begun", "sums"])
+def test_a_worker_is_not_given_several_rows(what: str) -> None:
+    """Those of 8 workers, on 4."""
+    tx, row = optax.chain(jaxcomm.mean(), optax.sgd(0.1)), np.ones(8, np.float32)
+    counts, microbatches = np.ones(4, np.int32), np.ones((4, 1), np.float32)
+    gradients, batch = {
+        "finished": (window_gradients, (microbatches, np.ones(8, np.int32))),
+        "begun": (window_gradients, (microbatches, counts, row)),
+        "sums": (given_gradients, Finished(row, np.ones(8, np.int32), row)),
+    }[what]
+    step = jaxcomm.simulate(lambda w, x: w * jnp.mean(x), tx, 4, gradients=gradients)
+    params = jnp.float32(0)
+    with pytest.raises(ValueError, match=rf"`{what}` must have one row .*\[4, .* got 8 rows"):
+        step(params, jaxcomm.init(tx, params, 4), batch)
