@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations
 from jaxcomm._require import require_codec
+from jaxcomm.compression._overflow import remembers
 
 
 def blockwise(codec: Codec, block_size: int) -> Codec:
@@ -19,7 +20,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
     zeros, which travel too.
 
     Args:
-      codec: A memoryless codec.
+      codec: A codec that remembers nothing, but for `info=True`.
       block_size: Coordinates that share statistics; a Python int.
 
     Returns:
@@ -53,7 +54,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(jnp.zeros(block_size))
-        if jax.tree.leaves(memory):
+        if remembers(memory):
             raise ValueError(
                 "`blockwise` takes codecs without memory; wrap it in feedback instead."
             )
@@ -69,10 +70,10 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
     ) -> tuple[PyTree, Memory]:
         blocks = to_blocks(x)
         each = coins_of_blocks(coins, len(blocks))
-        payload = jax.vmap(
-            lambda coins, block, agreed: codec.encode(coins, memory, block, agreed, workers)[0]
+        payload, after = jax.vmap(
+            lambda coins, block, agreed: codec.encode(coins, memory, block, agreed, workers)
         )(each, blocks, agreed)
-        return payload, memory
+        return payload, jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), after)
 
     def decode(
         public: jax.Array,
