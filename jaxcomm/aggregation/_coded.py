@@ -37,7 +37,9 @@ class Exchanged(NamedTuple):
     memories: list[Memory]  # of each unit, before `settle`
     finite: jax.Array  # bool[], whether all workers were
     sent: Callable[[], list[jax.Array]] | None = None  # what this worker sent, decoded; for `info`
-    common: Sequence[tuple[jax.Array, PyTree]] = ()  # each unit's public coin, and what was agreed
+    common: Sequence[
+        tuple[jax.Array, PyTree]
+    ] = ()  # each unit's public coin and statistics; for `info`
     added: int = 1  # how many payloads may be added before they are decoded; for `info`
 
 

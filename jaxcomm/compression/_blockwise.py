@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations
+from jaxcomm._base import Codec, Coins, Memory, PyTree
 from jaxcomm._require import require_codec
 from jaxcomm.compression._overflow import remembers
 
@@ -92,6 +92,13 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         )(each, payload, agreed)
         return blocks.ravel()[:size].reshape(shape)
 
+    def observe(
+        public: jax.Array, agreed: PyTree, x: jax.Array
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+        blocks = to_blocks(x)
+        each = jax.random.split(public, len(blocks))
+        return jax.tree.map(jnp.sum, jax.vmap(codec.observe)(each, agreed, blocks))
+
     def of_block(bound: Callable[[int, int], float] | None) -> Callable[[int, int], float] | None:
         return bound and (lambda size, workers: bound(block_size, workers))
 
@@ -100,7 +107,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         measure=measure,
         encode=encode,
         decode=decode,
-        observe=no_observations,
+        observe=observe,
         variance=of_block(codec.variance),
         contraction=of_block(codec.contraction),
         dropping=codec.dropping and blockwise(codec.dropping, block_size),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations
+from jaxcomm._base import Codec, Coins, Memory, PyTree
 from jaxcomm._require import require_codec
 from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._sizes import require_countable
@@ -163,7 +163,7 @@ def rotated(codec: Codec) -> Codec:
         encode=encode,
         decode=decode,
         combine=combine,
-        observe=no_observations,
+        observe=lambda public, agreed, x: codec.observe(_below(public), agreed, _rotate(public, x)),
         variance=_at_padded_size(codec.variance),
         contraction=_at_padded_size(codec.contraction),
         dropping=codec.dropping and rotated(codec.dropping),

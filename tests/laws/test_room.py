@@ -186,6 +186,46 @@ def test_what_keeps_nothing_may_be_an_inner_stage(name: str) -> None:
     assert np.isnan(np.asarray(update)).all() and overflow == 48 / 4
 
 
+ELEMENTS = {"density": 0.25, "granularity": "element"}
+WITH_ROOM = {
+    "nonzero": lambda: sparsifiers.nonzero(**ELEMENTS),
+    "nonzero_union": lambda: sparsifiers.nonzero_union(**ELEMENTS),
+    "threshold": lambda: sparsifiers.threshold(1e-3, k=16),
+    "nonzeros": lambda: quantizers.nonzeros(levels=127, norm="max", capacity=16),
+    "s2_sketch": lambda: sketches.s2_sketch(ratio=1.5, **ELEMENTS),
+    "s2_sketch_peel": lambda: sketches.s2_sketch(ratio=3, rows=3, decode="peel", **ELEMENTS),
+    "s2_codes": lambda: sketches.s2_codes(ratio=3, **ELEMENTS),
+    "blockwise": lambda: blockwise(sparsifiers.nonzero_union(**ELEMENTS), 64),
+}
+AGGREGATORS = {
+    "gathered": lambda codec: gathered_mean("data", codec, info=True),
+    "gathered_agreed": lambda codec: gathered_mean("data", codec, agreed=True, info=True),
+    "two_stage": lambda codec: jaxcomm.two_stage_mean("data", codec, info=True),
+    "doubling": lambda codec: jaxcomm.doubling_mean("data", lambda added: codec, info=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        (way, name) if name == "nonzero_union" and way != "gathered_agreed" else slow(way, name)
+        for way in AGGREGATORS
+        for name in WITH_ROOM
+    ],
+)
+def test_the_metric_tells_why_it_is_nan(way: str, name: str) -> None:
+    size = 64 * WORKERS if way == "two_stage" else 64
+    tx = AGGREGATORS[way](WITH_ROOM[name]())
+    full = jnp.ones((WORKERS, size))
+    few = jnp.zeros((WORKERS, size)).at[:, ::16].set(1.0)  # Which nearly all draws solve for.
+    run, state = aggregator(tx, WORKERS, "checked"), initial(tx, full, "checked")
+    assert "overflow" in state.info
+    results, state = run(full, state, ONES)
+    assert np.isnan(np.asarray(results)).all() and of_info(state) > 0
+    results, state = run(few, state, ONES)
+    assert np.isfinite(np.asarray(results)).all() and of_info(state) == 0
+
+
 WRAPPERS = {
     "scaled": lambda codec: compression.scaled(codec),
     "local_clip": lambda codec: feedback.local_clip(codec, 100.0),
