@@ -12,7 +12,7 @@ from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, settled
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite, nan_unless_all_fit
-from jaxcomm.aggregation._alone import encode_alone, own_memory
+from jaxcomm.aggregation._alone import encode_alone, observing_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._info import Observations, add_observations
 from jaxcomm.aggregation._rows import from_rows, to_rows
@@ -196,7 +196,8 @@ def doubling_mean(
     ) -> Observations:
         del public
         return add_observations(
-            each.observe(*pair, x) for each, pair in zip(plan()[2], rounds, strict=True)
+            observing_alone(each).observe(*pair, x)
+            for each, pair in zip(plan()[2], rounds, strict=True)
         )
 
     codec = codec_of(1)._replace(

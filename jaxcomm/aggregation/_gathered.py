@@ -9,6 +9,7 @@ from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite, over_units, to_vector
+from jaxcomm.aggregation._alone import observing_alone
 from jaxcomm.aggregation._coded import Exchanged, coded_mean, require_own_statistics
 
 
@@ -135,7 +136,7 @@ def gathered_mean(
 
     return coded_mean(
         axis_name,
-        require_own_statistics(codec, "`agreed`=True") if agreed else codec,
+        require_own_statistics(codec, "`agreed`=True") if agreed else observing_alone(codec),
         exchange,
         scope=scope,
         bucket_bytes=bucket_bytes,

@@ -13,7 +13,7 @@ from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, settled
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite, nan_unless_all_fit
-from jaxcomm.aggregation._alone import encode_alone, own_memory
+from jaxcomm.aggregation._alone import encode_alone, observing_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._gathered import decoded_mean
 from jaxcomm.aggregation._info import Observations, add_observations
@@ -134,8 +134,8 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: C
     def observe(public: jax.Array, agreed: TwoStageStatistics, x: jax.Array) -> Observations:
         del public
         rows = cut.apart(x, len(agreed.row_coins))
-        of_rows = jax.vmap(codec.observe)(agreed.row_coins, agreed.rows, rows)
-        of_means = jax.vmap(mean_codec.observe, in_axes=(None, 0, 0))(
+        of_rows = jax.vmap(observing_alone(codec).observe)(agreed.row_coins, agreed.rows, rows)
+        of_means = jax.vmap(observing_alone(mean_codec).observe, in_axes=(None, 0, 0))(
             agreed.mean_coin, agreed.means, rows
         )
         return add_observations(jax.tree.map(jnp.sum, each) for each in (of_rows, of_means))
