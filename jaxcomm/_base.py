@@ -88,8 +88,9 @@ class Codec(NamedTuple):
         with `info=True`, such as coordinates for which there was no room.
       observe: `(public, agreed, x) -> {name: (part, whole)}`, float32[] each, what all workers
         know of a unit once they have agreed; `info=True` tells :math:`\sum \text{part} / \sum
-        \text{whole}` over units, where payloads are joined on the way. `x` is the unit scaled to
-        magnitudes of at most 1.
+        \text{whole}` over units: of what all agreed on or, where nobody agrees, on average over
+        workers, of what each has by itself, but for `union_density`. `x` is the unit scaled
+        to magnitudes of at most 1.
       variance: `(size, workers) -> omega` of an unbiased codec, with :math:`\sum_i \mathbb{E}
         \|Q(x_i) - x_i\|^2 \le \omega \sum_i \|x_i\|^2` over the workers that share statistics, of
         `size` coordinates each. `None`: biased, or no bound is known.

@@ -21,6 +21,18 @@ def own_memory(codec: Codec, x: jax.Array, aggregator: str, knows: str) -> PyTre
     return memory.own
 
 
+def observing_alone(codec: Codec) -> Codec:
+    """The codec, of which nothing is told that is of all workers: their bitmaps are no union."""
+
+    def observe(
+        public: jax.Array, own: PyTree, x: jax.Array
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+        seen = codec.observe(public, own, x)
+        return {name: parts for name, parts in seen.items() if name != "union_density"}
+
+    return codec._replace(observe=observe)
+
+
 def encode_alone(
     codec: Codec, coins: Coins, own: PyTree, x: jax.Array
 ) -> tuple[tuple[PyTree, PyTree], PyTree]:

@@ -17,7 +17,7 @@ from jaxcomm.aggregation._agreement import nowhere_nan
 from jaxcomm.aggregation._info import measure_info, nothing_known, require_switch
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._weights import weigh
-from jaxcomm.compression._overflow import Overflow
+from jaxcomm.compression._overflow import remembers
 
 
 class AggregatorState(NamedTuple):
@@ -37,7 +37,9 @@ class Exchanged(NamedTuple):
     memories: list[Memory]  # of each unit, before `settle`
     finite: jax.Array  # bool[], whether all workers were
     sent: Callable[[], list[jax.Array]] | None = None  # what this worker sent, decoded; for `info`
-    common: Sequence[tuple[jax.Array, PyTree]] = ()  # each unit's public coin, and what was agreed
+    common: Sequence[
+        tuple[jax.Array, PyTree]
+    ] = ()  # each unit's public coin and statistics; for `info`
     added: int = 1  # how many payloads may be added before they are decoded; for `info`
 
 
@@ -52,10 +54,15 @@ def _keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
 
 
-def _remembers(memory: Memory) -> bool:
-    """Whether anything that is sent depends on the memory."""
-    parts = jax.tree.leaves(memory, is_leaf=lambda part: isinstance(part, Overflow))
-    return not all(isinstance(part, Overflow) for part in parts)
+def _lasting(memory: Memory) -> Memory:
+    """The memory, or nothing of one that was of this step alone, for `info`."""
+    return memory if remembers(memory) else Memory((), ())
+
+
+def _resumed(codec: Codec, x: jax.Array, lasting: Memory) -> Memory:
+    """What has lasted, or the first memory where nothing lasts."""
+    first = codec.init(x)
+    return lasting if remembers(first) else first
 
 
 def require_own_statistics(codec: Codec, shared_by: str) -> Codec:
@@ -66,7 +73,7 @@ def require_own_statistics(codec: Codec, shared_by: str) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(x)
-        if _remembers(memory) and jax.tree.leaves(codec.agree):
+        if remembers(memory) and jax.tree.leaves(codec.agree):
             raise ValueError(
                 f"{shared_by} shares statistics among updates of unlike size, and this codec "
                 "remembers what it leaves out, which might then grow without end. Let each have "
@@ -110,7 +117,7 @@ def coded_mean(
 
     def init_fn(params: PyTree) -> AggregatorState:
         units, _ = _buckets.split(params, made_of, capacity)
-        memories = [codec.init(unit) for unit in units]
+        memories = [_lasting(codec.init(unit)) for unit in units]
         own = [memory.own for memory in memories]
         if jax.tree.leaves(own):
             _axis.require_bound(axis_name)
@@ -146,8 +153,11 @@ def coded_mean(
                 f"This state is of {len(own)} units, and these updates are {len(units)}: it was "
                 "made for other parameters, or for another `scope` or `bucket_bytes`."
             )
-        memories = [Memory(*pair) for pair in zip(own, state.shared, strict=True)]
-        if outer_axes and jax.tree.leaves(memories):
+        memories = [
+            _resumed(codec, unit, Memory(*pair))
+            for unit, *pair in zip(units, own, state.shared, strict=True)
+        ]
+        if outer_axes and any(map(remembers, memories)):
             raise ValueError(
                 f"The aggregator over {axis_name!r} keeps memory, which would differ over "
                 f"{list(outer_axes)} as well: only the last stage of `hierarchical` may, and none "
@@ -164,7 +174,7 @@ def coded_mean(
         settled = [codec.settle(*pair) for pair in zip(decided, means, strict=True)]
         fits = finite if codec.dropping is None else finite & nowhere_nan(means)
         after = [memory for _, memory in settled]
-        kept = _keep_if(fits, after, memories)
+        kept = [*map(_lasting, _keep_if(fits, after, memories))]
         known: Any = ()
         if info:
             if sent is None:

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations, settled
+from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, settled
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite, nan_unless_all_fit
-from jaxcomm.aggregation._alone import encode_alone, own_memory
+from jaxcomm.aggregation._alone import encode_alone, observing_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm.aggregation._info import Observations, add_observations
 from jaxcomm.aggregation._rows import from_rows, to_rows
 from jaxcomm.compression._means import headroom
 
@@ -126,6 +127,7 @@ def doubling_mean(
         after: list[list[PyTree]] = [[] for _ in units]
         firsts: list[jax.Array] = []
         on_the_way: list[jax.Array] = []
+        common: list[list[tuple[jax.Array, PyTree]]] = [[] for _ in units]
 
         def encode(number: int, leader: jax.Array | int) -> tuple[list[Coins], list[PyTree]]:
             codec, contents = codecs[number], []
@@ -134,6 +136,7 @@ def doubling_mean(
                 own_memories = memories[unit].own
                 content, kept = encode_alone(codec, drawn[unit], own_memories[number], x)
                 after[unit].append(kept)
+                common[unit].append((drawn[unit].public, content[1]))
                 contents.append(content)
             return drawn, contents
 
@@ -170,6 +173,7 @@ def doubling_mean(
             [Memory(own, ()) for own in after],
             finite,
             lambda: firsts,
+            [(coin.public, each) for coin, each in zip(coins, common, strict=True)],
         )
 
     def tell(memory: Memory) -> dict[str, jax.Array]:
@@ -182,12 +186,26 @@ def doubling_mean(
     def target(memory: Memory, x: jax.Array) -> jax.Array:
         return plan()[2][0].target(Memory(memory.own[0], ()), x)
 
+    def measure(coins: Coins, memory: Memory, x: jax.Array) -> list[tuple[jax.Array, PyTree]]:
+        """Of each round, as if all were given `x`, for the names that `observe` tells."""
+        del memory
+        return [(coins.public, each.measure(coins, each.init(x), x)) for each in plan()[2]]
+
+    def observe(
+        public: jax.Array, rounds: list[tuple[jax.Array, PyTree]], x: jax.Array
+    ) -> Observations:
+        del public
+        return add_observations(
+            observing_alone(each).observe(*pair, x)
+            for each, pair in zip(plan()[2], rounds, strict=True)
+        )
+
     codec = codec_of(1)._replace(
         init=init,
-        measure=lambda coins, memory, x: (),
+        measure=measure,
         target=target,
         tell=tell,
-        observe=no_observations,
+        observe=observe,
         settle=settled,
         dropping=codec_of(1),  # Of any round: the number of workers is not known yet.
     )

@@ -6,9 +6,10 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations
+from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite, over_units, to_vector
+from jaxcomm.aggregation._alone import observing_alone
 from jaxcomm.aggregation._coded import Exchanged, coded_mean, require_own_statistics
 
 
@@ -122,20 +123,20 @@ def gathered_mean(
             measured = over_units(codec.agree, measured)
         share = _agreed_statistics if agreed else _own_statistics
         mine, theirs, finite = share(axis_name, codec.agree, measured, all_finite(units))
-        means, after, sent = [], [], []
+        means, after, sent, common = [], [], [], []
         for coin, memory, x, own, of_all in zip(coins, memories, units, mine, theirs, strict=True):
             payload, memory = codec.encode(coin, memory, x, own, 1)
             received = jax.tree.map(lambda words: _axis.gather(words, axis_name), payload)
             means.append(decoded_mean(codec, coin.public, received, of_all, x.shape))
             after.append(memory)
+            common.append((coin.public, own))
             sent.append((coin.public, payload, own, 1, 1, x.shape))
-        return Exchanged(means, after, finite, lambda: [codec.decode(*each) for each in sent])
+        decoded = lambda: [codec.decode(*each) for each in sent]  # noqa: E731
+        return Exchanged(means, after, finite, decoded, common)
 
     return coded_mean(
         axis_name,
-        (require_own_statistics(codec, "`agreed`=True") if agreed else codec)._replace(
-            observe=no_observations
-        ),
+        require_own_statistics(codec, "`agreed`=True") if agreed else observing_alone(codec),
         exchange,
         scope=scope,
         bucket_bytes=bucket_bytes,

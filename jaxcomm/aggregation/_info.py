@@ -1,6 +1,7 @@
 """What an aggregator with `info=True` tells of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +19,26 @@ def require_switch(info: bool) -> None:
         )
 
 
+Observations: TypeAlias = dict[str, tuple[jax.Array, jax.Array]]
+"""What a codec observes: `{name: (part, whole)}`."""
+
 MEASURED = ("compression_error", "density", "residual_norm")
+
+
+def add_observations(observed: Iterable[Observations]) -> Observations:
+    """Of several units, rows or rounds together."""
+    total: Observations = {}
+    for each in observed:
+        for name, (part, whole) in each.items():
+            parts, wholes = total.get(name, (jnp.zeros(()), jnp.zeros(())))
+            total[name] = (parts + part, wholes + whole)
+    return total
 
 
 def nothing_known(codec: Codec, units: list[jax.Array]) -> dict[str, jax.Array]:
     """The field `info` before the first step."""
 
-    def observed(x: jax.Array) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def observed(x: jax.Array) -> Observations:
         coins = Coins(jax.random.key(0), jax.random.key(0))
         return codec.observe(coins.public, codec.measure(coins, codec.init(x), x), x)
 
@@ -57,7 +71,7 @@ def measure_info(
       sent: What it sent, decoded, :math:`q_i`, in parts.
       memories: What it remembers of each unit; its own are :math:`e_i`.
       finite: bool[]; NaN is told where it is false on any worker.
-      common: The public coin and what was agreed, of each unit; empty where nobody agreed.
+      common: The public coin and the statistics, agreed or its own, of each unit.
     """
     with jax.named_scope("info"):
         peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in units]))
@@ -72,8 +86,9 @@ def measure_info(
             if jnp.issubdtype(e.dtype, jnp.floating)
         )
         told = jax.tree.map(lambda *values: sum(values), *map(codec.tell, memories))
-        observed = [codec.observe(*pair, x / scale) for pair, x in zip(common, units, strict=False)]
-        parts = jax.tree.map(lambda *values: sum(values), *observed) if observed else {}
+        parts = add_observations(
+            codec.observe(*pair, x / scale) for pair, x in zip(common, units, strict=False)
+        )
         seen = {
             name: jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), 0)
             for name, (part, whole) in parts.items()

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, no_observations, settled
+from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, settled
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite, nan_unless_all_fit
-from jaxcomm.aggregation._alone import encode_alone, own_memory
+from jaxcomm.aggregation._alone import encode_alone, observing_alone, own_memory
 from jaxcomm.aggregation._coded import Exchanged, coded_mean
 from jaxcomm.aggregation._gathered import decoded_mean
+from jaxcomm.aggregation._info import Observations, add_observations
 from jaxcomm.aggregation._rows import CUTS, Cut, Ownership
 
 
@@ -24,6 +25,15 @@ class TwoStageMemory(NamedTuple):
 
     sent: PyTree  # of the rows that it sends, [workers, ...]
     mean: PyTree  # of the mean of the row that it owns
+
+
+class TwoStageStatistics(NamedTuple):
+    """What is known of one unit beside its payloads, for `info`."""
+
+    row_coins: jax.Array  # key[workers], public
+    rows: PyTree  # the statistics of the rows that a worker sends, [workers, ...]
+    mean_coin: jax.Array  # key[], public
+    means: PyTree  # the statistics of the means of all owners, [workers, ...]
 
 
 def _send(codec: Codec, coins: Coins, own: PyTree, row: jax.Array) -> tuple[jax.Array, PyTree]:
@@ -46,11 +56,11 @@ def _mean_of_rows(
     coins: Coins,
     memory: TwoStageMemory,
     rows: jax.Array,
-) -> tuple[jax.Array, TwoStageMemory, jax.Array, Callable[[], jax.Array]]:
+) -> tuple[jax.Array, TwoStageMemory, jax.Array, Callable[[], jax.Array], TwoStageStatistics]:
     """The mean over workers of `[workers, ...]`, in two stages, of which worker k owns row k.
 
-    Beside it what is remembered, the row that this worker owns before it is encoded again, and a
-    function that decodes the rows that this worker has sent.
+    Beside it what is remembered, the row that this worker owns before it is encoded again, a
+    function that decodes the rows that this worker has sent, and all statistics.
     """
     workers, shape = rows.shape[0], rows.shape[1:]
     # Rows are encoded with coins of their own, and the owner's means with those of a row beyond.
@@ -76,6 +86,7 @@ def _mean_of_rows(
         TwoStageMemory(sent_memory, mean_memory),
         owned,
         lambda: decode_rows(of_rows.public, *receive(sent)),
+        TwoStageStatistics(of_rows.public, receive(sent)[1], of_means.public, own),
     )
 
 
@@ -108,12 +119,33 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: C
         news = {name: jnp.sum(told) for name, told in of_rows.items()}
         return news | {name: told + news.get(name, 0) for name, told in of_mean.items()}
 
+    def measure(coins: Coins, memory: Memory, x: jax.Array) -> TwoStageStatistics:
+        """As of one worker alone, for the names that `observe` tells."""
+        del memory
+        rows = cut.apart(x, 1)
+
+        def of_row(codec: Codec) -> PyTree:
+            measured = codec.measure(coins, codec.init(rows[0]), rows[0])
+            return jax.tree.map(lambda statistic: statistic[None], measured)
+
+        public = coins.public
+        return TwoStageStatistics(public[None], of_row(codec), public, of_row(mean_codec))
+
+    def observe(public: jax.Array, agreed: TwoStageStatistics, x: jax.Array) -> Observations:
+        del public
+        rows = cut.apart(x, len(agreed.row_coins))
+        of_rows = jax.vmap(observing_alone(codec).observe)(agreed.row_coins, agreed.rows, rows)
+        of_means = jax.vmap(observing_alone(mean_codec).observe, in_axes=(None, 0, 0))(
+            agreed.mean_coin, agreed.means, rows
+        )
+        return add_observations(jax.tree.map(jnp.sum, each) for each in (of_rows, of_means))
+
     return codec._replace(
         init=init,
-        measure=lambda coins, memory, x: (),
+        measure=measure,
         target=target,
         tell=tell,
-        observe=no_observations,
+        observe=observe,
         settle=settled,
         dropping=codec.dropping or mean_codec.dropping,
     )
@@ -185,22 +217,24 @@ def two_stage_mean(
     if cut not in get_args(Ownership):
         raise ValueError(f"`cut` must be one of {get_args(Ownership)}, got {cut!r}.")
     of_mean, by = codec if mean_codec is None else mean_codec, CUTS[cut]
+    of_units = _codec_of_units(axis_name, codec, of_mean, by)
 
     def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
         workers = _axis.size(axis_name)
         _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
-        means, after, owned, sent = [], [], [], []
+        means, after, owned, sent, common = [], [], [], [], []
         for coin, memory, x in zip(coins, memories, units, strict=True):
             rows = by.apart(x, workers)
-            mean, own, row, decode_own = (
+            mean, own, row, decode_own, known = (
                 _mean_of_rows(axis_name, codec, of_mean, coin, memory.own, rows)
                 if x.size
-                else (rows, memory.own, rows, None)
+                else (rows, memory.own, rows, None, of_units.measure(coin, memory, x))
             )
             means.append(by.together(mean, x.shape))
             after.append(Memory(own, ()))
             owned.append(row)
             sent.append((x, decode_own))
+            common.append((coin.public, known))
         if codec.dropping is not None:  # The codec of the mean may not keep a NaN.
             means = nan_unless_all_fit(axis_name, owned, means)
         return Exchanged(
@@ -210,11 +244,12 @@ def two_stage_mean(
             lambda: [
                 by.together(decode_own(), x.shape) if decode_own else x for x, decode_own in sent
             ],
+            common,
         )
 
     return coded_mean(
         axis_name,
-        _codec_of_units(axis_name, codec, of_mean, by),
+        of_units,
         exchange,
         scope=scope,
         bucket_bytes=bucket_bytes,

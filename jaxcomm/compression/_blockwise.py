@@ -6,8 +6,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations
+from jaxcomm._base import Codec, Coins, Memory, PyTree
 from jaxcomm._require import require_codec
+from jaxcomm.compression._overflow import remembers
 
 
 def blockwise(codec: Codec, block_size: int) -> Codec:
@@ -19,7 +20,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
     zeros, which travel too.
 
     Args:
-      codec: A memoryless codec.
+      codec: A codec that remembers nothing, but for `info=True`.
       block_size: Coordinates that share statistics; a Python int.
 
     Returns:
@@ -53,7 +54,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(jnp.zeros(block_size))
-        if jax.tree.leaves(memory):
+        if remembers(memory):
             raise ValueError(
                 "`blockwise` takes codecs without memory; wrap it in feedback instead."
             )
@@ -69,10 +70,10 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
     ) -> tuple[PyTree, Memory]:
         blocks = to_blocks(x)
         each = coins_of_blocks(coins, len(blocks))
-        payload = jax.vmap(
-            lambda coins, block, agreed: codec.encode(coins, memory, block, agreed, workers)[0]
+        payload, after = jax.vmap(
+            lambda coins, block, agreed: codec.encode(coins, memory, block, agreed, workers)
         )(each, blocks, agreed)
-        return payload, memory
+        return payload, jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), after)
 
     def decode(
         public: jax.Array,
@@ -91,6 +92,13 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         )(each, payload, agreed)
         return blocks.ravel()[:size].reshape(shape)
 
+    def observe(
+        public: jax.Array, agreed: PyTree, x: jax.Array
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+        blocks = to_blocks(x)
+        each = jax.random.split(public, len(blocks))
+        return jax.tree.map(jnp.sum, jax.vmap(codec.observe)(each, agreed, blocks))
+
     def of_block(bound: Callable[[int, int], float] | None) -> Callable[[int, int], float] | None:
         return bound and (lambda size, workers: bound(block_size, workers))
 
@@ -99,7 +107,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         measure=measure,
         encode=encode,
         decode=decode,
-        observe=no_observations,
+        observe=observe,
         variance=of_block(codec.variance),
         contraction=of_block(codec.contraction),
         dropping=codec.dropping and blockwise(codec.dropping, block_size),

@@ -29,6 +29,12 @@ def no_overflow() -> Overflow:
     return Overflow(jnp.zeros((), jnp.int32))
 
 
+def remembers(memory: Memory) -> bool:
+    """Whether anything that is sent depends on the memory."""
+    parts = jax.tree.leaves(memory, is_leaf=lambda part: isinstance(part, Overflow))
+    return not all(isinstance(part, Overflow) for part in parts)
+
+
 def tell_overflow(overflow: jax.Array) -> dict[str, jax.Array]:
     """For `tell`."""
     return {"overflow": overflow.astype(jnp.float32)}

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, PyTree, no_observations
+from jaxcomm._base import Codec, Coins, Memory, PyTree
 from jaxcomm._require import require_codec
+from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._sizes import require_countable
 
 
@@ -88,7 +89,7 @@ def rotated(codec: Codec) -> Codec:
     additions a coordinate at any size.
 
     Args:
-      codec: A codec without memory.
+      codec: A codec that remembers nothing, but for `info=True`.
 
     Returns:
       A codec with the statistics, payload and `combine` of `codec` at the size of the power of two,
@@ -123,7 +124,7 @@ def rotated(codec: Codec) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(jnp.zeros(_padded(x.size)))
-        if jax.tree.leaves(memory):
+        if remembers(memory):
             raise ValueError(
                 "`rotated` takes codecs without memory, since each step has another rotation. Put "
                 "feedback outside: `error_feedback(rotated(codec))`."
@@ -162,7 +163,7 @@ def rotated(codec: Codec) -> Codec:
         encode=encode,
         decode=decode,
         combine=combine,
-        observe=no_observations,
+        observe=lambda public, agreed, x: codec.observe(_below(public), agreed, _rotate(public, x)),
         variance=_at_padded_size(codec.variance),
         contraction=_at_padded_size(codec.contraction),
         dropping=codec.dropping and rotated(codec.dropping),

@@ -1,8 +1,7 @@
 """Which rows, blocks or coordinates of an array are not zero, in one bit each."""
 
 import math
-from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,6 @@ from jaxcomm.compression._sizes import require_countable
 
 Granularity: TypeAlias = Literal["row", "element"] | int
 """What has one bit: a row (all but the first axis), a coordinate, or a block of so many."""
-
-Carry = TypeVar("Carry")
 
 
 class Parts(NamedTuple):
@@ -61,8 +58,9 @@ def parts_of(shape: tuple[int, ...], granularity: Granularity) -> Parts:
         if len(shape) < 2:
             raise ValueError(
                 f"`granularity`='row' needs an array of two axes or more, got the shape {shape}. "
-                "Use `scope`='leaf', which keeps leaves in their shapes, and mask leaves of one "
-                "axis with `optax.masked`; or give the length of a block."
+                "Use `scope`='leaf', which keeps leaves in their shapes (and `cut`='turns' in "
+                "`two_stage_mean`), and mask leaves of one axis with `optax.masked`; or give the "
+                "length of a block."
             )
         return Parts(shape[0], math.prod(shape[1:]), size)
     width = 1 if granularity == "element" else granularity
@@ -163,22 +161,3 @@ def put(values: jax.Array, chosen: jax.Array, parts: Parts, into: jax.Array) -> 
 def whole(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The array of `shape` from all its parts, [number, width]."""
     return x.ravel()[: math.prod(shape)].reshape(shape)
-
-
-def over_members(
-    words: jax.Array,
-    room: int,
-    parts: Parts,
-    body: Callable[[jax.Array, Carry], Carry],
-    carry: Carry,
-) -> Carry:
-    """`carry = body(chosen, carry)` for all parts whose bits are set, `room` of them at a time."""
-    total = count(words)
-
-    def step(state: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
-        first, carry = state
-        return first + room, body(members(words, first, room, parts), carry)
-
-    first = _axis.varying_like(jnp.zeros((), jnp.int32), words)
-    _, carry = lax.while_loop(lambda state: state[0] < total, step, (first, carry))
-    return carry

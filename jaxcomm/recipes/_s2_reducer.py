@@ -60,7 +60,7 @@ def s2_reducer(
     for :math:`K = |U|` coordinates and :math:`c` cells in all, however they are divided into rows;
     the median of rows costs more than the mean unless few coordinates are far larger than others.
     Should more coordinates come than `density` foresaw, the update is NaN on all workers, unless
-    they are let in: then the error grows as the formula says, and the time in proportion.
+    they are to be dropped: then as many as were foreseen are sent, in a row from a random one.
 
     `decode="peel"` solves for the values: support and hashes are known to all, so a cell that holds
     one coordinate gives it, which is subtracted elsewhere, and so on. With three rows and `ratio`
@@ -96,15 +96,16 @@ def s2_reducer(
       decode: `"mean"` or `"median"` of the rows' estimates, or `"peel"`.
       bits: 32, or 8 with `"peel"`.
       overflow: Of more coordinates than are foreseen, or with `bits=8` of some that do not peel:
-        `"nan"`; or `"drop"`, which lets more in with a larger error, and loses what does not peel.
+        `"nan"`; or `"drop"` to lose those that have no room, or do not peel.
       scope: What has a table of its own: a `"leaf"`, or a `"bucket"` of leaves, which have no rows.
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
       seed: Seed of the hashes and the rounding; may be traced.
       key: A typed threefry key, in place of `seed`.
       info: Whether the state's field `info` tells of the step, besides `compression_error`,
         `density` and `residual_norm`: `union_density`, the density to be foreseen;
-        `expected_error`, :math:`(K - 1)/c`, of estimates; `unpeeled`, the part of the union that
-        was not solved for; `overflow`, the part that was not foreseen, or with `bits=8` is lost.
+        `expected_error`, :math:`(K - 1)/c` of estimates, and what is dropped; `unpeeled`, the part
+        of the union that was not solved for; `overflow`, the part that was not foreseen, or with
+        `bits=8` is lost.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of

@@ -38,7 +38,7 @@ def sparcml(
       axis_name: The mesh axis, or axes, that number the workers.
       density: Of one worker's parts, for which there is room: the largest that was seen.
       union_density: The most for which there is room in any sum. Default: no bound but 1, so that
-        what has fitted once fits in all rounds.
+        what has fitted once fits in all rounds, but for parts that rounding up has let in.
       granularity: What has one index: a `"row"` (all but the first axis), an `"element"`, or a
         block of so many coordinates.
       scope: What is sent as one: a `"leaf"`, or a `"bucket"` of leaves, which have no rows.
@@ -74,9 +74,8 @@ def sparcml(
     require_density(most)
 
     def codec_of(added: int) -> Codec:
-        wanted = min(added * density, 1.0)
-        codec = nonzero(density=min(wanted, most), granularity=granularity)
-        may_overflow = added == 1 or most < wanted
-        return error_feedback(codec) if may_overflow else codec.dropping or codec
+        room = min(added * density, most)
+        codec = nonzero(density=room, granularity=granularity)
+        return error_feedback(codec) if room < 1 else codec.dropping or codec
 
     return doubling_mean(axis_name, codec_of, scope=scope, bucket_bytes=bucket_bytes, info=info)

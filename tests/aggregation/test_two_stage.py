@@ -11,6 +11,7 @@ import jaxcomm
 from jaxcomm._message import from_message, to_message
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.sparsifiers import nonzero
 from tests.aggregation.test_memory import remainders
 from tests.slow import slow
 from tests.workers import aggregate, draws, flat, gradients
@@ -81,6 +82,14 @@ def test_memory_that_has_no_place() -> None:
         jaxcomm.init(tx, jnp.zeros(3), 2)
     with pytest.raises(ValueError, match="`blockwise` takes codecs without memory"):
         blockwise(remainders(), 4).init(jnp.zeros(3))
+
+
+def test_runs_have_no_rows() -> None:
+    codec = nonzero(density=0.5)
+    for cut, scope in (("runs", "leaf"), ("turns", "bucket")):
+        tx = jaxcomm.two_stage_mean("data", codec, cut=cut, scope=scope)
+        with pytest.raises(ValueError, match=r"two axes .* `scope`='leaf', .* `cut`='turns'"):
+            aggregate(tx, jnp.ones((3, 64, 1)))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.int8, jnp.float32])

@@ -203,6 +203,27 @@ CROWDED = [
         slow=True,
     ),
     Crowded(
+        "error_feedback_s2_sketch",
+        lambda overflow: _summed(
+            error_feedback(s2_sketch(density=DENSITY, ratio=1.5, overflow=overflow))
+        ),
+        (s2_sketch,),
+        keeps=True,
+        residual=_own,
+        exact=False,
+    ),
+    Crowded(
+        "error_feedback_s2_sketch_peel",
+        lambda overflow: _summed(
+            error_feedback(s2_sketch(decode="peel", overflow=overflow, **_S2))
+        ),
+        (s2_sketch,),
+        keeps=True,
+        residual=_own,
+        exact=False,
+        slow=True,
+    ),
+    Crowded(
         "error_feedback_scaled_s2_sketch",
         lambda overflow: _summed(
             error_feedback(scaled(s2_sketch(density=DENSITY, ratio=0.5, overflow=overflow)))

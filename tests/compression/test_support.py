@@ -64,21 +64,6 @@ def test_windows_of_members_are_all_of_them_once(density: float, room: int) -> N
     assert (np.flatnonzero(found < 777) == np.arange(there.size)).all()
 
 
-def test_all_parts_are_visited_however_little_room_there_is() -> None:
-    x = sparse((40, 5), 0.1)
-    parts = _support.parts_of(x.shape, "row")
-    words = _support.bitmap(jnp.asarray(x), parts)
-
-    @jax.jit
-    def copied(x: jax.Array) -> jax.Array:
-        def copy(chosen: jax.Array, into: jax.Array) -> jax.Array:
-            return _support.put(_support.take(x, chosen, parts), chosen, parts, into)
-
-        return _support.over_members(words, 3, parts, copy, _support.nothing(parts, x.dtype))
-
-    np.testing.assert_array_equal(copied(jnp.asarray(x)), x)
-
-
 def test_rows_need_two_axes() -> None:
     with pytest.raises(ValueError, match="two axes or more"):
         _support.parts_of((5,), "row")

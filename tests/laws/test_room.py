@@ -8,14 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import compression
+from jaxcomm import compression, gathered_mean
 from jaxcomm.compression import blockwise, feedback, quantizers, rotated, sketches, sparsifiers
 from tests.cases._crowded import COLUMNS, CROWDED, FITTING, ROWS, Crowded
 from tests.codecs import send
 from tests.slow import slow
-from tests.workers import aggregator, initial
+from tests.workers import aggregator, draws, initial
 
 WORKERS, MORE_STEPS = 4, 9
 ONES = np.ones(WORKERS, np.float32)
@@ -95,6 +97,17 @@ def test_feedback_loses_nothing(case: Crowded) -> None:
     assert np.any(total != 0)
 
 
+@pytest.mark.parametrize("case", crowded([c for c in CROWDED if c.keeps]), ids=repr)
+def test_feedback_stays_bounded_however_much_has_no_room(case: Crowded) -> None:
+    tx = case.make("nan")
+    for rows in (2 * FITTING, 4 * FITTING):
+        too_much = filled(rows)
+        given = np.linalg.norm(np.asarray(too_much["crowded"], np.float64).mean(axis=0))
+        sent = np.linalg.norm(draws(tx, too_much, 80), axis=1) / given
+        assert sent.max() < 30  # What is no contraction passes 1000 by then.
+        assert 0.2 < sent[40:].mean() < 8
+
+
 def _public(module: ModuleType) -> list[Any]:
     return [getattr(module, name) for name in module.__all__]
 
@@ -108,6 +121,109 @@ def test_everything_with_the_option_is_in_the_table() -> None:
         if inspect.isfunction(function) and "overflow" in inspect.signature(function).parameters
     }
     assert having == {each for case in CROWDED if not case.keeps for each in case.of}
+
+
+def test_what_is_for_info_alone_is_not_kept() -> None:
+    kept = initial(gathered_mean("data", sparsifiers.nonzero(density=0.5)), filled(1), "vmap")
+    assert not jax.tree.leaves((kept.own, kept.shared))
+    codec = feedback.error_feedback(sparsifiers.nonzero(density=0.5))
+    kept = initial(gathered_mean("data", codec, scope="leaf"), filled(1), "vmap")
+    assert {x.shape[1:] for x in jax.tree.leaves(kept.own)} == {(ROWS, COLUMNS), ()}
+
+
+NOTHING_KEPT = {
+    "nonzero": lambda: sparsifiers.nonzero(density=0.25, granularity="element"),
+    "threshold": lambda: sparsifiers.threshold(1e-3, k=16),
+    "nonzeros": lambda: quantizers.nonzeros(levels=32767, norm="max", capacity=16),
+}
+CODECS = {
+    "alone": lambda codec: codec,
+    "blockwise": lambda codec: blockwise(codec, 64),
+    "error_feedback_blockwise": lambda codec: feedback.error_feedback(blockwise(codec, 64)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [
+        (name, wrap) if name == "threshold" else slow(name, wrap)
+        for name in NOTHING_KEPT
+        for wrap in CODECS
+        if (name, wrap) != ("nonzeros", "error_feedback_blockwise")
+    ],
+)
+def test_what_keeps_nothing_may_be_cut_into_blocks_and_told(name: str, wrap: str) -> None:
+    """Two blocks of 64, of which the first has twice as many as fit."""
+    tx = gathered_mean("data", CODECS[wrap](NOTHING_KEPT[name]()), info=True)
+    x = jnp.zeros((WORKERS, 128)).at[:, :32].set(1.0).at[:, 64:80].set(1.0)
+    x = x if wrap != "alone" else x[:, :64]
+    run, state = aggregator(tx, WORKERS, "checked"), initial(tx, x, "checked")
+    results, state = run(x, state, ONES)
+    assert of_info(state) == 16
+    assert np.isnan(np.asarray(results)).all() != wrap.startswith("error_feedback")
+
+
+@pytest.mark.parametrize("name", ["threshold", *map(slow, ("nonzero", "nonzeros"))])
+def test_what_keeps_nothing_may_be_an_inner_stage(name: str) -> None:
+    tx = jaxcomm.hierarchical(
+        gathered_mean("data", NOTHING_KEPT[name](), info=True), jaxcomm.mean("dcn")
+    )
+    mesh = jax.make_mesh((2, 2), ("dcn", "data"), axis_types=(AxisType.Auto,) * 2)
+    x = jnp.zeros((4, 64)).at[:, :16].set(1.0)
+
+    def one(x: jax.Array) -> tuple[jax.Array, Any]:
+        update, state = tx.update(x[0], tx.init(x[0]))
+        update, state = tx.update(x[0], state)
+        return update, state[0].info["overflow"]
+
+    on_mesh = jax.jit(
+        jax.shard_map(one, mesh=mesh, in_specs=P(("dcn", "data")), out_specs=(P(), P()))
+    )
+    update, overflow = on_mesh(x)
+    np.testing.assert_allclose(update, x[0], rtol=1e-4)
+    assert overflow == 0
+    update, overflow = on_mesh(x.at[3].set(1.0))  # Of one worker of four.
+    assert np.isnan(np.asarray(update)).all() and overflow == 48 / 4
+
+
+ELEMENTS = {"density": 0.25, "granularity": "element"}
+WITH_ROOM = {
+    "nonzero": lambda: sparsifiers.nonzero(**ELEMENTS),
+    "nonzero_union": lambda: sparsifiers.nonzero_union(**ELEMENTS),
+    "threshold": lambda: sparsifiers.threshold(1e-3, k=16),
+    "nonzeros": lambda: quantizers.nonzeros(levels=127, norm="max", capacity=16),
+    "s2_sketch": lambda: sketches.s2_sketch(ratio=1.5, **ELEMENTS),
+    "s2_sketch_peel": lambda: sketches.s2_sketch(ratio=3, rows=3, decode="peel", **ELEMENTS),
+    "s2_codes": lambda: sketches.s2_codes(ratio=3, **ELEMENTS),
+    "blockwise": lambda: blockwise(sparsifiers.nonzero_union(**ELEMENTS), 64),
+}
+AGGREGATORS = {
+    "gathered": lambda codec: gathered_mean("data", codec, info=True),
+    "gathered_agreed": lambda codec: gathered_mean("data", codec, agreed=True, info=True),
+    "two_stage": lambda codec: jaxcomm.two_stage_mean("data", codec, info=True),
+    "doubling": lambda codec: jaxcomm.doubling_mean("data", lambda added: codec, info=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        (way, name) if name == "nonzero_union" and way != "gathered_agreed" else slow(way, name)
+        for way in AGGREGATORS
+        for name in WITH_ROOM
+    ],
+)
+def test_the_metric_tells_why_it_is_nan(way: str, name: str) -> None:
+    size = 64 * WORKERS if way == "two_stage" else 64
+    tx = AGGREGATORS[way](WITH_ROOM[name]())
+    full = jnp.ones((WORKERS, size))
+    few = jnp.zeros((WORKERS, size)).at[:, ::16].set(1.0)  # Which nearly all draws solve for.
+    run, state = aggregator(tx, WORKERS, "checked"), initial(tx, full, "checked")
+    assert "overflow" in state.info
+    results, state = run(full, state, ONES)
+    assert np.isnan(np.asarray(results)).all() and of_info(state) > 0
+    results, state = run(few, state, ONES)
+    assert np.isfinite(np.asarray(results)).all() and of_info(state) == 0
 
 
 WRAPPERS = {

@@ -17,7 +17,7 @@ from tests.workers import Mode, gradients, mesh_of
 OTHERS = {
     "accumulate": jaxcomm.accumulate(jaxcomm.mean(), 2),
     "per_worker": jaxcomm.per_worker(optax.adam(1e-3)),
-    "skip_nonfinite": jaxcomm.skip_nonfinite(jaxcomm.sparcml(density=1.0)),
+    "skip_nonfinite": jaxcomm.skip_nonfinite(jaxcomm.sparcml(density=0.5, granularity=1)),
 }
 MODES = pytest.mark.parametrize("mode", ["checked", "unchecked", "vmap"])
 

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Codec, Coins, Memory, settled
 from jaxcomm.compression import _support
 from jaxcomm.compression._overflow import (
     Overflow,
@@ -98,14 +98,6 @@ def nonzeros(
     ) -> tuple[NonzerosPayload, Memory]:
         del workers
         codes = codes_of(coins, x, agreed)
-        (indices,) = jnp.nonzero(codes, size=capacity, fill_value=codes.size)
-        return to_payload(codes, indices), memory
-
-    def encode_some(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: _norms.Statistics, workers: int
-    ) -> tuple[NonzerosPayload, Memory]:
-        del workers
-        codes = codes_of(coins, x, agreed)
         each = _support.Parts(codes.size, 1, codes.size)
         start = jax.random.fold_in(coins.private, 0x0F)  # Rounding has drawn from the key itself.
         payload = to_payload(
@@ -136,8 +128,8 @@ def nonzeros(
         del agreed, shape
         return payload.total <= capacity
 
-    some = Codec(
-        init=no_memory,
+    dropping = Codec(
+        init=lambda x: Memory(no_overflow(), ()),
         measure=lambda coins, memory, x: chosen.measure(x),
         agree=chosen.agree,
         encode=encode,
@@ -145,10 +137,6 @@ def nonzeros(
         settle=settled,
         combine=None,
         facts=lambda workers: {"levels": levels},
-    )
-    dropping = some._replace(
-        init=lambda x: Memory(no_overflow(), ()),
-        encode=encode_some,
         tell=lambda memory: tell_overflow(memory.own.overflow),
     )
-    return choose_form(overflow, dropping=dropping, strict=decoded_to_nan(some, fits))
+    return choose_form(overflow, dropping=dropping, strict=decoded_to_nan(dropping, fits))

@@ -67,6 +67,7 @@ def one_bit() -> Codec:
     \mu^2 = \frac{1}{p} (\sum |x_j|)^2 \ge \frac{1}{p} \sum x_j^2`, where :math:`p` is at most
     the size of a column. The bound is attained where one coordinate alone is not 0; of normal
     coordinates the part :math:`2 / \pi` of the squares is sent. The sum of a column is preserved.
+    Without feedback each step moves a coordinate that is 0 by :math:`\mu_+`.
 
     Sends 1 bit a coordinate, and two float32 a column.
 

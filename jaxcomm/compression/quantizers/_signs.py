@@ -109,7 +109,8 @@ def scaled_signs() -> Codec:
     with :math:`\operatorname{sgn}(0) = +1`, which leaves the identity true. For normal coordinates
     :math:`\delta \approx 2 / \pi`; the bound is attained where one coordinate alone is not 0, so
     that a unit should be a leaf rather than many of unlike size. Biased: it goes in
-    :func:`jaxcomm.compression.feedback.error_feedback`.
+    :func:`jaxcomm.compression.feedback.error_feedback`, without which each step moves a coordinate
+    that is 0 by the mean magnitude.
 
     Returns:
       A codec that states its `contraction`, :math:`1 / d`. Its payload is 1 bit a coordinate, in

@@ -138,9 +138,9 @@ def peel(
     return Peeled(values, solved & real, table, rounds)
 
 
-def unpeeled(sketch: Sketch, public: jax.Array, support: jax.Array) -> jax.Array:
-    """How many coordinates of the union are not solved for, float32[]."""
-    chosen = _support.window(support, public, sketch.room_to_peel, sketch.parts)
+def unpeeled(sketch: Sketch, public: jax.Array, support: jax.Array, room: int) -> jax.Array:
+    """How many coordinates of the union are not solved for, of `room` parts, float32[]."""
+    chosen = _support.window(support, public, room, sketch.parts)
     real = _support.real(chosen, sketch.parts)
     cells = cells_of(sketch, public, chosen)
     solved = peel(jnp.zeros(sketch.cells, jnp.int32), *cells, real).solved

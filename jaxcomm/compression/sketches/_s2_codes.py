@@ -183,7 +183,7 @@ def s2_codes(
     ) -> dict[str, tuple[jax.Array, jax.Array]]:
         sketch = sketch_of(x.shape)
         union = _support.coordinates_in(agreed.support, sketch.parts)
-        lost = unpeeled(sketch, public, agreed.support)
+        lost = unpeeled(sketch, public, agreed.support, sketch.room_to_peel)
         return {
             "union_density": (union, jnp.float32(x.size)),
             "unpeeled": (lost, union),

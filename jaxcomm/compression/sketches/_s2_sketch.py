@@ -4,7 +4,6 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
@@ -25,38 +24,15 @@ from jaxcomm.compression.sketches._peeling import peel, unpeeled
 Decode = Literal["mean", "median", "peel"]
 
 
-def _estimate_all(
-    sketch: Sketch, public: jax.Array, table: jax.Array, support: jax.Array, how: str
+def _estimate(
+    sketch: Sketch, public: jax.Array, table: jax.Array, chosen: jax.Array, how: str
 ) -> jax.Array:
-    """Estimates of all of the union, float32[number, width]."""
-    parts = sketch.parts
-
-    def put_some(chosen: jax.Array, result: jax.Array) -> jax.Array:
-        values = estimate(table, cells_of(sketch, public, chosen), how)
-        return _support.put(values, chosen, parts, result)
-
-    zeros = _axis.varying_like(_support.nothing(parts, jnp.float32), (public, table, support))
-    return _support.over_members(support, sketch.room, parts, put_some, zeros)
-
-
-def _peel_all(sketch: Sketch, public: jax.Array, table: jax.Array, support: jax.Array) -> jax.Array:
-    """What peels, and estimates of the others from what is then left in the table."""
-
-    def solve() -> jax.Array:
-        chosen = _support.members(support, 0, sketch.room_to_peel, sketch.parts)
-        cells = cells_of(sketch, public, chosen)
-        peeled = peel(table, *cells, _support.real(chosen, sketch.parts))
-        others = estimate(peeled.rest, cells, "mean")
-        values = jnp.where(peeled.solved, peeled.values, others)
-        return _support.put(
-            values, chosen, sketch.parts, _support.nothing(sketch.parts, jnp.float32)
-        )
-
-    return lax.cond(
-        _support.count(support) <= sketch.room_to_peel,
-        solve,
-        lambda: _estimate_all(sketch, public, table, support, "mean"),
-    )
+    """The coordinates of the chosen parts: estimated; or those that peel, and then the others."""
+    cells = cells_of(sketch, public, chosen)
+    if how != "peel":
+        return estimate(table, cells, how)
+    peeled = peel(table, *cells, _support.real(chosen, sketch.parts))
+    return jnp.where(peeled.solved, peeled.values, estimate(peeled.rest, cells, "mean"))
 
 
 def s2_sketch(
@@ -79,7 +55,7 @@ def s2_sketch(
     :math:`U` before they encode, and tables are added. See :func:`jaxcomm.s2_reducer`.
 
     More coordinates than are foreseen make the update NaN, but under feedback, or where they are
-    let in all the same: the error of all estimates is then as much larger as they are more.
+    to be dropped: as many parts in a row as are foreseen are sent then, from a random one.
 
     Args:
       density: :math:`|U| / d` as it is foreseen, in (0, 1].
@@ -90,8 +66,8 @@ def s2_sketch(
         `"element"`, or a block of so many coordinates. :math:`U` is a union of these.
       decode: `"mean"` or `"median"` of the rows' estimates; or `"peel"`, which solves for the
         values, and estimates those it cannot solve for.
-      overflow: Without feedback, of more coordinates than are foreseen: `"nan"`, or `"drop"` to let
-        them in, which drops the bound on the error and no coordinate.
+      overflow: Without feedback, of more coordinates than are foreseen: `"nan"`, or `"drop"` to
+        lose those that have no room.
 
     Returns:
       A codec. Its payload is a float32 table; its statistic is the bitmap, which workers combine by
@@ -142,14 +118,10 @@ def s2_sketch(
         if not x.size:
             return S2Payload(_axis.varying_like(jnp.zeros((rows, 0)), x)), memory
 
-        def add_some(chosen: jax.Array, table: jax.Array) -> jax.Array:
-            values = _support.take(x, chosen, sketch.parts)
-            # So that what workers add stays finite; powers of 2 lose nothing.
-            scaled = values * 2.0 ** -(workers - 1).bit_length()
-            return add(table, cells_of(sketch, coins.public, chosen), scaled)
-
-        zeros = _axis.varying_like(jnp.zeros(sketch.cells), (coins.public, x, agreed))
-        table = _support.over_members(agreed.support, sketch.room, sketch.parts, add_some, zeros)
+        chosen = _support.window(agreed.support, coins.public, sketch.room, sketch.parts)
+        # So that what workers add stays finite; powers of 2 lose nothing.
+        values = _support.take(x, chosen, sketch.parts) * 2.0 ** -(workers - 1).bit_length()
+        table = add(jnp.zeros(sketch.cells), cells_of(sketch, coins.public, chosen), values)
         return S2Payload(table.reshape(rows, sketch.columns)), memory
 
     def decode_mean(
@@ -164,12 +136,10 @@ def s2_sketch(
         if not sketch.parts.size:
             return jnp.zeros(shape)
         table = payload.table.ravel() * (2.0 ** (workers - 1).bit_length() / count)
-        total = (
-            _peel_all(sketch, public, table, agreed.support)
-            if decode == "peel"
-            else _estimate_all(sketch, public, table, agreed.support, decode)
-        )
-        return _support.whole(total, shape)
+        chosen = _support.window(agreed.support, public, sketch.room, sketch.parts)
+        values = _estimate(sketch, public, table, chosen, decode)
+        into = _support.nothing(sketch.parts, jnp.float32)
+        return _support.whole(_support.put(values, chosen, sketch.parts, into), shape)
 
     def observe(
         public: jax.Array, agreed: S2Statistics, x: jax.Array
@@ -179,9 +149,11 @@ def s2_sketch(
         beyond = jnp.maximum(union - sketch.room * sketch.parts.width, 0)
         told = {"union_density": (union, jnp.float32(x.size)), "overflow": (beyond, union)}
         if decode == "peel":
-            return told | {"unpeeled": (unpeeled(sketch, public, agreed.support), union)}
+            lost = unpeeled(sketch, public, agreed.support, sketch.room)
+            return told | {"unpeeled": (lost, union)}
         squares = jnp.sum(jnp.square(x))
-        error = jnp.maximum(union - 1, 0) / sketch.cells
+        dropped = beyond / jnp.maximum(union, 1)
+        error = dropped + (1 - dropped) * jnp.maximum(union - beyond - 1, 0) / sketch.cells
         return told | {"expected_error": (error * squares, squares)}
 
     def fits(payload: S2Payload, agreed: S2Statistics, shape: tuple[int, ...]) -> jax.Array:

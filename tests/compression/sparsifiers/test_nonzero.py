@@ -101,9 +101,8 @@ def test_of_one_worker_the_largest_rows_are_sent_and_the_others_told() -> None:
 def test_gathered_rows_are_exact_where_they_fit() -> None:
     x = touched(4, 5)
     tx = jaxcomm.gathered_mean("data", nonzero(density=0.125), scope="leaf")
-    result, state = mean_of(tx, x)
+    result, _ = mean_of(tx, x)
     np.testing.assert_allclose(result, x.mean(axis=0), atol=1e-6)
-    assert [int(n) for n in state.own.per_worker["data"][0].overflow] == [0] * 4
 
 
 @pytest.mark.slow
@@ -111,7 +110,7 @@ def test_gathered_rows_are_exact_where_they_fit() -> None:
 def test_info_of_own_bitmaps_has_no_union(codec: Any) -> None:
     tx = jaxcomm.gathered_mean("data", codec, scope="leaf", info=True)
     _, state = mean_of(tx, touched(2, 5))
-    assert set(state.info) == {"compression_error", "density", "residual_norm"}
+    assert "union_density" not in state.info and state.info["overflow"] == 0
 
 
 def test_a_sketch_by_tiles_is_added_and_decoded() -> None:
