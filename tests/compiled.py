@@ -12,6 +12,10 @@ from typing import Any
 KEPT = pathlib.Path(__file__).parents[1] / ".jax_cache"
 ROOM = 2 * 2**30
 
+# For several processes. What is loaded and not compiled may begin collectives that do not wait for
+# one another in another order on each device, and Gloo then waits for ever (seen on JAX 0.12.0.1).
+UNKEPT = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
+
 
 def processor() -> str:
     """Tells apart machines that cannot run each other's programs."""

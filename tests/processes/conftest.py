@@ -17,6 +17,7 @@ from jax.sharding import AxisType
 from jaxcomm.launch import parse
 from jaxcomm.launch._command_line import environments_of
 from jaxcomm.launch._processes import Together
+from tests.compiled import UNKEPT
 from tests.processes.families import FAMILIES, WORKERS, Run, train
 
 # Processes and devices of each.
@@ -45,7 +46,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     # Compiled as in this process: another optimization of LLVM's may change a last bit.
     flags = os.environ.get("XLA_FLAGS", "").split()
     alike = " ".join(flag for flag in flags if "device_count" not in flag)
-    given = {**os.environ, "XLA_FLAGS": alike, "PYTHONPATH": root}
+    given = {**os.environ, "XLA_FLAGS": alike, "PYTHONPATH": root, **UNKEPT}
     environments = environments_of(parse([*shape, "--", "program"], "launch"), given)
     said, complained = io.BytesIO(), io.BytesIO()
     command = [sys.executable, "-m", "tests.processes.program", str(folder), *names]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiled import UNKEPT
+
 pytestmark = pytest.mark.xdist_group("processes")
 
 PROGRAM = """
@@ -45,7 +47,13 @@ def test_a_process_steps_on_while_another_waits(tmp_path: Path) -> None:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
+    environment = {
+        **os.environ,
+        **UNKEPT,
+        "XLA_FLAGS": "",
+        "PYTHONPATH": root,
+        "JAX_PLATFORMS": "cpu",
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(port), str(number), str(tmp_path)],

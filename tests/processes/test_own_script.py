@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import jaxcomm
+from tests.compiled import UNKEPT
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -34,7 +35,7 @@ def recipe() -> str:
 def start(folder: Path, code: str, *options: str, **environment: str) -> subprocess.Popen:
     script = folder / "script.py"
     script.write_text(code, encoding="utf-8")
-    given = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment}
+    given = {**os.environ, **UNKEPT, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment}
     given.pop("XLA_FLAGS", None)
     return subprocess.Popen(
         [sys.executable, *options, str(script)],

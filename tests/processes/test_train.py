@@ -14,6 +14,7 @@ import pytest
 
 import experiments
 from jaxcomm.launch._address import Address, listen
+from tests.compiled import UNKEPT
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -30,7 +31,7 @@ if os.environ.get("JAX_PROCESS_ID") == "1":
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen:
-    given = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    given = {**os.environ, **UNKEPT, "PYTHONPATH": str(ROOT), **environment}
     given.pop("XLA_FLAGS", None)
     return subprocess.Popen(
         [sys.executable, "-u", "-m", "experiments", *arguments],
