@@ -12,8 +12,7 @@ from typing import Any
 KEPT = pathlib.Path(__file__).parents[1] / ".jax_cache"
 ROOM = 2 * 2**30
 
-# For several processes. What is loaded and not compiled may begin collectives that do not wait for
-# one another in another order on each device, and Gloo then waits for ever (seen on JAX 0.12.0.1).
+# For several processes, which cannot load programs of several devices: see below.
 UNKEPT = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
 
 
@@ -64,3 +63,23 @@ def write_whole() -> None:
             os.replace(part.name, os.path.join(self.path, f"{key}-cache"))
 
     LRUCache.put = put
+
+
+def keep_what_is_of_one_device() -> None:
+    """Lets JAX keep no program of several devices, which may wait for ever once it is loaded.
+
+    Of a program that is loaded and not compiled, JAX 0.12.0.1 on CPU begins collectives that do not
+    depend on one another in another order on each device: of the ring's permutations and the sum of
+    the loss, each then waits for the other.
+    """
+    try:
+        from jax._src import compilation_cache
+    except ImportError:
+        return
+    put_all = compilation_cache.put_executable_and_time
+
+    def put(cache_key: str, module_name: str, executable: Any, *rest: Any) -> None:
+        if len(executable.local_devices()) == 1:
+            put_all(cache_key, module_name, executable, *rest)
+
+    compilation_cache.put_executable_and_time = put

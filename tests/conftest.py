@@ -4,6 +4,7 @@ import gc
 import itertools
 import os
 import pathlib
+import tempfile
 import time
 from typing import Any
 
@@ -16,7 +17,12 @@ os.environ.setdefault("NPROC", "16")  # Sizes XLA's thread pool; fewer may deadl
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # Compiling is what takes the time: what one process has compiled is kept for all, and for later.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled.folder()))
+# Processes that tests start share a folder of this run: of theirs, all programs would be kept.
+_KEPT = "JAXCOMM_KEPT_PROGRAMS"
+_OF_CHILDREN: tempfile.TemporaryDirectory[str] | None = None
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _OF_CHILDREN = tempfile.TemporaryDirectory(prefix="compiled")
+    os.environ |= {_KEPT: str(compiled.folder()), "JAX_COMPILATION_CACHE_DIR": _OF_CHILDREN.name}
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
@@ -36,6 +42,9 @@ import pytest  # noqa: E402
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 compiled.write_whole()
+compiled.keep_what_is_of_one_device()
+if _KEPT in os.environ:
+    jax.config.update("jax_compilation_cache_dir", os.environ[_KEPT])
 
 _BEGUN = time.monotonic()
 _LEFT_OUT = "left out: the time is over"
