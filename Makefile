@@ -39,8 +39,8 @@ test: venv ## all tests but the slow ones
 test-slow: venv ## the slow tests
 	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=10 $(ARGS)
 
-test-changed: venv ## the slow tests that changes since a revision ask for (SINCE=HEAD~3; begun within 7 minutes)
-	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=10 --changed-since=$(SINCE) --minutes=7 $(ARGS)
+test-changed: venv ## the slow tests that changes since a revision ask for (SINCE=HEAD~3; 15 minutes)
+	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=10 --changed-since=$(SINCE) --minutes=13 $(ARGS)
 
 test-docs: venv ## every example in docstrings, the README and the docs
 	$(PY) -m pytest --doctest-modules -n 2 tests/conftest.py jaxcomm pallas_kernels $(ARGS)

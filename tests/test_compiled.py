@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 from jax._src.lru_cache import LRUCache
 
@@ -48,6 +49,16 @@ def test_in_a_folder_that_git_ignores() -> None:
     ignored = (compiled.KEPT.parent / ".gitignore").read_text().splitlines()
     assert f"{compiled.KEPT.name}/" in ignored
     assert compiled.folder().parent == compiled.KEPT
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="Linux counts mappings")
+def test_programs_are_forgotten_beyond_a_share_of_the_mappings() -> None:
+    double = jax.jit(lambda x: 2 * x)
+    double(1.0)
+    compiled.unload_beyond(share=1.0)
+    assert double._cache_size() == 1
+    compiled.unload_beyond(share=0.0)
+    assert double._cache_size() == 0
 
 
 @pytest.mark.slow
