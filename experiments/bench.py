@@ -34,13 +34,11 @@ def time_codec(size: int, repetitions: int) -> dict[str, float]:
     codec, levels = dither(bits=8), 127
     x = jnp.asarray(np.random.default_rng(0).standard_normal(size, np.float32))
     key = jax.random.key(0)
-    coins, memory = jaxcomm.Coins(key, key), codec.init(x)
+    context = jaxcomm.Context(jaxcomm.Coins(key, key), shape=x.shape)
 
-    measure = jax.jit(lambda x: codec.measure(coins, memory, x))
-    encode = jax.jit(
-        lambda key, x, norm: codec.encode(jaxcomm.Coins(key, key), memory, x, norm, 1)[0]
-    )
-    decode = jax.jit(lambda payload, norm: codec.decode(key, payload, norm, 1, 1, (size,)))
+    measure = jax.jit(lambda x: codec.measure(context, x))
+    encode = jax.jit(lambda context, x: codec.encode(context, x)[0])
+    decode = jax.jit(codec.decode)
     floor_hashed = jax.jit(
         lambda key, x, scale: jnp.floor(x * scale + _uniform(key, x.shape)).astype(jnp.int8)
     )
@@ -48,16 +46,17 @@ def time_codec(size: int, repetitions: int) -> dict[str, float]:
     multiply = jax.jit(lambda codes, scale: codes.astype(jnp.float32) * scale)
 
     norm = measure(x)
-    payload = encode(key, x, norm)
+    known = context.replace(agreed=norm)
+    payload = encode(known, x)
     scale = levels / norm.max_abs
     noise = jax.jit(_uniform, static_argnums=1)(key, x.shape)
     return medians(
         {
             "measure": lambda: measure(x),
-            "encode": lambda: encode(key, x, norm),
+            "encode": lambda: encode(known, x),
             "encode, floor with hashed noise": lambda: floor_hashed(key, x, scale),
             "encode, floor with noise given": lambda: floor_given(noise, x, scale),
-            "decode": lambda: decode(payload, norm),
+            "decode": lambda: decode(known, payload),
             "decode, multiply": lambda: multiply(payload.codes, 1 / scale),
         },
         repetitions,

@@ -96,13 +96,11 @@ def _encoder(codec: jaxcomm.Codec, x: jax.Array) -> Callable[[], object]:
     coins = jaxcomm.Coins(*jax.random.split(jax.random.key(0)))
 
     @jax.jit
-    def prepare(x: jax.Array) -> tuple[jaxcomm.Memory, object]:
-        memory = codec.init(x)
-        return memory, codec.measure(coins, memory, x)
+    def prepare(x: jax.Array) -> jaxcomm.Context:
+        context = jaxcomm.Context(coins, codec.init(x), shape=x.shape)
+        return context.replace(agreed=codec.measure(context, x))
 
-    memory, measured = prepare(x)
-    encode = jax.jit(lambda coins, memory, x, own: codec.encode(coins, memory, x, own, 1))
-    return functools.partial(encode, coins, memory, x, measured)
+    return functools.partial(jax.jit(codec.encode), prepare(x), x)
 
 
 class Timing(NamedTuple):

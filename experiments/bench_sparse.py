@@ -60,11 +60,12 @@ def _parts(codec: jaxcomm.Codec, x: jax.Array) -> dict[str, Callable[[], object]
     coins = jaxcomm.Coins(*jax.random.split(jax.random.key(0)))
     workers = WORKERS if codec.combine == "sum" else 1
     memory = jax.jit(codec.init)(x)
-    measure = jax.jit(lambda x: codec.measure(coins, memory, x))
+    context = jaxcomm.Context(coins, memory, workers=workers, shape=x.shape)
+    measure = jax.jit(lambda x: codec.measure(context, x))
     agreed = measure(x)
-    encode = jax.jit(lambda x, agreed: codec.encode(coins, memory, x, agreed, workers)[0])
+    encode = jax.jit(lambda x, agreed: codec.encode(context.replace(agreed=agreed), x)[0])
     payload = encode(x, agreed)
-    decode = jax.jit(lambda p, agreed: codec.decode(coins.public, p, agreed, workers, 1, x.shape))
+    decode = jax.jit(lambda p, agreed: codec.decode(context.received().replace(agreed=agreed), p))
     return {
         "measure": lambda: measure(x),
         "encode": lambda: encode(x, agreed),

@@ -3,7 +3,7 @@
 Made from the public contracts alone. Neither is unbiased and neither remembers what it left out.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +23,11 @@ def truncating_dither() -> jaxcomm.Codec:
     always lost.
     """
 
-    def encode(
-        coins: jaxcomm.Coins, memory: jaxcomm.Memory, x: jax.Array, agreed: Any, workers: int
-    ) -> tuple[DitherPayload, jaxcomm.Memory]:
-        del coins
-        levels = 127 // workers
-        scale = jnp.where(agreed.max_abs > 0, levels / agreed.max_abs, 0)
+    def encode(context: jaxcomm.Context, x: jax.Array) -> tuple[DitherPayload, jaxcomm.Memory]:
+        levels, norm = 127 // context.workers, context.agreed.max_abs
+        scale = jnp.where(norm > 0, levels / norm, 0)
         codes = jnp.clip(jnp.trunc(x * scale), -levels, levels)
-        return DitherPayload(codes.astype(jnp.int8)), memory
+        return DitherPayload(codes.astype(jnp.int8)), context.memory
 
     return dither(bits=8)._replace(encode=encode)
 
@@ -49,36 +46,17 @@ def largest(fraction: float) -> jaxcomm.Codec:
       fraction: Of the coordinates that are kept, at least one.
     """
 
-    def encode(
-        coins: jaxcomm.Coins, memory: jaxcomm.Memory, x: jax.Array, agreed: Any, workers: int
-    ) -> tuple[LargestCoordinates, jaxcomm.Memory]:
-        del coins, agreed, workers
+    def encode(context: jaxcomm.Context, x: jax.Array) -> tuple[LargestCoordinates, jaxcomm.Memory]:
         flat = x.ravel()
         _, indices = lax.top_k(jnp.abs(flat), max(1, round(fraction * flat.size)))
         indices = indices.astype(jnp.int32)
-        return LargestCoordinates(indices, flat[indices]), memory
+        return LargestCoordinates(indices, flat[indices]), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: LargestCoordinates,
-        agreed: Any,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers, count
-        zeros = jnp.zeros(shape, jnp.float32)
-        return zeros.ravel().at[payload.indices].set(payload.values).reshape(shape)
+    def decode(context: jaxcomm.Context, payload: LargestCoordinates) -> jax.Array:
+        zeros = jnp.zeros(context.shape, jnp.float32)
+        return zeros.ravel().at[payload.indices].set(payload.values).reshape(context.shape)
 
-    return jaxcomm.Codec(
-        init=lambda x: jaxcomm.Memory((), ()),
-        measure=lambda coins, memory, x: (),
-        agree=(),
-        encode=encode,
-        decode=decode,
-        settle=lambda memory, mean: (mean, memory),
-        combine=None,
-    )
+    return jaxcomm.Codec(encode=encode, decode=decode)
 
 
 def truncating(seed: int = 0) -> optax.GradientTransformationExtraArgs:

@@ -63,17 +63,20 @@ def _time_leaf(codec: jaxcomm.Codec, gradients: jax.Array, repetitions: int) -> 
     summed = codec.combine == "sum"
     workers = number if summed else 1
     public, private = jax.random.split(jax.random.key(0))
+    context = jaxcomm.Context(jaxcomm.Coins(public, private), workers=workers, shape=tuple(shape))
 
     def encode(worker: jax.Array, x: jax.Array, agreed: Any) -> tuple[Any, Any]:
-        coins, memory = jaxcomm.Coins(public, jax.random.fold_in(private, worker)), codec.init(x)
-        own = codec.measure(coins, memory, x)
-        return codec.encode(coins, memory, x, agreed if summed else own, workers)[0], own
+        coins = jaxcomm.Coins(public, jax.random.fold_in(private, worker))
+        before = context.replace(coins=coins, memory=codec.init(x))
+        own = codec.measure(before, x)
+        return codec.encode(before.replace(agreed=agreed if summed else own), x)[0], own
 
     @jax.jit
     def prepare(gradients: jax.Array) -> tuple[Any, Any, Any]:
         """What is agreed, and what a worker receives: the sum, or all payloads and statistics."""
-        coins = jaxcomm.Coins(public, private)
-        measured = jax.vmap(lambda x: codec.measure(coins, codec.init(x), x))(gradients)
+        measured = jax.vmap(lambda x: codec.measure(context.replace(memory=codec.init(x)), x))(
+            gradients
+        )
         agreed = jax.tree.map(lambda kind, x: _JOINED[kind](x), codec.agree, measured)
         payloads, _ = jax.vmap(encode, in_axes=(0, 0, None))(jnp.arange(number), gradients, agreed)
         if summed:
@@ -83,10 +86,12 @@ def _time_leaf(codec: jaxcomm.Codec, gradients: jax.Array, repetitions: int) -> 
     @jax.jit
     def decode(payloads: Any, statistics: Any) -> jax.Array:
         if summed:
-            return codec.decode(public, payloads, statistics, workers, number, tuple(shape))
+            return codec.decode(context.received(number).replace(agreed=statistics), payloads)
 
         def add(total: jax.Array, one: tuple[Any, Any]) -> tuple[jax.Array, None]:
-            return total + codec.decode(public, *one, 1, 1, tuple(shape)) / number, None
+            payload, own = one
+            known = context.received().replace(agreed=own)
+            return total + codec.decode(known, payload) / number, None
 
         return lax.scan(add, jnp.zeros(shape), (payloads, statistics))[0]
 

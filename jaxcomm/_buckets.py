@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec, reshard
 
 from jaxcomm._base import PyTree
@@ -102,7 +103,8 @@ def split(
             pieces = []
             for group, unit in zip(groups, units, strict=True):
                 ends = list(itertools.accumulate(math.prod(leaves[i].shape) for i in group))
-                pieces += jnp.split(unit, ends[:-1])
+                # Else XLA computes all that leads to the unit again in each of its pieces.
+                pieces += jnp.split(lax.optimization_barrier(unit), ends[:-1])
         return jax.tree.unflatten(
             treedef,
             [

@@ -1,21 +1,31 @@
-"""A tree of arrays as one message of bytes, and back: one collective moves all of it."""
+"""A tree of arrays as one message of words, and back: one collective moves all of it."""
 
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxcomm._base import PyTree
 
 
+def _word(arrays: list[jax.Array]) -> np.dtype:
+    """As wide as the narrowest array: the others are whole numbers of such words.
+
+    TPUs lay out an array of bytes beside every word that is cut into them, with most of each
+    register empty; what is wide already stays as it is.
+    """
+    width = min((array.dtype.itemsize for array in arrays), default=1)
+    return np.dtype(f"uint{8 * min(width, 4)}")
+
+
 def to_message(tree: PyTree) -> jax.Array:
-    """The leaves' bytes laid end to end, uint8[bytes]."""
-
-    def to_bytes(x: jax.Array) -> jax.Array:
-        return lax.bitcast_convert_type(x, jnp.uint8).ravel()
-
-    return jnp.concatenate([to_bytes(x) for x in jax.tree.leaves(tree)])
+    """The leaves' words laid end to end, uint8[...], uint16[...] or uint32[...]."""
+    arrays = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    word = _word(arrays)
+    parts = [lax.bitcast_convert_type(array, word).ravel() for array in arrays]
+    return jnp.concatenate(parts) if parts else jnp.zeros(0, word)
 
 
 def from_message(message: jax.Array, like: PyTree) -> PyTree:
@@ -23,9 +33,9 @@ def from_message(message: jax.Array, like: PyTree) -> PyTree:
     leaves, treedef = jax.tree.flatten(like)
     start, arrays = 0, []
     for leaf in leaves:
-        size = leaf.dtype.itemsize
-        end = start + size * math.prod(leaf.shape)
-        shape = (*leaf.shape, size) if size > 1 else leaf.shape
+        words = leaf.dtype.itemsize // message.dtype.itemsize
+        end = start + words * math.prod(leaf.shape)
+        shape = (*leaf.shape, words) if words > 1 else leaf.shape
         arrays.append(lax.bitcast_convert_type(message[start:end].reshape(shape), leaf.dtype))
         start = end
     return jax.tree.unflatten(treedef, arrays)

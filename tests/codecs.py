@@ -6,15 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import Codec, Coins
+from jaxcomm import Codec, Coins, Context
 
 
 def jitted(codec: Codec) -> Codec:
     """The same codec, each part of which is one program and not one an operation."""
     return codec._replace(
-        measure=jax.jit(codec.measure),
-        encode=jax.jit(codec.encode, static_argnums=4),
-        decode=jax.jit(codec.decode, static_argnums=(3, 4, 5)),
+        measure=jax.jit(codec.measure), encode=jax.jit(codec.encode), decode=jax.jit(codec.decode)
     )
 
 
@@ -22,10 +20,20 @@ def coins_of(seed: int) -> Coins:
     return Coins(*jax.random.split(jax.random.key(seed)))
 
 
+def context_of(
+    codec: Codec, x: jax.Array, coins: Coins | int = 0, memory: Any = None, workers: int = 1
+) -> Context:
+    """With statistics of its own: what `encode` needs, and `decode` once it is `received`."""
+    drawn = coins_of(coins) if isinstance(coins, int) else coins
+    kept = codec.init(x) if memory is None else memory
+    context = Context(drawn, kept, (), workers, 1, x.shape)
+    return context.replace(agreed=codec.measure(context, x))
+
+
 def _once(codec: Codec, memory: Any, x: jax.Array, coins: Coins) -> tuple[jax.Array, Any]:
-    own = codec.measure(coins, memory, x)
-    payload, memory = codec.encode(coins, memory, x, own, 1)
-    return codec.decode(coins.public, payload, own, 1, 1, x.shape), memory
+    context = context_of(codec, x, coins, memory)
+    payload, memory = codec.encode(context, x)
+    return codec.decode(context.received(), payload), memory
 
 
 @functools.cache

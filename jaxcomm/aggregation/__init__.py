@@ -11,6 +11,7 @@ from jaxcomm.aggregation._gtop_k import gtop_k
 from jaxcomm.aggregation._hierarchical import hierarchical
 from jaxcomm.aggregation._mean import mean
 from jaxcomm.aggregation._merged import merged_mean
+from jaxcomm.aggregation._options import AggregatorOptions
 from jaxcomm.aggregation._or_reduce import or_reduce
 from jaxcomm.aggregation._ring import ring_mean
 from jaxcomm.aggregation._shard_local import shard_local
@@ -24,6 +25,7 @@ from jaxcomm.aggregation._warm_up import WarmUpState, warm_up, warm_up_schedule
 __all__ = [
     "AccumulateState",
     "AdaptiveRatioState",
+    "AggregatorOptions",
     "AggregatorState",
     "SkipNonfiniteState",
     "WarmUpState",

@@ -3,18 +3,17 @@
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm import _buckets
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._require import checked, require_state
 from jaxcomm._when import run_one_of
 from jaxcomm.aggregation._gathered import gathered_mean
-from jaxcomm.aggregation._info import require_switch
+from jaxcomm.aggregation._options import AggregatorOptions, require_switch, takes_options
 from jaxcomm.aggregation._stages import averages_over, common_axes, common_state
 from jaxcomm.aggregation._warm_up import require_steps
 
@@ -41,6 +40,7 @@ def _next(
 
 
 @checked()
+@takes_options
 def adaptive_ratio(
     axis_name: AxisName,
     family: Callable[[float], Codec],
@@ -49,11 +49,7 @@ def adaptive_ratio(
     target: float,
     patience: int = 50,
     aggregate: Callable[..., optax.GradientTransformationExtraArgs] | None = None,
-    scope: _buckets.Scope | None = None,
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends at the smallest of a few ratios whose measured compression error is small enough.
 
@@ -83,13 +79,7 @@ def adaptive_ratio(
       patience: :math:`p`, a Python int of at least 1. At 1, every other step may be too coarse.
       aggregate: The way to form a mean. Default: `gathered_mean`; or `summed_mean` or
         `two_stage_mean` where the codecs allow it.
-      scope: What is measured and sent as one: `"leaf"`, `"bucket"` or `"tree"`. Default: what the
-        codec asks for.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the randomness; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step: the `ratio` that was used besides
-        what :func:`jaxcomm.global_qsgd` tells. Sends nothing more.
+      **options: As :class:`AggregatorOptions` says; `info` tells the `ratio` that was used, too.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of `aggregate`. A step
@@ -126,16 +116,14 @@ def adaptive_ratio(
     if not isinstance(target, int | float) or not target > 0:
         raise ValueError(f"`target` must be a positive Python float, got {target!r}.")
     require_steps("patience", patience)
+    info = options.get("info", False)
     require_switch(info)
+    telling: AggregatorOptions = {**options, "info": True}
     stages = [
         (aggregate or gathered_mean)(
             axis_name,
             family(ratio),
-            scope=scope,
-            bucket_bytes=bucket_bytes,
-            seed=seed,
-            key=key,
-            info=True,
+            **telling,
         )
         for ratio in steps
     ]

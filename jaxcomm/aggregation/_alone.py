@@ -2,7 +2,7 @@
 
 import jax
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm._base import Codec, Context, Diagnostics, Memory, PyTree
 
 
 def own_memory(codec: Codec, x: jax.Array, aggregator: str, knows: str) -> PyTree:
@@ -21,23 +21,27 @@ def own_memory(codec: Codec, x: jax.Array, aggregator: str, knows: str) -> PyTre
     return memory.own
 
 
-def observing_alone(codec: Codec) -> Codec:
+def diagnosing_alone(codec: Codec) -> Codec:
     """The codec, of which nothing is told that is of all workers: their bitmaps are no union."""
 
-    def observe(
-        public: jax.Array, own: PyTree, x: jax.Array
-    ) -> dict[str, tuple[jax.Array, jax.Array]]:
-        seen = codec.observe(public, own, x)
-        return {name: parts for name, parts in seen.items() if name != "union_density"}
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        told = codec.diagnose(context, x, after)
+        own = {name: ratio for name, ratio in told.ratios.items() if name != "union_density"}
+        return told._replace(ratios=own)
 
-    return codec._replace(observe=observe)
+    return codec._replace(diagnose=diagnose)
 
 
 def encode_alone(
-    codec: Codec, coins: Coins, own: PyTree, x: jax.Array
-) -> tuple[tuple[PyTree, PyTree], PyTree]:
+    codec: Codec, context: Context, x: jax.Array
+) -> tuple[tuple[PyTree, PyTree], Memory]:
     """Payload and statistics, and what the worker then remembers."""
-    memory = Memory(own, ())
-    measured = codec.measure(coins, memory, x)
-    payload, after = codec.encode(coins, memory, x, measured, 1)
-    return (payload, measured), after.own
+    measured = codec.measure(context, x)
+    payload, after = codec.encode(context.replace(agreed=measured), x)
+    return (payload, measured), after
+
+
+def decode_alone(codec: Codec, context: Context, content: tuple[PyTree, PyTree]) -> jax.Array:
+    """What one worker's payload and statistics decode to."""
+    payload, measured = content
+    return codec.decode(context.received().replace(agreed=measured), payload)

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis, _buckets, _noise
-from jaxcomm._base import AxisName, Codec, Coins, Memory, PerWorker, PyTree
+from jaxcomm._base import AxisName, Codec, Context, Diagnostics, Memory, PerWorker, PyTree
 from jaxcomm._require import require_state
 from jaxcomm.aggregation._agreement import nowhere_nan
-from jaxcomm.aggregation._info import measure_info, nothing_known, require_switch
+from jaxcomm.aggregation._info import measure_info, nothing_known
+from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._weights import weigh
 from jaxcomm.compression._overflow import remembers
@@ -30,24 +31,31 @@ class AggregatorState(NamedTuple):
     info: Any = ()  # dict of float32[], with `info=True`
 
 
+class Part(NamedTuple):
+    """One unit of this worker's updates, and what is known of it before the exchange."""
+
+    context: Context
+    x: jax.Array
+
+
+class Encoded(NamedTuple):
+    """One unit after the exchange."""
+
+    context: Context  # as it was encoded, with the memory before the step
+    memory: Memory  # after encoding
+    mean: jax.Array  # over all workers
+    payload: PyTree = None  # which was decoded to the mean, where payloads were joined
+
+
 class Exchanged(NamedTuple):
-    """What an exchange returns; a plain tuple of the first three will do."""
+    """What workers make of their parts together."""
 
-    means: list[jax.Array]  # of each unit
-    memories: list[Memory]  # of each unit, before `settle`
-    finite: jax.Array  # bool[], whether all workers were
+    units: list[Encoded]
+    finite: jax.Array  # bool[], whether all workers' parts were
     sent: Callable[[], list[jax.Array]] | None = None  # what this worker sent, decoded; for `info`
-    common: Sequence[
-        tuple[jax.Array, PyTree]
-    ] = ()  # each unit's public coin and statistics; for `info`
-    added: int = 1  # how many payloads may be added before they are decoded; for `info`
 
 
-Exchange: TypeAlias = Callable[
-    [list[Coins], list[Memory], list[jax.Array]],
-    tuple[list[jax.Array], list[Memory], jax.Array] | Exchanged,
-]
-"""`(coins, memories, units)`, one of each a unit, to what workers make of them together."""
+Exchange: TypeAlias = Callable[[list[Part]], Exchanged]
 
 
 def _keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
@@ -56,7 +64,7 @@ def _keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
 
 def _lasting(memory: Memory) -> Memory:
     """The memory, or nothing of one that was of this step alone, for `info`."""
-    return memory if remembers(memory) else Memory((), ())
+    return memory if remembers(memory) else Memory()
 
 
 def _resumed(codec: Codec, x: jax.Array, lasting: Memory) -> Memory:
@@ -88,35 +96,31 @@ def coded_mean(
     axis_name: AxisName,
     codec: Codec,
     exchange: Exchange,
+    options: AggregatorOptions,
     *,
-    scope: _buckets.Scope | None,
-    bucket_bytes: int | None,
-    seed: int,
-    key: jax.Array | None,
-    info: bool = False,
+    tells: Sequence[Codec] | None = None,
     draws_anew: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    """An aggregator from a codec and an exchange.
+    """An aggregator from a codec of whole units and an exchange.
 
     A non-finite coordinate on any worker makes the update NaN on all, and no memory changes; so
-    does what finds no room, which a codec with a form that drops it decodes to NaN. Coins are those
-    of the step, or of the first step in all of them, without `draws_anew`.
+    does what finds no room, which a codec with a form that drops it decodes to NaN.
+
+    Args:
+      axis_name: The workers.
+      codec: Whose memory, `settle` and `diagnose` are those of a unit.
+      exchange: From units to their means.
+      options: Those of the aggregator.
+      tells: The codecs whose diagnostics `codec.diagnose` joins. Default: `codec` alone.
+      draws_anew: Whether coins are those of the step, or of the first step in all of them.
     """
-    made_of = codec.scope if scope is None else scope
-    _buckets.check_scope(made_of)
-    capacity = _buckets.BUCKET_BYTES if bucket_bytes is None else bucket_bytes
-    if not isinstance(capacity, int) or capacity < 4:
-        raise ValueError(
-            f"`bucket_bytes` must be a Python int of at least 4, got {capacity}. Under "
-            "`optax.inject_hyperparams` pass `static_args=('bucket_bytes',)`."
-        )
-    require_switch(info)
-    if made_of == "tree":
+    scope, capacity, seed, key, info = choose(options, codec)
+    if scope == "tree":
         codec = require_own_statistics(codec, "`scope`='tree'")
     axis = _axis.label(axis_name)
 
     def init_fn(params: PyTree) -> AggregatorState:
-        units, _ = _buckets.split(params, made_of, capacity)
+        units, _ = _buckets.split(params, scope, capacity)
         memories = [_lasting(codec.init(unit)) for unit in units]
         own = [memory.own for memory in memories]
         if jax.tree.leaves(own):
@@ -126,8 +130,20 @@ def coded_mean(
             step=jnp.zeros((), jnp.uint32),
             own=PerWorker({axis: jax.tree.map(lambda x: x[None], own)}),
             shared=[memory.shared for memory in memories],
-            info=nothing_known(codec, units) if info else (),
+            info=nothing_known([codec] if tells is None else tells, units) if info else (),
         )
+
+    def remembered(state: AggregatorState, units: list[jax.Array]) -> list[Memory]:
+        own = _axis.own(state.own, axis_name)
+        if len(own) != len(units):
+            raise ValueError(
+                f"This state is of {len(own)} units, and these updates are {len(units)}: it was "
+                "made for other parameters, or for another `scope` or `bucket_bytes`."
+            )
+        return [
+            _resumed(codec, unit, Memory(*pair))
+            for unit, *pair in zip(units, own, state.shared, strict=True)
+        ]
 
     @averages_over(axis_name)
     def update_fn(
@@ -139,24 +155,14 @@ def coded_mean(
         outer_axes: tuple[str, ...] = (),
         **extra_args: object,
     ) -> tuple[PyTree, AggregatorState]:
-        del params, extra_args
         require_state(state, AggregatorState, "an aggregator of codes")
         _axis.require_local(updates, axis_name, outer_axes)
-        units, join = _buckets.split(updates, made_of, capacity)
+        units, join = _buckets.split(updates, scope, capacity)
         if not units:
             return updates, state._replace(step=state.step + 1)
         if weight is not None:
             units = [*map(weigh(axis_name, weight), units)]
-        own = _axis.own(state.own, axis_name)
-        if len(own) != len(units):
-            raise ValueError(
-                f"This state is of {len(own)} units, and these updates are {len(units)}: it was "
-                "made for other parameters, or for another `scope` or `bucket_bytes`."
-            )
-        memories = [
-            _resumed(codec, unit, Memory(*pair))
-            for unit, *pair in zip(units, own, state.shared, strict=True)
-        ]
+        memories = remembered(state, units)
         if outer_axes and any(map(remembers, memories)):
             raise ValueError(
                 f"The aggregator over {axis_name!r} keeps memory, which would differ over "
@@ -170,18 +176,29 @@ def coded_mean(
             len(units),
             _axis.index(everybody),
         )
-        means, decided, finite, sent, common, added = Exchanged(*exchange(coins, memories, units))
-        settled = [codec.settle(*pair) for pair in zip(decided, means, strict=True)]
-        fits = finite if codec.dropping is None else finite & nowhere_nan(means)
+        parts = [
+            Part(Context(coin, memory, shape=x.shape), x)
+            for coin, memory, x in zip(coins, memories, units, strict=True)
+        ]
+        encoded, finite, sent = exchange(parts)
+        settled = [
+            codec.settle(each.context.replace(memory=each.memory), each.payload, each.mean)
+            for each in encoded
+        ]
         after = [memory for _, memory in settled]
+        fits = finite
+        if codec.dropping is not None:
+            fits = finite & nowhere_nan([each.mean for each in encoded])
         kept = [*map(_lasting, _keep_if(fits, after, memories))]
         known: Any = ()
         if info:
             if sent is None:
                 raise ValueError("`info=True` is not known to this way of forming a mean.")
-            aims = [*map(codec.target, memories, units)]
-            known = measure_info(codec, everybody, aims, sent(), after, finite, common)
-            known |= {name: jnp.float32(number) for name, number in codec.facts(added).items()}
+            diagnosed: list[Diagnostics] = [
+                codec.diagnose(each.context, x, memory)
+                for each, x, memory in zip(encoded, units, after, strict=True)
+            ]
+            known = measure_info(everybody, diagnosed, sent(), after, finite)
         visible = [jnp.where(fits, update, jnp.nan) for update, _ in settled]
         return join(visible), AggregatorState(
             key=state.key,

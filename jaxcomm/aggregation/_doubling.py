@@ -1,20 +1,30 @@
 """The mean by recursive doubling: pairs add, then pairs of pairs, each sum encoded anew."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, settled
+from jaxcomm import _axis
+from jaxcomm._base import (
+    AxisName,
+    Codec,
+    Coins,
+    Context,
+    Diagnostics,
+    Memory,
+    PyTree,
+    mean_is_update,
+)
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite, nan_unless_all_fit
-from jaxcomm.aggregation._alone import encode_alone, observing_alone, own_memory
-from jaxcomm.aggregation._coded import Exchanged, coded_mean
-from jaxcomm.aggregation._info import Observations, add_observations
+from jaxcomm.aggregation._alone import decode_alone, diagnosing_alone, encode_alone, own_memory
+from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean
+from jaxcomm.aggregation._info import add_ratios, add_totals
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._rows import from_rows, to_rows
 from jaxcomm.compression._means import headroom
 
@@ -37,15 +47,11 @@ def _rounds(workers: int) -> tuple[list[_Round], int]:
 
 
 @checked()
+@takes_options
 def doubling_mean(
     axis_name: AxisName,
     codec_of: CodecOf,
-    *,
-    scope: _buckets.Scope | None = None,
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adds in rounds, in which the workers that have a sum double; each sum is encoded anew.
 
@@ -69,13 +75,7 @@ def doubling_mean(
       axis_name: The mesh axis, or axes, that number the workers.
       codec_of: How many workers' updates are in a sum, at most, to the codec that encodes it.
         What it remembers must be each worker's own.
-      scope: What is encoded as one: a `"leaf"`, or a `"bucket"` of leaves (`"tree"` likewise).
-        Default: what the codec asks for, `codec.scope`.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the randomness; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
-        `residual_norm`; see :func:`jaxcomm.global_qsgd`.
+      **options: As :class:`AggregatorOptions` says.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
@@ -106,53 +106,57 @@ def doubling_mean(
     def plan() -> tuple[list[_Round], int, list[Codec]]:
         workers = _axis.size(axis_name)
         rounds, doubling = _rounds(workers)
-        return rounds, doubling, [codec_of(added) for _, added in rounds] + [codec_of(workers)]
+        return (
+            rounds,
+            doubling,
+            [diagnosing_alone(codec_of(added)) for added in (*(r.added for r in rounds), workers)],
+        )
 
     def init(x: jax.Array) -> Memory:
         _axis.require_bound(axis_name)
         knows = "those that have a sum"
         return Memory([own_memory(codec, x, "doubling_mean", knows) for codec in plan()[2]], ())
 
-    def coins_of(coin: Coins, number: int, leader: jax.Array | int) -> Coins:
-        """Those of a round, which all draw alike that have the same sum."""
-        public, drawn = jax.random.split(jax.random.fold_in(coin.public, number))
-        return Coins(public, jax.random.fold_in(drawn, leader))
+    def contexts_of(part: Part, number: int, leader: jax.Array | int) -> Context:
+        """That of a round, in which all draw alike that have the same sum."""
+        public, drawn = jax.random.split(jax.random.fold_in(part.context.coins.public, number))
+        coins = Coins(public, jax.random.fold_in(drawn, leader))
+        memory = Memory(part.context.memory.own[number], ())
+        return Context(coins, memory, shape=part.x.shape)
 
-    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
+    def exchange(parts: list[Part]) -> Exchanged:
         rounds, doubling, codecs = plan()
         workers, own = _axis.size(axis_name), _axis.index(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
+        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(parts))
         scale = headroom(workers)
-        sums = units
-        after: list[list[PyTree]] = [[] for _ in units]
+        sums = [part.x for part in parts]
+        after: list[list[PyTree]] = [[] for _ in parts]
+        known: list[list[tuple[Context, jax.Array]]] = [[] for _ in parts]
         firsts: list[jax.Array] = []
         on_the_way: list[jax.Array] = []
-        common: list[list[tuple[jax.Array, PyTree]]] = [[] for _ in units]
 
-        def encode(number: int, leader: jax.Array | int) -> tuple[list[Coins], list[PyTree]]:
-            codec, contents = codecs[number], []
-            drawn = [coins_of(coin, number, leader) for coin in coins]
-            for unit, x in enumerate(sums):
-                own_memories = memories[unit].own
-                content, kept = encode_alone(codec, drawn[unit], own_memories[number], x)
-                after[unit].append(kept)
-                common[unit].append((drawn[unit].public, content[1]))
+        def encode(number: int, leader: jax.Array | int) -> tuple[list[Context], list[PyTree]]:
+            contexts = [contexts_of(part, number, leader) for part in parts]
+            contents = []
+            for unit, (context, x) in enumerate(zip(contexts, sums, strict=True)):
+                content, kept = encode_alone(codecs[number], context, x)
+                after[unit].append(kept.own)
+                known[unit].append((context.replace(agreed=content[1]), x))
                 contents.append(content)
-            return drawn, contents
+            return contexts, contents
 
-        def decode(number: int, drawn: list[Coins], contents: list[PyTree]) -> list[jax.Array]:
+        def decode(number: int, contexts: list[Context], contents: PyTree) -> list[jax.Array]:
             return [
-                codecs[number].decode(coin.public, payload, measured, 1, 1, x.shape)
-                for coin, (payload, measured), x in zip(drawn, contents, units, strict=True)
+                decode_alone(codecs[number], *pair) for pair in zip(contexts, contents, strict=True)
             ]
 
         for number, (distance, _) in enumerate(rounds):
             # Workers have the same sum whose indices differ in the lower bits alone.
             leader = own if distance == doubling else own % doubling // distance
-            drawn, contents = encode(number, leader)
+            contexts, contents = encode(number, leader)
             message = _axis.swap(to_message(contents), axis_name, distance)
-            mine = decode(number, drawn, contents)
-            theirs = decode(number, drawn, from_message(message, contents))
+            mine = decode(number, contexts, contents)
+            theirs = decode(number, contexts, from_message(message, contents))
             factor, firsts = (1.0, firsts) if number else (scale, mine)
             has_partner = (own ^ distance) < workers
             sums = [
@@ -160,62 +164,33 @@ def doubling_mean(
                 for a, b in zip(mine, theirs, strict=True)
             ]
             on_the_way += sums
-        drawn, contents = encode(len(rounds), 0)
-        firsts = firsts or decode(len(rounds), drawn, contents)
+        contexts, contents = encode(len(rounds), 0)
+        firsts = firsts or decode(len(rounds), contexts, contents)
         message = to_message(contents)
-        part = to_rows(message, doubling)[own % doubling]
-        whole = from_rows(_axis.gather(part, axis_name)[:doubling], message.size)
-        totals = decode(len(rounds), drawn, from_message(whole, contents))
+        row = to_rows(message, doubling)[own % doubling]
+        whole = from_rows(_axis.gather(row, axis_name)[:doubling], message.size)
+        totals = decode(len(rounds), contexts, from_message(whole, contents))
         if on_the_way and any(codec.dropping is not None for codec in codecs[:-1]):
             totals = nan_unless_all_fit(axis_name, on_the_way, totals)  # Others may keep no NaN.
-        return Exchanged(
-            [total * (1 / scale / workers) for total in totals],
-            [Memory(own, ()) for own in after],
-            finite,
-            lambda: firsts,
-            [(coin.public, each) for coin, each in zip(coins, common, strict=True)],
+        units = [
+            Encoded(part.context.replace(agreed=each), Memory(own, ()), x * (1 / scale / workers))
+            for part, each, own, x in zip(parts, known, after, totals, strict=True)
+        ]
+        return Exchanged(units, finite, lambda: firsts)
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        told = [
+            codec.diagnose(of_round, given, Memory(own, ()))
+            for codec, (of_round, given), own in zip(
+                plan()[2], context.agreed, after.own, strict=True
+            )
+        ]
+        return told[0]._replace(
+            totals=add_totals(each.totals for each in told),
+            ratios=add_ratios(each.ratios for each in told),
         )
 
-    def tell(memory: Memory) -> dict[str, jax.Array]:
-        news: dict[str, jax.Array] = {}
-        for codec, own in zip(plan()[2], memory.own, strict=True):
-            for name, told in codec.tell(Memory(own, ())).items():
-                news[name] = told + news[name] if name in news else told
-        return news
-
-    def target(memory: Memory, x: jax.Array) -> jax.Array:
-        return plan()[2][0].target(Memory(memory.own[0], ()), x)
-
-    def measure(coins: Coins, memory: Memory, x: jax.Array) -> list[tuple[jax.Array, PyTree]]:
-        """Of each round, as if all were given `x`, for the names that `observe` tells."""
-        del memory
-        return [(coins.public, each.measure(coins, each.init(x), x)) for each in plan()[2]]
-
-    def observe(
-        public: jax.Array, rounds: list[tuple[jax.Array, PyTree]], x: jax.Array
-    ) -> Observations:
-        del public
-        return add_observations(
-            observing_alone(each).observe(*pair, x)
-            for each, pair in zip(plan()[2], rounds, strict=True)
-        )
-
-    codec = codec_of(1)._replace(
-        init=init,
-        measure=measure,
-        target=target,
-        tell=tell,
-        observe=observe,
-        settle=settled,
-        dropping=codec_of(1),  # Of any round: the number of workers is not known yet.
-    )
-    return coded_mean(
-        axis_name,
-        codec,
-        exchange,
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        seed=seed,
-        key=key,
-        info=info,
-    )
+    # Of any round: the number of workers is not known yet.
+    first = diagnosing_alone(codec_of(1))
+    of_units = first._replace(init=init, diagnose=diagnose, settle=mean_is_update, dropping=first)
+    return coded_mean(axis_name, of_units, exchange, options, tells=(first,))

@@ -1,17 +1,18 @@
 """Momentum and error in sketches that all workers share: none remembers anything of its own."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Coins, Memory
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, Context, Memory
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite
-from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
 from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sketches._count_sketch import CountSketchPayload, Hashing
@@ -26,6 +27,7 @@ class FetchMemory(NamedTuple):
 
 
 @checked()
+@takes_options
 def fetch_sgd(
     axis_name: AxisName = "data",
     *,
@@ -36,11 +38,7 @@ def fetch_sgd(
     momentum: float = 0.9,
     masking: bool = True,
     hashing: Hashing | None = None,
-    scope: _buckets.Scope = "bucket",
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""FetchSGD: sketches of gradients are added, and momentum and error feedback act on the sum.
 
@@ -66,13 +64,7 @@ def fetch_sgd(
       masking: Whether the momentum's cells become 0 with those of the error.
       hashing: As of :func:`jaxcomm.compression.sketches.count_sketch`. Default: `"tiles"` where
         the table is at most a tenth larger with them, else `"elements"`.
-      scope: What has a table of its own: a `"leaf"`, or a `"bucket"` of leaves (which `"tree"`
-        means as well here).
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the hashes; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step: `compression_error`, of a worker's
-        own sketch; `density`, `residual_norm`; see :func:`jaxcomm.global_qsgd`.
+      **options: As :class:`AggregatorOptions` says.
 
     Returns:
       A transformation to place before the optimizer. Updates come back equal on all workers, with
@@ -109,44 +101,43 @@ def fetch_sgd(
     require_momentum(momentum)
     sketch = count_sketch(ratio=sketch_ratio, rows=rows, decode="median", hashing=hashing)
 
-    def table_of(x: jax.Array, public: jax.Array) -> jax.Array:
-        return sketch.encode(Coins(public, public), Memory((), ()), x, (), 1)[0].table
+    def table_of(x: jax.Array, context: Context) -> jax.Array:
+        alone = context.received().replace(shape=x.shape)
+        table: jax.Array = sketch.encode(alone, x)[0].table
+        return table
 
-    def read(table: jax.Array, public: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        return sketch.decode(public, CountSketchPayload(table), (), 1, 1, shape)
+    def read(table: jax.Array, context: Context) -> jax.Array:
+        return sketch.decode(context.received(), CountSketchPayload(table))
 
     def init(x: jax.Array) -> Memory:
-        like = jax.eval_shape(table_of, x, jax.random.key(0))
+        like = jax.eval_shape(lambda x: table_of(x, Context.of(x)), x)
         empty = jnp.zeros(like.shape, like.dtype)
         return Memory((), FetchMemory(empty, empty))
 
-    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
+    def exchange(parts: list[Part]) -> Exchanged:
         workers, names = _axis.size(axis_name), _axis.names(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
-        means, after, sent = [], [], []
-        for coin, memory, x in zip(coins, memories, units, strict=True):
-            public = coin.public
-            table = table_of(x / workers, public)
-            gathered = momentum * memory.shared.momentum + lax.psum(table, names)
-            error = memory.shared.error + gathered
-            estimate = read(error, public, x.shape).ravel()
+        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(parts))
+        tables = [table_of(x / workers, context) for context, x in parts]
+        units = []
+        for (context, x), total in zip(parts, lax.psum(tables, names), strict=True):
+            memory = context.memory.shared
+            gathered = momentum * memory.momentum + total
+            error = memory.error + gathered
+            estimate = read(error, context).ravel()
             chosen = largest(jnp.abs(estimate), kept(x.size))
             update = to_dense(estimate[chosen], chosen, x.shape)
-            hit = table_of(update, public) != 0
+            hit = table_of(update, context) != 0
             momentum_left = jnp.where(hit, 0, gathered) if masking else gathered
-            means.append(update)
-            after.append(Memory((), FetchMemory(momentum_left, jnp.where(hit, 0, error))))
-            sent.append((table, public, x.shape))
-        return Exchanged(means, after, finite, lambda: [read(*each) * workers for each in sent])
+            after = Memory((), FetchMemory(momentum_left, jnp.where(hit, 0, error)))
+            units.append(Encoded(context, after, update))
 
-    return coded_mean(
-        axis_name,
-        sketch._replace(init=init),
-        exchange,
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        seed=seed,
-        key=key,
-        info=info,
-        draws_anew=False,
-    )
+        def sent() -> list[jax.Array]:
+            return [
+                read(table, part.context) * workers
+                for table, part in zip(tables, parts, strict=True)
+            ]
+
+        return Exchanged(units, finite, sent)
+
+    of_units = sketch._replace(init=init)
+    return coded_mean(axis_name, of_units, exchange, options, draws_anew=False)

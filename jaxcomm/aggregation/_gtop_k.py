@@ -8,10 +8,11 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Coins, Memory
+from jaxcomm._base import AxisName
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, to_vector
-from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean
+from jaxcomm.aggregation._options import AggregatorOptions
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
@@ -149,19 +150,19 @@ def gtop_k(
     kept = make_count(ratio, k)
     codec = error_feedback(top_k(ratio=ratio, k=k))
 
-    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
+    def exchange(parts: list[Part]) -> Exchanged:
         workers, own = _axis.size(axis_name), _axis.index(axis_name)
         scale = headroom(workers)
-        sizes = [x.size for x in units]
+        sizes = [part.x.size for part in parts]
         counts = [*map(kept, sizes)]
-        payloads, residuals, entries, after = [], [], [], []
-        for coin, memory, x, count in zip(coins, memories, units, counts, strict=True):
-            payload, memory = codec.encode(coin, memory, x, (), 1)
-            indices = unpack_indices(payload.indices, choose_layout(count, x.size))
-            entries.append(_Entries(indices, payload.values * scale))
-            residuals.append(memory.own.kept)
-            payloads.append(payload)
-            after.append(memory)
+        encoded = [codec.encode(*part) for part in parts]
+        residuals = [memory.own.kept for _, memory in encoded]
+        entries = [
+            _Entries(
+                unpack_indices(payload.indices, choose_layout(count, size)), payload.values * scale
+            )
+            for (payload, _), count, size in zip(encoded, counts, sizes, strict=True)
+        ]
         for distance in (2**r for r in range((workers - 1).bit_length())):
             message = _axis.swap(_words(entries, sizes), axis_name, distance)
             partner = own ^ distance
@@ -176,36 +177,30 @@ def gtop_k(
                 )
                 returned = jnp.where(leads, dropped.values / scale, 0)
                 residuals[unit] = _add(residuals[unit], _Entries(dropped.indices, returned))
-        finite = all_finite(units).astype(jnp.uint32)[None]
+        finite = all_finite(parts).astype(jnp.uint32)[None]
         first = jnp.where(own == 0, _words(entries, sizes), jnp.uint32(0))
         # Ends in a sum, which is typed as equal on all workers; zeros and words add to the words.
         total = lax.psum(
             _axis.as_varying(jnp.concatenate([finite, first]), axis_name), _axis.names(axis_name)
         )
-        means = [
-            to_dense(each.values * (1 / scale / workers), each.indices, x.shape)
-            for each, x in zip(_entries(total[1:], counts, sizes), units, strict=True)
-        ]
-        complete = [
-            memory._replace(own=memory.own._replace(kept=residual))
-            for memory, residual in zip(after, residuals, strict=True)
+        units = [
+            Encoded(
+                context,
+                memory._replace(own=memory.own._replace(kept=residual)),
+                to_dense(each.values * (1 / scale / workers), each.indices, x.shape),
+            )
+            for (context, x), (_, memory), residual, each in zip(
+                parts, encoded, residuals, _entries(total[1:], counts, sizes), strict=True
+            )
         ]
 
         def sent() -> list[jax.Array]:
             return [
-                codec.decode(coin.public, payload, (), 1, 1, x.shape)
-                for coin, payload, x in zip(coins, payloads, units, strict=True)
+                codec.decode(part.context.received(), payload)
+                for part, (payload, _) in zip(parts, encoded, strict=True)
             ]
 
-        return Exchanged(means, complete, total[0] == workers, sent)
+        return Exchanged(units, total[0] == workers, sent)
 
-    return coded_mean(
-        axis_name,
-        codec,
-        exchange,
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        seed=0,  # Nothing is drawn.
-        key=None,
-        info=info,
-    )
+    options: AggregatorOptions = {"scope": scope, "bucket_bytes": bucket_bytes, "info": info}
+    return coded_mean(axis_name, codec, exchange, options)  # Nothing is drawn.

@@ -6,37 +6,44 @@ from typing import TypeAlias
 import jax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
+from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm.aggregation._agreement import agree, all_finite, over_units
-from jaxcomm.aggregation._coded import Exchange, Exchanged
+from jaxcomm.aggregation._coded import Encoded, Exchange, Exchanged, Part
 
-Join: TypeAlias = Callable[[Coins, PyTree], PyTree]
-"""`(coins, payload)` of a unit to the payload that stands for the sum over workers."""
+Join: TypeAlias = Callable[[list[Part], list[PyTree]], list[PyTree]]
+"""Payloads of all units to those that stand for the sums over workers."""
 
 
 def join_payloads(axis_name: AxisName, codec: Codec, join: Join, scope: str | None) -> Exchange:
     """Agrees on statistics, encodes with what is agreed, joins the payloads, and decodes once."""
 
-    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
+    def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
-        measured = [*map(codec.measure, coins, memories, units)]
+        measured = [codec.measure(*part) for part in parts]
         if scope == "tree":
             measured = over_units(codec.agree, measured)
-        agreed, finite = agree(axis_name, codec.agree, measured, all_finite(units))
-        means, after, sent = [], [], []
-        for coin, memory, x, agreement in zip(coins, memories, units, agreed, strict=True):
-            payload, memory = codec.encode(coin, memory, x, agreement, workers)
-            total = join(coin, payload)
-            means.append(codec.decode(coin.public, total, agreement, workers, workers, x.shape))
-            after.append(memory)
-            sent.append((coin.public, payload, agreement, workers, 1, x.shape))
-        return Exchanged(
-            means,
-            after,
-            finite,
-            lambda: [codec.decode(*each) for each in sent],
-            [(coin.public, agreement) for coin, agreement in zip(coins, agreed, strict=True)],
-            workers,
-        )
+        agreed, finite = agree(axis_name, codec.agree, measured, all_finite(parts))
+        contexts = [
+            part.context.replace(agreed=agreement, workers=workers)
+            for part, agreement in zip(parts, agreed, strict=True)
+        ]
+        encoded = [
+            codec.encode(context, part.x) for context, part in zip(contexts, parts, strict=True)
+        ]
+        payloads = [payload for payload, _ in encoded]
+        units = [
+            Encoded(context, memory, codec.decode(context.received(workers), total), total)
+            for context, (_, memory), total in zip(
+                contexts, encoded, join(parts, payloads), strict=True
+            )
+        ]
+
+        def sent() -> list[jax.Array]:
+            return [
+                codec.decode(context.received(), payload)
+                for context, payload in zip(contexts, payloads, strict=True)
+            ]
+
+        return Exchanged(units, finite, sent)
 
     return exchange

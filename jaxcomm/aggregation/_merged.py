@@ -1,16 +1,19 @@
 """The mean of codes that are merged pairwise, in a tree."""
 
 from collections.abc import Callable
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm import _axis, _buckets
+from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, Coins, PyTree
+from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
-from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._coded import Part, coded_mean
 from jaxcomm.aggregation._joined import join_payloads
+from jaxcomm.aggregation._options import AggregatorOptions, choose, takes_options
 from jaxcomm.aggregation._rows import from_rows, to_rows
 
 
@@ -35,15 +38,11 @@ def _tree(
 
 
 @checked()
+@takes_options
 def merged_mean(
     axis_name: AxisName,
     codec: Codec,
-    *,
-    scope: _buckets.Scope | None = None,
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Agrees on statistics, merges the codes of all workers pairwise, and decodes the result once.
 
@@ -55,13 +54,7 @@ def merged_mean(
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       codec: A codec whose `combine` is a function and whose payload has one entry a coordinate.
-      scope: What shares a norm: a `"leaf"`, a `"bucket"` of leaves, or the whole `"tree"`. Default:
-        what the codec asks for, `codec.scope`.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the randomness; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
-        `residual_norm`; see :func:`jaxcomm.global_qsgd`.
+      **options: As :class:`AggregatorOptions` says.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
@@ -88,25 +81,21 @@ def merged_mean(
             f"`combine`={merge!r}. Use `summed_mean` or `gathered_mean`."
         )
 
-    def merge_rows(coins: Coins, payload: PyTree) -> PyTree:
+    def merge_rows(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:
         workers = _axis.size(axis_name)
-        rows = jax.tree.map(lambda codes: to_rows(codes, workers), payload)
-        mine = jax.tree.map(lambda rows: _axis.exchange(rows, axis_name), rows)
+        rows = jax.tree.map(lambda codes: to_rows(codes, workers), payloads)
+        like = jax.tree.map(lambda codes: jax.eval_shape(lambda x: x[0], codes), rows)
+        received = _axis.exchange(jax.vmap(to_message)(rows), axis_name)
+        mine = jax.vmap(lambda message: from_message(message, like))(received)
+        merged = [
+            _tree(merge, part.context.coins, codes, workers)
+            for part, codes in zip(parts, mine, strict=True)
+        ]
+        gathered = _axis.gather(to_message(merged), axis_name)
+        whole = jax.vmap(lambda message: from_message(message, like))(gathered)
         return jax.tree.map(
-            lambda row, codes: from_rows(_axis.gather(row, axis_name), codes.size).reshape(
-                codes.shape
-            ),
-            _tree(merge, coins, mine, workers),
-            payload,
+            lambda rows, codes: from_rows(rows, codes.size).reshape(codes.shape), whole, payloads
         )
 
-    return coded_mean(
-        axis_name,
-        codec,
-        join_payloads(axis_name, codec, merge_rows, scope),
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        seed=seed,
-        key=key,
-        info=info,
-    )
+    scope = choose(options, codec).scope
+    return coded_mean(axis_name, codec, join_payloads(axis_name, codec, merge_rows, scope), options)

@@ -1,17 +1,18 @@
 """The largest coordinates of the mean, found in a sum of sketches and then fetched exactly."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Coins, Memory
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, Context, Diagnostics, Memory
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite
-from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
 from jaxcomm.compression.sketches import count_sketch
@@ -27,6 +28,7 @@ class SketchedMemory(NamedTuple):
 
 
 @checked()
+@takes_options
 def sketched_sgd(
     axis_name: AxisName = "data",
     *,
@@ -38,11 +40,7 @@ def sketched_sgd(
     momentum: float = 0.9,
     masking: bool = True,
     hashing: Hashing | None = None,
-    scope: _buckets.Scope = "bucket",
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sketched SGD: sketches are added to find :math:`k` coordinates, whose values are then added.
 
@@ -70,13 +68,7 @@ def sketched_sgd(
       masking: Whether velocities become 0 where an update was made.
       hashing: As of :func:`jaxcomm.compression.sketches.count_sketch`. Default: `"tiles"` where
         the table is at most a tenth larger with them, else `"elements"`.
-      scope: Of what :math:`k` coordinates are sent: a `"leaf"`, or a `"bucket"` of leaves (which
-        `"tree"` means as well here).
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the hashes, which are anew in each step; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
-        `residual_norm`; see :func:`jaxcomm.global_qsgd`.
+      **options: As :class:`AggregatorOptions` says.
 
     Returns:
       A transformation to place before the optimizer. Updates come back equal on all workers, with
@@ -117,39 +109,43 @@ def sketched_sgd(
         velocity = momentum * memory.own.velocity + x
         return SketchedMemory(velocity, memory.own.residual + velocity)
 
-    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
+    def exchange(parts: list[Part]) -> Exchanged:
         workers, names = _axis.size(axis_name), _axis.names(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
+        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(parts))
         scale = headroom(workers)
-        means, after, sent = [], [], []
-        for coin, memory, x in zip(coins, memories, units, strict=True):
-            velocity, residual = gathered(memory, x)
+        both = [gathered(context.memory, x) for context, x in parts]
+        tables = [
+            sketch.encode(part.context.received(), residual * scale)[0]
+            for part, (_, residual) in zip(parts, both, strict=True)
+        ]
+        found = []
+        for (context, x), total in zip(parts, lax.psum(tables, names), strict=True):
+            estimate = sketch.decode(context.received(), total)
+            wanted = min(round(candidates * kept(x.size)), x.size)
+            found.append(largest(jnp.abs(estimate.ravel()), wanted))
+        own = [
+            residual.ravel()[where] * scale
+            for (_, residual), where in zip(both, found, strict=True)
+        ]
+        units, sent = [], []
+        for (context, x), (velocity, residual), where, exact in zip(
+            parts, both, found, lax.psum(own, names), strict=True
+        ):
             count = kept(x.size)
-            table, _ = sketch.encode(coin, Memory((), ()), residual * scale, (), workers)
-            total = lax.psum(table, names)
-            estimate = sketch.decode(coin.public, total, (), workers, 1, x.shape)
-            wanted = min(round(candidates * count), x.size)
-            found = largest(jnp.abs(estimate.ravel()), wanted)
-            exact = lax.psum(residual.ravel()[found] * scale, names)
             best = largest(jnp.abs(exact), count)
-            chosen = found[best]
+            chosen = where[best]
             there = to_dense(jnp.ones(count), chosen, x.shape) != 0
-            means.append(to_dense(exact[best] * (1 / scale / workers), chosen, x.shape))
-            own = SketchedMemory(
+            mean = to_dense(exact[best] * (1 / scale / workers), chosen, x.shape)
+            left = SketchedMemory(
                 jnp.where(there, 0, velocity) if masking else velocity,
                 jnp.where(there, 0, residual),
             )
-            after.append(Memory(own, ()))
+            units.append(Encoded(context, Memory(left, ()), mean))
             sent.append(jnp.where(there, residual, 0))
-        return Exchanged(means, after, finite, lambda: sent)
+        return Exchanged(units, finite, lambda: sent)
 
-    return coded_mean(
-        axis_name,
-        sketch._replace(init=init, target=lambda memory, x: gathered(memory, x).residual),
-        exchange,
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        seed=seed,
-        key=key,
-        info=info,
-    )
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        return Diagnostics(target=gathered(context.memory, x).residual)
+
+    of_units = sketch._replace(init=init, diagnose=diagnose)
+    return coded_mean(axis_name, of_units, exchange, options)

@@ -1,26 +1,24 @@
 """The mean of codes that can be added on the way."""
 
-import jax
+from typing import Unpack
+
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, PyTree
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._require import checked
-from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._coded import Part, coded_mean
 from jaxcomm.aggregation._joined import join_payloads
+from jaxcomm.aggregation._options import AggregatorOptions, choose, takes_options
 
 
 @checked()
+@takes_options
 def summed_mean(
     axis_name: AxisName,
     codec: Codec,
-    *,
-    scope: _buckets.Scope | None = None,
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Agrees on statistics, adds the codes of all workers, and decodes the sum once.
 
@@ -33,14 +31,7 @@ def summed_mean(
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       codec: A codec with `combine="sum"`.
-      scope: What shares a norm and is sent as one: `"leaf"`; `"bucket"`, leaves joined up to
-        `bucket_bytes`; or `"tree"`, buckets that share the statistics of the whole tree. Default:
-        what the codec asks for, `codec.scope`.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the randomness; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
-        `residual_norm`; see :func:`jaxcomm.global_qsgd`.
+      **options: As :class:`AggregatorOptions` says.
 
     Returns:
       A transformation to place before the optimizer. Updates come back equal on all workers, in
@@ -67,17 +58,9 @@ def summed_mean(
             f"`combine`={codec.combine!r}. Use `gathered_mean`."
         )
 
-    def add(coins: Coins, payload: PyTree) -> PyTree:
-        del coins
-        return lax.psum(payload, _axis.names(axis_name))
+    def add(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:
+        total: list[PyTree] = lax.psum(payloads, _axis.names(axis_name))
+        return total
 
-    return coded_mean(
-        axis_name,
-        codec,
-        join_payloads(axis_name, codec, add, scope),
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        seed=seed,
-        key=key,
-        info=info,
-    )
+    scope = choose(options, codec).scope
+    return coded_mean(axis_name, codec, join_payloads(axis_name, codec, add, scope), options)

@@ -1,23 +1,33 @@
 """The mean in two stages: float32 sums between two coded exchanges."""
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple, get_args
+from typing import NamedTuple, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree, settled
+from jaxcomm import _axis
+from jaxcomm._base import (
+    AxisName,
+    Codec,
+    Coins,
+    Context,
+    Diagnostics,
+    Memory,
+    PyTree,
+    mean_is_update,
+)
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite, nan_unless_all_fit
-from jaxcomm.aggregation._alone import encode_alone, observing_alone, own_memory
-from jaxcomm.aggregation._coded import Exchanged, coded_mean
+from jaxcomm.aggregation._alone import decode_alone, diagnosing_alone, encode_alone, own_memory
+from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean
 from jaxcomm.aggregation._gathered import decoded_mean
-from jaxcomm.aggregation._info import Observations, add_observations
+from jaxcomm.aggregation._info import add_ratios, add_totals
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._rows import CUTS, Cut, Ownership
+from jaxcomm.compression._diagnosed import diagnose_each
 
 
 class TwoStageMemory(NamedTuple):
@@ -27,71 +37,16 @@ class TwoStageMemory(NamedTuple):
     mean: PyTree  # of the mean of the row that it owns
 
 
-class TwoStageStatistics(NamedTuple):
-    """What is known of one unit beside its payloads, for `info`."""
+class _Ends(NamedTuple):
+    """The `agreed` of a unit's context: all that is needed to diagnose both ends."""
 
-    row_coins: jax.Array  # key[workers], public
-    rows: PyTree  # the statistics of the rows that a worker sends, [workers, ...]
-    mean_coin: jax.Array  # key[], public
-    means: PyTree  # the statistics of the means of all owners, [workers, ...]
-
-
-def _send(codec: Codec, coins: Coins, own: PyTree, row: jax.Array) -> tuple[jax.Array, PyTree]:
-    content, after = encode_alone(codec, coins, own, row)
-    return to_message(content), after
-
-
-def _receiver(
-    codec: Codec, coins: Coins, own: PyTree, row: jax.Array
-) -> Callable[[jax.Array], tuple[PyTree, PyTree]]:
-    """From messages, [workers, bytes], to the payloads and statistics that they hold."""
-    like, _ = jax.eval_shape(functools.partial(encode_alone, codec), coins, own, row)
-    return jax.vmap(lambda message: from_message(message, like))
-
-
-def _mean_of_rows(
-    axis_name: AxisName,
-    codec: Codec,
-    mean_codec: Codec,
-    coins: Coins,
-    memory: TwoStageMemory,
-    rows: jax.Array,
-) -> tuple[jax.Array, TwoStageMemory, jax.Array, Callable[[], jax.Array], TwoStageStatistics]:
-    """The mean over workers of `[workers, ...]`, in two stages, of which worker k owns row k.
-
-    Beside it what is remembered, the row that this worker owns before it is encoded again, a
-    function that decodes the rows that this worker has sent, and all statistics.
-    """
-    workers, shape = rows.shape[0], rows.shape[1:]
-    # Rows are encoded with coins of their own, and the owner's means with those of a row beyond.
-    of_rows = Coins(*(jax.random.split(each, workers) for each in coins))
-    of_means = Coins(*(jax.random.fold_in(each, workers) for each in coins))
-    first = jax.tree.map(lambda x: x[0], memory.sent)
-    receive = _receiver(codec, of_means, first, rows[0])
-    receive_means = _receiver(mean_codec, of_means, memory.mean, rows[0])
-
-    sent, sent_memory = jax.vmap(functools.partial(_send, codec))(of_rows, memory.sent, rows)
-    public = of_rows.public[_axis.index(axis_name)]
-    owned = decoded_mean(codec, public, *receive(_axis.exchange(sent, axis_name)), shape)
-    message, mean_memory = _send(mean_codec, of_means, memory.mean, owned)
-    payloads, own = receive_means(_axis.gather(message, axis_name))
-
-    def decode(codec: Codec, public: jax.Array, payload: PyTree, own: PyTree) -> jax.Array:
-        return codec.decode(public, payload, own, 1, 1, shape)
-
-    decode_rows = jax.vmap(functools.partial(decode, codec))
-    decode_means = jax.vmap(functools.partial(decode, mean_codec), in_axes=(None, 0, 0))
-    return (
-        decode_means(of_means.public, payloads, own),
-        TwoStageMemory(sent_memory, mean_memory),
-        owned,
-        lambda: decode_rows(of_rows.public, *receive(sent)),
-        TwoStageStatistics(of_rows.public, receive(sent)[1], of_means.public, own),
-    )
+    rows: Context  # of the rows that a worker sends, [workers, ...]
+    mean: Context  # of the mean of the row that it owns
+    owned: jax.Array  # that mean, before it is encoded again
 
 
 def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: Cut) -> Codec:
-    """What the codecs of rows remember, aim at and tell of a whole unit."""
+    """What the codecs of rows remember and tell of a whole unit."""
 
     def init(x: jax.Array) -> Memory:
         of_row = [
@@ -106,63 +61,52 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: C
             TwoStageMemory(jax.vmap(codec.init)(rows).own, mean_codec.init(rows[0]).own), ()
         )
 
-    def target(memory: Memory, x: jax.Array) -> jax.Array:
-        rows = cut.apart(x, _axis.size(axis_name))
-        aims = jax.vmap(lambda own, row: codec.target(Memory(own, ()), row))(memory.own.sent, rows)
-        return cut.together(aims, x.shape)
-
-    def tell(memory: Memory) -> dict[str, jax.Array]:
-        of_mean = mean_codec.tell(Memory(memory.own.mean, ()))
-        of_rows: dict[str, jax.Array] = {}
-        if jax.tree.leaves(memory.own.sent):
-            of_rows = jax.vmap(lambda own: codec.tell(Memory(own, ())))(memory.own.sent)
-        news = {name: jnp.sum(told) for name, told in of_rows.items()}
-        return news | {name: told + news.get(name, 0) for name, told in of_mean.items()}
-
-    def measure(coins: Coins, memory: Memory, x: jax.Array) -> TwoStageStatistics:
-        """As of one worker alone, for the names that `observe` tells."""
-        del memory
-        rows = cut.apart(x, 1)
-
-        def of_row(codec: Codec) -> PyTree:
-            measured = codec.measure(coins, codec.init(rows[0]), rows[0])
-            return jax.tree.map(lambda statistic: statistic[None], measured)
-
-        public = coins.public
-        return TwoStageStatistics(public[None], of_row(codec), public, of_row(mean_codec))
-
-    def observe(public: jax.Array, agreed: TwoStageStatistics, x: jax.Array) -> Observations:
-        del public
-        rows = cut.apart(x, len(agreed.row_coins))
-        of_rows = jax.vmap(observing_alone(codec).observe)(agreed.row_coins, agreed.rows, rows)
-        of_means = jax.vmap(observing_alone(mean_codec).observe, in_axes=(None, 0, 0))(
-            agreed.mean_coin, agreed.means, rows
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        ends, workers = context.agreed, _axis.size(axis_name)
+        rows = diagnose_each(
+            codec.diagnose, ends.rows, cut.apart(x, workers), Memory(after.own.sent, ())
         )
-        return add_observations(jax.tree.map(jnp.sum, each) for each in (of_rows, of_means))
+        mean = mean_codec.diagnose(ends.mean, ends.owned, Memory(after.own.mean, ()))
+        # A worker sends a row to each, and one mean: both ends weigh the same.
+        means = {name: (workers * a, workers * b) for name, (a, b) in mean.ratios.items()}
+        both = rows.errors.keys() & mean.errors.keys()
+        of_both = {name: (rows.errors[name] + mean.errors[name]) / 2 for name in both}
+        return Diagnostics(
+            cut.together(rows.target, x.shape),
+            add_totals([rows.totals, mean.totals]),
+            add_ratios([rows.ratios, means]),
+            rows.errors | mean.errors | of_both,
+            rows.constants,
+        )
 
     return codec._replace(
         init=init,
-        measure=measure,
-        target=target,
-        tell=tell,
-        observe=observe,
-        settle=settled,
+        diagnose=diagnose,
+        settle=mean_is_update,
         dropping=codec.dropping or mean_codec.dropping,
     )
 
 
+def _ends(part: Part, workers: int, shape: tuple[int, ...]) -> tuple[Context, Context]:
+    """Rows are encoded with coins of their own, the mean of one with those of a row beyond."""
+    coins, memory = part.context.coins, part.context.memory.own
+    of_rows = Coins(*(jax.random.split(key, workers) for key in coins))
+    of_mean = Coins(*(jax.random.fold_in(key, workers) for key in coins))
+    return (
+        Context(of_rows, Memory(memory.sent, ()), shape=shape),
+        Context(of_mean, Memory(memory.mean, ()), shape=shape),
+    )
+
+
 @checked()
+@takes_options
 def two_stage_mean(
     axis_name: AxisName,
     codec: Codec,
     *,
     mean_codec: Codec | None = None,
     cut: Ownership = "runs",
-    scope: _buckets.Scope | None = None,
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Encodes, exchanges rows, adds in float32, encodes the mean, and gathers it.
 
@@ -187,13 +131,7 @@ def two_stage_mean(
       cut: Into `"runs"` of coordinates, or `"turns"`: worker k owns every n-th part of the unit
         along its first axis, from the k-th on. Where neighbours are alike, as the rows of frequent
         words are, this gives all workers as much to send.
-      scope: What is cut into rows: each `"leaf"`, or a `"bucket"` of leaves (`"tree"` likewise).
-        Default: what the codec asks for, `codec.scope`.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the randomness; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
-        `residual_norm`; see :func:`jaxcomm.global_qsgd`.
+      **options: As :class:`AggregatorOptions` says.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
@@ -216,44 +154,54 @@ def two_stage_mean(
 
     if cut not in get_args(Ownership):
         raise ValueError(f"`cut` must be one of {get_args(Ownership)}, got {cut!r}.")
-    of_mean, by = codec if mean_codec is None else mean_codec, CUTS[cut]
-    of_units = _codec_of_units(axis_name, codec, of_mean, by)
+    by = CUTS[cut]
+    of_rows = diagnosing_alone(codec)
+    of_mean = of_rows if mean_codec is None else diagnosing_alone(mean_codec)
 
-    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
-        workers = _axis.size(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
-        means, after, owned, sent, common = [], [], [], [], []
-        for coin, memory, x in zip(coins, memories, units, strict=True):
-            rows = by.apart(x, workers)
-            mean, own, row, decode_own, known = (
-                _mean_of_rows(axis_name, codec, of_mean, coin, memory.own, rows)
-                if x.size
-                else (rows, memory.own, rows, None, of_units.measure(coin, memory, x))
-            )
-            means.append(by.together(mean, x.shape))
-            after.append(Memory(own, ()))
-            owned.append(row)
-            sent.append((x, decode_own))
-            common.append((coin.public, known))
+    def exchange(parts: list[Part]) -> Exchanged:
+        workers, me = _axis.size(axis_name), _axis.index(axis_name)
+        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(parts))
+        rows = [by.apart(part.x, workers) for part in parts]
+        ends = [_ends(part, workers, x.shape[1:]) for part, x in zip(parts, rows, strict=True)]
+
+        encode_rows = jax.vmap(functools.partial(encode_alone, of_rows))
+        sent = [encode_rows(of, x) for (of, _), x in zip(ends, rows, strict=True)]
+        contents = [content for content, _ in sent]
+        like = jax.tree.map(lambda x: jax.eval_shape(lambda x: x[0], x), contents)
+        messages = _axis.exchange(jax.vmap(to_message)(contents), axis_name)
+        received = jax.vmap(lambda message: from_message(message, like))(messages)
+
+        def owned(of: Context, content: PyTree) -> jax.Array:
+            # Each sender drew for the row of this worker with the public coin of that row.
+            mine = jax.tree.map(lambda x: x[me], of.replace(memory=Memory()))
+            return decoded_mean(lambda one: decode_alone(of_rows, mine, one), content, mine)
+
+        means = [owned(of, content) for (of, _), content in zip(ends, received, strict=True)]
+        resent = [encode_alone(of_mean, of, x) for (_, of), x in zip(ends, means, strict=True)]
+        again = [content for content, _ in resent]
+        gathered = _axis.gather(to_message(again), axis_name)
+        of_all = jax.vmap(lambda message: from_message(message, again))(gathered)
+        units = []
+        for part, (row, mean), (content, kept), x, (own, kept_of_mean), all_means in zip(
+            parts, ends, sent, means, resent, of_all, strict=True
+        ):
+            decode = jax.vmap(functools.partial(decode_alone, of_mean, mean))
+            known = _Ends(row.replace(agreed=content[1]), mean.replace(agreed=own[1]), x)
+            after = Memory(TwoStageMemory(kept.own, kept_of_mean.own), ())
+            whole = by.together(decode(all_means), part.x.shape)
+            units.append(Encoded(part.context.replace(agreed=known), after, whole))
         if codec.dropping is not None:  # The codec of the mean may not keep a NaN.
-            means = nan_unless_all_fit(axis_name, owned, means)
-        return Exchanged(
-            means,
-            after,
-            finite,
-            lambda: [
-                by.together(decode_own(), x.shape) if decode_own else x for x, decode_own in sent
-            ],
-            common,
-        )
+            fitting = nan_unless_all_fit(axis_name, means, [each.mean for each in units])
+            units = [each._replace(mean=mean) for each, mean in zip(units, fitting, strict=True)]
 
-    return coded_mean(
-        axis_name,
-        of_units,
-        exchange,
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        seed=seed,
-        key=key,
-        info=info,
-    )
+        def decoded() -> list[jax.Array]:
+            decode_rows = jax.vmap(functools.partial(decode_alone, of_rows))
+            return [
+                by.together(decode_rows(of, content), part.x.shape)
+                for part, (of, _), content in zip(parts, ends, contents, strict=True)
+            ]
+
+        return Exchanged(units, finite, decoded)
+
+    of_units = _codec_of_units(axis_name, of_rows, of_mean, by)
+    return coded_mean(axis_name, of_units, exchange, options, tells=(of_rows, of_mean))

@@ -1,33 +1,33 @@
 """The majority vote of signs: one bit a coordinate, there and back."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from jaxcomm import _axis, _noise
-from jaxcomm._base import AxisName, Codec, Coins, Memory, PyTree
+from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite
-from jaxcomm.aggregation._coded import AggregatorState, Exchanged, coded_mean
+from jaxcomm.aggregation._coded import AggregatorState, Encoded, Exchanged, Part, coded_mean
+from jaxcomm.aggregation._options import AggregatorOptions
 from jaxcomm.aggregation._rows import from_rows, to_rows
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.compression import _bits
 from jaxcomm.compression.quantizers import SignsPayload, signs
 
 
-def _elect(axis_name: AxisName, bits: jax.Array, public: jax.Array) -> jax.Array:
-    """The majority of each bit over workers, uint32[words], equal on all; coins decide on ties."""
-    rows = to_rows(bits, _axis.size(axis_name))
+def _elect(axis_name: AxisName, rows: jax.Array, coins: jax.Array) -> jax.Array:
+    """The majority of each bit over workers, uint32[workers, words]; coins decide on ties."""
     workers, width = rows.shape
-    coins = to_rows(_noise.bits(public, bits.shape), workers)[_axis.index(axis_name)]
     received = jax.vmap(lambda row: _bits.unpack_bits(row, _bits.WORD * width))(
         _axis.exchange(rows, axis_name)
     )
     in_favour = jnp.sum(received, axis=0, dtype=jnp.uint32)
     tie = _bits.pack_bits(2 * in_favour == workers)
-    elected = _bits.pack_bits(2 * in_favour > workers) | (tie & coins)
-    return from_rows(_axis.gather(elected, axis_name), bits.size)
+    own = coins[_axis.index(axis_name)]
+    return _axis.gather(_bits.pack_bits(2 * in_favour > workers) | (tie & own), axis_name)
 
 
 def _no_signs() -> ValueError:
@@ -106,24 +106,30 @@ def votes(
     if jax.tree.leaves(sign.agree):
         raise _no_signs()
 
-    def exchange(coins: list[Coins], memories: list[Memory], units: list[jax.Array]) -> Exchanged:
-        _, finite = agree(axis_name, (), [()] * len(units), all_finite(units))
-        elected, after = [], []
-        for coin, memory, x in zip(coins, memories, units, strict=True):
-            payload, memory = sign.encode(coin, memory, x, (), 1)
-            if not isinstance(payload, SignsPayload):
-                raise _no_signs()
-            after.append(memory)
-            if not x.size:  # Sends nothing, and types the result as equal.
-                elected.append(lax.psum(x, _axis.names(axis_name)))
-                continue
-            winners = SignsPayload(_elect(axis_name, payload.bits, coin.public))
-            elected.append(sign.decode(coin.public, winners, (), 1, 1, x.shape))
-        return Exchanged(elected, after, finite)
+    def exchange(parts: list[Part]) -> Exchanged:
+        workers = _axis.size(axis_name)
+        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(parts))
+        encoded = [sign.encode(*part) for part in parts]
+        if not all(isinstance(payload, SignsPayload) for payload, _ in encoded):
+            raise _no_signs()
+        # All units' bits side by side: one message there, and one back.
+        rows = [to_rows(payload.bits, workers) for payload, _ in encoded]
+        coins = [
+            to_rows(_noise.bits(part.context.coins.public, payload.bits.shape), workers)
+            for part, (payload, _) in zip(parts, encoded, strict=True)
+        ]
+        elected = _elect(axis_name, *(jnp.concatenate(each, axis=1) for each in (rows, coins)))
+        ends = list(itertools.accumulate(row.shape[1] for row in rows))
+        units = []
+        for (context, _), (payload, memory), bits in zip(
+            parts, encoded, jnp.split(elected, ends[:-1], axis=1), strict=True
+        ):
+            winners = SignsPayload(from_rows(bits, payload.bits.size))
+            units.append(Encoded(context, memory, sign.decode(context.received(), winners)))
+        return Exchanged(units, finite)
 
-    tx = coded_mean(
-        axis_name, sign, exchange, scope="bucket", bucket_bytes=None, seed=seed, key=key
-    )
+    options: AggregatorOptions = {"scope": "bucket", "seed": seed, "key": key}
+    tx = coded_mean(axis_name, sign, exchange, options)
 
     @averages_over(axis_name)
     def update_fn(

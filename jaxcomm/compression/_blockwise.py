@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm._base import Codec, Coins, Context, Diagnostics, Memory, PyTree
 from jaxcomm._require import require_codec
+from jaxcomm.compression._diagnosed import diagnose_each
 from jaxcomm.compression._overflow import remembers
 
 
@@ -32,13 +34,12 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
       ValueError: If `block_size` is not a positive int, or, in `init`, if the codec has memory.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression import blockwise
       >>> from jaxcomm.compression.quantizers import dither
-      >>> codec, coins = blockwise(dither(), 4), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1.0, -5.0, 0.0, 2.0, 0.5])
-      >>> print(codec.measure(coins, codec.init(x), x).max_abs)
+      >>> codec, x = blockwise(dither(), 4), jnp.array([1.0, -5.0, 0.0, 2.0, 0.5])
+      >>> print(codec.measure(Context.of(x), x).max_abs)
       [5.  0.5]
     """
     require_codec(codec, user="blockwise")
@@ -49,8 +50,21 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         flat = x.ravel()
         return jnp.pad(flat, (0, -flat.size % block_size)).reshape(-1, block_size)
 
-    def coins_of_blocks(coins: Coins, count: int) -> Coins:
-        return Coins(*(jax.random.split(key, count) for key in coins))
+    def from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return blocks.ravel()[: math.prod(shape)].reshape(shape)
+
+    def parts_of(context: Context) -> tuple[Coins, PyTree]:
+        """The coins and statistics of each block."""
+        count = -(-math.prod(context.shape) // block_size)
+        return Coins(*(jax.random.split(key, count) for key in context.coins)), context.agreed
+
+    def of_one(call: Callable[..., Any], context: Context) -> Callable[..., Any]:
+        """`call` with the context of a block, of its coins, its statistics and what else it has."""
+
+        def on_block(coins: Coins, agreed: PyTree, *given: PyTree) -> Any:
+            return call(context.replace(coins=coins, agreed=agreed, shape=(block_size,)), *given)
+
+        return on_block
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(jnp.zeros(block_size))
@@ -60,44 +74,25 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
             )
         return memory
 
-    def measure(coins: Coins, memory: Memory, x: jax.Array) -> PyTree:
-        blocks = to_blocks(x)
-        each = coins_of_blocks(coins, len(blocks))
-        return jax.vmap(codec.measure, in_axes=(0, None, 0))(each, memory, blocks)
+    def measure(context: Context, x: jax.Array) -> PyTree:
+        return jax.vmap(of_one(codec.measure, context))(*parts_of(context), to_blocks(x))
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: PyTree, workers: int
-    ) -> tuple[PyTree, Memory]:
-        blocks = to_blocks(x)
-        each = coins_of_blocks(coins, len(blocks))
-        payload, after = jax.vmap(
-            lambda coins, block, agreed: codec.encode(coins, memory, block, agreed, workers)
-        )(each, blocks, agreed)
+    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+        encode_each = jax.vmap(of_one(codec.encode, context))
+        payload, after = encode_each(*parts_of(context), to_blocks(x))
         return payload, jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), after)
 
-    def decode(
-        public: jax.Array,
-        payload: PyTree,
-        agreed: PyTree,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        size = math.prod(shape)
-        each = jax.random.split(public, -(-size // block_size))
-        blocks = jax.vmap(
-            lambda public, payload, agreed: codec.decode(
-                public, payload, agreed, workers, count, (block_size,)
-            )
-        )(each, payload, agreed)
-        return blocks.ravel()[:size].reshape(shape)
+    def decode(context: Context, payload: PyTree) -> jax.Array:
+        blocks = jax.vmap(of_one(codec.decode, context))(*parts_of(context), payload)
+        return from_blocks(blocks, context.shape)
 
-    def observe(
-        public: jax.Array, agreed: PyTree, x: jax.Array
-    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         blocks = to_blocks(x)
-        each = jax.random.split(public, len(blocks))
-        return jax.tree.map(jnp.sum, jax.vmap(codec.observe)(each, agreed, blocks))
+        # What is remembered was added up: the first block tells it for all.
+        first = jnp.arange(len(blocks)) == 0
+        afters = jax.tree.map(lambda total: jnp.where(first, total, 0), after)
+        told = diagnose_each(of_one(codec.diagnose, context), *parts_of(context), blocks, afters)
+        return told._replace(target=from_blocks(told.target, x.shape))
 
     def of_block(bound: Callable[[int, int], float] | None) -> Callable[[int, int], float] | None:
         return bound and (lambda size, workers: bound(block_size, workers))
@@ -107,8 +102,10 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         measure=measure,
         encode=encode,
         decode=decode,
-        observe=observe,
-        variance=of_block(codec.variance),
-        contraction=of_block(codec.contraction),
+        diagnose=diagnose,
+        claims=codec.claims._replace(
+            variance=of_block(codec.claims.variance),
+            contraction=of_block(codec.claims.contraction),
+        ),
         dropping=codec.dropping and blockwise(codec.dropping, block_size),
     )

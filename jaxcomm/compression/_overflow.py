@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm._base import Codec, Context, Memory, PyTree
 
 Policy: TypeAlias = Literal["nan", "drop"]
 
-Fits: TypeAlias = Callable[[PyTree, PyTree, tuple[int, ...]], jax.Array]
-"""`(payload, agreed, shape)` to whether there was room for all, bool[]."""
+Fits: TypeAlias = Callable[[Context, PyTree], jax.Array]
+"""`(context, payload)` to whether there was room for all, bool[]."""
 
 
 class Overflow(NamedTuple):
@@ -36,7 +36,7 @@ def remembers(memory: Memory) -> bool:
 
 
 def tell_overflow(overflow: jax.Array) -> dict[str, jax.Array]:
-    """For `tell`."""
+    """For `totals`."""
     return {"overflow": overflow.astype(jnp.float32)}
 
 
@@ -59,16 +59,8 @@ def nan_unless(fits: jax.Array, x: jax.Array) -> jax.Array:
 def decoded_to_nan(codec: Codec, fits: Fits) -> Codec:
     """The strict form of a codec whose receivers know whether all had room."""
 
-    def decode(
-        public: jax.Array,
-        payload: PyTree,
-        agreed: PyTree,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        mean = codec.decode(public, payload, agreed, workers, count, shape)
-        return nan_unless(fits(payload, agreed, shape), mean)
+    def decode(context: Context, payload: PyTree) -> jax.Array:
+        return nan_unless(fits(context, payload), codec.decode(context, payload))
 
     return codec._replace(decode=decode)
 
@@ -76,10 +68,8 @@ def decoded_to_nan(codec: Codec, fits: Fits) -> Codec:
 def sent_as_nan(codec: Codec) -> Codec:
     """The strict form of a codec whose sender alone knows: its values leave as NaN."""
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: PyTree, workers: int
-    ) -> tuple[PyTree, Memory]:
-        payload, after = codec.encode(coins, memory, x, agreed, workers)
+    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+        payload, after = codec.encode(context, x)
         values = nan_unless(after.own.overflow == 0, payload.values)
         return payload._replace(values=values.astype(payload.values.dtype)), after
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm._base import Codec, Coins, Context, Diagnostics, Memory, PyTree
 from jaxcomm._require import require_codec
 from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._sizes import require_countable
@@ -101,14 +101,13 @@ def rotated(codec: Codec) -> Codec:
         feedback goes outside: `error_feedback(rotated(codec))`.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression import rotated
       >>> from jaxcomm.compression.quantizers import dither
-      >>> coins = Coins(jax.random.key(0), jax.random.key(1))
       >>> x = jnp.zeros(1024).at[3].set(32.0)
       >>> for codec in (dither(levels=1), rotated(dither(levels=1))):
-      ...     print(codec.measure(coins, codec.init(x), x).max_abs)
+      ...     print(codec.measure(Context.of(x), x).max_abs)
       32.0
       1.0
 
@@ -122,6 +121,10 @@ def rotated(codec: Codec) -> Codec:
     def of_inner(coins: Coins) -> Coins:
         return coins._replace(public=_below(coins.public))
 
+    def inside(context: Context) -> Context:
+        size = _padded(math.prod(context.shape))
+        return context.replace(coins=of_inner(context.coins), shape=(size,))
+
     def init(x: jax.Array) -> Memory:
         memory = codec.init(jnp.zeros(_padded(x.size)))
         if remembers(memory):
@@ -131,26 +134,22 @@ def rotated(codec: Codec) -> Codec:
             )
         return memory
 
-    def measure(coins: Coins, memory: Memory, x: jax.Array) -> PyTree:
-        return codec.measure(of_inner(coins), memory, _rotate(coins.public, x))
+    def measure(context: Context, x: jax.Array) -> PyTree:
+        return codec.measure(inside(context), _rotate(context.coins.public, x))
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: PyTree, workers: int
-    ) -> tuple[PyTree, Memory]:
-        y = _rotate(coins.public, x)
-        return codec.encode(of_inner(coins), memory, y, agreed, workers)
+    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+        return codec.encode(inside(context), _rotate(context.coins.public, x))
 
-    def decode(
-        public: jax.Array,
-        payload: PyTree,
-        agreed: PyTree,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        size = (_padded(math.prod(shape)),)
-        mean = codec.decode(_below(public), payload, agreed, workers, count, size)
-        return _rotate_back(public, mean, shape)
+    def decode(context: Context, payload: PyTree) -> jax.Array:
+        mean = codec.decode(inside(context), payload)
+        return _rotate_back(context.coins.public, mean, context.shape)
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        y = _rotate(context.coins.public, x)
+        told = codec.diagnose(inside(context), y, after)
+        if told.target is y:  # Of which there and back would round.
+            return told._replace(target=x)
+        return told._replace(target=_rotate_back(context.coins.public, told.target, context.shape))
 
     combine = codec.combine
     if callable(combine):
@@ -163,8 +162,10 @@ def rotated(codec: Codec) -> Codec:
         encode=encode,
         decode=decode,
         combine=combine,
-        observe=lambda public, agreed, x: codec.observe(_below(public), agreed, _rotate(public, x)),
-        variance=_at_padded_size(codec.variance),
-        contraction=_at_padded_size(codec.contraction),
+        diagnose=diagnose,
+        claims=codec.claims._replace(
+            variance=_at_padded_size(codec.claims.variance),
+            contraction=_at_padded_size(codec.claims.contraction),
+        ),
         dropping=codec.dropping and rotated(codec.dropping),
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxcomm._base import Codec, PyTree
+from jaxcomm._base import Claims, Codec, Context, PyTree
 from jaxcomm._require import require_codec
 
 
@@ -13,10 +13,11 @@ def contraction_of(codec: Codec, size: int, workers: int) -> float | None:
 
     An unbiased codec has :math:`\delta = 1 - \omega`, which may be negative.
     """
-    if codec.contraction is not None:
-        return codec.contraction(max(size, 1), workers)
-    if codec.variance is not None:
-        return 1 - codec.variance(max(size, 1), workers)
+    variance, contraction, _ = codec.claims
+    if contraction is not None:
+        return contraction(max(size, 1), workers)
+    if variance is not None:
+        return 1 - variance(max(size, 1), workers)
     return None
 
 
@@ -29,13 +30,13 @@ def require_contraction(codec: Codec, size: int, workers: int, user: str) -> Non
       ValueError: With the reason.
     """
     delta = contraction_of(codec, size, workers)
-    if delta is None and codec.bounded:
+    if delta is None and codec.claims.bounded:
         return
     if delta is None:
         raise ValueError(
             f"`{user}` needs a codec whose relative error is bounded below 1, and no bound is "
-            "known for this one (no `variance`, `contraction` or `bounded`): what it leaves out "
-            "might grow without end."
+            "known for this one, whose `claims` are empty: what it leaves out might grow "
+            "without end."
         )
     if delta <= 0:
         raise ValueError(
@@ -53,12 +54,12 @@ def require_unbiased(codec: Codec, user: str) -> Callable[[int, int], float]:
       ValueError: If it states none.
     """
     require_codec(codec, user=user)
-    if codec.variance is None:
+    if codec.claims.variance is None:
         raise ValueError(
             f"`{user}` takes an unbiased codec that states its `variance`, and this one states "
             "none: it is biased, or no bound is known."
         )
-    return codec.variance
+    return codec.claims.variance
 
 
 def scaled(codec: Codec) -> Codec:
@@ -82,7 +83,7 @@ def scaled(codec: Codec) -> Codec:
     Example:
       >>> from jaxcomm.compression import scaled
       >>> from jaxcomm.compression.sparsifiers import random_k
-      >>> scaled(random_k(k=5)).contraction(100, 1)
+      >>> scaled(random_k(k=5)).claims.contraction(100, 1)
       0.05
 
     References:
@@ -91,21 +92,12 @@ def scaled(codec: Codec) -> Codec:
     """
     variance = require_unbiased(codec, "scaled")
 
-    def decode(
-        public: jax.Array,
-        payload: PyTree,
-        agreed: PyTree,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        mean = codec.decode(public, payload, agreed, workers, count, shape)
-        return mean / (1 + variance(max(mean.size, 1), workers))
+    def decode(context: Context, payload: PyTree) -> jax.Array:
+        mean = codec.decode(context, payload)
+        return mean / (1 + variance(max(mean.size, 1), context.workers))
 
     return codec._replace(
         decode=decode,
-        variance=None,
-        contraction=lambda size, workers: 1 / (1 + variance(size, workers)),
-        bounded=False,
+        claims=Claims(contraction=lambda size, workers: 1 / (1 + variance(size, workers))),
         dropping=codec.dropping and scaled(codec.dropping),
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _axis
-from jaxcomm._base import Codec, Memory, PyTree
+from jaxcomm._base import Codec, Context, PyTree
 from jaxcomm._message import from_message, to_message
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.gossip._talk import Talk
@@ -33,18 +33,18 @@ def encode(
     codec: Codec, talk: Talk, units: list[jax.Array]
 ) -> tuple[jax.Array, list[jax.Array], Callable[[jax.Array], list[jax.Array]]]:
     """One message of all units, what it decodes to, and how others decode theirs."""
+    contexts = [Context(coins, shape=x.shape) for coins, x in zip(talk.coins, units, strict=True)]
     contents: list[Any] = []
-    for coins, x in zip(talk.coins, units, strict=True):
-        nothing = Memory((), ())
+    for context, x in zip(contexts, units, strict=True):
         narrow = x.astype(jnp.float32)
-        statistics = codec.measure(coins, nothing, narrow)
-        payload, _ = codec.encode(coins, nothing, narrow, statistics, 1)
+        statistics = codec.measure(context, narrow)
+        payload, _ = codec.encode(context.replace(agreed=statistics), narrow)
         contents.append((payload, statistics))
 
     def decoded(contents: PyTree) -> list[jax.Array]:
         return [
-            codec.decode(coins.public, payload, statistics, 1, 1, x.shape).astype(x.dtype)
-            for coins, (payload, statistics), x in zip(talk.coins, contents, units, strict=True)
+            codec.decode(context.received().replace(agreed=own), payload).astype(x.dtype)
+            for context, (payload, own), x in zip(contexts, contents, units, strict=True)
         ]
 
     message = _axis.as_varying(to_message(contents), talk.axis_name)

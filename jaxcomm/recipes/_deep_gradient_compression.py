@@ -1,7 +1,7 @@
 """Deep Gradient Compression: sparse updates, and all that makes them as good as dense ones."""
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,10 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
-from jaxcomm._buckets import Scope, require_floating
+from jaxcomm._buckets import require_floating
 from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean, warm_up
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._warm_up import require_steps
 from jaxcomm.compression.feedback import error_feedback, momentum_correction
@@ -22,6 +23,7 @@ _WARM_UP_RATIOS = (0.25, 0.0625, 0.015625, 0.004)
 
 
 @checked()
+@takes_options
 def deep_gradient_compression(
     axis_name: AxisName = "data",
     *,
@@ -32,9 +34,7 @@ def deep_gradient_compression(
     clip: float | None = None,
     sample: float | None = None,
     warm_up_every: int | None = None,
-    scope: Scope = "bucket",
-    bucket_bytes: int | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Deep Gradient Compression: each worker sends the largest of what has gathered, momentum too.
 
@@ -64,11 +64,9 @@ def deep_gradient_compression(
         :math:`k` or fewer are sent. Default: the exact top-k.
       warm_up_every: Steps of each stage of the warm-up: ratios of 25 %, 6.25 %, 1.5625 % and 0.4 %,
         those above `ratio`, come first. The paper's stages are of one epoch. Default: no warm-up.
-      scope: Of what the top k are taken: a `"leaf"`, as in the paper's code, or a `"bucket"` of
-        leaves (which `"tree"` means as well here).
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      info: Whether the state's field `info` tells of the step; see :func:`jaxcomm.global_qsgd`.
-        Its `residual_norm` is that of :math:`u_i` and :math:`v_i` together.
+      **options: As :class:`jaxcomm.AggregatorOptions` says; `scope` is of what the top k are taken:
+        a `"leaf"`, as in the paper's code, or by default a `"bucket"` of leaves. With `info`,
+        `residual_norm` is that of :math:`u_i` and :math:`v_i` together.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
@@ -112,9 +110,7 @@ def deep_gradient_compression(
         return gathered_mean(
             axis_name,
             momentum_correction(codec, momentum, nesterov=nesterov, masking=masking),
-            scope=scope,
-            bucket_bytes=bucket_bytes,
-            info=info,
+            **options,
         )
 
     sparse = stage(ratio)

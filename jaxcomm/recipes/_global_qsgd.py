@@ -1,14 +1,13 @@
 """Quantization without bias: Global-QSGD, dense and sparse, and QSGD."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
-import jax
 import optax
 
 from jaxcomm._base import AxisName, Codec
-from jaxcomm._buckets import Scope
 from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean, merged_mean, summed_mean, two_stage_mean
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression._overflow import Policy
 from jaxcomm.compression.quantizers import dither, exponential_dither, nonzeros
 
@@ -32,6 +31,7 @@ _CODECS = {
 
 
 @checked()
+@takes_options
 def global_qsgd(
     axis_name: AxisName = "data",
     *,
@@ -40,11 +40,7 @@ def global_qsgd(
     norm: Literal["max", "l2"] = "max",
     dithering: Literal["uniform", "exponential"] = "uniform",
     reduce: Literal["sum", "tree", "two_stage"] | None = None,
-    scope: Scope = "bucket",
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Global-QSGD: the mean of updates, rounded without bias to levels of a norm of all workers.
 
@@ -82,16 +78,12 @@ def global_qsgd(
       dithering: `"uniform"` levels, or `"exponential"` ones, which take no other option of levels.
       reduce: `"sum"`, `"tree"` or `"two_stage"`. Default: `"sum"` for uniform levels, `"tree"` for
         exponential ones.
-      scope: What shares a norm: a `"leaf"`, a `"bucket"` of leaves, or the whole `"tree"`.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the rounding; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step, in float32 scalars that
-        :func:`jaxcomm.make_step` copies into its metrics: means over workers of
-        `compression_error`, the squared error of what a worker sent over the squared norm of what
-        it was given, and of `density`, the part of it that is not 0; `residual_norm`, the root of
-        the mean squared l2 norm of what they remember; and `levels`, where there are any. Another
-        all-reduce of 12 bytes.
+      **options: As :class:`jaxcomm.AggregatorOptions` says. With `info`, the state's field `info`
+        tells of the step in float32 scalars that :func:`jaxcomm.make_step` copies into its metrics:
+        means over workers of `compression_error`, the squared error of what a worker sent over the
+        squared norm of what it was given, and of `density`, the part of it that is not 0;
+        `residual_norm`, the root of the mean squared l2 norm of what they remember; and `levels`,
+        where there are any. Another all-reduce of 12 bytes.
 
     Returns:
       A transformation to place before the optimizer. Updates come back equal on all workers, in
@@ -130,26 +122,19 @@ def global_qsgd(
     return _AGGREGATORS[reduce or natural](
         axis_name,
         codec,
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        seed=seed,
-        key=key,
-        info=info,
+        **options,
     )
 
 
 @checked()
+@takes_options
 def qsgd(
     axis_name: AxisName = "data",
     *,
     levels: int | None = None,
     bits: int = 8,
     norm: Literal["max", "l2"] = "max",
-    scope: Scope = "bucket",
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""QSGD: each worker rounds to levels of its own norm; codes are gathered and averaged.
 
@@ -166,11 +151,7 @@ def qsgd(
       levels: :math:`s`, a Python int. Default: the most that `bits` holds, 127 at 8.
       bits: Width of a field, 2 to 16 or 32.
       norm: `"max"` or `"l2"` of the worker's own unit.
-      scope: What shares a norm: a `"leaf"`, a `"bucket"` of leaves, or the whole `"tree"`.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the rounding; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step; see :func:`global_qsgd`.
+      **options: As :class:`jaxcomm.AggregatorOptions` says.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of :func:`global_qsgd`.
@@ -196,15 +177,12 @@ def qsgd(
     return gathered_mean(
         axis_name,
         dither(levels=levels, bits=bits, norm=norm),
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        seed=seed,
-        key=key,
-        info=info,
+        **options,
     )
 
 
 @checked()
+@takes_options
 def sparse_global_qsgd(
     axis_name: AxisName = "data",
     *,
@@ -212,11 +190,7 @@ def sparse_global_qsgd(
     levels: int = 1,
     norm: Literal["max", "l2"] = "l2",
     overflow: Policy = "nan",
-    scope: Scope = "bucket",
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Global-QSGD in its sparse form: few levels of one norm; only non-zeros are gathered.
 
@@ -237,11 +211,7 @@ def sparse_global_qsgd(
       norm: `"l2"`, or `"max"`, which has many more non-zeros.
       overflow: Of more non-zeros than there is room for: `"nan"`, or `"drop"` to lose those that
         have none.
-      scope: What shares a norm: a `"leaf"`, a `"bucket"` of leaves, or the whole `"tree"`.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the rounding; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step; see :func:`global_qsgd`.
+      **options: As :class:`jaxcomm.AggregatorOptions` says.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of :func:`global_qsgd`.
@@ -269,9 +239,5 @@ def sparse_global_qsgd(
         axis_name,
         nonzeros(levels=levels, capacity=capacity, norm=norm, overflow=overflow),
         agreed=True,
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        seed=seed,
-        key=key,
-        info=info,
+        **options,
     )

@@ -1,22 +1,21 @@
 """Natural compression."""
 
-import jax
+from typing import Unpack
+
 import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression.quantizers import natural
 
 
 @checked()
+@takes_options
 def natural_compression(
     axis_name: AxisName = "data",
-    *,
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Natural compression: the mean of updates rounded without bias to powers of two.
 
@@ -31,10 +30,7 @@ def natural_compression(
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the rounding; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step; see :func:`global_qsgd`.
+      **options: As :class:`jaxcomm.AggregatorOptions` says.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of :func:`global_qsgd`.
@@ -57,6 +53,4 @@ def natural_compression(
 
     Differs from the paper: there is no server, whose mean would be rounded again.
     """
-    return gathered_mean(
-        axis_name, natural(), bucket_bytes=bucket_bytes, seed=seed, key=key, info=info
-    )
+    return gathered_mean(axis_name, natural(), **options)

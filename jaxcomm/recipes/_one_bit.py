@@ -1,26 +1,25 @@
 """1-bit SGD."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import optax
 
 from jaxcomm._base import AxisName
-from jaxcomm._buckets import Scope
 from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import one_bit
 
 
 @checked("decay")
+@takes_options
 def one_bit_sgd(
     axis_name: AxisName = "data",
     *,
     decay: float = 1.0,
     dtype: Any = "float32",
-    scope: Scope = "leaf",
-    bucket_bytes: int | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""1-bit SGD: a bit a coordinate, decoded as the mean of its class, with error feedback.
 
@@ -36,10 +35,8 @@ def one_bit_sgd(
       axis_name: The mesh axis, or axes, that number the workers.
       decay: What is kept of the residual from step to step, in (0, 1].
       dtype: Of the residual: float32, or bfloat16 for half the memory.
-      scope: `"leaf"`, whose columns have means of their own; or a `"bucket"` of leaves joined,
-        which is one column.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      info: Whether the state's field `info` tells of the step; see :func:`global_qsgd`.
+      **options: As :class:`jaxcomm.AggregatorOptions` says; `scope` is `"leaf"` by default, whose
+        columns have means of their own; a `"bucket"` is one column.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
@@ -68,7 +65,7 @@ def one_bit_sgd(
     quantize the sum again (`jaxcomm.two_stage_mean` does, of rows that are one column); the
     learning rate stands outside.
     """
-    if scope == "tree":
+    if options.get("scope") == "tree":
         raise ValueError(
             "`scope` must be 'leaf' or 'bucket', got 'tree': means that unlike units share keep "
             "the error of none within its bound."
@@ -76,7 +73,5 @@ def one_bit_sgd(
     return gathered_mean(
         axis_name,
         error_feedback(one_bit(), decay=decay, dtype=dtype),
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        info=info,
+        **options,
     )

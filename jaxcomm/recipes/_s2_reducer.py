@@ -1,14 +1,13 @@
 """S2 Reducer: sparse updates by a bitmap and a count-sketch."""
 
-from typing import Any
+from typing import Any, Unpack
 
-import jax
 import optax
 
 from jaxcomm._base import AxisName, Codec
-from jaxcomm._buckets import Scope
 from jaxcomm._require import checked
 from jaxcomm.aggregation import summed_mean
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression._overflow import Policy
 from jaxcomm.compression._support import Granularity
 from jaxcomm.compression.sketches import s2_codes, s2_sketch
@@ -29,6 +28,7 @@ def _codec(decode: Decode, bits: int, **options: Any) -> Codec:
 
 
 @checked()
+@takes_options
 def s2_reducer(
     axis_name: AxisName = "data",
     *,
@@ -39,11 +39,7 @@ def s2_reducer(
     decode: Decode = "mean",
     bits: int = 32,
     overflow: Policy = "nan",
-    scope: Scope = "leaf",
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""S2 Reducer: the mean of sparse updates, from a bitmap and a sketch of what is not zero.
 
@@ -97,15 +93,11 @@ def s2_reducer(
       bits: 32, or 8 with `"peel"`.
       overflow: Of more coordinates than are foreseen, or with `bits=8` of some that do not peel:
         `"nan"`; or `"drop"` to lose those that have no room, or do not peel.
-      scope: What has a table of its own: a `"leaf"`, or a `"bucket"` of leaves, which have no rows.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the hashes and the rounding; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step, besides `compression_error`,
-        `density` and `residual_norm`: `union_density`, the density to be foreseen;
-        `expected_error`, :math:`(K - 1)/c` of estimates, and what is dropped; `unpeeled`, the part
-        of the union that was not solved for; `overflow`, the part that was not foreseen, or with
-        `bits=8` is lost.
+      **options: As :class:`jaxcomm.AggregatorOptions` says; `scope` is `"leaf"` by default: a
+        `"bucket"` has no rows. With `info`, besides `compression_error`, `density` and
+        `residual_norm`: `union_density`, the density to be foreseen; `expected_error`,
+        :math:`(K - 1)/c` of estimates, and what is dropped; `unpeeled`, the part of the union that
+        was not solved for; `overflow`, the part that was not foreseen, or with `bits=8` is lost.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
@@ -144,10 +136,6 @@ def s2_reducer(
     )
     return summed_mean(
         axis_name,
-        codec,
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        seed=seed,
-        key=key,
-        info=info,
+        codec._replace(scope="leaf"),
+        **options,
     )

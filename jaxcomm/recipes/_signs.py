@@ -1,14 +1,14 @@
 """One bit a coordinate: votes on signs, and signs under error feedback."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import optax
 
 from jaxcomm._base import AxisName
-from jaxcomm._buckets import Scope
 from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean, votes
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import scaled_signs, signs
 
@@ -99,14 +99,13 @@ def signum(
 
 
 @checked("decay")
+@takes_options
 def ef_sign_sgd(
     axis_name: AxisName = "data",
     *,
     decay: float = 1.0,
     dtype: Any = "float32",
-    scope: Scope = "leaf",
-    bucket_bytes: int | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""EF-signSGD: signs times the mean magnitude of a leaf, with error feedback.
 
@@ -122,9 +121,8 @@ def ef_sign_sgd(
       axis_name: The mesh axis, or axes, that number the workers.
       decay: What is kept of the residual from step to step, in (0, 1].
       dtype: Of the residual: float32, or bfloat16 for half the memory.
-      scope: What shares a magnitude: a `"leaf"`, or a `"bucket"` of leaves.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      info: Whether the state's field `info` tells of the step; see :func:`global_qsgd`.
+      **options: As :class:`jaxcomm.AggregatorOptions` says; `scope`, which shares a magnitude, is
+        `"leaf"` by default.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
@@ -149,7 +147,7 @@ def ef_sign_sgd(
     Differs from the paper: the learning rate stands outside, so that a residual counts at the rate
     of the step in which it is sent; sgn(0) = +1.
     """
-    if scope == "tree":
+    if options.get("scope") == "tree":
         raise ValueError(
             "`scope` must be 'leaf' or 'bucket', got 'tree': a magnitude that unlike units share "
             "keeps the error of none within its bound."
@@ -157,7 +155,5 @@ def ef_sign_sgd(
     return gathered_mean(
         axis_name,
         error_feedback(scaled_signs(), decay=decay, dtype=dtype),
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        info=info,
+        **options,
     )

@@ -1,26 +1,27 @@
 """SparCML: a sum of sparse updates whose payloads grow as it does."""
 
+from typing import Unpack
+
 import optax
 
 from jaxcomm._base import AxisName, Codec
-from jaxcomm._buckets import Scope
 from jaxcomm._require import checked
 from jaxcomm.aggregation import doubling_mean
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression._support import Granularity, require_density
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import nonzero
 
 
 @checked()
+@takes_options
 def sparcml(
     axis_name: AxisName = "data",
     *,
     density: float,
     union_density: float | None = None,
     granularity: Granularity = "row",
-    scope: Scope = "leaf",
-    bucket_bytes: int | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""SparCML: the exact mean of sparse updates, by recursive doubling of indices and values.
 
@@ -41,10 +42,8 @@ def sparcml(
         what has fitted once fits in all rounds, but for parts that rounding up has let in.
       granularity: What has one index: a `"row"` (all but the first axis), an `"element"`, or a
         block of so many coordinates.
-      scope: What is sent as one: a `"leaf"`, or a `"bucket"` of leaves, which have no rows.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
-        `residual_norm`; and `overflow`, the parts without room.
+      **options: As :class:`jaxcomm.AggregatorOptions` says; `scope` is `"leaf"` by default: a
+        `"bucket"` has no rows. With `info`, also `overflow`, the parts without room.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
@@ -75,7 +74,7 @@ def sparcml(
 
     def codec_of(added: int) -> Codec:
         room = min(added * density, most)
-        codec = nonzero(density=room, granularity=granularity)
+        codec = nonzero(density=room, granularity=granularity)._replace(scope="leaf")
         return error_feedback(codec) if room < 1 else codec.dropping or codec
 
-    return doubling_mean(axis_name, codec_of, scope=scope, bucket_bytes=bucket_bytes, info=info)
+    return doubling_mean(axis_name, codec_of, **options)

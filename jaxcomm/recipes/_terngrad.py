@@ -1,30 +1,26 @@
 """TernGrad: gradients as minus one, zero or plus one times a scale."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
-import jax
 import optax
 
 from jaxcomm._base import AxisName
-from jaxcomm._buckets import Scope
 from jaxcomm._require import checked
 from jaxcomm.aggregation import gathered_mean, summed_mean
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression.quantizers import ternary
 
 _AGGREGATORS = {"own": gathered_mean, "shared": summed_mean}
 
 
 @checked()
+@takes_options
 def terngrad(
     axis_name: AxisName = "data",
     *,
     scale: Literal["own", "shared"] = "own",
     clip: float | None = 2.5,
-    scope: Scope = "leaf",
-    bucket_bytes: int | None = None,
-    seed: int = 0,
-    key: jax.Array | None = None,
-    info: bool = False,
+    **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""TernGrad: the mean of gradients whose coordinates are 0 or plus or minus the largest one.
 
@@ -47,11 +43,7 @@ def terngrad(
         with codes summed ("scaler sharing" in the paper), noisier where workers differ.
       clip: Standard deviations about 0 beyond which magnitudes are cut; a Python float, or None for
         an unbiased mean.
-      scope: What shares a scale: a `"leaf"`, a `"bucket"` of leaves, or the whole `"tree"`.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      seed: Seed of the rounding; may be traced.
-      key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step; see :func:`global_qsgd`.
+      **options: As :class:`jaxcomm.AggregatorOptions` says; `scope` is `"leaf"` by default.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of :func:`global_qsgd`.
@@ -81,9 +73,5 @@ def terngrad(
     return _AGGREGATORS[scale](
         axis_name,
         ternary(clip=clip),
-        scope=scope,
-        bucket_bytes=bucket_bytes,
-        seed=seed,
-        key=key,
-        info=info,
+        **options,
     )

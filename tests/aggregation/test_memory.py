@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm import Codec, Coins, Memory
+from jaxcomm import Codec, Context, Memory
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from tests.workers import MODE_ROWS, Mode, aggregator, initial, mesh_of
@@ -25,22 +25,18 @@ class Sent(NamedTuple):
 def remainders() -> Codec:
     """Sends whole numbers exactly, keeps the rest for the next step, and adds up the means."""
 
-    def encode(coins: Coins, memory: Memory, x: jax.Array, agreed: Any, workers: int) -> Any:
-        total = x + memory.own
+    def encode(context: Context, x: jax.Array) -> Any:
+        total = x + context.memory.own
         whole = jnp.trunc(total)
-        return Sent(whole.astype(jnp.int32)), memory._replace(own=total - whole)
+        return Sent(whole.astype(jnp.int32)), context.memory._replace(own=total - whole)
 
-    def settle(memory: Memory, mean: jax.Array) -> tuple[jax.Array, Memory]:
-        return mean, memory._replace(shared=memory.shared + mean)
+    def settle(context: Context, payload: Any, mean: jax.Array) -> tuple[jax.Array, Memory]:
+        return mean, context.memory._replace(shared=context.memory.shared + mean)
 
     return Codec(
         init=lambda x: Memory(own=jnp.zeros_like(x), shared=jnp.zeros_like(x)),
-        measure=lambda coins, memory, x: (),
-        agree=(),
         encode=encode,
-        decode=lambda public, payload, agreed, workers, count, shape: (
-            payload.whole.astype(jnp.float32) / count
-        ),
+        decode=lambda context, payload: payload.whole.astype(jnp.float32) / context.count,
         settle=settle,
         combine="sum",
     )

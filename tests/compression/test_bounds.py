@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxcomm import Codec, Coins, Memory
+from jaxcomm import Codec, Coins, Context
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.quantizers import cast, dither, exponential_dither, nonzeros, scaled_cast
+from tests.codecs import context_of
 from tests.slow import slow
 
 DRAWS = 500
@@ -25,14 +26,15 @@ def relative_errors(codec: Codec, given: np.ndarray, draws: int = DRAWS) -> np.n
     x = jnp.asarray(given, jnp.float32)
     workers, size = x.shape[1:]
 
+    def context(key: jax.Array, agreed: object = ()) -> Context:
+        return Context(Coins(key, key), agreed=agreed, workers=workers, shape=(size,))
+
     def one_worker(key: jax.Array, x: jax.Array, agreed: object) -> jax.Array:
-        coins = Coins(key, key)
-        payload, _ = codec.encode(coins, Memory((), ()), x, agreed, workers)
-        return codec.decode(key, payload, agreed, workers, 1, (size,))
+        payload, _ = codec.encode(context(key, agreed), x)
+        return codec.decode(context(key, agreed).received(), payload)
 
     def once(key: jax.Array, x: jax.Array) -> jax.Array:
-        coins = Coins(key, key)
-        measured = jax.vmap(lambda x: codec.measure(coins, Memory((), ()), x))(x)
+        measured = jax.vmap(lambda x: codec.measure(context(key), x))(x)
         # A codec in blocks agrees like the one inside, on arrays with one more dimension.
         agreed = jax.tree.map(lambda kind, s: COMBINED[kind](s, axis=0), codec.agree, measured)
         return jax.vmap(one_worker, in_axes=(0, 0, None))(jax.random.split(key, workers), x, agreed)
@@ -81,7 +83,7 @@ def holds(errors: np.ndarray, bound: float) -> bool:
 def test_dither(make: Callable[[], Codec], levels: int | dict[int, int], workers: int) -> None:
     s, d, codec = levels if isinstance(levels, int) else levels[workers], 60, make()
     bound = min(workers * d / s**2, (workers * d) ** 0.5 / s)
-    assert codec.variance(d, workers) == pytest.approx(bound)
+    assert codec.claims.variance(d, workers) == pytest.approx(bound)
     errors = relative_errors(codec, inputs(workers, d))
     assert holds(errors, bound)
     assert errors.mean(axis=1).max() > bound / 10
@@ -91,7 +93,7 @@ def test_dither(make: Callable[[], Codec], levels: int | dict[int, int], workers
 def test_dither_comes_near_its_bound(workers: int) -> None:
     # One level, constant vectors: sum of p (1 - p) of p = 1 / sqrt(n d) is sqrt(n d) - 1.
     bound = (workers * 400) ** 0.5
-    assert dither(levels=1, norm="l2").variance(400, workers) == pytest.approx(bound)
+    assert dither(levels=1, norm="l2").claims.variance(400, workers) == pytest.approx(bound)
     (errors,) = relative_errors(dither(levels=1, norm="l2"), np.ones((1, workers, 400)))
     assert errors.mean() == pytest.approx(bound - 1, rel=0.03)
 
@@ -99,7 +101,7 @@ def test_dither_comes_near_its_bound(workers: int) -> None:
 @pytest.mark.parametrize("workers", [slow(1), 3])
 def test_exponential_dither(workers: int) -> None:
     errors = relative_errors(exponential_dither(), inputs(workers, 64))
-    assert exponential_dither().variance(64, workers) == 1 / 8
+    assert exponential_dither().claims.variance(64, workers) == 1 / 8
     assert holds(errors, 1 / 8)
 
 
@@ -118,15 +120,15 @@ def test_what_is_under_the_smallest_exponent_is_lost_and_still_within_the_bound(
 
 
 def test_cast() -> None:
-    delta = cast("bfloat16").contraction(64, 1)
+    delta = cast("bfloat16").claims.contraction(64, 1)
     assert delta == 1 - 2.0**-16
     assert holds(relative_errors(cast("bfloat16"), inputs(2, 64), 1), 1 - delta)
     # A tie, where rounding to nearest loses most.
     (errors,) = relative_errors(cast("bfloat16"), np.full((1, 1, 8), 1 + 2.0**-8), 1)
     assert errors[0] == pytest.approx(2.0**-16, rel=0.01)
     # Where float32 is out of range, rounding gives infinity, and no bound holds.
-    assert cast("float16").contraction is None
-    assert cast("float8_e4m3fn").contraction is None
+    assert cast("float16").claims.contraction is None
+    assert cast("float8_e4m3fn").claims.contraction is None
 
 
 @pytest.mark.parametrize("dtype", ["float4_e2m1fn", "float8_e4m3fn", "float8_e5m2", "float16"])
@@ -136,7 +138,7 @@ def test_scaled_cast(dtype: str, workers: int) -> None:
     largest, smallest = float(info.max), float(info.smallest_normal)
     half = 2.0 ** -(info.nmant + 1)
     bound = half**2 * (1 + workers * 64 * (smallest / largest) ** 2)
-    assert codec.contraction(64, workers) == pytest.approx(1 - bound)
+    assert codec.claims.contraction(64, workers) == pytest.approx(1 - bound)
     # Ties of normal numbers, and of those below, where spacing no longer shrinks.
     ties = np.full((workers, 64), (1 + half) * 2.0 ** (info.maxexp - 2))
     below = np.full((workers, 64), smallest * half)
@@ -149,24 +151,26 @@ def test_scaled_cast(dtype: str, workers: int) -> None:
 @pytest.mark.slow
 def test_blocks_state_what_a_block_does() -> None:
     codec = blockwise(dither(levels=1, norm="l2"), 16)
-    assert codec.variance(1000, 2) == pytest.approx(32**0.5)
+    assert codec.claims.variance(1000, 2) == pytest.approx(32**0.5)
     assert holds(relative_errors(codec, inputs(2, 50)), 32**0.5)
     (errors,) = relative_errors(codec, np.ones((1, 2, 64)))
     assert errors.mean() == pytest.approx(32**0.5 - 1, rel=0.05)
-    assert codec.facts(2) == {"levels": 1}
-    assert blockwise(scaled_cast("float8_e5m2"), 4).contraction(10**9, 1) > 0.98
-    assert blockwise(cast("float16"), 4).contraction is None
+    x = jnp.ones(64)
+    context = context_of(codec, x, workers=2)
+    assert codec.diagnose(context, x, context.memory).constants == {"levels": 1}
+    assert blockwise(scaled_cast("float8_e5m2"), 4).claims.contraction(10**9, 1) > 0.98
+    assert blockwise(cast("float16"), 4).claims.contraction is None
 
 
 def test_nonzeros_states_nothing() -> None:
     # Beyond its capacity it is NaN.
     codec = nonzeros(capacity=8)
-    assert codec.variance is None and codec.contraction is None
+    assert codec.claims.variance is None and codec.claims.contraction is None
     with pytest.raises(ValueError, match="`scaled` takes an unbiased codec that states"):
         scaled(codec)
 
 
 def test_scaled_is_the_contraction_it_states() -> None:
     codec = scaled(dither(levels=1, norm="l2"))
-    assert codec.contraction(60, 4) == pytest.approx(1 / (1 + 240**0.5))
+    assert codec.claims.contraction(60, 4) == pytest.approx(1 / (1 + 240**0.5))
     assert holds(relative_errors(codec, inputs(4, 60)), 1 - 1 / (1 + 240**0.5))

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import Codec, Coins
+from jaxcomm import Codec, Coins, Context
 from jaxcomm.compression import blockwise, rotated
 from jaxcomm.compression._rotated import hadamard
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, exponential_dither, min_max_dither
 from jaxcomm.compression.sparsifiers import top_k
+from tests.codecs import context_of
 from tests.slow import slow
 from tests.workers import aggregate
 
@@ -26,11 +27,9 @@ class Whole(NamedTuple):
 
 def lossless() -> Codec:
     """Sends what it is given, so that the payload is the rotated array."""
-    return dither(levels=1)._replace(
-        measure=lambda coins, memory, x: (),
-        agree=(),
-        encode=lambda coins, memory, x, agreed, workers: (Whole(x), memory),
-        decode=lambda public, payload, agreed, workers, count, shape: payload.words / count,
+    return Codec(
+        encode=lambda context, x: (Whole(x), context.memory),
+        decode=lambda context, payload: payload.words / context.count,
     )
 
 
@@ -58,15 +57,16 @@ def test_lengths_stay_and_the_way_back_is_exact(shape: tuple[int, ...], scale: f
     codec = rotated(lossless())
     x = np.random.default_rng(1).normal(size=shape) * scale
     given = jnp.asarray(x, jnp.float32)
-    payload, _ = codec.encode(COINS, codec.init(given), given, (), 1)
+    context = Context(COINS, shape=shape)
+    payload, _ = codec.encode(context, given)
     (words,) = payload
     assert words.shape == (2 ** int(np.ceil(np.log2(max(x.size, 1)))),)
     length = np.linalg.norm(np.asarray(words, np.float64))
     np.testing.assert_allclose(length, np.linalg.norm(x), rtol=1e-5)
-    result = codec.decode(COINS.public, payload, (), 1, 1, shape)
+    result = codec.decode(context.received(), payload)
     np.testing.assert_allclose(result, x, atol=1e-5 * scale)
     # One more rotation, by signs of its own.
-    (twice,) = rotated(codec).encode(COINS, codec.init(given), given, (), 1)[0]
+    (twice,) = rotated(codec).encode(context, given)[0]
     assert x.size <= 1 or np.abs(twice - words).max() > 0.1 * scale
 
 
@@ -74,7 +74,7 @@ def test_workers_turn_alike_and_steps_apart() -> None:
     codec, x = rotated(lossless()), jnp.linspace(-1, 1, 64)
     keys = jax.random.split(jax.random.key(5), 3)
     first, alike, apart = (
-        np.asarray(codec.encode(Coins(public, private), codec.init(x), x, (), 1)[0].words)
+        np.asarray(codec.encode(Context(Coins(public, private), shape=x.shape), x)[0].words)
         for public, private in [(keys[0], keys[1]), (keys[0], keys[2]), (keys[1], keys[2])]
     )
     np.testing.assert_array_equal(first, alike)
@@ -84,11 +84,11 @@ def test_workers_turn_alike_and_steps_apart() -> None:
 def test_the_codec_inside_draws_apart() -> None:
     seen = []
     inner = lossless()._replace(
-        measure=lambda coins, memory, x: seen.append(jax.random.key_data(coins.public)) or ()
+        measure=lambda context, x: seen.append(jax.random.key_data(context.coins.public)) or ()
     )
     x = jnp.ones(4)
     for codec in (inner, rotated(inner), rotated(rotated(inner))):
-        codec.measure(COINS, codec.init(x), x)
+        codec.measure(Context(COINS, shape=x.shape), x)
     assert len({tuple(map(int, key)) for key in seen}) == 3
 
 
@@ -103,10 +103,9 @@ def test_a_spiky_vector(levels: int) -> None:
     for name, codec in {"plain": plain, "rotated": rotated(plain)}.items():
 
         def once(key: jax.Array, codec: Codec = codec) -> jax.Array:
-            coins = Coins(*jax.random.split(key))
-            own = codec.measure(coins, codec.init(x), x)
-            payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
-            return codec.decode(coins.public, payload, own, 1, 1, x.shape) - x
+            context = context_of(codec, x, Coins(*jax.random.split(key)))
+            payload, _ = codec.encode(context, x)
+            return codec.decode(context.received(), payload) - x
 
         lost = jax.jit(jax.vmap(once))(jax.random.split(jax.random.key(2), 200))
         errors[name] = np.mean(np.sum(np.asarray(lost, np.float64) ** 2, axis=1)) / 2
@@ -121,17 +120,18 @@ def test_sums_decode_to_sums(blocks: bool) -> None:
     codec = rotated(dither(levels=7))
     codec = blockwise(codec, 8) if blocks else codec
     xs = jnp.asarray(np.random.default_rng(3).normal(size=(workers, size)), jnp.float32)
-    memory = codec.init(xs[0])
+    context = Context(COINS, codec.init(xs[0]), workers=workers, shape=(size,))
 
     @jax.jit
     def both(xs: jax.Array) -> tuple[jax.Array, jax.Array]:
         coins = Coins(COINS.public, jax.random.split(COINS.private, workers))
         alike = Coins(None, 0)
-        measured = jax.vmap(codec.measure, (alike, None, 0))(coins, memory, xs)
-        agreed = jax.tree.map(lambda own: jnp.max(own, axis=0), measured)
-        encode = lambda coins, x: codec.encode(coins, memory, x, agreed, workers)[0]  # noqa: E731
+        on_worker = lambda coins, x: codec.measure(context.replace(coins=coins), x)  # noqa: E731
+        measured = jax.vmap(on_worker, (alike, 0))(coins, xs)
+        known = context.replace(agreed=jax.tree.map(lambda own: jnp.max(own, axis=0), measured))
+        encode = lambda coins, x: codec.encode(known.replace(coins=coins), x)[0]  # noqa: E731
         payloads = jax.vmap(encode, (alike, 0))(coins, xs)
-        decode = lambda p, n: codec.decode(COINS.public, p, agreed, workers, n, (size,))  # noqa: E731
+        decode = lambda payload, count: codec.decode(known.received(count), payload)  # noqa: E731
         total = jax.tree.map(lambda p: jnp.sum(p, axis=0, dtype=p.dtype), payloads)
         return decode(total, workers), jax.vmap(lambda p: decode(p, 1))(payloads)
 
@@ -150,10 +150,10 @@ def test_payloads_that_are_merged() -> None:
 
 
 def test_bounds_are_those_at_the_power_of_two() -> None:
-    codec = min_max_dither(levels=5)
-    assert rotated(codec).variance(33, 3) == codec.variance(64, 3)
-    assert rotated(top_k(k=1)).contraction(33, 1) == 1 / 64
-    assert rotated(codec).contraction is None and rotated(top_k(k=1)).variance is None
+    unbiased, biased = min_max_dither(levels=5), top_k(k=1)
+    assert rotated(unbiased).claims.variance(33, 3) == unbiased.claims.variance(64, 3)
+    assert rotated(biased).claims.contraction(33, 1) == 1 / 64
+    assert rotated(unbiased).claims.contraction is rotated(biased).claims.variance is None
 
 
 def test_feedback_goes_outside() -> None:
@@ -164,9 +164,9 @@ def test_feedback_goes_outside() -> None:
 
     @jax.jit
     def one_step(key: jax.Array, memory: jaxcomm.Memory) -> tuple[jax.Array, jaxcomm.Memory]:
-        coins = Coins(*jax.random.split(key))
-        payload, memory = codec.encode(coins, memory, x, (), 1)
-        return codec.decode(coins.public, payload, (), 1, 1, x.shape), memory
+        context = context_of(codec, x, Coins(*jax.random.split(key)), memory)
+        payload, memory = codec.encode(context, x)
+        return codec.decode(context.received(), payload), memory
 
     for step in range(4):
         decoded, memory = one_step(jax.random.key(step), memory)

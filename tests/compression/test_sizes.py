@@ -20,6 +20,7 @@ from jaxcomm.compression import (
 )
 from jaxcomm.compression._means import mean_where
 from tests.cases import CASES
+from tests.codecs import context_of
 
 # What is needed, for makers that do not do without; of those with other wire, more than one way.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -75,10 +76,9 @@ CODECS = {
 
 def trace(codec: Codec, size: int) -> jax.Array:
     def once(key: jax.Array, x: jax.Array) -> jax.Array:
-        coins, memory = Coins(key, key), codec.init(x)
-        agreed = codec.measure(coins, memory, x)
-        payload, _ = codec.encode(coins, memory, x, agreed, 1)
-        return codec.decode(key, payload, agreed, 1, 1, x.shape)
+        context = context_of(codec, x, Coins(key, key))
+        payload, _ = codec.encode(context, x)
+        return codec.decode(context.received(), payload)
 
     return jax.eval_shape(once, jax.random.key(0), jax.ShapeDtypeStruct((size,), jnp.float32))
 

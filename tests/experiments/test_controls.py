@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import controls
+from jaxcomm import Context
+from tests.codecs import context_of
 
 WORKERS, SIZE = 8, 1000
 X = np.random.default_rng(0).standard_normal((WORKERS, SIZE)).astype(np.float32)
@@ -57,11 +59,10 @@ def test_top_1_percent_keeps_at_least_one_coordinate() -> None:
 
 def test_payloads_are_what_the_controls_claim_to_send() -> None:
     x = jnp.zeros((10, 100))
-    sent = jax.eval_shape(lambda x: controls.largest(0.01).encode(None, (), x, (), 1)[0], x)
+    context = Context.of(x)
+    sent = jax.eval_shape(lambda x: controls.largest(0.01).encode(context, x)[0], x)
     assert (sent.indices.shape, sent.indices.dtype) == ((10,), jnp.int32)
     assert (sent.values.shape, sent.values.dtype) == ((10,), jnp.float32)
     codec = controls.truncating_dither()
-    sent = jax.eval_shape(
-        lambda x: codec.encode(None, (), x, codec.measure(None, (), x), WORKERS)[0], x
-    )
+    sent = jax.eval_shape(lambda x: codec.encode(context_of(codec, x, workers=WORKERS), x)[0], x)
     assert (sent.codes.shape, sent.codes.dtype) == ((10, 100), jnp.int8)

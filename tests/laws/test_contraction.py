@@ -11,6 +11,7 @@ import scipy.stats
 
 from jaxcomm import Codec, Coins
 from tests.cases import CASES, Case
+from tests.codecs import context_of
 from tests.slow import slow
 
 CONTRACTIONS = [c for c in CASES if c.contraction]
@@ -34,11 +35,9 @@ def inputs(size: int) -> dict[str, np.ndarray]:
 @functools.cache
 def _compressor(codec: Codec) -> Any:
     def once(x: jax.Array, key: jax.Array) -> jax.Array:
-        coins = Coins(*jax.random.split(key))
-        memory = codec.init(x)
-        own = codec.measure(coins, memory, x)
-        payload, _ = codec.encode(coins, memory, x, own, 1)
-        return codec.decode(coins.public, payload, own, 1, 1, x.shape)
+        context = context_of(codec, x, Coins(*jax.random.split(key)))
+        payload, _ = codec.encode(context, x)
+        return codec.decode(context.received(), payload)
 
     return jax.jit(jax.vmap(once, in_axes=(None, 0)))
 
@@ -70,5 +69,6 @@ def test_contraction(case: Case, size: int) -> None:
 @pytest.mark.parametrize("case", CONTRACTIONS, ids=repr)
 def test_the_codec_states_no_more_than_holds(case: Case, size: int) -> None:
     codec = case.compressor
-    stated = codec.contraction(size, 1) if codec.contraction else 1 - codec.variance(size, 1)
+    variance, contraction, _ = codec.claims
+    stated = contraction(size, 1) if contraction else 1 - variance(size, 1)
     assert stated <= case.contraction(size) * (1 + 1e-9)

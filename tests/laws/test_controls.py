@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm import Codec, Coins
+from jaxcomm import Codec, Context
 from jaxcomm.compression.quantizers import DitherPayload, dither
 from tests.cases import CASES, Case
 from tests.laws.test_draws import check_workers_draw_apart
@@ -30,37 +30,33 @@ def control(name: str, codec: Codec) -> Case:
 
 
 def _truncating() -> Codec:
-    def encode(coins: Coins, memory: object, x: jax.Array, agreed: object, workers: int) -> object:
-        levels = 127 // workers
-        codes = x / jnp.where(agreed.max_abs > 0, agreed.max_abs, 1) * levels
-        return DitherPayload(codes.astype(jnp.int8)), memory
+    def encode(context: Context, x: jax.Array) -> object:
+        levels, norm = 127 // context.workers, context.agreed.max_abs
+        codes = x / jnp.where(norm > 0, norm, 1) * levels
+        return DitherPayload(codes.astype(jnp.int8)), context.memory
 
     return dither(bits=8)._replace(encode=encode)
 
 
 def _anothers_coins() -> Codec:
     codec = dither(bits=8)
-    return codec._replace(
-        encode=lambda coins, *rest: codec.encode(Coins(coins.public, coins.public), *rest)
-    )
+    return codec._replace(encode=lambda context, x: codec.encode(context.received(), x))
 
 
 def _one_bit_too_narrow() -> Codec:
     codec = dither(bits=8)
     half = lambda count: max(count // 2, 1)  # noqa: E731
 
-    def decode(
-        public: object, payload: object, agreed: object, workers: int, count: int, shape: object
-    ) -> jax.Array:
-        # Told of half as many, lest it refuse what it cannot hold.
-        doubled = codec.decode(public, payload, agreed, half(workers), half(count), shape)
-        return doubled * half(count) / count
+    def told_of_half(context: Context) -> Context:
+        """Lest it refuse what it cannot hold."""
+        return context.replace(workers=half(context.workers), count=half(context.count))
+
+    def decode(context: Context, payload: object) -> jax.Array:
+        doubled = codec.decode(told_of_half(context), payload)
+        return doubled * half(context.count) / context.count
 
     return codec._replace(
-        encode=lambda coins, memory, x, agreed, workers: codec.encode(
-            coins, memory, x, agreed, half(workers)
-        ),
-        decode=decode,
+        encode=lambda context, x: codec.encode(told_of_half(context), x), decode=decode
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from jaxcomm import Coins
 from tests.cases import CASES, Case
+from tests.codecs import context_of
 from tests.slow import slow
 
 STEPS = 6
@@ -18,10 +19,9 @@ def check_feedback(case: Case, shape: tuple[int, ...]) -> None:
 
     @jax.jit
     def step(key: jax.Array, memory: object, x: jax.Array) -> tuple[jax.Array, object]:
-        coins = Coins(*jax.random.split(key))
-        own = codec.measure(coins, memory, x)
-        payload, memory = codec.encode(coins, memory, x, own, 1)
-        return codec.decode(coins.public, payload, own, 1, 1, shape), memory
+        context = context_of(codec, x, Coins(*jax.random.split(key)), memory)
+        payload, memory = codec.encode(context, x)
+        return codec.decode(context.received(), payload), memory
 
     memory, sent = codec.init(jnp.asarray(given[0])), np.zeros(shape)
     for number, x in enumerate(given):

@@ -7,6 +7,7 @@ import pytest
 
 from jaxcomm import Coins
 from tests.cases import CASES, Case, rows
+from tests.codecs import context_of
 from tests.workers import aggregate
 
 CODED = [c for c in CASES if c.codec]
@@ -18,10 +19,9 @@ def test_one_worker(case: Case) -> None:
     x = jnp.asarray(np.random.default_rng(6).normal(size=9), jnp.float32)
 
     def round_trip(key: jax.Array) -> jax.Array:
-        measured = codec.measure(Coins(*jax.random.split(jax.random.key(0))), codec.init(x), x)
-        coins = Coins(key, key)
-        payload, _ = codec.encode(coins, codec.init(x), x, measured, 1)
-        return codec.decode(key, payload, measured, 1, 1, x.shape)
+        context = context_of(codec, x, 0).replace(coins=Coins(key, key))
+        payload, _ = codec.encode(context, x)
+        return codec.decode(context.received(), payload)
 
     some = np.asarray(jax.jit(jax.vmap(round_trip))(jax.random.split(jax.random.key(1), 200)))
     lowest, highest = some.min(axis=0), some.max(axis=0)

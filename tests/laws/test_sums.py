@@ -9,6 +9,7 @@ import jaxcomm
 from jaxcomm import Coins
 from jaxcomm.compression import blockwise, rotated
 from tests.cases import CASES, Case
+from tests.codecs import context_of
 from tests.slow import slow
 from tests.workers import draws, flat, gradients
 
@@ -22,21 +23,25 @@ def check_sums(case: Case, workers: int) -> None:
     xs[:, 0] = np.abs(xs).max()  # All workers at the extreme.
     xs = jnp.asarray(xs)
     public = jax.random.key(0)
-    coins = [Coins(public, jax.random.key(i + 1)) for i in range(workers)]
-    memory = [codec.init(x) for x in xs]
-    measured = [codec.measure(*each) for each in zip(coins, memory, xs, strict=True)]
+    contexts = [
+        context_of(codec, x, Coins(public, jax.random.key(i + 1)), workers=workers)
+        for i, x in enumerate(xs)
+    ]
+    measured = [context.agreed for context in contexts]
     combine = {"sum": sum, "max": max}
     agreed = jax.tree.map(lambda kind, *own: combine[kind](own), codec.agree, *measured)
     payloads = [
-        codec.encode(*each, agreed, workers)[0] for each in zip(coins, memory, xs, strict=True)
+        codec.encode(context.replace(agreed=agreed), x)[0]
+        for context, x in zip(contexts, xs, strict=True)
     ]
     # NumPy adds and wraps in the payload's own dtype, as the wire does.
     total = jax.tree.map(
         lambda *p: jnp.asarray(np.sum([np.asarray(a) for a in p], axis=0, dtype=p[0].dtype)),
         *payloads,
     )
-    own = [codec.decode(public, p, agreed, workers, 1, (7,)) for p in payloads]
-    together = codec.decode(public, total, agreed, workers, workers, (7,))
+    known = contexts[0].replace(agreed=agreed)
+    own = [codec.decode(known.received(), payload) for payload in payloads]
+    together = codec.decode(known.received(workers), total)
     np.testing.assert_allclose(together, np.mean(own, axis=0), rtol=1e-5, atol=1e-6)
 
 

@@ -31,18 +31,18 @@ def diana(codec: Codec, *, alpha: float | None = None) -> Codec:
       ValueError: If `alpha` is out of range, or the codec states no variance.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.feedback import diana
       >>> from jaxcomm.compression.quantizers import dither
-      >>> codec, coins = diana(dither(levels=3)), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([3.0, 0.1])
-      >>> memory = codec.init(x)
+      >>> codec, x = diana(dither(levels=3)), jnp.array([3.0, 0.1])
+      >>> context = Context.of(x, memory=codec.init(x))
       >>> for _ in range(20):
-      ...     norm = codec.measure(coins, memory, x)
-      ...     payload, memory = codec.encode(coins, memory, x, norm, 1)
-      ...     mean = codec.decode(coins.public, payload, norm, 1, 1, x.shape)
-      ...     update, memory = codec.settle(memory, mean)
+      ...     context = context.replace(agreed=codec.measure(context, x))
+      ...     payload, memory = codec.encode(context, x)
+      ...     mean = codec.decode(context.received(), payload)
+      ...     update, memory = codec.settle(context.replace(memory=memory), payload, mean)
+      ...     context = context.replace(memory=memory)
       >>> print(f"{update[0]:.3f} {update[1]:.3f}")
       3.000 0.100
 

@@ -37,15 +37,15 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
         :math:`\alpha^2 \omega + (\beta - \alpha)^2 \ge 1`, where errors would grow without end.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.feedback import ecq
       >>> from jaxcomm.compression.quantizers import dither
-      >>> codec, coins = ecq(dither(levels=1)), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([2.0, 1.0])
-      >>> norm = codec.measure(coins, codec.init(x), x)
-      >>> payload, memory = codec.encode(coins, codec.init(x), x, norm, 1)
-      >>> print(memory.own.kept + codec.decode(coins.public, payload, norm, 1, 1, x.shape))
+      >>> codec, x = ecq(dither(levels=1)), jnp.array([2.0, 1.0])
+      >>> context = Context.of(x, memory=codec.init(x))
+      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> payload, memory = codec.encode(context, x)
+      >>> print(memory.own.kept + codec.decode(context.received(), payload))
       [2. 1.]
 
     References:

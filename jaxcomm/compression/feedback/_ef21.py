@@ -32,17 +32,17 @@ def ef21(codec: Codec) -> Codec:
         :math:`\omega \ge 1` goes in :func:`jaxcomm.compression.scaled`.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.feedback import ef21
       >>> from jaxcomm.compression.sparsifiers import top_k
-      >>> codec, coins = ef21(top_k(k=1)), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([3.0, 2.0, 1.0])
-      >>> memory = codec.init(x)
+      >>> codec, x = ef21(top_k(k=1)), jnp.array([3.0, 2.0, 1.0])
+      >>> context = Context.of(x, memory=codec.init(x))
       >>> for _ in range(3):
-      ...     payload, memory = codec.encode(coins, memory, x, (), 1)
-      ...     mean = codec.decode(coins.public, payload, (), 1, 1, x.shape)
-      ...     update, memory = codec.settle(memory, mean)
+      ...     payload, memory = codec.encode(context, x)
+      ...     mean = codec.decode(context.received(), payload)
+      ...     update, memory = codec.settle(context.replace(memory=memory), payload, mean)
+      ...     context = context.replace(memory=memory)
       ...     print(update)
       [3. 0. 0.]
       [3. 2. 0.]

@@ -42,16 +42,15 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32
         none is known: one with :math:`\omega \ge 1` goes in :func:`jaxcomm.compression.scaled`.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.feedback import error_feedback
       >>> from jaxcomm.compression.sparsifiers import top_k
-      >>> codec, coins = error_feedback(top_k(k=1)), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([2.0, 3.0])
+      >>> codec, x = error_feedback(top_k(k=1)), jnp.array([2.0, 3.0])
       >>> memory = codec.init(x)
       >>> for _ in range(2):
-      ...     payload, memory = codec.encode(coins, memory, x, (), 1)
-      ...     print(codec.decode(coins.public, payload, (), 1, 1, x.shape), memory.own.kept)
+      ...     payload, memory = codec.encode(Context.of(x, memory=memory), x)
+      ...     print(codec.decode(Context.of(x), payload), memory.own.kept)
       [0. 3.] [2. 0.]
       [4. 0.] [0. 3.]
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory, PyTree
 from jaxcomm._require import require_codec
 
 
@@ -52,14 +52,13 @@ def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
       ValueError: If `max_norm` is not positive.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.feedback import local_clip
       >>> from jaxcomm.compression.sparsifiers import top_k
-      >>> codec, coins = local_clip(top_k(k=1), 1.0), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([3.0, 4.0])
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
-      >>> print(jnp.round(codec.decode(coins.public, payload, (), 1, 1, x.shape), 4))
+      >>> codec, x = local_clip(top_k(k=1), 1.0), jnp.array([3.0, 4.0])
+      >>> payload, _ = codec.encode(Context.of(x), x)
+      >>> print(jnp.round(codec.decode(Context.of(x), payload), 4))
       [0.  0.8]
 
     References:
@@ -69,17 +68,16 @@ def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
     if isinstance(max_norm, int | float) and not max_norm > 0:
         raise ValueError(f"`max_norm` must be over 0, got {max_norm}.")
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: PyTree, workers: int
-    ) -> tuple[PyTree, Memory]:
-        return codec.encode(coins, memory, clip_to_norm(x, max_norm), agreed, workers)
+    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+        return codec.encode(context, clip_to_norm(x, max_norm))
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        return codec.diagnose(context, clip_to_norm(x, max_norm), after)
 
     return codec._replace(
-        measure=lambda coins, memory, x: codec.measure(coins, memory, clip_to_norm(x, max_norm)),
+        measure=lambda context, x: codec.measure(context, clip_to_norm(x, max_norm)),
         encode=encode,
-        target=lambda memory, x: codec.target(memory, clip_to_norm(x, max_norm)),
-        variance=None,
-        contraction=None,
-        bounded=False,
+        diagnose=diagnose,
+        claims=Claims(),
         dropping=codec.dropping and local_clip(codec.dropping, max_norm),
     )

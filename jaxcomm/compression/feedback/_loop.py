@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory, PyTree
 
 
 class FeedbackMemory(NamedTuple):
@@ -22,6 +22,10 @@ class FeedbackMemory(NamedTuple):
 
 def _inner(memory: Memory) -> Memory:
     return Memory(memory.own.inner, memory.shared)
+
+
+def _inside(context: Context) -> Context:
+    return context.replace(memory=_inner(context.memory))
 
 
 def _as_sent(words: jax.Array) -> jax.Array:
@@ -58,8 +62,8 @@ def feedback_loop(
       ValueError: When encoding, whatever `require` raises.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.feedback import feedback_loop
       >>> from jaxcomm.compression.sparsifiers import top_k
       >>> codec = feedback_loop(  # error_feedback
@@ -68,8 +72,8 @@ def feedback_loop(
       ...     given=lambda residual, x: x + residual,
       ...     keep=lambda residual, x, sent: x + residual - sent,
       ... )
-      >>> coins, x = Coins(jax.random.key(0), jax.random.key(1)), jnp.array([3.0, 1.0])
-      >>> payload, memory = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> x = jnp.array([3.0, 1.0])
+      >>> payload, memory = codec.encode(Context.of(x, memory=codec.init(x)), x)
       >>> print(memory.own.kept)
       [0. 1.]
     """
@@ -80,34 +84,34 @@ def feedback_loop(
         memory = codec.init(x)
         return Memory(FeedbackMemory(start(x), memory.own), memory.shared)
 
-    def measure(coins: Coins, memory: Memory, x: jax.Array) -> PyTree:
-        return codec.measure(coins, _inner(memory), given(memory.own.kept, x))
+    def measure(context: Context, x: jax.Array) -> PyTree:
+        return codec.measure(_inside(context), given(context.memory.own.kept, x))
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: PyTree, workers: int
-    ) -> tuple[PyTree, Memory]:
-        require(x.size, workers)
-        y = given(memory.own.kept, x)
-        payload, after = codec.encode(coins, _inner(memory), y, agreed, workers)
-        words = jax.tree.map(_as_sent, payload)
-        sent = codec.decode(coins.public, words, agreed, workers, 1, y.shape)
-        kept = keep(memory.own.kept, x, sent.astype(y.dtype))
+    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+        require(x.size, context.workers)
+        before = context.memory.own.kept
+        y = given(before, x)
+        payload, after = codec.encode(_inside(context), y)
+        sent = codec.decode(context.received(), jax.tree.map(_as_sent, payload))
+        kept = keep(before, x, sent.astype(y.dtype))
         return payload, Memory(FeedbackMemory(kept, after.own), after.shared)
 
-    def settle(memory: Memory, mean: jax.Array) -> tuple[jax.Array, Memory]:
-        update, after = codec.settle(_inner(memory), mean)
-        return update, Memory(FeedbackMemory(memory.own.kept, after.own), after.shared)
+    def settle(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
+        update, after = codec.settle(_inside(context), payload, mean)
+        kept = context.memory.own.kept
+        return update, Memory(FeedbackMemory(kept, after.own), after.shared)
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        y = given(context.memory.own.kept, x)
+        return codec.diagnose(_inside(context), y, _inner(after))
 
     return codec._replace(
         init=init,
         measure=measure,
         encode=encode,
         settle=settle,
-        target=lambda memory, x: codec.target(_inner(memory), given(memory.own.kept, x)),
-        tell=lambda memory: codec.tell(_inner(memory)),
-        variance=None,
-        contraction=None,
-        bounded=False,
+        diagnose=diagnose,
+        claims=Claims(),
         dropping=codec.dropping
         and feedback_loop(codec.dropping, start=start, given=given, keep=keep, require=require),
     )

@@ -29,16 +29,15 @@ def momentum(codec: Codec, decay: float = 0.9) -> Codec:
       ValueError: If `decay` is out of range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.feedback import momentum
       >>> from jaxcomm.compression.quantizers import signs
-      >>> coins = Coins(jax.random.key(0), jax.random.key(1))
       >>> codec, memory = momentum(signs(), decay=0.5), None
       >>> for x in (jnp.array([4.0, 4.0]), jnp.array([-1.0, -8.0])):
       ...     memory = codec.init(x) if memory is None else memory
-      ...     payload, memory = codec.encode(coins, memory, x, (), 1)
-      ...     print(codec.decode(coins.public, payload, (), 1, 1, x.shape), memory.own.kept)
+      ...     payload, memory = codec.encode(Context.of(x, memory=memory), x)
+      ...     print(codec.decode(Context.of(x), payload), memory.own.kept)
       [1. 1.] [2. 2.]
       [ 1. -1.] [ 0.5 -3. ]
 

@@ -45,16 +45,16 @@ def momentum_correction(
       ValueError: If `momentum` is out of range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.feedback import error_feedback, momentum_correction
       >>> from jaxcomm.compression.sparsifiers import top_k
       >>> codec = momentum_correction(error_feedback(top_k(k=1)), 0.5)
-      >>> coins, x = Coins(jax.random.key(0), jax.random.key(1)), jnp.array([2.0, 3.0])
+      >>> x = jnp.array([2.0, 3.0])
       >>> memory = codec.init(x)
       >>> for _ in range(2):
-      ...     payload, memory = codec.encode(coins, memory, x, (), 1)
-      ...     print(codec.decode(coins.public, payload, (), 1, 1, x.shape), memory.own.kept)
+      ...     payload, memory = codec.encode(Context.of(x, memory=memory), x)
+      ...     print(codec.decode(Context.of(x), payload), memory.own.kept)
       [0. 3.] [2. 0.]
       [5. 0.] [0. 3.]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm._base import Codec, Context, Diagnostics, Memory, PyTree
 from jaxcomm.compression.feedback._loop import feedback_loop
 
 _UNKNOWN = -1.0
@@ -74,8 +74,11 @@ def shifted(
             returns=True,
         )
 
-    def inside(memory: Memory) -> Memory:
+    def inner(memory: Memory) -> Memory:
         return Memory(memory.own, memory.shared.inner)
+
+    def inside(context: Context) -> Context:
+        return context.replace(memory=inner(context.memory))
 
     loop = looped(0.0)  # For all that does not depend on the rate.
 
@@ -84,29 +87,26 @@ def shifted(
         shared = ShiftMemory(no_sum(x), jnp.float32(_UNKNOWN), memory.shared)
         return Memory(memory.own, shared)
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: PyTree, workers: int
-    ) -> tuple[PyTree, Memory]:
-        alpha = rate(max(x.size, 1), workers)
-        payload, after = looped(alpha).encode(coins, inside(memory), x, agreed, workers)
-        # A constant, and so equal on all workers: `settle` is not told how many there are.
-        shared = memory.shared._replace(rate=jnp.float32(alpha), inner=after.shared)
-        return payload, Memory(after.own, shared)
+    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+        alpha = rate(max(x.size, 1), context.workers)
+        payload, after = looped(alpha).encode(inside(context), x)
+        return payload, Memory(after.own, context.memory.shared._replace(inner=after.shared))
 
-    def settle(memory: Memory, mean: jax.Array) -> tuple[jax.Array, Memory]:
-        moved, after = loop.settle(inside(memory), mean)
-        shift, rate, _ = memory.shared
+    def settle(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
+        moved, after = loop.settle(inside(context), payload, mean)
+        shift, alpha = context.memory.shared.shift, rate(max(mean.size, 1), context.workers)
         moved = moved.astype(shift.total.dtype)
-        step = jnp.where(rate < 0, jnp.nan, rate).astype(shift.total.dtype)
-        shared = ShiftMemory(add(shift, step * moved), rate, after.shared)
+        shared = ShiftMemory(add(shift, alpha * moved), jnp.float32(alpha), after.shared)
         return add(shift, moved).total, Memory(after.own, shared)
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        return loop.diagnose(inside(context), x, inner(after))
 
     return loop._replace(
         init=init,
-        measure=lambda coins, memory, x: loop.measure(coins, inside(memory), x),
+        measure=lambda context, x: loop.measure(inside(context), x),
         encode=encode,
         settle=settle,
         combine="sum" if codec.combine == "sum" else None,
-        target=lambda memory, x: loop.target(inside(memory), x),
-        tell=lambda memory: loop.tell(inside(memory)),
+        diagnose=diagnose,
     )

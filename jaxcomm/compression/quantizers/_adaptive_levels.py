@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._sizes import require_countable
 
@@ -125,13 +125,11 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
       ValueError: If an option is out of range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import adaptive_levels
-      >>> codec, coins = adaptive_levels(levels=3), Coins(jax.random.key(0), jax.random.key(1))
       >>> x = jnp.array([0.1, -0.1, 0.1, -0.1, 0.1, 4.0, -0.1, -8.0])
-      >>> own = codec.measure(coins, codec.init(x), x)
-      >>> print(own.levels)
+      >>> print(adaptive_levels(levels=3).measure(Context.of(x), x).levels)
       [0.1 4.  8. ]
 
     References:
@@ -150,8 +148,7 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
             )
     bits = (2 * levels + 1).bit_length()
 
-    def measure(coins: Coins, memory: Memory, x: jax.Array) -> Levels:
-        del coins, memory
+    def measure(context: Context, x: jax.Array) -> Levels:
         magnitudes = jnp.abs(x.ravel())
         peak = jnp.max(magnitudes, initial=0)
         if levels == 1 or not x.size:
@@ -162,14 +159,11 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
         # The last is 1, which leaves the peak what it is.
         return Levels(fit_levels(jnp.minimum(unit, 1), weights, levels) * peak)
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: Levels, workers: int
-    ) -> tuple[AdaptiveLevelsPayload, Memory]:
-        del workers
+    def encode(context: Context, x: jax.Array) -> tuple[AdaptiveLevelsPayload, Memory]:
         require_countable(x.size, (2**32 - 1) // bits)
-        flat = x.ravel()
-        lift = _lift(agreed.levels[-1])
-        magnitudes, ladder = jnp.abs(flat) * lift, agreed.levels * lift
+        flat, fitted = x.ravel(), context.agreed.levels
+        lift = _lift(fitted[-1])
+        magnitudes, ladder = jnp.abs(flat) * lift, fitted * lift
         below, index = jnp.zeros_like(magnitudes), jnp.zeros(flat.shape, jnp.uint32)
         above = jnp.broadcast_to(ladder[0], flat.shape)
         for j in range(levels - 1):
@@ -179,35 +173,27 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
             index += reached.astype(jnp.uint32)
         gap = above - below
         part = jnp.where(gap > 0, (magnitudes - below) / jnp.where(gap > 0, gap, 1), 0)
-        coin = (_noise.bits(coins.private, flat.shape) >> 8).astype(jnp.float32) * 2.0**-24
+        coin = (_noise.bits(context.coins.private, flat.shape) >> 8).astype(jnp.float32) * 2.0**-24
         index += (coin < part).astype(jnp.uint32)
         codes = 2 * index + (flat < 0).astype(jnp.uint32)
-        return AdaptiveLevelsPayload(_bits.pack_numbers(codes, bits)), memory
+        return AdaptiveLevelsPayload(_bits.pack_numbers(codes, bits)), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: AdaptiveLevelsPayload,
-        agreed: Levels,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, workers
-        codes = _bits.unpack_numbers(payload.codes, bits, math.prod(shape))
-        index, ladder = codes >> 1, agreed.levels / count
+    def decode(context: Context, payload: AdaptiveLevelsPayload) -> jax.Array:
+        codes = _bits.unpack_numbers(payload.codes, bits, math.prod(context.shape))
+        index, ladder = codes >> 1, context.agreed.levels / context.count
         magnitudes = jnp.zeros(codes.shape, jnp.float32)
         for j in range(levels):
             magnitudes = jnp.where(index == j + 1, ladder[j], magnitudes)
-        return jnp.where(codes & 1 == 1, -magnitudes, magnitudes).reshape(shape)
+        return jnp.where(codes & 1 == 1, -magnitudes, magnitudes).reshape(context.shape)
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        return Diagnostics(target=x, constants={"levels": levels})
 
     return Codec(
-        init=no_memory,
-        measure=measure,
-        agree=Levels("max"),
         encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        facts=lambda workers: {"levels": levels},
-        variance=lambda size, workers: (max(size * workers, 1) ** 0.5 - 1) / 2,
+        measure=measure,
+        agree=Levels("max"),
+        diagnose=diagnose,
+        claims=Claims(variance=lambda size, workers: (max(size * workers, 1) ** 0.5 - 1) / 2),
     )

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression.quantizers._norms import NORMS
 
 
@@ -35,39 +35,28 @@ def cast(dtype: Any) -> Codec:
       infinity.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import cast
-      >>> codec, coins = cast(jnp.bfloat16), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1.0, 1.001])
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
-      >>> print(codec.decode(coins.public, payload, (), 1, 1, x.shape))
+      >>> codec, x = cast(jnp.bfloat16), jnp.array([1.0, 1.001])
+      >>> payload, _ = codec.encode(Context.of(x), x)
+      >>> print(codec.decode(Context.of(x), payload))
       [1. 1.]
     """
     info = jnp.finfo(dtype)
     of_float32 = jnp.finfo(jnp.float32)
     full_range = (info.minexp, info.maxexp) == (of_float32.minexp, of_float32.maxexp)
 
-    def decode(
-        public: jax.Array,
-        payload: CastPayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers
-        return payload.words.astype(jnp.float32).reshape(shape) / count
+    def decode(context: Context, payload: CastPayload) -> jax.Array:
+        return payload.words.astype(jnp.float32).reshape(context.shape) / context.count
+
+    def contraction(size: int, workers: int) -> float:
+        return 1 - _half_ulp(dtype) ** 2
 
     return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: (),
-        agree=(),
-        encode=lambda coins, memory, x, agreed, workers: (CastPayload(x.astype(dtype)), memory),
+        encode=lambda context, x: (CastPayload(x.astype(dtype)), context.memory),
         decode=decode,
-        settle=settled,
-        combine=None,
-        contraction=(lambda size, workers: 1 - _half_ulp(dtype) ** 2) if full_range else None,
+        claims=Claims(contraction=contraction if full_range else None),
     )
 
 
@@ -86,52 +75,38 @@ def scaled_cast(dtype: Any) -> Codec:
       normal number: below it, each of :math:`n d` numbers errs by up to :math:`2^{-p} t`.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import scaled_cast
-      >>> codec = scaled_cast(jnp.float8_e4m3fn)
-      >>> coins = Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1e6, -5e5])
-      >>> own = codec.measure(coins, codec.init(x), x)
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
-      >>> print(codec.decode(coins.public, payload, own, 1, 1, x.shape))
+      >>> codec, x = scaled_cast(jnp.float8_e4m3fn), jnp.array([1e6, -5e5])
+      >>> context = Context.of(x)
+      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> payload, _ = codec.encode(context, x)
+      >>> print(codec.decode(context, payload))
       [ 1.e+06 -5.e+05]
     """
     norm, largest = NORMS["max"], float(jnp.finfo(dtype).max)
     smallest = float(jnp.finfo(dtype).smallest_normal)
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: Any, workers: int
-    ) -> tuple[CastPayload, Memory]:
-        del coins, workers
-        peak = agreed.max_abs
+    def encode(context: Context, x: jax.Array) -> tuple[CastPayload, Memory]:
+        peak = context.agreed.max_abs
         lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
         scale = jnp.where(peak > 0, largest / (peak * lift), 0)
-        return CastPayload(jnp.clip(x * lift * scale, -largest, largest).astype(dtype)), memory
+        words = jnp.clip(x * lift * scale, -largest, largest).astype(dtype)
+        return CastPayload(words), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: CastPayload,
-        agreed: Any,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, workers
-        scaled = payload.words.astype(jnp.float32).reshape(shape) / (largest * count)
-        return scaled * agreed.max_abs
+    def decode(context: Context, payload: CastPayload) -> jax.Array:
+        words = payload.words.astype(jnp.float32).reshape(context.shape)
+        return words / (largest * context.count) * context.agreed.max_abs
 
     def contraction(size: int, workers: int) -> float:
         below = workers * size * (smallest / largest) ** 2
         return 1 - _half_ulp(dtype) ** 2 * (1 + below)
 
     return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: norm.measure(x),
-        agree=norm.agree,
         encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        contraction=contraction,
+        measure=lambda context, x: norm.measure(x),
+        agree=norm.agree,
+        claims=Claims(contraction=contraction),
     )

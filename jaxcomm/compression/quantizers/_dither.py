@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import jax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression.quantizers import _fields, _norms
 from pallas_kernels.quantize import dequantize, quantize
 
@@ -103,7 +103,7 @@ def dither(
     Returns:
       A codec. Its payload is one code a coordinate: int8, or fields in uint32 words, or
       int32; its statistic is one float32 for `"max"` and three for `"l2"`. `combine` is `"sum"`.
-      It states its `variance`, :math:`\omega = \min(n d / s^2, \sqrt{n d} / s)` over `n` workers
+      It claims the `variance`, :math:`\omega = \min(n d / s^2, \sqrt{n d} / s)` over `n` workers
       that share a norm; see :func:`variance_constant`. float64 input is quantized in float32.
 
     Raises:
@@ -114,13 +114,12 @@ def dither(
       UserWarning: When encoding, if `bits` leaves fewer than 4 levels.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import dither
-      >>> codec, coins = dither(levels=2, bits=8), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1.0, -0.5, 0.3])
-      >>> norm = codec.measure(coins, (), x)
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, norm, 1)
+      >>> codec, x = dither(levels=2, bits=8), jnp.array([1.0, -0.5, 0.3])
+      >>> context = Context.of(x)
+      >>> payload, _ = codec.encode(context.replace(agreed=codec.measure(context, x)), x)
       >>> payload.codes.dtype, [int(code) for code in payload.codes[:2]]
       (dtype('int8'), [2, -1])
 
@@ -144,44 +143,37 @@ def dither(
     if levels is None and bits is None:
         levels = DEFAULT_LEVELS
 
-    def measure(coins: Coins, memory: Memory, x: jax.Array) -> _norms.Statistics:
-        del coins, memory
+    def measure(context: Context, x: jax.Array) -> _norms.Statistics:
         return chosen.measure(x)
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: _norms.Statistics, workers: int
-    ) -> tuple[DitherPayload, Memory]:
-        field = _fields.choose_field(levels, bits, workers)
+    def encode(context: Context, x: jax.Array) -> tuple[DitherPayload, Memory]:
+        field = _fields.choose_field(levels, bits, context.workers)
         if levels is None and field.levels < FEW_LEVELS:
             warnings.warn(
-                f"`bits`={bits} leaves {field.levels} levels for each of {workers} workers: "
-                f"for {x.size} coordinates the variance constant is "
-                f"{variance_constant(x.size, field.levels, workers):.3g}. Use more bits.",
+                f"`bits`={bits} leaves {field.levels} levels for each of {context.workers} "
+                f"workers: for {x.size} coordinates the variance constant is "
+                f"{variance_constant(x.size, field.levels, context.workers):.3g}. Use more bits.",
                 UserWarning,
                 stacklevel=2,
             )
-        seeds = _noise.seeds(coins.private)
-        codes = quantize(x, chosen.value(agreed), seeds, levels=field.levels, bits=field.width)
-        return DitherPayload(codes), memory
+        norm, seeds = chosen.value(context.agreed), _noise.seeds(context.coins.private)
+        codes = quantize(x, norm, seeds, levels=field.levels, bits=field.width)
+        return DitherPayload(codes), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: DitherPayload,
-        agreed: _norms.Statistics,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public
-        field = _fields.choose_field(levels, bits, workers)
+    def decode(context: Context, payload: DitherPayload) -> jax.Array:
+        field = _fields.choose_field(levels, bits, context.workers)
         return dequantize(
             payload.codes,
-            chosen.value(agreed),
+            chosen.value(context.agreed),
             levels=field.levels,
             bits=field.width,
-            count=count,
-            shape=shape,
+            count=context.count,
+            shape=context.shape,
         )
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        field = _fields.choose_field(levels, bits, context.workers)
+        return Diagnostics(target=x, constants={"levels": field.levels})
 
     def variance(size: int, workers: int) -> float:
         # The constant is of the mean's variance: over the n workers, it is n times as much.
@@ -189,13 +181,11 @@ def dither(
         return workers * variance_constant(size, field.levels, workers)
 
     return Codec(
-        init=no_memory,
-        measure=measure,
-        agree=chosen.agree,
         encode=encode,
         decode=decode,
-        settle=settled,
+        measure=measure,
+        agree=chosen.agree,
         combine="sum",
-        facts=lambda workers: {"levels": _fields.choose_field(levels, bits, workers).levels},
-        variance=variance,
+        diagnose=diagnose,
+        claims=Claims(variance=variance),
     )

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
-from jaxcomm.compression.quantizers._norms import NORMS, MaxAbs
+from jaxcomm._base import Claims, Codec, Coins, Context, Memory
+from jaxcomm.compression.quantizers._norms import NORMS
 from pallas_kernels import exponential
 
 
@@ -37,14 +37,14 @@ def exponential_dither() -> Codec:
       It states its `variance`, :math:`\omega = 1/8`, of a single rounding.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import exponential_dither
-      >>> codec, coins = exponential_dither(), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1.0, -0.5, 0.0])
-      >>> norm = codec.measure(coins, (), x)
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, norm, 1)
-      >>> print(codec.decode(coins.public, payload, norm, 1, 1, x.shape))
+      >>> codec, x = exponential_dither(), jnp.array([1.0, -0.5, 0.0])
+      >>> context = Context.of(x)
+      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> payload, _ = codec.encode(context, x)
+      >>> print(codec.decode(context, payload))
       [ 1.  -0.5  0. ]
 
     References:
@@ -56,26 +56,23 @@ def exponential_dither() -> Codec:
     """
     norm = NORMS["max"]
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: MaxAbs, workers: int
-    ) -> tuple[ExponentialPayload, Memory]:
+    def encode(context: Context, x: jax.Array) -> tuple[ExponentialPayload, Memory]:
         codes = exponential.encode(
-            x.ravel(), agreed.max_abs, _noise.seeds(coins.private), headroom=_headroom(workers)
+            x.ravel(),
+            context.agreed.max_abs,
+            _noise.seeds(context.coins.private),
+            headroom=_headroom(context.workers),
         )
-        return ExponentialPayload(codes), memory
+        return ExponentialPayload(codes), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: ExponentialPayload,
-        agreed: MaxAbs,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public
-        headroom = _headroom(workers)
-        mean = exponential.decode(payload.codes, agreed.max_abs, headroom=headroom, count=count)
-        return mean.reshape(shape)
+    def decode(context: Context, payload: ExponentialPayload) -> jax.Array:
+        mean = exponential.decode(
+            payload.codes,
+            context.agreed.max_abs,
+            headroom=_headroom(context.workers),
+            count=context.count,
+        )
+        return mean.reshape(context.shape)
 
     def combine(
         coins: Coins, first: ExponentialPayload, second: ExponentialPayload
@@ -84,15 +81,13 @@ def exponential_dither() -> Codec:
         return ExponentialPayload(exponential.add(first.codes, second.codes, seeds))
 
     return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: norm.measure(x),
-        agree=norm.agree,
         encode=encode,
         decode=decode,
-        settle=settled,
+        measure=lambda context, x: norm.measure(x),
+        agree=norm.agree,
         combine=combine,
         # Of |y| = 2**-e (1 + f), the variance f (1 - f) is at most (1 + f)**2 / 8. What is under
         # the smallest exponent loses all of itself, but is at most 2**-126 / most of the peak; and
         # the peak, a power of two, loses nothing, which leaves room for it.
-        variance=lambda size, workers: 1 / 8,
+        claims=Claims(variance=lambda size, workers: 1 / 8),
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression.quantizers import _fields
 
 
@@ -47,13 +47,12 @@ def fixed_threshold(threshold: float) -> Codec:
       ValueError: If `threshold` is not a positive finite number.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import fixed_threshold
-      >>> codec, coins = fixed_threshold(0.5), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([0.7, -3.0, 0.2])
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
-      >>> print(codec.decode(coins.public, payload, (), 1, 1, x.shape))
+      >>> codec, x = fixed_threshold(0.5), jnp.array([0.7, -3.0, 0.2])
+      >>> payload, _ = codec.encode(Context.of(x), x)
+      >>> print(codec.decode(Context.of(x), payload))
       [ 0.5 -0.5  0. ]
 
     References:
@@ -67,34 +66,14 @@ def fixed_threshold(threshold: float) -> Codec:
     if not number or not 0 < threshold < math.inf:
         raise ValueError(f"`threshold` must be a positive finite number, got {threshold!r}.")
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[FixedThresholdPayload, Memory]:
-        del coins, agreed
+    def encode(context: Context, x: jax.Array) -> tuple[FixedThresholdPayload, Memory]:
         codes = (x >= threshold).astype(jnp.int32) - (x <= -threshold).astype(jnp.int32)
-        field = _fields.choose_field(1, None, workers)
-        return FixedThresholdPayload(_fields.pack(codes, field)), memory
+        field = _fields.choose_field(1, None, context.workers)
+        return FixedThresholdPayload(_fields.pack(codes, field)), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: FixedThresholdPayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed
-        field = _fields.choose_field(1, None, workers)
-        codes = _fields.unpack(payload.codes, field, count, shape)
-        return codes.astype(jnp.float32) * (threshold / count)
+    def decode(context: Context, payload: FixedThresholdPayload) -> jax.Array:
+        field = _fields.choose_field(1, None, context.workers)
+        codes = _fields.unpack(payload.codes, field, context.count, context.shape)
+        return codes.astype(jnp.float32) * (threshold / context.count)
 
-    return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: (),
-        agree=(),
-        encode=encode,
-        decode=decode,
-        settle=settled,
-        combine="sum",
-        bounded=True,
-    )
+    return Codec(encode=encode, decode=decode, combine="sum", claims=Claims(bounded=True))

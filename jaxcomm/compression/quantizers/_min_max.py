@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression.quantizers import _fields
 from jaxcomm.compression.quantizers._dither import round_to_levels
 from pallas_kernels.pack import bits_for_sum, pack, unpack
@@ -34,8 +34,7 @@ def _width(levels: int, workers: int) -> int:
     return bits_for_sum(levels - 1, workers)
 
 
-def _measure(coins: Coins, memory: Memory, x: jax.Array) -> MinMax:
-    del coins, memory
+def _measure(context: Context, x: jax.Array) -> MinMax:
     if not x.size:
         return MinMax(jnp.zeros(()), jnp.zeros(()))
     return MinMax(jnp.max(-x), jnp.max(x))
@@ -68,14 +67,14 @@ def min_max_dither(*, levels: int) -> Codec:
       ValueError: If `levels` is out of range; when encoding, if no field holds the sum of codes.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import min_max_dither
-      >>> codec, coins = min_max_dither(levels=3), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1.0, 3.0, 5.0, 3.0])
-      >>> own = codec.measure(coins, codec.init(x), x)
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
-      >>> print(codec.decode(coins.public, payload, own, 1, 1, x.shape))
+      >>> codec, x = min_max_dither(levels=3), jnp.array([1.0, 3.0, 5.0, 3.0])
+      >>> context = Context.of(x)
+      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> payload, _ = codec.encode(context, x)
+      >>> print(codec.decode(context, payload))
       [1. 3. 5. 3.]
 
     References:
@@ -92,40 +91,33 @@ def min_max_dither(*, levels: int) -> Codec:
     if not 2 <= levels <= _fields.MOST_LEVELS:
         raise ValueError(f"`levels` must be in [2, {_fields.MOST_LEVELS}], got {levels}.")
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: MinMax, workers: int
-    ) -> tuple[MinMaxPayload, Memory]:
+    def encode(context: Context, x: jax.Array) -> tuple[MinMaxPayload, Memory]:
+        agreed = context.agreed
         # A power of two keeps the range of huge coordinates finite.
         peak = jnp.maximum(agreed.max, agreed.negated_min)
         scale = jnp.where(peak > 2.0**60, jnp.float32(2.0**-64), jnp.float32(1))
         above = x * scale + agreed.negated_min * scale
         spread = agreed.max * scale + agreed.negated_min * scale
-        codes = round_to_levels(above, spread, levels - 1, coins.private)
-        packed = pack(codes.astype(jnp.uint32), bits=_width(levels, workers))
-        return MinMaxPayload(packed), memory
+        codes = round_to_levels(above, spread, levels - 1, context.coins.private)
+        packed = pack(codes.astype(jnp.uint32), bits=_width(levels, context.workers))
+        return MinMaxPayload(packed), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: MinMaxPayload,
-        agreed: MinMax,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public
-        codes = unpack(payload.codes, bits=_width(levels, workers), shape=shape)
-        part = codes.astype(jnp.float32) / (count * (levels - 1))
+    def decode(context: Context, payload: MinMaxPayload) -> jax.Array:
+        width = _width(levels, context.workers)
+        codes = unpack(payload.codes, bits=width, shape=context.shape)
+        part = codes.astype(jnp.float32) / (context.count * (levels - 1))
         # Between the two, and never their difference, which may be infinite.
-        return agreed.max * part - agreed.negated_min * (1 - part)
+        return context.agreed.max * part - context.agreed.negated_min * (1 - part)
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        return Diagnostics(target=x, constants={"levels": levels})
 
     return Codec(
-        init=no_memory,
-        measure=_measure,
-        agree=MinMax("max", "max"),
         encode=encode,
         decode=decode,
-        settle=settled,
+        measure=_measure,
+        agree=MinMax("max", "max"),
         combine="sum",
-        facts=lambda workers: {"levels": levels},
-        variance=lambda size, workers: size * workers / (2 * (levels - 1) ** 2),
+        diagnose=diagnose,
+        claims=Claims(variance=lambda size, workers: size * workers / (2 * (levels - 1) ** 2)),
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
 
 _MANTISSA = 23
@@ -41,13 +41,12 @@ def natural() -> Codec:
       none. Above :math:`2^{127}` all is rounded down to it, which is biased; denormals are zero.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import natural
-      >>> codec, coins = natural(), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([4.0, -0.25, 0.0])
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
-      >>> print(payload.exponents, codec.decode(coins.public, payload, (), 1, 1, x.shape))
+      >>> codec, x = natural(), jnp.array([4.0, -0.25, 0.0])
+      >>> payload, _ = codec.encode(Context.of(x), x)
+      >>> print(payload.exponents, codec.decode(Context.of(x), payload))
       [129 125   0] [ 4.   -0.25  0.  ]
 
     References:
@@ -55,38 +54,18 @@ def natural() -> Codec:
       <https://arxiv.org/abs/1905.10988>`_, 2019.
     """
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[NaturalPayload, Memory]:
-        del agreed, workers
+    def encode(context: Context, x: jax.Array) -> tuple[NaturalPayload, Memory]:
         flat = x.ravel()
         words = lax.bitcast_convert_type(jnp.abs(flat), jnp.uint32)
-        noise = _noise.bits(coins.private, flat.shape) >> (32 - _MANTISSA)
+        noise = _noise.bits(context.coins.private, flat.shape) >> (32 - _MANTISSA)
         rounded = jnp.minimum((words + noise) >> _MANTISSA, jnp.uint32(_LARGEST))
         exponents = jnp.where(words >> _MANTISSA > 0, rounded, 0).astype(jnp.uint8)
-        return NaturalPayload(exponents, _bits.pack_bits(flat < 0)), memory
+        return NaturalPayload(exponents, _bits.pack_bits(flat < 0)), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: NaturalPayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers
+    def decode(context: Context, payload: NaturalPayload) -> jax.Array:
         words = payload.exponents.astype(jnp.uint32) << _MANTISSA
-        magnitudes = lax.bitcast_convert_type(words, jnp.float32) / count
-        negative = _bits.unpack_bits(payload.signs, math.prod(shape))
-        return jnp.where(negative, -magnitudes, magnitudes).reshape(shape)
+        magnitudes = lax.bitcast_convert_type(words, jnp.float32) / context.count
+        negative = _bits.unpack_bits(payload.signs, math.prod(context.shape))
+        return jnp.where(negative, -magnitudes, magnitudes).reshape(context.shape)
 
-    return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: (),
-        agree=(),
-        encode=encode,
-        decode=decode,
-        settle=settled,
-        combine=None,
-        variance=lambda size, workers: 1 / 8,
-    )
+    return Codec(encode=encode, decode=decode, claims=Claims(variance=lambda size, workers: 1 / 8))

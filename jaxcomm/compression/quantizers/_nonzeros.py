@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, settled
+from jaxcomm._base import Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _support
 from jaxcomm.compression._overflow import (
     Overflow,
@@ -63,14 +63,14 @@ def nonzeros(
       ValueError: If an option is out of range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import nonzeros
-      >>> codec, coins = nonzeros(capacity=2), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.zeros(100).at[7].set(-3.0)
-      >>> norm = codec.measure(coins, codec.init(x), x)
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, norm, 1)
-      >>> print(codec.decode(coins.public, payload, norm, 1, 1, x.shape)[7])
+      >>> codec, x = nonzeros(capacity=2), jnp.zeros(100).at[7].set(-3.0)
+      >>> context = Context.of(x, memory=codec.init(x))
+      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> payload, _ = codec.encode(context, x)
+      >>> print(codec.decode(context, payload)[7])
       -3.0
     """
     if not isinstance(levels, int) or not 1 <= levels <= 2**15 - 1:
@@ -81,10 +81,10 @@ def nonzeros(
         raise ValueError(f"`norm` must be one of {tuple(_norms.NORMS)}, got {norm!r}.")
     chosen, field = _norms.NORMS[norm], _fields.choose_field(levels, None, 1)
 
-    def codes_of(coins: Coins, x: jax.Array, agreed: _norms.Statistics) -> jax.Array:
+    def codes_of(context: Context, x: jax.Array) -> jax.Array:
         require_countable(x.size)
         flat = x.ravel() if x.size else jnp.zeros(1)  # `nonzero` and `at` need an element.
-        return round_to_levels(flat, chosen.value(agreed), levels, coins.private)
+        return round_to_levels(flat, chosen.value(context.agreed), levels, context.coins.private)
 
     def to_payload(codes: jax.Array, indices: jax.Array) -> NonzerosPayload:
         values = codes.at[indices].get(mode="fill", fill_value=0)
@@ -93,50 +93,38 @@ def nonzeros(
         packed = _fields.pack(values, field)
         return NonzerosPayload(indices.astype(index_type), packed, total)
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: _norms.Statistics, workers: int
-    ) -> tuple[NonzerosPayload, Memory]:
-        del workers
-        codes = codes_of(coins, x, agreed)
+    def encode(context: Context, x: jax.Array) -> tuple[NonzerosPayload, Memory]:
+        codes = codes_of(context, x)
         each = _support.Parts(codes.size, 1, codes.size)
-        start = jax.random.fold_in(coins.private, 0x0F)  # Rounding has drawn from the key itself.
+        # Rounding has drawn from the key itself.
+        start = jax.random.fold_in(context.coins.private, 0x0F)
         payload = to_payload(
             codes, _support.window(_support.bitmap(codes, each), start, capacity, each)
         )
         left = jnp.maximum(payload.total.astype(jnp.int32) - capacity, 0)
-        return payload, memory._replace(own=Overflow(left))
+        return payload, context.memory._replace(own=Overflow(left))
 
-    def decode(
-        public: jax.Array,
-        payload: NonzerosPayload,
-        agreed: _norms.Statistics,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, workers
+    def decode(context: Context, payload: NonzerosPayload) -> jax.Array:
         codes = _fields.unpack(payload.codes, field, 1, (capacity,)).astype(jnp.float32)
-        values = codes * level_step(chosen.value(agreed), levels * count)
+        values = codes * level_step(chosen.value(context.agreed), levels * context.count)
         indices = payload.indices.astype(jnp.uint32)
-        size = math.prod(shape)
+        size = math.prod(context.shape)
         dense = jnp.zeros(max(size, 1)).at[indices].set(values, mode="drop")[:size]
-        return dense.reshape(shape)
+        return dense.reshape(context.shape)
 
-    def fits(
-        payload: NonzerosPayload, agreed: _norms.Statistics, shape: tuple[int, ...]
-    ) -> jax.Array:
-        del agreed, shape
+    def fits(context: Context, payload: NonzerosPayload) -> jax.Array:
         return payload.total <= capacity
 
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        totals = tell_overflow(after.own.overflow)
+        return Diagnostics(target=x, totals=totals, constants={"levels": levels})
+
     dropping = Codec(
-        init=lambda x: Memory(no_overflow(), ()),
-        measure=lambda coins, memory, x: chosen.measure(x),
-        agree=chosen.agree,
         encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        facts=lambda workers: {"levels": levels},
-        tell=lambda memory: tell_overflow(memory.own.overflow),
+        init=lambda x: Memory(no_overflow(), ()),
+        measure=lambda context, x: chosen.measure(x),
+        agree=chosen.agree,
+        diagnose=diagnose,
     )
     return choose_form(overflow, dropping=dropping, strict=decoded_to_nan(dropping, fits))

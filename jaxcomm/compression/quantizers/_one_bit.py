@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
 
@@ -24,30 +24,19 @@ class ClassMeans(NamedTuple):
     negative: Any
 
 
-def _measure(coins: Coins, memory: Memory, x: jax.Array) -> ClassMeans:
-    del coins, memory
+def _measure(context: Context, x: jax.Array) -> ClassMeans:
     over = tuple(range(x.ndim - 1)) if x.ndim > 1 else None
     return ClassMeans(mean_where(x >= 0, x, over), mean_where(x < 0, -x, over))
 
 
-def _encode(
-    coins: Coins, memory: Memory, x: jax.Array, agreed: ClassMeans, workers: int
-) -> tuple[OneBitPayload, Memory]:
-    del coins, agreed, workers
-    return OneBitPayload(_bits.pack_bits(x.ravel() >= 0)), memory
+def _encode(context: Context, x: jax.Array) -> tuple[OneBitPayload, Memory]:
+    return OneBitPayload(_bits.pack_bits(x.ravel() >= 0)), context.memory
 
 
-def _decode(
-    public: jax.Array,
-    payload: OneBitPayload,
-    agreed: ClassMeans,
-    workers: int,
-    count: int,
-    shape: tuple[int, ...],
-) -> jax.Array:
-    del public, workers
+def _decode(context: Context, payload: OneBitPayload) -> jax.Array:
+    shape, count = context.shape, context.count
     bits = _bits.unpack_bits(payload.bits, math.prod(shape)).reshape(shape)
-    above, below = (jnp.broadcast_to(mean / count, shape) for mean in agreed)
+    above, below = (jnp.broadcast_to(mean / count, shape) for mean in context.agreed)
     return jnp.where(bits, above, -below)
 
 
@@ -77,14 +66,14 @@ def one_bit() -> Codec:
       largest, for which there is no bound. `combine` is `None`.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import one_bit
-      >>> codec, coins = one_bit(), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([[1.0, -4.0], [3.0, 2.0], [-1.0, -2.0]])
-      >>> own = codec.measure(coins, codec.init(x), x)
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
-      >>> print(codec.decode(coins.public, payload, own, 1, 1, x.shape))
+      >>> codec, x = one_bit(), jnp.array([[1.0, -4.0], [3.0, 2.0], [-1.0, -2.0]])
+      >>> context = Context.of(x)
+      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> payload, _ = codec.encode(context, x)
+      >>> print(codec.decode(context, payload))
       [[ 2. -3.]
        [ 2.  2.]
        [-1. -3.]]
@@ -95,13 +84,10 @@ def one_bit() -> Codec:
       <https://www.isca-archive.org/interspeech_2014/seide14_interspeech.html>`_, 2014.
     """
     return Codec(
-        init=no_memory,
-        measure=_measure,
-        agree=ClassMeans("max", "max"),
         encode=_encode,
         decode=_decode,
-        settle=settled,
-        combine=None,
-        contraction=lambda size, workers: 1 / max(size, 1),
+        measure=_measure,
+        agree=ClassMeans("max", "max"),
+        claims=Claims(contraction=lambda size, workers: 1 / max(size, 1)),
         scope="leaf",
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
 
@@ -24,16 +24,10 @@ class MeanAbs(NamedTuple):
     mean_abs: Any  # float32[]
 
 
-def _encode(
-    coins: Coins, memory: Memory, x: jax.Array, agreed: Any, workers: int
-) -> tuple[SignsPayload, Memory]:
-    del coins, agreed, workers
-    return SignsPayload(_bits.pack_bits(x.ravel() >= 0)), memory
-
-
-def _decode(payload: SignsPayload, magnitude: jax.Array | float, shape: tuple[int, ...]) -> Any:
-    positive = _bits.unpack_bits(payload.bits, math.prod(shape)).reshape(shape)
-    return jnp.where(positive, magnitude, -magnitude).astype(jnp.float32)
+def _decode(context: Context, payload: SignsPayload, magnitude: Any) -> jax.Array:
+    positive = _bits.unpack_bits(payload.bits, math.prod(context.shape)).reshape(context.shape)
+    mean = magnitude / context.count
+    return jnp.where(positive, mean, -mean).astype(jnp.float32)
 
 
 def signs() -> Codec:
@@ -51,13 +45,12 @@ def signs() -> Codec:
       `None`.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import signs
-      >>> codec, coins = signs(), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([0.2, -3.0, 4.0])
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
-      >>> print(payload.bits, codec.decode(coins.public, payload, (), 1, 1, x.shape))
+      >>> codec, x = signs(), jnp.array([0.2, -3.0, 4.0])
+      >>> payload, _ = codec.encode(Context.of(x), x)
+      >>> print(payload.bits, codec.decode(Context.of(x), payload))
       [5] [ 1. -1.  1.]
 
     References:
@@ -68,35 +61,14 @@ def signs() -> Codec:
     one bit cannot say.
     """
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[SignsPayload, Memory]:
-        del agreed, workers
+    def encode(context: Context, x: jax.Array) -> tuple[SignsPayload, Memory]:
         flat = x.ravel()
         positive, zero = _bits.pack_bits(flat > 0), _bits.pack_bits(flat == 0)
         # A word of noise holds the coins of all the coordinates of a word.
-        return SignsPayload(positive | (zero & _noise.bits(coins.private, zero.shape))), memory
+        noise = _noise.bits(context.coins.private, zero.shape)
+        return SignsPayload(positive | (zero & noise)), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: SignsPayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers
-        return _decode(payload, 1 / count, shape)
-
-    return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: (),
-        agree=(),
-        encode=encode,
-        decode=decode,
-        settle=settled,
-        combine=None,
-    )
+    return Codec(encode=encode, decode=lambda context, payload: _decode(context, payload, 1))
 
 
 def scaled_signs() -> Codec:
@@ -120,14 +92,14 @@ def scaled_signs() -> Codec:
       no bound.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import scaled_signs
-      >>> codec, coins = scaled_signs(), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1.0, -5.0, 0.0])
-      >>> own = codec.measure(coins, codec.init(x), x)
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
-      >>> print(codec.decode(coins.public, payload, own, 1, 1, x.shape))
+      >>> codec, x = scaled_signs(), jnp.array([1.0, -5.0, 0.0])
+      >>> context = Context.of(x)
+      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> payload, _ = codec.encode(context, x)
+      >>> print(codec.decode(context, payload))
       [ 2. -2.  2.]
 
     References:
@@ -135,25 +107,17 @@ def scaled_signs() -> Codec:
       <https://arxiv.org/abs/1901.09847>`_, 2019.
     """
 
-    def decode(
-        public: jax.Array,
-        payload: SignsPayload,
-        agreed: MeanAbs,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, workers
-        return _decode(payload, agreed.mean_abs / count, shape)
+    def encode(context: Context, x: jax.Array) -> tuple[SignsPayload, Memory]:
+        return SignsPayload(_bits.pack_bits(x.ravel() >= 0)), context.memory
+
+    def decode(context: Context, payload: SignsPayload) -> jax.Array:
+        return _decode(context, payload, context.agreed.mean_abs)
 
     return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: MeanAbs(mean_where(jnp.ones(x.shape, bool), jnp.abs(x))),
-        agree=MeanAbs("max"),
-        encode=_encode,
+        encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        contraction=lambda size, workers: 1 / max(size, 1),
+        measure=lambda context, x: MeanAbs(mean_where(jnp.ones(x.shape, bool), jnp.abs(x))),
+        agree=MeanAbs("max"),
+        claims=Claims(contraction=lambda size, workers: 1 / max(size, 1)),
         scope="leaf",
     )

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, PyTree
+from jaxcomm._base import Claims, Codec, Context, Memory, PyTree
 from jaxcomm.compression.quantizers._dither import dither
 
 
@@ -45,14 +45,14 @@ def ternary(*, clip: float | None = None) -> Codec:
       ValueError: If `clip` is not a positive Python number.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.quantizers import ternary
-      >>> codec, coins = ternary(), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([2.0, -2.0, 0.0])
-      >>> own = codec.measure(coins, codec.init(x), x)
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
-      >>> print(codec.decode(coins.public, payload, own, 1, 1, x.shape), codec.variance(81, 1))
+      >>> codec, x = ternary(), jnp.array([2.0, -2.0, 0.0])
+      >>> context = Context.of(x)
+      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> payload, _ = codec.encode(context, x)
+      >>> print(codec.decode(context, payload), codec.claims.variance(81, 1))
       [ 2. -2.  0.] 4.0
 
     References:
@@ -72,15 +72,13 @@ def ternary(*, clip: float | None = None) -> Codec:
     codec = dither(levels=1)._replace(scope="leaf")
     if clip is None:
         return codec._replace(
-            variance=lambda size, workers: (max(size * workers, 1) ** 0.5 - 1) / 2
+            claims=Claims(variance=lambda size, workers: (max(size * workers, 1) ** 0.5 - 1) / 2)
         )
 
-    def measure(coins: Coins, memory: Memory, x: jax.Array) -> PyTree:
-        return codec.measure(coins, memory, _clipped(x, clip))
+    def measure(context: Context, x: jax.Array) -> PyTree:
+        return codec.measure(context, _clipped(x, clip))
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: PyTree, workers: int
-    ) -> tuple[PyTree, Memory]:
-        return codec.encode(coins, memory, _clipped(x, clip), agreed, workers)
+    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+        return codec.encode(context, _clipped(x, clip))
 
-    return codec._replace(measure=measure, encode=encode, variance=None, contraction=None)
+    return codec._replace(measure=measure, encode=encode, claims=Claims())

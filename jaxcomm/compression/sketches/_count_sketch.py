@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, get_args
 import jax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression.sketches._cells import require_positive, require_rows
 from pallas_kernels import count_sketch as ops
 
@@ -58,16 +58,15 @@ def count_sketch(
         more than a tenth larger than was asked for.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sketches import count_sketch
       >>> codec = count_sketch(ratio=0.5, rows=3, decode="median", hashing="elements")
-      >>> coins = Coins(jax.random.key(0), jax.random.key(1))
       >>> x = jnp.zeros(60).at[7].set(5.0)
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> payload, _ = codec.encode(Context.of(x), x)
       >>> payload.table.shape
       (3, 10)
-      >>> float(codec.decode(coins.public, payload, (), 1, 1, x.shape)[7])
+      >>> float(codec.decode(Context.of(x), payload)[7])
       5.0
 
     References:
@@ -95,40 +94,24 @@ def count_sketch(
             )
         return rounded, "tiles"
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[CountSketchPayload, Memory]:
-        del agreed, workers
+    def encode(context: Context, x: jax.Array) -> tuple[CountSketchPayload, Memory]:
         columns, how = table_of(x.size)
-        seeds = _noise.seeds(coins.public)
+        seeds = _noise.seeds(context.coins.public)
         table = ops.encode(x, seeds, rows=rows, columns=columns, hashing=how)
-        return CountSketchPayload(table), memory
+        return CountSketchPayload(table), context.memory
 
-    def decode_mean(
-        public: jax.Array,
-        payload: CountSketchPayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del agreed, workers
-        _, how = table_of(math.prod(shape))
-        seeds = _noise.seeds(public)
-        total = ops.decode(payload.table, seeds, shape=shape, estimate=decode, hashing=how)
-        return total / count
+    def decode_mean(context: Context, payload: CountSketchPayload) -> jax.Array:
+        _, how = table_of(math.prod(context.shape))
+        seeds = _noise.seeds(context.coins.public)
+        total = ops.decode(payload.table, seeds, shape=context.shape, estimate=decode, hashing=how)
+        return total / context.count
 
     def variance(size: int, workers: int) -> float:
-        del workers
         return (size - 1) / (rows * table_of(size)[0])
 
     return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: (),
-        agree=(),
         encode=encode,
         decode=decode_mean,
-        settle=settled,
         combine="sum",
-        variance=variance if decode == "mean" else None,
+        claims=Claims(variance=variance if decode == "mean" else None),
     )

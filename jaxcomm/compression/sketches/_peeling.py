@@ -140,6 +140,8 @@ def peel(
 
 def unpeeled(sketch: Sketch, public: jax.Array, support: jax.Array, room: int) -> jax.Array:
     """How many coordinates of the union are not solved for, of `room` parts, float32[]."""
+    if not sketch.parts.size:
+        return jnp.zeros(())
     chosen = _support.window(support, public, room, sketch.parts)
     real = _support.real(chosen, sketch.parts)
     cells = cells_of(sketch, public, chosen)

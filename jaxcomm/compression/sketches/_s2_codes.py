@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _axis, _noise
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _support
 from jaxcomm.compression._overflow import Policy, choose_form, nan_unless
 from jaxcomm.compression._support import Granularity
@@ -70,17 +70,17 @@ def s2_codes(
         unit has one axis, or if there are more than 127 workers.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sketches import s2_codes
       >>> codec = s2_codes(density=0.5, ratio=2)
-      >>> coins = Coins(jax.random.key(0), jax.random.key(1))
       >>> x = jnp.zeros((8, 2)).at[3].set(127.0).at[6].set(-5.0)
-      >>> agreed = codec.measure(coins, codec.init(x), x)
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, agreed, 1)
+      >>> context = Context.of(x)
+      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> payload, _ = codec.encode(context, x)
       >>> payload.table.dtype, payload.table.shape
       (dtype('int8'), (3, 6))
-      >>> bool(jnp.allclose(codec.decode(coins.public, payload, agreed, 1, 1, x.shape), x))
+      >>> bool(jnp.allclose(codec.decode(context, payload), x))
       True
 
     References:
@@ -97,65 +97,40 @@ def s2_codes(
             "what collides is never alone."
         )
 
-    def measure(coins: Coins, memory: Memory, x: jax.Array) -> S2Statistics:
-        del coins, memory
+    def measure(context: Context, x: jax.Array) -> S2Statistics:
         support = _support.bitmap(x, _support.parts_of(x.shape, granularity))
         return S2Statistics(support, NORM.measure(x))
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: S2Statistics, workers: int
-    ) -> tuple[S2Payload, Memory]:
-        sketch = sketch_of(x.shape)
+    def encode(context: Context, x: jax.Array) -> tuple[S2Payload, Memory]:
+        sketch, public = sketch_of(x.shape), context.coins.public
         if not x.size:
-            return S2Payload(_axis.varying_like(jnp.zeros((rows, 0), jnp.int8), x)), memory
+            return S2Payload(_axis.varying_like(jnp.zeros((rows, 0), jnp.int8), x)), context.memory
         # Of more than these, nothing would peel.
-        chosen = _support.window(agreed.support, coins.public, sketch.room_to_peel, sketch.parts)
+        chosen = _support.window(context.agreed.support, public, sketch.room_to_peel, sketch.parts)
         codes = quantize(
             _support.take(x, chosen, sketch.parts),
-            NORM.value(agreed.norm),
-            _noise.seeds(coins.private),
-            levels=choose_field(None, BITS, workers).levels,
+            NORM.value(context.agreed.norm),
+            _noise.seeds(context.coins.private),
+            levels=choose_field(None, BITS, context.workers).levels,
             bits=32,
         )
-        table = add(
-            jnp.zeros(sketch.cells, jnp.int32), cells_of(sketch, coins.public, chosen), codes
-        )
-        return S2Payload(table.astype(jnp.int8).reshape(rows, sketch.columns)), memory
+        zeros = jnp.zeros(sketch.cells, jnp.int32)
+        table = add(zeros, cells_of(sketch, public, chosen), codes)
+        return S2Payload(table.astype(jnp.int8).reshape(rows, sketch.columns)), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: S2Payload,
-        agreed: S2Statistics,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        return solve(public, payload, agreed, workers, count, shape)[0]
+    def decode(context: Context, payload: S2Payload) -> jax.Array:
+        return solve(context, payload)[0]
 
-    def decode_or_nan(
-        public: jax.Array,
-        payload: S2Payload,
-        agreed: S2Statistics,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        mean, all_of_it = solve(public, payload, agreed, workers, count, shape)
+    def decode_or_nan(context: Context, payload: S2Payload) -> jax.Array:
+        mean, all_of_it = solve(context, payload)
         return nan_unless(all_of_it, mean)
 
-    def solve(
-        public: jax.Array,
-        payload: S2Payload,
-        agreed: S2Statistics,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> tuple[jax.Array, jax.Array]:
+    def solve(context: Context, payload: S2Payload) -> tuple[jax.Array, jax.Array]:
         """The mean of what peels, and whether that is all of the union."""
-        sketch = sketch_of(shape)
+        sketch, public = sketch_of(context.shape), context.coins.public
         if not sketch.parts.size:
-            return jnp.zeros(shape), jnp.array(True)
-        chosen = _support.window(agreed.support, public, sketch.room_to_peel, sketch.parts)
+            return jnp.zeros(context.shape), jnp.array(True)
+        chosen = _support.window(context.agreed.support, public, sketch.room_to_peel, sketch.parts)
         real = _support.real(chosen, sketch.parts)
         peeled = peel(
             payload.table.ravel().astype(jnp.int32),
@@ -165,41 +140,35 @@ def s2_codes(
         )
         mean = dequantize(
             peeled.values,
-            NORM.value(agreed.norm),
-            levels=choose_field(None, BITS, workers).levels,
+            NORM.value(context.agreed.norm),
+            levels=choose_field(None, BITS, context.workers).levels,
             bits=32,
             shape=peeled.values.shape,
-            count=count,
+            count=context.count,
         )
         zeros = _support.nothing(sketch.parts, jnp.float32)
-        has_room = _support.count(agreed.support) <= sketch.room_to_peel
+        has_room = _support.count(context.agreed.support) <= sketch.room_to_peel
         return (
-            _support.whole(_support.put(mean, chosen, sketch.parts, zeros), shape),
+            _support.whole(_support.put(mean, chosen, sketch.parts, zeros), context.shape),
             has_room & jnp.all(peeled.solved == real),
         )
 
-    def observe(
-        public: jax.Array, agreed: S2Statistics, x: jax.Array
-    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
-        union = _support.coordinates_in(agreed.support, sketch.parts)
-        lost = unpeeled(sketch, public, agreed.support, sketch.room_to_peel)
-        return {
-            "union_density": (union, jnp.float32(x.size)),
-            "unpeeled": (lost, union),
-            "overflow": (lost, union),
-        }
+        union = _support.coordinates_in(context.agreed.support, sketch.parts)
+        lost = unpeeled(sketch, context.coins.public, context.agreed.support, sketch.room_to_peel)
+        density = (union, jnp.float32(x.size))
+        told = {"union_density": density, "unpeeled": (lost, union), "overflow": (lost, union)}
+        return Diagnostics(x, ratios=told)
 
     dropping = Codec(
-        init=no_memory,
-        measure=measure,
-        agree=S2Statistics("or", NORM.agree),
         encode=encode,
         decode=decode,
-        settle=settled,
+        measure=measure,
+        agree=S2Statistics("or", NORM.agree),
         combine="sum",
-        observe=observe,
-        bounded=True,
+        diagnose=diagnose,
+        claims=Claims(bounded=True),
     )
     strict = dropping._replace(decode=decode_or_nan)
     return choose_form(overflow, dropping=dropping, strict=strict)

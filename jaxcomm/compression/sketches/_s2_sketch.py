@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _axis
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _support
 from jaxcomm.compression._overflow import Policy, choose_form, decoded_to_nan
 from jaxcomm.compression._support import Granularity
@@ -81,17 +81,17 @@ def s2_sketch(
         unit has one axis.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sketches import s2_sketch
       >>> codec = s2_sketch(density=0.5, ratio=2, rows=3, decode="peel")
-      >>> coins = Coins(jax.random.key(0), jax.random.key(1))
       >>> x = jnp.zeros((8, 4)).at[3].set(jnp.arange(4.0)).at[6].set(5.0)
-      >>> agreed = codec.measure(coins, codec.init(x), x)
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, agreed, 1)
-      >>> agreed.support.shape, payload.table.shape
+      >>> context = Context.of(x)
+      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> payload, _ = codec.encode(context, x)
+      >>> context.agreed.support.shape, payload.table.shape
       ((1,), (3, 11))
-      >>> bool(jnp.allclose(codec.decode(coins.public, payload, agreed, 1, 1, x.shape), x))
+      >>> bool(jnp.allclose(codec.decode(context, payload), x))
       True
 
     References:
@@ -107,69 +107,55 @@ def s2_sketch(
             "collides is never alone."
         )
 
-    def measure(coins: Coins, memory: Memory, x: jax.Array) -> S2Statistics:
-        del coins, memory
+    def measure(context: Context, x: jax.Array) -> S2Statistics:
         return S2Statistics(_support.bitmap(x, _support.parts_of(x.shape, granularity)), ())
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: S2Statistics, workers: int
-    ) -> tuple[S2Payload, Memory]:
-        sketch = sketch_of(x.shape)
+    def encode(context: Context, x: jax.Array) -> tuple[S2Payload, Memory]:
+        sketch, public = sketch_of(x.shape), context.coins.public
         if not x.size:
-            return S2Payload(_axis.varying_like(jnp.zeros((rows, 0)), x)), memory
+            return S2Payload(_axis.varying_like(jnp.zeros((rows, 0)), x)), context.memory
 
-        chosen = _support.window(agreed.support, coins.public, sketch.room, sketch.parts)
+        chosen = _support.window(context.agreed.support, public, sketch.room, sketch.parts)
         # So that what workers add stays finite; powers of 2 lose nothing.
-        values = _support.take(x, chosen, sketch.parts) * 2.0 ** -(workers - 1).bit_length()
-        table = add(jnp.zeros(sketch.cells), cells_of(sketch, coins.public, chosen), values)
-        return S2Payload(table.reshape(rows, sketch.columns)), memory
+        values = _support.take(x, chosen, sketch.parts) * 2.0 ** -(context.workers - 1).bit_length()
+        table = add(jnp.zeros(sketch.cells), cells_of(sketch, public, chosen), values)
+        return S2Payload(table.reshape(rows, sketch.columns)), context.memory
 
-    def decode_mean(
-        public: jax.Array,
-        payload: S2Payload,
-        agreed: S2Statistics,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        sketch = sketch_of(shape)
+    def decode_mean(context: Context, payload: S2Payload) -> jax.Array:
+        sketch, public = sketch_of(context.shape), context.coins.public
         if not sketch.parts.size:
-            return jnp.zeros(shape)
-        table = payload.table.ravel() * (2.0 ** (workers - 1).bit_length() / count)
-        chosen = _support.window(agreed.support, public, sketch.room, sketch.parts)
+            return jnp.zeros(context.shape)
+        table = payload.table.ravel() * (2.0 ** (context.workers - 1).bit_length() / context.count)
+        chosen = _support.window(context.agreed.support, public, sketch.room, sketch.parts)
         values = _estimate(sketch, public, table, chosen, decode)
         into = _support.nothing(sketch.parts, jnp.float32)
-        return _support.whole(_support.put(values, chosen, sketch.parts, into), shape)
+        return _support.whole(_support.put(values, chosen, sketch.parts, into), context.shape)
 
-    def observe(
-        public: jax.Array, agreed: S2Statistics, x: jax.Array
-    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
-        union = _support.coordinates_in(agreed.support, sketch.parts)
+        union = _support.coordinates_in(context.agreed.support, sketch.parts)
         beyond = jnp.maximum(union - sketch.room * sketch.parts.width, 0)
         told = {"union_density": (union, jnp.float32(x.size)), "overflow": (beyond, union)}
         if decode == "peel":
-            lost = unpeeled(sketch, public, agreed.support, sketch.room)
-            return told | {"unpeeled": (lost, union)}
-        squares = jnp.sum(jnp.square(x))
+            lost = unpeeled(sketch, context.coins.public, context.agreed.support, sketch.room)
+            return Diagnostics(x, ratios=told | {"unpeeled": (lost, union)})
         dropped = beyond / jnp.maximum(union, 1)
-        error = dropped + (1 - dropped) * jnp.maximum(union - beyond - 1, 0) / sketch.cells
-        return told | {"expected_error": (error * squares, squares)}
+        error = dropped + (1 - dropped) * jnp.maximum(union - beyond - 1, 0) / max(sketch.cells, 1)
+        return Diagnostics(x, ratios=told, errors={"expected_error": error})
 
-    def fits(payload: S2Payload, agreed: S2Statistics, shape: tuple[int, ...]) -> jax.Array:
-        del payload
-        return _support.count(agreed.support) <= sketch_of(shape).room
+    def fits(context: Context, payload: S2Payload) -> jax.Array:
+        return _support.count(context.agreed.support) <= sketch_of(context.shape).room
 
-    unbiased = decode != "median"
+    def variance(size: int, workers: int) -> float:
+        return sketch_of((size, 1)).variance
+
     dropping = Codec(
-        init=no_memory,
-        measure=measure,
-        agree=S2Statistics("or", ()),
         encode=encode,
         decode=decode_mean,
-        settle=settled,
+        measure=measure,
+        agree=S2Statistics("or", ()),
         combine="sum",
-        observe=observe,
-        variance=(lambda size, workers: sketch_of((size, 1)).variance) if unbiased else None,
+        diagnose=diagnose,
+        claims=Claims(variance=None if decode == "median" else variance),
     )
     return choose_form(overflow, dropping=dropping, strict=decoded_to_nan(dropping, fits))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, Coins, Memory, settled
+from jaxcomm._base import Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._overflow import no_overflow, tell_overflow
 from jaxcomm.compression._sizes import MOST, require_countable
@@ -56,13 +56,13 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
       ValueError: If an option is out of range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sparsifiers import ada_comp
-      >>> codec, coins = ada_comp(bin_size=3), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1.0, -4.0, 3.0, 0.0, 2.0, 0.5])
-      >>> payload, memory = codec.encode(coins, codec.init(x), x, (), 1)
-      >>> print(codec.decode(coins.public, payload, (), 1, 1, x.shape), memory.own.kept)
+      >>> codec, x = ada_comp(bin_size=3), jnp.array([1.0, -4.0, 3.0, 0.0, 2.0, 0.5])
+      >>> context = Context.of(x, memory=codec.init(x))
+      >>> payload, memory = codec.encode(context, x)
+      >>> print(codec.decode(context, payload), memory.own.kept)
       [ 0. -3.  3.  0.  3.  0.] [ 1.  -1.   0.   0.  -1.   0.5]
 
     References:
@@ -86,14 +86,12 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
     def init(x: jax.Array) -> Memory:
         return Memory(FeedbackMemory(jnp.zeros_like(x), no_overflow()), ())
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[AdaCompPayload, Memory]:
-        del workers
+    def encode(context: Context, x: jax.Array) -> tuple[AdaCompPayload, Memory]:
         bins, width, places = bins_of(x.size)
         fill = (0, bins * width - x.size)
+        own = context.memory.own
         update = jnp.pad(x.ravel(), fill).reshape(bins, width)
-        total = jnp.pad((memory.own.kept + x).ravel(), fill).reshape(bins, width)
+        total = jnp.pad((own.kept + x).ravel(), fill).reshape(bins, width)
         ahead = jnp.abs(total + update)
         peaks = jnp.max(jnp.abs(total), axis=1)
         # Divided before they are added: the sum of huge ones may overflow.
@@ -104,40 +102,29 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
         symbols = 1 + 2 * indices.astype(jnp.uint32) + negative.astype(jnp.uint32)
         sent = jnp.where(best >= 0, symbols, jnp.uint32(0)).ravel()
         payload = AdaCompPayload(_bits.pack_numbers(sent, (2 * width).bit_length()), scale)
-        decoded = decode(coins.public, payload, agreed, 1, 1, x.shape)
+        decoded = decode(context.received(), payload)
         overflow = jnp.sum(wanted, dtype=jnp.int32) - jnp.sum(best >= 0, dtype=jnp.int32)
-        kept = memory.own.kept + x - decoded.astype(x.dtype)
-        return payload, Memory(
-            FeedbackMemory(kept, memory.own.inner._replace(overflow=overflow)), ()
-        )
+        kept = own.kept + x - decoded.astype(x.dtype)
+        return payload, Memory(FeedbackMemory(kept, own.inner._replace(overflow=overflow)), ())
 
-    def decode(
-        public: jax.Array,
-        payload: AdaCompPayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers
-        size = math.prod(shape)
+    def decode(context: Context, payload: AdaCompPayload) -> jax.Array:
+        size = math.prod(context.shape)
         bins, width, places = bins_of(size)
         packed = _bits.unpack_numbers(payload.symbols, (2 * width).bit_length(), bins * places)
         used, code = packed > 0, jnp.where(packed > 0, packed - 1, 0)
         first = jnp.arange(bins * places, dtype=jnp.uint32) // places * jnp.uint32(width)
         signed = jnp.where((code & jnp.uint32(1)) == 1, -payload.scale, payload.scale)
-        values = jnp.where(used, signed, 0) / count
-        return to_dense(values, first + (code >> 1), shape)
+        values = jnp.where(used, signed, 0) / context.count
+        return to_dense(values, first + (code >> 1), context.shape)
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        target = context.memory.own.kept + x
+        return Diagnostics(target, totals=tell_overflow(after.own.inner.overflow))
 
     return Codec(
-        init=init,
-        measure=lambda coins, memory, x: (),
-        agree=(),
         encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        target=lambda memory, x: memory.own.kept + x,
-        tell=lambda memory: tell_overflow(memory.own.inner.overflow),
+        init=init,
+        diagnose=diagnose,
         scope="leaf",
     )

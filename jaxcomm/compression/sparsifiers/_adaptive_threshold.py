@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression._sizes import require_countable
@@ -58,13 +58,12 @@ def adaptive_threshold(*, ratio: float) -> Codec:
       ValueError: If `ratio` is out of range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sparsifiers import adaptive_threshold
-      >>> codec, coins = adaptive_threshold(ratio=0.5), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1.0, -4.0, 0.5, 2.0, -3.0, 4.0])
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
-      >>> print(codec.decode(coins.public, payload, (), 1, 1, x.shape))
+      >>> codec, x = adaptive_threshold(ratio=0.5), jnp.array([1.0, -4.0, 0.5, 2.0, -3.0, 4.0])
+      >>> payload, _ = codec.encode(Context.of(x), x)
+      >>> print(codec.decode(Context.of(x), payload))
       [ 0. -4.  0.  3.  0.  3.]
 
     References:
@@ -85,10 +84,7 @@ def adaptive_threshold(*, ratio: float) -> Codec:
         # A place left over names the coordinate beyond the last.
         return choose_layout(places(size), size + 1, distinct=False)
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[TwoMeansPayload, Memory]:
-        del coins, agreed, workers
+    def encode(context: Context, x: jax.Array) -> tuple[TwoMeansPayload, Memory]:
         room, signed = places(x.size), jnp.stack([x.ravel(), -x.ravel()])
         of_sign = jnp.sum(signed > 0, axis=-1, dtype=jnp.int32)
         part = jnp.floor(ratio * of_sign.astype(jnp.float32)).astype(jnp.int32)
@@ -103,35 +99,21 @@ def adaptive_threshold(*, ratio: float) -> Codec:
         first = lax.broadcasted_iota(jnp.int32, values.shape, 0) == 0
         order, positive = lax.sort((ordered.ravel(), (chosen & first).ravel()), num_keys=1)
         indices = pack_indices(order[:room].astype(jnp.uint32), layout_of(x.size))
-        return TwoMeansPayload(indices, _bits.pack_bits(positive[:room]), means), memory
+        return TwoMeansPayload(indices, _bits.pack_bits(positive[:room]), means), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: TwoMeansPayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers
-        layout = layout_of(math.prod(shape))
+    def decode(context: Context, payload: TwoMeansPayload) -> jax.Array:
+        layout = layout_of(math.prod(context.shape))
         positive = _bits.unpack_bits(payload.signs, layout.entries)
-        above, below = payload.means[0] / count, payload.means[1] / count
+        above, below = payload.means[0] / context.count, payload.means[1] / context.count
         values = jnp.where(positive, above, -below)
-        return to_dense(values, unpack_indices(payload.indices, layout), shape)
+        return to_dense(values, unpack_indices(payload.indices, layout), context.shape)
 
     def contraction(size: int, workers: int) -> float:
-        del workers
         return min(max(ratio / 2, 1 / size), 1 / max(math.floor(ratio * size), 1))
 
     return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: (),
-        agree=(),
         encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        contraction=contraction,
+        claims=Claims(contraction=contraction),
         scope="leaf",
     )

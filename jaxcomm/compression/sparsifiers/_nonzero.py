@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, settled
+from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits, _support
 from jaxcomm.compression._overflow import (
     Overflow,
@@ -65,15 +65,14 @@ def nonzero(
         unit has one axis.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sparsifiers import nonzero
-      >>> codec, coins = nonzero(density=0.5), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.zeros((6, 2)).at[1].set(1.0).at[4].set(3.0)
-      >>> payload, memory = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> codec, x = nonzero(density=0.5), jnp.zeros((6, 2)).at[1].set(1.0).at[4].set(3.0)
+      >>> payload, memory = codec.encode(Context.of(x, memory=codec.init(x)), x)
       >>> payload.values.shape, int(memory.own.overflow)
       ((6,), 0)
-      >>> bool(jnp.all(codec.decode(coins.public, payload, (), 1, 1, x.shape) == x))
+      >>> bool(jnp.all(codec.decode(Context.of(x), payload) == x))
       True
 
     References:
@@ -90,50 +89,34 @@ def nonzero(
         # Room left over names the part beyond the last.
         return parts, room, choose_layout(room, parts.number + 1, distinct=False)
 
-    def init(x: jax.Array) -> Memory:
-        del x
-        return Memory(no_overflow(), ())
-
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[SparsePayload, Memory]:
-        del coins, agreed, workers
+    def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
         parts, room, layout = cut(x.shape)
         if not room:
-            return SparsePayload(jnp.zeros(0, jnp.uint32), jnp.zeros(0, dtype)), memory
+            return SparsePayload(jnp.zeros(0, jnp.uint32), jnp.zeros(0, dtype)), context.memory
         squares = _support.rows_of(jnp.square(x), parts)
         wanted = _bits.unpack_bits(_support.bitmap(x, parts), parts.number)
         indices, left = select(jnp.sum(squares, axis=1), wanted, room)
         values = _support.take(x, indices.astype(jnp.int32), parts)
         payload = SparsePayload(pack_indices(indices, layout), values.astype(dtype))
-        return payload, memory._replace(own=Overflow(left))
+        return payload, context.memory._replace(own=Overflow(left))
 
-    def decode(
-        public: jax.Array,
-        payload: SparsePayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers
-        parts, room, layout = cut(shape)
+    def decode(context: Context, payload: SparsePayload) -> jax.Array:
+        parts, room, layout = cut(context.shape)
         if not room:
-            return jnp.zeros(shape)
+            return jnp.zeros(context.shape)
         chosen = unpack_indices(payload.indices, layout).astype(jnp.int32)
         into = _support.nothing(parts, jnp.float32)
-        values = payload.values.astype(jnp.float32) / count
-        return _support.whole(_support.put(values, chosen, parts, into), shape)
+        values = payload.values.astype(jnp.float32) / context.count
+        return _support.whole(_support.put(values, chosen, parts, into), context.shape)
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        return Diagnostics(x, totals=tell_overflow(after.own.overflow))
 
     dropping = Codec(
-        init=init,
-        measure=lambda coins, memory, x: (),
-        agree=(),
         encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        tell=lambda memory: tell_overflow(memory.own.overflow),
-        contraction=lambda size, workers: density,
+        init=lambda x: Memory(no_overflow(), ()),
+        diagnose=diagnose,
+        claims=Claims(contraction=lambda size, workers: density),
     )
     return choose_form(overflow, dropping=dropping, strict=sent_as_nan(dropping))

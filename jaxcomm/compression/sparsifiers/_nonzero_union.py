@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _axis
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _support
 from jaxcomm.compression._overflow import Policy, choose_form, decoded_to_nan
 from jaxcomm.compression._support import Granularity, Parts
@@ -77,61 +77,44 @@ def nonzero_union(
         parts = _support.parts_of(shape, granularity)
         return parts, _support.room_for(density, parts) if parts.size else 0
 
-    def measure(coins: Coins, memory: Memory, x: jax.Array) -> UnionStatistics:
-        del coins, memory
+    def measure(context: Context, x: jax.Array) -> UnionStatistics:
         return UnionStatistics(_support.bitmap(x, _support.parts_of(x.shape, granularity)))
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: UnionStatistics, workers: int
-    ) -> tuple[UnionPayload, Memory]:
+    def encode(context: Context, x: jax.Array) -> tuple[UnionPayload, Memory]:
         parts, room = cut(x.shape)
         if not room:
-            return UnionPayload(_axis.varying_like(jnp.zeros((0, 1)), x)), memory
-        chosen = _support.window(agreed.support, coins.public, room, parts)
+            return UnionPayload(_axis.varying_like(jnp.zeros((0, 1)), x)), context.memory
+        chosen = _support.window(context.agreed.support, context.coins.public, room, parts)
         # So that what workers add stays finite; powers of 2 lose nothing.
-        values = _support.take(x, chosen, parts) * 2.0 ** -(workers - 1).bit_length()
-        return UnionPayload(values.reshape(room, parts.width)), memory
+        values = _support.take(x, chosen, parts) * 2.0 ** -(context.workers - 1).bit_length()
+        return UnionPayload(values.reshape(room, parts.width)), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: UnionPayload,
-        agreed: UnionStatistics,
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        parts, room = cut(shape)
+    def decode(context: Context, payload: UnionPayload) -> jax.Array:
+        parts, room = cut(context.shape)
         if not room:
-            return jnp.zeros(shape)
-        chosen = _support.window(agreed.support, public, room, parts)
-        values = payload.values * (2.0 ** (workers - 1).bit_length() / count)
+            return jnp.zeros(context.shape)
+        chosen = _support.window(context.agreed.support, context.coins.public, room, parts)
+        values = payload.values * (2.0 ** (context.workers - 1).bit_length() / context.count)
         into = _support.nothing(parts, jnp.float32)
-        return _support.whole(_support.put(values, chosen, parts, into), shape)
+        return _support.whole(_support.put(values, chosen, parts, into), context.shape)
 
-    def observe(
-        public: jax.Array, agreed: UnionStatistics, x: jax.Array
-    ) -> dict[str, tuple[jax.Array, jax.Array]]:
-        del public
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         parts, room = cut(x.shape)
-        union = _support.coordinates_in(agreed.support, parts)
-        return {
-            "union_density": (union, jnp.float32(x.size)),
-            "overflow": (jnp.maximum(union - room * parts.width, 0), union),
-        }
+        union = _support.coordinates_in(context.agreed.support, parts)
+        beyond = jnp.maximum(union - room * parts.width, 0)
+        density = (union, jnp.float32(x.size))
+        return Diagnostics(x, ratios={"union_density": density, "overflow": (beyond, union)})
 
-    def fits(payload: UnionPayload, agreed: UnionStatistics, shape: tuple[int, ...]) -> jax.Array:
-        del payload
-        return _support.count(agreed.support) <= cut(shape)[1]
+    def fits(context: Context, payload: UnionPayload) -> jax.Array:
+        return _support.count(context.agreed.support) <= cut(context.shape)[1]
 
     dropping = Codec(
-        init=no_memory,
-        measure=measure,
-        agree=UnionStatistics("or"),
         encode=encode,
         decode=decode,
-        settle=settled,
+        measure=measure,
+        agree=UnionStatistics("or"),
         combine="sum",
-        observe=observe,
-        contraction=lambda size, workers: density,
+        diagnose=diagnose,
+        claims=Claims(contraction=lambda size, workers: density),
     )
     return choose_form(overflow, dropping=dropping, strict=decoded_to_nan(dropping, fits))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
@@ -63,15 +63,14 @@ def random_k(*, ratio: float | None = None, k: int | None = None) -> Codec:
       ValueError: If an option is out of range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sparsifiers import random_k
-      >>> codec, coins = random_k(k=2), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.ones(6)
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
+      >>> codec, x = random_k(k=2), jnp.ones(6)
+      >>> payload, _ = codec.encode(Context.of(x), x)
       >>> payload.values.shape
       (2,)
-      >>> print(jnp.sort(codec.decode(coins.public, payload, (), 1, 1, x.shape)))
+      >>> print(jnp.sort(codec.decode(Context.of(x), payload)))
       [0. 0. 0. 0. 3. 3.]
 
     References:
@@ -81,35 +80,20 @@ def random_k(*, ratio: float | None = None, k: int | None = None) -> Codec:
     """
     kept = make_count(ratio, k)
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[RandomKPayload, Memory]:
-        del agreed
-        indices = draw_coordinates(coins.public, x.size, kept(x.size))
+    def encode(context: Context, x: jax.Array) -> tuple[RandomKPayload, Memory]:
+        indices = draw_coordinates(context.coins.public, x.size, kept(x.size))
         values = x.ravel()[indices].astype(jnp.float32)
-        return RandomKPayload(values * headroom(workers)), memory
+        return RandomKPayload(values * headroom(context.workers)), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: RandomKPayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del agreed
-        size = math.prod(shape)
-        scale = size / max(kept(size), 1) / (count * headroom(workers))
-        indices = draw_coordinates(public, size, kept(size))
-        return to_dense(payload.values * scale, indices, shape)
+    def decode(context: Context, payload: RandomKPayload) -> jax.Array:
+        size = math.prod(context.shape)
+        scale = size / max(kept(size), 1) / (context.count * headroom(context.workers))
+        indices = draw_coordinates(context.coins.public, size, kept(size))
+        return to_dense(payload.values * scale, indices, context.shape)
 
     return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: (),
-        agree=(),
         encode=encode,
         decode=decode,
-        settle=settled,
         combine="sum",
-        variance=lambda size, workers: size / kept(size) - 1,
+        claims=Claims(variance=lambda size, workers: size / kept(size) - 1),
     )

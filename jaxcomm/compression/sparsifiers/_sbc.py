@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression.sparsifiers._indices import (
     Layout,
@@ -59,13 +59,12 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
       ValueError: If not just one of `ratio` and `k` is given, or it is out of range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sparsifiers import sbc
-      >>> codec, coins = sbc(k=2), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1.0, -4.0, 0.5, 2.0, -2.0])
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
-      >>> print(codec.decode(coins.public, payload, (), 1, 1, x.shape))
+      >>> codec, x = sbc(k=2), jnp.array([1.0, -4.0, 0.5, 2.0, -2.0])
+      >>> payload, _ = codec.encode(Context.of(x), x)
+      >>> print(codec.decode(Context.of(x), payload))
       [ 0. -3.  0.  0. -3.]
 
     References:
@@ -83,10 +82,7 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
         # A place left over names the coordinate beyond the last.
         return choose_layout(kept(size), size + 1, distinct=False)
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[BinaryPayload, Memory]:
-        del coins, agreed, workers
+    def encode(context: Context, x: jax.Array) -> tuple[BinaryPayload, Memory]:
         # One call for both signs, since each is a sort to compile.
         values, places = lax.top_k(jnp.stack([x.ravel(), -x.ravel()]), kept(x.size))
         present = values > 0
@@ -96,34 +92,20 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
         mean = mean_where(present[negative], values[negative])
         indices = jnp.where(present[negative], places[negative], x.size)
         packed = pack_indices(jnp.sort(indices).astype(jnp.uint32), layout_of(x.size))
-        return BinaryPayload(packed, jnp.where(negative == 1, -mean, mean)), memory
+        return BinaryPayload(packed, jnp.where(negative == 1, -mean, mean)), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: BinaryPayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers
-        layout = layout_of(math.prod(shape))
-        values = jnp.broadcast_to(payload.mean / count, (layout.entries,))
-        return to_dense(values, unpack_indices(payload.indices, layout), shape)
+    def decode(context: Context, payload: BinaryPayload) -> jax.Array:
+        layout = layout_of(math.prod(context.shape))
+        values = jnp.broadcast_to(payload.mean / context.count, (layout.entries,))
+        return to_dense(values, unpack_indices(payload.indices, layout), context.shape)
 
     def contraction(size: int, workers: int) -> float:
-        del workers
         count = kept(size)
         return 1 / (count + max(count, (size - 1) / count)) if size > 1 else 1.0
 
     return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: (),
-        agree=(),
         encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        contraction=contraction,
+        claims=Claims(contraction=contraction),
         scope="leaf",
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression.sparsifiers._indices import (
@@ -57,13 +57,12 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
       ValueError: If not just one of `ratio` and `k` is given, or it is out of range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sparsifiers import stc
-      >>> codec, coins = stc(k=2), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1.0, -4.0, 0.5, 2.0])
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
-      >>> print(codec.decode(coins.public, payload, (), 1, 1, x.shape))
+      >>> codec, x = stc(k=2), jnp.array([1.0, -4.0, 0.5, 2.0])
+      >>> payload, _ = codec.encode(Context.of(x), x)
+      >>> print(codec.decode(Context.of(x), payload))
       [ 0. -3.  0.  3.]
 
     References:
@@ -78,40 +77,24 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
     def layout_of(size: int) -> Layout:
         return choose_layout(kept(size), size)
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[TernaryPayload, Memory]:
-        del coins, agreed, workers
+    def encode(context: Context, x: jax.Array) -> tuple[TernaryPayload, Memory]:
         flat = x.ravel()
         indices = largest(jnp.abs(flat), kept(x.size))
         values = flat[indices]
         mean = mean_where(jnp.ones(values.shape, bool), jnp.abs(values))
         packed = pack_indices(indices, layout_of(x.size))
-        return TernaryPayload(packed, _bits.pack_bits(values >= 0), mean), memory
+        return TernaryPayload(packed, _bits.pack_bits(values >= 0), mean), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: TernaryPayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers
-        layout = layout_of(math.prod(shape))
+    def decode(context: Context, payload: TernaryPayload) -> jax.Array:
+        layout = layout_of(math.prod(context.shape))
         positive = _bits.unpack_bits(payload.signs, layout.entries)
-        mean = payload.mean / count
+        mean = payload.mean / context.count
         values = jnp.where(positive, mean, -mean)
-        return to_dense(values, unpack_indices(payload.indices, layout), shape)
+        return to_dense(values, unpack_indices(payload.indices, layout), context.shape)
 
     return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: (),
-        agree=(),
         encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        contraction=lambda size, workers: min(kept(size) / size, 1 / kept(size)),
+        claims=Claims(contraction=lambda size, workers: min(kept(size) / size, 1 / kept(size))),
         scope="leaf",
     )

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Memory, settled
+from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression._overflow import (
     Overflow,
     Policy,
@@ -66,13 +66,13 @@ def threshold(
       ValueError: If an option is out of range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sparsifiers import threshold
-      >>> codec, coins = threshold(0.7, k=3), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1.0, -4.0, 0.5, 2.0])
-      >>> payload, memory = codec.encode(coins, codec.init(x), x, (), 1)
-      >>> print(codec.decode(coins.public, payload, (), 1, 1, x.shape), memory.own.overflow)
+      >>> codec, x = threshold(0.7, k=3), jnp.array([1.0, -4.0, 0.5, 2.0])
+      >>> context = Context.of(x, memory=codec.init(x))
+      >>> payload, memory = codec.encode(context, x)
+      >>> print(codec.decode(context, payload), memory.own.overflow)
       [ 1. -4.  0.  2.] 0
 
     References:
@@ -93,36 +93,25 @@ def threshold(
         # Room left over names the coordinate beyond the last.
         return choose_layout(kept(size), size + 1, distinct=False)
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[SparsePayload, Memory]:
-        del coins, agreed, workers
+    def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
         flat = x.ravel()
         magnitudes = jnp.abs(flat)
         indices, left = select(magnitudes, magnitudes > threshold, kept(x.size))
         payload = to_payload(flat, indices, layout_of(x.size), dtype)
-        return payload, memory._replace(own=Overflow(left))
+        return payload, context.memory._replace(own=Overflow(left))
 
-    def decode(
-        public: jax.Array,
-        payload: SparsePayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers
-        return from_payload(payload, layout_of(math.prod(shape)), shape) / count
+    def decode(context: Context, payload: SparsePayload) -> jax.Array:
+        layout = layout_of(math.prod(context.shape))
+        return from_payload(payload, layout, context.shape) / context.count
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        return Diagnostics(x, totals=tell_overflow(after.own.overflow))
 
     dropping = Codec(
-        init=lambda x: Memory(no_overflow(), ()),
-        measure=lambda coins, memory, x: (),
-        agree=(),
         encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        tell=lambda memory: tell_overflow(memory.own.overflow),
-        bounded=True,
+        init=lambda x: Memory(no_overflow(), ()),
+        diagnose=diagnose,
+        claims=Claims(bounded=True),
     )
     return choose_form(overflow, dropping=dropping, strict=sent_as_nan(dropping))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout
 from jaxcomm.compression.sparsifiers._sparse import (
@@ -77,13 +77,12 @@ def top_k(
       ValueError: If an option is out of range, or both `block_size` and `sample` are given.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sparsifiers import top_k
-      >>> codec, coins = top_k(k=2), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([1.0, -4.0, 0.5, 2.0])
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
-      >>> print(codec.decode(coins.public, payload, (), 1, 1, x.shape))
+      >>> codec, x = top_k(k=2), jnp.array([1.0, -4.0, 0.5, 2.0])
+      >>> payload, _ = codec.encode(Context.of(x), x)
+      >>> print(codec.decode(Context.of(x), payload))
       [ 0. -4.  0.  2.]
 
     References:
@@ -124,38 +123,22 @@ def top_k(
         first = jnp.arange(blocks, dtype=jnp.uint32)[:, None] * jnp.uint32(width)
         return (largest(filled, kept(width)) + first).ravel()
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[SparsePayload, Memory]:
-        del coins, agreed, workers
+    def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
         flat = x.ravel()
-        return to_payload(flat, chosen(flat), layout_of(x.size), dtype), memory
+        return to_payload(flat, chosen(flat), layout_of(x.size), dtype), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: SparsePayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers
-        return from_payload(payload, layout_of(math.prod(shape)), shape) / count
+    def decode(context: Context, payload: SparsePayload) -> jax.Array:
+        layout = layout_of(math.prod(context.shape))
+        return from_payload(payload, layout, context.shape) / context.count
 
     def contraction(size: int, workers: int) -> float:
-        del workers
         _, width = blocks_of(size)
         least = kept(width) if sample is None else max(kept(width) // 2, 1)
         # A bfloat16 keeps 8 bits of each value.
         return least / width * (1 - 2.0**-16 if dtype == jnp.bfloat16 else 1)
 
     return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: (),
-        agree=(),
         encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        contraction=contraction,
+        claims=Claims(contraction=contraction),
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, Coins, Memory, settled
+from jaxcomm._base import Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._overflow import tell_overflow
 from jaxcomm.compression.feedback._loop import FeedbackMemory
@@ -82,14 +82,14 @@ def variance_based(
       ValueError: If an option is out of range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sparsifiers import variance_based
-      >>> codec, coins = variance_based(k=2), Coins(jax.random.key(0), jax.random.key(1))
+      >>> codec = variance_based(k=2)
       >>> memory = codec.init(jnp.zeros(2))
       >>> for x in (jnp.array([1.0, 1.0]), jnp.array([1.0, -1.0])):
-      ...     payload, memory = codec.encode(coins, memory, x, (), 1)
-      ...     print(codec.decode(coins.public, payload, (), 1, 1, x.shape), memory.own.kept)
+      ...     payload, memory = codec.encode(Context.of(x, memory=memory), x)
+      ...     print(codec.decode(Context.of(x), payload), memory.own.kept)
       [0. 0.] [1. 1.]
       [2. 0.] [0. 0.]
 
@@ -117,12 +117,9 @@ def variance_based(
         none = VarianceMemory(jnp.zeros_like(x), jnp.zeros((), jnp.int32))
         return Memory(FeedbackMemory(jnp.zeros_like(x), none), ())
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[VariancePayload, Memory]:
-        del workers
-        total = memory.own.kept + x
-        deviation = jnp.hypot(memory.own.inner.deviation, x)
+    def encode(context: Context, x: jax.Array) -> tuple[VariancePayload, Memory]:
+        total = context.memory.own.kept + x
+        deviation = jnp.hypot(context.memory.own.inner.deviation, x)
         flat = total.ravel().astype(jnp.float32)
         magnitudes = jnp.abs(flat)
         telling = (jnp.abs(total) > alpha**0.5 * deviation).ravel()
@@ -140,36 +137,27 @@ def variance_based(
             pack_indices(indices, layout_of(x.size)),
             _bits.pack_numbers(jnp.concatenate([head, codes]), WIDTH),
         )
-        decoded = decode(coins.public, payload, agreed, 1, 1, x.shape).astype(x.dtype)
+        decoded = decode(context.received(), payload).astype(x.dtype)
         waiting = jnp.where(decoded != 0, 0, decay**0.5 * deviation)
         own = FeedbackMemory(total - decoded, VarianceMemory(waiting, overflow))
         return payload, Memory(own, ())
 
-    def decode(
-        public: jax.Array,
-        payload: VariancePayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers
-        layout = layout_of(math.prod(shape))
+    def decode(context: Context, payload: VariancePayload) -> jax.Array:
+        layout = layout_of(math.prod(context.shape))
         numbers = _bits.unpack_numbers(payload.codes, WIDTH, layout.entries + 2)
         top, codes = numbers[0] + (numbers[1] << 4), numbers[2:]
-        values = _power_of_two(top - (codes & jnp.uint32(LEAST))) / count
+        values = _power_of_two(top - (codes & jnp.uint32(LEAST))) / context.count
         signed = jnp.where(codes >> 3 == 1, -values, values)
-        return to_dense(signed, unpack_indices(payload.indices, layout), shape)
+        return to_dense(signed, unpack_indices(payload.indices, layout), context.shape)
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        target = context.memory.own.kept + x
+        return Diagnostics(target, totals=tell_overflow(after.own.inner.overflow))
 
     return Codec(
-        init=init,
-        measure=lambda coins, memory, x: (),
-        agree=(),
         encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        target=lambda memory, x: memory.own.kept + x,
-        tell=lambda memory: tell_overflow(memory.own.inner.overflow),
+        init=init,
+        diagnose=diagnose,
         scope="leaf",
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Memory, no_memory, settled
+from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, pack_indices
 from jaxcomm.compression.sparsifiers._sparse import SparsePayload, from_payload, make_count
 
@@ -106,13 +106,12 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
         coordinates.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Coins
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sparsifiers import wangni
-      >>> codec, coins = wangni(k=2), Coins(jax.random.key(0), jax.random.key(1))
-      >>> x = jnp.array([8.0, 1.0, -1.0, 1.0, 1.0])
-      >>> payload, _ = codec.encode(coins, codec.init(x), x, (), 1)
-      >>> q = codec.decode(coins.public, payload, (), 1, 1, x.shape)
+      >>> codec, x = wangni(k=2), jnp.array([8.0, 1.0, -1.0, 1.0, 1.0])
+      >>> payload, _ = codec.encode(Context.of(x), x)
+      >>> q = codec.decode(Context.of(x), payload)
       >>> float(q[0]), float(abs(q[1:]).sum())
       (8.00, 4.00)
 
@@ -132,10 +131,7 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
         # Fewer than k drawn leave room over, which names the coordinate beyond the last.
         return choose_layout(kept(size), size + 1, distinct=False)
 
-    def encode(
-        coins: Coins, memory: Memory, x: jax.Array, agreed: tuple[()], workers: int
-    ) -> tuple[SparsePayload, Memory]:
-        del agreed, workers
+    def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
         if x.size > MOST_COORDINATES:
             raise ValueError(
                 f"`wangni` adds up to 2**28 probabilities exactly, got {x.size} coordinates: use "
@@ -144,26 +140,18 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
         flat, count = x.ravel().astype(jnp.float32), kept(x.size)
         if not x.size:
             none = jnp.zeros(0, jnp.uint32)
-            return SparsePayload(pack_indices(none, layout_of(0)), jnp.zeros(0)), memory
+            return SparsePayload(pack_indices(none, layout_of(0)), jnp.zeros(0)), context.memory
         codes = _fixed_point(flat, count)
-        indices = _draw(codes, count, coins.private)
+        indices = _draw(codes, count, context.coins.private)
         inverse = 2.0 ** _digits(count) / jnp.maximum(codes, 1).astype(jnp.float32)
         values = (flat * inverse).at[indices].get(mode="fill", fill_value=0)
-        return SparsePayload(pack_indices(indices, layout_of(x.size)), values), memory
+        return SparsePayload(pack_indices(indices, layout_of(x.size)), values), context.memory
 
-    def decode(
-        public: jax.Array,
-        payload: SparsePayload,
-        agreed: tuple[()],
-        workers: int,
-        count: int,
-        shape: tuple[int, ...],
-    ) -> jax.Array:
-        del public, agreed, workers
-        return from_payload(payload, layout_of(math.prod(shape)), shape) / count
+    def decode(context: Context, payload: SparsePayload) -> jax.Array:
+        layout = layout_of(math.prod(context.shape))
+        return from_payload(payload, layout, context.shape) / context.count
 
     def variance(size: int, workers: int) -> float:
-        del workers
         count = kept(size)
         if count == size:
             return 0.0
@@ -172,12 +160,7 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
         return size / count * (total + size) / (total * (1 - SLACK) - size) - 1
 
     return Codec(
-        init=no_memory,
-        measure=lambda coins, memory, x: (),
-        agree=(),
         encode=encode,
         decode=decode,
-        settle=settled,
-        combine=None,
-        variance=variance,
+        claims=Claims(variance=variance),
     )

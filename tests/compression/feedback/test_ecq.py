@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxcomm import Codec, Coins, Memory
+from jaxcomm import Claims, Codec, Coins, Memory
 from jaxcomm.compression.feedback import FeedbackMemory, ecq, error_feedback
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
+from tests.codecs import context_of
 from tests.compression.feedback.test_error_feedback import run
 
 
@@ -35,15 +36,15 @@ def test_what_is_sent_is_unbiased_for_the_compensated_update() -> None:
     memory = Memory(FeedbackMemory(error, ()), ())
 
     def once(key: jax.Array) -> jax.Array:
-        coins = Coins(key, key)
-        own = codec.measure(coins, memory, x)
-        payload, _ = codec.encode(coins, memory, x, own, 1)
-        return codec.decode(key, payload, own, 1, 1, x.shape)
+        context = context_of(codec, x, Coins(key, key), memory)
+        payload, _ = codec.encode(context, x)
+        return codec.decode(context.received(), payload)
 
     keys = jax.random.split(jax.random.key(0), 4000)
     sample = np.asarray(jax.jit(jax.vmap(once))(keys), np.float64)
     aim = np.asarray(x) + 0.2 * np.asarray(error)
-    np.testing.assert_allclose(codec.target(memory, x), aim, rtol=1e-6)
+    target = codec.diagnose(context_of(codec, x, memory=memory), x, memory).target
+    np.testing.assert_allclose(target, aim, rtol=1e-6)
     allowed = scipy.stats.norm.isf(1e-6 / 24) * sample.std(axis=0) / 4000**0.5 + 1e-6
     assert np.all(np.abs(sample.mean(axis=0) - aim) <= allowed)
 
@@ -72,7 +73,7 @@ def test_unstable_options_are_refused_with_the_numbers() -> None:
         run(ecq(coarse), given)
     _, stable = run(ecq(coarse, alpha=0.1), given)  # 0.2 + 0.64 = 0.84
     assert np.sum(stable[100:] ** 2, axis=1).max() < 100 * np.sum(np.asarray(given[0]) ** 2) * 20
-    unchecked = coarse._replace(variance=lambda size, workers: 0.0)
+    unchecked = coarse._replace(claims=Claims(variance=lambda size, workers: 0.0))
     assert not np.sum(run(ecq(unchecked, alpha=0.9, beta=1), given)[1][-1] ** 2) < 1e15
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import Codec
+from jaxcomm import Codec, Context
 from jaxcomm.compression import scaled
 from jaxcomm.compression.feedback import diana, ef21, error_feedback, local_clip
 from jaxcomm.compression.quantizers import dither, exponential_dither, nonzeros, scaled_signs
@@ -121,10 +121,19 @@ def test_an_owner_of_a_row_cannot_share() -> None:
 def test_a_wrapper_that_loses_shared_memory_is_visible() -> None:
     codec = ef21(top_k(k=2))
 
-    def encode(coins: Any, memory: Any, x: Any, agreed: Any, workers: int) -> Any:
-        payload, after = codec.encode(coins, memory, x, agreed, workers)
-        return payload, after._replace(shared=memory.shared)
+    def settle(context: Context, payload: Any, mean: jax.Array) -> Any:
+        update, after = codec.settle(context, payload, mean)
+        return update, after._replace(shared=context.memory.shared)
 
-    distance = descend(codec._replace(encode=encode), 3)
-    assert np.isfinite(distance[0]) and np.isnan(distance[2])
+    assert descend(codec._replace(settle=settle), 600)[500:].min() > 0.1
     np.testing.assert_allclose(descend(local_clip(codec, 1e9), 9), descend(codec, 9), rtol=1e-5)
+
+
+def test_what_all_share_is_left_to_settling() -> None:
+    codec = ef21(top_k(k=2))
+
+    def encode(context: Context, x: jax.Array) -> Any:
+        payload, after = codec.encode(context, x)
+        return payload, after._replace(shared=context.memory.shared)
+
+    np.testing.assert_array_equal(descend(codec._replace(encode=encode), 9), descend(codec, 9))

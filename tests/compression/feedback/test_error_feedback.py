@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Coins
+from jaxcomm import Claims, Codec, Coins, Context
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import cast, dither, nonzeros
 from jaxcomm.compression.sparsifiers import top_k
+from tests.codecs import context_of
 
 
 def run(codec: Codec, given: jax.Array, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -17,10 +18,9 @@ def run(codec: Codec, given: jax.Array, seed: int = 0) -> tuple[np.ndarray, np.n
 
     def step(memory: object, inputs: tuple[jax.Array, jax.Array]) -> tuple[object, object]:
         key, x = inputs
-        coins = Coins(*jax.random.split(key))
-        own = codec.measure(coins, memory, x)
-        payload, memory = codec.encode(coins, memory, x, own, 1)
-        sent = codec.decode(coins.public, payload, own, 1, 1, x.shape)
+        context = context_of(codec, x, Coins(*jax.random.split(key)), memory)
+        payload, memory = codec.encode(context, x)
+        sent = codec.decode(context.received(), payload)
         return memory, (sent, memory.own.kept)
 
     keys = jax.random.split(jax.random.key(seed), len(given))
@@ -46,12 +46,12 @@ def test_identities_in_float64(compressor: Codec) -> None:
         codec = error_feedback(compressor, dtype=jnp.float64)
         given = np.random.default_rng(1).normal(size=(30, 16))
         memory, total = codec.init(jnp.asarray(given[0])), np.zeros(16)
-        step = jax.jit(codec.encode, static_argnums=4)
+        step = jax.jit(codec.encode)
         for t, x in enumerate(given):
-            coins, before = Coins(*jax.random.split(jax.random.key(t))), np.asarray(memory.own.kept)
-            own = codec.measure(coins, memory, jnp.asarray(x))
-            payload, memory = step(coins, memory, jnp.asarray(x), own, 1)
-            sent = np.asarray(codec.decode(coins.public, payload, own, 1, 1, x.shape))
+            before = np.asarray(memory.own.kept)
+            context = context_of(codec, jnp.asarray(x), t, memory)
+            payload, memory = step(context, jnp.asarray(x))
+            sent = np.asarray(codec.decode(context.received(), payload))
             kept = np.asarray(memory.own.kept)
             assert sent.dtype == np.float32 and kept.dtype == np.float64
             np.testing.assert_allclose(sent + kept, x + before, rtol=1e-15, atol=1e-15)
@@ -104,9 +104,8 @@ def test_what_is_refused() -> None:
         run(error_feedback(error_feedback(top_k(k=1))), x[None])
     # Feedback counts all workers who share a norm: 8 bits hold fewer levels for 64 of them.
     codec = error_feedback(dither(bits=10))
-    coins = Coins(jax.random.key(0), jax.random.key(1))
     with pytest.raises(ValueError, match="coordinates of 64 workers"):
-        codec.encode(coins, codec.init(x), x, codec.measure(coins, codec.init(x), x), 64)
+        codec.encode(context_of(codec, x, workers=64), x)
 
 
 @pytest.mark.parametrize("codec", [scaled(coarse()), blockwise(dither(levels=3, norm="l2"), 8)])
@@ -114,7 +113,8 @@ def test_what_is_made_a_contraction_stays_bounded(codec: Codec) -> None:
     given = np.random.default_rng(3).normal(size=(300, 400))
     _, kept = run(error_feedback(codec), jnp.asarray(given, jnp.float32))
     # Of a contraction delta, E|e|^2 <= 4 (1 - delta) / delta^2 max |x|^2.
-    delta = codec.contraction(400, 1) if codec.contraction else 1 - codec.variance(400, 1)
+    variance, contraction, _ = codec.claims
+    delta = contraction(400, 1) if contraction else 1 - variance(400, 1)
     bound = 4 * (1 - delta) / delta**2 * np.max(np.sum(given**2, axis=1))
     assert np.all(np.sum(kept**2, axis=1) <= bound)
     late, early = (np.sum(kept[part] ** 2, axis=1).mean() for part in (slice(200, 300), slice(200)))
@@ -123,7 +123,7 @@ def test_what_is_made_a_contraction_stays_bounded(codec: Codec) -> None:
 
 def test_unscaled_it_would_blow_up() -> None:
     given = jnp.asarray(np.random.default_rng(3).normal(size=(300, 400)), jnp.float32)
-    unchecked = coarse()._replace(contraction=lambda size, workers: 1.0)
+    unchecked = coarse()._replace(claims=Claims(contraction=lambda size, workers: 1.0))
     _, kept = run(error_feedback(unchecked), given)
     assert not np.sum(kept[-1] ** 2) < 1e20
 
@@ -135,17 +135,17 @@ def test_the_virtual_iterate_is_exact_sgd() -> None:
     with jax.enable_x64(True):
         codec = error_feedback(top_k(k=2), dtype=jnp.float64)
         memories = [codec.init(jnp.zeros(d)) for _ in range(workers)]
-        coins = Coins(jax.random.key(0), jax.random.key(1))
-        encode = jax.jit(codec.encode, static_argnums=4)
-        decode = jax.jit(lambda payload: codec.decode(coins.public, payload, (), 1, 1, (d,)))
+        context = Context.of(jnp.zeros(d))
+        encode, decode = jax.jit(codec.encode), jax.jit(codec.decode)
         x = rng.normal(size=d)
         virtual = x.copy()
         for _ in range(200):
             gradients = scales * (scales * x[None] - targets)
             sent = np.zeros(d)
             for i in range(workers):
-                payload, memories[i] = encode(coins, memories[i], jnp.asarray(gradients[i]), (), 1)
-                sent += np.asarray(decode(payload), np.float64)
+                own = context.replace(memory=memories[i])
+                payload, memories[i] = encode(own, jnp.asarray(gradients[i]))
+                sent += np.asarray(decode(context, payload), np.float64)
             x = x - eta * sent / workers
             virtual = virtual - eta * gradients.mean(axis=0)
             kept = np.mean([np.asarray(memory.own.kept) for memory in memories], axis=0)

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import Codec, Coins
+from jaxcomm import Claims, Codec
 from jaxcomm.compression.feedback import error_feedback, local_clip
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import top_k
+from tests.codecs import context_of
 from tests.workers import aggregator, initial
 
 EVERYTHING = cast("float32")
 
 
 def through(codec: Codec, x: np.ndarray | jax.Array) -> jax.Array:
-    coins, given = Coins(jax.random.key(0), jax.random.key(1)), jnp.asarray(x, jnp.float32)
-    memory = codec.init(given)
-    own = codec.measure(coins, memory, given)
-    payload, _ = codec.encode(coins, memory, given, own, 1)
-    return codec.decode(coins.public, payload, own, 1, 1, given.shape)
+    given = jnp.asarray(x, jnp.float32)
+    context = context_of(codec, given)
+    payload, _ = codec.encode(context, given)
+    return codec.decode(context.received(), payload)
 
 
 @pytest.mark.parametrize("shape", [(300,), (5, 7), (1,), ()], ids=str)
@@ -53,9 +53,10 @@ def test_clipped_before_it_is_measured() -> None:
     # What is kept back is of the clipped update too.
     codec = local_clip(error_feedback(top_k(k=1)), 1.0)
     given = jnp.asarray(x, jnp.float32)
-    coins, memory = Coins(jax.random.key(0), jax.random.key(1)), codec.init(given)
-    np.testing.assert_allclose(codec.target(memory, given), [0.6, -0.8], rtol=1e-6)
-    _, memory = codec.encode(coins, memory, given, (), 1)
+    context = context_of(codec, given)
+    _, memory = codec.encode(context, given)
+    target = codec.diagnose(context, given, memory).target
+    np.testing.assert_allclose(target, [0.6, -0.8], rtol=1e-6)
     np.testing.assert_allclose(memory.own.kept, [0.6, 0], rtol=1e-6)
 
 
@@ -70,7 +71,7 @@ def test_each_worker_and_each_leaf_by_itself() -> None:
 def test_no_bound_is_claimed() -> None:
     # A large update is cut by a factor without limit: no contraction of what was given.
     codec = local_clip(EVERYTHING, 1.0)
-    assert codec.contraction is None and codec.variance is None and not codec.bounded
+    assert codec.claims == Claims()
     with pytest.raises(ValueError, match=r"`error_feedback` needs .* no bound is known"):
         through(error_feedback(codec), np.ones(4))
 

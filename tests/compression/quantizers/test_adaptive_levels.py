@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Coins
+from jaxcomm import Coins, Context
 from jaxcomm.compression.quantizers import Levels, adaptive_levels
 from jaxcomm.compression.quantizers._adaptive_levels import fit_levels
+from tests.codecs import context_of
 from tests.slow import slow
-
-COINS = Coins(jax.random.key(0), jax.random.key(1))
 
 
 def exact_variance(levels: np.ndarray, x: np.ndarray) -> float:
@@ -23,7 +22,7 @@ def exact_variance(levels: np.ndarray, x: np.ndarray) -> float:
 
 def own_levels(x: np.ndarray, levels: int) -> np.ndarray:
     codec, x = adaptive_levels(levels=levels), jnp.asarray(x, jnp.float32)
-    measured = jax.jit(lambda x: codec.measure(COINS, codec.init(x), x))(x)
+    measured = jax.jit(lambda x: context_of(codec, x).agreed)(x)
     return np.asarray(measured.levels, np.float64)
 
 
@@ -31,10 +30,9 @@ def draws(levels: int, x: np.ndarray, count: int) -> np.ndarray:
     codec, x = adaptive_levels(levels=levels), jnp.asarray(x, jnp.float32)
 
     def once(key: jax.Array) -> jax.Array:
-        coins = Coins(key, key)
-        own = codec.measure(coins, codec.init(x), x)
-        payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
-        return codec.decode(key, payload, own, 1, 1, x.shape)
+        context = context_of(codec, x, Coins(key, key))
+        payload, _ = codec.encode(context, x)
+        return codec.decode(context.received(), payload)
 
     keys = jax.random.split(jax.random.key(0), count)
     return np.asarray(jax.jit(jax.vmap(once))(keys), np.float64)
@@ -89,7 +87,7 @@ def test_the_error_is_exactly_that_of_the_levels(levels: int) -> None:
     errors = np.sum((sample - x) ** 2, axis=1)
     exact = exact_variance(own_levels(x, levels), x)
     assert abs(errors.mean() - exact) <= 6 * errors.std() / 4000**0.5 + 1e-5
-    assert exact <= adaptive_levels(levels=levels).variance(60, 1) * np.sum(x**2)
+    assert exact <= adaptive_levels(levels=levels).claims.variance(60, 1) * np.sum(x**2)
 
 
 def test_no_bias_with_levels_of_others() -> None:
@@ -97,8 +95,9 @@ def test_no_bias_with_levels_of_others() -> None:
     levels = Levels(jnp.asarray([0.5, 0.5, 2.0]))  # Two of them in one place, as agreed ones may.
 
     def once(key: jax.Array) -> jax.Array:
-        payload, _ = codec.encode(Coins(key, key), codec.init(x), x, levels, 1)
-        return codec.decode(key, payload, levels, 1, 1, x.shape)
+        context = Context(Coins(key, key), agreed=levels, shape=x.shape)
+        payload, _ = codec.encode(context, x)
+        return codec.decode(context.received(), payload)
 
     sample = np.asarray(jax.jit(jax.vmap(once))(jax.random.split(jax.random.key(1), 8000)))
     assert set(np.unique(np.abs(sample))) == {0.0, 0.5, 2.0}
@@ -126,12 +125,8 @@ def test_codes_take_as_few_bits_as_hold_them() -> None:
     x = jnp.ones(320)
     for levels, bits in ((1, 2), (3, 3), (4, 4), (7, 4), (127, 8)):
         codec = adaptive_levels(levels=levels)
-        payload, _ = jax.eval_shape(
-            lambda x, codec=codec, levels=levels: codec.encode(
-                COINS, codec.init(x), x, Levels(jnp.ones(levels)), 1
-            ),
-            x,
-        )
+        context = Context.of(x).replace(agreed=Levels(jnp.ones(levels)))
+        payload, _ = jax.eval_shape(codec.encode, context, x)
         assert payload.codes.shape == (10 * bits,)
 
 

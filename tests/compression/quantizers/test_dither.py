@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 
 import jaxcomm
-from jaxcomm import Coins, Memory
+from jaxcomm import Coins, Context
 from jaxcomm.compression.quantizers import dither, round_to_levels, variance_constant
 from jaxcomm.compression.quantizers._norms import NORMS
 from tests.slow import slow
@@ -58,11 +58,11 @@ def test_non_zeros_fall_by_the_root_of_the_workers(workers: int) -> None:
 
     def non_zeros(key: jax.Array, common: bool) -> jax.Array:
         def one(x: jax.Array, key: jax.Array) -> jax.Array:
-            coins = Coins(key, key)
-            measured = codec.measure(coins, Memory((), ()), x)
+            context = Context(Coins(key, key), workers=workers, shape=x.shape)
+            measured = codec.measure(context, x)
             if common:
                 measured = jax.tree.map(lambda s: jax.lax.psum(s, "data"), measured)
-            payload, _ = codec.encode(coins, Memory((), ()), x, measured, workers)
+            payload, _ = codec.encode(context.replace(agreed=measured), x)
             return jnp.sum(payload.codes != 0)
 
         counts = jax.vmap(one, axis_name="data")(jnp.asarray(given), jax.random.split(key, workers))

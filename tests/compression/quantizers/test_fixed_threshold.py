@@ -5,28 +5,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Coins
+from jaxcomm import Claims, Context, Memory
 from jaxcomm.compression import scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import fixed_threshold
-
-COINS = Coins(jax.random.key(0), jax.random.key(1))
 
 
 def test_three_values() -> None:
     codec = fixed_threshold(0.5)
     x = jnp.array([[0.5, 0.49, -0.5], [-7.0, 0.0, -0.2]])
-    payload, _ = codec.encode(COINS, codec.init(x), x, (), 1)
+    payload, _ = codec.encode(Context.of(x), x)
     assert payload.codes.shape == (1,)  # Six coordinates, of sixteen that a word holds.
-    result = codec.decode(COINS.public, payload, (), 1, 1, x.shape)
+    result = codec.decode(Context.of(x).received(), payload)
     np.testing.assert_array_equal(result, [[0.5, 0, -0.5], [-0.5, 0, 0]])
 
 
 def _residuals(x: jax.Array, steps: int) -> np.ndarray:
     codec = error_feedback(fixed_threshold(0.5))
 
-    def step(memory: object, x: jax.Array) -> tuple[object, jax.Array]:
-        _, memory = codec.encode(COINS, memory, x, (), 1)
+    def step(memory: Memory, x: jax.Array) -> tuple[Memory, jax.Array]:
+        _, memory = codec.encode(Context.of(x, memory=memory), x)
         return memory, memory.own.kept
 
     return np.asarray(jax.lax.scan(step, codec.init(x[0]), x, length=steps)[1])
@@ -46,7 +44,7 @@ def test_what_is_left_of_larger_updates_grows() -> None:
 
 def test_it_claims_no_relative_bound() -> None:
     codec = fixed_threshold(1)
-    assert codec.bounded and codec.contraction is None and codec.variance is None
+    assert codec.claims == Claims(variance=None, contraction=None, bounded=True)
     with pytest.raises(ValueError, match="variance"):
         scaled(codec)
 

@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Coins
+from jaxcomm import Coins, Context
 from jaxcomm.compression.quantizers import MinMax, min_max_dither
+from tests.codecs import context_of
 
 
 def draws(levels: int, x: np.ndarray, count: int) -> np.ndarray:
     codec, x = min_max_dither(levels=levels), jnp.asarray(x, jnp.float32)
 
     def once(key: jax.Array) -> jax.Array:
-        coins = Coins(key, key)
-        own = codec.measure(coins, codec.init(x), x)
-        payload, _ = codec.encode(coins, codec.init(x), x, own, 1)
-        return codec.decode(key, payload, own, 1, 1, x.shape)
+        context = context_of(codec, x, Coins(key, key))
+        payload, _ = codec.encode(context, x)
+        return codec.decode(context.received(), payload)
 
     keys = jax.random.split(jax.random.key(0), count)
     return np.asarray(jax.jit(jax.vmap(once))(keys), np.float64)
@@ -33,7 +33,7 @@ def test_values_are_levels_and_the_error_is_exact(levels: int) -> None:
     exact = step**2 * np.sum(part * (1 - part))
     errors = np.sum((sample - x) ** 2, axis=1)
     assert abs(errors.mean() - exact) < 6 * errors.std() / 4000**0.5 + 1e-6
-    assert exact <= min_max_dither(levels=levels).variance(40, 1) * np.sum(x**2)
+    assert exact <= min_max_dither(levels=levels).claims.variance(40, 1) * np.sum(x**2)
 
 
 def test_the_bound_is_nearly_attained() -> None:
@@ -41,19 +41,20 @@ def test_the_bound_is_nearly_attained() -> None:
     x = np.concatenate([[1.0, -1.0], np.zeros(98)])
     errors = np.sum((draws(2, x, 1000) - x) ** 2, axis=1)
     np.testing.assert_allclose(errors, 98.0)
-    assert min_max_dither(levels=2).variance(100, 1) * 2 == 100.0
+    assert min_max_dither(levels=2).claims.variance(100, 1) * 2 == 100.0
 
 
 def test_two_levels_are_one_bit_and_workers_add_up() -> None:
-    x, key = jnp.linspace(-1, 1, 64), jax.random.key(0)
+    x = jnp.linspace(-1, 1, 64)
     agreed = MinMax(jnp.float32(1), jnp.float32(1))
     for workers, words in ((1, 2), (3, 4), (255, 16), (256, 22), (10**5, 64)):
         codec = min_max_dither(levels=2)
-        payload, _ = codec.encode(Coins(key, key), codec.init(x), x, agreed, workers)
+        context = Context.of(x).replace(agreed=agreed, workers=workers)
+        payload, _ = codec.encode(context, x)
         assert payload.codes.shape == (words,)
         total = payload._replace(codes=payload.codes * jnp.uint32(workers))
-        mean = codec.decode(key, total, agreed, workers, workers, x.shape)
-        own = codec.decode(key, payload, agreed, workers, 1, x.shape)
+        mean = codec.decode(context.received(workers), total)
+        own = codec.decode(context.received(), payload)
         np.testing.assert_array_equal(mean, own)
 
 
@@ -72,6 +73,6 @@ def test_options() -> None:
     for levels in (1, 2**24, 2.0, True):
         with pytest.raises(ValueError, match="`levels`"):
             min_max_dither(levels=levels)
-    codec, x, key = min_max_dither(levels=2**20), jnp.ones(3), jax.random.key(0)
+    codec, x = min_max_dither(levels=2**20), jnp.ones(3)
     with pytest.raises(ValueError, match="No field of 32 bits"):
-        codec.encode(Coins(key, key), codec.init(x), x, MinMax(x[0], x[0]), 2**13)
+        codec.encode(context_of(codec, x, workers=2**13), x)

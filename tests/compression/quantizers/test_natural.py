@@ -7,11 +7,9 @@ import pytest
 import scipy.stats
 
 import jaxcomm
-from jaxcomm import Coins
+from jaxcomm import Context
 from jaxcomm.compression.quantizers import NaturalPayload, natural
 from tests.workers import aggregator, initial
-
-COINS = Coins(jax.random.key(0), jax.random.key(1))
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
@@ -19,8 +17,8 @@ def rounded(x: np.ndarray) -> np.ndarray:
 
     @jax.jit
     def both_ways(x: jax.Array) -> tuple[NaturalPayload, jax.Array]:
-        payload, _ = codec.encode(COINS, codec.init(x), x, (), 1)
-        return payload, codec.decode(COINS.public, payload, (), 1, 1, x.shape)
+        payload, _ = codec.encode(Context.of(x), x)
+        return payload, codec.decode(Context.of(x).received(), payload)
 
     payload, decoded = both_ways(jnp.asarray(x, jnp.float32))
     assert payload.exponents.dtype == jnp.uint8 and payload.exponents.shape == (x.size,)

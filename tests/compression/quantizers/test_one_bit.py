@@ -6,19 +6,17 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import Coins
 from jaxcomm.compression.quantizers import one_bit
+from tests.codecs import context_of
 from tests.slow import slow
 from tests.workers import aggregate
-
-COINS = Coins(jax.random.key(0), jax.random.key(1))
 
 
 def sent(x: np.ndarray) -> np.ndarray:
     codec, x = one_bit(), jnp.asarray(x, jnp.float32)
-    own = codec.measure(COINS, codec.init(x), x)
-    payload, _ = codec.encode(COINS, codec.init(x), x, own, 1)
-    return np.asarray(codec.decode(COINS.public, payload, own, 1, 1, x.shape), np.float64)
+    context = context_of(codec, x)
+    payload, _ = codec.encode(context, x)
+    return np.asarray(codec.decode(context.received(), payload), np.float64)
 
 
 @pytest.mark.parametrize("shape", [slow((50,)), (12, 5), slow((3, 4, 6))])

@@ -5,18 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Coins
+from jaxcomm import Codec, Context
 from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import scaled_signs, signs
-
-COINS = Coins(jax.random.key(0), jax.random.key(1))
+from tests.codecs import context_of
 
 
 def round_trip(codec: Codec, x: jax.Array) -> np.ndarray:
-    own = codec.measure(COINS, codec.init(x), x)
-    payload, _ = codec.encode(COINS, codec.init(x), x, own, 1)
+    context = context_of(codec, x)
+    payload, _ = codec.encode(context, x)
     assert payload.bits.dtype == jnp.uint32 and payload.bits.shape == (-(-x.size // 32),)
-    decoded = codec.decode(COINS.public, payload, own, 1, 1, x.shape)
+    decoded = codec.decode(context.received(), payload)
     assert decoded.dtype == jnp.float32 and decoded.shape == x.shape
     return np.asarray(decoded, np.float64)
 
@@ -45,7 +44,7 @@ def test_plain_signs_are_refused_under_feedback() -> None:
     x = jnp.ones(3)
     for codec in (error_feedback(signs()), error_feedback(momentum(scaled_signs()))):
         with pytest.raises(ValueError, match="no bound is known"):
-            codec.encode(COINS, codec.init(x), x, (), 1)
+            codec.encode(Context.of(x, memory=codec.init(x)), x)
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, True, "0.9", jnp.float32(0.5)])
@@ -61,8 +60,8 @@ def test_momentum_outside_of_feedback_loses_nothing() -> None:
     for x in given:
         average = 0.5 * average + 0.5 * x
         total = total + average
-        own = codec.measure(COINS, memory, jnp.asarray(x))
-        payload, memory = codec.encode(COINS, memory, jnp.asarray(x), own, 1)
-        sent = sent + np.asarray(codec.decode(COINS.public, payload, own, 1, 1, x.shape))
+        context = context_of(codec, jnp.asarray(x), memory=memory)
+        payload, memory = codec.encode(context, jnp.asarray(x))
+        sent = sent + np.asarray(codec.decode(context.received(), payload))
         np.testing.assert_allclose(memory.own.kept, average, atol=1e-6)
         np.testing.assert_allclose(sent + memory.own.inner.kept, total, atol=1e-5)

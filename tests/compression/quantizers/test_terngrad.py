@@ -1,18 +1,15 @@
 """Ternary codes: the bound where it is attained, for one worker and several, and clipping."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import Coins
+from jaxcomm import Claims
 from jaxcomm.compression.quantizers import ternary
-from tests.codecs import jitted
+from tests.codecs import context_of, jitted
 from tests.compression.test_bounds import relative_errors
 from tests.workers import draws
-
-COINS = Coins(jax.random.key(0), jax.random.key(1))
 
 
 def worst(workers: int, size: int) -> np.ndarray:
@@ -25,7 +22,7 @@ def worst(workers: int, size: int) -> np.ndarray:
 @pytest.mark.parametrize(("workers", "size"), [(1, 100), (4, 25)])
 def test_the_bound_is_attained(workers: int, size: int) -> None:
     # (sqrt(100) - 1) / 2: with a shared scale, of the coordinates of all workers.
-    assert ternary().variance(size, workers) == pytest.approx(4.5)
+    assert ternary().claims.variance(size, workers) == pytest.approx(4.5)
     errors = relative_errors(ternary(), worst(workers, size)[None], draws=4000)
     np.testing.assert_allclose(errors.mean(), 4.5, rtol=0.03)
 
@@ -45,25 +42,23 @@ def test_clipping_against_numpy(factor: float) -> None:
     limit = 2.5 * np.sqrt(np.mean((x / factor) ** 2)) * factor
     assert np.sum(np.abs(x) > limit) > 3
     codec, given = jitted(ternary(clip=2.5)), jnp.asarray(x, jnp.float32)
-    own = codec.measure(COINS, codec.init(given), given)
-    np.testing.assert_allclose(own.max_abs, limit, rtol=1e-5)
-    payload, _ = codec.encode(COINS, codec.init(given), given, own, 1)
-    decoded = np.asarray(codec.decode(COINS.public, payload, own, 1, 1, x.shape), np.float64)
+    context = context_of(codec, given)
+    np.testing.assert_allclose(context.agreed.max_abs, limit, rtol=1e-5)
+    payload, _ = codec.encode(context, given)
+    decoded = np.asarray(codec.decode(context.received(), payload), np.float64)
     assert payload.codes.shape == (-(-500 // 16),) and payload.codes.dtype == jnp.uint32
     beyond = np.abs(x) > limit
     np.testing.assert_allclose(decoded[beyond], limit * np.sign(x[beyond]), rtol=1e-5)
     assert np.all((decoded == 0) | (np.sign(decoded) == np.sign(x)))
-    assert codec.variance is None and codec.contraction is None
+    assert codec.claims == Claims()
 
 
 @pytest.mark.parametrize("x", [np.full(30, -0.3), np.array(7.0), np.zeros(4), np.zeros(0)])
 def test_equal_coordinates_are_not_clipped(x: np.ndarray) -> None:
     codec, given = jitted(ternary(clip=2.5)), jnp.asarray(x, jnp.float32)
-    own = codec.measure(COINS, codec.init(given), given)
-    payload, _ = codec.encode(COINS, codec.init(given), given, own, 1)
-    np.testing.assert_allclose(
-        codec.decode(COINS.public, payload, own, 1, 1, x.shape), x, rtol=1e-6
-    )
+    context = context_of(codec, given)
+    payload, _ = codec.encode(context, given)
+    np.testing.assert_allclose(codec.decode(context.received(), payload), x, rtol=1e-6)
 
 
 @pytest.mark.parametrize("clip", [0, -1.0, True, float("nan"), "2.5", jnp.float32(2.5)])

@@ -11,6 +11,7 @@ import pytest
 import jaxcomm
 from jaxcomm import Coins
 from jaxcomm.compression.sketches import count_sketch
+from tests.codecs import context_of
 
 MAKERS: dict[str, Callable[..., Any]] = {
     "count_sketch": lambda ratio, **o: jaxcomm.summed_mean("data", count_sketch(ratio=ratio, **o)),
@@ -22,7 +23,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
 def table_size(size: int, **options: Any) -> int:
     codec = count_sketch(**options)
     payload = jax.eval_shape(
-        lambda key, x: codec.encode(Coins(key, key), codec.init(x), x, (), 1)[0],
+        lambda key, x: codec.encode(context_of(codec, x, Coins(key, key)), x)[0],
         jax.random.key(0),
         jax.ShapeDtypeStruct((size,), jnp.float32),
     )

@@ -14,7 +14,7 @@ from jaxcomm.compression import scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sketches import s2_codes, s2_sketch
 from pallas_kernels import count_sketch
-from tests.codecs import coins_of, jitted, run, send
+from tests.codecs import coins_of, context_of, jitted, run, send
 from tests.slow import slow
 from tests.workers import aggregator, initial
 
@@ -32,10 +32,10 @@ def errors(codec: Codec, x: np.ndarray) -> np.ndarray:
     """Of every draw, [draws, size], over the norm of x."""
 
     def once(key: jax.Array) -> jax.Array:
-        coins, given = Coins(key, key), jnp.asarray(x)
-        own = codec.measure(coins, codec.init(given), given)
-        payload, _ = codec.encode(coins, codec.init(given), given, own, 1)
-        return codec.decode(coins.public, payload, own, 1, 1, x.shape)
+        given = jnp.asarray(x)
+        context = context_of(codec, given, Coins(key, key))
+        payload, _ = codec.encode(context, given)
+        return codec.decode(context.received(), payload)
 
     keys = jax.random.split(jax.random.key(1), DRAWS)
     decoded = jax.jit(lambda keys: jax.lax.map(once, keys, batch_size=50))(keys)
@@ -65,17 +65,17 @@ def test_the_error_is_that_of_theory(rows: int, ratio: float, decode: Any, omega
     deviation = error.std(axis=0, ddof=1) / math.sqrt(DRAWS)
     assert (np.abs(error.mean(axis=0)) <= 5 * deviation + 1e-9).all()
     if decode == "mean":
-        assert codec.variance(SIZE, 1) == pytest.approx(omega, rel=0.01)
+        assert codec.claims.variance(SIZE, 1) == pytest.approx(omega, rel=0.01)
     else:
-        assert codec.variance is None
+        assert codec.claims.variance is None
 
 
 def test_the_table_is_that_of_the_formula() -> None:
-    x, codec, coins = sparse(), jitted(build(ratio=1, rows=2)), coins_of(0)
-    own = codec.measure(coins, codec.init(jnp.asarray(x)), jnp.asarray(x))
-    payload, _ = codec.encode(coins, (), jnp.asarray(x), own, 1)
+    x, codec = sparse(), jitted(build(ratio=1, rows=2))
+    context = context_of(codec, jnp.asarray(x))
+    payload, _ = codec.encode(context, jnp.asarray(x))
     columns, signs = count_sketch.locations(
-        jnp.arange(SIZE), jax.random.key_data(coins.public), rows=2, columns=100
+        jnp.arange(SIZE), jax.random.key_data(context.coins.public), rows=2, columns=100
     )
     expected = np.zeros((2, 100))
     for row in range(2):
@@ -103,7 +103,7 @@ def test_of_more_than_was_foreseen_as_many_are_sent(options: dict[str, Any]) -> 
     error = errors(codec, x)
     dropped = 1 - NON_ZERO / SIZE
     assert (np.isclose(error, -x / np.linalg.norm(x), atol=0).mean(axis=1) >= dropped).all()
-    omega = 0 if "decode" in options else codec.variance(SIZE, 1)
+    omega = 0 if "decode" in options else codec.claims.variance(SIZE, 1)
     expected = dropped + (1 - dropped) * omega
     assert np.sum(error**2, axis=1).mean() == pytest.approx(expected, rel=0.02)
 
@@ -124,7 +124,7 @@ def test_what_does_not_peel_is_estimated_without_bias() -> None:
     codec = build(ratio=1.1, rows=3, decode="peel")
     error = errors(codec, sparse())
     square = np.sum(error**2, axis=1)
-    assert 0.01 < square.mean() <= codec.variance(SIZE, 1)
+    assert 0.01 < square.mean() <= codec.claims.variance(SIZE, 1)
     deviation = error.std(axis=0, ddof=1) / math.sqrt(DRAWS)
     assert (np.abs(error.mean(axis=0)) <= 5 * deviation + 1e-6).all()
 
@@ -171,13 +171,15 @@ def test_info_tells_the_density_and_the_error_to_be_expected() -> None:
 @pytest.mark.slow
 def test_own_parts_decode_to_the_decoded_sum() -> None:
     x = workers_with_rows_of_their_own(3)
-    codec, coins = jitted(s2_sketch(density=0.1, ratio=0.5, rows=3)), coins_of(2)
-    own = [codec.measure(coins, (), jnp.asarray(each)) for each in x]
+    codec = jitted(s2_sketch(density=0.1, ratio=0.5, rows=3))
+    contexts = [context_of(codec, jnp.asarray(each), 2, workers=3) for each in x]
+    own = [context.agreed for context in contexts]
     agreed = own[0]._replace(support=functools.reduce(jnp.bitwise_or, [o.support for o in own]))
-    payloads = [codec.encode(coins, (), jnp.asarray(each), agreed, 3)[0] for each in x]
+    context = contexts[0].replace(agreed=agreed)
+    payloads = [codec.encode(context, jnp.asarray(each))[0] for each in x]
     total = jax.tree.map(lambda *tables: sum(tables), *payloads)
-    alone = [codec.decode(coins.public, payload, agreed, 3, 1, x[0].shape) for payload in payloads]
-    together = codec.decode(coins.public, total, agreed, 3, 3, x[0].shape)
+    alone = [codec.decode(context.received(), payload) for payload in payloads]
+    together = codec.decode(context.received(3), total)
     np.testing.assert_allclose(together, sum(alone) / 3, atol=1e-5)
 
 
@@ -185,26 +187,26 @@ def test_own_parts_decode_to_the_decoded_sum() -> None:
 def test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap(seed: int) -> None:
     x = np.repeat(workers_with_rows_of_their_own(8).sum(axis=0, keepdims=True), 8, axis=0)
     x[:, :, 0] = np.where(x[:, :, 0] != 0, 9.0, 0)  # 120 of all workers, where two will wrap.
-    codec, coins = (
-        jitted(s2_codes(density=0.35, ratio=1.6)),
-        [coins_of(seed)._replace(private=jax.random.key(i)) for i in range(8)],
-    )
-    own = [codec.measure(c, (), jnp.asarray(each)) for c, each in zip(coins, x, strict=True)]
+    codec = jitted(s2_codes(density=0.35, ratio=1.6))
+    coins = [coins_of(seed)._replace(private=jax.random.key(i)) for i in range(8)]
+    contexts = [
+        context_of(codec, jnp.asarray(each), c, workers=8) for c, each in zip(coins, x, strict=True)
+    ]
+    own = [context.agreed for context in contexts]
     agreed = own[0]._replace(
         support=functools.reduce(jnp.bitwise_or, [o.support for o in own]),
         norm=jax.tree.map(lambda *norms: jnp.max(jnp.stack(norms)), *[o.norm for o in own]),
     )
+    contexts = [context.replace(agreed=agreed) for context in contexts]
     tables = [
-        np.asarray(codec.encode(c, (), jnp.asarray(each), agreed, 8)[0].table)
-        for c, each in zip(coins, x, strict=True)
+        np.asarray(codec.encode(context, jnp.asarray(each))[0].table)
+        for context, each in zip(contexts, x, strict=True)
     ]
     total = np.sum(tables, axis=0, dtype=np.int64)
     wrapped = total.astype(np.int8)
     assert tables[0].dtype == np.int8
-    payload = codec.encode(coins[0], (), jnp.asarray(x[0]), agreed, 8)[0]
-    decoded = codec.decode(
-        coins[0].public, payload._replace(table=jnp.asarray(wrapped)), agreed, 8, 8, x[0].shape
-    )
+    payload = codec.encode(contexts[0], jnp.asarray(x[0]))[0]
+    decoded = codec.decode(contexts[0].received(8), payload._replace(table=jnp.asarray(wrapped)))
     mean = x.mean(axis=0, dtype=np.float64)
     step = np.abs(x).max() / 15
     assert (wrapped != total).any()

@@ -8,7 +8,7 @@ import pytest
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import ada_comp
-from tests.codecs import coins_of, run, send
+from tests.codecs import context_of, run, send
 from tests.slow import slow
 from tests.workers import aggregator, initial
 
@@ -83,7 +83,7 @@ def test_huge_numbers_do_not_overflow() -> None:
 def test_a_symbol_takes_as_few_bits_as_there_are_symbols() -> None:
     # 500 indices of two signs, and none: 1001 symbols in 10 bits, five of each of 20 bins.
     codec, x = ada_comp(), jnp.ones(10000)
-    payload = jax.eval_shape(lambda x: codec.encode(coins_of(0), codec.init(x), x, (), 1)[0], x)
+    payload = jax.eval_shape(lambda x: codec.encode(context_of(codec, x), x)[0], x)
     assert payload.symbols.shape == (-(-20 * 5 * 10 // 32),)
     sent, memory = send(codec, codec.init(x), x)
     assert np.count_nonzero(sent) == 100 and memory.own.inner.overflow == 9900

@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Coins
+from jaxcomm import Context
 from jaxcomm.compression.sparsifiers import adaptive_threshold
-
-COINS = Coins(jax.random.key(0), jax.random.key(1))
 
 
 @functools.cache
@@ -19,8 +17,8 @@ def program(ratio: float) -> Any:
     codec = adaptive_threshold(ratio=ratio)
 
     def once(x: jax.Array) -> jax.Array:
-        payload, _ = codec.encode(COINS, codec.init(x), x, (), 1)
-        return codec.decode(COINS.public, payload, (), 1, 1, x.shape)
+        payload, _ = codec.encode(Context.of(x), x)
+        return codec.decode(Context.of(x).received(), payload)
 
     return jax.jit(once)
 
@@ -48,7 +46,7 @@ def test_of_each_sign_its_part(ratio: float, positive: int) -> None:
     np.testing.assert_allclose(result, expected(ratio, x), rtol=2e-6, atol=1e-7)
     codec = adaptive_threshold(ratio=ratio)
     left = np.sum((x - result) ** 2) / np.sum(x**2)
-    assert 1 - left >= codec.contraction(80, 1) * (1 - 1e-6)
+    assert 1 - left >= codec.claims.contraction(80, 1) * (1 - 1e-6)
 
 
 def test_zeros_are_not_sent_and_edges_hold() -> None:

@@ -58,7 +58,7 @@ def test_of_a_union_that_does_not_fit_every_row_has_its_turn() -> None:
     np.testing.assert_array_equal(decoded[sent], 1)
     # 300 draws of probability 0.3: no row is off by 5 deviations.
     assert np.abs(sent.mean(axis=0) - 0.3).max() < 5 * (0.3 * 0.7 / 300) ** 0.5
-    assert codec.contraction(120, 1) == 0.3
+    assert codec.claims.contraction(120, 1) == 0.3
 
 
 @pytest.mark.slow

@@ -7,17 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Coins
+from jaxcomm import Codec, Context
 from jaxcomm.compression.sparsifiers import sbc
-
-COINS = Coins(jax.random.key(0), jax.random.key(1))
 
 
 def sent(codec: Codec, x: np.ndarray) -> np.ndarray:
     @jax.jit
     def once(x: jax.Array) -> jax.Array:
-        payload, _ = codec.encode(COINS, codec.init(x), x, (), 1)
-        return codec.decode(COINS.public, payload, (), 1, 1, x.shape)
+        payload, _ = codec.encode(Context.of(x), x)
+        return codec.decode(Context.of(x).received(), payload)
 
     return np.asarray(once(jnp.asarray(x, jnp.float32)), np.float64)
 
@@ -64,12 +62,12 @@ def test_the_bound_holds_where_it_is_nearly_attained() -> None:
     # Of both signs: one alone; or as many equal ones as there can be.
     for x, k in ((np.array([1.0, -1.0]), 1), (np.eye(1, 50)[0] - np.eye(1, 50, 1)[0], 7)):
         left = np.sum((x - sent(sbc(k=k), x)) ** 2) / np.sum(x**2)
-        assert 1 - left >= sbc(k=k).contraction(x.size, 1) * (1 - 1e-6)
-    assert sbc(k=1).contraction(2, 1) == 1 / 2
+        assert 1 - left >= sbc(k=k).claims.contraction(x.size, 1) * (1 - 1e-6)
+    assert sbc(k=1).claims.contraction(2, 1) == 1 / 2
     equal = np.tile([1.0, -1.0], 50)
     left = np.sum((equal - sent(sbc(k=5), equal)) ** 2) / 100
     np.testing.assert_allclose(1 - left, 5 / 100, rtol=1e-6)
-    np.testing.assert_allclose(sbc(k=5).contraction(100, 1), 1 / (5 + 99 / 5))
+    np.testing.assert_allclose(sbc(k=5).claims.contraction(100, 1), 1 / (5 + 99 / 5))
 
 
 @pytest.mark.parametrize(("part", "golomb"), [(0.01, 8.11), (0.001, 11.49)])
@@ -82,7 +80,7 @@ def test_indices_are_half_a_bit_longer_than_golombs(part: float, golomb: float) 
     size = 10**6
     x = jax.ShapeDtypeStruct((size,), jnp.float32)
     codec = sbc(ratio=part)
-    payload = jax.eval_shape(lambda x: codec.encode(COINS, codec.init(x), x, (), 1)[0], x)
+    payload = jax.eval_shape(lambda x: codec.encode(Context.of(x), x)[0], x)
     ours = 32 * payload.indices.size / (part * size)
     assert mean_bits < ours < mean_bits + 0.5
     assert payload.mean.shape == ()

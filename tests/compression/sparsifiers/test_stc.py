@@ -5,17 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Coins
+from jaxcomm import Codec, Context
 from jaxcomm.compression.sparsifiers import stc
-
-COINS = Coins(jax.random.key(0), jax.random.key(1))
 
 
 def sent(codec: Codec, x: np.ndarray, count: int = 1) -> np.ndarray:
     @jax.jit
     def once(x: jax.Array) -> jax.Array:
-        payload, _ = codec.encode(COINS, codec.init(x), x, (), 1)
-        return codec.decode(COINS.public, payload, (), 1, count, x.shape)
+        payload, _ = codec.encode(Context.of(x), x)
+        return codec.decode(Context.of(x).received(count), payload)
 
     return np.asarray(once(jnp.asarray(x, jnp.float32)), np.float64)
 
@@ -53,8 +51,8 @@ def test_the_bound_is_attained() -> None:
     for x, delta in ((np.eye(100)[3], 1 / 4), (np.ones(100), 4 / 100)):
         left = np.sum((x - sent(codec, x)) ** 2) / np.sum(x**2)
         np.testing.assert_allclose(1 - left, delta, rtol=1e-5)
-        assert codec.contraction(100, 1) <= delta * (1 + 1e-9)
-    assert stc(k=10).contraction(100, 1) == 1 / 10
+        assert codec.claims.contraction(100, 1) <= delta * (1 + 1e-9)
+    assert stc(k=10).claims.contraction(100, 1) == 1 / 10
 
 
 def test_one_option_of_two() -> None:

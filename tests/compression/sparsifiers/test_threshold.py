@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm import Claims
 from jaxcomm.compression import scaled
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.compression.feedback import error_feedback
@@ -66,11 +67,12 @@ def test_overflow_is_told() -> None:
 
 def test_only_feedback_that_needs_no_more_than_a_bounded_residual_takes_it() -> None:
     codec = threshold(0.5, k=2)
-    assert codec.bounded and codec.contraction is None and codec.variance is None
+    assert codec.claims == Claims(bounded=True)
     require_contraction(codec, 10, 1, "error_feedback")
     require_contraction(top_k(k=1), 10, 1, "error_feedback")
     # What feedback makes of it is no contraction of the update, nor is a scaled one `bounded`.
-    assert not error_feedback(codec).bounded and not scaled(random_k(k=1)).bounded
+    assert not error_feedback(codec).claims.bounded
+    assert not scaled(random_k(k=1)).claims.bounded
     with pytest.raises(ValueError, match="no bound is known"):
         require_contraction(error_feedback(codec), 10, 1, "error_feedback")
     with pytest.raises(ValueError, match="`variance`"):

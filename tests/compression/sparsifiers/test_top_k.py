@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxcomm.compression.sparsifiers import top_k
-from tests.codecs import coins_of, send
+from tests.codecs import context_of, send
 
 SAMPLED = {k: top_k(k=k, sample=0.1) for k in (80, 150)}
 
@@ -30,7 +30,7 @@ def normal(size: int, seed: int = 0) -> np.ndarray:
 )
 def test_all_of_it_is_the_identity(codec: object) -> None:
     np.testing.assert_array_equal(sent(codec, normal(20)), normal(20))
-    assert codec.contraction(20, 1) == 1
+    assert codec.claims.contraction(20, 1) == 1
 
 
 @pytest.mark.parametrize("k", [1, 3, 19])
@@ -77,7 +77,7 @@ def test_a_misleading_sample_is_not_believed(name: str) -> None:
 def test_values_in_bfloat16() -> None:
     x = normal(20)
     codec = top_k(k=4, value_dtype="bfloat16")
-    payload = jax.eval_shape(lambda x: codec.encode(coins_of(0), (), x, (), 1)[0], x)
+    payload = jax.eval_shape(lambda x: codec.encode(context_of(codec, x), x)[0], x)
     assert payload.values.dtype == jnp.bfloat16
     rounded = np.asarray(jnp.asarray(exact(x, 4)).astype(jnp.bfloat16), np.float64)
     np.testing.assert_array_equal(sent(codec, x), rounded)
@@ -106,8 +106,8 @@ def test_under_vmap() -> None:
     codec, given = SAMPLED[150], jnp.asarray(normal(2000).reshape(2, 1000))
 
     def one(x: jax.Array) -> jax.Array:
-        payload, _ = codec.encode(coins_of(0), codec.init(x), x, (), 1)
-        return codec.decode(coins_of(0).public, payload, (), 1, 1, x.shape)
+        payload, _ = codec.encode(context_of(codec, x), x)
+        return codec.decode(context_of(codec, x).received(), payload)
 
     together = np.asarray(jax.jit(jax.vmap(one))(given), np.float64)
     for row, x in zip(together, given, strict=True):

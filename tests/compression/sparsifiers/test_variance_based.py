@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxcomm.compression.sparsifiers import variance_based
-from tests.codecs import coins_of, run, send
+from tests.codecs import context_of, run, send
 from tests.slow import slow
 
 
@@ -111,9 +111,7 @@ def test_zeros_send_nothing() -> None:
 
 def test_four_bits_a_value() -> None:
     codec = variance_based(k=1000)
-    payload = jax.eval_shape(
-        lambda x: codec.encode(coins_of(0), codec.init(x), x, (), 1)[0], jnp.ones(10**5)
-    )
+    payload = jax.eval_shape(lambda x: codec.encode(context_of(codec, x), x)[0], jnp.ones(10**5))
     assert payload.codes.shape == (-(-(4 * 1000 + 8) // 32),)
     assert {leaf.dtype for leaf in payload} == {jnp.dtype(jnp.uint32)}
 

@@ -8,7 +8,7 @@ import pytest
 from jaxcomm import Coins
 from jaxcomm.compression.sparsifiers import _wangni, random_k, wangni
 from tests.cases._sampled import wangni_probabilities
-from tests.codecs import coins_of, send
+from tests.codecs import context_of, send
 from tests.laws.test_contraction import compressed
 from tests.slow import slow
 
@@ -70,7 +70,7 @@ def test_all_of_it_is_the_identity() -> None:
     x[5] = 0
     for codec in (wangni(ratio=1.0), wangni(k=100)):
         np.testing.assert_array_equal(send(codec, (), jnp.asarray(x))[0], x)
-        assert codec.variance(33, 1) == 0
+        assert codec.claims.variance(33, 1) == 0
 
 
 EIGHT = wangni(k=8)
@@ -93,13 +93,13 @@ def test_the_variance_is_far_below_that_of_random_coordinates() -> None:
         for codec in (wangni(ratio=0.05), random_k(ratio=0.05))
     ]
     assert errors[0] < errors[1] / 4
-    assert errors[0] <= wangni(ratio=0.05).variance(2000, 1) == pytest.approx(19, rel=1e-4)
+    assert errors[0] <= wangni(ratio=0.05).claims.variance(2000, 1) == pytest.approx(19, rel=1e-4)
 
 
 def test_too_many_coordinates() -> None:
-    x = jax.ShapeDtypeStruct((2**28 + 1,), jnp.float32)
+    codec, x = wangni(k=5), jax.ShapeDtypeStruct((2**28 + 1,), jnp.float32)
     with pytest.raises(ValueError, match="2\\*\\*28"):
-        jax.eval_shape(lambda x: wangni(k=5).encode(coins_of(0), (), x, (), 1), x)
+        jax.eval_shape(lambda x: codec.encode(context_of(codec, x), x), x)
 
 
 @pytest.mark.slow
@@ -109,8 +109,9 @@ def test_far_more_coordinates_than_are_sent(k: int, size: int) -> None:
 
     @jax.jit
     def total(x: jax.Array) -> jax.Array:
-        payload, _ = codec.encode(Coins(key, key), codec.init(x), x, (), 1)
-        return jnp.sum(codec.decode(key, payload, (), 1, 1, x.shape))
+        context = context_of(codec, x, Coins(key, key))
+        payload, _ = codec.encode(context, x)
+        return jnp.sum(codec.decode(context.received(), payload))
 
     # Of equal coordinates, what is sent adds up to all there is, whichever are drawn.
     assert float(total(jnp.ones(size))) == pytest.approx(size, rel=0.15)
@@ -124,4 +125,4 @@ def test_every_coordinate_has_a_part_of_the_room(k: int) -> None:
         room = k * 2 ** _wangni._digits(k)
         assert size < room * (1 - _wangni.SLACK) and room <= 2**31
         # The bound for equal coordinates is d / k - 1; rounding costs a third at the most.
-        assert size / k - 1 <= wangni(k=k).variance(size, 1) < 1.4 * size / k
+        assert size / k - 1 <= wangni(k=k).claims.variance(size, 1) < 1.4 * size / k
