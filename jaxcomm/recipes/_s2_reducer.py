@@ -134,8 +134,5 @@ def s2_reducer(
         granularity=granularity,
         overflow=overflow,
     )
-    return summed_mean(
-        axis_name,
-        codec._replace(scope="leaf"),
-        **options,
-    )
+    of_leaves: AggregatorOptions = {**options, "scope": options.get("scope") or "leaf"}
+    return summed_mean(axis_name, codec, **of_leaves)

@@ -74,7 +74,8 @@ def sparcml(
 
     def codec_of(added: int) -> Codec:
         room = min(added * density, most)
-        codec = nonzero(density=room, granularity=granularity)._replace(scope="leaf")
+        codec = nonzero(density=room, granularity=granularity)
         return error_feedback(codec) if room < 1 else codec.dropping or codec
 
-    return doubling_mean(axis_name, codec_of, **options)
+    of_leaves: AggregatorOptions = {**options, "scope": options.get("scope") or "leaf"}
+    return doubling_mean(axis_name, codec_of, **of_leaves)
