@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, Context, PyTree
+from jaxcomm._base import AxisName, PyTree
 from jaxcomm.aggregation._or_reduce import or_reduce
 
 _ACROSS_WORKERS: dict[str, Callable[..., jax.Array]] = {
@@ -18,9 +18,9 @@ _ACROSS_WORKERS: dict[str, Callable[..., jax.Array]] = {
 _ACROSS_UNITS: dict[str, Callable[..., jax.Array]] = {"max": jnp.max, "sum": jnp.sum}
 
 
-def all_finite(parts: Iterable[tuple[Context, jax.Array]]) -> jax.Array:
+def all_finite(units: Iterable[jax.Array]) -> jax.Array:
     """Whether no coordinate of any unit is NaN or infinite, bool[]."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for _, x in parts]))
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in units]))
 
 
 def nowhere_nan(means: list[jax.Array]) -> jax.Array:

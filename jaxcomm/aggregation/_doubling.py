@@ -127,7 +127,7 @@ def doubling_mean(
     def exchange(parts: list[Part]) -> Exchanged:
         rounds, doubling, codecs = plan()
         workers, own = _axis.size(axis_name), _axis.index(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(parts))
+        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(x for _, x in parts))
         scale = headroom(workers)
         sums = [part.x for part in parts]
         after: list[list[PyTree]] = [[] for _ in parts]

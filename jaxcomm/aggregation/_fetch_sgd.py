@@ -116,7 +116,7 @@ def fetch_sgd(
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers, names = _axis.size(axis_name), _axis.names(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(parts))
+        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(x for _, x in parts))
         tables = [table_of(x / workers, context) for context, x in parts]
         units = []
         for (context, x), total in zip(parts, lax.psum(tables, names), strict=True):

@@ -88,7 +88,7 @@ def gathered_mean(
         measured = [codec.measure(*part) for part in parts]
         if scope == "tree":
             measured = over_units(codec.agree, measured)
-        finite = all_finite(parts)
+        finite = all_finite(x for _, x in parts)
         if agreed:
             measured, finite = agree(axis_name, codec.agree, measured, finite)
         contexts = [

@@ -177,7 +177,7 @@ def gtop_k(
                 )
                 returned = jnp.where(leads, dropped.values / scale, 0)
                 residuals[unit] = _add(residuals[unit], _Entries(dropped.indices, returned))
-        finite = all_finite(parts).astype(jnp.uint32)[None]
+        finite = all_finite(x for _, x in parts).astype(jnp.uint32)[None]
         first = jnp.where(own == 0, _words(entries, sizes), jnp.uint32(0))
         # Ends in a sum, which is typed as equal on all workers; zeros and words add to the words.
         total = lax.psum(

@@ -22,7 +22,7 @@ def join_payloads(axis_name: AxisName, codec: Codec, join: Join, scope: str | No
         measured = [codec.measure(*part) for part in parts]
         if scope == "tree":
             measured = over_units(codec.agree, measured)
-        agreed, finite = agree(axis_name, codec.agree, measured, all_finite(parts))
+        agreed, finite = agree(axis_name, codec.agree, measured, all_finite(x for _, x in parts))
         contexts = [
             part.context.replace(agreed=agreement, workers=workers)
             for part, agreement in zip(parts, agreed, strict=True)

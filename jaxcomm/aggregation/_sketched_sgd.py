@@ -111,7 +111,7 @@ def sketched_sgd(
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers, names = _axis.size(axis_name), _axis.names(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(parts))
+        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(x for _, x in parts))
         scale = headroom(workers)
         both = [gathered(context.memory, x) for context, x in parts]
         tables = [

@@ -160,7 +160,7 @@ def two_stage_mean(
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(parts))
+        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(x for _, x in parts))
         rows = [by.apart(part.x, workers) for part in parts]
         ends = [_ends(part, workers, x.shape[1:]) for part, x in zip(parts, rows, strict=True)]
 

@@ -108,7 +108,7 @@ def votes(
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(parts))
+        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(x for _, x in parts))
         encoded = [sign.encode(*part) for part in parts]
         if not all(isinstance(payload, SignsPayload) for payload, _ in encoded):
             raise _no_signs()
