@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, Codec, Context, Diagnostics, Memory, PerWorker, PyTree
@@ -176,30 +177,31 @@ def coded_mean(
             len(units),
             _axis.index(everybody),
         )
+        filled = [unit for unit, x in enumerate(units) if x.size]
         parts = [
-            Part(Context(coin, memory, shape=x.shape), x)
-            for coin, memory, x in zip(coins, memories, units, strict=True)
+            Part(Context(coins[i], memories[i], shape=units[i].shape), units[i]) for i in filled
         ]
-        encoded, finite, sent = exchange(parts)
-        settled = [
-            codec.settle(each.context.replace(memory=each.memory), each.payload, each.mean)
-            for each in encoded
-        ]
-        after = [memory for _, memory in settled]
+        # Of no coordinates nothing is sent; the sum types them as equal on all workers.
+        means = [x if x.size else lax.psum(x, _axis.names(axis_name)) for x in units]
+        after = list(memories)
+        encoded, finite, sent = exchange(parts) if parts else Exchanged([], jnp.array(True))
+        for unit, each in zip(filled, encoded, strict=True):
+            settled = each.context.replace(memory=each.memory)
+            means[unit], after[unit] = codec.settle(settled, each.payload, each.mean)
         fits = finite
-        if codec.dropping is not None:
+        if parts and codec.dropping is not None:
             fits = finite & nowhere_nan([each.mean for each in encoded])
         kept = [*map(_lasting, _keep_if(fits, after, memories))]
-        known: Any = ()
-        if info:
+        known: Any = state.info
+        if info and parts:
             if sent is None:
                 raise ValueError("`info=True` is not known to this way of forming a mean.")
-            diagnosed: list[Diagnostics] = [
-                codec.diagnose(each.context, x, memory)
-                for each, x, memory in zip(encoded, units, after, strict=True)
+            told: list[Diagnostics] = [
+                codec.diagnose(each.context, units[unit], after[unit])
+                for unit, each in zip(filled, encoded, strict=True)
             ]
-            known = measure_info(everybody, diagnosed, sent(), after, finite)
-        visible = [jnp.where(fits, update, jnp.nan) for update, _ in settled]
+            known = measure_info(everybody, told, sent(), after, finite)
+        visible = [jnp.where(fits, mean, jnp.nan) if mean.size else mean for mean in means]
         return join(visible), AggregatorState(
             key=state.key,
             step=state.step + 1,

@@ -110,7 +110,8 @@ def gathered_mean(
                 sender = context if agreed else context.replace(agreed=own)
                 return codec.decode(sender.received(), payload)
 
-            return decoded_mean(decode, (payloads, statistics), context)
+            common = context if agreed else context.replace(agreed=())
+            return decoded_mean(decode, (payloads, statistics), common)
 
         units = [
             Encoded(context, memory, decoded(context, *contents))

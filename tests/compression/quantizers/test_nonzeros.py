@@ -90,9 +90,11 @@ def test_bad_options(options: dict, message: str) -> None:
 
 
 def test_indices_are_as_narrow_as_they_can_be() -> None:
-    for size, dtype in ((2**16 - 1, "uint16"), (2**16, "uint32")):
+    # Eight indices, the word that holds eight codes, and a count, in one message.
+    for size, dtype, words in ((2**16 - 1, "uint16", 8 + 2 + 2), (2**16, "uint32", 8 + 1 + 1)):
         tx = jaxcomm.sparse_global_qsgd(capacity=8)
         given = jnp.zeros((2, size))
         run = aggregator(tx, 2, "checked")
         account = wire.account(run, given, abstract(tx, given, "checked"), jnp.ones(2))
-        assert dtype in {str(c.dtype) for c in account.collectives if c.shape == (8,)}
+        gathered = [c for c in account.collectives if c.primitive == "all_gather"]
+        assert [(str(c.dtype), c.shape) for c in gathered] == [(dtype, (words,))]
