@@ -107,7 +107,7 @@ BINARY = [
         bytes=lambda sizes, n: (
             2 * (n - 1) * sum(_stc_bytes(row_size(size, n)) for size in sizes) + all_reduce(4, n)
         ),
-        dtypes=lambda n: {"u8"},
+        dtypes=lambda n: {"u32"},
         unbiased=False,
         variance=None,
         random=False,

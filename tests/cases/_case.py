@@ -27,7 +27,8 @@ class Case(NamedTuple):
       name: Shown in test ids.
       make: `(axis_name, seed) -> transformation`, cached so that tests share compiled programs.
       bytes: `(sizes, workers) -> bytes` that a worker sends for one update.
-      dtypes: `workers -> dtypes` of payloads in the compiled program, as HLO names them.
+      dtypes: `workers -> dtypes` of payloads in the compiled program, as HLO names them; of
+        messages, unsigned words as wide as the narrowest array in them.
       unbiased: The expectation of the result is the mean.
       variance: `(coordinates of the tree, workers) -> theta`, with
         `E|G - mean|^2 <= theta / n * sum |x_i|^2`; `None` without a claim.

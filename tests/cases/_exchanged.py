@@ -25,7 +25,7 @@ def doubling_bytes(size: int, n: int) -> float:
     """A payload a round, a part of the last to all, and the flag."""
     power = 2 ** math.floor(math.log2(n))
     rounds = math.log2(power) + (n > power)
-    part = -(-all_there_is(size) // power)
+    part = 4 * -(-all_there_is(size) // 4 // power)  # Of a message of words.
     return rounds * all_there_is(size) + (n - 1) * part + all_reduce(4, n)
 
 
@@ -80,7 +80,7 @@ EXCHANGED = [
             )
         ),
         bytes=lambda sizes, n: doubling_bytes(sum(sizes), n),
-        dtypes=lambda n: {"u8"},
+        dtypes=lambda n: {"u32"},
         unbiased=True,
         variance=lambda d, n: 0,
         resolution=lambda n, d: 0,
@@ -100,7 +100,7 @@ EXCHANGED = [
             )
         ),
         bytes=server_bytes,
-        dtypes=lambda n: {"u8"},
+        dtypes=lambda n: {"u32"},
         unbiased=True,
         variance=lambda d, n: 0,
         resolution=lambda n, d: 0,

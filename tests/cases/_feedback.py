@@ -26,7 +26,7 @@ def _gathered_top_quarter(name: str, codec: jaxcomm.Codec) -> Case:
         name,
         cache(lambda axis_name="data", seed=0: jaxcomm.gathered_mean(axis_name, codec, seed=seed)),
         bytes=lambda sizes, n: (n - 1) * (top_quarter(sum(sizes)) + 4),
-        dtypes=lambda n: {"u32", "f32"},
+        dtypes=lambda n: {"u32"},
         unbiased=False,
         variance=None,
         random=False,
@@ -50,7 +50,7 @@ def _summed_8_bits(name: str, codec: jaxcomm.Codec, **claims: object) -> Case:
         name,
         cache(lambda axis_name="data", seed=0: jaxcomm.summed_mean(axis_name, codec, seed=seed)),
         bytes=_bytes_of_8_bits,
-        dtypes=lambda n: {"s8"},
+        dtypes=lambda n: {"u8"},
         codec=codec,
         **{"unbiased": False, "variance": None, "alien": COMMON_NOISE} | claims,
     )

@@ -118,7 +118,7 @@ SAMPLED = [
             )
         ),
         bytes=lambda sizes, n: (n - 1) * (room_of_quarter(sum(sizes), 32) + 4),
-        dtypes=lambda n: {"u32", "f32"},
+        dtypes=lambda n: {"u32"},
         unbiased=True,
         # Probabilities are multiples of 2**-24, or a part in a million smaller.
         variance=lambda d, n: (d / quarter(d) * (1 + 1e-5) - 1) / n,
@@ -132,7 +132,7 @@ SAMPLED = [
         "threshold",
         threshold(0.5, ratio=0.25),
         bytes=lambda size: room_of_quarter(size, 32),
-        dtypes={"u32", "f32"},
+        dtypes={"u32"},
         contraction=None,
         alien=COMMON_THRESHOLD,
     ),

@@ -162,7 +162,7 @@ SIGNS = [
         "natural_compression",
         cache(lambda axis_name="data", seed=0: jaxcomm.natural_compression(axis_name, seed=seed)),
         bytes=lambda sizes, n: (n - 1) * (sum(sizes) + word_bytes(sum(sizes)) + 4),
-        dtypes=lambda n: {"u8", "u32"},
+        dtypes=lambda n: {"u8"},
         unbiased=True,
         variance=lambda d, n: 1 / 8 / n,
         resolution=lambda n, d: 1.0,

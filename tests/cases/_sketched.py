@@ -137,7 +137,7 @@ SKETCHED = [
         bytes=lambda size: (
             word_bytes(index_bits_repeated(math.ceil(size / 2), size + 1)) + 4 * math.ceil(size / 2)
         ),
-        dtypes={"f32", "u32"},
+        dtypes={"u32"},
         contraction=lambda size: 0.5,
     ),
 ]

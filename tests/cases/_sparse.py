@@ -38,7 +38,7 @@ SPARSE = [
         "top_k",
         top_k(ratio=0.25),
         bytes=top_quarter,
-        dtypes={"u32", "f32"},
+        dtypes={"u32"},
         contraction=lambda d: quarter(d) / d,
         alien=LARGEST_OF_ALL,
     ),
@@ -46,7 +46,7 @@ SPARSE = [
         "top_k_bfloat16",
         top_k(ratio=0.25, value_dtype="bfloat16"),
         bytes=lambda size: word_bytes(index_bits(quarter(size), size)) + 2 * quarter(size),
-        dtypes={"u32", "u16"},
+        dtypes={"u16"},
         contraction=lambda d: quarter(d) / d * (1 - 2.0**-16),
         alien=LARGEST_OF_ALL,
     ),
@@ -57,7 +57,7 @@ SPARSE = [
         bytes=lambda size: (
             word_bytes(min(-(-size // 4) * 2, 4 * -(-size // 4))) + 4 * -(-size // 4)
         ),
-        dtypes={"u32", "f32"},
+        dtypes={"u32"},
         contraction=lambda d: 1 / min(d, 4),
     ),
     feedback_case(
@@ -67,7 +67,7 @@ SPARSE = [
         bytes=lambda size: (
             word_bytes(index_bits_repeated(quarter(size), size + 1)) + 4 * quarter(size)
         ),
-        dtypes={"u32", "f32"},
+        dtypes={"u32"},
         contraction=lambda d: max(quarter(d) // 2, 1) / d,
         alien=LARGEST_OF_ALL,
     ),
@@ -81,7 +81,7 @@ SPARSE = [
         bytes=lambda sizes, n: (
             2 * (n - 1) * top_quarter(row_size(sum(sizes), n)) + all_reduce(4, n)
         ),
-        dtypes=lambda n: {"u8"},
+        dtypes=lambda n: {"u32"},
         unbiased=False,
         variance=None,
         random=False,

@@ -39,7 +39,7 @@ SWITCHED = [
             )
         ),
         bytes=lambda sizes, n: (n - 1) * (_half(sizes) + 4),
-        dtypes=lambda n: {"u32", "f32"},
+        dtypes=lambda n: {"u32"},
         unbiased=False,
         variance=None,
         random=False,
@@ -54,7 +54,7 @@ SWITCHED = [
         ),
         # And three float32 to measure the error.
         bytes=lambda sizes, n: (n - 1) * (_half(sizes) + 4) + all_reduce(12, n),
-        dtypes=lambda n: {"u32", "f32"},
+        dtypes=lambda n: {"u32"},
         unbiased=False,
         variance=None,
         random=False,
