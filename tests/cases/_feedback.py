@@ -50,7 +50,7 @@ def _summed_8_bits(name: str, codec: jaxcomm.Codec, **claims: object) -> Case:
         name,
         cache(lambda axis_name="data", seed=0: jaxcomm.summed_mean(axis_name, codec, seed=seed)),
         bytes=_bytes_of_8_bits,
-        dtypes=lambda n: {"u8"},
+        dtypes=lambda n: {"s8"},
         codec=codec,
         **{"unbiased": False, "variance": None, "alien": COMMON_NOISE} | claims,
     )
@@ -95,6 +95,7 @@ FEEDBACK = [
             )
         ),
         bytes=lambda sizes, n: (n - 1) * (sum(sizes) + 4 + 4),
+        dtypes=lambda n: {"u8"},
         feedback=True,
         discount=0.9,
     ),

@@ -90,7 +90,7 @@ SWITCHED = [
                 + 4
             )
         ),
-        dtypes=lambda n: {"u32", "f32"},
+        dtypes=lambda n: {"u32"},
         unbiased=False,
         variance=None,
         random=False,
