@@ -1,6 +1,7 @@
 """How workers agree on statistics: one collective a kind, the finite flag beside them."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm.aggregation._or_reduce import or_reduce
+
+_LARGE = 2**16  # Elements; what is larger is worth no copy.
 
 _ACROSS_WORKERS: dict[str, Callable[..., jax.Array]] = {
     "max": lax.pmax,
@@ -67,6 +70,34 @@ def to_vector(arrays: list[jax.Array]) -> tuple[jax.Array, Callable[[jax.Array],
         ]
 
     return jnp.concatenate([x.ravel() for x in arrays]), apart
+
+
+def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
+    """The sums over workers of all leaves, in one collective.
+
+    Small leaves of one dtype are laid end to end, since compilers combine a few hundred arrays at
+    most; large ones are added where they lie.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    together: dict[Any, list[int]] = {}
+    for position, leaf in enumerate(leaves):
+        alone = leaf.size >= _LARGE
+        together.setdefault(position if alone else leaf.dtype, []).append(position)
+    groups = list(together.values())
+    vectors, undo = zip(
+        *(
+            (leaves[group[0]], lambda total: [total])
+            if len(group) == 1
+            else to_vector([leaves[i] for i in group])
+            for group in groups
+        ),
+        strict=True,
+    )
+    totals = lax.psum(list(vectors), _axis.names(axis_name))
+    for group, total, apart in zip(groups, totals, undo, strict=True):
+        for position, part in zip(group, apart(total), strict=True):
+            leaves[position] = part
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def agree(

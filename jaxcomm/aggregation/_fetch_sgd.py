@@ -5,12 +5,11 @@ from typing import NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Context, Memory
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import agree, all_finite
+from jaxcomm.aggregation._agreement import agree, all_finite, sum_together
 from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
@@ -115,11 +114,11 @@ def fetch_sgd(
         return Memory((), FetchMemory(empty, empty))
 
     def exchange(parts: list[Part]) -> Exchanged:
-        workers, names = _axis.size(axis_name), _axis.names(axis_name)
+        workers = _axis.size(axis_name)
         _, finite = agree(axis_name, (), [()] * len(parts), all_finite(x for _, x in parts))
         tables = [table_of(x / workers, context) for context, x in parts]
         units = []
-        for (context, x), total in zip(parts, lax.psum(tables, names), strict=True):
+        for (context, x), total in zip(parts, sum_together(axis_name, tables), strict=True):
             memory = context.memory.shared
             gathered = momentum * memory.momentum + total
             error = memory.error + gathered

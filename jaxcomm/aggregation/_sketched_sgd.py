@@ -5,12 +5,11 @@ from typing import NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Context, Diagnostics, Memory
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import agree, all_finite
+from jaxcomm.aggregation._agreement import agree, all_finite, sum_together
 from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression._means import headroom
@@ -110,7 +109,7 @@ def sketched_sgd(
         return SketchedMemory(velocity, memory.own.residual + velocity)
 
     def exchange(parts: list[Part]) -> Exchanged:
-        workers, names = _axis.size(axis_name), _axis.names(axis_name)
+        workers = _axis.size(axis_name)
         _, finite = agree(axis_name, (), [()] * len(parts), all_finite(x for _, x in parts))
         scale = headroom(workers)
         both = [gathered(context.memory, x) for context, x in parts]
@@ -119,7 +118,7 @@ def sketched_sgd(
             for part, (_, residual) in zip(parts, both, strict=True)
         ]
         found = []
-        for (context, x), total in zip(parts, lax.psum(tables, names), strict=True):
+        for (context, x), total in zip(parts, sum_together(axis_name, tables), strict=True):
             estimate = sketch.decode(context.received(), total)
             wanted = min(round(candidates * kept(x.size)), x.size)
             found.append(largest(jnp.abs(estimate.ravel()), wanted))
@@ -129,7 +128,7 @@ def sketched_sgd(
         ]
         units, sent = [], []
         for (context, x), (velocity, residual), where, exact in zip(
-            parts, both, found, lax.psum(own, names), strict=True
+            parts, both, found, sum_together(axis_name, own), strict=True
         ):
             count = kept(x.size)
             best = largest(jnp.abs(exact), count)

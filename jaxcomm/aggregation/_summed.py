@@ -3,11 +3,10 @@
 from typing import Unpack
 
 import optax
-from jax import lax
 
-from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._require import checked
+from jaxcomm.aggregation._agreement import sum_together
 from jaxcomm.aggregation._coded import Part, coded_mean
 from jaxcomm.aggregation._joined import join_payloads
 from jaxcomm.aggregation._options import AggregatorOptions, choose, takes_options
@@ -59,7 +58,7 @@ def summed_mean(
         )
 
     def add(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:
-        total: list[PyTree] = lax.psum(payloads, _axis.names(axis_name))
+        total: list[PyTree] = sum_together(axis_name, payloads)
         return total
 
     scope = choose(options, codec).scope
