@@ -1,0 +1,67 @@
+"""What a codec claims of its error holds of workers that share statistics."""
+
+import numpy as np
+
+from jaxcomm._base import Claims, Codec
+from jaxcomm.testing._alone import decoded
+from jaxcomm.testing._inputs import inputs
+from jaxcomm.testing._law import require_law
+from jaxcomm.testing._moments import require_moment, require_unbiased
+
+UNBIASED, VARIANCE, CONTRACTION = "unbiased", "variance", "contraction"
+
+
+def _refused(codec: Codec, sample: np.ndarray) -> bool:
+    """Whether it is NaN since something found no room, as `codec.dropping` says it may be."""
+    return codec.dropping is not None and bool(np.isnan(sample).any())
+
+
+def require_contraction(
+    codec: Codec, bound: float, *, size: int, workers: int = 1, draws: int = 2000, seed: int = 3
+) -> None:
+    """`sum_i E|Q(x_i) - x_i|^2 <= (1 - bound) sum_i |x_i|^2`."""
+    for name, x in inputs(size, workers).items():
+        sample = decoded(codec, x, draws, seed)
+        if codec.dropping is not None and _refused(codec, sample):  # Feedback takes that form.
+            sample = decoded(codec.dropping, x, draws, seed)
+        errors = np.sum((sample - x) ** 2, axis=(1, 2))
+        squares = np.sum(x**2)
+        most = (1 - bound) * squares * (1 + 1e-5) + 1e-12 * squares
+        what = f"input {name!r}, {workers} workers, size {size}, delta {bound:.6g}"
+        require_moment(CONTRACTION, errors, most, what)
+
+
+def require_variance(
+    codec: Codec, bound: float, *, size: int, workers: int = 1, draws: int = 2000, seed: int = 3
+) -> None:
+    """`E Q(x_i) = x_i`, and `sum_i E|Q(x_i) - x_i|^2 <= bound sum_i |x_i|^2`."""
+    for name, x in inputs(size, workers).items():
+        sample = decoded(codec, x, draws, seed)
+        what = f"input {name!r}, {workers} workers, size {size}"
+        if _refused(codec, sample):
+            require_law(x.any(), UNBIASED, f"of {what}, nothing finds no room.")
+            continue
+        peak = np.abs(x).max(initial=0)
+        require_unbiased(
+            UNBIASED,
+            sample.reshape(draws, -1),
+            x.ravel(),
+            what,
+            rounding=2.0**-21 * peak * x.size,
+        )
+        errors = np.sum((sample - x) ** 2, axis=(1, 2))
+        squares = np.sum(x**2)
+        most = bound * squares * (1 + 1e-5) + (2.0**-42 + 1e-12) * squares
+        require_moment(VARIANCE, errors, most, f"{what}, omega {bound:.6g}")
+
+
+def require_claims(
+    codec: Codec, claims: Claims, *, size: int, workers: int, draws: int, seed: int
+) -> None:
+    """Those of `claims` that are not None."""
+    if claims.variance is not None:
+        omega = claims.variance(size, workers)
+        require_variance(codec, omega, size=size, workers=workers, draws=draws, seed=seed)
+    if claims.contraction is not None:
+        delta = claims.contraction(size, workers)
+        require_contraction(codec, delta, size=size, workers=workers, draws=draws, seed=seed)

@@ -1,0 +1,85 @@
+"""What the parts of a codec take and return: structures, shapes and dtypes, by tracing alone."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
+from jaxcomm.testing._law import require_law, require_types
+
+PAYLOAD, STATISTICS, DECODED, MEMORY = "payload", "statistics", "decoded", "memory types"
+
+
+def _shapes(size: int) -> list[tuple[int, ...]]:
+    """Of so many coordinates: in one axis, and in two."""
+    rows = max((r for r in range(1, int(size**0.5) + 1) if size % r == 0), default=1)
+    return [(size,), (rows, size // rows)]
+
+
+def _require_arrays(law: str, tree: PyTree, what: str) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    for path, leaf in leaves:
+        require_law(
+            isinstance(leaf, jax.Array | np.ndarray | np.generic),
+            law,
+            f"{what}{jax.tree_util.keystr(path)} is {type(leaf).__name__}, and is to be an array.",
+        )
+
+
+def _require_statistics(codec: Codec, measured: PyTree, what: str) -> None:
+    _require_arrays(STATISTICS, measured, what)
+    found, expected = jax.tree.structure(measured), jax.tree.structure(codec.agree)
+    require_law(
+        found == expected,
+        STATISTICS,
+        f"{what} has the structure {found}, and `agree` has {expected}.",
+    )
+    for kind, leaf in zip(jax.tree.leaves(codec.agree), jax.tree.leaves(measured), strict=True):
+        dtype = {"sum": "float32", "max": "float32", "or": "uint32"}.get(kind)
+        require_law(
+            dtype is not None, STATISTICS, f"`agree` says {kind!r}: 'sum', 'max' or 'or' is meant."
+        )
+        require_law(
+            leaf.dtype == dtype, STATISTICS, f"{what} is {leaf.dtype}, where {kind!r} takes {dtype}."
+        )
+
+
+def require_form(codec: Codec, *, size: int, workers: int) -> None:
+    """Payload and statistics are arrays, decoded is float32 of the shape, memory keeps its type."""
+    for shape in _shapes(size):
+        what = f"of an array of shape {list(shape)}"
+
+        def step(x: jax.Array, coins: Coins) -> tuple[Any, ...]:
+            memory = codec.init(x)
+            require_law(isinstance(memory, Memory), MEMORY, f"`init` returns {type(memory)!r}.")
+            together = workers if codec.combine is not None else 1
+            context = Context(coins, memory, (), together, 1, x.shape)
+            measured = codec.measure(context, x)
+            _require_statistics(codec, measured, f"`measure` {what}")
+            context = context.replace(agreed=measured)
+            payload, after = codec.encode(context, x)
+            require_law(isinstance(after, Memory), MEMORY, f"`encode` returns {type(after)!r}.")
+            _require_arrays(PAYLOAD, payload, f"the payload {what} at ")
+            require_law(jax.tree.leaves(payload), PAYLOAD, f"{what}, there is no array in it.")
+            mean = codec.decode(context.received(together), payload)
+            require_law(
+                isinstance(mean, jax.Array) and mean.dtype == "float32" and mean.shape == x.shape,
+                DECODED,
+                f"{what}, `decode` returns {_described(mean)}, and is to return "
+                f"float32{list(x.shape)}.",
+            )
+            joined = None if codec.combine is None else payload
+            settled = codec.settle(context.replace(memory=after), joined, mean)
+            require_types(DECODED, settled[0], mean, f"the update of `settle` {what}")
+            return memory, after, settled[1]
+
+        key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+        given = jax.ShapeDtypeStruct(shape, "float32")
+        before, after, settled = jax.eval_shape(step, given, Coins(key, key))
+        require_types(MEMORY, after, before, f"the memory after `encode` {what}, at ")
+        require_types(MEMORY, settled, before, f"the memory after `settle` {what}, at ")
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else repr(value)

@@ -1,0 +1,78 @@
+"""What a law says where it does not hold: its name, the input, and the numbers."""
+
+import math
+import statistics
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcomm._base import PyTree
+
+
+def require_law(holds: Any, law: str, message: str) -> None:
+    """Raises an AssertionError that names the law unless it holds."""
+    if not holds:
+        raise AssertionError(f"law {law!r}: {message}")
+
+
+def quantile(alpha: float) -> float:
+    """What a standard normal variable exceeds with probability `alpha`."""
+    return -statistics.NormalDist().inv_cdf(alpha)
+
+
+def _type(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def require_types(law: str, found: PyTree, expected: PyTree, what: str) -> None:
+    """The same structure, shapes and dtypes."""
+    structures = jax.tree.structure(found), jax.tree.structure(expected)
+    require_law(
+        structures[0] == structures[1],
+        law,
+        f"{what} has the structure {structures[0]}, and is to have {structures[1]}.",
+    )
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
+    )
+    for (path, leaf), other in pairs:
+        require_law(
+            leaf.shape == other.shape and leaf.dtype == other.dtype,
+            law,
+            f"{what}{jax.tree_util.keystr(path)} is {_type(leaf)}, and is to be {_type(other)}.",
+        )
+
+
+def on_host(leaf: Any) -> np.ndarray:
+    """As NumPy compares it; the words of a key."""
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
+
+
+def require_equal(
+    law: str, found: PyTree, expected: PyTree, what: str, *, tolerance: float = 0.0
+) -> None:
+    """Equal bit for bit but for NaN; floats within `tolerance` of the largest magnitude."""
+    require_types(law, found, expected, what)
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
+    )
+    for (path, leaf), other in pairs:
+        one, two = on_host(leaf), on_host(other)
+        if jax.numpy.issubdtype(one.dtype, np.floating):
+            one, two = one.astype(np.float64), two.astype(np.float64)
+            finite = np.isfinite(one) & np.isfinite(two)
+            slack = tolerance * np.abs(two[finite]).max(initial=0)
+            with np.errstate(invalid="ignore"):
+                apart = ~(np.isclose(one, two, rtol=0, atol=slack, equal_nan=True))
+        else:
+            apart = one != two
+        if apart.any():
+            first = tuple(int(i) for i in np.argwhere(apart)[0])
+            raise AssertionError(
+                f"law {law!r}: {what}{jax.tree_util.keystr(path)} differs in {int(apart.sum())} of "
+                f"{math.prod(apart.shape)} numbers, first at {list(first)}: {one[first]!s} where "
+                f"{two[first]!s} is expected."
+            )

@@ -1,0 +1,64 @@
+"""What `encode` may change of a memory, and what workers share of it after `settle`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
+from jaxcomm.testing._alone import Sent, keys, send
+from jaxcomm.testing._inputs import inputs
+from jaxcomm.testing._law import require_equal
+
+SHARED, SETTLED = "encode leaves shared memory", "settle is alike on all workers"
+STEPS = 3
+
+
+def _joined(codec: Codec, step: Sent) -> tuple[PyTree, jax.Array]:
+    """What stands for the sum of payloads, and the mean that is decoded."""
+    workers = len(step.decoded)
+    if codec.combine is None:
+        return None, step.decoded.mean(axis=0)
+    first: Context = jax.tree.map(lambda leaf: leaf[0], step.contexts)
+    if codec.combine == "sum":
+        total = jax.tree.map(lambda leaf: leaf.sum(axis=0, dtype=leaf.dtype), step.payloads)
+    else:
+        total = _merged(codec, first.coins, step.payloads)
+    return total, codec.decode(first.received(workers), total)
+
+
+def _merged(codec: Codec, coins: Coins, payloads: PyTree) -> PyTree:
+    """Merged one after the other."""
+    assert callable(codec.combine)
+    workers = len(jax.tree.leaves(payloads)[0])
+    rows = [jax.tree.map(lambda leaf, i=i: leaf[i], payloads) for i in range(workers)]
+    return functools.reduce(functools.partial(codec.combine, coins), rows)
+
+
+def require_memory(codec: Codec, *, size: int, workers: int, seed: int) -> None:
+    """Over a few steps; a codec without memory passes."""
+
+    @jax.jit
+    def advance(x: jax.Array, memories: Memory, key: jax.Array) -> tuple[Memory, PyTree, Memory]:
+        step = send(codec, x, memories, key)
+        total, mean = _joined(codec, step)
+
+        def settle(context: Context, after: Memory) -> tuple[jax.Array, Memory]:
+            return codec.settle(context.replace(memory=after), total, mean)
+
+        updates, settled = jax.vmap(settle)(step.contexts, step.after)
+        return step.after, updates, settled
+
+    x = jnp.asarray(inputs(size, workers)["normal"], jnp.float32)
+    memories = jax.vmap(codec.init)(x)
+    for number, key in enumerate(keys(STEPS, seed)):
+        what = f"in step {number} of {workers} workers, at "
+        after, updates, settled = advance(x, memories, key)
+        require_equal(
+            SHARED, after.shared, memories.shared, f"`memory.shared` after `encode` {what}"
+        )
+        for name, tree in {"the update": updates, "`memory.shared`": settled.shared}.items():
+            first = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), tree)
+            require_equal(SETTLED, tree, first, f"{name} after `settle` {what}")
+        memories = settled

@@ -1,0 +1,66 @@
+"""How many collectives a step takes does not depend on the scope, nor on the number of leaves."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+import jaxcomm
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither, signs
+from jaxcomm.compression.sparsifiers import top_k
+from tests.slow import slow
+from tests.workers import mesh_of
+
+WORKERS = 4
+COLLECTIVE = re.compile(
+    r" (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
+)
+
+METHODS: dict[str, tuple[Any, int]] = {
+    "summed": (lambda scope: jaxcomm.global_qsgd(bits=8, scope=scope), 2),
+    "merged": (lambda scope: jaxcomm.global_qsgd(dithering="exponential", scope=scope), 3),
+    "gathered": (lambda scope: jaxcomm.qsgd(scope=scope), 1),
+    "gathered sparse": (
+        lambda scope: jaxcomm.gathered_mean("data", error_feedback(top_k(ratio=0.1)), scope=scope),
+        1,
+    ),
+    "two-stage": (lambda scope: jaxcomm.two_stage_mean("data", dither(bits=8), scope=scope), 3),
+    "votes": (lambda scope: jaxcomm.votes(codec=signs()), 3),
+}
+
+
+def collectives(tx: Any, leaves: int) -> int:
+    """Of the compiled program of one update, of leaves of which half are vectors."""
+    shapes = [(3 + leaf // 2, 5) if leaf % 2 else (3 + leaf // 2,) for leaf in range(leaves)]
+    params = {f"leaf {leaf}": jnp.ones(shape) for leaf, shape in enumerate(shapes)}
+    state = jaxcomm.init(tx, params, mesh := mesh_of(WORKERS))
+    specs = jaxcomm.state_specs(state)
+
+    def update(given: Any, state: Any) -> Any:
+        return tx.update(jax.tree.map(lambda x: x[0], given), state)
+
+    run = jax.shard_map(
+        update,
+        mesh=mesh,
+        in_specs=(PartitionSpec("data"), specs),
+        out_specs=(PartitionSpec(), specs),
+    )
+    given = jax.tree.map(lambda x: jnp.broadcast_to(x, (WORKERS, *x.shape)), params)
+    return len(COLLECTIVE.findall(jax.jit(run).lower(given, state).compile().as_text()))
+
+
+@pytest.mark.parametrize("scope", ["leaf", "bucket"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("leaves", [5, slow(24)])
+def test_one_an_exchange(method: str, scope: str, leaves: int) -> None:
+    build, number = METHODS[method]
+    assert collectives(build(scope), leaves) == number
+
+
+@pytest.mark.slow
+def test_sums_of_more_arrays_than_are_combined() -> None:
+    assert collectives(jaxcomm.global_qsgd(bits=8, scope="leaf"), 300) == 2
