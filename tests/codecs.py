@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxcomm import Codec, Coins, Context
+from jaxcomm.testing import _alone
 
 
 def jitted(codec: Codec) -> Codec:
@@ -25,9 +26,7 @@ def context_of(
 ) -> Context:
     """With statistics of its own: what `encode` needs, and `decode` once it is `received`."""
     drawn = coins_of(coins) if isinstance(coins, int) else coins
-    kept = codec.init(x) if memory is None else memory
-    context = Context(drawn, kept, (), workers, 1, x.shape)
-    return context.replace(agreed=codec.measure(context, x))
+    return _alone.context_of(codec, x, drawn, memory, workers)
 
 
 def _once(codec: Codec, memory: Any, x: jax.Array, coins: Coins) -> tuple[jax.Array, Any]:

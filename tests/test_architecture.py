@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import jaxcomm
-from jaxcomm import gossip, launch, recipes
+from jaxcomm import gossip, launch, recipes, testing
 from tests.cases import CASES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -34,6 +34,7 @@ ROWS = [
     {"synchronization", "scheduling"},
     {"recipes", "training"},
     {"__init__"},
+    {"testing"},  # Which nothing of the package imports.
     {"launch"},  # Which imports nothing of ours, and which nothing of the package imports.
     {"experiments"},
 ]
@@ -148,6 +149,7 @@ FUNCTIONS = sorted(
         jaxcomm.synchronization,
         jaxcomm.wire,
         launch,
+        testing,
     )
     for name in (f"{module.__name__}.{n}" for n in module.__all__)
 )

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm import compression, gossip, recipes, synchronization
+from jaxcomm import compression, gossip, recipes, synchronization, testing
 from tests.cases import CASES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -31,7 +31,7 @@ PACKAGES: list[ModuleType] = [
     gossip,
     synchronization,
 ]
-OTHERS: list[ModuleType] = [jaxcomm, jaxcomm.wire]
+OTHERS: list[ModuleType] = [jaxcomm, jaxcomm.wire, testing]
 TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationExtraArgs)
 
 

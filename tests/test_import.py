@@ -53,6 +53,7 @@ def test_nothing_is_loaded_but_jax_optax_and_ours(loaded: tuple[list[str], list[
         "flax",
         "jax.experimental.pallas",
         "jaxcomm.launch",
+        "jaxcomm.testing",
         "jaxlib.mosaic",
         "matplotlib",
         "networkx",

@@ -14,7 +14,7 @@ from jax import lax
 from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, Codec, Context, Diagnostics, Memory, PerWorker, PyTree
 from jaxcomm._require import require_state
-from jaxcomm.aggregation._agreement import nowhere_nan
+from jaxcomm.aggregation._agreement import all_finite, nowhere_nan
 from jaxcomm.aggregation._info import measure_info, nothing_known
 from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._stages import averages_over
@@ -191,7 +191,11 @@ def coded_mean(
         fits = finite
         if parts and codec.dropping is not None:
             fits = finite & nowhere_nan([each.mean for each in encoded])
-        kept = [*map(_lasting, _keep_if(fits, after, memories))]
+        settles = fits
+        if parts and any(map(remembers, memories)):
+            # What was finite may overflow on the way; kept, it would come back in every step.
+            settles = fits & all_finite(each.mean for each in encoded)
+        kept = [*map(_lasting, _keep_if(settles, after, memories))]
         known: Any = state.info
         if info and parts:
             if sent is None:

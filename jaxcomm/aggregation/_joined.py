@@ -19,13 +19,16 @@ def join_payloads(axis_name: AxisName, codec: Codec, join: Join, scope: str | No
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
-        measured = [codec.measure(*part) for part in parts]
+        contexts = [part.context.replace(workers=workers) for part in parts]
+        measured = [
+            codec.measure(context, part.x) for context, part in zip(contexts, parts, strict=True)
+        ]
         if scope == "tree":
             measured = over_units(codec.agree, measured)
         agreed, finite = agree(axis_name, codec.agree, measured, all_finite(x for _, x in parts))
         contexts = [
-            part.context.replace(agreed=agreement, workers=workers)
-            for part, agreement in zip(parts, agreed, strict=True)
+            context.replace(agreed=agreement)
+            for context, agreement in zip(contexts, agreed, strict=True)
         ]
         encoded = [
             codec.encode(context, part.x) for context, part in zip(contexts, parts, strict=True)

@@ -1,4 +1,7 @@
-"""A codec by itself: workers that share statistics, as arrays [workers, ...] on one device."""
+"""A codec by itself: workers as arrays [workers, ...] on one device.
+
+They share statistics where their payloads are joined, as aggregators have it.
+"""
 
 import functools
 from collections.abc import Callable
@@ -60,14 +63,17 @@ def send(codec: Codec, x: jax.Array, memories: Memory, key: jax.Array) -> Sent:
     def measure(private: jax.Array, memory: Memory, x: jax.Array) -> PyTree:
         return codec.measure(knows(private, memory), x)
 
-    agreed = over_workers(codec.agree, jax.vmap(measure)(privates, memories, x))
+    measured = jax.vmap(measure)(privates, memories, x)
+    alone = codec.combine is None  # Then statistics travel with the payload.
+    agreed = measured if alone else over_workers(codec.agree, measured)
 
-    def encode(private: jax.Array, memory: Memory, x: jax.Array) -> Sent:
+    def encode(private: jax.Array, memory: Memory, x: jax.Array, agreed: PyTree) -> Sent:
         context = knows(private, memory, agreed)
         payload, after = codec.encode(context, x)
         return Sent(context, payload, after, codec.decode(context.received(), payload))
 
-    return jax.vmap(encode)(privates, memories, x)
+    each = (0, 0, 0, 0 if alone else None)
+    return jax.vmap(encode, in_axes=each)(privates, memories, x, agreed)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What a codec claims of its error holds of workers that share statistics."""
+"""What a codec claims of its error holds."""
 
 import numpy as np
 
@@ -58,10 +58,11 @@ def require_variance(
 def require_claims(
     codec: Codec, claims: Claims, *, size: int, workers: int, draws: int, seed: int
 ) -> None:
-    """Those of `claims` that are not None."""
+    """Those of `claims` that are not None; of workers by themselves where none share statistics."""
+    together = workers if codec.combine is not None else 1
     if claims.variance is not None:
-        omega = claims.variance(size, workers)
+        omega = claims.variance(size, together)
         require_variance(codec, omega, size=size, workers=workers, draws=draws, seed=seed)
     if claims.contraction is not None:
-        delta = claims.contraction(size, workers)
+        delta = claims.contraction(size, together)
         require_contraction(codec, delta, size=size, workers=workers, draws=draws, seed=seed)

@@ -9,6 +9,7 @@ from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
 from jaxcomm.testing._law import require_law, require_types
 
 PAYLOAD, STATISTICS, DECODED, MEMORY = "payload", "statistics", "decoded", "memory types"
+RECEIVERS = "receivers decode"
 
 
 def _shapes(size: int) -> list[tuple[int, ...]]:
@@ -29,7 +30,8 @@ def _require_arrays(law: str, tree: PyTree, what: str) -> None:
 
 def _require_statistics(codec: Codec, measured: PyTree, what: str) -> None:
     _require_arrays(STATISTICS, measured, what)
-    found, expected = jax.tree.structure(measured), jax.tree.structure(codec.agree)
+    found: Any = jax.tree.structure(measured)
+    expected: Any = jax.tree.structure(codec.agree)
     require_law(
         found == expected,
         STATISTICS,
@@ -41,44 +43,62 @@ def _require_statistics(codec: Codec, measured: PyTree, what: str) -> None:
             dtype is not None, STATISTICS, f"`agree` says {kind!r}: 'sum', 'max' or 'or' is meant."
         )
         require_law(
-            leaf.dtype == dtype, STATISTICS, f"{what} is {leaf.dtype}, where {kind!r} takes {dtype}."
+            leaf.dtype == dtype,
+            STATISTICS,
+            f"{what} is {leaf.dtype}, where {kind!r} takes {dtype}.",
         )
 
 
 def require_form(codec: Codec, *, size: int, workers: int) -> None:
     """Payload and statistics are arrays, decoded is float32 of the shape, memory keeps its type."""
     for shape in _shapes(size):
-        what = f"of an array of shape {list(shape)}"
+        _require_of_shape(codec, shape, workers)
 
-        def step(x: jax.Array, coins: Coins) -> tuple[Any, ...]:
-            memory = codec.init(x)
-            require_law(isinstance(memory, Memory), MEMORY, f"`init` returns {type(memory)!r}.")
-            together = workers if codec.combine is not None else 1
-            context = Context(coins, memory, (), together, 1, x.shape)
-            measured = codec.measure(context, x)
-            _require_statistics(codec, measured, f"`measure` {what}")
-            context = context.replace(agreed=measured)
-            payload, after = codec.encode(context, x)
-            require_law(isinstance(after, Memory), MEMORY, f"`encode` returns {type(after)!r}.")
-            _require_arrays(PAYLOAD, payload, f"the payload {what} at ")
-            require_law(jax.tree.leaves(payload), PAYLOAD, f"{what}, there is no array in it.")
-            mean = codec.decode(context.received(together), payload)
-            require_law(
-                isinstance(mean, jax.Array) and mean.dtype == "float32" and mean.shape == x.shape,
-                DECODED,
-                f"{what}, `decode` returns {_described(mean)}, and is to return "
-                f"float32{list(x.shape)}.",
-            )
-            joined = None if codec.combine is None else payload
-            settled = codec.settle(context.replace(memory=after), joined, mean)
-            require_types(DECODED, settled[0], mean, f"the update of `settle` {what}")
-            return memory, after, settled[1]
 
-        key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
-        given = jax.ShapeDtypeStruct(shape, "float32")
-        before, after, settled = jax.eval_shape(step, given, Coins(key, key))
-        require_types(MEMORY, after, before, f"the memory after `encode` {what}, at ")
-        require_types(MEMORY, settled, before, f"the memory after `settle` {what}, at ")
+def _require_of_shape(codec: Codec, shape: tuple[int, ...], workers: int) -> None:
+    what = f"of an array of shape {list(shape)}"
+
+    def step(x: jax.Array, coins: Coins) -> tuple[Any, ...]:
+        memory = codec.init(x)
+        require_law(isinstance(memory, Memory), MEMORY, f"`init` returns {type(memory)!r}.")
+        together = workers if codec.combine is not None else 1
+        context = Context(coins, memory, (), together, 1, x.shape)
+        measured = codec.measure(context, x)
+        _require_statistics(codec, measured, f"`measure` {what}")
+        context = context.replace(agreed=measured)
+        payload, after = codec.encode(context, x)
+        require_law(isinstance(after, Memory), MEMORY, f"`encode` returns {type(after)!r}.")
+        _require_arrays(PAYLOAD, payload, f"the payload {what} at ")
+        require_law(jax.tree.leaves(payload), PAYLOAD, f"{what}, there is no array in it.")
+        mean = _of_receivers(codec, context.replace(count=together), payload)
+        require_law(
+            isinstance(mean, jax.Array) and mean.dtype == "float32" and mean.shape == x.shape,
+            DECODED,
+            f"{what}, `decode` returns {_described(mean)}, and is to return "
+            f"float32{list(x.shape)}.",
+        )
+        joined = None if codec.combine is None else payload
+        settled = codec.settle(context.replace(memory=after), joined, mean)
+        require_types(DECODED, settled[0], mean, f"the update of `settle` {what}")
+        return memory, after, settled[1]
+
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+    given = jax.ShapeDtypeStruct(shape, "float32")
+    before, after, settled = jax.eval_shape(step, given, Coins(key, key))
+    require_types(MEMORY, after, before, f"the memory after `encode` {what}, at ")
+    require_types(MEMORY, settled, before, f"the memory after `settle` {what}, at ")
+
+
+def _of_receivers(codec: Codec, context: Context, payload: PyTree) -> jax.Array:
+    """The mean, decoded without memory; where only that is an error, the law is broken."""
+    codec.decode(context, payload)
+    try:
+        return codec.decode(context.received(context.count), payload)
+    except Exception as error:
+        raise AssertionError(
+            f"law {RECEIVERS!r}: with the public coin alone and without memory, `decode` raises "
+            f"{error!r}."
+        ) from error
 
 
 def _described(value: Any) -> str:

@@ -27,15 +27,12 @@ def _type(leaf: Any) -> str:
 
 def require_types(law: str, found: PyTree, expected: PyTree, what: str) -> None:
     """The same structure, shapes and dtypes."""
-    structures = jax.tree.structure(found), jax.tree.structure(expected)
+    structure: Any = jax.tree.structure(found)
+    wanted: Any = jax.tree.structure(expected)
     require_law(
-        structures[0] == structures[1],
-        law,
-        f"{what} has the structure {structures[0]}, and is to have {structures[1]}.",
+        structure == wanted, law, f"{what} has the structure {structure}, and is to have {wanted}."
     )
-    pairs = zip(
-        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
-    )
+    pairs = zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True)
     for (path, leaf), other in pairs:
         require_law(
             leaf.shape == other.shape and leaf.dtype == other.dtype,
@@ -56,9 +53,7 @@ def require_equal(
 ) -> None:
     """Equal bit for bit but for NaN; floats within `tolerance` of the largest magnitude."""
     require_types(law, found, expected, what)
-    pairs = zip(
-        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
-    )
+    pairs = zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True)
     for (path, leaf), other in pairs:
         one, two = on_host(leaf), on_host(other)
         if jax.numpy.issubdtype(one.dtype, np.floating):

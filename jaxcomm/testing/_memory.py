@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
 from jaxcomm.testing._alone import Sent, keys, send

@@ -26,15 +26,15 @@ def require_unbiased(
       what: What was drawn, for the message.
       spread: How far a draw may be from the truth in a coordinate. Default: the largest error of
         all coordinates that the sample shows.
-      rounding: What is allowed for rounding of floats, of a coordinate.
+      rounding: What is allowed for rounding of floats, in all or by coordinate.
     """
     draws, size = sample.shape
     far = np.abs(sample - truth).max(initial=0) if spread is None else spread
     # Along the truth too: a shrinking bias is small in a coordinate and large in the sum.
     sample = np.concatenate([sample, (sample @ truth)[:, None]], axis=1)
     ones = np.ones(size)
-    along = np.abs(truth) @ np.broadcast_to(rounding, size)
-    rounding = np.append(rounding * ones, max(along, np.max(rounding)))
+    along = np.abs(truth) @ rounding if isinstance(rounding, np.ndarray) else rounding
+    rounding = np.append(rounding * ones, along)
     # Bernstein's second term: values too rare to be seen in so many draws have no deviation yet.
     unseen = 2 * far * np.log(2 * (size + 1) / ALPHA) / (3 * draws)
     unseen = unseen * np.append(ones, np.abs(truth).sum())

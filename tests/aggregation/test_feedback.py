@@ -124,3 +124,13 @@ def test_a_nan_leaves_what_is_kept_as_it_was(aggregate: Any, skip: bool, mode: M
         np.any(a != b)
         for a, b in zip(*(jax.tree.leaves(of(state)) for state in (after, later)), strict=True)
     )
+
+
+def test_what_overflows_on_the_way_is_not_kept() -> None:
+    tx = jaxcomm.gathered_mean("data", error_feedback(top_k(k=1)))
+    step = aggregator(tx, 2, "vmap")
+    state = initial(tx, jnp.zeros((2, 3)), "vmap")
+    for size, finite in ((2e38, True), (2e38, False), (1.0, True)):
+        results, state = step(jnp.full((2, 3), size), state, jnp.ones(2))
+        assert bool(np.isfinite(results).all()) == finite
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.own))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import optax
@@ -60,6 +60,7 @@ class Case(NamedTuple):
       result: `updates [steps, n, d] -> results [steps, d]`, exactly, of what is no mean.
       exempt: Mistakes of `tests.mutants` that the row cannot make, or that cannot be seen in its
         results, each with the reason. What has no memory need not say so.
+      nonfinite: Whether a NaN makes all of the update NaN, or its own coordinate.
       staged: May be any stage of `hierarchical`: one aggregator, without memory.
     """
 
@@ -91,6 +92,7 @@ class Case(NamedTuple):
     exempt: tuple[tuple[str, str], ...] = ()
     staged: bool = True
     zeros_drawn: bool = False
+    nonfinite: Literal["all", "coordinate"] = "all"
     alien: str = ""
 
     def __repr__(self) -> str:

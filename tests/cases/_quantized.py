@@ -125,6 +125,7 @@ QUANTIZED = [
         variance=lambda d, n: 0.0,
         resolution=lambda n, d: 0.0,
         random=False,
+        nonfinite="coordinate",
     ),
     Case(
         "ring_mean",
@@ -135,6 +136,7 @@ QUANTIZED = [
         variance=lambda d, n: 0.0,
         resolution=lambda n, d: 0.0,
         random=False,
+        nonfinite="coordinate",
     ),
     Case(
         "votes",

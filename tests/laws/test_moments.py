@@ -5,14 +5,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from jaxcomm.testing._inputs import inputs
 from tests.cases import CASES, Case
-from tests.laws.test_contraction import DRAWS, SIZE, compressed, inputs
+from tests.laws.test_contraction import DRAWS, SIZE, compressed
 
 MOMENTS = [c for c in CASES if c.moment]
 
 
 def check_moment(case: Case, name: str) -> None:
-    x = np.asarray(inputs(SIZE)[name], np.float32)
+    x = np.asarray(inputs(SIZE)[name][0], np.float32)
     decoded = compressed(case.compressor, jnp.asarray(x), DRAWS if case.random else 1)
     errors = np.sum((decoded - x.astype(np.float64)) ** 2, axis=1)
     expected = case.moment(x.astype(np.float64))

@@ -4,16 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxcomm.testing._steps import Setting, require_visible
 from tests.cases import CASES, Case, rows
-from tests.workers import MODE_ROWS, ONE_LEAF, Mode, aggregate, flat, gradients
+from tests.workers import MODE_ROWS, ONE_LEAF, Mode, gradients
 
 
 def check_visible(case: Case, value: float, mode: Mode) -> None:
-    updates = gradients(4)
-    updates["kernel"] = updates["kernel"].at[2, 1, 1].set(value)
-    results = flat(aggregate(case.make(), updates, mode))
-    hit = 3 + 2 * 1 + 1
-    assert not np.isfinite(results[:, hit]).any()
+    setting = Setting(case.make(), 4, "data")
+    require_visible(setting, gradients(4), {2: value}, shows=case.nonfinite, mode=mode)
 
 
 @pytest.mark.parametrize("mode", MODE_ROWS)
@@ -30,6 +28,5 @@ def test_infinity_is_visible(case: Case, value: float) -> None:
 
 @pytest.mark.parametrize("case", rows(CASES), ids=repr)
 def test_opposite_infinities_do_not_cancel(case: Case) -> None:
-    updates = np.zeros(ONE_LEAF, np.float32)
-    updates[:2, 0] = np.inf, -np.inf
-    assert np.isnan(aggregate(case.make(), jnp.asarray(updates))[:, 0]).all()
+    setting, opposite = Setting(case.make(), ONE_LEAF[0], "data"), {0: np.inf, 1: -np.inf}
+    require_visible(setting, jnp.zeros(ONE_LEAF), opposite, shows=case.nonfinite)

@@ -1,0 +1,147 @@
+"""Laws of an aggregator's step: its types, its replicas, its modes, and what is not finite."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm._base import PyTree
+from jaxcomm._state import state_specs
+from jaxcomm.testing._law import require_equal, require_law, require_types
+from jaxcomm.testing._updates import rows_of, tree_of
+from jaxcomm.testing._workers import Mode, aggregator, initial, program
+
+TYPES, STATE, REPLICAS, MODES, EAGER = "update types", "state types", "replicas", "modes", "jit"
+NONFINITE, MEMORY, WEIGHTS = "nonfinite", "memory after nonfinite", "equal weights"
+NEAR = 1e-5  # Of floats that compilers round in another order.
+
+Nonfinite = Literal["all", "coordinate"]
+
+
+class Setting(NamedTuple):
+    """An aggregator, and where it runs."""
+
+    tx: Any
+    workers: int
+    axis_name: str
+
+    def first(self, updates: PyTree, mode: Mode = "vmap") -> PyTree:
+        """The first state."""
+        return initial(self.tx, updates, mode, self.axis_name)
+
+    def step(
+        self, updates: PyTree, state: PyTree, mode: Mode = "vmap", weight: float | None = None
+    ) -> tuple[PyTree, PyTree]:
+        """Every worker's results, and the state after."""
+        run = aggregator(self.tx, self.workers, mode, weight is not None, self.axis_name)
+        weights = np.full(self.workers, 1 if weight is None else weight, np.float32)
+        results: tuple[PyTree, PyTree] = run(updates, state, weights)
+        return results
+
+    def modes(self) -> list[Mode]:
+        """Those that this machine has the devices for."""
+        return ["vmap", "checked"] if jax.device_count() >= self.workers else ["vmap"]
+
+
+def require_replicas(results: PyTree, what: str) -> None:
+    """All workers have the same, bit for bit, NaN or not."""
+    first = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), results)
+    require_equal(REPLICAS, results, first, f"{what}, the result ")
+
+
+def _near(results: PyTree) -> float:
+    """A tolerance of the coarsest dtype in the tree."""
+    return max([NEAR, *(float(jnp.finfo(x.dtype).eps) for x in jax.tree.leaves(results))])
+
+
+def require_steps(setting: Setting, updates: PyTree) -> None:
+    """Two steps in every mode keep all types, and workers and modes agree."""
+    found = {}
+    for mode in setting.modes():
+        before = setting.first(updates, mode)
+        results, state = setting.step(updates, before, mode)
+        what = f"of {setting.workers} workers in mode {mode!r}"
+        require_types(TYPES, results, updates, f"{what}, the result ")
+        require_types(STATE, state, before, f"{what}, the state ")
+        require_replicas(results, what)
+        found[mode], state = setting.step(updates, state, mode)
+        require_types(STATE, state, before, f"{what}, the state after two steps ")
+        require_replicas(found[mode], f"{what}, in the second step")
+    simulated = found.pop("vmap")
+    for results in found.values():
+        what = "in the second step on a mesh, against `jax.vmap`, the result "
+        require_equal(MODES, results, simulated, what, tolerance=_near(results))
+
+
+def require_eager(setting: Setting, updates: PyTree) -> None:
+    """The step is the same without `jax.jit`."""
+    state = setting.first(updates)
+    run = program(setting.tx, setting.workers, "vmap", axis_name=setting.axis_name)
+    eager, _ = run(updates, state, jnp.ones(setting.workers))
+    jitted, _ = setting.step(updates, state)
+    what = "under jit, against none, the result "
+    require_equal(EAGER, jitted, eager, what, tolerance=_near(jitted))
+
+
+def require_equal_weights(setting: Setting, updates: PyTree) -> None:
+    """Weights that are equal are as good as none."""
+    state = setting.first(updates)
+    plain, _ = setting.step(updates, state)
+    weighted, _ = setting.step(updates, state, weight=2.0)
+    what = "with `weight=2` on all workers, the result "
+    require_equal(WEIGHTS, weighted, plain, what, tolerance=1e-6)
+
+
+def _own(state: PyTree) -> PyTree:
+    """The leaves that differ by worker."""
+    specs = jax.tree.leaves(state_specs(state))
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {
+        jax.tree_util.keystr(path): leaf
+        for (path, leaf), spec in zip(leaves, specs, strict=True)
+        if any(spec)
+    }
+
+
+def require_visible(
+    setting: Setting,
+    updates: PyTree,
+    values: dict[int, float],
+    *,
+    shows: Nonfinite = "all",
+    mode: Mode = "vmap",
+    memory: bool = True,
+) -> None:
+    """What is not finite on some workers shows on all, and what each remembers stays as it was.
+
+    Args:
+      setting: The aggregator.
+      updates: Finite ones, [workers, ...].
+      values: What takes the place of one coordinate, by the number of the worker.
+      shows: Whether all of the result is NaN, or that coordinate is not finite.
+      mode: How workers run.
+      memory: Whether memory that differs by worker is held to stay.
+    """
+    rows = rows_of(updates)
+    hit = rows.shape[1] // 2
+    for worker, value in values.items():
+        rows[worker, hit] = value
+    _, state = setting.step(updates, setting.first(updates, mode), mode)
+    results, after = setting.step(tree_of(jax.tree.map(lambda x: x[0], updates), rows), state, mode)
+    found = rows_of(results)
+    where = ", ".join(f"{value} on worker {worker}" for worker, value in values.items())
+    what = f"of {setting.workers} workers in mode {mode!r}, with {where}, coordinate {hit}"
+    if shows == "all":
+        lost = np.argwhere(~np.isnan(found))
+        require_law(
+            not len(lost),
+            NONFINITE,
+            f"{what}, {len(lost)} of {found.size} results are not NaN, as "
+            f"{found[tuple(lost[0])] if len(lost) else ''} in coordinate "
+            f"{lost[0][1] if len(lost) else ''} of worker {lost[0][0] if len(lost) else ''}.",
+        )
+    visible = np.isnan(found[:, hit]) if len(values) > 1 else ~np.isfinite(found[:, hit])
+    require_law(visible.all(), NONFINITE, f"{what}, the workers' results are {found[:, hit]}.")
+    if memory:
+        require_equal(MEMORY, _own(after), _own(state), f"{what}, the state ")

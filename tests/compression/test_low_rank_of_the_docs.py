@@ -1,0 +1,149 @@
+"""The codecs of docs/extending.md are one short file each, and the last one is PowerSGD."""
+
+import functools
+import importlib.util
+import math
+import pathlib
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm import Claims, Codec, Context
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.testing import check_codec
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+WORKERS, STEPS = 3, 6
+PUBLIC = {"jax", "jax.numpy", "jaxcomm", "typing", "math"}
+
+
+@functools.cache
+def files() -> list[str]:
+    """The three blocks of the page that are a codec's whole file."""
+    specification = importlib.util.spec_from_file_location("readme", ROOT / "tools/run_readme.py")
+    assert specification is not None and specification.loader is not None
+    readme = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(readme)
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    codes = [block.code for block in readme.python_blocks(page)]
+    return [code for code in codes if "Codec(" in code and "import Claims" in code]
+
+
+@functools.cache
+def low_rank() -> Any:
+    defined: dict[str, Any] = {"__name__": "low_rank"}
+    exec(files()[2], defined)
+    return defined["low_rank"]
+
+
+def test_each_codec_is_a_file_of_60_lines_without_private_imports() -> None:
+    assert len(files()) == 3
+    for code in files():
+        assert len(code.splitlines()) <= 60
+        imports = [
+            line.split() for line in code.splitlines() if line.startswith(("import", "from"))
+        ]
+        assert {words[1] for words in imports} <= PUBLIC
+        assert not re.search(r"[. ]_(?!replace)", code)
+
+
+def power_sgd(updates: np.ndarray, q: np.ndarray, *, feedback: bool) -> list[np.ndarray]:
+    """Algorithms 1 and 2 of Vogels et al., of `updates` [steps, workers, rows, columns]."""
+    residuals, means = np.zeros_like(updates[0]), []
+    for matrices in updates:
+        given = matrices + residuals
+        basis, _ = np.linalg.qr(np.mean([m @ q for m in given], axis=0))
+        own = [m.T @ basis for m in given]
+        if feedback:
+            residuals = np.stack([m - basis @ q.T for m, q in zip(given, own, strict=True)])
+        q = np.mean(own, axis=0)
+        means.append(basis @ q.T)
+    return means
+
+
+@functools.cache
+def updates(shape: tuple[int, ...]) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=(1, 1, *shape))
+    return np.asarray(common + rng.normal(size=(STEPS, WORKERS, *shape)), np.float32)
+
+
+def means_of(codec: Any, given: np.ndarray) -> np.ndarray:
+    """The aggregator's means of every step on every worker, [workers, steps, ...]."""
+    tx = jaxcomm.summed_mean("data", codec)
+
+    def worker(xs: jax.Array) -> jax.Array:
+        _, means = jax.lax.scan(lambda s, x: tx.update(x, s)[::-1], tx.init(xs[0]), xs)
+        return means
+
+    return np.asarray(jax.jit(jax.vmap(worker, in_axes=1, axis_name="data"))(jnp.asarray(given)))
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_is_power_sgd(feedback: bool) -> None:
+    given = updates((12, 7))
+    plain = low_rank()(2, drawn=0)
+    start = np.asarray(plain.init(jnp.zeros((12, 7))).shared, np.float64)
+    expected = power_sgd(given.astype(np.float64), start, feedback=feedback)
+    # The page says why PowerSGD itself claims no bound, so feedback would refuse it.
+    codec = error_feedback(plain._replace(claims=Claims(bounded=True))) if feedback else plain
+    for means in means_of(codec, given):
+        np.testing.assert_allclose(means, expected, atol=1e-4)
+
+
+def test_feedback_refuses_power_sgd_as_published() -> None:
+    with pytest.raises(ValueError, match="no bound is known"):
+        means_of(error_feedback(low_rank()(2, drawn=0)), updates((12, 7)))
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (1, 4)])
+def test_a_single_row_is_sent_whole(shape: tuple[int, ...]) -> None:
+    given = updates(shape)
+    for means in means_of(error_feedback(low_rank()(2)), given):
+        np.testing.assert_allclose(means, given.mean(axis=1), rtol=1e-5, atol=1e-6)
+
+
+def test_each_worker_keeps_the_part_that_is_claimed_though_updates_cancel() -> None:
+    codec, x = low_rank()(1), jnp.asarray(updates((6, 4))[0, 0])
+    claimed = codec.claims.contraction(x.size, 2)
+    # What two workers have adds up to 0: they agree on nothing but the column that is drawn.
+    agreed = jax.tree.map(jnp.zeros_like, codec.measure(Context.of(x, memory=codec.init(x)), x))
+
+    def left_out(key: jax.Array) -> jax.Array:
+        context = Context.of(x, memory=codec.init(x)).replace(agreed=agreed, workers=2)
+        context = context.replace(coins=context.coins._replace(public=key))
+        payload, _ = codec.encode(context, x)
+        return jnp.sum((codec.decode(context.received(), payload) - x) ** 2) / jnp.sum(x**2)
+
+    parts = np.asarray(jax.jit(jax.vmap(left_out))(jax.random.split(jax.random.key(1), 2000)))
+    assert parts.mean() + 5 * parts.std() / 2000**0.5 <= 1 - claimed
+
+
+def of_matrices(codec: Codec, columns: int) -> Codec:
+    """The codec of units that are laid out as matrices, whatever their shape."""
+
+    def inside(context: Context) -> Context:
+        return context.replace(shape=(math.prod(context.shape) // columns, columns))
+
+    def settle(context: Context, payload: Any, mean: jax.Array) -> Any:
+        update, memory = codec.settle(inside(context), payload, mean.reshape(-1, columns))
+        return update.reshape(mean.shape), memory
+
+    return codec._replace(
+        init=lambda x: codec.init(x.reshape(-1, columns)),
+        measure=lambda context, x: codec.measure(inside(context), x.reshape(-1, columns)),
+        encode=lambda context, x: codec.encode(inside(context), x.reshape(-1, columns)),
+        decode=lambda context, payload: codec.decode(inside(context), payload).reshape(
+            context.shape
+        ),
+        settle=settle,
+    )
+
+
+def test_keeps_the_laws_of_codecs() -> None:
+    check_codec(of_matrices(low_rank()(2), columns=6))

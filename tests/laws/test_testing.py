@@ -1,0 +1,402 @@
+"""The laws of `jaxcomm.testing` hold of every row, and each of them can fail."""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import jaxcomm
+from jaxcomm import Claims, Codec, Context, Memory, PerWorker
+from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.testing import check_aggregator, check_codec
+from tests.cases import CASES, Case, rows
+
+
+class CodecRow(NamedTuple):
+    """A codec, under the name of the first row that has it."""
+
+    name: str
+    codec: Codec
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _codecs() -> list[CodecRow]:
+    """Of all rows, each once, with and without feedback."""
+    first: dict[Codec, str] = {}
+    for case in CASES:
+        for codec in filter(None, (case.codec, case.compressor)):
+            # Of one row, the codec that feedback is given has a name of its own.
+            inner = codec is case.compressor and codec is not case.codec
+            first.setdefault(codec, f"{case.name}_without_feedback" if inner else case.name)
+    return [CodecRow(name, codec) for codec, name in first.items()]
+
+
+@pytest.mark.parametrize("case", rows(_codecs()), ids=repr)
+def test_every_codec(case: CodecRow) -> None:
+    check_codec(case.codec)
+
+
+@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+def test_every_aggregator(case: Case) -> None:
+    coordinates = 14
+    check_aggregator(
+        case.make(),
+        resolution=case.resolution(3, coordinates) if case.resolution else None,
+        unbiased=case.unbiased,
+        weighted=case.weighted,
+        zeros=not (case.zeros_drawn or case.spreads),
+        nonfinite=case.nonfinite,
+    )
+
+
+# Codecs of integers between two levels, and what is wrong with them.
+class Levels(NamedTuple):
+    codes: jax.Array
+
+
+class Peak(NamedTuple):
+    max_abs: Any
+
+
+def whole(
+    *,
+    levels: Callable[[int], int] = lambda workers: 127 // workers,
+    round_: Callable[[Context, jax.Array], jax.Array] | None = None,
+    **changes: Any,
+) -> Codec:
+    """Rounds to int8 of the largest magnitude that workers agree on."""
+
+    def stochastic(context: Context, x: jax.Array) -> jax.Array:
+        return jnp.floor(x + jax.random.uniform(context.coins.private, x.shape))
+
+    rounded = round_ or stochastic
+
+    def encode(context: Context, x: jax.Array) -> tuple[Levels, Memory]:
+        peak, most = context.agreed.max_abs, levels(context.workers)
+        scaled = jnp.clip(rounded(context, x / jnp.where(peak > 0, peak, 1) * most), -most, most)
+        return Levels(scaled.astype(jnp.int8)), context.memory
+
+    def decode(context: Context, payload: Levels) -> jax.Array:
+        step = context.agreed.max_abs / (levels(context.workers) * context.count)
+        return payload.codes.astype(jnp.float32) * step
+
+    codec = Codec(
+        encode=encode,
+        decode=decode,
+        measure=lambda context, x: Peak(jnp.max(jnp.abs(x))),
+        agree=Peak("max"),
+        combine="sum",
+        claims=Claims(variance=lambda size, workers: size * workers / (4 * levels(workers) ** 2)),
+    )
+    return codec._replace(**changes)
+
+
+def with_memory(memory: Memory, **changes: Any) -> Codec:
+    return whole(init=lambda x: memory, **changes)
+
+
+def _encode_then(change: Callable[[Memory], Memory], codec: Codec) -> Codec:
+    def encode(context: Context, x: jax.Array) -> tuple[Any, Memory]:
+        payload, after = codec.encode(context, x)
+        return payload, change(after)
+
+    return codec._replace(encode=encode)
+
+
+def _decoded(change: Callable[[Context, jax.Array], jax.Array], codec: Codec) -> Codec:
+    return codec._replace(
+        decode=lambda context, payload: change(context, codec.decode(context, payload))
+    )
+
+
+def _private(context: Context, x: jax.Array) -> jax.Array:
+    return x + jax.random.uniform(context.coins.private)
+
+
+def _counted() -> Codec:
+    """Whose payload depends on how often it was traced."""
+    calls: list[None] = []
+
+    def encode(context: Context, x: jax.Array) -> tuple[Levels, Memory]:
+        calls.append(None)
+        return Levels(jnp.round(x).astype(jnp.int8) + jnp.int8(len(calls))), context.memory
+
+    return Codec(encode=encode, decode=lambda context, payload: payload.codes.astype(jnp.float32))
+
+
+def _called_again() -> Codec:
+    """Whose payload depends on how often its program ran."""
+    calls: list[None] = []
+
+    def number(x: np.ndarray) -> np.ndarray:
+        calls.append(None)
+        return np.full_like(x, len(calls))
+
+    def encode(context: Context, x: jax.Array) -> tuple[Levels, Memory]:
+        counted = jax.pure_callback(number, x, x, vmap_method="expand_dims")
+        return Levels(counted.astype(jnp.int8)), context.memory
+
+    return Codec(encode=encode, decode=lambda context, payload: payload.codes.astype(jnp.float32))
+
+
+def _mapped_apart() -> Codec:
+    """Which is another one under `jax.vmap`."""
+
+    @jax.custom_batching.custom_vmap
+    def codes(x: jax.Array) -> jax.Array:
+        return jnp.round(x).astype(jnp.int8)
+
+    @codes.def_vmap
+    def mapped(axis_size: int, in_batched: Any, x: jax.Array) -> Any:
+        return jnp.ceil(x).astype(jnp.int8), True
+
+    return Codec(
+        encode=lambda context, x: (Levels(codes(x)), context.memory),
+        decode=lambda context, payload: payload.codes.astype(jnp.float32),
+    )
+
+
+def _settled_apart() -> Codec:
+    """What workers share after a step is of each worker's own."""
+
+    def settle(context: Context, payload: Any, mean: jax.Array) -> tuple[jax.Array, Memory]:
+        own = jax.random.uniform(context.coins.private)
+        return mean, context.memory._replace(shared=own)
+
+    return with_memory(Memory(shared=jnp.zeros(())), settle=settle)
+
+
+COUNT = Memory(shared=jnp.zeros(()))
+OWN = Memory(own=jnp.zeros(()))
+BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
+    "rounds down": ("unbiased", lambda: whole(round_=lambda context, x: jnp.floor(x))),
+    "rounds towards zero": ("unbiased", lambda: whole(round_=lambda context, x: jnp.trunc(x))),
+    "claims half the variance": (
+        "variance",
+        lambda: whole(claims=Claims(variance=lambda size, workers: 1e-5)),
+    ),
+    "claims too much contraction": (
+        "contraction",
+        lambda: top_k(k=4)._replace(claims=Claims(contraction=lambda size, workers: 0.5)),
+    ),
+    "wraps": ("sums", lambda: whole(levels=lambda workers: 127)),
+    "forgets the count": (
+        "sums",
+        lambda: _decoded(lambda context, x: x * context.count, whole()),
+    ),
+    "decodes by the private coin": ("receivers decode", lambda: _decoded(_private, whole())),
+    "decodes by its memory": (
+        "receivers decode",
+        lambda: _decoded(lambda context, x: x + context.memory.own, with_memory(OWN)),
+    ),
+    "draws anew in each call": ("same coins", _called_again),
+    "draws anew in each trace": ("jit", _counted),
+    "rounds otherwise under vmap": ("vmap", _mapped_apart),
+    "changes what is shared in encode": (
+        "encode leaves shared memory",
+        lambda: _encode_then(
+            lambda after: after._replace(shared=after.shared + 1), with_memory(COUNT)
+        ),
+    ),
+    "shares its own": ("settle is alike on all workers", _settled_apart),
+    "remembers in another dtype": (
+        "memory types",
+        lambda: _encode_then(
+            lambda after: after._replace(own=after.own.astype(jnp.bfloat16)), with_memory(OWN)
+        ),
+    ),
+    "remembers more": (
+        "memory types",
+        lambda: _encode_then(lambda after: after._replace(own=(after.own,)), with_memory(OWN)),
+    ),
+    "settles on another dtype": (
+        "decoded",
+        lambda: whole(
+            settle=lambda context, payload, mean: (mean.astype(jnp.bfloat16), context.memory)
+        ),
+    ),
+    "decodes to bfloat16": (
+        "decoded",
+        lambda: _decoded(lambda context, x: x.astype(jnp.bfloat16), whole()),
+    ),
+    "decodes a flat array": ("decoded", lambda: _decoded(lambda context, x: x.ravel(), whole())),
+    "sends a number": ("payload", lambda: whole(encode=lambda context, x: ((1.0,), Memory()))),
+    "sends nothing": ("payload", lambda: whole(encode=lambda context, x: ((), Memory()))),
+    "agrees on nothing": ("statistics", lambda: whole(agree=())),
+    "agrees on a mean": ("statistics", lambda: whole(agree=Peak("mean"))),
+    "measures in bfloat16": (
+        "statistics",
+        lambda: whole(measure=lambda context, x: Peak(jnp.max(x).astype(jnp.bfloat16))),
+    ),
+}
+
+
+def named(law: str) -> str:
+    return re.escape(f"law {law!r}: ")
+
+
+def test_the_honest_codec_passes() -> None:
+    check_codec(whole(), size=16, workers=[3])
+    check_codec(with_memory(OWN), size=16, workers=[2])
+
+
+@pytest.mark.parametrize("mistake", BROKEN_CODECS)
+def test_a_broken_codec_is_caught(mistake: str) -> None:
+    law, codec = BROKEN_CODECS[mistake]
+    with pytest.raises(AssertionError, match=named(law)):
+        check_codec(codec(), size=16, workers=[3])
+
+
+def changed(
+    change: Callable[[Any, Any], Any], tx: Any = None, *, before: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    """The mean, where `change` makes something else of updates and state."""
+    inner = jaxcomm.mean() if tx is None else tx
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        if before:
+            updates, state = change(updates, state)
+            return inner.update(updates, state, params, **extra)
+        return change(*inner.update(updates, state, params, **extra))
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def each(fn: Callable[[jax.Array], jax.Array]) -> Callable[[Any, Any], Any]:
+    return lambda updates, state: (jax.tree.map(fn, updates), state)
+
+
+def _worker() -> jax.Array:
+    return lax.axis_index("data")
+
+
+def _first_alone(x: jax.Array) -> jax.Array:
+    return jnp.where(_worker() == 0, x, jnp.zeros_like(x))
+
+
+def _doubled_on_a_mesh(x: jax.Array) -> jax.Array:
+    return x * 2 if jax.sharding.get_abstract_mesh().manual_axes else x
+
+
+def _traced_thrice() -> Any:
+    """Once in each mode, and once more without jit."""
+    traces: list[None] = []
+
+    def change(updates: Any, state: Any) -> Any:
+        traces.append(None)
+        return jax.tree.map(lambda x: x if len(traces) <= 2 else x + 1, updates), state
+
+    return changed(change)
+
+
+def _swallowed(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isnan(x), jnp.zeros_like(x), x)
+
+
+def _swallowed_on_one(x: jax.Array) -> jax.Array:
+    return jnp.where((_worker() == 0) & jnp.isnan(x), jnp.zeros_like(x), x)
+
+
+def _remembers_nan() -> Any:
+    """A mean with a residual of each worker's own, which takes what it is given."""
+
+    def init(params: Any) -> PerWorker:
+        return PerWorker({"data": jax.tree.map(lambda x: jnp.zeros_like(x)[None], params)})
+
+    def update(updates: Any, state: PerWorker, params: Any = None, **extra: Any) -> Any:
+        results, _ = jaxcomm.mean().update(updates, optax.EmptyState())
+        return results, PerWorker({"data": jax.tree.map(lambda x: x[None], updates)})
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _weighted(updates: Any, state: Any, params: Any = None, *, weight: Any = 1.0) -> Any:
+    results, state = jaxcomm.mean().update(updates, state)
+    return jax.tree.map(lambda x: x * jnp.asarray(weight, x.dtype), results), state
+
+
+def _counting(dtype: Any) -> Any:
+    """A mean with a counter, which comes back in another dtype."""
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        return jaxcomm.mean().update(updates, optax.EmptyState())[0], (state + 1).astype(dtype)
+
+    return optax.GradientTransformationExtraArgs(lambda params: jnp.zeros((), jnp.int32), update)
+
+
+class Broken(NamedTuple):
+    """An aggregator with a mistake, the law that catches it, and what is claimed."""
+
+    law: str
+    make: Callable[[], Any]
+    claimed: dict[str, Any] = {}  # noqa: RUF012
+
+
+BROKEN_AGGREGATORS = {
+    "half a mean": Broken(
+        "resolution",
+        lambda: changed(each(lambda x: x / 2)),
+        {"resolution": 0.0, "nonfinite": "coordinate"},
+    ),
+    "a worker left out": Broken("nonfinite", lambda: changed(each(_first_alone), before=True)),
+    "another mean on a mesh": Broken("modes", lambda: changed(each(_doubled_on_a_mesh))),
+    "another mean in each trace": Broken("jit", _traced_thrice),
+    "half a mean of draws": Broken(
+        "unbiased",
+        lambda: changed(each(lambda x: x / 2), jaxcomm.global_qsgd(levels=3)),
+        {"unbiased": True},
+    ),
+    "biased rounding": Broken(
+        "unbiased",
+        lambda: jaxcomm.summed_mean("data", whole(round_=lambda context, x: jnp.trunc(x))),
+        {"unbiased": True},
+    ),
+    "nobody averages": Broken("replicas", lambda: optax.identity()),
+    "a NaN swallowed": Broken(
+        "nonfinite", lambda: changed(each(_swallowed), before=True), {"nonfinite": "coordinate"}
+    ),
+    "a NaN swallowed on one worker": Broken(
+        "nonfinite", lambda: changed(each(_swallowed_on_one)), {"nonfinite": "coordinate"}
+    ),
+    "a NaN in one coordinate alone": Broken("nonfinite", lambda: jaxcomm.mean()),
+    "a NaN remembered": Broken(
+        "memory after nonfinite", _remembers_nan, {"nonfinite": "coordinate"}
+    ),
+    "a state of another dtype": Broken("state types", lambda: _counting(jnp.float32)),
+    "an update of another dtype": Broken(
+        "update types", lambda: changed(each(lambda x: x.astype(jnp.float16)))
+    ),
+    "an update of another shape": Broken(
+        "update types", lambda: changed(each(lambda x: x.ravel()))
+    ),
+    "zeros that move": Broken(
+        "zeros", lambda: changed(each(lambda x: x + 1)), {"nonfinite": "coordinate"}
+    ),
+    "a weight that scales": Broken(
+        "equal weights",
+        lambda: optax.GradientTransformationExtraArgs(jaxcomm.mean().init, _weighted),
+        {"nonfinite": "coordinate", "weighted": True},
+    ),
+}
+
+
+def test_the_honest_aggregators_pass() -> None:
+    params = jnp.zeros((2, 4))
+    check_aggregator(_counting(jnp.int32), params=params, resolution=0.0, nonfinite="coordinate")
+    coded = jaxcomm.summed_mean("data", whole())
+    check_aggregator(coded, params=params, resolution=1 / 42, unbiased=True)
+
+
+@pytest.mark.parametrize("mistake", BROKEN_AGGREGATORS)
+def test_a_broken_aggregator_is_caught(mistake: str) -> None:
+    law, make, claimed = BROKEN_AGGREGATORS[mistake]
+    with pytest.raises(AssertionError, match=named(law)):
+        check_aggregator(make(), params=jnp.zeros((2, 4)), **claimed)
