@@ -109,7 +109,7 @@ def windows(
             queue=queue,
             windows=clock.windows + 1,
             seconds=seconds,
-            minibatches=clock.minibatches + jnp.sum(finished),
+            minibatches=clock.minibatches + jnp.sum(finished, dtype=jnp.int32),
             idle=clock.idle + jnp.all(finished == 0).astype(jnp.int32),
             starved=clock.starved + ((finished == 0) & (in_flight == "abort")).astype(jnp.int32),
             rest=took - (seconds - clock.seconds),

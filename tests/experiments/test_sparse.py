@@ -190,7 +190,9 @@ def test_a_comparison_leaves_a_record_that_parses(
         run = {"kind": "run", "method": program.variant.label, "optimizer": program.optimizer}
         loss = 5 + 0.1 * seed + 0.01 * (run["method"] == "union")
         rate = {"learning_rate": program.learning_rate, "seed": seed, "most_overflow": 0.25}
-        return [run | rate | {"test_loss": loss, "test_accuracy": 0.5}]
+        told = {"train_loss": loss, "test_loss": loss, "test_accuracy": 0.5}
+        costs = {"bytes_per_step": 4.0, "compression_error": 0.0, "step_milliseconds": 1.0}
+        return [run | rate | told | costs]
 
     monkeypatch.setattr(survey, "train", fake)
     folder = tiny(tmp_path, text, ("mean", "union"))
