@@ -106,6 +106,7 @@ EXCHANGED = [
         resolution=lambda n, d: 0,
         random=False,
         exempt=HOLDS_NOTHING_BACK,
+        nonfinite="coordinate",  # Leaves that are sent dense are no part of what is coded.
         staged=False,
     ),
     Case(
