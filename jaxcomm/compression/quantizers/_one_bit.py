@@ -88,6 +88,9 @@ def one_bit() -> Codec:
         decode=_decode,
         measure=_measure,
         agree=ClassMeans("max", "max"),
-        claims=Claims(contraction=lambda size, workers: 1 / max(size, 1)),
+        # A mean that workers of unlike size share may err by more than all there is.
+        claims=Claims(
+            contraction=lambda size, workers: 1 / max(size, 1) if workers == 1 else -math.inf
+        ),
         scope="leaf",
     )
