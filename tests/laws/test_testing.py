@@ -15,7 +15,7 @@ import jaxcomm
 from jaxcomm import Claims, Codec, Context, Memory, PerWorker
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.testing import check_aggregator, check_codec
-from tests.cases import CASES, Case, rows
+from tests.cases import CASES, FRAME, Case, rows
 
 
 class CodecRow(NamedTuple):
@@ -39,12 +39,12 @@ def _codecs() -> list[CodecRow]:
     return [CodecRow(name, codec) for codec, name in first.items()]
 
 
-@pytest.mark.parametrize("case", rows(_codecs()), ids=repr)
+@pytest.mark.parametrize("case", rows(_codecs(), FRAME), ids=repr)
 def test_every_codec(case: CodecRow) -> None:
     check_codec(case.codec)
 
 
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FRAME), ids=repr)
 def test_every_aggregator(case: Case) -> None:
     coordinates = 14
     check_aggregator(
