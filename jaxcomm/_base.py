@@ -181,7 +181,7 @@ class Codec(NamedTuple):
     Example:
       >>> from typing import NamedTuple
       >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Codec, Context, summed_mean
+      >>> from jaxcomm import Codec, Context
       >>> class Halves(NamedTuple):
       ...     values: jax.Array
       >>> half = Codec(

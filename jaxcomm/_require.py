@@ -122,7 +122,11 @@ def checked(
 
         @functools.wraps(construct)
         def checked_construct(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            for option, value in signature.bind(*args, **kwargs).arguments.items():
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"`{construct.__name__}`: {error}.") from None
+            for option, value in bound.arguments.items():
                 if value is not None and option not in traceable:
                     _RULES.get(option, require_untraced)(value, option)
             return construct(*args, **kwargs)

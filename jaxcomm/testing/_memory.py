@@ -1,11 +1,12 @@
 """What `encode` may change of a memory, and what workers share of it after `settle`."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
+from jaxcomm._base import Codec, Context, Memory, PyTree
 from jaxcomm.testing._alone import Sent, keys, send
 from jaxcomm.testing._inputs import inputs
 from jaxcomm.testing._law import require_equal
@@ -20,19 +21,18 @@ def _joined(codec: Codec, step: Sent) -> tuple[PyTree, jax.Array]:
     if codec.combine is None:
         return None, step.decoded.mean(axis=0)
     first: Context = jax.tree.map(lambda leaf: leaf[0], step.contexts)
-    if codec.combine == "sum":
-        total = jax.tree.map(lambda leaf: leaf.sum(axis=0, dtype=leaf.dtype), step.payloads)
+    if callable(codec.combine):
+        total = _merged(functools.partial(codec.combine, first.coins), step.payloads)
     else:
-        total = _merged(codec, first.coins, step.payloads)
+        total = jax.tree.map(lambda leaf: leaf.sum(axis=0, dtype=leaf.dtype), step.payloads)
     return total, codec.decode(first.received(workers), total)
 
 
-def _merged(codec: Codec, coins: Coins, payloads: PyTree) -> PyTree:
+def _merged(merge: Callable[[PyTree, PyTree], PyTree], payloads: PyTree) -> PyTree:
     """Merged one after the other."""
-    assert callable(codec.combine)
     workers = len(jax.tree.leaves(payloads)[0])
     rows = [jax.tree.map(lambda leaf, i=i: leaf[i], payloads) for i in range(workers)]
-    return functools.reduce(functools.partial(codec.combine, coins), rows)
+    return functools.reduce(merge, rows)
 
 
 def require_memory(codec: Codec, *, size: int, workers: int, seed: int) -> None:

@@ -29,7 +29,11 @@ METHODS: dict[str, tuple[Any, int]] = {
         1,
     ),
     "two-stage": (lambda scope: jaxcomm.two_stage_mean("data", dither(bits=8), scope=scope), 3),
-    "votes": (lambda scope: jaxcomm.votes(codec=signs()), 3),
+    # A bitmap is agreed in two collectives, the flag beside it in one.
+    "bitmap": (
+        lambda scope: jaxcomm.s2_reducer(density=0.5, ratio=2.0, granularity=2, scope=scope),
+        4,
+    ),
 }
 
 
@@ -59,6 +63,10 @@ def collectives(tx: Any, leaves: int) -> int:
 def test_one_an_exchange(method: str, scope: str, leaves: int) -> None:
     build, number = METHODS[method]
     assert collectives(build(scope), leaves) == number
+
+
+def test_votes() -> None:
+    assert collectives(jaxcomm.votes(codec=signs()), 5) == 3
 
 
 @pytest.mark.slow

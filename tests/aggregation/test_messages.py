@@ -163,3 +163,8 @@ def test_complex_leaves_are_averaged_as_the_message_says() -> None:
     with jax.numpy_dtype_promotion("standard"):  # Optax multiplies by 1j.
         update = jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name="data")(given)
     assert update.tolist() == [[-2 + 1j]] * 2
+
+
+def test_an_option_that_there_is_not_is_named() -> None:
+    with pytest.raises(TypeError, match=r"`qsgd`: got an unexpected keyword argument 'sed'\."):
+        jaxcomm.qsgd(sed=3)
