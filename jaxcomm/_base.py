@@ -1,6 +1,7 @@
 """The contracts: what a codec is, what it may remember, and where state differs by worker."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -10,6 +11,7 @@ AxisName: TypeAlias = str | tuple[str, ...]
 """A mesh axis, or several that together count the workers, outermost first."""
 
 PyTree: TypeAlias = Any
+Layout: TypeAlias = Literal["joined", "shared", "apart"]
 LossFn: TypeAlias = Callable[..., Any]
 
 
@@ -40,7 +42,7 @@ _NOTHING = Memory()
 class Context:
     """What a codec knows of one unit in one step, beside the unit.
 
-    A pytree: `jax.jit` and `jax.vmap` take it as an argument. The last three are static.
+    A pytree: `jax.jit` and `jax.vmap` take it as an argument. The last four are static.
 
     Attributes:
       coins: The unit's randomness. Receivers have `coins.public` alone.
@@ -51,6 +53,8 @@ class Context:
         are summed, 1 elsewhere.
       count: How many payloads were added to the one that is decoded; the mean is over so many.
       shape: Of the unit.
+      sharing: How many coordinates share statistics, where other units do with this one. `None`:
+        those of the unit alone.
     """
 
     coins: Coins
@@ -59,6 +63,12 @@ class Context:
     workers: int = dataclasses.field(default=1, metadata={"static": True})
     count: int = dataclasses.field(default=1, metadata={"static": True})
     shape: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+    sharing: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def size(self) -> int:
+        """How many coordinates the statistics are of, at least 1: what `Claims` ask for."""
+        return max(math.prod(self.shape) if self.sharing is None else self.sharing, 1)
 
     @classmethod
     def of(cls, x: jax.Array, seed: int = 0, memory: Memory = _NOTHING) -> "Context":
@@ -175,8 +185,12 @@ class Codec(NamedTuple):
         is dropped already; else `decode` gives NaN of a payload in which something found none, and
         the aggregator NaN on all workers. Feedback takes this form, since it keeps what is left
         out; a wrapper that keeps nothing wraps both.
-      scope: What an aggregator makes a unit of by default: `"leaf"` where the codec has a scale
-        that layers of unlike size should not share, or a `"bucket"` of leaves.
+      scope: What shares statistics by default: each `"leaf"` where the codec has a scale that
+        layers of unlike size should not share, or a `"bucket"` of leaves.
+      layout: What a bucket is to the codec. `"joined"`: one vector, in which coordinates depend on
+        each other. `"shared"`: units that lie where they are and share the bucket's statistics,
+        combined as `agree` says; given these, each coordinate is encoded by itself. `"apart"`:
+        units that share nothing, where the codec cuts what it gets into blocks of its own.
 
     Example:
       >>> from typing import NamedTuple
@@ -205,6 +219,7 @@ class Codec(NamedTuple):
     claims: Claims = Claims()
     dropping: "Codec | None" = None
     scope: Literal["leaf", "bucket"] = "bucket"
+    layout: Layout = "joined"
 
 
 class PerWorker(NamedTuple):

@@ -1,30 +1,30 @@
-"""A tree of updates as a few float32 units, and back.
+"""A tree of updates as a few float32 arrays, and back.
 
-A unit is what is measured, encoded and sent as one: a bucket of leaves, flat and joined, or one
-leaf in its own shape. Few units mean few norms and few collectives.
+An array is a unit, which is measured, encoded and decoded at once: a leaf in its own shape, leaves
+joined to one vector, or a stack of leaves of one shape.
 """
 
 import itertools
-import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec, reshard
 
-from jaxcomm._base import PyTree
-
-Scope = Literal["leaf", "bucket", "tree"]
+from jaxcomm._base import Layout, PyTree
+from jaxcomm._units import Scope, Unit, divide
 
 BUCKET_BYTES = 2**25
 
 
-def check_scope(scope: str) -> None:
-    """Raises unless `scope` is one of the three."""
-    if scope not in get_args(Scope):
-        raise ValueError(f"`scope` must be one of {get_args(Scope)}, got {scope!r}.")
+class Split(NamedTuple):
+    """A tree in units."""
+
+    arrays: list[jax.Array]
+    units: list[Unit]
+    join: Callable[[list[jax.Array]], PyTree]  # to a tree of the same shapes and dtypes
 
 
 def require_floating(tree: PyTree) -> None:
@@ -43,19 +43,6 @@ def require_floating(tree: PyTree) -> None:
             )
 
 
-def _groups(sizes: list[int], capacity: int) -> list[list[int]]:
-    """Consecutive leaves in as few groups as fit; a leaf beyond the capacity stands alone."""
-    groups: list[list[int]] = []
-    room = 0
-    for leaf, size in enumerate(sizes):
-        if not groups or size > room:
-            groups.append([])
-            room = capacity
-        groups[-1].append(leaf)
-        room -= size
-    return groups
-
-
 def _spec(leaf: jax.Array) -> PartitionSpec:
     """How the type of a leaf says that it is cut, over axes of a mesh that are Explicit."""
     spec: PartitionSpec = jax.typeof(leaf).sharding.spec
@@ -66,20 +53,38 @@ def _cut(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
     return leaf if _spec(leaf) == spec else reshard(leaf, spec)
 
 
+def _together(unit: Unit, leaves: list[jax.Array]) -> jax.Array:
+    if unit.form == "alone":
+        return leaves[0]
+    if unit.form == "stacked":
+        return jnp.stack(leaves)
+    return jnp.concatenate([leaf.ravel() for leaf in leaves])
+
+
+def _pieces(unit: Unit, array: jax.Array, sizes: list[int]) -> list[jax.Array]:
+    if unit.form == "alone":
+        return [array]
+    # Else XLA computes all that leads to the unit again in each of its pieces.
+    whole = lax.optimization_barrier(array)
+    if unit.form == "stacked":
+        return [*whole]
+    ends = [*itertools.accumulate(sizes[leaf] for leaf in unit.leaves)]
+    return jnp.split(whole, ends[:-1])
+
+
 def split(
-    tree: PyTree, scope: Scope, bucket_bytes: int, dtype: Any = jnp.float32
-) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
-    """The units of `tree`, and the function that undoes it.
+    tree: PyTree,
+    scope: Scope,
+    bucket_bytes: int,
+    dtype: Any = jnp.float32,
+    layout: Layout = "joined",
+    *,
+    stacks: bool = False,
+) -> Split:
+    """The units of `tree`, as :func:`jaxcomm._units.divide` says.
 
-    Args:
-      tree: Floating-point leaves of any shape and dtype. What is cut over Explicit axes is made
-        whole, as the partitioner does over automatic ones, and is cut again where units are joined.
-      scope: `"leaf"` keeps each leaf apart and in its shape; `"bucket"` and `"tree"` join leaves.
-      bucket_bytes: The most float32 bytes that are joined; leaves are never cut.
-      dtype: Of the units.
-
-    Returns:
-      The units, and a function from units to a tree with the shapes and dtypes of `tree`.
+    What is cut over Explicit axes is made whole, as the partitioner does over automatic ones, and
+    is cut again where units are joined.
 
     Raises:
       ValueError: If a leaf is not floating-point.
@@ -88,29 +93,22 @@ def split(
     leaves, treedef = jax.tree.flatten(tree)
     specs = [*map(_spec, leaves)]
     leaves = [_cut(leaf, PartitionSpec()) for leaf in leaves]
-    if scope == "leaf":
-        units = [leaf.astype(dtype) for leaf in leaves]
-    else:
-        groups = _groups([leaf.size for leaf in leaves], bucket_bytes // 4)
-        units = [
-            jnp.concatenate([leaves[i].astype(dtype).ravel() for i in group]) for group in groups
-        ]
+    shapes, sizes = [leaf.shape for leaf in leaves], [leaf.size for leaf in leaves]
+    units = divide(shapes, scope, bucket_bytes, layout, stacks=stacks)
 
-    def join(units: list[jax.Array]) -> PyTree:
-        if scope == "leaf":
-            pieces = units
-        else:
-            pieces = []
-            for group, unit in zip(groups, units, strict=True):
-                ends = list(itertools.accumulate(math.prod(leaves[i].shape) for i in group))
-                # Else XLA computes all that leads to the unit again in each of its pieces.
-                pieces += jnp.split(lax.optimization_barrier(unit), ends[:-1])
+    def join(arrays: list[jax.Array]) -> PyTree:
+        pieces = dict[int, jax.Array]()
+        for unit, array in zip(units, arrays, strict=True):
+            pieces.update(zip(unit.leaves, _pieces(unit, array, sizes), strict=True))
         return jax.tree.unflatten(
             treedef,
             [
-                _cut(piece.reshape(leaf.shape).astype(leaf.dtype), spec)
-                for piece, leaf, spec in zip(pieces, leaves, specs, strict=True)
+                _cut(pieces[number].reshape(leaf.shape).astype(leaf.dtype), spec)
+                for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True))
             ],
         )
 
-    return units, join
+    arrays = [
+        _together(unit, [leaves[leaf].astype(dtype) for leaf in unit.leaves]) for unit in units
+    ]
+    return Split(arrays, units, join)

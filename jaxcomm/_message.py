@@ -8,6 +8,9 @@ import numpy as np
 from jax import lax
 
 from jaxcomm._base import PyTree
+from jaxcomm._units import LARGE
+
+_TILE = 2**12
 
 
 def _word(arrays: list[jax.Array]) -> np.dtype:
@@ -21,10 +24,17 @@ def _word(arrays: list[jax.Array]) -> np.dtype:
 
 
 def to_message(tree: PyTree) -> jax.Array:
-    """The leaves' words laid end to end, uint8[...], uint16[...] or uint32[...]."""
+    """The leaves' words laid end to end, uint8[...], uint16[...] or uint32[...].
+
+    A large message is filled up to whole tiles of 4096 words: of any other, the compiler for TPU
+    makes a sum over workers, with zeros for what the others have, which sends twice as much.
+    """
     arrays = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     word = _word(arrays)
     parts = [lax.bitcast_convert_type(array, word).ravel() for array in arrays]
+    size = sum(part.size for part in parts)
+    if size >= LARGE:
+        parts.append(jnp.zeros(-size % _TILE, word))
     return jnp.concatenate(parts) if parts else jnp.zeros(0, word)
 
 

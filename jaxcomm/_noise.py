@@ -55,7 +55,13 @@ def placed_key(key: jax.Array, axis_name: AxisName, tree: PyTree) -> jax.Array:
 
 
 def make_coins(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -> list[Coins]:
-    r"""The coins of every unit in one step on one worker.
+    """The coins of every unit in one step on one worker, those of :func:`coins_of_units`."""
+    every = coins_of_units(key, step, units, worker)
+    return [Coins(*(keys[unit] for keys in every)) for unit in range(units)]
+
+
+def coins_of_units(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -> Coins:
+    r"""The coins of every unit in one step on one worker, key[units] each.
 
     Threefry under `key` takes the counters (step, number), of two numbers a unit; the first gives
     its public key. The second gives the seeds of a stream of words, of which worker :math:`w` takes
@@ -68,7 +74,20 @@ def make_coins(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -
     streams = words[units:]
     position = (2 * worker).astype(jnp.uint32) + jnp.arange(2, dtype=jnp.uint32)
     own = _hash.bits(position[None], streams[:, :1], streams[:, 1:])
-    return [Coins(key_of(words[unit]), key_of(own[unit])) for unit in range(units)]
+    return Coins(key_of(words[:units]), key_of(own))
+
+
+def beyond(coins: Coins, start: int) -> Coins:
+    r"""The coins of a part that begins at coordinate `start`: its `bits` are the whole's there.
+
+    .. math:: (2 k_0 + 1) (j + s) + k_1 = (2 k_0 + 1) j + k_1', \qquad k_1' = k_1 + (2 k_0 + 1) s
+    """
+
+    def moved(key: jax.Array) -> jax.Array:
+        first, second = seeds(key)
+        return key_of(jnp.stack([first, second + (2 * first + 1) * jnp.uint32(start % 2**32)]))
+
+    return Coins(*map(moved, coins)) if start else coins
 
 
 def seeds(key: jax.Array) -> jax.Array:

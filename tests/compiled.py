@@ -16,6 +16,8 @@ ROOM = 2 * 2**30
 # For several processes, which cannot load programs of several devices: see below.
 UNKEPT = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
 
+_of_several_devices: dict[str, Any] = {}  # By what JAX calls them in its cache.
+
 
 def processor() -> str:
     """Tells apart machines that cannot run each other's programs."""
@@ -71,19 +73,28 @@ def keep_what_is_of_one_device() -> None:
 
     Of a program that is loaded and not compiled, JAX 0.12.0.1 on CPU begins collectives that do not
     depend on one another in another order on each device: of the ring's permutations and the sum of
-    the loss, each then waits for the other.
+    the loss, each then waits for the other. The process that has compiled one uses it again.
     """
     try:
         from jax._src import compilation_cache
     except ImportError:
         return
     put_all = compilation_cache.put_executable_and_time
+    get_kept = compilation_cache.get_executable_and_time
 
     def put(cache_key: str, module_name: str, executable: Any, *rest: Any) -> None:
         if len(executable.local_devices()) == 1:
             put_all(cache_key, module_name, executable, *rest)
+        else:
+            _of_several_devices[cache_key] = executable
+
+    def get(cache_key: str, *rest: Any) -> tuple[Any, int | None]:
+        if cache_key in _of_several_devices:
+            return _of_several_devices[cache_key], 0
+        return get_kept(cache_key, *rest)
 
     compilation_cache.put_executable_and_time = put
+    compilation_cache.get_executable_and_time = get
 
 
 def unload_beyond(share: float = 0.5) -> None:
@@ -100,5 +111,6 @@ def unload_beyond(share: float = 0.5) -> None:
     if used > share * int(most.read_text()):
         import jax
 
+        _of_several_devices.clear()
         jax.clear_caches()
         gc.collect()

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxcomm import _buckets
+from jaxcomm import _buckets, _units
 
 TREE = {
     "a": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3),
@@ -16,8 +16,13 @@ TREE = {
 
 @pytest.mark.parametrize("scope", ["leaf", "bucket", "tree"])
 @pytest.mark.parametrize("capacity", [4, 28, 2**20])
-def test_units_join_to_the_same_tree(scope: str, capacity: int) -> None:
-    units, join = _buckets.split(TREE, scope, capacity)
+@pytest.mark.parametrize("layout", ["joined", "shared", "apart"])
+@pytest.mark.parametrize("large", [1, 7, 2**16])
+def test_units_join_to_the_same_tree(
+    scope: str, capacity: int, layout: str, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_units, "LARGE", large)
+    units, _, join = _buckets.split(TREE, scope, capacity, layout=layout)
     assert all(unit.dtype == jnp.float32 for unit in units)
     chex.assert_trees_all_equal(join(units), TREE)
     chex.assert_trees_all_equal_shapes_and_dtypes(join(units), TREE)
@@ -29,12 +34,12 @@ def test_buckets_are_filled_in_order_and_leaves_never_cut() -> None:
 
 
 def test_leaves_keep_their_shape() -> None:
-    units, _ = _buckets.split(TREE, "leaf", 4)
+    units, *_ = _buckets.split(TREE, "leaf", 4)
     assert [u.shape for u in units] == [(2, 3), (), (0, 4), (10,)]
 
 
 def test_an_empty_tree_has_no_units() -> None:
-    units, join = _buckets.split({"a": None}, "bucket", 4)
+    units, _, join = _buckets.split({"a": None}, "bucket", 4)
     assert units == [] and join([]) == {"a": None}
 
 
@@ -46,7 +51,7 @@ def test_only_floats_can_be_averaged(dtype: jnp.dtype) -> None:
 
 def test_unknown_scope() -> None:
     with pytest.raises(ValueError, match=r"`scope` must be one of .*'leaf'.*, got 'layer'"):
-        _buckets.check_scope("layer")
+        _units.check_scope("layer")
 
 
 def test_shapes_suffice() -> None:

@@ -13,12 +13,12 @@ class Bench:
     one fused line of jnp; how many does `jit(encode)` of every codec take, beside `jax.lax.top_k`
     and a copy; how long do the codecs of sparse updates take, beside the first of these; how long
     does `pallas_kernels` take to quantize and to sketch on a CPU, beside plain scatters; how long
-    is a step of some methods, with what bytes; and how long is a simulated window of 64, 256 and
-    1,024 workers?
+    is a step of some methods, with what bytes; how long is a simulated window of 64, 256 and 1,024
+    workers; and what do the compiled programs of a step of 288 leaves hold?
 
     Command: `python -m experiments bench`, or `make bench`.
 
-    Expected time: four minutes on two CPU cores.
+    Expected time: six minutes on two CPU cores.
 
     Number: the ratio of the medians, at most 2; nanoseconds of a core to quantize, at most 1.5;
     milliseconds to encode and to decode by S2 Reducer, at most 30 with the mean, and together less

@@ -9,9 +9,8 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._units import LARGE
 from jaxcomm.aggregation._or_reduce import or_reduce
-
-_LARGE = 2**16  # Elements; what is larger is worth no copy.
 
 _ACROSS_WORKERS: dict[str, Callable[..., jax.Array]] = {
     "max": lax.pmax,
@@ -35,25 +34,20 @@ def nan_unless_all_fit(
     axis_name: AxisName, own: list[jax.Array], means: list[jax.Array]
 ) -> list[jax.Array]:
     """The means, or NaN in all where any worker has one in what is its own on the way to them."""
-    _, all_fit = agree(axis_name, (), [], nowhere_nan(own))
+    all_fit = everywhere(axis_name, nowhere_nan(own))
     return [jnp.where(all_fit, mean, jnp.nan) for mean in means]
 
 
-def over_units(kinds: PyTree, statistics: list[PyTree]) -> list[PyTree]:
-    """The statistics of the whole tree, once for each unit.
+def over_units(kinds: PyTree, statistics: list[PyTree], groups: list[int]) -> dict[int, PyTree]:
+    """The statistics of each group of units."""
+    members: dict[int, list[PyTree]] = {}
+    for group, statistic in zip(groups, statistics, strict=True):
+        members.setdefault(group, []).append(statistic)
 
-    Raises:
-      ValueError: If one is a bitmap, which is of the coordinates of one unit.
-    """
-    if "or" in jax.tree.leaves(kinds):
-        raise ValueError(
-            "`scope`='tree' shares statistics among all updates, and this codec's is a bitmap of "
-            "one. Use `scope`='leaf' or 'bucket'."
-        )
-    whole = jax.tree.map(
-        lambda kind, *values: _ACROSS_UNITS[kind](jnp.stack(values), axis=0), kinds, *statistics
-    )
-    return [whole] * len(statistics)
+    def together(kind: str, *values: jax.Array) -> jax.Array:
+        return values[0] if len(values) == 1 else _ACROSS_UNITS[kind](jnp.stack(values), axis=0)
+
+    return {group: jax.tree.map(together, kinds, *each) for group, each in members.items()}
 
 
 def to_vector(arrays: list[jax.Array]) -> tuple[jax.Array, Callable[[jax.Array], list[jax.Array]]]:
@@ -81,7 +75,7 @@ def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
     leaves, treedef = jax.tree.flatten(tree)
     together: dict[Any, list[int]] = {}
     for position, leaf in enumerate(leaves):
-        alone = leaf.size >= _LARGE
+        alone = leaf.size >= LARGE
         together.setdefault(position if alone else leaf.dtype, []).append(position)
     groups = list(together.values())
     vectors, undo = zip(
@@ -101,17 +95,17 @@ def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
 
 
 def agree(
-    axis_name: AxisName, kinds: PyTree, statistics: list[PyTree], finite: jax.Array
-) -> tuple[list[PyTree], jax.Array]:
-    """Combines each unit's statistics over workers, and the finite flag.
+    axis_name: AxisName, kinds: PyTree, statistics: dict[int, PyTree], finite: jax.Array
+) -> tuple[dict[int, PyTree], jax.Array]:
+    """Combines each group's statistics over workers, and the finite flag.
 
     All statistics of one kind leave in one collective. The flag is a statistic of its own because a
     maximum over workers may drop NaN.
 
     Args:
       axis_name: The axis to agree over.
-      kinds: `"max"`, `"sum"` or `"or"` for each statistic of a unit.
-      statistics: One tree like `kinds` a unit, float32 leaves, uint32 for `"or"`.
+      kinds: `"max"`, `"sum"` or `"or"` for each statistic of a group.
+      statistics: One tree like `kinds` a group, float32 leaves, uint32 for `"or"`.
       finite: bool[], whether this worker's units are finite.
 
     Returns:
@@ -130,3 +124,8 @@ def agree(
             agreed[i] = array
     *agreed, non_finite = agreed
     return jax.tree.unflatten(treedef, agreed), non_finite == 0
+
+
+def everywhere(axis_name: AxisName, holds: jax.Array) -> jax.Array:
+    """Whether it holds on all workers, bool[], in one collective of a float32."""
+    return agree(axis_name, (), {}, holds)[1]

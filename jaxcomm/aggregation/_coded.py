@@ -3,23 +3,27 @@
 They differ in the exchange alone: how workers' units become one mean.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _buckets, _noise
-from jaxcomm._base import AxisName, Codec, Context, Diagnostics, Memory, PerWorker, PyTree
+from jaxcomm import _axis, _buckets, _noise, _units
+from jaxcomm._base import AxisName, Codec, Coins, Context, Diagnostics, Memory, PerWorker, PyTree
 from jaxcomm._require import require_state
+from jaxcomm._units import Unit
 from jaxcomm.aggregation._agreement import all_finite, nowhere_nan
+from jaxcomm.aggregation._exchange import Exchange, Exchanged, Part
 from jaxcomm.aggregation._info import measure_info, nothing_known
 from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._weights import weigh
 from jaxcomm.compression._overflow import remembers
+from jaxcomm.compression._stacked import stacked
 
 
 class AggregatorState(NamedTuple):
@@ -32,33 +36,6 @@ class AggregatorState(NamedTuple):
     info: Any = ()  # dict of float32[], with `info=True`
 
 
-class Part(NamedTuple):
-    """One unit of this worker's updates, and what is known of it before the exchange."""
-
-    context: Context
-    x: jax.Array
-
-
-class Encoded(NamedTuple):
-    """One unit after the exchange."""
-
-    context: Context  # as it was encoded, with the memory before the step
-    memory: Memory  # after encoding
-    mean: jax.Array  # over all workers
-    payload: PyTree = None  # which was decoded to the mean, where payloads were joined
-
-
-class Exchanged(NamedTuple):
-    """What workers make of their parts together."""
-
-    units: list[Encoded]
-    finite: jax.Array  # bool[], whether all workers' parts were
-    sent: Callable[[], list[jax.Array]] | None = None  # what this worker sent, decoded; for `info`
-
-
-Exchange: TypeAlias = Callable[[list[Part]], Exchanged]
-
-
 def _keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
 
@@ -69,9 +46,31 @@ def _lasting(memory: Memory) -> Memory:
 
 
 def _resumed(codec: Codec, x: jax.Array, lasting: Memory) -> Memory:
-    """What has lasted, or the first memory where nothing lasts."""
+    """What has lasted, or the first memory where nothing lasts.
+
+    Raises:
+      ValueError: If it is of another unit.
+    """
     first = codec.init(x)
-    return lasting if remembers(first) else first
+    if not remembers(first):
+        return first
+    described = lambda memory: jax.tree.map(lambda leaf: leaf.shape, memory)  # noqa: E731
+    if described(first) != described(lasting):
+        raise ValueError(
+            f"This state remembers {described(lasting)} of a unit of which it is to remember "
+            f"{described(first)}: it was made for other parameters, for another codec, or for "
+            "another `scope` or `bucket_bytes`."
+        )
+    return lasting
+
+
+def _context(coins: Coins, unit: Unit, memory: Memory, x: jax.Array) -> Context:
+    """With the coins of the unit, of those of all buckets."""
+    if unit.form == "stacked":
+        own, shape = jax.tree.map(lambda keys: keys[np.array(unit.coins)], coins), x.shape[1:]
+    else:
+        own, shape = jax.tree.map(lambda keys: keys[unit.coins[0]], coins), x.shape
+    return Context(_noise.beyond(own, unit.start), memory, shape=shape, sharing=unit.sharing)
 
 
 def require_own_statistics(codec: Codec, shared_by: str) -> Codec:
@@ -101,6 +100,7 @@ def coded_mean(
     *,
     tells: Sequence[Codec] | None = None,
     draws_anew: bool = True,
+    stacks: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """An aggregator from a codec of whole units and an exchange.
 
@@ -113,17 +113,32 @@ def coded_mean(
       exchange: From units to their means.
       options: Those of the aggregator.
       tells: The codecs whose diagnostics `codec.diagnose` joins. Default: `codec` alone.
+      stacks: Whether the exchange takes stacks of leaves: parts whose codec is `stacked`.
       draws_anew: Whether coins are those of the step, or of the first step in all of them.
     """
     scope, capacity, seed, key, info = choose(options, codec)
-    if scope == "tree":
+    _units.check_layout(codec.layout)
+    shares_tree = scope == "tree" and codec.layout != "apart"
+    if "or" in jax.tree.leaves(codec.agree) and (shares_tree or codec.layout == "shared"):
+        raise ValueError(
+            "`scope`='tree' and `layout`='shared' share statistics among updates, and this codec's "
+            "is a bitmap of one. Use `scope`='leaf' or 'bucket', and `layout`='joined'."
+        )
+    if shares_tree:
         codec = require_own_statistics(codec, "`scope`='tree'")
     axis = _axis.label(axis_name)
 
+    def divided(tree: PyTree) -> _buckets.Split:
+        return _buckets.split(tree, scope, capacity, layout=codec.layout, stacks=stacks)
+
+    def codec_of(unit: Unit) -> Codec:
+        return stacked(codec) if unit.form == "stacked" else codec
+
     def init_fn(params: PyTree) -> AggregatorState:
-        units, _ = _buckets.split(params, scope, capacity)
-        memories = [_lasting(codec.init(unit)) for unit in units]
+        arrays, units, _ = divided(params)
+        memories = [_lasting(codec_of(unit).init(x)) for unit, x in zip(units, arrays, strict=True)]
         own = [memory.own for memory in memories]
+        firsts = [x[0] if u.form == "stacked" else x for u, x in zip(units, arrays, strict=True)]
         if jax.tree.leaves(own):
             _axis.require_bound(axis_name)
         return AggregatorState(
@@ -131,10 +146,11 @@ def coded_mean(
             step=jnp.zeros((), jnp.uint32),
             own=PerWorker({axis: jax.tree.map(lambda x: x[None], own)}),
             shared=[memory.shared for memory in memories],
-            info=nothing_known([codec] if tells is None else tells, units) if info else (),
+            info=nothing_known([codec] if tells is None else tells, firsts) if info else (),
         )
 
-    def remembered(state: AggregatorState, units: list[jax.Array]) -> list[Memory]:
+    def remembered(state: AggregatorState, split: _buckets.Split) -> list[Memory]:
+        arrays, units, _ = split
         own = _axis.own(state.own, axis_name)
         if len(own) != len(units):
             raise ValueError(
@@ -142,8 +158,8 @@ def coded_mean(
                 "made for other parameters, or for another `scope` or `bucket_bytes`."
             )
         return [
-            _resumed(codec, unit, Memory(*pair))
-            for unit, *pair in zip(units, own, state.shared, strict=True)
+            _resumed(codec_of(unit), x, Memory(*pair))
+            for unit, x, *pair in zip(units, arrays, own, state.shared, strict=True)
         ]
 
     @averages_over(axis_name)
@@ -158,12 +174,13 @@ def coded_mean(
     ) -> tuple[PyTree, AggregatorState]:
         require_state(state, AggregatorState, "an aggregator of codes")
         _axis.require_local(updates, axis_name, outer_axes)
-        units, join = _buckets.split(updates, scope, capacity)
+        split = divided(updates)
+        arrays, units, join = split
         if not units:
             return updates, state._replace(step=state.step + 1)
         if weight is not None:
-            units = [*map(weigh(axis_name, weight), units)]
-        memories = remembered(state, units)
+            arrays = [*map(weigh(axis_name, weight), arrays)]
+        memories = remembered(state, split)
         if outer_axes and any(map(remembers, memories)):
             raise ValueError(
                 f"The aggregator over {axis_name!r} keeps memory, which would differ over "
@@ -171,23 +188,25 @@ def coded_mean(
                 "in `shard_local`."
             )
         everybody = (*outer_axes, *_axis.names(axis_name))
-        coins = _noise.make_coins(
+        coins = _noise.coins_of_units(
             _noise.placed_key(state.key, axis_name, updates),
             state.step if draws_anew else jnp.zeros_like(state.step),
-            len(units),
+            1 + max(max(unit.coins) for unit in units),
             _axis.index(everybody),
         )
-        filled = [unit for unit, x in enumerate(units) if x.size]
+        filled = [number for number, x in enumerate(arrays) if x.size]
         parts = [
-            Part(Context(coins[i], memories[i], shape=units[i].shape), units[i]) for i in filled
+            Part(codec_of(unit), _context(coins, unit, memory, x), x, unit)
+            for unit, memory, x in zip(units, memories, arrays, strict=True)
+            if x.size
         ]
         # Of no coordinates nothing is sent; the sum types them as equal on all workers.
-        means = [x if x.size else lax.psum(x, _axis.names(axis_name)) for x in units]
+        means = [x if x.size else lax.psum(x, _axis.names(axis_name)) for x in arrays]
         after = list(memories)
         encoded, finite, sent = exchange(parts) if parts else Exchanged([], jnp.array(True))
-        for unit, each in zip(filled, encoded, strict=True):
+        for number, part, each in zip(filled, parts, encoded, strict=True):
             settled = each.context.replace(memory=each.memory)
-            means[unit], after[unit] = codec.settle(settled, each.payload, each.mean)
+            means[number], after[number] = part.codec.settle(settled, each.payload, each.mean)
         fits = finite
         if parts and codec.dropping is not None:
             fits = finite & nowhere_nan([each.mean for each in encoded])
@@ -201,8 +220,8 @@ def coded_mean(
             if sent is None:
                 raise ValueError("`info=True` is not known to this way of forming a mean.")
             told: list[Diagnostics] = [
-                codec.diagnose(each.context, units[unit], after[unit])
-                for unit, each in zip(filled, encoded, strict=True)
+                part.codec.diagnose(each.context, part.x, after[number])
+                for number, part, each in zip(filled, parts, encoded, strict=True)
             ]
             known = measure_info(everybody, told, sent(), after, finite)
         visible = [jnp.where(fits, mean, jnp.nan) if mean.size else mean for mean in means]

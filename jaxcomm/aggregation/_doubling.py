@@ -20,9 +20,10 @@ from jaxcomm._base import (
 )
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import agree, all_finite, nan_unless_all_fit
+from jaxcomm.aggregation._agreement import all_finite, everywhere, nan_unless_all_fit
 from jaxcomm.aggregation._alone import decode_alone, diagnosing_alone, encode_alone, own_memory
-from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean
+from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
 from jaxcomm.aggregation._info import add_ratios, add_totals
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._rows import from_rows, to_rows
@@ -127,7 +128,7 @@ def doubling_mean(
     def exchange(parts: list[Part]) -> Exchanged:
         rounds, doubling, codecs = plan()
         workers, own = _axis.size(axis_name), _axis.index(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(x for _, x in parts))
+        finite = everywhere(axis_name, all_finite(part.x for part in parts))
         scale = headroom(workers)
         sums = [part.x for part in parts]
         after: list[list[PyTree]] = [[] for _ in parts]

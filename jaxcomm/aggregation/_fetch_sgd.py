@@ -9,8 +9,9 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Context, Memory
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import agree, all_finite, sum_together
-from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean
+from jaxcomm.aggregation._agreement import all_finite, everywhere, sum_together
+from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
 from jaxcomm.compression.sketches import count_sketch
@@ -115,10 +116,10 @@ def fetch_sgd(
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(x for _, x in parts))
-        tables = [table_of(x / workers, context) for context, x in parts]
+        finite = everywhere(axis_name, all_finite(part.x for part in parts))
+        tables = [table_of(x / workers, context) for _, context, x, _ in parts]
         units = []
-        for (context, x), total in zip(parts, sum_together(axis_name, tables), strict=True):
+        for (_, context, x, _), total in zip(parts, sum_together(axis_name, tables), strict=True):
             memory = context.memory.shared
             gathered = momentum * memory.momentum + total
             error = memory.error + gathered

@@ -14,12 +14,16 @@ from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite, over_units
 from jaxcomm.aggregation._alone import diagnosing_alone
-from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean, require_own_statistics
-from jaxcomm.aggregation._options import AggregatorOptions, choose, takes_options
+from jaxcomm.aggregation._coded import coded_mean, require_own_statistics
+from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 
 
 def decoded_mean(
-    decode: Callable[[PyTree], jax.Array], contents: PyTree, context: Context
+    decode: Callable[[PyTree], jax.Array],
+    contents: PyTree,
+    context: Context,
+    shape: tuple[int, ...],
 ) -> jax.Array:
     """The mean of what contents `[workers, ...]` decode to, added in the workers' order."""
     workers = jax.tree.leaves(contents)[0].shape[0]
@@ -29,7 +33,7 @@ def decoded_mean(
         return total + decode(content) / workers, None
 
     known = (contents, context.coins.public, context.agreed)
-    zeros = _axis.varying_like(jnp.zeros(context.shape, jnp.float32), known)
+    zeros = _axis.varying_like(jnp.zeros(shape, jnp.float32), known)
     total, _ = lax.scan(add, zeros, contents)
     return total
 
@@ -82,51 +86,50 @@ def gathered_mean(
        [1.5 2.5]]
     """
 
-    scope = choose(options, codec).scope
-
     def exchange(parts: list[Part]) -> Exchanged:
-        measured = [codec.measure(*part) for part in parts]
-        if scope == "tree":
-            measured = over_units(codec.agree, measured)
-        finite = all_finite(x for _, x in parts)
+        measured = [part.codec.measure(part.context, part.x) for part in parts]
+        groups = [part.unit.group for part in parts]
+        of_groups = over_units(codec.agree, measured, groups)
+        finite = all_finite(part.x for part in parts)
         if agreed:
-            measured, finite = agree(axis_name, codec.agree, measured, finite)
-        contexts = [
-            part.context.replace(agreed=own) for part, own in zip(parts, measured, strict=True)
-        ]
+            of_groups, finite = agree(axis_name, codec.agree, of_groups, finite)
+        contexts = [part.context.replace(agreed=of_groups[part.unit.group]) for part in parts]
         encoded = [
-            codec.encode(context, part.x) for context, part in zip(contexts, parts, strict=True)
+            part.codec.encode(context, part.x)
+            for context, part in zip(contexts, parts, strict=True)
         ]
         payloads = [payload for payload, _ in encoded]
         # What all have agreed on need not travel.
-        content = (payloads, *(() if agreed else (measured, finite.astype(jnp.uint32))))
+        content = (payloads, *(() if agreed else (of_groups, finite.astype(jnp.uint32))))
         received = _axis.gather(to_message(content), axis_name)
         of_all, *others = jax.vmap(lambda message: from_message(message, content))(received)
-        statistics = others[0] if others else [()] * len(parts)
+        statistics = [others[0][group] if others else () for group in groups]
 
-        def decoded(context: Context, payloads: PyTree, statistics: PyTree) -> jax.Array:
+        def decoded(
+            part: Part, context: Context, payloads: PyTree, statistics: PyTree
+        ) -> jax.Array:
             def decode(content: tuple[PyTree, PyTree]) -> jax.Array:
                 payload, own = content
                 sender = context if agreed else context.replace(agreed=own)
-                return codec.decode(sender.received(), payload)
+                return part.codec.decode(sender.received(), payload)
 
             common = context if agreed else context.replace(agreed=())
-            return decoded_mean(decode, (payloads, statistics), common)
+            return decoded_mean(decode, (payloads, statistics), common, part.x.shape)
 
         units = [
-            Encoded(context, memory, decoded(context, *contents))
-            for context, (_, memory), *contents in zip(
-                contexts, encoded, of_all, statistics, strict=True
+            Encoded(context, memory, decoded(part, context, *contents))
+            for part, context, (_, memory), *contents in zip(
+                parts, contexts, encoded, of_all, statistics, strict=True
             )
         ]
 
         def sent() -> list[jax.Array]:
             return [
-                codec.decode(context.received(), payload)
-                for context, payload in zip(contexts, payloads, strict=True)
+                part.codec.decode(context.received(), payload)
+                for part, context, payload in zip(parts, contexts, payloads, strict=True)
             ]
 
         return Exchanged(units, jnp.all(others[1] == 1) if others else finite, sent)
 
     of_units = require_own_statistics(codec, "`agreed`=True") if agreed else diagnosing_alone(codec)
-    return coded_mean(axis_name, of_units, exchange, options)
+    return coded_mean(axis_name, of_units, exchange, options, stacks=True)

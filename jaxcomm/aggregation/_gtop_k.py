@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _buckets
+from jaxcomm import _axis, _units
 from jaxcomm._base import AxisName
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, to_vector
-from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean
+from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
 from jaxcomm.aggregation._options import AggregatorOptions
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.feedback import error_feedback
@@ -90,7 +91,7 @@ def gtop_k(
     *,
     ratio: float | None = None,
     k: int | None = None,
-    scope: _buckets.Scope = "bucket",
+    scope: _units.Scope = "bucket",
     bucket_bytes: int | None = None,
     info: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
@@ -155,7 +156,7 @@ def gtop_k(
         scale = headroom(workers)
         sizes = [part.x.size for part in parts]
         counts = [*map(kept, sizes)]
-        encoded = [codec.encode(*part) for part in parts]
+        encoded = [codec.encode(part.context, part.x) for part in parts]
         residuals = [memory.own.kept for _, memory in encoded]
         entries = [
             _Entries(
@@ -177,7 +178,7 @@ def gtop_k(
                 )
                 returned = jnp.where(leads, dropped.values / scale, 0)
                 residuals[unit] = _add(residuals[unit], _Entries(dropped.indices, returned))
-        finite = all_finite(x for _, x in parts).astype(jnp.uint32)[None]
+        finite = all_finite(part.x for part in parts).astype(jnp.uint32)[None]
         first = jnp.where(own == 0, _words(entries, sizes), jnp.uint32(0))
         # Ends in a sum, which is typed as equal on all workers; zeros and words add to the words.
         total = lax.psum(
@@ -189,7 +190,7 @@ def gtop_k(
                 memory._replace(own=memory.own._replace(kept=residual)),
                 to_dense(each.values * (1 / scale / workers), each.indices, x.shape),
             )
-            for (context, x), (_, memory), residual, each in zip(
+            for (_, context, x, _), (_, memory), residual, each in zip(
                 parts, encoded, residuals, _entries(total[1:], counts, sizes), strict=True
             )
         ]

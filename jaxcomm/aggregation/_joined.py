@@ -8,43 +8,45 @@ import jax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm.aggregation._agreement import agree, all_finite, over_units
-from jaxcomm.aggregation._coded import Encoded, Exchange, Exchanged, Part
+from jaxcomm.aggregation._exchange import Encoded, Exchange, Exchanged, Part
 
 Join: TypeAlias = Callable[[list[Part], list[PyTree]], list[PyTree]]
 """Payloads of all units to those that stand for the sums over workers."""
 
 
-def join_payloads(axis_name: AxisName, codec: Codec, join: Join, scope: str | None) -> Exchange:
+def join_payloads(axis_name: AxisName, codec: Codec, join: Join) -> Exchange:
     """Agrees on statistics, encodes with what is agreed, joins the payloads, and decodes once."""
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
         contexts = [part.context.replace(workers=workers) for part in parts]
         measured = [
-            codec.measure(context, part.x) for context, part in zip(contexts, parts, strict=True)
+            part.codec.measure(context, part.x)
+            for context, part in zip(contexts, parts, strict=True)
         ]
-        if scope == "tree":
-            measured = over_units(codec.agree, measured)
-        agreed, finite = agree(axis_name, codec.agree, measured, all_finite(x for _, x in parts))
+        groups = [part.unit.group for part in parts]
+        own = over_units(codec.agree, measured, groups)
+        agreed, finite = agree(axis_name, codec.agree, own, all_finite(part.x for part in parts))
         contexts = [
-            context.replace(agreed=agreement)
-            for context, agreement in zip(contexts, agreed, strict=True)
+            context.replace(agreed=agreed[group])
+            for context, group in zip(contexts, groups, strict=True)
         ]
         encoded = [
-            codec.encode(context, part.x) for context, part in zip(contexts, parts, strict=True)
+            part.codec.encode(context, part.x)
+            for context, part in zip(contexts, parts, strict=True)
         ]
         payloads = [payload for payload, _ in encoded]
         units = [
-            Encoded(context, memory, codec.decode(context.received(workers), total), total)
-            for context, (_, memory), total in zip(
-                contexts, encoded, join(parts, payloads), strict=True
+            Encoded(context, memory, part.codec.decode(context.received(workers), total), total)
+            for part, context, (_, memory), total in zip(
+                parts, contexts, encoded, join(parts, payloads), strict=True
             )
         ]
 
         def sent() -> list[jax.Array]:
             return [
-                codec.decode(context.received(), payload)
-                for context, payload in zip(contexts, payloads, strict=True)
+                part.codec.decode(context.received(), payload)
+                for part, context, payload in zip(parts, contexts, payloads, strict=True)
             ]
 
         return Exchanged(units, finite, sent)

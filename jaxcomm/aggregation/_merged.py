@@ -11,9 +11,10 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, Coins, PyTree
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
-from jaxcomm.aggregation._coded import Part, coded_mean
+from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._exchange import Part
 from jaxcomm.aggregation._joined import join_payloads
-from jaxcomm.aggregation._options import AggregatorOptions, choose, takes_options
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._rows import from_rows, to_rows
 
 
@@ -97,5 +98,4 @@ def merged_mean(
             lambda rows, codes: from_rows(rows, codes.size).reshape(codes.shape), whole, payloads
         )
 
-    scope = choose(options, codec).scope
-    return coded_mean(axis_name, codec, join_payloads(axis_name, codec, merge_rows, scope), options)
+    return coded_mean(axis_name, codec, join_payloads(axis_name, codec, merge_rows), options)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, get_type_hints
 
 import jax
 
-from jaxcomm import _buckets
+from jaxcomm import _buckets, _units
 from jaxcomm._base import Codec
 
 
@@ -14,17 +14,18 @@ class AggregatorOptions(TypedDict, total=False):
     """The keywords that aggregators of codes share.
 
     Attributes:
-      scope: What shares statistics and is encoded as one: each `"leaf"`; a `"bucket"`, leaves
-        joined up to `bucket_bytes`; or the whole `"tree"`, buckets that share statistics, where
-        the aggregator agrees on any. Default: what the codec asks for, `codec.scope`.
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
+      scope: What shares statistics: each `"leaf"`; a `"bucket"`, consecutive leaves of up to
+        `bucket_bytes`; or the whole `"tree"`, of buckets. Default: what the codec asks for,
+        `codec.scope`. Whether a bucket is one vector as well, `codec.layout` says.
+      bucket_bytes: The most float32 bytes in a bucket; a larger leaf is one by itself. Default: 32
+        MiB.
       seed: Seed of the randomness; may be traced. Default: 0.
       key: A typed threefry key, in place of `seed`.
       info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
         `residual_norm`, and what the codec adds; see :func:`jaxcomm.global_qsgd`.
     """
 
-    scope: _buckets.Scope | None
+    scope: _units.Scope | None
     bucket_bytes: int | None
     seed: int
     key: jax.Array | None
@@ -43,7 +44,7 @@ DEFAULTS: AggregatorOptions = {
 class Chosen(NamedTuple):
     """The options in force for a codec."""
 
-    scope: _buckets.Scope
+    scope: _units.Scope
     bucket_bytes: int
     seed: int
     key: jax.Array | None
@@ -80,7 +81,7 @@ def choose(options: AggregatorOptions, codec: Codec) -> Chosen:
     """
     given: AggregatorOptions = {**DEFAULTS, **options}
     scope = codec.scope if given["scope"] is None else given["scope"]
-    _buckets.check_scope(scope)
+    _units.check_scope(scope)
     capacity = _buckets.BUCKET_BYTES if given["bucket_bytes"] is None else given["bucket_bytes"]
     if not isinstance(capacity, int) or capacity < 4:
         raise ValueError(

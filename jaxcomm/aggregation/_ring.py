@@ -108,7 +108,7 @@ def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtra
         del params, extra_args
         require_state(state, optax.EmptyState, "the exact mean")
         _axis.require_local(updates, axis_name, outer_axes)
-        units, join = _buckets.split(updates, "bucket", _buckets.BUCKET_BYTES)
+        units, _, join = _buckets.split(updates, "bucket", _buckets.BUCKET_BYTES)
         units = [x * headroom(_axis.size(axis_name)) for x in units]
         if units and weight is not None:
             units = [*map(weigh(axis_name, weight), units)]

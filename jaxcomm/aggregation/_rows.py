@@ -36,6 +36,20 @@ def from_turns(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return from_rows(dealt, math.prod(shape)).reshape(shape)
 
 
+def to_runs(x: jax.Array, workers: int) -> jax.Array:
+    """As :func:`to_rows`, but in the array's own dimensions where the first axis can be cut."""
+    if x.ndim > 1 and x.shape[0] % workers == 0:
+        return x.reshape(workers, x.shape[0] // workers, *x.shape[1:])
+    return to_rows(x, workers)
+
+
+def from_runs(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The array of `shape` that was cut."""
+    size = math.prod(shape)
+    whole = rows if rows.size == size else from_rows(rows, size)
+    return whole.reshape(shape)
+
+
 class Cut(NamedTuple):
     """How an array is cut into rows, and put together again."""
 
@@ -44,6 +58,6 @@ class Cut(NamedTuple):
 
 
 CUTS: dict[str, Cut] = {
-    "runs": Cut(to_rows, lambda rows, shape: from_rows(rows, math.prod(shape)).reshape(shape)),
+    "runs": Cut(to_runs, from_runs),
     "turns": Cut(to_turns, from_turns),
 }

@@ -9,8 +9,9 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Context, Diagnostics, Memory
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import agree, all_finite, sum_together
-from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean
+from jaxcomm.aggregation._agreement import all_finite, everywhere, sum_together
+from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
@@ -110,15 +111,15 @@ def sketched_sgd(
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(x for _, x in parts))
+        finite = everywhere(axis_name, all_finite(part.x for part in parts))
         scale = headroom(workers)
-        both = [gathered(context.memory, x) for context, x in parts]
+        both = [gathered(context.memory, x) for _, context, x, _ in parts]
         tables = [
             sketch.encode(part.context.received(), residual * scale)[0]
             for part, (_, residual) in zip(parts, both, strict=True)
         ]
         found = []
-        for (context, x), total in zip(parts, sum_together(axis_name, tables), strict=True):
+        for (_, context, x, _), total in zip(parts, sum_together(axis_name, tables), strict=True):
             estimate = sketch.decode(context.received(), total)
             wanted = min(round(candidates * kept(x.size)), x.size)
             found.append(largest(jnp.abs(estimate.ravel()), wanted))
@@ -127,7 +128,7 @@ def sketched_sgd(
             for (_, residual), where in zip(both, found, strict=True)
         ]
         units, sent = [], []
-        for (context, x), (velocity, residual), where, exact in zip(
+        for (_, context, x, _), (velocity, residual), where, exact in zip(
             parts, both, found, sum_together(axis_name, own), strict=True
         ):
             count = kept(x.size)

@@ -1,7 +1,8 @@
 """How an aggregator says over which axes it averages, so that others can be put around it."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import optax
@@ -10,21 +11,26 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm._require import require_transformation
 
-_Update = TypeVar("_Update", bound=Callable[..., Any])
 
+@dataclasses.dataclass(frozen=True)
+class AveragingUpdate:
+    """The update function of an aggregator, which takes `outer_axes=`, and the axes of its mean.
 
-def averages_over(axis_name: AxisName) -> Callable[[_Update], _Update]:
-    """Marks the update function of an aggregator that takes `outer_axes=`.
-
-    Those are axes besides its own over which updates differ, and go on differing: private coins
-    are drawn apart over them too.
+    Outer axes are those besides its own over which updates differ, and go on differing: private
+    coins are drawn apart over them too.
     """
 
-    def mark(update: _Update) -> _Update:
-        vars(update)["averages_over"] = _axis.names(axis_name)
-        return update
+    update: Callable[..., Any]
+    axes: tuple[str, ...]
 
-    return mark
+    def __call__(self, *args: Any, **extra_args: Any) -> Any:
+        """As optax calls it."""
+        return self.update(*args, **extra_args)
+
+
+def averages_over(axis_name: AxisName) -> Callable[[Callable[..., Any]], AveragingUpdate]:
+    """Makes an update function one that tells over which axes it averages."""
+    return lambda update: AveragingUpdate(update, _axis.names(axis_name))
 
 
 def axes_of(tx: optax.GradientTransformation, user: str) -> tuple[str, ...]:
@@ -34,14 +40,13 @@ def axes_of(tx: optax.GradientTransformation, user: str) -> tuple[str, ...]:
       ValueError: If `tx` is no aggregator that `user` can be put around.
     """
     require_transformation(tx, "tx" if user == "shard_local" else "stages")
-    axes: tuple[str, ...] | None = getattr(tx.update, "averages_over", None)
-    if axes is None:
+    if not isinstance(tx.update, AveragingUpdate):
         raise ValueError(
             f"`{user}` takes aggregators that know of other axes, such as `jaxcomm.mean('ici')` "
             f"and `jaxcomm.global_qsgd('dcn')`, got {tx!r}. Chain the optimizer after "
             f"`{user}`, not inside it."
         )
-    return axes
+    return tx.update.axes
 
 
 def common_axes(stages: Sequence[optax.GradientTransformation], user: str) -> tuple[str, ...]:
@@ -88,6 +93,7 @@ def common_state(
         if difference:
             raise ValueError(
                 f"The stages of `{user}` share one state, and so must remember alike: "
-                f"{difference[0]}. Give all of them the same wrappers, `scope` and `info`."
+                f"{difference[0]}. Give all of them the same wrappers, `scope` and `info`, and "
+                "codecs of one `layout`, such as `codec._replace(layout='joined')`."
             )
     return stages[0].init(params)

@@ -7,9 +7,10 @@ import optax
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import sum_together
-from jaxcomm.aggregation._coded import Part, coded_mean
+from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._exchange import Part
 from jaxcomm.aggregation._joined import join_payloads
-from jaxcomm.aggregation._options import AggregatorOptions, choose, takes_options
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 
 
 @checked()
@@ -61,5 +62,4 @@ def summed_mean(
         total: list[PyTree] = sum_together(axis_name, payloads)
         return total
 
-    scope = choose(options, codec).scope
-    return coded_mean(axis_name, codec, join_payloads(axis_name, codec, add, scope), options)
+    return coded_mean(axis_name, codec, join_payloads(axis_name, codec, add), options, stacks=True)

@@ -1,7 +1,8 @@
 """The mean in two stages: float32 sums between two coded exchanges."""
 
 import functools
-from typing import NamedTuple, Unpack, get_args
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +21,17 @@ from jaxcomm._base import (
 )
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import agree, all_finite, nan_unless_all_fit
+from jaxcomm.aggregation._agreement import all_finite, everywhere, nan_unless_all_fit
 from jaxcomm.aggregation._alone import decode_alone, diagnosing_alone, encode_alone, own_memory
-from jaxcomm.aggregation._coded import Encoded, Exchanged, Part, coded_mean
+from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
 from jaxcomm.aggregation._gathered import decoded_mean
 from jaxcomm.aggregation._info import add_ratios, add_totals
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._rows import CUTS, Cut, Ownership
 from jaxcomm.compression._diagnosed import diagnose_each
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class TwoStageMemory(NamedTuple):
@@ -76,7 +80,7 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: C
             add_totals([rows.totals, mean.totals]),
             add_ratios([rows.ratios, means]),
             rows.errors | mean.errors | of_both,
-            rows.constants,
+            mean.constants | rows.constants,
         )
 
     return codec._replace(
@@ -87,15 +91,21 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: C
     )
 
 
-def _ends(part: Part, workers: int, shape: tuple[int, ...]) -> tuple[Context, Context]:
+def _ends(context: Context, workers: int, shape: tuple[int, ...]) -> tuple[Context, Context]:
     """Rows are encoded with coins of their own, the mean of one with those of a row beyond."""
-    coins, memory = part.context.coins, part.context.memory.own
+    coins, memory = context.coins, context.memory.own
     of_rows = Coins(*(jax.random.split(key, workers) for key in coins))
     of_mean = Coins(*(jax.random.fold_in(key, workers) for key in coins))
     return (
         Context(of_rows, Memory(memory.sent, ()), shape=shape),
         Context(of_mean, Memory(memory.mean, ()), shape=shape),
     )
+
+
+def _of(part: Part, function: _Function, in_axes: Any = 0, out_axes: Any = 0) -> _Function:
+    """The function of a leaf as that of a stack of leaves, which in a message comes second."""
+    stacked = part.unit.form == "stacked"
+    return jax.vmap(function, in_axes, out_axes) if stacked else function
 
 
 @checked()
@@ -160,48 +170,66 @@ def two_stage_mean(
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(x for _, x in parts))
-        rows = [by.apart(part.x, workers) for part in parts]
-        ends = [_ends(part, workers, x.shape[1:]) for part, x in zip(parts, rows, strict=True)]
+        finite = everywhere(axis_name, all_finite(part.x for part in parts))
 
-        encode_rows = jax.vmap(functools.partial(encode_alone, of_rows))
-        sent = [encode_rows(of, x) for (of, _), x in zip(ends, rows, strict=True)]
+        def send(context: Context, x: jax.Array) -> tuple[PyTree, tuple[Context, Context, PyTree]]:
+            rows = by.apart(x, workers)
+            row, mean = _ends(context, workers, rows.shape[1:])
+            content, kept = jax.vmap(functools.partial(encode_alone, of_rows))(row, rows)
+            return content, (row.replace(agreed=content[1]), mean, kept.own)
+
+        sent = [_of(part, send, 0, (1, 0))(part.context, part.x) for part in parts]
         contents = [content for content, _ in sent]
         like = jax.tree.map(lambda x: jax.eval_shape(lambda x: x[0], x), contents)
         messages = _axis.exchange(jax.vmap(to_message)(contents), axis_name)
         received = jax.vmap(lambda message: from_message(message, like))(messages)
 
-        def owned(of: Context, content: PyTree) -> jax.Array:
+        def owned(row: Context, content: PyTree) -> jax.Array:
             # Each sender drew for the row of this worker with the public coin of that row.
-            mine = jax.tree.map(lambda x: x[me], of.replace(memory=Memory()))
-            return decoded_mean(lambda one: decode_alone(of_rows, mine, one), content, mine)
+            mine = jax.tree.map(lambda x: x[me], row.replace(memory=Memory()))
+            decode = functools.partial(decode_alone, of_rows, mine)
+            return decoded_mean(decode, content, mine.replace(agreed=()), mine.shape)
 
-        means = [owned(of, content) for (of, _), content in zip(ends, received, strict=True)]
-        resent = [encode_alone(of_mean, of, x) for (_, of), x in zip(ends, means, strict=True)]
+        means = [
+            _of(part, owned, (0, 1))(row, content)
+            for part, (_, (row, *_)), content in zip(parts, sent, received, strict=True)
+        ]
+        encode_mean = functools.partial(encode_alone, of_mean)
+        resent = [
+            _of(part, encode_mean)(mean, x)
+            for part, (_, (_, mean, _)), x in zip(parts, sent, means, strict=True)
+        ]
         again = [content for content, _ in resent]
         gathered = _axis.gather(to_message(again), axis_name)
         of_all = jax.vmap(lambda message: from_message(message, again))(gathered)
+
+        def restore(context: Context, mean: Context, content: PyTree) -> jax.Array:
+            decode = functools.partial(decode_alone, of_mean, mean)
+            return by.together(jax.vmap(decode)(content), context.shape)
+
         units = []
-        for part, (row, mean), (content, kept), x, (own, kept_of_mean), all_means in zip(
-            parts, ends, sent, means, resent, of_all, strict=True
+        for part, (_, (row, mean, kept)), x, (own, kept_of_mean), content in zip(
+            parts, sent, means, resent, of_all, strict=True
         ):
-            decode = jax.vmap(functools.partial(decode_alone, of_mean, mean))
-            known = _Ends(row.replace(agreed=content[1]), mean.replace(agreed=own[1]), x)
-            after = Memory(TwoStageMemory(kept.own, kept_of_mean.own), ())
-            whole = by.together(decode(all_means), part.x.shape)
+            known = _Ends(row, mean.replace(agreed=own[1]), x)
+            after = Memory(TwoStageMemory(kept, kept_of_mean.own), ())
+            whole = _of(part, restore, (0, 0, 1))(part.context, mean, content)
             units.append(Encoded(part.context.replace(agreed=known), after, whole))
         if codec.dropping is not None:  # The codec of the mean may not keep a NaN.
             fitting = nan_unless_all_fit(axis_name, means, [each.mean for each in units])
             units = [each._replace(mean=mean) for each, mean in zip(units, fitting, strict=True)]
 
+        def own_rows(context: Context, row: Context, content: PyTree) -> jax.Array:
+            decode = jax.vmap(functools.partial(decode_alone, of_rows))
+            return by.together(decode(row, content), context.shape)
+
         def decoded() -> list[jax.Array]:
-            decode_rows = jax.vmap(functools.partial(decode_alone, of_rows))
             return [
-                by.together(decode_rows(of, content), part.x.shape)
-                for part, (of, _), content in zip(parts, ends, contents, strict=True)
+                _of(part, own_rows, (0, 0, 1))(part.context, row, content)
+                for part, (content, (row, *_)) in zip(parts, sent, strict=True)
             ]
 
         return Exchanged(units, finite, decoded)
 
     of_units = _codec_of_units(axis_name, of_rows, of_mean, by)
-    return coded_mean(axis_name, of_units, exchange, options, tells=(of_rows, of_mean))
+    return coded_mean(axis_name, of_units, exchange, options, tells=(of_rows, of_mean), stacks=True)

@@ -9,8 +9,9 @@ import optax
 from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import agree, all_finite
-from jaxcomm.aggregation._coded import AggregatorState, Encoded, Exchanged, Part, coded_mean
+from jaxcomm.aggregation._agreement import all_finite, everywhere
+from jaxcomm.aggregation._coded import AggregatorState, coded_mean
+from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
 from jaxcomm.aggregation._options import AggregatorOptions
 from jaxcomm.aggregation._rows import from_rows, to_rows
 from jaxcomm.aggregation._stages import averages_over
@@ -60,9 +61,10 @@ def votes(
 
     Of :math:`n` workers, each counts the votes of one :math:`n`-th of the :math:`d` coordinates and
     all gather the winners, a bit a coordinate both ways: a worker sends :math:`2 (n-1)/n` times
-    :math:`d / 8` bytes, :math:`d` padded to a multiple of :math:`32 n` a bucket of 32 MiB of
-    float32, in uint32 words; besides, :math:`2 (n-1)/n` times 4 bytes for a flag. Against a float32
-    all-reduce that is 32 times less, at any :math:`n`.
+    :math:`d / 8` bytes, in uint32 words. :math:`d` is padded to a multiple of :math:`32 n` for each
+    leaf of :math:`2^{16}` coordinates or more, and for the others of a bucket of 32 MiB of float32.
+    Besides, :math:`2 (n-1)/n` times 4 bytes for a flag. Against a float32 all-reduce that is 32
+    times less, at any :math:`n`.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
@@ -108,8 +110,8 @@ def votes(
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
-        _, finite = agree(axis_name, (), [()] * len(parts), all_finite(x for _, x in parts))
-        encoded = [sign.encode(*part) for part in parts]
+        finite = everywhere(axis_name, all_finite(part.x for part in parts))
+        encoded = [sign.encode(part.context, part.x) for part in parts]
         if not all(isinstance(payload, SignsPayload) for payload, _ in encoded):
             raise _no_signs()
         # All units' bits side by side: one message there, and one back.
@@ -121,7 +123,7 @@ def votes(
         elected = _elect(axis_name, *(jnp.concatenate(each, axis=1) for each in (rows, coins)))
         ends = list(itertools.accumulate(row.shape[1] for row in rows))
         units = []
-        for (context, _), (payload, memory), bits in zip(
+        for (_, context, *_), (payload, memory), bits in zip(
             parts, encoded, jnp.split(elected, ends[:-1], axis=1), strict=True
         ):
             winners = SignsPayload(from_rows(bits, payload.bits.size))

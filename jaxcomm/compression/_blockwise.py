@@ -107,5 +107,6 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
             variance=of_block(codec.claims.variance),
             contraction=of_block(codec.claims.contraction),
         ),
+        layout="apart",
         dropping=codec.dropping and blockwise(codec.dropping, block_size),
     )

@@ -163,6 +163,7 @@ def rotated(codec: Codec) -> Codec:
         decode=decode,
         combine=combine,
         diagnose=diagnose,
+        layout="joined",
         claims=codec.claims._replace(
             variance=_at_padded_size(codec.claims.variance),
             contraction=_at_padded_size(codec.claims.contraction),

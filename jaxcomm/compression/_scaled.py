@@ -94,7 +94,7 @@ def scaled(codec: Codec) -> Codec:
 
     def decode(context: Context, payload: PyTree) -> jax.Array:
         mean = codec.decode(context, payload)
-        return mean / (1 + variance(max(mean.size, 1), context.workers))
+        return mean / (1 + variance(context.size, context.workers))
 
     return codec._replace(
         decode=decode,

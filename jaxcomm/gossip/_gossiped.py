@@ -123,7 +123,8 @@ def gossiped(
     def units_of(
         tree: PyTree, dtype: Any
     ) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
-        return _buckets.split(tree, "bucket", _buckets.BUCKET_BYTES, dtype)
+        arrays, _, join = _buckets.split(tree, "bucket", _buckets.BUCKET_BYTES, dtype)
+        return arrays, join
 
     def mark(tree: PyTree) -> PerWorker:
         return PerWorker({axis: jax.tree.map(lambda x: x[None], tree)})

@@ -6,6 +6,7 @@ from jaxcomm._base import Claims, Codec
 from jaxcomm._require import require_codec
 from jaxcomm.testing._claims import require_claims
 from jaxcomm.testing._form import require_form
+from jaxcomm.testing._layout import require_layout
 from jaxcomm.testing._memory import require_memory
 from jaxcomm.testing._repeats import require_repeats
 from jaxcomm.testing._sums import require_sums
@@ -30,6 +31,8 @@ def check_codec(
       memory keeps its structure, shapes and dtypes.
     - `same coins`, `jit`, `vmap`: the same coins give the same payload, compiled or not.
     - `receivers decode`: `decode` depends neither on the private coin nor on memory.
+    - `layout`, where it is `"shared"`: statistics of parts combine to those of the whole, and given
+      these no coordinate depends on another.
     - `encode leaves shared memory`, `settle is alike on all workers`.
     - `sums`, with `combine="sum"`: what is decoded from the sum of payloads, added in their own
       dtypes, is the mean of what each decodes to; also where all workers hold the extreme.
@@ -71,6 +74,7 @@ def check_codec(
     require_repeats(codec, size=size, seed=seed)
     for count in workers:
         require_memory(codec, size=size, workers=count, seed=seed)
+        require_layout(codec, size=size, workers=count, seed=seed)
         if codec.combine == "sum":
             require_sums(codec, workers=count, size=size, seed=seed)
         require_claims(codec, claimed, size=size, workers=count, draws=draws, seed=seed)

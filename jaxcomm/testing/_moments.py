@@ -26,14 +26,16 @@ def require_unbiased(
       what: What was drawn, for the message.
       spread: How far a draw may be from the truth in a coordinate. Default: the largest error of
         all coordinates that the sample shows.
-      rounding: What is allowed for rounding of floats, in all or by coordinate.
+      rounding: What is allowed for rounding of floats, in all coordinates together or in each.
     """
     draws, size = sample.shape
     far = np.abs(sample - truth).max(initial=0) if spread is None else spread
     # Along the truth too: a shrinking bias is small in a coordinate and large in the sum.
     sample = np.concatenate([sample, (sample @ truth)[:, None]], axis=1)
     ones = np.ones(size)
-    along = np.abs(truth) @ rounding if isinstance(rounding, np.ndarray) else rounding
+    along = rounding * np.abs(truth).max(initial=0)
+    if isinstance(rounding, np.ndarray):
+        along = np.abs(truth) @ rounding
     rounding = np.append(rounding * ones, along)
     # Bernstein's second term: values too rare to be seen in so many draws have no deviation yet.
     unseen = 2 * far * np.log(2 * (size + 1) / ALPHA) / (3 * draws)

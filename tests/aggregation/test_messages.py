@@ -49,6 +49,16 @@ def given(tx: Any, state: Any, updates: Any = PARAMS) -> Callable[[], Any]:
     return lambda: jax.eval_shape(update, of_two)
 
 
+def given_memory_of(tx: Any, params: Any) -> Callable[[], Any]:
+    """One update of other parameters, with memory that workers have of these."""
+
+    def update(updates: Any) -> Any:
+        return tx.update(updates, tx.init(params))[0]
+
+    of_two = {"w": jnp.ones((2, 6))}
+    return lambda: jax.eval_shape(jax.vmap(update, axis_name="data"), of_two)
+
+
 def another(tx: Any, holder: str) -> tuple[Callable[[], Any], str]:
     """Of the state of Adam."""
     return given(tx, ADAM), f"another transformation: .*{holder}.* given a `ScaleByAdamState`"
@@ -127,9 +137,13 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "state of other parameters": (
         given(
             jaxcomm.global_qsgd(scope="leaf"),
-            jaxcomm.global_qsgd(scope="leaf").init({"a": jnp.ones(2), "b": jnp.ones(2)}),
+            jaxcomm.global_qsgd(scope="leaf").init({"a": jnp.ones(2), "b": jnp.ones(3)}),
         ),
         "This state is of 2 units, and these updates are 1: it was made for other parameters",
+    ),
+    "state of other shapes": (
+        given_memory_of(jaxcomm.gathered_mean("data", FEEDBACK), {"w": jnp.ones((2, 4))}),
+        r"This state remembers .*\(8,\).* is to remember .*\(6,\).*: it was made for other",
     ),
     "MultiSteps": (
         step(optax.MultiSteps(optax.chain(jaxcomm.qsgd(), optax.sgd(0.1)), 4)),

@@ -35,10 +35,15 @@ def compile_step(tx: optax.GradientTransformation, mesh: Mesh) -> str:
     return jax.jit(step).lower(params, opt_state, batch).compile().as_text()
 
 
+def collectives(program: str) -> list[str]:
+    """What each collective of the program results in."""
+    return COLLECTIVE.findall(re.sub(r"/\*.*?\*/", "", program))
+
+
 def sent(program: str) -> dict[str, int]:
     """The most elements that one collective of the program carries, by dtype."""
     most: dict[str, int] = {}
-    for result in COLLECTIVE.findall(re.sub(r"/\*.*?\*/", "", program)):
+    for result in collectives(program):
         for dtype, shape in re.findall(r"([a-z]+\d+)\[([\d,]*)\]", result):
             size = math.prod(map(int, filter(None, shape.split(","))))
             most[dtype] = max(size, most.get(dtype, 0))

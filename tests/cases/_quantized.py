@@ -42,6 +42,7 @@ def _global_case(
     /,
     *,
     units: Callable[[Sizes], Sizes] = lambda sizes: [sum(sizes)],
+    norms: Callable[[Sizes], int] = len,
     statistics: int = 1,
     peak: Callable[[int], float] = lambda d: 1.0,
     **options: object,
@@ -51,7 +52,7 @@ def _global_case(
 
     def sent(sizes: Sizes, n: int) -> float:
         codes = sum(_padded(size, width(n)) for size in units(sizes))
-        return all_reduce(codes + 4 * statistics * len(units(sizes)) + 4, n)
+        return all_reduce(codes + 4 * statistics * norms(units(sizes)) + 4, n)
 
     codec_options = {k: v for k, v in options.items() if k in ("levels", "bits", "norm")}
     return Case(
@@ -221,6 +222,7 @@ QUANTIZED = [
         "global_qsgd_tree",
         lambda n: 15,
         units=_in_buckets_of_8,
+        norms=lambda units: 1,
         scope="tree",
         bucket_bytes=32,
     ),

@@ -3,14 +3,17 @@
 import inspect
 import time
 
+import chex
+import jax
 import numpy as np
 import pytest
 
 import jaxcomm
-from experiments import bench_ops, bench_sparse, bench_windows
+from experiments import bench_ops, bench_programs, bench_sparse, bench_windows
 from experiments.bench_codecs import CODECS, Timing, time_codecs, to_table
 from experiments.bench_ops import core_seconds
 from experiments.timing import medians
+from experiments.train import make_mesh
 from jaxcomm.compression import quantizers, sketches, sparsifiers
 
 FACTORIES = [
@@ -104,3 +107,36 @@ def test_windows_are_timed_and_train() -> None:
     assert [*table.columns[1].cells][1] == "500.0"
     assert "BEYOND" in bench_windows.verdict({8: few._replace(seconds=1.0)}, 2)
     assert "within" in bench_windows.verdict({8: few._replace(seconds=0.5)}, 2)
+
+
+def test_a_transformer_has_288_leaves_of_which_two_thirds_are_vectors() -> None:
+    leaves = bench_programs.transformer().values()
+    assert len(leaves) == 288 and sum(x.ndim == 1 for x in leaves) == 192
+    assert sum(x.size for x in leaves) == 24 * (12 * 64**2 + 13 * 64)
+
+
+def test_what_is_written_by_hand_is_the_mean_but_for_rounding() -> None:
+    """Of four workers with levels of 1 / 31, which noise moves by one at most."""
+    tx = bench_programs.by_hand()
+    grads = np.random.default_rng(0).uniform(-1, 1, (4, 50)).astype(np.float32)
+    grads[0, 0] = 1
+
+    def average(tree: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return tx.update(tree, tx.init(tree))[0]
+
+    tree = {"a": grads[:, :20].reshape(4, 4, 5), "b": grads[:, 20:]}
+    found = jax.jit(jax.vmap(average, axis_name="data"))(tree)
+    mean = jax.tree.map(lambda x: np.broadcast_to(x.mean(0), x.shape), tree)
+    chex.assert_trees_all_close(found, mean, atol=1 / 31)
+
+
+def test_programs_are_told() -> None:
+    params = bench_programs.transformer(width=4, layers=1)
+    program = bench_programs.compile_step(
+        bench_programs.METHODS["global_qsgd, 8 bits"], params, make_mesh(2)
+    )
+    # Two of the step, and one of the loss that is told.
+    assert program.collectives == 3 and program.lines > 100 and program.seconds > 0
+    assert all(ns > 0 for ns in bench_programs.time_updates(1, leaves=1, side=8).values())
+    table = bench_programs.to_table({"mean": program}, {"mean": 1.234})
+    assert [*table.columns[-1].cells] == ["1.23"]

@@ -39,6 +39,7 @@ def _codecs() -> list[CodecRow]:
     return [CodecRow(name, codec) for codec, name in first.items()]
 
 
+@pytest.mark.filterwarnings("ignore:`bits`=.* leaves .* levels:UserWarning")  # Of 3 workers.
 @pytest.mark.parametrize("case", rows(_codecs(), FRAME), ids=repr)
 def test_every_codec(case: CodecRow) -> None:
     check_codec(case.codec)
@@ -174,6 +175,16 @@ def _settled_apart() -> Codec:
     return with_memory(Memory(shared=jnp.zeros(())), settle=settle)
 
 
+def _about_the_mean() -> Codec:
+    """Says that coordinates do not depend on each other, where all depend on their mean."""
+    codec = whole(layout="shared")
+
+    def encode(context: Context, x: jax.Array) -> tuple[Levels, Memory]:
+        return codec.encode(context, x - jnp.mean(x))
+
+    return codec._replace(encode=encode)
+
+
 COUNT = Memory(shared=jnp.zeros(()))
 OWN = Memory(own=jnp.zeros(()))
 BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
@@ -228,6 +239,12 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
         lambda: _decoded(lambda context, x: x.astype(jnp.bfloat16), whole()),
     ),
     "decodes a flat array": ("decoded", lambda: _decoded(lambda context, x: x.ravel(), whole())),
+    "depends on all that it says it does not": ("layout", _about_the_mean),
+    "lies as no codec does": ("layout", lambda: whole(layout="joind")),
+    "has a mean for a statistic, and says that it is shared": (
+        "layout",
+        lambda: whole(layout="shared", measure=lambda context, x: Peak(jnp.mean(jnp.abs(x)))),
+    ),
     "sends a number": ("payload", lambda: whole(encode=lambda context, x: ((1.0,), Memory()))),
     "sends nothing": ("payload", lambda: whole(encode=lambda context, x: ((), Memory()))),
     "agrees on nothing": ("statistics", lambda: whole(agree=())),

@@ -11,6 +11,7 @@ import pytest
 
 from jaxcomm import gossip
 from jaxcomm.synchronization import (
+    Windows,
     all_meet,
     begun_at,
     close_window,
@@ -33,6 +34,12 @@ from jaxcomm.synchronization import (
 )
 
 TWO_SPEEDS = deterministic([1.0] * 4 + [3.0] * 4)
+
+
+def compiled(*args: Any, **options: Any) -> Windows:
+    """The clock, whose windows are closed by one program."""
+    start, close = windows(*args, **options)
+    return Windows(start, jax.jit(close))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +102,7 @@ def test_windows_in_which_nobody_finishes_are_counted() -> None:
         return jnp.where(step % 2 == 0, jnp.ones(shape), 2 * jnp.ones(shape))
 
     changing = TWO_SPEEDS._replace(draw=draw)
-    clock, close = windows(changing, deadline(1.5), workers=8, minibatches=2, in_flight="abort")
+    clock, close = compiled(changing, deadline(1.5), workers=8, minibatches=2, in_flight="abort")
     for _ in range(4):
         window, clock = close(clock)
     assert (clock.windows, clock.idle, clock.minibatches, clock.seconds) == (4, 2, 16, 6)
@@ -106,7 +113,7 @@ def test_windows_in_which_nobody_finishes_are_counted() -> None:
 @pytest.mark.parametrize("trigger", [first_done(), deadline(2.5)])
 def test_who_could_finish_nothing_goes_on_or_is_refused_or_counted(trigger: Any) -> None:
     one_slow = deterministic([1.0, 1.0, 1.0, 3.0])
-    start, close = windows(one_slow, trigger, workers=4, minibatches=2)
+    start, close = compiled(one_slow, trigger, workers=4, minibatches=2)
     clock, total = start, np.zeros(4)
     for _ in range(60):
         window, clock = close(clock)
@@ -116,7 +123,7 @@ def test_who_could_finish_nothing_goes_on_or_is_refused_or_counted(trigger: Any)
     with pytest.raises(ValueError, match=r"starves the workers \[3\]"):
         windows(one_slow, trigger, workers=4, minibatches=2, in_flight="abort")
     drawn = one_slow._replace(repeats=None)
-    clock, close = windows(drawn, trigger, workers=4, minibatches=2, in_flight="abort")
+    clock, close = compiled(drawn, trigger, workers=4, minibatches=2, in_flight="abort")
     for _ in range(5):
         window, clock = close(clock)
     np.testing.assert_array_equal(clock.starved, [0, 0, 0, 5])
@@ -143,11 +150,13 @@ def test_which_parameters_a_late_gradient_is_of() -> None:
     # Mini-batches of 3.5 seconds beside windows of 1: the first begins at 0 and ends in the fourth.
     times = jnp.array([[1.0, 1.0], [3.5, 3.5]])
     queue, begun, found = new_queue(2), jnp.zeros(2), []
+    close, begun_since = jax.jit(close_window, static_argnums=2), jax.jit(begun_at)
+    trigger = deadline(1.0)
     for number in range(4):
-        window, queue = close_window(queue, times, deadline(1.0))
+        window, queue = close(queue, times, trigger)
         found.append((bool(window.late[1]), int(window.finished[1]), float(begun[1])))
         before, after = jnp.full(2, float(number)), jnp.full(2, number + 1.0)
-        begun = begun_at(window, queue, begun, before, after)
+        begun = begun_since(window, queue, begun, before, after)
         assert begun[0] == number + 1
     assert found == [(False, 0, 0.0), (True, 0, 0.0), (True, 0, 0.0), (True, 1, 0.0)]
     assert begun[1] == 3  # The next began in the fourth window, half a second before its end.

@@ -25,6 +25,8 @@ from jaxcomm.synchronization import (
 )
 
 TIMES = jnp.array([[1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0]])
+closed = jax.jit(close_window, static_argnames=("trigger", "in_flight"))
+
 TRIGGERS = {
     "everybody": (everybody(), 12, [4, 4, 4]),
     "first_done": (first_done(), 4, [4, 1, 2]),
@@ -38,7 +40,7 @@ TRIGGERS = {
 @pytest.mark.parametrize("name", TRIGGERS)
 def test_triggers_by_hand(name: str) -> None:
     trigger, seconds, finished = TRIGGERS[name]
-    window, queue = close_window(new_queue(3), TIMES, trigger, in_flight="abort")
+    window, queue = closed(new_queue(3), TIMES, trigger, in_flight="abort")
     assert window.seconds == seconds
     np.testing.assert_array_equal(window.finished, finished)
     np.testing.assert_array_equal(queue.position, finished)
@@ -46,17 +48,18 @@ def test_triggers_by_hand(name: str) -> None:
 
 
 def test_what_is_in_flight_goes_on_or_begins_anew() -> None:
-    _, aborted = close_window(new_queue(3), TIMES, first_done(), in_flight="abort")
-    _, late = close_window(new_queue(3), TIMES, first_done())
+    first = first_done()
+    _, aborted = closed(new_queue(3), TIMES, first, in_flight="abort")
+    _, late = closed(new_queue(3), TIMES, first)
     # The third has just finished one as the window closes, and has not begun another.
     np.testing.assert_array_equal(late.left, [0, 2, 0])
     # The second window of 4 seconds: 3 + (1 left over), or 2 and then 2 of another 3.
-    anew, _ = close_window(aborted, TIMES, first_done(), in_flight="abort")
-    on, after = close_window(late, TIMES, first_done(), in_flight="finish_late")
+    anew, _ = closed(aborted, TIMES, first, in_flight="abort")
+    on, after = closed(late, TIMES, first, in_flight="finish_late")
     np.testing.assert_array_equal(anew.finished, [4, 1, 2])
     np.testing.assert_array_equal(on.finished, [4, 1, 2])
     np.testing.assert_array_equal(after.left, [0, 1, 0])
-    third, _ = close_window(after, TIMES, first_done(), in_flight="finish_late")
+    third, _ = closed(after, TIMES, first, in_flight="finish_late")
     np.testing.assert_array_equal(third.finished, [4, 2, 2])
 
 

@@ -88,7 +88,7 @@ def feedback_loop(
         return codec.measure(_inside(context), given(context.memory.own.kept, x))
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
-        require(x.size, context.workers)
+        require(context.size, context.workers)
         before = context.memory.own.kept
         y = given(before, x)
         payload, after = codec.encode(_inside(context), y)

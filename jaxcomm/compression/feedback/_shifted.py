@@ -88,13 +88,13 @@ def shifted(
         return Memory(memory.own, shared)
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
-        alpha = rate(max(x.size, 1), context.workers)
+        alpha = rate(context.size, context.workers)
         payload, after = looped(alpha).encode(inside(context), x)
         return payload, Memory(after.own, context.memory.shared._replace(inner=after.shared))
 
     def settle(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
         moved, after = loop.settle(inside(context), payload, mean)
-        shift, alpha = context.memory.shared.shift, rate(max(mean.size, 1), context.workers)
+        shift, alpha = context.memory.shared.shift, rate(context.size, context.workers)
         moved = moved.astype(shift.total.dtype)
         shared = ShiftMemory(add(shift, alpha * moved), jnp.float32(alpha), after.shared)
         return add(shift, moved).total, Memory(after.own, shared)

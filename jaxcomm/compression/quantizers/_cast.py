@@ -57,6 +57,7 @@ def cast(dtype: Any) -> Codec:
         encode=lambda context, x: (CastPayload(x.astype(dtype)), context.memory),
         decode=decode,
         claims=Claims(contraction=contraction if full_range else None),
+        layout="shared",
     )
 
 
@@ -109,4 +110,5 @@ def scaled_cast(dtype: Any) -> Codec:
         measure=lambda context, x: norm.measure(x),
         agree=norm.agree,
         claims=Claims(contraction=contraction),
+        layout="shared",
     )

@@ -149,10 +149,11 @@ def dither(
     def encode(context: Context, x: jax.Array) -> tuple[DitherPayload, Memory]:
         field = _fields.choose_field(levels, bits, context.workers)
         if levels is None and field.levels < FEW_LEVELS:
+            constant = variance_constant(context.size, field.levels, context.workers)
             warnings.warn(
                 f"`bits`={bits} leaves {field.levels} levels for each of {context.workers} "
-                f"workers: for {x.size} coordinates the variance constant is "
-                f"{variance_constant(x.size, field.levels, context.workers):.3g}. Use more bits.",
+                f"workers: for {context.size} coordinates the variance constant is "
+                f"{constant:.3g}. Use more bits.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -188,4 +189,5 @@ def dither(
         combine="sum",
         diagnose=diagnose,
         claims=Claims(variance=variance),
+        layout="shared",
     )

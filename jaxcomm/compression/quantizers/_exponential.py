@@ -90,4 +90,5 @@ def exponential_dither() -> Codec:
         # the smallest exponent loses all of itself, but is at most 2**-126 / most of the peak; and
         # the peak, a power of two, loses nothing, which leaves room for it.
         claims=Claims(variance=lambda size, workers: 1 / 8),
+        layout="shared",
     )

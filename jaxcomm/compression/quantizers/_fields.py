@@ -10,6 +10,7 @@ and 9 cost as much as 8 and 10, and 11 to 15 as much as 16. int16 is no choice, 
 all-reduce on GPU.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -41,6 +42,7 @@ def most_levels(width: int, workers: int) -> int:
     return min((2**width - 1) // (2 * workers), MOST_LEVELS)
 
 
+@functools.cache
 def choose_field(levels: int | None, bits: int | None, workers: int) -> Field:
     """Completes `levels` and `bits` such that the sum of `workers` codes cannot overflow.
 

@@ -76,4 +76,10 @@ def fixed_threshold(threshold: float) -> Codec:
         codes = _fields.unpack(payload.codes, field, context.count, context.shape)
         return codes.astype(jnp.float32) * (threshold / context.count)
 
-    return Codec(encode=encode, decode=decode, combine="sum", claims=Claims(bounded=True))
+    return Codec(
+        encode=encode,
+        decode=decode,
+        combine="sum",
+        claims=Claims(bounded=True),
+        layout="shared",
+    )

@@ -120,4 +120,5 @@ def min_max_dither(*, levels: int) -> Codec:
         combine="sum",
         diagnose=diagnose,
         claims=Claims(variance=lambda size, workers: size * workers / (2 * (levels - 1) ** 2)),
+        layout="shared",
     )

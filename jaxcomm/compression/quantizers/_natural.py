@@ -68,4 +68,9 @@ def natural() -> Codec:
         negative = _bits.unpack_bits(payload.signs, math.prod(context.shape))
         return jnp.where(negative, -magnitudes, magnitudes).reshape(context.shape)
 
-    return Codec(encode=encode, decode=decode, claims=Claims(variance=lambda size, workers: 1 / 8))
+    return Codec(
+        encode=encode,
+        decode=decode,
+        claims=Claims(variance=lambda size, workers: 1 / 8),
+        layout="shared",
+    )

@@ -68,7 +68,11 @@ def signs() -> Codec:
         noise = _noise.bits(context.coins.private, zero.shape)
         return SignsPayload(positive | (zero & noise)), context.memory
 
-    return Codec(encode=encode, decode=lambda context, payload: _decode(context, payload, 1))
+    return Codec(
+        encode=encode,
+        decode=lambda context, payload: _decode(context, payload, 1),
+        layout="shared",
+    )
 
 
 def scaled_signs() -> Codec:

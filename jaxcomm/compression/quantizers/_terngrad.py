@@ -81,4 +81,4 @@ def ternary(*, clip: float | None = None) -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         return codec.encode(context, _clipped(x, clip))
 
-    return codec._replace(measure=measure, encode=encode, claims=Claims())
+    return codec._replace(measure=measure, encode=encode, claims=Claims(), layout="joined")

@@ -1,0 +1,90 @@
+"""What a step reads, writes and holds on eight chips, beside that of the plain mean."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import jaxcomm
+from jaxcomm.aggregation import two_stage_mean
+from jaxcomm.compression import blockwise, scaled
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither
+from tests.aot.test_tpu_step import collectives
+
+LAYERS, SIDE = 8, 1024
+PARAMETERS = LAYERS * SIDE**2
+
+
+class Cost(NamedTuple):
+    accessed: float  # bytes a parameter
+    temporary: float  # in float32 gradients
+    program: str
+
+
+def loss(params: dict[str, jax.Array], batch: jax.Array) -> jax.Array:
+    x = batch
+    for layer in params.values():
+        x = jnp.tanh(x @ layer)
+    return jnp.mean(x**2)
+
+
+def cost_of(tx: optax.GradientTransformation, mesh: Mesh) -> Cost:
+    """Of a whole step, with a batch of 1024 rows a chip, parameters and state donated."""
+    tx = optax.chain(tx, optax.sgd(0.1))
+    shape = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
+    params = {f"layer {layer}": shape for layer in range(LAYERS)}
+    opt_state = jax.eval_shape(lambda params: jaxcomm.init(tx, params, mesh), params)
+    step = jax.jit(jaxcomm.make_step(loss, tx, mesh), donate_argnums=(0, 1))
+    batch = jax.ShapeDtypeStruct((mesh.size * SIDE, SIDE), jnp.float32)
+    compiled = step.lower(params, opt_state, batch).compile()
+    analysis: Any = compiled.cost_analysis()
+    return Cost(
+        analysis["bytes accessed"] / PARAMETERS,
+        compiled.memory_analysis().temp_size_in_bytes / (4 * PARAMETERS),
+        compiled.as_text(),
+    )
+
+
+@functools.cache
+def plain(mesh: Mesh) -> Cost:
+    return cost_of(jaxcomm.mean(), mesh)
+
+
+class Most(NamedTuple):
+    build: Callable[[], optax.GradientTransformation]
+    collectives: int  # beside that of the loss
+    accessed: float  # bytes a parameter beyond those of the mean
+    temporary: float
+
+
+BLOCKS = blockwise(dither(bits=4), 256)
+FEEDBACK = error_feedback(scaled(dither(bits=8)))
+MOST = {
+    "global_qsgd": Most(lambda: jaxcomm.global_qsgd(bits=8), 2, 0, 0.2),
+    "by leaf": Most(lambda: jaxcomm.global_qsgd(bits=8, scope="leaf"), 2, 0, 0.2),
+    "two stages": Most(lambda: two_stage_mean("data", dither(bits=8)), 3, 45, 0.2),
+    "blocks of 4 bits": Most(lambda: two_stage_mean("data", BLOCKS), 3, 180, 1.0),
+    "feedback": Most(lambda: jaxcomm.summed_mean("data", FEEDBACK), 2, 48, 0.2),
+}
+
+
+@pytest.mark.parametrize("method", MOST)
+def test_a_step_copies_little(eight_chips: Mesh, method: str) -> None:
+    most = MOST[method]
+    cost = cost_of(most.build(), eight_chips)
+    assert len(collectives(cost.program)) == most.collectives + 1
+    assert cost.accessed - plain(eight_chips).accessed <= most.accessed
+    assert cost.temporary <= most.temporary
+
+
+def test_what_is_gathered_is_not_summed(eight_chips: Mesh) -> None:
+    """Of a message of another size, XLA makes a sum of zeros and what each has."""
+    program = cost_of(jaxcomm.qsgd(), eight_chips).program
+    assert program.count(" all-gather(") + program.count(" all-gather-start(") == 1
+    assert not any("all_gather" in line for line in program.splitlines() if "all-reduce(" in line)
