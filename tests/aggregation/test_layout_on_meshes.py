@@ -24,6 +24,7 @@ ON_MESHES = {
     "stacked": lambda: two_stage_mean("data", error_feedback(scaled_signs())),
     "stacked and summed": lambda: summed_mean("data", dither(bits=8), scope="leaf"),
 }
+SUM_INTEGERS = {"shared", "stacked and summed"}  # The others add what float decoding rounded.
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,11 @@ def test_on_meshes_as_simulated(
     for _ in range(2):
         *here, _ = of_mesh(*here, batch)
         *there, _ = simulated(*there, batch)
-    chex.assert_trees_all_equal(*map(on_host, (here[0], there[0])))
+    for one, other in zip(*map(jax.tree.leaves, (here[0], there[0])), strict=True):
+        last_bits = 0.0 if method in SUM_INTEGERS else 4 * float(jnp.finfo(one.dtype).eps)
+        np.testing.assert_allclose(
+            *(np.asarray(x, np.float32) for x in (one, other)), rtol=last_bits, atol=last_bits
+        )
     assert not np.array_equal(on_host(here[0])["large"], on_host(params)["large"])
     ruined, state, _ = of_mesh(*here, bad)
     assert all(np.isnan(x.astype(np.float32)).all() for x in jax.tree.leaves(on_host(ruined)))
