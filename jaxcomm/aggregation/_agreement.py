@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm._units import LARGE
 from jaxcomm.aggregation._or_reduce import or_reduce
@@ -87,7 +86,7 @@ def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
         ),
         strict=True,
     )
-    totals = lax.psum(list(vectors), _axis.names(axis_name))
+    totals = lax.psum(list(vectors), axis_name)
     for group, total, apart in zip(groups, totals, undo, strict=True):
         for position, part in zip(group, apart(total), strict=True):
             leaves[position] = part
@@ -119,7 +118,7 @@ def agree(
     for kind in dict.fromkeys(kind_of):
         members = [i for i, other in enumerate(kind_of) if other == kind]
         vector, apart = to_vector([arrays[i] for i in members])
-        combined = _ACROSS_WORKERS[kind](vector, _axis.names(axis_name))
+        combined = _ACROSS_WORKERS[kind](vector, axis_name)
         for i, array in zip(members, apart(combined), strict=True):
             agreed[i] = array
     *agreed, non_finite = agreed

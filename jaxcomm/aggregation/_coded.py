@@ -201,7 +201,7 @@ def coded_mean(
             if x.size
         ]
         # Of no coordinates nothing is sent; the sum types them as equal on all workers.
-        means = [x if x.size else lax.psum(x, _axis.names(axis_name)) for x in arrays]
+        means = [x if x.size else lax.psum(x, axis_name) for x in arrays]
         after = list(memories)
         encoded, finite, sent = exchange(parts) if parts else Exchanged([], jnp.array(True))
         for number, part, each in zip(filled, parts, encoded, strict=True):

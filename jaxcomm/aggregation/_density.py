@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm.aggregation._agreement import to_vector
 from jaxcomm.aggregation._or_reduce import or_reduce
@@ -53,7 +52,7 @@ def gradient_density(
     parts = [_parts(x.shape, granularity) for x in leaves]
     bitmaps, apart = to_vector([*map(_support.bitmap, leaves, parts)])
     if axis_name is not None:
-        bitmaps = or_reduce(bitmaps, _axis.names(axis_name))
+        bitmaps = or_reduce(bitmaps, axis_name)
     counts = [_support.count(words).astype(jnp.float32) for words in apart(bitmaps)]
     shares = [count / max(part.number, 1) for count, part in zip(counts, parts, strict=True)]
     return jax.tree.unflatten(treedef, shares)

@@ -181,9 +181,7 @@ def gtop_k(
         finite = all_finite(part.x for part in parts).astype(jnp.uint32)[None]
         first = jnp.where(own == 0, _words(entries, sizes), jnp.uint32(0))
         # Ends in a sum, which is typed as equal on all workers; zeros and words add to the words.
-        total = lax.psum(
-            _axis.as_varying(jnp.concatenate([finite, first]), axis_name), _axis.names(axis_name)
-        )
+        total = lax.psum(_axis.as_varying(jnp.concatenate([finite, first]), axis_name), axis_name)
         units = [
             Encoded(
                 context,

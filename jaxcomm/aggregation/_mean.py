@@ -92,7 +92,7 @@ def mean(
 
         def average(x: jax.Array) -> jax.Array:
             wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
-            total = lax.psum(weighed(wide * small), _axis.names(axis_name))
+            total = lax.psum(weighed(wide * small), axis_name)
             return (total / (workers * small)).astype(x.dtype)
 
         return jax.tree.map(average, updates), state

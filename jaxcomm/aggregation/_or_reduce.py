@@ -52,7 +52,7 @@ def or_reduce(words: jax.Array, axis_name: AxisName = "data") -> jax.Array:
     workers = _axis.size(axis_name)
     if words.size == 0:
         # Sends nothing, and types the result as equal on all workers.
-        return lax.psum(words, _axis.names(axis_name))
+        return lax.psum(words, axis_name)
     width = math.ceil(words.size / workers)
     rows = jnp.pad(words.ravel(), (0, workers * width - words.size)).reshape(workers, width)
     received = _axis.exchange(rows, axis_name)

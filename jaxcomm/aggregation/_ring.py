@@ -42,7 +42,7 @@ def _reduce_scatter(chunks: jax.Array, axis_name: AxisName) -> jax.Array:
 def _ring_mean(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """The mean over workers of float32[d] that `headroom` has scaled, equal on all of them."""
     if x.size == 0:
-        return lax.psum(x, _axis.names(axis_name))  # Sends nothing, and types the result as equal.
+        return lax.psum(x, axis_name)  # Sends nothing, and types the result as equal.
     workers = _axis.size(axis_name)
     width = math.ceil(x.size / workers)
     chunks = jnp.pad(x, (0, workers * width - x.size)).reshape(workers, width)

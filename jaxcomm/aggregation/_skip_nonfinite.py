@@ -25,7 +25,7 @@ class SkipNonfiniteState(NamedTuple):
 def _all_say(finite: jax.Array, axis_name: AxisName) -> jax.Array:
     # Not the maximum of the gradients themselves, which may drop NaN.
     flag = _axis.as_varying(jnp.where(finite, 0.0, 1.0).astype(jnp.float32), axis_name)
-    return lax.pmax(flag, _axis.names(axis_name)) == 0
+    return lax.pmax(flag, axis_name) == 0
 
 
 @checked()

@@ -30,7 +30,7 @@ def weigh(axis_name: AxisName, weight: jax.Array | float) -> Callable[[jax.Array
     """
     workers = _axis.size(axis_name)
     own = _axis.as_varying(own_weight(weight), axis_name)
-    total = lax.psum(own, _axis.names(axis_name))
+    total = lax.psum(own, axis_name)
 
     def scaled(x: jax.Array) -> jax.Array:
         share = own.astype(x.dtype) * workers / total.astype(x.dtype)

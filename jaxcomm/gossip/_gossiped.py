@@ -199,7 +199,7 @@ def gossiped(
                         "disagreement": disagreement.astype(jnp.float32),
                         "left_out": left_out.astype(jnp.float32),
                     },
-                    _axis.names(axis_name),
+                    axis_name,
                 ),
                 "rounds": jnp.sum(lengths if flags is None else jnp.where(flags, lengths, 0)),
             }

@@ -110,7 +110,7 @@ class Talk(NamedTuple):
         workers = jnp.maximum(jnp.sum(present), 1).astype(self.wide)
         # Divided first: a sum of large parameters may overflow where their mean does not.
         parts = jax.tree.map(lambda x: jnp.where(here, x / workers, 0), tree)
-        return lax.psum(parts, _axis.names(self.axis_name))
+        return lax.psum(parts, self.axis_name)
 
     def differences(self, units: list[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
         r""":math:`\sum_j W_{ij} (x_j - x_i)` of each unit, and this worker's disagreement.

@@ -70,7 +70,7 @@ def scale_by_finished(
                 'count alike: use `window_gradients` without `alike="workers"`.'
             )
         own = _axis.as_varying(jnp.asarray(weight, jnp.float32), axis_name)
-        done = lax.psum(own, _axis.names(axis_name)).astype(jnp.int32)
+        done = lax.psum(own, axis_name).astype(jnp.int32)
         rate = jnp.asarray(schedule(state.finished))
         scaled = jax.tree.map(lambda u: u * rate.astype(u.dtype), updates)
         return scaled, FinishedState(state.finished + done)

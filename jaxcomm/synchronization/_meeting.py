@@ -26,7 +26,7 @@ def first_anchor(params: PyTree, axis_name: AxisName) -> PyTree:
 
     def of_the_first(x: jax.Array) -> jax.Array:
         first = jnp.where(_axis.index(axis_name) == 0, x, jnp.zeros((), x.dtype))
-        return lax.psum(_axis.as_varying(first, axis_name), _axis.names(axis_name))
+        return lax.psum(_axis.as_varying(first, axis_name), axis_name)
 
     return jax.tree.map(of_the_first, wide(params))
 
@@ -179,7 +179,7 @@ def meet(
     own = jnp.where(here & finite, steps.weight, 0)
     left_out = jnp.where(here, jnp.maximum(steps.left_out, jnp.where(finite, 0.0, 1.0)), 0)
     told = _axis.as_varying(jnp.stack([own, left_out]), axis_name)
-    total, left_out_by_all = lax.psum(told, _axis.names(axis_name))
+    total, left_out_by_all = lax.psum(told, axis_name)
     extra = {**extra_args, "weight": own} if weighted else extra_args
 
     def weigh(x: jax.Array) -> jax.Array:
