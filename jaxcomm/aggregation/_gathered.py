@@ -55,9 +55,9 @@ def gathered_mean(
     Any codec will do, since workers need not agree. A worker sends :math:`n - 1` payloads (it
     passes on those of the others), so the saving shrinks with :math:`n`: against a float32
     all-reduce, one byte a coordinate saves nothing at :math:`n = 8`. The payloads of all units
-    travel in one message, with their statistics and one flag of 4 bytes. Decoded one at a time, in
-    the workers' order: replicas stay bit-equal, and memory does not grow with :math:`n` but for the
-    payloads.
+    travel in one message, with their statistics and one flag of 4 bytes; from 2^16 words on it is
+    filled up to a multiple of 4096 words. Decoded one at a time, in the workers' order: replicas
+    stay bit-equal, and memory does not grow with :math:`n` but for the payloads.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.

@@ -126,8 +126,8 @@ def two_stage_mean(
 
     Worker :math:`k` owns row :math:`k` of the vector. No sum of codes can overflow, any codec will
     do, and the bytes do not depend on :math:`n`: a worker sends :math:`2 (n-1)/n` payloads,
-    statistics beside them in the same message of bytes, and one float32 flag. The price is a
-    second rounding.
+    statistics beside them in the same message, and one float32 flag. A message of 2^16 words or
+    more is filled up to a multiple of 4096. The price is a second rounding.
 
     A codec with memory has it at both ends: of the rows that a worker sends, and of the mean that
     it owns. With :func:`jaxcomm.compression.feedback.error_feedback` nothing is lost:
