@@ -1,0 +1,164 @@
+"""Time of whole updates of one worker on one core, as multiples of the plainest compression.
+
+`python -m experiments.bench_updates` pins itself to one core; in a process that has used JAX
+already, other threads would do a part of the work.
+"""
+
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+from rich.console import Console
+from rich.table import Table
+
+import jaxcomm
+from jaxcomm.aggregation import gathered_mean, gtop_k, two_stage_mean
+from jaxcomm.compression import blockwise
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.sparsifiers import top_k, variance_based
+
+LAYERS, SIDE = 10, 1024
+ROUNDS, CALLS = 6, 3
+RATIO = 0.01
+
+
+class Contender(NamedTuple):
+    """A method, and how many times the baseline its update may take."""
+
+    build: Callable[[], optax.GradientTransformation]
+    goal: float | None = None
+
+
+CONTENDERS: Mapping[str, Contender] = {
+    "mean": Contender(jaxcomm.mean),
+    "global_qsgd, 8 bits": Contender(lambda: jaxcomm.global_qsgd(bits=8), 2.5),
+    "qsgd": Contender(jaxcomm.qsgd, 3),
+    "two stages, 8 bits": Contender(lambda: two_stage_mean("data", dither(bits=8)), 4),
+    "two stages, blocks of 4 bits": Contender(
+        lambda: two_stage_mean("data", blockwise(dither(bits=4), 256)), 6
+    ),
+    "global_qsgd, exponential": Contender(lambda: jaxcomm.global_qsgd(dithering="exponential"), 6),
+    "ef_sign_sgd": Contender(jaxcomm.ef_sign_sgd, 4),
+    "signum": Contender(jaxcomm.signum, 4),
+    "terngrad": Contender(jaxcomm.terngrad, 5),
+    "natural_compression": Contender(jaxcomm.natural_compression, 4),
+    "top-k with feedback": Contender(
+        lambda: gathered_mean("data", error_feedback(top_k(ratio=RATIO))), 15
+    ),
+    "gtop_k": Contender(lambda: gtop_k("data", ratio=RATIO), 18),
+    "deep_gradient_compression": Contender(
+        lambda: jaxcomm.deep_gradient_compression(ratio=RATIO), 20
+    ),
+    "variance_based": Contender(lambda: gathered_mean("data", variance_based(ratio=RATIO)), 8),
+}
+
+
+def gradients(dtype: Any = np.float32) -> dict[str, jax.Array]:
+    """Layers of 1024 x 1024 and their biases, normal."""
+    draw = np.random.default_rng(0).standard_normal
+    shapes = {"weights": (SIDE, SIDE), "biases": (SIDE,)}
+    return {
+        f"layer {layer}, {name}": jnp.asarray(draw(shape, np.float32), dtype)
+        for layer in range(LAYERS)
+        for name, shape in shapes.items()
+    }
+
+
+@functools.partial(jax.jit, donate_argnums=1)
+def baseline(updates: Any, state: Any) -> tuple[Any, Any]:
+    """Leaf by leaf: the largest magnitude, the nearest of 255 levels as int8, and back."""
+
+    def there_and_back(x: jax.Array) -> jax.Array:
+        scale = jnp.max(jnp.abs(x)) / 127
+        codes = lax.optimization_barrier(jnp.round(x / scale).astype(jnp.int8))
+        return codes.astype(x.dtype) * scale
+
+    return jax.tree.map(there_and_back, updates), state
+
+
+Run = Callable[[], None]
+
+
+def _turn(update: Callable[[Any, Any], tuple[Any, Any]], updates: Any, state: Any) -> Run:
+    """One call, from which the next goes on: the state is donated."""
+
+    def run() -> None:
+        nonlocal state
+        result, state = update(updates, state)
+        jax.block_until_ready((result, state))
+
+    return run
+
+
+def whole_update(tx: optax.GradientTransformation, updates: Any) -> Run:
+    """`tx.update` of the one worker of a mesh."""
+    mesh = jax.make_mesh((1,), ("data",), (AxisType.Auto,), devices=jax.devices()[:1])
+    state = jaxcomm.init(tx, updates, mesh)
+    specs, local = jaxcomm.state_specs(state), PartitionSpec("data")
+
+    def update(updates: Any, state: Any) -> tuple[Any, Any]:
+        own = jax.tree.map(lambda x: x[0], updates)
+        return tx.update(own, state)
+
+    sharded = jax.shard_map(
+        update, mesh=mesh, in_specs=(local, specs), out_specs=(PartitionSpec(), specs)
+    )
+    rows = jax.tree.map(lambda x: x[None], updates)
+    return _turn(jax.jit(sharded, donate_argnums=1), rows, state)
+
+
+def fastest(runs: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
+    """The least seconds of each. In turns, in which each calls thrice, and the last is timed.
+
+    The first two warm its own memory: buffers of 32 MiB and more are mapped anew, and filled with
+    pages, whenever another's have been freed.
+    """
+    least = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            for _ in range(CALLS):
+                began = time.perf_counter()
+                run()
+                seconds = time.perf_counter() - began
+            least[name] = min(least[name], seconds)
+    return least
+
+
+def measure(
+    contenders: Mapping[str, Contender] = CONTENDERS, dtype: Any = np.float32
+) -> tuple[dict[str, float], int]:
+    """The least seconds of the baseline and of all contenders, and coordinates."""
+    updates = gradients(dtype)
+    runs = {"baseline": _turn(baseline, updates, ())}
+    runs |= {name: whole_update(each.build(), updates) for name, each in contenders.items()}
+    return fastest(runs), sum(x.size for x in updates.values())
+
+
+def to_table(seconds: Mapping[str, float], size: int) -> Table:
+    """Nanoseconds a coordinate, and multiples of the baseline beside those that are wanted."""
+    table = Table(title=f"whole updates of {size:,} coordinates, one worker, one core")
+    for heading in ("method", "ns/coordinate", "of the baseline", "goal"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for name, least in seconds.items():
+        goal = CONTENDERS[name].goal if name in CONTENDERS else None
+        table.add_row(
+            name,
+            f"{1e9 * least / size:.2f}",
+            f"{least / seconds['baseline']:.1f}",
+            "" if goal is None else f"{goal:g}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    Console(width=100).print(to_table(*measure()))
