@@ -154,6 +154,13 @@ def target_is_unit(context: Context, x: jax.Array, after: Memory) -> Diagnostics
     return Diagnostics(x)
 
 
+class Entries(NamedTuple):
+    """What an array is but for zeros."""
+
+    indices: jax.Array  # uint32[k], into the flat array; distinct, but for those beyond its size
+    values: jax.Array  # float32[k]; those of indices beyond the size do not count
+
+
 class Codec(NamedTuple):
     r"""Pure functions between one float32 array and what is sent for it.
 
@@ -187,6 +194,8 @@ class Codec(NamedTuple):
         out; a wrapper that keeps nothing wraps both.
       scope: What shares statistics by default: each `"leaf"` where the codec has a scale that
         layers of unlike size should not share, or a `"bucket"` of leaves.
+      entries: `(context, payload) -> Entries`, what `decode` would scatter into zeros, for those
+        who can do without the zeros. `None`: not told. Whoever replaces `decode` replaces it too.
       layout: What a bucket is to the codec. `"joined"`: one vector, in which coordinates depend on
         each other. `"shared"`: units that lie where they are and share the bucket's statistics,
         combined as `agree` says; given these, each coordinate is encoded by itself. `"apart"`:
@@ -220,6 +229,7 @@ class Codec(NamedTuple):
     dropping: "Codec | None" = None
     scope: Literal["leaf", "bucket"] = "bucket"
     layout: Layout = "joined"
+    entries: Callable[[Context, PyTree], Entries] | None = None
 
 
 class PerWorker(NamedTuple):

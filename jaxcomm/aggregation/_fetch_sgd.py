@@ -16,7 +16,8 @@ from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
 from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sketches._count_sketch import CountSketchPayload, Hashing
-from jaxcomm.compression.sparsifiers._sparse import largest, make_count, to_dense
+from jaxcomm.compression.sparsifiers._largest import largest
+from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
 class FetchMemory(NamedTuple):

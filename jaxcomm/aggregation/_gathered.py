@@ -1,7 +1,7 @@
 """The mean of codes that every worker has to decode by itself."""
 
 from collections.abc import Callable
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, Codec, Context, PyTree
+from jaxcomm._base import AxisName, Codec, Context, Entries, PyTree
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite, over_units
@@ -18,19 +18,29 @@ from jaxcomm.aggregation._coded import coded_mean, require_own_statistics
 from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 
+Decoded = TypeVar("Decoded")
+
 
 def decoded_mean(
     decode: Callable[[PyTree], jax.Array],
     contents: PyTree,
     context: Context,
     shape: tuple[int, ...],
+    entries: Callable[[PyTree], Entries] | None = None,
 ) -> jax.Array:
-    """The mean of what contents `[workers, ...]` decode to, added in the workers' order."""
+    """The mean of what contents `[workers, ...]` decode to, added in the workers' order.
+
+    With `entries`, which tells the same as `decode`, only these are added.
+    """
     workers = jax.tree.leaves(contents)[0].shape[0]
 
+    # Divided before they are added: the sum of huge updates may overflow, their mean not.
     def add(total: jax.Array, content: PyTree) -> tuple[jax.Array, None]:
-        # Divided before it is added: the sum of huge updates may overflow, their mean not.
-        return total + decode(content) / workers, None
+        if entries is None:
+            return total + decode(content) / workers, None
+        indices, values = entries(content)
+        more = total.ravel().at[indices].add(values / workers, mode="drop")
+        return more.reshape(shape), None
 
     known = (contents, context.coins.public, context.agreed)
     zeros = _axis.varying_like(jnp.zeros(shape, jnp.float32), known)
@@ -108,13 +118,20 @@ def gathered_mean(
         def decoded(
             part: Part, context: Context, payloads: PyTree, statistics: PyTree
         ) -> jax.Array:
-            def decode(content: tuple[PyTree, PyTree]) -> jax.Array:
-                payload, own = content
-                sender = context if agreed else context.replace(agreed=own)
-                return part.codec.decode(sender.received(), payload)
+            def by(
+                decode: Callable[[Context, PyTree], Decoded],
+            ) -> Callable[[tuple[PyTree, PyTree]], Decoded]:
+                def of_sender(content: tuple[PyTree, PyTree]) -> Decoded:
+                    payload, own = content
+                    sender = context if agreed else context.replace(agreed=own)
+                    return decode(sender.received(), payload)
+
+                return of_sender
 
             common = context if agreed else context.replace(agreed=())
-            return decoded_mean(decode, (payloads, statistics), common, part.x.shape)
+            codec, shape = part.codec, part.x.shape
+            entries = codec.entries and by(codec.entries)
+            return decoded_mean(by(codec.decode), (payloads, statistics), common, shape, entries)
 
         units = [
             Encoded(context, memory, decoded(part, context, *contents))

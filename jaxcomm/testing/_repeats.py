@@ -11,7 +11,7 @@ from jaxcomm.testing._form import RECEIVERS
 from jaxcomm.testing._inputs import inputs
 from jaxcomm.testing._law import require_equal
 
-COINS, JIT, VMAP = "same coins", "jit", "vmap"
+COINS, JIT, VMAP, ENTRIES = "same coins", "jit", "vmap", "entries"
 NEAR = 1e-5  # Of floats that compilers round in another order.
 
 
@@ -37,6 +37,12 @@ def require_repeats(codec: Codec, *, size: int, seed: int) -> None:
     second = jax.tree.map(lambda leaf: leaf[1], mapped)
     require_equal(VMAP, second, payload, "the payload under vmap, at ", tolerance=NEAR)
     _require_of_receivers(codec, context, payload, after, other)
+    if codec.entries is not None:
+        received = context.received()
+        indices, values = codec.entries(received, payload)
+        told = jnp.zeros(x.size).at[indices].set(values, mode="drop").reshape(x.shape)
+        decoded = codec.decode(received, payload)
+        require_equal(ENTRIES, told, decoded, "what `entries` tells, among zeros, at ")
 
 
 def _require_of_receivers(

@@ -15,6 +15,7 @@ from jaxcomm.aggregation import two_stage_mean
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.sparsifiers import top_k
 from tests.aot.test_tpu_step import collectives
 
 LAYERS, SIDE = 8, 1024
@@ -64,12 +65,15 @@ class Most(NamedTuple):
 
 
 BLOCKS = blockwise(dither(bits=4), 256)
+SPARSE = error_feedback(top_k(ratio=0.01))
 FEEDBACK = error_feedback(scaled(dither(bits=8)))
 MOST = {
     "global_qsgd": Most(lambda: jaxcomm.global_qsgd(bits=8), 2, 0, 0.2),
     "by leaf": Most(lambda: jaxcomm.global_qsgd(bits=8, scope="leaf"), 2, 0, 0.2),
     "two stages": Most(lambda: two_stage_mean("data", dither(bits=8)), 3, 45, 0.2),
     "blocks of 4 bits": Most(lambda: two_stage_mean("data", BLOCKS), 3, 180, 1.0),
+    "top-k": Most(lambda: jaxcomm.gathered_mean("data", SPARSE), 1, 600, 1.25),
+    "momentum too": Most(lambda: jaxcomm.deep_gradient_compression(), 1, 215, 1.25),
     "feedback": Most(lambda: jaxcomm.summed_mean("data", FEEDBACK), 2, 48, 0.2),
 }
 

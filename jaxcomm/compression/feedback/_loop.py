@@ -34,6 +34,24 @@ def _as_sent(words: jax.Array) -> jax.Array:
     return lax.optimization_barrier(words) if narrow else words
 
 
+def _keep_at(
+    keep: Callable[[Any, jax.Array, jax.Array], Any],
+    before: Any,
+    x: jax.Array,
+    indices: jax.Array,
+    values: jax.Array,
+) -> Any:
+    """`keep`, coordinate by coordinate, where all that was sent are `values` at `indices`."""
+    before_there, x_there = jax.tree.map(
+        lambda whole: whole.ravel().at[indices].get(mode="clip"), (before, x)
+    )
+    return jax.tree.map(
+        lambda kept, here: kept.ravel().at[indices].set(here, mode="drop").reshape(x.shape),
+        keep(before, x, jnp.zeros_like(x)),
+        keep(before_there, x_there, values.astype(x.dtype)),
+    )
+
+
 def feedback_loop(
     codec: Codec,
     *,
@@ -51,7 +69,8 @@ def feedback_loop(
       codec: The codec inside.
       start: `x -> s`, what is kept before the first step, of an array like `x`.
       given: `(s, x) -> y`, what the codec is given.
-      keep: `(s, x, sent) -> s`, `sent` being what others decode of this worker's payload.
+      keep: `(s, x, sent) -> s`, coordinate by coordinate, `sent` being what others decode of this
+        worker's payload.
       require: `(size, workers)`, raises where the codec will not do.
       returns: Whether what the codec leaves out comes back. It may then drop what finds no room.
 
@@ -92,8 +111,11 @@ def feedback_loop(
         before = context.memory.own.kept
         y = given(before, x)
         payload, after = codec.encode(_inside(context), y)
-        sent = codec.decode(context.received(), jax.tree.map(_as_sent, payload))
-        kept = keep(before, x, sent.astype(y.dtype))
+        received = context.received(), jax.tree.map(_as_sent, payload)
+        if codec.entries is None:
+            kept = keep(before, x, codec.decode(*received).astype(y.dtype))
+        else:
+            kept = _keep_at(keep, before, x, *codec.entries(*received))
         return payload, Memory(FeedbackMemory(kept, after.own), after.shared)
 
     def settle(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:

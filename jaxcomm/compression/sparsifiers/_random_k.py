@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression._means import headroom
+from jaxcomm.compression.sparsifiers._largest import kth_largest
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
@@ -19,24 +19,13 @@ class RandomKPayload(NamedTuple):
     values: jax.Array  # float32[k]
 
 
-def _kth_largest(numbers: jax.Array, k: int) -> jax.Array:
-    """uint32[], the largest that `k` of them reach, bit by bit: a sort would take ten times it."""
-
-    def refine(step: jax.Array, least: jax.Array) -> jax.Array:
-        trial = least | (jnp.uint32(1 << 31) >> step.astype(jnp.uint32))
-        return jnp.where(jnp.sum(numbers >= trial, dtype=jnp.int32) >= k, trial, least)
-
-    # Zero, of the type of what it becomes: it may differ by worker.
-    return lax.fori_loop(0, 32, refine, numbers[0] & jnp.uint32(0))
-
-
 def draw_coordinates(public: jax.Array, size: int, count: int) -> jax.Array:
     """`count` distinct coordinates below `size`, every set of them as likely; ascending uint32."""
     if not size:
         return jnp.zeros(0, jnp.uint32)
     # The bits are a bijection of the position, so no two are equal: the largest are one set.
     numbers = _noise.bits(public, (size,))
-    (found,) = jnp.nonzero(numbers >= _kth_largest(numbers, count), size=count)
+    (found,) = jnp.nonzero(numbers >= kth_largest(numbers, count), size=count)
     return found.astype(jnp.uint32)
 
 

@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import Layout, pack_indices, unpack_indices
+from jaxcomm.compression.sparsifiers._largest import largest
 
 Count: TypeAlias = Callable[[int], int]
 
@@ -50,12 +51,6 @@ def require_value_dtype(value_dtype: Any) -> jnp.dtype:
     if dtype not in (jnp.bfloat16, jnp.float32):
         raise ValueError(f"`value_dtype` must be float32 or bfloat16, got {dtype}.")
     return dtype
-
-
-def largest(magnitudes: jax.Array, count: int) -> jax.Array:
-    """Where the `count` largest are, ascending, uint32[..., count]."""
-    _, indices = jax.lax.top_k(magnitudes, count)
-    return jnp.sort(indices, axis=-1).astype(jnp.uint32)
 
 
 def select(magnitudes: jax.Array, wanted: jax.Array, room: int) -> tuple[jax.Array, jax.Array]:

@@ -15,7 +15,8 @@ from jaxcomm.compression.sparsifiers._indices import (
     pack_indices,
     unpack_indices,
 )
-from jaxcomm.compression.sparsifiers._sparse import largest, make_count, to_dense
+from jaxcomm.compression.sparsifiers._largest import largest
+from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
 class TernaryPayload(NamedTuple):

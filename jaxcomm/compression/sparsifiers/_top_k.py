@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._base import Claims, Codec, Context, Entries, Memory
 from jaxcomm.compression._sizes import require_countable
-from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout
+from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, unpack_indices
+from jaxcomm.compression.sparsifiers._largest import largest
 from jaxcomm.compression.sparsifiers._sparse import (
     SparsePayload,
-    from_payload,
-    largest,
     make_count,
     require_value_dtype,
+    to_dense,
     to_payload,
 )
 
@@ -124,12 +124,18 @@ def top_k(
         return (largest(filled, kept(width)) + first).ravel()
 
     def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
-        flat = x.ravel()
+        # Else XLA computes it anew, in layouts of their own, for all that look for the largest.
+        flat = lax.optimization_barrier(x.ravel())
         return to_payload(flat, chosen(flat), layout_of(x.size), dtype), context.memory
 
     def decode(context: Context, payload: SparsePayload) -> jax.Array:
+        indices, values = entries(context, payload)
+        return to_dense(values, indices, context.shape)
+
+    def entries(context: Context, payload: SparsePayload) -> Entries:
         layout = layout_of(math.prod(context.shape))
-        return from_payload(payload, layout, context.shape) / context.count
+        values = payload.values.astype(jnp.float32) / context.count
+        return Entries(unpack_indices(payload.indices, layout), values)
 
     def contraction(size: int, workers: int) -> float:
         _, width = blocks_of(size)
@@ -141,4 +147,5 @@ def top_k(
         encode=encode,
         decode=decode,
         claims=Claims(contraction=contraction),
+        entries=entries,
     )

@@ -1,0 +1,77 @@
+"""Where the largest coordinates are, without copies of all of them but on CPUs.
+
+A sort takes the magnitudes and as many positions twice over. The least magnitude that is taken can
+be found by counting, and the coordinates that reach it marked in one bit each. On CPUs, where
+JAX's `top_k` keeps no more than a heap, that would take longer.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm._units import LARGE
+from jaxcomm.compression import _bits
+from jaxcomm.compression._support import Parts, count, members
+
+
+def kth_largest(numbers: jax.Array, k: int) -> jax.Array:
+    """uint32[], the largest that `k` of them reach, bit by bit: a sort would take ten times it."""
+
+    def refine(step: jax.Array, least: jax.Array) -> jax.Array:
+        trial = least | (jnp.uint32(1 << 31) >> step.astype(jnp.uint32))
+        return jnp.where(jnp.sum(numbers >= trial, dtype=jnp.int32) >= k, trial, least)
+
+    # Zero, of the type of what it becomes: it may differ by worker.
+    return lax.fori_loop(0, 32, refine, numbers[0] & jnp.uint32(0))
+
+
+def first_bits(words: jax.Array, wanted: jax.Array) -> jax.Array:
+    """The words with no more than the first `wanted` bits that are set, at least one.
+
+    Bit j of word i is that of position `j words + i`.
+    """
+    planes = jnp.arange(_bits.WORD, dtype=jnp.uint32)[:, None]
+    sizes = jnp.sum((words[None] >> planes) & jnp.uint32(1), axis=1, dtype=jnp.int32)
+    ends = jnp.cumsum(sizes)
+    last = jnp.sum(ends < wanted)  # The plane of the last one.
+    plane = last.astype(jnp.uint32)
+    of_last = (words >> plane) & jnp.uint32(1)
+    fits = jnp.cumsum(of_last.astype(jnp.int32)) <= wanted - (ends - sizes)[last]
+    before = words & ((jnp.uint32(1) << plane) - jnp.uint32(1))
+    return before | jnp.where(fits, of_last << plane, 0)
+
+
+def by_sort(magnitudes: jax.Array, k: int) -> jax.Array:
+    """Where the `k` largest are in each row, ascending, uint32[..., k]."""
+    _, indices = lax.top_k(magnitudes, k)
+    return jnp.sort(indices, axis=-1).astype(jnp.uint32)
+
+
+def by_threshold(magnitudes: jax.Array, k: int) -> jax.Array:
+    """The same of one row."""
+    # In the order of the magnitudes, and -1 below 0.
+    bits = lax.bitcast_convert_type(magnitudes, jnp.uint32)
+    numbers = jnp.where(magnitudes < 0, 0, bits + jnp.uint32(1))
+    least = kth_largest(numbers, k)
+    above, equal = _bits.pack_bits(numbers > least), _bits.pack_bits(numbers == least)
+    chosen = above | first_bits(equal, k - count(above))
+    size = magnitudes.size
+    return jnp.sort(members(chosen, 0, k, Parts(size, 1, size))).astype(jnp.uint32)
+
+
+def largest(magnitudes: jax.Array, k: int) -> jax.Array:
+    """Where the `k` largest of each row are, of equal ones the first; ascending, uint32[..., k].
+
+    Args:
+      magnitudes: float32[..., size], 0 or more; or -1, which is below them.
+      k: At most `size`.
+    """
+    *rows, size = magnitudes.shape
+    if size < LARGE or magnitudes.size > size:
+        return by_sort(magnitudes, k)
+    found = lax.platform_dependent(
+        magnitudes.ravel(),
+        cpu=lambda row: by_sort(row, k),
+        default=lambda row: by_threshold(row, k),
+    )
+    return found.reshape(*rows, k)
