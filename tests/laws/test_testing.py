@@ -208,6 +208,10 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
         "receivers decode",
         lambda: _decoded(lambda context, x: x + context.memory.own, with_memory(OWN)),
     ),
+    "tells entries of another mean": (
+        "entries",
+        lambda: _decoded(lambda context, x: x / 2, top_k(k=3)),
+    ),
     "draws anew in each call": ("same coins", _called_again),
     "draws anew in each trace": ("jit", _counted),
     "rounds otherwise under vmap": ("vmap", _mapped_apart),
