@@ -2,7 +2,8 @@
 
 from jaxcomm import aggregation, compression, synchronization, wire
 from jaxcomm._axis import local_params, local_value_and_grad
-from jaxcomm._base import Claims, Codec, Coins, Context, Diagnostics, Entries, Memory, PerWorker
+from jaxcomm._base import Claims, Codec, Coins, Context, Diagnostics, Memory, PerWorker
+from jaxcomm._entries import Entries, SparseDecode
 from jaxcomm._per_worker import consensus, consensus_distance, per_worker, replicate
 from jaxcomm._state import init, state_specs
 from jaxcomm.aggregation import (
@@ -53,6 +54,7 @@ __all__ = [
     "Entries",
     "Memory",
     "PerWorker",
+    "SparseDecode",
     "accumulate",
     "adaptive_ratio",
     "aggregation",

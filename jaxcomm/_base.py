@@ -154,13 +154,6 @@ def target_is_unit(context: Context, x: jax.Array, after: Memory) -> Diagnostics
     return Diagnostics(x)
 
 
-class Entries(NamedTuple):
-    """What an array is but for zeros."""
-
-    indices: jax.Array  # uint32[k], into the flat array; distinct, but for those beyond its size
-    values: jax.Array  # float32[k]; those of indices beyond the size do not count
-
-
 class Codec(NamedTuple):
     r"""Pure functions between one float32 array and what is sent for it.
 
@@ -171,7 +164,8 @@ class Codec(NamedTuple):
       encode: `(context, x) -> (payload, memory)`; `payload` is a NamedTuple of arrays, the named
         type of what crosses the wire. May change `memory.own` only.
       decode: `(context, payload) -> float32[context.shape]`, the *mean* of the `context.count`
-        payloads whose sum `payload` is. It may use the public coin, and no memory.
+        payloads whose sum `payload` is. It may use the public coin, and no memory. Of few values
+        among zeros, a :class:`jaxcomm.SparseDecode`.
       init: `x -> Memory`, before the first step.
       measure: `(context, x) -> statistics`, a NamedTuple of float32 arrays, or of uint32 where they
         are packed bits; `()` when none. The same coins as `encode` gets in that step.
@@ -194,8 +188,6 @@ class Codec(NamedTuple):
         out; a wrapper that keeps nothing wraps both.
       scope: What shares statistics by default: each `"leaf"` where the codec has a scale that
         layers of unlike size should not share, or a `"bucket"` of leaves.
-      entries: `(context, payload) -> Entries`, what `decode` would scatter into zeros, for those
-        who can do without the zeros. `None`: not told. Whoever replaces `decode` replaces it too.
       layout: What a bucket is to the codec. `"joined"`: one vector, in which coordinates depend on
         each other. `"shared"`: units that lie where they are and share the bucket's statistics,
         combined as `agree` says; given these, each coordinate is encoded by itself. `"apart"`:
@@ -229,7 +221,6 @@ class Codec(NamedTuple):
     dropping: "Codec | None" = None
     scope: Literal["leaf", "bucket"] = "bucket"
     layout: Layout = "joined"
-    entries: Callable[[Context, PyTree], Entries] | None = None
 
 
 class PerWorker(NamedTuple):

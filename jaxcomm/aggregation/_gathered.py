@@ -9,7 +9,8 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, Codec, Context, Entries, PyTree
+from jaxcomm._base import AxisName, Codec, Context, PyTree
+from jaxcomm._entries import Entries, entries_of
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import agree, all_finite, over_units
@@ -130,7 +131,8 @@ def gathered_mean(
 
             common = context if agreed else context.replace(agreed=())
             codec, shape = part.codec, part.x.shape
-            entries = codec.entries and by(codec.entries)
+            told = entries_of(codec)
+            entries = by(told) if told else None
             return decoded_mean(by(codec.decode), (payloads, statistics), common, shape, entries)
 
         units = [

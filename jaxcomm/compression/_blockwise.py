@@ -102,7 +102,6 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         measure=measure,
         encode=encode,
         decode=decode,
-        entries=None,
         diagnose=diagnose,
         claims=codec.claims._replace(
             variance=of_block(codec.claims.variance),

@@ -62,7 +62,7 @@ def decoded_to_nan(codec: Codec, fits: Fits) -> Codec:
     def decode(context: Context, payload: PyTree) -> jax.Array:
         return nan_unless(fits(context, payload), codec.decode(context, payload))
 
-    return codec._replace(decode=decode, entries=None)
+    return codec._replace(decode=decode)
 
 
 def sent_as_nan(codec: Codec) -> Codec:

@@ -161,7 +161,6 @@ def rotated(codec: Codec) -> Codec:
         measure=measure,
         encode=encode,
         decode=decode,
-        entries=None,
         combine=combine,
         diagnose=diagnose,
         layout="joined",

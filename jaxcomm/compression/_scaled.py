@@ -98,7 +98,6 @@ def scaled(codec: Codec) -> Codec:
 
     return codec._replace(
         decode=decode,
-        entries=None,
         claims=Claims(contraction=lambda size, workers: 1 / (1 + variance(size, workers))),
         dropping=codec.dropping and scaled(codec.dropping),
     )

@@ -19,7 +19,6 @@ def stacked(codec: Codec) -> Codec:
         measure=jax.vmap(codec.measure),
         encode=jax.vmap(codec.encode),
         decode=jax.vmap(codec.decode),
-        entries=None,
         settle=jax.vmap(codec.settle),
         diagnose=lambda *given: diagnose_each(codec.diagnose, *given),
         dropping=codec.dropping and stacked(codec.dropping),

@@ -31,7 +31,7 @@ def check_codec(
       memory keeps its structure, shapes and dtypes.
     - `same coins`, `jit`, `vmap`: the same coins give the same payload, compiled or not.
     - `receivers decode`: `decode` depends neither on the private coin nor on memory.
-    - `entries`, where they are told: among zeros they are what `decode` returns.
+    - `entries`, of a :class:`jaxcomm.SparseDecode`: no coordinate is told twice.
     - `layout`, where it is `"shared"`: statistics of parts combine to those of the whole, and given
       these no coordinate depends on another.
     - `encode leaves shared memory`, `settle is alike on all workers`.

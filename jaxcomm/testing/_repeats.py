@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
+from jaxcomm._entries import entries_of
 from jaxcomm.testing._alone import context_of, keys
 from jaxcomm.testing._form import RECEIVERS
 from jaxcomm.testing._inputs import inputs
@@ -37,12 +38,13 @@ def require_repeats(codec: Codec, *, size: int, seed: int) -> None:
     second = jax.tree.map(lambda leaf: leaf[1], mapped)
     require_equal(VMAP, second, payload, "the payload under vmap, at ", tolerance=NEAR)
     _require_of_receivers(codec, context, payload, after, other)
-    if codec.entries is not None:
+    if (entries := entries_of(codec)) is not None:
         received = context.received()
-        indices, values = codec.entries(received, payload)
+        indices, values = entries(received, payload)
+        # Feedback replaces at the entries, and a mean adds there.
         told = jnp.zeros(x.size).at[indices].set(values, mode="drop").reshape(x.shape)
         decoded = codec.decode(received, payload)
-        require_equal(ENTRIES, told, decoded, "what `entries` tells, among zeros, at ")
+        require_equal(ENTRIES, told, decoded, "entries that are set and not added, at ")
 
 
 def _require_of_receivers(

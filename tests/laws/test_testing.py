@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import jaxcomm
-from jaxcomm import Claims, Codec, Context, Memory, PerWorker
+from jaxcomm import Claims, Codec, Context, Entries, Memory, PerWorker, SparseDecode
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.testing import check_aggregator, check_codec
 from tests.cases import CASES, FRAME, Case, rows
@@ -118,6 +118,26 @@ def _decoded(change: Callable[[Context, jax.Array], jax.Array], codec: Codec) ->
     )
 
 
+class Halves(NamedTuple):
+    at: jax.Array
+    value: jax.Array
+
+
+def _told_twice() -> Codec:
+    """The largest coordinate, half by half."""
+
+    def encode(context: Context, x: jax.Array) -> tuple[Halves, Memory]:
+        flat = x.ravel()
+        at = jnp.argmax(jnp.abs(flat)).astype(jnp.uint32)
+        return Halves(at, flat[at]), context.memory
+
+    def entries(context: Context, payload: Halves) -> Entries:
+        half = payload.value / (2 * context.count)
+        return Entries(jnp.stack([payload.at] * 2), jnp.stack([half] * 2))
+
+    return Codec(encode=encode, decode=SparseDecode(entries))
+
+
 def _private(context: Context, x: jax.Array) -> jax.Array:
     return x + jax.random.uniform(context.coins.private)
 
@@ -208,10 +228,7 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
         "receivers decode",
         lambda: _decoded(lambda context, x: x + context.memory.own, with_memory(OWN)),
     ),
-    "tells entries of another mean": (
-        "entries",
-        lambda: _decoded(lambda context, x: x / 2, top_k(k=3)),
-    ),
+    "tells a coordinate twice": ("entries", _told_twice),
     "draws anew in each call": ("same coins", _called_again),
     "draws anew in each trace": ("jit", _counted),
     "rounds otherwise under vmap": ("vmap", _mapped_apart),

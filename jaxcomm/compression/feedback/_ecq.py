@@ -79,4 +79,5 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
         keep=lambda error, x, sent: beta * error + (x - sent),
         require=require,
         returns=True,
+        elementwise=True,
     )

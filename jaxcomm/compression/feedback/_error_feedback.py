@@ -76,4 +76,5 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32
         keep=lambda residual, x, sent: (corrected(residual, x) - sent).astype(kept),
         require=lambda size, workers: require_contraction(codec, size, workers, "error_feedback"),
         returns=True,
+        elementwise=True,
     )

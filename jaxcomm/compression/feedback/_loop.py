@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory, PyTree
+from jaxcomm._entries import Entries, entries_of
 
 
 class FeedbackMemory(NamedTuple):
@@ -38,10 +39,10 @@ def _keep_at(
     keep: Callable[[Any, jax.Array, jax.Array], Any],
     before: Any,
     x: jax.Array,
-    indices: jax.Array,
-    values: jax.Array,
+    sent: Entries,
 ) -> Any:
-    """`keep`, coordinate by coordinate, where all that was sent are `values` at `indices`."""
+    """`keep`, coordinate by coordinate, as of nothing sent but at the entries."""
+    indices, values = sent
     before_there, x_there = jax.tree.map(
         lambda whole: whole.ravel().at[indices].get(mode="clip"), (before, x)
     )
@@ -60,6 +61,7 @@ def feedback_loop(
     keep: Callable[[Any, jax.Array, jax.Array], Any],
     require: Callable[[int, int], None] = lambda size, workers: None,
     returns: bool = False,
+    elementwise: bool = False,
 ) -> Codec:
     r"""Hands :math:`y = \mathrm{given}(s, x)` to the codec; then :math:`s \gets \mathrm{keep}`.
 
@@ -69,10 +71,11 @@ def feedback_loop(
       codec: The codec inside.
       start: `x -> s`, what is kept before the first step, of an array like `x`.
       given: `(s, x) -> y`, what the codec is given.
-      keep: `(s, x, sent) -> s`, coordinate by coordinate, `sent` being what others decode of this
-        worker's payload.
+      keep: `(s, x, sent) -> s`, `sent` being what others decode of this worker's payload.
       require: `(size, workers)`, raises where the codec will not do.
       returns: Whether what the codec leaves out comes back. It may then drop what finds no room.
+      elementwise: Whether a coordinate of what is kept depends on the same coordinate alone. Of a
+        codec that decodes to few values among zeros, only these are then touched.
 
     Returns:
       A codec with one more memory of each worker's own. It claims no bound on its error.
@@ -112,10 +115,11 @@ def feedback_loop(
         y = given(before, x)
         payload, after = codec.encode(_inside(context), y)
         received = context.received(), jax.tree.map(_as_sent, payload)
-        if codec.entries is None:
+        entries = entries_of(codec) if elementwise else None
+        if entries is None:
             kept = keep(before, x, codec.decode(*received).astype(y.dtype))
         else:
-            kept = _keep_at(keep, before, x, *codec.entries(*received))
+            kept = _keep_at(keep, before, x, entries(*received))
         return payload, Memory(FeedbackMemory(kept, after.own), after.shared)
 
     def settle(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
@@ -135,5 +139,12 @@ def feedback_loop(
         diagnose=diagnose,
         claims=Claims(),
         dropping=codec.dropping
-        and feedback_loop(codec.dropping, start=start, given=given, keep=keep, require=require),
+        and feedback_loop(
+            codec.dropping,
+            start=start,
+            given=given,
+            keep=keep,
+            require=require,
+            elementwise=elementwise,
+        ),
     )

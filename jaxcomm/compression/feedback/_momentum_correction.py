@@ -74,4 +74,4 @@ def momentum_correction(
         moved = velocity(kept, x)
         return jnp.where(sent != 0, 0, moved) if masking else moved
 
-    return feedback_loop(codec, start=jnp.zeros_like, given=given, keep=keep)
+    return feedback_loop(codec, start=jnp.zeros_like, given=given, keep=keep, elementwise=True)

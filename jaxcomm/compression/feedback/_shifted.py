@@ -72,6 +72,7 @@ def shifted(
             keep=lambda shift, x, sent: add(shift, alpha * sent),
             require=require,
             returns=True,
+            elementwise=True,
         )
 
     def inner(memory: Memory) -> Memory:

@@ -170,5 +170,5 @@ def s2_codes(
         diagnose=diagnose,
         claims=Claims(bounded=True),
     )
-    strict = dropping._replace(decode=decode_or_nan, entries=None)
+    strict = dropping._replace(decode=decode_or_nan)
     return choose_form(overflow, dropping=dropping, strict=strict)

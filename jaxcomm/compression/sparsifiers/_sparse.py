@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcomm._entries import Entries, scatter
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import Layout, pack_indices, unpack_indices
 from jaxcomm.compression.sparsifiers._largest import largest
@@ -84,10 +85,8 @@ def to_payload(flat: jax.Array, indices: jax.Array, layout: Layout, dtype: Any) 
 
 def to_dense(values: jax.Array, indices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """float32 zeros with the values added at the indices; those beyond the size are dropped."""
-    size = require_countable(math.prod(shape))
-    zeros = jnp.zeros(max(size, 1), jnp.float32)  # `at` needs an element.
-    dense = zeros.at[indices].add(values.astype(jnp.float32), mode="drop")
-    return dense[:size].reshape(shape)
+    require_countable(math.prod(shape))
+    return scatter(Entries(indices, values.astype(jnp.float32)), shape)
 
 
 def from_payload(payload: SparsePayload, layout: Layout, shape: tuple[int, ...]) -> jax.Array:

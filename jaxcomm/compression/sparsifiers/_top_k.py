@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Claims, Codec, Context, Entries, Memory
+from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._entries import Entries, SparseDecode
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, unpack_indices
 from jaxcomm.compression.sparsifiers._largest import largest
@@ -15,7 +16,6 @@ from jaxcomm.compression.sparsifiers._sparse import (
     SparsePayload,
     make_count,
     require_value_dtype,
-    to_dense,
     to_payload,
 )
 
@@ -128,10 +128,6 @@ def top_k(
         flat = lax.optimization_barrier(x.ravel())
         return to_payload(flat, chosen(flat), layout_of(x.size), dtype), context.memory
 
-    def decode(context: Context, payload: SparsePayload) -> jax.Array:
-        indices, values = entries(context, payload)
-        return to_dense(values, indices, context.shape)
-
     def entries(context: Context, payload: SparsePayload) -> Entries:
         layout = layout_of(math.prod(context.shape))
         values = payload.values.astype(jnp.float32) / context.count
@@ -145,7 +141,6 @@ def top_k(
 
     return Codec(
         encode=encode,
-        decode=decode,
+        decode=SparseDecode(entries),
         claims=Claims(contraction=contraction),
-        entries=entries,
     )
