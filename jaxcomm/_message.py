@@ -1,5 +1,6 @@
 """A tree of arrays as one message of words, and back: one collective moves all of it."""
 
+import itertools
 import math
 
 import jax
@@ -9,8 +10,10 @@ from jax import lax
 
 from jaxcomm._base import PyTree
 from jaxcomm._units import LARGE
+from pallas_kernels._dispatch import target
 
 _TILE = 2**12
+_ROWS, _LANES = 8, 128  # Of the tiles in which a TPU keeps an array.
 
 
 def _word(arrays: list[jax.Array]) -> np.dtype:
@@ -23,29 +26,67 @@ def _word(arrays: list[jax.Array]) -> np.dtype:
     return np.dtype(f"uint{8 * min(width, 4)}")
 
 
+def _fills_tiles(shape: tuple[int, ...]) -> bool:
+    """Whether words of this shape are whole tiles of the memory of a TPU that is compiled for."""
+    flat = len(shape) == 1
+    tiled = flat or (shape != () and shape[-1] % _LANES == shape[-2] % _ROWS == 0)
+    return tiled and math.prod(shape) % _TILE == 0 and target().platform == "tpu"
+
+
+def _to_tiles(words: jax.Array) -> jax.Array:
+    """Words in the order in which a TPU keeps them, [rows, 128], so that it moves none."""
+    if words.ndim > 1:
+        rows = words.reshape(-1, _ROWS, words.shape[-1] // _LANES, _LANES)
+        words = rows.swapaxes(1, 2)
+    return words.reshape(-1, _LANES)
+
+
+def _from_tiles(tiles: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The words of `shape` again."""
+    if len(shape) > 1:
+        tiles = tiles.reshape(-1, shape[-1] // _LANES, _ROWS, _LANES).swapaxes(1, 2)
+    return tiles.reshape(shape)
+
+
 def to_message(tree: PyTree) -> jax.Array:
     """The leaves' words laid end to end, uint8[...], uint16[...] or uint32[...].
 
-    A large message is filled up to whole tiles of 4096 words: of any other, the compiler for TPU
-    makes a sum over workers, with zeros for what the others have, which sends twice as much.
+    A large message is [rows, 128], in whole tiles of 4096 words. Leaves that fill tiles come first,
+    tile by tile, then the words of all others, and zeros. Of any other size, the compiler for TPU
+    makes a sum over workers, with zeros for what the others have, which sends twice as much; of
+    another shape or order, it copies all of it several times.
     """
     arrays = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     word = _word(arrays)
-    parts = [lax.bitcast_convert_type(array, word).ravel() for array in arrays]
+    parts = [lax.bitcast_convert_type(array, word) for array in arrays]
     size = sum(part.size for part in parts)
-    if size >= LARGE:
-        parts.append(jnp.zeros(-size % _TILE, word))
-    return jnp.concatenate(parts) if parts else jnp.zeros(0, word)
+    if size < LARGE:
+        return jnp.concatenate([part.ravel() for part in parts]) if parts else jnp.zeros(0, word)
+    tiles = [_to_tiles(part) for part in parts if _fills_tiles(part.shape)]
+    rest = [part.ravel() for part in parts if not _fills_tiles(part.shape)]
+    flat = jnp.concatenate([*rest, jnp.zeros(-size % _TILE, word)])
+    return jnp.concatenate([*tiles, flat.reshape(-1, _LANES)])
 
 
 def from_message(message: jax.Array, like: PyTree) -> PyTree:
     """The tree whose message it is; `like` has its structure, shapes and dtypes."""
     leaves, treedef = jax.tree.flatten(like)
-    start, arrays = 0, []
-    for leaf in leaves:
-        words = leaf.dtype.itemsize // message.dtype.itemsize
-        end = start + words * math.prod(leaf.shape)
-        shape = (*leaf.shape, words) if words > 1 else leaf.shape
-        arrays.append(lax.bitcast_convert_type(message[start:end].reshape(shape), leaf.dtype))
-        start = end
+    words = [leaf.dtype.itemsize // message.dtype.itemsize for leaf in leaves]
+    shapes = [
+        (*leaf.shape, count) if count > 1 else leaf.shape
+        for leaf, count in zip(leaves, words, strict=True)
+    ]
+    tiled = [message.ndim > 1 and _fills_tiles(shape) for shape in shapes]
+    rows = [math.prod(shape) // _LANES for shape in itertools.compress(shapes, tiled)]
+    rest = message[sum(rows) :].ravel()
+    row, start, arrays = 0, 0, []
+    for leaf, shape, in_tiles in zip(leaves, shapes, tiled, strict=True):
+        size = math.prod(shape)
+        if in_tiles:
+            part = _from_tiles(message[row : row + size // _LANES], shape)
+            row += size // _LANES
+        else:
+            part = rest[start : start + size].reshape(shape)
+            start += size
+        arrays.append(lax.bitcast_convert_type(part, leaf.dtype))
     return jax.tree.unflatten(treedef, arrays)

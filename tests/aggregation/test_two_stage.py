@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import jaxcomm
+from jaxcomm import _message
 from jaxcomm._message import from_message, to_message
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import nonzero
+from pallas_kernels._dispatch import Device
 from tests.aggregation.test_memory import remainders
 from tests.slow import slow
 from tests.workers import aggregate, draws, flat, gradients
@@ -35,6 +38,23 @@ def test_messages_come_back_bit_for_bit() -> None:
     assert message.dtype == jnp.uint8 and message.shape == (7 + 8 + 4 + 12,)
     for given, back in zip(tree, from_message(message, tree), strict=True):
         np.testing.assert_array_equal(back.astype(jnp.float32), given.astype(jnp.float32))
+        assert back.dtype == given.dtype
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint16, jnp.float32])
+def test_messages_in_tiles_come_back(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a TPU lays them out: what fills tiles first, and of it each tile of 8 rows by itself."""
+    shapes = [(40,), (3, 32, 256), (2**12,), (), (64, 100), (512, 128), (8, 256), (0, 128)]
+    tree = [(jnp.arange(np.prod(shape)) % 251).reshape(shape).astype(dtype) for shape in shapes]
+    tree.append(jnp.float32(-0.1))
+    by_rows = to_message(tree)
+    monkeypatch.setattr(_message, "target", lambda: Device("tpu", "TPU v5 lite"))
+    by_tiles = to_message(tree)
+    assert by_tiles.shape == by_rows.shape and by_tiles.shape[1] == 128
+    first = lax.bitcast_convert_type(tree[1][0, :8, :128], by_tiles.dtype)
+    np.testing.assert_array_equal(by_tiles[:8], first)
+    for given, back in zip(tree, from_message(by_tiles, tree), strict=True):
+        np.testing.assert_array_equal(back, given)
         assert back.dtype == given.dtype
 
 

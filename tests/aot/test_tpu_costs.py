@@ -70,7 +70,7 @@ FEEDBACK = error_feedback(scaled(dither(bits=8)))
 MOST = {
     "global_qsgd": Most(lambda: jaxcomm.global_qsgd(bits=8), 2, 0, 0.2),
     "by leaf": Most(lambda: jaxcomm.global_qsgd(bits=8, scope="leaf"), 2, 0, 0.2),
-    "two stages": Most(lambda: two_stage_mean("data", dither(bits=8)), 3, 45, 0.2),
+    "two stages": Most(lambda: two_stage_mean("data", dither(bits=8)), 3, 20, 0.2),
     "blocks of 4 bits": Most(lambda: two_stage_mean("data", BLOCKS), 3, 180, 1.0),
     "top-k": Most(lambda: jaxcomm.gathered_mean("data", SPARSE), 1, 600, 1.25),
     "momentum too": Most(lambda: jaxcomm.deep_gradient_compression(), 1, 215, 1.25),
