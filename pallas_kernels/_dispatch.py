@@ -10,7 +10,8 @@ Where nothing was measured, the choice is an assumption:
 | TPU                  | mosaic_tpu                  | mosaic_tpu          |
 
 XLA makes one pass of an elementwise op on a GPU by itself, which is why a kernel is not assumed to
-be worth it there.
+be worth it there. Nor is one for `dequantize` of codes that are not packed, on any device: it is
+one multiplication, which XLA makes in the pass that reads the result.
 """
 
 import functools

@@ -207,6 +207,8 @@ def dequantize(
             f"got {accumulate.dtype}{list(accumulate.shape)}.",
         )
         floats.append(accumulate)
+    if narrow and implementation is None:
+        implementation = "reference"  # One multiplication, made in the pass that reads the result.
     run = functools.partial(
         _dispatch.run,
         "quantize",

@@ -22,8 +22,12 @@ LAYERS, SIDE = 8, 1024
 PARAMETERS = LAYERS * SIDE**2
 
 
+# What XLA moves between HBM and VMEM depends on what happens to fit, as none of a large model does.
+IN_HBM = {"xla_msa_enable": "false"}
+
+
 class Cost(NamedTuple):
-    accessed: float  # bytes a parameter
+    accessed: float  # bytes a parameter, if nothing is kept in VMEM
     temporary: float  # in float32 gradients
     program: str
 
@@ -43,8 +47,9 @@ def cost_of(tx: optax.GradientTransformation, mesh: Mesh) -> Cost:
     opt_state = jax.eval_shape(lambda params: jaxcomm.init(tx, params, mesh), params)
     step = jax.jit(jaxcomm.make_step(loss, tx, mesh), donate_argnums=(0, 1))
     batch = jax.ShapeDtypeStruct((mesh.size * SIDE, SIDE), jnp.float32)
-    compiled = step.lower(params, opt_state, batch).compile()
-    analysis: Any = compiled.cost_analysis()
+    lowered = step.lower(params, opt_state, batch)
+    compiled = lowered.compile()
+    analysis: Any = lowered.compile(compiler_options=IN_HBM).cost_analysis()
     return Cost(
         analysis["bytes accessed"] / PARAMETERS,
         compiled.memory_analysis().temp_size_in_bytes / (4 * PARAMETERS),
@@ -68,13 +73,13 @@ BLOCKS = blockwise(dither(bits=4), 256)
 SPARSE = error_feedback(top_k(ratio=0.01))
 FEEDBACK = error_feedback(scaled(dither(bits=8)))
 MOST = {
-    "global_qsgd": Most(lambda: jaxcomm.global_qsgd(bits=8), 2, 0, 0.2),
-    "by leaf": Most(lambda: jaxcomm.global_qsgd(bits=8, scope="leaf"), 2, 0, 0.2),
-    "two stages": Most(lambda: two_stage_mean("data", dither(bits=8)), 3, 20, 0.2),
-    "blocks of 4 bits": Most(lambda: two_stage_mean("data", BLOCKS), 3, 180, 1.0),
+    "global_qsgd": Most(lambda: jaxcomm.global_qsgd(bits=8), 2, -5, 0.2),
+    "by leaf": Most(lambda: jaxcomm.global_qsgd(bits=8, scope="leaf"), 2, -5, 0.2),
+    "two stages": Most(lambda: two_stage_mean("data", dither(bits=8)), 3, 13, 0.2),
+    "blocks of 4 bits": Most(lambda: two_stage_mean("data", BLOCKS), 3, 150, 1.0),
     "top-k": Most(lambda: jaxcomm.gathered_mean("data", SPARSE), 1, 600, 1.25),
     "momentum too": Most(lambda: jaxcomm.deep_gradient_compression(), 1, 215, 1.25),
-    "feedback": Most(lambda: jaxcomm.summed_mean("data", FEEDBACK), 2, 48, 0.2),
+    "feedback": Most(lambda: jaxcomm.summed_mean("data", FEEDBACK), 2, 17, 0.7),
 }
 
 

@@ -82,10 +82,11 @@ def test_in_a_checked_shard_map(platform: str) -> None:
 
 @pytest.mark.parametrize("platform", NAMES)
 @pytest.mark.parametrize("size", [2**10, 2**18])
-def test_what_is_assumed_to_be_faster(platform: str, size: int) -> None:
-    """No GPU takes the kernel by itself, and no device takes one for a small array."""
-    f = functools.partial(round_trip, case=Case(127, 8), implementation=None)
-    expected = 2 if (platform, size) == ("tpu", 2**18) else 0
+@pytest.mark.parametrize(("bits", "kernels"), [(8, 1), (4, 2)])
+def test_what_is_assumed_to_be_faster(platform: str, size: int, bits: int, kernels: int) -> None:
+    """No GPU takes the kernel by itself, no device one for a small array or for unpacked codes."""
+    f = functools.partial(round_trip, case=Case(7, bits), implementation=None)
+    expected = kernels if (platform, size) == ("tpu", 2**18) else 0
     assert calls(lowered(f, *types(shape=(size,)), platform=platform), platform) == expected
 
 
