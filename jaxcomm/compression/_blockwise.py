@@ -6,11 +6,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxcomm._base import Codec, Coins, Context, Diagnostics, Memory, PyTree
 from jaxcomm._require import require_codec
 from jaxcomm.compression._diagnosed import diagnose_each
 from jaxcomm.compression._overflow import remembers
+from pallas_kernels._dispatch import target
+
+
+def _moved_at_once(blocks: jax.Array) -> jax.Array:
+    """The same; XLA for TPU then moves them to other rows and lanes, and not each array beside."""
+    return lax.optimization_barrier(blocks) if target().platform == "tpu" else blocks
 
 
 def blockwise(codec: Codec, block_size: int) -> Codec:
@@ -48,10 +55,10 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
 
     def to_blocks(x: jax.Array) -> jax.Array:
         flat = x.ravel()
-        return jnp.pad(flat, (0, -flat.size % block_size)).reshape(-1, block_size)
+        return _moved_at_once(jnp.pad(flat, (0, -flat.size % block_size)).reshape(-1, block_size))
 
     def from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        return blocks.ravel()[: math.prod(shape)].reshape(shape)
+        return _moved_at_once(blocks).ravel()[: math.prod(shape)].reshape(shape)
 
     def parts_of(context: Context) -> tuple[Coins, PyTree]:
         """The coins and statistics of each block."""
