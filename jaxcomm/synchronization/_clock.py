@@ -132,8 +132,10 @@ def _require_progress(
         window, _ = close_window(new_queue(workers), draw(number), trigger, in_flight="abort")
         return window.finished
 
-    with jax.ensure_compile_time_eval():
-        total = jnp.sum(jax.vmap(finished)(jnp.arange(repeats, dtype=jnp.int32)), axis=0)
+    numbers = np.arange(repeats, dtype=np.int32)
+    over_all = jax.jit(lambda numbers: jnp.sum(jax.vmap(finished)(numbers), axis=0))
+    # Not called as it is: where a program is traced around, that would be part of it.
+    total = over_all.lower(numbers).compile()(numbers)
     if (starved := np.flatnonzero(np.asarray(total) == 0)).size:
         raise ValueError(
             f"`in_flight`='abort' starves the workers {starved.tolist()}: each window is over "
