@@ -70,14 +70,24 @@ def updates(seed: int = 0) -> dict[str, jax.Array]:
     }
 
 
+def second_step(tx: optax.GradientTransformation, grads: Any, *axes: str) -> tuple[Any, Any]:
+    """Each worker's update and state after it; each axis but the last is of two."""
+
+    def steps(grads: Any) -> tuple[Any, Any]:
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            return tx.update(grads, carry[1]), None
+
+        return jax.lax.scan(step, (grads, tx.init(grads)), length=2)[0]
+
+    for axis in reversed(axes):
+        steps = jax.vmap(steps, axis_name=axis)
+    split = jax.tree.map(lambda x: x.reshape(*[2] * (len(axes) - 1), -1, *x.shape[1:]), grads)
+    return jax.jit(steps)(split)
+
+
 def second_update(tx: optax.GradientTransformation) -> dict[str, jax.Array]:
     """Of each worker."""
-
-    def steps(grads: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        _, state = tx.update(grads, tx.init(grads))
-        return tx.update(grads, state)[0]
-
-    return jax.jit(jax.vmap(steps, axis_name="data"))(updates())
+    return second_step(tx, updates(), "data")[0]
 
 
 def both_layouts(
@@ -143,14 +153,8 @@ def test_a_stack_is_its_leaves(
     }
 
     def second() -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        tx = PER_LEAF[form](codec, info)
-
-        def steps(grads: dict[str, jax.Array]) -> tuple[Any, Any]:
-            _, state = tx.update(grads, tx.init(grads))
-            update, state = tx.update(grads, state)
-            return update, state.info
-
-        return jax.jit(jax.vmap(steps, axis_name="data"))(grads)
+        update, state = second_step(PER_LEAF[form](codec, info), grads, "data")
+        return update, state.info
 
     stacked, told = second()
     monkeypatch.setattr(_units, "LARGE", 0)
@@ -212,13 +216,7 @@ def test_blocks_with_feedback_may_be_of_a_tree() -> None:
 def test_nested_stages_are_those_of_joined_buckets() -> None:
     def nested(codec: Codec) -> dict[str, jax.Array]:
         tx = hierarchical(summed_mean("inner", dither(bits=8)), gathered_mean("outer", codec))
-
-        def steps(grads: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            _, state = tx.update(grads, tx.init(grads))
-            return tx.update(grads, state)[0]
-
-        of_two = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), updates())
-        return jax.jit(jax.vmap(jax.vmap(steps, axis_name="inner"), axis_name="outer"))(of_two)
+        return second_step(tx, updates(), "outer", "inner")[0]
 
     codec = error_feedback(scaled(dither(levels=2)))
     assert_same_draws(nested(codec), nested(codec._replace(layout="joined")))
