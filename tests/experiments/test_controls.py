@@ -18,7 +18,7 @@ def aggregated(tx, x: np.ndarray) -> np.ndarray:
     def on_worker(x: jax.Array) -> jax.Array:
         return tx.update(x, tx.init(x))[0]
 
-    updates = np.asarray(jax.vmap(on_worker, axis_name="data")(jnp.asarray(x)))
+    updates = np.asarray(jax.jit(jax.vmap(on_worker, axis_name="data"))(x))
     np.testing.assert_array_equal(updates, np.broadcast_to(updates[:1], updates.shape))
     return updates[0]
 

@@ -73,7 +73,7 @@ def test_narrow_parameters_are_sent_narrow() -> None:
         tx = gossip.dpsgd(gossip.ring(8))
         return tx.update(jnp.zeros_like(x), tx.init(x), x)[0]
 
-    traced = jax.vmap(run, axis_name="data")
+    traced = jax.jit(jax.vmap(run, axis_name="data"))
     rows = jnp.asarray(start(8)).astype(jnp.bfloat16)
     x = np.asarray(rows.astype(jnp.float32), np.float64)
     w = gossip.mixing_matrix(gossip.ring(8))

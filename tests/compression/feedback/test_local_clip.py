@@ -10,14 +10,14 @@ from jaxcomm import Claims, Codec
 from jaxcomm.compression.feedback import error_feedback, local_clip
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import top_k
-from tests.codecs import context_of
+from tests.codecs import context_of, jitted
 from tests.workers import aggregator, initial
 
 EVERYTHING = cast("float32")
 
 
 def through(codec: Codec, x: np.ndarray | jax.Array) -> jax.Array:
-    given = jnp.asarray(x, jnp.float32)
+    codec, given = jitted(codec), jnp.asarray(x, jnp.float32)
     context = context_of(codec, given)
     payload, _ = codec.encode(context, given)
     return codec.decode(context.received(), payload)
@@ -51,11 +51,11 @@ def test_clipped_before_it_is_measured() -> None:
     decoded = through(local_clip(dither(bits=8), 1.0), x)
     np.testing.assert_allclose(decoded, [0.6, -0.8], atol=0.8 / 127)
     # What is kept back is of the clipped update too.
-    codec = local_clip(error_feedback(top_k(k=1)), 1.0)
+    codec = jitted(local_clip(error_feedback(top_k(k=1)), 1.0))
     given = jnp.asarray(x, jnp.float32)
     context = context_of(codec, given)
     _, memory = codec.encode(context, given)
-    target = codec.diagnose(context, given, memory).target
+    target = jax.jit(codec.diagnose)(context, given, memory).target
     np.testing.assert_allclose(target, [0.6, -0.8], rtol=1e-6)
     np.testing.assert_allclose(memory.own.kept, [0.6, 0], rtol=1e-6)
 

@@ -7,16 +7,16 @@ import pytest
 
 import jaxcomm
 from jaxcomm.compression.quantizers import one_bit
-from tests.codecs import context_of
+from tests.codecs import send
 from tests.slow import slow
 from tests.workers import aggregate
 
+CODEC = one_bit()
+
 
 def sent(x: np.ndarray) -> np.ndarray:
-    codec, x = one_bit(), jnp.asarray(x, jnp.float32)
-    context = context_of(codec, x)
-    payload, _ = codec.encode(context, x)
-    return np.asarray(codec.decode(context.received(), payload), np.float64)
+    given = jnp.asarray(x, jnp.float32)
+    return send(CODEC, CODEC.init(given), given)[0]
 
 
 @pytest.mark.parametrize("shape", [slow((50,)), (12, 5), slow((3, 4, 6))])

@@ -8,10 +8,11 @@ import pytest
 from jaxcomm import Codec, Context
 from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import scaled_signs, signs
-from tests.codecs import context_of
+from tests.codecs import context_of, jitted
 
 
 def round_trip(codec: Codec, x: jax.Array) -> np.ndarray:
+    codec = jitted(codec)
     context = context_of(codec, x)
     payload, _ = codec.encode(context, x)
     assert payload.bits.dtype == jnp.uint32 and payload.bits.shape == (-(-x.size // 32),)
