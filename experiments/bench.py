@@ -10,7 +10,7 @@ import optax
 from rich.table import Table
 
 import jaxcomm
-from experiments import bench_ops, bench_programs, bench_sparse, bench_windows
+from experiments import bench_ops, bench_programs, bench_sparse, bench_updates, bench_windows
 from experiments.bench_codecs import time_codecs, to_table
 from experiments.configs import Bench
 from experiments.methods import parse_variant
@@ -115,7 +115,7 @@ def _step_table(steps: Mapping[str, tuple[float, float]], parameters: int, worke
 def main(config: Bench) -> int:
     """Measures, as `python -m experiments bench` asks; the exit code."""
     workers = make_mesh(config.devices).size
-    with Progress(7) as progress:
+    with Progress(8) as progress:
         progress.say(f"JAX {jax.__version__}, {jax.default_backend()}")
         codec = time_codec(config.coordinates, config.repetitions)
         progress.advance(1, "timed 8-bit dithering; the ops next")
@@ -134,7 +134,9 @@ def main(config: Bench) -> int:
         }
         progress.advance(6, "timed the windows; compiled programs next")
         programs = bench_programs.measure(config.repetitions)
-        progress.advance(7, "compiled the programs")
+        progress.advance(7, "compiled the programs; whole updates next")
+        updates = bench_updates.printed_by_a_process_of_its_own()
+        progress.advance(8, "timed the updates")
         progress.say(_codec_table(codec, config.coordinates))
         ratios = {
             "encode": codec["encode"] / codec["encode, floor with hashed noise"],
@@ -154,4 +156,5 @@ def main(config: Bench) -> int:
         progress.say(bench_windows.to_table(windows, config.windows))
         progress.say(bench_windows.verdict(windows, config.windows))
         progress.say(programs)
+        progress.say(updates)
     return 0

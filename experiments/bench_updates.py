@@ -6,6 +6,8 @@ already, other threads would do a part of the work.
 
 import functools
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -62,10 +64,10 @@ CONTENDERS: Mapping[str, Contender] = {
 }
 
 
-def gradients(dtype: Any = np.float32) -> dict[str, jax.Array]:
-    """Layers of 1024 x 1024 and their biases, normal."""
+def gradients(side: int = SIDE, dtype: Any = np.float32) -> dict[str, jax.Array]:
+    """Square layers and their biases, normal."""
     draw = np.random.default_rng(0).standard_normal
-    shapes = {"weights": (SIDE, SIDE), "biases": (SIDE,)}
+    shapes = {"weights": (side, side), "biases": (side,)}
     return {
         f"layer {layer}, {name}": jnp.asarray(draw(shape, np.float32), dtype)
         for layer in range(LAYERS)
@@ -134,10 +136,10 @@ def fastest(runs: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
 
 
 def measure(
-    contenders: Mapping[str, Contender] = CONTENDERS, dtype: Any = np.float32
+    contenders: Mapping[str, Contender] = CONTENDERS, side: int = SIDE, dtype: Any = np.float32
 ) -> tuple[dict[str, float], int]:
     """The least seconds of the baseline and of all contenders, and coordinates."""
-    updates = gradients(dtype)
+    updates = gradients(side, dtype)
     runs = {"baseline": _turn(baseline, updates, ())}
     runs |= {name: whole_update(each.build(), updates) for name, each in contenders.items()}
     return fastest(runs), sum(x.size for x in updates.values())
@@ -159,6 +161,13 @@ def to_table(seconds: Mapping[str, float], size: int) -> Table:
     return table
 
 
+def printed_by_a_process_of_its_own() -> str:
+    """The table, from a process whose threads share one core where the system can say so."""
+    command = [sys.executable, "-m", "experiments.bench_updates"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 if __name__ == "__main__":
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if hasattr(os, "sched_setaffinity"):  # Linux.
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     Console(width=100).print(to_table(*measure()))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from experiments import bench_ops, bench_programs, bench_sparse, bench_windows
+from experiments import bench_ops, bench_programs, bench_sparse, bench_updates, bench_windows
 from experiments.bench_codecs import CODECS, Timing, time_codecs, to_table
 from experiments.bench_ops import core_seconds
 from experiments.timing import medians
@@ -113,6 +113,14 @@ def test_a_transformer_has_288_leaves_of_which_two_thirds_are_vectors() -> None:
     leaves = bench_programs.transformer().values()
     assert len(leaves) == 288 and sum(x.ndim == 1 for x in leaves) == 192
     assert sum(x.size for x in leaves) == 24 * (12 * 64**2 + 13 * 64)
+
+
+def test_whole_updates_are_timed_as_multiples_of_the_plainest() -> None:
+    chosen = {"qsgd": bench_updates.CONTENDERS["qsgd"]}
+    seconds, size = bench_updates.measure(chosen, side=16)
+    assert size == 10 * 17 * 16 and [*seconds] == ["baseline", "qsgd"] and seconds["qsgd"] > 0
+    table = bench_updates.to_table({"baseline": 2e-6, "qsgd": 5e-6}, 1000)
+    assert [[*column.cells][1] for column in table.columns] == ["qsgd", "5.00", "2.5", "3"]
 
 
 def test_what_is_written_by_hand_is_the_mean_but_for_rounding() -> None:
