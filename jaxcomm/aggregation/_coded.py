@@ -40,6 +40,11 @@ def _keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
 
 
+def _apart(own: PyTree) -> PyTree:
+    """The same. XLA writes memory where it lies only if no pass that does reshapes it besides."""
+    return lax.optimization_barrier(own)
+
+
 def _lasting(memory: Memory) -> Memory:
     """The memory, or nothing of one that was of this step alone, for `info`."""
     return memory if remembers(memory) else Memory()
@@ -151,7 +156,7 @@ def coded_mean(
 
     def remembered(state: AggregatorState, split: _buckets.Split) -> list[Memory]:
         arrays, units, _ = split
-        own = _axis.own(state.own, axis_name)
+        own = _apart(_axis.own(state.own, axis_name))
         if len(own) != len(units):
             raise ValueError(
                 f"This state is of {len(own)} units, and these updates are {len(units)}: it was "
@@ -210,10 +215,11 @@ def coded_mean(
         fits = finite
         if parts and codec.dropping is not None:
             fits = finite & nowhere_nan([each.mean for each in encoded])
+        visible = [jnp.where(fits, mean, jnp.nan) if mean.size else mean for mean in means]
         settles = fits
         if parts and any(map(remembers, memories)):
             # What was finite may overflow on the way; kept, it would come back in every step.
-            settles = fits & all_finite(each.mean for each in encoded)
+            settles = all_finite(visible[number] for number in filled)
         kept = [*map(_lasting, _keep_if(settles, after, memories))]
         known: Any = state.info
         if info and parts:
@@ -224,11 +230,10 @@ def coded_mean(
                 for number, part, each in zip(filled, parts, encoded, strict=True)
             ]
             known = measure_info(everybody, told, sent(), after, finite)
-        visible = [jnp.where(fits, mean, jnp.nan) if mean.size else mean for mean in means]
         return join(visible), AggregatorState(
             key=state.key,
             step=state.step + 1,
-            own=PerWorker({axis: jax.tree.map(lambda x: x[None], [m.own for m in kept])}),
+            own=PerWorker({axis: jax.tree.map(lambda x: x[None], _apart([m.own for m in kept]))}),
             shared=[memory.shared for memory in kept],
             info=known,
         )

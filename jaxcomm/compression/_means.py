@@ -26,6 +26,20 @@ def mean_where(
     return jnp.squeeze(jnp.minimum(mean, peak), axis)
 
 
+def mean_magnitude(x: jax.Array) -> jax.Array:
+    """The mean of |x|, float32[], 0 of no coordinates; sums never overflow or vanish.
+
+    Each pass takes magnitudes by itself, or XLA for CPUs would write `abs(x)` to memory for both.
+    """
+    peak = jnp.max(jnp.abs(x), initial=0)
+    up = peak < 1
+    lift = jnp.where(up, jnp.float32(2.0**64), jnp.float32(2.0**-64))
+    back = jnp.where(up, jnp.float32(2.0**-64), jnp.float32(2.0**64))
+    mean = jnp.sum(jnp.abs(x * lift)) / max(x.size, 1) * back
+    # The mean of equal numbers may be rounded up, at the largest float to infinity.
+    return jnp.minimum(mean, peak)
+
+
 def headroom(workers: int) -> float:
     """The largest power of two that is at most 1/n.
 

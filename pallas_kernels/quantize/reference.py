@@ -43,7 +43,9 @@ def round_fixed(
     f = digits(levels)
     most = jnp.float32(levels * 2.0**f)
     scaled = x * lift * factor
-    kept = (jnp.abs(x) >= SMALLEST_NORMAL) & (scaled == scaled)
+    # The magnitude as an integer: XLA for CPUs would write `abs(x)` to memory for the norm to read.
+    magnitude = lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(0x7FFFFFFF)
+    kept = (magnitude >= jnp.int32(0x00800000)) & (scaled == scaled)
     fixed = lax.clamp(-most, jnp.where(kept, scaled, 0), most).astype(jnp.int32)
     return (fixed + (noise >> (32 - f)).astype(jnp.int32)) >> f
 

@@ -117,7 +117,10 @@ def feedback_loop(
         received = context.received(), jax.tree.map(_as_sent, payload)
         entries = entries_of(codec) if elementwise else None
         if entries is None:
-            kept = keep(before, x, codec.decode(*received).astype(y.dtype))
+            # Worked out anew from what is there anyway: `y` would lie in memory until workers have
+            # told each other whether all is finite.
+            again = lax.optimization_barrier((before, x))
+            kept = keep(*again, codec.decode(*received).astype(y.dtype))
         else:
             kept = _keep_at(keep, before, x, entries(*received))
         return payload, Memory(FeedbackMemory(kept, after.own), after.shared)

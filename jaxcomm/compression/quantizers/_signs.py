@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
-from jaxcomm.compression._means import mean_where
+from jaxcomm.compression._means import mean_magnitude
 
 
 class SignsPayload(NamedTuple):
@@ -120,7 +120,7 @@ def scaled_signs() -> Codec:
     return Codec(
         encode=encode,
         decode=decode,
-        measure=lambda context, x: MeanAbs(mean_where(jnp.ones(x.shape, bool), jnp.abs(x))),
+        measure=lambda context, x: MeanAbs(mean_magnitude(x)),
         agree=MeanAbs("max"),
         # A mean that workers of unlike size share may err by more than all there is.
         claims=Claims(
