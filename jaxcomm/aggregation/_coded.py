@@ -215,11 +215,10 @@ def coded_mean(
         fits = finite
         if parts and codec.dropping is not None:
             fits = finite & nowhere_nan([each.mean for each in encoded])
-        visible = [jnp.where(fits, mean, jnp.nan) if mean.size else mean for mean in means]
         settles = fits
         if parts and any(map(remembers, memories)):
             # What was finite may overflow on the way; kept, it would come back in every step.
-            settles = all_finite(visible[number] for number in filled)
+            settles = all_finite(jnp.where(fits, means[number], jnp.nan) for number in filled)
         kept = [*map(_lasting, _keep_if(settles, after, memories))]
         known: Any = state.info
         if info and parts:
@@ -230,7 +229,9 @@ def coded_mean(
                 for number, part, each in zip(filled, parts, encoded, strict=True)
             ]
             known = measure_info(everybody, told, sent(), after, finite)
-        return join(visible), AggregatorState(
+        # Of the pieces, which are copied anyway.
+        visible = jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan) if x.size else x, join(means))
+        return visible, AggregatorState(
             key=state.key,
             step=state.step + 1,
             own=PerWorker({axis: jax.tree.map(lambda x: x[None], _apart([m.own for m in kept]))}),

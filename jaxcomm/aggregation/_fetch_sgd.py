@@ -125,7 +125,7 @@ def fetch_sgd(
             gathered = momentum * memory.momentum + total
             error = memory.error + gathered
             estimate = read(error, context).ravel()
-            chosen = largest(jnp.abs(estimate), kept(x.size))
+            chosen = largest(estimate, kept(x.size), jnp.abs)
             update = to_dense(estimate[chosen], chosen, x.shape)
             hit = table_of(update, context) != 0
             momentum_left = jnp.where(hit, 0, gathered) if masking else gathered

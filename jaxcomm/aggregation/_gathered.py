@@ -28,10 +28,12 @@ def decoded_mean(
     context: Context,
     shape: tuple[int, ...],
     entries: Callable[[PyTree], Entries] | None = None,
+    start: jax.Array | float = 0.0,
 ) -> jax.Array:
     """The mean of what contents `[workers, ...]` decode to, added in the workers' order.
 
-    With `entries`, which tells the same as `decode`, only these are added.
+    With `entries`, which tells the same as `decode`, only these are added. `start` is 0, or NaN
+    where the mean is to be it.
     """
     workers = jax.tree.leaves(contents)[0].shape[0]
 
@@ -44,8 +46,8 @@ def decoded_mean(
         return more.reshape(shape), None
 
     known = (contents, context.coins.public, context.agreed)
-    zeros = _axis.varying_like(jnp.zeros(shape, jnp.float32), known)
-    total, _ = lax.scan(add, zeros, contents)
+    first = _axis.varying_like(jnp.full(shape, start, jnp.float32), known)
+    total, _ = lax.scan(add, first, contents)
     return total
 
 
@@ -115,6 +117,10 @@ def gathered_mean(
         received = _axis.gather(to_message(content), axis_name)
         of_all, *others = jax.vmap(lambda message: from_message(message, content))(received)
         statistics = [others[0][group] if others else () for group in groups]
+        if others:
+            finite = jnp.all(others[1] == 1)
+        # It comes of what was received, so memory for the mean is taken only then.
+        start = jnp.where(finite, 0.0, jnp.nan)
 
         def decoded(
             part: Part, context: Context, payloads: PyTree, statistics: PyTree
@@ -133,7 +139,9 @@ def gathered_mean(
             codec, shape = part.codec, part.x.shape
             told = entries_of(codec)
             entries = by(told) if told else None
-            return decoded_mean(by(codec.decode), (payloads, statistics), common, shape, entries)
+            return decoded_mean(
+                by(codec.decode), (payloads, statistics), common, shape, entries, start
+            )
 
         units = [
             Encoded(context, memory, decoded(part, context, *contents))
@@ -148,7 +156,7 @@ def gathered_mean(
                 for part, context, payload in zip(parts, contexts, payloads, strict=True)
             ]
 
-        return Exchanged(units, jnp.all(others[1] == 1) if others else finite, sent)
+        return Exchanged(units, finite, sent)
 
     of_units = require_own_statistics(codec, "`agreed`=True") if agreed else diagnosing_alone(codec)
     return coded_mean(axis_name, of_units, exchange, options, stacks=True)

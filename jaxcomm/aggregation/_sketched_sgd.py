@@ -123,7 +123,7 @@ def sketched_sgd(
         for (_, context, x, _), total in zip(parts, sum_together(axis_name, tables), strict=True):
             estimate = sketch.decode(context.received(), total)
             wanted = min(round(candidates * kept(x.size)), x.size)
-            found.append(largest(jnp.abs(estimate.ravel()), wanted))
+            found.append(largest(estimate.ravel(), wanted, jnp.abs))
         own = [
             residual.ravel()[where] * scale
             for (_, residual), where in zip(both, found, strict=True)
@@ -133,7 +133,7 @@ def sketched_sgd(
             parts, both, found, sum_together(axis_name, own), strict=True
         ):
             count = kept(x.size)
-            best = largest(jnp.abs(exact), count)
+            best = largest(exact, count, jnp.abs)
             chosen = where[best]
             there = to_dense(jnp.ones(count), chosen, x.shape) != 0
             mean = to_dense(exact[best] * (1 / scale / workers), chosen, x.shape)

@@ -83,7 +83,7 @@ def count(words: jax.Array) -> jax.Array:
     return jnp.sum(lax.population_count(words).astype(jnp.int32))
 
 
-def _select(word: jax.Array, rank: jax.Array) -> jax.Array:
+def nth_set(word: jax.Array, rank: jax.Array) -> jax.Array:
     """The position in `word` of its bit that is set and has `rank` others set below it."""
     position = jnp.zeros_like(rank)
     for half in (16, 8, 4, 2, 1):
@@ -110,7 +110,7 @@ def members(words: jax.Array, first: jax.Array | int, room: int, parts: Parts) -
     word = lax.cummax(_axis.varying_like(marked, (words, first)))
     rank = first + lax.iota(jnp.int32, room)
     # Planar: bit j of word i is that of part j words + i.
-    part = _select(words[word], rank - starts[word]) * words.size + word
+    part = nth_set(words[word], rank - starts[word]) * words.size + word
     return jnp.where((rank >= 0) & (rank < ends[-1]), part, parts.number)
 
 

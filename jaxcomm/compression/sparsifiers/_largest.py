@@ -1,9 +1,12 @@
-"""Where the largest coordinates are, without copies of all of them but on CPUs.
+"""Where the largest coordinates are, without copies of all of them.
 
 A sort takes the magnitudes and as many positions twice over. The least magnitude that is taken can
-be found by counting, and the coordinates that reach it marked in one bit each. On CPUs, where
-JAX's `top_k` keeps no more than a heap, that would take longer.
+be found by counting, and the coordinates that reach it marked in one bit each; on CPUs among the few
+that a sample's threshold lets through.
 """
+
+from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +15,9 @@ from jax import lax
 from jaxcomm._units import LARGE
 from jaxcomm.compression import _bits
 from jaxcomm.compression._support import Parts, count, members
+from jaxcomm.compression.sparsifiers._selection import select
+
+Magnitude: TypeAlias = Callable[[jax.Array], jax.Array]
 
 
 def kth_largest(numbers: jax.Array, k: int) -> jax.Array:
@@ -41,6 +47,17 @@ def first_bits(words: jax.Array, wanted: jax.Array) -> jax.Array:
     return before | jnp.where(fits, of_last << plane, 0)
 
 
+def as_it_is(magnitudes: jax.Array) -> jax.Array:
+    """The magnitudes themselves."""
+    return magnitudes
+
+
+def _numbers(magnitudes: jax.Array) -> jax.Array:
+    """In the order of the magnitudes, and 0 for -1, uint32."""
+    bits = lax.bitcast_convert_type(magnitudes, jnp.uint32)
+    return jnp.where(magnitudes < 0, 0, bits + jnp.uint32(1))
+
+
 def by_sort(magnitudes: jax.Array, k: int) -> jax.Array:
     """Where the `k` largest are in each row, ascending, uint32[..., k]."""
     _, indices = lax.top_k(magnitudes, k)
@@ -49,9 +66,7 @@ def by_sort(magnitudes: jax.Array, k: int) -> jax.Array:
 
 def by_threshold(magnitudes: jax.Array, k: int) -> jax.Array:
     """The same of one row."""
-    # In the order of the magnitudes, and -1 below 0.
-    bits = lax.bitcast_convert_type(magnitudes, jnp.uint32)
-    numbers = jnp.where(magnitudes < 0, 0, bits + jnp.uint32(1))
+    numbers = _numbers(magnitudes)
     least = kth_largest(numbers, k)
     above, equal = _bits.pack_bits(numbers > least), _bits.pack_bits(numbers == least)
     chosen = above | first_bits(equal, k - count(above))
@@ -59,19 +74,26 @@ def by_threshold(magnitudes: jax.Array, k: int) -> jax.Array:
     return jnp.sort(members(chosen, 0, k, Parts(size, 1, size))).astype(jnp.uint32)
 
 
-def largest(magnitudes: jax.Array, k: int) -> jax.Array:
+def by_sample(x: jax.Array, k: int, magnitude: Magnitude = as_it_is) -> jax.Array:
+    """The same of one row, whose magnitudes are taken anew wherever they are read."""
+    return select(x, k, lambda part: _numbers(magnitude(part)))
+
+
+def largest(x: jax.Array, k: int, magnitude: Magnitude = as_it_is) -> jax.Array:
     """Where the `k` largest of each row are, of equal ones the first; ascending, uint32[..., k].
 
     Args:
-      magnitudes: float32[..., size], 0 or more; or -1, which is below them.
+      x: float32[..., size].
       k: At most `size`.
+      magnitude: By which they are large, coordinate by coordinate: 0 or more; or -1, which is below
+        them. To take it here, and not before, saves a copy on CPUs.
     """
-    *rows, size = magnitudes.shape
-    if size < LARGE or magnitudes.size > size:
-        return by_sort(magnitudes, k)
+    *rows, size = x.shape
+    if size < LARGE or x.size > size:
+        return by_sort(magnitude(x), k)
     found = lax.platform_dependent(
-        magnitudes.ravel(),
-        cpu=lambda row: by_sort(row, k),
-        default=lambda row: by_threshold(row, k),
+        x.ravel(),
+        cpu=lambda row: by_sample(row, k, magnitude),
+        default=lambda row: by_threshold(magnitude(row), k),
     )
     return found.reshape(*rows, k)

@@ -80,7 +80,7 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
 
     def encode(context: Context, x: jax.Array) -> tuple[TernaryPayload, Memory]:
         flat = x.ravel()
-        indices = largest(jnp.abs(flat), kept(x.size))
+        indices = largest(flat, kept(x.size), jnp.abs)
         values = flat[indices]
         mean = mean_where(jnp.ones(values.shape, bool), jnp.abs(values))
         packed = pack_indices(indices, layout_of(x.size))

@@ -119,9 +119,9 @@ def top_k(
         blocks, width = blocks_of(flat.size)
         if sample is not None and flat.size:
             return _by_sample(jnp.abs(flat), kept(flat.size), sample)
-        filled = jnp.pad(jnp.abs(flat), (0, blocks * width - flat.size)).reshape(blocks, width)
+        filled = jnp.pad(flat, (0, blocks * width - flat.size)).reshape(blocks, width)
         first = jnp.arange(blocks, dtype=jnp.uint32)[:, None] * jnp.uint32(width)
-        return (largest(filled, kept(width)) + first).ravel()
+        return (largest(filled, kept(width), jnp.abs) + first).ravel()
 
     def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
         # Else XLA computes it anew, in layouts of their own, for all that look for the largest.

@@ -1,11 +1,15 @@
-"""Where the largest are: a threshold finds what a sort does, ties and all."""
+"""Where the largest are: a threshold and a sample find what a sort does, ties and all."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
-from jaxcomm.compression.sparsifiers._largest import by_sort, by_threshold, largest
+from jaxcomm.compression.sparsifiers import _selection
+from jaxcomm.compression.sparsifiers._largest import by_sample, by_sort, by_threshold, largest
 
 SIZE = 1003
 NORMAL = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
@@ -32,6 +36,7 @@ def test_any_size(size: int) -> None:
     x = jnp.asarray(INPUTS["ties"][:size])
     for k in {1, size // 2 or 1, size}:
         np.testing.assert_array_equal(by_threshold(x, k), by_sort(x, k))
+        np.testing.assert_array_equal(by_sample(x, k), by_sort(x, k))
 
 
 def test_rows_of_their_own() -> None:
@@ -39,3 +44,72 @@ def test_rows_of_their_own() -> None:
     each = jnp.stack([by_threshold(row, 7) for row in x])
     np.testing.assert_array_equal(largest(x, 7), each)
     np.testing.assert_array_equal(jax.vmap(lambda row: by_threshold(row, 7))(x), each)
+
+
+def in_order(magnitudes: np.ndarray, k: int) -> np.ndarray:
+    """The oracle: a stable sort, by falling magnitude."""
+    return np.sort(np.argsort(-magnitudes, kind="stable")[:k])
+
+
+WIDE = 2**17 + 77  # No multiple of anything.
+STRIDE = _selection._plan(WIDE, WIDE // 100).stride
+DRAWN = np.abs(np.random.default_rng(1).standard_normal(WIDE)).astype(np.float32)
+PLACES = np.arange(WIDE)
+OFTEN_MISSED = {
+    "normal": DRAWN,
+    "constant": np.ones(WIDE, np.float32),
+    "zeros": np.zeros(WIDE, np.float32),
+    "unwanted alone": np.full(WIDE, -1, np.float32),
+    "99 % zeros": np.where(PLACES % 100 == 7, DRAWN, 0),
+    "half unwanted": np.where(PLACES % 2, DRAWN, np.float32(-1)),
+    "ascending": np.sort(DRAWN),
+    "descending": np.sort(DRAWN)[::-1].copy(),
+    "large where sampled": np.where(PLACES % STRIDE == 0, DRAWN + 9, DRAWN),
+    "small where sampled": np.where(PLACES % STRIDE == 0, 0, DRAWN),
+    "ties of bfloat16": np.asarray(jnp.asarray(DRAWN, jnp.bfloat16), np.float32),
+    "clustered": np.where(PLACES // 2048 == 40, DRAWN + 9, DRAWN),
+    "two values": np.where(PLACES % 3, np.float32(1), np.float32(2)),
+    "ties above and below": np.where(PLACES % 257 == 3, np.float32(5), np.minimum(DRAWN, 2)),
+    "subnormal": (DRAWN * np.float32(1e-39)),
+    "huge": np.where(PLACES % 50, DRAWN * np.float32(1e37), np.float32(np.inf)),
+}
+
+
+@pytest.mark.parametrize("name", OFTEN_MISSED)
+def test_a_sample_finds_what_a_sort_does_however_it_misleads(name: str) -> None:
+    x = OFTEN_MISSED[name]
+    select = jax.jit(by_sample, static_argnums=1)
+    for k in (1, 100, WIDE // 100, WIDE // 3):
+        np.testing.assert_array_equal(select(jnp.asarray(x), k), in_order(x, k), err_msg=str(k))
+
+
+@pytest.mark.parametrize("k", [2, WIDE - 1, WIDE])
+def test_a_sample_of_as_many_as_there_are(k: int) -> None:
+    x = OFTEN_MISSED["half unwanted"]
+    np.testing.assert_array_equal(jax.jit(by_sample, static_argnums=1)(x, k), in_order(x, k))
+
+
+def test_a_sample_for_each_of_those_mapped_over() -> None:
+    names = ["normal", "constant", "99 % zeros", "small where sampled"]
+    x = np.stack([OFTEN_MISSED[name] for name in names])
+    found = jax.jit(jax.vmap(lambda row: largest(row, 1000)))(x)
+    np.testing.assert_array_equal(found, [in_order(row, 1000) for row in x])
+
+
+def test_a_sample_on_a_mesh_in_a_loop() -> None:
+    x = np.stack([OFTEN_MISSED[name] for name in ("constant", "normal")])
+    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    local = jax.sharding.PartitionSpec("data")
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=local, out_specs=local)
+    def found(x: jax.Array) -> jax.Array:
+        _, each = lax.scan(lambda _, row: (None, largest(row, 700, jnp.abs)), None, -x)
+        return each
+
+    np.testing.assert_array_equal(found(x), [in_order(row, 700) for row in x])
+
+
+def test_a_sample_sorts_nothing() -> None:
+    program = jax.jit(lambda x: by_sample(x, 1000)).lower(OFTEN_MISSED["normal"]).as_text()
+    assert "stablehlo.sort" not in program and "top_k" not in program
