@@ -12,8 +12,7 @@ _PLANES = 32
 def total(numbers: jax.Array) -> jax.Array:
     """How many of one axis are true, or the sum of int32; int32[].
 
-    In steps of 32 planes: on CPUs a sum of all at once takes ten times it. Whoever needs it on other
-    platforms too, where planes would be moved, has :func:`everywhere_true`.
+    On CPUs, where a sum of all at once takes ten times it; elsewhere planes would be moved.
     """
     while numbers.size > _PLANES**2:
         rest = numbers.size % _PLANES
@@ -23,6 +22,36 @@ def total(numbers: jax.Array) -> jax.Array:
         sums = lax.optimization_barrier(jnp.sum(planes, axis=0, dtype=jnp.int32))
         numbers = sums.at[:rest].add(numbers[whole:].astype(jnp.int32)) if rest else sums
     return jnp.sum(numbers, dtype=jnp.int32)
+
+
+def peak(numbers: jax.Array) -> jax.Array:
+    """The largest of one axis of float32, none of them negative; 0 of none."""
+
+    def by_planes(numbers: jax.Array) -> jax.Array:
+        rest = numbers.size % _PLANES
+        planes = numbers[: numbers.size - rest].reshape(_PLANES, -1)
+        most = lax.optimization_barrier(jnp.max(planes, axis=0))
+        return jnp.maximum(jnp.max(most), jnp.max(numbers[numbers.size - rest :], initial=0))
+
+    def at_once(numbers: jax.Array) -> jax.Array:
+        return jnp.max(numbers, initial=0)
+
+    if numbers.size < LARGE:
+        return at_once(numbers)
+    return lax.platform_dependent(numbers, cpu=by_planes, default=at_once)
+
+
+def how_many(marks: jax.Array) -> jax.Array:
+    """How many of one axis are true, int32[]."""
+
+    def at_once(marks: jax.Array) -> jax.Array:
+        return jnp.sum(marks, dtype=jnp.int32)
+
+    return (
+        at_once(marks)
+        if marks.size < LARGE
+        else lax.platform_dependent(marks, cpu=total, default=at_once)
+    )
 
 
 def everywhere_true(marks: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ from jaxcomm.compression._means import headroom
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.compression.sparsifiers._indices import choose_layout, pack_indices, unpack_indices
+from jaxcomm.compression.sparsifiers._largest import largest
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
@@ -72,8 +73,7 @@ def _merge(mine: _Entries, theirs: _Entries) -> tuple[_Entries, _Entries]:
     again = jnp.concatenate([indices[1:] == indices[:-1], jnp.zeros(1, bool)])
     sums = values + jnp.where(again, jnp.roll(values, -1), 0)
     second = jnp.roll(again, 1)  # Its value is in the sum before it.
-    _, best = lax.top_k(jnp.where(second, -1, jnp.abs(sums)), count)
-    best = jnp.sort(best)
+    best = largest(jnp.where(second, -1, jnp.abs(sums)), count)
     taken = jnp.zeros(indices.size, bool).at[best].set(True) | second
     return _Entries(indices[best], sums[best]), _Entries(indices, jnp.where(taken, 0, sums))
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from jaxcomm.compression import _bits
 from jaxcomm.compression._sizes import require_countable
+from jaxcomm.compression.sparsifiers._selection import places
 
 
 class Layout(NamedTuple):
@@ -105,6 +106,5 @@ def _marked(positions: jax.Array, size: int) -> jax.Array:
 
 
 def _positions(bits: jax.Array, count: int) -> jax.Array:
-    """Where the first `count` true ones are, uint32[count]."""
-    (found,) = jnp.nonzero(bits, size=count, fill_value=0)
-    return found.astype(jnp.uint32)
+    """Where the first `count` true ones are, uint32[count]; there are as many."""
+    return places(bits, count).astype(jnp.uint32)

@@ -1,8 +1,8 @@
 """Where the largest coordinates are, without copies of all of them.
 
 A sort takes the magnitudes and as many positions twice over. The least magnitude that is taken can
-be found by counting, and the coordinates that reach it marked in one bit each; on CPUs among the few
-that a sample's threshold lets through.
+be found by counting, and the coordinates that reach it marked in one bit each; on CPUs among the
+few that a sample's threshold lets through.
 """
 
 from collections.abc import Callable
@@ -97,3 +97,12 @@ def largest(x: jax.Array, k: int, magnitude: Magnitude = as_it_is) -> jax.Array:
         default=lambda row: by_threshold(magnitude(row), k),
     )
     return found.reshape(*rows, k)
+
+
+def largest_of_each_sign(flat: jax.Array, k: int) -> jax.Array:
+    """Where the `k` largest of max(x, 0) and of max(-x, 0) are, each ascending, uint32[2, k]."""
+    if flat.size < LARGE:
+        # One call for both signs, since each is a sort to compile.
+        return largest(jnp.maximum(jnp.stack([flat, -flat]), 0), k)
+    above = largest(flat, k, lambda x: jnp.maximum(x, 0))
+    return jnp.stack([above, largest(flat, k, lambda x: jnp.maximum(-x, 0))])

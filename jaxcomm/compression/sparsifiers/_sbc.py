@@ -15,6 +15,8 @@ from jaxcomm.compression.sparsifiers._indices import (
     pack_indices,
     unpack_indices,
 )
+from jaxcomm.compression.sparsifiers._largest import largest_of_each_sign
+from jaxcomm.compression.sparsifiers._selection import places
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
@@ -83,15 +85,17 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
         return choose_layout(kept(size), size + 1, distinct=False)
 
     def encode(context: Context, x: jax.Array) -> tuple[BinaryPayload, Memory]:
-        # One call for both signs, since each is a sort to compile.
-        values, places = lax.top_k(jnp.stack([x.ravel(), -x.ravel()]), kept(x.size))
+        flat = lax.optimization_barrier(x.ravel())
+        where = largest_of_each_sign(flat, kept(x.size))
+        values = flat[where] * jnp.array([[1.0], [-1.0]])
         present = values > 0
         everywhere = jnp.ones(values.shape, bool)
         of_places = mean_where(everywhere, jnp.maximum(values, 0), axis=-1)
         negative = (of_places[1] > of_places[0]).astype(jnp.int32)
         mean = mean_where(present[negative], values[negative])
-        indices = jnp.where(present[negative], places[negative], x.size)
-        packed = pack_indices(jnp.sort(indices).astype(jnp.uint32), layout_of(x.size))
+        order = places(present[negative], kept(x.size))
+        indices = where[negative].at[order].get(mode="fill", fill_value=x.size)
+        packed = pack_indices(indices, layout_of(x.size))
         return BinaryPayload(packed, jnp.where(negative == 1, -mean, mean)), context.memory
 
     def decode(context: Context, payload: BinaryPayload) -> jax.Array:

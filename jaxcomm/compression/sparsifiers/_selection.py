@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm._counting import total
+from jaxcomm._units import LARGE
 from jaxcomm.compression import _bits
 from jaxcomm.compression._support import nth_set
 
@@ -28,7 +29,7 @@ _MOST = np.uint32(2**32 - 1)
 
 
 def mark(marks: jax.Array) -> jax.Array:
-    """bool[m] as uint32[ceil(m / 32)]: bit j of word i is mark `32 i + j`, so words are in order."""
+    """bool[m] as uint32[ceil(m / 32)], in order: bit j of word i is mark `32 i + j`."""
     if rest := marks.size % _bits.WORD:
         # Apart: all of them would be copied if they were filled up.
         last = jnp.pad(marks[marks.size - rest :], (0, _bits.WORD - rest))
@@ -52,6 +53,21 @@ def marked(words: jax.Array, room: int) -> jax.Array:
     return jnp.where(word < words.size, word * _bits.WORD + place, words.size * _bits.WORD)
 
 
+def places(marks: jax.Array, room: int) -> jax.Array:
+    """Where the first `room` true ones are, ascending int32[room]; `size` where none is."""
+    size = marks.size
+
+    def one_by_one(marks: jax.Array) -> jax.Array:
+        (found,) = jnp.nonzero(marks, size=room, fill_value=size)
+        return found
+
+    if size < LARGE:
+        return one_by_one(marks)
+    return lax.platform_dependent(
+        marks, cpu=lambda m: jnp.minimum(marked(mark(m), room), size), default=one_by_one
+    )
+
+
 def first_marks(words: jax.Array, wanted: jax.Array) -> jax.Array:
     """The words with no more than the first `wanted` of their marks."""
     ones = _ones(words)
@@ -60,7 +76,7 @@ def first_marks(words: jax.Array, wanted: jax.Array) -> jax.Array:
     return jnp.where(kept < ones, words & below, words)
 
 
-def kth_largest(numbers: jax.Array, k: int) -> jax.Array:
+def kth_largest(numbers: jax.Array, k: jax.Array | int) -> jax.Array:
     """uint32[], the largest that `k` of the numbers reach, bit by bit."""
 
     def refine(step: jax.Array, least: jax.Array) -> jax.Array:
@@ -146,6 +162,13 @@ def _candidates(x: jax.Array, k: int, number: Number, plan: _Plan) -> jax.Array:
     return lax.while_loop(lambda now: now.reach > plan.room, first_of_equal, bracket).words
 
 
+def take_largest(numbers: jax.Array, k: jax.Array | int) -> jax.Array:
+    """Which are the `k` largest, of equal ones the first, bool[size]; 0 is none of them."""
+    least = kth_largest(numbers, k)
+    above, equal = numbers > least, (numbers == least) & (numbers > 0)
+    return above | (equal & (jnp.cumsum(equal.astype(jnp.int32)) <= k - total(above)))
+
+
 def select(x: jax.Array, k: int, number: Number) -> jax.Array:
     """Where the `k` largest numbers of `x` are, of equal ones the first; ascending uint32[k].
 
@@ -156,9 +179,6 @@ def select(x: jax.Array, k: int, number: Number) -> jax.Array:
     """
     plan = _plan(x.size, k)
     where = marked(_candidates(x, k, number, plan), plan.room)
-    present = where < x.size
-    numbers = jnp.where(present, number(x.at[where].get(mode="clip")), 0)
-    least = kth_largest(numbers, k)
-    above, equal = numbers > least, present & (numbers == least)
-    first = jnp.cumsum(equal.astype(jnp.int32)) <= k - total(above)
-    return where[marked(mark(above | (equal & first)), k)].astype(jnp.uint32)
+    numbers = number(x.at[where].get(mode="clip")) + jnp.uint32(1)
+    taken = take_largest(jnp.where(where < x.size, numbers, 0), k)
+    return where[marked(mark(taken), k)].astype(jnp.uint32)

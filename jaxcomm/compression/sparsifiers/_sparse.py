@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcomm._counting import how_many
 from jaxcomm._entries import Entries, scatter
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import Layout, pack_indices, unpack_indices
 from jaxcomm.compression.sparsifiers._largest import largest
+from jaxcomm.compression.sparsifiers._selection import places
 
 Count: TypeAlias = Callable[[int], int]
 
@@ -63,13 +65,12 @@ def select(magnitudes: jax.Array, wanted: jax.Array, room: int) -> tuple[jax.Arr
       uint32[room], ascending, `size` in place of what is missing; and int32[], those without room.
     """
     size = magnitudes.size
-    count = jnp.sum(wanted, dtype=jnp.int32)
+    count = how_many(wanted)
     if not size:
         return jnp.zeros(0, jnp.uint32), count
 
     def all_of_them() -> jax.Array:
-        (found,) = jnp.nonzero(wanted, size=room, fill_value=size)
-        return found.astype(jnp.uint32)
+        return places(wanted, room).astype(jnp.uint32)
 
     indices = lax.cond(
         count <= room, all_of_them, lambda: largest(jnp.where(wanted, magnitudes, -1), room)

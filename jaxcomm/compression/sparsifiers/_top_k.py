@@ -12,6 +12,7 @@ from jaxcomm._entries import Entries, SparseDecode
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, unpack_indices
 from jaxcomm.compression.sparsifiers._largest import largest
+from jaxcomm.compression.sparsifiers._selection import places
 from jaxcomm.compression.sparsifiers._sparse import (
     SparsePayload,
     make_count,
@@ -34,7 +35,7 @@ def _by_sample(magnitudes: jax.Array, count: int, sample: float) -> jax.Array:
     room = min(2 * count, size)
 
     def among_those_above() -> jax.Array:
-        (found,) = jnp.nonzero(above, size=room, fill_value=size)
+        found = places(above, room)
         _, best = lax.top_k(magnitudes.at[found].get(mode="fill", fill_value=-1), count)
         # What is left of `count` names no coordinate: `size`, at the end of the ascending order.
         return jnp.sort(found[best]).astype(jnp.uint32)

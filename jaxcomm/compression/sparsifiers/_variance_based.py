@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._base import Codec, Context, Diagnostics, Memory
+from jaxcomm._counting import peak
+from jaxcomm._entries import Entries, SparseDecode
 from jaxcomm.compression import _bits
 from jaxcomm.compression._overflow import tell_overflow
 from jaxcomm.compression.feedback._loop import FeedbackMemory
@@ -17,7 +19,7 @@ from jaxcomm.compression.sparsifiers._indices import (
     pack_indices,
     unpack_indices,
 )
-from jaxcomm.compression.sparsifiers._sparse import make_count, select, to_dense
+from jaxcomm.compression.sparsifiers._sparse import make_count, select
 
 LEAST = 7  # binary orders below the largest that 3 bits reach
 WIDTH = 4  # bits of a sign and an exponent
@@ -118,13 +120,15 @@ def variance_based(
         return Memory(FeedbackMemory(jnp.zeros_like(x), none), ())
 
     def encode(context: Context, x: jax.Array) -> tuple[VariancePayload, Memory]:
-        total = context.memory.own.kept + x
-        deviation = jnp.hypot(context.memory.own.inner.deviation, x)
-        flat = total.ravel().astype(jnp.float32)
-        magnitudes = jnp.abs(flat)
-        telling = (jnp.abs(total) > alpha**0.5 * deviation).ravel()
+        own = context.memory.own
+        # Else XLA computes them anew for all that read them.
+        total, deviation = lax.optimization_barrier(
+            ((own.kept + x).ravel(), jnp.hypot(own.inner.deviation, x).ravel())
+        )
+        flat, magnitudes = total.astype(jnp.float32), jnp.abs(total).astype(jnp.float32)
+        telling = jnp.abs(total) > alpha**0.5 * deviation
         # Of the largest, rounded down: nothing is sent that is larger than what there is.
-        largest = jnp.max(jnp.where(telling, magnitudes, 0), initial=0)
+        largest = peak(jnp.where(telling, magnitudes, 0))
         top = lax.bitcast_convert_type(largest, jnp.uint32) >> 23
         exponents = jnp.minimum(_exponents(magnitudes), top)
         wanted = telling & (exponents + jnp.uint32(LEAST) >= top) & (exponents > 0)
@@ -137,18 +141,20 @@ def variance_based(
             pack_indices(indices, layout_of(x.size)),
             _bits.pack_numbers(jnp.concatenate([head, codes]), WIDTH),
         )
-        decoded = decode(context.received(), payload).astype(x.dtype)
-        waiting = jnp.where(decoded != 0, 0, decay**0.5 * deviation)
-        own = FeedbackMemory(total - decoded, VarianceMemory(waiting, overflow))
-        return payload, Memory(own, ())
+        # What others decode.
+        there, values = entries(context.received(), payload)
+        left = total.at[there].add(-values.astype(x.dtype), mode="drop")
+        waiting = (decay**0.5 * deviation).at[there].set(0, mode="drop")
+        after = VarianceMemory(waiting.reshape(x.shape), overflow)
+        return payload, Memory(FeedbackMemory(left.reshape(x.shape), after), ())
 
-    def decode(context: Context, payload: VariancePayload) -> jax.Array:
+    def entries(context: Context, payload: VariancePayload) -> Entries:
         layout = layout_of(math.prod(context.shape))
         numbers = _bits.unpack_numbers(payload.codes, WIDTH, layout.entries + 2)
         top, codes = numbers[0] + (numbers[1] << 4), numbers[2:]
         values = _power_of_two(top - (codes & jnp.uint32(LEAST))) / context.count
         signed = jnp.where(codes >> 3 == 1, -values, values)
-        return to_dense(signed, unpack_indices(payload.indices, layout), context.shape)
+        return Entries(unpack_indices(payload.indices, layout), signed)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         target = context.memory.own.kept + x
@@ -156,7 +162,7 @@ def variance_based(
 
     return Codec(
         encode=encode,
-        decode=decode,
+        decode=SparseDecode(entries),
         init=init,
         diagnose=diagnose,
         scope="leaf",
