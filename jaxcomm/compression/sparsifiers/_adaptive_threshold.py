@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._counting import how_many
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression._sizes import require_countable
@@ -17,6 +18,8 @@ from jaxcomm.compression.sparsifiers._indices import (
     pack_indices,
     unpack_indices,
 )
+from jaxcomm.compression.sparsifiers._largest import largest_of_each_sign
+from jaxcomm.compression.sparsifiers._selection import take_largest
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
@@ -85,20 +88,23 @@ def adaptive_threshold(*, ratio: float) -> Codec:
         return choose_layout(places(size), size + 1, distinct=False)
 
     def encode(context: Context, x: jax.Array) -> tuple[TwoMeansPayload, Memory]:
-        room, signed = places(x.size), jnp.stack([x.ravel(), -x.ravel()])
-        of_sign = jnp.sum(signed > 0, axis=-1, dtype=jnp.int32)
+        room, flat = places(x.size), lax.optimization_barrier(x.ravel())
+        of_sign = jnp.stack([how_many(flat > 0), how_many(flat < 0)])
         part = jnp.floor(ratio * of_sign.astype(jnp.float32)).astype(jnp.int32)
         part = jnp.where(of_sign > 0, jnp.clip(part, 1, of_sign), 0)
         # Of more than 2**24 coordinates a part may be rounded up: both fit all the same.
         part = part.at[1].min(room - part[0])
-        values, where = lax.top_k(signed, room)
-        chosen = lax.broadcasted_iota(jnp.int32, values.shape, 1) < part[:, None]
+        where = largest_of_each_sign(flat, room)
+        values = flat[where] * jnp.array([[1.0], [-1.0]])
+        # Floats that are not negative are in the order of their bits.
+        bits = lax.bitcast_convert_type(jnp.maximum(values, 0), jnp.uint32)
+        chosen = jax.vmap(take_largest)(bits, part)
         means = mean_where(chosen, values, axis=-1)
         # Both signs' in ascending order; what is not chosen is beyond the last, and cut off.
-        ordered = jnp.where(chosen, where, x.size)
+        ordered = jnp.where(chosen, where, jnp.uint32(x.size))
         first = lax.broadcasted_iota(jnp.int32, values.shape, 0) == 0
         order, positive = lax.sort((ordered.ravel(), (chosen & first).ravel()), num_keys=1)
-        indices = pack_indices(order[:room].astype(jnp.uint32), layout_of(x.size))
+        indices = pack_indices(order[:room], layout_of(x.size))
         return TwoMeansPayload(indices, _bits.pack_bits(positive[:room]), means), context.memory
 
     def decode(context: Context, payload: TwoMeansPayload) -> jax.Array:

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxcomm import _axis
 from jaxcomm._counting import total
 from jaxcomm._units import LARGE
 from jaxcomm.compression import _bits
 from jaxcomm.compression._support import nth_set
 
 Number: TypeAlias = Callable[[jax.Array], jax.Array]
-"""Of an array the uint32 numbers that are compared, coordinate by coordinate."""
+"""Of an array the uint32 numbers below 2**32 - 1 that are compared, coordinate by coordinate."""
 
 _SAMPLE = 2**16
 _STRIDE = 16  # At least.
@@ -83,8 +84,7 @@ def kth_largest(numbers: jax.Array, k: jax.Array | int) -> jax.Array:
         trial = least | (jnp.uint32(1 << 31) >> step.astype(jnp.uint32))
         return jnp.where(total(numbers >= trial) >= k, trial, least)
 
-    # Zero, of the type of what it becomes: it may differ by worker.
-    return lax.fori_loop(0, 32, refine, numbers[0] & jnp.uint32(0))
+    return lax.fori_loop(0, 32, refine, _axis.varying_like(jnp.uint32(0), numbers))
 
 
 class _Plan(NamedTuple):
@@ -122,7 +122,7 @@ def _all(size: int) -> np.ndarray:
 
 def _candidates(x: jax.Array, k: int, number: Number, plan: _Plan) -> jax.Array:
     """The marks of `k` numbers or more, for which there is room, and the `k` largest among them."""
-    zero = number(x[:1])[0] & jnp.uint32(0)
+    zero = _axis.varying_like(jnp.uint32(0), x)
 
     def narrow(bracket: _Bracket) -> _Bracket:
         low, high, trial, words, reach, step = bracket

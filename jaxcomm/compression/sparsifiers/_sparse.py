@@ -12,7 +12,7 @@ from jaxcomm._counting import how_many
 from jaxcomm._entries import Entries, scatter
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import Layout, pack_indices, unpack_indices
-from jaxcomm.compression.sparsifiers._largest import largest
+from jaxcomm.compression.sparsifiers._largest import Magnitude, as_it_is, largest
 from jaxcomm.compression.sparsifiers._selection import places
 
 Count: TypeAlias = Callable[[int], int]
@@ -56,15 +56,17 @@ def require_value_dtype(value_dtype: Any) -> jnp.dtype:
     return dtype
 
 
-def select(magnitudes: jax.Array, wanted: jax.Array, room: int) -> tuple[jax.Array, jax.Array]:
-    """Where the `wanted` are, the largest of them if there are more than there is room for.
+def select(
+    x: jax.Array, wanted: jax.Array, room: int, magnitude: Magnitude = as_it_is
+) -> tuple[jax.Array, jax.Array]:
+    """Where the `wanted` are, those of largest magnitude if there are more than there is room for.
 
-    Without a sort as long as there is room.
+    Nothing is compared as long as there is room.
 
     Returns:
       uint32[room], ascending, `size` in place of what is missing; and int32[], those without room.
     """
-    size = magnitudes.size
+    size = x.size
     count = how_many(wanted)
     if not size:
         return jnp.zeros(0, jnp.uint32), count
@@ -73,7 +75,7 @@ def select(magnitudes: jax.Array, wanted: jax.Array, room: int) -> tuple[jax.Arr
         return places(wanted, room).astype(jnp.uint32)
 
     indices = lax.cond(
-        count <= room, all_of_them, lambda: largest(jnp.where(wanted, magnitudes, -1), room)
+        count <= room, all_of_them, lambda: largest(jnp.where(wanted, magnitude(x), -1), room)
     )
     return indices, jnp.maximum(count - room, 0)
 

@@ -95,8 +95,7 @@ def threshold(
 
     def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
         flat = x.ravel()
-        magnitudes = jnp.abs(flat)
-        indices, left = select(magnitudes, magnitudes > threshold, kept(x.size))
+        indices, left = select(flat, jnp.abs(flat) > threshold, kept(x.size), jnp.abs)
         payload = to_payload(flat, indices, layout_of(x.size), dtype)
         return payload, context.memory._replace(own=Overflow(left))
 

@@ -132,7 +132,7 @@ def variance_based(
         top = lax.bitcast_convert_type(largest, jnp.uint32) >> 23
         exponents = jnp.minimum(_exponents(magnitudes), top)
         wanted = telling & (exponents + jnp.uint32(LEAST) >= top) & (exponents > 0)
-        indices, overflow = select(magnitudes, wanted, kept(x.size))
+        indices, overflow = select(flat, wanted, kept(x.size), jnp.abs)
         below = top - exponents.at[indices].get(mode="fill", fill_value=0)
         negative = flat.at[indices].get(mode="fill", fill_value=0) < 0
         codes = (below & jnp.uint32(LEAST)) | (negative.astype(jnp.uint32) << 3)

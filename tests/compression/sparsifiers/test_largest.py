@@ -36,7 +36,8 @@ def test_any_size(size: int) -> None:
     x = jnp.asarray(INPUTS["ties"][:size])
     for k in {1, size // 2 or 1, size}:
         np.testing.assert_array_equal(by_threshold(x, k), by_sort(x, k))
-        np.testing.assert_array_equal(by_sample(x, k), by_sort(x, k))
+        sampled = jax.jit(by_sample, static_argnums=1)(x, k)
+        np.testing.assert_array_equal(sampled, by_sort(x, k))
 
 
 def test_rows_of_their_own() -> None:
@@ -108,6 +109,23 @@ def test_a_sample_on_a_mesh_in_a_loop() -> None:
         return each
 
     np.testing.assert_array_equal(found(x), [in_order(row, 700) for row in x])
+
+
+@pytest.mark.parametrize("k", [0, 3, 77, 200])
+def test_as_many_as_are_told_while_running(k: int) -> None:
+    numbers = np.where(PLACES[:200] % 3, PLACES[:200] % 7, 0).astype(np.uint32)
+    expected = in_order(numbers.astype(np.float64), k)
+    taken = jax.jit(_selection.take_largest)(jnp.asarray(numbers), jnp.int32(k))
+    np.testing.assert_array_equal(np.flatnonzero(taken), expected[numbers[expected] > 0])
+
+
+def test_places_of_marks_beyond_the_room_and_of_none() -> None:
+    marks = OFTEN_MISSED["99 % zeros"] > 0
+    for wanted, room in ((marks, 100), (marks, WIDE // 50), (np.zeros_like(marks), 5)):
+        expected = np.full(room, WIDE)
+        found = np.flatnonzero(wanted)[:room]
+        expected[: found.size] = found
+        np.testing.assert_array_equal(_selection.places(jnp.asarray(wanted), room), expected)
 
 
 def test_a_sample_sorts_nothing() -> None:
