@@ -1,13 +1,7 @@
-"""What the compiled programs of a step cost: nothing here needs the devices that it is about.
+"""What the compiled program of a step costs: nothing here needs the devices that it is about."""
 
-Run in the tree of another commit, it tells what changed since: `python -m
-experiments.bench_programs`.
-"""
-
-import functools
 import re
 import time
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,36 +9,44 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.sharding import Mesh
-from rich.console import Console
-from rich.table import Table
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcomm
-from experiments.timing import medians
-from experiments.train import make_mesh
-from jaxcomm import gathered_mean, two_stage_mean
-from jaxcomm.compression import blockwise
-from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.quantizers import dither
-from jaxcomm.compression.sparsifiers import top_k
 
-WIDTH, LAYERS = 64, 24
-LEVELS = 7
+WIDTH, LAYERS = 1024, 4
 
 _COLLECTIVE = re.compile(
     r" (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 )
 
-Build = Callable[[], optax.GradientTransformation]
-
 
 class Program(NamedTuple):
-    """A compiled step."""
+    """A compiled step of one worker.
 
-    seconds: float  # to compile
-    lines: int  # of HLO
+    Attributes:
+      compile_seconds: Of XLA alone, added over cores; what else runs counts little.
+      lines: Of HLO.
+      collectives: Those in the text, whether they run in each step or not.
+      accessed: Bytes that operations read and write; of a loop, those of one turn.
+      temporaries: Bytes.
+      given: Bytes of parameters, gradients and state.
+      peak: Bytes over those: temporaries, and results that take no donated buffer.
+    """
+
+    compile_seconds: float
+    lines: int
     collectives: int
-    temporaries: float  # float32 gradients
+    accessed: int
+    temporaries: int
+    given: int
+    peak: int
+
+
+def peak_of(compiled: jax.stages.Compiled) -> int:
+    """Bytes that a program takes beside its arguments."""
+    memory: Any = compiled.memory_analysis()
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.temp_size_in_bytes + results
 
 
 def by_hand() -> optax.GradientTransformation:
@@ -73,29 +75,8 @@ def by_hand() -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-METHODS: Mapping[str, Build] = {
-    "mean": jaxcomm.mean,
-    "by hand, 8 bits": by_hand,
-    "global_qsgd, 8 bits": lambda: jaxcomm.global_qsgd(bits=8),
-    "global_qsgd, 8 bits, by leaf": lambda: jaxcomm.global_qsgd(bits=8, scope="leaf"),
-    "qsgd": jaxcomm.qsgd,
-    "terngrad, by leaf": jaxcomm.terngrad,
-    "ef_sign_sgd, by leaf": jaxcomm.ef_sign_sgd,
-    "two stages, blocks of 4 bits": lambda: two_stage_mean(
-        "data", blockwise(dither(levels=LEVELS), 256)
-    ),
-    "top-k with feedback": lambda: gathered_mean("data", error_feedback(top_k(ratio=0.01))),
-    "top-k with feedback, by leaf": lambda: gathered_mean(
-        "data", error_feedback(top_k(ratio=0.01)), scope="leaf"
-    ),
-    "deep_gradient_compression": lambda: jaxcomm.deep_gradient_compression(ratio=0.01),
-}
-
-TIMED = ("mean", "global_qsgd, 8 bits", "global_qsgd, 8 bits, by leaf", "top-k with feedback")
-
-
-def transformer(width: int = WIDTH, layers: int = LAYERS) -> dict[str, jax.Array]:
-    """Zeros in the shapes of a transformer: 12 leaves a layer, of which 8 are vectors."""
+def transformer(width: int = WIDTH, layers: int = LAYERS) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of 50 M parameters of a transformer: of 12 leaves a layer, 8 are vectors."""
     shapes = {
         "query, key and value": (width, 3 * width),
         "attended": (width, width),
@@ -105,69 +86,64 @@ def transformer(width: int = WIDTH, layers: int = LAYERS) -> dict[str, jax.Array
     vectors = {f"{name}, bias": shape[1:] for name, shape in shapes.items()}
     norms = {f"norm {i}, {name}": (width,) for i in (1, 2) for name in ("scale", "bias")}
     layer = shapes | vectors | norms
-    return {f"{i:02} {name}": jnp.zeros(layer[name]) for i in range(layers) for name in layer}
+    return {
+        f"{i:02} {name}": jax.ShapeDtypeStruct(layer[name], jnp.float32)
+        for i in range(layers)
+        for name in layer
+    }
 
 
-def _step(tx: optax.GradientTransformation, mesh: Mesh) -> Any:
-    """A worker's gradient is its number in every coordinate, so that all else costs little."""
-    loss = lambda params, row: sum(jnp.sum(x) for x in jax.tree.leaves(params)) * row[0]  # noqa: E731
-    return jaxcomm.make_step(loss, optax.chain(tx, optax.sgd(0.1)), mesh, donate=False)
+def lower_step(
+    tx: optax.GradientTransformation, params: Any, mesh: Mesh, apart: bool
+) -> tuple[jax.stages.Lowered, Any]:
+    """The step, and the shapes of its arguments: parameters, state, and gradients by worker.
+
+    Of a loss whose gradient is what a worker is given, so that nothing else is computed.
+    """
+
+    def loss(params: Any, rows: Any) -> jax.Array:
+        products = jax.tree.map(lambda x, row: jnp.vdot(x, row[0]), params, rows)
+        return sum(jax.tree.leaves(products), jnp.float32(0))
+
+    def placed(tree: Any, specs: Any) -> Any:
+        return jax.tree.map(
+            lambda x, spec: jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=NamedSharding(mesh, spec)
+            ),
+            tree,
+            specs,
+        )
+
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype), params)
+    if apart:
+        params = jax.eval_shape(lambda x: jaxcomm.replicate(x, mesh), params)
+    state = jax.eval_shape(lambda x: jaxcomm.init(tx, x, mesh), params)
+    arguments = (
+        placed(params, jaxcomm.state_specs(params)),
+        placed(state, jaxcomm.state_specs(state)),
+        placed(rows, jax.tree.map(lambda _: PartitionSpec("data"), rows)),
+    )
+    step = jax.jit(jaxcomm.make_step(loss, tx, mesh), donate_argnums=(0, 1))
+    return step.lower(*arguments), arguments
 
 
-def compile_step(build: Build, params: dict[str, jax.Array], mesh: Mesh) -> Program:
-    """Traced before, so that the seconds are XLA's alone."""
-    step, tx = _step(build(), mesh), optax.chain(build(), optax.sgd(0.1))
-    state = jaxcomm.init(tx, params, mesh)
-    lowered = jax.jit(step).lower(params, state, jnp.ones(mesh.size))
-    began = time.perf_counter()
+def compile_step(
+    tx: optax.GradientTransformation, params: Any, mesh: Mesh, apart: bool = False
+) -> Program:
+    """Of parameters that may be shapes alone; traced before the seconds begin."""
+    lowered, _ = lower_step(tx, params, mesh, apart)
+    began = time.process_time()
     compiled = lowered.compile()
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     text = compiled.as_text()
     memory: Any = compiled.memory_analysis()
-    size = 4 * sum(x.size for x in params.values())
+    costs: Any = compiled.cost_analysis()
     return Program(
         seconds,
         text.count("\n"),
         len(_COLLECTIVE.findall(text)),
-        memory.temp_size_in_bytes / size,
+        int(costs["bytes accessed"]),
+        memory.temp_size_in_bytes,
+        memory.argument_size_in_bytes,
+        peak_of(compiled),
     )
-
-
-def time_updates(repetitions: int, leaves: int = 10, side: int = 1024) -> dict[str, float]:
-    """Median ns a coordinate of an update of one worker, leaves of `side * side`."""
-    mesh = make_mesh(1)
-    params = {f"layer {i}": jnp.ones((side, side)) for i in range(leaves)}
-    runs = {}
-    for name in TIMED:
-        step, tx = _step(METHODS[name](), mesh), optax.chain(METHODS[name](), optax.sgd(0.1))
-        state = jaxcomm.init(tx, params, mesh)
-        runs[name] = functools.partial(step, params, state, jnp.ones(1))
-    return {
-        name: 1e9 * seconds / (leaves * side**2)
-        for name, seconds in medians(runs, repetitions).items()
-    }
-
-
-def to_table(programs: Mapping[str, Program], nanoseconds: Mapping[str, float]) -> Table:
-    """One row a method."""
-    table = Table(title=f"a step of {12 * LAYERS} leaves compiled for 8 CPU devices")
-    headings = ("method", "seconds to compile", "HLO lines", "collectives", "temporaries")
-    for heading in (*headings, "ns/coordinate, one device"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for name, (seconds, lines, collectives, temporaries) in programs.items():
-        spent = f"{nanoseconds[name]:.2f}" if name in nanoseconds else ""
-        table.add_row(
-            name, f"{seconds:.2f}", f"{lines:,}", str(collectives), f"{temporaries:.2f}", spent
-        )
-    return table
-
-
-def measure(repetitions: int) -> Table:
-    """The table of this commit."""
-    mesh, params = make_mesh(None), transformer()
-    programs = {name: compile_step(build, params, mesh) for name, build in METHODS.items()}
-    return to_table(programs, time_updates(repetitions))
-
-
-if __name__ == "__main__":
-    Console(width=140).print(measure(repetitions=9))

@@ -6,8 +6,6 @@ already, other threads would do a part of the work.
 
 import functools
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -135,14 +133,22 @@ def fastest(runs: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
     return least
 
 
+def turns(
+    contenders: Mapping[str, Contender], side: int = SIDE, dtype: Any = np.float32
+) -> tuple[dict[str, Run], int]:
+    """What `fastest` times: the baseline and all contenders, and coordinates."""
+    updates = gradients(side, dtype)
+    runs = {"baseline": _turn(baseline, updates, ())}
+    runs |= {name: whole_update(each.build(), updates) for name, each in contenders.items()}
+    return runs, sum(x.size for x in updates.values())
+
+
 def measure(
     contenders: Mapping[str, Contender] = CONTENDERS, side: int = SIDE, dtype: Any = np.float32
 ) -> tuple[dict[str, float], int]:
     """The least seconds of the baseline and of all contenders, and coordinates."""
-    updates = gradients(side, dtype)
-    runs = {"baseline": _turn(baseline, updates, ())}
-    runs |= {name: whole_update(each.build(), updates) for name, each in contenders.items()}
-    return fastest(runs), sum(x.size for x in updates.values())
+    runs, size = turns(contenders, side, dtype)
+    return fastest(runs), size
 
 
 def to_table(seconds: Mapping[str, float], size: int) -> Table:
@@ -161,13 +167,12 @@ def to_table(seconds: Mapping[str, float], size: int) -> Table:
     return table
 
 
-def printed_by_a_process_of_its_own() -> str:
-    """The table, from a process whose threads share one core where the system can say so."""
-    command = [sys.executable, "-m", "experiments.bench_updates"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def share_one_core() -> None:
+    """Of all threads of this process, where the system can say so."""
+    if hasattr(os, "sched_setaffinity"):  # Linux.
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 if __name__ == "__main__":
-    if hasattr(os, "sched_setaffinity"):  # Linux.
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    share_one_core()
     Console(width=100).print(to_table(*measure()))

@@ -34,7 +34,9 @@ METRICS = "metrics.jsonl"
 NO_RECORD = "none"
 
 
-def _commit() -> str:
+def commit() -> tuple[str, bool]:
+    """The commit of this tree, and whether the tree has other changes; `unknown` without git."""
+
     def git(*arguments: str) -> str:
         return subprocess.run(
             ["git", *arguments],
@@ -46,9 +48,9 @@ def _commit() -> str:
 
     try:
         changed = git("status", "--porcelain", "--", ":/", ":!records")
-        return git("rev-parse", "HEAD") + (", with uncommitted changes" if changed else "")
+        return git("rev-parse", "HEAD"), bool(changed)
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return "unknown", False
 
 
 def describe_command() -> str:
@@ -58,9 +60,10 @@ def describe_command() -> str:
 
 def describe_environment() -> str:
     """Versions, machine, commit and command, a line each."""
+    head, changed = commit()
     facts = {
         "command": describe_command(),
-        "commit": _commit(),
+        "commit": head + (", with uncommitted changes" if changed else ""),
         "python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in PACKAGES},
         "platform": platform.platform(),

@@ -1,6 +1,5 @@
-"""The benchmark times every codec there is."""
+"""What the bench measures, each at a small size."""
 
-import inspect
 import time
 
 import chex
@@ -8,52 +7,33 @@ import jax
 import numpy as np
 import pytest
 
-import jaxcomm
-from experiments import bench_ops, bench_programs, bench_sparse, bench_updates, bench_windows
-from experiments.bench_codecs import CODECS, Timing, time_codecs, to_table
+from experiments import (
+    bench_dither,
+    bench_memory,
+    bench_ops,
+    bench_programs,
+    bench_sparse,
+    bench_updates,
+    bench_windows,
+)
 from experiments.bench_ops import core_seconds
+from experiments.bench_rows import TIMED
 from experiments.timing import medians
 from experiments.train import make_mesh
-from jaxcomm.compression import quantizers, sketches, sparsifiers
-
-FACTORIES = [
-    name
-    for module in (quantizers, sketches, sparsifiers)
-    for name in module.__all__
-    if inspect.isfunction(factory := getattr(module, name))
-    and inspect.signature(factory).return_annotation is jaxcomm.Codec
-]
-
-
-def test_factories_are_found() -> None:
-    assert {"dither", "top_k", "random_k"} < set(FACTORIES)
-
-
-@pytest.mark.parametrize("factory", FACTORIES)
-def test_every_codec_is_timed(factory: str) -> None:
-    assert any(factory in name.replace(",", "").split() for name in CODECS)
-
-
-def test_a_table_has_the_codecs_beside_a_copy_and_top_k() -> None:
-    chosen = {name: CODECS[name] for name in ("signs", "diana of dither, 8 bits")}
-    timings = time_codecs(1000, 1, chosen)
-    assert [*timings] == [*chosen]
-    assert all(seconds > 0 for timing in timings.values() for seconds in timing)
-    assert to_table(timings, 1000).row_count == 4
-
-
-def test_a_codec_is_compared_with_what_was_timed_in_the_same_moments() -> None:
-    table = to_table({"fast": Timing(1e-6, 1e-6, 2e-6), "slow": Timing(8e-6, 4e-6, 4e-6)}, 1000)
-    cells = [list(column.cells) for column in table.columns]
-    assert cells[0] == ["a copy", "jax.lax.top_k of 1 %", "fast", "slow"]
-    assert cells[1][2:] == ["1.00", "8.00"]
-    assert cells[2][2:] == ["1.0", "2.0"] and cells[3][2:] == ["0.50", "2.00"]
 
 
 def test_functions_are_timed_in_turn() -> None:
     calls = []
     times = medians({name: lambda name=name: calls.append(name) for name in "ab"}, 3)
     assert "".join(calls) == "ab" * 4 and set(times) == {"a", "b"}
+
+
+def test_dithering_is_judged_by_plain_code() -> None:
+    seconds = bench_dither.time_passes(1000, 1)
+    assert min(seconds.values()) > 0 and bench_dither.to_table(seconds, 1000).row_count == 6
+    plain = {"encode, floor with hashed noise": 1.0, "decode, multiply": 1.0}
+    lines = [*bench_dither.verdicts({"encode": 2.0, "decode": 2.1, **plain})]
+    assert "2.00 times the plain code, within 2" in lines[0] and "BEYOND" in lines[1]
 
 
 def test_sketches_are_timed_beside_scatters() -> None:
@@ -109,10 +89,10 @@ def test_windows_are_timed_and_train() -> None:
     assert "within" in bench_windows.verdict({8: few._replace(seconds=0.5)}, 2)
 
 
-def test_a_transformer_has_288_leaves_of_which_two_thirds_are_vectors() -> None:
+def test_a_transformer_has_50_million_parameters_and_two_thirds_of_its_leaves_are_vectors() -> None:
     leaves = bench_programs.transformer().values()
-    assert len(leaves) == 288 and sum(x.ndim == 1 for x in leaves) == 192
-    assert sum(x.size for x in leaves) == 24 * (12 * 64**2 + 13 * 64)
+    assert len(leaves) == 48 and sum(x.ndim == 1 for x in leaves) == 32
+    assert sum(x.size for x in leaves) == 4 * (12 * 1024**2 + 13 * 1024)
 
 
 def test_whole_updates_are_timed_as_multiples_of_the_plainest() -> None:
@@ -138,13 +118,28 @@ def test_what_is_written_by_hand_is_the_mean_but_for_rounding() -> None:
     chex.assert_trees_all_close(found, mean, atol=1 / 31)
 
 
-def test_programs_are_told() -> None:
+def test_a_program_is_of_one_worker_and_its_memory_is_over_what_it_is_given() -> None:
     params = bench_programs.transformer(width=4, layers=1)
-    program = bench_programs.compile_step(
-        bench_programs.METHODS["global_qsgd, 8 bits"], params, make_mesh(2)
+    size = sum(x.size for x in params.values())
+    program, alone = (
+        bench_programs.compile_step(TIMED["global_qsgd_8_bits"].build(), params, make_mesh(workers))
+        for workers in (2, 1)
     )
     # Two of the step, and one of the loss that is told.
-    assert program.collectives == 3 and program.lines > 100 and program.seconds > 0
-    assert all(ns > 0 for ns in bench_programs.time_updates(1, leaves=1, side=8).values())
-    table = bench_programs.to_table({"mean": program}, {"mean": 1.234})
-    assert [*table.columns[-1].cells] == ["1.23"]
+    assert program.collectives == 3 and program.lines > 100 and program.compile_seconds > 0
+    # Parameters and gradients, and less than a hundred bytes of state.
+    assert 8 * size <= program.given <= 8 * size + 100 and 8 * size <= alone.given
+    assert program.accessed > 8 * size and program.peak >= program.temporaries > 0
+
+
+def test_memory_of_a_mean_is_one_copy_of_the_gradients() -> None:
+    params = bench_programs.transformer(width=64, layers=1)
+    size = sum(x.size for x in params.values())
+    given, peak = bench_memory.analysed("mean", params)
+    assert 8 * size <= given <= 8 * size + 100 and 4 * size <= peak <= 4.1 * size
+
+
+@pytest.mark.skipif(not bench_memory.STATUS.exists(), reason="Linux tells what is resident.")
+def test_what_is_resident_is_what_the_program_says() -> None:
+    resident = bench_memory.resident_apart("mean", 1024)
+    assert resident == pytest.approx(4 * 50_384_896, rel=0.1)

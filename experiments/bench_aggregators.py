@@ -1,0 +1,173 @@
+"""The aggregators that the bench measures: each row of the table of cases, in sizes of practice.
+
+Sparse rows send a coordinate in a hundred; blocks are of 256.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+import jaxcomm
+from experiments.bench_programs import by_hand
+from experiments.bench_updates import CONTENDERS, RATIO, Contender
+from jaxcomm import Codec, gathered_mean, summed_mean, two_stage_mean
+from jaxcomm.compression import blockwise, feedback, quantizers, rotated, scaled, sparsifiers
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither, min_max_dither
+from jaxcomm.compression.sketches import count_sketch
+from jaxcomm.compression.sparsifiers import top_k
+
+Rows = Mapping[str, Contender]
+
+BLOCK = 256
+BEYOND = 2.576  # What 1 % of normal numbers exceed.
+SPARSE: Any = {"density": RATIO, "granularity": 100}
+S2: Any = {**SPARSE, "scope": "bucket", "overflow": "drop"}
+SKETCHED: Any = {"sketch_ratio": 0.1, "rows": 3, "ratio": RATIO}
+
+
+def _global(**options: Any) -> Contender:
+    return Contender(lambda: jaxcomm.global_qsgd(**options))
+
+
+def _qsgd(**options: Any) -> Contender:
+    return Contender(lambda: jaxcomm.qsgd(**options))
+
+
+def _gathered(codec: Codec) -> Contender:
+    return Contender(lambda: gathered_mean("data", codec))
+
+
+def _summed(codec: Codec) -> Contender:
+    return Contender(lambda: summed_mean("data", codec))
+
+
+def _two_stage(codec: Codec) -> Contender:
+    return Contender(lambda: two_stage_mean("data", codec))
+
+
+def _with_feedback(codec: Codec) -> Contender:
+    return _gathered(error_feedback(codec))
+
+
+def _top(ratio: float = RATIO) -> Codec:
+    return error_feedback(top_k(ratio=ratio))
+
+
+def _matrices(updates: Any) -> Any:
+    return jax.tree.map(lambda x: x.ndim > 1, updates)
+
+
+AGGREGATORS: Mapping[str, Rows] = {
+    "quantized": {
+        "mean": CONTENDERS["mean"],
+        "mean_bfloat16": Contender(lambda: jaxcomm.mean(wire_dtype="bfloat16")),
+        "mean_float8": Contender(lambda: jaxcomm.mean(wire_dtype="float8_e4m3fn")),
+        "ring_mean": Contender(jaxcomm.ring_mean),
+        "votes": Contender(jaxcomm.votes),
+        "by_hand_8_bits": Contender(by_hand),
+        "global_qsgd": _global(),
+        "global_qsgd_8_bits": CONTENDERS["global_qsgd, 8 bits"],
+        "global_qsgd_3_levels": _global(levels=3),
+        "global_qsgd_10_bits": _global(bits=10),
+        "global_qsgd_16_bits": _global(bits=16),
+        "global_qsgd_32_bits": _global(bits=32),
+        "global_qsgd_l2": _global(norm="l2"),
+        "global_qsgd_leaf": _global(scope="leaf"),
+        "global_qsgd_buckets": _global(bucket_bytes=2**20),
+        "global_qsgd_tree": _global(scope="tree"),
+        "global_qsgd_exponential": CONTENDERS["global_qsgd, exponential"],
+        "global_qsgd_exponential_two_stage": _global(dithering="exponential", reduce="two_stage"),
+        "sparse_global_qsgd": Contender(lambda: jaxcomm.sparse_global_qsgd(capacity=4096)),
+        "qsgd": CONTENDERS["qsgd"],
+        "qsgd_4_bits": _qsgd(bits=4),
+        "qsgd_16_bits": _qsgd(bits=16),
+        "qsgd_l2": _qsgd(norm="l2"),
+        "qsgd_leaf": _qsgd(scope="leaf"),
+        "two_stage_8_bits": CONTENDERS["two stages, 8 bits"],
+        "two_stage_4_bits": CONTENDERS["two stages, blocks of 4 bits"],
+    },
+    "signs": {
+        "sign_sgd": Contender(jaxcomm.sign_sgd),
+        "signum": CONTENDERS["signum"],
+        "ef_sign_sgd": CONTENDERS["ef_sign_sgd"],
+        "one_bit_sgd": Contender(jaxcomm.one_bit_sgd),
+        "terngrad": CONTENDERS["terngrad"],
+        "terngrad_unclipped": Contender(lambda: jaxcomm.terngrad(clip=None)),
+        "terngrad_shared": Contender(lambda: jaxcomm.terngrad(scale="shared")),
+        "natural_compression": CONTENDERS["natural_compression"],
+        "rotated": _summed(rotated(dither(levels=15))),
+        "rotated_blocks": _gathered(blockwise(rotated(dither(bits=4)), BLOCK)),
+    },
+    "sparse": {
+        "top_k": CONTENDERS["top-k with feedback"],
+        "top_k_bfloat16": _with_feedback(top_k(ratio=RATIO, value_dtype="bfloat16")),
+        "top_k_blocks": _with_feedback(top_k(k=10, block_size=1000)),
+        "top_k_sampled": _with_feedback(top_k(ratio=RATIO, sample=0.1)),
+        "top_k_two_stage": _two_stage(_top()),
+    },
+    "binary": {
+        "stc": _with_feedback(sparsifiers.stc(ratio=RATIO)),
+        "stc_two_stage": _two_stage(error_feedback(sparsifiers.stc(ratio=RATIO))),
+        "sbc": _with_feedback(sparsifiers.sbc(ratio=RATIO)),
+        "adaptive_threshold": _with_feedback(sparsifiers.adaptive_threshold(ratio=RATIO)),
+        "one_bit": _with_feedback(quantizers.one_bit()),
+        "fixed_threshold": _with_feedback(quantizers.fixed_threshold(BEYOND)),
+        "fixed_threshold_summed": _summed(error_feedback(quantizers.fixed_threshold(BEYOND))),
+        "adaptive_levels": _gathered(quantizers.adaptive_levels(levels=7)),
+        "min_max_dither": _gathered(min_max_dither(levels=16)),
+        "min_max_dither_summed": _summed(min_max_dither(levels=16)),
+    },
+    "sampled": {
+        "random_k": _summed(sparsifiers.random_k(ratio=RATIO)),
+        "random_k_feedback": _summed(error_feedback(scaled(sparsifiers.random_k(ratio=RATIO)))),
+        "wangni": _gathered(sparsifiers.wangni(ratio=RATIO)),
+        "threshold": _with_feedback(sparsifiers.threshold(BEYOND, ratio=2 * RATIO)),
+        "ada_comp": _gathered(sparsifiers.ada_comp()),
+        "variance_based": CONTENDERS["variance_based"],
+    },
+    "sketched": {
+        "s2_reducer": Contender(lambda: jaxcomm.s2_reducer(ratio=1.4, **S2)),
+        "s2_reducer_median": Contender(
+            lambda: jaxcomm.s2_reducer(ratio=2.0, rows=3, decode="median", **S2)
+        ),
+        "s2_reducer_peel": Contender(
+            lambda: jaxcomm.s2_reducer(ratio=1.5, rows=3, decode="peel", **S2)
+        ),
+        "s2_reducer_8_bits": Contender(
+            lambda: jaxcomm.s2_reducer(ratio=1.5, rows=3, decode="peel", bits=8, **S2)
+        ),
+        "count_sketch": _summed(count_sketch(ratio=RATIO)),
+        "nonzero_union": _summed(sparsifiers.nonzero_union(overflow="drop", **SPARSE)),
+        "nonzero": _with_feedback(sparsifiers.nonzero(overflow="drop", **SPARSE)),
+    },
+    "exchanged": {
+        "sparcml": Contender(lambda: jaxcomm.sparcml(**SPARSE)),
+        "parallax": Contender(
+            lambda: jaxcomm.parallax(sparse=_matrices, density=RATIO, union_density=2 * RATIO)
+        ),
+        "sketched_sgd": Contender(lambda: jaxcomm.sketched_sgd(**SKETCHED)),
+        "fetch_sgd": Contender(lambda: jaxcomm.fetch_sgd(**SKETCHED)),
+    },
+    "switched": {
+        "warm_up": Contender(
+            lambda: jaxcomm.warm_up(
+                [gathered_mean("data", _top(ratio)) for ratio in (0.25, 0.0625, RATIO)], every=100
+            )
+        ),
+        "adaptive_ratio": Contender(
+            lambda: jaxcomm.adaptive_ratio("data", _top, [RATIO, 0.03, 0.1], target=0.3)
+        ),
+        "gtop_k": CONTENDERS["gtop_k"],
+        "deep_gradient_compression": CONTENDERS["deep_gradient_compression"],
+    },
+    "feedback": {
+        "ef21": _gathered(feedback.ef21(top_k(ratio=RATIO))),
+        "diana": _summed(feedback.diana(dither(bits=8))),
+        "ecq": _gathered(feedback.ecq(blockwise(dither(bits=8), BLOCK))),
+        "error_feedback_dither": _summed(error_feedback(scaled(dither(bits=8)))),
+        "momentum_correction": _gathered(feedback.momentum_correction(_top())),
+        "local_clip": _gathered(feedback.local_clip(_top(), 1.0)),
+    },
+}

@@ -1,0 +1,77 @@
+"""Time of 8-bit dithering beside the plainest code that does the same or less."""
+
+from collections.abc import Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.table import Table
+
+import jaxcomm
+from experiments.timing import medians
+from jaxcomm import _noise
+from jaxcomm.compression.quantizers import dither
+
+MOST_RATIO = 2.0
+
+
+def _uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Numbers in [0, 1) from the same counter hash that the codec draws from."""
+    return (_noise.bits(key, shape) >> 8).astype(jnp.float32) * 2.0**-24
+
+
+def time_passes(size: int, repetitions: int) -> dict[str, float]:
+    """Median seconds of each pass over `size` float32 coordinates on one device."""
+    codec, levels = dither(bits=8), 127
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(size, np.float32))
+    key = jax.random.key(0)
+    context = jaxcomm.Context(jaxcomm.Coins(key, key), shape=x.shape)
+
+    measure = jax.jit(lambda x: codec.measure(context, x))
+    encode = jax.jit(lambda context, x: codec.encode(context, x)[0])
+    decode = jax.jit(codec.decode)
+    floor_hashed = jax.jit(
+        lambda key, x, scale: jnp.floor(x * scale + _uniform(key, x.shape)).astype(jnp.int8)
+    )
+    floor_given = jax.jit(lambda noise, x, scale: jnp.floor(x * scale + noise).astype(jnp.int8))
+    multiply = jax.jit(lambda codes, scale: codes.astype(jnp.float32) * scale)
+
+    norm = measure(x)
+    known = context.replace(agreed=norm)
+    payload = encode(known, x)
+    scale = levels / norm.max_abs
+    noise = jax.jit(_uniform, static_argnums=1)(key, x.shape)
+    return medians(
+        {
+            "measure": lambda: measure(x),
+            "encode": lambda: encode(known, x),
+            "encode, floor with hashed noise": lambda: floor_hashed(key, x, scale),
+            "encode, floor with noise given": lambda: floor_given(noise, x, scale),
+            "decode": lambda: decode(known, payload),
+            "decode, multiply": lambda: multiply(payload.codes, 1 / scale),
+        },
+        repetitions,
+    )
+
+
+def to_table(seconds: Mapping[str, float], size: int) -> Table:
+    """Nanoseconds a coordinate, and how many times the plain code."""
+    table = Table(title=f"8-bit dithering of {size:,} float32, one {jax.devices()[0].device_kind}")
+    for heading in ("pass", "ns/coordinate", "codec / this"):
+        table.add_column(heading, justify="left" if heading == "pass" else "right")
+    for name, median in seconds.items():
+        base, comma, _ = name.partition(",")
+        ratio = f"{seconds[base] / median:.2f}" if comma else ""
+        table.add_row(name, f"{1e9 * median / size:.3f}", ratio)
+    return table
+
+
+def verdicts(seconds: Mapping[str, float]) -> Iterator[str]:
+    """Whether each pass is as fast as it is meant to be."""
+    for name, plain in (
+        ("encode", "encode, floor with hashed noise"),
+        ("decode", "decode, multiply"),
+    ):
+        ratio = seconds[name] / seconds[plain]
+        kept = "within" if ratio <= MOST_RATIO else "BEYOND"
+        yield f"{name}: {ratio:.2f} times the plain code, {kept} {MOST_RATIO:g}"

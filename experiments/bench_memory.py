@@ -1,0 +1,98 @@
+"""The most memory that a step of one worker takes over parameters, gradients and state.
+
+`python -m experiments.bench_memory NAME WIDTH` takes a step, and prints what was resident.
+"""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from experiments.bench_programs import compile_step, lower_step, transformer
+from experiments.bench_rows import TIMED
+from experiments.train import make_mesh
+
+FAMILIES = {
+    "no codec": "mean",
+    "codes that are added": "global_qsgd_8_bits",
+    "codes that are merged": "global_qsgd_exponential",
+    "codes that are gathered": "qsgd",
+    "two stages, blocks of 4 bits": "two_stage_4_bits",
+    "votes": "signum",
+    "signs with feedback": "ef_sign_sgd",
+    "ternary": "terngrad",
+    "powers of two": "natural_compression",
+    "a rotation": "rotated",
+    "largest coordinates with feedback": "top_k",
+    "means of those": "stc",
+    "drawn coordinates with feedback": "random_k_feedback",
+    "coordinates by their variance": "variance_based",
+    "a sketch of the union": "s2_reducer_peel",
+    "recursive doubling": "sparcml",
+    "a sketch that finds the largest": "fetch_sgd",
+    "stages by turns": "warm_up",
+    "largest coordinates, merged": "gtop_k",
+    "momentum correction": "deep_gradient_compression",
+    "shifts of a biased codec": "ef21",
+    "shifts of an unbiased codec": "diana",
+}
+"""A row of each family; those that mix parameters have nobody to meet on one device."""
+
+MEASURED = ("mean", "global_qsgd_8_bits", "top_k")
+STATUS = Path("/proc/self/status")
+
+
+class Memory(NamedTuple):
+    """Bytes of one worker: of parameters, gradients and state, and the most over those."""
+
+    given: int
+    peak: int
+
+
+def whole(name: str) -> optax.GradientTransformation:
+    """The row and an optimizer without state."""
+    return optax.chain(TIMED[name].build(), optax.sgd(0.1))
+
+
+def analysed(name: str, params: Any) -> Memory:
+    """As the compiled program on one device says, without running it."""
+    program = compile_step(whole(name), params, make_mesh(1))
+    return Memory(program.given, program.peak)
+
+
+def _status(field: str) -> int:
+    """Bytes, of a field such as `VmRSS`."""
+    (line,) = (x for x in STATUS.read_text().splitlines() if x.startswith(field + ":"))
+    return 1024 * int(line.split()[1])
+
+
+def resident(name: str, params: Any) -> int:
+    """The most bytes resident in a step of this process, less those before it."""
+    lowered, arguments = lower_step(whole(name), params, make_mesh(1), apart=False)
+    compiled = lowered.compile()
+    fill = jax.jit(
+        lambda: jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), arguments),
+        out_shardings=jax.tree.map(lambda x: x.sharding, arguments),
+    )
+    filled = jax.block_until_ready(fill())
+    Path("/proc/self/clear_refs").write_text("5")  # The most from here on.
+    before = _status("VmRSS")
+    jax.block_until_ready(compiled(*filled))
+    return _status("VmHWM") - before
+
+
+def resident_apart(name: str, width: int) -> float:
+    """The same in a process of its own; NaN where the system does not tell."""
+    if not STATUS.exists():
+        return math.nan
+    command = [sys.executable, "-m", __name__, name, str(width)]
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+if __name__ == "__main__":
+    print(resident(sys.argv[1], transformer(int(sys.argv[2]))))

@@ -1,0 +1,77 @@
+"""The methods of the bench that mix parameters: by gossip, or after local steps."""
+
+from typing import Any
+
+import networkx as nx
+import optax
+
+import jaxcomm
+from experiments.bench_aggregators import Rows
+from experiments.bench_updates import RATIO, Contender
+from jaxcomm import gossip
+from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.synchronization import diloco, local_sgd, pr_sgd, slowmo, streaming_diloco
+
+WORKERS = 8
+PERIOD = 3
+
+
+def _after_sgd(method: optax.GradientTransformation) -> Any:
+    return optax.chain(jaxcomm.per_worker(optax.sgd(0.1)), method)
+
+
+def _outer() -> optax.GradientTransformation:
+    return optax.sgd(0.7, momentum=0.5)
+
+
+LOCAL: Rows = {
+    "local_sgd": Contender(lambda: _after_sgd(local_sgd(PERIOD))),
+    "slowmo": Contender(lambda: _after_sgd(slowmo(PERIOD, learning_rate=0.1))),
+    "diloco": Contender(lambda: diloco(optax.sgd(0.1), _outer(), PERIOD)),
+    "pr_sgd": Contender(lambda: pr_sgd(optax.sgd(0.1), PERIOD)),
+    "streaming_diloco": Contender(
+        lambda: streaming_diloco(
+            optax.sgd(0.1), _outer(), PERIOD, fragments=2, overlap=1, mixing=0.5
+        )
+    ),
+}
+
+
+def _ring() -> nx.Graph:
+    return gossip.ring(WORKERS)
+
+
+def _half() -> gossip.MatchaPlan:
+    return gossip.matcha_plan(_ring(), budget=0.5)
+
+
+def _directed() -> gossip.Mixing:
+    return gossip.to_mixing(gossip.exponential(WORKERS), "push")
+
+
+def _compressed(method: Any, mixing: Any) -> Contender:
+    return Contender(lambda: method(mixing(), top_k(ratio=RATIO), step_size=0.3))
+
+
+GOSSIP: Rows = {
+    "dpsgd": Contender(lambda: gossip.dpsgd(_ring())),
+    "dpsgd_adapt_then_combine": Contender(
+        lambda: gossip.dpsgd(gossip.to_mixing(_ring(), "best_constant"), order="adapt_then_combine")
+    ),
+    "dpsgd_in_turns": Contender(
+        lambda: gossip.dpsgd(gossip.in_turns(gossip.one_peer_exponential(WORKERS, directed=False)))
+    ),
+    "matcha": Contender(lambda: gossip.matcha(_half())),
+    "matcha_periodic": Contender(lambda: gossip.dpsgd(gossip.now_and_then(_ring(), budget=0.5))),
+    "choco_sgd": _compressed(gossip.choco_sgd, _ring),
+    "choco_sgd_over_matcha": _compressed(gossip.choco_sgd, _half),
+    "deep_squeeze": _compressed(gossip.deep_squeeze, _ring),
+    "d2": Contender(lambda: gossip.d2(gossip.lazy(_ring()))),
+    "sgp": Contender(
+        lambda: gossip.sgp(gossip.in_turns(gossip.one_peer_exponential(WORKERS), "push"))
+    ),
+    "sgp_directed": Contender(lambda: gossip.sgp(_directed())),
+    "overlap_sgp": Contender(lambda: gossip.sgp(_directed(), delay=2)),
+    "ad_psgd": Contender(lambda: gossip.ad_psgd(_ring(), staleness=2)),
+    "exact_average": Contender(lambda: gossip.exact_average(PERIOD, gossip.dpsgd(_ring()))),
+}

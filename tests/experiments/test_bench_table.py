@@ -1,0 +1,166 @@
+"""The bench's table: every row is in it, it tells what became worse, and its record is whole."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import bench, bench_compare, bench_record, bench_rows, bench_table, bench_turns
+from experiments.bench_record import Bench, Family, Head, Row
+from experiments.bench_updates import CONTENDERS
+from experiments.configs import Bench as Config
+from experiments.errors import ExperimentError
+from tests.cases import CASES
+from tests.cases._gossip import GOSSIP
+from tests.cases._local import LOCAL
+
+RECORDS = Path(__file__).parents[2] / "experiments" / "records"
+HEAD = Head("2026-11-23T00:00:00+00:00", "make bench", "a" * 40, False, "here", "0.12", 100, 200)
+ROW = Row("sparse", "top_k", [9.0, 9.3], [0.9, 0.9], 2.0, 1000, 2, 5000, 400, "a" * 40)
+
+
+def test_every_row_of_the_tables_of_cases_is_in_the_bench() -> None:
+    yardstick = {"by_hand_8_bits"}
+    assert {*bench_rows.TIMED} - yardstick == {case.name for case in CASES}
+    assert {*bench_rows.ROWS} - {*bench_rows.TIMED} == {case.name for case in [*GOSSIP, *LOCAL]}
+
+
+def test_every_contender_is_a_row_with_its_goal() -> None:
+    rows = [*bench_rows.TIMED.values()]
+    assert all(each in rows for each in CONTENDERS.values())
+
+
+def test_rows_are_chosen_by_name_and_by_family() -> None:
+    assert {*bench_rows.chosen(["all"])} == {*bench_rows.ROWS}
+    assert bench_rows.chosen(["sparse", "dpsgd"])["dpsgd"] == "gossip"
+    assert {"top_k", "dpsgd"} < {*bench_rows.chosen(["sparse", "dpsgd"])}
+    assert {*bench_rows.chosen(bench_rows.QUICK)} == {*bench_rows.QUICK}
+    with pytest.raises(ExperimentError, match="no row or family best"):
+        bench_rows.chosen(["mean", "best"])
+
+
+def worse(**changes: Any) -> list[str]:
+    return bench_compare.regressions({"top_k": ROW}, [ROW._replace(**changes)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nanoseconds": [10.5, 10.6]}, "11.67 times the baseline, 10.00 before"),
+        ({"compile_seconds": 3.1}, "3.1 s of cores to compile, 2.0 before"),
+        ({"lines": 1001}, "1,001 HLO lines, 1,000 before"),
+        ({"collectives": 3}, "3 collectives, 2 before"),
+        ({"accessed": 5001}, "5,001 bytes accessed, 5,000 before"),
+        ({"temporaries": 401}, "401 bytes of temporaries, 400 before"),
+    ],
+)
+def test_a_regression_is_named(changes: dict[str, Any], said: str) -> None:
+    (line,) = worse(**changes)
+    assert line.startswith(f"top_k: {said}") and line.endswith("(aaaaaaa)")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"nanoseconds": [9.8, 9.8]},  # 9 %.
+        {"nanoseconds": [12.0, 16.0]},  # Repeats are a third apart, and so are the two runs.
+        {"nanoseconds": [27.0, 27.3], "baseline": [2.7, 2.7]},  # A slow hour.
+        {"nanoseconds": [], "baseline": []},
+        {"compile_seconds": 2.9},
+        {"lines": 900, "collectives": 1, "accessed": 1, "temporaries": 1},
+    ],
+)
+def test_noise_and_gains_are_none(changes: dict[str, Any]) -> None:
+    assert worse(**changes) == []
+
+
+def test_noise_of_the_record_counts_too() -> None:
+    after = ROW._replace(nanoseconds=[10.5, 10.6])
+    noisy = ROW._replace(nanoseconds=[9.0, 11.0])
+    assert bench_compare.regressions({"top_k": noisy}, [after]) == []
+
+
+def test_a_verdict_says_beside_what() -> None:
+    slow = ROW._replace(lines=2000)
+    assert bench_compare.verdict({"top_k": ROW}, [ROW]) == [
+        "1 rows beside aaaaaaa: no regression beyond noise."
+    ]
+    assert "1 REGRESSIONS" in bench_compare.verdict({"top_k": ROW}, [slow])[0]
+    assert "nothing is compared" in bench_compare.verdict({}, [ROW])[0]
+
+
+def write(folder: Path, record: Bench, finished: bool = True) -> Path:
+    folder.mkdir()
+    head, rows, families = record
+    given = [("bench", head), *(("bench_row", row) for row in rows)]
+    given += [("bench_memory", family) for family in families]
+    lines = [json.dumps(bench_record.to_row(kind, value)) for kind, value in given]
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    (folder / "config.json").write_text(json.dumps({"finished": finished}))
+    return folder
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    record = Bench(HEAD, [ROW, ROW._replace(name="gtop_k")], [Family("f", "top_k", 1, 2, 3.0)])
+    assert bench_record.read(write(tmp_path / "a", record)) == record
+    other = write(tmp_path / "b", Bench(HEAD._replace(schema=0), [], []))
+    with pytest.raises(ExperimentError, match="no record of the bench of schema 1"):
+        bench_record.read(other)
+
+
+def test_each_row_is_compared_with_the_newest_that_is_alike(tmp_path: Path) -> None:
+    def add(name: str, day: int, rows: list[Row], finished: bool = True, **changes: Any) -> None:
+        head = HEAD._replace(began=f"2026-11-{day}T00:00:00+00:00", **changes)
+        write(tmp_path / name, Bench(head, rows, []), finished)
+
+    add("old", 10, [ROW, ROW._replace(name="mean")])
+    add("a_new", 11, [ROW._replace(lines=7)])
+    add("other_machine", 12, [ROW._replace(lines=8)], machine="there")
+    add("interrupted", 13, [ROW._replace(lines=9)], False)
+    add("of_old_schema", 14, [ROW._replace(lines=9)], schema=0)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "metrics.jsonl").write_text("x")
+    found = bench_record.last(tmp_path, HEAD)
+    assert {name: row.lines for name, row in found.items()} == {"mean": 1000, "top_k": 7}
+
+
+def test_what_is_not_timed_has_no_time_in_the_table() -> None:
+    table = bench_table.to_table([ROW, ROW._replace(nanoseconds=[], baseline=[])], 200)
+    cells = [[*column.cells] for column in table.columns]
+    assert cells[2] == ["9.00", ""] and cells[3] == ["10.0", ""]
+    assert cells[5] == ["25.0", "25.0"] and cells[6] == ["2.0", "2.0"]
+
+
+def test_groups_are_timed_with_the_baseline_in_another_process() -> None:
+    (group,) = bench_turns.timed_apart(["mean", "qsgd"], 8, 2)
+    assert [*group] == ["baseline", "mean", "qsgd"]
+    assert all(len(each) == 2 and min(each) > 0 for each in group.values())
+    with pytest.raises(ExperimentError, match="ended with 1"):
+        list(bench_turns.timed_apart(["no such row"], 8, 2))
+
+
+def test_the_bench_records_what_it_prints_and_compares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config(only=("mean", "dpsgd"), side=8, width=4, repeats=1, records=str(tmp_path))
+    assert bench.main(config) == 0 and "nothing is compared" in capsys.readouterr().out
+    (folder,) = tmp_path.iterdir()
+    record = bench_record.read(folder)
+    assert [row.name for row in record.rows] == ["mean", "dpsgd"] and record.head.jax
+    assert bench_table.write_readme(record) == (folder / "README.md").read_text()
+    (faster,) = (row for row in record.rows if row.name == "dpsgd")
+    write(tmp_path / "lean", Bench(record.head, [faster._replace(collectives=0)], []))
+    assert bench.main(Config(**{**vars(config), "against": str(tmp_path / "lean")})) == 0
+    assert f"{faster.collectives} collectives, 0 before" in capsys.readouterr().out
+
+
+COMMITTED = sorted(RECORDS.glob("2026-*_bench"))
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
+def test_a_record_makes_its_readme_anew(folder: Path) -> None:
+    record = bench_record.read(folder)
+    assert bench_table.write_readme(record) == (folder / "README.md").read_text(encoding="utf-8")
+    assert not record.head.changed and len(record.rows) > 90
