@@ -1,10 +1,11 @@
 """What became worse since a record, beyond noise.
 
-Multiples of the baseline: where the least of this run is more than 10 % above the least of the
-record, and above it by more than the multiples of repeats are apart in either. Nanoseconds are not
-compared: machines are faster and slower by the hour, and the baseline with them. Seconds of cores
-to compile: where they are half as many more, and a second more. What is counted in the compiled
-program has no noise: wherever it is more.
+Multiples of the baseline, each the least of a run over the baseline's least: where this run's is
+more than 10 % above the record's, and more above it than either run's would be without the best
+repeat of the method and of the baseline. Nanoseconds are not compared: machines are faster and
+slower by the hour, and the baseline with them. Seconds of cores to compile: where they are half as
+many more, and a second more. What is counted in the compiled program has no noise: wherever it is
+more.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ COUNTED: Mapping[str, Callable[[Row], int]] = {
 
 
 def _worse(before: Row, after: Row) -> Iterator[str]:
-    noise = max(SLOWER, before.spread, after.spread)
+    noise = max(SLOWER, before.noise, after.noise)
     if after.multiple > noise * before.multiple:
         yield (
             f"{after.multiple:.2f} times the baseline, {before.multiple:.2f} before "

@@ -50,6 +50,12 @@ class Head(NamedTuple):
         return self.machine, self.jax, self.coordinates, self.parameters, self.schema
 
 
+def _second(repeats: Sequence[float]) -> float:
+    """The least but one, as a multiple of the least; 1 of fewer than two."""
+    least, second = sorted(repeats)[:2] if len(repeats) > 1 else (1.0, 1.0)
+    return second / least
+
+
 class Row(NamedTuple):
     """A method.
 
@@ -77,10 +83,9 @@ class Row(NamedTuple):
         return min(self.nanoseconds) / min(self.baseline) if self.nanoseconds else math.nan
 
     @property
-    def spread(self) -> float:
-        """How many times the least multiple of a repeat the largest is."""
-        each = [x / y for x, y in zip(self.nanoseconds, self.baseline, strict=True)]
-        return max(each) / min(each) if each else math.nan
+    def noise(self) -> float:
+        """How many times as large the multiple is if the best repeat of each had not been."""
+        return _second(self.nanoseconds) * _second(self.baseline)
 
 
 class Family(NamedTuple):
