@@ -132,6 +132,23 @@ def test_a_program_is_of_one_worker_and_its_memory_is_over_what_it_is_given() ->
     assert program.accessed > 8 * size and program.peak >= program.temporaries > 0
 
 
+def test_lines_that_tell_the_caller_are_not_counted() -> None:
+    text = """HloModule jit_step
+
+FileNames
+1 "step.py"
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+ENTRY %main (x: f32[2]) -> f32[2] {
+  %x = f32[2]{0} parameter(0)
+  ROOT %y = f32[2]{0} negate(%x)
+}
+"""
+    assert bench_programs.operations(text) == 2
+
+
 def test_memory_of_a_mean_is_one_copy_of_the_gradients() -> None:
     params = bench_programs.transformer(width=64, layers=1)
     size = sum(x.size for x in params.values())
