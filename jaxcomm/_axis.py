@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcomm import _rounds
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
 
 Mode = Literal["checked", "unchecked", "vmap"]
@@ -288,7 +289,7 @@ def exchange(rows: jax.Array, axis_name: AxisName) -> jax.Array:
 
     def move(rows: jax.Array) -> jax.Array:
         if "vmap" not in {mode(name) for name in names(axis_name)}:
-            return lax.all_to_all(rows, names(axis_name), 0, 0)
+            return _rounds.all_to_all(rows, names(axis_name))
         shape = rows.shape
         rows = rows.reshape(*(lax.axis_size(name) for name in names(axis_name)), *shape[1:])
         for position, name in enumerate(names(axis_name)):

@@ -219,3 +219,9 @@ def typed_as(tree: PyTree, given: PyTree) -> PyTree:
         return jax.sharding.reshard(x, sharding)
 
     return jax.tree_util.tree_map_with_path(alike, tree)
+
+
+def is_all_manual() -> bool:
+    """Whether no axis of the mesh around is left to the compiler."""
+    around = jax.sharding.get_abstract_mesh()
+    return all(size == 1 or name in around.manual_axes for name, size in around.shape.items())

@@ -19,6 +19,7 @@ ROWS = [
     {
         "_base",
         "_require",
+        "_rounds",
         "_axis",
         "_when",
         "_noise",
@@ -45,6 +46,7 @@ ROWS = [
 CORE = [
     "_base",
     "_require",
+    "_rounds",
     "_axis",
     "_when",
     "_noise",

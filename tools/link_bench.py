@@ -243,7 +243,9 @@ def start(names: list[str]) -> int:
         processes = []
         for worker, name in enumerate(names):
             hosts = Path(folder, name)
-            hosts.write_text(f"127.0.0.1 localhost\n{NETWORK}.{worker + 1} {socket.gethostname()}\n")
+            hosts.write_text(
+                f"127.0.0.1 localhost\n{NETWORK}.{worker + 1} {socket.gethostname()}\n"
+            )
             environment = os.environ | {
                 "JAX_PLATFORMS": "cpu",
                 "JAX_COORDINATOR_ADDRESS": f"{NETWORK}.1:{PORT}",

@@ -7,10 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm._counting import everywhere_true
+from jaxcomm._rounds import by_gloo
 from jaxcomm._units import LARGE
 from jaxcomm.aggregation._or_reduce import or_reduce
+
+LARGE_BY_GLOO = 2**22  # Coordinates; a copy of fewer takes less than a message.
 
 _ACROSS_WORKERS: dict[str, Callable[..., jax.Array]] = {
     "max": lax.pmax,
@@ -83,13 +87,18 @@ def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
     """The sums over workers of all leaves, in one collective.
 
     Small leaves of one dtype are laid end to end, since compilers combine a few hundred arrays at
-    most; large ones are added where they lie.
+    most; large ones are added where they lie. By Gloo each array travels by itself, one after the
+    other, whatever compilers combine: there leaves of up to 2^22 coordinates are small.
     """
     leaves, treedef = jax.tree.flatten(tree)
+    if not leaves:
+        return tree
+    large = LARGE_BY_GLOO if by_gloo() else LARGE
     together: dict[Any, list[int]] = {}
     for position, leaf in enumerate(leaves):
-        alone = leaf.size >= LARGE
-        together.setdefault(position if alone else leaf.dtype, []).append(position)
+        alone = leaf.size >= large
+        alike = (leaf.dtype, _axis.varying(leaf))
+        together.setdefault(position if alone else alike, []).append(position)
     groups = list(together.values())
     vectors, undo = zip(
         *(

@@ -10,7 +10,10 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._buckets import require_floating
+from jaxcomm._mesh import is_all_manual
 from jaxcomm._require import checked, require_state
+from jaxcomm._rounds import by_gloo
+from jaxcomm.aggregation._agreement import sum_together
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._two_stage import two_stage_mean
 from jaxcomm.aggregation._weights import weigh
@@ -90,11 +93,21 @@ def mean(
         small = headroom(workers)
         weighed = (lambda x: x) if weight is None else weigh(axis_name, weight)
 
-        def average(x: jax.Array) -> jax.Array:
+        def widened(x: jax.Array) -> jax.Array:
             wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
-            total = lax.psum(weighed(wide * small), axis_name)
-            return (total / (workers * small)).astype(x.dtype)
+            return weighed(wide * small)
 
-        return jax.tree.map(average, updates), state
+        wide = jax.tree.map(widened, updates)
+        # Laid end to end, leaves that are cut over an automatic axis would have to be whole.
+        together = by_gloo() and is_all_manual()
+        totals = (
+            sum_together(axis_name, wide)
+            if together
+            else jax.tree.map(lambda x: lax.psum(x, axis_name), wide)
+        )
+        mean = jax.tree.map(
+            lambda x, total: (total / (workers * small)).astype(x.dtype), updates, totals
+        )
+        return mean, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,50 @@
+"""The rounds of an all-to-all: everything arrives, and nobody sends to whom it hears."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm import _rounds
+
+WORKERS = (3, 4, 5, 6, 7, 8, 10, 16)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_each_sends_every_part_to_all_others_once(workers: int) -> None:
+    schedule = _rounds.rounds(workers)
+    assert schedule is not None
+    sent = [
+        (worker, int(target), int(number))
+        for targets, numbers in zip(schedule.targets, schedule.numbers, strict=True)
+        for worker, (target, number) in enumerate(zip(targets, numbers, strict=True))
+    ]
+    others = [(i, j) for i in range(workers) for j in range(workers) if i != j]
+    assert sorted(sent) == [(i, j, p) for i, j in others for p in range(schedule.parts)]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_no_two_send_to_each_other_in_a_round(workers: int) -> None:
+    schedule = _rounds.rounds(workers)
+    assert schedule is not None
+    for targets in schedule.targets:
+        assert sorted(targets) == [*range(workers)]
+        assert all(targets[targets[worker]] != worker for worker in range(workers))
+        assert all(targets[worker] != worker for worker in range(workers))
+
+
+def test_two_workers_have_no_rounds() -> None:
+    assert _rounds.rounds(2) is None and _rounds.rounds(1) is None
+
+
+@pytest.mark.parametrize("workers", [3, 4, 6])
+def test_in_rounds_arrives_what_all_to_all_moves(workers: int) -> None:
+    schedule = _rounds.rounds(workers)
+    assert schedule is not None
+    given = jnp.arange(workers * workers * 6, dtype=jnp.uint16).reshape(workers, workers, 2, 3)
+
+    moved = functools.partial(_rounds.exchange, schedule, axis_names=("data",))
+    received = jax.vmap(moved, axis_name="data")(given)
+    np.testing.assert_array_equal(received, np.swapaxes(given, 0, 1))
