@@ -140,6 +140,7 @@ def work(names: list[str], rounds: int, steps: int) -> dict[str, Measured]:
     batch = jax.make_array_from_process_local_data(sharding, rows)
     measured, run = {}, {}
     for name in names:
+        began = time.perf_counter()
         tx = optax.chain(CONTENDERS[name](), optax.sgd(1e-3))
         alone = name == "none"
         own = jaxcomm.replicate(params, mesh) if alone else jax.tree.map(jnp.asarray, params)
@@ -154,6 +155,8 @@ def work(names: list[str], rounds: int, steps: int) -> dict[str, Measured]:
 
         run[name] = again
         again()
+        if launch.is_first():
+            print(f"{name}: ready in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     for number in range(rounds):
         for name in names:
             run[name]()  # Once untimed: another's memory has been freed meanwhile.
