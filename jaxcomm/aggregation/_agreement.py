@@ -7,10 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm import _axis
+from jaxcomm import _axis, _rounds
 from jaxcomm._base import AxisName, PyTree
-from jaxcomm._counting import everywhere_true
-from jaxcomm._rounds import by_gloo
 from jaxcomm._units import LARGE
 from jaxcomm.aggregation._or_reduce import or_reduce
 
@@ -93,7 +91,7 @@ def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
     leaves, treedef = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    large = LARGE_BY_GLOO if by_gloo() else LARGE
+    large = LARGE_BY_GLOO if _rounds.by_gloo() else LARGE
     together: dict[Any, list[int]] = {}
     for position, leaf in enumerate(leaves):
         alone = leaf.size >= large

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis
+from jaxcomm import _axis, _rounds
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._buckets import require_floating
 from jaxcomm._mesh import is_all_manual
 from jaxcomm._require import checked, require_state
-from jaxcomm._rounds import by_gloo
 from jaxcomm.aggregation._agreement import sum_together
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._two_stage import two_stage_mean
@@ -99,7 +98,7 @@ def mean(
 
         wide = jax.tree.map(widened, updates)
         # Laid end to end, leaves that are cut over an automatic axis would have to be whole.
-        together = by_gloo() and is_all_manual()
+        together = _rounds.by_gloo() and is_all_manual()
         totals = (
             sum_together(axis_name, wide)
             if together

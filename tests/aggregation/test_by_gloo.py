@@ -1,0 +1,101 @@
+"""Between processes on CPUs programs are others; what comes out, and the bytes, are the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxcomm
+from jaxcomm import _rounds
+from jaxcomm.aggregation import two_stage_mean
+from jaxcomm.compression.quantizers import dither
+
+Make = Callable[[], optax.GradientTransformation]
+
+SHAPES = {"a": (1024, 1024), "b": (700, 300), "c": (9,), "d": (11,)}
+
+
+def _updates(workers: int) -> dict[str, jax.Array]:
+    draw = np.random.default_rng(0).standard_normal
+    return {name: jnp.asarray(draw((workers, *s), np.float32)) for name, s in SHAPES.items()}
+
+
+def _averaged(make: Make, workers: int) -> tuple[dict[str, jax.Array], jaxcomm.wire.Account]:
+    mesh = jax.make_mesh((workers,), ("data",), (AxisType.Auto,), devices=jax.devices()[:workers])
+    tx, updates = make(), _updates(workers)
+    state = jaxcomm.init(tx, jax.tree.map(lambda x: x[0], updates), mesh)
+    specs, local = jaxcomm.state_specs(state), PartitionSpec("data")
+
+    def average(updates: Any, state: Any) -> Any:
+        return tx.update(jax.tree.map(lambda x: x[0], updates), state)[0]
+
+    run = jax.shard_map(average, mesh=mesh, in_specs=(local, specs), out_specs=PartitionSpec())
+    return jax.jit(run)(updates, state), jaxcomm.wire.account(run, updates, state)
+
+
+def _both(
+    make: Make, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[tuple[Any, jaxcomm.wire.Account], tuple[Any, jaxcomm.wire.Account]]:
+    elsewhere = _averaged(make, workers)
+    monkeypatch.setattr(_rounds, "by_gloo", lambda: True)
+    return elsewhere, _averaged(make, workers)
+
+
+def _primitives(account: jaxcomm.wire.Account) -> list[str]:
+    return [each.primitive for each in account.collectives]
+
+
+@pytest.mark.parametrize(("workers", "rounds"), [(2, 0), (3, 2), (4, 6)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: jaxcomm.mean(wire_dtype=jnp.bfloat16), id="bfloat16"),
+        pytest.param(lambda: two_stage_mean("data", dither(bits=8)), id="8 bits"),
+    ],
+)
+def test_rounds_move_what_all_to_all_does(
+    make: Make, workers: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (expected, before), (found, after) = _both(make, workers, monkeypatch)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert after.bytes_per_worker == pytest.approx(before.bytes_per_worker)
+    assert _primitives(before).count("all_to_all") == 1
+    assert _primitives(after).count("all_to_all") == (0 if rounds else 1)
+    assert _primitives(after).count("ppermute") == rounds
+
+
+def test_codes_that_are_added_leave_in_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    (expected, before), (found, after) = _both(lambda: jaxcomm.global_qsgd(bits=8), 4, monkeypatch)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert after.bytes_per_worker == pytest.approx(before.bytes_per_worker)
+    assert len(after.collectives) == 2 < len(before.collectives)
+
+
+def test_leaves_of_the_mean_leave_in_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, before), (found, after) = _both(jaxcomm.mean, 4, monkeypatch)
+    expected = jax.tree.map(lambda x: np.mean(np.asarray(x, np.float64), axis=0), _updates(4))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
+    assert after.bytes_per_worker == pytest.approx(before.bytes_per_worker)
+    assert len(after.collectives) == 1 and len(before.collectives) == len(SHAPES)
+
+
+def test_the_mean_leaves_apart_what_the_compiler_has_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_rounds, "by_gloo", lambda: True)
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    tx = jaxcomm.mean()
+    run = jax.shard_map(
+        lambda x: tx.update(jax.tree.map(lambda leaf: leaf[0], x), tx.init(x))[0],
+        mesh=mesh,
+        in_specs=PartitionSpec("data"),
+        out_specs=PartitionSpec(),
+        axis_names={"data"},
+    )
+    sent = jaxcomm.wire.account(jax.jit(run), _updates(2))
+    assert len(sent.collectives) == len(SHAPES)
