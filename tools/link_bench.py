@@ -1,7 +1,7 @@
 """Steps of workers that share a slow link: one network namespace each, joined by a bridge.
 
     python tools/link_bench.py --rate 200mbit
-    python tools/link_bench.py --rate none --only none,mean,int8
+    python tools/link_bench.py --rate none --only 'none;mean;int8'
 
 On Linux, as root, with iproute2. Each worker is a process of one CPU device; `tc` shapes what it
 sends and what it receives. All contenders run in one go, in turns, so that what the machine does
@@ -275,7 +275,9 @@ def main() -> int | str:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3, help="of each contender in a round")
-    parser.add_argument("--only", help="contenders, by commas and no spaces around them")
+    parser.add_argument(
+        "--only", help="contenders, as the table names them, with semicolons between"
+    )
     options = parser.parse_args()
     names = options.only.split(";") if options.only else [*CONTENDERS]
     if unknown := [name for name in names if name not in CONTENDERS]:
