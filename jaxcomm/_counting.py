@@ -47,15 +47,6 @@ def how_many(marks: jax.Array) -> jax.Array:
     def at_once(marks: jax.Array) -> jax.Array:
         return jnp.sum(marks, dtype=jnp.int32)
 
-    return (
-        at_once(marks)
-        if marks.size < LARGE
-        else lax.platform_dependent(marks, cpu=total, default=at_once)
-    )
-
-
-def everywhere_true(marks: jax.Array) -> jax.Array:
-    """Whether all are, bool[]."""
-    if marks.ndim != 1 or marks.size < LARGE:
-        return jnp.all(marks)
-    return lax.platform_dependent(marks, cpu=lambda m: total(m) == m.size, default=jnp.all)
+    if marks.size < LARGE:
+        return at_once(marks)
+    return lax.platform_dependent(marks, cpu=total, default=at_once)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm._counting import everywhere_true, how_many, peak, total
+from jaxcomm._counting import how_many, peak, total
 
 SIZES = [0, 1, 31, 1023, 1025, 2**16, 2**16 + 1, 2**17 + 31]
 
@@ -19,11 +19,3 @@ def test_counts_and_peaks(size: int) -> None:
         assert jax.jit(count)(jnp.asarray(marks)) == np.count_nonzero(marks)
     assert jax.jit(total)(jnp.asarray(numbers)) == numbers.sum()
     assert jax.jit(peak)(jnp.asarray(magnitudes)) == magnitudes.max(initial=0)
-
-
-@pytest.mark.parametrize("size", SIZES[1:])
-def test_one_that_is_not_true_is_found_wherever_it_is(size: int) -> None:
-    everywhere = jax.jit(everywhere_true)
-    assert everywhere(jnp.ones(size, bool))
-    for place in {0, size // 2, size - 1}:
-        assert not everywhere(jnp.ones(size, bool).at[place].set(False))

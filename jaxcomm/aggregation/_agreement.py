@@ -42,7 +42,7 @@ def all_finite(units: Iterable[jax.Array]) -> jax.Array:
 
 def nowhere_nan(means: list[jax.Array]) -> jax.Array:
     """Whether no coordinate of any mean is NaN, as it is where something found no room, bool[]."""
-    return jnp.all(jnp.stack([everywhere_true(~jnp.isnan(mean)) for mean in means]))
+    return jnp.logical_not(jnp.any(jnp.stack([jnp.any(jnp.isnan(mean)) for mean in means])))
 
 
 def nan_unless_all_fit(

@@ -119,8 +119,8 @@ def feedback_loop(
         if entries is None:
             # Worked out anew from what is there anyway: `y` would lie in memory until workers have
             # told each other whether all is finite.
-            again = lax.optimization_barrier((before, x))
-            kept = keep(*again, codec.decode(*received).astype(y.dtype))
+            before, x = lax.optimization_barrier((before, x))
+            kept = keep(before, x, codec.decode(*received).astype(y.dtype))
         else:
             kept = _keep_at(keep, before, x, entries(*received))
         return payload, Memory(FeedbackMemory(kept, after.own), after.shared)
