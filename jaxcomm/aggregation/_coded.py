@@ -215,10 +215,18 @@ def coded_mean(
         fits = finite
         if parts and codec.dropping is not None:
             fits = finite & nowhere_nan([each.mean for each in encoded])
+        # Of pieces, which are copied anyway.
+        visible = jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan) if x.size else x, join(means))
         settles = fits
         if parts and any(map(remembers, memories)):
-            # What was finite may overflow on the way; kept, it would come back in every step.
-            settles = all_finite(jnp.where(fits, means[number], jnp.nan) for number in filled)
+            # What was finite may overflow on the way; kept, it would come back in every step. As it
+            # is handed on, or XLA decodes it once more.
+            leaves = jax.tree.leaves(visible)
+            handed_on = [
+                leaves[units[number].leaves[0]] if units[number].form == "alone" else means[number]
+                for number in filled
+            ]
+            settles = fits & all_finite(lax.optimization_barrier(handed_on))
         kept = [*map(_lasting, _keep_if(settles, after, memories))]
         known: Any = state.info
         if info and parts:
@@ -229,8 +237,6 @@ def coded_mean(
                 for number, part, each in zip(filled, parts, encoded, strict=True)
             ]
             known = measure_info(everybody, told, sent(), after, finite)
-        # Of the pieces, which are copied anyway.
-        visible = jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan) if x.size else x, join(means))
         return visible, AggregatorState(
             key=state.key,
             step=state.step + 1,
