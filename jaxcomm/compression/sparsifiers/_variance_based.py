@@ -144,7 +144,7 @@ def variance_based(
         # What others decode.
         there, values = entries(context.received(), payload)
         left = total.at[there].add(-values.astype(x.dtype), mode="drop")
-        waiting = (decay**0.5 * deviation).at[there].set(0, mode="drop")
+        waiting = decay**0.5 * deviation.at[there].set(0, mode="drop")
         after = VarianceMemory(waiting.reshape(x.shape), overflow)
         return payload, Memory(FeedbackMemory(left.reshape(x.shape), after), ())
 
