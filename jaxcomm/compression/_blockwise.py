@@ -15,9 +15,9 @@ from jaxcomm.compression._overflow import remembers
 from pallas_kernels._dispatch import target
 
 
-def _moved_at_once(blocks: jax.Array) -> jax.Array:
-    """The same; XLA for TPU then moves them to other rows and lanes, and not each array beside."""
-    return lax.optimization_barrier(blocks) if target().platform == "tpu" else blocks
+def _apart_on(platforms: tuple[str, ...], blocks: jax.Array) -> jax.Array:
+    """The same, behind a barrier where that saves more than a pass."""
+    return lax.optimization_barrier(blocks) if target().platform in platforms else blocks
 
 
 def blockwise(codec: Codec, block_size: int) -> Codec:
@@ -55,10 +55,13 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
 
     def to_blocks(x: jax.Array) -> jax.Array:
         flat = x.ravel()
-        return _moved_at_once(jnp.pad(flat, (0, -flat.size % block_size)).reshape(-1, block_size))
+        blocks = jnp.pad(flat, (0, -flat.size % block_size)).reshape(-1, block_size)
+        # XLA for TPU then moves them to other rows and lanes, and not each array beside.
+        return _apart_on(("tpu",), blocks)
 
     def from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        return _moved_at_once(blocks).ravel()[: math.prod(shape)].reshape(shape)
+        # XLA for CPUs would find block and place of each coordinate by a division.
+        return _apart_on(("tpu", "cpu"), blocks).ravel()[: math.prod(shape)].reshape(shape)
 
     def parts_of(context: Context) -> tuple[Coins, PyTree]:
         """The coins and statistics of each block."""
