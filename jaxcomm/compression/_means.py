@@ -35,7 +35,7 @@ def mean_magnitude(x: jax.Array) -> jax.Array:
     up = peak < 1
     lift = jnp.where(up, jnp.float32(2.0**64), jnp.float32(2.0**-64))
     back = jnp.where(up, jnp.float32(2.0**-64), jnp.float32(2.0**64))
-    mean = jnp.sum(jnp.abs(x * lift)) / max(x.size, 1) * back
+    mean = jnp.sum(jnp.abs(x * lift)) / float(max(x.size, 1)) * back
     # The mean of equal numbers may be rounded up, at the largest float to infinity.
     return jnp.minimum(mean, peak)
 
