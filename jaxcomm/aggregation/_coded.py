@@ -24,6 +24,7 @@ from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._weights import weigh
 from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._stacked import stacked
+from pallas_kernels._dispatch import target
 
 
 class AggregatorState(NamedTuple):
@@ -43,6 +44,11 @@ def _keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
 def _apart(own: PyTree) -> PyTree:
     """The same. XLA writes memory where it lies only if no pass that does reshapes it besides."""
     return lax.optimization_barrier(own)
+
+
+def _as_handed_on(means: list[jax.Array]) -> list[jax.Array]:
+    """The same. XLA for CPUs would decode them once more for whatever else reads them."""
+    return lax.optimization_barrier(means) if target().platform == "cpu" else means
 
 
 def _lasting(memory: Memory) -> Memory:
@@ -219,14 +225,13 @@ def coded_mean(
         visible = jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan) if x.size else x, join(means))
         settles = fits
         if parts and any(map(remembers, memories)):
-            # What was finite may overflow on the way; kept, it would come back in every step. As it
-            # is handed on, or XLA decodes it once more.
+            # What was finite may overflow on the way; kept, it would come back in every step.
             leaves = jax.tree.leaves(visible)
             handed_on = [
                 leaves[units[number].leaves[0]] if units[number].form == "alone" else means[number]
                 for number in filled
             ]
-            settles = fits & all_finite(lax.optimization_barrier(handed_on))
+            settles = fits & all_finite(_as_handed_on(handed_on))
         kept = [*map(_lasting, _keep_if(settles, after, memories))]
         known: Any = state.info
         if info and parts:
