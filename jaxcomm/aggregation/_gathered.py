@@ -18,6 +18,7 @@ from jaxcomm.aggregation._alone import diagnosing_alone
 from jaxcomm.aggregation._coded import coded_mean, require_own_statistics
 from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from pallas_kernels._dispatch import target
 
 Decoded = TypeVar("Decoded")
 
@@ -119,8 +120,8 @@ def gathered_mean(
         statistics = [others[0][group] if others else () for group in groups]
         if others:
             finite = jnp.all(others[1] == 1)
-        # It comes of what was received, so memory for the mean is taken only then.
-        start = jnp.where(finite, 0.0, jnp.nan)
+        # On CPUs it comes of what was received, so that memory for the mean is taken only then.
+        start = jnp.where(finite, 0.0, jnp.nan) if target().platform == "cpu" else 0.0
 
         def decoded(
             part: Part, context: Context, payloads: PyTree, statistics: PyTree
