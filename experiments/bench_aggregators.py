@@ -11,7 +11,7 @@ import jax
 import jaxcomm
 from experiments.bench_programs import by_hand
 from experiments.bench_updates import CONTENDERS, RATIO, Contender
-from jaxcomm import Codec, gathered_mean, summed_mean, two_stage_mean
+from jaxcomm import Codec, all_gather_mean, all_reduce_mean, two_stage_mean
 from jaxcomm.compression import blockwise, feedback, quantizers, rotated, scaled, sparsifiers
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, min_max_dither
@@ -36,11 +36,11 @@ def _qsgd(**options: Any) -> Contender:
 
 
 def _gathered(codec: Codec) -> Contender:
-    return Contender(lambda: gathered_mean("data", codec))
+    return Contender(lambda: all_gather_mean("data", codec))
 
 
 def _summed(codec: Codec) -> Contender:
-    return Contender(lambda: summed_mean("data", codec))
+    return Contender(lambda: all_reduce_mean("data", codec))
 
 
 def _two_stage(codec: Codec) -> Contender:
@@ -65,7 +65,7 @@ AGGREGATORS: Mapping[str, Rows] = {
         "mean_bfloat16": Contender(lambda: jaxcomm.mean(wire_dtype="bfloat16")),
         "mean_float8": Contender(lambda: jaxcomm.mean(wire_dtype="float8_e4m3fn")),
         "ring_mean": Contender(jaxcomm.ring_mean),
-        "votes": Contender(jaxcomm.votes),
+        "votes": Contender(jaxcomm.majority_vote),
         "by_hand_8_bits": Contender(by_hand),
         "global_qsgd": _global(),
         "global_qsgd_8_bits": CONTENDERS["global_qsgd, 8 bits"],
@@ -151,9 +151,9 @@ AGGREGATORS: Mapping[str, Rows] = {
         "fetch_sgd": Contender(lambda: jaxcomm.fetch_sgd(**SKETCHED)),
     },
     "switched": {
-        "warm_up": Contender(
-            lambda: jaxcomm.warm_up(
-                [gathered_mean("data", _top(ratio)) for ratio in (0.25, 0.0625, RATIO)], every=100
+        "warmup": Contender(
+            lambda: jaxcomm.warmup(
+                [all_gather_mean("data", _top(ratio)) for ratio in (0.25, 0.0625, RATIO)], every=100
             )
         ),
         "adaptive_ratio": Contender(

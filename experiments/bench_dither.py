@@ -37,7 +37,7 @@ def time_passes(size: int, repetitions: int) -> dict[str, float]:
     multiply = jax.jit(lambda codes, scale: codes.astype(jnp.float32) * scale)
 
     norm = measure(x)
-    known = context.replace(agreed=norm)
+    known = context.replace(statistics=norm)
     payload = encode(known, x)
     scale = levels / norm.max_abs
     noise = jax.jit(_uniform, static_argnums=1)(key, x.shape)

@@ -35,7 +35,7 @@ FAMILIES = {
     "a sketch of the union": "s2_reducer_peel",
     "recursive doubling": "sparcml",
     "a sketch that finds the largest": "fetch_sgd",
-    "stages by turns": "warm_up",
+    "stages by turns": "warmup",
     "largest coordinates, merged": "gtop_k",
     "momentum correction": "deep_gradient_compression",
     "shifts of a biased codec": "ef21",

@@ -59,19 +59,21 @@ GOSSIP: Rows = {
         lambda: gossip.dpsgd(gossip.to_mixing(_ring(), "best_constant"), order="adapt_then_combine")
     ),
     "dpsgd_in_turns": Contender(
-        lambda: gossip.dpsgd(gossip.in_turns(gossip.one_peer_exponential(WORKERS, directed=False)))
+        lambda: gossip.dpsgd(gossip.cyclic(gossip.one_peer_exponential(WORKERS, directed=False)))
     ),
     "matcha": Contender(lambda: gossip.matcha(_half())),
-    "matcha_periodic": Contender(lambda: gossip.dpsgd(gossip.now_and_then(_ring(), budget=0.5))),
+    "matcha_periodic": Contender(lambda: gossip.dpsgd(gossip.random_periodic(_ring(), budget=0.5))),
     "choco_sgd": _compressed(gossip.choco_sgd, _ring),
     "choco_sgd_over_matcha": _compressed(gossip.choco_sgd, _half),
     "deep_squeeze": _compressed(gossip.deep_squeeze, _ring),
     "d2": Contender(lambda: gossip.d2(gossip.lazy(_ring()))),
     "sgp": Contender(
-        lambda: gossip.sgp(gossip.in_turns(gossip.one_peer_exponential(WORKERS), "push"))
+        lambda: gossip.sgp(gossip.cyclic(gossip.one_peer_exponential(WORKERS), "push"))
     ),
     "sgp_directed": Contender(lambda: gossip.sgp(_directed())),
     "overlap_sgp": Contender(lambda: gossip.sgp(_directed(), delay=2)),
     "ad_psgd": Contender(lambda: gossip.ad_psgd(_ring(), staleness=2)),
-    "exact_average": Contender(lambda: gossip.exact_average(PERIOD, gossip.dpsgd(_ring()))),
+    "periodic_averaging": Contender(
+        lambda: gossip.periodic_averaging(PERIOD, gossip.dpsgd(_ring()))
+    ),
 }

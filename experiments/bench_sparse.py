@@ -56,20 +56,24 @@ def sparse_leaf(size: int) -> jax.Array:
 
 
 def _parts(codec: jaxcomm.Codec, x: jax.Array) -> dict[str, Callable[[], object]]:
-    """Compiled as `summed_mean` calls them, of one of eight workers."""
+    """Compiled as `all_reduce_mean` calls them, of one of eight workers."""
     coins = jaxcomm.Coins(*jax.random.split(jax.random.key(0)))
     workers = WORKERS if codec.combine == "sum" else 1
     memory = jax.jit(codec.init)(x)
     context = jaxcomm.Context(coins, memory, workers=workers, shape=x.shape)
     measure = jax.jit(lambda x: codec.measure(context, x))
-    agreed = measure(x)
-    encode = jax.jit(lambda x, agreed: codec.encode(context.replace(agreed=agreed), x)[0])
-    payload = encode(x, agreed)
-    decode = jax.jit(lambda p, agreed: codec.decode(context.received().replace(agreed=agreed), p))
+    statistics = measure(x)
+    encode = jax.jit(
+        lambda x, statistics: codec.encode(context.replace(statistics=statistics), x)[0]
+    )
+    payload = encode(x, statistics)
+    decode = jax.jit(
+        lambda p, statistics: codec.decode(context.received().replace(statistics=statistics), p)
+    )
     return {
         "measure": lambda: measure(x),
-        "encode": lambda: encode(x, agreed),
-        "decode": lambda: decode(payload, agreed),
+        "encode": lambda: encode(x, statistics),
+        "decode": lambda: decode(payload, statistics),
     }
 
 

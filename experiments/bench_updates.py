@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxcomm
-from jaxcomm.aggregation import gathered_mean, gtop_k, two_stage_mean
+from jaxcomm.aggregation import all_gather_mean, gtop_k, two_stage_mean
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
@@ -52,13 +52,13 @@ CONTENDERS: Mapping[str, Contender] = {
     "terngrad": Contender(jaxcomm.terngrad, 5),
     "natural_compression": Contender(jaxcomm.natural_compression, 4),
     "top-k with feedback": Contender(
-        lambda: gathered_mean("data", error_feedback(top_k(ratio=RATIO))), 15
+        lambda: all_gather_mean("data", error_feedback(top_k(ratio=RATIO))), 15
     ),
     "gtop_k": Contender(lambda: gtop_k("data", ratio=RATIO), 18),
     "deep_gradient_compression": Contender(
         lambda: jaxcomm.deep_gradient_compression(ratio=RATIO), 20
     ),
-    "variance_based": Contender(lambda: gathered_mean("data", variance_based(ratio=RATIO)), 8),
+    "variance_based": Contender(lambda: all_gather_mean("data", variance_based(ratio=RATIO)), 8),
 }
 
 

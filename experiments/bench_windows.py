@@ -48,7 +48,7 @@ def time_windows(workers: int, windows: int) -> Timing:
     step = jaxcomm.simulate(loss, tx, workers, gradients=synchronization.window_gradients)
     start, close = synchronization.windows(
         synchronization.exponential(mean=1.0),
-        synchronization.first_done(),
+        synchronization.fastest_worker(),
         workers=workers,
         minibatches=MINIBATCHES,
         in_flight="abort",
@@ -60,7 +60,7 @@ def time_windows(workers: int, windows: int) -> Timing:
         def body(carry: Any, _: None) -> Any:
             params, state, clock = carry
             window, clock = close(clock)
-            batch = synchronization.deal(
+            batch = synchronization.window_batches(
                 key, shards, window.first, minibatches=MINIBATCHES, size=SIZE
             )
             params, state, metrics = step(params, state, (batch, window.finished))

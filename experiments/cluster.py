@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from experiments.errors import ExperimentError, LostProcess
+from experiments.errors import ExperimentError, LostProcessError
 
 
 def join(timeout: float) -> None:
@@ -33,16 +33,16 @@ def is_first() -> bool:
 
 
 @contextlib.contextmanager
-def reporting_lost_processes() -> Iterator[None]:
+def reraise_lost_process() -> Iterator[None]:
     """Turns the error of a collective, where another process has ended, into one line.
 
     Raises:
-      LostProcess: For an error of JAX's runtime in a cluster.
+      LostProcessError: For an error of JAX's runtime in a cluster.
     """
     from jaxcomm import launch
 
     try:
-        with launch.reporting_lost_processes():
+        with launch.reraise_lost_process():
             yield
-    except launch.LostProcess as error:
-        raise LostProcess(str(error)) from error
+    except launch.LostProcessError as error:
+        raise LostProcessError(str(error)) from error

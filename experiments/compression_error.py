@@ -35,7 +35,8 @@ def with_error(
 ) -> optax.GradientTransformationExtraArgs:
     """The aggregator, whose steps tell its relative squared error by the name `TOLD`.
 
-    Not the name of what aggregators with `info=True` tell, which is of what one worker sends.
+    Not the name of what aggregators with `diagnostics=True` tell, which is of what one worker
+    sends.
     """
 
     def init(params: Any) -> WithErrorState:

@@ -24,7 +24,7 @@ def truncating_dither() -> jaxcomm.Codec:
     """
 
     def encode(context: jaxcomm.Context, x: jax.Array) -> tuple[DitherPayload, jaxcomm.Memory]:
-        levels, norm = 127 // context.workers, context.agreed.max_abs
+        levels, norm = 127 // context.workers, context.statistics.max_abs
         scale = jnp.where(norm > 0, levels / norm, 0)
         codes = jnp.clip(jnp.trunc(x * scale), -levels, levels)
         return DitherPayload(codes.astype(jnp.int8)), context.memory
@@ -61,9 +61,9 @@ def largest(fraction: float) -> jaxcomm.Codec:
 
 def truncating(seed: int = 0) -> optax.GradientTransformationExtraArgs:
     """:func:`truncating_dither`, summed over workers as Global-QSGD is."""
-    return jaxcomm.summed_mean("data", truncating_dither(), seed=seed)
+    return jaxcomm.all_reduce_mean("data", truncating_dither(), seed=seed)
 
 
 def top_1_percent(seed: int = 0) -> optax.GradientTransformationExtraArgs:
     """The largest 1 % of each worker's coordinates, gathered."""
-    return jaxcomm.gathered_mean("data", largest(0.01), seed=seed)
+    return jaxcomm.all_gather_mean("data", largest(0.01), seed=seed)

@@ -11,7 +11,7 @@ class ExperimentError(Exception):
     code = WRONG_INPUT
 
 
-class LostProcess(ExperimentError):
+class LostProcessError(ExperimentError):
     """Another process of the cluster has ended, so that this one cannot go on."""
 
     code = LOST_PROCESS

@@ -81,7 +81,7 @@ class Trainer:
         def several(params: Any, state: Any, batches: Any) -> Any:
             def body(carry: Any, batch: Any) -> Any:
                 *carry, metrics = step(*carry, batch)
-                return tuple(carry), metrics["info/rounds"]
+                return tuple(carry), metrics["diagnostics/rounds"]
 
             (params, state), rounds = jax.lax.scan(body, (params, state), batches)
             return params, state, jnp.sum(rounds)

@@ -68,31 +68,33 @@ def _four_bits() -> Any:
 METHODS: dict[str, GossipMethod] = {
     BASELINE: GossipMethod(
         lambda base, seed: gossip.dpsgd(
-            gossip.to_mixing(base.graph, "best_constant"), order="adapt_then_combine", info=True
+            gossip.to_mixing(base.graph, "best_constant"),
+            order="adapt_then_combine",
+            diagnostics=True,
         ),
         "parameters over every link in every step",
         everywhere=True,
     ),
     CLAIMED: GossipMethod(
         lambda base, seed: gossip.matcha(
-            gossip.matcha_plan(base.matchings, BUDGET), seed=seed, info=True
+            gossip.matcha_plan(base.matchings, BUDGET), seed=seed, diagnostics=True
         ),
         "parameters over half the matchings in a step, drawn",
         everywhere=True,
     ),
     "periodic": GossipMethod(
         lambda base, seed: gossip.dpsgd(
-            gossip.now_and_then(base.graph, BUDGET),
+            gossip.random_periodic(base.graph, BUDGET),
             order="adapt_then_combine",
             seed=seed,
-            info=True,
+            diagnostics=True,
         ),
         "parameters over every link in half the steps, drawn",
         everywhere=True,
     ),
     "choco_sgd": GossipMethod(
         lambda base, seed: gossip.choco_sgd(
-            base.graph, _top_10_percent(), step_size=0.3, seed=seed, info=True
+            base.graph, _top_10_percent(), step_size=0.3, seed=seed, diagnostics=True
         ),
         "the largest 10 % of differences to what neighbours know",
     ),
@@ -102,32 +104,34 @@ METHODS: dict[str, GossipMethod] = {
             _top_10_percent(),
             step_size=0.3,
             seed=seed,
-            info=True,
+            diagnostics=True,
         ),
         "the same over half the matchings, with copies for each neighbour",
     ),
     "deep_squeeze": GossipMethod(
         lambda base, seed: gossip.deep_squeeze(
-            base.graph, _four_bits(), step_size=0.5, seed=seed, info=True
+            base.graph, _four_bits(), step_size=0.5, seed=seed, diagnostics=True
         ),
         "parameters in 4 bits, in blocks of 32, with feedback",
     ),
     "d2": GossipMethod(
-        lambda base, seed: gossip.d2(gossip.lazy(base.graph), info=True),
+        lambda base, seed: gossip.d2(gossip.lazy(base.graph), diagnostics=True),
         "parameters over every link, corrected by the last step",
     ),
     "sgp": GossipMethod(
-        lambda base, seed: gossip.sgp(gossip.one_peer_exponential(len(base.graph)), info=True),
+        lambda base, seed: gossip.sgp(
+            gossip.one_peer_exponential(len(base.graph)), diagnostics=True
+        ),
         "half of the parameters and the mass to one worker in turn",
     ),
     "overlap_sgp": GossipMethod(
         lambda base, seed: gossip.sgp(
-            gossip.one_peer_exponential(len(base.graph)), delay=1, info=True
+            gossip.one_peer_exponential(len(base.graph)), delay=1, diagnostics=True
         ),
         "the same, which arrives a step later",
     ),
     "ad_psgd": GossipMethod(
-        lambda base, seed: gossip.ad_psgd(base.matchings, staleness=1, seed=seed, info=True),
+        lambda base, seed: gossip.ad_psgd(base.matchings, staleness=1, seed=seed, diagnostics=True),
         "parameters to one neighbour at random, with steps that come one later",
     ),
 }

@@ -18,7 +18,7 @@ from experiments.recording import describe_command, open_record
 from experiments.summary import sd
 from experiments.tables import to_csv, to_markdown, to_rich
 from experiments.task import Task
-from jaxcomm.synchronization import deadline, deterministic, everybody
+from jaxcomm.synchronization import all_workers, deadline, deterministic
 
 WAITING, NON_BLOCKING = "synchronous", "non_blocking"
 WARM_UP, WARM_UP_SEED = 4, 1000
@@ -144,7 +144,7 @@ def main(config: Pace) -> int:
     with (
         open_record(config) as record,
         Progress(2 * config.repeats) as progress,
-        cluster.reporting_lost_processes(),
+        cluster.reraise_lost_process(),
     ):
         waiting = Measured(task, mesh, config, math.inf)
         _, speeds = waiting.run(WARM_UP_SEED, WARM_UP)
@@ -174,7 +174,7 @@ def main(config: Pace) -> int:
             statistics.median(each.exchange for each in measured),
         )
         straggler = deterministic(speeds.minibatch.tolist())
-        triggers = {WAITING: everybody(), NON_BLOCKING: deadline(seconds)}
+        triggers = {WAITING: all_workers(), NON_BLOCKING: deadline(seconds)}
         for seed in range(config.repeats):
             for strategy, trigger in triggers.items():
                 run = simulated(task, config, straggler, trigger, speeds, seed, counts[strategy])

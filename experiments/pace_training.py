@@ -79,7 +79,7 @@ class Measured:
         self._task, self._mesh, self._config = task, mesh, config
         self._tx = _transformation(config)
         step = jaxcomm.make_step(
-            task.loss, self._tx, mesh, gradients=synchronization.given_gradients
+            task.loss, self._tx, mesh, gradients=synchronization.precomputed_gradients
         )
         self._window = RealTimeWindow(
             task.loss, step, mesh, seconds=seconds, minibatches=config.minibatches

@@ -65,11 +65,11 @@ def _time_leaf(codec: jaxcomm.Codec, gradients: jax.Array, repetitions: int) -> 
     public, private = jax.random.split(jax.random.key(0))
     context = jaxcomm.Context(jaxcomm.Coins(public, private), workers=workers, shape=tuple(shape))
 
-    def encode(worker: jax.Array, x: jax.Array, agreed: Any) -> tuple[Any, Any]:
+    def encode(worker: jax.Array, x: jax.Array, statistics: Any) -> tuple[Any, Any]:
         coins = jaxcomm.Coins(public, jax.random.fold_in(private, worker))
         before = context.replace(coins=coins, memory=codec.init(x))
         own = codec.measure(before, x)
-        return codec.encode(before.replace(agreed=agreed if summed else own), x)[0], own
+        return codec.encode(before.replace(statistics=statistics if summed else own), x)[0], own
 
     @jax.jit
     def prepare(gradients: jax.Array) -> tuple[Any, Any, Any]:
@@ -77,28 +77,32 @@ def _time_leaf(codec: jaxcomm.Codec, gradients: jax.Array, repetitions: int) -> 
         measured = jax.vmap(lambda x: codec.measure(context.replace(memory=codec.init(x)), x))(
             gradients
         )
-        agreed = jax.tree.map(lambda kind, x: _JOINED[kind](x), codec.agree, measured)
-        payloads, _ = jax.vmap(encode, in_axes=(0, 0, None))(jnp.arange(number), gradients, agreed)
+        statistics = jax.tree.map(
+            lambda kind, x: _JOINED[kind](x), codec.reduce_statistics, measured
+        )
+        payloads, _ = jax.vmap(encode, in_axes=(0, 0, None))(
+            jnp.arange(number), gradients, statistics
+        )
         if summed:
             payloads = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), payloads)
-        return agreed, payloads, agreed if summed else measured
+        return statistics, payloads, statistics if summed else measured
 
     @jax.jit
     def decode(payloads: Any, statistics: Any) -> jax.Array:
         if summed:
-            return codec.decode(context.received(number).replace(agreed=statistics), payloads)
+            return codec.decode(context.received(number).replace(statistics=statistics), payloads)
 
         def add(total: jax.Array, one: tuple[Any, Any]) -> tuple[jax.Array, None]:
             payload, own = one
-            known = context.received().replace(agreed=own)
+            known = context.received().replace(statistics=own)
             return total + codec.decode(known, payload) / number, None
 
         return lax.scan(add, jnp.zeros(shape), (payloads, statistics))[0]
 
-    agreed, payloads, statistics = prepare(gradients)
+    statistics, payloads, statistics = prepare(gradients)
     first, encode_first = jax.block_until_ready(gradients[0]), jax.jit(encode)
     functions = {
-        "encode": lambda: encode_first(jnp.int32(0), first, agreed),
+        "encode": lambda: encode_first(jnp.int32(0), first, statistics),
         "decode": lambda: decode(payloads, statistics),
     }
     return CodecTime(**medians(functions, repetitions))

@@ -14,7 +14,7 @@ from experiments import tables
 from experiments.errors import ExperimentError
 from experiments.sparse_methods import Room, path_of
 from experiments.task import Batch, Task
-from jaxcomm.aggregation._rows import to_turns
+from jaxcomm.aggregation._rows import to_cyclic_rows
 
 MARGIN = 1.1
 MOST_DENSE = 0.5  # Beyond it, sending the rows of the union alone saves less than half.
@@ -66,7 +66,7 @@ def _densities(gradients: Any) -> Any:
         workers = gradient.shape[0]
         gradient = gradient if gradient.ndim > 1 else gradient[:, None]
         whole = jax.vmap(own_and_union, axis_name="data")(gradient)
-        shares = jax.vmap(lambda x: to_turns(x, workers))(gradient)
+        shares = jax.vmap(lambda x: to_cyclic_rows(x, workers))(gradient)
         shared = jax.vmap(jax.vmap(own_and_union), axis_name="data")(shares)
         return jnp.stack([jnp.max(density) for density in (*whole, *shared)])
 

@@ -66,18 +66,18 @@ _PEELING = {"ratio": 1.4, "rows": 3}
 SPARSE_METHODS: dict[str, SparseMethod] = {
     BASELINE: SparseMethod(lambda room, **options: jaxcomm.mean(), "all rows, summed"),
     GATHERED: _carried(
-        jaxcomm.gathered_mean,
+        jaxcomm.all_gather_mean,
         lambda room: nonzero(density=room.own, overflow="drop"),
         "its own rows, to all others",
     ),
     "union": _carried(
-        jaxcomm.summed_mean,
+        jaxcomm.all_reduce_mean,
         lambda room: nonzero_union(density=room.union, overflow="drop"),
         "a bitmap, then the rows of the union, summed (OmniReduce)",
     ),
     "sparcml": SparseMethod(
-        lambda room, *, seed, info: jaxcomm.sparcml(
-            density=room.own, union_density=room.union, info=info
+        lambda room, *, seed, diagnostics: jaxcomm.sparcml(
+            density=room.own, union_density=room.union, diagnostics=diagnostics
         ),
         "its own rows to one other, the sums of two, of four, ... (SparCML)",
     ),
@@ -86,7 +86,7 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
             "data",
             error_feedback(nonzero(density=room.own_share)),
             mean_codec=error_feedback(nonzero(density=room.union_share)),
-            cut="turns",
+            layout="cyclic",
             scope="leaf",
             **options,
         ),
@@ -104,7 +104,7 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
         lambda room: s2_codes(density=room.union, **_PEELING),
     ),
     "count_sketch": _carried(
-        jaxcomm.summed_mean,
+        jaxcomm.all_reduce_mean,
         lambda room: count_sketch(ratio=room.union),
         "as many cells as the union has coordinates, of all coordinates, without a bitmap",
     ),
@@ -160,11 +160,11 @@ class SparseVariant(NamedTuple):
 
     def build(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
         """The aggregator of all leaves; of the sparse leaves alone, by their paths, as well."""
-        return self._partition(seed=seed, info=False)
+        return self._partition(seed=seed, diagnostics=False)
 
     def observed(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
         """The same, which tells of its steps."""
-        return self._partition(seed=seed, info=True)
+        return self._partition(seed=seed, diagnostics=True)
 
 
 def path_of(path: tuple[Any, ...]) -> str:

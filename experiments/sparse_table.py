@@ -144,8 +144,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def to_table(rows: Sequence[Row]) -> Table:
     """For the terminal, without what others tell better."""
-    left_out = {"all bytes/worker/step", "overflow", "unpeeled", "expected error"}
-    kept = [position for position, heading in enumerate(HEADINGS) if heading not in left_out]
+    hidden = {"all bytes/worker/step", "overflow", "unpeeled", "expected error"}
+    kept = [position for position, heading in enumerate(HEADINGS) if heading not in hidden]
     return tables.to_rich(
         [HEADINGS[position] for position in kept],
         [[cells[position] for position in kept] for cells in map(_cells, rows)],

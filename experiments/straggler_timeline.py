@@ -41,7 +41,7 @@ def _windows(strategy: Strategy, link: Link, speeds: str, seed: int, config: Str
         sent = lambda step: jnp.max(meetings(step).seconds)  # noqa: E731
     start, close = synchronization.windows(
         SPEEDS[speeds](config.seconds),
-        synchronization.everybody() if strategy.waits else synchronization.first_done(),
+        synchronization.all_workers() if strategy.waits else synchronization.fastest_worker(),
         workers=WORKERS,
         minibatches=config.minibatches,
         communication=sent,
@@ -63,9 +63,9 @@ def _windows(strategy: Strategy, link: Link, speeds: str, seed: int, config: Str
 
 def _neighbours(
     strategy: Strategy, link: Link, seed: int
-) -> Callable[[jax.Array], synchronization.Meeting]:
+) -> Callable[[jax.Array], synchronization.Barrier]:
     assert strategy.mixing is not None
-    return synchronization.neighbours_meet(strategy.mixing(), seconds=link.message, seed=seed)
+    return synchronization.neighbor_barrier(strategy.mixing(), seconds=link.message, seed=seed)
 
 
 def _meetings(strategy: Strategy, link: Link, speeds: str, seed: int, config: Stragglers) -> Any:
@@ -73,7 +73,7 @@ def _meetings(strategy: Strategy, link: Link, speeds: str, seed: int, config: St
     straggler, each = SPEEDS[speeds](config.seconds), strategy.minibatches(config)
     steps = config.steps * config.minibatches // each
     meetings = (
-        synchronization.all_meet(WORKERS, period=config.period, seconds=link.all_reduce)
+        synchronization.global_barrier(WORKERS, period=config.period, seconds=link.all_reduce)
         if strategy.local
         else _neighbours(strategy, link, seed)
     )
@@ -83,7 +83,7 @@ def _meetings(strategy: Strategy, link: Link, speeds: str, seed: int, config: St
     def run() -> jax.Array:
         def body(clocks: jax.Array, step: jax.Array) -> Any:
             work = jnp.sum(straggler.draw(key, step, (WORKERS, each)), axis=1)
-            clocks = synchronization.wait(clocks, work, meetings(step))
+            clocks = synchronization.wait_at_barrier(clocks, work, meetings(step))
             return clocks, jnp.max(clocks)
 
         numbers = jnp.arange(steps, dtype=jnp.int32)

@@ -41,8 +41,8 @@ class Trainer:
     def _first(self, rate: Any, seed: Any, weights: Any) -> Any:
         params = jaxcomm.replicate(weights, WORKERS) if self.strategy.apart else weights
         state = jaxcomm.init(self._tx(rate, seed), params, WORKERS)
-        begun = self._of_workers(params) if self.strategy.late else ()
-        return params, state, begun
+        stale_params = self._of_workers(params) if self.strategy.late else ()
+        return params, state, stale_params
 
     def _of_workers(self, params: Any) -> Any:
         if self.strategy.apart:
@@ -58,20 +58,20 @@ class Trainer:
         )
 
         def body(carry: Any, of_step: Any) -> Any:
-            (params, state, begun), (window, queue) = carry, of_step
-            batch = synchronization.deal(
+            (params, state, stale_params), (window, queue) = carry, of_step
+            batch = synchronization.window_batches(
                 key,
                 shards,
                 window.first,
                 minibatches=self.strategy.minibatches(self.config),
                 size=self.config.size,
             )
-            late = (begun,) if self.strategy.late else ()
+            late = (stale_params,) if self.strategy.late else ()
             new, state, _ = step(params, state, (batch, window.finished, *late))
             if self.strategy.late:
                 points = self._of_workers(params), self._of_workers(new)
-                begun = synchronization.begun_at(window, queue, begun, *points)
-            return (new, state, begun), None
+                stale_params = synchronization.stale_params(window, queue, stale_params, *points)
+            return (new, state, stale_params), None
 
         return jax.lax.scan(body, (params, *others), given)[0]
 

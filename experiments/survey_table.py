@@ -152,8 +152,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def to_table(rows: Sequence[Row]) -> Table:
     """For the terminal, without what others tell better."""
-    left_out = {"kind", "training loss", "bytes/worker/step"}
-    kept = [position for position, heading in enumerate(HEADINGS) if heading not in left_out]
+    hidden = {"kind", "training loss", "bytes/worker/step"}
+    kept = [position for position, heading in enumerate(HEADINGS) if heading not in hidden]
     return tables.to_rich(
         [HEADINGS[position] for position in kept],
         [[cells[position] for position in kept] for cells in map(_cells, rows)],

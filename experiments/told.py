@@ -6,9 +6,10 @@ from typing import Any
 import jax
 
 MOST = ("overflow", "union_density", "unpeeled", "expected_error")
-"""Of what aggregators with `info=True` tell, that whose largest value over steps is recorded."""
+"""Of what aggregators with `diagnostics=True` tell, that whose largest value over steps is
+recorded."""
 
-_PREFIX = "info/"
+_PREFIX = "diagnostics/"
 
 
 def told_by(metrics: Mapping[str, Any]) -> dict[str, float]:

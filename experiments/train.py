@@ -226,7 +226,7 @@ def main(config: Train) -> int:
     with (
         open_record(config) as record,
         Progress(config.steps) as progress,
-        cluster.reporting_lost_processes(),
+        cluster.reraise_lost_process(),
     ):
         processes = f", {jax.process_count()} processes" if config.distributed else ""
         progress.say(

@@ -1,6 +1,31 @@
-"""Communication-efficient distributed training in JAX: compressors as optax transformations."""
+"""Communication-efficient distributed training in JAX: compressors as optax transformations.
 
-from jaxcomm import aggregation, compression, synchronization, wire
+Place one transformation before the optimizer, and `make_step` sends fewer bytes:
+
+    tx = optax.chain(jaxcomm.global_qsgd(bits=8), optax.sgd(0.1))
+    step = jaxcomm.make_step(loss_fn, tx, mesh)
+
+The names of this module, by what they are for:
+
+- **Methods**, named as in their papers: `deep_gradient_compression`, `ef_sign_sgd`, `fetch_sgd`,
+  `global_qsgd`, `gtop_k`, `natural_compression`, `one_bit_sgd`, `parallax`, `qsgd`, `s2_reducer`,
+  `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k`.
+- **Means**, exact or of any codec: `all_gather_mean`, `all_reduce_mean`, `majority_vote`, `mean`,
+  `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`.
+- **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches` and `feedback`; wrappers
+  of codecs in `compression`.
+- **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `hierarchical`, `per_worker`,
+  `shard_local`, `skip_nonfinite`, `warmup`; `warmup_schedule` for the learning rate.
+- **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
+  DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`.
+- **State** of several workers: `PerWorker`, `replicate`, `consensus`, `consensus_distance`,
+  `state_specs`.
+- **The wire**: `wire.account` counts bytes and collectives; `gradient_density`, `or_reduce`.
+- **Own codecs**: `Codec`, `Context`, `Claims`, `Coins`, `Diagnostics`, `Memory`, `Entries`,
+  `SparseDecode`; `jaxcomm.testing` checks them.
+"""
+
+from jaxcomm import aggregation, compression, gossip, methods, synchronization, training, wire
 from jaxcomm._axis import local_params, local_value_and_grad
 from jaxcomm._base import Claims, Codec, Coins, Context, Diagnostics, Memory, PerWorker
 from jaxcomm._entries import Entries, SparseDecode
@@ -9,26 +34,27 @@ from jaxcomm._state import init, state_specs
 from jaxcomm.aggregation import (
     accumulate,
     adaptive_ratio,
-    doubling_mean,
+    all_gather_mean,
+    all_reduce_mean,
     fetch_sgd,
-    gathered_mean,
     gradient_density,
     gtop_k,
     hierarchical,
+    majority_vote,
     mean,
     merged_mean,
     or_reduce,
+    recursive_doubling_mean,
     ring_mean,
     shard_local,
     sketched_sgd,
     skip_nonfinite,
-    summed_mean,
     two_stage_mean,
-    votes,
-    warm_up,
-    warm_up_schedule,
+    warmup,
+    warmup_schedule,
 )
-from jaxcomm.recipes import (
+from jaxcomm.compression import feedback, quantizers, sketches, sparsifiers
+from jaxcomm.methods import (
     deep_gradient_compression,
     ef_sign_sgd,
     global_qsgd,
@@ -42,10 +68,75 @@ from jaxcomm.recipes import (
     sparcml,
     sparse_global_qsgd,
     terngrad,
+    top_k,
 )
 from jaxcomm.training import make_step, simulate
 
 __all__ = [
+    # Methods
+    "deep_gradient_compression",
+    "ef_sign_sgd",
+    "fetch_sgd",
+    "global_qsgd",
+    "gtop_k",
+    "methods",
+    "natural_compression",
+    "one_bit_sgd",
+    "parallax",
+    "qsgd",
+    "s2_reducer",
+    "sign_sgd",
+    "signum",
+    "sketched_sgd",
+    "sparcml",
+    "sparse_global_qsgd",
+    "terngrad",
+    "top_k",
+    # Means
+    "aggregation",
+    "all_gather_mean",
+    "all_reduce_mean",
+    "majority_vote",
+    "mean",
+    "merged_mean",
+    "recursive_doubling_mean",
+    "ring_mean",
+    "two_stage_mean",
+    # Codecs
+    "compression",
+    "feedback",
+    "quantizers",
+    "sketches",
+    "sparsifiers",
+    # Wrappers of transformations
+    "accumulate",
+    "adaptive_ratio",
+    "hierarchical",
+    "per_worker",
+    "shard_local",
+    "skip_nonfinite",
+    "warmup",
+    "warmup_schedule",
+    # Training
+    "gossip",
+    "init",
+    "local_params",
+    "local_value_and_grad",
+    "make_step",
+    "simulate",
+    "synchronization",
+    "training",
+    # State of several workers
+    "PerWorker",
+    "consensus",
+    "consensus_distance",
+    "replicate",
+    "state_specs",
+    # The wire
+    "gradient_density",
+    "or_reduce",
+    "wire",
+    # Own codecs
     "Claims",
     "Codec",
     "Coins",
@@ -53,55 +144,7 @@ __all__ = [
     "Diagnostics",
     "Entries",
     "Memory",
-    "PerWorker",
     "SparseDecode",
-    "accumulate",
-    "adaptive_ratio",
-    "aggregation",
-    "compression",
-    "consensus",
-    "consensus_distance",
-    "ef_sign_sgd",
-    "deep_gradient_compression",
-    "doubling_mean",
-    "fetch_sgd",
-    "gathered_mean",
-    "gradient_density",
-    "gtop_k",
-    "global_qsgd",
-    "hierarchical",
-    "init",
-    "local_params",
-    "local_value_and_grad",
-    "make_step",
-    "mean",
-    "merged_mean",
-    "natural_compression",
-    "one_bit_sgd",
-    "parallax",
-    "or_reduce",
-    "per_worker",
-    "qsgd",
-    "replicate",
-    "ring_mean",
-    "s2_reducer",
-    "shard_local",
-    "sign_sgd",
-    "signum",
-    "simulate",
-    "sketched_sgd",
-    "skip_nonfinite",
-    "sparcml",
-    "sparse_global_qsgd",
-    "state_specs",
-    "synchronization",
-    "summed_mean",
-    "terngrad",
-    "two_stage_mean",
-    "votes",
-    "warm_up",
-    "warm_up_schedule",
-    "wire",
 ]
 
 __version__ = "0.1.0"

@@ -11,7 +11,7 @@ AxisName: TypeAlias = str | tuple[str, ...]
 """A mesh axis, or several that together count the workers, outermost first."""
 
 PyTree: TypeAlias = Any
-Layout: TypeAlias = Literal["joined", "shared", "apart"]
+Layout: TypeAlias = Literal["concatenated", "shared_statistics", "independent"]
 LossFn: TypeAlias = Callable[..., Any]
 
 
@@ -47,28 +47,30 @@ class Context:
     Attributes:
       coins: The unit's randomness. Receivers have `coins.public` alone.
       memory: What the codec keeps of the unit; `Memory()` for receivers.
-      agreed: Statistics: what workers agreed on, or the sender's own, which then travel with the
-        payload; `()` in `measure`.
+      statistics: Statistics: what workers agreed on, or the sender's own, which then travel with
+        the payload; `()` in `measure`.
       workers: How many payloads may be added before they are decoded: the axis size where payloads
         are summed, 1 elsewhere.
       count: How many payloads were added to the one that is decoded; the mean is over so many.
       shape: Of the unit.
-      sharing: How many coordinates share statistics, where other units do with this one. `None`:
-        those of the unit alone.
+      statistics_size: How many coordinates share statistics, where other units do with this one.
+        `None`: those of the unit alone.
     """
 
     coins: Coins
     memory: Memory = _NOTHING
-    agreed: PyTree = ()
+    statistics: PyTree = ()
     workers: int = dataclasses.field(default=1, metadata={"static": True})
     count: int = dataclasses.field(default=1, metadata={"static": True})
     shape: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
-    sharing: int | None = dataclasses.field(default=None, metadata={"static": True})
+    statistics_size: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def size(self) -> int:
         """How many coordinates the statistics are of, at least 1: what `Claims` ask for."""
-        return max(math.prod(self.shape) if self.sharing is None else self.sharing, 1)
+        return max(
+            math.prod(self.shape) if self.statistics_size is None else self.statistics_size, 1
+        )
 
     @classmethod
     def of(cls, x: jax.Array, seed: int = 0, memory: Memory = _NOTHING) -> "Context":
@@ -114,7 +116,7 @@ class Claims(NamedTuple):
 
 
 class Diagnostics(NamedTuple):
-    r"""What a codec tells of one unit in one step, for `info=True`.
+    r"""What a codec tells of one unit in one step, for `diagnostics=True`.
 
     Attributes:
       target: What a payload without loss would decode to: the unit, or what a wrapper makes of it.
@@ -145,7 +147,7 @@ def no_statistics(context: Context, x: jax.Array) -> tuple[()]:
 
 
 def mean_is_update(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
-    """The `settle` of a codec for which the mean is the update."""
+    """The `finalize` of a codec for which the mean is the update."""
     return mean, context.memory
 
 
@@ -169,10 +171,10 @@ class Codec(NamedTuple):
       init: `x -> Memory`, before the first step.
       measure: `(context, x) -> statistics`, a NamedTuple of float32 arrays, or of uint32 where they
         are packed bits; `()` when none. The same coins as `encode` gets in that step.
-      agree: How workers combine each statistic before encoding: the statistics' NamedTuple with
-        `"sum"` or `"max"` in place of each array, or `"or"` in place of packed bits; `()` when
-        none.
-      settle: `(context, payload, mean) -> (update, memory)`, once a step, after aggregation, with
+      reduce_statistics: How workers combine each statistic before encoding: the statistics'
+        NamedTuple with `"sum"` or `"max"` in place of each array, or `"or"` in place of packed
+        bits; `()` when none.
+      finalize: `(context, payload, mean) -> (update, memory)`, once a step, after aggregation, with
         the memory that `encode` returned. `payload` is the one that was decoded to the mean, where
         payloads were joined to one, and `None` where each was decoded by itself. What it makes of
         `memory.shared` must be equal on all workers.
@@ -182,16 +184,17 @@ class Codec(NamedTuple):
       diagnose: `(context, x, after) -> Diagnostics`, with the memory before the step in the
         context, and that after it.
       claims: What is known of the error.
-      dropping: The same codec where it drops what finds no room. `None` where all finds room, or
-        is dropped already; else `decode` gives NaN of a payload in which something found none, and
-        the aggregator NaN on all workers. Feedback takes this form, since it keeps what is left
+      drop_overflow: The same codec where it drops what finds no room. `None` where all finds room,
+        or is dropped already; else `decode` gives NaN of a payload in which something found none,
+        and the aggregator NaN on all workers. Feedback takes this form, since it keeps what is left
         out; a wrapper that keeps nothing wraps both.
       scope: What shares statistics by default: each `"leaf"` where the codec has a scale that
         layers of unlike size should not share, or a `"bucket"` of leaves.
-      layout: What a bucket is to the codec. `"joined"`: one vector, in which coordinates depend on
-        each other. `"shared"`: units that lie where they are and share the bucket's statistics,
-        combined as `agree` says; given these, each coordinate is encoded by itself. `"apart"`:
-        units that share nothing, where the codec cuts what it gets into blocks of its own.
+      layout: What a bucket is to the codec. `"concatenated"`: one vector, in which coordinates
+        depend on each other. `"shared_statistics"`: units that lie where they are and share the
+        bucket's statistics, combined as `reduce_statistics` says; given these, each coordinate is
+        encoded by itself. `"independent"`: units that share nothing, where the codec cuts what it
+        gets into blocks of its own.
 
     Example:
       >>> from typing import NamedTuple
@@ -213,14 +216,14 @@ class Codec(NamedTuple):
     decode: Callable[[Context, PyTree], jax.Array]
     init: Callable[[jax.Array], Memory] = no_memory
     measure: Callable[[Context, jax.Array], PyTree] = no_statistics
-    agree: PyTree = ()
-    settle: Callable[[Context, PyTree, jax.Array], tuple[jax.Array, Memory]] = mean_is_update
+    reduce_statistics: PyTree = ()
+    finalize: Callable[[Context, PyTree, jax.Array], tuple[jax.Array, Memory]] = mean_is_update
     combine: str | Callable[[Coins, PyTree, PyTree], PyTree] | None = None
     diagnose: Callable[[Context, jax.Array, Memory], Diagnostics] = target_is_unit
     claims: Claims = Claims()
-    dropping: "Codec | None" = None
+    drop_overflow: "Codec | None" = None
     scope: Literal["leaf", "bucket"] = "bucket"
-    layout: Layout = "joined"
+    layout: Layout = "concatenated"
 
 
 class PerWorker(NamedTuple):

@@ -77,7 +77,7 @@ def split(
     scope: Scope,
     bucket_bytes: int,
     dtype: Any = jnp.float32,
-    layout: Layout = "joined",
+    layout: Layout = "concatenated",
     *,
     stacks: bool = False,
 ) -> Split:

@@ -108,7 +108,7 @@ def consensus_distance(params: PerWorker) -> jax.Array:
     r"""How far workers are from their mean: :math:`\sum_i \|x_i - \bar x\|^2`, float32[].
 
     Exact, and so not free: on a mesh it averages all parameters. What a step knows anyway is the
-    disagreement of neighbours, which gossip with `info=True` tells.
+    disagreement of neighbours, which gossip with `diagnostics=True` tells.
 
     Args:
       params: Parameters that differ by worker.

@@ -50,11 +50,11 @@ def require_codec(codec: Any, option: str = "codec", *, user: str = "") -> None:
         )
 
 
-def require_codec_of(codec_of: Any, option: str = "codec_of") -> None:
+def require_codec_of(codec_for: Any, option: str = "codec_for") -> None:
     """Raises unless it is a function, which under `optax.inject_hyperparams` is called too soon."""
-    if not callable(codec_of):
+    if not callable(codec_for):
         raise ValueError(
-            f"`{option}` must be a function from a number to a codec, got {described(codec_of)}. "
+            f"`{option}` must be a function from a number to a codec, got {described(codec_for)}. "
             f"{remedy(option)}"
         )
 
@@ -89,8 +89,7 @@ _RULES: dict[str, Callable[[Any, str], None]] = {
     "axis_name": require_axis_name,
     "codec": require_codec,
     "mean_codec": require_codec,
-    "codec_of": require_codec_of,
-    "family": require_codec_of,
+    "codec_for": require_codec_of,
     "tx": require_transformation,
     "seed": lambda value, option: None,
     "key": lambda value, option: None,

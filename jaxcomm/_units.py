@@ -20,11 +20,11 @@ class Unit(NamedTuple):
     """Some leaves, by number, and where they stand among the others."""
 
     leaves: tuple[int, ...]
-    form: Literal["alone", "joined", "stacked"]
+    form: Literal["alone", "concatenated", "stacked"]
     coins: tuple[int, ...]  # of which bucket it takes the coins, or of a stack, each leaf its own
     start: int  # at which coordinate of that bucket it begins
     group: int  # with which it shares statistics
-    sharing: int | None = None  # coordinates of that group, if it has other units
+    statistics_size: int | None = None  # coordinates of that group, if it has other units
 
 
 def check_scope(scope: str) -> None:
@@ -54,7 +54,7 @@ def _buckets(sizes: list[int], capacity: int) -> list[list[int]]:
 
 def _parts(bucket: list[int], sizes: list[int], layout: Layout) -> list[list[int]]:
     """The leaves of each unit of a bucket: small ones together, each large one alone."""
-    if layout == "joined":
+    if layout == "concatenated":
         return [bucket]
     small = [leaf for leaf in bucket if sizes[leaf] < LARGE]
     return [*([small] if small else []), *([leaf] for leaf in bucket if sizes[leaf] >= LARGE)]
@@ -97,17 +97,17 @@ def divide(
     for number, bucket in enumerate(_buckets(sizes, bucket_bytes // 4)):
         start = 0
         for part in _parts(bucket, sizes, layout):
-            alone = layout != "joined" and len(part) == 1
-            group = len(units) if layout == "apart" else 0 if scope == "tree" else number
-            form: Literal["alone", "joined"] = "alone" if alone else "joined"
+            alone = layout != "concatenated" and len(part) == 1
+            group = len(units) if layout == "independent" else 0 if scope == "tree" else number
+            form: Literal["alone", "concatenated"] = "alone" if alone else "concatenated"
             units.append(Unit(tuple(part), form, (number,), start, group))
             start += sum(sizes[leaf] for leaf in part)
     groups: dict[int, list[Unit]] = {}
     for unit in units:
         groups.setdefault(unit.group, []).append(unit)
-    sharing = {
+    statistics_size = {
         group: sum(sizes[leaf] for unit in members for leaf in unit.leaves)
         for group, members in groups.items()
         if len(members) > 1
     }
-    return [unit._replace(sharing=sharing.get(unit.group)) for unit in units]
+    return [unit._replace(statistics_size=statistics_size.get(unit.group)) for unit in units]

@@ -86,11 +86,11 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
-    left_out = [report.nodeid for report in skipped if _LEFT_OUT in str(report.longrepr)]
-    if left_out:
+    unrun = [report.nodeid for report in skipped if _LEFT_OUT in str(report.longrepr)]
+    if unrun:
         minutes = config.getoption("minutes")
-        terminalreporter.section(f"{len(left_out)} tests left out after {minutes:g} minutes")
-        for file, ids in itertools.groupby(sorted(left_out), lambda each: each.split("::")[0]):
+        terminalreporter.section(f"{len(unrun)} tests left out after {minutes:g} minutes")
+        for file, ids in itertools.groupby(sorted(unrun), lambda each: each.split("::")[0]):
             rest = [each.split("::", 1)[1] for each in ids]
             terminalreporter.line(f"{len(rest):5} of {file}: {rest[0]} ... {rest[-1]}")
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import jaxcomm
-from jaxcomm import gossip, launch, recipes, testing
+from jaxcomm import gossip, launch, methods, testing
 from tests.cases import CASES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -21,7 +21,7 @@ ROWS = [
         "_require",
         "_rounds",
         "_axis",
-        "_when",
+        "_switch",
         "_noise",
         "_units",
         "_counting",
@@ -36,7 +36,7 @@ ROWS = [
     {"compression", "perf"},
     {"aggregation", "gossip"},
     {"synchronization", "scheduling"},
-    {"recipes", "training"},
+    {"methods", "training"},
     {"__init__"},
     {"testing"},  # Which nothing of the package imports.
     {"launch"},  # Which imports nothing of ours, and which nothing of the package imports.
@@ -48,7 +48,7 @@ CORE = [
     "_require",
     "_rounds",
     "_axis",
-    "_when",
+    "_switch",
     "_noise",
     "_units",
     "_counting",
@@ -182,7 +182,7 @@ def test_public_names_are_documented(name: str) -> None:
 
 
 def test_every_recipe_has_a_row() -> None:
-    public = set(recipes.__all__)
+    public = set(methods.__all__)
     assert public <= set(jaxcomm.__all__) and public <= {case.name for case in CASES}
 
 

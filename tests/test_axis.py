@@ -76,7 +76,7 @@ AGGREGATORS = {
     "global_qsgd": jaxcomm.global_qsgd,
     "qsgd": jaxcomm.qsgd,
     "ring_mean": jaxcomm.ring_mean,
-    "votes": jaxcomm.votes,
+    "votes": jaxcomm.majority_vote,
 }
 
 

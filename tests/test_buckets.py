@@ -16,7 +16,7 @@ TREE = {
 
 @pytest.mark.parametrize("scope", ["leaf", "bucket", "tree"])
 @pytest.mark.parametrize("capacity", [4, 28, 2**20])
-@pytest.mark.parametrize("layout", ["joined", "shared", "apart"])
+@pytest.mark.parametrize("layout", ["concatenated", "shared_statistics", "independent"])
 @pytest.mark.parametrize("large", [1, 7, 2**16])
 def test_units_join_to_the_same_tree(
     scope: str, capacity: int, layout: str, large: int, monkeypatch: pytest.MonkeyPatch

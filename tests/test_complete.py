@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm import compression, gossip, recipes, synchronization, testing
+from jaxcomm import compression, gossip, methods, synchronization, testing
 from tests.cases import CASES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -27,7 +27,7 @@ PACKAGES: list[ModuleType] = [
     compression.quantizers,
     compression.sketches,
     compression.sparsifiers,
-    recipes,
+    methods,
     gossip,
     synchronization,
 ]

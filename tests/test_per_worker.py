@@ -17,7 +17,8 @@ from tests.workers import mesh_of
 
 WORKERS = 4
 TX = optax.chain(
-    jaxcomm.per_worker(optax.sgd(0.1, momentum=0.9)), gossip.dpsgd(gossip.ring(WORKERS), info=True)
+    jaxcomm.per_worker(optax.sgd(0.1, momentum=0.9)),
+    gossip.dpsgd(gossip.ring(WORKERS), diagnostics=True),
 )
 
 
@@ -43,7 +44,7 @@ def test_a_mesh_and_the_simulator_train_alike() -> None:
         for _ in range(5):
             *train, metrics = step(*train, BATCH)
             losses.append(metrics["loss"])
-        assert losses[-1] < losses[0] and metrics["info/disagreement"] > 0
+        assert losses[-1] < losses[0] and metrics["diagnostics/disagreement"] > 0
         outcomes.append(jax.device_get(train))
     for left, right in zip(*map(jax.tree.leaves, outcomes), strict=True):
         if not jnp.issubdtype(left.dtype, jax.dtypes.prng_key):

@@ -37,7 +37,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
 from jaxcomm import launch
-from jaxcomm.aggregation import gathered_mean, two_stage_mean
+from jaxcomm.aggregation import all_gather_mean, two_stage_mean
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
@@ -93,11 +93,11 @@ CONTENDERS: Mapping[str, Callable[[], optax.GradientTransformation]] = {
     "mean, bfloat16": lambda: jaxcomm.mean(wire_dtype=jnp.bfloat16),
     "global_qsgd, 8 bits": lambda: jaxcomm.global_qsgd(bits=8),
     "two stages, 8 bits": lambda: two_stage_mean("data", dither(bits=8)),
-    "gathered, 8 bits": lambda: gathered_mean("data", dither(bits=8)),
+    "gathered, 8 bits": lambda: all_gather_mean("data", dither(bits=8)),
     "two stages, blocks of 4 bits": lambda: two_stage_mean("data", blockwise(dither(bits=4), 256)),
     "ef_sign_sgd": jaxcomm.ef_sign_sgd,
     "signum": jaxcomm.signum,
-    "top-k with feedback": lambda: gathered_mean("data", error_feedback(top_k(ratio=0.01))),
+    "top-k with feedback": lambda: all_gather_mean("data", error_feedback(top_k(ratio=0.01))),
 }
 
 # What is divided by what, and by how much of it.

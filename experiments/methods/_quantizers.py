@@ -41,13 +41,13 @@ QUANTIZERS: dict[str, Method] = {
     "ef_sign_sgd": Method(lambda seed: jaxcomm.ef_sign_sgd(), "feedback"),
     "one_bit_sgd": Method(lambda seed: jaxcomm.one_bit_sgd(), "feedback"),
     "ef_fixed_threshold": Method(
-        lambda seed: jaxcomm.summed_mean("data", error_feedback(fixed_threshold(THRESHOLD))),
+        lambda seed: jaxcomm.all_reduce_mean("data", error_feedback(fixed_threshold(THRESHOLD))),
         "feedback",
     ),
     "ecq": Method(
         lambda seed: jaxcomm.two_stage_mean("data", ecq(_blocks(4)), seed=seed), "feedback"
     ),
     "diana": Method(
-        lambda seed: jaxcomm.summed_mean("data", diana(_blocks(8)), seed=seed), "shifts"
+        lambda seed: jaxcomm.all_reduce_mean("data", diana(_blocks(8)), seed=seed), "shifts"
     ),
 }

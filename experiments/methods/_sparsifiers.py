@@ -30,7 +30,7 @@ WARM_UP_STEPS = 15
 
 
 def _gathered(codec: jaxcomm.Codec) -> Callable[[int], optax.GradientTransformationExtraArgs]:
-    return lambda seed: jaxcomm.gathered_mean("data", codec, seed=seed)
+    return lambda seed: jaxcomm.all_gather_mean("data", codec, seed=seed)
 
 
 def _with_feedback(codec: jaxcomm.Codec) -> Method:
@@ -42,8 +42,8 @@ def _top(ratio: float) -> jaxcomm.Codec:
 
 
 def _warm_up(seed: int) -> optax.GradientTransformationExtraArgs:
-    stages = [jaxcomm.gathered_mean("data", _top(ratio), seed=seed) for ratio in RATIOS[::-1]]
-    return jaxcomm.warm_up(stages, WARM_UP_STEPS)
+    stages = [jaxcomm.all_gather_mean("data", _top(ratio), seed=seed) for ratio in RATIOS[::-1]]
+    return jaxcomm.warmup(stages, WARM_UP_STEPS)
 
 
 def _warm_up_stage(state: Any) -> int:
@@ -59,10 +59,10 @@ SPARSIFIERS: dict[str, Method] = {
         lambda seed: jaxcomm.two_stage_mean("data", _top(0.01), seed=seed), "feedback"
     ),
     "random_10_percent": Method(
-        lambda seed: jaxcomm.summed_mean("data", random_k(ratio=0.1), seed=seed), "unbiased"
+        lambda seed: jaxcomm.all_reduce_mean("data", random_k(ratio=0.1), seed=seed), "unbiased"
     ),
     "ef_random_10_percent": Method(
-        lambda seed: jaxcomm.summed_mean(
+        lambda seed: jaxcomm.all_reduce_mean(
             "data", error_feedback(scaled(random_k(ratio=0.1))), seed=seed
         ),
         "feedback",
@@ -80,13 +80,13 @@ SPARSIFIERS: dict[str, Method] = {
     "variance_based": Method(_gathered(variance_based(ratio=0.05)), "feedback"),
     "gtop_1_percent": Method(lambda seed: jaxcomm.gtop_k(ratio=0.01), "feedback"),
     "deep_gradient_compression": Method(
-        lambda seed: jaxcomm.deep_gradient_compression(ratio=0.01, warm_up_every=WARM_UP_STEPS),
+        lambda seed: jaxcomm.deep_gradient_compression(ratio=0.01, warmup_every=WARM_UP_STEPS),
         "feedback",
         has_momentum=True,
         stage=_warm_up_stage,
     ),
     "ef21_top_10_percent": Method(_gathered(ef21(top_k(ratio=0.1))), "shifts"),
-    "warm_up": Method(_warm_up, "feedback", stage=_warm_up_stage),
+    "warmup": Method(_warm_up, "feedback", stage=_warm_up_stage),
     "adaptive_ratio": Method(
         lambda seed: jaxcomm.adaptive_ratio("data", _top, RATIOS, target=TARGET, seed=seed),
         "feedback",

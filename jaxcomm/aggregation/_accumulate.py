@@ -10,7 +10,7 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._buckets import require_floating
 from jaxcomm._require import checked, own_weight, require_state
-from jaxcomm._when import run_when
+from jaxcomm._switch import collective_cond
 
 
 class AccumulateState(NamedTuple):
@@ -122,6 +122,6 @@ def accumulate(
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0])
             return zeros, AccumulateState(state.mini_step + 1, mark(means, total), state.inner)
 
-        return run_when(state.mini_step == every - 1, update, wait)
+        return collective_cond(state.mini_step == every - 1, update, wait)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

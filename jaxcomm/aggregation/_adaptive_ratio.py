@@ -11,11 +11,11 @@ import optax
 
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._require import checked, require_state
-from jaxcomm._when import run_one_of
-from jaxcomm.aggregation._gathered import gathered_mean
+from jaxcomm._switch import collective_switch
+from jaxcomm.aggregation._all_gather import all_gather_mean
 from jaxcomm.aggregation._options import AggregatorOptions, require_switch, takes_options
 from jaxcomm.aggregation._stages import averages_over, common_axes, common_state
-from jaxcomm.aggregation._warm_up import require_steps
+from jaxcomm.aggregation._warmup import require_steps
 
 
 class AdaptiveRatioState(NamedTuple):
@@ -24,7 +24,7 @@ class AdaptiveRatioState(NamedTuple):
     stage: jax.Array  # int32[], which ratio is next
     calm: jax.Array  # int32[], steps since a ratio was too small; `patience` at most
     inner: Any  # the one state of all stages
-    info: Any = ()  # dict of float32[], with `info=True`
+    diagnostics: Any = ()  # dict of float32[], with `diagnostics=True`
 
 
 def _next(
@@ -43,12 +43,12 @@ def _next(
 @takes_options
 def adaptive_ratio(
     axis_name: AxisName,
-    family: Callable[[float], Codec],
+    codec_for: Callable[[float], Codec],
     ratios: Sequence[float],
     *,
     target: float,
     patience: int = 50,
-    aggregate: Callable[..., optax.GradientTransformationExtraArgs] | None = None,
+    aggregator: Callable[..., optax.GradientTransformationExtraArgs] | None = None,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends at the smallest of a few ratios whose measured compression error is small enough.
@@ -72,17 +72,18 @@ def adaptive_ratio(
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      family: From a ratio to a codec. What the codecs remember must not depend on the ratio.
+      codec_for: From a ratio to a codec. What the codecs remember must not depend on the ratio.
       ratios: The ratios to choose from, in ascending order.
       target: :math:`\epsilon`, positive; a relative squared error, so that from 1 on nothing at all
         might be sent.
       patience: :math:`p`, a Python int of at least 1. At 1, every other step may be too coarse.
-      aggregate: The way to form a mean. Default: `gathered_mean`; or `summed_mean` or
+      aggregator: The way to form a mean. Default: `all_gather_mean`; or `all_reduce_mean` or
         `two_stage_mean` where the codecs allow it.
-      **options: As :class:`AggregatorOptions` says; `info` tells the `ratio` that was used, too.
+      **options: As :class:`AggregatorOptions` says; `diagnostics` tells the `ratio` that was used,
+        too.
 
     Returns:
-      A transformation to place before the optimizer, with the guarantees of `aggregate`. A step
+      A transformation to place before the optimizer, with the guarantees of `aggregator`. A step
       with a non-finite update moves nothing.
 
     Raises:
@@ -116,21 +117,24 @@ def adaptive_ratio(
     if not isinstance(target, int | float) or not target > 0:
         raise ValueError(f"`target` must be a positive Python float, got {target!r}.")
     require_steps("patience", patience)
-    info = options.get("info", False)
-    require_switch(info)
-    telling: AggregatorOptions = {**options, "info": True}
+    diagnostics = options.get("diagnostics", False)
+    require_switch(diagnostics)
+    telling: AggregatorOptions = {**options, "diagnostics": True}
     stages = [
-        (aggregate or gathered_mean)(
+        (aggregator or all_gather_mean)(
             axis_name,
-            family(ratio),
+            codec_for(ratio),
             **telling,
         )
         for ratio in steps
     ]
 
     def told(inner: Any, ratio: jax.Array) -> tuple[Any, Any]:
-        """The state without its `info`, which is told once; and what is told."""
-        return inner._replace(info=()), {**inner.info, "ratio": ratio} if info else ()
+        """The state without its `diagnostics`, which is told once; and what is told."""
+        return inner._replace(diagnostics=()), {
+            **inner.diagnostics,
+            "ratio": ratio,
+        } if diagnostics else ()
 
     def init_fn(params: PyTree) -> AdaptiveRatioState:
         inner, known = told(common_state(stages, params, "adaptive_ratio"), jnp.zeros(()))
@@ -144,12 +148,12 @@ def adaptive_ratio(
         require_state(state, AdaptiveRatioState, "`adaptive_ratio`")
         if not jax.tree.leaves(updates):
             return updates, state
-        result, inner = run_one_of(
+        result, inner = collective_switch(
             state.stage,
             [partial(stage.update, updates, state.inner, params, **extra_args) for stage in stages],
         )
         stage, calm = _next(
-            state, inner.info["compression_error"], target, patience, len(steps) - 1
+            state, inner.diagnostics["compression_error"], target, patience, len(steps) - 1
         )
         inner, known = told(inner, jnp.asarray(steps, jnp.float32)[state.stage])
         return result, AdaptiveRatioState(stage, calm, inner, known)

@@ -114,7 +114,7 @@ def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, leaves)
 
 
-def agree(
+def reduce_statistics(
     axis_name: AxisName, kinds: PyTree, statistics: dict[int, PyTree], finite: jax.Array
 ) -> tuple[dict[int, PyTree], jax.Array]:
     """Combines each group's statistics over workers, and the finite flag.
@@ -135,17 +135,17 @@ def agree(
     kind_of = jax.tree.leaves(kinds) * len(statistics)
     arrays.append(jnp.where(finite, 0.0, 1.0).astype(jnp.float32))
     kind_of.append("sum" if "sum" in kind_of and "max" not in kind_of else "max")
-    agreed = list(arrays)
+    reduced = list(arrays)
     for kind in dict.fromkeys(kind_of):
         members = [i for i, other in enumerate(kind_of) if other == kind]
         vector, apart = to_vector([arrays[i] for i in members])
         combined = _ACROSS_WORKERS[kind](vector, axis_name)
         for i, array in zip(members, apart(combined), strict=True):
-            agreed[i] = array
-    *agreed, non_finite = agreed
-    return jax.tree.unflatten(treedef, agreed), non_finite == 0
+            reduced[i] = array
+    *reduced, non_finite = reduced
+    return jax.tree.unflatten(treedef, reduced), non_finite == 0
 
 
 def everywhere(axis_name: AxisName, holds: jax.Array) -> jax.Array:
     """Whether it holds on all workers, bool[], in one collective of a float32."""
-    return agree(axis_name, (), {}, holds)[1]
+    return reduce_statistics(axis_name, (), {}, holds)[1]

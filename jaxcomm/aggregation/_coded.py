@@ -17,8 +17,8 @@ from jaxcomm._base import AxisName, Codec, Coins, Context, Diagnostics, Memory, 
 from jaxcomm._require import require_state
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._agreement import all_finite, nowhere_nan
+from jaxcomm.aggregation._diagnostics import initial_diagnostics, measure_diagnostics
 from jaxcomm.aggregation._exchange import Exchange, Exchanged, Part
-from jaxcomm.aggregation._info import measure_info, nothing_known
 from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._weights import weigh
@@ -34,7 +34,7 @@ class AggregatorState(NamedTuple):
     step: jax.Array  # uint32[]
     own: PerWorker  # each unit's Memory.own
     shared: list[Any]  # each unit's Memory.shared
-    info: Any = ()  # dict of float32[], with `info=True`
+    diagnostics: Any = ()  # dict of float32[], with `diagnostics=True`
 
 
 def _keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
@@ -52,7 +52,7 @@ def _as_handed_on(means: list[jax.Array]) -> list[jax.Array]:
 
 
 def _lasting(memory: Memory) -> Memory:
-    """The memory, or nothing of one that was of this step alone, for `info`."""
+    """The memory, or nothing of one that was of this step alone, for `diagnostics`."""
     return memory if remembers(memory) else Memory()
 
 
@@ -81,7 +81,9 @@ def _context(coins: Coins, unit: Unit, memory: Memory, x: jax.Array) -> Context:
         own, shape = jax.tree.map(lambda keys: keys[np.array(unit.coins)], coins), x.shape[1:]
     else:
         own, shape = jax.tree.map(lambda keys: keys[unit.coins[0]], coins), x.shape
-    return Context(_noise.beyond(own, unit.start), memory, shape=shape, sharing=unit.sharing)
+    return Context(
+        _noise.beyond(own, unit.start), memory, shape=shape, statistics_size=unit.statistics_size
+    )
 
 
 def require_own_statistics(codec: Codec, shared_by: str) -> Codec:
@@ -92,7 +94,7 @@ def require_own_statistics(codec: Codec, shared_by: str) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(x)
-        if remembers(memory) and jax.tree.leaves(codec.agree):
+        if remembers(memory) and jax.tree.leaves(codec.reduce_statistics):
             raise ValueError(
                 f"{shared_by} shares statistics among updates of unlike size, and this codec "
                 "remembers what it leaves out, which might then grow without end. Let each have "
@@ -120,20 +122,23 @@ def coded_mean(
 
     Args:
       axis_name: The workers.
-      codec: Whose memory, `settle` and `diagnose` are those of a unit.
+      codec: Whose memory, `finalize` and `diagnose` are those of a unit.
       exchange: From units to their means.
       options: Those of the aggregator.
       tells: The codecs whose diagnostics `codec.diagnose` joins. Default: `codec` alone.
       stacks: Whether the exchange takes stacks of leaves: parts whose codec is `stacked`.
       draws_anew: Whether coins are those of the step, or of the first step in all of them.
     """
-    scope, capacity, seed, key, info = choose(options, codec)
+    scope, capacity, seed, key, diagnostics = choose(options, codec)
     _units.check_layout(codec.layout)
-    shares_tree = scope == "tree" and codec.layout != "apart"
-    if "or" in jax.tree.leaves(codec.agree) and (shares_tree or codec.layout == "shared"):
+    shares_tree = scope == "tree" and codec.layout != "independent"
+    if "or" in jax.tree.leaves(codec.reduce_statistics) and (
+        shares_tree or codec.layout == "shared_statistics"
+    ):
         raise ValueError(
-            "`scope`='tree' and `layout`='shared' share statistics among updates, and this codec's "
-            "is a bitmap of one. Use `scope`='leaf' or 'bucket', and `layout`='joined'."
+            "`scope`='tree' and `layout`='shared_statistics' share statistics among updates, and "
+            "this codec's is a bitmap of one. Use `scope`='leaf' or 'bucket', and "
+            "`layout`='concatenated'."
         )
     if shares_tree:
         codec = require_own_statistics(codec, "`scope`='tree'")
@@ -142,12 +147,14 @@ def coded_mean(
     def divided(tree: PyTree) -> _buckets.Split:
         return _buckets.split(tree, scope, capacity, layout=codec.layout, stacks=stacks)
 
-    def codec_of(unit: Unit) -> Codec:
+    def codec_for(unit: Unit) -> Codec:
         return stacked(codec) if unit.form == "stacked" else codec
 
     def init_fn(params: PyTree) -> AggregatorState:
         arrays, units, _ = divided(params)
-        memories = [_lasting(codec_of(unit).init(x)) for unit, x in zip(units, arrays, strict=True)]
+        memories = [
+            _lasting(codec_for(unit).init(x)) for unit, x in zip(units, arrays, strict=True)
+        ]
         own = [memory.own for memory in memories]
         firsts = [x[0] if u.form == "stacked" else x for u, x in zip(units, arrays, strict=True)]
         if jax.tree.leaves(own):
@@ -157,7 +164,9 @@ def coded_mean(
             step=jnp.zeros((), jnp.uint32),
             own=PerWorker({axis: jax.tree.map(lambda x: x[None], own)}),
             shared=[memory.shared for memory in memories],
-            info=nothing_known([codec] if tells is None else tells, firsts) if info else (),
+            diagnostics=initial_diagnostics([codec] if tells is None else tells, firsts)
+            if diagnostics
+            else (),
         )
 
     def remembered(state: AggregatorState, split: _buckets.Split) -> list[Memory]:
@@ -169,7 +178,7 @@ def coded_mean(
                 "made for other parameters, or for another `scope` or `bucket_bytes`."
             )
         return [
-            _resumed(codec_of(unit), x, Memory(*pair))
+            _resumed(codec_for(unit), x, Memory(*pair))
             for unit, x, *pair in zip(units, arrays, own, state.shared, strict=True)
         ]
 
@@ -207,7 +216,7 @@ def coded_mean(
         )
         filled = [number for number, x in enumerate(arrays) if x.size]
         parts = [
-            Part(codec_of(unit), _context(coins, unit, memory, x), x, unit)
+            Part(codec_for(unit), _context(coins, unit, memory, x), x, unit)
             for unit, memory, x in zip(units, memories, arrays, strict=True)
             if x.size
         ]
@@ -217,9 +226,9 @@ def coded_mean(
         encoded, finite, sent = exchange(parts) if parts else Exchanged([], jnp.array(True))
         for number, part, each in zip(filled, parts, encoded, strict=True):
             settled = each.context.replace(memory=each.memory)
-            means[number], after[number] = part.codec.settle(settled, each.payload, each.mean)
+            means[number], after[number] = part.codec.finalize(settled, each.payload, each.mean)
         fits = finite
-        if parts and codec.dropping is not None:
+        if parts and codec.drop_overflow is not None:
             fits = finite & nowhere_nan([each.mean for each in encoded])
         # Of pieces, which are copied anyway.
         visible = jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan) if x.size else x, join(means))
@@ -233,21 +242,21 @@ def coded_mean(
             ]
             settles = fits & all_finite(_as_handed_on(handed_on))
         kept = [*map(_lasting, _keep_if(settles, after, memories))]
-        known: Any = state.info
-        if info and parts:
+        known: Any = state.diagnostics
+        if diagnostics and parts:
             if sent is None:
-                raise ValueError("`info=True` is not known to this way of forming a mean.")
+                raise ValueError("`diagnostics=True` is not known to this way of forming a mean.")
             told: list[Diagnostics] = [
                 part.codec.diagnose(each.context, part.x, after[number])
                 for number, part, each in zip(filled, parts, encoded, strict=True)
             ]
-            known = measure_info(everybody, told, sent(), after, finite)
+            known = measure_diagnostics(everybody, told, sent(), after, finite)
         return visible, AggregatorState(
             key=state.key,
             step=state.step + 1,
             own=PerWorker({axis: jax.tree.map(lambda x: x[None], _apart([m.own for m in kept]))}),
             shared=[memory.shared for memory in kept],
-            info=known,
+            diagnostics=known,
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -32,7 +32,9 @@ class Exchanged(NamedTuple):
 
     units: list[Encoded]
     finite: jax.Array  # bool[], whether all workers' parts were
-    sent: Callable[[], list[jax.Array]] | None = None  # what this worker sent, decoded; for `info`
+    sent: Callable[[], list[jax.Array]] | None = (
+        None  # what this worker sent, decoded; for `diagnostics`
+    )
 
 
 Exchange: TypeAlias = Callable[[list[Part]], Exchanged]

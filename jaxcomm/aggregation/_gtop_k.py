@@ -93,7 +93,7 @@ def gtop_k(
     k: int | None = None,
     scope: _units.Scope = "bucket",
     bucket_bytes: int | None = None,
-    info: bool = False,
+    diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Global top-k: only :math:`k` coordinates of the sum are sent on, with error feedback.
 
@@ -118,8 +118,8 @@ def gtop_k(
       scope: Of what :math:`k` coordinates are sent: a `"leaf"`, or a `"bucket"` of leaves (which
         `"tree"` means as well here).
       bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
-        `residual_norm`, before the tree; see :func:`jaxcomm.global_qsgd`.
+      diagnostics: Whether the state's field `diagnostics` tells of the step: `compression_error`,
+        `density`, `residual_norm`, before the tree; see :func:`jaxcomm.global_qsgd`.
 
     Returns:
       A transformation to place before the optimizer. Updates come back equal on all workers, with
@@ -201,5 +201,9 @@ def gtop_k(
 
         return Exchanged(units, total[0] == workers, sent)
 
-    options: AggregatorOptions = {"scope": scope, "bucket_bytes": bucket_bytes, "info": info}
+    options: AggregatorOptions = {
+        "scope": scope,
+        "bucket_bytes": bucket_bytes,
+        "diagnostics": diagnostics,
+    }
     return coded_mean(axis_name, codec, exchange, options)  # Nothing is drawn.

@@ -12,8 +12,8 @@ from jaxcomm._base import AxisName, Codec, Coins, PyTree
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._combined import combine_payloads
 from jaxcomm.aggregation._exchange import Part
-from jaxcomm.aggregation._joined import join_payloads
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._rows import from_rows, to_rows
 
@@ -59,7 +59,7 @@ def merged_mean(
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
-      :func:`jaxcomm.summed_mean`.
+      :func:`jaxcomm.all_reduce_mean`.
 
     Raises:
       ValueError: If the codec's payloads cannot be merged, or an option is out of range; in
@@ -79,7 +79,7 @@ def merged_mean(
     if not callable(merge):
         raise ValueError(
             "`merged_mean` needs a codec whose payloads can be merged (`combine` a function), got "
-            f"`combine`={merge!r}. Use `summed_mean` or `gathered_mean`."
+            f"`combine`={merge!r}. Use `all_reduce_mean` or `all_gather_mean`."
         )
 
     def merge_rows(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:
@@ -98,4 +98,4 @@ def merged_mean(
             lambda rows, codes: from_rows(rows, codes.size).reshape(codes.shape), whole, payloads
         )
 
-    return coded_mean(axis_name, codec, join_payloads(axis_name, codec, merge_rows), options)
+    return coded_mean(axis_name, codec, combine_payloads(axis_name, codec, merge_rows), options)

@@ -21,15 +21,15 @@ class AggregatorOptions(TypedDict, total=False):
         MiB.
       seed: Seed of the randomness; may be traced. Default: 0.
       key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step: `compression_error`, `density`,
-        `residual_norm`, and what the codec adds; see :func:`jaxcomm.global_qsgd`.
+      diagnostics: Whether the state's field `diagnostics` tells of the step: `compression_error`,
+        `density`, `residual_norm`, and what the codec adds; see :func:`jaxcomm.global_qsgd`.
     """
 
     scope: _units.Scope | None
     bucket_bytes: int | None
     seed: int
     key: jax.Array | None
-    info: bool
+    diagnostics: bool
 
 
 DEFAULTS: AggregatorOptions = {
@@ -37,7 +37,7 @@ DEFAULTS: AggregatorOptions = {
     "bucket_bytes": None,
     "seed": 0,
     "key": None,
-    "info": False,
+    "diagnostics": False,
 }
 
 
@@ -48,7 +48,7 @@ class Chosen(NamedTuple):
     bucket_bytes: int
     seed: int
     key: jax.Array | None
-    info: bool
+    diagnostics: bool
 
 
 _Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
@@ -88,14 +88,14 @@ def choose(options: AggregatorOptions, codec: Codec) -> Chosen:
             f"`bucket_bytes` must be a Python int of at least 4, got {capacity}. Under "
             "`optax.inject_hyperparams` pass `static_args=('bucket_bytes',)`."
         )
-    require_switch(given["info"])
-    return Chosen(scope, capacity, given["seed"], given["key"], given["info"])
+    require_switch(given["diagnostics"])
+    return Chosen(scope, capacity, given["seed"], given["key"], given["diagnostics"])
 
 
-def require_switch(info: bool) -> None:
-    """Raises unless `info` is a Python bool, on which the structure of the state depends."""
-    if not isinstance(info, bool):
+def require_switch(diagnostics: bool) -> None:
+    """Raises unless `diagnostics` is a Python bool, on which the structure of the state depends."""
+    if not isinstance(diagnostics, bool):
         raise ValueError(
-            f"`info` must be a Python bool, got {info!r}. Under `optax.inject_hyperparams` pass "
-            "`static_args=('info',)`."
+            f"`diagnostics` must be a Python bool, got {diagnostics!r}. Under "
+            "`optax.inject_hyperparams` pass `static_args=('diagnostics',)`."
         )

@@ -48,8 +48,8 @@ def shard_local(
     Where parameters are sharded over another mesh axis (tensors cut over `"model"`, say), flat
     buckets of whole leaves would gather the shards first. Here each shard is measured, coded and
     averaged over the axis of `tx` by itself, with norms and random draws of its own, and nothing is
-    sent over the axes of `specs` (but the means that `info=True` tells). A worker sends what `tx`
-    sends for its shard.
+    sent over the axes of `specs` (but the means that `diagnostics=True` tells). A worker sends
+    what `tx` sends for its shard.
 
     Args:
       tx: An aggregator without memory.

@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm._require import checked, own_weight, require_state
-from jaxcomm._when import run_when
+from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation._agreement import all_finite
 
 
@@ -19,7 +19,7 @@ class SkipNonfiniteState(NamedTuple):
 
     skipped: jax.Array  # int32[], how many steps so far
     inner: Any
-    info: dict[str, jax.Array]  # float32[], the same number
+    diagnostics: dict[str, jax.Array]  # float32[], the same number
 
 
 def _all_say(finite: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -52,8 +52,9 @@ def skip_nonfinite(
 
     Returns:
       A transformation in place of `tx`. Its state counts the steps left out, in `skipped`, and
-      metrics tell the number as `info/skipped`. A worker of weight 0 is not asked, since a mean
-      over no samples is often NaN; a weight that is negative or not finite leaves the step out.
+      metrics tell the number as `diagnostics/skipped`. A worker of weight 0 is not asked, since a
+      mean over no samples is often NaN; a weight that is negative or not finite leaves the step
+      out.
 
     Raises:
       ValueError: In `update`, if `axis_name` is not bound or an update is already summed.
@@ -72,8 +73,8 @@ def skip_nonfinite(
     inner = optax.with_extra_args_support(tx)
 
     def init_fn(params: PyTree) -> SkipNonfiniteState:
-        info = {"skipped": jnp.zeros((), jnp.float32)}
-        return SkipNonfiniteState(jnp.zeros((), jnp.int32), inner.init(params), info)
+        diagnostics = {"skipped": jnp.zeros((), jnp.float32)}
+        return SkipNonfiniteState(jnp.zeros((), jnp.int32), inner.init(params), diagnostics)
 
     def update_fn(
         updates: PyTree, state: SkipNonfiniteState, params: PyTree = None, **extra_args: Any
@@ -90,7 +91,9 @@ def skip_nonfinite(
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
         skipped = optax.safe_increment(state.skipped)
-        left_out = state._replace(skipped=skipped, info={"skipped": skipped.astype(jnp.float32)})
+        after_skip = state._replace(
+            skipped=skipped, diagnostics={"skipped": skipped.astype(jnp.float32)}
+        )
 
         def update() -> tuple[PyTree, SkipNonfiniteState]:
             result, after = inner.update(updates, state.inner, params, **extra_args)
@@ -99,11 +102,13 @@ def skip_nonfinite(
             came = all_finite(leaves)
             if not _axis.is_known_equal(leaves, axis_name):
                 came = _all_say(came, axis_name)
-            return jax.tree.map(lambda x, y: jnp.where(came, x, y), done, (zeros(result), left_out))
+            return jax.tree.map(
+                lambda x, y: jnp.where(came, x, y), done, (zeros(result), after_skip)
+            )
 
         def skip(shapes: tuple[PyTree, SkipNonfiniteState]) -> tuple[PyTree, SkipNonfiniteState]:
-            return zeros(shapes[0]), left_out
+            return zeros(shapes[0]), after_skip
 
-        return run_when(fine, update, skip)
+        return collective_cond(fine, update, skip)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -93,7 +93,7 @@ def common_state(
         if difference:
             raise ValueError(
                 f"The stages of `{user}` share one state, and so must remember alike: "
-                f"{difference[0]}. Give all of them the same wrappers, `scope` and `info`, and "
-                "codecs of one `layout`, such as `codec._replace(layout='joined')`."
+                f"{difference[0]}. Give all of them the same wrappers, `scope` and `diagnostics`, "
+                "and codecs of one `layout`, such as `codec._replace(layout='concatenated')`."
             )
     return stages[0].init(params)

@@ -22,13 +22,18 @@ from jaxcomm._base import (
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, everywhere, nan_unless_all_fit
-from jaxcomm.aggregation._alone import decode_alone, diagnosing_alone, encode_alone, own_memory
+from jaxcomm.aggregation._all_gather import decoded_mean
 from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._diagnostics import add_ratios, add_totals
 from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
-from jaxcomm.aggregation._gathered import decoded_mean
-from jaxcomm.aggregation._info import add_ratios, add_totals
+from jaxcomm.aggregation._local import (
+    decode_local,
+    encode_local,
+    local_memory,
+    without_global_diagnostics,
+)
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
-from jaxcomm.aggregation._rows import CUTS, Cut, Ownership
+from jaxcomm.aggregation._rows import ROW_LAYOUTS, RowLayout, RowOwnership
 from jaxcomm.compression._diagnosed import diagnose_each
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -42,33 +47,35 @@ class TwoStageMemory(NamedTuple):
 
 
 class _Ends(NamedTuple):
-    """The `agreed` of a unit's context: all that is needed to diagnose both ends."""
+    """The `statistics` of a unit's context: all that is needed to diagnose both ends."""
 
     rows: Context  # of the rows that a worker sends, [workers, ...]
     mean: Context  # of the mean of the row that it owns
     owned: jax.Array  # that mean, before it is encoded again
 
 
-def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: Cut) -> Codec:
+def _codec_of_units(
+    axis_name: AxisName, codec: Codec, mean_codec: Codec, layout: RowLayout
+) -> Codec:
     """What the codecs of rows remember and tell of a whole unit."""
 
     def init(x: jax.Array) -> Memory:
         of_row = [
-            own_memory(each, jnp.zeros(1), "two_stage_mean", "the owner of a row")
+            local_memory(each, jnp.zeros(1), "two_stage_mean", "the owner of a row")
             for each in (codec, mean_codec)
         ]
         if not jax.tree.leaves(of_row):
             return Memory(TwoStageMemory((), ()), ())
         _axis.require_bound(axis_name)
-        rows = cut.apart(x, _axis.size(axis_name))
+        rows = layout.apart(x, _axis.size(axis_name))
         return Memory(
             TwoStageMemory(jax.vmap(codec.init)(rows).own, mean_codec.init(rows[0]).own), ()
         )
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        ends, workers = context.agreed, _axis.size(axis_name)
+        ends, workers = context.statistics, _axis.size(axis_name)
         rows = diagnose_each(
-            codec.diagnose, ends.rows, cut.apart(x, workers), Memory(after.own.sent, ())
+            codec.diagnose, ends.rows, layout.apart(x, workers), Memory(after.own.sent, ())
         )
         mean = mean_codec.diagnose(ends.mean, ends.owned, Memory(after.own.mean, ()))
         # A worker sends a row to each, and one mean: both ends weigh the same.
@@ -76,7 +83,7 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: C
         both = rows.errors.keys() & mean.errors.keys()
         of_both = {name: (rows.errors[name] + mean.errors[name]) / 2 for name in both}
         return Diagnostics(
-            cut.together(rows.target, x.shape),
+            layout.together(rows.target, x.shape),
             add_totals([rows.totals, mean.totals]),
             add_ratios([rows.ratios, means]),
             rows.errors | mean.errors | of_both,
@@ -86,8 +93,8 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: C
     return codec._replace(
         init=init,
         diagnose=diagnose,
-        settle=mean_is_update,
-        dropping=codec.dropping or mean_codec.dropping,
+        finalize=mean_is_update,
+        drop_overflow=codec.drop_overflow or mean_codec.drop_overflow,
     )
 
 
@@ -115,7 +122,7 @@ def two_stage_mean(
     codec: Codec,
     *,
     mean_codec: Codec | None = None,
-    cut: Ownership = "runs",
+    layout: RowOwnership = "block",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Encodes, exchanges rows, adds in float32, encodes the mean, and gathers it.
@@ -138,14 +145,14 @@ def two_stage_mean(
       codec: A codec; it encodes rows, each with its own statistics. What it remembers must be each
         worker's own.
       mean_codec: Of the mean of the row that a worker owns. Default: `codec`.
-      cut: Into `"runs"` of coordinates, or `"turns"`: worker k owns every n-th part of the unit
-        along its first axis, from the k-th on. Where neighbours are alike, as the rows of frequent
-        words are, this gives all workers as much to send.
+      layout: Into `"block"` of coordinates, or `"cyclic"`: worker k owns every n-th part of the
+        unit along its first axis, from the k-th on. Where neighbours are alike, as the rows of
+        frequent words are, this gives all workers as much to send.
       **options: As :class:`AggregatorOptions` says.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
-      :func:`jaxcomm.summed_mean`. Unbiased if the codec is.
+      :func:`jaxcomm.all_reduce_mean`. Unbiased if the codec is.
 
     Raises:
       ValueError: If an option is out of range; in `init`, if the codec has memory; in `update`, if
@@ -162,11 +169,11 @@ def two_stage_mean(
        [2.  2.5]]
     """
 
-    if cut not in get_args(Ownership):
-        raise ValueError(f"`cut` must be one of {get_args(Ownership)}, got {cut!r}.")
-    by = CUTS[cut]
-    of_rows = diagnosing_alone(codec)
-    of_mean = of_rows if mean_codec is None else diagnosing_alone(mean_codec)
+    if layout not in get_args(RowOwnership):
+        raise ValueError(f"`layout` must be one of {get_args(RowOwnership)}, got {layout!r}.")
+    by = ROW_LAYOUTS[layout]
+    of_rows = without_global_diagnostics(codec)
+    of_mean = of_rows if mean_codec is None else without_global_diagnostics(mean_codec)
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
@@ -175,8 +182,8 @@ def two_stage_mean(
         def send(context: Context, x: jax.Array) -> tuple[PyTree, tuple[Context, Context, PyTree]]:
             rows = by.apart(x, workers)
             row, mean = _ends(context, workers, rows.shape[1:])
-            content, kept = jax.vmap(functools.partial(encode_alone, of_rows))(row, rows)
-            return content, (row.replace(agreed=content[1]), mean, kept.own)
+            content, kept = jax.vmap(functools.partial(encode_local, of_rows))(row, rows)
+            return content, (row.replace(statistics=content[1]), mean, kept.own)
 
         sent = [_of(part, send, 0, (1, 0))(part.context, part.x) for part in parts]
         contents = [content for content, _ in sent]
@@ -187,14 +194,14 @@ def two_stage_mean(
         def owned(row: Context, content: PyTree) -> jax.Array:
             # Each sender drew for the row of this worker with the public coin of that row.
             mine = jax.tree.map(lambda x: x[me], row.replace(memory=Memory()))
-            decode = functools.partial(decode_alone, of_rows, mine)
-            return decoded_mean(decode, content, mine.replace(agreed=()), mine.shape)
+            decode = functools.partial(decode_local, of_rows, mine)
+            return decoded_mean(decode, content, mine.replace(statistics=()), mine.shape)
 
         means = [
             _of(part, owned, (0, 1))(row, content)
             for part, (_, (row, *_)), content in zip(parts, sent, received, strict=True)
         ]
-        encode_mean = functools.partial(encode_alone, of_mean)
+        encode_mean = functools.partial(encode_local, of_mean)
         resent = [
             _of(part, encode_mean)(mean, x)
             for part, (_, (_, mean, _)), x in zip(parts, sent, means, strict=True)
@@ -204,23 +211,23 @@ def two_stage_mean(
         of_all = jax.vmap(lambda message: from_message(message, again))(gathered)
 
         def restore(context: Context, mean: Context, content: PyTree) -> jax.Array:
-            decode = functools.partial(decode_alone, of_mean, mean)
+            decode = functools.partial(decode_local, of_mean, mean)
             return by.together(jax.vmap(decode)(content), context.shape)
 
         units = []
         for part, (_, (row, mean, kept)), x, (own, kept_of_mean), content in zip(
             parts, sent, means, resent, of_all, strict=True
         ):
-            known = _Ends(row, mean.replace(agreed=own[1]), x)
+            known = _Ends(row, mean.replace(statistics=own[1]), x)
             after = Memory(TwoStageMemory(kept, kept_of_mean.own), ())
             whole = _of(part, restore, (0, 0, 1))(part.context, mean, content)
-            units.append(Encoded(part.context.replace(agreed=known), after, whole))
-        if codec.dropping is not None:  # The codec of the mean may not keep a NaN.
+            units.append(Encoded(part.context.replace(statistics=known), after, whole))
+        if codec.drop_overflow is not None:  # The codec of the mean may not keep a NaN.
             fitting = nan_unless_all_fit(axis_name, means, [each.mean for each in units])
             units = [each._replace(mean=mean) for each, mean in zip(units, fitting, strict=True)]
 
         def own_rows(context: Context, row: Context, content: PyTree) -> jax.Array:
-            decode = jax.vmap(functools.partial(decode_alone, of_rows))
+            decode = jax.vmap(functools.partial(decode_local, of_rows))
             return by.together(decode(row, content), context.shape)
 
         def decoded() -> list[jax.Array]:

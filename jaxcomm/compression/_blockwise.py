@@ -29,7 +29,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
     zeros, which travel too.
 
     Args:
-      codec: A codec that remembers nothing, but for `info=True`.
+      codec: A codec that remembers nothing, but for `diagnostics=True`.
       block_size: Coordinates that share statistics; a Python int.
 
     Returns:
@@ -66,13 +66,15 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
     def parts_of(context: Context) -> tuple[Coins, PyTree]:
         """The coins and statistics of each block."""
         count = -(-math.prod(context.shape) // block_size)
-        return Coins(*(jax.random.split(key, count) for key in context.coins)), context.agreed
+        return Coins(*(jax.random.split(key, count) for key in context.coins)), context.statistics
 
     def of_one(call: Callable[..., Any], context: Context) -> Callable[..., Any]:
         """`call` with the context of a block, of its coins, its statistics and what else it has."""
 
-        def on_block(coins: Coins, agreed: PyTree, *given: PyTree) -> Any:
-            return call(context.replace(coins=coins, agreed=agreed, shape=(block_size,)), *given)
+        def on_block(coins: Coins, statistics: PyTree, *given: PyTree) -> Any:
+            return call(
+                context.replace(coins=coins, statistics=statistics, shape=(block_size,)), *given
+            )
 
         return on_block
 
@@ -117,6 +119,6 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
             variance=of_block(codec.claims.variance),
             contraction=of_block(codec.claims.contraction),
         ),
-        layout="apart",
-        dropping=codec.dropping and blockwise(codec.dropping, block_size),
+        layout="independent",
+        drop_overflow=codec.drop_overflow and blockwise(codec.drop_overflow, block_size),
     )

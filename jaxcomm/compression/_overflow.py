@@ -19,7 +19,7 @@ Fits: TypeAlias = Callable[[Context, PyTree], jax.Array]
 
 
 class Overflow(NamedTuple):
-    """What a codec remembers for `info=True` alone: nothing that it sends depends on it."""
+    """What a codec remembers for `diagnostics=True` alone: nothing that it sends depends on it."""
 
     overflow: jax.Array  # int32[], coordinates or parts without room in the last step
 
@@ -40,7 +40,7 @@ def tell_overflow(overflow: jax.Array) -> dict[str, jax.Array]:
     return {"overflow": overflow.astype(jnp.float32)}
 
 
-def choose_form(overflow: Policy, *, dropping: Codec, strict: Codec) -> Codec:
+def choose_form(overflow: Policy, *, drop_overflow: Codec, strict: Codec) -> Codec:
     """The form that is asked for, the strict one with the other at hand for feedback.
 
     Raises:
@@ -48,7 +48,7 @@ def choose_form(overflow: Policy, *, dropping: Codec, strict: Codec) -> Codec:
     """
     if overflow not in get_args(Policy):
         raise ValueError(f"`overflow` must be one of {get_args(Policy)}, got {overflow!r}.")
-    return dropping if overflow == "drop" else strict._replace(dropping=dropping)
+    return drop_overflow if overflow == "drop" else strict._replace(drop_overflow=drop_overflow)
 
 
 def nan_unless(fits: jax.Array, x: jax.Array) -> jax.Array:

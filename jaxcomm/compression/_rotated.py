@@ -89,7 +89,7 @@ def rotated(codec: Codec) -> Codec:
     additions a coordinate at any size.
 
     Args:
-      codec: A codec that remembers nothing, but for `info=True`.
+      codec: A codec that remembers nothing, but for `diagnostics=True`.
 
     Returns:
       A codec with the statistics, payload and `combine` of `codec` at the size of the power of two,
@@ -163,10 +163,10 @@ def rotated(codec: Codec) -> Codec:
         decode=decode,
         combine=combine,
         diagnose=diagnose,
-        layout="joined",
+        layout="concatenated",
         claims=codec.claims._replace(
             variance=_at_padded_size(codec.claims.variance),
             contraction=_at_padded_size(codec.claims.contraction),
         ),
-        dropping=codec.dropping and rotated(codec.dropping),
+        drop_overflow=codec.drop_overflow and rotated(codec.drop_overflow),
     )

@@ -99,5 +99,5 @@ def scaled(codec: Codec) -> Codec:
     return codec._replace(
         decode=decode,
         claims=Claims(contraction=lambda size, workers: 1 / (1 + variance(size, workers))),
-        dropping=codec.dropping and scaled(codec.dropping),
+        drop_overflow=codec.drop_overflow and scaled(codec.drop_overflow),
     )

@@ -19,7 +19,7 @@ def stacked(codec: Codec) -> Codec:
         measure=jax.vmap(codec.measure),
         encode=jax.vmap(codec.encode),
         decode=jax.vmap(codec.decode),
-        settle=jax.vmap(codec.settle),
+        finalize=jax.vmap(codec.finalize),
         diagnose=lambda *given: diagnose_each(codec.diagnose, *given),
-        dropping=codec.dropping and stacked(codec.dropping),
+        drop_overflow=codec.drop_overflow and stacked(codec.drop_overflow),
     )

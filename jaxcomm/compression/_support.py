@@ -58,7 +58,7 @@ def parts_of(shape: tuple[int, ...], granularity: Granularity) -> Parts:
         if len(shape) < 2:
             raise ValueError(
                 f"`granularity`='row' needs an array of two axes or more, got the shape {shape}. "
-                "Use `scope`='leaf', which keeps leaves in their shapes (and `cut`='turns' in "
+                "Use `scope`='leaf', which keeps leaves in their shapes (and `layout`='cyclic' in "
                 "`two_stage_mean`), and mask leaves of one axis with `optax.masked`; or give the "
                 "length of a block."
             )

@@ -11,13 +11,13 @@ from jaxcomm.gossip._d2 import d2
 from jaxcomm.gossip._deep_squeeze import deep_squeeze
 from jaxcomm.gossip._dpsgd import dpsgd, matcha
 from jaxcomm.gossip._draw import draw
-from jaxcomm.gossip._exact_average import exact_average
 from jaxcomm.gossip._matcha_plan import MatchaPlan, matcha_plan
 from jaxcomm.gossip._mixing import Spectral, mixing_matrix, spectral
 from jaxcomm.gossip._mixing_plan import Mixing
+from jaxcomm.gossip._periodic_averaging import periodic_averaging
 from jaxcomm.gossip._rounds import to_rounds
 from jaxcomm.gossip._sgp import sgp
-from jaxcomm.gossip._to_mixing import at_random, in_turns, lazy, now_and_then, to_mixing
+from jaxcomm.gossip._to_mixing import cyclic, lazy, random_periodic, randomized, to_mixing
 from jaxcomm.gossip._topologies import (
     complete,
     erdos_renyi,
@@ -36,7 +36,7 @@ __all__ = [
     "Mixing",
     "Spectral",
     "ad_psgd",
-    "at_random",
+    "randomized",
     "choco_sgd",
     "choco_step_size",
     "complete",
@@ -45,15 +45,15 @@ __all__ = [
     "dpsgd",
     "draw",
     "erdos_renyi",
-    "exact_average",
+    "periodic_averaging",
     "exponential",
     "hypercube",
-    "in_turns",
+    "cyclic",
     "lazy",
     "matcha",
     "matcha_plan",
     "mixing_matrix",
-    "now_and_then",
+    "random_periodic",
     "one_peer_exponential",
     "path",
     "random_geometric",
@@ -66,4 +66,4 @@ __all__ = [
     "torus",
 ]
 
-answer_uncalled(ad_psgd, choco_sgd, d2, deep_squeeze, dpsgd, exact_average, matcha, sgp)
+answer_uncalled(ad_psgd, choco_sgd, d2, deep_squeeze, dpsgd, periodic_averaging, matcha, sgp)

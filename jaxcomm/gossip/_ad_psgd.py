@@ -13,8 +13,8 @@ from jaxcomm.gossip._extras import is_graph
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._matchings import require_matchings, to_matchings
-from jaxcomm.gossip._talk import Talk
-from jaxcomm.gossip._to_mixing import at_random
+from jaxcomm.gossip._neighbors import Talk
+from jaxcomm.gossip._to_mixing import randomized
 from jaxcomm.gossip._topologies import require_graph
 
 
@@ -25,7 +25,7 @@ def ad_psgd(
     axis_name: AxisName = "data",
     seed: int = 0,
     key: jax.Array | None = None,
-    info: bool = False,
+    diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Asynchronous decentralized SGD, as a mesh can run it: in steps, with late gradients.
 
@@ -42,7 +42,7 @@ def ad_psgd(
       axis_name: The mesh axis, or axes, that number the workers, the nodes of the graph.
       seed: Seed of the draws.
       key: A typed threefry key, in place of `seed`.
-      info: As for :func:`dpsgd`.
+      diagnostics: As for :func:`dpsgd`.
 
     Returns:
       A transformation like that of :func:`dpsgd`.
@@ -79,7 +79,7 @@ def ad_psgd(
         part = nx.empty_graph(workers)
         part.add_edges_from(matching)
         parts.append(part)
-    given = require_symmetric(at_random(parts), "ad_psgd")
+    given = require_symmetric(randomized(parts), "ad_psgd")
 
     def start(units: list[jax.Array]) -> list[list[jax.Array]]:
         return [[*map(jnp.zeros_like, units)] for _ in range(staleness)]
@@ -91,4 +91,4 @@ def ad_psgd(
         apart, disagreement = talk.differences(x)
         return Mixed([a + b for a, b in zip(due, apart, strict=True)], later, disagreement)
 
-    return gossiped(given, axis_name, start, method, seed=seed, key=key, info=info)
+    return gossiped(given, axis_name, start, method, seed=seed, key=key, diagnostics=diagnostics)

@@ -10,9 +10,9 @@ import optax
 
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._require import require_codec
-from jaxcomm.gossip._coded_talk import encode, require_own
+from jaxcomm.gossip._compressed_messages import encode, require_own
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
-from jaxcomm.gossip._talk import Link, Talk, to_links
+from jaxcomm.gossip._neighbors import Link, Talk, to_links
 from jaxcomm.gossip._to_mixing import to_mixing
 
 
@@ -58,11 +58,11 @@ def choco_sgd(
     codec: Codec,
     *,
     step_size: float,
-    per_neighbour: bool | None = None,
+    per_neighbor: bool | None = None,
     axis_name: AxisName = "data",
     seed: int = 0,
     key: jax.Array | None = None,
-    info: bool = False,
+    diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gossip of compressed differences: neighbours keep copies :math:`\hat x_i` of each other.
 
@@ -81,11 +81,11 @@ def choco_sgd(
         \ge 1` goes in :func:`jaxcomm.compression.scaled`.
       step_size: :math:`\gamma` in (0, 1], the smaller the coarser the codec; 1 with a codec that
         loses nothing is D-PSGD. :func:`choco_step_size` has what theory asks for.
-      per_neighbour: Whether to keep copies for each neighbour. Default: where mixing changes.
+      per_neighbor: Whether to keep copies for each neighbour. Default: where mixing changes.
       axis_name: The mesh axis, or axes, that number the workers, the nodes of the graph.
       seed: Seed of the codec and of mixing at random.
       key: A typed threefry key, in place of `seed`.
-      info: As for :func:`dpsgd`; the disagreement is that of copies.
+      diagnostics: As for :func:`dpsgd`; the disagreement is that of copies.
 
     Returns:
       A transformation like that of :func:`dpsgd`.
@@ -108,9 +108,9 @@ def choco_sgd(
     require_codec(codec, user="choco_sgd")
     require_step_size(step_size)
     given = require_symmetric(to_mixing(mixing), "choco_sgd")
-    apart = not given.constant if per_neighbour is None else per_neighbour
+    apart = not given.constant if per_neighbor is None else per_neighbor
     if not apart:
-        require_fixed(given, "choco_sgd(per_neighbour=False)")
+        require_fixed(given, "choco_sgd(per_neighbor=False)")
     rounds = [link for links in to_links(given, in_pairs=True) for link in links]
 
     def start(units: list[jax.Array]) -> PyTree:
@@ -123,7 +123,7 @@ def choco_sgd(
         if talk.present is not None:
             raise ValueError(
                 "`present` leaves out messages, and one copy for all neighbours would no longer be "
-                "what they know: use `choco_sgd(..., per_neighbour=True)`."
+                "what they know: use `choco_sgd(..., per_neighbor=True)`."
             )
         known, gap = memory
         message, sent, decode = encode(
@@ -177,11 +177,13 @@ def choco_sgd(
         return Mixed(moved, after, disagreement)
 
     # Once all agree, all know it: copies that lagged behind would drive workers apart again.
-    def agreed(talk: Talk, memory: PyTree, x: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
+    def shared_copies(
+        talk: Talk, memory: PyTree, x: list[jax.Array]
+    ) -> tuple[list[jax.Array], PyTree]:
         means = talk.mean(x)
         return means, (means, [*map(jnp.zeros_like, means)])
 
-    def agreed_by_neighbour(
+    def copies_per_neighbor(
         talk: Talk, memory: PyTree, x: list[jax.Array]
     ) -> tuple[list[jax.Array], PyTree]:
         means = talk.mean(x)
@@ -201,9 +203,9 @@ def choco_sgd(
         axis_name,
         start,
         by_neighbour if apart else shared,
-        average=agreed_by_neighbour if apart else agreed,
+        average=copies_per_neighbor if apart else shared_copies,
         seed=seed,
         key=key,
-        info=info,
+        diagnostics=diagnostics,
         in_pairs=apart,
     )

@@ -9,12 +9,12 @@ import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
-from jaxcomm.gossip._talk import Talk
+from jaxcomm.gossip._neighbors import Talk
 from jaxcomm.gossip._to_mixing import to_mixing
 
 
 def d2(
-    mixing: Any, *, axis_name: AxisName = "data", info: bool = False
+    mixing: Any, *, axis_name: AxisName = "data", diagnostics: bool = False
 ) -> optax.GradientTransformationExtraArgs:
     r"""Decentralized SGD without the variance of gradients between workers.
 
@@ -32,7 +32,7 @@ def d2(
     Args:
       mixing: A networkx graph, or a symmetric matrix [n, n] whose eigenvalues are above -1/3.
       axis_name: The mesh axis, or axes, that number the workers, the nodes of the graph.
-      info: As for :func:`dpsgd`.
+      diagnostics: As for :func:`dpsgd`.
 
     Returns:
       A transformation like that of :func:`dpsgd`, that remembers two arrays like the parameters on
@@ -73,12 +73,12 @@ def d2(
         after = [_add(*pair, d) for pair, d in zip(memory, apart, strict=True)]
         return Mixed([b + c for b, (c, _) in zip(steps, after, strict=True)], after, disagreement)
 
-    return gossiped(given, axis_name, start, method, info=info)
+    return gossiped(given, axis_name, start, method, diagnostics=diagnostics)
 
 
-def _add(total: jax.Array, left_out: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _add(total: jax.Array, error: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The sum, and what rounding leaves out of it, exactly (Knuth)."""
-    x = x + left_out
+    x = x + error
     new = total + x
     of_x = new - total
     return new, (total - (new - of_x)) + (x - of_x)

@@ -9,9 +9,9 @@ import optax
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._require import require_codec
 from jaxcomm.gossip._choco_sgd import require_step_size
-from jaxcomm.gossip._coded_talk import encode, require_own
+from jaxcomm.gossip._compressed_messages import encode, require_own
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
-from jaxcomm.gossip._talk import Talk
+from jaxcomm.gossip._neighbors import Talk
 from jaxcomm.gossip._to_mixing import to_mixing
 
 
@@ -23,7 +23,7 @@ def deep_squeeze(
     axis_name: AxisName = "data",
     seed: int = 0,
     key: jax.Array | None = None,
-    info: bool = False,
+    diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gossip of compressed parameters, with feedback of what was left out.
 
@@ -41,7 +41,7 @@ def deep_squeeze(
       axis_name: The mesh axis, or axes, that number the workers, the nodes of the graph.
       seed: Seed of the codec and of mixing at random.
       key: A typed threefry key, in place of `seed`.
-      info: As for :func:`dpsgd`; the disagreement is that of what was sent.
+      diagnostics: As for :func:`dpsgd`; the disagreement is that of what was sent.
 
     Returns:
       A transformation like that of :func:`dpsgd`.
@@ -84,9 +84,9 @@ def deep_squeeze(
 
         nothing = [*map(jnp.zeros_like, x)], talk.zero
         apart, disagreement = talk.hear(message, take, nothing)
-        left_out = [a - b for a, b in zip(corrected, sent, strict=True)]
+        residual = [a - b for a, b in zip(corrected, sent, strict=True)]
         moved = [a + step_size * b for a, b in zip(steps, apart, strict=True)]
-        return Mixed(moved, left_out, disagreement)
+        return Mixed(moved, residual, disagreement)
 
     def average(
         talk: Talk, residual: list[jax.Array], x: list[jax.Array]
@@ -94,4 +94,13 @@ def deep_squeeze(
         # All of it is known now: what were left of residuals would drive workers apart.
         return talk.mean(x), [*map(jnp.zeros_like, residual)]
 
-    return gossiped(given, axis_name, start, method, average=average, seed=seed, key=key, info=info)
+    return gossiped(
+        given,
+        axis_name,
+        start,
+        method,
+        average=average,
+        seed=seed,
+        key=key,
+        diagnostics=diagnostics,
+    )

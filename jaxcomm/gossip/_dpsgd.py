@@ -8,7 +8,7 @@ import optax
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._matcha_plan import MatchaPlan
-from jaxcomm.gossip._talk import Talk
+from jaxcomm.gossip._neighbors import Talk
 from jaxcomm.gossip._to_mixing import to_mixing
 
 Order = Literal["mix_then_adapt", "adapt_then_combine"]
@@ -21,7 +21,7 @@ def dpsgd(
     order: Order = "mix_then_adapt",
     seed: int = 0,
     key: jax.Array | None = None,
-    info: bool = False,
+    diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Decentralized parallel SGD: workers average with their neighbours only.
 
@@ -41,9 +41,10 @@ def dpsgd(
       order: `"mix_then_adapt"` or `"adapt_then_combine"`.
       seed: Seed of what is drawn where mixing is at random.
       key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells of the step `disagreement`, :math:`\sum_{ij}
-        W_{ij} \|x_i - x_j\|^2`, and how many steps of all workers were `left_out` so far, for two
-        float32 more; and `rounds`, of messages that were sent one after the other.
+      diagnostics: Whether the state's field `diagnostics` tells of the step `disagreement`,
+        :math:`\sum_{ij} W_{ij} \|x_i - x_j\|^2`, and how many steps of all workers were
+        `skipped_steps` so far, for two float32 more; and `rounds`, of messages that were sent one
+        after the other.
 
     Returns:
       A transformation to place *after* the optimizer, on parameters that differ by worker
@@ -52,7 +53,7 @@ def dpsgd(
       its parameters NaN. `update(..., present=mask)`, a bool a worker that all know, takes workers
       out of the step: their messages have weight 0, and the mean is kept. Bytes fall only where a
       whole matrix is inactive. `update(..., exact=flag)`, a bool that all know, ends a step at the
-      exact mean of all, as :func:`exact_average` asks for now and then.
+      exact mean of all, as :func:`periodic_averaging` asks for now and then.
 
       A step after which parameters would not be finite, of a NaN batch, is left out by its worker
       alone, which goes on mixing; the state counts such steps.
@@ -94,7 +95,9 @@ def dpsgd(
         apart, disagreement = talk.differences(mixed)
         return Mixed([a + b for a, b in zip(steps, apart, strict=True)], memory, disagreement)
 
-    return gossiped(given, axis_name, lambda units: (), method, seed=seed, key=key, info=info)
+    return gossiped(
+        given, axis_name, lambda units: (), method, seed=seed, key=key, diagnostics=diagnostics
+    )
 
 
 def matcha(
@@ -104,7 +107,7 @@ def matcha(
     order: Order = "adapt_then_combine",
     seed: int = 0,
     key: jax.Array | None = None,
-    info: bool = False,
+    diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""D-PSGD in which each matching of the graph is active in a part of the steps.
 
@@ -120,7 +123,7 @@ def matcha(
       order: As for :func:`dpsgd`.
       seed: Seed of the draws.
       key: A typed threefry key, in place of `seed`.
-      info: As for :func:`dpsgd`; `rounds` is the number of active matchings.
+      diagnostics: As for :func:`dpsgd`; `rounds` is the number of active matchings.
 
     Returns:
       A transformation like that of :func:`dpsgd`.
@@ -140,4 +143,6 @@ def matcha(
     """
     if not isinstance(plan, MatchaPlan):
         raise ValueError(f"`plan` must be a plan of `gossip.matcha_plan`, got {plan!r}.")
-    return dpsgd(plan, axis_name=axis_name, order=order, seed=seed, key=key, info=info)
+    return dpsgd(
+        plan, axis_name=axis_name, order=order, seed=seed, key=key, diagnostics=diagnostics
+    )

@@ -15,9 +15,9 @@ from jax import lax
 from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._require import own_weight
-from jaxcomm._when import run_when
+from jaxcomm._switch import collective_cond
 from jaxcomm.gossip._mixing_plan import Mixing
-from jaxcomm.gossip._talk import Talk, to_links
+from jaxcomm.gossip._neighbors import Talk, to_links
 
 
 class GossipState(NamedTuple):
@@ -26,8 +26,8 @@ class GossipState(NamedTuple):
     key: jax.Array  # key[]
     step: jax.Array  # uint32[]
     own: PerWorker  # what the method remembers
-    left_out: PerWorker  # int32[], steps of this worker that were not finite
-    info: Any = ()  # dict of float32[], with `info=True`
+    skipped_steps: PerWorker  # int32[], steps of this worker that were not finite
+    diagnostics: Any = ()  # dict of float32[], with `diagnostics=True`
 
 
 class Mixed(NamedTuple):
@@ -91,7 +91,7 @@ def gossiped(
     average: Average = plain_average,
     seed: int = 0,
     key: jax.Array | None = None,
-    info: bool = False,
+    diagnostics: bool = False,
     in_pairs: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """A transformation to place after the optimizer, from mixing and a method.
@@ -104,11 +104,11 @@ def gossiped(
       average: The exact mean of all workers, and what they remember once they agree on it.
       seed: Seed of what workers draw.
       key: A typed threefry key, in place of `seed`.
-      info: Whether the state's field `info` tells `disagreement` and `rounds`.
+      diagnostics: Whether the state's field `diagnostics` tells `disagreement` and `rounds`.
       in_pairs: Whether a worker hears in a round whom it sends to.
     """
-    if not isinstance(info, bool):
-        raise ValueError(f"`info` must be a Python bool, got {info!r}.")
+    if not isinstance(diagnostics, bool):
+        raise ValueError(f"`diagnostics` must be a Python bool, got {diagnostics!r}.")
     links = to_links(mixing, in_pairs)
     axis = _axis.label(axis_name)
 
@@ -133,16 +133,16 @@ def gossiped(
         require_workers()
         memory = start(units_of(params, _dtypes(params)[1])[0])
         known = (
-            dict.fromkeys(("disagreement", "left_out", "rounds"), jnp.zeros((), jnp.float32))
-            if info
+            dict.fromkeys(("disagreement", "skipped_steps", "rounds"), jnp.zeros((), jnp.float32))
+            if diagnostics
             else ()
         )
         return GossipState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
             own=mark(memory),
-            left_out=mark(jnp.zeros((), jnp.int32)),
-            info=known,
+            skipped_steps=mark(jnp.zeros((), jnp.int32)),
+            diagnostics=known,
         )
 
     def update_fn(
@@ -167,7 +167,7 @@ def gossiped(
         units, _ = units_of(params, wide)
         weighed, taken = _own_steps(params, updates, weight, wide)
         steps, _ = units_of(weighed, wide)
-        left_out = _axis.own(state.left_out, axis_name) + jnp.where(taken, 0, 1)
+        skipped_steps = _axis.own(state.skipped_steps, axis_name) + jnp.where(taken, 0, 1)
         me = _axis.index(axis_name)
         flags = None
         if mixing.active:
@@ -191,13 +191,13 @@ def gossiped(
         if exact is not None:
             changes, memory = _exactly(talk, average, exact, units, changes, memory)
         known: Any = ()
-        if info:
+        if diagnostics:
             lengths = jnp.asarray([len(rounds) for rounds in links], jnp.float32)
             known = {
                 **lax.psum(
                     {
                         "disagreement": disagreement.astype(jnp.float32),
-                        "left_out": left_out.astype(jnp.float32),
+                        "skipped_steps": skipped_steps.astype(jnp.float32),
                     },
                     axis_name,
                 ),
@@ -207,8 +207,8 @@ def gossiped(
             key=state.key,
             step=state.step + 1,
             own=mark(memory),
-            left_out=mark(left_out),
-            info=known,
+            skipped_steps=mark(skipped_steps),
+            diagnostics=known,
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -268,4 +268,4 @@ def _exactly(
         here = talk.present[_axis.index(talk.axis_name)]
         return jax.tree.map(lambda a, b: jnp.where(here, a, b), exactly, (changes, memory))
 
-    return run_when(flag, averaged, lambda _: (changes, memory))
+    return collective_cond(flag, averaged, lambda _: (changes, memory))

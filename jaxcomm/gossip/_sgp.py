@@ -8,7 +8,7 @@ import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm.gossip._gossiped import Mixed, gossiped
-from jaxcomm.gossip._talk import Talk
+from jaxcomm.gossip._neighbors import Talk
 from jaxcomm.gossip._to_mixing import to_mixing
 
 
@@ -26,7 +26,7 @@ def sgp(
     axis_name: AxisName = "data",
     seed: int = 0,
     key: jax.Array | None = None,
-    info: bool = False,
+    diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Stochastic gradient push (SGP), and with `delay` Overlap SGP.
 
@@ -47,7 +47,7 @@ def sgp(
       axis_name: The mesh axis, or axes, that number the workers, the nodes of the graph.
       seed: Seed of what is drawn where mixing is at random.
       key: A typed threefry key, in place of `seed`.
-      info: As for :func:`dpsgd`; the disagreement is told of shares as they are received.
+      diagnostics: As for :func:`dpsgd`; the disagreement is told of shares as they are received.
 
     Returns:
       A transformation like that of :func:`dpsgd`. Where columns and rows add to 1 and nothing is
@@ -103,4 +103,13 @@ def sgp(
         x, mass = talk.mean(jax.tree.map(lambda *parts: sum(parts), *held))
         return [a / mass for a in x], PushSum(mass, start(z).on_the_way)
 
-    return gossiped(given, axis_name, start, method, average=average, seed=seed, key=key, info=info)
+    return gossiped(
+        given,
+        axis_name,
+        start,
+        method,
+        average=average,
+        seed=seed,
+        key=key,
+        diagnostics=diagnostics,
+    )

@@ -66,7 +66,7 @@ def to_mixing(given: Any, rule: Rule = "metropolis") -> Mixing:
     if is_graph(given):
         return Mixing((mixing_matrix(given, rule),))
     if isinstance(given, list | tuple) and given and not np.isscalar(given[0][0]):
-        return in_turns(given, rule)
+        return cyclic(given, rule)
     if isinstance(given, np.ndarray | list | tuple):
         return Mixing((_require_matrix(given),))
     raise ValueError(
@@ -117,7 +117,7 @@ def _one_of(
     )
 
 
-def in_turns(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
+def cyclic(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
     """One of `graphs`, or of matrices, a step, over and over.
 
     Args:
@@ -132,14 +132,14 @@ def in_turns(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") ->
 
     Example:
       >>> from jaxcomm import gossip
-      >>> mixing = gossip.in_turns(gossip.one_peer_exponential(8), "push")
+      >>> mixing = gossip.cyclic(gossip.one_peer_exponential(8), "push")
       >>> mixing.degree, mixing.expected_rounds
       (1, 1.0)
     """
     return _one_of(graphs, rule, lambda key, step, turns: step % jnp.uint32(turns))
 
 
-def at_random(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
+def randomized(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
     """One of `graphs`, or of matrices, a step, drawn by all workers alike.
 
     Args:
@@ -154,7 +154,7 @@ def at_random(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -
 
     Example:
       >>> from jaxcomm import gossip
-      >>> gossip.at_random(gossip.one_peer_exponential(4, directed=False)).probabilities
+      >>> gossip.randomized(gossip.one_peer_exponential(4, directed=False)).probabilities
       (0.5, 0.5)
     """
     return _one_of(
@@ -162,7 +162,7 @@ def at_random(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -
     )
 
 
-def now_and_then(graph: nx.Graph, budget: float) -> Mixing:
+def random_periodic(graph: nx.Graph, budget: float) -> Mixing:
     r"""All links at once, in a part of the steps: what MATCHA is compared with.
 
     .. math:: W = I - b \alpha L, \quad P(b = 1) = c, \qquad
@@ -180,7 +180,7 @@ def now_and_then(graph: nx.Graph, budget: float) -> Mixing:
 
     Example:
       >>> from jaxcomm import gossip
-      >>> round(gossip.now_and_then(gossip.ring(8), budget=0.5).rho, 3)
+      >>> round(gossip.random_periodic(gossip.ring(8), budget=0.5).rho, 3)
       0.777
     """
     if not isinstance(budget, int | float) or not 0 < budget <= 1:

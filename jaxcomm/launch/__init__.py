@@ -4,18 +4,18 @@
 before anything else touches a device; on a cluster, its own manager starts it.
 """
 
-from jaxcomm.launch._command_line import Options, parse, start
-from jaxcomm.launch._errors import LaunchError, LostProcess
-from jaxcomm.launch._join import has_joined, is_first, join, reporting_lost_processes
+from jaxcomm.launch._command_line import LaunchOptions, parse, start
+from jaxcomm.launch._errors import LaunchError, LostProcessError
+from jaxcomm.launch._join import has_joined, is_first, join, reraise_lost_process
 
 __all__ = [
     "LaunchError",
-    "LostProcess",
-    "Options",
+    "LostProcessError",
+    "LaunchOptions",
     "has_joined",
     "is_first",
     "join",
     "parse",
-    "reporting_lost_processes",
+    "reraise_lost_process",
     "start",
 ]

@@ -31,7 +31,7 @@ joins the others by `jaxcomm.launch.join()`.
 """
 
 
-class Options(NamedTuple):
+class LaunchOptions(NamedTuple):
     """What to start, and how."""
 
     processes: int
@@ -77,7 +77,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-def parse(arguments: Sequence[str], program: str) -> Options:
+def parse(arguments: Sequence[str], program: str) -> LaunchOptions:
     """The options before `--`, and the command after it.
 
     Args:
@@ -127,10 +127,10 @@ def parse(arguments: Sequence[str], program: str) -> Options:
         raise LaunchError("launch needs a command after its options and `--`.")
     if not own[end + 1 :]:
         raise LaunchError("launch needs a command after --, such as: -- script.py --steps 100")
-    return Options(**values, command=tuple(own[end + 1 :]))
+    return LaunchOptions(**values, command=tuple(own[end + 1 :]))
 
 
-def find_port(options: Options) -> Address:
+def find_port(options: LaunchOptions) -> Address:
     """Where the coordinator will listen.
 
     Raises:
@@ -140,7 +140,7 @@ def find_port(options: Options) -> Address:
         return Address(options.coordinator_address, server.getsockname()[1])
 
 
-def environments_of(options: Options, given: Mapping[str, str]) -> list[dict[str, str]]:
+def environments_of(options: LaunchOptions, given: Mapping[str, str]) -> list[dict[str, str]]:
     """What each process has to know; a free port and a token are chosen here.
 
     Raises:
@@ -179,7 +179,7 @@ def explain(outcome: Outcome, processes: int) -> str | None:
     )
 
 
-def start(options: Options, program: str, given: Mapping[str, str] = os.environ) -> int:
+def start(options: LaunchOptions, program: str, given: Mapping[str, str] = os.environ) -> int:
     """Starts the processes of Python and waits for them; the exit code of the first failure.
 
     Ctrl+C and SIGTERM are passed on to them; it is of the main thread, as signals are.

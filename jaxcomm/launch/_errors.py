@@ -10,7 +10,7 @@ class LaunchError(Exception):
     code = WRONG_INPUT
 
 
-class LostProcess(LaunchError):
+class LostProcessError(LaunchError):
     """Another process of the cluster has ended, so that this one cannot go on."""
 
     code = LOST_PROCESS

@@ -12,7 +12,7 @@ from typing import NoReturn, TypeAlias
 import jax
 
 from jaxcomm.launch._cluster import bind_address, find_cluster
-from jaxcomm.launch._errors import LOST_PROCESS, WRONG_INPUT, LaunchError, LostProcess
+from jaxcomm.launch._errors import LOST_PROCESS, WRONG_INPUT, LaunchError, LostProcessError
 from jaxcomm.launch._roll_call import answer, call
 from jaxcomm.launch._told import TOKEN, start_seconds
 
@@ -44,7 +44,7 @@ def _or_give_up(seconds: float, line: str) -> Iterator[None]:
 def _may_be_of_a_lost_process(error: BaseException) -> bool:
     """Whether a collective may have failed with it; Gloo's errors are some of another type."""
     gloo = isinstance(error, ValueError) and str(error).startswith("UNKNOWN: Gloo ")
-    return gloo or isinstance(error, LostProcess | jax.errors.JaxRuntimeError)
+    return gloo or isinstance(error, LostProcessError | jax.errors.JaxRuntimeError)
 
 
 def _end_at_once_after(show: Hook) -> Hook:
@@ -156,15 +156,15 @@ def is_first() -> bool:
 
 
 @contextlib.contextmanager
-def reporting_lost_processes() -> Iterator[None]:
+def reraise_lost_process() -> Iterator[None]:
     """Turns the error of a collective, where another process has ended, into one line.
 
     Raises:
-      LostProcess: For an error of JAX's runtime in a cluster.
+      LostProcessError: For an error of JAX's runtime in a cluster.
 
     Example:
       >>> from jaxcomm import launch
-      >>> with launch.reporting_lost_processes():
+      >>> with launch.reraise_lost_process():
       ...     total = sum(range(4))  # steps that send
     """
     try:
@@ -173,7 +173,7 @@ def reporting_lost_processes() -> Iterator[None]:
         if not has_joined() or not _may_be_of_a_lost_process(error):
             raise
         said = str(error).strip().splitlines()[0]
-        raise LostProcess(
+        raise LostProcessError(
             f"process {jax.process_index()} cannot go on, most likely since another has ended: "
             f"{said}"
         ) from error

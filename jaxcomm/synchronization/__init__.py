@@ -1,23 +1,28 @@
 """When workers wait: local steps between exchanges, and windows in which each does what it can."""
 
 from jaxcomm._require import answer_uncalled
+from jaxcomm.synchronization._barriers import (
+    Barrier,
+    global_barrier,
+    neighbor_barrier,
+    wait_at_barrier,
+)
 from jaxcomm.synchronization._by_samples import scale_by_finished
 from jaxcomm.synchronization._clock import Clock, Windows, windows
-from jaxcomm.synchronization._deal import deal
 from jaxcomm.synchronization._diloco import diloco
 from jaxcomm.synchronization._growing_batch import growing_batch, proximal_point
 from jaxcomm.synchronization._local_sgd import local_sgd, post_local
 from jaxcomm.synchronization._microbatches import (
-    Finished,
-    given_gradients,
+    GradientSums,
     microbatch_gradients,
+    precomputed_gradients,
     window_gradients,
 )
 from jaxcomm.synchronization._pr_sgd import pr_sgd
-from jaxcomm.synchronization._real_time import Closed, RealTimeWindow
+from jaxcomm.synchronization._real_time import RealTimeWindow, WindowResult
 from jaxcomm.synchronization._run_time import (
     RunTime,
-    meetings_run_time,
+    barrier_run_time,
     non_blocking_rate,
     run_time,
     windows_run_time,
@@ -34,20 +39,20 @@ from jaxcomm.synchronization._stragglers import (
 from jaxcomm.synchronization._streaming_diloco import streaming_diloco
 from jaxcomm.synchronization._triggers import (
     Trigger,
+    all_workers,
     deadline,
-    everybody,
-    first_done,
-    quorum,
-    total_count,
+    fastest_worker,
+    k_batch_sync,
+    k_sync,
 )
-from jaxcomm.synchronization._waiting import Meeting, all_meet, neighbours_meet, wait
-from jaxcomm.synchronization._windows import Queue, Window, begun_at, close_window, new_queue
+from jaxcomm.synchronization._window_batches import window_batches
+from jaxcomm.synchronization._windows import Queue, Window, close_window, new_queue, stale_params
 
 __all__ = [
     "Clock",
-    "Closed",
-    "Finished",
-    "Meeting",
+    "WindowResult",
+    "GradientSums",
+    "Barrier",
     "Queue",
     "RealTimeWindow",
     "RunTime",
@@ -55,37 +60,37 @@ __all__ = [
     "Trigger",
     "Window",
     "Windows",
-    "all_meet",
-    "begun_at",
+    "global_barrier",
+    "stale_params",
     "bernoulli_sleep",
     "close_window",
     "deadline",
-    "deal",
+    "window_batches",
     "deterministic",
     "diloco",
-    "everybody",
+    "all_workers",
     "exponential",
-    "first_done",
-    "given_gradients",
+    "fastest_worker",
+    "precomputed_gradients",
     "growing_batch",
     "local_sgd",
-    "meetings_run_time",
+    "barrier_run_time",
     "microbatch_gradients",
-    "neighbours_meet",
+    "neighbor_barrier",
     "new_queue",
     "non_blocking_rate",
     "pareto",
     "post_local",
     "pr_sgd",
     "proximal_point",
-    "quorum",
+    "k_sync",
     "run_time",
     "scale_by_finished",
     "slowmo",
     "streaming_diloco",
-    "total_count",
+    "k_batch_sync",
     "trace",
-    "wait",
+    "wait_at_barrier",
     "window_gradients",
     "windows",
     "windows_run_time",

@@ -67,7 +67,7 @@ def scale_by_finished(
         if jnp.asarray(weight).dtype == bool:
             raise ValueError(
                 "`scale_by_finished` counts mini-batches, and these weights are of workers that "
-                'count alike: use `window_gradients` without `alike="workers"`.'
+                'count alike: use `window_gradients` without `average_over="workers"`.'
             )
         own = _axis.as_varying(jnp.asarray(weight, jnp.float32), axis_name)
         done = lax.psum(own, axis_name).astype(jnp.int32)

@@ -49,7 +49,7 @@ def windows(
               t \sim \mathrm{straggler}
 
     with :math:`c` for what is sent between two windows, in which nobody computes. With
-    :func:`everybody` this is the clock of synchronous SGD.
+    :func:`all_workers` this is the clock of synchronous SGD.
 
     Args:
       straggler: What mini-batches take.
@@ -72,9 +72,13 @@ def windows(
         or the trigger is of other numbers of workers.
 
     Example:
-      >>> from jaxcomm.synchronization import deterministic, first_done, windows
+      >>> from jaxcomm.synchronization import deterministic, fastest_worker, windows
       >>> start, close = windows(
-      ...     deterministic([1.0, 3.0]), first_done(), workers=2, minibatches=4, communication=0.5
+      ...     deterministic([1.0, 3.0]),
+      ...     fastest_worker(),
+      ...     workers=2,
+      ...     minibatches=4,
+      ...     communication=0.5,
       ... )
       >>> window, clock = close(start)
       >>> print(window.finished, clock.seconds, clock.minibatches)
@@ -89,10 +93,10 @@ def windows(
     require_int(minibatches, "minibatches")
     if not callable(communication):
         require_seconds(communication, "communication")
-    if trigger.longest < straggler.least:
+    if trigger.longest < straggler.minimum:
         raise ValueError(
             f"A deadline of {trigger.longest:g} seconds is shorter than one mini-batch, which "
-            f"takes at least {straggler.least:g}: nobody would ever finish one."
+            f"takes at least {straggler.minimum:g}: nobody would ever finish one."
         )
     key = _noise.make_key(seed, None)
 
@@ -118,13 +122,13 @@ def windows(
     zero, none = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
     start = Clock(new_queue(workers), zero, none, zero, zero, jnp.zeros(workers, jnp.int32), none)
     jax.eval_shape(close, start)
-    if in_flight == "abort" and straggler.repeats is not None:
-        _require_progress(draw, straggler.repeats, trigger, workers)
+    if in_flight == "abort" and straggler.period is not None:
+        _require_progress(draw, straggler.period, trigger, workers)
     return Windows(start, close)
 
 
 def _require_progress(
-    draw: Callable[[jax.Array], jax.Array], repeats: int, trigger: Trigger, workers: int
+    draw: Callable[[jax.Array], jax.Array], period: int, trigger: Trigger, workers: int
 ) -> None:
     """Raises where a worker would lose whatever it begins."""
 
@@ -132,7 +136,7 @@ def _require_progress(
         window, _ = close_window(new_queue(workers), draw(number), trigger, in_flight="abort")
         return window.finished
 
-    numbers = np.arange(repeats, dtype=np.int32)
+    numbers = np.arange(period, dtype=np.int32)
     over_all = jax.jit(lambda numbers: jnp.sum(jax.vmap(finished)(numbers), axis=0))
     # Not called as it is: where a program is traced around, that would be part of it.
     total = over_all.lower(numbers).compile()(numbers)
@@ -140,5 +144,5 @@ def _require_progress(
         raise ValueError(
             f"`in_flight`='abort' starves the workers {starved.tolist()}: each window is over "
             "before any mini-batch of theirs is, and the next begins it anew. Use `in_flight`="
-            "'finish_late' with `begun_at`, or a trigger that waits longer."
+            "'finish_late' with `stale_params`, or a trigger that waits longer."
         )

@@ -9,15 +9,15 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._when import run_when
+from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._meeting import (
+from jaxcomm.synchronization._weighted_average import (
     first_anchor,
+    initial_diagnostics,
     is_here,
     meet,
     moved_from,
     no_steps,
-    nothing_known,
     require_params,
     take_step,
     way_to,
@@ -38,7 +38,7 @@ class LocalState(NamedTuple):
     aggregator: Any
     outer: Any
     done: PerWorker  # each worker's steps since
-    info: dict[
+    diagnostics: dict[
         str, jax.Array
     ]  # float32[], steps left out before the last exchange; and failed ones
 
@@ -75,7 +75,7 @@ def meets_every(
             aggregator=combine.init(wide(params)),
             outer=step_outside.init(anchor),
             done=no_steps(axis_name),
-            info=nothing_known(),
+            diagnostics=initial_diagnostics(),
         )
 
     def update_fn(
@@ -119,19 +119,22 @@ def meets_every(
                     aggregator=met.aggregator,
                     outer=outside,
                     done=met.done,
-                    info={**state.info, "left_out": state.info["left_out"] + met.left_out},
+                    diagnostics={
+                        **state.diagnostics,
+                        "skipped_steps": state.diagnostics["skipped_steps"] + met.skipped_steps,
+                    },
                 ),
             )
             alone = (
                 updates,
                 local._replace(
                     since=jnp.zeros((), jnp.int32),
-                    info={**state.info, "failed": state.info["failed"] + 1},
+                    diagnostics={**state.diagnostics, "failed": state.diagnostics["failed"] + 1},
                 ),
             )
             return where_met(met, anchor, together, alone)
 
         due = local.since >= period_at(state.step)
-        return run_when(due, exchange, lambda _: (updates, local))
+        return collective_cond(due, exchange, lambda _: (updates, local))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

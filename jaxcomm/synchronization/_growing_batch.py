@@ -13,7 +13,7 @@ from jaxcomm.synchronization._require import require_int
 
 
 def growing_batch(
-    first: int, rate: float, most: int, *, restart: int | None = None
+    initial: int, growth: float, maximum: int, *, restart: int | None = None
 ) -> Callable[[jax.Array], jax.Array]:
     r"""How many mini-batches a worker does before each exchange, more and more of them.
 
@@ -23,9 +23,9 @@ def growing_batch(
     the closer training comes to an optimum, where it is noise that matters.
 
     Args:
-      first: :math:`m_0`, before the first exchange, at least 1.
-      rate: :math:`\rho`, above 1.
-      most: :math:`M`, the mini-batches that :func:`window_gradients` is given.
+      initial: :math:`m_0`, before the first exchange, at least 1.
+      growth: :math:`\rho`, above 1.
+      maximum: :math:`M`, the mini-batches that :func:`window_gradients` is given.
       restart: :math:`R`, exchanges after which batches are small again; never, where not given.
 
     Returns:
@@ -37,22 +37,22 @@ def growing_batch(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from jaxcomm.synchronization import growing_batch
-      >>> print(jax.vmap(growing_batch(2, 1.5, most=8))(jnp.arange(6)))
+      >>> print(jax.vmap(growing_batch(2, 1.5, maximum=8))(jnp.arange(6)))
       [2 3 4 6 8 8]
 
     References:
       Yu, Jin, `On the Computation and Communication Complexity of Parallel SGD with Dynamic Batch
       Sizes <https://arxiv.org/abs/1905.04346>`_, 2019 (CR-PSGD).
     """
-    require_int(first, "first")
-    require_int(most, "most")
+    require_int(initial, "initial")
+    require_int(maximum, "maximum")
     if restart is not None:
         require_int(restart, "restart")
-    if not 1 < rate < math.inf:
-        raise ValueError(f"`rate` must be above 1, got {rate!r}.")
-    sizes = [min(first, most)]
-    while sizes[-1] < most:
-        sizes.append(min(math.floor(first * rate ** len(sizes)), most))
+    if not 1 < growth < math.inf:
+        raise ValueError(f"`growth` must be above 1, got {growth!r}.")
+    sizes = [min(initial, maximum)]
+    while sizes[-1] < maximum:
+        sizes.append(min(math.floor(initial * growth ** len(sizes)), maximum))
 
     def size(exchanges: jax.Array) -> jax.Array:
         since = exchanges if restart is None else exchanges % restart

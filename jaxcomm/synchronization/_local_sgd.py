@@ -30,10 +30,11 @@ def local_sgd(
     bits are its roundings, so that what is less than one of theirs adds up over exchanges.
 
     A step that would not be finite, of a NaN batch, is left out by its worker alone, which adds its
-    other steps to the mean and takes it like all. The state's field `info` counts such steps, as
-    `left_out`, at each exchange. An exchange whose mean is not finite, where a codec found no room,
-    is counted as `failed`, and workers go on by themselves to the next with all that they have
-    moved. Parameters that are not finite at the start stay so, since optax adds updates.
+    other steps to the mean and takes it like all. The state's field `diagnostics` counts such
+    steps, as `skipped_steps`, at each exchange. An exchange whose mean is not finite, where a
+    codec found no room, is counted as `failed`, and workers go on by themselves to the next with
+    all that they have moved. Parameters that are not finite at the start stay so, since optax adds
+    updates.
 
     Args:
       period: H, an int of at least 1, or a schedule: a function of the steps taken, int32[].

@@ -12,7 +12,7 @@ from jaxcomm.synchronization._wide import narrow, wide
 from jaxcomm.synchronization._windows import require_points
 
 
-class Finished(NamedTuple):
+class GradientSums(NamedTuple):
     """What a worker has done in a window."""
 
     gradients: PyTree  # their sum over mini-batches, as the parameters, in float32 at least
@@ -21,7 +21,7 @@ class Finished(NamedTuple):
     aux: PyTree = None  # float32, the sums of what the loss returns besides
 
 
-Alike = Literal["minibatches", "workers"]
+AverageOver = Literal["minibatches", "workers"]
 
 
 def _length(microbatches: PyTree) -> int:
@@ -56,11 +56,11 @@ def microbatch_gradients(
     microbatches: PyTree,
     finished: jax.Array | int,
     *,
-    begun: PyTree = None,
+    stale_params: PyTree = None,
     key: jax.Array | None = None,
     has_aux: bool = False,
     axis_name: AxisName = "data",
-) -> Finished:
+) -> GradientSums:
     r"""Sums of the gradients and losses of the first so many mini-batches, at the same parameters.
 
     .. math:: \Big(\sum_{j \le m_i} \nabla f(x; B_{ij}),\; m_i,\; \sum_{j \le m_i} f(x; B_{ij})\Big)
@@ -74,8 +74,8 @@ def microbatch_gradients(
       params: Parameters.
       microbatches: Leaves `[M, ...]`, this worker's mini-batches in order.
       finished: :math:`m_i`, int32[], 0 to M; beyond is cut.
-      begun: Parameters at which the first mini-batch has begun, and so is evaluated, where those
-        are others: see :func:`begun_at`.
+      stale_params: Parameters at which the first mini-batch has begun, and so is evaluated, where
+        those are others: see :func:`stale_params`.
       key: A typed key, folded with the number of the mini-batch in the window.
       has_aux: Whether `loss_fn` returns a pair; aux is summed in float32.
       axis_name: The mesh axis, or axes, that number the workers.
@@ -85,7 +85,7 @@ def microbatch_gradients(
 
     Raises:
       ValueError: If leaves differ in their number of mini-batches, or `finished` is of windows
-        with `in_flight="finish_late"` and there is no `begun`.
+        with `in_flight="finish_late"` and there is no `stale_params`.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -100,46 +100,48 @@ def microbatch_gradients(
       <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not at hand: that all
       mini-batches of a window are evaluated at its first parameters is a reconstruction.
     """
-    require_points(finished, begun)
+    require_points(finished, stale_params)
     most = _length(microbatches)
     count = jnp.clip(jnp.asarray(finished, jnp.int32), 0, most)
     local = _axis.local_value_and_grad(loss_fn, has_aux, axis_name=axis_name)
 
-    def of_one(number: jax.Array) -> Finished:
+    def of_one(number: jax.Array) -> GradientSums:
         batch = jax.tree.map(
             lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), microbatches
         )
         point = params
-        if begun is not None:
-            point = jax.tree.map(lambda z, x: jnp.where(number == 0, z, x), begun, params)
+        if stale_params is not None:
+            point = jax.tree.map(lambda z, x: jnp.where(number == 0, z, x), stale_params, params)
         own_key = [] if key is None else [jax.random.fold_in(key, number)]
         value, gradients = local(point, batch, *own_key)
         loss, aux = value if has_aux else (value, None)
         told = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), (loss, aux))
-        return Finished(wide(gradients), jnp.ones((), jnp.int32), *told)
+        return GradientSums(wide(gradients), jnp.ones((), jnp.int32), *told)
 
     nothing = jax.tree.map(
         lambda x: _axis.as_varying(jnp.zeros(x.shape, x.dtype), axis_name),
         jax.eval_shape(of_one, jnp.zeros((), jnp.int32)),
     )
     count = _axis.as_varying(count, axis_name)
-    total: Finished = lax.fori_loop(
+    total: GradientSums = lax.fori_loop(
         0, count, lambda number, total: jax.tree.map(jnp.add, total, of_one(number)), nothing
     )
     return total
 
 
 def mean_of(
-    done: Finished, params: PyTree, alike: Alike = "minibatches"
+    done: GradientSums, params: PyTree, average_over: AverageOver = "minibatches"
 ) -> tuple[PyTree, PyTree, jax.Array]:
     """`(mean value, mean gradient as the parameters, weight)`; zeros where nothing is finished."""
-    if alike not in get_args(Alike):
-        raise ValueError(f"`alike` must be one of {get_args(Alike)}, got {alike!r}.")
+    if average_over not in get_args(AverageOver):
+        raise ValueError(
+            f"`average_over` must be one of {get_args(AverageOver)}, got {average_over!r}."
+        )
     some: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
     gradient, loss, aux = jax.tree.map(
         lambda x: x / some.astype(x.dtype), (done.gradients, done.loss, done.aux)
     )
-    weight = done.finished if alike == "minibatches" else done.finished > 0
+    weight = done.finished if average_over == "minibatches" else done.finished > 0
     return loss if aux is None else (loss, aux), narrow(gradient, params), weight
 
 
@@ -149,7 +151,7 @@ def window_gradients(
     batch: tuple[PyTree, ...],
     key: jax.Array | None = None,
     *,
-    alike: Alike = "minibatches",
+    average_over: AverageOver = "minibatches",
     has_aux: bool = False,
     axis_name: AxisName = "data",
 ) -> tuple[PyTree, PyTree, jax.Array]:
@@ -175,11 +177,11 @@ def window_gradients(
       loss_fn: As for :func:`microbatch_gradients`.
       params: Parameters.
       batch: `(microbatches, finished)`: leaves `[M, ...]` of this worker, and int32[1]; or with a
-        third part, parameters [1, ...] of :func:`begun_at`, which counts of windows with
+        third part, parameters [1, ...] of :func:`stale_params`, which counts of windows with
         `in_flight="finish_late"` need.
       key: As for :func:`microbatch_gradients`; `step(..., key=key)` gives a worker its own.
-      alike: What counts alike, `"minibatches"` or `"workers"`. This and what follows are given with
-        `functools.partial(window_gradients, alike="workers")`.
+      average_over: What counts alike, `"minibatches"` or `"workers"`. This and what follows are
+        given with `functools.partial(window_gradients, average_over="workers")`.
       has_aux: Whether `loss_fn` returns `(loss, aux)`, as `make_step(..., has_aux=True)` is told
         too. Means of aux are weighted as the loss is.
       axis_name: The mesh axis, or axes, that number the workers.
@@ -189,8 +191,8 @@ def window_gradients(
       aux; the weight is a count, int32[], or bool[] where workers count alike.
 
     Raises:
-      ValueError: As :func:`microbatch_gradients` does, if `alike` is neither, or if `finished` or
-        `begun` has not one row a worker.
+      ValueError: As :func:`microbatch_gradients` does, if `average_over` is neither, or if
+        `finished` or `stale_params` has not one row a worker.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -208,27 +210,27 @@ def window_gradients(
         raise ValueError(
             f"`finished` must be one count a worker, [workers] of all, got {finished.shape} here."
         )
-    begun = _own_row(late[0], "begun", axis_name) if late else None
+    stale_params = _own_row(late[0], "stale_params", axis_name) if late else None
     done = microbatch_gradients(
         loss_fn,
         params,
         microbatches,
         _own_row(finished, "finished", axis_name),
-        begun=begun,
+        stale_params=stale_params,
         key=key,
         has_aux=has_aux,
         axis_name=axis_name,
     )
-    return mean_of(done, params, alike)
+    return mean_of(done, params, average_over)
 
 
-def given_gradients(
+def precomputed_gradients(
     loss_fn: LossFn,
     params: PyTree,
-    batch: Finished,
+    batch: GradientSums,
     key: jax.Array | None = None,
     *,
-    alike: Alike = "minibatches",
+    average_over: AverageOver = "minibatches",
     axis_name: AxisName = "data",
 ) -> tuple[PyTree, PyTree, jax.Array]:
     r"""The `gradients=` of :func:`jaxcomm.make_step` where sums over mini-batches are at hand.
@@ -238,24 +240,24 @@ def given_gradients(
       params: Whose dtypes the mean gradient takes.
       batch: Sums of this worker, with a leading axis of length 1, as :class:`RealTimeWindow` makes.
       key: Not used.
-      alike: As for :func:`window_gradients`.
+      average_over: As for :func:`window_gradients`.
       axis_name: The mesh axis, or axes, that number the workers.
 
     Returns:
       `(mean loss, mean gradient, weight)`, like :func:`window_gradients`.
 
     Raises:
-      ValueError: If sums have not one row a worker, or `alike` is neither.
+      ValueError: If sums have not one row a worker, or `average_over` is neither.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
-      >>> from jaxcomm.synchronization import Finished, given_gradients
+      >>> from jaxcomm.synchronization import GradientSums, precomputed_gradients
       >>> tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
-      >>> step = jaxcomm.simulate(lambda w, x: w, tx, 2, gradients=given_gradients)
+      >>> step = jaxcomm.simulate(lambda w, x: w, tx, 2, gradients=precomputed_gradients)
       >>> params = jnp.float32(0)
-      >>> sums = Finished(jnp.array([1.0, 5.0]), jnp.array([1, 2]), jnp.array([0.5, 1.0]))
+      >>> sums = GradientSums(jnp.array([1.0, 5.0]), jnp.array([1, 2]), jnp.array([0.5, 1.0]))
       >>> print(step(params, jaxcomm.init(tx, params, 2), sums)[0])  # -(1 + 5) / 3
       -2.0
     """
     del loss_fn, key
-    return mean_of(_own_row(batch, "sums", axis_name), params, alike)
+    return mean_of(_own_row(batch, "sums", axis_name), params, average_over)

@@ -8,23 +8,23 @@ import optax
 
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
-from jaxcomm._when import run_when
+from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._exchange import Period, period_of
-from jaxcomm.synchronization._meeting import (
+from jaxcomm.synchronization._require import require_transformation
+from jaxcomm.synchronization._weighted_average import (
     Met,
     first_anchor,
+    initial_diagnostics,
     is_here,
     meet,
     moved_from,
     no_steps,
-    nothing_known,
     require_params,
     take_step,
     way_to,
     where_met,
 )
-from jaxcomm.synchronization._require import require_transformation
 from jaxcomm.synchronization._wide import narrow, wide
 
 
@@ -36,7 +36,7 @@ class PrSgdState(NamedTuple):
     optimizer: PerWorker
     anchor: PyTree  # the parameters after the last exchange, in float32 at least
     done: PerWorker  # each worker's steps since
-    info: dict[
+    diagnostics: dict[
         str, jax.Array
     ]  # float32[], steps left out before the last exchange; and failed ones
 
@@ -106,7 +106,7 @@ def pr_sgd(
             optimizer=own.init(params),
             anchor=first_anchor(params, axis_name),
             done=no_steps(axis_name),
-            info=nothing_known(),
+            diagnostics=initial_diagnostics(),
         )
 
     def update_fn(
@@ -151,19 +151,22 @@ def pr_sgd(
                     optimizer=averaged(optimizer, met, here),
                     anchor=anchor,
                     done=met.done,
-                    info={**state.info, "left_out": state.info["left_out"] + met.left_out},
+                    diagnostics={
+                        **state.diagnostics,
+                        "skipped_steps": state.diagnostics["skipped_steps"] + met.skipped_steps,
+                    },
                 ),
             )
             alone = (
                 updates,
                 local._replace(
                     since=jnp.zeros((), jnp.int32),
-                    info={**state.info, "failed": state.info["failed"] + 1},
+                    diagnostics={**state.diagnostics, "failed": state.diagnostics["failed"] + 1},
                 ),
             )
             return where_met(met, anchor, together, alone)
 
         due = local.since >= period_at(state.step)
-        return run_when(due, exchange, lambda _: (updates, local))
+        return collective_cond(due, exchange, lambda _: (updates, local))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -17,10 +17,10 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
 from jaxcomm._mesh import require_axes
 from jaxcomm.synchronization._clock import Windows, windows
-from jaxcomm.synchronization._microbatches import Finished
+from jaxcomm.synchronization._microbatches import GradientSums
 from jaxcomm.synchronization._require import require_int
 from jaxcomm.synchronization._stragglers import Straggler
-from jaxcomm.synchronization._triggers import deadline, everybody
+from jaxcomm.synchronization._triggers import all_workers, deadline
 from jaxcomm.synchronization._wide import wide
 
 RECENT = 5  # Mini-batches whose median time tells whether another one fits.
@@ -45,7 +45,7 @@ class _Pace:
             self._recent.popleft()
 
 
-class Closed(NamedTuple):
+class WindowResult(NamedTuple):
     """What came of a window; `step`'s results, and of this process's workers what they did."""
 
     params: PyTree
@@ -71,8 +71,8 @@ class RealTimeWindow:
 
     Args:
       loss_fn: `(params, batch) -> loss`, the mean over a mini-batch.
-      step: `jaxcomm.make_step(loss_fn, tx, mesh, gradients=given_gradients)`, with any `tx`: an
-        aggregator before the optimizer, or gossip after it.
+      step: `jaxcomm.make_step(loss_fn, tx, mesh, gradients=precomputed_gradients)`, with any `tx`:
+        an aggregator before the optimizer, or gossip after it.
       mesh: The devices, each a worker. Without `straggler`, one in each process.
       seconds: :math:`\tau`; `float("inf")` waits for all, which is synchronous SGD.
       minibatches: M, of a worker in a window at most.
@@ -89,12 +89,12 @@ class RealTimeWindow:
     Example:
       >>> import itertools, jax, jax.numpy as jnp, optax, jaxcomm
       >>> from jax.sharding import AxisType
-      >>> from jaxcomm.synchronization import RealTimeWindow, deterministic, given_gradients
+      >>> from jaxcomm.synchronization import RealTimeWindow, deterministic, precomputed_gradients
       >>> mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
       >>> loss, tx = lambda w, x: 0.5 * (w - x) ** 2, optax.chain(jaxcomm.mean(), optax.sgd(1.0))
       >>> window = RealTimeWindow(
       ...     loss,
-      ...     jaxcomm.make_step(loss, tx, mesh, gradients=given_gradients),
+      ...     jaxcomm.make_step(loss, tx, mesh, gradients=precomputed_gradients),
       ...     mesh,
       ...     seconds=4.0,
       ...     minibatches=4,
@@ -148,7 +148,7 @@ class RealTimeWindow:
         self._workers = mesh.size
         self._simulated: Windows | None = None
         if straggler:
-            trigger = deadline(seconds) if seconds < math.inf else everybody()
+            trigger = deadline(seconds) if seconds < math.inf else all_workers()
             start, close = windows(
                 straggler,
                 trigger,
@@ -164,21 +164,21 @@ class RealTimeWindow:
         self._began = 0.0
         self._idle, self._starved = 0, np.zeros(len(self._devices), np.int32)
 
-        def add(params: PyTree, total: Finished, batch: PyTree) -> Finished:
+        def add(params: PyTree, total: GradientSums, batch: PyTree) -> GradientSums:
             loss, gradients = jax.value_and_grad(loss_fn)(params, batch)
-            more = Finished(wide(gradients), jnp.int32(1), loss.astype(jnp.float32))
+            more = GradientSums(wide(gradients), jnp.int32(1), loss.astype(jnp.float32))
             return jax.tree.map(jnp.add, total, more)
 
         self._add = jax.jit(add)
         self._zero = jax.jit(
-            lambda params: Finished(
+            lambda params: GradientSums(
                 jax.tree.map(jnp.zeros_like, wide(params)), jnp.int32(0), jnp.float32(0)
             )
         )
 
     def __call__(
         self, params: PyTree, opt_state: PyTree, queues: Sequence[Iterator[PyTree]]
-    ) -> Closed:
+    ) -> WindowResult:
         """One window and its step.
 
         Args:
@@ -215,7 +215,7 @@ class RealTimeWindow:
             "idle": self._idle,
             "starved": self._starved,
         }
-        return Closed(params, opt_state, told, finished)
+        return WindowResult(params, opt_state, told, finished)
 
     def restart(self) -> None:
         """Has the next window begin now; else it began when the last exchange was over.
@@ -242,14 +242,14 @@ class RealTimeWindow:
         (leaves,) = params.per_worker.values()
         return jax.tree.map(lambda x: local(x)[0], leaves)
 
-    def _sum(self, params: PyTree, queue: Iterator[PyTree], count: int) -> Finished:
+    def _sum(self, params: PyTree, queue: Iterator[PyTree], count: int) -> GradientSums:
         """Of so many mini-batches."""
         total = self._zero(params)
         for batch in itertools.islice(queue, int(count)):
             total = self._add(params, total, batch)
         return total
 
-    def _sum_in_time(self, params: PyTree, queue: Iterator[PyTree]) -> Finished:
+    def _sum_in_time(self, params: PyTree, queue: Iterator[PyTree]) -> GradientSums:
         """Of as many as fit."""
         count, total = 0, self._zero(params)
         if not self._compiled:
@@ -265,7 +265,7 @@ class RealTimeWindow:
             self._pace.forget()
         return total
 
-    def _first(self, params: PyTree, nothing: Finished, batch: PyTree) -> Finished:
+    def _first(self, params: PyTree, nothing: GradientSums, batch: PyTree) -> GradientSums:
         """The first mini-batch of all, which tells how long one takes once it is compiled."""
         jax.block_until_ready(self._add(params, nothing, batch))
         began = time.perf_counter()

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _noise
+from jaxcomm.synchronization._barriers import BarrierSchedule, wait_at_barrier
 from jaxcomm.synchronization._clock import Windows
 from jaxcomm.synchronization._require import require_seconds
 from jaxcomm.synchronization._stragglers import Straggler
-from jaxcomm.synchronization._waiting import Meetings, wait
 
 
 class RunTime(NamedTuple):
@@ -89,9 +89,14 @@ def windows_run_time(windows: Windows, updates: int = 10_000) -> RunTime:
       Seconds an update, and mini-batches a second.
 
     Example:
-      >>> from jaxcomm.synchronization import deterministic, first_done, windows, windows_run_time
+      >>> from jaxcomm.synchronization import (
+      ...     deterministic,
+      ...     fastest_worker,
+      ...     windows,
+      ...     windows_run_time,
+      ... )
       >>> times = deterministic([1.0, 3.0])
-      >>> run = windows_run_time(windows(times, first_done(), workers=2, minibatches=6), 100)
+      >>> run = windows_run_time(windows(times, fastest_worker(), workers=2, minibatches=6), 100)
       >>> run.seconds_per_update, round(run.minibatches_per_second, 4)  # 6 + 2 in 6 seconds
       (6.0, 1.3333)
     """
@@ -107,9 +112,9 @@ def windows_run_time(windows: Windows, updates: int = 10_000) -> RunTime:
     return RunTime(seconds / updates, minibatches / seconds)
 
 
-def meetings_run_time(
+def barrier_run_time(
     straggler: Straggler,
-    meetings: Meetings,
+    meetings: BarrierSchedule,
     workers: int,
     *,
     minibatches: int = 1,
@@ -122,7 +127,7 @@ def meetings_run_time(
 
     Args:
       straggler: The times.
-      meetings: Of :func:`all_meet` or :func:`neighbours_meet`.
+      meetings: Of :func:`global_barrier` or :func:`neighbor_barrier`.
       workers: How many.
       minibatches: Of a worker in a step.
       updates: How many steps.
@@ -133,9 +138,9 @@ def meetings_run_time(
 
     Example:
       >>> from jaxcomm import gossip
-      >>> from jaxcomm.synchronization import deterministic, meetings_run_time, neighbours_meet
-      >>> ring = neighbours_meet(gossip.ring(4), seconds=0.5)
-      >>> meetings_run_time(deterministic([1.0, 1.0, 1.0, 3.0]), ring, 4, updates=100)
+      >>> from jaxcomm.synchronization import deterministic, barrier_run_time, neighbor_barrier
+      >>> ring = neighbor_barrier(gossip.ring(4), seconds=0.5)
+      >>> barrier_run_time(deterministic([1.0, 1.0, 1.0, 3.0]), ring, 4, updates=100)
       RunTime(seconds_per_update=4.0, minibatches_per_second=1.0)
     """
     key = _noise.make_key(seed, None)
@@ -144,7 +149,7 @@ def meetings_run_time(
     def last() -> jax.Array:
         def step(clocks: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
             work = jnp.sum(straggler.draw(key, number, (workers, minibatches)), axis=1)
-            return wait(clocks, work, meetings(number)), None
+            return wait_at_barrier(clocks, work, meetings(number)), None
 
         clocks, _ = jax.lax.scan(step, jnp.zeros(workers), jnp.arange(updates, dtype=jnp.int32))
         return jnp.max(clocks)

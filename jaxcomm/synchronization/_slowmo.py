@@ -9,7 +9,7 @@ from jaxcomm.synchronization._exchange import Period, meets_every
 def slowmo(
     period: Period,
     *,
-    slow_rate: float = 1.0,
+    slow_learning_rate: float = 1.0,
     momentum: float = 0.5,
     learning_rate: optax.ScalarOrSchedule = 1.0,
     aggregator: optax.GradientTransformation | None = None,
@@ -25,8 +25,9 @@ def slowmo(
 
     Args:
       period: As for :func:`local_sgd`.
-      slow_rate: :math:`\alpha`.
-      momentum: :math:`\beta` in [0, 1). With 0 and `slow_rate=1` this is :func:`local_sgd`.
+      slow_learning_rate: :math:`\alpha`.
+      momentum: :math:`\beta` in [0, 1). With 0 and `slow_learning_rate=1` this is
+        :func:`local_sgd`.
       learning_rate: :math:`\gamma` of the optimizer inside, which `u` is to be independent of: a
         number, or a schedule of the number of exchanges.
       aggregator: As for :func:`local_sgd`.
@@ -52,6 +53,6 @@ def slowmo(
     slow = optax.chain(
         optax.scale_by_schedule(lambda count: 1 / rate(count)),
         optax.trace(momentum),
-        optax.scale_by_schedule(lambda count: -slow_rate * rate(count)),
+        optax.scale_by_schedule(lambda count: -slow_learning_rate * rate(count)),
     )
     return meets_every(period, slow, aggregator, axis_name)

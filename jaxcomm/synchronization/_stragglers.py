@@ -19,16 +19,16 @@ class Straggler(NamedTuple):
       means: `workers -> float64[workers]`, the expected seconds of a mini-batch of each.
       order_statistic: `(workers, k) -> seconds`, expected until the first k of them have done one
         mini-batch; `None` where no closed form is known.
-      least: Seconds that any mini-batch of any worker takes at least.
-      repeats: After how many windows times begin anew, 1 where they are always the same; `None`
+      minimum: Seconds that any mini-batch of any worker takes at least.
+      period: After how many windows times begin anew, 1 where they are always the same; `None`
         where they are drawn.
     """
 
     draw: Callable[[jax.Array, jax.Array, tuple[int, int]], jax.Array]
     means: Callable[[int], np.ndarray]
     order_statistic: Callable[[int, int], float] | None
-    least: float = 0.0
-    repeats: int | None = None
+    minimum: float = 0.0
+    period: int | None = None
 
 
 def _require_positive(**numbers: float) -> None:
@@ -78,7 +78,7 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
     def order_statistic(workers: int, k: int) -> float:
         return float(np.sort(means(workers))[k - 1])
 
-    return Straggler(draw, means, order_statistic, float(times.min()), repeats=1)
+    return Straggler(draw, means, order_statistic, float(times.min()), period=1)
 
 
 def exponential(mean: float, shift: float = 0.0) -> Straggler:
@@ -251,4 +251,4 @@ def trace(file: str | pathlib.Path) -> Straggler:
         _require_all(times.T, workers)
         return float(np.sort(times, axis=1)[:, k - 1].mean())
 
-    return Straggler(draw, means, order_statistic, float(times.min()), repeats=len(times))
+    return Straggler(draw, means, order_statistic, float(times.min()), period=len(times))

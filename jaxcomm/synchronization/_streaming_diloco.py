@@ -10,22 +10,22 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
-from jaxcomm._when import run_when
+from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._exchange import period_of
-from jaxcomm.synchronization._meeting import (
+from jaxcomm.synchronization._require import require_transformation
+from jaxcomm.synchronization._weighted_average import (
     first_anchor,
+    initial_diagnostics,
     is_here,
     meet,
     moved_from,
     no_steps,
-    nothing_known,
     require_params,
     take_step,
     way_to,
     where_met,
 )
-from jaxcomm.synchronization._require import require_transformation
 from jaxcomm.synchronization._wide import wide
 
 Fragment: TypeAlias = dict[str, jax.Array]
@@ -48,7 +48,9 @@ class StreamingState(NamedTuple):
 
     step: jax.Array  # int32[], steps so far
     fragments: tuple[FragmentState, ...]
-    info: dict[str, jax.Array]  # float32[], steps left out before the last meeting; and failed ones
+    diagnostics: dict[
+        str, jax.Array
+    ]  # float32[], steps left out before the last meeting; and failed ones
 
 
 def _split_evenly(params: PyTree, fragments: int) -> list[int]:
@@ -182,11 +184,11 @@ def streaming_diloco(
                 outer=step_outside.init(anchor),
                 done=no_steps(axis_name),
                 came_off=jnp.ones((), bool),
-                told=nothing_known(),
+                told=initial_diagnostics(),
             )
             for part in parts_of(params, params)
         )
-        return StreamingState(jnp.zeros((), jnp.int32), states, nothing_known())
+        return StreamingState(jnp.zeros((), jnp.int32), states, initial_diagnostics())
 
     def update_fn(
         updates: PyTree,
@@ -225,7 +227,10 @@ def streaming_diloco(
                 outer=outside,
                 done=met.done,
                 came_off=jnp.ones((), bool),
-                told={**fragment.told, "left_out": fragment.told["left_out"] + met.left_out},
+                told={
+                    **fragment.told,
+                    "skipped_steps": fragment.told["skipped_steps"] + met.skipped_steps,
+                },
             )
             alone = fragment._replace(
                 came_off=jnp.zeros((), bool),
@@ -238,7 +243,7 @@ def streaming_diloco(
         ) -> tuple[Fragment, FragmentState]:
             local = before._replace(done=jax.tree.map(jnp.add, before.done, one))
             meets = (step % period == offset) & (step >= period)
-            after = run_when(meets, lambda: exchange(local, x, u), lambda _: local)
+            after = collective_cond(meets, lambda: exchange(local, x, u), lambda _: local)
             arrives = (step % period == (offset + overlap) % period) & (step >= period + overlap)
             own = jax.tree.map(jnp.add, wide(x), wide(u))
             taken_in = jax.tree.map(lambda y, a: mixing * y + (1 - mixing) * a, own, after.anchor)
@@ -250,9 +255,9 @@ def streaming_diloco(
         advanced = [advance(*each) for each in zip(offsets, state.fragments, *parts, strict=True)]
         changes, after = zip(*advanced, strict=True)
         # Each step is in the count of every fragment that has met since.
-        left_out = jnp.max(jnp.stack([fragment.told["left_out"] for fragment in after]))
+        skipped_steps = jnp.max(jnp.stack([fragment.told["skipped_steps"] for fragment in after]))
         failed = jnp.sum(jnp.stack([fragment.told["failed"] for fragment in after]))
-        told = {"left_out": left_out, "failed": failed}
+        told = {"skipped_steps": skipped_steps, "failed": failed}
         return joined(changes, params), StreamingState(step, after, told)
 
     return optax.chain(

@@ -28,7 +28,7 @@ class Trigger(NamedTuple):
         return self.ends(done)
 
 
-def everybody() -> Trigger:
+def all_workers() -> Trigger:
     """The window ends when all workers are done: the synchronous baseline.
 
     Returns:
@@ -36,14 +36,14 @@ def everybody() -> Trigger:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import everybody
-      >>> print(everybody()(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
+      >>> from jaxcomm.synchronization import all_workers
+      >>> print(all_workers()(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
       6.0
     """
     return Trigger(lambda done: jnp.max(done), waits=True)
 
 
-def first_done() -> Trigger:
+def fastest_worker() -> Trigger:
     """The window ends when the first worker is done.
 
     Returns:
@@ -51,14 +51,14 @@ def first_done() -> Trigger:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import first_done
-      >>> print(first_done()(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
+      >>> from jaxcomm.synchronization import fastest_worker
+      >>> print(fastest_worker()(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
       2.0
     """
     return Trigger(lambda done: jnp.min(done[:, -1]))
 
 
-def quorum(workers: int) -> Trigger:
+def k_sync(workers: int) -> Trigger:
     """The window ends when so many workers are done.
 
     Args:
@@ -72,8 +72,8 @@ def quorum(workers: int) -> Trigger:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import quorum
-      >>> print(quorum(2)(jnp.array([[1.0, 2.0], [3.0, 6.0], [2.0, 4.0]])))
+      >>> from jaxcomm.synchronization import k_sync
+      >>> print(k_sync(2)(jnp.array([[1.0, 2.0], [3.0, 6.0], [2.0, 4.0]])))
       4.0
     """
     require_int(workers, "workers")
@@ -109,7 +109,7 @@ def deadline(seconds: float) -> Trigger:
     return Trigger(lambda done: jnp.minimum(jnp.float32(seconds), jnp.max(done)), seconds)
 
 
-def total_count(minibatches: int) -> Trigger:
+def k_batch_sync(minibatches: int) -> Trigger:
     """The window ends when all workers together have done so many mini-batches, or all of them.
 
     Args:
@@ -123,8 +123,8 @@ def total_count(minibatches: int) -> Trigger:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import total_count
-      >>> print(total_count(3)(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
+      >>> from jaxcomm.synchronization import k_batch_sync
+      >>> print(k_batch_sync(3)(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
       3.0
     """
     require_int(minibatches, "minibatches")

@@ -43,7 +43,7 @@ class Window(NamedTuple):
     seconds: jax.Array  # float32[], how long it was
     first: jax.Array  # int32[workers], of each the number of the first mini-batch it was to do
     finished: jax.Array  # how many it has done from that one on: int32[workers], or uint32 where
-    # the first may be late, so that what takes its gradient asks for the parameters of `begun_at`
+    # the first may be late, and its gradient needs `stale_params`
     late: jax.Array  # bool[workers], whether that one began in an earlier window
 
 
@@ -52,8 +52,8 @@ def require_points(finished: jax.Array | int, begun: PyTree) -> None:
     if begun is None and jnp.issubdtype(jnp.asarray(finished).dtype, jnp.unsignedinteger):
         raise ValueError(
             "`finished` is of windows with `in_flight`='finish_late' (it is unsigned), whose first "
-            "mini-batch may have begun at older parameters: pass those of `begun_at` as the third "
-            "part of the batch, or make the windows with `in_flight`='abort'."
+            "mini-batch may have begun at older parameters: pass those of `stale_params` as the "
+            "third part of the batch, or make the windows with `in_flight`='abort'."
         )
 
 
@@ -75,7 +75,7 @@ def close_window(
         one that is in flight, what is left of it counts instead.
       trigger: When it closes.
       in_flight: What becomes of a mini-batch that is half done: `"finish_late"` goes on with it,
-        and takes its gradient at the parameters at which it began, for which see :func:`begun_at`;
+        and takes its gradient at the parameters at which it began: see :func:`stale_params`;
         `"abort"` begins it anew in the next window, at the new parameters, for the time that is
         given there, so that a worker to which no window is long enough never finishes any.
 
@@ -87,9 +87,9 @@ def close_window(
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import close_window, first_done, new_queue
+      >>> from jaxcomm.synchronization import close_window, fastest_worker, new_queue
       >>> times = jnp.array([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
-      >>> window, queue = close_window(new_queue(2), times, first_done())
+      >>> window, queue = close_window(new_queue(2), times, fastest_worker())
       >>> print(window.seconds, window.finished, queue.position)
       3.0 [3 1] [3 1]
 
@@ -124,7 +124,9 @@ def close_window(
     return window, Queue(queue.position + finished, left)
 
 
-def begun_at(window: Window, queue: Queue, begun: PyTree, before: PyTree, after: PyTree) -> PyTree:
+def stale_params(
+    window: Window, queue: Queue, previous: PyTree, before: PyTree, after: PyTree
+) -> PyTree:
     r"""The parameters at which each worker begins, or has begun, its next mini-batch.
 
     .. math:: z_i \gets \begin{cases} z_i & \text{still at the one it came with} \\
@@ -137,7 +139,7 @@ def begun_at(window: Window, queue: Queue, begun: PyTree, before: PyTree, after:
     Args:
       window: The one that has closed.
       queue: The queue after it.
-      begun: :math:`z`, leaves [workers, ...], as this returned it of the window before; at first
+      previous: :math:`z`, leaves [workers, ...], as this returned it of the window before; at first
         each worker's parameters.
       before: :math:`x`, leaves [workers, ...]: each worker's parameters in the window.
       after: :math:`x'`, those of the next.
@@ -147,10 +149,10 @@ def begun_at(window: Window, queue: Queue, begun: PyTree, before: PyTree, after:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import begun_at, close_window, first_done, new_queue
+      >>> from jaxcomm.synchronization import stale_params, close_window, fastest_worker, new_queue
       >>> times = jnp.array([[1.0], [1.5]])
-      >>> window, queue = close_window(new_queue(2), times, first_done())
-      >>> print(begun_at(window, queue, jnp.zeros(2), jnp.zeros(2), jnp.ones(2)))
+      >>> window, queue = close_window(new_queue(2), times, fastest_worker())
+      >>> print(stale_params(window, queue, jnp.zeros(2), jnp.zeros(2), jnp.ones(2)))
       [1. 0.]
     """
     in_flight = queue.left > 0
@@ -162,4 +164,4 @@ def begun_at(window: Window, queue: Queue, begun: PyTree, before: PyTree, after:
 
         return jnp.where(of_leaf(came_with), z, jnp.where(of_leaf(in_flight), x, y))
 
-    return jax.tree.map(choose, begun, before, after)
+    return jax.tree.map(choose, previous, before, after)

@@ -3,17 +3,17 @@
 import numpy as np
 
 from jaxcomm._base import Claims, Codec
-from jaxcomm.testing._alone import decoded
 from jaxcomm.testing._inputs import inputs
 from jaxcomm.testing._law import require_law
 from jaxcomm.testing._moments import require_moment, require_unbiased
+from jaxcomm.testing._single_worker import decoded
 
 UNBIASED, VARIANCE, CONTRACTION = "unbiased", "variance", "contraction"
 
 
 def _refused(codec: Codec, sample: np.ndarray) -> bool:
-    """Whether it is NaN since something found no room, as `codec.dropping` says it may be."""
-    return codec.dropping is not None and bool(np.isnan(sample).any())
+    """Whether it is NaN since something found no room, as `codec.drop_overflow` says it may be."""
+    return codec.drop_overflow is not None and bool(np.isnan(sample).any())
 
 
 def require_contraction(
@@ -22,8 +22,8 @@ def require_contraction(
     """`sum_i E|Q(x_i) - x_i|^2 <= (1 - bound) sum_i |x_i|^2`."""
     for name, x in inputs(size, workers).items():
         sample = decoded(codec, x, draws, seed)
-        if codec.dropping is not None and _refused(codec, sample):  # Feedback takes that form.
-            sample = decoded(codec.dropping, x, draws, seed)
+        if codec.drop_overflow is not None and _refused(codec, sample):  # Feedback takes that form.
+            sample = decoded(codec.drop_overflow, x, draws, seed)
         errors = np.sum((sample - x) ** 2, axis=(1, 2))
         squares = np.sum(x**2)
         most = (1 - bound) * squares * (1 + 1e-5) + 1e-12 * squares

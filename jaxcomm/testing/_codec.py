@@ -27,22 +27,22 @@ def check_codec(
     that messages begin with:
 
     - `payload`, `statistics`, `decoded`, `memory types`: the payload is a pytree of arrays,
-      statistics have the structure of `agree`, `decode` returns float32 of the unit's shape, and
-      memory keeps its structure, shapes and dtypes.
+      statistics have the structure of `reduce_statistics`, `decode` returns float32 of the unit's
+      shape, and memory keeps its structure, shapes and dtypes.
     - `same coins`, `jit`, `vmap`: the same coins give the same payload, compiled or not.
     - `receivers decode`: `decode` depends neither on the private coin nor on memory.
     - `entries`, of a :class:`jaxcomm.SparseDecode`: no coordinate is told twice.
-    - `layout`, where it is `"shared"`: statistics of parts combine to those of the whole, and given
-      these no coordinate depends on another.
-    - `encode leaves shared memory`, `settle is alike on all workers`.
+    - `layout`, where it is `"shared_statistics"`: statistics of parts combine to those of the
+      whole, and given these no coordinate depends on another.
+    - `encode leaves shared memory`, `finalize is equal on all workers`.
     - `sums`, with `combine="sum"`: what is decoded from the sum of payloads, added in their own
       dtypes, is the mean of what each decodes to; also where all workers hold the extreme.
     - `unbiased`, `variance`, `contraction`: claims hold on unlike inputs (normal, heavy-tailed,
       sparse, one-hot, constant, zero, tiny, huge), each tested so that a codec that is right fails
       in one run of a million.
 
-    Where a codec has a form that drops what finds no room (`codec.dropping`), NaN is no failure of
-    the other form.
+    Where a codec has a form that drops what finds no room (`codec.drop_overflow`), NaN is no
+    failure of the other form.
 
     Args:
       codec: The codec.

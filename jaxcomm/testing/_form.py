@@ -31,16 +31,20 @@ def _require_arrays(law: str, tree: PyTree, what: str) -> None:
 def _require_statistics(codec: Codec, measured: PyTree, what: str) -> None:
     _require_arrays(STATISTICS, measured, what)
     found: Any = jax.tree.structure(measured)
-    expected: Any = jax.tree.structure(codec.agree)
+    expected: Any = jax.tree.structure(codec.reduce_statistics)
     require_law(
         found == expected,
         STATISTICS,
-        f"{what} has the structure {found}, and `agree` has {expected}.",
+        f"{what} has the structure {found}, and `reduce_statistics` has {expected}.",
     )
-    for kind, leaf in zip(jax.tree.leaves(codec.agree), jax.tree.leaves(measured), strict=True):
+    for kind, leaf in zip(
+        jax.tree.leaves(codec.reduce_statistics), jax.tree.leaves(measured), strict=True
+    ):
         dtype = {"sum": "float32", "max": "float32", "or": "uint32"}.get(kind)
         require_law(
-            dtype is not None, STATISTICS, f"`agree` says {kind!r}: 'sum', 'max' or 'or' is meant."
+            dtype is not None,
+            STATISTICS,
+            f"`reduce_statistics` says {kind!r}: 'sum', 'max' or 'or' is meant.",
         )
         require_law(
             leaf.dtype == dtype,
@@ -65,7 +69,7 @@ def _require_of_shape(codec: Codec, shape: tuple[int, ...], workers: int) -> Non
         context = Context(coins, memory, (), together, 1, x.shape)
         measured = codec.measure(context, x)
         _require_statistics(codec, measured, f"`measure` {what}")
-        context = context.replace(agreed=measured)
+        context = context.replace(statistics=measured)
         payload, after = codec.encode(context, x)
         require_law(isinstance(after, Memory), MEMORY, f"`encode` returns {type(after)!r}.")
         _require_arrays(PAYLOAD, payload, f"the payload {what} at ")
@@ -78,15 +82,15 @@ def _require_of_shape(codec: Codec, shape: tuple[int, ...], workers: int) -> Non
             f"float32{list(x.shape)}.",
         )
         joined = None if codec.combine is None else payload
-        settled = codec.settle(context.replace(memory=after), joined, mean)
-        require_types(DECODED, settled[0], mean, f"the update of `settle` {what}")
+        settled = codec.finalize(context.replace(memory=after), joined, mean)
+        require_types(DECODED, settled[0], mean, f"the update of `finalize` {what}")
         return memory, after, settled[1]
 
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
     given = jax.ShapeDtypeStruct(shape, "float32")
     before, after, settled = jax.eval_shape(step, given, Coins(key, key))
     require_types(MEMORY, after, before, f"the memory after `encode` {what}, at ")
-    require_types(MEMORY, settled, before, f"the memory after `settle` {what}, at ")
+    require_types(MEMORY, settled, before, f"the memory after `finalize` {what}, at ")
 
 
 def _of_receivers(codec: Codec, context: Context, payload: PyTree) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What `encode` may change of a memory, and what workers share of it after `settle`."""
+"""What `encode` may change of a memory, and what workers share of it after `finalize`."""
 
 import functools
 from collections.abc import Callable
@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._base import Codec, Context, Memory, PyTree
-from jaxcomm.testing._alone import Sent, keys, send
 from jaxcomm.testing._inputs import inputs
 from jaxcomm.testing._law import require_equal
+from jaxcomm.testing._single_worker import Sent, keys, send
 
-SHARED, SETTLED = "encode leaves shared memory", "settle is alike on all workers"
+SHARED, SETTLED = "encode leaves shared memory", "finalize is equal on all workers"
 STEPS = 3
 
 
@@ -43,10 +43,10 @@ def require_memory(codec: Codec, *, size: int, workers: int, seed: int) -> None:
         step = send(codec, x, memories, key)
         total, mean = _joined(codec, step)
 
-        def settle(context: Context, after: Memory) -> tuple[jax.Array, Memory]:
-            return codec.settle(context.replace(memory=after), total, mean)
+        def finalize(context: Context, after: Memory) -> tuple[jax.Array, Memory]:
+            return codec.finalize(context.replace(memory=after), total, mean)
 
-        updates, settled = jax.vmap(settle)(step.contexts, step.after)
+        updates, settled = jax.vmap(finalize)(step.contexts, step.after)
         return step.after, updates, settled
 
     x = jnp.asarray(inputs(size, workers)["normal"], jnp.float32)
@@ -59,5 +59,5 @@ def require_memory(codec: Codec, *, size: int, workers: int, seed: int) -> None:
         )
         for name, tree in {"the update": updates, "`memory.shared`": settled.shared}.items():
             first = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), tree)
-            require_equal(SETTLED, tree, first, f"{name} after `settle` {what}")
+            require_equal(SETTLED, tree, first, f"{name} after `finalize` {what}")
         memories = settled

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
 from jaxcomm._entries import entries_of
-from jaxcomm.testing._alone import context_of, keys
 from jaxcomm.testing._form import RECEIVERS
 from jaxcomm.testing._inputs import inputs
 from jaxcomm.testing._law import require_equal
+from jaxcomm.testing._single_worker import context_of, keys
 
 COINS, JIT, VMAP, ENTRIES = "same coins", "jit", "vmap", "entries"
 NEAR = 1e-5  # Of floats that compilers round in another order.

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm._base import Codec, Context, PyTree
-from jaxcomm.testing._alone import sent
 from jaxcomm.testing._inputs import with_extremes
 from jaxcomm.testing._law import require_equal
+from jaxcomm.testing._single_worker import sent
 
 SUMS = "sums"
 
@@ -32,7 +32,7 @@ def require_sums(
         contexts = jax.tree.map(lambda leaf: leaf[:, 0], step.contexts)
         together = np.asarray(decode_all(contexts, jax.tree.map(added, step.payloads)), np.float64)
         expected = own.mean(axis=1)
-        if codec.dropping is not None:  # More may find no room in a sum than in its parts.
+        if codec.drop_overflow is not None:  # More may find no room in a sum than in its parts.
             expected = np.where(np.isnan(together).any(axis=1, keepdims=True), np.nan, expected)
         what = f"the mean decoded from the sum, of input {name!r}, {workers} workers, size {size},"
         peak = np.abs(own).max(initial=0, where=np.isfinite(own))

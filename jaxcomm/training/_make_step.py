@@ -78,10 +78,11 @@ def make_step(
       several processes, arrays over all of them, such as `jax.make_array_from_process_local_data`
       makes. Each device's key is folded with its number. `metrics["loss"]` and aux are float32[...]
       of all workers, or [workers, ...] of each; where gradients are weighted so are the means, and
-      `metrics["weight"]` is the sum of the weights. What an aggregator with `info=True` tells joins
-      them as `metrics["info/compression_error"]` and so on (`"info/<path in the state>/..."` where
-      several do). It can be traced, in `jax.lax.scan` for one. On CPU devices, a call waits until
-      the previous step is done, since several steps in flight may deadlock there.
+      `metrics["weight"]` is the sum of the weights. What an aggregator with `diagnostics=True`
+      tells joins them as `metrics["diagnostics/compression_error"]` and so on (`"diagnostics/<path
+      in the state>/..."` where several do). It can be traced, in `jax.lax.scan` for one. On CPU
+      devices, a call waits until the previous step is done, since several steps in flight may
+      deadlock there.
 
     Raises:
       ValueError: If the mesh lacks an axis, the global batch is empty, not divisible by the devices
@@ -125,8 +126,8 @@ def make_step(
             in_specs=(*specs, batch_spec, whole, whole),
             out_specs=(*specs, told_spec, whole),
         )
-        new, after, told, info = run(params, opt_state, batch, key, extra_args)
-        return typed_as(new, params), typed_as(after, opt_state), told | info
+        new, after, told, diagnostics = run(params, opt_state, batch, key, extra_args)
+        return typed_as(new, params), typed_as(after, opt_state), told | diagnostics
 
     jitted = jax.jit(on_mesh, donate_argnums=(0, 1) if donate else ())
     one_at_a_time = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"

@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
-from jaxcomm._when import run_when
+from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation._weights import weigh
 
 Metrics: TypeAlias = Literal["mean", "own"] | int
@@ -98,20 +98,21 @@ def tell(
     if metrics == "mean":
         return averaged()
     due = (_steps_so_far(opt_state).astype(jnp.int32) + 1) % metrics == 0
-    return run_when(
+    return collective_cond(
         due, averaged, lambda shapes: jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), shapes)
     )
 
 
 def info_of(opt_state: optax.OptState) -> dict[str, jax.Array]:
-    """What aggregators with `info=True` tell, `info/<name>`; with their paths where several do.
+    """What aggregators with `diagnostics=True` tell, `diagnostics/<name>`; with their paths where
+    several do.
 
     What is each worker's own is told as the largest of all, by one all-reduce of a float32.
     """
     found: dict[str, dict[str, jax.Array]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
         *before, field, name = [None, None, *path]
-        if isinstance(field, jax.tree_util.GetAttrKey) and field.name == "info":
+        if isinstance(field, jax.tree_util.GetAttrKey) and field.name == "diagnostics":
             where = jax.tree_util.keystr(
                 tuple(key for key in before if key is not None), simple=True, separator="/"
             )
@@ -119,7 +120,7 @@ def info_of(opt_state: optax.OptState) -> dict[str, jax.Array]:
                 leaf = lax.pmax(leaf[0], axes)
             found.setdefault(where, {})[jax.tree_util.keystr((name,), simple=True)] = leaf
     return {
-        "/".join(["info", *([where] if where and len(found) > 1 else []), name]): value
+        "/".join(["diagnostics", *([where] if where and len(found) > 1 else []), name]): value
         for where, values in found.items()
         for name, value in values.items()
     }

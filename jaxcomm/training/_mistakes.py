@@ -72,12 +72,12 @@ def require_pair(value: object) -> None:
 def require_aux(aux: object, taken: set[str]) -> None:
     """Raises unless aux is a dict of metrics with names and values of their own."""
     told = aux.keys() if isinstance(aux, Mapping) else set()
-    reserved = taken & told or {key for key in told if str(key).startswith("info/")}
+    reserved = taken & told or {key for key in told if str(key).startswith("diagnostics/")}
     if not isinstance(aux, Mapping) or reserved:
         raise ValueError(
             "`loss_fn` with `has_aux=True` must return `(loss, aux)`, `aux` a dict of metrics "
             f"without the key {' or '.join(map(repr, sorted(taken)))} or keys that begin with "
-            f"'info/', got {jax.tree.structure(aux)}."
+            f"'diagnostics/', got {jax.tree.structure(aux)}."
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
         kind = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype

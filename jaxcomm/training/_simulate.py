@@ -101,8 +101,8 @@ def simulate(
         extra_args: dict[str, PyTree],
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
         run = shard_map(of_worker, mesh, *specs_of(params, opt_state))
-        new, after, told, info = run(params, opt_state, batch, key, extra_args)
-        return new, after, told | info
+        new, after, told, diagnostics = run(params, opt_state, batch, key, extra_args)
+        return new, after, told | diagnostics
 
     def simulated_workers(
         params: PyTree,
@@ -114,8 +114,8 @@ def simulate(
         # `jax.vmap` does not know what varies by worker; `jax.shard_map` does, and says so.
         jax.eval_shape(on_mesh, params, opt_state, batch, key, extra_args)
         run = over_workers(of_worker, axes, *specs_of(params, opt_state))
-        new, after, told, info = run(params, opt_state, batch, key, extra_args)
-        return new, after, told | info
+        new, after, told, diagnostics = run(params, opt_state, batch, key, extra_args)
+        return new, after, told | diagnostics
 
     simulated_workers.__name__ = SIMULATED
     jitted = jax.jit(simulated_workers, donate_argnums=(0, 1) if donate else ())

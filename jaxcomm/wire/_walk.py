@@ -199,7 +199,7 @@ def _walk(
             if name == "shard_map":
                 results = [
                     computation.number(
-                        ("joined", number, str(spec), mesh), computation.waits[number]
+                        ("concatenated", number, str(spec), mesh), computation.waits[number]
                     )
                     for number, spec in zip(results, params["out_specs"], strict=True)
                 ]

@@ -69,7 +69,7 @@ def test_the_smallest_ratio_under_the_target(target: float, stage: int) -> None:
 
 @pytest.mark.slow
 def test_under_feedback_what_is_left_out_comes_back() -> None:
-    tx = adaptive(0.3, lambda r: error_feedback(top_k(ratio=r)), info=True)
+    tx = adaptive(0.3, lambda r: error_feedback(top_k(ratio=r)), diagnostics=True)
     updates = np.concatenate([concentrated(6), flat(6)])
     run, state = aggregator(tx, 3, "checked"), initial(tx, jnp.asarray(updates[0]), "checked")
     total = np.zeros(64)
@@ -77,12 +77,12 @@ def test_under_feedback_what_is_left_out_comes_back() -> None:
     for step in updates:
         results, state = run(jnp.asarray(step, jnp.float32), state, jnp.ones(3))
         total += np.asarray(results[0], np.float64)
-        ratios.append(float(state.info["ratio"]))
+        ratios.append(float(state.diagnostics["ratio"]))
     kept = np.asarray(state.inner.own.per_worker["data"][0].kept, np.float64).mean(axis=0)
     np.testing.assert_allclose(total + kept, updates.sum(axis=0).mean(axis=0), atol=1e-5)
     assert ratios[:3] == RATIOS[::-1] and ratios[-1] == 0.5
-    assert set(state.info) == {"compression_error", "density", "residual_norm", "ratio"}
-    assert state.inner.info == ()
+    assert set(state.diagnostics) == {"compression_error", "density", "residual_norm", "ratio"}
+    assert state.inner.diagnostics == ()
 
 
 @pytest.mark.slow
@@ -109,11 +109,11 @@ def test_a_mean_of_the_errors_decides_for_all() -> None:
 def test_the_error_is_all_that_is_sent_besides() -> None:
     updates = jnp.zeros((4, 64))
     sent = {}
-    for info in (False, True):
-        tx = adaptive(0.5, info=info)
+    for diagnostics in (False, True):
+        tx = adaptive(0.5, diagnostics=diagnostics)
         arguments = updates, initial(tx, updates, "checked"), jnp.ones(4)
         account = jaxcomm.wire.account(aggregator(tx, 4, "checked"), *arguments)
-        sent[info] = account.bytes_per_worker
+        sent[diagnostics] = account.bytes_per_worker
         assert {c.path[-1] for c in account.collectives} == {f"cond {i}/3" for i in range(1, 4)}
     # A half: a bitmap of 64 bits, 32 values, a flag; and three numbers in an all-reduce.
     assert sent == {False: 3 * (8 + 128 + 4) + 18, True: 3 * (8 + 128 + 4) + 18}
@@ -125,7 +125,12 @@ def test_any_family_and_any_way_to_form_a_mean() -> None:
         return dither(bits=int(ratio))
 
     tx = jaxcomm.adaptive_ratio(
-        "data", of_levels, [4, 8, 16], target=1e-3, aggregate=jaxcomm.two_stage_mean, info=True
+        "data",
+        of_levels,
+        [4, 8, 16],
+        target=1e-3,
+        aggregate=jaxcomm.two_stage_mean,
+        diagnostics=True,
     )
     updates = jnp.asarray(np.random.default_rng(3).normal(size=(3, 40)), jnp.float32)
     run, state = aggregator(tx, 3, "checked"), initial(tx, updates, "checked")
@@ -143,7 +148,7 @@ def test_any_family_and_any_way_to_form_a_mean() -> None:
         ([0.5, 0.1], {}, "`ratios` must be at least one number, in ascending order"),
         ([0.5], {"target": 0.0}, "`target` must be a positive"),
         ([0.5], {"patience": 0}, "`patience` must be a Python int of at least 1"),
-        ([0.5], {"info": 1}, "`info` must be a Python bool"),
+        ([0.5], {"diagnostics": 1}, "`diagnostics` must be a Python bool"),
         ([0.5], {"scope": "layer"}, "`scope` must be one of"),
     ],
 )

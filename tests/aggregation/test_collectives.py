@@ -25,7 +25,9 @@ METHODS: dict[str, tuple[Any, int]] = {
     "merged": (lambda scope: jaxcomm.global_qsgd(dithering="exponential", scope=scope), 3),
     "gathered": (lambda scope: jaxcomm.qsgd(scope=scope), 1),
     "gathered sparse": (
-        lambda scope: jaxcomm.gathered_mean("data", error_feedback(top_k(ratio=0.1)), scope=scope),
+        lambda scope: jaxcomm.all_gather_mean(
+            "data", error_feedback(top_k(ratio=0.1)), scope=scope
+        ),
         1,
     ),
     "two-stage": (lambda scope: jaxcomm.two_stage_mean("data", dither(bits=8), scope=scope), 3),
@@ -66,7 +68,7 @@ def test_one_an_exchange(method: str, scope: str, leaves: int) -> None:
 
 
 def test_votes() -> None:
-    assert collectives(jaxcomm.votes(codec=signs()), 5) == 3
+    assert collectives(jaxcomm.majority_vote(codec=signs()), 5) == 3
 
 
 @pytest.mark.slow

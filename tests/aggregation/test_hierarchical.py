@@ -213,7 +213,7 @@ def test_a_nan_in_one_group_is_seen_in_all(mode: str) -> None:
 
 
 def test_memory_of_the_outermost_stage_differs_over_its_axis_only() -> None:
-    tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.summed_mean("dcn", remainders()))
+    tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.all_reduce_mean("dcn", remainders()))
     params, gradient = jnp.zeros(3), lambda p, b: jnp.sum(p * jnp.mean(b, axis=0))
     rows = jnp.arange(24.0).reshape(8, 3) / 10
     for workers, make in ((MESH, jaxcomm.make_step), ({"dcn": 2, "ici": 4}, jaxcomm.simulate)):
@@ -229,7 +229,7 @@ def test_memory_of_the_outermost_stage_differs_over_its_axis_only() -> None:
 
 def test_mistakes() -> None:
     updates, weights = gradients(8), jnp.ones(8)
-    with_memory = jaxcomm.summed_mean("ici", remainders())
+    with_memory = jaxcomm.all_reduce_mean("ici", remainders())
     tx = jaxcomm.hierarchical(with_memory, jaxcomm.mean("dcn"))
     for mode in ("checked", "vmap"):
         with pytest.raises(ValueError, match=r"'ici' keeps memory, .* differ over \['dcn'\]"):
@@ -266,7 +266,7 @@ def sharded_gradients() -> tuple[Any, Any]:
 def on_shards(tx: Any, manual: set[str], check: bool = True) -> Any:
     """`(updates, state) -> (mean, state)`, the axes of `manual` manual, the others automatic."""
     full = manual == {"data", "model"}
-    cut = {k: s if full else PartitionSpec() for k, s in SPECS.items()}
+    layout = {k: s if full else PartitionSpec() for k, s in SPECS.items()}
 
     def local(updates: Any, state: Any) -> Any:
         return tx.update(jax.tree.map(lambda x: x[0], updates), state)
@@ -275,8 +275,8 @@ def on_shards(tx: Any, manual: set[str], check: bool = True) -> Any:
         jax.shard_map(
             local,
             mesh=SHARDED,
-            in_specs=({k: PartitionSpec("data", *s) for k, s in cut.items()}, REPLICATED),
-            out_specs=(cut, REPLICATED),
+            in_specs=({k: PartitionSpec("data", *s) for k, s in layout.items()}, REPLICATED),
+            out_specs=(layout, REPLICATED),
             axis_names=manual,
             check_vma=check,
         ),
@@ -395,6 +395,6 @@ def test_mistakes_of_shards() -> None:
     with pytest.raises(ValueError, match="takes aggregators"):
         jaxcomm.shard_local(optax.sgd(0.1), SPECS)
     shared = dither()._replace(init=lambda x: jaxcomm.Memory((), jnp.zeros(2)))
-    tx = jaxcomm.shard_local(jaxcomm.summed_mean("data", shared), SPECS)
+    tx = jaxcomm.shard_local(jaxcomm.all_reduce_mean("data", shared), SPECS)
     with pytest.raises(ValueError, match="memory"):
         on_shards(tx, {"data", "model"})(placed, tx.init(params))

@@ -11,7 +11,7 @@ import pytest
 
 from jaxcomm import Codec, _buckets, _noise, _units
 from jaxcomm._base import Coins
-from jaxcomm.aggregation import gathered_mean, hierarchical, summed_mean, two_stage_mean
+from jaxcomm.aggregation import all_gather_mean, all_reduce_mean, hierarchical, two_stage_mean
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import diana, error_feedback, momentum
 from jaxcomm.compression.quantizers import (
@@ -93,40 +93,47 @@ def second_update(tx: optax.GradientTransformation) -> dict[str, jax.Array]:
 def both_layouts(
     form: Callable[[Codec], optax.GradientTransformation], codec: Codec
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    assert codec.layout == "shared"
-    joined = codec._replace(layout="joined")
+    assert codec.layout == "shared_statistics"
+    joined = codec._replace(layout="concatenated")
     return second_update(form(codec)), second_update(form(joined))
 
 
 @pytest.mark.parametrize("name", SUMMED)
 def test_sums_are_those_of_a_joined_bucket(name: str) -> None:
-    shared, joined = both_layouts(lambda codec: summed_mean("data", codec), SUMMED[name])
+    shared, joined = both_layouts(lambda codec: all_reduce_mean("data", codec), SUMMED[name])
     assert_same_draws(shared, joined)
 
 
 @pytest.mark.parametrize("name", GATHERED)
 def test_means_are_those_of_a_joined_bucket(name: str) -> None:
-    shared, joined = both_layouts(lambda codec: gathered_mean("data", codec), GATHERED[name])
+    shared, joined = both_layouts(lambda codec: all_gather_mean("data", codec), GATHERED[name])
     assert_same_draws(shared, joined)
 
 
 def test_trees_are_those_of_joined_buckets() -> None:
     shared, joined = both_layouts(
-        lambda codec: summed_mean("data", codec, scope="tree", bucket_bytes=4 * 80), dither(bits=8)
+        lambda codec: all_reduce_mean("data", codec, scope="tree", bucket_bytes=4 * 80),
+        dither(bits=8),
     )
     assert_same_draws(shared, joined)
 
 
 def test_a_sum_of_squares_is_rounded_otherwise() -> None:
     codec = dither(levels=3, norm="l2")
-    shared, joined = both_layouts(lambda codec: summed_mean("data", codec), codec)
+    shared, joined = both_layouts(lambda codec: all_reduce_mean("data", codec), codec)
     chex.assert_trees_all_close(shared, joined, rtol=1e-5)
 
 
 PER_LEAF = {
-    "summed": lambda codec, info: summed_mean("data", codec, scope="leaf", info=info),
-    "gathered": lambda codec, info: gathered_mean("data", codec, scope="leaf", info=info),
-    "two stages": lambda codec, info: two_stage_mean("data", codec, scope="leaf", info=info),
+    "summed": lambda codec, diagnostics: all_reduce_mean(
+        "data", codec, scope="leaf", diagnostics=diagnostics
+    ),
+    "gathered": lambda codec, diagnostics: all_gather_mean(
+        "data", codec, scope="leaf", diagnostics=diagnostics
+    ),
+    "two stages": lambda codec, diagnostics: two_stage_mean(
+        "data", codec, scope="leaf", diagnostics=diagnostics
+    ),
 }
 STACKED = [
     ("summed", dither(levels=3)),
@@ -139,10 +146,10 @@ STACKED = [
 ]
 
 
-@pytest.mark.parametrize("info", [False, True])
+@pytest.mark.parametrize("diagnostics", [False, True])
 @pytest.mark.parametrize(("form", "codec"), STACKED)
 def test_a_stack_is_its_leaves(
-    form: str, codec: Codec, info: bool, monkeypatch: pytest.MonkeyPatch
+    form: str, codec: Codec, diagnostics: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_shape = jax.random.normal(jax.random.key(1), (WORKERS, 3, 4, 6), jnp.float32)
     grads = {
@@ -153,8 +160,8 @@ def test_a_stack_is_its_leaves(
     }
 
     def second() -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        update, state = second_step(PER_LEAF[form](codec, info), grads, "data")
-        return update, state.info
+        update, state = second_step(PER_LEAF[form](codec, diagnostics), grads, "data")
+        return update, state.diagnostics
 
     stacked, told = second()
     monkeypatch.setattr(_units, "LARGE", 0)
@@ -177,11 +184,11 @@ def test_units_and_what_they_share() -> None:
     split = _buckets.split({name: x[0] for name, x in updates().items()}, "bucket", 4 * 80)
     assert [x.shape for x in split.arrays] == [(76,), (72,)]
     shared = _buckets.split(
-        {name: x[0] for name, x in updates().items()}, "bucket", 4 * 80, layout="shared"
+        {name: x[0] for name, x in updates().items()}, "bucket", 4 * 80, layout="shared_statistics"
     )
     assert [x.shape for x in shared.arrays] == [(12,), (16, 4), (9, 8)]
     assert shared.units == [
-        _units.Unit((0, 1, 2), "joined", (0,), 0, 0, 76),
+        _units.Unit((0, 1, 2), "concatenated", (0,), 0, 0, 76),
         _units.Unit((3,), "alone", (0,), 12, 0, 76),
         _units.Unit((4,), "alone", (1,), 0, 1, None),
     ]
@@ -189,42 +196,46 @@ def test_units_and_what_they_share() -> None:
 
 def test_blocks_share_nothing() -> None:
     split = _buckets.split(
-        {name: x[0] for name, x in updates().items()}, "tree", 2**20, layout="apart"
+        {name: x[0] for name, x in updates().items()}, "tree", 2**20, layout="independent"
     )
     assert [unit.group for unit in split.units] == [0, 1, 2]
-    assert {unit.sharing for unit in split.units} == {None}
-    assert blockwise(dither(), 8).layout == "apart"
+    assert {unit.statistics_size for unit in split.units} == {None}
+    assert blockwise(dither(), 8).layout == "independent"
 
 
 def test_a_layout_is_one_of_three() -> None:
-    with pytest.raises(ValueError, match=r"`layout` must be one of .*'shared'.*, got 'joind'"):
-        summed_mean("data", dither()._replace(layout="joind"))
+    with pytest.raises(
+        ValueError, match=r"`layout` must be one of .*'shared_statistics'.*, got 'joind'"
+    ):
+        all_reduce_mean("data", dither()._replace(layout="joind"))
 
 
 def test_a_bitmap_is_not_shared() -> None:
-    codec = nonzero_union(density=0.5)._replace(layout="shared")
-    with pytest.raises(ValueError, match=r"`layout`='shared' .* this codec's is a bitmap of one"):
-        gathered_mean("data", codec, agreed=True)
+    codec = nonzero_union(density=0.5)._replace(layout="shared_statistics")
+    with pytest.raises(
+        ValueError, match=r"`layout`='shared_statistics' .* this codec's is a bitmap of one"
+    ):
+        all_gather_mean("data", codec, share_statistics=True)
 
 
 def test_blocks_with_feedback_may_be_of_a_tree() -> None:
     codec = error_feedback(blockwise(dither(levels=15), 4))
-    of_tree, of_bucket = (summed_mean("data", codec, scope=s) for s in ("tree", "bucket"))
+    of_tree, of_bucket = (all_reduce_mean("data", codec, scope=s) for s in ("tree", "bucket"))
     assert_same_draws(second_update(of_tree), second_update(of_bucket))
 
 
 def test_nested_stages_are_those_of_joined_buckets() -> None:
     def nested(codec: Codec) -> dict[str, jax.Array]:
-        tx = hierarchical(summed_mean("inner", dither(bits=8)), gathered_mean("outer", codec))
+        tx = hierarchical(all_reduce_mean("inner", dither(bits=8)), all_gather_mean("outer", codec))
         return second_step(tx, updates(), "outer", "inner")[0]
 
     codec = error_feedback(scaled(dither(levels=2)))
-    assert_same_draws(nested(codec), nested(codec._replace(layout="joined")))
+    assert_same_draws(nested(codec), nested(codec._replace(layout="concatenated")))
 
 
 def test_a_bound_is_asked_for_what_shares_statistics() -> None:
     """Of 64 coordinates alone, omega is below 1."""
-    tx = summed_mean("data", error_feedback(dither(levels=17)))
+    tx = all_reduce_mean("data", error_feedback(dither(levels=17)))
     with pytest.raises(ValueError, match="for 148 coordinates of 4 workers"):
         second_update(tx)
 

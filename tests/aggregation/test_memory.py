@@ -15,7 +15,9 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from tests.workers import MODE_ROWS, Mode, aggregator, initial, mesh_of
 
-AGGREGATORS = pytest.mark.parametrize("aggregate", [jaxcomm.summed_mean, jaxcomm.gathered_mean])
+AGGREGATORS = pytest.mark.parametrize(
+    "aggregate", [jaxcomm.all_reduce_mean, jaxcomm.all_gather_mean]
+)
 
 
 class Sent(NamedTuple):
@@ -30,14 +32,14 @@ def remainders() -> Codec:
         whole = jnp.trunc(total)
         return Sent(whole.astype(jnp.int32)), context.memory._replace(own=total - whole)
 
-    def settle(context: Context, payload: Any, mean: jax.Array) -> tuple[jax.Array, Memory]:
+    def finalize(context: Context, payload: Any, mean: jax.Array) -> tuple[jax.Array, Memory]:
         return mean, context.memory._replace(shared=context.memory.shared + mean)
 
     return Codec(
         init=lambda x: Memory(own=jnp.zeros_like(x), shared=jnp.zeros_like(x)),
         encode=encode,
         decode=lambda context, payload: payload.whole.astype(jnp.float32) / context.count,
-        settle=settle,
+        finalize=finalize,
         combine="sum",
     )
 
@@ -94,8 +96,8 @@ def test_each_worker_holds_its_slice(aggregate: Any) -> None:
 
 
 def test_a_codec_that_cannot_be_summed_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`combine`=None\. Use `gathered_mean`"):
-        jaxcomm.summed_mean("data", remainders()._replace(combine=None))
+    with pytest.raises(ValueError, match=r"`combine`=None\. Use `all_gather_mean`"):
+        jaxcomm.all_reduce_mean("data", remainders()._replace(combine=None))
 
 
 @AGGREGATORS
@@ -125,9 +127,13 @@ def test_a_weight_that_is_no_scalar(aggregate: Any) -> None:
 @pytest.mark.parametrize(
     ("aggregate", "options", "message"),
     [
-        (jaxcomm.summed_mean, {"scope": "tree"}, "`scope`='tree' shares statistics"),
-        (jaxcomm.gathered_mean, {"scope": "tree"}, "`scope`='tree' shares statistics"),
-        (jaxcomm.gathered_mean, {"agreed": True}, "`agreed`=True shares statistics"),
+        (jaxcomm.all_reduce_mean, {"scope": "tree"}, "`scope`='tree' shares statistics"),
+        (jaxcomm.all_gather_mean, {"scope": "tree"}, "`scope`='tree' shares statistics"),
+        (
+            jaxcomm.all_gather_mean,
+            {"share_statistics": True},
+            "`share_statistics`=True shares statistics",
+        ),
     ],
 )
 def test_feedback_needs_statistics_of_its_own(aggregate: Any, options: dict, message: str) -> None:

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm.aggregation import doubling_mean
+from jaxcomm.aggregation import recursive_doubling_mean
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
@@ -17,14 +17,20 @@ from tests.workers import mesh_of
 
 FEEDBACK = error_feedback(top_k(ratio=0.1))
 CODED = {
-    "gathered_mean": jaxcomm.gathered_mean,
-    "summed_mean": jaxcomm.summed_mean,
+    "all_gather_mean": jaxcomm.all_gather_mean,
+    "all_reduce_mean": jaxcomm.all_reduce_mean,
     "merged_mean": jaxcomm.merged_mean,
     "two_stage_mean": jaxcomm.two_stage_mean,
 }
 PARAMS = {"w": jnp.ones((4, 2))}
 ADAM = optax.adam(1e-3).init(PARAMS)[0]
-PLAIN = [jaxcomm.mean, jaxcomm.ring_mean, jaxcomm.global_qsgd, jaxcomm.votes, jaxcomm.gtop_k]
+PLAIN = [
+    jaxcomm.mean,
+    jaxcomm.ring_mean,
+    jaxcomm.global_qsgd,
+    jaxcomm.majority_vote,
+    jaxcomm.gtop_k,
+]
 
 
 def loss(params: Any, batch: jax.Array) -> jax.Array:
@@ -90,10 +96,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: jaxcomm.two_stage_mean("data", dither(), mean_codec=dither),
         "`mean_codec` must be a codec, .* got the function `dither`: call it",
     ),
-    "votes of an uncalled codec": (lambda: jaxcomm.votes(codec=dither), "call it"),
-    "doubling_mean of a codec": (
-        lambda: doubling_mean("data", dither()),
-        "`codec_of` must be a function from a number to a codec, got a codec",
+    "votes of an uncalled codec": (lambda: jaxcomm.majority_vote(codec=dither), "call it"),
+    "recursive_doubling_mean of a codec": (
+        lambda: recursive_doubling_mean("data", dither()),
+        "`codec_for` must be a function from a number to a codec, got a codec",
     ),
     "accumulate of a function": (
         lambda: jaxcomm.accumulate(jaxcomm.qsgd, 4),
@@ -111,8 +117,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: jaxcomm.hierarchical(jaxcomm.mean, jaxcomm.qsgd),
         "`stages` must be an optax transformation, got the function `mean`: call it",
     ),
-    "warm_up of functions": (
-        lambda: jaxcomm.warm_up([jaxcomm.mean], 2),
+    "warmup of functions": (
+        lambda: jaxcomm.warmup([jaxcomm.mean], 2),
         "`stages` must be an optax transformation, got the function `mean`: call it",
     ),
     "shard_local of a function": (
@@ -120,12 +126,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "`tx` must be an optax transformation, got the function `mean`: call it",
     ),
     "coded": another(jaxcomm.global_qsgd(), "`AggregatorState`"),
-    "gathered": another(jaxcomm.gathered_mean("data", FEEDBACK), "`AggregatorState`"),
+    "gathered": another(jaxcomm.all_gather_mean("data", FEEDBACK), "`AggregatorState`"),
     "mean": another(jaxcomm.mean(), "the exact mean keeps a `EmptyState`"),
     "ring_mean": another(jaxcomm.ring_mean(), "the exact mean keeps a `EmptyState`"),
     "accumulate": another(jaxcomm.accumulate(jaxcomm.mean(), 2), "`accumulate`"),
     "skip_nonfinite": another(jaxcomm.skip_nonfinite(jaxcomm.mean()), "`skip_nonfinite`"),
-    "warm_up": another(jaxcomm.warm_up([jaxcomm.qsgd()], 2), "`warm_up`"),
+    "warmup": another(jaxcomm.warmup([jaxcomm.qsgd()], 2), "`warmup`"),
     "hierarchical": another(jaxcomm.hierarchical(jaxcomm.mean()), "1 states, one a stage"),
     "per_worker": another(jaxcomm.per_worker(optax.sgd(0.1)), "`per_worker`"),
     "adaptive_ratio": another(
@@ -142,7 +148,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "This state is of 2 units, and these updates are 1: it was made for other parameters",
     ),
     "state of other shapes": (
-        given_memory_of(jaxcomm.gathered_mean("data", FEEDBACK), {"w": jnp.ones((2, 4))}),
+        given_memory_of(jaxcomm.all_gather_mean("data", FEEDBACK), {"w": jnp.ones((2, 4))}),
         r"This state remembers .*\(8,\).* is to remember .*\(6,\).*: it was made for other",
     ),
     "MultiSteps": (

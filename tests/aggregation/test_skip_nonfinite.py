@@ -17,7 +17,7 @@ from tests.slow import slow
 from tests.workers import MODE_ROWS, Mode, aggregator, flat, gradients, initial, mesh_of
 
 WORKERS = 4
-INNER = optax.chain(jaxcomm.summed_mean("data", remainders()), optax.sgd(0.5, momentum=0.9))
+INNER = optax.chain(jaxcomm.all_reduce_mean("data", remainders()), optax.sgd(0.5, momentum=0.9))
 TX = jaxcomm.skip_nonfinite(INNER)
 
 
@@ -93,12 +93,14 @@ def test_a_mean_that_found_no_room_is_left_out(mode: Mode) -> None:
         {"a": jnp.ones((WORKERS, 8))},
         nonzero(density=0.25, granularity="element"),
     )
-    inner = optax.chain(jaxcomm.gathered_mean("data", finds_no_room), optax.sgd(1.0, momentum=0.5))
+    inner = optax.chain(
+        jaxcomm.all_gather_mean("data", finds_no_room), optax.sgd(1.0, momentum=0.5)
+    )
     tx = jaxcomm.skip_nonfinite(inner)
     run, state = aggregator(tx, WORKERS, mode), initial(tx, sparse, mode)
     _, state = run(sparse, state, jnp.ones(WORKERS))
     result, after = run(full, state, jnp.ones(WORKERS))
-    assert (flat(result) == 0).all() and after.skipped == 1 and after.info["skipped"] == 1
+    assert (flat(result) == 0).all() and after.skipped == 1 and after.diagnostics["skipped"] == 1
     for x, y in zip(bits(after.inner), bits(state.inner), strict=True):
         np.testing.assert_array_equal(x, y)
     result, _ = run(sparse, after, jnp.ones(WORKERS))

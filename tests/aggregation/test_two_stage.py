@@ -84,7 +84,7 @@ def test_blocks_confine_a_large_coordinate() -> None:
 @pytest.mark.parametrize("block_size", [3, slow(1), slow(8), slow(100)])
 def test_blockwise_means_are_unbiased_sums(block_size: int) -> None:
     given = jnp.asarray(np.random.default_rng(1).normal(size=(3, 20)), jnp.float32)
-    tx = jaxcomm.summed_mean("data", blockwise(dither(levels=3), block_size))
+    tx = jaxcomm.all_reduce_mean("data", blockwise(dither(levels=3), block_size))
     sample = draws(tx, given, 2000)
     error = np.abs(sample.mean(axis=0) - flat(given).mean(axis=0))
     assert np.all(error <= 6 * sample.std(axis=0) / 2000**0.5 + 1e-5)
@@ -106,9 +106,9 @@ def test_memory_that_has_no_place() -> None:
 
 def test_runs_have_no_rows() -> None:
     codec = nonzero(density=0.5)
-    for cut, scope in (("runs", "leaf"), ("turns", "bucket")):
-        tx = jaxcomm.two_stage_mean("data", codec, cut=cut, scope=scope)
-        with pytest.raises(ValueError, match=r"two axes .* `scope`='leaf', .* `cut`='turns'"):
+    for layout, scope in (("block", "leaf"), ("cyclic", "bucket")):
+        tx = jaxcomm.two_stage_mean("data", codec, layout=layout, scope=scope)
+        with pytest.raises(ValueError, match=r"two axes .* `scope`='leaf', .* `layout`='cyclic'"):
             aggregate(tx, jnp.ones((3, 64, 1)))
 
 

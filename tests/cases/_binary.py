@@ -152,7 +152,7 @@ BINARY = [
     Case(
         "fixed_threshold_summed",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.summed_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
                 axis_name, error_feedback(fixed_threshold(0.5)), seed=seed
             )
         ),
@@ -169,7 +169,7 @@ BINARY = [
     Case(
         "adaptive_levels",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.gathered_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
                 axis_name, adaptive_levels(levels=3), seed=seed
             )
         ),
@@ -186,7 +186,7 @@ BINARY = [
     Case(
         "min_max_dither",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.gathered_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
                 axis_name, min_max_dither(levels=16), seed=seed
             )
         ),
@@ -203,7 +203,7 @@ BINARY = [
     Case(
         "min_max_dither_summed",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.summed_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
                 axis_name, min_max_dither(levels=5), seed=seed
             )
         ),

@@ -147,7 +147,7 @@ def feedback_case(
     return Case(
         name,
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.gathered_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
                 axis_name, codec, scope=scope, seed=seed
             )
         ),

@@ -11,10 +11,10 @@ import jax
 import optax
 
 import jaxcomm
-from jaxcomm import doubling_mean, gathered_mean, summed_mean, two_stage_mean
+from jaxcomm import all_gather_mean, all_reduce_mean, recursive_doubling_mean, two_stage_mean
 from jaxcomm.compression import scaled
 from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.quantizers import dither, nonzeros
+from jaxcomm.compression.quantizers import dither, sparse_dither
 from jaxcomm.compression.sketches import s2_codes, s2_sketch
 from jaxcomm.compression.sparsifiers import (
     ada_comp,
@@ -33,13 +33,13 @@ class Crowded(NamedTuple):
 
     Attributes:
       name: Shown in test ids.
-      make: `overflow -> transformation`, with `info=True`; of one that keeps, what it is given is
-        "nan", the default of its codec.
+      make: `overflow -> transformation`, with `diagnostics=True`; of one that keeps, what it is
+        given is "nan", the default of its codec.
       of: The functions with an option `overflow` that it is made of.
       keeps: What had no room comes later.
       residual: `state -> [workers, ROWS, COLUMNS]`, what each worker still keeps; `None` where all
         has been sent after some more steps.
-      lost: What `info` tells as `overflow` where it is dropped.
+      lost: What `diagnostics` tells as `overflow` where it is dropped.
       exact: The mean is exact where all fits.
       filled: How many rows are not zero where it is too much.
       slow: Left to the slow run, since it shares its code with others.
@@ -65,11 +65,11 @@ def _own(state: Any) -> jax.Array:
 
 
 def _gathered(codec: Any, **options: Any) -> Any:
-    return gathered_mean("data", codec, scope="leaf", info=True, **options)
+    return all_gather_mean("data", codec, scope="leaf", diagnostics=True, **options)
 
 
 def _summed(codec: Any) -> Any:
-    return summed_mean("data", codec, scope="leaf", info=True)
+    return all_reduce_mean("data", codec, scope="leaf", diagnostics=True)
 
 
 _S2 = {
@@ -100,15 +100,17 @@ CROWDED = [
     Crowded(
         "sparse_global_qsgd",
         lambda overflow: jaxcomm.sparse_global_qsgd(
-            capacity=2 * FITTING, levels=32767, overflow=overflow, scope="leaf", info=True
+            capacity=2 * FITTING, levels=32767, overflow=overflow, scope="leaf", diagnostics=True
         ),
-        (jaxcomm.sparse_global_qsgd, nonzeros),
+        (jaxcomm.sparse_global_qsgd, sparse_dither),
         lost=2 * (FILLED - FITTING),
         exact=False,
     ),
     Crowded(
         "s2_reducer",
-        lambda overflow: jaxcomm.s2_reducer(density=DENSITY, ratio=1, overflow=overflow, info=True),
+        lambda overflow: jaxcomm.s2_reducer(
+            density=DENSITY, ratio=1, overflow=overflow, diagnostics=True
+        ),
         (jaxcomm.s2_reducer, s2_sketch),
         lost=1 / 2,
         exact=False,
@@ -116,7 +118,9 @@ CROWDED = [
     ),
     Crowded(
         "s2_reducer_peel",
-        lambda overflow: jaxcomm.s2_reducer(decode="peel", overflow=overflow, info=True, **_S2),
+        lambda overflow: jaxcomm.s2_reducer(
+            decode="peel", overflow=overflow, diagnostics=True, **_S2
+        ),
         (jaxcomm.s2_reducer, s2_sketch),
         lost=1 / 2,
     ),
@@ -129,7 +133,7 @@ CROWDED = [
             ratio=4,
             rows=3,
             overflow=overflow,
-            info=True,
+            diagnostics=True,
         ),
         (jaxcomm.s2_reducer, s2_codes),
         filled=ROWS,  # As many coordinates as cells do not peel.
@@ -141,9 +145,9 @@ CROWDED = [
             "data",
             nonzero(density=DENSITY, overflow=overflow),
             mean_codec=dither(bits=16),  # Which sends no NaN.
-            cut="turns",
+            layout="cyclic",
             scope="leaf",
-            info=True,
+            diagnostics=True,
         ),
         (nonzero,),
         lost=FILLED - 12,  # Three of the ten rows of each of four servers.
@@ -156,9 +160,9 @@ CROWDED = [
             "data",
             dither(bits=16),
             mean_codec=nonzero(density=DENSITY, overflow=overflow),
-            cut="turns",
+            layout="cyclic",
             scope="leaf",
-            info=True,
+            diagnostics=True,
         ),
         (nonzero,),
         exact=False,
@@ -166,13 +170,13 @@ CROWDED = [
     ),
     Crowded(
         "nonzero_doubling",
-        lambda overflow: doubling_mean(
+        lambda overflow: recursive_doubling_mean(
             "data",
             lambda added: (
                 nonzero(density=DENSITY, overflow=overflow) if added == 1 else dither(bits=16)
             ),
             scope="leaf",
-            info=True,
+            diagnostics=True,
         ),
         (nonzero,),
         lost=FILLED - FITTING,
@@ -266,7 +270,7 @@ CROWDED = [
     ),
     Crowded(
         "sparcml",
-        lambda overflow: jaxcomm.sparcml(density=DENSITY, union_density=DENSITY, info=True),
+        lambda overflow: jaxcomm.sparcml(density=DENSITY, union_density=DENSITY, diagnostics=True),
         (),
         keeps=True,
         slow=True,

@@ -24,7 +24,9 @@ def _gathered_top_quarter(name: str, codec: jaxcomm.Codec) -> Case:
     """A row of a wrapper of top-k, which sends what top-k does."""
     return Case(
         name,
-        cache(lambda axis_name="data", seed=0: jaxcomm.gathered_mean(axis_name, codec, seed=seed)),
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(axis_name, codec, seed=seed)
+        ),
         bytes=lambda sizes, n: (n - 1) * (top_quarter(sum(sizes)) + 4),
         dtypes=lambda n: {"u32"},
         unbiased=False,
@@ -48,7 +50,9 @@ def _summed_8_bits(name: str, codec: jaxcomm.Codec, **claims: object) -> Case:
     """A row of a wrapper of dithering, which sends what dithering does."""
     return Case(
         name,
-        cache(lambda axis_name="data", seed=0: jaxcomm.summed_mean(axis_name, codec, seed=seed)),
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(axis_name, codec, seed=seed)
+        ),
         bytes=_bytes_of_8_bits,
         dtypes=lambda n: {"s8"},
         codec=codec,
@@ -90,7 +94,7 @@ FEEDBACK = [
     ),
     _summed_8_bits("ecq", ecq(dither(bits=8)))._replace(
         make=cache(
-            lambda axis_name="data", seed=0: jaxcomm.gathered_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
                 axis_name, ecq(dither(bits=8)), seed=seed
             )
         ),

@@ -82,15 +82,15 @@ def _matchings(graph: nx.Graph) -> gossip.Mixing:
         part = nx.empty_graph(len(graph))
         part.add_edges_from(matching)
         parts.append(part)
-    return gossip.at_random(parts)
+    return gossip.randomized(parts)
 
 
 def _one_peer(workers: int) -> gossip.Mixing:
-    return gossip.in_turns(gossip.one_peer_exponential(workers), "push")
+    return gossip.cyclic(gossip.one_peer_exponential(workers), "push")
 
 
 def _pairs(workers: int) -> gossip.Mixing:
-    return gossip.in_turns(gossip.one_peer_exponential(workers, directed=False))
+    return gossip.cyclic(gossip.one_peer_exponential(workers, directed=False))
 
 
 def _half(workers: int) -> gossip.MatchaPlan:
@@ -119,7 +119,7 @@ GOSSIP = [
     _case("matcha", _half, gossip.matcha, oracle.adapt_then_combine),
     _case(
         "matcha_periodic",
-        lambda n: gossip.now_and_then(gossip.ring(n), budget=0.5),
+        lambda n: gossip.random_periodic(gossip.ring(n), budget=0.5),
         gossip.dpsgd,
         oracle.mix_then_adapt,
     ),
@@ -184,9 +184,9 @@ GOSSIP = [
         late=2,
     ),
     _case(
-        "exact_average",
+        "periodic_averaging",
         gossip.ring,
-        lambda mixing: gossip.exact_average(3, gossip.dpsgd(mixing)),
+        lambda mixing: gossip.periodic_averaging(3, gossip.dpsgd(mixing)),
         partial(oracle.exact_now_and_then, every=3),
     ),
 ]

@@ -141,7 +141,7 @@ QUANTIZED = [
     ),
     Case(
         "votes",
-        cache(lambda axis_name="data", seed=0: jaxcomm.votes(axis_name)),
+        cache(lambda axis_name="data", seed=0: jaxcomm.majority_vote(axis_name)),
         bytes=lambda sizes, n: 2 * (n - 1) * 4 * row_size(sum(sizes), 32 * n) + all_reduce(4, n),
         dtypes=lambda n: {"u32"},
         unbiased=False,

@@ -54,7 +54,9 @@ def own_feedback_case(
     """A row of a codec that keeps itself what it does not send; `bytes` are those of one leaf."""
     return Case(
         name,
-        cache(lambda axis_name="data", seed=0: jaxcomm.gathered_mean(axis_name, codec, seed=seed)),
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(axis_name, codec, seed=seed)
+        ),
         bytes=lambda sizes, n: (n - 1) * (sum(map(bytes, sizes)) + 4),
         dtypes=lambda n: dtypes,
         unbiased=False,
@@ -77,7 +79,7 @@ SAMPLED = [
     Case(
         "random_k",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.summed_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
                 axis_name, random_k(ratio=0.5), seed=seed
             )
         ),
@@ -95,7 +97,7 @@ SAMPLED = [
     Case(
         "random_k_feedback",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.summed_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
                 axis_name, error_feedback(_SCALED), seed=seed
             )
         ),
@@ -113,7 +115,7 @@ SAMPLED = [
     Case(
         "wangni",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.gathered_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
                 axis_name, wangni(ratio=0.25), seed=seed
             )
         ),

@@ -174,7 +174,7 @@ SIGNS = [
     Case(
         "rotated",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.summed_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
                 axis_name, rotated(dither(levels=15)), seed=seed
             )
         ),
@@ -190,7 +190,7 @@ SIGNS = [
     Case(
         "rotated_blocks",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.gathered_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
                 axis_name, blockwise(rotated(dither(bits=4)), 8), seed=seed
             )
         ),

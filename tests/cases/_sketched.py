@@ -101,7 +101,7 @@ SKETCHED = [
     Case(
         "count_sketch",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.summed_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
                 axis_name, count_sketch(ratio=0.5, hashing="elements"), seed=seed
             )
         ),
@@ -118,7 +118,7 @@ SKETCHED = [
     Case(
         "nonzero_union",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.summed_mean(
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
                 axis_name, nonzero_union(density=1.0, granularity="element"), seed=seed
             )
         ),

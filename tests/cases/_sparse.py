@@ -41,6 +41,10 @@ SPARSE = [
         dtypes={"u32"},
         contraction=lambda d: quarter(d) / d,
         alien=LARGEST_OF_ALL,
+    )._replace(
+        make=cache(
+            lambda axis_name="data", seed=0: jaxcomm.top_k(axis_name, ratio=0.25, seed=seed),
+        )
     ),
     feedback_case(
         "top_k_bfloat16",

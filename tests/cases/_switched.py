@@ -28,11 +28,11 @@ def _rounds(workers: int) -> int:
 
 SWITCHED = [
     Case(
-        "warm_up",
+        "warmup",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.warm_up(
+            lambda axis_name="data", seed=0: jaxcomm.warmup(
                 [
-                    jaxcomm.gathered_mean(axis_name, _top(ratio), seed=seed)
+                    jaxcomm.all_gather_mean(axis_name, _top(ratio), seed=seed)
                     for ratio in (0.5, 0.25, 0.125)
                 ],
                 every=1,
@@ -78,7 +78,7 @@ SWITCHED = [
         "deep_gradient_compression",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.deep_gradient_compression(
-                axis_name, ratio=0.1, clip=2.0, sample=0.5, warm_up_every=2
+                axis_name, ratio=0.1, clip=2.0, sample=0.5, warmup_every=2
             )
         ),
         # The first stage of the warm-up sends a quarter; a sample may name an index twice.

@@ -10,7 +10,13 @@ import scipy.stats
 
 from jaxcomm import Codec, Coins, Context
 from jaxcomm.compression import blockwise, scaled
-from jaxcomm.compression.quantizers import cast, dither, exponential_dither, nonzeros, scaled_cast
+from jaxcomm.compression.quantizers import (
+    cast,
+    dither,
+    exponential_dither,
+    scaled_cast,
+    sparse_dither,
+)
 from tests.codecs import context_of
 from tests.slow import slow
 
@@ -26,18 +32,22 @@ def relative_errors(codec: Codec, given: np.ndarray, draws: int = DRAWS) -> np.n
     x = jnp.asarray(given, jnp.float32)
     workers, size = x.shape[1:]
 
-    def context(key: jax.Array, agreed: object = ()) -> Context:
-        return Context(Coins(key, key), agreed=agreed, workers=workers, shape=(size,))
+    def context(key: jax.Array, statistics: object = ()) -> Context:
+        return Context(Coins(key, key), statistics=statistics, workers=workers, shape=(size,))
 
-    def one_worker(key: jax.Array, x: jax.Array, agreed: object) -> jax.Array:
-        payload, _ = codec.encode(context(key, agreed), x)
-        return codec.decode(context(key, agreed).received(), payload)
+    def one_worker(key: jax.Array, x: jax.Array, statistics: object) -> jax.Array:
+        payload, _ = codec.encode(context(key, statistics), x)
+        return codec.decode(context(key, statistics).received(), payload)
 
     def once(key: jax.Array, x: jax.Array) -> jax.Array:
         measured = jax.vmap(lambda x: codec.measure(context(key), x))(x)
         # A codec in blocks agrees like the one inside, on arrays with one more dimension.
-        agreed = jax.tree.map(lambda kind, s: COMBINED[kind](s, axis=0), codec.agree, measured)
-        return jax.vmap(one_worker, in_axes=(0, 0, None))(jax.random.split(key, workers), x, agreed)
+        statistics = jax.tree.map(
+            lambda kind, s: COMBINED[kind](s, axis=0), codec.reduce_statistics, measured
+        )
+        return jax.vmap(one_worker, in_axes=(0, 0, None))(
+            jax.random.split(key, workers), x, statistics
+        )
 
     keys = jax.random.split(jax.random.key(0), draws)
     decoded = np.asarray(jax.jit(jax.vmap(jax.vmap(once, (0, None)), (None, 0)))(keys, x))
@@ -134,18 +144,18 @@ def test_cast() -> None:
 @pytest.mark.parametrize("dtype", ["float4_e2m1fn", "float8_e4m3fn", "float8_e5m2", "float16"])
 @pytest.mark.parametrize("workers", [slow(1), 3])
 def test_scaled_cast(dtype: str, workers: int) -> None:
-    codec, info = scaled_cast(dtype), jnp.finfo(dtype)
-    largest, smallest = float(info.max), float(info.smallest_normal)
-    half = 2.0 ** -(info.nmant + 1)
+    codec, limits = scaled_cast(dtype), jnp.finfo(dtype)
+    largest, smallest = float(limits.max), float(limits.smallest_normal)
+    half = 2.0 ** -(limits.nmant + 1)
     bound = half**2 * (1 + workers * 64 * (smallest / largest) ** 2)
     assert codec.claims.contraction(64, workers) == pytest.approx(1 - bound)
     # Ties of normal numbers, and of those below, where spacing no longer shrinks.
-    ties = np.full((workers, 64), (1 + half) * 2.0 ** (info.maxexp - 2))
+    ties = np.full((workers, 64), (1 + half) * 2.0 ** (limits.maxexp - 2))
     below = np.full((workers, 64), smallest * half)
     ties[0, 0] = below[0, 0] = largest
     errors = relative_errors(codec, np.concatenate([inputs(workers, 64), [ties, below]]), 1)
     assert holds(errors, bound)
-    assert errors[-2, 0] > 0.5 * half**2 or info.nmant > 9
+    assert errors[-2, 0] > 0.5 * half**2 or limits.nmant > 9
 
 
 @pytest.mark.slow
@@ -164,7 +174,7 @@ def test_blocks_state_what_a_block_does() -> None:
 
 def test_nonzeros_states_nothing() -> None:
     # Beyond its capacity it is NaN.
-    codec = nonzeros(capacity=8)
+    codec = sparse_dither(capacity=8)
     assert codec.claims.variance is None and codec.claims.contraction is None
     with pytest.raises(ValueError, match="`scaled` takes an unbiased codec that states"):
         scaled(codec)

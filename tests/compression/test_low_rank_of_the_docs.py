@@ -75,7 +75,7 @@ def updates(shape: tuple[int, ...]) -> np.ndarray:
 
 def means_of(codec: Any, given: np.ndarray) -> np.ndarray:
     """The aggregator's means of every step on every worker, [workers, steps, ...]."""
-    tx = jaxcomm.summed_mean("data", codec)
+    tx = jaxcomm.all_reduce_mean("data", codec)
 
     def worker(xs: jax.Array) -> jax.Array:
         _, means = jax.lax.scan(lambda s, x: tx.update(x, s)[::-1], tx.init(xs[0]), xs)
@@ -112,15 +112,17 @@ def test_each_worker_keeps_the_part_that_is_claimed_though_updates_cancel() -> N
     codec, x = low_rank()(1), jnp.asarray(updates((6, 4))[0, 0])
     claimed = codec.claims.contraction(x.size, 2)
     # What two workers have adds up to 0: they agree on nothing but the column that is drawn.
-    agreed = jax.tree.map(jnp.zeros_like, codec.measure(Context.of(x, memory=codec.init(x)), x))
+    statistics = jax.tree.map(jnp.zeros_like, codec.measure(Context.of(x, memory=codec.init(x)), x))
 
-    def left_out(key: jax.Array) -> jax.Array:
-        context = Context.of(x, memory=codec.init(x)).replace(agreed=agreed, workers=2)
+    def compression_error(key: jax.Array) -> jax.Array:
+        context = Context.of(x, memory=codec.init(x)).replace(statistics=statistics, workers=2)
         context = context.replace(coins=context.coins._replace(public=key))
         payload, _ = codec.encode(context, x)
         return jnp.sum((codec.decode(context.received(), payload) - x) ** 2) / jnp.sum(x**2)
 
-    parts = np.asarray(jax.jit(jax.vmap(left_out))(jax.random.split(jax.random.key(1), 2000)))
+    parts = np.asarray(
+        jax.jit(jax.vmap(compression_error))(jax.random.split(jax.random.key(1), 2000))
+    )
     assert parts.mean() + 5 * parts.std() / 2000**0.5 <= 1 - claimed
 
 
@@ -130,8 +132,8 @@ def of_matrices(codec: Codec, columns: int) -> Codec:
     def inside(context: Context) -> Context:
         return context.replace(shape=(math.prod(context.shape) // columns, columns))
 
-    def settle(context: Context, payload: Any, mean: jax.Array) -> Any:
-        update, memory = codec.settle(inside(context), payload, mean.reshape(-1, columns))
+    def finalize(context: Context, payload: Any, mean: jax.Array) -> Any:
+        update, memory = codec.finalize(inside(context), payload, mean.reshape(-1, columns))
         return update.reshape(mean.shape), memory
 
     return codec._replace(
@@ -141,7 +143,7 @@ def of_matrices(codec: Codec, columns: int) -> Codec:
         decode=lambda context, payload: codec.decode(inside(context), payload).reshape(
             context.shape
         ),
-        settle=settle,
+        finalize=finalize,
     )
 
 

@@ -128,7 +128,7 @@ def test_sums_decode_to_sums(blocks: bool) -> None:
         alike = Coins(None, 0)
         on_worker = lambda coins, x: codec.measure(context.replace(coins=coins), x)  # noqa: E731
         measured = jax.vmap(on_worker, (alike, 0))(coins, xs)
-        known = context.replace(agreed=jax.tree.map(lambda own: jnp.max(own, axis=0), measured))
+        known = context.replace(statistics=jax.tree.map(lambda own: jnp.max(own, axis=0), measured))
         encode = lambda coins, x: codec.encode(known.replace(coins=coins), x)[0]  # noqa: E731
         payloads = jax.vmap(encode, (alike, 0))(coins, xs)
         decode = lambda payload, count: codec.decode(known.received(count), payload)  # noqa: E731

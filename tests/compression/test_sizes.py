@@ -33,7 +33,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "min_max_dither": [{"levels": 4}],
     "nonzero": [{"density": 0.1, "granularity": g} for g in ("element", 1024)],
     "nonzero_union": [{"density": 0.1, "granularity": g} for g in ("element", 1024)],
-    "nonzeros": [{"capacity": 9}, {"capacity": 9, "overflow": "drop"}],
+    "sparse_dither": [{"capacity": 9}, {"capacity": 9, "overflow": "drop"}],
     "random_k": [{"k": 3}, {"ratio": 0.1}],
     "s2_codes": [{"density": 0.1, "ratio": 1.5, "granularity": "element"}],
     "s2_sketch": [{"density": 0.1, "ratio": 1.5, "granularity": "element"}],

@@ -113,7 +113,7 @@ def test_every_method_is_built_once_and_a_wrong_one_is_named() -> None:
 
 
 def test_the_most_of_what_is_told_is_kept() -> None:
-    first = told_by({"loss": 9.0, "info/0/a/overflow": 1.0, "info/0/b/overflow": 3.0})
+    first = told_by({"loss": 9.0, "diagnostics/0/a/overflow": 1.0, "diagnostics/0/b/overflow": 3.0})
     assert first == {"overflow": 3.0}
     seen = most({}, first) | most({}, {"unpeeled": 0.5})
     assert most(seen, {"overflow": 2.0, "density": 9.0}) == {"most_overflow": 3.0}

@@ -17,7 +17,7 @@ from experiments.recording import NoRecord, read_metrics
 from experiments.survey_table import SIGNIFICANCE, Row, p_value, summarize
 from experiments.task import Task
 from experiments.train import Program, make_mesh, make_program, train
-from jaxcomm.aggregation import WarmUpState
+from jaxcomm.aggregation import WarmupState
 
 RECORDS = sorted((Path(survey.__file__).parent / "records").glob("*_survey*"))
 
@@ -73,14 +73,14 @@ def test_a_learning_rate_is_used_and_shares_the_step(task: Task, program: Progra
 
 
 def test_bytes_are_those_of_the_stage_that_a_step_takes(task: Task) -> None:
-    warm_up, *stages = (
+    warmup, *stages = (
         simulated(task, make_variant(name, None))
-        for name in ("warm_up", "ef_top_10_percent", "ef_top_1_percent")
+        for name in ("warmup", "ef_top_10_percent", "ef_top_1_percent")
     )
-    _, (observed, _) = warm_up.start(0)
+    _, (observed, _) = warmup.start(0)
     for stage, alone in zip((1, 3), stages, strict=True):
-        inner: WarmUpState = observed.inner._replace(step=np.int32(stage * WARM_UP_STEPS))
-        found = warm_up.bytes_of_step((observed._replace(inner=inner),))
+        inner: WarmupState = observed.inner._replace(step=np.int32(stage * WARM_UP_STEPS))
+        found = warmup.bytes_of_step((observed._replace(inner=inner),))
         assert found == alone.account.bytes_per_worker
 
 

@@ -30,7 +30,7 @@ def test_float64_is_mixed_in_float64(case: GossipCase) -> None:
 
 @pytest.mark.parametrize("case", gossip_rows(8, {"matcha", "choco_sgd"}), ids=repr)
 def test_float32_stays_float32_where_float64_is_possible(case: GossipCase) -> None:
-    exact = gossip.exact_average(3, case.make(8))
+    exact = gossip.periodic_averaging(3, case.make(8))
     x, updates = start(8), steps(4, 8)
     with jax.enable_x64(True):
         found, state = trajectory(exact, x, updates)

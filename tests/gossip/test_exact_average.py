@@ -24,7 +24,7 @@ def test_every_method_is_set_to_its_exact_mean_and_goes_on_rightly(case: GossipC
     """
     x, updates = start(8), steps(COUNT, 8)
     updates[8 - case.late :] = 0
-    found, _ = trajectory(gossip.exact_average(EVERY, case.make(8)), x, updates)
+    found, _ = trajectory(gossip.periodic_averaging(EVERY, case.make(8)), x, updates)
     moved = np.cumsum(updates.astype(np.float64).mean(axis=1), axis=0)
     for step in range(EVERY, COUNT + 1, EVERY):
         kept = x.astype(np.float64).mean(axis=0) + moved[max(step - 1 - case.late, 0)]
@@ -38,7 +38,7 @@ def test_every_method_is_set_to_its_exact_mean_and_goes_on_rightly(case: GossipC
 def test_push_sum_of_unequal_masses() -> None:
     """The mean of 10, 0, 0, 0, and masses that are 1 again."""
     graph = nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)])
-    tx = optax.chain(optax.sgd(0.0), gossip.exact_average(EVERY, gossip.sgp(graph, delay=1)))
+    tx = optax.chain(optax.sgd(0.0), gossip.periodic_averaging(EVERY, gossip.sgp(graph, delay=1)))
     params = jaxcomm.PerWorker({"data": jnp.array([10.0, 0, 0, 0])})
     state = jaxcomm.init(tx, params, 4)
     step = jaxcomm.simulate(lambda w, b: jnp.sum(w * 0), tx, 4)
@@ -60,7 +60,7 @@ def test_who_is_absent_is_not_averaged(case: GossipCase) -> None:
     if not case.absence:
         pytest.skip("`present` is refused.")
     x, nothing = start(8), np.zeros((EVERY, 8, 12), np.float32)
-    exact = gossip.exact_average(EVERY, case.make(8))
+    exact = gossip.periodic_averaging(EVERY, case.make(8))
     found, _ = trajectory(exact, x, nothing, present=jnp.asarray(PRESENT))
     np.testing.assert_array_equal(found[-1][~PRESENT], x[~PRESENT])
     together = x[PRESENT].astype(np.float64).mean(axis=0)
@@ -75,7 +75,7 @@ def test_it_can_be_asked_for_in_any_step() -> None:
 
 
 def test_it_sends_in_its_steps_alone() -> None:
-    run, args = program(gossip.exact_average(EVERY, gossip.dpsgd(gossip.ring(8))))
+    run, args = program(gossip.periodic_averaging(EVERY, gossip.dpsgd(gossip.ring(8))))
     sent = jaxcomm.wire.account(run, *args).collectives
     sums = [c for c in sent if c.primitive == "all_reduce"]
     assert sum(c.bytes_per_worker for c in sums) == 2 * 7 / 8 * 12 * 4

@@ -63,8 +63,8 @@ def check(case: GossipCase, workers: int, mutant: Mutant | None = None) -> None:
         np.testing.assert_allclose(found[-1].mean(axis=0), kept, rtol=0, atol=case.drift)
     updates[3, -1, 1] = np.nan
     _, spoilt = trajectory(case.make(workers), x, updates, mutant)
-    left_out = getattr(spoilt, "gossip", spoilt).left_out.per_worker["data"]
-    np.testing.assert_array_equal(left_out, np.arange(workers) == workers - 1)
+    skipped_steps = getattr(spoilt, "gossip", spoilt).skipped_steps.per_worker["data"]
+    np.testing.assert_array_equal(skipped_steps, np.arange(workers) == workers - 1)
 
 
 @pytest.mark.parametrize("case", gossip_rows(4), ids=repr)

@@ -32,7 +32,7 @@ def test_rho_and_gap_of_one_matrix(rule: str) -> None:
 
 
 def test_turns_are_taken_one_after_the_other() -> None:
-    mixing = gossip.in_turns(gossip.one_peer_exponential(8), "push")
+    mixing = gossip.cyclic(gossip.one_peer_exponential(8), "push")
     flags = flags_of(mixing, 7)
     np.testing.assert_array_equal(flags, np.eye(3, dtype=bool)[np.arange(7) % 3])
     assert mixing.degree == 1 and mixing.expected_rounds == 1 and not mixing.constant
@@ -43,7 +43,7 @@ def test_turns_are_taken_one_after_the_other() -> None:
 
 
 def test_one_matching_is_drawn_in_each_step() -> None:
-    mixing = gossip.at_random(gossip.one_peer_exponential(8, directed=False))
+    mixing = gossip.randomized(gossip.one_peer_exponential(8, directed=False))
     flags = flags_of(mixing, 3000)
     assert (flags.sum(axis=1) == 1).all()
     assert (np.abs(flags.mean(axis=0) - 1 / 3) < 4 * np.sqrt(2 / 9 / 3000)).all()

@@ -32,7 +32,7 @@ def test_a_worker_leaves_its_own_step_out_and_mixes(case: GossipCase, value: flo
     found, state = trajectory(case.make(8), start(8), updates)
     expected = case.oracle(start(8), lost[:FEW], matrices_of(case.mixing(8), FEW))
     np.testing.assert_allclose(found[:FEW], expected, rtol=0, atol=2e-6)
-    counts = getattr(state, "gossip", state).left_out.per_worker["data"]
+    counts = getattr(state, "gossip", state).skipped_steps.per_worker["data"]
     np.testing.assert_array_equal(counts, np.arange(8) == WHO)
 
 
@@ -51,11 +51,11 @@ def test_with_skip_nonfinite_all_leave_it_out_and_nothing_is_lost(case: GossipCa
 def test_info_counts_what_is_left_out() -> None:
     updates = spoiled(np.nan)[0][:FEW]
     updates[AT, 0] = np.inf
-    _, state = trajectory(gossip.dpsgd(gossip.ring(8), info=True), start(8), updates)
-    assert state.info["left_out"] == 2
+    _, state = trajectory(gossip.dpsgd(gossip.ring(8), diagnostics=True), start(8), updates)
+    assert state.diagnostics["skipped_steps"] == 2
     weight = jnp.ones(8).at[jnp.array([0, WHO])].set(0)  # Means over no samples are no loss.
-    tx = gossip.dpsgd(gossip.ring(8), info=True)
-    assert trajectory(tx, start(8), updates, weight=weight)[1].info["left_out"] == 0
+    tx = gossip.dpsgd(gossip.ring(8), diagnostics=True)
+    assert trajectory(tx, start(8), updates, weight=weight)[1].diagnostics["skipped_steps"] == 0
 
 
 def test_what_the_dtype_cannot_hold_is_left_out() -> None:
@@ -67,5 +67,5 @@ def test_what_the_dtype_cannot_hold_is_left_out() -> None:
     first[0, 1] = first[2, 1] = 3e4
     tx, weight = gossip.dpsgd(gossip.ring(4)), jnp.array([1.0, 7.0, 0.5, 1.0])
     found, state = trajectory(tx, first, updates, weight=weight)
-    np.testing.assert_array_equal(state.left_out.per_worker["data"], [1, 1, 0, 0])
+    np.testing.assert_array_equal(state.skipped_steps.per_worker["data"], [1, 1, 0, 0])
     assert np.isfinite(found).all()

@@ -184,7 +184,7 @@ def test_all_links_now_and_then_is_as_good_as_computed_elsewhere() -> None:
     graphs = {0: GRAPHS[0], 1: GRAPHS[1], 5: next(g for g in GRAPHS if g.graph.size() == 8)}
     for number, values in known.items():
         for budget, rho in zip((0.5, 0.2, 0.1), values, strict=True):
-            found = gossip.now_and_then(graphs[number].graph, budget).rho
+            found = gossip.random_periodic(graphs[number].graph, budget).rho
             np.testing.assert_allclose(found, rho, atol=1e-3)
 
 
@@ -205,7 +205,7 @@ PRESENT = jnp.asarray([True, True, False, True, True, True, False, True])
     "tx",
     [
         gossip.dpsgd(gossip.ring(8)),
-        gossip.choco_sgd(gossip.ring(8), TOP, step_size=0.3, per_neighbour=True),
+        gossip.choco_sgd(gossip.ring(8), TOP, step_size=0.3, per_neighbor=True),
         slow(gossip.deep_squeeze(gossip.ring(8), TOP, step_size=0.3)),
         slow(gossip.ad_psgd(gossip.hypercube(8), staleness=0)),
     ],
@@ -235,11 +235,13 @@ def test_info_tells_how_far_neighbours_are_apart() -> None:
     w = gossip.mixing_matrix(gossip.ring(8))
     apart = sum(w[i, j] * np.sum((x[i] - x[j]) ** 2) for i in range(8) for j in range(8))
     none = np.zeros((1, 8, 12), np.float32)
-    _, state = trajectory(gossip.dpsgd(gossip.ring(8), info=True), x, none)
-    np.testing.assert_allclose(state.info["disagreement"], apart, rtol=1e-5)
-    assert state.info["rounds"] == 2
-    _, state = trajectory(gossip.choco_sgd(gossip.ring(8), ALL, step_size=0.3, info=True), x, none)
-    np.testing.assert_allclose(state.info["disagreement"], apart, rtol=1e-5)
-    tx = gossip.choco_sgd(gossip.ring(8), ALL, step_size=0.3, per_neighbour=True, info=True)
+    _, state = trajectory(gossip.dpsgd(gossip.ring(8), diagnostics=True), x, none)
+    np.testing.assert_allclose(state.diagnostics["disagreement"], apart, rtol=1e-5)
+    assert state.diagnostics["rounds"] == 2
+    _, state = trajectory(
+        gossip.choco_sgd(gossip.ring(8), ALL, step_size=0.3, diagnostics=True), x, none
+    )
+    np.testing.assert_allclose(state.diagnostics["disagreement"], apart, rtol=1e-5)
+    tx = gossip.choco_sgd(gossip.ring(8), ALL, step_size=0.3, per_neighbor=True, diagnostics=True)
     _, state = trajectory(tx, x, none)
-    np.testing.assert_allclose(state.info["disagreement"], apart, rtol=1e-5)
+    np.testing.assert_allclose(state.diagnostics["disagreement"], apart, rtol=1e-5)

@@ -23,9 +23,9 @@ import jaxcomm
 from jaxcomm import gossip, synchronization
 
 pair = np.full((2, 2), 0.5)
-gossip.at_random([pair]), gossip.in_turns([pair]), gossip.lazy(pair)
+gossip.randomized([pair]), gossip.cyclic([pair]), gossip.lazy(pair)
 gossip.sgp(pair), gossip.d2(pair)
-synchronization.neighbours_meet(pair)
+synchronization.neighbor_barrier(pair)
 mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
 tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(np.ones((1, 1))))
 params = jaxcomm.replicate({"w": np.ones(4, np.float32)}, mesh)

@@ -11,7 +11,7 @@ from jaxcomm.launch._command_line import environments_of, explain, find_port, ma
 from jaxcomm.launch._processes import Outcome
 
 
-def read(arguments: str) -> _command_line.Options:
+def read(arguments: str) -> _command_line.LaunchOptions:
     return parse(arguments.split(), "launch")
 
 

@@ -25,13 +25,15 @@ from tests.laws.test_wire import check_bytes
 def control(name: str, codec: Codec) -> Case:
     """The row of Global-QSGD at 8 bits, with another codec under the same claims."""
     return HONEST._replace(
-        name=name, codec=codec, make=lambda axis="data", seed=0: jaxcomm.summed_mean(axis, codec)
+        name=name,
+        codec=codec,
+        make=lambda axis="data", seed=0: jaxcomm.all_reduce_mean(axis, codec),
     )
 
 
 def _truncating() -> Codec:
     def encode(context: Context, x: jax.Array) -> object:
-        levels, norm = 127 // context.workers, context.agreed.max_abs
+        levels, norm = 127 // context.workers, context.statistics.max_abs
         codes = x / jnp.where(norm > 0, norm, 1) * levels
         return DitherPayload(codes.astype(jnp.int8)), context.memory
 

@@ -38,8 +38,10 @@ def alike_and_apart() -> tuple[np.ndarray, np.ndarray]:
 def close_votes() -> np.ndarray:
     """Five of one sign and three of the other, [n, d]: any vote that turns makes a tie."""
     rng = np.random.default_rng(0)
-    votes = np.tile([1, 1, 1, 1, 1, -1, -1, -1], (SIDE**2, 1)) * rng.choice([-1, 1], (SIDE**2, 1))
-    return rng.permuted(votes, axis=1).T * rng.uniform(0.1, 0.3, (WORKERS, SIDE**2))
+    majority_vote = np.tile([1, 1, 1, 1, 1, -1, -1, -1], (SIDE**2, 1)) * rng.choice(
+        [-1, 1], (SIDE**2, 1)
+    )
+    return rng.permuted(majority_vote, axis=1).T * rng.uniform(0.1, 0.3, (WORKERS, SIDE**2))
 
 
 def updates_of(case: Case) -> np.ndarray:

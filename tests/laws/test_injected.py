@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "accumulate": {"tx": SGD, "every": 2},
     "adaptive_ratio": {
         "axis_name": "data",
-        "family": largest,
+        "codec_for": largest,
         "ratios": [0.25, 1.0],
         "target": 0.5,
         "patience": 2,
@@ -43,17 +43,17 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "momentum": 0.5,
         "clip": 1.0,
         "sample": 0.5,
-        "warm_up_every": 2,
+        "warmup_every": 2,
         "bucket_bytes": 64,
     },
-    "doubling_mean": {
+    "recursive_doubling_mean": {
         "axis_name": "data",
-        "codec_of": lambda added: nonzero(density=1.0, granularity="element"),
+        "codec_for": lambda added: nonzero(density=1.0, granularity="element"),
         **UNITS,
     },
     "ef_sign_sgd": {"decay": 0.9, "bucket_bytes": 64},
     "fetch_sgd": {"k": 2, **SKETCH, **UNITS},
-    "gathered_mean": {"axis_name": "data", "codec": dither(), **UNITS},
+    "all_gather_mean": {"axis_name": "data", "codec": dither(), **UNITS},
     "global_qsgd": {"levels": 4, "bits": 8, **UNITS},
     "gtop_k": {"k": 2, "bucket_bytes": 64},
     "mean": {"block_size": 8, "wire_dtype": "float8_e4m3fn"},
@@ -75,10 +75,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "sketched_sgd": {"ratio": 0.25, "candidates": 2.0, **SKETCH, **UNITS},
     "sparcml": {"density": 1.0, "union_density": 1.0, "granularity": 1, "bucket_bytes": 64},
     "sparse_global_qsgd": {"capacity": 4, "levels": 1, **UNITS},
-    "summed_mean": {"axis_name": "data", "codec": dither(), **UNITS},
+    "all_reduce_mean": {"axis_name": "data", "codec": dither(), **UNITS},
     "terngrad": {"clip": 2.5, **UNITS},
     "two_stage_mean": {"axis_name": "data", "codec": dither(), **UNITS},
-    "warm_up": {"stages": [jaxcomm.qsgd()], "every": 2},
+    "warmup": {"stages": [jaxcomm.qsgd()], "every": 2},
 }
 WITHOUT_NUMBERS = {
     "hierarchical",
@@ -87,7 +87,7 @@ WITHOUT_NUMBERS = {
     "shard_local",
     "sign_sgd",
     "skip_nonfinite",
-    "votes",
+    "majority_vote",
 }
 
 

@@ -103,8 +103,8 @@ def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> N
     found, _, metrics = train(tx, gradients, weights, present)
     expected = by_hand(START, gradients, weights, present, PERIOD)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    left_out = metrics["info/left_out"]  # At meetings, of who is there.
-    np.testing.assert_array_equal(left_out[PERIOD - 1 :: PERIOD], [1, 2, 2])
+    skipped_steps = metrics["diagnostics/skipped_steps"]  # At meetings, of who is there.
+    np.testing.assert_array_equal(skipped_steps[PERIOD - 1 :: PERIOD], [1, 2, 2])
     # All weights are 1, or there are none.
     ones, _, _ = train(tx, GRADIENTS, ONES, ALL)
     np.testing.assert_array_equal(train(tx)[0], ones)
@@ -136,7 +136,7 @@ def test_a_step_of_weight_0_is_as_if_it_had_not_been(case: LocalCase) -> None:
 @pytest.mark.parametrize("case", [case for case in LOCAL if case.aggregates], ids=repr)
 def test_where_the_mean_finds_no_room_workers_go_on(case: LocalCase) -> None:
     """One coordinate fits, and all do not; the next meeting takes in what they have moved."""
-    fits = jaxcomm.gathered_mean("data", nonzero(density=0.25, granularity="element"))
+    fits = jaxcomm.all_gather_mean("data", nonzero(density=0.25, granularity="element"))
     tx = case.neutral(optax.sgd(1.0), PERIOD, aggregator=fits)
     few = np.where(np.arange(5) == 0, GRADIENTS, 0)
     many, failed = few.copy(), 2 * PERIOD - 1
@@ -147,8 +147,8 @@ def test_where_the_mean_finds_no_room_workers_go_on(case: LocalCase) -> None:
     assert all(np.isfinite(x).all() for x in (found, *floats(state)))
     assert np.ptp(expected[failed], axis=0).max() < 1e-6 < np.ptp(found[failed], axis=0).max()
     np.testing.assert_allclose(found[-1], expected[-1], rtol=1e-5, atol=1e-5)
-    assert not plain["info/failed"].any()
-    np.testing.assert_array_equal(metrics["info/failed"], np.arange(STEPS) >= failed)
+    assert not plain["diagnostics/failed"].any()
+    np.testing.assert_array_equal(metrics["diagnostics/failed"], np.arange(STEPS) >= failed)
 
 
 @functools.cache
@@ -174,7 +174,7 @@ def placed(case: LocalCase, place: str) -> Any:
     if place == "inner":
         inner = jaxcomm.skip_nonfinite(inner)
     if place == "aggregator":
-        remembers = jaxcomm.gathered_mean("data", error_feedback(top_k(ratio=0.8)))
+        remembers = jaxcomm.all_gather_mean("data", error_feedback(top_k(ratio=0.8)))
         return case.make(inner, aggregator=jaxcomm.skip_nonfinite(remembers))
     tx = case.make(inner)
     return jaxcomm.skip_nonfinite(tx) if place == "whole" else tx
@@ -220,10 +220,10 @@ def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, plac
     healthy = np.arange(WORKERS) != 4
     if place in ("nowhere", "aggregator"):
         np.testing.assert_array_equal(*(x[:meeting, healthy] for x in both))
-        (counts,) = [v for k, v in metrics.items() if k.endswith("left_out")]
+        (counts,) = [v for k, v in metrics.items() if k.endswith("skipped_steps")]
         assert (counts[:meeting] == 0).all() and (counts[meeting:] == 1).all()
         last = jax.tree.map(lambda x: x[-1], states)
-        assert case.meets(last).info["left_out"] == 1
+        assert case.meets(last).diagnostics["skipped_steps"] == 1
     else:
         skipped = [
             np.max(np.asarray(leaf)[-1])

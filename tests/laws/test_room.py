@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import compression, gathered_mean
+from jaxcomm import all_gather_mean, compression
 from jaxcomm.compression import blockwise, feedback, quantizers, rotated, sketches, sparsifiers
 from tests.cases._crowded import COLUMNS, CROWDED, FITTING, ROWS, Crowded
 from tests.codecs import send
@@ -40,7 +40,7 @@ def crowded(cases: list[Crowded]) -> list:
 
 
 def of_info(state: Any) -> float:
-    return float(state.info["overflow"])
+    return float(state.diagnostics["overflow"])
 
 
 @pytest.mark.parametrize("case", crowded([c for c in CROWDED if not c.keeps]), ids=repr)
@@ -56,7 +56,7 @@ def test_without_feedback_it_is_nan_on_all_and_changes_no_memory(case: Crowded) 
         strict=True,
     ):
         np.testing.assert_array_equal(one, other)
-    if "overflow" in after.info:
+    if "overflow" in after.diagnostics:
         assert of_info(after) > 0  # Why it is NaN.
     # What fits is not: the next step is as if nothing had been.
     fits = filled(FITTING)
@@ -65,7 +65,7 @@ def test_without_feedback_it_is_nan_on_all_and_changes_no_memory(case: Crowded) 
     if case.exact:
         mean = np.asarray(fits["crowded"], np.float64).mean(axis=0)
         np.testing.assert_allclose(results["crowded"][0], mean, atol=1e-6)
-    if "overflow" in after.info:
+    if "overflow" in after.diagnostics:
         assert of_info(after) == 0
 
 
@@ -128,17 +128,17 @@ def test_everything_with_the_option_is_in_the_table() -> None:
 
 
 def test_what_is_for_info_alone_is_not_kept() -> None:
-    kept = initial(gathered_mean("data", sparsifiers.nonzero(density=0.5)), filled(1), "vmap")
+    kept = initial(all_gather_mean("data", sparsifiers.nonzero(density=0.5)), filled(1), "vmap")
     assert not jax.tree.leaves((kept.own, kept.shared))
     codec = feedback.error_feedback(sparsifiers.nonzero(density=0.5))
-    kept = initial(gathered_mean("data", codec, scope="leaf"), filled(1), "vmap")
+    kept = initial(all_gather_mean("data", codec, scope="leaf"), filled(1), "vmap")
     assert {x.shape[1:] for x in jax.tree.leaves(kept.own)} == {(2, ROWS, COLUMNS), (2,)}
 
 
 NOTHING_KEPT = {
     "nonzero": lambda: sparsifiers.nonzero(density=0.25, granularity="element"),
     "threshold": lambda: sparsifiers.threshold(1e-3, k=16),
-    "nonzeros": lambda: quantizers.nonzeros(levels=32767, norm="max", capacity=16),
+    "nonzeros": lambda: quantizers.sparse_dither(levels=32767, norm="max", capacity=16),
 }
 CODECS = {
     "alone": lambda codec: codec,
@@ -158,7 +158,7 @@ CODECS = {
 )
 def test_what_keeps_nothing_may_be_cut_into_blocks_and_told(name: str, wrap: str) -> None:
     """Two blocks of 64, of which the first has twice as many as fit."""
-    tx = gathered_mean("data", CODECS[wrap](NOTHING_KEPT[name]()), info=True)
+    tx = all_gather_mean("data", CODECS[wrap](NOTHING_KEPT[name]()), diagnostics=True)
     x = jnp.zeros((WORKERS, 128)).at[:, :32].set(1.0).at[:, 64:80].set(1.0)
     x = x if wrap != "alone" else x[:, :64]
     run, state = aggregator(tx, WORKERS, "checked"), initial(tx, x, "checked")
@@ -170,7 +170,7 @@ def test_what_keeps_nothing_may_be_cut_into_blocks_and_told(name: str, wrap: str
 @pytest.mark.parametrize("name", ["threshold", *map(slow, ("nonzero", "nonzeros"))])
 def test_what_keeps_nothing_may_be_an_inner_stage(name: str) -> None:
     tx = jaxcomm.hierarchical(
-        gathered_mean("data", NOTHING_KEPT[name](), info=True), jaxcomm.mean("dcn")
+        all_gather_mean("data", NOTHING_KEPT[name](), diagnostics=True), jaxcomm.mean("dcn")
     )
     mesh = jax.make_mesh((2, 2), ("dcn", "data"), axis_types=(AxisType.Auto,) * 2)
     x = jnp.zeros((4, 64)).at[:, :16].set(1.0)
@@ -178,7 +178,7 @@ def test_what_keeps_nothing_may_be_an_inner_stage(name: str) -> None:
     def one(x: jax.Array) -> tuple[jax.Array, Any]:
         update, state = tx.update(x[0], tx.init(x[0]))
         update, state = tx.update(x[0], state)
-        return update, state[0].info["overflow"]
+        return update, state[0].diagnostics["overflow"]
 
     on_mesh = jax.jit(
         jax.shard_map(one, mesh=mesh, in_specs=P(("dcn", "data")), out_specs=(P(), P()))
@@ -195,17 +195,21 @@ WITH_ROOM = {
     "nonzero": lambda: sparsifiers.nonzero(**ELEMENTS),
     "nonzero_union": lambda: sparsifiers.nonzero_union(**ELEMENTS),
     "threshold": lambda: sparsifiers.threshold(1e-3, k=16),
-    "nonzeros": lambda: quantizers.nonzeros(levels=127, norm="max", capacity=16),
+    "nonzeros": lambda: quantizers.sparse_dither(levels=127, norm="max", capacity=16),
     "s2_sketch": lambda: sketches.s2_sketch(ratio=1.5, **ELEMENTS),
     "s2_sketch_peel": lambda: sketches.s2_sketch(ratio=3, rows=3, decode="peel", **ELEMENTS),
     "s2_codes": lambda: sketches.s2_codes(ratio=3, **ELEMENTS),
     "blockwise": lambda: blockwise(sparsifiers.nonzero_union(**ELEMENTS), 64),
 }
 AGGREGATORS = {
-    "gathered": lambda codec: gathered_mean("data", codec, info=True),
-    "gathered_agreed": lambda codec: gathered_mean("data", codec, agreed=True, info=True),
-    "two_stage": lambda codec: jaxcomm.two_stage_mean("data", codec, info=True),
-    "doubling": lambda codec: jaxcomm.doubling_mean("data", lambda added: codec, info=True),
+    "gathered": lambda codec: all_gather_mean("data", codec, diagnostics=True),
+    "gathered_agreed": lambda codec: all_gather_mean(
+        "data", codec, share_statistics=True, diagnostics=True
+    ),
+    "two_stage": lambda codec: jaxcomm.two_stage_mean("data", codec, diagnostics=True),
+    "doubling": lambda codec: jaxcomm.recursive_doubling_mean(
+        "data", lambda added: codec, diagnostics=True
+    ),
 }
 
 
@@ -223,7 +227,7 @@ def test_the_metric_tells_why_it_is_nan(way: str, name: str) -> None:
     full = jnp.ones((WORKERS, size))
     few = jnp.zeros((WORKERS, size)).at[:, ::16].set(1.0)  # Which nearly all draws solve for.
     run, state = aggregator(tx, WORKERS, "checked"), initial(tx, full, "checked")
-    assert "overflow" in state.info
+    assert "overflow" in state.diagnostics
     results, state = run(full, state, ONES)
     assert np.isnan(np.asarray(results)).all() and of_info(state) > 0
     results, state = run(few, state, ONES)
@@ -246,8 +250,8 @@ def test_wrappers_wrap_both_forms(name: str) -> None:
     wrapped, x = WRAPPERS[name](strict), jnp.arange(1.0, 65.0)
     q, _ = send(wrapped, wrapped.init(x), x)
     assert np.isnan(q).all()
-    q, _ = send(wrapped.dropping, wrapped.init(x), x)
-    expected, _ = send(WRAPPERS[name](strict.dropping), wrapped.init(x), x)
+    q, _ = send(wrapped.drop_overflow, wrapped.init(x), x)
+    expected, _ = send(WRAPPERS[name](strict.drop_overflow), wrapped.init(x), x)
     np.testing.assert_array_equal(q, expected)
     assert np.isfinite(q).all()
 
@@ -256,7 +260,7 @@ def test_wrappers_wrap_both_forms(name: str) -> None:
 def test_feedback_of_the_unbiased_drops_too(keep: Any) -> None:
     codec, x = sketches.s2_sketch(density=0.5, ratio=1.0, granularity="element"), jnp.ones(16)
     q, _ = send(keep(codec), keep(codec).init(x), x)
-    assert keep(codec).dropping is None and np.isfinite(q).all()
+    assert keep(codec).drop_overflow is None and np.isfinite(q).all()
 
 
 @pytest.mark.parametrize(

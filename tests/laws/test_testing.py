@@ -81,19 +81,19 @@ def whole(
     rounded = round_ or stochastic
 
     def encode(context: Context, x: jax.Array) -> tuple[Levels, Memory]:
-        peak, most = context.agreed.max_abs, levels(context.workers)
+        peak, most = context.statistics.max_abs, levels(context.workers)
         scaled = jnp.clip(rounded(context, x / jnp.where(peak > 0, peak, 1) * most), -most, most)
         return Levels(scaled.astype(jnp.int8)), context.memory
 
     def decode(context: Context, payload: Levels) -> jax.Array:
-        step = context.agreed.max_abs / (levels(context.workers) * context.count)
+        step = context.statistics.max_abs / (levels(context.workers) * context.count)
         return payload.codes.astype(jnp.float32) * step
 
     codec = Codec(
         encode=encode,
         decode=decode,
         measure=lambda context, x: Peak(jnp.max(jnp.abs(x))),
-        agree=Peak("max"),
+        reduce_statistics=Peak("max"),
         combine="sum",
         claims=Claims(variance=lambda size, workers: size * workers / (4 * levels(workers) ** 2)),
     )
@@ -188,16 +188,16 @@ def _mapped_apart() -> Codec:
 def _settled_apart() -> Codec:
     """What workers share after a step is of each worker's own."""
 
-    def settle(context: Context, payload: Any, mean: jax.Array) -> tuple[jax.Array, Memory]:
+    def finalize(context: Context, payload: Any, mean: jax.Array) -> tuple[jax.Array, Memory]:
         own = jax.random.uniform(context.coins.private)
         return mean, context.memory._replace(shared=own)
 
-    return with_memory(Memory(shared=jnp.zeros(())), settle=settle)
+    return with_memory(Memory(shared=jnp.zeros(())), finalize=finalize)
 
 
 def _about_the_mean() -> Codec:
     """Says that coordinates do not depend on each other, where all depend on their mean."""
-    codec = whole(layout="shared")
+    codec = whole(layout="shared_statistics")
 
     def encode(context: Context, x: jax.Array) -> tuple[Levels, Memory]:
         return codec.encode(context, x - jnp.mean(x))
@@ -238,7 +238,7 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
             lambda after: after._replace(shared=after.shared + 1), with_memory(COUNT)
         ),
     ),
-    "shares its own": ("settle is alike on all workers", _settled_apart),
+    "shares its own": ("finalize is equal on all workers", _settled_apart),
     "remembers in another dtype": (
         "memory types",
         lambda: _encode_then(
@@ -252,7 +252,7 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
     "settles on another dtype": (
         "decoded",
         lambda: whole(
-            settle=lambda context, payload, mean: (mean.astype(jnp.bfloat16), context.memory)
+            finalize=lambda context, payload, mean: (mean.astype(jnp.bfloat16), context.memory)
         ),
     ),
     "decodes to bfloat16": (
@@ -264,12 +264,14 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
     "lies as no codec does": ("layout", lambda: whole(layout="joind")),
     "has a mean for a statistic, and says that it is shared": (
         "layout",
-        lambda: whole(layout="shared", measure=lambda context, x: Peak(jnp.mean(jnp.abs(x)))),
+        lambda: whole(
+            layout="shared_statistics", measure=lambda context, x: Peak(jnp.mean(jnp.abs(x)))
+        ),
     ),
     "sends a number": ("payload", lambda: whole(encode=lambda context, x: ((1.0,), Memory()))),
     "sends nothing": ("payload", lambda: whole(encode=lambda context, x: ((), Memory()))),
-    "agrees on nothing": ("statistics", lambda: whole(agree=())),
-    "agrees on a mean": ("statistics", lambda: whole(agree=Peak("mean"))),
+    "agrees on nothing": ("statistics", lambda: whole(reduce_statistics=())),
+    "agrees on a mean": ("statistics", lambda: whole(reduce_statistics=Peak("mean"))),
     "measures in bfloat16": (
         "statistics",
         lambda: whole(measure=lambda context, x: Peak(jnp.max(x).astype(jnp.bfloat16))),
@@ -394,7 +396,7 @@ BROKEN_AGGREGATORS = {
     ),
     "biased rounding": Broken(
         "unbiased",
-        lambda: jaxcomm.summed_mean("data", whole(round_=lambda context, x: jnp.trunc(x))),
+        lambda: jaxcomm.all_reduce_mean("data", whole(round_=lambda context, x: jnp.trunc(x))),
         {"unbiased": True},
     ),
     "nobody averages": Broken("replicas", lambda: optax.identity()),
@@ -429,7 +431,7 @@ BROKEN_AGGREGATORS = {
 def test_the_honest_aggregators_pass() -> None:
     params = jnp.zeros((2, 4))
     check_aggregator(_counting(jnp.int32), params=params, resolution=0.0, nonfinite="coordinate")
-    coded = jaxcomm.summed_mean("data", whole())
+    coded = jaxcomm.all_reduce_mean("data", whole())
     check_aggregator(coded, params=params, resolution=1 / 42, unbiased=True)
 
 

@@ -36,12 +36,12 @@ def update_on(tx: Any, workers: int, state: Any, mode: Mode, params: Any = None)
     if mode == "vmap":
         leaves, treedef = jax.tree.flatten(state)
         axes = [0 if own else None for own in differs(state)]
-        cut = [
+        layout = [
             x if axis is None else x.reshape(workers, -1, *x.shape[1:])
             for x, axis in zip(leaves, axes, strict=True)
         ]
         mapped = jax.vmap(one, in_axes=(0, treedef.unflatten(axes)), axis_name="data")
-        jax.eval_shape(mapped, updates, treedef.unflatten(cut))
+        jax.eval_shape(mapped, updates, treedef.unflatten(layout))
         return
 
     def local(updates: Any, state: Any) -> Any:

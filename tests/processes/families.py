@@ -66,14 +66,14 @@ FAMILIES: dict[str, Family] = {
     "two stages, feedback at both ends": Family(
         lambda: jaxcomm.two_stage_mean("data", error_feedback(_dithering())), True
     ),
-    "votes": Family(jaxcomm.votes, True),
+    "votes": Family(jaxcomm.majority_vote, True),
     "feedback": Family(
-        lambda: jaxcomm.gathered_mean("data", error_feedback(top_k(ratio=0.75))),
+        lambda: jaxcomm.all_gather_mean("data", error_feedback(top_k(ratio=0.75))),
         True,
         size=SIZE // 6,
     ),
     "feedback that is shared": Family(
-        lambda: jaxcomm.gathered_mean("data", ef21(_dithering())),
+        lambda: jaxcomm.all_gather_mean("data", ef21(_dithering())),
         True,
         size=SIZE // 2,
         variant=True,

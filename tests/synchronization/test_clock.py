@@ -12,23 +12,23 @@ import pytest
 from jaxcomm import gossip
 from jaxcomm.synchronization import (
     Windows,
-    all_meet,
-    begun_at,
+    all_workers,
+    barrier_run_time,
     close_window,
     deadline,
     deterministic,
-    everybody,
     exponential,
-    first_done,
-    meetings_run_time,
-    neighbours_meet,
+    fastest_worker,
+    global_barrier,
+    k_sync,
+    neighbor_barrier,
     new_queue,
     non_blocking_rate,
     pareto,
-    quorum,
     run_time,
+    stale_params,
     trace,
-    wait,
+    wait_at_barrier,
     windows,
     windows_run_time,
 )
@@ -50,7 +50,7 @@ def test_windows_take_what_the_closed_form_says(straggler: Any, waits_for: int) 
     # Backup workers: late gradients are dropped.
     machine = windows(
         straggler,
-        quorum(waits_for),
+        k_sync(waits_for),
         workers=8,
         minibatches=1,
         communication=0.25,
@@ -66,8 +66,8 @@ def test_windows_take_what_the_closed_form_says(straggler: Any, waits_for: int) 
 
 def test_half_of_the_workers_three_times_slower_cost_half_of_the_throughput() -> None:
     """The 2x of the paper: what never waits against what always does."""
-    waiting = windows_run_time(windows(TWO_SPEEDS, everybody(), workers=8, minibatches=12), 100)
-    late = windows(TWO_SPEEDS, first_done(), workers=8, minibatches=12)
+    waiting = windows_run_time(windows(TWO_SPEEDS, all_workers(), workers=8, minibatches=12), 100)
+    late = windows(TWO_SPEEDS, fastest_worker(), workers=8, minibatches=12)
     assert waiting.seconds_per_update == 36
     gain = windows_run_time(late, 100).minibatches_per_second / waiting.minibatches_per_second
     np.testing.assert_allclose(gain, 2, rtol=1e-6)
@@ -76,7 +76,7 @@ def test_half_of_the_workers_three_times_slower_cost_half_of_the_throughput() ->
 
 
 def test_the_first_of_exponential_workers_takes_an_nth() -> None:
-    machine = windows(exponential(mean=1.0), first_done(), workers=10, minibatches=1)
+    machine = windows(exponential(mean=1.0), fastest_worker(), workers=10, minibatches=1)
     np.testing.assert_allclose(windows_run_time(machine).seconds_per_update, 0.1, rtol=0.05)
 
 
@@ -89,7 +89,7 @@ def test_the_clock_goes_on_and_first_done_is_never_after_everybody(straggler: An
         )[1].seconds  # fmt: skip
 
     found = {}
-    for name, trigger in (("first", first_done()), ("all", everybody())):
+    for name, trigger in (("first", fastest_worker()), ("all", all_workers())):
         machine = windows(straggler, trigger, workers=8, minibatches=3, communication=0.1)
         found[name] = np.asarray(seconds(machine.close, machine.start))
         assert (np.diff(found[name]) >= 0.0999).all()
@@ -110,7 +110,7 @@ def test_windows_in_which_nobody_finishes_are_counted() -> None:
     np.testing.assert_array_equal(clock.starved, 2)
 
 
-@pytest.mark.parametrize("trigger", [first_done(), deadline(2.5)])
+@pytest.mark.parametrize("trigger", [fastest_worker(), deadline(2.5)])
 def test_who_could_finish_nothing_goes_on_or_is_refused_or_counted(trigger: Any) -> None:
     one_slow = deterministic([1.0, 1.0, 1.0, 3.0])
     start, close = compiled(one_slow, trigger, workers=4, minibatches=2)
@@ -122,7 +122,7 @@ def test_who_could_finish_nothing_goes_on_or_is_refused_or_counted(trigger: Any)
     np.testing.assert_array_equal(clock.starved, 0)
     with pytest.raises(ValueError, match=r"starves the workers \[3\]"):
         windows(one_slow, trigger, workers=4, minibatches=2, in_flight="abort")
-    drawn = one_slow._replace(repeats=None)
+    drawn = one_slow._replace(period=None)
     clock, close = compiled(drawn, trigger, workers=4, minibatches=2, in_flight="abort")
     for _ in range(5):
         window, clock = close(clock)
@@ -134,7 +134,7 @@ def test_a_trace_starves_who_is_too_slow_in_all_of_its_windows(tmp_path: pathlib
     file = tmp_path / "times.csv"
     file.write_text("1,9,9\n1,9,1\n")
     with pytest.raises(ValueError, match=r"starves the workers \[1\]"):
-        windows(trace(file), first_done(), workers=3, minibatches=2, in_flight="abort")
+        windows(trace(file), fastest_worker(), workers=3, minibatches=2, in_flight="abort")
 
 
 def test_seconds_of_many_windows_are_exact_to_one_rounding() -> None:
@@ -149,37 +149,37 @@ def test_seconds_of_many_windows_are_exact_to_one_rounding() -> None:
 def test_which_parameters_a_late_gradient_is_of() -> None:
     # Mini-batches of 3.5 seconds beside windows of 1: the first begins at 0 and ends in the fourth.
     times = jnp.array([[1.0, 1.0], [3.5, 3.5]])
-    queue, begun, found = new_queue(2), jnp.zeros(2), []
-    close, begun_since = jax.jit(close_window, static_argnums=2), jax.jit(begun_at)
+    queue, point, found = new_queue(2), jnp.zeros(2), []
+    close, begun_since = jax.jit(close_window, static_argnums=2), jax.jit(stale_params)
     trigger = deadline(1.0)
     for number in range(4):
         window, queue = close(queue, times, trigger)
-        found.append((bool(window.late[1]), int(window.finished[1]), float(begun[1])))
+        found.append((bool(window.late[1]), int(window.finished[1]), float(point[1])))
         before, after = jnp.full(2, float(number)), jnp.full(2, number + 1.0)
-        begun = begun_since(window, queue, begun, before, after)
-        assert begun[0] == number + 1
+        point = begun_since(window, queue, point, before, after)
+        assert point[0] == number + 1
     assert found == [(False, 0, 0.0), (True, 0, 0.0), (True, 0, 0.0), (True, 1, 0.0)]
-    assert begun[1] == 3  # The next began in the fourth window, half a second before its end.
+    assert point[1] == 3  # The next began in the fourth window, half a second before its end.
 
 
 def test_local_steps_wait_for_all_and_gossip_for_neighbours() -> None:
     work = jnp.array([1.0, 2.0, 5.0, 1.0])
-    local = all_meet(4, period=2, seconds=0.5)
-    alone = wait(jnp.zeros(4), work, local(jnp.int32(0)))
+    local = global_barrier(4, period=2, seconds=0.5)
+    alone = wait_at_barrier(jnp.zeros(4), work, local(jnp.int32(0)))
     np.testing.assert_array_equal(alone, work)
-    np.testing.assert_array_equal(wait(alone, work, local(jnp.int32(1))), [10.5] * 4)
-    path = neighbours_meet(gossip.path(4), seconds=0.5)(jnp.int32(0))
-    np.testing.assert_array_equal(wait(jnp.zeros(4), work, path), [2.5, 6.0, 6.0, 5.5])
+    np.testing.assert_array_equal(wait_at_barrier(alone, work, local(jnp.int32(1))), [10.5] * 4)
+    path = neighbor_barrier(gossip.path(4), seconds=0.5)(jnp.int32(0))
+    np.testing.assert_array_equal(wait_at_barrier(jnp.zeros(4), work, path), [2.5, 6.0, 6.0, 5.5])
 
 
 def test_a_slow_worker_slows_a_ring_as_much_as_it_slows_all_but_later() -> None:
     slow = deterministic([1.0] * 7 + [3.0])
-    ring = neighbours_meet(gossip.ring(8))
-    found = meetings_run_time(slow, ring, 8, updates=1000).seconds_per_update
+    ring = neighbor_barrier(gossip.ring(8))
+    found = barrier_run_time(slow, ring, 8, updates=1000).seconds_per_update
     np.testing.assert_allclose(found, 3, rtol=1e-3)
     clocks = jnp.zeros(8)
     for step in range(3):
-        clocks = wait(clocks, jnp.array([1.0] * 7 + [3.0]), ring(jnp.int32(step)))
+        clocks = wait_at_barrier(clocks, jnp.array([1.0] * 7 + [3.0]), ring(jnp.int32(step)))
     np.testing.assert_array_equal(clocks, [9, 7, 5, 3, 5, 7, 9, 9])
 
 
@@ -189,20 +189,20 @@ def test_the_clock_of_matcha_draws_what_matcha_does() -> None:
     import jaxcomm
 
     plan = gossip.matcha_plan(gossip.ring(4), 0.5)
-    tx = optax.chain(optax.sgd(0.1), gossip.matcha(plan, seed=3, info=True))
+    tx = optax.chain(optax.sgd(0.1), gossip.matcha(plan, seed=3, diagnostics=True))
     params = jaxcomm.replicate(jnp.zeros(()), 4)
     state, step = (
         jaxcomm.init(tx, params, 4),
         jaxcomm.simulate(lambda w, x: jnp.sum(w * x), tx, 4),
     )
-    meetings = neighbours_meet(plan, seconds=1.0, seed=3)
+    meetings = neighbor_barrier(plan, seconds=1.0, seed=3)
     seen = set()
     for number in range(12):
         params, state, metrics = step(params, state, jnp.zeros(4))
         # On a ring, each of two matchings has every worker in it.
         heard = meetings(jnp.int32(number))
-        np.testing.assert_array_equal(heard.seconds, [metrics["info/rounds"]] * 4)
-        np.testing.assert_array_equal(heard.hears.sum(axis=1) - 1, heard.seconds)
+        np.testing.assert_array_equal(heard.seconds, [metrics["diagnostics/rounds"]] * 4)
+        np.testing.assert_array_equal(heard.waits_for.sum(axis=1) - 1, heard.seconds)
         seen.add(float(heard.seconds[0]))
     assert len(seen) > 1
 
@@ -210,21 +210,27 @@ def test_the_clock_of_matcha_draws_what_matcha_does() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: windows(TWO_SPEEDS, everybody(), workers=3, minibatches=1), "times of 8 workers"),
-        (lambda: windows(TWO_SPEEDS, everybody(), workers=8, minibatches=0), "`minibatches` must"),
-        (lambda: windows(TWO_SPEEDS, quorum(9), workers=8, minibatches=1), "A quorum of 9"),
+        (
+            lambda: windows(TWO_SPEEDS, all_workers(), workers=3, minibatches=1),
+            "times of 8 workers",
+        ),
+        (
+            lambda: windows(TWO_SPEEDS, all_workers(), workers=8, minibatches=0),
+            "`minibatches` must",
+        ),
+        (lambda: windows(TWO_SPEEDS, k_sync(9), workers=8, minibatches=1), "A quorum of 9"),
         (
             lambda: windows(TWO_SPEEDS, deadline(0.5), workers=8, minibatches=1),
             "A deadline of 0.5 seconds is shorter than one mini-batch, which takes at least 1",
         ),
         (
             lambda: windows(
-                TWO_SPEEDS, everybody(), workers=8, minibatches=1, communication=-1.0
+                TWO_SPEEDS, all_workers(), workers=8, minibatches=1, communication=-1.0
             ),
             "`communication` must be finite seconds of at least 0",
         ),
-        (lambda: all_meet(4, period=0), "`period` must be"),
-        (lambda: neighbours_meet(gossip.ring(4), seconds=-1.0), "`seconds` must be finite"),
+        (lambda: global_barrier(4, period=0), "`period` must be"),
+        (lambda: neighbor_barrier(gossip.ring(4), seconds=-1.0), "`seconds` must be finite"),
         (lambda: run_time(TWO_SPEEDS, 8, 9), "`waits_for` must be 1 to 8"),
     ],
 )  # fmt: skip

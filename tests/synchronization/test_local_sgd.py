@@ -118,7 +118,7 @@ def test_neutral_settings_are_local_sgd(tx: Any) -> None:
 
 
 def test_slow_momentum_is_of_the_equation_and_of_no_rate() -> None:
-    slow_rate, beta = 0.8, 0.6
+    slow_learning_rate, beta = 0.8, 0.6
     momenta = []
     for rate in (0.1, 0.05):
         u = np.zeros(SIZE)
@@ -126,11 +126,11 @@ def test_slow_momentum_is_of_the_equation_and_of_no_rate() -> None:
         def outer(anchor: np.ndarray, mean: np.ndarray, rate: float = rate) -> np.ndarray:
             nonlocal u
             u = beta * u + (anchor - mean) / rate
-            return anchor - slow_rate * rate * u
+            return anchor - slow_learning_rate * rate * u
 
         tx = optax.chain(
             optax.sgd(rate),
-            slowmo(2, slow_rate=slow_rate, momentum=beta, learning_rate=rate),
+            slowmo(2, slow_learning_rate=slow_learning_rate, momentum=beta, learning_rate=rate),
         )
         found, state = run(tx, 6)
         expected = by_hand(rate, [False, True] * 3, outer)
@@ -159,7 +159,7 @@ def test_post_local_sgd_meets_in_every_step_at_first() -> None:
 
 
 def test_compressed_with_feedback_on_a_mesh_and_simulated() -> None:
-    aggregator = jaxcomm.gathered_mean("data", error_feedback(top_k(k=2)))
+    aggregator = jaxcomm.all_gather_mean("data", error_feedback(top_k(k=2)))
     tx = diloco(optax.sgd(0.1, momentum=0.9), optax.sgd(0.7, momentum=0.5), 2, aggregator)
     simulated, state = run(tx, 8)
     here, _ = run(tx, 8, mesh_of(N))

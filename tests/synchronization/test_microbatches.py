@@ -12,11 +12,11 @@ import pytest
 import jaxcomm
 from jaxcomm import gossip
 from jaxcomm.synchronization import (
-    Finished,
+    GradientSums,
     RealTimeWindow,
     deterministic,
-    given_gradients,
     microbatch_gradients,
+    precomputed_gradients,
     window_gradients,
 )
 from tests.slow import slow
@@ -92,7 +92,7 @@ def _in_a_window(tx: Any, params: Any) -> Any:
 def _in_a_loop(tx: Any, params: Any) -> Any:
     window = RealTimeWindow(
         loss_of_one,
-        jaxcomm.make_step(loss_of_one, tx, mesh_of(2), gradients=given_gradients),
+        jaxcomm.make_step(loss_of_one, tx, mesh_of(2), gradients=precomputed_gradients),
         mesh_of(2),
         seconds=float(MANY),
         minibatches=MANY,
@@ -178,15 +178,15 @@ def test_mistakes() -> None:
         step(PARAMS, jaxcomm.init(tx, PARAMS, N), (DATA, np.ones((N, 2), np.int32)))
 
 
-@pytest.mark.parametrize("what", ["finished", "begun", "sums"])
+@pytest.mark.parametrize("what", ["finished", "stale_params", "sums"])
 def test_a_worker_is_not_given_several_rows(what: str) -> None:
     """Those of 8 workers, on 4."""
     tx, row = optax.chain(jaxcomm.mean(), optax.sgd(0.1)), np.ones(8, np.float32)
     counts, microbatches = np.ones(4, np.int32), np.ones((4, 1), np.float32)
     gradients, batch = {
         "finished": (window_gradients, (microbatches, np.ones(8, np.int32))),
-        "begun": (window_gradients, (microbatches, counts, row)),
-        "sums": (given_gradients, Finished(row, np.ones(8, np.int32), row)),
+        "stale_params": (window_gradients, (microbatches, counts, row)),
+        "sums": (precomputed_gradients, GradientSums(row, np.ones(8, np.int32), row)),
     }[what]
     step = jaxcomm.simulate(lambda w, x: w * jnp.mean(x), tx, 4, gradients=gradients)
     params = jnp.float32(0)

@@ -15,16 +15,16 @@ import jaxcomm
 from jaxcomm import gossip
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.synchronization import (
-    begun_at,
+    all_workers,
     deadline,
-    deal,
     deterministic,
-    everybody,
     exponential,
-    first_done,
+    fastest_worker,
+    k_batch_sync,
     pareto,
     scale_by_finished,
-    total_count,
+    stale_params,
+    window_batches,
     window_gradients,
     windows,
 )
@@ -39,15 +39,15 @@ MACHINES = {
     )
     for straggler in [exponential(mean=1.0)]
     for trigger, closes, in_flight in [
-        ("first", first_done(), "abort"),
-        ("total", total_count(5), "finish_late"),
+        ("first", fastest_worker(), "abort"),
+        ("total", k_batch_sync(5), "finish_late"),
     ]
 } | {
     name: windows(times, closes, workers=N, minibatches=M, in_flight="abort")
     for name, times, closes in [
         ("deadline", pareto(0.5, 1.5), deadline(1.2)),
         # Where times are drawn, that somebody finishes nothing is no mistake.
-        ("speeds", deterministic([1.0, 3.0, 2.0, 9.0])._replace(repeats=None), first_done()),
+        ("speeds", deterministic([1.0, 3.0, 2.0, 9.0])._replace(period=None), fastest_worker()),
     ]
 }
 
@@ -65,7 +65,7 @@ def _dealt(name: str) -> Any:
     def run(key: jax.Array) -> Any:
         def body(clock: Any, _: None) -> Any:
             window, clock = MACHINES[name].close(clock)
-            batch = deal(key, numbered, window.first, minibatches=M, size=SIZE)
+            batch = window_batches(key, numbered, window.first, minibatches=M, size=SIZE)
             return clock, (batch.reshape(N, M, SIZE), window.finished)
 
         return jax.lax.scan(body, MACHINES[name].start, length=60)[1]
@@ -93,7 +93,7 @@ def test_an_epoch_holds_each_example_just_once(seed: int, name: str) -> None:
 
 
 def test_a_window_that_is_longer_than_an_epoch() -> None:
-    dealt = deal(
+    dealt = window_batches(
         jax.random.key(0), jnp.arange(5)[None], jnp.array([1]), minibatches=8, size=2
     ).ravel()  # Examples 2 to 17 of an order without end.
     assert sorted(dealt[3:8].tolist()) == sorted(dealt[8:13].tolist()) == [*range(5)]
@@ -102,7 +102,7 @@ def test_a_window_that_is_longer_than_an_epoch() -> None:
 AGGREGATORS = {
     "mean": jaxcomm.mean(),
     "ring_mean": jaxcomm.ring_mean(),
-    "gathered": jaxcomm.gathered_mean("data", jaxcomm.compression.sparsifiers.top_k(ratio=1.0)),
+    "gathered": jaxcomm.all_gather_mean("data", jaxcomm.compression.sparsifiers.top_k(ratio=1.0)),
     "two_stage": jaxcomm.two_stage_mean("data", dither(levels=2**15)),
     "global_qsgd": jaxcomm.global_qsgd(levels=2**12),
 }
@@ -114,7 +114,9 @@ AGGREGATORS = {
 def test_any_aggregator_forms_the_mean_of_what_is_finished(name: str) -> None:
     tx = optax.chain(AGGREGATORS[name], optax.sgd(1.0))
     step = jaxcomm.simulate(loss, tx, N, gradients=window_gradients)
-    batch = deal(jax.random.key(0), SHARDS, jnp.zeros(N, jnp.int32), minibatches=M, size=SIZE)
+    batch = window_batches(
+        jax.random.key(0), SHARDS, jnp.zeros(N, jnp.int32), minibatches=M, size=SIZE
+    )
     finished = np.array([0, 3, 1, 2], np.int32)
     params, _, metrics = step(jnp.zeros(3), jaxcomm.init(tx, jnp.zeros(3), N), (batch, finished))
     done = np.concatenate(
@@ -134,22 +136,22 @@ def train(
         params = jaxcomm.replicate(params, workers)
     step = make(loss, tx, workers, gradients=window_gradients, donate=False)
     state, clock, rows = jaxcomm.init(tx, params, workers), machine.start, []
-    begun = jnp.zeros((N, 3))
+    points = jnp.zeros((N, 3))
     for _ in range(count):
         window, after = machine.close(clock)
-        batch = deal(jax.random.key(0), SHARDS, window.first, minibatches=M, size=SIZE)
-        given = (batch, window.finished, begun) if late else (batch, window.finished)
+        batch = window_batches(jax.random.key(0), SHARDS, window.first, minibatches=M, size=SIZE)
+        given = (batch, window.finished, points) if late else (batch, window.finished)
         new, state, metrics = step(params, state, given)
         if late:
             both = jnp.broadcast_to(params, (N, 3)), jnp.broadcast_to(new, (N, 3))
-            begun = begun_at(window, after.queue, begun, *both)
+            points = stale_params(window, after.queue, points, *both)
         params, clock = new, after
         rows.append((np.asarray(batch).reshape(N, M, SIZE, 3), window, params, metrics))
     return rows, clock
 
 
 def test_everybody_is_the_synchronous_baseline() -> None:
-    machine = windows(exponential(mean=1.0), everybody(), workers=N, minibatches=M)
+    machine = windows(exponential(mean=1.0), all_workers(), workers=N, minibatches=M)
     rows, clock = train(optax.chain(jaxcomm.mean(), optax.sgd(0.3)), machine, 4)
     x = np.zeros(3)
     for batch, window, params, _ in rows:
@@ -161,11 +163,13 @@ def test_everybody_is_the_synchronous_baseline() -> None:
 
 @pytest.mark.parametrize("workers", [N, slow("mesh")])
 def test_a_late_gradient_is_taken_where_it_began(workers: Any) -> None:
-    machine = windows(deterministic([1.0, 2.5, 1.5, 7.0]), first_done(), workers=N, minibatches=M)
+    machine = windows(
+        deterministic([1.0, 2.5, 1.5, 7.0]), fastest_worker(), workers=N, minibatches=M
+    )
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.3))
     rows, _ = train(tx, machine, 7, N if workers == N else mesh_of(N), late=True)
     x, points = np.zeros(3), [np.zeros(3)]
-    begun = [0] * N  # The window in which each began its next mini-batch.
+    began = [0] * N  # The window in which each began its next mini-batch.
     stale = set()
     clock = machine.start
     for number, (batch, window, params, _) in enumerate(rows):
@@ -173,12 +177,12 @@ def test_a_late_gradient_is_taken_where_it_began(workers: Any) -> None:
         total = np.zeros(3)
         for worker, count in enumerate(np.asarray(window.finished)):
             for j in range(count):
-                at = points[begun[worker]] if j == 0 else x
-                stale.add(number - begun[worker] if j == 0 else 0)
+                at = points[began[worker]] if j == 0 else x
+                stale.add(number - began[worker] if j == 0 else 0)
                 total += at - batch[worker, j].astype(np.float64).mean(axis=0)
             goes_on = bool(clock.queue.left[worker] > 0)
             if count or not window.late[worker]:
-                begun[worker] = number if goes_on else number + 1
+                began[worker] = number if goes_on else number + 1
         x = x - 0.3 * total / int(window.finished.sum())
         points.append(x)
         np.testing.assert_allclose(params, x, rtol=1e-4, atol=1e-5)
@@ -186,8 +190,12 @@ def test_a_late_gradient_is_taken_where_it_began(workers: Any) -> None:
 
 
 def test_a_late_gradient_without_its_point_is_refused() -> None:
-    machine = windows(deterministic([1.0, 2.5, 1.5, 7.0]), first_done(), workers=N, minibatches=M)
-    with pytest.raises(ValueError, match="pass those of `begun_at` as the third part of the batch"):
+    machine = windows(
+        deterministic([1.0, 2.5, 1.5, 7.0]), fastest_worker(), workers=N, minibatches=M
+    )
+    with pytest.raises(
+        ValueError, match="pass those of `stale_params` as the third part of the batch"
+    ):
         train(optax.chain(jaxcomm.mean(), optax.sgd(0.3)), machine, 1)
 
 
@@ -274,4 +282,4 @@ def test_mistakes(make: Any, message: str) -> None:
 
 def _deal(shards: Any, minibatches: int = 1, size: int = 1) -> Any:
     first = jnp.zeros(2, jnp.int32)
-    return deal(jax.random.key(0), shards, first, minibatches=minibatches, size=size)
+    return window_batches(jax.random.key(0), shards, first, minibatches=minibatches, size=size)

@@ -17,7 +17,7 @@ from jaxcomm.synchronization import (
     RealTimeWindow,
     _real_time,
     deterministic,
-    given_gradients,
+    precomputed_gradients,
     window_gradients,
 )
 from tests.workers import mesh_of
@@ -32,7 +32,7 @@ def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
 
 def make(tx: Any, workers: int, **options: Any) -> Any:
     mesh = mesh_of(workers)
-    step = jaxcomm.make_step(loss, tx, mesh, gradients=given_gradients)
+    step = jaxcomm.make_step(loss, tx, mesh, gradients=precomputed_gradients)
     return RealTimeWindow(loss, step, mesh, **{"minibatches": M, **options})
 
 

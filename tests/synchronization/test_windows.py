@@ -12,28 +12,28 @@ from hypothesis import strategies as st
 
 from jaxcomm.synchronization import (
     Trigger,
+    all_workers,
     close_window,
     deadline,
     deterministic,
-    everybody,
     exponential,
-    first_done,
+    fastest_worker,
+    k_batch_sync,
+    k_sync,
     new_queue,
     non_blocking_rate,
-    quorum,
-    total_count,
 )
 
 TIMES = jnp.array([[1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0]])
 closed = jax.jit(close_window, static_argnames=("trigger", "in_flight"))
 
 TRIGGERS = {
-    "everybody": (everybody(), 12, [4, 4, 4]),
-    "first_done": (first_done(), 4, [4, 1, 2]),
-    "quorum": (quorum(2), 8, [4, 2, 4]),
+    "all_workers": (all_workers(), 12, [4, 4, 4]),
+    "fastest_worker": (fastest_worker(), 4, [4, 1, 2]),
+    "k_sync": (k_sync(2), 8, [4, 2, 4]),
     "deadline": (deadline(6.5), 6.5, [4, 2, 3]),
     "a late deadline": (deadline(100.0), 12, [4, 4, 4]),
-    "total_count": (total_count(5), 3, [3, 1, 1]),
+    "k_batch_sync": (k_batch_sync(5), 3, [3, 1, 1]),
 }
 
 
@@ -48,7 +48,7 @@ def test_triggers_by_hand(name: str) -> None:
 
 
 def test_what_is_in_flight_goes_on_or_begins_anew() -> None:
-    first = first_done()
+    first = fastest_worker()
     _, aborted = closed(new_queue(3), TIMES, first, in_flight="abort")
     _, late = closed(new_queue(3), TIMES, first)
     # The third has just finished one as the window closes, and has not begun another.
@@ -81,7 +81,9 @@ def _windows(trigger: Any, in_flight: Any) -> Any:
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**31 - 1),
-    trigger=st.sampled_from(["everybody", "first_done", "quorum", "deadline", "total_count"]),
+    trigger=st.sampled_from(
+        ["all_workers", "fastest_worker", "k_sync", "deadline", "k_batch_sync"]
+    ),
     in_flight=st.sampled_from(["abort", "finish_late"]),
 )
 def test_no_minibatch_is_lost_or_repeated(seed: int, trigger: str, in_flight: str) -> None:
@@ -164,12 +166,12 @@ def test_workers_that_never_wait_come_to_the_rate_of_the_closed_form(times: Any)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: quorum(0), "`workers` must be a Python int of at least 1"),
-        (lambda: quorum(4)(TIMES), "A quorum of 4 is more than all 3 workers"),
+        (lambda: k_sync(0), "`workers` must be a Python int of at least 1"),
+        (lambda: k_sync(4)(TIMES), "A quorum of 4 is more than all 3 workers"),
         (lambda: deadline(0.0), "`seconds` must be positive"),
-        (lambda: total_count(0), "`minibatches` must be a Python int of at least 1"),
-        (lambda: close_window(new_queue(2), TIMES, everybody()), "`times` must be"),
-        (lambda: close_window(new_queue(3), TIMES, everybody(), in_flight="x"), "`in_flight`"),
+        (lambda: k_batch_sync(0), "`minibatches` must be a Python int of at least 1"),
+        (lambda: close_window(new_queue(2), TIMES, all_workers()), "`times` must be"),
+        (lambda: close_window(new_queue(3), TIMES, all_workers(), in_flight="x"), "`in_flight`"),
     ],
 )
 def test_mistakes(make: Any, message: str) -> None:

@@ -41,7 +41,7 @@ def rows(steps: int = 3) -> np.ndarray:
 METHODS: dict[str, Callable[[int], tuple[Any, bool]]] = {
     "feedback": lambda n: (
         optax.chain(
-            jaxcomm.gathered_mean("data", error_feedback(top_k(ratio=0.5))), optax.rmsprop(0.1)
+            jaxcomm.all_gather_mean("data", error_feedback(top_k(ratio=0.5))), optax.rmsprop(0.1)
         ),
         False,
     ),

@@ -32,7 +32,7 @@ def qsgd() -> Any:
 
 def compressed() -> Any:
     codec = feedback.error_feedback(sparsifiers.top_k(ratio=0.5))
-    return optax.chain(jaxcomm.gathered_mean("data", codec), optax.sgd(0.1))
+    return optax.chain(jaxcomm.all_gather_mean("data", codec), optax.sgd(0.1))
 
 
 def momentum() -> Any:
@@ -161,10 +161,10 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         r"`aux\['z'\]` is complex128, and metrics are real numbers",
     ),
     "aux under a name of aggregators": (
-        lambda here: here.step(qsgd(), lambda p, b: (loss_fn(p, b), {"info/x": 1.0}), has_aux=True)(
-            start(), here.init(qsgd()), X
-        ),
-        "or keys that begin with 'info/'",
+        lambda here: here.step(
+            qsgd(), lambda p, b: (loss_fn(p, b), {"diagnostics/x": 1.0}), has_aux=True
+        )(start(), here.init(qsgd()), X),
+        "or keys that begin with 'diagnostics/'",
     ),
     "an axis twice": (
         lambda here: here.make(loss_fn, exact(), here.workers, axis_name=("data", "data")),

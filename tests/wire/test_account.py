@@ -216,9 +216,9 @@ def test_of_a_ragged_exchange_the_rows_are_billed() -> None:
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_unit_whatever_other_axes_shard(kind: AxisType) -> None:
-    cut = {"w": PartitionSpec(None, "model")}
+    layout = {"w": PartitionSpec(None, "model")}
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, kind))
-    params = {"w": jax.device_put(jnp.ones((32, 64)), NamedSharding(mesh, cut["w"]))}
+    params = {"w": jax.device_put(jnp.ones((32, 64)), NamedSharding(mesh, layout["w"]))}
 
     def program(tx: Any) -> Any:
         def step(params: Any, batch: Any) -> Any:
@@ -243,7 +243,7 @@ def test_a_unit_whatever_other_axes_shard(kind: AxisType) -> None:
         else:
             account = wire.account(whole, params, batch)
             assert not account.at_most and account.bytes_per_worker == 2048
-        account = wire.account(program(jaxcomm.shard_local(jaxcomm.mean(), cut)), params, batch)
+        account = wire.account(program(jaxcomm.shard_local(jaxcomm.mean(), layout)), params, batch)
         assert not account.at_most and account.bytes_per_worker == 2048
 
 

@@ -25,7 +25,7 @@ def diana(codec: Codec, *, alpha: float | None = None) -> Codec:
     Returns:
       A codec that remembers two arrays like `x` on each worker, a sum and what rounding has taken
       from it, and two that all share. It goes in
-      :func:`jaxcomm.gathered_mean`, or :func:`jaxcomm.summed_mean` where payloads add.
+      :func:`jaxcomm.all_gather_mean`, or :func:`jaxcomm.all_reduce_mean` where payloads add.
 
     Raises:
       ValueError: If `alpha` is out of range, or the codec states no variance.
@@ -38,10 +38,10 @@ def diana(codec: Codec, *, alpha: float | None = None) -> Codec:
       >>> codec, x = diana(dither(levels=3)), jnp.array([3.0, 0.1])
       >>> context = Context.of(x, memory=codec.init(x))
       >>> for _ in range(20):
-      ...     context = context.replace(agreed=codec.measure(context, x))
+      ...     context = context.replace(statistics=codec.measure(context, x))
       ...     payload, memory = codec.encode(context, x)
       ...     mean = codec.decode(context.received(), payload)
-      ...     update, memory = codec.settle(context.replace(memory=memory), payload, mean)
+      ...     update, memory = codec.finalize(context.replace(memory=memory), payload, mean)
       ...     context = context.replace(memory=memory)
       >>> print(f"{update[0]:.3f} {update[1]:.3f}")
       3.000 0.100

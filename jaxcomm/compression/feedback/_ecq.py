@@ -43,7 +43,7 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
       >>> from jaxcomm.compression.quantizers import dither
       >>> codec, x = ecq(dither(levels=1)), jnp.array([2.0, 1.0])
       >>> context = Context.of(x, memory=codec.init(x))
-      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> context = context.replace(statistics=codec.measure(context, x))
       >>> payload, memory = codec.encode(context, x)
       >>> print(memory.own.kept + codec.decode(context.received(), payload))
       [2. 1.]
@@ -74,10 +74,10 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
 
     return feedback_loop(
         codec,
-        start=jnp.zeros_like,
-        given=corrected,
-        keep=lambda error, x, sent: beta * error + (x - sent),
+        initial=jnp.zeros_like,
+        corrected=corrected,
+        updated=lambda error, x, sent: beta * error + (x - sent),
         require=require,
-        returns=True,
+        compensates=True,
         elementwise=True,
     )

@@ -25,7 +25,7 @@ def ef21(codec: Codec) -> Codec:
     Returns:
       A codec that remembers two arrays like `x` on each worker, a sum and what rounding has taken
       from it, and two that all share. It goes in
-      :func:`jaxcomm.gathered_mean`, or :func:`jaxcomm.summed_mean` where payloads add.
+      :func:`jaxcomm.all_gather_mean`, or :func:`jaxcomm.all_reduce_mean` where payloads add.
 
     Raises:
       ValueError: When encoding, if the codec is no contraction or none is known: one with
@@ -41,7 +41,7 @@ def ef21(codec: Codec) -> Codec:
       >>> for _ in range(3):
       ...     payload, memory = codec.encode(context, x)
       ...     mean = codec.decode(context.received(), payload)
-      ...     update, memory = codec.settle(context.replace(memory=memory), payload, mean)
+      ...     update, memory = codec.finalize(context.replace(memory=memory), payload, mean)
       ...     context = context.replace(memory=memory)
       ...     print(update)
       [3. 0. 0.]

@@ -15,11 +15,11 @@ def require_residual_dtype(dtype: Any) -> jnp.dtype:
     """The dtype, if a residual may be kept in it."""
     kept = jnp.dtype(dtype)
     if kept not in (jnp.bfloat16, jnp.float32, jnp.float64):
-        raise ValueError(f"`dtype` must be float32, bfloat16 or float64, got {kept}.")
+        raise ValueError(f"`residual_dtype` must be float32, bfloat16 or float64, got {kept}.")
     return kept
 
 
-def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32) -> Codec:
+def error_feedback(codec: Codec, *, decay: float = 1.0, residual_dtype: Any = jnp.float32) -> Codec:
     r"""Adds to each update what was left out of those before.
 
     .. math:: a^t = x^t + \gamma e^t, \qquad m^t = C(a^t), \qquad e^{t+1} = a^t - m^t
@@ -31,8 +31,8 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32
       codec: A contraction, :math:`\mathbb{E}\|C(a) - a\|^2 \le (1 - \delta) \|a\|^2` with
         :math:`\delta > 0`, or but for a constant (`bounded`), as a fixed threshold is.
       decay: :math:`\gamma` in (0, 1]; may be traced.
-      dtype: Of the residual that each worker keeps: float32, or bfloat16 for half the memory, whose
-        rounding is lost for good (a part in 256 of what is left out).
+      residual_dtype: Of the residual that each worker keeps: float32, or bfloat16 for half the
+        memory, whose rounding is lost for good (a part in 256 of what is left out).
 
     Returns:
       A codec that remembers one array like `x` on each worker.
@@ -64,17 +64,17 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, dtype: Any = jnp.float32
     require_codec(codec, user="error_feedback")
     if not isinstance(decay, jax.core.Tracer) and not 0 < decay <= 1:
         raise ValueError(f"`decay` must be in (0, 1], got {decay}.")
-    kept = require_residual_dtype(dtype)
+    kept = require_residual_dtype(residual_dtype)
 
     def corrected(residual: jax.Array, x: jax.Array) -> jax.Array:
         return x + jnp.asarray(decay, x.dtype) * residual.astype(x.dtype)
 
     return feedback_loop(
         codec,
-        start=lambda x: jnp.zeros(x.shape, kept),
-        given=corrected,
-        keep=lambda residual, x, sent: (corrected(residual, x) - sent).astype(kept),
+        initial=lambda x: jnp.zeros(x.shape, kept),
+        corrected=corrected,
+        updated=lambda residual, x, sent: (corrected(residual, x) - sent).astype(kept),
         require=lambda size, workers: require_contraction(codec, size, workers, "error_feedback"),
-        returns=True,
+        compensates=True,
         elementwise=True,
     )

@@ -79,6 +79,6 @@ def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
         encode=encode,
         diagnose=diagnose,
         claims=Claims(),
-        layout="joined",
-        dropping=codec.dropping and local_clip(codec.dropping, max_norm),
+        layout="concatenated",
+        drop_overflow=codec.drop_overflow and local_clip(codec.drop_overflow, max_norm),
     )

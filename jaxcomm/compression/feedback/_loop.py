@@ -36,44 +36,47 @@ def _as_sent(words: jax.Array) -> jax.Array:
 
 
 def _keep_at(
-    keep: Callable[[Any, jax.Array, jax.Array], Any],
+    updated: Callable[[Any, jax.Array, jax.Array], Any],
     before: Any,
     x: jax.Array,
     sent: Entries,
 ) -> Any:
-    """`keep`, coordinate by coordinate, as of nothing sent but at the entries."""
+    """`updated`, coordinate by coordinate, as of nothing sent but at the entries."""
     indices, values = sent
     before_there, x_there = jax.tree.map(
         lambda whole: whole.ravel().at[indices].get(mode="clip"), (before, x)
     )
     return jax.tree.map(
         lambda kept, here: kept.ravel().at[indices].set(here, mode="drop").reshape(x.shape),
-        keep(before, x, jnp.zeros_like(x)),
-        keep(before_there, x_there, values.astype(x.dtype)),
+        updated(before, x, jnp.zeros_like(x)),
+        updated(before_there, x_there, values.astype(x.dtype)),
     )
 
 
 def feedback_loop(
     codec: Codec,
     *,
-    start: Callable[[jax.Array], Any],
-    given: Callable[[Any, jax.Array], jax.Array],
-    keep: Callable[[Any, jax.Array, jax.Array], Any],
+    initial: Callable[[jax.Array], Any],
+    corrected: Callable[[Any, jax.Array], jax.Array],
+    updated: Callable[[Any, jax.Array, jax.Array], Any],
     require: Callable[[int, int], None] = lambda size, workers: None,
-    returns: bool = False,
+    compensates: bool = False,
     elementwise: bool = False,
 ) -> Codec:
-    r"""Hands :math:`y = \mathrm{given}(s, x)` to the codec; then :math:`s \gets \mathrm{keep}`.
+    r"""Compresses a corrected input, and updates the memory that corrects the next one.
+
+    .. math:: y = \mathrm{corrected}(s, x), \qquad s \gets \mathrm{updated}(s, x, Q(y))
 
     What :func:`error_feedback`, :func:`ef21` and others are made of. Sends what `codec` sends.
 
     Args:
       codec: The codec inside.
-      start: `x -> s`, what is kept before the first step, of an array like `x`.
-      given: `(s, x) -> y`, what the codec is given.
-      keep: `(s, x, sent) -> s`, `sent` being what others decode of this worker's payload.
+      initial: `x -> s`, what is kept before the first step, of an array like `x`.
+      corrected: `(s, x) -> y`, what the codec is given.
+      updated: `(s, x, sent) -> s`, `sent` being what others decode of this worker's payload.
       require: `(size, workers)`, raises where the codec will not do.
-      returns: Whether what the codec leaves out comes back. It may then drop what finds no room.
+      compensates: Whether a later step sends what this one omits. It may then drop what finds no
+        room.
       elementwise: Whether a coordinate of what is kept depends on the same coordinate alone. Of a
         codec that decodes to few values among zeros, only these are then touched.
 
@@ -90,29 +93,29 @@ def feedback_loop(
       >>> from jaxcomm.compression.sparsifiers import top_k
       >>> codec = feedback_loop(  # error_feedback
       ...     top_k(k=1),
-      ...     start=jnp.zeros_like,
-      ...     given=lambda residual, x: x + residual,
-      ...     keep=lambda residual, x, sent: x + residual - sent,
+      ...     initial=jnp.zeros_like,
+      ...     corrected=lambda residual, x: x + residual,
+      ...     updated=lambda residual, x, sent: x + residual - sent,
       ... )
       >>> x = jnp.array([3.0, 1.0])
       >>> payload, memory = codec.encode(Context.of(x, memory=codec.init(x)), x)
       >>> print(memory.own.kept)
       [0. 1.]
     """
-    if returns:
-        codec = codec.dropping or codec
+    if compensates:
+        codec = codec.drop_overflow or codec
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(x)
-        return Memory(FeedbackMemory(start(x), memory.own), memory.shared)
+        return Memory(FeedbackMemory(initial(x), memory.own), memory.shared)
 
     def measure(context: Context, x: jax.Array) -> PyTree:
-        return codec.measure(_inside(context), given(context.memory.own.kept, x))
+        return codec.measure(_inside(context), corrected(context.memory.own.kept, x))
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         require(context.size, context.workers)
         before = context.memory.own.kept
-        y = given(before, x)
+        y = corrected(before, x)
         payload, after = codec.encode(_inside(context), y)
         received = context.received(), jax.tree.map(_as_sent, payload)
         entries = entries_of(codec) if elementwise else None
@@ -120,33 +123,33 @@ def feedback_loop(
             # Worked out anew from what is there anyway: `y` would lie in memory until workers have
             # told each other whether all is finite.
             before, x = lax.optimization_barrier((before, x))
-            kept = keep(before, x, codec.decode(*received).astype(y.dtype))
+            kept = updated(before, x, codec.decode(*received).astype(y.dtype))
         else:
-            kept = _keep_at(keep, before, x, entries(*received))
+            kept = _keep_at(updated, before, x, entries(*received))
         return payload, Memory(FeedbackMemory(kept, after.own), after.shared)
 
-    def settle(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
-        update, after = codec.settle(_inside(context), payload, mean)
+    def finalize(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
+        update, after = codec.finalize(_inside(context), payload, mean)
         kept = context.memory.own.kept
         return update, Memory(FeedbackMemory(kept, after.own), after.shared)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        y = given(context.memory.own.kept, x)
+        y = corrected(context.memory.own.kept, x)
         return codec.diagnose(_inside(context), y, _inner(after))
 
     return codec._replace(
         init=init,
         measure=measure,
         encode=encode,
-        settle=settle,
+        finalize=finalize,
         diagnose=diagnose,
         claims=Claims(),
-        dropping=codec.dropping
+        drop_overflow=codec.drop_overflow
         and feedback_loop(
-            codec.dropping,
-            start=start,
-            given=given,
-            keep=keep,
+            codec.drop_overflow,
+            initial=initial,
+            corrected=corrected,
+            updated=updated,
             require=require,
             elementwise=elementwise,
         ),

@@ -57,7 +57,7 @@ def momentum(codec: Codec, decay: float = 0.9) -> Codec:
 
     return feedback_loop(
         codec,
-        start=jnp.zeros_like,
-        given=average,
-        keep=lambda kept, x, sent: average(kept, x),
+        initial=jnp.zeros_like,
+        corrected=average,
+        updated=lambda kept, x, sent: average(kept, x),
     )

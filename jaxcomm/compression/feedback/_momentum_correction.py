@@ -39,7 +39,7 @@ def momentum_correction(
 
     Returns:
       A codec that remembers one array like `x` on each worker. It goes in
-      :func:`jaxcomm.gathered_mean`; :func:`jaxcomm.two_stage_mean` would gather momentum twice.
+      :func:`jaxcomm.all_gather_mean`; :func:`jaxcomm.two_stage_mean` would gather momentum twice.
 
     Raises:
       ValueError: If `momentum` is out of range.
@@ -67,11 +67,13 @@ def momentum_correction(
     def velocity(kept: jax.Array, x: jax.Array) -> jax.Array:
         return momentum * (kept + x) if nesterov else momentum * kept + x
 
-    def given(kept: jax.Array, x: jax.Array) -> jax.Array:
+    def corrected(kept: jax.Array, x: jax.Array) -> jax.Array:
         return velocity(kept, x) + x if nesterov else velocity(kept, x)
 
-    def keep(kept: jax.Array, x: jax.Array, sent: jax.Array) -> jax.Array:
+    def updated(kept: jax.Array, x: jax.Array, sent: jax.Array) -> jax.Array:
         moved = velocity(kept, x)
         return jnp.where(sent != 0, 0, moved) if masking else moved
 
-    return feedback_loop(codec, start=jnp.zeros_like, given=given, keep=keep, elementwise=True)
+    return feedback_loop(
+        codec, initial=jnp.zeros_like, corrected=corrected, updated=updated, elementwise=True
+    )

@@ -67,11 +67,11 @@ def shifted(
     def looped(alpha: float) -> Codec:
         return feedback_loop(
             codec,
-            start=no_sum,
-            given=lambda shift, x: x - shift.total,
-            keep=lambda shift, x, sent: add(shift, alpha * sent),
+            initial=no_sum,
+            corrected=lambda shift, x: x - shift.total,
+            updated=lambda shift, x, sent: add(shift, alpha * sent),
             require=require,
-            returns=True,
+            compensates=True,
             elementwise=True,
         )
 
@@ -93,8 +93,8 @@ def shifted(
         payload, after = looped(alpha).encode(inside(context), x)
         return payload, Memory(after.own, context.memory.shared._replace(inner=after.shared))
 
-    def settle(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
-        moved, after = loop.settle(inside(context), payload, mean)
+    def finalize(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
+        moved, after = loop.finalize(inside(context), payload, mean)
         shift, alpha = context.memory.shared.shift, rate(context.size, context.workers)
         moved = moved.astype(shift.total.dtype)
         shared = ShiftMemory(add(shift, alpha * moved), jnp.float32(alpha), after.shared)
@@ -107,7 +107,7 @@ def shifted(
         init=init,
         measure=lambda context, x: loop.measure(inside(context), x),
         encode=encode,
-        settle=settle,
+        finalize=finalize,
         combine="sum" if codec.combine == "sum" else None,
         diagnose=diagnose,
     )

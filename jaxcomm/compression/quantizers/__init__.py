@@ -19,9 +19,9 @@ from jaxcomm.compression.quantizers._exponential import (
 from jaxcomm.compression.quantizers._fixed_threshold import FixedThresholdPayload, fixed_threshold
 from jaxcomm.compression.quantizers._min_max import MinMax, MinMaxPayload, min_max_dither
 from jaxcomm.compression.quantizers._natural import NaturalPayload, natural
-from jaxcomm.compression.quantizers._nonzeros import NonzerosPayload, nonzeros
 from jaxcomm.compression.quantizers._one_bit import ClassMeans, OneBitPayload, one_bit
 from jaxcomm.compression.quantizers._signs import MeanAbs, SignsPayload, scaled_signs, signs
+from jaxcomm.compression.quantizers._sparse_dither import SparseDitherPayload, sparse_dither
 from jaxcomm.compression.quantizers._terngrad import ternary
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "MinMax",
     "MinMaxPayload",
     "NaturalPayload",
-    "NonzerosPayload",
+    "SparseDitherPayload",
     "OneBitPayload",
     "SignsPayload",
     "adaptive_levels",
@@ -46,7 +46,7 @@ __all__ = [
     "fixed_threshold",
     "min_max_dither",
     "natural",
-    "nonzeros",
+    "sparse_dither",
     "one_bit",
     "round_to_levels",
     "scaled_cast",

@@ -161,7 +161,7 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
 
     def encode(context: Context, x: jax.Array) -> tuple[AdaptiveLevelsPayload, Memory]:
         require_countable(x.size, (2**32 - 1) // bits)
-        flat, fitted = x.ravel(), context.agreed.levels
+        flat, fitted = x.ravel(), context.statistics.levels
         lift = _lift(fitted[-1])
         magnitudes, ladder = jnp.abs(flat) * lift, fitted * lift
         below, index = jnp.zeros_like(magnitudes), jnp.zeros(flat.shape, jnp.uint32)
@@ -180,7 +180,7 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
 
     def decode(context: Context, payload: AdaptiveLevelsPayload) -> jax.Array:
         codes = _bits.unpack_numbers(payload.codes, bits, math.prod(context.shape))
-        index, ladder = codes >> 1, context.agreed.levels / context.count
+        index, ladder = codes >> 1, context.statistics.levels / context.count
         magnitudes = jnp.zeros(codes.shape, jnp.float32)
         for j in range(levels):
             magnitudes = jnp.where(index == j + 1, ladder[j], magnitudes)
@@ -193,7 +193,7 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
         encode=encode,
         decode=decode,
         measure=measure,
-        agree=Levels("max"),
+        reduce_statistics=Levels("max"),
         diagnose=diagnose,
         claims=Claims(variance=lambda size, workers: (max(size * workers, 1) ** 0.5 - 1) / 2),
     )

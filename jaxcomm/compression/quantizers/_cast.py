@@ -57,7 +57,7 @@ def cast(dtype: Any) -> Codec:
         encode=lambda context, x: (CastPayload(x.astype(dtype)), context.memory),
         decode=decode,
         claims=Claims(contraction=contraction if full_range else None),
-        layout="shared",
+        layout="shared_statistics",
     )
 
 
@@ -81,7 +81,7 @@ def scaled_cast(dtype: Any) -> Codec:
       >>> from jaxcomm.compression.quantizers import scaled_cast
       >>> codec, x = scaled_cast(jnp.float8_e4m3fn), jnp.array([1e6, -5e5])
       >>> context = Context.of(x)
-      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> context = context.replace(statistics=codec.measure(context, x))
       >>> payload, _ = codec.encode(context, x)
       >>> print(codec.decode(context, payload))
       [ 1.e+06 -5.e+05]
@@ -90,7 +90,7 @@ def scaled_cast(dtype: Any) -> Codec:
     smallest = float(jnp.finfo(dtype).smallest_normal)
 
     def encode(context: Context, x: jax.Array) -> tuple[CastPayload, Memory]:
-        peak = context.agreed.max_abs
+        peak = context.statistics.max_abs
         lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
         scale = jnp.where(peak > 0, largest / (peak * lift), 0)
         words = jnp.clip(x * lift * scale, -largest, largest).astype(dtype)
@@ -98,7 +98,7 @@ def scaled_cast(dtype: Any) -> Codec:
 
     def decode(context: Context, payload: CastPayload) -> jax.Array:
         words = payload.words.astype(jnp.float32).reshape(context.shape)
-        return words / (largest * context.count) * context.agreed.max_abs
+        return words / (largest * context.count) * context.statistics.max_abs
 
     def contraction(size: int, workers: int) -> float:
         below = workers * size * (smallest / largest) ** 2
@@ -108,7 +108,7 @@ def scaled_cast(dtype: Any) -> Codec:
         encode=encode,
         decode=decode,
         measure=lambda context, x: norm.measure(x),
-        agree=norm.agree,
+        reduce_statistics=norm.reduce_statistics,
         claims=Claims(contraction=contraction),
-        layout="shared",
+        layout="shared_statistics",
     )

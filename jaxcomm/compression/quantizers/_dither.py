@@ -119,7 +119,7 @@ def dither(
       >>> from jaxcomm.compression.quantizers import dither
       >>> codec, x = dither(levels=2, bits=8), jnp.array([1.0, -0.5, 0.3])
       >>> context = Context.of(x)
-      >>> payload, _ = codec.encode(context.replace(agreed=codec.measure(context, x)), x)
+      >>> payload, _ = codec.encode(context.replace(statistics=codec.measure(context, x)), x)
       >>> payload.codes.dtype, [int(code) for code in payload.codes[:2]]
       (dtype('int8'), [2, -1])
 
@@ -157,7 +157,7 @@ def dither(
                 UserWarning,
                 stacklevel=2,
             )
-        norm, seeds = chosen.value(context.agreed), _noise.seeds(context.coins.private)
+        norm, seeds = chosen.value(context.statistics), _noise.seeds(context.coins.private)
         codes = quantize(x, norm, seeds, levels=field.levels, bits=field.width)
         return DitherPayload(codes), context.memory
 
@@ -165,7 +165,7 @@ def dither(
         field = _fields.choose_field(levels, bits, context.workers)
         return dequantize(
             payload.codes,
-            chosen.value(context.agreed),
+            chosen.value(context.statistics),
             levels=field.levels,
             bits=field.width,
             count=context.count,
@@ -185,9 +185,9 @@ def dither(
         encode=encode,
         decode=decode,
         measure=measure,
-        agree=chosen.agree,
+        reduce_statistics=chosen.reduce_statistics,
         combine="sum",
         diagnose=diagnose,
         claims=Claims(variance=variance),
-        layout="shared",
+        layout="shared_statistics",
     )

@@ -42,7 +42,7 @@ def exponential_dither() -> Codec:
       >>> from jaxcomm.compression.quantizers import exponential_dither
       >>> codec, x = exponential_dither(), jnp.array([1.0, -0.5, 0.0])
       >>> context = Context.of(x)
-      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> context = context.replace(statistics=codec.measure(context, x))
       >>> payload, _ = codec.encode(context, x)
       >>> print(codec.decode(context, payload))
       [ 1.  -0.5  0. ]
@@ -59,7 +59,7 @@ def exponential_dither() -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[ExponentialPayload, Memory]:
         codes = exponential.encode(
             x.ravel(),
-            context.agreed.max_abs,
+            context.statistics.max_abs,
             _noise.seeds(context.coins.private),
             headroom=_headroom(context.workers),
         )
@@ -68,7 +68,7 @@ def exponential_dither() -> Codec:
     def decode(context: Context, payload: ExponentialPayload) -> jax.Array:
         mean = exponential.decode(
             payload.codes,
-            context.agreed.max_abs,
+            context.statistics.max_abs,
             headroom=_headroom(context.workers),
             count=context.count,
         )
@@ -84,11 +84,11 @@ def exponential_dither() -> Codec:
         encode=encode,
         decode=decode,
         measure=lambda context, x: norm.measure(x),
-        agree=norm.agree,
+        reduce_statistics=norm.reduce_statistics,
         combine=combine,
         # Of |y| = 2**-e (1 + f), the variance f (1 - f) is at most (1 + f)**2 / 8. What is under
         # the smallest exponent loses all of itself, but is at most 2**-126 / most of the peak; and
         # the peak, a power of two, loses nothing, which leaves room for it.
         claims=Claims(variance=lambda size, workers: 1 / 8),
-        layout="shared",
+        layout="shared_statistics",
     )

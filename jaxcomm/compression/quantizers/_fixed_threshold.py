@@ -31,7 +31,7 @@ def fixed_threshold(threshold: float) -> Codec:
 
     A coordinate whose updates exceed the threshold in one direction, step after step, is sent late,
     and what is left of it *grows without end*: clip updates before, or choose a larger threshold.
-    The `residual_norm` that `info=True` tells shows it.
+    The `residual_norm` that `diagnostics=True` tells shows it.
 
     All workers have the same levels, so that codes can be summed: 2 bits a coordinate for one
     worker, and fields that hold the sum, of :math:`2 n < 2^b`, for :math:`n`.
@@ -81,5 +81,5 @@ def fixed_threshold(threshold: float) -> Codec:
         decode=decode,
         combine="sum",
         claims=Claims(bounded=True),
-        layout="shared",
+        layout="shared_statistics",
     )

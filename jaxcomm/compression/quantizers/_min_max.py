@@ -72,7 +72,7 @@ def min_max_dither(*, levels: int) -> Codec:
       >>> from jaxcomm.compression.quantizers import min_max_dither
       >>> codec, x = min_max_dither(levels=3), jnp.array([1.0, 3.0, 5.0, 3.0])
       >>> context = Context.of(x)
-      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> context = context.replace(statistics=codec.measure(context, x))
       >>> payload, _ = codec.encode(context, x)
       >>> print(codec.decode(context, payload))
       [1. 3. 5. 3.]
@@ -92,12 +92,12 @@ def min_max_dither(*, levels: int) -> Codec:
         raise ValueError(f"`levels` must be in [2, {_fields.MOST_LEVELS}], got {levels}.")
 
     def encode(context: Context, x: jax.Array) -> tuple[MinMaxPayload, Memory]:
-        agreed = context.agreed
+        statistics = context.statistics
         # A power of two keeps the range of huge coordinates finite.
-        peak = jnp.maximum(agreed.max, agreed.negated_min)
+        peak = jnp.maximum(statistics.max, statistics.negated_min)
         scale = jnp.where(peak > 2.0**60, jnp.float32(2.0**-64), jnp.float32(1))
-        above = x * scale + agreed.negated_min * scale
-        spread = agreed.max * scale + agreed.negated_min * scale
+        above = x * scale + statistics.negated_min * scale
+        spread = statistics.max * scale + statistics.negated_min * scale
         codes = round_to_levels(above, spread, levels - 1, context.coins.private)
         packed = pack(codes.astype(jnp.uint32), bits=_width(levels, context.workers))
         return MinMaxPayload(packed), context.memory
@@ -107,7 +107,7 @@ def min_max_dither(*, levels: int) -> Codec:
         codes = unpack(payload.codes, bits=width, shape=context.shape)
         part = codes.astype(jnp.float32) / (context.count * (levels - 1))
         # Between the two, and never their difference, which may be infinite.
-        return context.agreed.max * part - context.agreed.negated_min * (1 - part)
+        return context.statistics.max * part - context.statistics.negated_min * (1 - part)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return Diagnostics(target=x, constants={"levels": levels})
@@ -116,9 +116,9 @@ def min_max_dither(*, levels: int) -> Codec:
         encode=encode,
         decode=decode,
         measure=_measure,
-        agree=MinMax("max", "max"),
+        reduce_statistics=MinMax("max", "max"),
         combine="sum",
         diagnose=diagnose,
         claims=Claims(variance=lambda size, workers: size * workers / (2 * (levels - 1) ** 2)),
-        layout="shared",
+        layout="shared_statistics",
     )

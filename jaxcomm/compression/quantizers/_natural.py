@@ -72,5 +72,5 @@ def natural() -> Codec:
         encode=encode,
         decode=decode,
         claims=Claims(variance=lambda size, workers: 1 / 8),
-        layout="shared",
+        layout="shared_statistics",
     )

@@ -16,12 +16,12 @@ class Norm(NamedTuple):
 
     Attributes:
       measure: `x -> statistics`, a NamedTuple of float32[].
-      agree: the same NamedTuple of `"max"` or `"sum"`.
+      reduce_statistics: the same NamedTuple of `"max"` or `"sum"`.
       value: `statistics -> float32[]`, the norm of one worker's vector, or of all of them.
     """
 
     measure: Callable[[jax.Array], "Statistics"]
-    agree: "Statistics"
+    reduce_statistics: "Statistics"
     value: Callable[[Any], jax.Array]
 
 
@@ -69,12 +69,12 @@ def _l2_value(squares: SumOfSquares) -> jax.Array:
 NORMS = {
     "max": Norm(
         measure=lambda x: MaxAbs(jnp.max(jnp.abs(x), initial=0)),
-        agree=MaxAbs("max"),
+        reduce_statistics=MaxAbs("max"),
         value=lambda statistics: statistics.max_abs,
     ),
     "l2": Norm(
         measure=_l2_measure,
-        agree=SumOfSquares("sum", "sum", "sum"),
+        reduce_statistics=SumOfSquares("sum", "sum", "sum"),
         value=_l2_value,
     ),
 }

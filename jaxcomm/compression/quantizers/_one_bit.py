@@ -36,7 +36,7 @@ def _encode(context: Context, x: jax.Array) -> tuple[OneBitPayload, Memory]:
 def _decode(context: Context, payload: OneBitPayload) -> jax.Array:
     shape, count = context.shape, context.count
     bits = _bits.unpack_bits(payload.bits, math.prod(shape)).reshape(shape)
-    above, below = (jnp.broadcast_to(mean / count, shape) for mean in context.agreed)
+    above, below = (jnp.broadcast_to(mean / count, shape) for mean in context.statistics)
     return jnp.where(bits, above, -below)
 
 
@@ -71,7 +71,7 @@ def one_bit() -> Codec:
       >>> from jaxcomm.compression.quantizers import one_bit
       >>> codec, x = one_bit(), jnp.array([[1.0, -4.0], [3.0, 2.0], [-1.0, -2.0]])
       >>> context = Context.of(x)
-      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> context = context.replace(statistics=codec.measure(context, x))
       >>> payload, _ = codec.encode(context, x)
       >>> print(codec.decode(context, payload))
       [[ 2. -3.]
@@ -87,7 +87,7 @@ def one_bit() -> Codec:
         encode=_encode,
         decode=_decode,
         measure=_measure,
-        agree=ClassMeans("max", "max"),
+        reduce_statistics=ClassMeans("max", "max"),
         # A mean that workers of unlike size share may err by more than all there is.
         claims=Claims(
             contraction=lambda size, workers: 1 / max(size, 1) if workers == 1 else -math.inf

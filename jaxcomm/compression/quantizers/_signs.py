@@ -38,7 +38,8 @@ def signs() -> Codec:
 
     A zero is +1 or -1 by a coin of the worker's own, anew in each step: one bit cannot say 0, and
     on average this does. Biased, and no contraction, since the result does not shrink with `x`:
-    :func:`jaxcomm.votes` counts these bits, and for error feedback there are :func:`scaled_signs`.
+    :func:`jaxcomm.majority_vote` counts these bits, and for error feedback there are
+    :func:`scaled_signs`.
 
     Returns:
       A codec without statistics. Its payload is 1 bit a coordinate, in uint32 words. `combine` is
@@ -71,7 +72,7 @@ def signs() -> Codec:
     return Codec(
         encode=encode,
         decode=lambda context, payload: _decode(context, payload, 1),
-        layout="shared",
+        layout="shared_statistics",
     )
 
 
@@ -101,7 +102,7 @@ def scaled_signs() -> Codec:
       >>> from jaxcomm.compression.quantizers import scaled_signs
       >>> codec, x = scaled_signs(), jnp.array([1.0, -5.0, 0.0])
       >>> context = Context.of(x)
-      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> context = context.replace(statistics=codec.measure(context, x))
       >>> payload, _ = codec.encode(context, x)
       >>> print(codec.decode(context, payload))
       [ 2. -2.  2.]
@@ -115,13 +116,13 @@ def scaled_signs() -> Codec:
         return SignsPayload(_bits.pack_bits(x.ravel() >= 0)), context.memory
 
     def decode(context: Context, payload: SignsPayload) -> jax.Array:
-        return _decode(context, payload, context.agreed.mean_abs)
+        return _decode(context, payload, context.statistics.mean_abs)
 
     return Codec(
         encode=encode,
         decode=decode,
         measure=lambda context, x: MeanAbs(mean_magnitude(x)),
-        agree=MeanAbs("max"),
+        reduce_statistics=MeanAbs("max"),
         # A mean that workers of unlike size share may err by more than all there is.
         claims=Claims(
             contraction=lambda size, workers: 1 / max(size, 1) if workers == 1 else -math.inf

@@ -50,7 +50,7 @@ def ternary(*, clip: float | None = None) -> Codec:
       >>> from jaxcomm.compression.quantizers import ternary
       >>> codec, x = ternary(), jnp.array([2.0, -2.0, 0.0])
       >>> context = Context.of(x)
-      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> context = context.replace(statistics=codec.measure(context, x))
       >>> payload, _ = codec.encode(context, x)
       >>> print(codec.decode(context, payload), codec.claims.variance(81, 1))
       [ 2. -2.  0.] 4.0
@@ -81,4 +81,4 @@ def ternary(*, clip: float | None = None) -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         return codec.encode(context, _clipped(x, clip))
 
-    return codec._replace(measure=measure, encode=encode, claims=Claims(), layout="joined")
+    return codec._replace(measure=measure, encode=encode, claims=Claims(), layout="concatenated")

@@ -62,7 +62,7 @@ def s2_codes(
     Returns:
       A codec. Its payload is an int8 table; its statistics are the bitmap and the norm, which
       workers combine by `"or"` and `"max"`. `combine` is `"sum"`. What does not peel, or fit, is
-      drawn anew in each step, so that feedback returns it (`bounded`); with `info=True`,
+      drawn anew in each step, so that feedback returns it (`bounded`); with `diagnostics=True`,
       `unpeeled`, and `overflow` likewise, is its part of the union.
 
     Raises:
@@ -76,7 +76,7 @@ def s2_codes(
       >>> codec = s2_codes(density=0.5, ratio=2)
       >>> x = jnp.zeros((8, 2)).at[3].set(127.0).at[6].set(-5.0)
       >>> context = Context.of(x)
-      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> context = context.replace(statistics=codec.measure(context, x))
       >>> payload, _ = codec.encode(context, x)
       >>> payload.table.dtype, payload.table.shape
       (dtype('int8'), (3, 6))
@@ -106,10 +106,12 @@ def s2_codes(
         if not x.size:
             return S2Payload(_axis.varying_like(jnp.zeros((rows, 0), jnp.int8), x)), context.memory
         # Of more than these, nothing would peel.
-        chosen = _support.window(context.agreed.support, public, sketch.room_to_peel, sketch.parts)
+        chosen = _support.window(
+            context.statistics.support, public, sketch.room_to_peel, sketch.parts
+        )
         codes = quantize(
             _support.take(x, chosen, sketch.parts),
-            NORM.value(context.agreed.norm),
+            NORM.value(context.statistics.norm),
             _noise.seeds(context.coins.private),
             levels=choose_field(None, BITS, context.workers).levels,
             bits=32,
@@ -130,7 +132,9 @@ def s2_codes(
         sketch, public = sketch_of(context.shape), context.coins.public
         if not sketch.parts.size:
             return jnp.zeros(context.shape), jnp.array(True)
-        chosen = _support.window(context.agreed.support, public, sketch.room_to_peel, sketch.parts)
+        chosen = _support.window(
+            context.statistics.support, public, sketch.room_to_peel, sketch.parts
+        )
         real = _support.real(chosen, sketch.parts)
         peeled = peel(
             payload.table.ravel().astype(jnp.int32),
@@ -140,14 +144,14 @@ def s2_codes(
         )
         mean = dequantize(
             peeled.values,
-            NORM.value(context.agreed.norm),
+            NORM.value(context.statistics.norm),
             levels=choose_field(None, BITS, context.workers).levels,
             bits=32,
             shape=peeled.values.shape,
             count=context.count,
         )
         zeros = _support.nothing(sketch.parts, jnp.float32)
-        has_room = _support.count(context.agreed.support) <= sketch.room_to_peel
+        has_room = _support.count(context.statistics.support) <= sketch.room_to_peel
         return (
             _support.whole(_support.put(mean, chosen, sketch.parts, zeros), context.shape),
             has_room & jnp.all(peeled.solved == real),
@@ -155,20 +159,22 @@ def s2_codes(
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
-        union = _support.coordinates_in(context.agreed.support, sketch.parts)
-        lost = unpeeled(sketch, context.coins.public, context.agreed.support, sketch.room_to_peel)
+        union = _support.coordinates_in(context.statistics.support, sketch.parts)
+        lost = unpeeled(
+            sketch, context.coins.public, context.statistics.support, sketch.room_to_peel
+        )
         density = (union, jnp.float32(x.size))
         told = {"union_density": density, "unpeeled": (lost, union), "overflow": (lost, union)}
         return Diagnostics(x, ratios=told)
 
-    dropping = Codec(
+    drop_overflow = Codec(
         encode=encode,
         decode=decode,
         measure=measure,
-        agree=S2Statistics("or", NORM.agree),
+        reduce_statistics=S2Statistics("or", NORM.reduce_statistics),
         combine="sum",
         diagnose=diagnose,
         claims=Claims(bounded=True),
     )
-    strict = dropping._replace(decode=decode_or_nan)
-    return choose_form(overflow, dropping=dropping, strict=strict)
+    strict = drop_overflow._replace(decode=decode_or_nan)
+    return choose_form(overflow, drop_overflow=drop_overflow, strict=strict)

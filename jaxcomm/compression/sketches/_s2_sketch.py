@@ -87,9 +87,9 @@ def s2_sketch(
       >>> codec = s2_sketch(density=0.5, ratio=2, rows=3, decode="peel")
       >>> x = jnp.zeros((8, 4)).at[3].set(jnp.arange(4.0)).at[6].set(5.0)
       >>> context = Context.of(x)
-      >>> context = context.replace(agreed=codec.measure(context, x))
+      >>> context = context.replace(statistics=codec.measure(context, x))
       >>> payload, _ = codec.encode(context, x)
-      >>> context.agreed.support.shape, payload.table.shape
+      >>> context.statistics.support.shape, payload.table.shape
       ((1,), (3, 11))
       >>> bool(jnp.allclose(codec.decode(context, payload), x))
       True
@@ -115,7 +115,7 @@ def s2_sketch(
         if not x.size:
             return S2Payload(_axis.varying_like(jnp.zeros((rows, 0)), x)), context.memory
 
-        chosen = _support.window(context.agreed.support, public, sketch.room, sketch.parts)
+        chosen = _support.window(context.statistics.support, public, sketch.room, sketch.parts)
         # So that what workers add stays finite; powers of 2 lose nothing.
         values = _support.take(x, chosen, sketch.parts) * 2.0 ** -(context.workers - 1).bit_length()
         table = add(jnp.zeros(sketch.cells), cells_of(sketch, public, chosen), values)
@@ -126,36 +126,38 @@ def s2_sketch(
         if not sketch.parts.size:
             return jnp.zeros(context.shape)
         table = payload.table.ravel() * (2.0 ** (context.workers - 1).bit_length() / context.count)
-        chosen = _support.window(context.agreed.support, public, sketch.room, sketch.parts)
+        chosen = _support.window(context.statistics.support, public, sketch.room, sketch.parts)
         values = _estimate(sketch, public, table, chosen, decode)
         into = _support.nothing(sketch.parts, jnp.float32)
         return _support.whole(_support.put(values, chosen, sketch.parts, into), context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
-        union = _support.coordinates_in(context.agreed.support, sketch.parts)
+        union = _support.coordinates_in(context.statistics.support, sketch.parts)
         beyond = jnp.maximum(union - sketch.room * sketch.parts.width, 0)
         told = {"union_density": (union, jnp.float32(x.size)), "overflow": (beyond, union)}
         if decode == "peel":
-            lost = unpeeled(sketch, context.coins.public, context.agreed.support, sketch.room)
+            lost = unpeeled(sketch, context.coins.public, context.statistics.support, sketch.room)
             return Diagnostics(x, ratios=told | {"unpeeled": (lost, union)})
         dropped = beyond / jnp.maximum(union, 1)
         error = dropped + (1 - dropped) * jnp.maximum(union - beyond - 1, 0) / max(sketch.cells, 1)
         return Diagnostics(x, ratios=told, errors={"expected_error": error})
 
     def fits(context: Context, payload: S2Payload) -> jax.Array:
-        return _support.count(context.agreed.support) <= sketch_of(context.shape).room
+        return _support.count(context.statistics.support) <= sketch_of(context.shape).room
 
     def variance(size: int, workers: int) -> float:
         return sketch_of((size, 1)).variance
 
-    dropping = Codec(
+    drop_overflow = Codec(
         encode=encode,
         decode=decode_mean,
         measure=measure,
-        agree=S2Statistics("or", ()),
+        reduce_statistics=S2Statistics("or", ()),
         combine="sum",
         diagnose=diagnose,
         claims=Claims(variance=None if decode == "median" else variance),
     )
-    return choose_form(overflow, dropping=dropping, strict=decoded_to_nan(dropping, fits))
+    return choose_form(
+        overflow, drop_overflow=drop_overflow, strict=decoded_to_nan(drop_overflow, fits)
+    )

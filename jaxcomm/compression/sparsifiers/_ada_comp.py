@@ -40,9 +40,9 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
     (2 \cdot \text{bin\_size} + 1) \rceil` bits (index, sign, or none) for each place in each bin,
     and 4 bytes.
 
-    Room is fixed while tracing; what has none stays in the residue, and `info=True` tells how many,
-    as `overflow`. It is not wrapped in error feedback, since it keeps its residue itself. No bound
-    is known.
+    Room is fixed while tracing; what has none stays in the residue, and `diagnostics=True` tells
+    how many, as `overflow`. It is not wrapped in error feedback, since it keeps its residue
+    itself. No bound is known.
 
     Args:
       bin_size: Coordinates of a bin. The paper takes 50 for convolutions and 500 for others.

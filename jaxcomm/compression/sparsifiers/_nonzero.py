@@ -43,7 +43,7 @@ def nonzero(
 
     Room is fixed while tracing. Of more parts than it holds, those of the largest norm are sent
     under feedback, which returns the others; without it the update is NaN on all workers, unless
-    they are to be dropped. `info=True` tells how many had no room, as `overflow`.
+    they are to be dropped. `diagnostics=True` tells how many had no room, as `overflow`.
 
     Sends 4 bytes for each coordinate that there is room for, and about :math:`2 - \log_2`
     `density` bits for the index of each part, however few are not zero.
@@ -112,11 +112,11 @@ def nonzero(
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return Diagnostics(x, totals=tell_overflow(after.own.overflow))
 
-    dropping = Codec(
+    drop_overflow = Codec(
         encode=encode,
         decode=decode,
         init=lambda x: Memory(no_overflow(), ()),
         diagnose=diagnose,
         claims=Claims(contraction=lambda size, workers: density),
     )
-    return choose_form(overflow, dropping=dropping, strict=sent_as_nan(dropping))
+    return choose_form(overflow, drop_overflow=drop_overflow, strict=sent_as_nan(drop_overflow))

@@ -46,8 +46,8 @@ def nonzero_union(
 
     Returns:
       A codec that states its `contraction`, `density`. `combine` is
-      `"sum"`. With `info=True`: `union_density`, and `overflow`, the part of the union without
-      room.
+      `"sum"`. With `diagnostics=True`: `union_density`, and `overflow`, the part of the union
+      without room.
 
     Raises:
       ValueError: If an option is out of range; when encoding, if `granularity` is `"row"` and the
@@ -55,9 +55,9 @@ def nonzero_union(
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import summed_mean
+      >>> from jaxcomm import all_reduce_mean
       >>> from jaxcomm.compression.sparsifiers import nonzero_union
-      >>> tx = summed_mean("data", nonzero_union(density=0.5), scope="leaf")
+      >>> tx = all_reduce_mean("data", nonzero_union(density=0.5), scope="leaf")
       >>> x = jnp.zeros((2, 4, 1)).at[0, 1].set(2.0).at[1, 3].set(4.0)
       >>> average = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"))
       >>> print(average(x)[0].T)
@@ -84,7 +84,7 @@ def nonzero_union(
         parts, room = cut(x.shape)
         if not room:
             return UnionPayload(_axis.varying_like(jnp.zeros((0, 1)), x)), context.memory
-        chosen = _support.window(context.agreed.support, context.coins.public, room, parts)
+        chosen = _support.window(context.statistics.support, context.coins.public, room, parts)
         # So that what workers add stays finite; powers of 2 lose nothing.
         values = _support.take(x, chosen, parts) * 2.0 ** -(context.workers - 1).bit_length()
         return UnionPayload(values.reshape(room, parts.width)), context.memory
@@ -93,28 +93,30 @@ def nonzero_union(
         parts, room = cut(context.shape)
         if not room:
             return jnp.zeros(context.shape)
-        chosen = _support.window(context.agreed.support, context.coins.public, room, parts)
+        chosen = _support.window(context.statistics.support, context.coins.public, room, parts)
         values = payload.values * (2.0 ** (context.workers - 1).bit_length() / context.count)
         into = _support.nothing(parts, jnp.float32)
         return _support.whole(_support.put(values, chosen, parts, into), context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         parts, room = cut(x.shape)
-        union = _support.coordinates_in(context.agreed.support, parts)
+        union = _support.coordinates_in(context.statistics.support, parts)
         beyond = jnp.maximum(union - room * parts.width, 0)
         density = (union, jnp.float32(x.size))
         return Diagnostics(x, ratios={"union_density": density, "overflow": (beyond, union)})
 
     def fits(context: Context, payload: UnionPayload) -> jax.Array:
-        return _support.count(context.agreed.support) <= cut(context.shape)[1]
+        return _support.count(context.statistics.support) <= cut(context.shape)[1]
 
-    dropping = Codec(
+    drop_overflow = Codec(
         encode=encode,
         decode=decode,
         measure=measure,
-        agree=UnionStatistics("or"),
+        reduce_statistics=UnionStatistics("or"),
         combine="sum",
         diagnose=diagnose,
         claims=Claims(contraction=lambda size, workers: density),
     )
-    return choose_form(overflow, dropping=dropping, strict=decoded_to_nan(dropping, fits))
+    return choose_form(
+        overflow, drop_overflow=drop_overflow, strict=decoded_to_nan(drop_overflow, fits)
+    )

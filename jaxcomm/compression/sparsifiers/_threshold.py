@@ -41,8 +41,8 @@ def threshold(
 
     Room is fixed while tracing, for :math:`k` coordinates. Where more pass, the largest are sent
     under feedback, which returns the others; without it the update is NaN on all workers, unless
-    they are to be dropped. `info=True` tells how many had no room, as `overflow`. No sort is needed
-    while there is room. Sends :math:`k` values, and about :math:`2 + \log_2 (d / k)` bits
+    they are to be dropped. `diagnostics=True` tells how many had no room, as `overflow`. No sort
+    is needed while there is room. Sends :math:`k` values, and about :math:`2 + \log_2 (d / k)` bits
     for each index, however few pass.
 
     Biased, and no contraction: of a small :math:`x` nothing is sent. It goes in
@@ -52,7 +52,7 @@ def threshold(
 
     Args:
       threshold: :math:`\lambda`, positive: in units of the update, so it has to be chosen for each
-        model. `info=True` helps: `density` far below :math:`k / d` wastes room.
+        model. `diagnostics=True` helps: `density` far below :math:`k / d` wastes room.
       ratio: :math:`k / d`, in (0, 1]; room for at least one coordinate.
       k: The number itself, in place of `ratio`.
       value_dtype: float32, or bfloat16, whose rounding feedback returns.
@@ -106,11 +106,11 @@ def threshold(
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return Diagnostics(x, totals=tell_overflow(after.own.overflow))
 
-    dropping = Codec(
+    drop_overflow = Codec(
         encode=encode,
         decode=decode,
         init=lambda x: Memory(no_overflow(), ()),
         diagnose=diagnose,
         claims=Claims(bounded=True),
     )
-    return choose_form(overflow, dropping=dropping, strict=sent_as_nan(dropping))
+    return choose_form(overflow, drop_overflow=drop_overflow, strict=sent_as_nan(drop_overflow))

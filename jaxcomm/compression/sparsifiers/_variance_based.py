@@ -67,8 +67,9 @@ def variance_based(
     which 3 bits reach the eight largest; smaller ones wait. Sends 4 bits a value, about :math:`2 +
     \log_2 (d / k)` bits for each index, and one byte.
 
-    Room is fixed while tracing; what has none waits, and `info=True` tells how many, as `overflow`.
-    It is not wrapped in error feedback, since :math:`r` is what was not sent. No bound is known.
+    Room is fixed while tracing; what has none waits, and `diagnostics=True` tells how many, as
+    `overflow`. It is not wrapped in error feedback, since :math:`r` is what was not sent. No bound
+    is known.
 
     Args:
       alpha: :math:`\alpha > 0`; the paper takes 1 to 2. Below 1 the first step already sends.

@@ -16,9 +16,13 @@ from tests.compression.feedback.test_ef21 import ONES, WORKERS, D, descend, draw
 from tests.slow import slow
 from tests.workers import aggregator, initial
 
-AGGREGATORS = pytest.mark.parametrize("aggregate", [jaxcomm.summed_mean, jaxcomm.gathered_mean])
+AGGREGATORS = pytest.mark.parametrize(
+    "aggregate", [jaxcomm.all_reduce_mean, jaxcomm.all_gather_mean]
+)
 # The laws are held by what is summed.
-GATHERED = pytest.mark.parametrize("aggregate", [jaxcomm.gathered_mean, slow(jaxcomm.summed_mean)])
+GATHERED = pytest.mark.parametrize(
+    "aggregate", [jaxcomm.all_gather_mean, slow(jaxcomm.all_reduce_mean)]
+)
 
 
 def quantizer() -> jaxcomm.Codec:
@@ -42,8 +46,8 @@ def test_shifts_and_their_rate(aggregate: Any, mode: Any) -> None:
     np.testing.assert_allclose(shared, own.mean(axis=0), rtol=0, atol=1e-6)
     assert np.abs(own).max() > 0.1
     # omega of d coordinates of the workers that share a norm: all where payloads are summed.
-    sharing = WORKERS if aggregate is jaxcomm.summed_mean else 1
-    omega = min(sharing * D / 4, (sharing * D) ** 0.5 / 2)
+    statistics_size = WORKERS if aggregate is jaxcomm.all_reduce_mean else 1
+    omega = min(statistics_size * D / 4, (statistics_size * D) ** 0.5 / 2)
     np.testing.assert_allclose(state.shared[0].rate, 1 / (1 + omega), rtol=1e-6)
 
 
@@ -61,7 +65,7 @@ def test_unbiased_after_any_number_of_steps(aggregate: Any) -> None:
     # The variance is that of quantizing x_i - h_i, from its definition.
     differences = given - shifts(state)[0]
     norms = np.linalg.norm(differences, axis=1, keepdims=True)
-    norm = np.linalg.norm(differences) if aggregate is jaxcomm.summed_mean else norms
+    norm = np.linalg.norm(differences) if aggregate is jaxcomm.all_reduce_mean else norms
     fractions = differences / norm * 2 % 1
     exact = np.sum((norm / 2 / WORKERS) ** 2 * fractions * (1 - fractions))
     errors = np.sum((sample - given.mean(axis=0)) ** 2, axis=1)
@@ -78,9 +82,9 @@ def test_without_shifts_it_is_the_quantizer(aggregate: Any) -> None:
 
 
 def test_a_wrapper_hands_shared_memory_on() -> None:
-    _, _, bare = advanced(jaxcomm.summed_mean("data", diana(quantizer())), 5)
+    _, _, bare = advanced(jaxcomm.all_reduce_mean("data", diana(quantizer())), 5)
     wrapped = momentum_correction(diana(quantizer()), 0.0, masking=False)
-    _, _, inside = advanced(jaxcomm.summed_mean("data", wrapped), 5)
+    _, _, inside = advanced(jaxcomm.all_reduce_mean("data", wrapped), 5)
     np.testing.assert_array_equal(inside, bare)
 
 

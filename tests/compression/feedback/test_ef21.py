@@ -11,7 +11,7 @@ import jaxcomm
 from jaxcomm import Codec, Context
 from jaxcomm.compression import scaled
 from jaxcomm.compression.feedback import diana, ef21, error_feedback, local_clip
-from jaxcomm.compression.quantizers import dither, exponential_dither, nonzeros, scaled_signs
+from jaxcomm.compression.quantizers import dither, exponential_dither, scaled_signs, sparse_dither
 from jaxcomm.compression.sparsifiers import top_k
 from tests.slow import slow
 from tests.workers import aggregator, initial
@@ -33,7 +33,7 @@ def draw(seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 @pytest.mark.parametrize("codec", [top_k(k=2), scaled(dither(levels=1))])
 def test_the_update_is_the_mean_of_the_estimates(codec: Codec, mode: Any) -> None:
-    tx = jaxcomm.gathered_mean("data", ef21(codec))
+    tx = jaxcomm.all_gather_mean("data", ef21(codec))
     run, state = aggregator(tx, WORKERS, mode), initial(tx, jnp.zeros((WORKERS, D)), mode)
     for seed in range(8):
         results, state = run(jnp.asarray(draw(seed), jnp.float32), state, ONES)
@@ -45,7 +45,7 @@ def test_the_update_is_the_mean_of_the_estimates(codec: Codec, mode: Any) -> Non
 
 def test_estimates_approach_constant_updates_at_the_rate_of_the_contraction() -> None:
     given = draw()
-    tx = jaxcomm.gathered_mean("data", ef21(top_k(k=2)))
+    tx = jaxcomm.all_gather_mean("data", ef21(top_k(k=2)))
     run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.zeros((WORKERS, D)), "vmap")
     for step in range(1, 6):
         results, state = run(jnp.asarray(given, jnp.float32), state, ONES)
@@ -55,7 +55,7 @@ def test_estimates_approach_constant_updates_at_the_rate_of_the_contraction() ->
     np.testing.assert_allclose(results[0], given.mean(axis=0), rtol=0, atol=1e-6)
 
 
-def descend(codec: Codec, steps: int, aggregate: Any = jaxcomm.gathered_mean) -> np.ndarray:
+def descend(codec: Codec, steps: int, aggregate: Any = jaxcomm.all_gather_mean) -> np.ndarray:
     """Gradient descent on quadratics that differ by worker: the distance to the optimum by step."""
     rng = np.random.default_rng(5)
     scales, targets = rng.uniform(0.5, 2, (WORKERS, D)), 5 * rng.normal(size=(WORKERS, D))
@@ -85,7 +85,7 @@ def test_linear_convergence_where_workers_disagree() -> None:
 @pytest.mark.parametrize("steps", [4_000, slow(30_000)])
 def test_what_all_share_does_not_drift_from_the_mean(codec: Codec, steps: int) -> None:
     given = np.random.default_rng(1).normal(size=(3, 13)).astype(np.float32)
-    tx = jaxcomm.gathered_mean("data", codec)
+    tx = jaxcomm.all_gather_mean("data", codec)
     run, state = aggregator(tx, 3, "vmap"), initial(tx, jnp.asarray(given), "vmap")
     step = lambda state, _: (run(jnp.asarray(given), state, jnp.ones(3))[1], None)  # noqa: E731
     state, _ = jax.jit(lambda state: jax.lax.scan(step, state, length=steps))(state)
@@ -96,12 +96,12 @@ def test_what_all_share_does_not_drift_from_the_mean(codec: Codec, steps: int) -
 
 def test_a_contraction_is_required() -> None:
     update = lambda codec: aggregator(  # noqa: E731
-        tx := jaxcomm.gathered_mean("data", ef21(codec)), WORKERS, "vmap"
+        tx := jaxcomm.all_gather_mean("data", ef21(codec)), WORKERS, "vmap"
     )(jnp.ones((WORKERS, 500)), initial(tx, jnp.ones((WORKERS, 500)), "vmap"), ONES)
     with pytest.raises(ValueError, match=r"`ef21` needs .* bound is 22\.4 for 500 coordinates"):
         update(dither(levels=1))
     with pytest.raises(ValueError, match=r"`ef21` needs .* no bound is known"):
-        update(nonzeros(capacity=3))
+        update(sparse_dither(capacity=3))
 
 
 @pytest.mark.parametrize("wrapped", [ef21, diana])
@@ -121,11 +121,11 @@ def test_an_owner_of_a_row_cannot_share() -> None:
 def test_a_wrapper_that_loses_shared_memory_is_visible() -> None:
     codec = ef21(top_k(k=2))
 
-    def settle(context: Context, payload: Any, mean: jax.Array) -> Any:
-        update, after = codec.settle(context, payload, mean)
+    def finalize(context: Context, payload: Any, mean: jax.Array) -> Any:
+        update, after = codec.finalize(context, payload, mean)
         return update, after._replace(shared=context.memory.shared)
 
-    assert descend(codec._replace(settle=settle), 600)[500:].min() > 0.1
+    assert descend(codec._replace(finalize=finalize), 600)[500:].min() > 0.1
     np.testing.assert_allclose(descend(local_clip(codec, 1e9), 9), descend(codec, 9), rtol=1e-5)
 
 

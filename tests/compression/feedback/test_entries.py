@@ -28,20 +28,20 @@ def kept_after(codec: jaxcomm.Codec, steps: int = 3) -> Any:
 
 def loop(*, elementwise: bool, keep: Any) -> jaxcomm.Codec:
     return feedback_loop(
-        top_k(k=5), start=jnp.zeros_like, given=jnp.add, keep=keep, elementwise=elementwise
+        top_k(k=5), initial=jnp.zeros_like, corrected=jnp.add, updated=keep, elementwise=elementwise
     )
 
 
 def test_entries_are_kept_as_the_whole_array_is() -> None:
     dense, sparse = (
-        kept_after(loop(elementwise=each, keep=lambda kept, x, sent: kept + x - sent))
+        kept_after(loop(elementwise=each, updated=lambda kept, x, sent: kept + x - sent))
         for each in (False, True)
     )
     np.testing.assert_array_equal(sparse, dense)
 
 
 def test_coordinates_that_depend_on_others_are_not_touched_one_by_one() -> None:
-    codec = loop(elementwise=False, keep=lambda kept, x, sent: x - jnp.sum(sent))
+    codec = loop(elementwise=False, updated=lambda kept, x, sent: x - jnp.sum(sent))
     flat = np.asarray(X).ravel()
     largest = np.sort(flat[np.argsort(-np.abs(flat))[:5]])
     np.testing.assert_allclose(kept_after(codec, 1), X - largest.sum(), rtol=1e-6, atol=1e-6)
@@ -60,7 +60,7 @@ def test_a_threshold_on_meshes(
     """As a sort, in units that are large enough, with a bfloat16 leaf; a NaN leaves memory."""
     params = {"a": jnp.zeros((300, 230)), "b": jnp.zeros(7, jnp.bfloat16)}
     tx = optax.chain(
-        jaxcomm.gathered_mean("data", error_feedback(top_k(ratio=0.01))), optax.sgd(1.0)
+        jaxcomm.all_gather_mean("data", error_feedback(top_k(ratio=0.01))), optax.sgd(1.0)
     )
     mesh = jax.make_mesh((workers,), ("data",), (kind,), devices=jax.devices()[:workers])
     batch = np.random.default_rng(0).standard_normal((workers, 69007)).astype(np.float32)

@@ -8,7 +8,7 @@ import pytest
 from jaxcomm import Claims, Codec, Coins, Context
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.quantizers import cast, dither, nonzeros
+from jaxcomm.compression.quantizers import cast, dither, sparse_dither
 from jaxcomm.compression.sparsifiers import top_k
 from tests.codecs import context_of
 
@@ -43,7 +43,7 @@ def test_identities_are_exact_on_dyadic_numbers(compressor: Codec) -> None:
 @pytest.mark.parametrize("compressor", [top_k(k=3), cast("bfloat16")])
 def test_identities_in_float64(compressor: Codec) -> None:
     with jax.enable_x64(True):
-        codec = error_feedback(compressor, dtype=jnp.float64)
+        codec = error_feedback(compressor, residual_dtype=jnp.float64)
         given = np.random.default_rng(1).normal(size=(30, 16))
         memory, total = codec.init(jnp.asarray(given[0])), np.zeros(16)
         step = jax.jit(codec.encode)
@@ -61,7 +61,7 @@ def test_identities_in_float64(compressor: Codec) -> None:
 
 def test_a_bfloat16_residual_loses_its_rounding_only() -> None:
     given = jnp.asarray(np.random.default_rng(2).normal(size=(40, 16)), jnp.float32)
-    codec = error_feedback(top_k(k=3), dtype=jnp.bfloat16)
+    codec = error_feedback(top_k(k=3), residual_dtype=jnp.bfloat16)
     assert codec.init(given[0]).own.kept.dtype == jnp.bfloat16
     sent, kept = run(codec, given)
     before = np.concatenate([np.zeros((1, 16)), kept[:-1]])
@@ -85,8 +85,10 @@ def test_impossible_decay(decay: float) -> None:
 
 
 def test_impossible_dtype() -> None:
-    with pytest.raises(ValueError, match="`dtype` must be float32, bfloat16 or float64, got int8"):
-        error_feedback(top_k(k=1), dtype="int8")
+    with pytest.raises(
+        ValueError, match="`residual_dtype` must be float32, bfloat16 or float64, got int8"
+    ):
+        error_feedback(top_k(k=1), residual_dtype="int8")
 
 
 def coarse() -> Codec:
@@ -99,7 +101,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"bound is 20 for 400 coordinates .*scaled\(codec\)"):
         run(error_feedback(coarse()), x[None])
     with pytest.raises(ValueError, match=r"`error_feedback` needs .* no bound is known"):
-        run(error_feedback(nonzeros(capacity=8)), x[None])
+        run(error_feedback(sparse_dither(capacity=8)), x[None])
     with pytest.raises(ValueError, match=r"`error_feedback` needs .* no bound is known"):
         run(error_feedback(error_feedback(top_k(k=1))), x[None])
     # Feedback counts all workers who share a norm: 8 bits hold fewer levels for 64 of them.
@@ -133,7 +135,7 @@ def test_the_virtual_iterate_is_exact_sgd() -> None:
     rng, eta, workers, d = np.random.default_rng(4), 0.05, 3, 12
     scales, targets = rng.uniform(0.5, 2, (workers, d)), rng.normal(size=(workers, d))
     with jax.enable_x64(True):
-        codec = error_feedback(top_k(k=2), dtype=jnp.float64)
+        codec = error_feedback(top_k(k=2), residual_dtype=jnp.float64)
         memories = [codec.init(jnp.zeros(d)) for _ in range(workers)]
         context = Context.of(jnp.zeros(d))
         encode, decode = jax.jit(codec.encode), jax.jit(codec.decode)

@@ -22,7 +22,7 @@ def exact_variance(levels: np.ndarray, x: np.ndarray) -> float:
 
 def own_levels(x: np.ndarray, levels: int) -> np.ndarray:
     codec, x = adaptive_levels(levels=levels), jnp.asarray(x, jnp.float32)
-    measured = jax.jit(lambda x: context_of(codec, x).agreed)(x)
+    measured = jax.jit(lambda x: context_of(codec, x).statistics)(x)
     return np.asarray(measured.levels, np.float64)
 
 
@@ -95,7 +95,7 @@ def test_no_bias_with_levels_of_others() -> None:
     levels = Levels(jnp.asarray([0.5, 0.5, 2.0]))  # Two of them in one place, as agreed ones may.
 
     def once(key: jax.Array) -> jax.Array:
-        context = Context(Coins(key, key), agreed=levels, shape=x.shape)
+        context = Context(Coins(key, key), statistics=levels, shape=x.shape)
         payload, _ = codec.encode(context, x)
         return codec.decode(context.received(), payload)
 
@@ -125,7 +125,7 @@ def test_codes_take_as_few_bits_as_hold_them() -> None:
     x = jnp.ones(320)
     for levels, bits in ((1, 2), (3, 3), (4, 4), (7, 4), (127, 8)):
         codec = adaptive_levels(levels=levels)
-        context = Context.of(x).replace(agreed=Levels(jnp.ones(levels)))
+        context = Context.of(x).replace(statistics=Levels(jnp.ones(levels)))
         payload, _ = jax.eval_shape(codec.encode, context, x)
         assert payload.codes.shape == (10 * bits,)
 

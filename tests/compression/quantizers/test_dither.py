@@ -62,7 +62,7 @@ def test_non_zeros_fall_by_the_root_of_the_workers(workers: int) -> None:
             measured = codec.measure(context, x)
             if common:
                 measured = jax.tree.map(lambda s: jax.lax.psum(s, "data"), measured)
-            payload, _ = codec.encode(context.replace(agreed=measured), x)
+            payload, _ = codec.encode(context.replace(statistics=measured), x)
             return jnp.sum(payload.codes != 0)
 
         counts = jax.vmap(one, axis_name="data")(jnp.asarray(given), jax.random.split(key, workers))

@@ -46,10 +46,10 @@ def test_the_bound_is_nearly_attained() -> None:
 
 def test_two_levels_are_one_bit_and_workers_add_up() -> None:
     x = jnp.linspace(-1, 1, 64)
-    agreed = MinMax(jnp.float32(1), jnp.float32(1))
+    statistics = MinMax(jnp.float32(1), jnp.float32(1))
     for workers, words in ((1, 2), (3, 4), (255, 16), (256, 22), (10**5, 64)):
         codec = min_max_dither(levels=2)
-        context = Context.of(x).replace(agreed=agreed, workers=workers)
+        context = Context.of(x).replace(statistics=statistics, workers=workers)
         payload, _ = codec.encode(context, x)
         assert payload.codes.shape == (words,)
         total = payload._replace(codes=payload.codes * jnp.uint32(workers))

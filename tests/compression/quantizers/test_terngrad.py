@@ -43,7 +43,7 @@ def test_clipping_against_numpy(factor: float) -> None:
     assert np.sum(np.abs(x) > limit) > 3
     codec, given = jitted(ternary(clip=2.5)), jnp.asarray(x, jnp.float32)
     context = context_of(codec, given)
-    np.testing.assert_allclose(context.agreed.max_abs, limit, rtol=1e-5)
+    np.testing.assert_allclose(context.statistics.max_abs, limit, rtol=1e-5)
     payload, _ = codec.encode(context, given)
     decoded = np.asarray(codec.decode(context.received(), payload), np.float64)
     assert payload.codes.shape == (-(-500 // 16),) and payload.codes.dtype == jnp.uint32

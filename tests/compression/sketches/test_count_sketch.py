@@ -14,7 +14,9 @@ from jaxcomm.compression.sketches import count_sketch
 from tests.codecs import context_of
 
 MAKERS: dict[str, Callable[..., Any]] = {
-    "count_sketch": lambda ratio, **o: jaxcomm.summed_mean("data", count_sketch(ratio=ratio, **o)),
+    "count_sketch": lambda ratio, **o: jaxcomm.all_reduce_mean(
+        "data", count_sketch(ratio=ratio, **o)
+    ),
     "fetch_sgd": lambda ratio, **o: jaxcomm.fetch_sgd(sketch_ratio=ratio, k=8, **o),
     "sketched_sgd": lambda ratio, **o: jaxcomm.sketched_sgd(sketch_ratio=ratio, k=8, **o),
 }

@@ -140,7 +140,7 @@ def workers_with_rows_of_their_own(workers: int) -> np.ndarray:
 @pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 def test_the_mean_of_workers_with_other_rows(mode: Any) -> None:
     x = workers_with_rows_of_their_own(4)
-    tx = s2_reducer(density=0.2, ratio=1.8, rows=3, decode="peel", info=True)
+    tx = s2_reducer(density=0.2, ratio=1.8, rows=3, decode="peel", diagnostics=True)
     results, state = aggregator(tx, 4, mode)(
         jnp.asarray(x), initial(tx, jnp.asarray(x), mode), jnp.ones(4)
     )
@@ -148,20 +148,20 @@ def test_the_mean_of_workers_with_other_rows(mode: Any) -> None:
     np.testing.assert_allclose(results, np.broadcast_to(mean, x.shape), atol=1e-5)
     assert (np.asarray(results)[:, (mean == 0)] == 0).all()
     union = (mean != 0).any(axis=1).mean()
-    assert float(state.info["union_density"]) == pytest.approx(union)
-    assert float(state.info["unpeeled"]) == 0
+    assert float(state.diagnostics["union_density"]) == pytest.approx(union)
+    assert float(state.diagnostics["unpeeled"]) == 0
 
 
 def test_info_tells_the_density_and_the_error_to_be_expected() -> None:
     x = workers_with_rows_of_their_own(4)
-    tx = s2_reducer(density=0.05, ratio=1, overflow="drop", info=True)
+    tx = s2_reducer(density=0.05, ratio=1, overflow="drop", diagnostics=True)
     run_, state = aggregator(tx, 4, "vmap"), initial(tx, jnp.asarray(x), "vmap")
-    assert {"union_density", "expected_error"} < set(state.info)
+    assert {"union_density", "expected_error"} < set(state.diagnostics)
     measured, expected = [], []
     for _ in range(30):
         _, state = run_(jnp.asarray(x), state, jnp.ones(4))
-        measured.append(float(state.info["compression_error"]))
-        expected.append(float(state.info["expected_error"]))
+        measured.append(float(state.diagnostics["compression_error"]))
+        expected.append(float(state.diagnostics["expected_error"]))
     rows = (x != 0).any(axis=(0, 2)).sum()
     sent = 6 / rows  # There is room for six, in as many times four cells.
     assert expected == pytest.approx([1 - sent + sent * (4 * 6 - 1) / 24] * 30)
@@ -173,9 +173,9 @@ def test_own_parts_decode_to_the_decoded_sum() -> None:
     x = workers_with_rows_of_their_own(3)
     codec = jitted(s2_sketch(density=0.1, ratio=0.5, rows=3))
     contexts = [context_of(codec, jnp.asarray(each), 2, workers=3) for each in x]
-    own = [context.agreed for context in contexts]
-    agreed = own[0]._replace(support=functools.reduce(jnp.bitwise_or, [o.support for o in own]))
-    context = contexts[0].replace(agreed=agreed)
+    own = [context.statistics for context in contexts]
+    statistics = own[0]._replace(support=functools.reduce(jnp.bitwise_or, [o.support for o in own]))
+    context = contexts[0].replace(statistics=statistics)
     payloads = [codec.encode(context, jnp.asarray(each))[0] for each in x]
     total = jax.tree.map(lambda *tables: sum(tables), *payloads)
     alone = [codec.decode(context.received(), payload) for payload in payloads]
@@ -192,12 +192,12 @@ def test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap(seed: in
     contexts = [
         context_of(codec, jnp.asarray(each), c, workers=8) for c, each in zip(coins, x, strict=True)
     ]
-    own = [context.agreed for context in contexts]
-    agreed = own[0]._replace(
+    own = [context.statistics for context in contexts]
+    statistics = own[0]._replace(
         support=functools.reduce(jnp.bitwise_or, [o.support for o in own]),
         norm=jax.tree.map(lambda *norms: jnp.max(jnp.stack(norms)), *[o.norm for o in own]),
     )
-    contexts = [context.replace(agreed=agreed) for context in contexts]
+    contexts = [context.replace(statistics=statistics) for context in contexts]
     tables = [
         np.asarray(codec.encode(context, jnp.asarray(each))[0].table)
         for context, each in zip(contexts, x, strict=True)

@@ -90,11 +90,11 @@ def test_a_symbol_takes_as_few_bits_as_there_are_symbols() -> None:
 
 
 def test_overflow_is_told_and_feedback_refused() -> None:
-    tx = jaxcomm.gathered_mean("data", ada_comp(bin_size=4, capacity=1), info=True)
+    tx = jaxcomm.all_gather_mean("data", ada_comp(bin_size=4, capacity=1), diagnostics=True)
     given = jnp.ones((2, 4))
     _, state = aggregator(tx, 2, "vmap")(given, initial(tx, given, "vmap"), jnp.ones(2))
-    assert state.info["overflow"] == 3
-    assert state.info["compression_error"] == pytest.approx(3 / 4)
+    assert state.diagnostics["overflow"] == 3
+    assert state.diagnostics["compression_error"] == pytest.approx(3 / 4)
     codec = error_feedback(ada_comp())
     with pytest.raises(ValueError, match="no bound is known"):
         send(codec, codec.init(jnp.ones(3)), jnp.ones(3))

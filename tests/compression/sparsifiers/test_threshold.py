@@ -57,12 +57,12 @@ def test_without_room_the_residual_stays_bounded() -> None:
 
 
 def test_overflow_is_told() -> None:
-    tx = jaxcomm.gathered_mean("data", error_feedback(threshold(0.5, k=2)), info=True)
+    tx = jaxcomm.all_gather_mean("data", error_feedback(threshold(0.5, k=2)), diagnostics=True)
     given = jnp.asarray([[1.0, 2.0, 3.0, 0.1], [1.0, 0.1, 0.1, 0.1]], jnp.float32)
     state = initial(tx, given, "checked")
-    assert state.info["overflow"] == 0
+    assert state.diagnostics["overflow"] == 0
     _, state = aggregator(tx, 2, "checked")(given, state, jnp.ones(2))
-    assert state.info["overflow"] == 0.5  # The mean over two workers, of whom one had three.
+    assert state.diagnostics["overflow"] == 0.5  # The mean over two workers, of whom one had three.
 
 
 def test_only_feedback_that_needs_no_more_than_a_bounded_residual_takes_it() -> None:

@@ -1,0 +1,67 @@
+"""The mean of codes that can be added on the way."""
+
+from typing import Unpack
+
+import optax
+
+from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._require import checked
+from jaxcomm.aggregation._agreement import sum_together
+from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._combined import combine_payloads
+from jaxcomm.aggregation._exchange import Part
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+
+
+@checked()
+@takes_options
+def all_reduce_mean(
+    axis_name: AxisName,
+    codec: Codec,
+    **options: Unpack[AggregatorOptions],
+) -> optax.GradientTransformationExtraArgs:
+    r"""Agrees on statistics, adds the codes of all workers, and decodes the sum once.
+
+    .. math:: a = \bigoplus_i \mathrm{measure}(x_i), \qquad
+              \bar x \approx \mathrm{decode}\Big(\sum_i \mathrm{encode}(x_i, a), a\Big)
+
+    A worker sends :math:`2 (n-1)/n` payloads, and the statistics of all units with one flag in one
+    small all-reduce a kind.
+
+    Args:
+      axis_name: The mesh axis, or axes, that number the workers.
+      codec: A codec with `combine="sum"`.
+      **options: As :class:`AggregatorOptions` says.
+
+    Returns:
+      A transformation to place before the optimizer. Updates come back equal on all workers, in
+      their shape and dtype; a non-finite coordinate on any worker makes them NaN on all.
+      `update(..., weight=w)` makes the mean a weighted one.
+
+    Raises:
+      ValueError: If the codec's payloads cannot be summed, or an option is out of range; in
+        `update`, if `axis_name` is not bound or an update is already summed.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm.aggregation import all_reduce_mean
+      >>> from jaxcomm.compression.quantizers import dither
+      >>> tx = all_reduce_mean("data", dither(levels=3))
+      >>> average = lambda x: tx.update(x, tx.init(x))[0]
+      >>> print(jax.vmap(average, axis_name="data")(jnp.array([[3.0, 0.0], [-1.0, 3.0]])))
+      [[1.  1.5]
+       [1.  1.5]]
+    """
+    if codec.combine != "sum":
+        raise ValueError(
+            "`all_reduce_mean` needs a codec whose payloads can be added (`combine='sum'`), got "
+            f"`combine`={codec.combine!r}. Use `all_gather_mean`."
+        )
+
+    def add(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:
+        total: list[PyTree] = sum_together(axis_name, payloads)
+        return total
+
+    return coded_mean(
+        axis_name, codec, combine_payloads(axis_name, codec, add), options, stacks=True
+    )

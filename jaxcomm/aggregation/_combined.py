@@ -1,0 +1,56 @@
+"""What summed and merged means share: payloads are joined on the way and decoded once."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
+from jaxcomm.aggregation._exchange import Encoded, Exchange, Exchanged, Part
+
+Join: TypeAlias = Callable[[list[Part], list[PyTree]], list[PyTree]]
+"""Payloads of all units to those that stand for the sums over workers."""
+
+
+def combine_payloads(axis_name: AxisName, codec: Codec, join: Join) -> Exchange:
+    """Agrees on statistics, encodes with what is agreed, joins the payloads, and decodes once."""
+
+    def exchange(parts: list[Part]) -> Exchanged:
+        workers = _axis.size(axis_name)
+        contexts = [part.context.replace(workers=workers) for part in parts]
+        measured = [
+            part.codec.measure(context, part.x)
+            for context, part in zip(contexts, parts, strict=True)
+        ]
+        groups = [part.unit.group for part in parts]
+        own = over_units(codec.reduce_statistics, measured, groups)
+        statistics, finite = reduce_statistics(
+            axis_name, codec.reduce_statistics, own, all_finite(part.x for part in parts)
+        )
+        contexts = [
+            context.replace(statistics=statistics[group])
+            for context, group in zip(contexts, groups, strict=True)
+        ]
+        encoded = [
+            part.codec.encode(context, part.x)
+            for context, part in zip(contexts, parts, strict=True)
+        ]
+        payloads = [payload for payload, _ in encoded]
+        units = [
+            Encoded(context, memory, part.codec.decode(context.received(workers), total), total)
+            for part, context, (_, memory), total in zip(
+                parts, contexts, encoded, join(parts, payloads), strict=True
+            )
+        ]
+
+        def sent() -> list[jax.Array]:
+            return [
+                part.codec.decode(context.received(), payload)
+                for part, context, payload in zip(parts, contexts, payloads, strict=True)
+            ]
+
+        return Exchanged(units, finite, sent)
+
+    return exchange

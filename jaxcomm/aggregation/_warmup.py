@@ -1,0 +1,137 @@
+"""Aggregators that take turns as training goes on, and the learning rate that goes with them."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomm._base import PyTree
+from jaxcomm._require import checked, require_state
+from jaxcomm._switch import collective_switch
+from jaxcomm.aggregation._stages import averages_over, common_axes, common_state
+
+
+class WarmupState(NamedTuple):
+    """The state of `warmup`, equal on all workers but for what `inner` marks."""
+
+    step: jax.Array  # int32[], how many so far
+    inner: Any  # the one state of all stages
+
+
+def require_steps(name: str, steps: int) -> None:
+    """Raises unless `steps` is a Python int of at least 1."""
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ValueError(
+            f"`{name}` must be a Python int of at least 1, got {steps!r}. Under "
+            f"`optax.inject_hyperparams` pass `static_args=('{name}',)`."
+        )
+
+
+@checked()
+def warmup(
+    stages: Sequence[optax.GradientTransformationExtraArgs], every: int
+) -> optax.GradientTransformationExtraArgs:
+    r"""Runs one aggregator after the other, each for `every` steps, and then the last for good.
+
+    .. math:: (\Delta^t, s^{t+1}) = \mathrm{stage}_{\min(\lfloor t / k \rfloor,\, m - 1)}
+              (g_i^t, s^t)
+
+    with :math:`k` the option `every` and :math:`m` stages. Gradients change fast at first, and what
+    is dropped then is stale when it comes back: Deep Gradient Compression sends a quarter of the
+    coordinates in the first epoch, and a thousandth from the fifth on. Payloads of the stages
+    differ in shape, so that each is a branch of the program. What they remember is one state, which
+    goes on from stage to stage. A worker sends what the stage of the step sends;
+    :func:`jaxcomm.wire.account` reports each branch, and bills the heaviest.
+
+    Args:
+      stages: Aggregators over the same axes, whose states are of one structure, shape and dtype:
+        say, the same codec at falling ratios.
+      every: Steps of each stage, a Python int.
+
+    Returns:
+      A transformation to place before the optimizer, with the guarantees of the stages.
+      `update(..., weight=w)` goes to the stage.
+
+    Raises:
+      ValueError: If `every` is no positive Python int, there is no stage, or they average over
+        unlike axes; in `init`, if their states differ.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> from jaxcomm.compression.feedback import error_feedback
+      >>> from jaxcomm.compression.sparsifiers import top_k
+      >>> stages = [jaxcomm.all_gather_mean("data", error_feedback(top_k(k=k))) for k in (2, 1)]
+      >>> tx = jaxcomm.warmup(stages, every=1)
+      >>> def two_steps(g):
+      ...     first, state = tx.update(g, tx.init(g))
+      ...     second, state = tx.update(g, state)
+      ...     return first, second
+      >>> for update in jax.vmap(two_steps, axis_name="data")(jnp.array([[3.0, 2.0, 1.0]])):
+      ...     print(update)
+      [[3. 2. 0.]]
+      [[3. 0. 0.]]
+
+    References:
+      Lin et al., `Deep Gradient Compression <https://arxiv.org/abs/1712.01887>`_, 2018.
+    """
+    require_steps("every", every)
+    stages = tuple(stages)
+    axes = common_axes(stages, "warmup")
+
+    def init_fn(params: PyTree) -> WarmupState:
+        return WarmupState(jnp.zeros((), jnp.int32), common_state(stages, params, "warmup"))
+
+    @averages_over(axes)
+    def update_fn(
+        updates: PyTree, state: WarmupState, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, WarmupState]:
+        require_state(state, WarmupState, "`warmup`")
+        result, inner = collective_switch(
+            jnp.minimum(state.step // every, len(stages) - 1),
+            [partial(stage.update, updates, state.inner, params, **extra_args) for stage in stages],
+        )
+        return result, WarmupState(optax.safe_increment(state.step), inner)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def warmup_schedule(
+    learning_rate: optax.ScalarOrSchedule, steps: int, workers: int
+) -> optax.Schedule:
+    r"""Raises the learning rate from that of one worker to that of all of them, linearly.
+
+    .. math:: \eta_t = \eta(t) \Big(\frac{1}{n} + \Big(1 - \frac{1}{n}\Big)
+              \min\Big(\frac{t}{T}, 1\Big)\Big)
+
+    with :math:`n` workers and :math:`T` steps. A batch that is :math:`n` times as large takes a
+    learning rate that is :math:`n` times as high, but not from the start. Nothing is sent.
+
+    Args:
+      learning_rate: :math:`\eta`, the rate for all workers, after the warm-up: a number or a
+        schedule of its own.
+      steps: :math:`T`, a Python int; five epochs in the paper.
+      workers: :math:`n`, a Python int.
+
+    Returns:
+      A schedule for the optimizer after the aggregator.
+
+    Raises:
+      ValueError: If `steps` or `workers` is no positive Python int.
+
+    Example:
+      >>> from jaxcomm.aggregation import warmup_schedule
+      >>> schedule = warmup_schedule(0.8, steps=4, workers=8)
+      >>> [round(float(schedule(step)), 3) for step in (0, 2, 4, 100)]
+      [0.1, 0.45, 0.8, 0.8]
+
+    References:
+      Goyal et al., `Accurate, Large Minibatch SGD <https://arxiv.org/abs/1706.02677>`_, 2017.
+    """
+    require_steps("steps", steps)
+    require_steps("workers", workers)
+    after = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
+    part = optax.linear_schedule(1 / workers, 1.0, steps)
+    return lambda count: part(count) * after(count)

@@ -1,0 +1,134 @@
+"""Dithering with few levels, of which only the non-zero codes are sent."""
+
+import math
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import Codec, Context, Diagnostics, Memory
+from jaxcomm.compression import _support
+from jaxcomm.compression._overflow import (
+    Overflow,
+    Policy,
+    choose_form,
+    decoded_to_nan,
+    no_overflow,
+    tell_overflow,
+)
+from jaxcomm.compression._sizes import require_countable
+from jaxcomm.compression.quantizers import _fields, _norms
+from jaxcomm.compression.quantizers._dither import round_to_levels
+from pallas_kernels.quantize.reference import level_step
+
+
+class SparseDitherPayload(NamedTuple):
+    """One unit on the wire: room for `capacity` codes, of which `total` are in use."""
+
+    indices: jax.Array  # uint16[capacity], or uint32 from 2**16 coordinates on
+    codes: jax.Array  # uint32[ceil(capacity / lanes)], int8[capacity] or int32[capacity]
+    total: jax.Array  # uint32[]
+
+
+def sparse_dither(
+    *,
+    levels: int = 1,
+    capacity: int,
+    norm: Literal["max", "l2"] = "l2",
+    overflow: Policy = "nan",
+) -> Codec:
+    r"""Standard dithering, sent as the indices and codes that are not zero.
+
+    .. math:: \{(j, c_j) : c_j \ne 0\}, \qquad c_j = \lfloor s x_j / \|x\| + u_j \rfloor
+
+    With :math:`s` levels of the l2 norm of all :math:`n` workers, all of them together send at most
+    :math:`s (s + \sqrt{n d})` non-zeros in expectation; with their own norms
+    :math:`n s (s + \sqrt d)`, which is :math:`\sqrt n` times as many for :math:`d \gg s^2`. The
+    room is fixed while tracing. More non-zeros than it holds make the update NaN, since dropping
+    some biases it; or as many in a row are sent, from a random one.
+
+    Args:
+      levels: :math:`s`, a Python int.
+      capacity: Codes of one worker's unit that there is room for; a Python int. About three
+        standard deviations above the expectation, its root, leave an overflow in a thousand.
+      norm: `"l2"` or `"max"`.
+      overflow: Of more non-zeros than there is room for: `"nan"`, or `"drop"` to lose those that
+        have none, of which `diagnostics=True` tells the number, as `overflow`.
+
+    Returns:
+      A codec. Its payload is an index of 16 or 32 bits and a code for each place, and a count;
+      `combine` is `None`.
+
+    Raises:
+      ValueError: If an option is out of range.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
+      >>> from jaxcomm.compression.quantizers import sparse_dither
+      >>> codec, x = sparse_dither(capacity=2), jnp.zeros(100).at[7].set(-3.0)
+      >>> context = Context.of(x, memory=codec.init(x))
+      >>> context = context.replace(statistics=codec.measure(context, x))
+      >>> payload, _ = codec.encode(context, x)
+      >>> print(codec.decode(context, payload)[7])
+      -3.0
+    """
+    if not isinstance(levels, int) or not 1 <= levels <= 2**15 - 1:
+        raise ValueError(f"`levels` must be a Python int in [1, 32767], got {levels}.")
+    if not isinstance(capacity, int) or capacity < 1:
+        raise ValueError(f"`capacity` must be a Python int of at least 1, got {capacity}.")
+    if norm not in _norms.NORMS:
+        raise ValueError(f"`norm` must be one of {tuple(_norms.NORMS)}, got {norm!r}.")
+    chosen, field = _norms.NORMS[norm], _fields.choose_field(levels, None, 1)
+
+    def codes_of(context: Context, x: jax.Array) -> jax.Array:
+        require_countable(x.size)
+        flat = x.ravel() if x.size else jnp.zeros(1)  # `nonzero` and `at` need an element.
+        return round_to_levels(
+            flat, chosen.value(context.statistics), levels, context.coins.private
+        )
+
+    def to_payload(codes: jax.Array, indices: jax.Array) -> SparseDitherPayload:
+        values = codes.at[indices].get(mode="fill", fill_value=0)
+        index_type = jnp.uint16 if codes.size < 2**16 else jnp.uint32
+        total = jnp.sum(codes != 0, dtype=jnp.uint32)
+        packed = _fields.pack(values, field)
+        return SparseDitherPayload(indices.astype(index_type), packed, total)
+
+    def encode(context: Context, x: jax.Array) -> tuple[SparseDitherPayload, Memory]:
+        codes = codes_of(context, x)
+        each = _support.Parts(codes.size, 1, codes.size)
+        # Rounding has drawn from the key itself.
+        start = jax.random.fold_in(context.coins.private, 0x0F)
+        payload = to_payload(
+            codes, _support.window(_support.bitmap(codes, each), start, capacity, each)
+        )
+        left = jnp.maximum(payload.total.astype(jnp.int32) - capacity, 0)
+        return payload, context.memory._replace(own=Overflow(left))
+
+    def decode(context: Context, payload: SparseDitherPayload) -> jax.Array:
+        codes = _fields.unpack(payload.codes, field, 1, (capacity,)).astype(jnp.float32)
+        values = codes * level_step(chosen.value(context.statistics), levels * context.count)
+        indices = payload.indices.astype(jnp.uint32)
+        size = math.prod(context.shape)
+        dense = jnp.zeros(max(size, 1)).at[indices].set(values, mode="drop")[:size]
+        return dense.reshape(context.shape)
+
+    def fits(context: Context, payload: SparseDitherPayload) -> jax.Array:
+        return payload.total <= capacity
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        totals = tell_overflow(after.own.overflow)
+        return Diagnostics(target=x, totals=totals, constants={"levels": levels})
+
+    drop_overflow = Codec(
+        encode=encode,
+        decode=decode,
+        init=lambda x: Memory(no_overflow(), ()),
+        measure=lambda context, x: chosen.measure(x),
+        reduce_statistics=chosen.reduce_statistics,
+        diagnose=diagnose,
+    )
+    return choose_form(
+        overflow, drop_overflow=drop_overflow, strict=decoded_to_nan(drop_overflow, fits)
+    )

@@ -1,0 +1,29 @@
+"""Methods under their papers' names, each a composition of a codec and an aggregator."""
+
+from jaxcomm.methods._deep_gradient_compression import deep_gradient_compression
+from jaxcomm.methods._global_qsgd import global_qsgd, qsgd, sparse_global_qsgd
+from jaxcomm.methods._natural import natural_compression
+from jaxcomm.methods._one_bit import one_bit_sgd
+from jaxcomm.methods._parallax import parallax
+from jaxcomm.methods._s2_reducer import s2_reducer
+from jaxcomm.methods._signs import ef_sign_sgd, sign_sgd, signum
+from jaxcomm.methods._sparcml import sparcml
+from jaxcomm.methods._terngrad import terngrad
+from jaxcomm.methods._top_k import top_k
+
+__all__ = [
+    "deep_gradient_compression",
+    "ef_sign_sgd",
+    "global_qsgd",
+    "natural_compression",
+    "one_bit_sgd",
+    "parallax",
+    "qsgd",
+    "s2_reducer",
+    "sign_sgd",
+    "signum",
+    "sparcml",
+    "sparse_global_qsgd",
+    "terngrad",
+    "top_k",
+]

@@ -1,0 +1,95 @@
+"""Servers of rows: which rows each has, room that is short, dense leaves beside."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm.aggregation._rows import ROW_LAYOUTS
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.sparsifiers import nonzero
+from tests.slow import slow
+from tests.workers import aggregate, aggregator, initial
+
+WORKERS, ROWS, WIDTH = 4, 16, 2
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (5,), (), (0, 2)])
+@pytest.mark.parametrize("layout", ROW_LAYOUTS)
+def test_rows_come_back(layout: str, shape: tuple[int, ...]) -> None:
+    x = jnp.arange(1.0, 1.0 + np.prod(shape, dtype=int)).reshape(shape)
+    rows = ROW_LAYOUTS[layout].apart(x, 3)
+    assert rows.shape[0] == 3 and (rows != 0).sum() == x.size
+    np.testing.assert_array_equal(ROW_LAYOUTS[layout].together(rows, shape), x)
+
+
+def test_neighbours_have_servers_of_their_own() -> None:
+    rows = ROW_LAYOUTS["cyclic"].apart(jnp.arange(7), 3)
+    np.testing.assert_array_equal(rows, [[0, 3, 6], [1, 4, 0], [2, 5, 0]])
+
+
+def frequent_rows() -> np.ndarray:
+    """Each worker's updates of the first rows, as of frequent words."""
+    given = np.zeros((WORKERS, ROWS, WIDTH), np.float32)
+    given[:, :4] = np.random.default_rng(0).integers(1, 9, (WORKERS, 4, WIDTH))
+    return given
+
+
+@pytest.mark.slow
+def test_turns_need_less_room_than_runs() -> None:
+    given, codec = jnp.asarray(frequent_rows()), nonzero(density=0.25)
+    exact = np.asarray(given).mean(axis=0)
+    turns = jaxcomm.two_stage_mean("data", codec, layout="cyclic", scope="leaf")
+    runs = jaxcomm.two_stage_mean("data", nonzero(density=0.25, granularity=WIDTH))
+    np.testing.assert_array_equal(aggregate(turns, given)[0], exact)
+    assert (aggregate(runs, given)[0] != exact).any()
+
+
+def test_dense_leaves_go_with_the_exact_mean() -> None:
+    given = {"embedding": jnp.asarray(frequent_rows()), "bias": jnp.eye(WORKERS)}
+    tx = jaxcomm.parallax(
+        sparse={"embedding": True, "bias": False}, density=0.25, union_density=0.25
+    )
+    results = aggregate(tx, given)
+    for name, result in results.items():
+        np.testing.assert_array_equal(result[0], np.asarray(given[name]).mean(axis=0))
+
+
+@pytest.mark.parametrize("density,union", [slow(0.25, 0.5), (0.5, 0.25)])
+def test_what_has_no_room_at_either_end_comes_later(density: float, union: float) -> None:
+    given = jnp.zeros((WORKERS, ROWS, WIDTH)).at[:, ::4].set(4.0)  # All of one server.
+    tx = jaxcomm.two_stage_mean(
+        "data",
+        error_feedback(nonzero(density=density)),
+        mean_codec=error_feedback(nonzero(density=union)),
+        layout="cyclic",
+        scope="leaf",
+        diagnostics=True,
+    )
+    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, given, "vmap")
+    total, overflows = np.zeros((ROWS, WIDTH)), []
+    for step in range(6):
+        results, state = run(given if step == 0 else 0 * given, state, jnp.ones(WORKERS))
+        total += np.asarray(results)[0]
+        overflows.append(float(state.diagnostics["overflow"]))
+    np.testing.assert_array_equal(total, np.asarray(given).mean(axis=0))
+    assert overflows[0] > 0 and overflows[-1] == 0
+
+
+def test_impossible_cuts() -> None:
+    with pytest.raises(ValueError, match="`layout` must be one of"):
+        jaxcomm.two_stage_mean("data", nonzero(density=0.5), layout="columns")
+
+
+def test_bytes_follow_the_densities() -> None:
+    given = {"embedding": jnp.zeros((8, 800, 10)), "bias": jnp.zeros((8, 5))}
+    mask = {"embedding": True, "bias": False}
+    tx = jaxcomm.parallax(sparse=mask, density=0.05, union_density=0.2)
+    state = jax.eval_shape(lambda: initial(tx, given, "checked"))
+    sent = jaxcomm.wire.account(aggregator(tx, 8, "checked"), given, state, jnp.ones(8))
+    # 5 and 20 of a server's 100 rows, an index of 7 bits at most, in whole words; and the flag.
+    values = 7 * (5 + 20) * 40
+    indices = 7 * (2 + 5) * 4
+    dense = 2 * 7 / 8 * (5 * 4 + 4)
+    assert values + dense < sent.bytes_per_worker <= values + indices + dense

@@ -1,0 +1,158 @@
+"""What counts alike in a window: mini-batches or workers; and losses with aux and a key."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm import gossip
+from jaxcomm.synchronization import (
+    GradientSums,
+    microbatch_gradients,
+    precomputed_gradients,
+    scale_by_finished,
+    window_gradients,
+)
+from tests.gossip.workers import matrices_of
+from tests.slow import slow
+from tests.workers import mesh_of
+
+N, M, SIZE, RATE = 4, 3, 5, 0.1
+RNG = np.random.default_rng(0)
+DATA = RNG.normal(size=(4, N * M, SIZE)).astype(np.float32)  # Of 4 windows.
+FINISHED = np.array([[0, 3, 1, 2], [1, 0, 0, 3], [3, 3, 3, 3], [0, 0, 2, 0]], np.int32)
+MIXINGS = {
+    "dpsgd": (gossip.dpsgd, gossip.ring(N)),
+    "matcha": (gossip.matcha, gossip.matcha_plan(gossip.ring(N), budget=0.5)),
+}
+FORMS = {"minibatches": np.sum, "workers": np.mean}
+
+
+def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
+    return 0.5 * jnp.sum((x - batch) ** 2)
+
+
+@pytest.mark.parametrize("average_over", FORMS)
+@pytest.mark.parametrize("name", ["dpsgd", slow("matcha")])
+def test_a_worker_moves_by_the_sum_or_the_mean_of_its_gradients(
+    name: str, average_over: str
+) -> None:
+    """And the mean of workers by the mean of those."""
+    method, graph = MIXINGS[name]
+    tx = optax.chain(optax.sgd(RATE), method(graph, order="mix_then_adapt"))
+    given = functools.partial(window_gradients, average_over=average_over)
+    step = jaxcomm.simulate(loss, tx, N, gradients=given)
+    params = jaxcomm.replicate(jnp.zeros(SIZE), N)
+    state = jaxcomm.init(tx, params, N)
+    x = np.zeros((N, SIZE))
+    for batch, finished, w in zip(
+        DATA, FINISHED, matrices_of(gossip.to_mixing(graph), len(DATA)), strict=True
+    ):
+        params, state, metrics = step(params, state, (batch, finished))
+        moves = np.zeros((N, SIZE))
+        for worker, count in enumerate(finished):
+            done = batch[M * worker : M * worker + count].astype(np.float64)
+            if count:
+                moves[worker] = -RATE * FORMS[average_over](x[worker] - done, axis=0)
+        mean = x.mean(axis=0) + moves.mean(axis=0)
+        x = w @ x + moves
+        found = np.asarray(params.per_worker["data"])
+        np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found.mean(axis=0), mean, rtol=1e-5, atol=1e-6)
+        counted = finished if average_over == "minibatches" else finished > 0
+        assert metrics["weight"] == int(counted.sum())
+
+
+@pytest.mark.parametrize("average_over", FORMS)
+def test_an_aggregator_forms_the_mean_over_either(average_over: str) -> None:
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
+    step = jaxcomm.simulate(
+        loss, tx, N, gradients=functools.partial(window_gradients, average_over=average_over)
+    )
+    params, _, _ = step(
+        jnp.zeros(SIZE), jaxcomm.init(tx, jnp.zeros(SIZE), N), (DATA[0], FINISHED[0])
+    )
+    done = [DATA[0, M * i : M * i + m] for i, m in enumerate(FINISHED[0]) if m]
+    expected = {
+        "minibatches": np.concatenate(done).mean(axis=0),
+        "workers": np.mean([each.mean(axis=0) for each in done], axis=0),
+    }
+    np.testing.assert_allclose(params, expected[average_over], rtol=1e-5, atol=1e-6)
+
+
+def test_sums_at_hand_count_alike_too() -> None:
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
+    given = functools.partial(precomputed_gradients, average_over="workers")
+    step = jaxcomm.simulate(lambda w, x: w, tx, 2, gradients=given)
+    sums = GradientSums(jnp.array([1.0, 5.0]), jnp.array([1, 2]), jnp.array([0.5, 1.0]))
+    params = jnp.float32(0)
+    after, _, metrics = step(params, jaxcomm.init(tx, params, 2), sums, key=jax.random.key(0))
+    assert (after, metrics["weight"], metrics["loss"]) == (-(1 + 2.5) / 2, 2, 0.5)
+
+
+def noisy(x: jax.Array, batch: jax.Array, key: jax.Array) -> Any:
+    noise = jax.random.normal(key)
+    aux = {"noise": noise, "wrong": jnp.sum(batch > 0)}
+    return jnp.sum(x * batch) * noise, aux
+
+
+@pytest.mark.parametrize("workers", [N, slow("mesh")])
+def test_losses_take_a_key_and_tell_more(workers: Any) -> None:
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
+    make = jaxcomm.simulate if workers == N else jaxcomm.make_step
+    workers = N if workers == N else mesh_of(N)
+    step = make(
+        noisy,
+        tx,
+        workers,
+        has_aux=True,
+        gradients=functools.partial(window_gradients, has_aux=True),
+    )
+    params = jnp.zeros(SIZE)
+    key = jax.random.key(7)
+    after, _, metrics = step(
+        params, jaxcomm.init(tx, params, workers), (DATA[0], FINISHED[0]), key=key
+    )
+    of_all = [(i, j) for i in range(N) for j in range(FINISHED[0, i])]
+    noise = [
+        float(jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, i), j)))
+        for i, j in of_all
+    ]
+    done = np.stack([DATA[0, M * i + j] for i, j in of_all])
+    assert len(set(noise)) == len(of_all)  # Every mini-batch has its own.
+    np.testing.assert_allclose(after, -np.mean(np.array(noise)[:, None] * done, 0), rtol=1e-5)
+    np.testing.assert_allclose(metrics["noise"], np.mean(noise), rtol=1e-5)
+    np.testing.assert_allclose(metrics["wrong"], np.mean(np.sum(done > 0, axis=1)), rtol=1e-6)
+
+
+def test_sums_of_aux_are_zero_where_nothing_is_finished() -> None:
+    def window(finished: jax.Array) -> GradientSums:
+        batches, key = jnp.asarray(DATA[0, :M]), jax.random.key(0)
+        return microbatch_gradients(noisy, jnp.ones(SIZE), batches, finished, key=key, has_aux=True)
+
+    found = jax.vmap(window, axis_name="data")(jnp.array([0, 2]))
+    assert found.aux["wrong"].dtype == jnp.float32
+    np.testing.assert_array_equal(found.aux["wrong"], [0, np.sum(DATA[0, :2] > 0)])
+    np.testing.assert_array_equal([found.aux["noise"][0], found.loss[0]], [0, 0])
+
+
+def test_mistakes() -> None:
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0), scale_by_finished(lambda count: 1.0))
+    state = jaxcomm.init(tx, jnp.zeros(SIZE), N)
+
+    def take(average_over: str) -> None:
+        given = functools.partial(window_gradients, average_over=average_over)
+        step = jaxcomm.simulate(loss, tx, N, gradients=given)
+        step(jnp.zeros(SIZE), state, (DATA[0], FINISHED[0]))
+
+    with pytest.raises(
+        ValueError, match=r"`average_over` must be one of \('minibatches', 'workers'\)"
+    ):
+        take("batches")
+    with pytest.raises(ValueError, match="counts mini-batches, and these weights are of workers"):
+        take("workers")
