@@ -114,7 +114,7 @@ def wait_at_barrier(clocks: jax.Array, work: jax.Array, meeting: Barrier) -> jax
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import gossip
-      >>> from jaxcomm.synchronization import neighbor_barrier, wait
+      >>> from jaxcomm.synchronization import neighbor_barrier, wait_at_barrier
       >>> meeting = neighbor_barrier(gossip.path(3))(jnp.int32(0))
       >>> print(wait_at_barrier(jnp.zeros(3), jnp.array([1.0, 2.0, 5.0]), meeting))
       [2. 5. 5.]

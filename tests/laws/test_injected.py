@@ -77,6 +77,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "sparse_global_qsgd": {"capacity": 4, "levels": 1, **UNITS},
     "all_reduce_mean": {"axis_name": "data", "codec": dither(), **UNITS},
     "terngrad": {"clip": 2.5, **UNITS},
+    "top_k": {"k": 2, "decay": 0.9, **UNITS},
     "two_stage_mean": {"axis_name": "data", "codec": dither(), **UNITS},
     "warmup": {"stages": [jaxcomm.qsgd()], "every": 2},
 }

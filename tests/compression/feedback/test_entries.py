@@ -26,9 +26,13 @@ def kept_after(codec: jaxcomm.Codec, steps: int = 3) -> Any:
     return memory.own.kept
 
 
-def loop(*, elementwise: bool, keep: Any) -> jaxcomm.Codec:
+def loop(*, elementwise: bool, updated: Any) -> jaxcomm.Codec:
     return feedback_loop(
-        top_k(k=5), initial=jnp.zeros_like, corrected=jnp.add, updated=keep, elementwise=elementwise
+        top_k(k=5),
+        initial=jnp.zeros_like,
+        corrected=jnp.add,
+        updated=updated,
+        elementwise=elementwise,
     )
 
 
