@@ -1,8 +1,8 @@
-"""Which slow tests a change asks for: of the rows that are made of it, and of its own folder.
+"""Selects the slow tests of a change: of the rows that use it, and of its folder.
 
-What a row is made of is read from its transformation: the files of all functions that it holds.
-Where those import a changed file, or more than a few rows are made of it, one row of each family is
-run in place of all. Anything else is tested by the file of its name in `tests`, or by that folder.
+The files of a row are those that define the functions in its transformation. If these files import
+a changed file, or if more than a few rows use it, one row of each family runs instead of all. Any
+other file is tested by the file of its name in `tests`, or by that folder.
 """
 
 import ast
@@ -17,11 +17,11 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("jaxcomm", "pallas_kernels")
 COMMON = {"tests/workers.py", "tests/codecs.py", "tests/conftest.py", "pyproject.toml"}
-FEW = 15  # Rows; what more are made of is shared.
+FEW = 15  # Rows; a file that more rows use is shared.
 
 
 def changed_since(revision: str) -> set[str]:
-    """Files that differ from the revision, and those that git does not know yet."""
+    """Files that differ from the revision, and untracked ones."""
 
     def listed(*command: str) -> list[str]:
         run = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
@@ -36,7 +36,7 @@ def changed_since(revision: str) -> set[str]:
 
 
 def _held(thing: Any) -> Iterator[Any]:
-    """What a function, a partial one, or a container holds."""
+    """The objects that a function, a partial, or a container holds."""
     yield from getattr(thing, "__defaults__", None) or ()
     yield from (getattr(thing, "__kwdefaults__", None) or {}).values()
     yield getattr(thing, "__wrapped__", None)
@@ -51,7 +51,7 @@ def _held(thing: Any) -> Iterator[Any]:
 
 
 def made_of(thing: Any) -> set[str]:
-    """Files under the root that define the functions which it holds."""
+    """Files under the root that define the functions that it holds."""
     files, seen, left = set(), set(), [thing]
     while left:
         each = left.pop()
@@ -77,7 +77,7 @@ def _modules(file: pathlib.Path) -> Iterator[str]:
 
 @functools.cache
 def imports() -> dict[str, set[str]]:
-    """The files that each file of the packages imports, but for those that only pass names on."""
+    """The files that each file of the packages imports, except files that only re-export names."""
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     names = {".".join(f.relative_to(ROOT).with_suffix("").parts): f for f in files}
     return {
@@ -89,7 +89,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def users(file: str) -> set[str]:
-    """The file, and all that import it, or import what does."""
+    """The file, and all files that import it, directly or not."""
     found, left = {file}, [file]
     while left:
         last = left.pop()
@@ -100,7 +100,7 @@ def users(file: str) -> set[str]:
 
 
 def chosen_rows(families: Iterable[list[Any]], changed: set[str]) -> tuple[set[str], set[str]]:
-    """Names of rows made of what has changed, and of one a family where that is shared."""
+    """Names of rows that use a changed file; one row per family if the file is shared."""
     families = [[(case.name, made_of(case.make())) for case in family] for family in families]
     own: set[str] = set()
     shared: set[str] = set()
@@ -108,7 +108,7 @@ def chosen_rows(families: Iterable[list[Any]], changed: set[str]) -> tuple[set[s
         makers = {name for family in families for name, files in family if file in files}
         if len(makers) <= FEW:
             own |= makers
-        # The tests themselves, and what rows are written with, are everybody's.
+        # The tests themselves, and the helpers of rows, belong to all rows.
         everybody = file.startswith(("tests/cases/", "tests/laws/")) or file in COMMON
         reached = users(file)
         for family in families:
@@ -134,7 +134,7 @@ def mirrored(file: str) -> set[str]:
 
 
 def select(items: list[pytest.Item], revision: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Those that a change asks for, rows made of it first; and the others."""
+    """The tests that a change selects, rows that use it first; and the other tests."""
     from tests.cases import FAMILIES
 
     changed = changed_since(revision)

@@ -1,4 +1,4 @@
-"""One worker's codec by itself, without an aggregator."""
+"""Runs one worker's codec without an aggregator."""
 
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ from jaxcomm.testing import _single_worker
 
 
 def jitted(codec: Codec) -> Codec:
-    """The same codec, each part of which is one program and not one an operation."""
+    """The same codec, compiled: each function is one program instead of one per operation."""
     return codec._replace(
         measure=jax.jit(codec.measure), encode=jax.jit(codec.encode), decode=jax.jit(codec.decode)
     )
@@ -24,7 +24,7 @@ def coins_of(seed: int) -> Coins:
 def context_of(
     codec: Codec, x: jax.Array, coins: Coins | int = 0, memory: Any = None, workers: int = 1
 ) -> Context:
-    """With statistics of its own: what `encode` needs, and `decode` once it is `received`."""
+    """With local statistics: the context for `encode`, and after `received` for `decode`."""
     drawn = coins_of(coins) if isinstance(coins, int) else coins
     return _single_worker.context_of(codec, x, drawn, memory, workers)
 
@@ -51,13 +51,13 @@ def _steps(codec: Codec) -> Any:
 
 
 def send(codec: Codec, memory: Any, x: jax.Array, seed: int = 0) -> tuple[np.ndarray, Any]:
-    """What others decode of one worker's payload, float64, and what the worker remembers."""
+    """One worker's decoded payload, float64, and the worker's new memory."""
     decoded, memory = _one_step(codec)(memory, x, coins_of(seed))
     return np.asarray(decoded, np.float64), memory
 
 
 def run(codec: Codec, given: jax.Array) -> tuple[np.ndarray, np.ndarray, Any]:
-    """Of `[steps, *shape]`: what is sent and what is kept in each step, and the last memory."""
+    """Encodes `[steps, *shape]`: the sent and the kept array of each step, and the last memory."""
     keys = jax.random.split(jax.random.key(7), len(given))
     memory, (sent, kept) = _steps(codec)(codec.init(given[0]), (given, keys))
     return np.asarray(sent, np.float64), np.asarray(kept, np.float64), memory

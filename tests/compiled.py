@@ -1,4 +1,4 @@
-"""Where compiled programs are kept from one run to the next, so that processes can share them."""
+"""Caches compiled programs between runs, so that processes can share them."""
 
 import contextlib
 import gc
@@ -20,7 +20,7 @@ _of_several_devices: dict[str, Any] = {}  # By what JAX calls them in its cache.
 
 
 def processor() -> str:
-    """Tells apart machines that cannot run each other's programs."""
+    """A name that differs between machines that cannot run each other's programs."""
     known = pathlib.Path("/proc/cpuinfo")
     lines = known.read_text().splitlines() if known.exists() else [platform.processor()]
     features = sorted({line for line in lines if line.startswith(("flags", "Features", "model"))})
@@ -34,7 +34,7 @@ def folder() -> pathlib.Path:
 
 
 def trim(entries: pathlib.Path, room: int = ROOM) -> None:
-    """Removes what was written longest ago, beyond so many bytes."""
+    """Removes the oldest entries until at most `room` bytes are left."""
     with contextlib.suppress(FileNotFoundError):  # Another run may be at work here.
         written = [(entry.stat(), entry) for entry in entries.glob("*")]
         for status, entry in sorted(written, key=lambda each: -each[0].st_mtime):
@@ -47,19 +47,19 @@ def write_whole() -> None:
     """Lets JAX put entries where they belong only when they are complete.
 
     It writes them in place, and without a lock unless a maximum size is set: another process may
-    meet half of one, and of a process that is ended half may stay. A lock costs a look at every
-    entry for each that is written.
+    read half of one, and a process that is killed may leave half of one. With a lock, each write
+    looks at every entry.
     """
     try:
         from jax._src.lru_cache import LRUCache
-    except ImportError:  # Then JAX's own way; half an entry is compiled anew, with a warning.
+    except ImportError:  # Then JAX's default; half an entry is compiled again, with a warning.
         return
     in_place = LRUCache.put
 
     def put(self: Any, key: str, value: bytes) -> None:
         if self.eviction_enabled:
             return in_place(self, key, value)
-        # Even where there is one: JAX asks for it first, so that it was no good.
+        # Even if there is an entry: JAX reads it first, so it was unusable.
         with tempfile.NamedTemporaryFile(dir=self.path, prefix="part-", delete=False) as part:
             part.write(value)
         with contextlib.suppress(FileNotFoundError):  # Where another process cleans up.

@@ -1,4 +1,4 @@
-"""Stricter than users, and on eight fake devices: set before JAX is imported."""
+"""Stricter settings than users have, and eight fake devices: set before JAX is imported."""
 
 import gc
 import itertools
@@ -16,7 +16,7 @@ if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # A count the user has set wi
 os.environ.setdefault("NPROC", "16")  # Sizes XLA's thread pool; fewer may deadlock.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# Compiling is what takes the time: what one process has compiled is kept for all, and for later.
+# Compiling takes most of the time: programs are cached for all processes, and for later runs.
 # Processes that tests start share a folder of this run: of theirs, all programs would be kept.
 _KEPT = "JAXCOMM_KEPT_PROGRAMS"
 _OF_CHILDREN: tempfile.TemporaryDirectory[str] | None = None
@@ -27,7 +27,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 # Processes that tests start write entries in place, so another may meet half of one: JAX then
-# compiles, as if there were none, and warns. Only that warning is let pass, there and here.
+# compiles, as if there were none, and warns. Only that warning is ignored, there and here.
 _HALF_WRITTEN = "ignore:Error reading persistent compilation cache entry:UserWarning"
 os.environ["PYTHONWARNINGS"] = ",".join(
     filter(None, [os.environ.get("PYTHONWARNINGS"), _HALF_WRITTEN])
@@ -46,7 +46,7 @@ compiled.keep_what_is_of_one_device()
 if _KEPT in os.environ:
     jax.config.update("jax_compilation_cache_dir", os.environ[_KEPT])
 
-# Of the run, not of this process: another takes over from one that ends.
+# One per run, not per process: another process takes over from one that ends.
 _BEGUN = float(os.environ.setdefault("JAXCOMM_TESTS_BEGUN", str(time.time())))
 _LEFT_OUT = "left out: the time is over"
 _LAWS = pathlib.Path(__file__).parent / "laws"
@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Ends a parallel run in which groups are passed over: it would take twice as long."""
+    """Ends a parallel run that ignores groups: it would take twice as long."""
     if not getattr(session.config.option, "loadgroup", False):
         return
     of_groups = [item for item in session.items if item.get_closest_marker("xdist_group")]

@@ -1,4 +1,4 @@
-"""Six mistakes that pass for a working method, made of any method without compiling it again."""
+"""Makes six plausible mistakes in any method, without compiling it again."""
 
 import functools
 from collections.abc import Callable
@@ -13,13 +13,13 @@ WORKERS = 8
 
 
 class Mutant(NamedTuple):
-    """What is done to a method from outside; arrays, so that one program makes all mistakes.
+    """Changes applied around a method; arrays, so that one program makes all mistakes.
 
     Attributes:
       scale: Results are multiplied by it, [].
       shares: Each worker's update is multiplied by its own, [workers].
-      remembers: Whether floating-point state outlives a step, bool[].
-      shows: Whether a method sees the NaNs that it is given, bool[].
+      remembers: Whether floating-point state is kept after a step, bool[].
+      shows: Whether a method sees the NaNs in its input, bool[].
     """
 
     scale: np.ndarray
@@ -52,7 +52,7 @@ def mutants(workers: int = WORKERS) -> dict[str, Mutant]:
 
 
 def given(mutant: Mutant, updates: Any) -> Any:
-    """What the mutant makes of every worker's update, [n, ...]."""
+    """The mutant's results for every worker's update, [n, ...]."""
 
     def spoil(x: jax.Array) -> jax.Array:
         shares = mutant.shares.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
@@ -84,7 +84,7 @@ def remembers(state: Any) -> bool:
 
 
 def uncaught(check: Callable[[Mutant], None], exempt: set[str], workers: int = WORKERS) -> set[str]:
-    """Names of the mistakes that the check lets pass."""
+    """Names of the mistakes that the check does not catch."""
     found = set()
     for name, mutant in mutants(workers).items():
         if name in exempt:
@@ -98,7 +98,7 @@ def uncaught(check: Callable[[Mutant], None], exempt: set[str], workers: int = W
 
 
 class MutableState(NamedTuple):
-    """Of a transformation that :func:`mutable` has wrapped."""
+    """The state of a transformation that :func:`mutable` has wrapped."""
 
     inner: Any
     mutant: Mutant

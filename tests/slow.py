@@ -1,4 +1,4 @@
-"""Which of a test's parameters are left to the slow run."""
+"""Marks parameters of a test for the slow run only."""
 
 from typing import Any
 

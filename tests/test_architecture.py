@@ -122,7 +122,7 @@ def test_the_rule_sees_a_violation() -> None:
 
 
 def _roots(path: pathlib.Path) -> set[str]:
-    """The packages that a file imports, jaxcomm's own with their parts."""
+    """The packages that a file imports; for jaxcomm, its parts."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -1,4 +1,4 @@
-"""Trees as units and back."""
+"""Converts trees to units and back."""
 
 import chex
 import jax

@@ -1,4 +1,4 @@
-"""Which slow tests a change asks for."""
+"""The slow tests that a change selects."""
 
 import pathlib
 import subprocess

@@ -1,4 +1,4 @@
-"""Compiled programs that are kept: whole or not at all, apart by machine, and not without end."""
+"""Cached programs are whole or absent, separate by machine, and limited in size."""
 
 import os
 import pathlib

@@ -36,7 +36,7 @@ TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationExt
 
 
 def functions(packages: list[ModuleType]) -> dict[str, Callable[..., Any]]:
-    """The public ones, each by the first name that it has."""
+    """The public constructors, each under its first name."""
     found: dict[Callable[..., Any], str] = {}
     for package in packages:
         for name in package.__all__:
@@ -46,7 +46,7 @@ def functions(packages: list[ModuleType]) -> dict[str, Callable[..., Any]]:
 
 
 def is_method(function: Callable[..., Any]) -> bool:
-    """Whether it makes a codec or a transformation: all methods are made so."""
+    """Whether it returns a codec or a transformation, as all methods do."""
     returned = inspect.signature(function).return_annotation
     return returned is jaxcomm.Codec or returned in TRANSFORMATIONS
 
@@ -68,7 +68,7 @@ WITHOUT_ROW = {
 
 @functools.cache
 def called() -> set[Any]:
-    """The code of all functions that are called while the rows build what they are rows of."""
+    """The code of all functions that are called while the rows build their methods."""
     seen: set[Any] = set()
 
     def see(frame: FrameType, event: str, argument: object) -> None:
@@ -87,7 +87,7 @@ def called() -> set[Any]:
 
 @functools.cache
 def named() -> set[str]:
-    """The names that the modules of the rows use, as of codecs that a row is given."""
+    """The names that the modules of the rows use, e.g. those of codecs."""
     trees = [ast.parse(path.read_text()) for path in (ROOT / "tests" / "cases").glob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     loaded = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -109,7 +109,7 @@ def test_a_method_has_a_line_in_the_docs(name: str) -> None:
 
 
 def sections(function: Callable[..., Any]) -> dict[str, str]:
-    """The parts of a docstring; what comes before them is the part without a name."""
+    """The parts of a docstring; the text before them is the part without a name."""
     parts: dict[str, str] = {"": ""}
     title = ""
     for line in (inspect.getdoc(function) or "").splitlines():
@@ -125,13 +125,13 @@ def sections(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def explained(arguments: str) -> set[str]:
-    """The parameters of a part `Args`; several may be explained together."""
+    """The parameters of a part `Args`; one line may explain several."""
     entries = re.findall(r"^  (\*{0,2}\w+(?:, \*{0,2}\w+)*):", arguments, re.MULTILINE)
     return {name.lstrip("*") for entry in entries for name in entry.split(", ")}
 
 
 def raises(function: Callable[..., Any]) -> bool:
-    """Whether its own lines raise, or call what is there to raise."""
+    """Whether its lines raise, or call a function that checks arguments."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     nodes = list(ast.walk(tree))
     names = [node.func for node in nodes if isinstance(node, ast.Call)]
@@ -142,7 +142,7 @@ def raises(function: Callable[..., Any]) -> bool:
 
 
 def lacking(function: Callable[..., Any]) -> list[str]:
-    """The parts that its docstring ought to have and has not."""
+    """The required parts that its docstring lacks."""
     parts, signature = sections(function), inspect.signature(function)
     first, *rest = parts[""].splitlines()
     documented = parts[""] + parts.get("Returns", "")
@@ -185,7 +185,7 @@ def test_what_a_docstring_lacks_is_found() -> None:
 
 
 def cited() -> list[tuple[str, str, str]]:
-    """Of the lines of the methods' tables that name a paper: the line, an author and the year."""
+    """The lines of the methods' tables that name a paper: the line, an author and the year."""
     page = METHODS_PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)`.*\| ([A-Z]\S+) [^|]*?(\d{4}) \|$", page, re.MULTILINE)
     assert len(rows) > 40

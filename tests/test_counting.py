@@ -1,4 +1,4 @@
-"""Sums in planes count what sums at once do, at any size."""
+"""Sums in planes equal direct sums, at any size."""
 
 import jax
 import jax.numpy as jnp

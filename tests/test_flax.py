@@ -1,4 +1,4 @@
-"""Other people's train states: flax TrainState, nnx.Optimizer, and BatchNorm by hand."""
+"""Train states of other libraries: flax TrainState, nnx.Optimizer, and BatchNorm by hand."""
 
 from typing import Any
 

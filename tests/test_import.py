@@ -1,4 +1,4 @@
-"""What `import jaxcomm` loads: JAX, optax and its own code."""
+"""`import jaxcomm` loads only JAX, optax and jaxcomm."""
 
 import ast
 import json
@@ -22,7 +22,7 @@ before = set(sys.modules)
 import jaxcomm
 print(json.dumps([sorted(before), sorted(set(sys.modules) - before)]))
 """
-# Of the standard library, of what JAX has not loaded: pure Python that costs a millisecond each.
+# Standard modules that JAX has not loaded: pure Python that costs a millisecond each.
 SMALL = {"statistics", "_statistics", "fractions"}
 
 
@@ -68,12 +68,12 @@ def test_what_only_some_need_is_not_loaded(loaded: tuple[list[str], list[str]], 
     assert not [m for m in loaded[1] if m == name or m.startswith(name + ".")]
 
 
-# Where the name that is installed is not the one that is imported.
+# Packages whose installed name is not the imported one.
 IMPORTED_AS = {"scikit-learn": "sklearn", "orbax-checkpoint": "orbax"}
 
 
 def declared(*extras: str) -> set[str]:
-    """What the wheel and its extras install, by the names that are imported."""
+    """The packages that the wheel and its extras install, by their imported names."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = set()
     for line in sum((project["optional-dependencies"][e] for e in extras), project["dependencies"]):
@@ -84,7 +84,7 @@ def declared(*extras: str) -> set[str]:
 
 
 def imported(*packages: str) -> set[str]:
-    """The third parties that the code of some folders imports."""
+    """The third-party packages that the code of some folders imports."""
     names = set()
     for path in (path for package in packages for path in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -20,11 +20,11 @@ PAGE = pathlib.Path(__file__).parent.parent / "docs" / "methods.md"
 SMALL, LARGE = 10**4, 10**6
 WORKERS = 8
 STEPS = 4
-COLUMNS = 10  # Of the one large leaf, whose rows are sparse or not.
+COLUMNS = 10  # Shape of the one large leaf, whose rows are sparse or not.
 
 
 class Line(NamedTuple):
-    """A line of a table: what it prints, and the heading that it stands under."""
+    """A line of a table: its text, and its heading."""
 
     printed: str
     heading: str
@@ -50,14 +50,14 @@ WITH_NEIGHBOURS, LOCAL = "Gossip", "Local steps"
 
 
 def block() -> str:
-    """What the page says that its lines come after."""
+    """The code that the page puts before its lines."""
     (found,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     return found
 
 
 @functools.cache
 def names(size: int) -> dict[str, Any]:
-    """What the lines may name, at `size` coordinates."""
+    """The names that the lines may use, at `size` coordinates."""
     namespace: dict[str, Any] = {}
     assert block().count("n, d = 8, 10_000 ") == 1
     exec(block().replace("n, d = 8, 10_000 ", f"n, d = {WORKERS}, {size} "), namespace)
@@ -70,7 +70,7 @@ def is_of_sparse_rows(printed: str) -> bool:
 
 
 def updates_of(size: int, sparse: bool = False) -> dict[str, jax.Array]:
-    """Of each worker, what all have in common and as much of its own, or some rows of it."""
+    """Each worker's update: a common part and an equally large local part, or some rows of it."""
     common, own, touched = jax.random.split(jax.random.key(1), 3)
     shape = (size // COLUMNS, COLUMNS)
     w = jax.random.normal(common, (1, *shape)) ** 3 + jax.random.normal(own, (WORKERS, *shape))
@@ -84,7 +84,7 @@ def axes_of(printed: str) -> tuple[tuple[str, int], ...]:
 
 
 def sums(tx: Any, updates: Any, axes: tuple[tuple[str, int], ...]) -> tuple[Any, Any]:
-    """Of each worker, the sum of what it was given in some steps of the same updates; its state."""
+    """For each worker, the sum of its results over steps of the same updates; and its state."""
 
     def one(update: Any) -> Any:
         zero = jax.tree.map(jnp.zeros_like, update)
@@ -100,7 +100,7 @@ def sums(tx: Any, updates: Any, axes: tuple[tuple[str, int], ...]) -> tuple[Any,
         one = jax.vmap(one, axis_name=name)
     sizes = [size for _, size in axes]
     split = jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[1:]), updates)
-    # What runs for a moment is not worth optimizing, which takes twice the time and more.
+    # A program that runs briefly is not worth optimizing, which at least doubles the time.
     quick = updates["w"].size < WORKERS * LARGE
     options = {"xla_backend_optimization_level": 0} if quick else None
     state, total = jax.jit(one, compiler_options=options)(split)
@@ -121,7 +121,7 @@ def correlation(first: Any, second: Any) -> float:
 
 
 def largest(tree: Any) -> float:
-    """Of all floats of a state."""
+    """The largest magnitude of the floats of a state."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     return max((float(jnp.abs(x).max()) for x in floats if x.size), default=0.0)
 
@@ -130,7 +130,7 @@ def check_mean(line: Line, size: int) -> None:
     tx = eval(line.printed, names(size))
     updates = updates_of(size, is_of_sparse_rows(line.printed))
     if is_of_sparse_rows(line.printed) and "sparse=" not in line.printed:
-        del updates["b"]  # Which is for another aggregator, as the page says.
+        del updates["b"]  # It is for another aggregator, as the page says.
     state, total = sums(tx, updates, axes_of(line.printed))
     for name, update in updates.items():
         assert total[name].shape == update.shape

@@ -1,4 +1,4 @@
-"""Random bits: reproducible everywhere, unlike everywhere else."""
+"""Random bits: reproducible on all backends, different for all positions and seeds."""
 
 import jax
 import jax.numpy as jnp

@@ -60,7 +60,7 @@ def test_a_mesh_and_the_simulator_train_alike() -> None:
 
 
 def test_each_worker_has_its_own_gradient_and_optimizer() -> None:
-    """One step by hand: gradients at each worker's own part of the batch."""
+    """One step by hand: gradients at each worker's part of the batch."""
     params, state = begin(WORKERS)
     before = jax.device_get(params.per_worker["data"])
     step = jaxcomm.simulate(loss, TX, WORKERS, donate=False)

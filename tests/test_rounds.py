@@ -1,4 +1,4 @@
-"""The rounds of an all-to-all: everything arrives, and nobody sends to whom it hears."""
+"""The rounds of an all-to-all: everything arrives, and no two workers send to each other."""
 
 import functools
 

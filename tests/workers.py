@@ -1,4 +1,4 @@
-"""What aggregators are given in tests, and one step of one; `jaxcomm.testing` runs them."""
+"""Inputs of aggregators in tests, and one step of one; `jaxcomm.testing` runs them."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ __all__ = [
     "one_leaf",
 ]
 
-# For parametrization: a law of its own compares what the modes compute, and most tests simulate.
+# For parametrization: a separate law compares the results of the modes, and most tests simulate.
 MODE_ROWS = ["checked", slow("unchecked"), slow("vmap")]
 
 
@@ -58,17 +58,17 @@ def aggregate(tx: Any, updates: Any, mode: Mode = "vmap", weights: Any = None) -
 
 
 def gradients(workers: int, seed: int = 0, dtype: Any = jnp.float32) -> Any:
-    """A small tree of unlike leaves, one a worker, drawn by NumPy."""
+    """A small tree of different leaves per worker, drawn by NumPy."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.normal(size=(workers, *shape)), dtype)  # noqa: E731
     return {"bias": draw(3), "kernel": draw(5, 2), "scale": draw()}
 
 
 SIZES = [3, 10, 1]
-# Of updates that are one leaf: where a law does not depend on the shape, its program is shared.
+# For updates of one leaf: laws that do not depend on the shape share a program.
 ONE_LEAF = (3, 5)
 
 
 def one_leaf(seed: int = 0) -> jax.Array:
-    """Every worker's update, of the one shape."""
+    """Every worker's update, of that shape."""
     return jnp.asarray(np.random.default_rng(seed).normal(size=ONE_LEAF), jnp.float32)

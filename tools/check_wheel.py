@@ -1,8 +1,8 @@
-"""Use an installed jaxcomm as a user does who has nothing else; see tools/test_wheel.
+"""Use an installed jaxcomm without the checkout or extras; see tools/test_wheel.
 
     python -P tools/check_wheel.py CHECKOUT
 
-Of the checkout only the programs of README.md and docs/clusters.md are taken.
+It takes from the checkout only the programs of README.md and docs/clusters.md.
 """
 
 import importlib
@@ -17,7 +17,7 @@ ABSENT = ("networkx", "cvxpy", "matplotlib", "flax", "sklearn", "orbax", "experi
 
 
 def public_modules() -> list[str]:
-    """All modules of the wheel of which no part begins with an underscore."""
+    """All modules of the wheel without a part that begins with an underscore."""
     names = []
     for package in ("jaxcomm", "pallas_kernels"):
         module = importlib.import_module(package)

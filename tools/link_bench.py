@@ -3,10 +3,10 @@
     python tools/link_bench.py --rate 200mbit
     python tools/link_bench.py --rate none --only 'none;mean;int8'
 
-On Linux, as root, with iproute2. Each worker is a process of one CPU device; `tc` shapes what it
-sends and what it receives. All contenders run in one go, in turns, so that what the machine does
-besides is the same for all. Bytes are those that the worker's interface has counted, beside those
-of `jaxcomm.wire.account`. Threads: JAX's default, or NPROC where that is set.
+On Linux, as root, with iproute2. Each worker is a process of one CPU device; `tc` shapes both
+directions. All contenders run in turns in one session, so that other load of the machine is the
+same for all. Bytes are those counted by the worker's interface, printed beside those of
+`jaxcomm.wire.account`. Threads: JAX's default, or NPROC where that is set.
 """
 
 import argparse
@@ -49,7 +49,7 @@ BURST = "96kb"  # More than one segment of 64 KB, which tbf would cut into packe
 
 
 def plain(mean_of: Callable[[Any], Any]) -> optax.GradientTransformation:
-    """An aggregator as a user writes it by hand."""
+    """An aggregator as a user would write it."""
     return optax.GradientTransformation(
         lambda params: optax.EmptyState(), lambda x, state, params=None: (mean_of(x), state)
     )
@@ -65,7 +65,7 @@ def psum_flat(x: Any) -> Any:
 
 
 def int8_flat(x: Any) -> Any:
-    """One scale for all, rounded to nearest, levels few enough that int8 holds the sum."""
+    """One scale for all leaves, rounded to nearest, few enough levels that int8 holds the sum."""
     vector, restore = jax.flatten_util.ravel_pytree(x)
     workers = lax.axis_size("data")
     scale = lax.pmax(jnp.max(jnp.abs(vector)), "data") / (127 // workers)
@@ -74,7 +74,7 @@ def int8_flat(x: Any) -> Any:
 
 
 def int8_leaves(x: Any) -> Any:
-    """As `int8_flat`, but leaves stay apart, and are added by one `psum` of a tree."""
+    """As `int8_flat`, but leaves stay separate, and one `psum` of a tree adds them."""
     workers = lax.axis_size("data")
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(x)]))
     scale = lax.pmax(largest, "data") / (127 // workers)
@@ -100,7 +100,7 @@ CONTENDERS: Mapping[str, Callable[[], optax.GradientTransformation]] = {
     "top-k with feedback": lambda: all_gather_mean("data", error_feedback(top_k(ratio=0.01))),
 }
 
-# What is divided by what, and by how much of it.
+# Numerator, divisor, factor of the divisor, and the target of the ratio.
 RATIOS = (
     ("mean", "float32", 1.0, "<= 1.03"),
     ("mean", "float32 by leaf", 1.0, "<= 1.03"),
@@ -159,7 +159,7 @@ def work(names: list[str], rounds: int, steps: int) -> dict[str, Measured]:
             print(f"{name}: ready in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     for number in range(rounds):
         for name in names:
-            run[name]()  # Once untimed: another's memory has been freed meanwhile.
+            run[name]()  # Once untimed: another contender's memory has been freed in between.
             multihost_utils.sync_global_devices(f"{name} {number}")
             before, taken = bytes_sent(), []
             for _ in range(steps):
@@ -173,7 +173,7 @@ def work(names: list[str], rounds: int, steps: int) -> dict[str, Measured]:
 
 
 def report(measured: Mapping[str, Measured], rate: str) -> None:
-    """Prints medians, and how far the medians of the rounds are apart."""
+    """Prints medians, and the spread of the medians of the rounds."""
     middle = {
         name: [statistics.median(taken) for taken in each.milliseconds]
         for name, each in measured.items()
@@ -204,7 +204,7 @@ def bits_per_second(rate: str) -> float:
 
 @contextlib.contextmanager
 def network(workers: int, rate: str) -> Iterator[list[str]]:
-    """The namespaces of the workers, gone afterwards."""
+    """The namespaces of the workers, removed afterwards."""
     switch, names = f"{NAME}-switch", [f"{NAME}-{worker}" for worker in range(workers)]
 
     def ip(*arguments: str) -> None:
@@ -214,7 +214,7 @@ def network(workers: int, rate: str) -> Iterator[list[str]]:
         for name in (*names, switch):
             subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
 
-    clear()  # Of a run that was killed.
+    clear()  # Left by a run that was killed.
     try:
         ip("netns", "add", switch)
         ip("-n", switch, "link", "add", "bridge", "type", "bridge")
@@ -240,7 +240,7 @@ def network(workers: int, rate: str) -> Iterator[list[str]]:
 def start(names: list[str]) -> int:
     """Runs this program again in all namespaces; the exit code of the first that fails."""
     token = secrets.token_hex(16)
-    # Gloo listens where the name of the machine leads to.
+    # Gloo listens at the address of the machine's host name.
     prepare = 'mount --bind "$LINK_HOSTS" /etc/hosts && exec "$@"'
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as started:
         processes = []

@@ -3,7 +3,7 @@
     python tools/run_readme.py [FILE ...]      # README.md when no file is named
 
 The ```python blocks of one file run in order, in one namespace, in a fresh process with 8 fake CPU
-devices; a block opened by ```python no-run is passed over. Other blocks are not run.
+devices; a block opened by ```python no-run is skipped. Other blocks are not run.
 """
 
 import os
@@ -27,7 +27,7 @@ class Block(NamedTuple):
 
 
 def python_blocks(text: str) -> list[Block]:
-    """The ```python blocks of a Markdown text; ValueError where a fence is never closed."""
+    """The ```python blocks of a Markdown text; ValueError if a fence is never closed."""
     blocks = []
     lines = iter(enumerate(text.splitlines(), 1))
     for number, line in lines:
@@ -63,7 +63,7 @@ def run_blocks(path: Path, name: str) -> int:
         print(f"{name}:{block.line}: {first}", flush=True)
         begun = time.perf_counter()
         try:
-            # Blank lines before the code make tracebacks speak of the file's own line numbers.
+            # Blank lines before the code give tracebacks the line numbers of the file.
             exec(compile("\n" * (block.line - 1) + block.code, str(path), "exec"), vars(module))
         except BaseException as error:
             traceback.print_exc()
@@ -99,7 +99,7 @@ def main(names: list[str]) -> int:
         path = Path(name).resolve()
         shown = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else name
         command = [sys.executable, "-u", __file__, "--inside", str(path), shown]
-        with tempfile.TemporaryDirectory() as folder:  # what an example writes is not kept
+        with tempfile.TemporaryDirectory() as folder:  # files that an example writes are discarded
             code = subprocess.run(command, env=environment(), cwd=folder).returncode
         if code < 0:
             print(f"{shown}: the process was ended by signal {-code}", flush=True)

@@ -1,6 +1,6 @@
 """The table of cases: every method with what it claims. A new method is one row.
 
-Claims are written here from the papers and by hand, never from the code they are held against.
+Claims are written here from the papers and by hand, never from the tested code.
 """
 
 import pytest
@@ -27,7 +27,7 @@ REPRESENTATIVES = {
     "global_qsgd_exponential",  # merged
     "two_stage_8_bits",
     "top_k",  # gathered, feedback
-    "diana",  # memory that workers share
+    "diana",  # shared memory
 }
 
 FAMILIES = [
@@ -47,20 +47,20 @@ CASES = [
     for case in family
 ]
 
-# Of these, a mean without a codec, one of codes, and one that remembers: enough for laws of what
-# all aggregators share, the frame around exchange and codec.
+# A mean without a codec, one of codes, and one with memory: enough for laws about the code that
+# all aggregators share around exchange and codec.
 FRAME = {"mean", "global_qsgd", "top_k"}
 
 
 def rows(cases: list[Case], quick: set[str] = REPRESENTATIVES) -> list:
-    """Rows for `pytest.mark.parametrize`, all but the `quick` ones being left to the slow run."""
+    """Rows for `pytest.mark.parametrize`, all but the `quick` ones in the slow run only."""
     return [pytest.param(c, marks=[] if c.name in quick else [pytest.mark.slow]) for c in cases]
 
 
 def rows_by_workers(
     cases: list[Case], quick: list[int], of_variants: list[int], slow: tuple[int, ...] = ()
 ) -> list:
-    """Rows crossed with numbers of workers; of variants all but some are left to the slow run."""
+    """Rows crossed with numbers of workers; the quick run has variants only with `of_variants`."""
 
     def is_slow(case: Case, workers: int) -> bool:
         return workers in slow or (case.variant and workers not in of_variants)

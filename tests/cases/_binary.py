@@ -1,4 +1,4 @@
-"""Rows of means in place of values, of fixed thresholds, and of levels that follow the data."""
+"""Rows that send means in place of values, fixed thresholds, and levels fitted to the data."""
 
 from functools import cache
 
@@ -48,7 +48,7 @@ def _adaptive_bytes(size: int) -> int:
 
 
 def _projected(x: np.ndarray, *sent: np.ndarray) -> float:
-    """What is left of x where each of the parts sent is replaced by its mean."""
+    """The residual of x if each of the sent parts is replaced by its mean."""
     parts = [part for part in sent if part.size]
     return np.sum(x**2) - sum(np.sum(part) ** 2 / part.size for part in parts)
 
@@ -78,12 +78,12 @@ def _min_max_moment(levels: int, x: np.ndarray) -> float:
 
 
 def _lanes(size: int, largest: int) -> int:
-    """Bytes of so many fields that hold 0 to `largest`, as many as fit in a word."""
+    """Bytes of the fields that hold 0 to `largest`, as many per word as fit."""
     return 4 * -(-size // (32 // largest.bit_length()))
 
 
 def _ternary_bytes(size: int, n: int) -> int:
-    """Of sums of n codes in -1, 0, 1."""
+    """The bytes for sums of n codes in -1, 0, 1."""
     width = width_of(1, n)
     return size if width == 8 else 4 * -(-size // (32 // width))
 

@@ -1,4 +1,4 @@
-"""What a row of the table claims, and what rows are made of."""
+"""The claims of a row of the table, and helpers for rows."""
 
 from collections.abc import Callable
 from functools import cache
@@ -10,7 +10,7 @@ import optax
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 
-# Why layers of unlike size do not move alike.
+# Why layers of different magnitude do not get updates in proportion.
 LARGEST_OF_ALL = "the largest coordinates of all layers together are sent, by design"
 COMMON_NOISE = "levels or cells that layers share make noise of one size in all of them"
 COMMON_THRESHOLD = "the threshold is one for all layers, in units of the update"
@@ -34,33 +34,33 @@ class Case(NamedTuple):
         `E|G - mean|^2 <= theta / n * sum |x_i|^2`; `None` without a claim.
       resolution: `(workers, coordinates) -> r`: no coordinate of the result is farther from the
         mean than `r` times the largest magnitude on any worker. 0 claims exactness to float32
-        rounding; `None` for what is no mean.
+        rounding; `None` if the result is no mean.
       integer_sum: Workers' contributions are added as integers: all modes agree bit for bit.
-      random: Rounds at random.
+      random: Rounds stochastically.
       codec: The codec, where the method is one aggregator of one codec.
       rerounds: Sums are rounded again on the way, to few values.
       weighted: Takes `update(..., weight=)`.
-      variant: Shares with a representative row all but numbers or codec: held to its claims in
-        every run, to the other laws in the slow one.
-      compressor: The codec without feedback, which is held to the next two.
+      variant: Differs from a representative row in numbers or codec only: every run tests claims,
+        the slow run the other laws.
+      compressor: The codec without feedback, to which the next two apply.
       contraction: `coordinates -> delta`, with `E|C(x) - x|^2 <= (1 - delta) |x|^2`.
       moment: `x -> E|Q(x) - x|^2`, exactly, of one worker's float64 vector.
-      feedback: What `codec` sends and keeps is what it was given.
-      common_coins: Workers draw alike.
-      zeros_drawn: A coin of the worker's own decides on a coordinate that is zero.
+      feedback: The sent and the kept array of `codec` add up to its input.
+      common_coins: Workers draw the same numbers.
+      zeros_drawn: A private coin decides on a coordinate that is zero.
       spreads: Coordinates that are zero on all workers need not be so in the result.
       alien: Why a small layer beside a large one does not get an update of its own magnitude, in
         the scope that the row takes by default; empty where it does.
-      fitted: Easy input is met exactly, and nothing is drawn.
-      discount: What a step of feedback keeps of the error of those before.
+      fitted: Easy input is represented exactly, and nothing is drawn.
+      discount: The factor by which a step of feedback multiplies the earlier error.
       aim: `updates [steps, n, d] -> [steps, d]`, in NumPy, whose mean over time results have in
         the long run, of updates that do not change; `None` for the mean of workers.
-      shares: By how much of it each worker's own part may be off there.
-      settles: Of updates that do not change, the error vanishes.
-      result: `updates [steps, n, d] -> results [steps, d]`, exactly, of what is no mean.
+      shares: The relative error that each worker's local part may have there.
+      settles: The error vanishes if updates do not change.
+      result: `updates [steps, n, d] -> results [steps, d]`, exactly, if it is no mean.
       exempt: Mistakes of `tests.mutants` that the row cannot make, or that cannot be seen in its
-        results, each with the reason. What has no memory need not say so.
-      nonfinite: Whether a NaN makes all of the update NaN, or its own coordinate.
+        results, each with the reason. A row without memory need not name it.
+      nonfinite: Whether a NaN makes the whole update NaN, or its coordinate only.
       staged: May be any stage of `hierarchical`: one aggregator, without memory.
     """
 
@@ -104,12 +104,12 @@ def all_reduce(size_in_bytes: float, workers: int) -> float:
 
 
 def row_size(size: int, workers: int) -> int:
-    """Of `size` elements, what each of n workers holds: the last row is filled up."""
+    """The elements per worker, of `size` over n workers: the last row is padded."""
     return -(-size // workers)
 
 
 def root(d: int) -> float:
-    """The l2 norm of d coordinates over the largest of them, at most."""
+    """The largest ratio of the l2 norm of d coordinates to their largest magnitude."""
     return d**0.5
 
 
@@ -123,7 +123,7 @@ def apart(sizes: Sizes) -> Sizes:
 
 
 def word_bytes(bits: int) -> int:
-    """Bytes of so many bits in whole words of 32."""
+    """Bytes of the bits in whole words of 32."""
     return 4 * -(-bits // 32)
 
 

@@ -1,7 +1,7 @@
-"""Rows of all that has fixed room, given twice as much as fits: see `tests/laws/test_room.py`.
+"""Rows of codecs with a fixed capacity and twice as much input: see `tests/laws/test_room.py`.
 
-A leaf has 40 rows of two coordinates, of which 20 are not zero on any worker, and there is room for
-10; 20 of coordinates.
+A leaf has 40 rows of two coordinates, of which 20 are not zero on any worker. The capacity is 10
+rows, or 20 coordinates.
 """
 
 from collections.abc import Callable
@@ -29,20 +29,20 @@ DENSITY = FITTING / ROWS
 
 
 class Crowded(NamedTuple):
-    """A way of sending for which the update is too much.
+    """A method whose capacity the update exceeds.
 
     Attributes:
       name: Shown in test ids.
-      make: `overflow -> transformation`, with `diagnostics=True`; of one that keeps, what it is
-        given is "nan", the default of its codec.
-      of: The functions with an option `overflow` that it is made of.
-      keeps: What had no room comes later.
+      make: `overflow -> transformation`, with `diagnostics=True`; a row that keeps gets "nan",
+        the default of its codec.
+      of: The functions with an option `overflow` that it uses.
+      keeps: Coordinates that did not fit are sent later.
       residual: `state -> [workers, ROWS, COLUMNS]`, what each worker still keeps; `None` where all
         has been sent after some more steps.
-      lost: What `diagnostics` tells as `overflow` where it is dropped.
-      exact: The mean is exact where all fits.
-      filled: How many rows are not zero where it is too much.
-      slow: Left to the slow run, since it shares its code with others.
+      lost: The value of `overflow` in `diagnostics` if it is dropped.
+      exact: The mean is exact if everything fits.
+      filled: How many rows are not zero if the capacity is exceeded.
+      slow: In the slow run only, since it shares its code with others.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Crowded(NamedTuple):
 
 
 def _own(state: Any) -> jax.Array:
-    """Of the first of two leaves, which are of one shape and so one unit."""
+    """The residual of the first of two leaves, which have one shape and so are one unit."""
     return state.own.per_worker["data"][0].kept[:, 0]
 
 

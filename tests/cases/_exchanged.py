@@ -1,4 +1,4 @@
-"""Rows of sparse updates in exchanges of their own: doubling, servers of rows, sums of sketches."""
+"""Rows of special exchanges of sparse updates: doubling, servers of rows, sums of sketches."""
 
 import math
 from functools import cache
@@ -17,12 +17,12 @@ LENGTHS = {3: 3, 10: 5, 1: 1}
 
 
 def all_there_is(size: int) -> int:
-    """Bytes of so many coordinates, each with its index."""
+    """Bytes of coordinates, each with its index."""
     return word_bytes(index_bits_repeated(size, size + 1)) + 4 * size
 
 
 def doubling_bytes(size: int, n: int) -> float:
-    """A payload a round, a part of the last to all, and the flag."""
+    """One payload per round, a part of the last one to all workers, and the flag."""
     power = 2 ** math.floor(math.log2(n))
     rounds = math.log2(power) + (n > power)
     part = 4 * -(-all_there_is(size) // 4 // power)  # Of a message of words.
@@ -39,17 +39,17 @@ def server_bytes(sizes: list[int], n: int) -> float:
 
 
 def cells(size: int) -> int:
-    """Of a table of three rows and two cells a coordinate."""
+    """Bytes of a table of three rows and two cells per coordinate."""
     return 3 * math.ceil(2 * size / 3)
 
 
 def fetched(updates: np.ndarray) -> np.ndarray:
-    """What FetchSGD makes of them under other hashes, in the mean over some."""
+    """The mean result of FetchSGD over several hashes."""
     return np.mean([_fetched(updates, seed) for seed in range(8)], axis=0)
 
 
 def _fetched(updates: np.ndarray, seed: int) -> np.ndarray:
-    """Rothchild et al.'s algorithm of a quarter of the coordinates, with hashes of NumPy's."""
+    """Rothchild et al.'s algorithm for a quarter of the coordinates, with hashes from NumPy."""
     rng, d = np.random.default_rng(seed), updates.shape[-1]
     places, signs = rng.integers(cells(d) // 3, size=(3, d)), rng.choice([-1, 1], (3, d))
 
@@ -106,7 +106,7 @@ EXCHANGED = [
         resolution=lambda n, d: 0,
         random=False,
         exempt=HOLDS_NOTHING_BACK,
-        nonfinite="coordinate",  # Leaves that are sent dense are no part of what is coded.
+        nonfinite="coordinate",  # Leaves that are sent dense are not encoded.
         staged=False,
     ),
     Case(
@@ -123,7 +123,7 @@ EXCHANGED = [
         unbiased=False,
         variance=None,
         common_coins=True,
-        # All workers send what is largest in the sum: as one that has the mean.
+        # All workers send the largest coordinates of the sum, as one worker with the mean would.
         aim=lambda updates: momentum_corrected(updates.mean(axis=1, keepdims=True), 0.25),
         alien=LARGEST_OF_ALL,
     ),

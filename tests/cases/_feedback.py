@@ -1,4 +1,4 @@
-"""Rows of what is wrapped around codecs: feedback, shifts, momentum, clipping."""
+"""Rows of wrappers of codecs: feedback, shifts, momentum, clipping."""
 
 from functools import cache
 
@@ -21,7 +21,7 @@ from tests.cases._sparse import top_quarter
 
 
 def _gathered_top_quarter(name: str, codec: jaxcomm.Codec) -> Case:
-    """A row of a wrapper of top-k, which sends what top-k does."""
+    """A row of a wrapper of top-k, which sends the bytes of top-k."""
     return Case(
         name,
         cache(
@@ -47,7 +47,7 @@ def _bytes_of_8_bits(sizes: Sizes, n: int) -> float:
 
 
 def _summed_8_bits(name: str, codec: jaxcomm.Codec, **claims: object) -> Case:
-    """A row of a wrapper of dithering, which sends what dithering does."""
+    """A row of a wrapper of dithering, which sends the bytes of dithering."""
     return Case(
         name,
         cache(
@@ -61,7 +61,7 @@ def _summed_8_bits(name: str, codec: jaxcomm.Codec, **claims: object) -> Case:
 
 
 def clipped(updates: np.ndarray, most: float) -> np.ndarray:
-    """[steps, n, d], each worker's by its own norm."""
+    """[steps, n, d], each worker's update clipped by its norm."""
     norms = np.linalg.norm(updates, axis=-1, keepdims=True)
     return updates * np.minimum(1, most / norms)
 
@@ -86,7 +86,7 @@ FEEDBACK = [
         "diana",
         diana(dither(bits=8)),
         unbiased=True,
-        # Of the first step; later ones quantize what differs from the shift, which is less.
+        # For the first step; later ones quantize the difference from the shift, which is smaller.
         variance=lambda d, n: min(d / _levels(n) ** 2, (d / n) ** 0.5 / _levels(n)),
         resolution=lambda n, d: 1 / _levels(n),
         settles=True,

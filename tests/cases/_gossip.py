@@ -22,20 +22,20 @@ class GossipCase(NamedTuple):
     Attributes:
       name: Shown in test ids.
       make: `workers -> transformation`, cached so that tests share compiled programs.
-      mixing: `workers -> Mixing`, what it runs.
+      mixing: `workers -> Mixing`, the mixing that it runs.
       oracle: `(x, updates, W) -> x after each step`, in NumPy.
       drift: By how much the mean of workers may be off after 1000 steps, in float32.
       double: By how much float64 parameters may be off after a few steps.
-      floor: How many units in the last place bfloat16 workers may stay apart; `None`: no claim.
-      message: Bytes sent to one neighbour, of 12 float32 parameters.
+      floor: By how many units in the last place bfloat16 workers may differ; `None`: no claim.
+      message: Bytes sent to one neighbor, of 12 float32 parameters.
       sends: Messages that a worker of 8 sends in its costliest step.
       sums: Whether sums of parameters and masses are kept, in place of the mean of parameters.
       late: By how many steps updates come later.
-      powers_of_2: Whether only as many workers will do.
+      powers_of_2: Whether it requires a power of 2 of workers.
       absence: Whether workers may be absent; else `present` is refused by name.
-      corrects: Whether workers that agree may part again, by corrections of their steps.
-      exempt: Mistakes of `tests.mutants` that the row cannot make, each with the reason. What has
-        no memory need not say so.
+      corrects: Whether equal workers may diverge again, by corrections of their steps.
+      exempt: Mistakes of `tests.mutants` that the row cannot make, each with the reason. A row
+        without memory need not name it.
     """
 
     name: str
@@ -75,7 +75,7 @@ def _largest() -> Any:
 
 
 def _matchings(graph: nx.Graph) -> gossip.Mixing:
-    """Those of a graph, one at random in each step, as pairs that average."""
+    """The matchings of a graph, one at random in each step, as pairs that average."""
     plan = gossip.matcha_plan(graph, budget=1)
     parts = []
     for matching in plan.matchings or [()]:
@@ -145,7 +145,7 @@ GOSSIP = [
         gossip.ring,
         lambda mixing: gossip.deep_squeeze(mixing, _largest(), step_size=STEP_SIZE),
         partial(oracle.deep_squeeze, k=K, step_size=STEP_SIZE),
-        floor=None,  # The codec's is far above it.
+        floor=None,  # The codec's error is far above it.
         **SPARSE,
     ),
     _case(
@@ -191,12 +191,12 @@ GOSSIP = [
     ),
 ]
 
-# Of these, each way to talk: always, under draws, with codes, with copies for each, with masses.
+# One for each kind of messages: always, drawn, encoded, with copies per neighbor, with masses.
 QUICK = {"dpsgd", "matcha", "choco_sgd", "choco_sgd_over_matcha", "overlap_sgp"}
 
 
 def gossip_rows(workers: int, quick: set[str] = QUICK) -> list:
-    """Rows for `pytest.mark.parametrize` that will do for so many workers."""
+    """Rows for `pytest.mark.parametrize` that allow this number of workers."""
     return [
         pytest.param(case, marks=[] if case.name in quick else [pytest.mark.slow])
         for case in GOSSIP

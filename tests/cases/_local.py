@@ -21,9 +21,9 @@ class LocalCase(NamedTuple):
       name: Shown in test ids.
       make: `(inner, period, aggregator) -> transformation`, whole.
       neutral: The same in settings in which it is local SGD.
-      meets: The state of its meetings, in that of the transformation.
+      meets: The state of its averaging rounds, from the state of the transformation.
       aggregates: Whether it takes an aggregator.
-      agree: Whether workers are equal after a meeting.
+      agree: Whether workers are equal after an averaging round.
       exempt: Mistakes of `tests.mutants` that the row cannot make, each with the reason.
     """
 
@@ -88,12 +88,12 @@ LOCAL = [
     ),
 ]
 
-# Of these, an exchange around an optimizer, one of its state, and one in parts.
+# An exchange around an optimizer, one of its state, and one in parts.
 QUICK = {"diloco", "pr_sgd", "streaming_diloco"}
 
 
 def local_rows(cases: list[LocalCase] = LOCAL, quick: set[str] = QUICK) -> list:
-    """Rows for `pytest.mark.parametrize`, all but the `quick` ones being left to the slow run."""
+    """Rows for `pytest.mark.parametrize`, all but the `quick` ones in the slow run only."""
     return [pytest.param(c, marks=[] if c.name in quick else [pytest.mark.slow]) for c in cases]
 
 

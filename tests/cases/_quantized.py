@@ -31,7 +31,7 @@ def _hlo(width: int) -> str:
 
 
 def _padded(size: int, width: int) -> int:
-    """Bytes of one unit's codes: fields other than of 8 bits fill whole 32-bit words."""
+    """Bytes of one unit's codes: fields of other than 8 bits fill whole 32-bit words."""
     return size if width == 8 else 4 * -(-size // (32 // width))
 
 
@@ -106,7 +106,7 @@ def _most(bits: int) -> Callable[[int], int]:
 
 
 def _in_buckets_of_8(sizes: Sizes) -> Sizes:
-    """First-come buckets of at most 8 coordinates; larger leaves stand alone."""
+    """First-come buckets of at most 8 coordinates; larger leaves are separate."""
     buckets: Sizes = []
     for size in sizes:
         if buckets and buckets[-1] + size <= 8:
@@ -207,7 +207,7 @@ QUANTIZED = [
                 axis_name, capacity=2048, levels=4, seed=seed
             )
         ),
-        # 16-bit indices, 4-bit codes, a count; the norm's three numbers and a flag are agreed.
+        # 16-bit indices, 4-bit codes, a count; the norm's three numbers and a flag are reduced.
         bytes=lambda sizes, n: (n - 1) * (2048 * 2 + 2048 // 2 + 4) + all_reduce(16, n),
         dtypes=lambda n: {"u16"},
         unbiased=True,

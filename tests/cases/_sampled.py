@@ -43,7 +43,7 @@ def wangni_moment(x: np.ndarray) -> float:
 
 
 def room_of_quarter(size: int, value_bits: int) -> int:
-    """Bytes of indices that may name the coordinate beyond the last, and of values."""
+    """Bytes of indices that may be one past the end, and of values."""
     count = quarter(size)
     return word_bytes(index_bits_repeated(count, size + 1)) + word_bytes(count * value_bits)
 
@@ -51,7 +51,7 @@ def room_of_quarter(size: int, value_bits: int) -> int:
 def own_feedback_case(
     name: str, codec: Codec, bytes: Callable[[int], int], dtypes: set[str]
 ) -> Case:
-    """A row of a codec that keeps itself what it does not send; `bytes` are those of one leaf."""
+    """A row of a codec that keeps its residual; `bytes` are those of one leaf."""
     return Case(
         name,
         cache(
@@ -68,7 +68,7 @@ def own_feedback_case(
 
 
 def ada_comp_bytes(size: int) -> int:
-    """Two of each four: none, or one of four with a sign, 9 symbols in 4 bits; and the scale."""
+    """Two per four: none, or one of four with a sign, 9 symbols in 4 bits; and the scale."""
     bins, width = -(-size // 4), min(size, 4)
     return word_bytes(bins * min(2, width) * math.ceil(math.log2(2 * width + 1))) + 4
 

@@ -51,7 +51,7 @@ def _majority_of_momenta(updates: np.ndarray) -> np.ndarray:
 
 
 def _columns(size: int) -> int:
-    """Of the leaves in the laws, the kernel of 5 x 2 alone has several."""
+    """Columns of a leaf; in the laws, only the kernel of 5 x 2 has several."""
     return 2 if size == 10 else 1
 
 
@@ -60,7 +60,7 @@ def _power_of_two(size: int) -> int:
 
 
 def _fields(size: int, width: int) -> int:
-    """Bytes of so many fields of `width` bits: int8, or in whole words."""
+    """Bytes of fields of `width` bits: int8, or in whole words."""
     return size if width == 8 else 4 * -(-size // (32 // width))
 
 
@@ -73,7 +73,7 @@ def _ternary_omega(d: int) -> float:
 
 
 def _terngrad(name: str, **options: object) -> Case:
-    """A row of TernGrad with scales of one's own: 16 codes a word, and a scale a leaf."""
+    """A row of TernGrad with local scales: 16 codes per word, and one scale per leaf."""
     return Case(
         name,
         cache(lambda axis_name="data", seed=0: jaxcomm.terngrad(axis_name, seed=seed, **options)),

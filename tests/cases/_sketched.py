@@ -23,7 +23,7 @@ from tests.cases._sparse import index_bits_repeated
 
 
 def agreed_bitmap(size: int, n: int) -> float:
-    """Bytes of the OR of so many bits: an exchange of rows of words, and a gather."""
+    """Bytes of the OR of these bits: an exchange of rows of words, and a gather."""
     return 2 * (n - 1) * 4 * row_size(-(-size // 32), n) if size else 0
 
 
@@ -58,7 +58,7 @@ def s2_case(name: str, *, ratio: float, unbiased: bool, variance: bool, **option
         bytes=s2_bytes(bits // 8, ratio, rows),
         dtypes=lambda n: {"u32", "f32" if bits == 32 else "s8"},
         unbiased=unbiased,
-        # Of the mean: (K - 1) / c of its square, which is at most the mean of squares.
+        # For the mean: (K - 1) / c of its square, which is at most the mean of squares.
         variance=(lambda d, n: (d - 1) / (rows * math.ceil(ratio * d / rows)))
         if variance
         else None,
@@ -94,7 +94,7 @@ SKETCHED = [
         rows=3,
         decode="peel",
         bits=8,
-        overflow="drop",  # Of so few coordinates some often do not peel.
+        overflow="drop",  # With few coordinates, some often do not peel.
         unbiased=False,
         variance=False,
     ),

@@ -14,7 +14,7 @@ def quarter(size: int) -> int:
 
 
 def index_bits(count: int, size: int) -> int:
-    """Of ascending indices below `size`: in fixed width, as Elias and Fano do, or a bitmap."""
+    """Bytes of ascending indices below `size`: fixed width, Elias-Fano, or a bitmap."""
     fixed = count * math.ceil(math.log2(max(size, 1)))
     elias_fano = [
         count * low + count + ((size - 1) >> low if count else 0)
@@ -24,7 +24,7 @@ def index_bits(count: int, size: int) -> int:
 
 
 def index_bits_repeated(count: int, size: int) -> int:
-    """The same where an index may come twice, which a bitmap cannot say."""
+    """The same if an index may occur twice, which a bitmap cannot represent."""
     fixed = count * math.ceil(math.log2(max(size, 1)))
     return min(fixed, *(count * low + count + ((size - 1) >> low) for low in range(30)))
 
@@ -67,7 +67,7 @@ SPARSE = [
     feedback_case(
         "top_k_sampled",
         top_k(ratio=0.25, sample=0.5),
-        # One index more, which names no coordinate; no bitmap, since it may come twice.
+        # One index more, which names no coordinate; no bitmap, since it may occur twice.
         bytes=lambda size: (
             word_bytes(index_bits_repeated(quarter(size), size + 1)) + 4 * quarter(size)
         ),

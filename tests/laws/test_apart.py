@@ -1,4 +1,4 @@
-"""Aggregators of one program draw apart without seeds: stages, branches, trees; and as before."""
+"""Aggregators of one program draw independently without seeds, and the same after a rebuild."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ STAGED = [c for c in CASES if c.unbiased and c.staged and c.random]
 
 
 def check_stages(inner: Case, outer: Case, seed: int = 0) -> None:
-    """The mean of what the method makes of its own results, over two axes and with no seed set."""
+    """The mean of the method applied to its results, over two axes and with no seed set."""
     given = np.random.default_rng(5).normal(size=(*GROUPS, 7)).astype(np.float32)
     tx = jaxcomm.hierarchical(inner.make("ici"), outer.make("dcn", seed))
 
@@ -77,7 +77,7 @@ def test_branches_draw_apart(case: Case) -> None:
 @pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
 def test_an_optimizer_built_anew_draws_as_before(case: Case) -> None:
     given = _halfway(case)
-    case.make.__wrapped__(seed=3)  # One that stands between them counts for nothing.
+    case.make.__wrapped__(seed=3)  # Another one made in between changes nothing.
     again = aggregate(case.make.__wrapped__(), given)
     np.testing.assert_array_equal(aggregate(case.make(), given), again)
 
@@ -99,6 +99,6 @@ def test_the_kind_of_tree_does_not_matter_and_its_paths_do() -> None:
 
 
 def test_draws_are_those_of_every_process() -> None:
-    """Frozen: Python's own hash differs from one process to the next."""
+    """Frozen: Python's hash differs from one process to the next."""
     key = _noise.placed_key(jax.random.key(0), "data", {"a": 0, "b": [1, 2]})
     assert jax.random.key_data(key).tolist() == [1258740059, 3063671342]

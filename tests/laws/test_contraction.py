@@ -1,4 +1,4 @@
-"""A contraction loses no more than it says: E|C(x) - x|^2 <= (1 - delta) |x|^2."""
+"""A contraction loses no more than it claims: E|C(x) - x|^2 <= (1 - delta) |x|^2."""
 
 import jax
 import numpy as np
@@ -11,11 +11,11 @@ from tests.cases import CASES, Case
 from tests.slow import slow
 
 CONTRACTIONS = [c for c in CASES if c.contraction]
-DRAWS, SIZE = 3000, 48  # As the law of exact moments, whose programs these are.
+DRAWS, SIZE = 3000, 48  # As in the law of exact moments, to share its programs.
 
 
 def compressed(codec: Codec, x: jax.Array, draws: int) -> np.ndarray:
-    """What a worker alone sends, decoded, [draws, *shape] in float64."""
+    """The decoded payload of a single worker, [draws, *shape] in float64."""
     return decoded(codec, x[None], draws, seed=3)[:, 0]
 
 

@@ -1,4 +1,4 @@
-"""Each law catches the mistake it is there for: wrong methods that claim to be right."""
+"""Each law catches its mistake, in methods that are wrong and claim to be right."""
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ def _one_bit_too_narrow() -> Codec:
     half = lambda count: max(count // 2, 1)  # noqa: E731
 
     def told_of_half(context: Context) -> Context:
-        """Lest it refuse what it cannot hold."""
+        """Half the workers, so that the codec does not refuse a sum that overflows."""
         return context.replace(workers=half(context.workers), count=half(context.count))
 
     def decode(context: Context, payload: object) -> jax.Array:

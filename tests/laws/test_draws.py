@@ -1,4 +1,4 @@
-"""Workers draw apart, steps draw apart, and the seed decides."""
+"""Workers and steps draw independently, and the seed decides."""
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ def _halfway(case: Case) -> jax.Array:
 
 
 def check_workers_draw_apart(case: Case) -> None:
-    # Four workers round one number, each up or down: by coins of their own, the sum takes more than
-    # the two values that a common coin leaves.
+    # Four workers round one number, each up or down: with private coins, the sum takes more than
+    # the two values of a common coin.
     result = aggregate(case.make(), _halfway(case))
     assert len(np.unique(result[0, 1:])) > 2
 

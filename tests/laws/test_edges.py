@@ -61,7 +61,7 @@ def test_empty_leaves_among_others_and_empty_trees(case: Case) -> None:
 
 @pytest.mark.parametrize("case", rows(MEANS), ids=repr)
 def test_denormals_become_small_numbers(case: Case) -> None:
-    # XLA flushes denormals on CPU: what comes back may be zero, and is finite and no larger.
+    # XLA flushes denormals on CPU: the result may be zero, and is finite and no larger.
     given = jnp.asarray(np.full(ONE_LEAF, 1e-40), jnp.float32)
     result = flat(aggregate(case.make(), given))
     assert np.all((result >= 0) & (result <= 1e-37))

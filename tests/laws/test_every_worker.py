@@ -1,4 +1,4 @@
-"""Every worker counts for one n-th, what is held back comes later, and a NaN reaches all.
+"""Every worker has weight 1/n, feedback sends the residual later, and a NaN reaches all.
 
 One program a row, at 8 workers, which `tests.mutants` can make wrong without compiling it again:
 updates that do not change, for as many steps as feedback needs to catch up, and a NaN at the end.
@@ -19,14 +19,14 @@ from tests.mutants import WORKERS, Mutant, given, honest, kept, returned
 from tests.workers import aggregator, initial
 
 SIDE = 32  # Updates are square, and so large that roundings of one step average out.
-BEFORE, COUNTED = 16, 32  # Steps: what is held back settles in the first.
+BEFORE, COUNTED = 16, 32  # Steps; the residual converges in the first.
 NEAR = 0.06  # Less than half of 1/7, by which a mean over a worker too few is off.
 NAN = (3, 1, 1)  # The worker and the place.
 
 
 @functools.cache
 def alike_and_apart() -> tuple[np.ndarray, np.ndarray]:
-    """What updates have in common, [d], and what each has of its own, [n, d], all orthogonal."""
+    """The common part of updates, [d], and the local parts, [n, d], all orthogonal."""
     rng = np.random.default_rng(0)
     patterns = scipy.linalg.hadamard(2 * WORKERS)[1 : WORKERS + 1]
     repeats = SIDE**2 // (2 * WORKERS)
@@ -69,7 +69,7 @@ def _program(tx: Any) -> Any:
 
 
 def run(case: Case, mutant: Mutant) -> tuple[np.ndarray, np.ndarray, Any]:
-    """Updates [steps, n, d], every worker's results of them and of a NaN, and the last state."""
+    """Updates [steps, n, d], every worker's results for them and for a NaN, and the last state."""
     updates = updates_of(case)
     shown = np.concatenate([updates, updates[-1:]]).reshape(-1, WORKERS, SIDE, SIDE)
     shown[-1][NAN] = np.nan
@@ -99,14 +99,14 @@ def check_every_worker(case: Case, mutant: Mutant) -> None:
 
 
 def check_shares(found: np.ndarray, aim: np.ndarray, off: float) -> None:
-    """All of what is common, and most of each worker's own, of means over time, [d]."""
+    """Means over time, [d], hold all of the common part and most of each local part."""
     common, own = alike_and_apart()
     assert abs(found @ common / (aim @ common) - 1) <= NEAR
     assert np.all(np.abs(own @ found / (own @ aim) - 1) <= off)
 
 
 def check_nothing_is_lost(case: Case, updates: np.ndarray, found: np.ndarray, state: Any) -> None:
-    """What was sent and what is kept add up to what was given."""
+    """The sent and the kept arrays add up to the input."""
     ((memory,),) = state.own.per_worker.values()
     residual = np.asarray(memory.kept, np.float64).reshape(WORKERS, -1).mean(axis=0)
     weights = case.discount ** np.arange(len(updates))[::-1]

@@ -1,4 +1,4 @@
-"""Leaves that are cut over an Explicit axis are averaged as over an automatic one, and stay cut."""
+"""Leaves sharded over an Explicit axis are averaged as over an Auto axis, and stay sharded."""
 
 from collections.abc import Callable
 from typing import Any

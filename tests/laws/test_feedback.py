@@ -1,4 +1,4 @@
-"""Nothing is lost under feedback: what is sent and what is kept add up to what was given."""
+"""Feedback loses nothing: the sent and the kept arrays add up to the input."""
 
 import jax
 import jax.numpy as jnp

@@ -27,7 +27,7 @@ def every_leaf(tree: Any) -> Any:
 SGD = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
 UNITS = {"scope": "leaf", "bucket_bytes": 64, "seed": 3}
 SKETCH = {"sketch_ratio": 4.0, "rows": 3, "momentum": 0.5, "masking": True, "hashing": "elements"}
-# What to call each with: all options that could be numbers.
+# Arguments for each: all options that could be numbers.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "accumulate": {"tx": SGD, "every": 2},
     "adaptive_ratio": {
@@ -160,5 +160,5 @@ def test_the_decay_of_a_residual_may_be_scheduled() -> None:
 
 
 def run(fn: Any, given: np.ndarray) -> jax.Array:
-    """Of one worker."""
+    """The batch of one worker."""
     return jax.jit(jax.vmap(fn, axis_name="data"))(jnp.asarray(given[None], jnp.float32))[0]

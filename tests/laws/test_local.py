@@ -1,4 +1,4 @@
-"""Local methods: who is counted at a meeting, what one worker's NaN does, dtypes, meshes."""
+"""Local methods: weights in averaging rounds, the effect of one worker's NaN, dtypes, meshes."""
 
 import functools
 from typing import Any
@@ -98,21 +98,21 @@ def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> N
     gradients[4, 1] = np.inf
     weights[7, 0], gradients[7, 0] = 0, np.nan  # A mean over nothing.
     weights[1, 2] = weights[4, 1] = 2
-    present[PERIOD - 1, 1] = False  # At the first meeting.
+    present[PERIOD - 1, 1] = False  # At the first averaging round.
     tx = neutral(case, PERIOD)
     found, _, metrics = train(tx, gradients, weights, present)
     expected = by_hand(START, gradients, weights, present, PERIOD)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    skipped_steps = metrics["diagnostics/skipped_steps"]  # At meetings, of who is there.
+    skipped_steps = metrics["diagnostics/skipped_steps"]  # Of present workers only.
     np.testing.assert_array_equal(skipped_steps[PERIOD - 1 :: PERIOD], [1, 2, 2])
     # All weights are 1, or there are none.
     ones, _, _ = train(tx, GRADIENTS, ONES, ALL)
     np.testing.assert_array_equal(train(tx)[0], ones)
     np.testing.assert_allclose(ones, by_hand(START, GRADIENTS, ONES, ALL, PERIOD), atol=1e-5)
-    # Where nobody moves, meetings keep the mean.
+    # If no worker moves, averaging rounds keep the mean.
     still, _, _ = train(tx, 0 * GRADIENTS, ONES, ALL)
     np.testing.assert_allclose(still.mean(axis=1), [START.mean(axis=0)] * STEPS, atol=1e-6)
-    # A wrong weight is no mean at all, and for all.
+    # A wrong weight makes the mean NaN for all workers.
     for wrong in (-1.0, np.nan, np.inf):
         bad = ONES.copy()
         bad[0, 3] = wrong
@@ -122,7 +122,7 @@ def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> N
 
 @pytest.mark.parametrize("case", local_rows())
 def test_a_step_of_weight_0_is_as_if_it_had_not_been(case: LocalCase) -> None:
-    """For the momentum inside as well."""
+    """Checks the momentum inside as well."""
     tx = case.make(optax.sgd(0.1, momentum=0.5))
     weights, gradients = ONES.copy(), GRADIENTS.copy()
     weights[1, 2] = weights[4, 0] = 0
@@ -135,7 +135,7 @@ def test_a_step_of_weight_0_is_as_if_it_had_not_been(case: LocalCase) -> None:
 
 @pytest.mark.parametrize("case", [case for case in LOCAL if case.aggregates], ids=repr)
 def test_where_the_mean_finds_no_room_workers_go_on(case: LocalCase) -> None:
-    """One coordinate fits, and all do not; the next meeting takes in what they have moved."""
+    """One coordinate fits, all do not; the next averaging round includes their movements."""
     fits = jaxcomm.all_gather_mean("data", nonzero(density=0.25, granularity="element"))
     tx = case.neutral(optax.sgd(1.0), PERIOD, aggregator=fits)
     few = np.where(np.arange(5) == 0, GRADIENTS, 0)
@@ -157,7 +157,7 @@ def _mutable(case: LocalCase) -> Any:
 
 
 def check_equation(case: LocalCase, mutant: Mutant) -> None:
-    """Local SGD of the mean, in which a worker's NaN leaves it out until the next meeting."""
+    """Local SGD of the mean, in which a NaN excludes a worker until the next averaging round."""
     gradients = GRADIENTS.copy()
     gradients[1, 2, 3] = np.nan
     found, _, _ = train(_mutable(case), gradients, mutant=mutant)
@@ -211,7 +211,7 @@ def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, plac
     state = jaxcomm.init(tx, params, WORKERS)
     targets = np.tile(np.arange(WORKERS, dtype=np.float32), (BATCHES, 1))
     plain, _, _ = run(params, state, targets)
-    nan, meeting = PERIOD + 1, 2 * PERIOD - 1  # Between the first meetings, of fragments too.
+    nan, meeting = PERIOD + 1, 2 * PERIOD - 1  # Between averaging rounds, of fragments too.
     broken = targets.copy()
     broken[nan, 4] = np.nan
     found, states, metrics = run(params, state, broken)
@@ -240,10 +240,10 @@ def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, plac
         return
     if case.agree:
         np.testing.assert_allclose(np.ptp(both[0][meeting]), 0, atol=1e-5)
-    # Nobody is thrown back: the mean is where it would be, but for a step of one, or of all.
+    # No worker loses progress: the mean differs by a step of one worker, or of all.
     np.testing.assert_allclose(*means, atol=0.8)
     np.testing.assert_allclose(means[0][-1], means[1][-1], atol=0.05)
-    if place != "aggregator":  # Where feedback and momentum circle for long.
+    if place != "aggregator":  # Feedback and momentum oscillate for long.
         np.testing.assert_allclose(means[0][-1], 3.5, atol=0.05)
 
 
@@ -255,7 +255,7 @@ def test_small_steps_add_up_in_any_dtype(case: LocalCase, dtype: str) -> None:
         narrow, wide = dtype == "bfloat16", np.dtype("float64" if dtype == "float64" else "float32")
         small = float(jnp.finfo(dtype).eps) * (1 / 4 if narrow else 4)
         start, steps = jnp.ones((N, 5), dtype), np.full((64, N, 5), -small, wide)
-        # Between meetings a worker has only its parameters, so that of three steps one is kept.
+        # Between averaging rounds a worker has only its parameters, so one of three steps is kept.
         for period, kept in ((1, 64), *([(PERIOD, 64 // PERIOD)] if narrow else [])):
             found, state, _ = train(case.neutral(optax.sgd(1.0), period), steps, start=start)
             assert found.dtype == dtype
@@ -267,7 +267,7 @@ def test_small_steps_add_up_in_any_dtype(case: LocalCase, dtype: str) -> None:
 
 @pytest.mark.parametrize("case", local_rows())
 def test_float64_is_not_lost_to_a_share_of_float32(case: LocalCase) -> None:
-    """Where one worker has left out a step, shares are 3/11 and 2/11."""
+    """If one worker has skipped a step, shares are 3/11 and 2/11."""
     with jax.enable_x64(True):
         gradients = GRADIENTS[:PERIOD].astype(np.float64)
         gradients[1, 2] = np.nan
@@ -300,8 +300,8 @@ def test_devices_do_what_the_simulator_does(case: LocalCase, workers: int) -> No
 
 @pytest.mark.parametrize("case", LOCAL)
 def test_state_of_other_workers_is_refused(case: LocalCase) -> None:
-    """By steps, and in a step of one's own."""
-    tx = case.make(optax.sgd(0.1))  # Which keeps nothing: it is the method that has to say so.
+    """By steps, and in a custom step."""
+    tx = case.make(optax.sgd(0.1))  # SGD has no state, so the method must raise the error.
     params = jaxcomm.replicate(leaves_of(jnp.zeros(5)), 2 * N)
     state, own = jaxcomm.init(tx, params, 2 * N), jaxcomm.replicate(leaves_of(jnp.zeros(5)), N)
     with pytest.raises(ValueError, match="is of 8 workers, and there are 4"):

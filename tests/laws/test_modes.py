@@ -53,7 +53,7 @@ def test_two_axes_are_as_good_as_one(case: Case, inner: int) -> None:
     one = jax.tree.map(lambda x: x[0], updates)
 
     def as_over_data(state: object) -> object:
-        """With keys of which the draws over these axes are those over the one axis."""
+        """With keys whose draws over these axes equal those over the one axis."""
         return jax.tree.map(
             lambda x: (
                 _noise.placed_key(_noise.placed_key(x, "data", one), axes, one)

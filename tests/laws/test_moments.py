@@ -1,4 +1,4 @@
-"""Where theory gives the error exactly, it is that and not merely within a bound."""
+"""If theory gives the error exactly, it has this value and is not merely within a bound."""
 
 import jax.numpy as jnp
 import numpy as np

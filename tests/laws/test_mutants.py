@@ -1,6 +1,6 @@
 """Six mistakes are caught in the quick run, in every row of the tables that can make them.
 
-The check of a row is in each case one that the quick run makes of it as it is, in the same program.
+Each check is one that the quick run applies to the unchanged row, in the same program.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""NaN and infinity are seen by every worker."""
+"""NaN and infinity reach every worker."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""One worker alone gets what its own codec makes of its update."""
+"""A single worker gets its decoded update."""
 
 import jax
 import jax.numpy as jnp
@@ -27,5 +27,5 @@ def test_one_worker(case: Case) -> None:
     lowest, highest = some.min(axis=0), some.max(axis=0)
     result = aggregate(case.make(), x[None])[0]
     tolerance = 1e-6
-    # The coins differ, but the values to choose from are the same two a coordinate.
+    # The coins differ, but each coordinate has the same two possible values.
     assert np.all((np.abs(result - lowest) < tolerance) | (np.abs(result - highest) < tolerance))

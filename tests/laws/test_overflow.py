@@ -1,4 +1,4 @@
-"""Nothing wraps: where all workers hold the extreme, the mean is the extreme."""
+"""No sum overflows: if all workers hold the extreme value, so does the mean."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,10 +31,10 @@ def test_overflow(case: Case, workers: int) -> None:
 def test_the_largest_float(case: Case, workers: int) -> None:
     # A wire of bfloat16 ends a little below float32.
     largest = float(jnp.finfo(jnp.float32).max) if case.codec else 3e38
-    # An l2 norm would itself overflow, and so would what is rounded up to a power of two.
+    # An l2 norm would itself overflow, and so would a value rounded up to a power of two.
     if case.resolution(workers, 2) > case.resolution(workers, 1) or case.resolution(workers, 1) > 1:
         largest /= 4
-    # Of more coordinates, one that stands for all that were left out may be no float32.
+    # With more coordinates, one that represents all dropped ones may exceed float32.
     given = jnp.broadcast_to(jnp.array([largest, -largest]), (workers, 2))
     bound = case.resolution(workers, 2) + 1e-6
     expected = np.asarray(given, np.float64)

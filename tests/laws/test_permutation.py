@@ -9,7 +9,7 @@ from tests.workers import ONE_LEAF, aggregate
 
 
 def check_permutation(case: Case) -> None:
-    # Coordinates at the norm or at zero are rounded without chance, so results can be compared.
+    # Coordinates at the norm or at zero are rounded exactly, so results can be compared.
     rng = np.random.default_rng(5)
     workers, coordinates = ONE_LEAF
     signs = np.zeros(ONE_LEAF)
@@ -20,7 +20,7 @@ def check_permutation(case: Case) -> None:
     given = aggregate(case.make(), jnp.asarray(signs, jnp.float32))
     permuted = aggregate(case.make(), jnp.asarray(signs[order], jnp.float32))
     if not case.resolution:
-        # Floats may round apart where they are added in another order.
+        # Floats may round differently if they are added in another order.
         bound = 0 if case.integer_sum else 1e-6
         np.testing.assert_allclose(permuted, given, rtol=0, atol=bound)
         return

@@ -1,4 +1,4 @@
-"""What finds no room is never lost in silence: it is kept, or the update is NaN, or it is told."""
+"""Values that do not fit are never lost silently: kept, or a NaN update, or reported."""
 
 import inspect
 from types import ModuleType
@@ -24,7 +24,7 @@ ONES = np.ones(WORKERS, np.float32)
 
 
 def filled(rows: int) -> Any:
-    """Of each worker so many rows that are not zero, the same on all; and a leaf that is zero."""
+    """`rows` rows that are not zero, the same on all workers; and a leaf that is zero."""
     rng = np.random.default_rng(2)
     x = np.zeros((WORKERS, ROWS, COLUMNS), np.float32)
     x[:, :rows] = rng.uniform(0.5, 1, (WORKERS, rows, COLUMNS)) * rng.choice([-1, 1], (rows, 1))
@@ -58,7 +58,7 @@ def test_without_feedback_it_is_nan_on_all_and_changes_no_memory(case: Crowded) 
         np.testing.assert_array_equal(one, other)
     if "overflow" in after.diagnostics:
         assert of_info(after) > 0  # Why it is NaN.
-    # What fits is not: the next step is as if nothing had been.
+    # An update that fits is finite: the next step is unaffected.
     fits = filled(FITTING)
     results, after = run(fits, after, ONES)
     assert np.isfinite(np.asarray(results["crowded"])).all()

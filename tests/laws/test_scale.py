@@ -1,4 +1,4 @@
-"""A small layer beside a large one moves at its own rate, unless the row says why it does not."""
+"""A small layer beside a large one moves in proportion, unless the row says why not."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ QUICK = {case.name for case in BIASED if case.codec and case.codec.scope == "lea
 
 
 def ratio(case: Case) -> float:
-    """Of the small layer, how long its updates are beside its mean gradients."""
+    """The norm of the small layer's updates relative to its mean gradients."""
     normal = np.random.default_rng(11).normal(size=(STEPS, 2, WORKERS, SIZE))
     small, large = (jnp.asarray(x, jnp.float32) for x in (SMALL * normal[:, 0], normal[:, 1]))
     tx, ones = case.make(), jnp.ones(WORKERS)

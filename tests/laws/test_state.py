@@ -1,4 +1,4 @@
-"""State is ordinary: of a stable type, compiled once, scanned, donated and saved."""
+"""State is ordinary: it has a stable type, compiles once, can be scanned, donated and saved."""
 
 import functools
 import pathlib

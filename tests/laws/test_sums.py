@@ -1,4 +1,4 @@
-"""Payloads that may be added, or merged, decode to the mean of what each decodes to."""
+"""Added or merged payloads decode to the mean of the decoded payloads."""
 
 import numpy as np
 import pytest

@@ -29,11 +29,11 @@ class CodecRow(NamedTuple):
 
 
 def _codecs() -> list[CodecRow]:
-    """Of all rows, each once, with and without feedback."""
+    """The codecs of all rows, each once, with and without feedback."""
     first: dict[Codec, str] = {}
     for case in CASES:
         for codec in filter(None, (case.codec, case.compressor)):
-            # Of one row, the codec that feedback is given has a name of its own.
+            # The codec inside feedback has a separate name in one row.
             inner = codec is case.compressor and codec is not case.codec
             first.setdefault(codec, f"{case.name}_without_feedback" if inner else case.name)
     return [CodecRow(name, codec) for codec, name in first.items()]
@@ -73,7 +73,7 @@ def whole(
     round_: Callable[[Context, jax.Array], jax.Array] | None = None,
     **changes: Any,
 ) -> Codec:
-    """Rounds to int8 of the largest magnitude that workers agree on."""
+    """Rounds to int8, relative to the largest magnitude over workers."""
 
     def stochastic(context: Context, x: jax.Array) -> jax.Array:
         return jnp.floor(x + jax.random.uniform(context.coins.private, x.shape))
@@ -124,7 +124,7 @@ class Halves(NamedTuple):
 
 
 def _told_twice() -> Codec:
-    """The largest coordinate, half by half."""
+    """The largest coordinate of each half."""
 
     def encode(context: Context, x: jax.Array) -> tuple[Halves, Memory]:
         flat = x.ravel()
@@ -143,7 +143,7 @@ def _private(context: Context, x: jax.Array) -> jax.Array:
 
 
 def _counted() -> Codec:
-    """Whose payload depends on how often it was traced."""
+    """Its payload depends on how often it was traced."""
     calls: list[None] = []
 
     def encode(context: Context, x: jax.Array) -> tuple[Levels, Memory]:
@@ -154,7 +154,7 @@ def _counted() -> Codec:
 
 
 def _called_again() -> Codec:
-    """Whose payload depends on how often its program ran."""
+    """Its payload depends on how often its program ran."""
     calls: list[None] = []
 
     def number(x: np.ndarray) -> np.ndarray:
@@ -169,7 +169,7 @@ def _called_again() -> Codec:
 
 
 def _mapped_apart() -> Codec:
-    """Which is another one under `jax.vmap`."""
+    """It behaves differently under `jax.vmap`."""
 
     @jax.custom_batching.custom_vmap
     def codes(x: jax.Array) -> jax.Array:
@@ -186,7 +186,7 @@ def _mapped_apart() -> Codec:
 
 
 def _settled_apart() -> Codec:
-    """What workers share after a step is of each worker's own."""
+    """Its shared memory after a step differs by worker."""
 
     def finalize(context: Context, payload: Any, mean: jax.Array) -> tuple[jax.Array, Memory]:
         own = jax.random.uniform(context.coins.private)
@@ -196,7 +196,7 @@ def _settled_apart() -> Codec:
 
 
 def _about_the_mean() -> Codec:
-    """Says that coordinates do not depend on each other, where all depend on their mean."""
+    """Claims that coordinates are independent, though all depend on their mean."""
     codec = whole(layout="shared_statistics")
 
     def encode(context: Context, x: jax.Array) -> tuple[Levels, Memory]:
@@ -298,7 +298,7 @@ def test_a_broken_codec_is_caught(mistake: str) -> None:
 def changed(
     change: Callable[[Any, Any], Any], tx: Any = None, *, before: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-    """The mean, where `change` makes something else of updates and state."""
+    """The mean, with updates and state changed by `change`."""
     inner = jaxcomm.mean() if tx is None else tx
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
@@ -346,7 +346,7 @@ def _swallowed_on_one(x: jax.Array) -> jax.Array:
 
 
 def _remembers_nan() -> Any:
-    """A mean with a residual of each worker's own, which takes what it is given."""
+    """A mean that keeps its input, NaN or not, as memory of each worker."""
 
     def init(params: Any) -> PerWorker:
         return PerWorker({"data": jax.tree.map(lambda x: jnp.zeros_like(x)[None], params)})

@@ -1,4 +1,4 @@
-"""Of many draws, the average is the mean: a z-test at alpha = 1e-6 over all coordinates."""
+"""The average of many draws is the mean: a z-test at alpha = 1e-6 over all coordinates."""
 
 import jax
 import jax.numpy as jnp

@@ -7,7 +7,7 @@ from jaxcomm.testing._moments import require_moment
 from tests.cases import CASES, Case, rows_by_workers
 from tests.workers import draws, flat, gradients
 
-DRAWS = 4000  # As many as the law of no bias, whose program this is.
+DRAWS = 4000  # As many as in the law of no bias, to share its program.
 BOUNDED = [c for c in CASES if c.variance]
 
 
@@ -21,9 +21,7 @@ def check_variance(case: Case, workers: int) -> None:
 
 
 RANDOM = [c for c in BOUNDED if c.random]
-EXACT = [
-    c for c in BOUNDED if not c.random
-]  # Where nothing is drawn, tests of their own are quick.
+EXACT = [c for c in BOUNDED if not c.random]  # Deterministic methods have separate, quick tests.
 
 
 @pytest.mark.parametrize(("case", "workers"), rows_by_workers(RANDOM, [3], [3], (1, 8)), ids=repr)

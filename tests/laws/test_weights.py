@@ -58,10 +58,10 @@ def test_a_worker_without_weight_does_not_count(case: Case) -> None:
 
 @pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
 def test_a_weight_that_is_none_makes_the_mean_nan_for_all(case: Case) -> None:
-    # Beside weights with which the sum is what it would be without: 1, 0 and the largest float.
+    # Combined with weights that leave the sum unchanged: 1, 0 and the largest float.
     for wrong in ([-1.0, 1.0, 0.0, 2.0], [-1.0, 1.0, 0.0, 0.0], [np.nan, 0.0, 0.0, 0.0]):
         assert np.all(np.isnan(flat(aggregate(case.make(), gradients(4), "checked", wrong))))
-    # And beside such as would have a quotient of 0, or of NaN.
+    # And with weights whose quotient would be 0, or NaN.
     for huge in ([np.inf, 1.0, 0.0, 2.0], [3e38] * 4, [3e37] * 4, [1e-39, 0.0, 0.0, 0.0]):
         assert np.all(np.isnan(flat(aggregate(case.make(), gradients(4), "checked", huge))))
 

@@ -1,4 +1,4 @@
-"""What is sent is what is claimed: bytes in the jaxpr, dtypes in the compiled program."""
+"""The program sends what the row claims: bytes in the jaxpr, dtypes in the compiled program."""
 
 import re
 from collections import Counter
@@ -59,7 +59,7 @@ def test_bytes_unchecked(case: Case) -> None:
 
 @pytest.mark.parametrize(("case", "workers"), rows_by_workers(CASES, [8], [], (2,)), ids=repr)
 def test_compiled_dtypes_and_messages(case: Case, workers: int) -> None:
-    coordinates = 4096  # So many that float32 norms and flags are few even beside single bits.
+    coordinates = 4096  # So large that norms and flags are few even beside single bits.
     leaves = {"kernel": coordinates, "bias": 5, "scale": 3}
     updates = {name: jnp.ones((workers, size)) for name, size in leaves.items()}
     run, arguments = _program(case, "checked", updates)

@@ -1,4 +1,4 @@
-"""State that differs by worker is of as many as there are, or an error that names both numbers."""
+"""Per-worker state must match the number of workers; the error names both numbers."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def differs(state: Any) -> list[bool]:
 
 
 def update_on(tx: Any, workers: int, state: Any, mode: Mode, params: Any = None) -> None:
-    """Traces an update by hand; each worker is given its part of the state, be it one or more."""
+    """Traces an update by hand; each worker gets its part of the state, one row or more."""
     updates = gradients(workers) if params is None else params
 
     def one(x: Any, state: Any) -> Any:
