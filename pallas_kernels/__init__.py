@@ -1,5 +1,5 @@
-"""Pallas kernels for GPU and TPU, each beside the plain JAX that defines it.
+"""Pallas kernels for GPU and TPU, each with the plain JAX code that defines it.
 
-One op, one folder: `api` (what users call), `reference` (the definition, in jnp), `mosaic_gpu`,
-`mosaic_tpu`. Imports nothing of jaxcomm.
+Each op has a folder: `api` (the public functions), `reference` (the definition, in jnp),
+`mosaic_gpu`, `mosaic_tpu`. The package imports nothing from jaxcomm.
 """

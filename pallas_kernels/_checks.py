@@ -1,4 +1,4 @@
-"""Checks of arguments that ops share."""
+"""Argument checks that the ops share."""
 
 import functools
 from typing import NoReturn
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises a ValueError with `message` where `condition` does not hold."""
+    """Raises ValueError with `message` unless `condition` holds."""
     if not condition:
         raise ValueError(message)
 
@@ -45,5 +45,5 @@ def _no_gradient(
 
 
 def nondifferentiable(op: str, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The same arrays; to differentiate with respect to them is a TypeError that names `op`."""
+    """Returns the arrays; differentiating with respect to them raises TypeError that names `op`."""
     return _identity(op, *arrays)

@@ -1,6 +1,6 @@
-"""Which implementation of an op runs: the one that was named, or the one measured to be fastest.
+"""Selects the implementation of an op: the requested one, or the one measured to be fastest.
 
-Where nothing was measured, the choice is an assumption:
+On a device without measurements, the choice is an assumption:
 
 | device               | quantize, pack, exponential | count_sketch, tiles |
 |----------------------|-----------------------------|---------------------|
@@ -9,9 +9,9 @@ Where nothing was measured, the choice is an assumption:
 | GPU, Hopper or newer | reference                   | mosaic_gpu          |
 | TPU                  | mosaic_tpu                  | mosaic_tpu          |
 
-XLA makes one pass of an elementwise op on a GPU by itself, which is why a kernel is not assumed to
-be worth it there. Nor is one for `dequantize` of codes that are not packed, on any device: it is
-one multiplication, which XLA makes in the pass that reads the result.
+XLA fuses an elementwise op on a GPU into one pass, so a kernel is assumed to gain nothing there.
+The same holds for `dequantize` of unpacked codes on any device: it is one multiplication, which XLA
+fuses into the pass that reads the result.
 """
 
 import functools
@@ -26,22 +26,22 @@ Implementation = Literal["reference", "mosaic_gpu", "mosaic_tpu"]
 
 PLATFORMS = {"mosaic_gpu": "cuda", "mosaic_tpu": "tpu"}
 
-# Below so many coordinates, launching a kernel and padding to its blocks is not worth it.
+# Below this size, launching a kernel and padding to its blocks costs more than it saves.
 FEWEST = 2**16
 
-# Devices, by a part of their kind, that Mosaic GPU is written for.
+# Mosaic GPU supports devices whose kind contains one of these strings.
 HOPPER_AND_NEWER = ("H100", "H200", "H800", "H20", "GH200", "B100", "B200", "B300", "GB200")
 
 
 class Device(NamedTuple):
-    """Where a program is to run."""
+    """The device that a program runs on."""
 
     platform: str  # "cpu", "cuda" or "tpu"
     kind: str
 
 
 class Measured(NamedTuple):
-    """On devices of this kind, from this size on, this implementation was the fastest."""
+    """The implementation that was fastest on this kind of device, from this size on."""
 
     op: str
     kind: str
@@ -55,9 +55,9 @@ MEASURED: tuple[Measured, ...] = ()
 
 
 def target() -> Device:
-    """The device that what is being traced is meant for.
+    """The device of the program that is being traced.
 
-    That of the mesh in whose context this is called, else JAX's default device.
+    This is the device of the mesh in the current context, else JAX's default device.
     """
     described = jax.sharding.get_abstract_mesh().abstract_device
     if described is None:
@@ -71,7 +71,7 @@ def target() -> Device:
 
 
 def reason_against(implementation: Implementation, device: Device) -> str | None:
-    """Why `device` cannot run `implementation`; None if it can."""
+    """The reason why `device` cannot run `implementation`; None if it can."""
     platform = PLATFORMS.get(implementation, device.platform)
     if platform != device.platform:
         return f"it runs on {platform}, this program is for {device.platform} ({device.kind})"
@@ -88,7 +88,7 @@ def is_hopper(device: Device) -> bool:
 def choose(
     op: str, size: int, device: Device, measured: tuple[Measured, ...] = MEASURED
 ) -> Implementation:
-    """What `implementation=None` means for `size` coordinates on `device`."""
+    """The implementation that None selects for `size` coordinates on `device`."""
     rows = [row for row in measured if (row.op, row.kind) == (op, device.kind)]
     if rows:
         reached = [row for row in rows if row.size <= size]
@@ -110,25 +110,25 @@ def run(
     *arrays: jax.Array,
     **options: Any,
 ) -> Any:
-    """Calls `function` of the implementation that is named, or of the one that `choose` takes.
+    """Calls `function` of the requested implementation, or of the one that `choose` selects.
 
-    Kernels are imported where they are used: programs for the CPU never load them.
+    Kernels are imported when they are used: programs for the CPU never load them.
 
     Args:
-      folder: Of the op, whose modules are named after the implementations.
-      function: Its name in each of them; their arguments are the same.
+      folder: The folder of the op, whose modules are named after the implementations.
+      function: The name of the function, which has the same arguments in each module.
       implementation: One of the names, or None.
-      size: Coordinates, by which `choose` decides.
-      *arrays: The arguments that are arrays.
-      **options: The static ones.
+      size: The number of coordinates, which `choose` depends on.
+      *arrays: The array arguments.
+      **options: The static arguments.
 
     Raises:
-      ValueError: If `implementation` is none of the names.
-      NotImplementedError: If the device cannot run the one that is named. Nothing is tried in its
-        place.
+      ValueError: If `implementation` is not one of the names.
+      NotImplementedError: If the device cannot run the requested implementation. There is no
+        fallback.
     """
 
-    def of(name: Implementation) -> Callable[..., Any]:
+    def load(name: Implementation) -> Callable[..., Any]:
         module = importlib.import_module(f"pallas_kernels.{folder}.{name}")
         return functools.partial(getattr(module, function), **options)
 
@@ -142,10 +142,10 @@ def run(
         reason = reason_against(implementation, device)
         if reason:
             raise NotImplementedError(f"`implementation`={implementation!r}: {reason}.")
-        return of(implementation)(*arrays)
+        return load(implementation)(*arrays)
     chosen = choose(f"{folder}.{function}", size, device)
     if chosen == "reference":
-        return of("reference")(*arrays)
-    # A program for an accelerator may still have parts that are placed on the host.
-    kernel = {PLATFORMS[chosen]: of(chosen)}
-    return lax.platform_dependent(*arrays, **kernel, default=of("reference"))
+        return load("reference")(*arrays)
+    # A program for an accelerator may have parts that run on the host.
+    kernel = {PLATFORMS[chosen]: load(chosen)}
+    return lax.platform_dependent(*arrays, **kernel, default=load("reference"))

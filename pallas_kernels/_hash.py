@@ -2,13 +2,13 @@ r"""Random bits as a hash of a position: the same numbers on every backend and i
 
 .. math:: b_j = m((2 k_0 + 1)\, j + k_1) \bmod 2^{32}
 
-for two seeds :math:`k_0, k_1` and a mixing bijection :math:`m` of 32-bit words. Only shifts, xors,
-additions and multiplications of uint32: what a kernel computes from its own positions is bit for
-bit what the reference computes from all of them.
+for two seeds :math:`k_0, k_1` and a mixing bijection :math:`m` of 32-bit words. The hash uses only
+shifts, xors, additions and multiplications of uint32. Therefore a kernel computes from the
+positions of its block bit for bit what the reference computes from all positions.
 
-The factor is odd, so no word comes twice in an array. It keeps arrays apart: those of two first
-seeds walk through the words in strides that differ, those of two second seeds begin far from each
-other. (The highest bit of :math:`k_0` does not matter.)
+The factor is odd, so no word occurs twice in an array. The seeds separate arrays: different first
+seeds give different strides through the words, and different second seeds give distant starts.
+(The highest bit of :math:`k_0` has no effect.)
 """
 
 import jax
@@ -24,12 +24,12 @@ def mix(h: jax.Array) -> jax.Array:
 
 
 def bits(position: jax.Array, first_seed: jax.Array, second_seed: jax.Array) -> jax.Array:
-    """uint32 random bits of each `position`, uint32 of any shape; seeds are uint32[]."""
+    """uint32 random bits for each `position`, uint32 of any shape; seeds are uint32[]."""
     return mix(position * (2 * first_seed + 1) + second_seed)
 
 
 def require_counter(shape: tuple[int, ...]) -> None:
-    """Raises if the positions of an array of this shape do not fit in the counter of 32 bits.
+    """Raises if the positions of an array of this shape do not fit in the 32-bit counter.
 
     Raises:
       ValueError: If `shape` has 2**32 elements or more.
@@ -42,10 +42,10 @@ def require_counter(shape: tuple[int, ...]) -> None:
 
 
 def positions(shape: tuple[int, ...]) -> jax.Array:
-    """Where each element lies in the flat array, uint32 of this shape.
+    """The position of each element in the flat array, uint32 of this shape.
 
     Raises:
-      ValueError: If `shape` has 2**32 elements or more, where the counter would wrap.
+      ValueError: If `shape` has 2**32 elements or more: the counter would wrap.
     """
     require_counter(shape)
     stride = 1

@@ -1,7 +1,7 @@
-"""Where versions of JAX differ in what the kernels need: nothing of it is written elsewhere.
+"""All code of the kernels that depends on the version of JAX.
 
-From JAX 0.10.2 on. Mosaic GPU's interface moves from release to release, and its interpreter is not
-public yet.
+JAX 0.10.2 or newer is supported. Mosaic GPU's interface changes between releases, and its
+interpreter is not public yet.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from pallas_kernels import _vma
 
 
 def gpu_interpret_params(**options: Any) -> Any:
-    """What `interpret` of a Mosaic GPU kernel takes to run it on a CPU.
+    """The value of `interpret` that runs a Mosaic GPU kernel on a CPU.
 
     Raises:
       ImportError: If this version of JAX keeps its interpreter elsewhere.
@@ -37,16 +37,16 @@ def gpu_kernel(
     scratch_types: Any = (),
     interpret: Any = False,
 ) -> Callable[..., Any]:
-    """A Mosaic GPU kernel of one warpgroup (128 threads) a block.
+    """A Mosaic GPU kernel with one warpgroup (128 threads) per block.
 
     Args:
-      body: Takes the references of operands, of results, then of scratch.
-      out_type: What `_vma.like` returns for the result, or a tuple of these.
-      grid: Blocks along each axis by its name, for `lax.axis_index`.
-      scratch_types: Of the references after the results.
-      interpret: False, or what `gpu_interpret_params` returns.
+      body: Takes the references of the operands, of the results, and of scratch, in this order.
+      out_type: The type of the result from `_vma.like`, or a tuple of types.
+      grid: The number of blocks along each named axis, for `lax.axis_index`.
+      scratch_types: The types of the scratch references.
+      interpret: False, or the value that `gpu_interpret_params` returns.
     """
-    # The default differs: Lane up to 0.10, which cannot lay out an iota, and Warpgroup from 0.11.
+    # The default is Lane up to JAX 0.10, which cannot lay out an iota, and Warpgroup from 0.11.
     semantics = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
     kernel = plgpu.kernel(
         body,
@@ -59,17 +59,18 @@ def gpu_kernel(
     )
 
     def call(*operands: jax.Array) -> Any:
-        # JAX forgets over which mesh axes the results of such a kernel vary.
+        # JAX loses the mesh axes over which the results of such a kernel vary.
         return jax.tree.map(_vma.declared, kernel(*operands), out_type)
 
     return call
 
 
 def side_by_side(x: jax.Array, numbers: int, interpret: Any) -> jax.Array:
-    """`x`, of one axis, as a GPU kernel keeps it: `numbers` neighbours in each of the 128 threads.
+    """Lays out one-dimensional `x` with `numbers` neighboring elements in each of the 128 threads.
 
-    A load right before reads them at once, and stores of what is computed from it write them at
-    once, so each must begin at a multiple of so many numbers.
+    Then a load directly before this call reads the elements of a thread at once, and stores of
+    values computed from them write them at once. Each of these loads and stores must start at a
+    multiple of `numbers`.
     """
     if interpret:  # JAX 0.10 cannot interpret a layout.
         return x

@@ -1,6 +1,7 @@
 """Types of kernel operands inside `jax.shard_map` with `check_vma=True`.
 
-A kernel's result has to say over which mesh axes it varies, and its operands have to agree.
+The type of a kernel's result must list the mesh axes over which it varies, and all operands of a
+kernel must vary over the same axes.
 """
 
 import jax
@@ -16,8 +17,8 @@ def _vary(x: jax.Array, axes: frozenset[str]) -> jax.Array:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The same arrays, each typed as varying over every axis that any of them varies over."""
+def equally_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The arrays, each typed as varying over every axis that any of them varies over."""
     union = frozenset[str]().union(*map(_varying, arrays))
     return tuple(_vary(x, union) for x in arrays)
 

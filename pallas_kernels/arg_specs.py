@@ -1,6 +1,6 @@
-"""One table of workloads: what tests compile and compare, and what `bench` times.
+"""The table of workloads that the tests compile and compare, and that `bench` times.
 
-Each row is one way to call one op, at any size. To add an op is to add its rows.
+Each row is one way to call one op, at any size. A new op needs new rows.
 """
 
 import functools
@@ -23,21 +23,21 @@ class Row(NamedTuple):
 
     op: str
     label: str
-    arguments: Callable[[int], tuple[jax.Array, ...]]  # Of a size; can be traced.
-    call: Callable[..., Any]  # Of these arguments, `size` and `implementation`.
+    arguments: Callable[[int], tuple[jax.Array, ...]]  # From the size; traceable.
+    call: Callable[..., Any]  # Takes the arguments, `size` and `implementation`.
     kernels: tuple[Implementation, ...] = ("mosaic_gpu", "mosaic_tpu")
     exact: bool = True  # Whether every implementation returns the same bits.
-    temporaries: int = 4096  # Bytes a kernel may need beside arguments and results.
-    share_of_copy: float | None = None  # Goal: bandwidth of this workload over that of a copy.
-    times_torch: float | None = None  # Goal: time of PyTorch's equivalent over that of this.
-    read_again: int = 0  # How many times the op reads its first argument after the first time.
+    temporaries: int = 4096  # Bytes a kernel may need besides arguments and results.
+    share_of_copy: float | None = None  # Goal: bandwidth of this workload / bandwidth of a copy.
+    times_torch: float | None = None  # Goal: time of PyTorch's equivalent / time of this op.
+    read_again: int = 0  # How many more times the op reads its first argument.
 
     def function(self, size: int, implementation: Implementation | None) -> Callable[..., Any]:
         """The call as a function of the arguments alone."""
         return functools.partial(self.call, size=size, implementation=implementation)
 
     def traffic(self, size: int) -> int:
-        """Bytes that the op moves: arguments that it reads, results that it writes."""
+        """Bytes that the op moves: it reads its arguments and writes its results."""
         arguments = jax.eval_shape(lambda: self.arguments(size))
         results = jax.eval_shape(self.function(size, "reference"), *arguments)
         moved = jax.tree.leaves((arguments, results)) + [arguments[0]] * self.read_again
@@ -101,7 +101,7 @@ def _dequantize(bits: int, accumulate: bool = False) -> Row:
         )
 
     label = f"dequantize, {bits} bits{', accumulate' if accumulate else ''}"
-    # A sum may be contracted with the multiplication before it.
+    # Some backends fuse the sum with the multiplication before it.
     return Row("quantize.dequantize", label, arguments, call, exact=not accumulate)
 
 
@@ -149,7 +149,7 @@ EXPONENTIAL = (
         lambda codes, scale, size, implementation: exponential.decode(
             codes, scale, headroom=HEADROOM, implementation=implementation
         ),
-        exact=False,  # The smallest powers are subnormal, which some backends flush.
+        exact=False,  # The smallest powers are subnormal, and some backends flush them.
     ),
     Row(
         "exponential.add",
@@ -163,11 +163,11 @@ EXPONENTIAL = (
 
 SKETCH_ROWS = 3
 KEYS = 2**17
-"""Bytes, at most, that the hash functions of a sketch's rows take on a device."""
+"""The most bytes that the hash functions of a sketch's rows take on a device."""
 
 
 def columns_for(size: int) -> int:
-    """Columns of a sketch: a sixteenth of the size or less, a power of two, 2**10 to 2**18."""
+    """Columns of a sketch: a power of two, at most size / 16, clipped to 2**10 to 2**18."""
     return 2 ** min(max(size.bit_length() - 5, 10), 18)
 
 
@@ -216,7 +216,7 @@ def _sketch_decode(
         ),
         kernels=("mosaic_gpu", "mosaic_tpu") if hashing == "tiles" else (),
         temporaries=KEYS,
-        exact=estimate == "median",  # Not every backend divides by 3 alike.
+        exact=estimate == "median",  # Backends round the mean of 3 rows differently.
         share_of_copy=0.5 if goal else None,
         times_torch=5 if goal else None,
     )

@@ -1,14 +1,14 @@
-"""`python -m pallas_kernels.bench`: the time of every op, beside a copy, XLA and PyTorch.
+"""`python -m pallas_kernels.bench`: the time of every op, compared with a copy, XLA and PyTorch.
 
-What is measured: the seconds between one call and the next of many that are queued on the device,
-of which the last is waited for. From about 2**22 coordinates on that is time on the device; below,
-it is mostly the time in which the host starts a call, for every implementation alike. Calls read
-the same arrays again and again, so those of less than the device's cache (50 MB on an H200) come
-from there. On a CPU every call is waited for.
+The benchmark queues many calls on the device and waits for the last; it reports seconds per call.
+From about 2**22 coordinates on this is time on the device. Below, it is mostly the time in which
+the host starts a call, equally for every implementation. All calls read the same arrays, so arrays
+smaller than the device's cache (50 MB on an H200) stay in the cache. On a CPU the benchmark waits
+for every call.
 
 Bytes are those that the op has to move: its arguments and results once; for encoding a sketch, x
-once for each row. "of a copy" is their number a second over that of `x + 1` on as many float32,
-timed in the same moments. PyTorch's column is of what `torch_equivalents` says.
+once for each row. "of a copy" is the op's bytes per second divided by those of `x + 1` on float32
+of the same size, timed in turn with it. PyTorch's column times `torch_equivalents`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Leaves memory to PyTorch, which runs in the same process. Read when a device is first used.
+# Leaves memory to PyTorch in the same process. JAX reads this at the first use of a device.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
@@ -40,22 +40,22 @@ LINE = "{:<36} {:>13} {:<11} {:>12} {:>8} {:>9} {:>10}"
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong."""
+    """Reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Exits with 2."""
+        """Prints the message and exits with code 2."""
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options; None where the device decides."""
+    """The options; None selects a default by device."""
     parser = Parser(prog="python -m pallas_kernels.bench", description=(__doc__ or "").strip())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--sizes", nargs="+", type=int, metavar="B", help="2**B coordinates, B in 0 to 31")
     add("--ops", nargs="+", choices=OPS, default=OPS, metavar="OP", help=f"of {', '.join(OPS)}")
-    add("--samples", type=int, metavar="N", help="of each time, at least 1")
-    add("--output", type=Path, metavar="DIR", help="a new folder to keep a record in")
+    add("--samples", type=int, metavar="N", help="samples of each time, at least 1")
+    add("--output", type=Path, metavar="DIR", help="a new folder for the record")
     options = parser.parse_args(arguments)
     for exponent in options.sizes or ():
         if not 0 <= exponent <= 31:
@@ -63,22 +63,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.samples is not None and options.samples < 1:
         parser.error(f"argument --samples: must be at least 1, got {options.samples}")
     if options.output is not None and options.output.exists():
-        parser.error(f"argument --output: {options.output} is there already")
+        parser.error(f"argument --output: {options.output} already exists")
     return options
 
 
 def candidates(row: Row, size: int, device: _dispatch.Device, torch: Any) -> dict[str, Candidate]:
     """A copy, and every implementation of `row` that runs on `device`."""
 
-    def of(f: Any, arguments: Any) -> Candidate:
+    def compiled(f: Any, arguments: Any) -> Candidate:
         return Candidate(functools.partial(jax.jit(f), *arguments), jax.block_until_ready)
 
     arguments = jax.block_until_ready(jax.jit(lambda: row.arguments(size))())
-    found = {"copy": of(lambda x: x + 1, [jnp.zeros(size, jnp.float32)])}
+    found = {"copy": compiled(lambda x: x + 1, [jnp.zeros(size, jnp.float32)])}
     implementations: tuple[Implementation, ...] = ("reference", *row.kernels)
     for implementation in implementations:
         if _dispatch.reason_against(implementation, device) is None:
-            found[implementation] = of(row.function(size, implementation), arguments)
+            found[implementation] = compiled(row.function(size, implementation), arguments)
     if torch is not None and row.label in torch_equivalents.EQUIVALENTS:
         call = torch_equivalents.EQUIVALENTS[row.label](torch, size)
         found["torch"] = Candidate(call, lambda _: torch.cuda.synchronize())
@@ -94,17 +94,17 @@ def measure(
     )
     bandwidth = 8 * size / times["copy"].median
     measurements = []
-    for implementation, own in times.items():
+    for implementation, timing in times.items():
         moved = 8 * size if implementation == "copy" else row.traffic(size)
-        share = moved / own.median / bandwidth
+        share = moved / timing.median / bandwidth
         print(
             LINE.format(
                 row.label,
                 f"{size:,}",
                 implementation,
-                f"{1e6 * own.median:,.1f}",
-                f"{100 * own.spread:.0f} %",
-                f"{moved / own.median / 1e9:,.1f}",
+                f"{1e6 * timing.median:,.1f}",
+                f"{100 * timing.spread:.0f} %",
+                f"{moved / timing.median / 1e9:,.1f}",
                 f"{100 * share:.0f} %",
             ),
             flush=True,
@@ -117,16 +117,16 @@ def measure(
                 "size": size,
                 "implementation": implementation,
                 "bytes": moved,
-                "calls": own.calls,
-                "seconds": own.seconds,
+                "calls": timing.calls,
+                "seconds": timing.seconds,
             }
         )
-        measurements.append(Measurement(row, size, implementation, own.median, share))
+        measurements.append(Measurement(row, size, implementation, timing.median, share))
     return measurements
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, as the command line asks; the exit code."""
+    """Runs the benchmark with the options of the command line; returns the exit code."""
     options = parse(arguments)
     device = _dispatch.target()
     kind = "cpu" if device.platform == "cpu" else "other"
@@ -135,10 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch = torch_equivalents.load() if device.platform == "cuda" else None
     config = {"sizes": sizes, "ops": list(options.ops), "samples": samples, "seeds": "fixed"}
     try:
-        given = list(sys.argv[1:] if arguments is None else arguments)
-        record = Record(options.output, config, given)
+        command_line = list(sys.argv[1:] if arguments is None else arguments)
+        record = Record(options.output, config, command_line)
     except OSError as error:
-        print(f"{options.output} cannot be made: {error.strerror}", file=sys.stderr)
+        print(f"cannot create {options.output}: {error.strerror}", file=sys.stderr)
         return 2
     print(f"JAX {jax.__version__}, {device.kind}, PyTorch {torch and torch.__version__}")
     print(LINE.format("op", "coordinates", "", "microseconds", "spread", "GB/s", "of a copy"))

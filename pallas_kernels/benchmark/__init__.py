@@ -1,1 +1,1 @@
-"""What `python -m pallas_kernels.bench` is made of."""
+"""The parts of `python -m pallas_kernels.bench`."""

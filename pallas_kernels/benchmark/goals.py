@@ -1,4 +1,4 @@
-"""What the kernels are meant to reach on an NVIDIA H200, and whether they did."""
+"""The goals of the kernels on an NVIDIA H200, and whether they were reached."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -6,11 +6,11 @@ from typing import NamedTuple
 from pallas_kernels.arg_specs import Row
 
 LARGE = 2**26
-"""Goals are for sizes from this on: smaller arrays stay in the cache."""
+"""Goals apply from this size on: smaller arrays stay in the cache."""
 
 
 class Measurement(NamedTuple):
-    """One implementation of one row of the table of workloads, at one size."""
+    """The time of one implementation of one row of the table of workloads, at one size."""
 
     row: Row
     size: int
@@ -28,10 +28,10 @@ def _verdict(what: str, reached: dict[int, float], goal: float) -> str:
 
 
 def verdicts(rows: Iterable[Row], measurements: Sequence[Measurement], on_gpu: bool) -> list[str]:
-    """A line for each goal: of a size the fastest implementation counts, and the worst size."""
+    """A line for each goal: the fastest implementation at the worst size."""
     lines = []
     for row in rows:
-        own: dict[int, Measurement] = {}
+        fastest: dict[int, Measurement] = {}
         torch: dict[int, float] = {}
         for m in measurements:
             if not on_gpu or m.row.label != row.label or m.size < LARGE:
@@ -40,14 +40,14 @@ def verdicts(rows: Iterable[Row], measurements: Sequence[Measurement], on_gpu: b
                 continue
             if m.implementation == "torch":
                 torch[m.size] = m.seconds
-            elif m.size not in own or m.seconds < own[m.size].seconds:
-                own[m.size] = m
+            elif m.size not in fastest or m.seconds < fastest[m.size].seconds:
+                fastest[m.size] = m
         if row.share_of_copy is not None:
-            shares = {size: m.share_of_copy for size, m in own.items()}
+            shares = {size: m.share_of_copy for size, m in fastest.items()}
             what = f"{row.label}, at least {row.share_of_copy:g} of a copy"
             lines.append(_verdict(what, shares, row.share_of_copy))
         if row.times_torch is not None:
-            ratios = {size: torch[size] / m.seconds for size, m in own.items() if size in torch}
+            ratios = {size: torch[size] / m.seconds for size, m in fastest.items() if size in torch}
             what = f"{row.label}, at least {row.times_torch:g} times PyTorch"
             lines.append(_verdict(what, ratios, row.times_torch))
     return lines

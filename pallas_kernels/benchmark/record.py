@@ -1,8 +1,8 @@
-"""A record of a benchmark: what was run, where, and every sample.
+"""A record of a benchmark: settings, environment and every sample.
 
 config.json      the settings, and whether the run finished
 environment.txt  versions, device and command
-metrics.jsonl    raw samples, one object a line
+metrics.jsonl    raw samples, one object per line
 """
 
 import importlib.metadata
@@ -26,7 +26,7 @@ def _version(package: str) -> str:
 
 
 def describe_environment(arguments: list[str]) -> str:
-    """Versions, device and command, a line each."""
+    """Versions, device and command, one per line."""
     device = jax.devices()[0]
     facts = {
         "command": shlex.join(["python", "-m", "pallas_kernels.bench", *arguments]),
@@ -42,13 +42,13 @@ def describe_environment(arguments: list[str]) -> str:
 
 
 class Record:
-    """A folder that is valid at every moment; none is kept where `folder` is None."""
+    """A folder that is valid at every moment. With `folder` None nothing is written."""
 
     def __init__(self, folder: Path | None, config: dict[str, Any], arguments: list[str]):
-        """Makes the folder.
+        """Creates the folder.
 
         Raises:
-          OSError: If it is there already, or cannot be made.
+          OSError: If the folder already exists, or cannot be created.
         """
         self._folder, self._config = folder, config
         if folder is not None:
@@ -68,5 +68,5 @@ class Record:
                 metrics.write(json.dumps(row, allow_nan=False) + "\n")
 
     def finish(self) -> None:
-        """States that the record is whole."""
+        """Marks the record as complete."""
         self._write_config(finished=True)

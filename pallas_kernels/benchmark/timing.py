@@ -1,35 +1,35 @@
-"""Time on the device of calls that are queued one behind the other."""
+"""The time on the device of calls that are queued one after the other."""
 
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-LONG_ENOUGH = 0.02  # Seconds of one sample, beside which the wait at its end does not count.
+LONG_ENOUGH = 0.02  # Seconds of one sample; the wait at its end is negligible.
 MOST_CALLS = 1000
 
 
 class Candidate(NamedTuple):
-    """Something to time: `call` starts it, and `wait` returns when its result is there."""
+    """Something to time: `call` starts it, and `wait` returns when its result is ready."""
 
     call: Callable[[], Any]
     wait: Callable[[Any], object]
 
 
 class Times(NamedTuple):
-    """Raw samples: seconds a call, each the mean of so many queued calls."""
+    """Raw samples: seconds per call, each the mean of `calls` queued calls."""
 
     calls: int
     seconds: list[float]
 
     @property
     def median(self) -> float:
-        """Seconds."""
+        """The median, in seconds."""
         return statistics.median(self.seconds)
 
     @property
     def spread(self) -> float:
-        """The distance of the quartiles over the median."""
+        """The interquartile range, divided by the median."""
         if len(self.seconds) < 2:
             return 0.0
         first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
@@ -47,13 +47,13 @@ def _sample(candidate: Candidate, calls: int) -> float:
 def time_in_turn(
     candidates: Mapping[str, Candidate], samples: int, *, queue: bool
 ) -> dict[str, Times]:
-    """Samples of each, taken in turn, so that a busy moment falls on all alike.
+    """Samples of each candidate, taken in turn, so that a busy moment affects all equally.
 
     Args:
-      candidates: By name. What they compile is compiled in the first, uncounted, call.
-      samples: Of each.
-      queue: Whether a sample is so many calls as take `LONG_ENOUGH`, of which only the last is
-        waited for; the device must run calls in their order. Else a sample is one call.
+      candidates: By name. The first call of each is not counted; it compiles.
+      samples: The number of samples of each candidate.
+      queue: Whether a sample consists of as many calls as take `LONG_ENOUGH`, and waits only for
+        the last. Then the device must run calls in their order. Else a sample is one call.
     """
     calls = {}
     for name, candidate in candidates.items():

@@ -1,8 +1,8 @@
-"""What a user of PyTorch would write in place of the ops, for the benchmark to time beside them.
+"""The equivalents of the ops in PyTorch, which the benchmark times for comparison.
 
-Elementwise ops are compiled by `torch.compile`, with noise from PyTorch's own generator. Sketches
-are `torch.index_add_` and `torch.gather`, for which columns and signs are made beforehand and are
-not timed, as a user would keep them from step to step.
+Elementwise ops are compiled by `torch.compile`, with noise from PyTorch's generator. Sketches use
+`torch.index_add_` and `torch.gather`. Their columns and signs are computed beforehand and are not
+timed, since a user would keep them from step to step.
 """
 
 import functools
@@ -102,7 +102,7 @@ EQUIVALENTS: dict[str, Build] = {
     "sketch tiles, decode mean": functools.partial(_decode, estimate="mean"),
     "sketch tiles, decode median": functools.partial(_decode, estimate="median"),
 }
-"""By the label of the row in the table of workloads."""
+"""The equivalents, by the label of the row in the table of workloads."""
 
 
 def load() -> Any:

@@ -1,4 +1,4 @@
-"""Count-sketch of an array, and its estimates of the coordinates."""
+"""Count-sketch of an array, and estimates of the coordinates from it."""
 
 from pallas_kernels.count_sketch.api import decode, encode, round_columns
 from pallas_kernels.count_sketch.elements import locations

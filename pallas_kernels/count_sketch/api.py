@@ -1,4 +1,4 @@
-"""Count-sketch of an array, and its estimates of the coordinates."""
+"""Count-sketch of an array, and estimates of the coordinates from it."""
 
 import math
 from typing import Literal, get_args
@@ -17,14 +17,15 @@ Estimate = Literal["mean", "median"]
 
 
 def round_columns(columns: int) -> int:
-    """The next number of columns that suits `hashing="tiles"`, at most a sixteenth above 16384.
+    """Rounds up to a number of columns that suits `hashing="tiles"`.
 
-    Multiples of 1024 are what is allowed. Larger powers of two make larger tiles, of up to 32768
-    elements, and fewer steps of the kernels, so this is a multiple of the largest tile of which the
-    columns hold sixteen.
+    Only multiples of 1024 are allowed. Larger powers of two make larger tiles, of up to 32768
+    elements, and fewer steps of the kernels. Therefore the result is a multiple of the largest tile
+    that fits sixteen times into the columns. It exceeds `columns` by at most a sixteenth if
+    `columns` is at least 16384.
 
     Args:
-      columns: At least as many as this are wanted.
+      columns: The smallest acceptable number of columns.
 
     Returns:
       A multiple of 1024.
@@ -73,61 +74,60 @@ def encode(
     hashing: Hashing = "tiles",
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    r"""Adds every coordinate, under a random sign, to one random column of each row of a table.
+    r"""Adds every coordinate, with a random sign, to one random column of each row of a table.
 
     .. math:: S_{rj} = \sum_{i : h_r(i) = j} \sigma_r(i) x_i
 
-    for hashes :math:`h_r` to `columns` and :math:`\sigma_r` to :math:`\{-1, 1\}`. It is linear in
-    x: tables made with the same seeds may be added. With the estimate :math:`\hat x_i = \sigma_r(i)
-    S_{r h_r(i)}` of one row and c columns, for both families of hashes,
+    for hashes :math:`h_r` to `columns` and :math:`\sigma_r` to :math:`\{-1, 1\}`. The table is
+    linear in x: you can add tables made with the same seeds. For the estimate :math:`\hat x_i =
+    \sigma_r(i) S_{r h_r(i)}` from one row of c columns, both families of hashes satisfy
 
     .. math:: \mathbb{E} \hat x_i = x_i, \quad
               \mathbb{E} (\hat x_i - x_i)^2 \le \frac{1}{c} \sum_{j \ne i} x_j^2,
 
-    with equality for `"elements"`, so that K coordinates have the error (K - 1)/c times their
-    sum of squares; the mean of independent rows divides it by their number.
+    with equality for `"elements"`. Therefore K coordinates have an error of (K - 1)/c times their
+    sum of squares. The mean of independent rows divides it by the number of rows.
 
-    `hashing="tiles"` moves whole tiles of up to 32768 elements (the largest power of two of which
-    `columns` is a multiple of eight or more; at least 1024). A row maps the 2**m tiles by an affine
-    bijection, the high bits of which are the slot, adds them there in a fixed order, each element
-    under its own sign, and each tile rolled by hashed amounts along its planes, sublanes and lanes.
-    Two elements of a tile never collide. Two tiles share one of n slots with probability 1/n or
-    zero (where n does not divide 2**m, at most (1 + (n / 2**m)**2 / 4)/n), and the roll of one
-    against the other is uniform over the tile, so two elements collide with probability at most
-    1/c. But neighbours collide together: for one draw of the seeds, errors on clustered
-    coordinates are clustered too. No scatter and no atomics: the table is bit for bit the same in
-    every run and on every backend that does not flush subnormal numbers. Memory traffic of the
-    kernels: 4 N bytes a row, and the table once; arrays that do not fill their planes of 1024 are
-    copied to be padded, and bfloat16 to be widened.
+    `hashing="tiles"` moves whole tiles of up to 32768 elements. The tile size is the largest power
+    of two that divides `columns` into eight tiles or more, but at least 1024. Each row maps the
+    2**m tiles by an affine bijection whose high bits are the slot. It adds the tiles of a slot in a
+    fixed order, each element with its own sign. Each tile is rolled by hashed amounts along its
+    planes, sublanes and lanes. Two elements of a tile never collide. Two tiles share one of n slots
+    with probability 1/n or zero (if n does not divide 2**m, at most (1 + (n / 2**m)**2 / 4)/n). The
+    relative roll of two tiles is uniform over the tile, so two elements collide with probability at
+    most 1/c. But neighbors collide together: for one draw of the seeds, errors on clustered
+    coordinates are clustered too. There is no scatter and no atomic operation. The table is bit for
+    bit the same in every run and on every backend that does not flush subnormal numbers. Memory
+    traffic of the kernels: 4 N bytes per row, and the table once. Arrays that do not fill their
+    planes of 1024 are copied for padding, and bfloat16 is copied to float32.
 
-    `hashing="elements"` hashes every element for itself, for any number of columns, by XLA's
-    scatter: slower, and of about 12 N bytes a row and scattered access. Floats are added in fixed
-    point, so the order does not matter: with P the largest magnitude and B the most coordinates
-    that are not zero in one column, an entry of n of these is off by at most n P B 2**-29 and one
-    rounding to float32. A scatter of ones finds B, which makes overflow impossible. Subnormal
-    numbers count as zero.
+    `hashing="elements"` hashes every element independently, for any number of columns, and uses
+    XLA's scatter. It is slower, with about 12 N bytes per row and scattered access. Floats are
+    added in fixed point, so the order does not matter. Let P be the largest magnitude and B the
+    largest number of nonzero coordinates in one column. An entry with n of them has an error of at
+    most n P B 2**-29 and one rounding to float32. A scatter of ones computes B, which makes
+    overflow impossible. Subnormal numbers count as zero.
 
-    NaN and infinite coordinates reach the columns they are hashed to, and no others. The gradient
+    NaN and infinite coordinates affect the columns they are hashed to, and no others. The gradient
     is the sum over rows of the signed entries, as in :func:`decode`.
 
     Args:
       x: float32, bfloat16 or int32 of any shape, of fewer than 2**32 elements.
       seeds: uint32[2], from which all hashes are derived. Equal on all workers.
-      rows: Of the table, 1 to 32.
-      columns: c. For `"tiles"` a multiple of 1024; :func:`round_columns` finds a good one.
-      mask: bool of the shape of `x`: only coordinates where it is true enter. None for all.
+      rows: Number of rows of the table, 1 to 32.
+      columns: c. For `"tiles"` a multiple of 1024; :func:`round_columns` returns a good one.
+      mask: bool of the shape of `x`: only coordinates where it is true are added. None adds all.
       hashing: `"tiles"` or `"elements"`.
-      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for what is measured,
-        or assumed, to be the fastest.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the one that is
+        measured, or assumed, to be the fastest.
 
     Returns:
-      The table, [rows, columns]: int32 for an int32 `x`, of which sums wrap modulo 2**32, else
-      float32.
+      The table, [rows, columns]: int32 for an int32 `x`, with sums modulo 2**32, else float32.
 
     Raises:
       ValueError: If an argument is out of range or of a wrong shape or dtype.
-      NotImplementedError: If the device cannot run the implementation that is named, or
-        `"elements"` is asked of a kernel.
+      NotImplementedError: If the device cannot run the named implementation, or if a kernel is
+        named for `"elements"`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -141,9 +141,9 @@ def encode(
 
     References:
       Charikar, Chen, Farach-Colton, `Finding frequent items in data streams
-      <https://doi.org/10.1016/S0304-3975(03)00400-6>`_, 2004. It hashes elements, by functions that
-      are pairwise independent by proof; these are mixing functions, checked by tests. The tiles are
-      our own.
+      <https://doi.org/10.1016/S0304-3975(03)00400-6>`_, 2004. The paper hashes elements, with
+      functions that are provably pairwise independent. The hashes here are mixing functions, and
+      tests check them. The tiles are not in the paper.
     """
     require(
         x.dtype in (jnp.float32, jnp.bfloat16, jnp.int32),
@@ -155,9 +155,11 @@ def encode(
     _hash.require_counter(x.shape)
     if mask is not None:
         x = jnp.where(mask, x, 0)
-    x, seeds = _vma.alike(x, seeds)
+    x, seeds = _vma.equally_varying(x, seeds)
     if x.size == 0:
-        (table, _) = _vma.alike(jnp.zeros((rows, columns), reference.accumulator(x.dtype)), x)
+        (table, _) = _vma.equally_varying(
+            jnp.zeros((rows, columns), reference.accumulator(x.dtype)), x
+        )
         return table
     return linear.encode(x, seeds, (rows, columns, hashing, implementation))
 
@@ -178,33 +180,33 @@ def decode(
               \operatorname{median}_r
 
     The mean is unbiased, with 1/rows of the variance of one row. The median ignores a minority of
-    rows in which a large coordinate is in the way; for an odd number of rows it is unbiased where
-    errors are symmetric, as they are under random signs. For an even number it is midway of the
-    middle two, which keeps the symmetry (taking the lower one would be off by about -0.8 standard
-    deviations for two rows): for two rows it is the mean. One NaN among the entries makes it NaN.
+    rows in which a large coordinate collides. For an odd number of rows it is unbiased if errors
+    are symmetric, as they are under random signs. For an even number it is the midpoint of the
+    middle two, which keeps the symmetry: for two rows it is the mean. (The lower of two rows would
+    be off by about -0.8 standard deviations.) One NaN among the entries makes the median NaN.
 
-    Memory traffic of the kernels: 4 N bytes written, and 4 N bytes of table read for every row,
-    mostly from the cache. No sort: minimum and maximum of pairs.
+    Memory traffic of the kernels: they write 4 N bytes, and read 4 N bytes of the table for every
+    row, mostly from the cache. The median uses minima and maxima of pairs instead of a sort.
 
     Args:
-      table: float32 or int32 [rows, columns], of :func:`encode`, or a sum of such tables.
-      seeds: As given to :func:`encode`.
-      shape: Of the array, as given to :func:`encode`.
+      table: float32 or int32 [rows, columns] from :func:`encode`, or a sum of such tables.
+      seeds: As for :func:`encode`.
+      shape: Shape of the array, as for :func:`encode`.
       estimate: `"mean"` or `"median"`.
-      mask: bool of `shape`: coordinates where it is false are exactly 0. None for all.
-      hashing: As given to :func:`encode`.
+      mask: bool of `shape`: coordinates where it is false are exactly 0. None keeps all.
+      hashing: As for :func:`encode`.
       implementation: As for :func:`encode`.
 
     Returns:
-      An array of `shape`: int32 for the median of an int32 table (for an even number of rows
-      rounded down), else float32.
+      An array of `shape`: int32 for the median of an int32 table (rounded down for an even number
+      of rows), else float32.
 
     Raises:
       ValueError: If an argument is out of range or of a wrong shape or dtype.
-      NotImplementedError: If the device cannot run the implementation that is named, or
-        `"elements"` or more than 9 rows are asked of a kernel.
-      TypeError: If the median is differentiated. The gradient of the mean is :func:`encode` over
-        rows.
+      NotImplementedError: If the device cannot run the named implementation, or if a kernel is
+        named for `"elements"` or for more than 9 rows.
+      TypeError: If the median is differentiated. The gradient of the mean is :func:`encode`
+        divided by rows.
 
     Example:
       >>> import jax.numpy as jnp
@@ -229,10 +231,10 @@ def decode(
     shape = tuple(shape)
     _require_mask(mask, shape)
     _hash.require_counter(shape)
-    table, seeds = _vma.alike(table, seeds)
+    table, seeds = _vma.equally_varying(table, seeds)
     if math.prod(shape) == 0:
         dtype = table.dtype if estimate == "median" else jnp.float32
-        (empty, _) = _vma.alike(jnp.zeros(shape, dtype), table)
+        (empty, _) = _vma.equally_varying(jnp.zeros(shape, dtype), table)
         return empty
     result = linear.decode(table, seeds, (shape, estimate, hashing, implementation))
     return result if mask is None else jnp.where(mask, result, 0)

@@ -1,8 +1,8 @@
-r"""Count-sketch by a hash of each element, in plain JAX: the textbook's, and a scatter.
+r"""The textbook count-sketch, which hashes each element, in plain JAX with a scatter.
 
-No kernel has this form. Mosaic GPU adds atomically to contiguous slices only, not at indices, and a
-TPU has no scatter. XLA's scatter of floats depends on an order that changes from run to run on a
-GPU, so floats are added as integers.
+There is no kernel for it. Mosaic GPU adds atomically to contiguous slices only, not at indices, and
+a TPU has no scatter. On a GPU the order in which XLA's scatter adds floats changes from run to run,
+so floats are added as integers.
 """
 
 import jax
@@ -18,7 +18,7 @@ MOST_ROWS = 32
 
 
 def _times_columns(word: jax.Array, columns: int) -> jax.Array:
-    """The high 32 bits of the 64 of `word * columns`, exactly: floor(word * columns / 2**32)."""
+    """The exact high 32 of the 64 bits of `word * columns`: floor(word * columns / 2**32)."""
     columns_low, columns_high = jnp.uint32(columns & 0xFFFF), jnp.uint32(columns >> 16)
     low, high = word & 0xFFFF, word >> 16
     carried = high * columns_low + ((low * columns_low) >> 16)
@@ -38,12 +38,12 @@ def _locate(
     """The column of each position in `row`, int32, and whether its sign is negative."""
     first, second = _row_seeds(seeds, row)
     word = _hash.bits(position, first, second)
-    # The column comes from the high bits, the sign is the lowest.
+    # The column comes from the high bits; the sign is the lowest bit.
     return _times_columns(word, columns).astype(jnp.int32), (word & 1) != 0
 
 
 def require_table(rows: int, columns: int) -> None:
-    """Raises unless a table may have these many rows and columns."""
+    """Raises unless a table may have these numbers of rows and columns."""
     require(1 <= rows <= MOST_ROWS, f"`rows` must be in [1, {MOST_ROWS}], got {rows}.")
     require(1 <= columns < 2**31, f"`columns` must be in [1, 2**31), got {columns}.")
 
@@ -51,7 +51,7 @@ def require_table(rows: int, columns: int) -> None:
 def locations(
     indices: jax.Array, seeds: jax.Array, *, rows: int, columns: int
 ) -> tuple[jax.Array, jax.Array]:
-    r"""Where coordinates lie in a sketch of `hashing="elements"`, and with which signs.
+    r"""The columns and signs of coordinates in a sketch with `hashing="elements"`.
 
     .. math:: h_r(i) = \lfloor w_r(i) c / 2^{32} \rfloor, \quad \sigma_r(i) = 1 - 2 (w_r(i) \bmod 2)
 
@@ -59,8 +59,8 @@ def locations(
 
     Args:
       indices: int32[k] or uint32[k], positions in the flat array.
-      seeds: uint32[2], as given to :func:`encode`.
-      rows: Of the table.
+      seeds: uint32[2], as for :func:`encode`.
+      rows: Number of rows of the table.
       columns: :math:`c`.
 
     Returns:
@@ -97,33 +97,36 @@ def _power_of_two(exponent: jax.Array) -> jax.Array:
 
 
 def _scaled(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    """`x` times 2**exponent, an int32 in [-252, 254]: in two steps, as it may be no float32."""
+    """`x` times 2**exponent, for an int32 in [-252, 254].
+
+    The power may exceed the range of float32, so this multiplies in two steps.
+    """
     half = exponent >> 1
     return x * _power_of_two(half) * _power_of_two(exponent - half)
 
 
 def _add(column: jax.Array, values: jax.Array, columns: int) -> jax.Array:
-    """The sums of values of equal column."""
-    zeros, _, _ = _vma.alike(jnp.zeros(columns, values.dtype), column, values)
+    """The sums of the values of each column."""
+    zeros, _, _ = _vma.equally_varying(jnp.zeros(columns, values.dtype), column, values)
     return zeros.at[column].add(values, mode="promise_in_bounds")
 
 
 def _any(column: jax.Array, flags: jax.Array, columns: int) -> jax.Array:
-    """Whether a value of each column has its flag set."""
-    zeros, _, _ = _vma.alike(jnp.zeros(columns, jnp.int32), column, flags)
+    """Whether any value of each column has its flag set."""
+    zeros, _, _ = _vma.equally_varying(jnp.zeros(columns, jnp.int32), column, flags)
     return zeros.at[column].max(flags.astype(jnp.int32), mode="promise_in_bounds") != 0
 
 
 def _add_floats(column: jax.Array, values: jax.Array, columns: int) -> jax.Array:
-    """The sums of float32 in fixed point, whatever their order.
+    """The sums of float32 in fixed point, independent of their order.
 
-    With every |x| < 2**e and at most 2**b that are not zero in a column, each is rounded to a
-    multiple of 2**(e + b - 30): so many make at most 2**30 + 2**(b - 1) of these steps.
+    If every |x| < 2**e, and at most 2**b values per column are nonzero, each value is rounded to a
+    multiple of 2**(e + b - 30). The sum of a column is at most 2**30 + 2**(b - 1) of these steps.
     """
     magnitude = jnp.abs(values)
     usable = (magnitude >= SMALLEST_NORMAL) & jnp.isfinite(values)
     peak = jnp.max(jnp.where(usable, magnitude, SMALLEST_NORMAL))
-    # Biased by 127: [1, 2) has 127, and is below 2**1.
+    # The exponent is biased by 127: [1, 2) has 127, and is below 2**1.
     above = (lax.bitcast_convert_type(peak, jnp.int32) >> 23) - 126
     most = jnp.max(_add(column, usable.astype(jnp.int32), columns))
     count_bits = 32 - lax.clz(jnp.maximum(most, 1) - 1)
@@ -131,18 +134,18 @@ def _add_floats(column: jax.Array, values: jax.Array, columns: int) -> jax.Array
     steps = jnp.round(_scaled(jnp.where(usable, values, 0), -exponent)).astype(jnp.int32)
     sums = _scaled(_add(column, steps, columns).astype(jnp.float32), exponent)
 
-    def with_the_others() -> jax.Array:
-        """NaN as infinities of both signs. Floats themselves GPUs may add in a loop."""
+    def with_nonfinite() -> jax.Array:
+        """Treats NaN as infinities of both signs. GPUs may add floats themselves in a loop."""
         up = _any(column, (values == jnp.inf) | jnp.isnan(values), columns)
         down = _any(column, (values == -jnp.inf) | jnp.isnan(values), columns)
         infinite = jnp.where(up, jnp.where(down, jnp.nan, jnp.inf), -jnp.inf)
         return jnp.where(up | down, infinite, sums)
 
-    return lax.cond(jnp.all(jnp.isfinite(values)), lambda: sums, with_the_others)
+    return lax.cond(jnp.all(jnp.isfinite(values)), lambda: sums, with_nonfinite)
 
 
 def encode(x: jax.Array, seeds: jax.Array, *, rows: int, columns: int) -> jax.Array:
-    """The table of `x`, a row after the other."""
+    """The table of `x`, computed row by row."""
     position = _hash.positions(x.shape).ravel()
     flat = x.ravel()
     table = []

@@ -1,4 +1,4 @@
-"""One estimate of a coordinate out of those of the rows."""
+"""Combines the estimates of the rows into one estimate per coordinate."""
 
 from collections.abc import Sequence
 
@@ -17,16 +17,16 @@ def total(values: Sequence[jax.Array]) -> jax.Array:
 def mean(values: Sequence[jax.Array]) -> jax.Array:
     """The mean over rows, float32.
 
-    By a multiplication, because backends do not round a quotient alike.
+    It uses a multiplication, because backends round a quotient differently.
     """
     return total(values) * jnp.float32(1 / len(values))
 
 
 def median(values: Sequence[jax.Array]) -> jax.Array:
-    """The median over rows, of their dtype: for an even number of rows, midway of the middle two.
+    """The median over rows, of their dtype; the midpoint of the middle two for an even number.
 
-    By exchanges of neighbours (minimum to the left, maximum to the right), as many rounds as rows.
-    One NaN makes it NaN. Between int32, midway is rounded down.
+    Neighbors are exchanged (minimum to the left, maximum to the right), in as many rounds as rows.
+    One NaN makes the median NaN. A midpoint of int32 is rounded down.
     """
     rows = list(values)
     for round_ in range(len(rows)):
@@ -43,7 +43,7 @@ def median(values: Sequence[jax.Array]) -> jax.Array:
         else:
             middle = (below + middle) * jnp.float32(0.5)
     if jnp.issubdtype(middle.dtype, jnp.floating):
-        # Comparisons with NaN are all false, so the network may lose one.
+        # Comparisons with NaN are false, so the exchanges may lose a NaN.
         for value in values:
             middle = jnp.where(value == value, middle, jnp.nan)
     return middle

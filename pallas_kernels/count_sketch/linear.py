@@ -1,6 +1,6 @@
-"""Both ops by the implementation that is named, or chosen, and their gradients.
+"""Both ops with the named or selected implementation, and their gradients.
 
-Each is, but for a factor, the other's transpose.
+Up to a factor, each op is the transpose of the other.
 """
 
 import functools
@@ -15,7 +15,7 @@ from pallas_kernels._checks import require
 from pallas_kernels._dispatch import Implementation
 from pallas_kernels.count_sketch import elements
 
-MOST_ROWS_OF_KERNELS = 9  # To decode.
+MOST_ROWS_OF_KERNELS = 9  # For decoding.
 
 
 def _run(
@@ -26,7 +26,7 @@ def _run(
     *arrays: jax.Array,
     **options: Any,
 ) -> jax.Array:
-    """`function` of the implementation that is named, or chosen."""
+    """Runs `function` of the named or selected implementation."""
     require(
         implementation is None or implementation in get_args(Implementation),
         f"`implementation` must be None or one of {get_args(Implementation)}, "

@@ -1,9 +1,10 @@
-"""`encode` and `decode` by tiles as Mosaic GPU kernels: eight rows of 128 lanes a block.
+"""`encode` and `decode` by tiles as Mosaic GPU kernels: eight rows of 128 lanes per block.
 
-A thread is a lane. Its eight rows are of one sublane and successive planes where a tile has eight
-planes or more, so that one hash gives all their signs, else of as many sublanes as are needed. Rows
-are copied to shared memory, and rolled along lanes by two reads at shifted places: one is right up
-to where the row wraps, the other from there on. What they read of the neighbouring rows is dropped.
+A thread is a lane. If a tile has eight planes or more, its eight rows are successive planes of one
+sublane, so that one hash gives all their signs. Otherwise they span as many sublanes as needed.
+Rows are copied to shared memory, and rolled along lanes by two reads at shifted places. One read is
+correct up to the lane where the row wraps, the other from there on. The elements that they read
+from neighboring rows are dropped.
 """
 
 import functools
@@ -22,8 +23,8 @@ from pallas_kernels.count_sketch.estimate import ESTIMATES
 from pallas_kernels.count_sketch.reference import accumulator
 from pallas_kernels.count_sketch.tiling import LANES, PLANE, SUBLANES, Key, Tiling
 
-STAGES = 4  # Tiles in shared memory: one is added, the others are on their way.
-HEIGHT = 8  # Rows of a block.
+STAGES = 4  # Tiles in shared memory: one is added while the others are copied.
+HEIGHT = 8  # Rows per block.
 STAGE = (HEIGHT + 2) * LANES  # With a margin of one row on either side.
 
 
@@ -36,20 +37,20 @@ def _flat_keys(seeds: jax.Array, rows: int) -> jax.Array:
 
 
 def _extent(shapes: Tiling) -> tuple[int, int]:
-    """How many sublanes and planes the rows of a block are of."""
+    """The numbers of sublanes and planes that the rows of a block span."""
     planes = min(shapes.planes, HEIGHT)
     return HEIGHT // planes, planes
 
 
 def _origin(shapes: Tiling, chunk: Any) -> tuple[Any, Any]:
-    """The first sublane and plane of the block that is this chunk of a tile."""
+    """The first sublane and plane of the block that processes this chunk of a tile."""
     sublanes, planes = _extent(shapes)
     parts = jnp.uint32(shapes.planes // planes)
     return chunk // parts * jnp.uint32(sublanes), chunk % parts * jnp.uint32(planes)
 
 
 def _rolled_row(rows_ref: Any, start: Any, roll: Any, inside: jax.Array) -> jax.Array:
-    """The 128 elements from `start` on, rolled to the right by `roll`; `inside` is lane >= roll."""
+    """The 128 elements from `start`, rolled to the right by `roll`; `inside` is lane >= roll."""
     first = (start - roll).astype(jnp.int32)
     return jnp.where(inside, rows_ref[pl.ds(first, LANES)], rows_ref[pl.ds(first + LANES, LANES)])
 
@@ -96,7 +97,7 @@ def _encode_kernel(
             plgpu.barrier_wait(barriers.at[stage])
 
         inside = lane >= lane_roll
-        # Compared lane by lane, as a scalar does not select vectors here.
+        # A comparison per lane, since a scalar cannot select vectors here.
         kept = lane < jnp.where(holds, jnp.uint32(LANES), jnp.uint32(0))
         results = []
         for sublane in range(sublanes):
@@ -116,7 +117,7 @@ def _encode_kernel(
                     there = holds & (position <= last_plane)
                     kept = lane < jnp.where(there, jnp.uint32(LANES), jnp.uint32(0))
                 results.append(sums[i] + jnp.where(kept, value, 0))
-        plgpu.commit_smem()  # All have read before this stage is written again.
+        plgpu.commit_smem()  # All threads have read this stage before it is overwritten.
         start(index + jnp.uint32(STAGES))
         return tuple(results)
 

@@ -1,7 +1,7 @@
-"""`encode` and `decode` by tiles as Pallas kernels for TPU: a tile a step.
+"""`encode` and `decode` by tiles as Pallas kernels for TPU: one tile per step.
 
-Which block of the array, or of the table, a step is given follows from the keys of the rows, which
-are there before the kernel starts (scalar prefetch), so no table of places is made.
+The keys of the rows determine which block of the array, or of the table, a step reads. They are
+available before the kernel starts (scalar prefetch), so no table of places is needed.
 """
 
 import functools
@@ -26,7 +26,7 @@ def _key(keys_ref: Any, row: Any) -> Key:
 
 
 def _within() -> jax.Array:
-    """Where each element of a plane lies in it."""
+    """The position of each element in its plane."""
     sublane = lax.broadcasted_iota(jnp.uint32, (SUBLANES, LANES), 0)
     return sublane * LANES + lax.broadcasted_iota(jnp.uint32, (SUBLANES, LANES), 1)
 
@@ -53,7 +53,7 @@ def _encode_kernel(keys_ref: Any, x_ref: Any, table_ref: Any, *, shapes: Tiling)
             source = (jnp.uint32(plane) - plane_roll) & jnp.uint32(shapes.planes - 1)
             position = tile * jnp.uint32(shapes.planes) + source
             values = tiling.signed(x_ref[source.astype(jnp.int32)], word, position)
-            # The last tile may reach beyond the array, where nothing is defined.
+            # The last tile may extend past the array, where values are undefined.
             values = jnp.where(position < jnp.uint32(shapes.total_planes), values, 0)
             table_ref[0, 0, plane] += _roll(values, sublane_roll, lane_roll)
 
@@ -72,7 +72,9 @@ def encode(
     height = max(shapes.total_planes, shapes.planes)
     dtype = accumulator(x.dtype)
     x_planes = jnp.pad(x.ravel().astype(dtype), (0, height * PLANE - x.size))
-    x_planes, keys = _vma.alike(x_planes.reshape(height, SUBLANES, LANES), tiling.keys(seeds, rows))
+    x_planes, keys = _vma.equally_varying(
+        x_planes.reshape(height, SUBLANES, LANES), tiling.keys(seeds, rows)
+    )
 
     def block_of_x(row: Any, slot: Any, index: Any, keys_ref: Any) -> tuple[Any, int, int]:
         place = slot.astype(jnp.uint32), index.astype(jnp.uint32)
@@ -133,7 +135,7 @@ def decode(
     shapes = tiling.tiling(size, columns, planes)
     height = max(shapes.total_planes, shapes.planes)
     block = shapes.planes, SUBLANES, LANES
-    table, keys = _vma.alike(table, tiling.keys(seeds, rows))
+    table, keys = _vma.equally_varying(table, tiling.keys(seeds, rows))
 
     def block_of_row(row: int) -> Any:
         def index_map(tile: Any, keys_ref: Any) -> tuple[Any, ...]:

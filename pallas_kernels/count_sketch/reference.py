@@ -19,16 +19,16 @@ def accumulator(dtype: jax.typing.DTypeLike) -> Any:
 
 
 def _axes(keys: jax.Array) -> Key:
-    """The keys of rows, each [rows, 1]."""
+    """The keys of all rows, each field [rows, 1]."""
     return Key(*(keys[:, i : i + 1] for i in range(keys.shape[1])))
 
 
 def _rolled(
     shapes: Tiling, key: Key, tile: jax.Array, back: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Plane, sublane and lane that each of a rolled tile's elements comes from.
+    """The source plane, sublane and lane of each element of a rolled tile.
 
-    Before the roll, or after it with `back`, of which `tile` has the shape of the leading axes.
+    With `back`, the roll is undone. `tile` has the shape of the leading axes of the result.
     """
     shape = (*tile.shape, shapes.planes, SUBLANES, LANES)
     sources = []
@@ -40,16 +40,16 @@ def _rolled(
 
 
 def _within(leading: int) -> jax.Array:
-    """Where each element of a plane lies in it, uint32[..., 8, 128] of so many axes of length 1."""
+    """The position of each element in its plane, uint32[1, ..., 8, 128] with `leading` ones."""
     return jnp.arange(PLANE, dtype=jnp.uint32).reshape(*(1,) * leading, SUBLANES, LANES)
 
 
 def encode(
     x: jax.Array, seeds: jax.Array, *, rows: int, columns: int, planes: int | None = None
 ) -> jax.Array:
-    """The table of `x`: what is at each place of all slots is added in one step of a loop.
+    """The table of `x`. Each step of a loop adds the tiles at one place of all slots.
 
-    Its temporaries are of the size of the table. `planes` is for tests of small arrays.
+    Its temporaries have the size of the table. `planes` is for tests of small arrays.
     """
     shapes = tiling.tiling(x.size, columns, planes)
     tile_size = shapes.planes * PLANE
@@ -75,7 +75,7 @@ def encode(
         return table + jnp.where(holds, tiling.signed(values.astype(dtype), word, plane), 0)
 
     shape = (rows, shapes.slots, shapes.planes, SUBLANES, LANES)
-    table, *_ = _vma.alike(jnp.zeros(shape, dtype), x, seeds)
+    table, *_ = _vma.equally_varying(jnp.zeros(shape, dtype), x, seeds)
     table = lax.fori_loop(jnp.uint32(0), jnp.uint32(shapes.longest), add_place, table)
     return table.reshape(rows, columns)
 
@@ -104,7 +104,7 @@ def decode(
         slot = tiling.slot_of(shapes, key, tile)[:, None, None, None]
         source = slot, *_rolled(shapes, key, tile, back=True)
         word = tiling.sign_word(shapes, key, tile[:, None, None, None], _within(2))
-        # Lest it be computed anew for every plane.
+        # Without the barrier XLA would compute it again for every plane.
         word = lax.optimization_barrier(word)
         value = tiles[row][tuple(i.astype(jnp.int32) for i in source)]
         values.append(tiling.signed(value, word, plane))

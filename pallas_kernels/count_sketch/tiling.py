@@ -1,13 +1,13 @@
-r"""Where the tiles of an array go in a sketch, which rolls they take, and the signs of elements.
+r"""The slots and rolls of the tiles of an array in a sketch, and the signs of elements.
 
-A tile is `planes` planes of 8 sublanes of 128 lanes, and 1024 elements are a plane. Row :math:`r`
-sends tile :math:`t` of :math:`2^m` to the place
+A tile is `planes` planes, and a plane is 8 sublanes of 128 lanes, 1024 elements. Row :math:`r`
+maps tile :math:`t` of :math:`2^m` to the place
 
 .. math:: p = (a_r t + b_r) \bmod 2^m, \quad a_r \text{ odd},
 
-and the places are cut into runs of equal length (to one), a run a slot. Runs, that is the high bits
-of p, and not its low bits: tiles that agree in their low bits would agree in those of p whatever
-:math:`a_r` and :math:`b_r` are, and so collide in every row.
+and the places are cut into runs whose lengths differ by at most one. Each run is a slot. Runs use
+the high bits of p instead of its low bits. Tiles with equal low bits have equal low bits of p for
+all :math:`a_r` and :math:`b_r`, and would collide in every row.
 """
 
 from typing import Any, NamedTuple
@@ -20,20 +20,20 @@ from pallas_kernels import _hash
 LANES = 128
 SUBLANES = 8
 PLANE = SUBLANES * LANES
-MOST_PLANES = 32  # As many planes as a word has bits: they share one word of signs.
+MOST_PLANES = 32  # One per bit of a word: the planes share one word of signs.
 FEWEST_SLOTS = 8
 
-Scalar = Any  # uint32, an array or, within a kernel, a scalar.
+Scalar = Any  # uint32: an array, or a scalar within a kernel.
 
 
 class Tiling(NamedTuple):
     """The shapes of a sketch of `size` elements by tiles. All are Python ints."""
 
     size: int
-    planes: int  # Of one tile.
-    slots: int  # Of one row of the table.
-    tiles: int  # That hold elements.
-    places: int  # 2**m, the least such that is not below tiles.
+    planes: int  # Per tile.
+    slots: int  # Per row of the table.
+    tiles: int  # Tiles that hold elements.
+    places: int  # 2**m, the smallest power of two that is at least `tiles`.
 
     @property
     def total_planes(self) -> int:
@@ -42,22 +42,22 @@ class Tiling(NamedTuple):
 
     @property
     def shortest(self) -> int:
-        """Places of the slots that have fewest."""
+        """The number of places of the shorter slots."""
         return self.places // self.slots
 
     @property
     def longer(self) -> int:
-        """How many slots, the first ones, have one place more."""
+        """How many slots have one more place; these are the first slots."""
         return self.places % self.slots
 
     @property
     def longest(self) -> int:
-        """Places of the slots that have most."""
+        """The number of places of the longest slots."""
         return self.shortest + (self.longer > 0)
 
 
 class Key(NamedTuple):
-    """What makes one row's hash functions, uint32 each."""
+    """The parameters of the hash functions of one row, uint32 each."""
 
     multiplier: Scalar
     inverse: Scalar
@@ -69,7 +69,7 @@ class Key(NamedTuple):
 
 
 def planes_of_tile(columns: int) -> int:
-    """The size of a tile in planes: the largest power of two that leaves eight slots or more."""
+    """The planes per tile: the largest power of two that leaves eight slots or more."""
     planes = MOST_PLANES
     while planes > 1 and (columns % (planes * PLANE) or columns < FEWEST_SLOTS * planes * PLANE):
         planes //= 2
@@ -88,19 +88,21 @@ def keys(seeds: jax.Array, rows: int) -> jax.Array:
     position = jnp.arange(rows * 8, dtype=jnp.uint32).reshape(rows, 8)
     words = _hash.bits(position, seeds[0], seeds[1])
     multiplier = words[:, 0] | 1
-    inverse = multiplier  # Right in its lowest 3 bits, and in twice as many after every step.
+    inverse = (
+        multiplier  # Correct in its lowest 3 bits; each step doubles the number of correct bits.
+    )
     for _ in range(4):
         inverse = inverse * (2 - multiplier * inverse)
     return jnp.concatenate([jnp.stack([multiplier, inverse], axis=1), words[:, 1:6]], axis=1)
 
 
 def first_place(shapes: Tiling, slot: Scalar) -> Scalar:
-    """The first of the places that make `slot`."""
+    """The first place of `slot`."""
     return slot * jnp.uint32(shapes.shortest) + jnp.minimum(slot, jnp.uint32(shapes.longer))
 
 
 def tile_at(shapes: Tiling, key: Key, slot: Scalar, index: Scalar) -> tuple[Scalar, Scalar]:
-    """The tile at the place `index` of `slot`, and whether there are such a place and tile."""
+    """The tile at place `index` of `slot`, and whether this place and tile exist."""
     place = first_place(shapes, slot) + index
     tile = (key.inverse * (place - key.offset)) & jnp.uint32(shapes.places - 1)
     longer = slot < jnp.uint32(shapes.longer)
@@ -109,13 +111,13 @@ def tile_at(shapes: Tiling, key: Key, slot: Scalar, index: Scalar) -> tuple[Scal
 
 
 def slot_of(shapes: Tiling, key: Key, tile: Scalar) -> Scalar:
-    """The slot that `tile` goes to."""
+    """The slot of `tile`."""
     place = (key.multiplier * tile + key.offset) & jnp.uint32(shapes.places - 1)
-    if not shapes.shortest:  # More slots than places: one a slot.
+    if not shapes.shortest:  # More slots than places: one place per slot.
         return place
     if not shapes.longer:
         return place // jnp.uint32(shapes.shortest)
-    # Of the longer slots, or else counted from the first of the others.
+    # Places before the border are in the longer slots; the others count from the border.
     border = jnp.uint32(shapes.longer * shapes.longest)
     return jnp.where(
         place < border,
@@ -125,17 +127,17 @@ def slot_of(shapes: Tiling, key: Key, tile: Scalar) -> Scalar:
 
 
 def rolls(shapes: Tiling, key: Key, tile: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-    """By how much `tile` is rolled along its planes, sublanes and lanes."""
+    """The amounts by which `tile` is rolled along its planes, sublanes and lanes."""
     word = _hash.bits(tile, key.first_roll, key.second_roll)
     return word & jnp.uint32(shapes.planes - 1), (word >> 5) & 7, (word >> 8) & 127
 
 
 def sign_word(shapes: Tiling, key: Key, tile: Scalar, within: Scalar) -> Scalar:
-    """A word of signs of the element `within` each plane of `tile`: that of a plane is its bit."""
+    """A word of signs of the element `within` each plane of `tile`, one bit per plane."""
     block = (tile * jnp.uint32(shapes.planes)) >> 5
     return _hash.bits(block * jnp.uint32(PLANE) + within, key.first_sign, key.second_sign)
 
 
 def signed(x: Scalar, word: Scalar, plane: Scalar) -> Scalar:
-    """`x` or its negative, as the bit of `plane` in the word of signs says."""
+    """`-x` if the bit of `plane` in the word of signs is set, else `x`."""
     return jnp.where((word >> (plane & 31)) & 1 != 0, -x, x)

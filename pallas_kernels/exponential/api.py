@@ -30,34 +30,34 @@ def encode(
     headroom: int,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    r"""Rounds :math:`2^{-h} x / \|x\|` to one of the two powers of two beside it, without bias.
+    r"""Rounds :math:`2^{-h} x / \|x\|` to one of the two adjacent powers of two, without bias.
 
     .. math:: 2^{-h} |x_j| / \|x\| = 2^{-e} (1 + f) \;\mapsto\;
               2^{-e + 1} \text{ with probability } f, \text{ else } 2^{-e}
 
-    By a random number, a hash of the seeds and of :math:`j`, that is added to the mantissa and
-    carries into the exponent: the same integers on every backend. NaN, subnormal numbers, and what
-    is so small beside the scale that a step on the way is subnormal (:math:`2^{-122}` at the most)
-    give 0; infinite ones the largest code.
+    A random number, a hash of the seeds and of :math:`j`, is added to the mantissa and carries into
+    the exponent. Every backend returns the same integers. NaN and subnormal numbers give 0. So do
+    numbers so small relative to the scale that an intermediate result is subnormal
+    (:math:`2^{-122}` at the most). Infinities give the largest code.
 
-    Memory traffic: `x` is read once, the codes are written once. A kernel reads and writes `x` once
-    more to fill blocks if its size is no multiple of 128 (TPU) or 1024 (GPU).
+    Memory traffic: the op reads `x` once and writes the codes once. A kernel reads and writes `x`
+    once more to fill blocks if its size is no multiple of 128 (TPU) or 1024 (GPU).
 
     Args:
       x: float32 or bfloat16 of any shape, of fewer than 2**32 elements.
       scale: float32[], :math:`\|x\|`, at least the largest magnitude in `x`; 0 gives zeros.
       seeds: uint32[2].
-      headroom: :math:`h`, 1 to 62. Codes may be added in a tree of up to :math:`h - 1` levels: the
+      headroom: :math:`h`, 1 to 62. Codes can be added in a tree of up to :math:`h - 1` levels: the
         sum over n workers needs :math:`h = 1 + \lceil \log_2 n \rceil`.
-      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for what is measured,
-        or assumed, to be the fastest.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the one that is
+        measured, or assumed, to be the fastest.
 
     Returns:
-      uint8 of the shape of `x`: the sign in bit 7, below it the exponent :math:`e`, or 0 for zero.
+      uint8 of the shape of `x`: the sign in bit 7, the exponent :math:`e` below it; 0 for zero.
 
     Raises:
       ValueError: If an argument is out of range or of a wrong shape or dtype.
-      NotImplementedError: If the device cannot run the implementation that is named.
+      NotImplementedError: If the device cannot run the named implementation.
       TypeError: If it is differentiated: rounding has no gradient.
 
     Example:
@@ -107,22 +107,22 @@ def decode(
 
     .. math:: \bar x_j = \pm 2^{h - e_j} \|x\| / n
 
-    Memory traffic: the codes are read once, the result is written once, but as in :func:`encode`
-    for other sizes.
+    Memory traffic: the op reads the codes once and writes the result once. The exceptions of
+    :func:`encode` for other sizes apply.
 
     Args:
       codes: uint8 of any shape, from :func:`encode` or :func:`add`.
-      scale: float32[], as it was given to :func:`encode`.
-      headroom: :math:`h`, as it was given to :func:`encode`.
-      count: :math:`n`, how many arrays were added.
+      scale: float32[], the same as for :func:`encode`.
+      headroom: :math:`h`, the same as for :func:`encode`.
+      count: :math:`n`, the number of arrays that were added.
       implementation: As for :func:`encode`.
 
     Returns:
-      float32 of the shape of `codes`. Where it is subnormal, some backends return 0.
+      float32 of the shape of `codes`. Some backends return 0 in place of subnormal numbers.
 
     Raises:
       ValueError: If an argument is out of range or of a wrong shape or dtype.
-      NotImplementedError: If the device cannot run the implementation that is named.
+      NotImplementedError: If the device cannot run the named implementation.
 
     Example:
       >>> import jax.numpy as jnp
@@ -150,16 +150,17 @@ def decode(
 def add(
     a: jax.Array, b: jax.Array, seeds: jax.Array, *, implementation: Implementation | None = None
 ) -> jax.Array:
-    r"""The sums of two powers of two each, rounded without bias to powers of two.
+    r"""The sums of pairs of powers of two, rounded without bias to powers of two.
 
-    With exponents :math:`e \le e'` and the sign of the larger magnitude: of one sign, :math:`e - 1`
-    with probability :math:`2^{-(e' - e)}`, else :math:`e`; of opposite signs, zero where
-    :math:`e = e'`, else :math:`e + 1` with probability :math:`2^{-(e' - e - 1)}`, else :math:`e`.
-    Zero leaves the other as it is. The second moment grows by at most 9/8. Only integers are
-    compared; a probability under :math:`2^{-32}` counts as 0.
+    For exponents :math:`e \le e'` the result has the sign of the larger magnitude. For equal signs
+    its exponent is :math:`e - 1` with probability :math:`2^{-(e' - e)}`, else :math:`e`. For
+    opposite signs the result is zero if :math:`e = e'`; otherwise its exponent is :math:`e + 1`
+    with probability :math:`2^{-(e' - e - 1)}`, else :math:`e`. Adding zero leaves the other operand
+    unchanged. The second moment grows by at most 9/8. Only integers are compared; a probability
+    under :math:`2^{-32}` counts as 0.
 
-    Memory traffic: both are read once, the sums are written once, but as in :func:`encode` for
-    other sizes.
+    Memory traffic: the op reads both operands once and writes the sums once. The exceptions of
+    :func:`encode` for other sizes apply.
 
     Args:
       a: uint8 codes of any shape, of fewer than 2**32 elements.
@@ -168,12 +169,12 @@ def add(
       implementation: As for :func:`encode`.
 
     Returns:
-      uint8 codes of the same shape. There is none for a sum of :math:`2^0`: it stays
-      :math:`2^{-1}`, which the headroom of :func:`encode` is to rule out.
+      uint8 codes of the same shape. A sum of :math:`2^0` has no code and stays :math:`2^{-1}`; a
+      sufficient headroom in :func:`encode` prevents this case.
 
     Raises:
       ValueError: If an argument is of a wrong shape or dtype.
-      NotImplementedError: If the device cannot run the implementation that is named.
+      NotImplementedError: If the device cannot run the named implementation.
 
     Example:
       >>> import jax.numpy as jnp

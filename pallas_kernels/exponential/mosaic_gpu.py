@@ -1,7 +1,7 @@
 """`encode`, `decode` and `add` as Mosaic GPU kernels, for Hopper and newer: one pass over memory.
 
-Arrays are seen as rows, one for each block of 128 threads. Sizes that do not fill their rows are
-padded, which costs a pass of its own.
+Arrays are viewed as rows, one for each block of 128 threads. Sizes that do not fill their rows are
+padded, which costs an extra pass.
 """
 
 import functools
@@ -16,7 +16,7 @@ from pallas_kernels import _hash, _vma
 from pallas_kernels._versions import gpu_kernel
 from pallas_kernels.exponential import reference
 
-BLOCK = 1024  # Elements of a row: 8 for each of 128 threads.
+BLOCK = 1024  # Elements per row: 8 for each of 128 threads.
 
 
 def _noise(seeds_ref: Any) -> jax.Array:
@@ -37,7 +37,7 @@ def _elementwise(
     if size == 0:
         return arrays[0].astype(dtype)
     rows_of = lambda x: jnp.pad(x.ravel(), (0, -size % BLOCK)).reshape(-1, BLOCK)  # noqa: E731
-    operands = _vma.alike(*(x.reshape(-1) for x in scalars), *map(rows_of, arrays))
+    operands = _vma.equally_varying(*(x.reshape(-1) for x in scalars), *map(rows_of, arrays))
     rows = operands[-1].shape[0]
     result = gpu_kernel(
         kernel,

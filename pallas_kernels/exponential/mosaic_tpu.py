@@ -1,7 +1,7 @@
 """`encode`, `decode` and `add` as Pallas kernels for TPU: one pass over memory.
 
-Arrays are seen as rows of 128 lanes. Sizes that do not fill their rows are padded, which costs a
-pass of its own.
+Arrays are viewed as rows of 128 lanes. Sizes that do not fill their rows are padded, which costs an
+extra pass.
 """
 
 import functools
@@ -18,7 +18,7 @@ from pallas_kernels import _hash, _vma
 from pallas_kernels.exponential import reference
 
 LANES = 128
-ROWS = 1024  # Rows of 128 elements in one block, a multiple of the 32 of a tile of uint8.
+ROWS = 1024  # Rows of 128 elements in one block: a multiple of 32, the rows of a tile of uint8.
 
 
 def _noise(seeds_ref: Any, rows: int) -> jax.Array:
@@ -41,7 +41,7 @@ def _elementwise(
     if size == 0:
         return arrays[0].astype(dtype)
     rows_of = lambda x: jnp.pad(x.ravel(), (0, -size % LANES)).reshape(-1, LANES)  # noqa: E731
-    operands = _vma.alike(*(x.reshape(1, -1) for x in scalars), *map(rows_of, arrays))
+    operands = _vma.equally_varying(*(x.reshape(1, -1) for x in scalars), *map(rows_of, arrays))
     rows = operands[-1].shape[0]
     block = min(ROWS, rows)
     spec = pl.BlockSpec((block, LANES), lambda i: (i, 0))

@@ -1,8 +1,8 @@
 r"""The definition of `encode`, `decode` and `add`, in plain JAX.
 
-A code is one byte: the sign in bit 7, below it the exponent :math:`e` of :math:`2^{-e}`, 1 to 127,
-or 0 for zero. Rounding adds a random number to the mantissa, which carries into the exponent: every
-backend returns the same integers.
+A code is one byte: the sign in bit 7, and below it the exponent :math:`e` of :math:`2^{-e}`, 1 to
+127, or 0 for zero. Rounding adds a random number to the mantissa, which carries into the exponent.
+Every backend returns the same integers.
 """
 
 import jax
@@ -21,8 +21,8 @@ SMALLEST_NORMAL = 2.0**-126
 def factors(scale: jax.Array, headroom: int) -> tuple[jax.Array, jax.Array]:
     """Two factors, float32[], whose product with x is `x 2**-headroom / scale`; 0 for scale 0.
 
-    Two, lest the reciprocal of a tiny scale overflow, or that of a huge one be subnormal.
-    Also 0 for infinity and NaN.
+    With one factor, the reciprocal of a tiny scale would overflow, and that of a huge scale would
+    be subnormal. For infinity and NaN the product is 0.
     """
     lift = jnp.where(scale >= 2.0**60, jnp.float32(2.0**-64), jnp.float32(1))
     lift = jnp.where(scale < 2.0**-60, jnp.float32(2.0**64), lift)
@@ -36,7 +36,8 @@ def round_to_powers(
 ) -> jax.Array:
     """Codes, uint32, of float32 `x` and uint32 `noise` of one shape.
 
-    NaN is 0, and so is what is subnormal at any step, because some backends flush it.
+    NaN has the code 0. So does a number that is subnormal at any step, because some backends flush
+    it.
     """
     most = jnp.float32(2.0**-headroom)
     lifted = x * lift
@@ -51,7 +52,7 @@ def round_to_powers(
 
 
 def magnitudes(codes: jax.Array, headroom: int, count: int) -> jax.Array:
-    """float32, what uint32 codes stand for when the scale is 1, divided by `count`."""
+    """The values of uint32 codes for a scale of 1, divided by `count`, float32."""
     exponent = codes & EXPONENT
     power = lax.bitcast_convert_type((jnp.uint32(127 + headroom) - exponent) << 23, jnp.float32)
     magnitude = jnp.where(exponent > 0, power, 0) * jnp.float32(1 / count)
@@ -65,7 +66,7 @@ def add_codes(a: jax.Array, b: jax.Array, noise: jax.Array) -> jax.Array:
     exponent = jnp.minimum(exponent_a, exponent_b)
     gap = jnp.abs(exponent_a - exponent_b)
     same_sign = (a ^ b) < SIGN
-    # True with probability 2**-m; under 2**-32 never.
+    # True with probability 2**-m, but never for probabilities under 2**-32.
     m = jnp.where(same_sign, gap, gap - 1)
     limit = lax.clamp(1, m, 32)
     drawn = (noise >> (32 - limit).astype(jnp.uint32)) == 0
@@ -85,7 +86,7 @@ def encode(x: jax.Array, scale: jax.Array, seeds: jax.Array, *, headroom: int) -
 
 
 def decode(codes: jax.Array, scale: jax.Array, *, headroom: int, count: int) -> jax.Array:
-    """The mean of `count` arrays from the code of their sum, float32 of the same shape."""
+    """The mean of `count` arrays from the codes of their sum, float32 of the same shape."""
     return magnitudes(codes.astype(jnp.uint32), headroom, count) * scale
 
 

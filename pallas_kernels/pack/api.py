@@ -10,7 +10,7 @@ from pallas_kernels._checks import require
 from pallas_kernels._dispatch import Implementation
 from pallas_kernels.pack.reference import words
 
-# Wider fields fill a word each, whatever their width.
+# Wider fields take a whole word each.
 WIDTHS = (*range(1, 17), 32)
 
 DTYPES = (jnp.bool, jnp.uint8, jnp.uint32)
@@ -21,7 +21,7 @@ def _require_width(bits: int) -> None:
 
 
 def bits_for_sum(largest: int, workers: int) -> int:
-    r"""The smallest width of a field that holds the sum over workers.
+    r"""The smallest field width that holds the sum over workers.
 
     .. math:: n m < 2^b
 
@@ -54,31 +54,31 @@ def bits_for_sum(largest: int, workers: int) -> int:
 def pack(
     numbers: jax.Array, *, bits: int, implementation: Implementation | None = None
 ) -> jax.Array:
-    r"""Puts so many fields of a width as fit into each word of 32 bits.
+    r"""Packs as many fields of `bits` bits as fit into each word of 32 bits.
 
     .. math:: w_i = \sum_{f < l} 2^{b f} x_{f w + i}, \qquad l = \lfloor 32 / b \rfloor
 
-    for :math:`w` words; fields beyond the last number are 0. Words of workers may be added: no
-    field carries into its neighbour as long as the sums, too, are below :math:`2^b`, for which
-    :func:`bits_for_sum` tells the width.
+    for :math:`w` words; fields after the last number are 0. Words of several workers can be added.
+    No field carries into the next one as long as the sums are below :math:`2^b`;
+    :func:`bits_for_sum` returns a sufficient width.
 
-    Memory traffic: the numbers are read once and the words are written once. A kernel reads and
+    Memory traffic: the op reads the numbers once and writes the words once. A kernel reads and
     writes the numbers once more to fill blocks if the number of words is no multiple of 128 (TPU)
-    or 512 (GPU), and takes bool as a copy of uint8. XLA on a GPU makes one pass of the reference.
+    or 512 (GPU), and copies bool to uint8. On a GPU, XLA fuses the reference into one pass.
 
     Args:
       numbers: bool, uint8 or uint32 of any shape, of fewer than 2**32 elements, each below
         `2**bits`, which is not checked.
       bits: :math:`b`, 1 to 16 or 32. Widths that do not divide 32 leave bits of each word unused.
-      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for what is measured,
-        or assumed, to be the fastest.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the one that is
+        measured, or assumed, to be the fastest.
 
     Returns:
       uint32[ceil(size / l)].
 
     Raises:
       ValueError: If an argument is out of range or of a wrong dtype.
-      NotImplementedError: If the device cannot run the implementation that is named.
+      NotImplementedError: If the device cannot run the named implementation.
 
     Example:
       >>> import jax.numpy as jnp
@@ -104,17 +104,17 @@ def unpack(
     shape: tuple[int, ...],
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    r"""The numbers that :func:`pack` took, or their sums over workers.
+    r"""Unpacks the numbers of :func:`pack`, or their sums over workers.
 
     .. math:: x_{f w + i} = \lfloor w_i / 2^{b f} \rfloor \bmod 2^b
 
-    Memory traffic: the words are read once and the numbers are written once, but as in :func:`pack`
-    for other sizes.
+    Memory traffic: the op reads the words once and writes the numbers once. The exceptions of
+    :func:`pack` for other sizes apply.
 
     Args:
-      packed: What :func:`pack` returned for `shape`, or the sum of these over workers.
-      bits: :math:`b`, as it was given to :func:`pack`.
-      shape: Of the result, of fewer than 2**32 elements.
+      packed: The words from :func:`pack` for `shape`, or their sum over workers.
+      bits: :math:`b`, the same as for :func:`pack`.
+      shape: Shape of the result, of fewer than 2**32 elements.
       implementation: As for :func:`pack`.
 
     Returns:
@@ -122,7 +122,7 @@ def unpack(
 
     Raises:
       ValueError: If an argument is out of range or of a wrong shape or dtype.
-      NotImplementedError: If the device cannot run the implementation that is named.
+      NotImplementedError: If the device cannot run the named implementation.
 
     Example:
       >>> import jax.numpy as jnp

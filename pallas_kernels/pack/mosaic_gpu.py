@@ -1,7 +1,7 @@
 """`pack` and `unpack` as Mosaic GPU kernels, for Hopper and newer: one pass over memory.
 
-Fields of words are seen as one plane of rows each, and a block of 128 threads has one row of every
-plane. Sizes that do not fill their rows are padded, which costs a pass of its own.
+Each field of the words is a plane of rows, and a block of 128 threads processes one row of every
+plane. Sizes that do not fill their rows are padded, which costs an extra pass.
 """
 
 import functools
@@ -16,7 +16,7 @@ from pallas_kernels import _vma
 from pallas_kernels._versions import gpu_kernel
 from pallas_kernels.pack.reference import lanes, words
 
-BLOCK = 512  # Words of a row: 4 for each of 128 threads.
+BLOCK = 512  # Words per row: 4 for each of 128 threads.
 
 
 def _pack_kernel(planes_ref: Any, out_ref: Any, *, bits: int) -> None:

@@ -1,7 +1,7 @@
 """`pack` and `unpack` as Pallas kernels for TPU: one pass over memory.
 
-Fields of words are seen as one plane of rows of 128 lanes each. Sizes that do not fill their rows
-are padded, which costs a pass of its own.
+Each field of the words is a plane of rows of 128 lanes. Sizes that do not fill their rows are
+padded, which costs an extra pass.
 """
 
 import functools
@@ -17,7 +17,7 @@ from pallas_kernels import _vma
 from pallas_kernels.pack.reference import lanes, words
 
 LANES = 128
-ROWS = 2048  # Rows of 128 fields in one block, at most.
+ROWS = 2048  # The most rows of 128 fields in one block.
 TILE = 32  # Rows of a tile of uint8; those of uint32 are 8.
 
 

@@ -1,7 +1,7 @@
 """The definition of `pack` and `unpack`, in plain JAX.
 
-Planar: of `w` words with `l = 32 // bits` fields each, field `f` of word `i` is element `f w + i`
-of the array, so that packing is shifts and sums of whole planes.
+The layout is planar. For `w` words with `l = 32 // bits` fields each, field `f` of word `i` is
+element `f w + i` of the array. Therefore packing shifts and sums whole planes.
 """
 
 import math
@@ -16,7 +16,7 @@ def lanes(bits: int) -> int:
 
 
 def words(size: int, bits: int) -> int:
-    """How many words hold `size` fields."""
+    """The number of words that hold `size` fields."""
     return -(-size // lanes(bits))
 
 
@@ -25,13 +25,13 @@ def _shifts(bits: int) -> jax.Array:
 
 
 def pack(numbers: jax.Array, *, bits: int) -> jax.Array:
-    """bool, uint8 or uint32 of any shape, each below `2**bits`, as uint32[words]."""
+    """Packs bool, uint8 or uint32 of any shape, each below `2**bits`, into uint32[words]."""
     fill = words(numbers.size, bits) * lanes(bits) - numbers.size
     planes = jnp.pad(numbers.ravel(), (0, fill)).reshape(lanes(bits), -1)
     return jnp.sum(planes.astype(jnp.uint32) << _shifts(bits), axis=0, dtype=jnp.uint32)
 
 
 def unpack(packed: jax.Array, *, bits: int, shape: tuple[int, ...]) -> jax.Array:
-    """The numbers again, uint32 of `shape`."""
+    """The inverse of `pack`: uint32 of `shape`."""
     fields = (packed[None] >> _shifts(bits)) & jnp.uint32(2**bits - 1)
     return fields.ravel()[: math.prod(shape)].reshape(shape)

@@ -1,4 +1,4 @@
-"""Global-scale stochastic rounding to integer fields, and back."""
+"""Stochastic rounding to integer fields with a global scale, and the inverse."""
 
 from pallas_kernels.quantize.api import dequantize, quantize
 

@@ -1,4 +1,4 @@
-"""Global-scale stochastic rounding to integer fields, and back."""
+"""Stochastic rounding to integer fields with a global scale, and the inverse."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from pallas_kernels._dispatch import Implementation
 from pallas_kernels.pack.reference import words
 
 WIDTHS = (*range(2, 17), 32)
-MOST_LEVELS = 2**24 - 1  # float32 holds no more integers exactly.
+MOST_LEVELS = 2**24 - 1  # float32 represents all integers up to this number exactly.
 
 
 def _require_field(levels: int, bits: int, count: int) -> None:
@@ -64,35 +64,35 @@ def quantize(
     residual: bool = False,
     implementation: Implementation | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    r"""Rounds :math:`s x / \|x\|` to one of the two integers beside it, without bias.
+    r"""Rounds :math:`s x / \|x\|` to one of the two adjacent integers, without bias.
 
     .. math:: c_j = \lfloor s x_j / \|x\| + u_j \rfloor, \quad u_j \sim \mathcal{U}[0, 1),
               \quad |c_j| \le s
 
-    in fixed point: :math:`s x_j / \|x\|` is cut to :math:`f = \min(24, 31 - \lceil \log_2(s + 1)
-    \rceil)` binary digits, which is the only bias, less than :math:`2^{-f}` of a level towards
-    zero; :math:`u_j` is a hash of the seeds and of :math:`j`. The same integers on every backend.
-    NaN and subnormal numbers give 0, infinite ones :math:`\pm s`.
+    in fixed point. :math:`s x_j / \|x\|` is truncated to :math:`f = \min(24, 31 - \lceil \log_2(s +
+    1) \rceil)` binary digits. This is the only bias: less than :math:`2^{-f}` of a level towards
+    zero. :math:`u_j` is a hash of the seeds and of :math:`j`. Every backend returns the same
+    integers. NaN and subnormal numbers give 0; infinities give :math:`\pm s`.
 
     Args:
       x: float32 or bfloat16 of any shape, of fewer than 2**32 elements.
       scale: float32[], :math:`\|x\|`, at least the largest magnitude in `x`; 0 gives zeros.
       seeds: uint32[2].
       levels: :math:`s`, a Python int.
-      bits: Width of a field, 2 to 16 or 32; so many fields as fit travel in a word of 32 bits.
-      residual: Whether to return, too, what the codes leave out of `x`, in the same pass.
-      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for what is measured,
-        or assumed, to be the fastest.
+      bits: Width of a field, 2 to 16 or 32. A word of 32 bits holds as many fields as fit.
+      residual: Whether to also return the residual of `x`, computed in the same pass.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the one that is
+        measured, or assumed, to be the fastest.
 
     Returns:
       The codes: int8 of the shape of `x` for 8 bits, int32 for 32, else uint32[words] of codes
-      plus `levels`, planar (see `pack`), whose words of several workers may be added as long as
-      the sums fit. With `residual`, also :math:`x_j - c_j \|x\| / s` in the dtype of `x`; its last
+      plus `levels`, planar (see `pack`). You can add the words of several workers as long as the
+      sums fit. With `residual`, also :math:`x_j - c_j \|x\| / s` in the dtype of `x`; its last
       bit may differ between backends.
 
     Raises:
       ValueError: If an argument is out of range or of a wrong shape or dtype.
-      NotImplementedError: If the device cannot run the implementation that is named.
+      NotImplementedError: If the device cannot run the named implementation.
       TypeError: If it is differentiated: rounding has no gradient.
 
     Example:
@@ -160,21 +160,21 @@ def dequantize(
     .. math:: \bar x_j = \frac{\|x\|}{n s} \sum_i c_{ij}
 
     Args:
-      codes: What :func:`quantize` returned, or the sum of `count` of these.
-      scale: float32[], as it was given to :func:`quantize`.
+      codes: The codes from :func:`quantize`, or the sum of `count` of them.
+      scale: float32[], the same as for :func:`quantize`.
       levels: :math:`s`.
       bits: Width of a field.
-      shape: Of the result.
-      count: :math:`n`, how many arrays were added.
-      accumulate: float32 of `shape`, to which the result is added in the same pass.
+      shape: Shape of the result.
+      count: :math:`n`, the number of arrays that were added.
+      accumulate: float32 of `shape`. The result is added to it in the same pass.
       implementation: As for :func:`quantize`.
 
     Returns:
-      float32 of `shape`. May be differentiated by `scale` and `accumulate`, in which it is linear.
+      float32 of `shape`: linear in `scale` and `accumulate`, and differentiable in both.
 
     Raises:
       ValueError: If an argument is out of range or of a wrong shape or dtype.
-      NotImplementedError: If the device cannot run the implementation that is named.
+      NotImplementedError: If the device cannot run the named implementation.
 
     Example:
       >>> import jax.numpy as jnp
@@ -208,7 +208,9 @@ def dequantize(
         )
         floats.append(accumulate)
     if narrow and implementation is None:
-        implementation = "reference"  # One multiplication, made in the pass that reads the result.
+        implementation = (
+            "reference"  # XLA fuses the multiplication into the pass that reads the result.
+        )
     run = functools.partial(
         _dispatch.run,
         "quantize",

@@ -1,10 +1,10 @@
 """`quantize` and `dequantize` as Mosaic kernels for GPU: one pass over memory.
 
-A block of 128 threads takes `block` consecutive words, or elements if these travel unpacked, of
-every plane. The last block ends where the plane ends, and so overlaps the one before: both write
-the same numbers. That leaves two costs of sizes that do not fit: planes whose width is no multiple
-of 4 are read and written one number a thread at a time, not 4; and a size that is no multiple of
-the fields in a word is padded, and a float result cut, each a pass of its own.
+A block of 128 threads processes `block` consecutive words (elements, if unpacked) of every plane.
+The last block ends at the end of the plane, so it overlaps the block before it, and both write the
+same numbers. Two costs remain for sizes that do not fit. If the width of a plane is no multiple of
+4, each thread reads and writes one number at a time instead of 4. If the size is no multiple of the
+fields in a word, the array is padded and a float result is cut, each in a separate pass.
 """
 
 import math
@@ -19,12 +19,12 @@ from pallas_kernels import _hash, _versions, _vma
 from pallas_kernels.quantize import _planes, reference
 
 THREADS = 128
-VECTOR = 4  # Numbers of one thread side by side: 16 bytes of float32.
-UNROLL = 8  # Numbers of one thread in one plane.
+VECTOR = 4  # Adjacent numbers of one thread: 16 bytes of float32.
+UNROLL = 8  # Numbers per thread and plane.
 
 
 def _tiling(width: int) -> tuple[int, int, int]:
-    """The pitch of planes of this width, the length of a block, and the numbers side by side."""
+    """The pitch of planes of this width, the length of a block, and the vector width."""
     vector = VECTOR if width % VECTOR == 0 and width >= VECTOR * THREADS else 1
     pitch = max(width, THREADS)
     unit = vector * THREADS
@@ -61,7 +61,7 @@ def quantize(
     dtype = _planes.DTYPES.get(bits, jnp.uint32)
     scalars = jnp.stack([*reference.factors(scale, levels), reference.level_step(scale, levels)])
     planes = _planes.to_planes(x, count, width, pitch)
-    planes, scalars, seeds = _vma.alike(planes, scalars, seeds)
+    planes, scalars, seeds = _vma.equally_varying(planes, scalars, seeds)
 
     def quantize_block(
         seeds_ref: Any, scalars_ref: Any, x_ref: Any, out_ref: Any, *rest_refs: Any
@@ -131,7 +131,7 @@ def dequantize(
     words = _planes.to_planes(codes, 1, width, pitch)
     added = [] if accumulate is None else [accumulate]
     added = [_planes.to_planes(a, fields, width, pitch) for a in added]
-    step, words, *added = _vma.alike(step, words, *added)
+    step, words, *added = _vma.equally_varying(step, words, *added)
 
     def dequantize_block(step_ref: Any, words_ref: Any, *refs: Any) -> None:
         *added_refs, out_ref = refs

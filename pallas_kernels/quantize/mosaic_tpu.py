@@ -1,9 +1,9 @@
 """`quantize` and `dequantize` as Pallas kernels for TPU: one pass over memory.
 
-An array whose last axis is a multiple of 128, and the others together one of what planes and tiles
-need, is read and written as it lies in memory. Any other is seen as rows of 128 numbers. That is
-free for an array of one axis whose planes are multiples of 1024; else it costs a pass before the
-kernel, and one after it for each result of the same shape.
+An array is read and written in its own layout if its last axis is a multiple of 128, and the
+product of its other axes is a multiple that planes and tiles need. Other arrays are viewed as rows
+of 128 numbers. This view is free for a one-dimensional array whose planes are multiples of 1024.
+Otherwise it costs a pass before the kernel, and one after it for each result of the same shape.
 """
 
 import functools
@@ -20,17 +20,17 @@ from pallas_kernels import _hash, _vma
 from pallas_kernels.quantize import _planes, reference
 
 LANES = 128
-TILE = 8 * LANES  # Numbers of 32 bits in a tile.
-SUBLANES = 32  # Rows of a tile of int8, the most of any dtype here.
+TILE = 8 * LANES  # 32-bit numbers in a tile.
+SUBLANES = 32  # Rows of a tile of int8, the largest tile of the dtypes used here.
 BLOCK = 2**17  # Numbers in one block of all planes: half a megabyte of float32.
-COLUMNS = 1024  # At most so many of them side by side.
+COLUMNS = 1024  # The most columns of a block.
 
 
 class _View(NamedTuple):
-    """An array as [planes, rows, columns], and how blocks divide it."""
+    """An array as [planes, rows, columns], and its division into blocks."""
 
     planes: int
-    width: int  # Elements of a plane without the padding.
+    width: int  # Elements of a plane without padding.
     rows: int
     columns: int
 
@@ -125,7 +125,7 @@ def quantize(
     view = _view(x.shape, bits)
     scalars = jnp.stack([*reference.factors(scale, levels), reference.level_step(scale, levels)])
     planes = _planes.to_planes(x, view.planes, view.width, view.pitch).reshape(view.shape)
-    planes, scalars, seeds = _vma.alike(planes, scalars, seeds)
+    planes, scalars, seeds = _vma.equally_varying(planes, scalars, seeds)
     dtype = _planes.DTYPES.get(bits, jnp.uint32)
     out_specs = [view.word_spec]
     out_shape = [_vma.like(planes, (view.rows, view.columns), dtype)]
@@ -185,7 +185,7 @@ def dequantize(
     words = _planes.to_planes(codes, 1, view.width, view.pitch).reshape(view.rows, view.columns)
     added = [] if accumulate is None else [accumulate]
     added = [_planes.to_planes(a, view.planes, view.width, view.pitch) for a in added]
-    step, words, *added = _vma.alike(step, words, *(a.reshape(view.shape) for a in added))
+    step, words, *added = _vma.equally_varying(step, words, *(a.reshape(view.shape) for a in added))
     planes = pl.pallas_call(
         functools.partial(_dequantize_kernel, levels=levels, bits=bits, count=count),
         grid=view.grid,

@@ -1,9 +1,9 @@
 r"""The definition of `quantize` and `dequantize`, in plain JAX.
 
-Fixed point, so that no float addition takes part and every backend returns the same integers:
-:math:`s x_j / \|x\|` is cut to :math:`f` binary digits after the point, where
-:math:`(s + 1) 2^f \le 2^{31}` and :math:`f \le 24`, a random number of :math:`f` bits is added, and
-the digits are dropped.
+Rounding uses fixed point and no float addition, so every backend returns the same integers.
+:math:`s x_j / \|x\|` is truncated to :math:`f` binary digits after the point, where
+:math:`(s + 1) 2^f \le 2^{31}` and :math:`f \le 24`. Then a random number of :math:`f` bits is
+added, and the digits are dropped.
 """
 
 import jax
@@ -18,14 +18,15 @@ SMALLEST_NORMAL = 2.0**-126
 
 
 def digits(levels: int) -> int:
-    """The binary digits after the point, `f`."""
+    """The number of binary digits after the point, `f`."""
     return min(31 - levels.bit_length(), 24)
 
 
 def factors(scale: jax.Array, levels: int) -> tuple[jax.Array, jax.Array]:
     """Two factors, float32[], whose product with x is `x levels 2**digits / scale`; 0 for scale 0.
 
-    Two, lest the reciprocal of a tiny scale overflow. Also 0 for infinity and NaN.
+    With one factor, the reciprocal of a tiny scale would overflow. For infinity and NaN the
+    product is 0.
     """
     lift = jnp.where(scale < 2.0**-60, jnp.float32(2.0**64), jnp.float32(1))
     usable = (scale >= SMALLEST_NORMAL) & jnp.isfinite(scale)
@@ -38,12 +39,12 @@ def round_fixed(
 ) -> jax.Array:
     """int32 codes of float32 `x` and uint32 `noise` of one shape.
 
-    NaN is 0, and so are subnormal numbers, because some backends flush them.
+    NaN has the code 0, and so do subnormal numbers, because some backends flush them.
     """
     f = digits(levels)
     most = jnp.float32(levels * 2.0**f)
     scaled = x * lift * factor
-    # The magnitude as an integer: XLA for CPUs would write `abs(x)` to memory for the norm to read.
+    # As an integer: XLA for CPUs would write `abs(x)` to memory for the norm to read.
     magnitude = lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(0x7FFFFFFF)
     kept = (magnitude >= jnp.int32(0x00800000)) & (scaled == scaled)
     fixed = lax.clamp(-most, jnp.where(kept, scaled, 0), most).astype(jnp.int32)
@@ -51,14 +52,14 @@ def round_fixed(
 
 
 def level_step(scale: jax.Array, levels: int) -> jax.Array:
-    """The distance of two levels, such that `levels` steps of a finite scale never overflow."""
+    """The distance of two levels. `levels` steps of a finite scale never overflow."""
     step = scale / levels
     rounded_up = jnp.isinf(step * levels) & jnp.isfinite(scale)
     return jnp.where(rounded_up, jnp.nextafter(step, jnp.float32(0)), step)
 
 
 def to_fields(codes: jax.Array, levels: int, bits: int) -> jax.Array:
-    """Codes in [-levels, levels] as they travel."""
+    """Codes in [-levels, levels] in the format of the wire."""
     if bits == 8:
         return codes.astype(jnp.int8)
     if bits == 32:
@@ -76,7 +77,7 @@ def from_fields(
 
 
 def field_sums(word: jax.Array, field: int, levels: int, bits: int, count: int) -> jax.Array:
-    """One field of each word, as sums of `count` codes, int32: `from_fields` in a kernel."""
+    """Sums of `count` codes, int32, from one field of each word: `from_fields` for kernels."""
     if bits in (8, 32):
         return word.astype(jnp.int32)
     number = (word >> jnp.uint32(field * bits)) & jnp.uint32(2**bits - 1)
@@ -86,7 +87,7 @@ def field_sums(word: jax.Array, field: int, levels: int, bits: int, count: int) 
 def quantize(
     x: jax.Array, scale: jax.Array, seeds: jax.Array, *, levels: int, bits: int, residual: bool
 ) -> tuple[jax.Array, ...]:
-    """The codes of `x` as they travel, and what they leave out of it if `residual`."""
+    """The codes of `x` in the format of the wire, and the residual if `residual` is true."""
     lift, factor = factors(scale, levels)
     noise = _hash.bits(_hash.positions(x.shape), seeds[0], seeds[1])
     wide = x.astype(jnp.float32)
@@ -108,7 +109,7 @@ def dequantize(
     count: int,
     shape: tuple[int, ...],
 ) -> jax.Array:
-    """The mean of `count` arrays from the sum of their codes, added to `accumulate` if given."""
+    """The mean of `count` arrays from the sum of their codes, plus `accumulate` unless None."""
     sums = from_fields(codes, levels, bits, count, shape)
     mean = sums.astype(jnp.float32) * level_step(scale, levels * count)
     return mean if accumulate is None else accumulate + mean
