@@ -1,7 +1,7 @@
-"""Neighbours only: who talks to whom, with which weights, and how often.
+"""Gossip: workers communicate only with their neighbors in a graph.
 
-Graphs need networkx, and MATCHA's plan cvxpy: `pip install "jaxcomm[gossip]"`. A mixing
-matrix needs neither.
+Graphs need networkx, and :func:`matcha_plan` needs cvxpy: `pip install "jaxcomm[gossip]"`. A
+mixing matrix needs neither.
 """
 
 from jaxcomm._require import answer_uncalled

@@ -1,4 +1,4 @@
-"""DeepSqueeze: compressed parameters, whose error is added to the next."""
+"""DeepSqueeze: gossip of compressed parameters with error feedback."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ import optax
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._require import require_codec
 from jaxcomm.gossip._choco_sgd import require_step_size
-from jaxcomm.gossip._compressed_messages import encode, require_own
+from jaxcomm.gossip._compressed_messages import encode, require_standalone_codec
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
-from jaxcomm.gossip._neighbors import Talk
+from jaxcomm.gossip._neighbors import MixingStep
 from jaxcomm.gossip._to_mixing import to_mixing
 
 
@@ -25,30 +25,30 @@ def deep_squeeze(
     key: jax.Array | None = None,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Gossip of compressed parameters, with feedback of what was left out.
+    r"""Gossip of compressed parameters with feedback of the compression error.
 
     .. math:: v_i = x_i + \Delta_i + e_i, \qquad e_i \gets v_i - C(v_i), \qquad
               x_i \gets x_i + \Delta_i + \eta \sum_j W_{ij} (C(v_j) - C(v_i))
 
-    A worker sends one payload to each neighbour and keeps one array, whatever the graph does from
-    step to step.
+    A worker sends one payload to each neighbor and keeps one array. The graph may change from step
+    to step.
 
     Args:
-      mixing: As for :func:`dpsgd`; a :class:`MatchaPlan` will do.
-      codec: A contraction of :mod:`jaxcomm.compression` without memory; one with :math:`\omega
-        \ge 1` goes in :func:`jaxcomm.compression.scaled`.
-      step_size: :math:`\eta` in (0, 1]; 1 with a codec that loses nothing is D-PSGD.
-      axis_name: The mesh axis, or axes, that number the workers, the nodes of the graph.
-      seed: Seed of the codec and of mixing at random.
-      key: A typed threefry key, in place of `seed`.
-      diagnostics: As for :func:`dpsgd`; the disagreement is that of what was sent.
+      mixing: As for :func:`dpsgd`; a :class:`MatchaPlan` is also valid.
+      codec: A contraction of :mod:`jaxcomm.compression` without memory. Wrap a codec with
+        :math:`\omega \ge 1` in :func:`jaxcomm.compression.scaled`.
+      step_size: :math:`\eta` in (0, 1]. A value of 1 with a lossless codec is D-PSGD.
+      axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
+      seed: Seed of the codec and of random mixing.
+      key: A typed threefry key that replaces `seed`.
+      diagnostics: As for :func:`dpsgd`. The disagreement is between the decoded messages.
 
     Returns:
-      A transformation like that of :func:`dpsgd`.
+      A transformation as returned by :func:`dpsgd`.
 
     Raises:
       ValueError: If an option is out of range, the graph is directed or not connected, or the codec
-        needs agreement, has memory, or is no contraction.
+        needs shared statistics, has memory, or is not a contraction.
 
     Example:
       >>> import optax
@@ -64,38 +64,43 @@ def deep_squeeze(
     """
     require_codec(codec, user="deep_squeeze")
     require_step_size(step_size)
-    given = require_symmetric(to_mixing(mixing), "deep_squeeze")
+    mixing = require_symmetric(to_mixing(mixing), "deep_squeeze")
 
     def start(units: list[jax.Array]) -> PyTree:
         for x in units:
-            require_own(codec, "deep_squeeze", x.size)
+            require_standalone_codec(codec, "deep_squeeze", x.size)
         return [*map(jnp.zeros_like, units)]
 
     def method(
-        talk: Talk, residual: list[jax.Array], x: list[jax.Array], steps: list[jax.Array]
+        mixing_step: MixingStep,
+        residual: list[jax.Array],
+        x: list[jax.Array],
+        steps: list[jax.Array],
     ) -> Mixed:
         corrected = [a + b + e for a, b, e in zip(x, steps, residual, strict=True)]
-        message, sent, decode = encode(codec, talk, corrected)
+        message, sent, decode = encode(codec, mixing_step, corrected)
 
-        def take(heard: jax.Array, weight: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-            apart = [a - b for a, b in zip(decode(heard), sent, strict=True)]
-            squares = sum(jnp.sum(jnp.square(d)) for d in apart)
-            return [weight * d for d in apart], weight * squares
+        def contribution(
+            received: jax.Array, weight: jax.Array
+        ) -> tuple[list[jax.Array], jax.Array]:
+            differences = [a - b for a, b in zip(decode(received), sent, strict=True)]
+            squares = sum(jnp.sum(jnp.square(d)) for d in differences)
+            return [weight * d for d in differences], weight * squares
 
-        nothing = [*map(jnp.zeros_like, x)], talk.zero
-        apart, disagreement = talk.hear(message, take, nothing)
+        zeros = [*map(jnp.zeros_like, x)], mixing_step.zero
+        total, disagreement = mixing_step.sum_over_neighbors(message, contribution, zeros)
         residual = [a - b for a, b in zip(corrected, sent, strict=True)]
-        moved = [a + step_size * b for a, b in zip(steps, apart, strict=True)]
-        return Mixed(moved, residual, disagreement)
+        changes = [a + step_size * b for a, b in zip(steps, total, strict=True)]
+        return Mixed(changes, residual, disagreement)
 
     def average(
-        talk: Talk, residual: list[jax.Array], x: list[jax.Array]
+        mixing_step: MixingStep, residual: list[jax.Array], x: list[jax.Array]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        # All of it is known now: what were left of residuals would drive workers apart.
-        return talk.mean(x), [*map(jnp.zeros_like, residual)]
+        # An exact mean has no compression error, and old residuals would move workers off it.
+        return mixing_step.mean(x), [*map(jnp.zeros_like, residual)]
 
     return gossiped(
-        given,
+        mixing,
         axis_name,
         start,
         method,

@@ -1,4 +1,4 @@
-"""D-PSGD: local steps, and averages with neighbours."""
+"""D-PSGD: local steps, followed by averages over neighbors."""
 
 from typing import Any, Literal, get_args
 
@@ -8,7 +8,7 @@ import optax
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._matcha_plan import MatchaPlan
-from jaxcomm.gossip._neighbors import Talk
+from jaxcomm.gossip._neighbors import MixingStep
 from jaxcomm.gossip._to_mixing import to_mixing
 
 Order = Literal["mix_then_adapt", "adapt_then_combine"]
@@ -23,50 +23,53 @@ def dpsgd(
     key: jax.Array | None = None,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Decentralized parallel SGD: workers average with their neighbours only.
+    r"""Decentralized parallel SGD (D-PSGD): workers average only with their neighbors.
 
-    With the step :math:`\Delta_i = -\gamma\, g_i(x_i)` of the optimizer before it,
+    Let :math:`\Delta_i = -\gamma\, g_i(x_i)` be the update of the preceding optimizer:
 
     .. math:: x_i \gets \sum_j W_{ij} x_j + \Delta_i \quad\text{(as published)}, \qquad
               x_i \gets \sum_j W_{ij} (x_j + \Delta_j) \quad\text{(adapt, then combine)}
 
-    The mean over workers moves by the mean of steps in both. The first can send while the gradient
-    is computed. A worker sends its parameters once to each neighbour, in their dtype, in as many
-    rounds as the largest degree; nothing is an all-reduce.
+    In both forms, the mean over workers moves by the mean of the updates. The first form can
+    send messages while the gradient is computed. A worker sends its parameters once to each
+    neighbor, in their dtype. The number of rounds equals the largest degree. There is no
+    all-reduce.
 
     Args:
-      mixing: A networkx graph, a symmetric matrix [n, n], a list of them to take in turns, or a
+      mixing: A networkx graph, a symmetric matrix [n, n], a list of them to cycle through, or a
         :class:`Mixing`.
-      axis_name: The mesh axis, or axes, that number the workers, the nodes of the graph.
+      axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
       order: `"mix_then_adapt"` or `"adapt_then_combine"`.
-      seed: Seed of what is drawn where mixing is at random.
-      key: A typed threefry key, in place of `seed`.
-      diagnostics: Whether the state's field `diagnostics` tells of the step `disagreement`,
-        :math:`\sum_{ij} W_{ij} \|x_i - x_j\|^2`, and how many steps of all workers were
-        `skipped_steps` so far, for two float32 more; and `rounds`, of messages that were sent one
-        after the other.
+      seed: Seed for random mixing.
+      key: A typed threefry key that replaces `seed`.
+      diagnostics: Whether the state's field `diagnostics` reports the `disagreement`
+        :math:`\sum_{ij} W_{ij} \|x_i - x_j\|^2` of the step and the `skipped_steps` of all workers
+        so far. Both cost one float32 each. It also reports `rounds`, the number of sequential
+        message rounds.
 
     Returns:
-      A transformation to place *after* the optimizer, on parameters that differ by worker
-      (:func:`jaxcomm.replicate`). `update(..., weight=w)` scales this worker's step by w, so that a
-      worker of weight 0 only mixes, whatever its step holds; a weight below 0 or not finite makes
-      its parameters NaN. `update(..., present=mask)`, a bool a worker that all know, takes workers
-      out of the step: their messages have weight 0, and the mean is kept. Bytes fall only where a
-      whole matrix is inactive. `update(..., exact=flag)`, a bool that all know, ends a step at the
-      exact mean of all, as :func:`periodic_averaging` asks for now and then.
+      A transformation to place *after* the optimizer, for parameters that differ by worker
+      (:func:`jaxcomm.replicate`). `update(..., weight=w)` scales the update of this worker by w. A
+      worker of weight 0 only mixes, even if its update is not finite. A negative or non-finite
+      weight makes the worker's parameters NaN. `update(..., present=mask)` removes workers from the
+      step. The mask has one bool per worker and is equal on all workers. The messages of absent
+      workers have weight 0, and the mean is preserved. The number of bytes decreases only if a
+      whole matrix is inactive. `update(..., exact=flag)`, a bool that is equal on all workers, ends
+      the step at the exact mean of all workers. :func:`periodic_averaging` uses this flag.
 
-      A step after which parameters would not be finite, of a NaN batch, is left out by its worker
-      alone, which goes on mixing; the state counts such steps.
+      If an update would make a worker's parameters non-finite, for example after a NaN batch, only
+      that worker skips it. The worker continues to mix, and the state counts the skipped steps.
 
-      Float64 parameters are mixed in float64, others in float32. Of 16 bits, they are sent in 16
-      bits and the change is rounded to them: neighbours that differ by less than :math:`1 / (2
-      W_{ij})` units in the last place are not mixed any more, and the mean moves by rounding, half
-      a unit a step at most. Where that is too much, keep parameters in float32 and cast them in the
+      Float64 parameters are mixed in float64, all others in float32. Parameters of 16 bits are
+      sent in 16 bits, and the change is rounded to 16 bits. Neighbors that differ by less than
+      :math:`1 / (2 W_{ij})` units in the last place then no longer mix. Rounding moves the mean
+      by at most half a unit per step. If this error is too large, keep the parameters in float32
+      and cast them in the loss.
       loss.
 
     Raises:
-      ValueError: If the graph is directed or not connected; in `init` and `update`, if its nodes
-        are not as many as the workers, or parameters do not differ by worker.
+      ValueError: If the graph is directed or not connected. In `init` and `update`, if the number
+        of nodes is not the number of workers, or the parameters do not differ by worker.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -87,16 +90,19 @@ def dpsgd(
     """
     if order not in get_args(Order):
         raise ValueError(f"`order` must be one of {get_args(Order)}, got {order!r}.")
-    given = require_symmetric(to_mixing(mixing), "dpsgd")
+    mixing = require_symmetric(to_mixing(mixing), "dpsgd")
 
-    def method(talk: Talk, memory: PyTree, x: list[jax.Array], steps: list[jax.Array]) -> Mixed:
+    def method(
+        mixing_step: MixingStep, memory: PyTree, x: list[jax.Array], steps: list[jax.Array]
+    ) -> Mixed:
         combines = order == "adapt_then_combine"
         mixed = [a + b for a, b in zip(x, steps, strict=True)] if combines else x
-        apart, disagreement = talk.differences(mixed)
-        return Mixed([a + b for a, b in zip(steps, apart, strict=True)], memory, disagreement)
+        differences, disagreement = mixing_step.weighted_differences(mixed)
+        changes = [a + b for a, b in zip(steps, differences, strict=True)]
+        return Mixed(changes, memory, disagreement)
 
     return gossiped(
-        given, axis_name, lambda units: (), method, seed=seed, key=key, diagnostics=diagnostics
+        mixing, axis_name, lambda units: (), method, seed=seed, key=key, diagnostics=diagnostics
     )
 
 
@@ -109,27 +115,27 @@ def matcha(
     key: jax.Array | None = None,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""D-PSGD in which each matching of the graph is active in a part of the steps.
+    r"""D-PSGD in which each matching of the graph is active in only a fraction of the steps.
 
     .. math:: x_i \gets \sum_j W_{ij} (x_j + \Delta_j), \qquad
               W = I - \alpha \sum_k b_k L_k, \quad P(b_k = 1) = p_k
 
-    All workers draw the same :math:`b`, and a matching that is not active sends nothing; weights
-    may be negative. Bytes are the parameters once for each active matching that a worker is in.
+    All workers draw the same :math:`b`. An inactive matching sends nothing. Weights may be
+    negative. A worker sends its parameters once for each active matching that contains it.
 
     Args:
-      plan: Of :func:`matcha_plan`.
-      axis_name: The mesh axis, or axes, that number the workers, the nodes of the graph.
+      plan: The result of :func:`matcha_plan`.
+      axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
       order: As for :func:`dpsgd`.
       seed: Seed of the draws.
-      key: A typed threefry key, in place of `seed`.
+      key: A typed threefry key that replaces `seed`.
       diagnostics: As for :func:`dpsgd`; `rounds` is the number of active matchings.
 
     Returns:
-      A transformation like that of :func:`dpsgd`.
+      A transformation as returned by :func:`dpsgd`.
 
     Raises:
-      ValueError: As :func:`dpsgd` does, or if `plan` is none.
+      ValueError: As :func:`dpsgd` does, or if `plan` is not a :class:`MatchaPlan`.
 
     Example:
       >>> import optax

@@ -1,4 +1,4 @@
-"""A picture of who talks to whom."""
+"""Drawing of mixing graphs."""
 
 import pathlib
 from typing import Any
@@ -11,11 +11,11 @@ from jaxcomm.gossip._to_mixing import to_mixing
 
 
 def draw(mixing: Any, file: str | pathlib.Path) -> None:
-    """Draws workers on a circle and their links, a colour for each matrix, in a PNG file.
+    """Draws the workers on a circle and their links, one color per matrix, to a PNG file.
 
     Args:
-      mixing: What :func:`to_mixing` takes: a graph, a plan, ...
-      file: Where to write.
+      mixing: As for :func:`to_mixing`: a graph, a plan, ...
+      file: The path of the PNG file.
 
     Raises:
       ImportError: If matplotlib is missing.
@@ -29,15 +29,15 @@ def draw(mixing: Any, file: str | pathlib.Path) -> None:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ImportError("`gossip.draw` needs matplotlib: `pip install matplotlib`.") from error
-    given = to_mixing(mixing, "push" if _is_directed(mixing) else "metropolis")
+    resolved = to_mixing(mixing, "push" if _is_directed(mixing) else "metropolis")
     figure = Figure(figsize=(6, 6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    graph = nx.empty_graph(given.workers, nx.DiGraph)
+    graph = nx.empty_graph(resolved.workers, nx.DiGraph)
     places = nx.circular_layout(graph)
     nx.draw_networkx_nodes(graph, places, ax=axes, node_color="white", edgecolors="black")
     nx.draw_networkx_labels(graph, places, ax=axes, font_size=10)
-    for number, matrix in enumerate(given.matrices):
+    for number, matrix in enumerate(resolved.matrices):
         both_ways = np.allclose(matrix, matrix.T)
         edges = [(int(j), int(i)) for i, j in np.argwhere(matrix) if i != j]
         nx.draw_networkx_edges(
@@ -48,11 +48,11 @@ def draw(mixing: Any, file: str | pathlib.Path) -> None:
             edge_color=f"C{number % 10}",
             arrowstyle="-" if both_ways else "-|>",
         )
-        axes.plot([], [], color=f"C{number % 10}", label=f"{given.probabilities[number]:.2f}")
-    rounds = f"{given.expected_rounds:.3g} rounds a step"
-    axes.set_title(f"{given.workers} workers of degree {given.degree}, {rounds}")
-    if len(given.matrices) > 1:
-        axes.legend(title="part of steps", loc="upper left", frameon=False)
+        axes.plot([], [], color=f"C{number % 10}", label=f"{resolved.probabilities[number]:.2f}")
+    rounds = f"{resolved.expected_rounds:.3g} rounds per step"
+    axes.set_title(f"{resolved.workers} workers of degree {resolved.degree}, {rounds}")
+    if len(resolved.matrices) > 1:
+        axes.legend(title="fraction of steps", loc="upper left", frameon=False)
     axes.set_axis_off()
     figure.savefig(file, format="png", dpi=120)
 

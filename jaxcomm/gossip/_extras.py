@@ -1,4 +1,4 @@
-"""The libraries of graphs and solvers, which are loaded where they are first used."""
+"""Optional libraries for graphs and solvers, imported at first use."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
 
     class _Lazy:
-        """A module that is imported when the first of its names is asked for."""
+        """A module that is imported at the first attribute access."""
 
         def __init__(self, name: str) -> None:
             self._name = name
@@ -32,6 +32,7 @@ else:
     optimize = _Lazy("scipy.optimize")
 
 
-def is_graph(given: object) -> "TypeGuard[networkx.Graph]":
-    """Whether it is a networkx graph; whoever has one has loaded networkx."""
-    return sys.modules.get("networkx") is not None and isinstance(given, networkx.Graph)
+def is_graph(value: object) -> "TypeGuard[networkx.Graph]":
+    """Whether `value` is a networkx graph. Does not import networkx."""
+    # A caller that has a graph has imported networkx.
+    return sys.modules.get("networkx") is not None and isinstance(value, networkx.Graph)

@@ -1,7 +1,7 @@
-"""What all gossip shares: units, weights, presence, coins, and memory that differs by worker.
+"""The transformation that all gossip methods share: units, weights, presence, coins, memory.
 
-Methods differ in one function: what a worker makes of its parameters, its local update and what it
-hears.
+Methods differ in one function, which computes a worker's change from its parameters, its local
+update and the messages of its neighbors.
 """
 
 from collections.abc import Callable
@@ -17,41 +17,43 @@ from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._require import own_weight
 from jaxcomm._switch import collective_cond
 from jaxcomm.gossip._mixing_plan import Mixing
-from jaxcomm.gossip._neighbors import Talk, to_links
+from jaxcomm.gossip._neighbors import MixingStep, to_links
 
 
 class GossipState(NamedTuple):
-    """The state of a gossip transformation, equal on all workers but for what is marked."""
+    """The state of a gossip transformation; equal on all workers except `PerWorker` fields."""
 
     key: jax.Array  # key[]
     step: jax.Array  # uint32[]
-    own: PerWorker  # what the method remembers
-    skipped_steps: PerWorker  # int32[], steps of this worker that were not finite
-    diagnostics: Any = ()  # dict of float32[], with `diagnostics=True`
+    own: PerWorker  # the memory of the method
+    skipped_steps: PerWorker  # int32[], the number of non-finite updates of this worker
+    diagnostics: Any = ()  # dict of float32[] if `diagnostics=True`
 
 
 class Mixed(NamedTuple):
-    """What a method returns of a step."""
+    """The result of a method for one step."""
 
-    changes: list[jax.Array]  # of each unit of parameters
+    changes: list[jax.Array]  # the change of each unit of parameters
     memory: PyTree
-    disagreement: jax.Array  # of this worker and those that it heard
+    disagreement: jax.Array  # between this worker and its senders
 
 
-Method: TypeAlias = Callable[[Talk, PyTree, list[jax.Array], list[jax.Array]], Mixed]
-"""`(talk, memory, parameters, updates)`, lists of units in the dtype `talk.wide`."""
+Method: TypeAlias = Callable[[MixingStep, PyTree, list[jax.Array], list[jax.Array]], Mixed]
+"""`(mixing_step, memory, parameters, updates) -> Mixed`; lists of units in `mixing_step.wide`."""
 
-Average: TypeAlias = Callable[[Talk, PyTree, list[jax.Array]], tuple[list[jax.Array], PyTree]]
-"""`(talk, memory, parameters) -> (mean, memory)`, where all who are present agree on the mean."""
+Average: TypeAlias = Callable[[MixingStep, PyTree, list[jax.Array]], tuple[list[jax.Array], PyTree]]
+"""`(mixing_step, memory, parameters) -> (mean, memory)`; the mean is over all present workers."""
 
 
-def plain_average(talk: Talk, memory: PyTree, x: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
-    """The mean of the parameters, of which the memory knows nothing."""
-    return talk.mean(x), memory
+def plain_average(
+    mixing_step: MixingStep, memory: PyTree, x: list[jax.Array]
+) -> tuple[list[jax.Array], PyTree]:
+    """The mean of the parameters, for methods whose memory holds no parameters."""
+    return mixing_step.mean(x), memory
 
 
 def require_symmetric(mixing: Mixing, method: str) -> Mixing:
-    """The mixing, if the mean of workers survives a symmetric method.
+    """Returns the mixing if a symmetric method preserves the mean over workers with it.
 
     Raises:
       ValueError: If a matrix is not symmetric.
@@ -59,24 +61,24 @@ def require_symmetric(mixing: Mixing, method: str) -> Mixing:
     if not mixing.symmetric:
         raise ValueError(
             f"`{method}` needs symmetric weights, and this graph or matrix is directed: use "
-            "`gossip.sgp`, whose push-sum corrects for it, or edges without direction."
+            "`gossip.sgp`, whose push-sum corrects for direction, or an undirected graph."
         )
     return mixing
 
 
 def require_fixed(mixing: Mixing, method: str) -> Mixing:
-    """The mixing, if it is the same in all steps.
+    """Returns the mixing if it is the same in all steps.
 
     Raises:
-      ValueError: If it is not.
+      ValueError: If it changes between steps.
     """
     if not mixing.constant:
-        raise ValueError(f"`{method}` is of one mixing matrix, the same in all steps.")
+        raise ValueError(f"`{method}` needs one mixing matrix that is the same in all steps.")
     return mixing
 
 
 def _dtypes(params: PyTree) -> tuple[Any, Any]:
-    """The dtype that holds every leaf exactly, and that of sums: of at least 32 bits."""
+    """The dtype that holds every leaf exactly, and the dtype of sums, at least 32 bits."""
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
     wide = max({*dtypes, jnp.dtype(jnp.float32)}, key=lambda dtype: dtype.itemsize)
     return dtypes.pop() if len(dtypes) == 1 else wide, wide
@@ -94,18 +96,19 @@ def gossiped(
     diagnostics: bool = False,
     in_pairs: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """A transformation to place after the optimizer, from mixing and a method.
+    """Makes a transformation, to place after the optimizer, from a mixing and a method.
 
     Args:
-      mixing: Who talks to whom.
-      axis_name: The mesh axis, or axes, that number the workers.
-      start: First memory of a worker, of its units of parameters.
-      method: A worker's step.
-      average: The exact mean of all workers, and what they remember once they agree on it.
-      seed: Seed of what workers draw.
-      key: A typed threefry key, in place of `seed`.
-      diagnostics: Whether the state's field `diagnostics` tells `disagreement` and `rounds`.
-      in_pairs: Whether a worker hears in a round whom it sends to.
+      mixing: The mixing.
+      axis_name: The mesh axis, or axes, that index the workers.
+      start: From a worker's units of parameters to its initial memory.
+      method: The step of a worker.
+      average: Computes the exact mean over all workers, and their memory after it.
+      seed: Seed of the workers' draws.
+      key: A typed threefry key that replaces `seed`.
+      diagnostics: Whether the state's field `diagnostics` reports the `disagreement`,
+        `skipped_steps` and `rounds`.
+      in_pairs: Whether the sender and the receiver of each message exchange messages in one round.
     """
     if not isinstance(diagnostics, bool):
         raise ValueError(f"`diagnostics` must be a Python bool, got {diagnostics!r}.")
@@ -116,8 +119,8 @@ def gossiped(
         _axis.require_bound(axis_name)
         if (workers := _axis.size(axis_name)) != mixing.workers:
             raise ValueError(
-                f"The graph has {mixing.workers} nodes, and `axis_name`={axis_name!r} counts "
-                f"{workers} workers."
+                f"The graph has {mixing.workers} nodes, and `axis_name`={axis_name!r} has "
+                f"{workers} workers: the numbers must be equal."
             )
 
     def units_of(
@@ -126,13 +129,13 @@ def gossiped(
         arrays, _, join = _buckets.split(tree, "bucket", _buckets.BUCKET_BYTES, dtype)
         return arrays, join
 
-    def mark(tree: PyTree) -> PerWorker:
+    def as_per_worker(tree: PyTree) -> PerWorker:
         return PerWorker({axis: jax.tree.map(lambda x: x[None], tree)})
 
     def init_fn(params: PyTree) -> GossipState:
         require_workers()
         memory = start(units_of(params, _dtypes(params)[1])[0])
-        known = (
+        zeros = (
             dict.fromkeys(("disagreement", "skipped_steps", "rounds"), jnp.zeros((), jnp.float32))
             if diagnostics
             else ()
@@ -140,9 +143,9 @@ def gossiped(
         return GossipState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
-            own=mark(memory),
-            skipped_steps=mark(jnp.zeros((), jnp.int32)),
-            diagnostics=known,
+            own=as_per_worker(memory),
+            skipped_steps=as_per_worker(jnp.zeros((), jnp.int32)),
+            diagnostics=zeros,
         )
 
     def update_fn(
@@ -160,40 +163,40 @@ def gossiped(
             raise ValueError("Gossip mixes parameters: call `tx.update(updates, state, params)`.")
         require_workers()
         _axis.require_own(params, axis_name)
-        sent, wide = _dtypes(params)
+        message_dtype, wide = _dtypes(params)
         steps, join = units_of(updates, wide)
         if not steps:
             return updates, state._replace(step=state.step + 1)
         units, _ = units_of(params, wide)
-        weighed, taken = _own_steps(params, updates, weight, wide)
-        steps, _ = units_of(weighed, wide)
-        skipped_steps = _axis.own(state.skipped_steps, axis_name) + jnp.where(taken, 0, 1)
+        weighted, applied = _weighted_steps(params, updates, weight, wide)
+        steps, _ = units_of(weighted, wide)
+        skipped_steps = _axis.own(state.skipped_steps, axis_name) + jnp.where(applied, 0, 1)
         me = _axis.index(axis_name)
         flags = None
         if mixing.active:
-            # Of the seed alone: who talks in a step is drawn alike for all leaves, and by clocks.
+            # The draw depends on the seed alone: all leaves, and `neighbor_barrier`, use the same.
             (coin,) = _noise.make_coins(state.key, state.step, 1, me)
             flags = mixing.active(coin.public, state.step)
         placed = _noise.placed_key(state.key, axis_name, params)
         coins = _noise.make_coins(placed, state.step, len(units), me)
-        talk = Talk(
+        mixing_step = MixingStep(
             mixing,
             links,
             axis_name,
             flags,
             _presence(present, mixing.workers),
-            sent,
+            message_dtype,
             wide,
             coins,
         )
         memory = _axis.own(state.own, axis_name)
-        changes, memory, disagreement = method(talk, memory, units, steps)
+        changes, memory, disagreement = method(mixing_step, memory, units, steps)
         if exact is not None:
-            changes, memory = _exactly(talk, average, exact, units, changes, memory)
-        known: Any = ()
+            changes, memory = _with_exact_mean(mixing_step, average, exact, units, changes, memory)
+        report: Any = ()
         if diagnostics:
             lengths = jnp.asarray([len(rounds) for rounds in links], jnp.float32)
-            known = {
+            report = {
                 **lax.psum(
                     {
                         "disagreement": disagreement.astype(jnp.float32),
@@ -206,9 +209,9 @@ def gossiped(
         return join(changes), GossipState(
             key=state.key,
             step=state.step + 1,
-            own=mark(memory),
-            skipped_steps=mark(skipped_steps),
-            diagnostics=known,
+            own=as_per_worker(memory),
+            skipped_steps=as_per_worker(skipped_steps),
+            diagnostics=report,
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -219,22 +222,22 @@ def _presence(present: jax.Array | None, workers: int) -> jax.Array | None:
         return None
     if jnp.shape(present) != (workers,):
         raise ValueError(
-            f"`present` must be one bool a worker, [{workers}], got shape {jnp.shape(present)}."
+            f"`present` must have one bool per worker, [{workers}], got shape {jnp.shape(present)}."
         )
     return jnp.asarray(present).astype(bool)
 
 
-def _own_steps(
+def _weighted_steps(
     params: PyTree, steps: PyTree, weight: jax.Array | float | None, wide: Any
 ) -> tuple[PyTree, jax.Array]:
-    """The steps as they are weighted, and whether they are taken: 0 where they are not finite.
+    """The weighted steps, and whether they are applied; non-finite steps become 0.
 
-    A NaN would spread to the neighbours and never leave, and so would what the parameters' own
-    dtype cannot hold. A weight that is none is let through as NaN: it is a mistake, and not a step
-    that failed.
+    A NaN would spread to the neighbors and never leave. The same holds for values that overflow the
+    dtype of the parameters. An invalid weight is a user error, not a failed step: it passes through
+    as NaN.
     """
     own = jnp.ones((), jnp.float32) if weight is None else own_weight(weight)
-    weighed = jax.tree.map(
+    weighted = jax.tree.map(
         lambda step: jnp.where(own == 0, 0, own.astype(wide) * step.astype(wide)), steps
     )
 
@@ -242,30 +245,34 @@ def _own_steps(
         largest = jnp.maximum(jnp.abs(step), jnp.abs(x.astype(wide) + step))
         return jnp.all(largest <= float(jnp.finfo(x.dtype).max))
 
-    finite = [*map(fits, jax.tree.leaves(params), jax.tree.leaves(weighed))]
-    taken = jnp.all(jnp.stack(finite)) | jnp.isnan(own)
-    return jax.tree.map(lambda step: jnp.where(taken, step, 0), weighed), taken
+    finite = [*map(fits, jax.tree.leaves(params), jax.tree.leaves(weighted))]
+    applied = jnp.all(jnp.stack(finite)) | jnp.isnan(own)
+    return jax.tree.map(lambda step: jnp.where(applied, step, 0), weighted), applied
 
 
-def _exactly(
-    talk: Talk,
+def _with_exact_mean(
+    mixing_step: MixingStep,
     average: Average,
     exact: jax.Array | bool,
     x: list[jax.Array],
     changes: list[jax.Array],
     memory: PyTree,
 ) -> tuple[list[jax.Array], PyTree]:
-    """Changes that end at the exact mean where `exact`; who is absent keeps its own."""
+    """Changes that end at the exact mean if `exact`; absent workers keep their own."""
     flag = jnp.asarray(exact)
     if flag.shape != ():
         raise ValueError(f"`exact` must be one bool for all workers, got shape {flag.shape}.")
 
     def averaged() -> tuple[list[jax.Array], PyTree]:
-        means, after = average(talk, memory, [a + b for a, b in zip(x, changes, strict=True)])
-        exactly = [a - b for a, b in zip(means, x, strict=True)], after
-        if talk.present is None:
-            return exactly
-        here = talk.present[_axis.index(talk.axis_name)]
-        return jax.tree.map(lambda a, b: jnp.where(here, a, b), exactly, (changes, memory))
+        means, after = average(
+            mixing_step, memory, [a + b for a, b in zip(x, changes, strict=True)]
+        )
+        exact_changes = [a - b for a, b in zip(means, x, strict=True)]
+        if mixing_step.present is None:
+            return exact_changes, after
+        here = mixing_step.present[_axis.index(mixing_step.axis_name)]
+        return jax.tree.map(
+            lambda a, b: jnp.where(here, a, b), (exact_changes, after), (changes, memory)
+        )
 
     return collective_cond(flag, averaged, lambda _: (changes, memory))

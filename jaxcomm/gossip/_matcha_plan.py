@@ -1,4 +1,4 @@
-"""MATCHA's plan: how often each matching is active, and how much neighbours then take in."""
+"""MATCHA's plan: the activation probability of each matching, and the mixing weight."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from jaxcomm.gossip._topologies import require_graph
 
 
 class MatchaPlan(NamedTuple):
-    """What :func:`jaxcomm.gossip.matcha` runs.
+    """The plan that :func:`jaxcomm.gossip.matcha` runs.
 
     Attributes:
-      workers: How many.
-      matchings: Sets of edges, of which each is active or not as a whole.
-      probabilities: With which each is active in a step, by itself.
-      alpha: What a worker takes in of the difference to an active neighbour.
-      rho: Of the squared distance of workers from their mean, what is expected to be left after a
-        step, at most: the largest eigenvalue of E[W'W] - J.
-      lambda_2: The second smallest eigenvalue of the expected Laplacian: how connected it is.
+      workers: The number of workers.
+      matchings: Sets of edges; each is active or inactive as a whole.
+      probabilities: The probability of each matching to be active in a step, independently.
+      alpha: The weight of the difference to an active neighbor.
+      rho: An upper bound on the expected per-step contraction factor of the squared distance of
+        workers from their mean: the largest eigenvalue of E[W'W] - J.
+      lambda_2: The second smallest eigenvalue of the expected Laplacian, its algebraic
+        connectivity.
     """
 
     workers: int
@@ -36,12 +37,12 @@ class MatchaPlan(NamedTuple):
 
     @property
     def expected_rounds(self) -> float:
-        """Matchings that are active in a step, on average."""
+        """The expected number of active matchings per step."""
         return sum(self.probabilities)
 
 
 def laplacians_of(workers: int, matchings: Sequence[Matching]) -> np.ndarray:
-    """That of each matching, [matchings, n, n]."""
+    """The Laplacian of each matching, [matchings, n, n]."""
     graphs = [nx.Graph() for _ in matchings]
     for graph, matching in zip(graphs, matchings, strict=True):
         graph.add_nodes_from(range(workers))
@@ -50,10 +51,10 @@ def laplacians_of(workers: int, matchings: Sequence[Matching]) -> np.ndarray:
 
 
 def _most_connected(laplacians: np.ndarray, rounds: float) -> np.ndarray:
-    """Probabilities of sum `rounds` at most, whose expected Laplacian has the largest lambda_2."""
+    """Probabilities, at most `rounds` in sum, with the largest lambda_2 of the expected Laplacian."""
     probabilities = cvxpy.Variable(len(laplacians))
     expected = sum(p * each for p, each in zip(probabilities, laplacians, strict=True))
-    # The smallest eigenvalue is 0, so that the sum of the two smallest is the second.
+    # The smallest eigenvalue is 0, so the sum of the two smallest is lambda_2.
     bounds: list[Any] = [probabilities >= 0, probabilities <= 1, sum(probabilities) <= rounds]
     problem = cvxpy.Problem(cvxpy.Maximize(cvxpy.lambda_sum_smallest(expected, 2)), bounds)
     problem.solve(solver=cvxpy.CLARABEL)
@@ -64,8 +65,8 @@ def _most_connected(laplacians: np.ndarray, rounds: float) -> np.ndarray:
 def contraction(laplacians: np.ndarray, probabilities: np.ndarray, alpha: float) -> float:
     r"""The largest eigenvalue of :math:`\mathbb{E}[W^\top W] - J`.
 
-    With :math:`W = I - \alpha \sum_j b_j L_j` and independent :math:`b_j`, and because
-    :math:`L_j^2 = 2 L_j` of a matching,
+    For :math:`W = I - \alpha \sum_j b_j L_j` with independent :math:`b_j`. Since
+    :math:`L_j^2 = 2 L_j` for a matching,
 
     .. math:: \mathbb{E}[W^\top W] = I - 2 \alpha \bar L + \alpha^2 (\bar L^2 + 2 \tilde L), \qquad
               \bar L = \sum_j p_j L_j, \qquad \tilde L = \sum_j p_j (1 - p_j) L_j
@@ -78,26 +79,26 @@ def contraction(laplacians: np.ndarray, probabilities: np.ndarray, alpha: float)
 
 
 def matcha_plan(graph: nx.Graph | Sequence[Sequence[Sequence[int]]], budget: float) -> MatchaPlan:
-    r"""Which links to use how often, for workers to agree soonest within a budget.
+    r"""Activation probabilities of the matchings that give fast consensus within a budget.
 
     .. math:: \max_p\; \lambda_2\Big(\sum_j p_j L_j\Big) \;\text{ with }\; \sum_j p_j \le c M, \quad
               0 \le p_j \le 1; \qquad
               \alpha = \arg\min_\alpha\; \lambda_{\max}(\mathbb{E}[W^\top W] - J)
 
-    for :math:`M` matchings with Laplacians :math:`L_j` and a budget :math:`c`. The first is a
-    convex programme; the second is convex in one number.
+    for :math:`M` matchings with Laplacians :math:`L_j` and a budget :math:`c`. The first problem is
+    a convex program. The second is convex in one variable.
 
     Args:
       graph: A connected networkx graph of the workers 0 to n - 1, which is decomposed into at most
-        one matching more than its largest degree; or matchings, lists of edges, used as given.
-      budget: The part of all matchings that is active in a step on average, in (0, 1].
+        one matching more than its largest degree; or the matchings themselves, as lists of edges.
+      budget: The expected fraction of active matchings per step, in (0, 1].
 
     Returns:
       A plan.
 
     Raises:
       ValueError: If `budget` is out of range, the graph is directed or not connected, or a matching
-        has two edges of one worker.
+        contains two edges of the same worker.
 
     Example:
       >>> from jaxcomm import gossip
@@ -113,7 +114,10 @@ def matcha_plan(graph: nx.Graph | Sequence[Sequence[Sequence[int]]], budget: flo
         raise ValueError(f"`budget` must be in (0, 1], got {budget!r}.")
     if is_graph(graph):
         if graph.is_directed():
-            raise ValueError("`graph` is directed: in a matching, both ends take in the other's.")
+            raise ValueError(
+                "`graph` is directed, but both ends of an edge average in a matching: use "
+                "`graph.to_undirected()`."
+            )
         base, matchings = graph, to_matchings(graph)
     else:
         matchings = require_matchings(graph)
@@ -124,7 +128,7 @@ def matcha_plan(graph: nx.Graph | Sequence[Sequence[Sequence[int]]], budget: flo
     laplacians = laplacians_of(workers, matchings)
     rounds = budget * len(matchings)
     probabilities = np.ones(len(matchings)) if budget == 1 else _most_connected(laplacians, rounds)
-    # Beyond 1 at the smallest positive eigenvalue, no step contracts.
+    # By the trace of E[W'W] - J, no alpha of 1 or more contracts.
     best = optimize.minimize_scalar(
         lambda alpha: contraction(laplacians, probabilities, alpha),
         bounds=(0, 2),

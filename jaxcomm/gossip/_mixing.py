@@ -1,4 +1,4 @@
-"""Mixing matrices: with which weights workers take in what they hear."""
+"""Mixing matrices: the weights of gossip averages."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _uniform(graph: nx.Graph) -> np.ndarray:
     degrees = {degree for _, degree in graph.degree}
     if len(degrees) > 1:
         raise ValueError(
-            f"`rule`='uniform' gives workers of the degrees {sorted(degrees)} weights that do not "
-            "add to 1 both ways: use 'metropolis'."
+            "`rule`='uniform' needs equal degrees, got a graph with the degrees "
+            f"{sorted(degrees)}: use 'metropolis'."
         )
     return _constant(graph, 1 / (1 + degrees.pop()))
 
@@ -46,16 +46,12 @@ def _max_degree(graph: nx.Graph) -> np.ndarray:
     return _constant(graph, 1 / (1 + max(degree for _, degree in graph.degree)))
 
 
-def best_constant_step(graph: nx.Graph) -> float:
-    """The weight of all edges that contracts most: 2 / (lambda_2 + lambda_n) of the Laplacian."""
-    if len(graph) == 1:
-        return 1.0
-    eigenvalues = np.linalg.eigvalsh(laplacian(graph))
-    return float(2 / (eigenvalues[1] + eigenvalues[-1]))
-
-
 def _best_constant(graph: nx.Graph) -> np.ndarray:
-    return _constant(graph, best_constant_step(graph))
+    """The equal edge weight that contracts fastest: 2 / (lambda_2 + lambda_n) of the Laplacian."""
+    if len(graph) == 1:
+        return np.eye(1)
+    eigenvalues = np.linalg.eigvalsh(laplacian(graph))
+    return _constant(graph, float(2 / (eigenvalues[1] + eigenvalues[-1])))
 
 
 def _push(graph: Graph) -> np.ndarray:
@@ -75,19 +71,19 @@ _RULES: dict[str, Callable[[nx.Graph], np.ndarray]] = {
 
 
 def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
-    r"""The matrix :math:`W` with which workers mix: :math:`x_i \gets \sum_j W_{ij} x_j`.
+    r"""The mixing matrix :math:`W` of the average :math:`x_i \gets \sum_j W_{ij} x_j`.
 
     With degrees :math:`d_i` and the Laplacian :math:`L`:
 
     ================  =====================================================================
     `"metropolis"`    :math:`W_{ij} = 1 / (1 + \max(d_i, d_j))`
-    `"uniform"`       :math:`1 / (1 + d)`, where all degrees are :math:`d`
+    `"uniform"`       :math:`1 / (1 + d)`, if all degrees are :math:`d`
     `"max_degree"`    :math:`I - L / (1 + \max_i d_i)`
-    `"best_constant"` :math:`I - 2 / (\lambda_2 + \lambda_n) L`, of eigenvalues of :math:`L`
-    `"push"`          a worker's own and those it sends to get equal shares: columns add to 1
+    `"best_constant"` :math:`I - 2 / (\lambda_2 + \lambda_n) L`, with eigenvalues of :math:`L`
+    `"push"`          a worker and its receivers get equal shares: columns add to 1
     ================  =====================================================================
 
-    All but the last are symmetric and doubly stochastic, and need edges without direction.
+    All but the last are symmetric and doubly stochastic, and need an undirected graph.
 
     Args:
       graph: A networkx graph of the workers 0 to n - 1.
@@ -97,8 +93,8 @@ def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
       float64[n, n].
 
     Raises:
-      ValueError: If the graph is not connected, its nodes are not 0 to n - 1, or it does not suit
-        the rule.
+      ValueError: If the graph is not connected, its nodes are not 0 to n - 1, or it is not valid
+        for the rule.
 
     Example:
       >>> from jaxcomm import gossip
@@ -116,8 +112,8 @@ def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
     require_graph(graph)
     if graph.is_directed() and rule != "push":
         raise ValueError(
-            f"`rule`={rule!r} makes a symmetric matrix, and `graph` is directed: use 'push' and a "
-            "method of push-sum."
+            f"`rule`={rule!r} makes a symmetric matrix, and `graph` is directed: use 'push' with a "
+            "push-sum method."
         )
     return _RULES[rule](graph)
 
@@ -125,14 +121,14 @@ def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
 class Spectral(NamedTuple):
     """How fast a mixing matrix contracts disagreement."""
 
-    lambda_2: float  # the second largest eigenvalue, or its magnitude where W is not symmetric
-    lambda_n: float  # the smallest
+    lambda_2: float  # the second largest eigenvalue, or its magnitude if W is not symmetric
+    lambda_n: float  # the smallest eigenvalue
     gap: float  # 1 - max(|lambda_2|, |lambda_n|)
-    rho: float  # max(|lambda_2|, |lambda_n|)**2: of the squared distance, what a step leaves
+    rho: float  # max(|lambda_2|, |lambda_n|)**2, the contraction factor of the squared distance
 
 
 def spectral(weights: np.ndarray) -> Spectral:
-    r"""Eigenvalues of a mixing matrix, and the rate at which workers come to agree.
+    r"""Eigenvalues of a mixing matrix, and its rate of consensus.
 
     .. math:: \sum_i \|x_i^{k+1} - \bar x\|^2 \le \rho \sum_i \|x_i^k - \bar x\|^2, \qquad
               \rho = \max(|\lambda_2|, |\lambda_n|)^2
@@ -141,10 +137,11 @@ def spectral(weights: np.ndarray) -> Spectral:
       weights: :math:`W`, [n, n], symmetric and doubly stochastic.
 
     Returns:
-      The eigenvalues, float64[n], the rate :math:`\rho` and what follows from it.
+      The eigenvalues :math:`\lambda_2` and :math:`\lambda_n`, the spectral gap, and the rate
+      :math:`\rho`.
 
     Raises:
-      ValueError: If it is not.
+      ValueError: If `weights` is not symmetric and doubly stochastic.
 
     Example:
       >>> from jaxcomm import gossip

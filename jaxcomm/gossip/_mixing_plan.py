@@ -1,4 +1,4 @@
-"""Mixing as it goes on over steps: which matrices, when, and what that costs."""
+"""Mixing over steps: its matrices, when each is active, and its cost."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, cast
@@ -14,20 +14,20 @@ Active: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Mixing(NamedTuple):
-    r"""Who takes in how much from whom, and when.
+    r"""The weights of gossip averages, and when each matrix is active.
 
-    In a step, with :math:`b_k` that all workers know,
+    In a step, with :math:`b_k` equal on all workers,
 
     .. math:: W = I + \sum_k b_k (W_k - I), \qquad
               x_i \gets x_i + \sum_j W_{ij} (x_j - x_i) .
 
-    A matrix that is not active sends nothing.
+    An inactive matrix sends nothing.
 
     Attributes:
       matrices: :math:`W_k`, float64[n, n], rows of receivers and columns of senders.
-      probabilities: Of each to be active in a step.
-      active: Draws or counts which are; `None` where all are, always.
-      exclusive: Whether just one is active in a step; else each is by itself.
+      probabilities: The probability of each matrix to be active in a step.
+      active: Draws or counts the active matrices; `None` if all are always active.
+      exclusive: Whether exactly one matrix is active per step; otherwise they are independent.
     """
 
     matrices: tuple[np.ndarray, ...]
@@ -37,53 +37,55 @@ class Mixing(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """How many."""
+        """The number of workers."""
         return len(self.matrices[0])
 
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
-        """Pairs (sender, receiver) that ever talk."""
+        """Pairs (sender, receiver) that are linked in any matrix."""
         used = sum((np.abs(matrix) for matrix in self.matrices), np.zeros(()))
         return tuple((int(j), int(i)) for i, j in np.argwhere(used) if i != j)
 
     @property
     def symmetric(self) -> bool:
-        """Whether what is taken in one way is taken in the other way too."""
+        """Whether all matrices are symmetric."""
         return all(np.allclose(matrix, matrix.T) for matrix in self.matrices)
 
     @property
     def constant(self) -> bool:
-        """Whether all steps mix alike."""
+        """Whether all steps use the same mixing matrix."""
         return self.active is None
 
     @property
     def messages(self) -> np.ndarray:
-        """What each worker sends in a step, on average, in messages; float64[n]."""
+        """The expected number of messages that each worker sends per step; float64[n]."""
         sent = [np.count_nonzero(_off_diagonal(matrix), axis=0) for matrix in self.matrices]
         return cast(np.ndarray, np.asarray(self.probabilities) @ np.stack(sent))
 
     @property
     def degree(self) -> int:
-        """The most messages that a worker sends in a step."""
+        """The largest number of messages that a worker sends in one step."""
         sent = [np.count_nonzero(_off_diagonal(matrix), axis=0) for matrix in self.matrices]
         together = np.max(sent, axis=0) if self.exclusive else np.sum(sent, axis=0)
         return int(together.max())
 
     @property
     def expected_rounds(self) -> float:
-        """Messages one after the other in a step, on average: its time, in units of one message."""
+        """The expected number of sequential messages per step: its time in units of one message."""
         rounds = [len(to_rounds(matrix)) for matrix in self.matrices]
         return float(np.dot(self.probabilities, rounds))
 
     @property
     def rho(self) -> float:
-        r"""Of the squared distance from the mean, what is expected to be left after a step.
+        r"""The expected per-step contraction factor of the squared distance from the mean.
 
-        The largest eigenvalue of :math:`\mathbb{E}[W^\top W] - J`, an average over steps.
+        The largest eigenvalue of :math:`\mathbb{E}[W^\top W] - J`, averaged over steps.
         """
         identity = np.eye(self.workers)
         if not all(np.allclose(matrix.sum(axis=1), 1) for matrix in self.matrices):
-            raise ValueError("Rows of push-sum weights do not add to 1: no one rate is known.")
+            raise ValueError(
+                "`rho` is not defined for push-sum weights: the rows of a matrix do not add to 1."
+            )
         changes = [matrix - identity for matrix in self.matrices]
         if self.exclusive:
             square = _weighted(self.probabilities, [m.T @ m for m in self.matrices])
@@ -95,11 +97,11 @@ class Mixing(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """The spectral gap: 1 less the square root of `rho`."""
+        """The spectral gap, 1 - sqrt(`rho`)."""
         return 1 - float(np.sqrt(max(self.rho, 0)))
 
     def bytes_per_step(self, params: PyTree) -> float:
-        """Bytes that the busiest worker sends in a step, on average, of parameters as they are."""
+        """Expected bytes per step from the busiest worker, for uncompressed parameters."""
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
         return float(self.messages.max() * size)
 

@@ -1,4 +1,4 @@
-"""What a worker hears from its neighbours in one step."""
+"""The messages between a worker and its neighbors in one step."""
 
 import functools
 from collections.abc import Callable
@@ -19,117 +19,121 @@ from jaxcomm.gossip._rounds import Round, to_rounds
 
 
 class Link(NamedTuple):
-    """One round of messages under one matrix."""
+    """One round of messages for one mixing matrix."""
 
     pairs: Round
-    senders: np.ndarray  # int32[n], whom a worker hears; itself where nobody
-    taken: np.ndarray  # float64[n], with which weight
+    senders: np.ndarray  # int32[n], the sender for each receiver; its own index if there is none
+    weights: np.ndarray  # float64[n], the weight of the received message
 
 
 def to_links(mixing: Mixing, in_pairs: bool = False) -> list[list[Link]]:
-    """The rounds of each matrix: as few as there can be, or so that all who talk do so in pairs."""
+    """The rounds of each matrix: the fewest possible, or with `in_pairs` only two-way pairs."""
 
     def link(matrix: np.ndarray, pairs: Round) -> Link:
-        senders, taken = np.arange(len(matrix), dtype=np.int32), np.zeros(len(matrix))
+        senders, weights = np.arange(len(matrix), dtype=np.int32), np.zeros(len(matrix))
         for sender, receiver in pairs:
-            senders[receiver], taken[receiver] = sender, matrix[receiver, sender]
-        return Link(pairs, senders, taken)
+            senders[receiver], weights[receiver] = sender, matrix[receiver, sender]
+        return Link(pairs, senders, weights)
 
-    to = _paired if in_pairs else to_rounds
-    return [[link(matrix, pairs) for pairs in to(matrix)] for matrix in mixing.matrices]
+    rounds_of = _paired_rounds if in_pairs else to_rounds
+    return [[link(matrix, pairs) for pairs in rounds_of(matrix)] for matrix in mixing.matrices]
 
 
-def _paired(matrix: np.ndarray) -> list[Round]:
+def _paired_rounds(matrix: np.ndarray) -> list[Round]:
     edges = [(int(i), int(j)) for i, j in np.argwhere(matrix) if i < j]
     matchings = to_matchings(nx.Graph(edges))
     return [(*matching, *((j, i) for i, j in matching)) for matching in matchings]
 
 
-class Talk(NamedTuple):
-    """A step of mixing, as one worker sees it."""
+class MixingStep(NamedTuple):
+    """The view of one worker on one mixing step."""
 
     mixing: Mixing
     links: list[list[Link]]
     axis_name: AxisName
-    flags: jax.Array | None  # bool[matrices], which are active; `None`: all
-    present: jax.Array | None  # bool[n], false for workers that give and take nothing
-    dtype: Any  # in which parameters are sent: that of the widest leaf
-    wide: Any  # in which they are mixed: the same, of at least 32 bits
-    coins: list[Coins]  # of each unit
+    flags: jax.Array | None  # bool[matrices], the active matrices; `None` if all are active
+    present: jax.Array | None  # bool[n], false for workers that neither send nor receive
+    dtype: Any  # the dtype of messages: that of the widest leaf
+    wide: Any  # the dtype of mixing: the same, but at least 32 bits
+    coins: list[Coins]  # one per unit
 
-    def when(self, matrix: int, do: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
-        """What `do` returns where the matrix is active; where not, nothing in it is sent."""
+    def if_active(self, matrix: int, do: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
+        """Returns `do()` if the matrix is active; otherwise sends nothing, returns `otherwise`."""
         if self.flags is None:
             return do()
         return collective_cond(self.flags[matrix], do, lambda _: otherwise)
 
     def receive(self, link: Link, message: PyTree) -> tuple[PyTree, jax.Array]:
-        """The message of this round's neighbour, and with which weight it is taken in."""
+        """The message of this round's neighbor, and the weight of the message."""
         me = _axis.index(self.axis_name)
-        weight = jnp.where(self.meets(link), jnp.asarray(link.taken, self.wide)[me], 0)
+        weight = jnp.where(self.both_present(link), jnp.asarray(link.weights, self.wide)[me], 0)
         return jax.tree.map(lambda x: _axis.permute(x, self.axis_name, link.pairs), message), weight
 
-    def meets(self, link: Link) -> jax.Array:
-        """Whether this worker and whom it hears are both present."""
+    def both_present(self, link: Link) -> jax.Array:
+        """Whether this worker and its sender are both present."""
         if self.present is None:
             return jnp.array(True)
         me = _axis.index(self.axis_name)
         return self.present[jnp.asarray(link.senders)[me]] & self.present[me]
 
-    def hear(
-        self, message: PyTree, take: Callable[[PyTree, jax.Array], PyTree], nothing: PyTree
+    def sum_over_neighbors(
+        self, message: PyTree, contribution: Callable[[PyTree, jax.Array], PyTree], zeros: PyTree
     ) -> PyTree:
-        """The sum of `take(message, weight)` over active neighbours; `nothing` is its zero."""
+        """The sum of `contribution(message, weight)` over active neighbors; `zeros` is its zero."""
 
-        def talk(links: list[Link]) -> PyTree:
-            total = nothing
+        def sum_over(links: list[Link]) -> PyTree:
+            total = zeros
             for link in links:
                 received, weight = self.receive(link, message)
-                # Not 0 times what was received, which may be infinite.
-                taken = jax.tree.map(
-                    lambda x, weight=weight: jnp.where(weight == 0, 0, x), take(received, weight)
+                # A product with weight 0 would be NaN for an infinite message.
+                masked = jax.tree.map(
+                    lambda x, weight=weight: jnp.where(weight == 0, 0, x),
+                    contribution(received, weight),
                 )
-                total = jax.tree.map(jnp.add, total, taken)
+                total = jax.tree.map(jnp.add, total, masked)
             return total
 
-        total = nothing
+        total = zeros
         for matrix, links in enumerate(self.links):
-            heard = self.when(matrix, functools.partial(talk, links), nothing)
-            total = jax.tree.map(jnp.add, total, heard)
+            part = self.if_active(matrix, functools.partial(sum_over, links), zeros)
+            total = jax.tree.map(jnp.add, total, part)
         return total
 
     @property
     def zero(self) -> jax.Array:
-        """A sum of nothing."""
+        """A scalar zero in the dtype of mixing."""
         return jnp.zeros((), self.wide)
 
     def mean(self, tree: PyTree) -> PyTree:
-        """The exact mean over all workers that are present, in one all-reduce."""
+        """The exact mean over all present workers, in one all-reduce."""
         present = jnp.ones(self.mixing.workers, bool) if self.present is None else self.present
         here = present[_axis.index(self.axis_name)]
         workers = jnp.maximum(jnp.sum(present), 1).astype(self.wide)
-        # Divided first: a sum of large parameters may overflow where their mean does not.
+        # Division comes first: the sum of large parameters may overflow where the mean does not.
         parts = jax.tree.map(lambda x: jnp.where(here, x / workers, 0), tree)
         return lax.psum(parts, self.axis_name)
 
-    def differences(self, units: list[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
-        r""":math:`\sum_j W_{ij} (x_j - x_i)` of each unit, and this worker's disagreement.
+    def weighted_differences(self, units: list[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+        r""":math:`\sum_j W_{ij} (x_j - x_i)` of each unit, and the disagreement of this worker.
 
-        Both ends of a link take in the same difference, of opposite sign, and of what both know:
-        the values as they were sent.
+        Both ends of a link add the same difference with opposite signs. They compute it from the
+        values as sent, which both ends have.
         """
         sent = [x.astype(self.dtype) for x in units]
-        own = [x.astype(self.wide) for x in sent]
+        local = [x.astype(self.wide) for x in sent]
 
-        def take(received: list[jax.Array], weight: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-            apart = [x.astype(self.wide) - y for x, y in zip(received, own, strict=True)]
-            squares = sum(jnp.sum(jnp.square(x)) for x in apart)
-            return [weight * x for x in apart], weight * squares
+        def contribution(
+            received: list[jax.Array], weight: jax.Array
+        ) -> tuple[list[jax.Array], jax.Array]:
+            differences = [x.astype(self.wide) - y for x, y in zip(received, local, strict=True)]
+            squares = sum(jnp.sum(jnp.square(x)) for x in differences)
+            return [weight * x for x in differences], weight * squares
 
-        return self.hear(sent, take, ([*map(jnp.zeros_like, own)], self.zero))
+        zeros = [*map(jnp.zeros_like, local)], self.zero
+        return self.sum_over_neighbors(sent, contribution, zeros)
 
-    def given_away(self) -> jax.Array:
-        r"""The part of itself that this worker sends off: :math:`\sum_{j \ne i} W_{ji}`."""
+    def outgoing_weight(self) -> jax.Array:
+        r"""The fraction of its value that this worker sends: :math:`\sum_{j \ne i} W_{ji}`."""
         off = np.stack([m - np.diag(np.diag(m)) for m in self.mixing.matrices])
         me = _axis.index(self.axis_name)
         to_each = jnp.asarray(off.transpose(0, 2, 1), self.wide)[:, me]  # [matrices, n]

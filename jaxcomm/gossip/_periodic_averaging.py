@@ -1,4 +1,4 @@
-"""An exact average of all workers now and then."""
+"""A periodic exact average over all workers."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from jaxcomm._base import PyTree
 
 
 class ExactAverageState(NamedTuple):
-    """The state of `periodic_averaging`, equal on all workers but for what `gossip` marks."""
+    """The state of `periodic_averaging`; equal on all workers except as `gossip` marks."""
 
     step: jax.Array  # int32[]
     gossip: Any
@@ -26,23 +26,23 @@ def periodic_averaging(
               push-sum}\quad \frac{\sum_j w_j x_j}{\sum_j w_j},\quad w_i \gets \frac{1}{n} \sum_j
               w_j = 1
 
-    What a method remembers of the parameters follows: copies of neighbours become the mean,
-    residuals 0, and messages on their way arrive; D2's corrections and AD-PSGD's late steps are of
-    the steps, and stay.
+    The method's memory of parameters follows: copies of neighbors become the mean, residuals become
+    0, and messages in flight arrive. D2's corrections and AD-PSGD's pending updates concern the
+    updates, and do not change.
 
-    Sends an all-reduce of the parameters, in float32 at least, in those steps and none in the
-    others. Optax adds updates, so that workers agree but for the rounding of that one sum. Who is
-    absent (`present`) is not averaged and stays as it is.
+    These steps send an all-reduce of the parameters, in float32 at least; the other steps send
+    none. Optax adds updates, so workers are equal up to the rounding of that one addition. Absent
+    workers (`present`) are not averaged and do not change.
 
     Args:
       every: k, an int of at least 1.
       gossip: A method of :mod:`jaxcomm.gossip`.
 
     Returns:
-      A transformation in place of `gossip`, to place after the optimizer.
+      A transformation that replaces `gossip`, to place after the optimizer.
 
     Raises:
-      ValueError: If `every` is no positive int, or `gossip` is no method of gossip.
+      ValueError: If `every` is not a positive int, or `gossip` is not a gossip method.
 
     Example:
       >>> import optax
@@ -55,9 +55,9 @@ def periodic_averaging(
     update = getattr(gossip, "update", None)
     if update is None or "exact" not in inspect.signature(update).parameters:
         raise ValueError(
-            f"`gossip` must be a method of `jaxcomm.gossip`, got {gossip!r}: only the method knows "
-            "its masses and copies. Use `gossip.periodic_averaging(10, gossip.dpsgd(graph))` after "
-            "the optimizer, in place of the method."
+            f"`gossip` must be a method of `jaxcomm.gossip`, got {gossip!r}. Use "
+            "`gossip.periodic_averaging(10, gossip.dpsgd(graph))` after the optimizer, in place of "
+            "the method alone."
         )
     inner = optax.with_extra_args_support(gossip)
 

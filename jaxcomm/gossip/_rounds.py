@@ -1,26 +1,27 @@
-"""Messages between neighbours as rounds, in each of which a worker sends one and receives one."""
+"""Message rounds between neighbors: in a round, a worker sends and receives at most one message."""
 
 from typing import TypeAlias
 
 import numpy as np
 
 Round: TypeAlias = tuple[tuple[int, int], ...]
-"""Pairs `(sender, receiver)`, neither of them twice, as `lax.ppermute` takes them."""
+"""Pairs `(sender, receiver)` as `lax.ppermute` takes them; no sender or receiver repeats."""
 
 
 def to_rounds(weights: np.ndarray) -> list[Round]:
-    r"""The off-diagonal entries of mixing `weights`, [n, n], as rounds, as few as there can be.
+    r"""Groups the off-diagonal entries of mixing `weights`, [n, n], into the fewest rounds.
 
-    Senders and receivers are the two sides of a bipartite graph, whose edges can be coloured with
-    as many colours as its largest degree (Kőnig): a ring takes 2 rounds, of any length, and a
-    one-peer graph 1. An edge takes a colour that is free at its sender; where that is not free at
-    its receiver, the path of the two colours in question that begins there is recoloured.
+    Senders and receivers are the two sides of a bipartite graph. The edges of such a graph can be
+    colored with as many colors as its largest degree (Kőnig). A ring of any size takes 2 rounds,
+    and a one-peer graph takes 1. An edge takes a color that is free at its sender. If that color is
+    not free at its receiver, two colors are swapped along the alternating path from the receiver:
+    this color and one that is free at the receiver.
 
     Args:
-      weights: float64[n, n], of which worker i gives j the share `weights[j, i]`.
+      weights: float64[n, n]. Worker i sends the share `weights[j, i]` to worker j.
 
     Returns:
-      The rounds, each of pairs of a sender and a receiver.
+      The rounds, each a tuple of pairs `(sender, receiver)`.
 
     Example:
       >>> from jaxcomm import gossip
@@ -42,7 +43,7 @@ def to_rounds(weights: np.ndarray) -> list[Round]:
         ),
         default=0,
     )
-    # to_partner[side][worker][colour]: at the other end of its edge of that colour.
+    # to_partner[side][worker][color]: the other end of the worker's edge of that color.
     to_partner: list[list[dict[int, int]]] = [[{} for _ in range(workers)] for _ in range(2)]
 
     def free(side: int, worker: int) -> int:
@@ -52,16 +53,16 @@ def to_rounds(weights: np.ndarray) -> list[Round]:
         at_sender, at_receiver = free(0, sender), free(1, receiver)
         if at_sender not in to_partner[1][receiver]:
             at_receiver = at_sender
-        # Swaps the two colours along the path from the receiver, which never comes to the sender.
-        side, worker, colour, other = 1, receiver, at_sender, at_receiver
+        # Swaps the two colors along the path from the receiver, which never reaches the sender.
+        side, worker, color, other = 1, receiver, at_sender, at_receiver
         moved = []
-        while colour in to_partner[side][worker]:
-            partner = to_partner[side][worker][colour]
-            moved.append((side, worker, partner, colour, other))
-            side, worker, colour, other = 1 - side, partner, other, colour
-        for side, worker, partner, colour, _ in moved:
-            del to_partner[side][worker][colour]
-            del to_partner[1 - side][partner][colour]
+        while color in to_partner[side][worker]:
+            partner = to_partner[side][worker][color]
+            moved.append((side, worker, partner, color, other))
+            side, worker, color, other = 1 - side, partner, other, color
+        for side, worker, partner, color, _ in moved:
+            del to_partner[side][worker][color]
+            del to_partner[1 - side][partner][color]
         for side, worker, partner, _, other in moved:
             to_partner[side][worker][other] = partner
             to_partner[1 - side][partner][other] = worker

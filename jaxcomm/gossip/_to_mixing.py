@@ -1,4 +1,4 @@
-"""What mixing is made from: graphs, matrices, plans, and lists of them."""
+"""Constructors of mixing: from graphs, matrices, plans, and lists of them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from jaxcomm.gossip._topologies import Graph
 
 
-def _require_matrix(given: Any) -> np.ndarray:
-    matrix = np.asarray(given, np.float64)
+def _require_matrix(value: Any) -> np.ndarray:
+    matrix = np.asarray(value, np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not np.isfinite(matrix).all():
         raise ValueError(f"A mixing matrix must be square and finite, got shape {matrix.shape}.")
     if not np.allclose(matrix.sum(axis=0), 1):
         raise ValueError(
-            "The columns of a mixing matrix must add to 1, got "
-            f"{matrix.sum(axis=0).round(4).tolist()}: the mean would not be kept."
+            "The columns of a mixing matrix must add to 1, so that mixing preserves the mean, got "
+            f"column sums {matrix.sum(axis=0).round(4).tolist()}."
         )
     return matrix
 
@@ -37,17 +37,18 @@ def _independent(probabilities: Sequence[float]) -> Active:
 
 
 def to_mixing(given: Any, rule: Rule = "metropolis") -> Mixing:
-    """A graph, matrix, MATCHA plan, or list of graphs or matrices to take in turns, as mixing.
+    """Converts a graph, matrix, MATCHA plan, or list of graphs or matrices to a mixing.
 
     Args:
-      given: One of these; a :class:`Mixing` is returned as it is.
-      rule: How graphs become matrices; see :func:`mixing_matrix`.
+      given: One of these. A list is used one item per step, in a cycle. A :class:`Mixing` is
+        returned unchanged.
+      rule: The rule that count a graph into a matrix; see :func:`mixing_matrix`.
 
     Returns:
-      Its mixing.
+      The mixing.
 
     Raises:
-      ValueError: If it is none of these, or columns of a matrix do not add to 1.
+      ValueError: If `given` has another type, or the columns of a matrix do not add to 1.
 
     Example:
       >>> from jaxcomm import gossip
@@ -71,24 +72,25 @@ def to_mixing(given: Any, rule: Rule = "metropolis") -> Mixing:
         return Mixing((_require_matrix(given),))
     raise ValueError(
         "Mixing is a networkx graph, a matrix [n, n], a `MatchaPlan`, or a list of graphs or "
-        f"matrices to take in turns, got {given!r}."
+        f"matrices to cycle through, got {given!r}."
     )
 
 
-def _each(given: Sequence[Graph | np.ndarray], rule: Rule) -> tuple[np.ndarray, ...]:
+def _to_matrices(items: Sequence[Graph | np.ndarray], rule: Rule) -> tuple[np.ndarray, ...]:
     matrices = tuple(
-        _matrix_of_part(graph, rule) if is_graph(graph) else _require_matrix(graph)
-        for graph in given
+        _matrix_of_components(item, rule) if is_graph(item) else _require_matrix(item)
+        for item in items
     )
     if not matrices or len({len(matrix) for matrix in matrices}) > 1:
         raise ValueError(
-            f"All matrices must be of as many workers, got {[len(m) for m in matrices]}."
+            "All graphs or matrices must have the same number of workers, got "
+            f"{[len(m) for m in matrices]}."
         )
     return matrices
 
 
-def _matrix_of_part(graph: Graph, rule: Rule) -> np.ndarray:
-    """That of a graph of which not all workers need be connected: others talk in other steps."""
+def _matrix_of_components(graph: Graph, rule: Rule) -> np.ndarray:
+    """The matrix of a graph that may be disconnected: other steps connect its components."""
     matrix = np.eye(len(graph))
     parts = nx.weakly_connected_components if graph.is_directed() else nx.connected_components
     for part in parts(graph):
@@ -105,30 +107,30 @@ def _one_of(
     rule: Rule,
     which: Callable[[jax.Array, jax.Array, int], jax.Array],
 ) -> Mixing:
-    """Mixing of which one matrix is active in a step: `which(key, step, how many)`."""
-    matrices = _each(graphs, rule)
-    turns = len(matrices)
-    number = np.arange(turns, dtype=np.uint32)
+    """Mixing with one active matrix per step, with the index `which(key, step, count)`."""
+    matrices = _to_matrices(graphs, rule)
+    count = len(matrices)
+    number = np.arange(count, dtype=np.uint32)
     return Mixing(
         matrices,
-        (1 / turns,) * turns,
-        lambda key, step: which(key, step, turns) == number,
+        (1 / count,) * count,
+        lambda key, step: which(key, step, count) == number,
         exclusive=True,
     )
 
 
 def cyclic(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
-    """One of `graphs`, or of matrices, a step, over and over.
+    """Uses one of `graphs`, or of matrices, per step, in a cycle.
 
     Args:
-      graphs: networkx graphs or matrices [n, n], which need not be connected one by one.
-      rule: How graphs become matrices; see :func:`mixing_matrix`.
+      graphs: networkx graphs or matrices [n, n]. An individual graph need not be connected.
+      rule: The rule that count a graph into a matrix; see :func:`mixing_matrix`.
 
     Returns:
-      Mixing that sends what the graph of the step does.
+      Mixing that sends the messages of only the current graph.
 
     Raises:
-      ValueError: If they are not of the same workers.
+      ValueError: If they differ in the number of workers.
 
     Example:
       >>> from jaxcomm import gossip
@@ -136,21 +138,22 @@ def cyclic(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> M
       >>> mixing.degree, mixing.expected_rounds
       (1, 1.0)
     """
-    return _one_of(graphs, rule, lambda key, step, turns: step % jnp.uint32(turns))
+    return _one_of(graphs, rule, lambda key, step, count: step % jnp.uint32(count))
 
 
 def randomized(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
-    """One of `graphs`, or of matrices, a step, drawn by all workers alike.
+    """Draws one of `graphs`, or of matrices, per step, the same on all workers.
 
     Args:
-      graphs: networkx graphs or matrices [n, n], which need not be connected one by one.
-      rule: How graphs become matrices; with `"metropolis"`, pairs of a matching average.
+      graphs: networkx graphs or matrices [n, n]. An individual graph need not be connected.
+      rule: The rule that count a graph into a matrix. With `"metropolis"`, the pairs of a matching
+        average.
 
     Returns:
-      Mixing that sends what the graph that was drawn does.
+      Mixing that sends the messages of only the drawn graph.
 
     Raises:
-      ValueError: If they are not of the same workers.
+      ValueError: If they differ in the number of workers.
 
     Example:
       >>> from jaxcomm import gossip
@@ -158,12 +161,12 @@ def randomized(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") 
       (0.5, 0.5)
     """
     return _one_of(
-        graphs, rule, lambda key, step, turns: jax.random.randint(key, (), 0, turns, jnp.uint32)
+        graphs, rule, lambda key, step, count: jax.random.randint(key, (), 0, count, jnp.uint32)
     )
 
 
 def random_periodic(graph: nx.Graph, budget: float) -> Mixing:
-    r"""All links at once, in a part of the steps: what MATCHA is compared with.
+    r"""Activates all links at once in a fraction of the steps; the baseline of MATCHA.
 
     .. math:: W = I - b \alpha L, \quad P(b = 1) = c, \qquad
               \alpha = \arg\min_\alpha \lambda_{\max}(I - 2 c \alpha L + c \alpha^2 L^2 - J)
@@ -173,10 +176,10 @@ def random_periodic(graph: nx.Graph, budget: float) -> Mixing:
       budget: :math:`c` in (0, 1].
 
     Returns:
-      Mixing of one matrix, active with probability `budget`.
+      Mixing with one matrix, active with probability `budget`.
 
     Raises:
-      ValueError: If `budget` is out of range or the graph directed or not connected.
+      ValueError: If `budget` is out of range, or the graph is directed or not connected.
 
     Example:
       >>> from jaxcomm import gossip
@@ -201,13 +204,13 @@ def random_periodic(graph: nx.Graph, budget: float) -> Mixing:
 
 
 def lazy(mixing: Any) -> Mixing:
-    r"""Half as much of it: :math:`(W + I) / 2`, whose eigenvalues are not negative.
+    r"""Halves the weights between workers: :math:`(W + I) / 2`, with nonnegative eigenvalues.
 
     Args:
-      mixing: What :func:`to_mixing` takes.
+      mixing: As for :func:`to_mixing`.
 
     Returns:
-      The mixing with halved weights between workers.
+      The mixing with half the weight between workers.
 
     Example:
       >>> from jaxcomm import gossip
@@ -215,5 +218,5 @@ def lazy(mixing: Any) -> Mixing:
       array([[0.75, 0.25],
              [0.25, 0.75]])
     """
-    given = to_mixing(mixing)
-    return given._replace(matrices=tuple((m + np.eye(len(m))) / 2 for m in given.matrices))
+    mixing = to_mixing(mixing)
+    return mixing._replace(matrices=tuple((m + np.eye(len(m))) / 2 for m in mixing.matrices))

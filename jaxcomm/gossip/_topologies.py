@@ -1,4 +1,4 @@
-"""Who talks to whom: graphs whose nodes are the workers 0 to n - 1."""
+"""Topologies: graphs whose nodes are the workers 0 to n - 1."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 def require_workers(workers: int) -> None:
-    """Raises unless it is a number of workers."""
+    """Raises unless `workers` is a valid number of workers."""
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         raise ValueError(f"`workers` must be a Python int of at least 1, got {workers!r}.")
 
 
 def require_graph(graph: Graph) -> int:
-    """The number of workers of a graph that gossip can mix over.
+    """Checks a graph for gossip and returns its number of workers.
 
     Raises:
-      ValueError: If nodes are not 0 to n - 1, or some worker cannot be reached from another.
+      ValueError: If the nodes are not 0 to n - 1, or the graph is not (strongly) connected.
     """
     if not is_graph(graph) or graph.is_multigraph():
         raise ValueError(f"`graph` must be a networkx Graph or DiGraph, got {graph!r}.")
@@ -36,30 +36,30 @@ def require_graph(graph: Graph) -> int:
     if not connected(graph):
         parts = nx.strongly_connected_components if graph.is_directed() else nx.connected_components
         raise ValueError(
-            f"`graph` is not connected: worker 0 never hears of "
+            "`graph` is not connected: no path in both directions joins worker 0 and the workers "
             f"{sorted(set(graph) - next(part for part in parts(graph) if 0 in part))}."
         )
     return workers
 
 
-def _by_number(graph: Graph) -> Graph:
-    """The graph without loops, its nodes numbered in their order."""
+def _relabeled(graph: Graph) -> Graph:
+    """The graph without self-loops, with its nodes relabeled 0 to n - 1 in sorted order."""
     numbered = nx.convert_node_labels_to_integers(graph, ordering="sorted")
     numbered.remove_edges_from([*nx.selfloop_edges(numbered)])
     return numbered
 
 
 def ring(workers: int) -> nx.Graph:
-    """A ring of `workers`, each beside the next and the one before: degree 2.
+    """A ring of `workers`: each has the next and the previous one as neighbors, degree 2.
 
     Args:
-      workers: How many, at least 1.
+      workers: The number of workers, at least 1.
 
     Returns:
       An undirected graph.
 
     Raises:
-      ValueError: If `workers` is no int of at least 1.
+      ValueError: If `workers` is not an int of at least 1.
 
     Example:
       >>> from jaxcomm import gossip
@@ -67,20 +67,20 @@ def ring(workers: int) -> nx.Graph:
       [(0, 1), (0, 3), (1, 2), (2, 3)]
     """
     require_workers(workers)
-    return _by_number(nx.cycle_graph(workers))
+    return _relabeled(nx.cycle_graph(workers))
 
 
 def path(workers: int) -> nx.Graph:
-    """A ring of `workers` with one edge cut.
+    """A path of `workers`: a ring without one of its edges.
 
     Args:
-      workers: How many, at least 1.
+      workers: The number of workers, at least 1.
 
     Returns:
       An undirected graph.
 
     Raises:
-      ValueError: If `workers` is no int of at least 1.
+      ValueError: If `workers` is not an int of at least 1.
 
     Example:
       >>> from jaxcomm import gossip
@@ -92,16 +92,16 @@ def path(workers: int) -> nx.Graph:
 
 
 def star(workers: int) -> nx.Graph:
-    """The first of `workers` beside all others.
+    """A star: the first of `workers` is a neighbor of all others.
 
     Args:
-      workers: How many, at least 1.
+      workers: The number of workers, at least 1.
 
     Returns:
       An undirected graph.
 
     Raises:
-      ValueError: If `workers` is no int of at least 1.
+      ValueError: If `workers` is not an int of at least 1.
 
     Example:
       >>> from jaxcomm import gossip
@@ -113,16 +113,16 @@ def star(workers: int) -> nx.Graph:
 
 
 def complete(workers: int) -> nx.Graph:
-    """All `workers` beside all others: with uniform weights, the exact mean.
+    """The complete graph of `workers`; uniform weights give the exact mean.
 
     Args:
-      workers: How many, at least 1.
+      workers: The number of workers, at least 1.
 
     Returns:
       An undirected graph.
 
     Raises:
-      ValueError: If `workers` is no int of at least 1.
+      ValueError: If `workers` is not an int of at least 1.
 
     Example:
       >>> from jaxcomm import gossip
@@ -134,17 +134,17 @@ def complete(workers: int) -> nx.Graph:
 
 
 def torus(rows: int, columns: int) -> nx.Graph:
-    """A grid of `rows` and `columns` whose borders meet: degree 4, numbered row by row.
+    """A grid of `rows` and `columns` with wrapped borders: degree 4, numbered row by row.
 
     Args:
-      rows: How many, at least 1.
-      columns: How many, at least 1.
+      rows: The number of rows, at least 1.
+      columns: The number of columns, at least 1.
 
     Returns:
       An undirected graph.
 
     Raises:
-      ValueError: If one is no int of at least 1.
+      ValueError: If one is not an int of at least 1.
 
     Example:
       >>> from jaxcomm import gossip
@@ -153,20 +153,20 @@ def torus(rows: int, columns: int) -> nx.Graph:
     """
     require_workers(rows)
     require_workers(columns)
-    return _by_number(nx.grid_2d_graph(rows, columns, periodic=True))
+    return _relabeled(nx.grid_2d_graph(rows, columns, periodic=True))
 
 
 def hypercube(workers: int) -> nx.Graph:
-    """Those of `workers` whose numbers differ in one bit are neighbours: degree log2 n.
+    """A hypercube: `workers` whose numbers differ in one bit are neighbors, degree log2 n.
 
     Args:
-      workers: How many, a power of 2.
+      workers: The number of workers, a power of 2.
 
     Returns:
       An undirected graph.
 
     Raises:
-      ValueError: If `workers` is no power of 2.
+      ValueError: If `workers` is not a power of 2.
 
     Example:
       >>> from jaxcomm import gossip
@@ -176,21 +176,21 @@ def hypercube(workers: int) -> nx.Graph:
     require_workers(workers)
     if workers & (workers - 1):
         raise ValueError(f"A hypercube has 2**k workers, got `workers`={workers}.")
-    return _by_number(nx.hypercube_graph(workers.bit_length() - 1)) if workers > 1 else path(1)
+    return _relabeled(nx.hypercube_graph(workers.bit_length() - 1)) if workers > 1 else path(1)
 
 
 def exponential(workers: int, *, directed: bool = True) -> Graph:
-    """Each of n `workers`, i, to i + 1, i + 2, i + 4, ... modulo n; and back if not `directed`.
+    """Edges from each worker i of n `workers` to i + 1, i + 2, i + 4, ... modulo n.
 
     Args:
-      workers: How many, at least 1.
-      directed: Whether messages go one way.
+      workers: The number of workers, at least 1.
+      directed: Whether edges have a direction; otherwise messages go both ways.
 
     Returns:
-      A graph, directed as asked.
+      A graph, directed or not.
 
     Raises:
-      ValueError: If `workers` is no int of at least 1.
+      ValueError: If `workers` is not an int of at least 1.
 
     Example:
       >>> from jaxcomm import gossip
@@ -206,21 +206,21 @@ def exponential(workers: int, *, directed: bool = True) -> Graph:
 
 
 def one_peer_exponential(workers: int, *, directed: bool = True) -> list[Graph]:
-    """In step k, each of n `workers`, i, to i + 2**(k mod log2 n): one message a step.
+    """Graphs in which worker i sends to i + 2**(k mod log2 n) in step k: one message per step.
 
-    With halves kept and sent, log2 n steps are the exact mean
-    where n is a power of 2. Not `directed`, worker i and the one whose number differs in bit k
-    are a pair.
+    If each worker keeps one half and sends the other, and n is a power of 2, log2 n steps give
+    the exact mean. If not `directed`, workers whose numbers differ only in bit k are a pair.
 
     Args:
-      workers: How many, at least 1.
-      directed: Whether messages go one way.
+      workers: The number of workers, at least 1.
+      directed: Whether edges have a direction; otherwise pairs exchange messages.
 
     Returns:
-      The graphs, one a step, to be taken in turns.
+      The graphs, one per step, for :func:`cyclic`.
 
     Raises:
-      ValueError: If `workers` is no int of at least 1, or no power of 2 where it is not `directed`.
+      ValueError: If `workers` is not an int of at least 1, or not a power of 2 with
+        `directed=False`.
 
     Example:
       >>> from jaxcomm import gossip
@@ -237,25 +237,25 @@ def one_peer_exponential(workers: int, *, directed: bool = True) -> list[Graph]:
         graph = nx.DiGraph() if directed else nx.Graph()
         graph.add_nodes_from(range(workers))
         hop = 2**power
-        to = lambda i, hop=hop: (i + hop) % workers if directed else i ^ hop  # noqa: E731
-        graph.add_edges_from((i, to(i)) for i in range(workers) if workers > 1)
+        receivers = [(i + hop) % workers if directed else i ^ hop for i in range(workers)]
+        graph.add_edges_from(enumerate(receivers) if workers > 1 else [])
         graphs.append(graph)
     return graphs
 
 
 def erdos_renyi(workers: int, probability: float, *, seed: int = 0) -> nx.Graph:
-    """Each pair of `workers` beside each other with `probability`; drawn by `seed` until connected.
+    """An Erdős-Rényi graph: an edge per pair with `probability`, drawn until connected.
 
     Args:
-      workers: How many, at least 1.
-      probability: Of each edge, in [0, 1].
-      seed: Of the draws.
+      workers: The number of workers, at least 1.
+      probability: The probability of each edge, in [0, 1].
+      seed: Seed of the draws.
 
     Returns:
       An undirected graph.
 
     Raises:
-      ValueError: If `workers` is no int of at least 1, or none of a hundred draws was connected.
+      ValueError: If `workers` is not an int of at least 1, or no graph in 100 draws is connected.
 
     Example:
       >>> from jaxcomm import gossip
@@ -269,18 +269,20 @@ def erdos_renyi(workers: int, probability: float, *, seed: int = 0) -> nx.Graph:
 
 
 def random_geometric(workers: int, radius: float, *, seed: int = 0) -> nx.Graph:
-    """`workers` in the unit square, neighbours within `radius`; drawn by `seed` until connected.
+    """A random geometric graph: `workers` in the unit square within `radius` are neighbors.
+
+    Draws are repeated until the graph is connected.
 
     Args:
-      workers: How many, at least 1.
-      radius: Of the side of the square.
-      seed: Of the draws.
+      workers: The number of workers, at least 1.
+      radius: The distance below which workers are neighbors, relative to the side of the square.
+      seed: Seed of the draws.
 
     Returns:
       An undirected graph.
 
     Raises:
-      ValueError: If `workers` is no int of at least 1, or none of a hundred draws was connected.
+      ValueError: If `workers` is not an int of at least 1, or no graph in 100 draws is connected.
 
     Example:
       >>> from jaxcomm import gossip
@@ -298,4 +300,4 @@ def _connected(draw: Callable[[int], nx.Graph], seed: int, option: str) -> nx.Gr
         graph = draw(100 * seed + attempt)
         if nx.is_connected(graph):
             return graph
-    raise ValueError(f"No graph of a hundred was connected: give a larger {option}.")
+    raise ValueError(f"No graph in 100 draws is connected: increase {option}.")

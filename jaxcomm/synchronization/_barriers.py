@@ -58,7 +58,7 @@ def global_barrier(workers: int, *, period: int = 1, seconds: float = 0.0) -> Ba
 
 
 def neighbor_barrier(mixing: Any, *, seconds: float = 0.0, seed: int = 0) -> BarrierSchedule:
-    """Workers wait for the neighbours that they hear in a step.
+    """Workers wait for the neighbors that they hear in a step.
 
     Args:
       mixing: As for :func:`jaxcomm.gossip.dpsgd`; a graph that is drawn is drawn alike here and

@@ -32,7 +32,10 @@ APART = nx.Graph([(0, 1), (2, 3)])
         (lambda: gossip.dpsgd(2 * np.eye(3)), "columns of a mixing matrix must add to 1"),
         (lambda: gossip.dpsgd(3), "Mixing is a networkx graph"),
         (lambda: gossip.dpsgd([]), "must be square|Mixing is"),
-        (lambda: gossip.dpsgd([gossip.ring(3), gossip.ring(4)]), "of as many workers"),
+        (
+            lambda: gossip.dpsgd([gossip.ring(3), gossip.ring(4)]),
+            "must have the same number of workers",
+        ),
         (lambda: gossip.dpsgd(APART), "is not connected"),
         (lambda: gossip.dpsgd(nx.relabel_nodes(gossip.ring(3), {0: 7})), "workers 0 to n - 1"),
         (lambda: gossip.dpsgd(gossip.ring(8), order="both"), "`order` must be one of"),
@@ -82,8 +85,8 @@ def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(
     ("tx", "message"),
     [
-        (gossip.dpsgd(gossip.ring(3)), "The graph has 3 nodes, and `axis_name`='data' counts 4"),
-        (gossip.choco_sgd(gossip.ring(4), SUPPORT, step_size=0.5), "agree on a support"),
+        (gossip.dpsgd(gossip.ring(3)), "The graph has 3 nodes, and `axis_name`='data' has 4"),
+        (gossip.choco_sgd(gossip.ring(4), SUPPORT, step_size=0.5), "a support shared by all workers"),
         (gossip.choco_sgd(gossip.ring(4), error_feedback(TOP), step_size=0.5), "without feedback"),
         (gossip.deep_squeeze(gossip.ring(4), compression.quantizers.dither(levels=1, norm="l2"),
                              step_size=0.5), "relative error is below 1"),
@@ -99,7 +102,7 @@ def test_said_when_state_is_made(tx: Any, message: str) -> None:
     [
         (DPSGD, False, {}, r"jaxcomm.replicate\(params, mesh\)"),
         (optax.chain(optax.sgd(0.1, momentum=0.9), DPSGD), True, {}, r"\.trace.*per_worker"),
-        (DPSGD, True, {"present": jnp.ones(3)}, r"one bool a worker, \[4\], got shape \(3,\)"),
+        (DPSGD, True, {"present": jnp.ones(3)}, r"one bool per worker, \[4\], got shape \(3,\)"),
         (DPSGD, True, {"weight": jnp.ones(4)}, r"`weight` must be a scalar on each worker, got"),
         (DPSGD, True, {"exact": jnp.ones(4)}, r"`exact` must be one bool for all workers, got"),
         (gossip.choco_sgd(gossip.ring(4), TOP, step_size=0.5), True, {"present": jnp.ones(4)},

@@ -71,7 +71,7 @@ def test_lists_of_numbers_are_a_matrix_and_lists_of_graphs_are_turns() -> None:
 
 def test_push_sum_has_no_one_rate() -> None:
     graph = nx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2)])
-    with pytest.raises(ValueError, match="no one rate is known"):
+    with pytest.raises(ValueError, match="`rho` is not defined for push-sum weights"):
         gossip.to_mixing(graph, "push").rho.hex()
 
 
