@@ -51,7 +51,7 @@ def laplacians_of(workers: int, matchings: Sequence[Matching]) -> np.ndarray:
 
 
 def _most_connected(laplacians: np.ndarray, rounds: float) -> np.ndarray:
-    """Probabilities, at most `rounds` in sum, with the largest lambda_2 of the expected Laplacian."""
+    """Probabilities, at most `rounds` in sum, that maximize lambda_2 of the mean Laplacian."""
     probabilities = cvxpy.Variable(len(laplacians))
     expected = sum(p * each for p, each in zip(probabilities, laplacians, strict=True))
     # The smallest eigenvalue is 0, so the sum of the two smallest is lambda_2.

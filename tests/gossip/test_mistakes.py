@@ -86,7 +86,7 @@ def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
     ("tx", "message"),
     [
         (gossip.dpsgd(gossip.ring(3)), "The graph has 3 nodes, and `axis_name`='data' has 4"),
-        (gossip.choco_sgd(gossip.ring(4), SUPPORT, step_size=0.5), "a support shared by all workers"),
+        (gossip.choco_sgd(gossip.ring(4), SUPPORT, step_size=0.5), "support shared by all workers"),
         (gossip.choco_sgd(gossip.ring(4), error_feedback(TOP), step_size=0.5), "without feedback"),
         (gossip.deep_squeeze(gossip.ring(4), compression.quantizers.dither(levels=1, norm="l2"),
                              step_size=0.5), "relative error is below 1"),
