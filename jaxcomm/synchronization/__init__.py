@@ -1,4 +1,4 @@
-"""When workers wait: local steps between exchanges, and windows in which each does what it can."""
+"""Synchronization: local steps between exchanges, and windows of a variable number of batches."""
 
 from jaxcomm._require import answer_uncalled
 from jaxcomm.synchronization._barriers import (

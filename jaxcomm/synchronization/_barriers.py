@@ -1,4 +1,4 @@
-"""Who waits for whom where workers meet, and what their clocks then show."""
+"""Barriers: which workers wait for each other, and the resulting clocks."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -13,32 +13,32 @@ from jaxcomm.synchronization._require import require_seconds
 
 
 class Barrier(NamedTuple):
-    """What happens at the end of a step."""
+    """The barrier at the end of a step."""
 
-    waits_for: jax.Array  # bool[workers, workers], from whom each takes something in
-    seconds: jax.Array  # float32[workers], that this takes each
+    waits_for: jax.Array  # bool[workers, workers], row i: the workers that worker i waits for
+    seconds: jax.Array  # float32[workers], the communication time of each worker
 
 
 BarrierSchedule: TypeAlias = Callable[[jax.Array], Barrier]
-"""From the steps taken, int32[], to the meeting of the next."""
+"""A function from the number of steps so far, int32[], to the barrier of the next step."""
 
 
 def global_barrier(workers: int, *, period: int = 1, seconds: float = 0.0) -> BarrierSchedule:
-    """Everybody waits for everybody at the end of every so many steps, and for nobody else.
+    """All workers wait for each other at the end of every `period` steps, and otherwise not.
 
-    Synchronous SGD, or local SGD.
+    This is the barrier of synchronous SGD, or of local SGD.
 
     Args:
-      workers: How many.
-      period: Steps from one meeting to the next.
-      seconds: That a meeting takes.
+      workers: The number of workers.
+      period: The number of steps between barriers.
+      seconds: The communication time of a barrier.
 
     Returns:
-      A function of the steps taken, int32[], to who hears whom at the end of that one, and the
-      seconds that it takes.
+      A function from the number of steps so far, int32[], to the :class:`Barrier` at the end of the
+      next step.
 
     Raises:
-      ValueError: If `period` is no positive int or `seconds` negative.
+      ValueError: If `period` is not a positive int, or `seconds` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -48,30 +48,30 @@ def global_barrier(workers: int, *, period: int = 1, seconds: float = 0.0) -> Ba
     """
     period_of(period)
     require_seconds(seconds, "seconds")
-    alone = jnp.eye(workers, dtype=bool)
+    identity = jnp.eye(workers, dtype=bool)
 
-    def meeting(step: jax.Array) -> Barrier:
+    def barrier(step: jax.Array) -> Barrier:
         due = (step + 1) % period == 0
-        return Barrier(alone | due, jnp.where(due, jnp.full(workers, seconds), 0))
+        return Barrier(identity | due, jnp.where(due, jnp.full(workers, seconds), 0))
 
-    return meeting
+    return barrier
 
 
 def neighbor_barrier(mixing: Any, *, seconds: float = 0.0, seed: int = 0) -> BarrierSchedule:
-    """Workers wait for the neighbors that they hear in a step.
+    """Workers wait for the neighbors from which they receive messages in a step.
 
     Args:
-      mixing: As for :func:`jaxcomm.gossip.dpsgd`; a graph that is drawn is drawn alike here and
-        there, of the same `seed`.
-      seconds: That a message takes; a worker receives one after the other.
-      seed: Seed of what is drawn.
+      mixing: As for :func:`jaxcomm.gossip.dpsgd`. With the same `seed`, random graphs are the same
+        as in the gossip method.
+      seconds: The time of a message. A worker receives its messages one after the other.
+      seed: Seed for random mixing.
 
     Returns:
-      A function of the steps taken, int32[], to who hears whom at the end of that one, and the
-      seconds that it takes each.
+      A function from the number of steps so far, int32[], to the :class:`Barrier` at the end of the
+      next step.
 
     Raises:
-      ValueError: If it is no mixing, or `seconds` is negative.
+      ValueError: If `mixing` is invalid, or `seconds` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -81,32 +81,32 @@ def neighbor_barrier(mixing: Any, *, seconds: float = 0.0, seed: int = 0) -> Bar
       [2.0, 2.0, 2.0, 2.0]
     """
     require_seconds(seconds, "seconds")
-    given = gossip.to_mixing(mixing)
-    alone = np.eye(given.workers, dtype=bool)
-    links = np.stack([matrix != 0 for matrix in given.matrices]) & ~alone
+    resolved = gossip.to_mixing(mixing)
+    identity = np.eye(resolved.workers, dtype=bool)
+    links = np.stack([matrix != 0 for matrix in resolved.matrices]) & ~identity
     key = _noise.make_key(seed, None)
 
-    def meeting(step: jax.Array) -> Barrier:
+    def barrier(step: jax.Array) -> Barrier:
         active = jnp.asarray(links)
-        if given.active:
+        if resolved.active:
             (coins,) = _noise.make_coins(key, step, 1, jnp.zeros((), jnp.int32))
-            flags = given.active(coins.public, step.astype(jnp.uint32))
+            flags = resolved.active(coins.public, step.astype(jnp.uint32))
             active = active & flags[:, None, None]
         messages = jnp.sum(active, axis=(0, 2))
-        return Barrier(jnp.any(active, axis=0) | alone, seconds * messages.astype(jnp.float32))
+        return Barrier(jnp.any(active, axis=0) | identity, seconds * messages.astype(jnp.float32))
 
-    return meeting
+    return barrier
 
 
 def wait_at_barrier(clocks: jax.Array, work: jax.Array, meeting: Barrier) -> jax.Array:
-    r"""Clocks of workers after a step and the meeting at its end.
+    r"""The clocks of workers after a step and the barrier at its end.
 
-    .. math:: T_i \gets \max_{j \in \{i\} \cup \mathrm{hears}(i)} (T_j + w_j) + c_i
+    .. math:: T_i \gets \max_{j \in \{i\} \cup \mathrm{waits}(i)} (T_j + w_j) + c_i
 
     Args:
       clocks: :math:`T`, float32[workers], seconds.
       work: :math:`w`, float32[workers], seconds of the step.
-      meeting: Who hears whom, and :math:`c`.
+      meeting: The barrier: which workers wait for which, and :math:`c`.
 
     Returns:
       float32[workers], seconds.

@@ -1,4 +1,4 @@
-"""Learning rates that follow what was finished, and not the number of steps."""
+"""Learning rates scheduled by finished mini-batches instead of steps."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,29 +15,29 @@ from jaxcomm._base import AxisName, PyTree
 class FinishedState(NamedTuple):
     """The state of `scale_by_finished`, equal on all workers."""
 
-    finished: jax.Array  # int32[], mini-batches of all workers before this step
+    finished: jax.Array  # int32[], finished mini-batches of all workers before this step
 
 
 def scale_by_finished(
     schedule: Callable[[jax.Array], jax.Array | float], *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Scales updates by a schedule of the mini-batches that all workers have finished.
+    r"""Scales updates by a schedule of the number of mini-batches that all workers have finished.
 
     .. math:: \Delta \gets \eta(s)\, \Delta, \qquad s \gets s + \sum_i m_i
 
-    Windows differ in how much is finished in them, so that a schedule of windows would lower the
-    rate the sooner, the less was done. Sends one float32 in an all-reduce.
+    Windows differ in their number of finished mini-batches. Schedules indexed by window decay too
+    fast when workers finish little. Sends one float32 in an all-reduce.
 
     Args:
-      schedule: :math:`\eta`, from int32[] mini-batches to a number, such as those of optax. It
-        scales: put `optax.sgd(1.0)` beside it, which has the sign.
-      axis_name: The mesh axis, or axes, that number the workers.
+      schedule: :math:`\eta`, a function from int32[] mini-batches to a number, such as an optax
+        schedule. It only scales: combine it with `optax.sgd(1.0)`, which sets the sign.
+      axis_name: The mesh axis, or axes, that index the workers.
 
     Returns:
-      A transformation for steps with :func:`window_gradients`, whose count reaches it as `weight`.
+      A transformation for steps with :func:`window_gradients`, which passes its count as `weight`.
 
     Raises:
-      ValueError: In `update`, without a weight, or with one that is no count.
+      ValueError: In `update`, if `weight` is missing or is not a count.
 
     Example:
       >>> import jaxcomm, optax
@@ -61,16 +61,16 @@ def scale_by_finished(
         del params, extra_args
         if weight is None:
             raise ValueError(
-                "`scale_by_finished` counts what workers have finished: use "
+                "`scale_by_finished` needs the number of finished mini-batches: use "
                 "`make_step(..., gradients=window_gradients)`, or pass `weight`."
             )
         if jnp.asarray(weight).dtype == bool:
             raise ValueError(
-                "`scale_by_finished` counts mini-batches, and these weights are of workers that "
-                'count alike: use `window_gradients` without `average_over="workers"`.'
+                "`scale_by_finished` counts mini-batches, and these weights are bools that count "
+                'workers: use `window_gradients` without `average_over="workers"`.'
             )
-        own = _axis.as_varying(jnp.asarray(weight, jnp.float32), axis_name)
-        done = lax.psum(own, axis_name).astype(jnp.int32)
+        local = _axis.as_varying(jnp.asarray(weight, jnp.float32), axis_name)
+        done = lax.psum(local, axis_name).astype(jnp.int32)
         rate = jnp.asarray(schedule(state.finished))
         scaled = jax.tree.map(lambda u: u * rate.astype(u.dtype), updates)
         return scaled, FinishedState(state.finished + done)

@@ -1,4 +1,4 @@
-"""Windows one after the other, on a simulated clock."""
+"""Consecutive windows on a simulated clock."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,15 +15,15 @@ from jaxcomm.synchronization._windows import InFlight, Queue, Window, close_wind
 
 
 class Clock(NamedTuple):
-    """Where training over windows is."""
+    """The progress of training over windows."""
 
     queue: Queue
-    windows: jax.Array  # int32[], closed so far
-    seconds: jax.Array  # float32[], that they and what was sent after them took
-    minibatches: jax.Array  # int32[], that all workers have finished
-    idle: jax.Array  # int32[], windows in which nobody has finished any
-    starved: jax.Array  # int32[workers], in which each has lost what it did and finished nothing
-    rest: jax.Array  # float32[], seconds that are lost in the rounding of `seconds`
+    windows: jax.Array  # int32[], the number of closed windows
+    seconds: jax.Array  # float32[], their duration, including communication after each
+    minibatches: jax.Array  # int32[], the number that all workers together have finished
+    idle: jax.Array  # int32[], the number of windows in which no worker finished a mini-batch
+    starved: jax.Array  # int32[workers], windows in which each aborted its work, finishing nothing
+    rest: jax.Array  # float32[], the rounding error of `seconds`
 
 
 class Windows(NamedTuple):
@@ -48,28 +48,29 @@ def windows(
     .. math:: T \gets T + \tau + c, \qquad \tau = \mathrm{trigger}(t), \quad
               t \sim \mathrm{straggler}
 
-    with :math:`c` for what is sent between two windows, in which nobody computes. With
-    :func:`all_workers` this is the clock of synchronous SGD.
+    Here :math:`c` is the communication time between two windows, during which no worker computes.
+    With :func:`all_workers`, this is the clock of synchronous SGD.
 
     Args:
-      straggler: What mini-batches take.
-      trigger: What closes a window.
-      workers: How many.
-      minibatches: M, of each worker in a window at most.
+      straggler: The model of mini-batch times.
+      trigger: Ends a window.
+      workers: The number of workers.
+      minibatches: M, the largest number of mini-batches per worker and window.
       communication: :math:`c`, seconds, such as :meth:`jaxcomm.wire.Account.seconds` of a step; or
-        a function of the windows closed so far, int32[], where they differ.
-      in_flight: As for :func:`close_window`. With `"abort"`, the clock counts the windows in which
-        a worker has finished nothing, in `starved`.
+        a function of the number of closed windows, int32[], if the seconds vary.
+      in_flight: As for :func:`close_window`. With `"abort"`, `starved` of the clock counts the
+        windows in which a worker finished nothing.
       seed: Seed of the times.
 
     Returns:
-      The clock before the first window, and what closes the next one. Seconds are summed in
-      float32 with what each rounding leaves, so that any number of windows is exact to one.
+      The clock before the first window, and the function that closes the next one. Seconds are
+      summed in float32 with error compensation, so the sum over any number of windows has an error
+      of one rounding.
 
     Raises:
-      ValueError: If the deadline is shorter than any mini-batch is, a worker would never finish
-        one with `"abort"` (where times are not drawn), a number is out of range, or the straggler
-        or the trigger is of other numbers of workers.
+      ValueError: If the deadline is shorter than any mini-batch, a worker would never finish one
+        with `"abort"` (checked only if times are not random), a number is out of range, or the
+        straggler or the trigger needs another number of workers.
 
     Example:
       >>> from jaxcomm.synchronization import deterministic, fastest_worker, windows
@@ -86,8 +87,8 @@ def windows(
 
     References:
       He, Dube, `Accelerating Parallel Stochastic Gradient Descent via Non-blocking Mini-batches
-      <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not at hand: what is sent is
-      taken to pause computation, as a reconstruction.
+      <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not available: the assumption
+      that communication pauses computation is a reconstruction.
     """
     require_int(workers, "workers")
     require_int(minibatches, "minibatches")
@@ -96,7 +97,7 @@ def windows(
     if trigger.longest < straggler.minimum:
         raise ValueError(
             f"A deadline of {trigger.longest:g} seconds is shorter than one mini-batch, which "
-            f"takes at least {straggler.minimum:g}: nobody would ever finish one."
+            f"takes at least {straggler.minimum:g}: no worker would ever finish one."
         )
     key = _noise.make_key(seed, None)
 
@@ -130,7 +131,7 @@ def windows(
 def _require_progress(
     draw: Callable[[jax.Array], jax.Array], period: int, trigger: Trigger, workers: int
 ) -> None:
-    """Raises where a worker would lose whatever it begins."""
+    """Raises if a worker would never finish a mini-batch."""
 
     def finished(number: jax.Array) -> jax.Array:
         window, _ = close_window(new_queue(workers), draw(number), trigger, in_flight="abort")
@@ -138,11 +139,11 @@ def _require_progress(
 
     numbers = np.arange(period, dtype=np.int32)
     over_all = jax.jit(lambda numbers: jnp.sum(jax.vmap(finished)(numbers), axis=0))
-    # Not called as it is: where a program is traced around, that would be part of it.
+    # Compiled explicitly: a direct call would become part of a surrounding traced program.
     total = over_all.lower(numbers).compile()(numbers)
     if (starved := np.flatnonzero(np.asarray(total) == 0)).size:
         raise ValueError(
-            f"`in_flight`='abort' starves the workers {starved.tolist()}: each window is over "
-            "before any mini-batch of theirs is, and the next begins it anew. Use `in_flight`="
+            f"`in_flight`='abort' starves the workers {starved.tolist()}: each window ends before "
+            "any of their mini-batches does, and the next window restarts it. Use `in_flight`="
             "'finish_late' with `stale_params`, or a trigger that waits longer."
         )

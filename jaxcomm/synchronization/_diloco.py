@@ -1,10 +1,10 @@
-"""One optimizer inside, on each worker by itself, and one outside."""
+"""DiLoCo: an inner optimizer on each worker, and an outer optimizer on their mean displacement."""
 
 import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm._per_worker import per_worker
-from jaxcomm.synchronization._exchange import Period, meets_every
+from jaxcomm.synchronization._exchange import Period, average_every
 from jaxcomm.synchronization._require import require_transformation
 
 
@@ -16,29 +16,29 @@ def diloco(
     *,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Two optimizers: one inside, on each worker by itself, and one outside, of what they moved.
+    r"""Two optimizers (DiLoCo): an inner one per worker, and an outer one on the mean displacement.
 
     .. math:: x_i \gets x_i + \mathrm{inner}(g_i), \qquad\text{and at every } H \text{-th step}\quad
               a \gets a + \mathrm{outer}\Big(\frac{1}{n} \sum_i (a - x_i)\Big), \quad x_i \gets a
 
-    The state of `inner` is each worker's own, that of `outer` common. Between exchanges nothing is
-    sent; what `aggregator` sends is, at them. Steps that are not finite are left out, and 16 bits
-    averaged, as :func:`local_sgd` does.
+    The state of `inner` differs by worker; that of `outer` is common. Steps between exchanges send
+    nothing. An exchange sends the messages of `aggregator`. Non-finite steps are skipped, and
+    16-bit parameters are averaged, as in :func:`local_sgd`.
 
     Args:
       inner: Any optax optimizer, such as `optax.adamw`.
-      outer: Any, such as `optax.sgd(0.7, momentum=0.9, nesterov=True)`; with `optax.sgd(1.0)` this
-        is :func:`local_sgd`.
+      outer: Any optax optimizer, such as `optax.sgd(0.7, momentum=0.9, nesterov=True)`. With
+        `optax.sgd(1.0)`, the method is :func:`local_sgd`.
       period: As for :func:`local_sgd`.
-      aggregator: As for :func:`local_sgd`: it is given how far workers have moved.
-      axis_name: The mesh axis, or axes, that number the workers.
+      aggregator: As for :func:`local_sgd`. Its input is the displacement of each worker.
+      axis_name: The mesh axis, or axes, that index the workers.
 
     Returns:
-      A whole transformation, on parameters that differ by worker (:func:`jaxcomm.replicate`). It
-      takes `weight` and `present` as :func:`local_sgd` does.
+      A complete optimizer, for parameters that differ by worker (:func:`jaxcomm.replicate`). It
+      accepts `weight` and `present` as :func:`local_sgd` does.
 
     Raises:
-      ValueError: As :func:`local_sgd` does, or if an optimizer is no optax transformation.
+      ValueError: As :func:`local_sgd` does, or if an optimizer is not an optax transformation.
 
     Example:
       >>> import optax
@@ -52,5 +52,5 @@ def diloco(
     require_transformation(inner, "inner")
     require_transformation(outer, "outer")
     return optax.chain(
-        per_worker(inner, axis_name), meets_every(period, outer, aggregator, axis_name)
+        per_worker(inner, axis_name), average_every(period, outer, aggregator, axis_name)
     )

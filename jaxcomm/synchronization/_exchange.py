@@ -1,4 +1,4 @@
-"""Every so many steps, the mean of what workers have moved, and a step of an optimizer with it."""
+"""Periodic averages of the workers' displacements, each followed by an outer optimizer step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -12,39 +12,39 @@ from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._weighted_average import (
+    apply_finite_step,
+    displacement,
     first_anchor,
     initial_diagnostics,
-    is_here,
-    meet,
-    moved_from,
     no_steps,
     require_params,
-    take_step,
-    way_to,
-    where_met,
+    select_if_finite,
+    takes_part,
+    updates_to,
+    weighted_average,
 )
 from jaxcomm.synchronization._wide import wide
 
 Period: TypeAlias = int | Callable[[jax.Array], jax.Array | int]
-"""Steps from one exchange to the next; or a function of the steps taken, int32[]."""
+"""The number of steps between exchanges; or a function of the number of steps so far, int32[]."""
 
 
 class LocalState(NamedTuple):
-    """The state between exchanges, equal on all workers but for what the aggregator marks."""
+    """The state of periodic averaging; equal on all workers except as the aggregator marks."""
 
     step: jax.Array  # int32[], steps so far
-    since: jax.Array  # int32[], since the last exchange
+    since: jax.Array  # int32[], steps since the last exchange
     anchor: PyTree  # the parameters after the last exchange, in float32 at least
     aggregator: Any
     outer: Any
-    done: PerWorker  # each worker's steps since
+    done: PerWorker  # each worker's steps since the last exchange
     diagnostics: dict[
         str, jax.Array
-    ]  # float32[], steps left out before the last exchange; and failed ones
+    ]  # float32[], `skipped_steps` before the last exchange, and `failed` exchanges
 
 
 def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
-    """From the steps taken to the period, int32[]."""
+    """A function from the number of steps so far to the period, int32[]."""
     if callable(period):
         return lambda step: jnp.asarray(period(step), jnp.int32)
     if not isinstance(period, int) or isinstance(period, bool) or period < 1:
@@ -54,15 +54,15 @@ def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
     return lambda step: jnp.full((), period, jnp.int32)
 
 
-def meets_every(
+def average_every(
     period: Period,
     outer: optax.GradientTransformation,
     aggregator: optax.GradientTransformation | None,
     axis_name: AxisName,
 ) -> optax.GradientTransformationExtraArgs:
-    """Every so many steps the mean of what workers have moved, and a step of `outer` with it."""
+    """Averages the displacements of workers every `period` steps; applies `outer` to the mean."""
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
-    step_outside = optax.with_extra_args_support(outer)
+    outer_tx = optax.with_extra_args_support(outer)
     period_at = period_of(period)
 
     def init_fn(params: PyTree) -> LocalState:
@@ -73,7 +73,7 @@ def meets_every(
             since=zero,
             anchor=anchor,
             aggregator=combine.init(wide(params)),
-            outer=step_outside.init(anchor),
+            outer=outer_tx.init(anchor),
             done=no_steps(axis_name),
             diagnostics=initial_diagnostics(),
         )
@@ -88,51 +88,52 @@ def meets_every(
         **extra_args: Any,
     ) -> tuple[PyTree, LocalState]:
         require_params(params, axis_name)
-        here = is_here(present, axis_name)
-        updates, done = take_step(params, updates, state.done, weight, axis_name)
+        participates = takes_part(present, axis_name)
+        updates, done = apply_finite_step(params, updates, state.done, weight, axis_name)
         local = state._replace(step=state.step + 1, since=state.since + 1, done=done)
 
         def exchange() -> tuple[PyTree, LocalState]:
-            met = meet(
+            averaged = weighted_average(
                 combine,
                 state.aggregator,
                 state.anchor,
-                moved_from(state.anchor, params, updates),
+                displacement(state.anchor, params, updates),
                 done,
-                here=here,
+                participates=participates,
                 weighted=weight is not None,
                 axis_name=axis_name,
                 extra_args=extra_args,
             )
-            descent = jax.tree.map(jnp.negative, met.mean)
-            change, outside = step_outside.update(descent, state.outer, state.anchor, **extra_args)
+            descent = jax.tree.map(jnp.negative, averaged.mean)
+            change, outer_state = outer_tx.update(descent, state.outer, state.anchor, **extra_args)
             anchor = optax.apply_updates(state.anchor, change)
-            onward = jax.tree.map(
-                lambda a, u: jnp.where(here, a, u), way_to(anchor, params), updates
+            new_updates = jax.tree.map(
+                lambda a, u: jnp.where(participates, a, u), updates_to(anchor, params), updates
             )
-            together = (
-                onward,
+            averaged_result = (
+                new_updates,
                 LocalState(
                     step=local.step,
                     since=jnp.zeros((), jnp.int32),
                     anchor=anchor,
-                    aggregator=met.aggregator,
-                    outer=outside,
-                    done=met.done,
+                    aggregator=averaged.aggregator,
+                    outer=outer_state,
+                    done=averaged.done,
                     diagnostics={
                         **state.diagnostics,
-                        "skipped_steps": state.diagnostics["skipped_steps"] + met.skipped_steps,
+                        "skipped_steps": state.diagnostics["skipped_steps"]
+                        + averaged.skipped_steps,
                     },
                 ),
             )
-            alone = (
+            local_result = (
                 updates,
                 local._replace(
                     since=jnp.zeros((), jnp.int32),
                     diagnostics={**state.diagnostics, "failed": state.diagnostics["failed"] + 1},
                 ),
             )
-            return where_met(met, anchor, together, alone)
+            return select_if_finite(averaged, anchor, averaged_result, local_result)
 
         due = local.since >= period_at(state.step)
         return collective_cond(due, exchange, lambda _: (updates, local))

@@ -1,4 +1,4 @@
-"""Batches that grow, so that exchanges become rarer, and the proximal point that goes with them."""
+"""Growing batches, which make exchanges rarer, and the matching proximal point method."""
 
 import math
 from collections.abc import Callable
@@ -15,21 +15,22 @@ from jaxcomm.synchronization._require import require_int
 def growing_batch(
     initial: int, growth: float, maximum: int, *, restart: int | None = None
 ) -> Callable[[jax.Array], jax.Array]:
-    r"""How many mini-batches a worker does before each exchange, more and more of them.
+    r"""A growing number of mini-batches per worker between exchanges.
 
     .. math:: m_t = \min(\lfloor m_0 \rho^{t} \rfloor, M), \qquad t \bmod R
 
-    The `finished` of :func:`window_gradients`, the same for all workers: exchanges become rarer
-    the closer training comes to an optimum, where it is noise that matters.
+    Use it as the `finished` of :func:`window_gradients`, equal on all workers. Exchanges become
+    rarer as training approaches an optimum, where noise dominates.
 
     Args:
-      initial: :math:`m_0`, before the first exchange, at least 1.
+      initial: :math:`m_0`, the number before the first exchange, at least 1.
       growth: :math:`\rho`, above 1.
-      maximum: :math:`M`, the mini-batches that :func:`window_gradients` is given.
-      restart: :math:`R`, exchanges after which batches are small again; never, where not given.
+      maximum: :math:`M`, the number of mini-batches that are passed to :func:`window_gradients`.
+      restart: :math:`R`, the number of exchanges after which the batch is small again. Default:
+        never.
 
     Returns:
-      A function of the exchanges so far, int32[], to int32[].
+      A function from the number of exchanges so far, int32[], to int32[].
 
     Raises:
       ValueError: If a number is out of range.
@@ -49,7 +50,7 @@ def growing_batch(
     if restart is not None:
         require_int(restart, "restart")
     if not 1 < growth < math.inf:
-        raise ValueError(f"`growth` must be above 1, got {growth!r}.")
+        raise ValueError(f"`growth` must be above 1 and finite, got {growth!r}.")
     sizes = [min(initial, maximum)]
     while sizes[-1] < maximum:
         sizes.append(min(math.floor(initial * growth ** len(sizes)), maximum))
@@ -69,12 +70,12 @@ class ProximalState(NamedTuple):
 
 
 def proximal_point(strength: float, restart: int) -> optax.GradientTransformation:
-    r"""Adds the gradient of a distance to the parameters at the last restart.
+    r"""Adds the gradient of a squared distance to the parameters at the last restart.
 
     .. math:: g \gets g + \theta\, (x - y), \qquad y \gets x \text{ at every } R\text{-th step}
 
-    With batches that grow between the same restarts (:func:`growing_batch`), Catalyst's form of
-    them for losses that are not convex: each stage minimizes
+    With batches that grow between the same restarts (:func:`growing_batch`), this is the Catalyst
+    form for nonconvex losses. Each stage minimizes
     :math:`f(x) + \tfrac{\theta}{2} \|x - y\|^2`. Nothing is sent.
 
     Args:
@@ -85,7 +86,7 @@ def proximal_point(strength: float, restart: int) -> optax.GradientTransformatio
       A transformation to place between the aggregator and the optimizer.
 
     Raises:
-      ValueError: If a number is out of range; in `update`, without parameters.
+      ValueError: If a number is out of range; in `update`, if `params` is missing.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -115,9 +116,9 @@ def proximal_point(strength: float, restart: int) -> optax.GradientTransformatio
             )
         begins = state.step % restart == 0
         center = jax.tree.map(lambda y, x: jnp.where(begins, x, y), state.center, params)
-        pulled = jax.tree.map(
+        total = jax.tree.map(
             lambda g, x, y: g + (strength * (x - y)).astype(g.dtype), updates, params, center
         )
-        return pulled, ProximalState(state.step + 1, center)
+        return total, ProximalState(state.step + 1, center)
 
     return optax.GradientTransformation(init_fn, update_fn)

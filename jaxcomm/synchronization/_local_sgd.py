@@ -1,4 +1,4 @@
-"""Workers that step by themselves and average now and then: local SGD."""
+"""Local SGD: workers take local steps and average periodically."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import AxisName
-from jaxcomm.synchronization._exchange import Period, meets_every, period_of
+from jaxcomm.synchronization._exchange import Period, average_every, period_of
 from jaxcomm.synchronization._require import require_int
 
 
@@ -17,42 +17,46 @@ def local_sgd(
     *,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Workers step by themselves, and average every so many steps.
+    r"""Local SGD: workers take local steps and average every H steps.
 
     .. math:: x_i \gets x_i + \Delta_i, \qquad\text{and at every } H \text{-th step}\quad
               a \gets a + \frac{1}{n} \sum_i (x_i - a), \quad x_i \gets a
 
-    with :math:`a` the parameters after the last exchange, from which `aggregator` sends how far
-    workers have moved: any aggregator will do, compressed or with feedback. Between exchanges
-    nothing is sent, and two float32 at them besides what the aggregator does. Optax adds updates,
-    so that workers agree but for the rounding of that one sum; :math:`a`, from which the next
-    exchange counts, is the same on all bit for bit. It is of float32 at least: parameters of 16
-    bits are its roundings, so that what is less than one of theirs adds up over exchanges.
+    Here :math:`a` is the parameters after the last exchange, and `aggregator` averages the
+    displacements of workers from it. Any aggregator is valid, also with compression or feedback.
+    Steps between exchanges send nothing. An exchange sends the aggregator's messages and two
+    float32. Optax adds updates, so workers are equal up to the rounding of that one addition. The
+    anchor :math:`a`, from which the next displacement is measured, is bit-for-bit equal on all
+    workers. It has float32 at least. Parameters of 16 bits are rounded anchors, so changes smaller
+    than a rounding unit accumulate over exchanges.
 
-    A step that would not be finite, of a NaN batch, is left out by its worker alone, which adds its
-    other steps to the mean and takes it like all. The state's field `diagnostics` counts such
-    steps, as `skipped_steps`, at each exchange. An exchange whose mean is not finite, where a
-    codec found no room, is counted as `failed`, and workers go on by themselves to the next with
-    all that they have moved. Parameters that are not finite at the start stay so, since optax adds
-    updates.
+    A worker skips its own non-finite steps, for example after a NaN batch. Its other steps count in
+    the mean, and it receives the mean like all workers. At each exchange, the state's field
+    `diagnostics` counts these steps as `skipped_steps`. If the mean of an exchange is not finite,
+    for example because a codec exceeds its capacity, the exchange counts as `failed`. Workers then
+    keep their displacements and continue locally to the next exchange. Parameters that are not
+    finite at the start stay so, since optax adds updates.
 
     Args:
-      period: H, an int of at least 1, or a schedule: a function of the steps taken, int32[].
-      aggregator: Forms the mean. Default: the exact one.
-      axis_name: The mesh axis, or axes, that number the workers.
+      period: H, an int of at least 1, or a schedule: a function of the number of steps so far,
+        int32[].
+      aggregator: Computes the mean. Default: the exact mean.
+      axis_name: The mesh axis, or axes, that index the workers.
 
     Returns:
-      A transformation to place *after* the optimizer, on parameters that differ by worker
-      (:func:`jaxcomm.replicate`). An optimizer that keeps state is marked with
-      :func:`jaxcomm.per_worker`; its state stays each worker's own. `update(..., weight=w)`, at
-      every step or at none, makes the mean one weighted by the sum of a worker's weights since the
-      last exchange, and a step of weight 0 is not taken; so counts of windows weigh.
-      `update(..., present=mask)`, a bool a worker that all know, takes workers out of an exchange:
-      they add nothing to it, go on by themselves, and are averaged as they are at the next.
+      A transformation to place *after* the optimizer, for parameters that differ by worker
+      (:func:`jaxcomm.replicate`). Wrap an optimizer that keeps state in
+      :func:`jaxcomm.per_worker`; its state then differs by worker. Pass `update(..., weight=w)` at
+      every step or at no step. The mean is then weighted by the sum of a worker's weights since
+      the last exchange, and a step of weight 0 is skipped. Use it for counts of windows.
+      `update(..., present=mask)` removes workers from an exchange. The mask has one bool per worker
+      and is equal on all workers. Absent workers add nothing, continue locally, and join the next
+      exchange with their current parameters.
 
     Raises:
-      ValueError: If `period` is no positive int or schedule; in `update`, if parameters do not
-        differ by worker, `weight` is no scalar, or `present` not one bool a worker.
+      ValueError: If `period` is not a positive int or schedule. In `update`, if the parameters do
+        not differ by worker, `weight` is not a scalar, or `present` does not have one bool per
+        worker.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -72,21 +76,21 @@ def local_sgd(
       2018. Lin et al., `Don't Use Large Mini-Batches, Use Local SGD
       <https://arxiv.org/abs/1808.07217>`_, 2018.
     """
-    return meets_every(period, optax.sgd(1.0), aggregator, axis_name)
+    return average_every(period, optax.sgd(1.0), aggregator, axis_name)
 
 
 def post_local(start: int, period: int) -> Callable[[jax.Array], jax.Array]:
-    """The schedule of post-local SGD: an exchange in every step at first, and then every so many.
+    """The schedule of post-local SGD: first an exchange in every step, later every `period` steps.
 
     Args:
-      start: Steps before local ones begin, at least 0.
-      period: Steps from one exchange to the next from then on.
+      start: The number of steps before local steps begin, at least 0.
+      period: The number of steps between exchanges after that.
 
     Returns:
       A `period` for :func:`local_sgd`.
 
     Raises:
-      ValueError: If `start` is negative or `period` no positive int.
+      ValueError: If `start` is negative or `period` is not a positive int.
 
     Example:
       >>> import jax.numpy as jnp

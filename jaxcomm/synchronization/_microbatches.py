@@ -1,4 +1,4 @@
-"""Gradients of as many mini-batches as a worker has finished."""
+"""Gradients of the mini-batches that a worker has finished."""
 
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -9,16 +9,16 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
 from jaxcomm.synchronization._wide import narrow, wide
-from jaxcomm.synchronization._windows import require_points
+from jaxcomm.synchronization._windows import require_stale_params
 
 
 class GradientSums(NamedTuple):
-    """What a worker has done in a window."""
+    """The sums of a worker over its finished mini-batches in a window."""
 
-    gradients: PyTree  # their sum over mini-batches, as the parameters, in float32 at least
-    finished: jax.Array  # int32[], how many mini-batches
+    gradients: PyTree  # the sum over mini-batches, shaped like the parameters, in float32 at least
+    finished: jax.Array  # int32[], the number of mini-batches
     loss: jax.Array  # float32[], the sum of their losses
-    aux: PyTree = None  # float32, the sums of what the loss returns besides
+    aux: PyTree = None  # float32, the sums of the auxiliary outputs of the loss
 
 
 AverageOver = Literal["minibatches", "workers"]
@@ -28,24 +28,24 @@ def _length(microbatches: PyTree) -> int:
     lengths = {x.shape[0] for x in jax.tree.leaves(microbatches) if x.ndim}
     if len(lengths) != 1 or any(x.ndim == 0 for x in jax.tree.leaves(microbatches)):
         raise ValueError(
-            "`microbatches` must be `[mini-batches, ...]`, as many in each leaf, got "
+            "`microbatches` must be leaves `[mini-batches, ...]` of equal leading sizes, got "
             f"{[x.shape for x in jax.tree.leaves(microbatches)]}."
         )
     return lengths.pop()
 
 
 def _own_row(tree: PyTree, option: str, axis_name: AxisName) -> PyTree:
-    """This worker's row of what has one a worker, and so lies here as leaves `[1, ...]`.
+    """This worker's row of an argument with one row per worker; the leaves are `[1, ...]` here.
 
     Raises:
-      ValueError: If there are several: a worker must not take the first of them.
+      ValueError: If there are several rows: taking the first of them would be wrong.
     """
     for x in jax.tree.leaves(tree):
         if not x.ndim or x.shape[0] != 1:
             workers = _axis.size(axis_name)
-            got = f"{x.shape[0] * workers} rows" if x.ndim else "no axis of workers"
+            got = f"{x.shape[0] * workers} rows" if x.ndim else "no worker axis"
             raise ValueError(
-                f"`{option}` must have one row a worker, [{workers}, ...] of all, got {got}."
+                f"`{option}` must have one row per worker, [{workers}, ...] in total, got {got}."
             )
     return jax.tree.map(lambda x: x[0], tree)
 
@@ -61,31 +61,31 @@ def microbatch_gradients(
     has_aux: bool = False,
     axis_name: AxisName = "data",
 ) -> GradientSums:
-    r"""Sums of the gradients and losses of the first so many mini-batches, at the same parameters.
+    r"""Sums the gradients and losses of the first :math:`m_i` mini-batches at the same parameters.
 
     .. math:: \Big(\sum_{j \le m_i} \nabla f(x; B_{ij}),\; m_i,\; \sum_{j \le m_i} f(x; B_{ij})\Big)
 
-    :math:`m_i` may differ by worker: the loop runs as often as it has to on each, and nothing in it
-    is sent. (`jax.vmap` runs it as often as the fastest worker needs on all.)
+    :math:`m_i` may differ by worker. The loop runs :math:`m_i` times on each worker, and sends
+    nothing. (`jax.vmap` runs it on all workers as often as the fastest one needs.)
 
     Args:
       loss_fn: `(params, batch) -> loss`, the mean over a mini-batch; with `has_aux=True`, `(loss,
-        aux)`. Called with `(params, batch, key)` where there is a key.
+        aux)`. It is called with `(params, batch, key)` if `key` is passed.
       params: Parameters.
       microbatches: Leaves `[M, ...]`, this worker's mini-batches in order.
-      finished: :math:`m_i`, int32[], 0 to M; beyond is cut.
-      stale_params: Parameters at which the first mini-batch has begun, and so is evaluated, where
-        those are others: see :func:`stale_params`.
-      key: A typed key, folded with the number of the mini-batch in the window.
+      finished: :math:`m_i`, int32[], clipped to 0 to M.
+      stale_params: The parameters at which the first mini-batch began, if they differ from
+        `params`. The first mini-batch is evaluated at them; see :func:`stale_params`.
+      key: A typed key. The number of the mini-batch in the window is folded in.
       has_aux: Whether `loss_fn` returns a pair; aux is summed in float32.
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, that index the workers.
 
     Returns:
-      The sums, in float32 at least; 0 where nothing was finished.
+      The sums, in float32 at least; 0 if no mini-batch was finished.
 
     Raises:
-      ValueError: If leaves differ in their number of mini-batches, or `finished` is of windows
-        with `in_flight="finish_late"` and there is no `stale_params`.
+      ValueError: If leaves differ in their number of mini-batches, or `finished` comes from windows
+        with `in_flight="finish_late"` and `stale_params` is missing.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -97,10 +97,10 @@ def microbatch_gradients(
 
     References:
       He, Dube, `Accelerating Parallel Stochastic Gradient Descent via Non-blocking Mini-batches
-      <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not at hand: that all
-      mini-batches of a window are evaluated at its first parameters is a reconstruction.
+      <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not available: the evaluation
+      of all mini-batches of a window at its first parameters is a reconstruction.
     """
-    require_points(finished, stale_params)
+    require_stale_params(finished, stale_params)
     most = _length(microbatches)
     count = jnp.clip(jnp.asarray(finished, jnp.int32), 0, most)
     local = _axis.local_value_and_grad(loss_fn, has_aux, axis_name=axis_name)
@@ -112,19 +112,19 @@ def microbatch_gradients(
         point = params
         if stale_params is not None:
             point = jax.tree.map(lambda z, x: jnp.where(number == 0, z, x), stale_params, params)
-        own_key = [] if key is None else [jax.random.fold_in(key, number)]
-        value, gradients = local(point, batch, *own_key)
+        folded_key = [] if key is None else [jax.random.fold_in(key, number)]
+        value, gradients = local(point, batch, *folded_key)
         loss, aux = value if has_aux else (value, None)
-        told = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), (loss, aux))
-        return GradientSums(wide(gradients), jnp.ones((), jnp.int32), *told)
+        loss, aux = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), (loss, aux))
+        return GradientSums(wide(gradients), jnp.ones((), jnp.int32), loss, aux)
 
-    nothing = jax.tree.map(
+    zeros = jax.tree.map(
         lambda x: _axis.as_varying(jnp.zeros(x.shape, x.dtype), axis_name),
         jax.eval_shape(of_one, jnp.zeros((), jnp.int32)),
     )
     count = _axis.as_varying(count, axis_name)
     total: GradientSums = lax.fori_loop(
-        0, count, lambda number, total: jax.tree.map(jnp.add, total, of_one(number)), nothing
+        0, count, lambda number, total: jax.tree.map(jnp.add, total, of_one(number)), zeros
     )
     return total
 
@@ -132,14 +132,14 @@ def microbatch_gradients(
 def mean_of(
     done: GradientSums, params: PyTree, average_over: AverageOver = "minibatches"
 ) -> tuple[PyTree, PyTree, jax.Array]:
-    """`(mean value, mean gradient as the parameters, weight)`; zeros where nothing is finished."""
+    """`(mean value, mean gradient in the parameters' dtypes, weight)`; zeros for no mini-batch."""
     if average_over not in get_args(AverageOver):
         raise ValueError(
             f"`average_over` must be one of {get_args(AverageOver)}, got {average_over!r}."
         )
-    some: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
+    count: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
     gradient, loss, aux = jax.tree.map(
-        lambda x: x / some.astype(x.dtype), (done.gradients, done.loss, done.aux)
+        lambda x: x / count.astype(x.dtype), (done.gradients, done.loss, done.aux)
     )
     weight = done.finished if average_over == "minibatches" else done.finished > 0
     return loss if aux is None else (loss, aux), narrow(gradient, params), weight
@@ -157,42 +157,43 @@ def window_gradients(
 ) -> tuple[PyTree, PyTree, jax.Array]:
     r"""The `gradients=` of :func:`jaxcomm.make_step` for windows of mini-batches.
 
-    The mean :math:`\bar g_i` over a worker's :math:`m_i` finished mini-batches, with a weight, in
-    one of two forms. Either all *mini-batches* count alike (weight :math:`m_i`), so that faster
-    workers weigh more, or all *workers* do that have finished any (weight 1). An aggregator forms
+    Computes the mean :math:`\bar g_i` over a worker's :math:`m_i` finished mini-batches, and a
+    weight. There are two forms. Either all *mini-batches* count equally (weight :math:`m_i`), so
+    faster workers weigh more. Or all *workers* that have finished any count equally (weight 1). An
+    aggregator computes
 
     .. math:: \frac{\sum_i m_i \bar g_i}{\sum_i m_i} = \frac{\sum_i \sum_{j \le m_i} g_{ij}}{\sum_i
               m_i} \qquad\text{or}\qquad \frac{\sum_{i: m_i > 0} \bar g_i}{\sum_{i: m_i > 0} 1},
 
-    and gossip, whose weights scale steps, moves a worker by the sum over its mini-batches, with
-    :math:`\gamma` the learning rate of a single one, or by their mean:
+    Gossip methods scale a worker's step by its weight. A worker then moves by the sum over its
+    mini-batches, where :math:`\gamma` is the learning rate of a single one, or by their mean:
 
     .. math:: \Delta_i = -\gamma \sum_{j \le m_i} g_{ij} \qquad\text{or}\qquad
               \Delta_i = -\gamma\, \bar g_i .
 
-    Where a worker has finished nothing, its mean is 0 and its weight too, and it only mixes; where
-    nobody has, the loss, a mean over nothing, is NaN.
+    If a worker has finished nothing, its mean and its weight are 0, and it only mixes. If no worker
+    has finished a mini-batch, the loss is a mean over nothing and is NaN.
 
     Args:
       loss_fn: As for :func:`microbatch_gradients`.
       params: Parameters.
-      batch: `(microbatches, finished)`: leaves `[M, ...]` of this worker, and int32[1]; or with a
-        third part, parameters [1, ...] of :func:`stale_params`, which counts of windows with
-        `in_flight="finish_late"` need.
-      key: As for :func:`microbatch_gradients`; `step(..., key=key)` gives a worker its own.
-      average_over: What counts alike, `"minibatches"` or `"workers"`. This and what follows are
-        given with `functools.partial(window_gradients, average_over="workers")`.
-      has_aux: Whether `loss_fn` returns `(loss, aux)`, as `make_step(..., has_aux=True)` is told
-        too. Means of aux are weighted as the loss is.
-      axis_name: The mesh axis, or axes, that number the workers.
+      batch: `(microbatches, finished)`: leaves `[M, ...]` of this worker, and int32[1]. A third
+        part holds the parameters [1, ...] of :func:`stale_params`; it is required for counts from
+        windows with `in_flight="finish_late"`.
+      key: As for :func:`microbatch_gradients`; `step(..., key=key)` passes each worker its own key.
+      average_over: What counts equally, `"minibatches"` or `"workers"`. Set this and the following
+        arguments with `functools.partial(window_gradients, average_over="workers")`.
+      has_aux: Whether `loss_fn` returns `(loss, aux)`. Also pass `has_aux=True` to `make_step`.
+        Means of aux have the same weights as the loss.
+      axis_name: The mesh axis, or axes, that index the workers.
 
     Returns:
-      `(mean loss, mean gradient, weight)`, the loss in a pair with the means of aux where there is
-      aux; the weight is a count, int32[], or bool[] where workers count alike.
+      `(mean loss, mean gradient, weight)`. With aux, the first element is the pair of the mean loss
+      and the means of aux. The weight is a count, int32[], or bool[] if workers count equally.
 
     Raises:
-      ValueError: As :func:`microbatch_gradients` does, if `average_over` is neither, or if
-        `finished` or `stale_params` has not one row a worker.
+      ValueError: As :func:`microbatch_gradients` does, if `average_over` has another value, or if
+        `finished` or `stale_params` does not have one row per worker.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -208,7 +209,8 @@ def window_gradients(
     microbatches, finished, *late = batch
     if finished.ndim > 1:
         raise ValueError(
-            f"`finished` must be one count a worker, [workers] of all, got {finished.shape} here."
+            f"`finished` must have one count per worker, [workers] in total, got {finished.shape} "
+            "on this worker."
         )
     stale_params = _own_row(late[0], "stale_params", axis_name) if late else None
     done = microbatch_gradients(
@@ -233,21 +235,22 @@ def precomputed_gradients(
     average_over: AverageOver = "minibatches",
     axis_name: AxisName = "data",
 ) -> tuple[PyTree, PyTree, jax.Array]:
-    r"""The `gradients=` of :func:`jaxcomm.make_step` where sums over mini-batches are at hand.
+    r"""The `gradients=` of :func:`jaxcomm.make_step` for precomputed sums over mini-batches.
 
     Args:
       loss_fn: Not called.
-      params: Whose dtypes the mean gradient takes.
-      batch: Sums of this worker, with a leading axis of length 1, as :class:`RealTimeWindow` makes.
+      params: Parameters; the mean gradient has their dtypes.
+      batch: The sums of this worker, with a leading axis of length 1, as from
+        :class:`RealTimeWindow`.
       key: Not used.
       average_over: As for :func:`window_gradients`.
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, that index the workers.
 
     Returns:
       `(mean loss, mean gradient, weight)`, like :func:`window_gradients`.
 
     Raises:
-      ValueError: If sums have not one row a worker, or `average_over` is neither.
+      ValueError: If the sums do not have one row per worker, or `average_over` has another value.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm

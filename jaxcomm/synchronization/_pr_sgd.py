@@ -1,4 +1,4 @@
-"""Local steps with momentum, of which the momentum is averaged too."""
+"""Local steps with momentum that average the momentum too."""
 
 from typing import Any, NamedTuple
 
@@ -13,62 +13,63 @@ from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._exchange import Period, period_of
 from jaxcomm.synchronization._require import require_transformation
 from jaxcomm.synchronization._weighted_average import (
-    Met,
+    WeightedAverage,
+    apply_finite_step,
+    displacement,
     first_anchor,
     initial_diagnostics,
-    is_here,
-    meet,
-    moved_from,
     no_steps,
     require_params,
-    take_step,
-    way_to,
-    where_met,
+    select_if_finite,
+    takes_part,
+    updates_to,
+    weighted_average,
 )
 from jaxcomm.synchronization._wide import narrow, wide
 
 
 class PrSgdState(NamedTuple):
-    """The state of `pr_sgd`, equal on all workers but for the optimizer's."""
+    """The state of `pr_sgd`; equal on all workers except the optimizer state."""
 
     step: jax.Array  # int32[], steps so far
-    since: jax.Array  # int32[], since the last exchange
+    since: jax.Array  # int32[], steps since the last exchange
     optimizer: PerWorker
     anchor: PyTree  # the parameters after the last exchange, in float32 at least
-    done: PerWorker  # each worker's steps since
+    done: PerWorker  # each worker's steps since the last exchange
     diagnostics: dict[
         str, jax.Array
-    ]  # float32[], steps left out before the last exchange; and failed ones
+    ]  # float32[], `skipped_steps` before the last exchange, and `failed` exchanges
 
 
 def pr_sgd(
     optimizer: optax.GradientTransformation, period: Period, *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Parallel restarted SGD: workers step by themselves, then average parameters *and* momentum.
+    r"""Parallel restarted SGD: local steps, with periodic averages of parameters *and* momentum.
 
     .. math:: u_i \gets \beta u_i + g_i, \quad x_i \gets x_i - \gamma u_i,
               \qquad\text{and at every } H \text{-th step}\quad
               x_i \gets \frac{1}{n} \sum_j x_j, \quad u_i \gets \frac{1}{n} \sum_j u_j
 
-    Sends a float32 all-reduce of the parameters, of the floats of the optimizer's state and of
-    three numbers in those steps, and nothing in others. What is sent of parameters is how far they
-    have moved. Steps that are not finite are left out, and 16 bits averaged, as :func:`local_sgd`
-    does.
+    Exchange steps send a float32 all-reduce of the parameters, of the floats of the optimizer's
+    state and of three numbers. Other steps send nothing. For the parameters, workers send their
+    displacements. Non-finite steps are skipped, and 16-bit parameters are averaged, as in
+    :func:`local_sgd`.
 
     Args:
-      optimizer: Any optax optimizer; its floats are averaged, whatever they are.
-      period: H, an int of at least 1, or a schedule: a function of the steps taken, int32[].
-      axis_name: The mesh axis, or axes, that number the workers.
+      optimizer: Any optax optimizer. All floats of its state are averaged.
+      period: H, an int of at least 1, or a schedule: a function of the number of steps so far,
+        int32[].
+      axis_name: The mesh axis, or axes, that index the workers.
 
     Returns:
-      A whole transformation, on parameters that differ by worker (:func:`jaxcomm.replicate`). With
-      a period of 1 and a linear optimizer, such as momentum SGD, it is that optimizer on the mean
-      gradient. `update(..., weight=w)` and `update(..., present=mask)` are those of
-      :func:`local_sgd`, for the momentum too.
+      A complete optimizer, for parameters that differ by worker (:func:`jaxcomm.replicate`). With a
+      period of 1 and a linear optimizer, such as momentum SGD, it equals that optimizer on the mean
+      gradient. `update(..., weight=w)` and `update(..., present=mask)` work as in
+      :func:`local_sgd`, and apply to the momentum too.
 
     Raises:
-      ValueError: If `period` is no positive int or schedule, or `optimizer` no optax
-        transformation; in `update`, as :func:`local_sgd` does.
+      ValueError: If `period` is not a positive int or schedule, or `optimizer` is not an optax
+        transformation. In `update`, as :func:`local_sgd` does.
 
     Example:
       >>> import optax
@@ -83,19 +84,21 @@ def pr_sgd(
     own, period_at = per_worker(optimizer, axis_name), period_of(period)
     exact = optax.with_extra_args_support(mean(axis_name))
 
-    def averaged(optimizer: PerWorker, met: Met, here: jax.Array) -> PerWorker:
-        """Its floats, of all who were counted; as they are where nobody was."""
+    def average_state(
+        optimizer: PerWorker, averaged: WeightedAverage, participates: jax.Array
+    ) -> PerWorker:
+        """Averages the floats over the counted workers; keeps them if no worker was counted."""
         leaves, treedef = jax.tree.flatten(optimizer)
         floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-        means, _ = exact.update(wide(floats), optax.EmptyState(), weight=met.weight)
-        some = here & (met.total > 0)
-        found = iter(
-            jnp.where(some, new, old)
+        means, _ = exact.update(wide(floats), optax.EmptyState(), weight=averaged.weight)
+        replace = participates & (averaged.total > 0)
+        new_floats = iter(
+            jnp.where(replace, new, old)
             for new, old in zip(narrow(means, floats), floats, strict=True)
         )
         return jax.tree.unflatten(
             treedef,
-            [next(found) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in leaves],
+            [next(new_floats) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in leaves],
         )
 
     def init_fn(params: PyTree) -> PrSgdState:
@@ -119,52 +122,53 @@ def pr_sgd(
         **extra_args: Any,
     ) -> tuple[PyTree, PrSgdState]:
         require_params(params, axis_name)
-        here = is_here(present, axis_name)
+        participates = takes_part(present, axis_name)
         extra = extra_args if weight is None else {**extra_args, "weight": weight}
         updates, optimizer = own.update(updates, state.optimizer, params, **extra)
-        updates, done = take_step(params, updates, state.done, weight, axis_name)
+        updates, done = apply_finite_step(params, updates, state.done, weight, axis_name)
         local = state._replace(
             step=state.step + 1, since=state.since + 1, optimizer=optimizer, done=done
         )
 
         def exchange() -> tuple[PyTree, PrSgdState]:
-            met = meet(
+            averaged = weighted_average(
                 exact,
                 optax.EmptyState(),
                 state.anchor,
-                moved_from(state.anchor, params, updates),
+                displacement(state.anchor, params, updates),
                 done,
-                here=here,
+                participates=participates,
                 weighted=weight is not None,
                 axis_name=axis_name,
                 extra_args={},
             )
-            anchor = optax.apply_updates(state.anchor, met.mean)
-            onward = jax.tree.map(
-                lambda a, u: jnp.where(here, a, u), way_to(anchor, params), updates
+            anchor = optax.apply_updates(state.anchor, averaged.mean)
+            new_updates = jax.tree.map(
+                lambda a, u: jnp.where(participates, a, u), updates_to(anchor, params), updates
             )
-            together = (
-                onward,
+            averaged_result = (
+                new_updates,
                 PrSgdState(
                     step=local.step,
                     since=jnp.zeros((), jnp.int32),
-                    optimizer=averaged(optimizer, met, here),
+                    optimizer=average_state(optimizer, averaged, participates),
                     anchor=anchor,
-                    done=met.done,
+                    done=averaged.done,
                     diagnostics={
                         **state.diagnostics,
-                        "skipped_steps": state.diagnostics["skipped_steps"] + met.skipped_steps,
+                        "skipped_steps": state.diagnostics["skipped_steps"]
+                        + averaged.skipped_steps,
                     },
                 ),
             )
-            alone = (
+            local_result = (
                 updates,
                 local._replace(
                     since=jnp.zeros((), jnp.int32),
                     diagnostics={**state.diagnostics, "failed": state.diagnostics["failed"] + 1},
                 ),
             )
-            return where_met(met, anchor, together, alone)
+            return select_if_finite(averaged, anchor, averaged_result, local_result)
 
         due = local.since >= period_at(state.step)
         return collective_cond(due, exchange, lambda _: (updates, local))

@@ -1,4 +1,4 @@
-"""Windows by the clock on the wall: as many mini-batches as there is time for."""
+"""Windows on the wall clock: each worker does as many mini-batches as fit in the time."""
 
 import itertools
 import math
@@ -23,11 +23,11 @@ from jaxcomm.synchronization._stragglers import Straggler
 from jaxcomm.synchronization._triggers import all_workers, deadline
 from jaxcomm.synchronization._wide import wide
 
-RECENT = 5  # Mini-batches whose median time tells whether another one fits.
+RECENT = 5  # The number of mini-batches whose median time predicts whether another one fits.
 
 
 class _Pace:
-    """How long a mini-batch takes here, as far as recent ones tell."""
+    """The mini-batch time on this process, estimated from recent mini-batches."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT)
@@ -40,51 +40,52 @@ class _Pace:
         self._recent.append(seconds)
 
     def forget(self) -> None:
-        """The oldest: where none fits, one is tried again in the end."""
+        """Drops the oldest time, so that a worker whose mini-batches do not fit tries again."""
         if self._recent:
             self._recent.popleft()
 
 
 class WindowResult(NamedTuple):
-    """What came of a window; `step`'s results, and of this process's workers what they did."""
+    """The result of a window: that of `step`, and the counts of this process's workers."""
 
     params: PyTree
     opt_state: PyTree
-    metrics: dict[str, Any]  # of the step; `seconds`, `exchange_seconds`; so far, `idle` windows,
-    # and `starved`, int32[workers of this process], those in which each has finished nothing
-    finished: np.ndarray  # int32[workers of this process], mini-batches that were taken
+    metrics: dict[str, Any]  # of `step`; `seconds`, `exchange_seconds`; so far, `idle` windows, and
+    # `starved`, int32[workers of this process], windows in which each has finished nothing
+    finished: np.ndarray  # int32[workers of this process], the number of mini-batches used
 
 
 class RealTimeWindow:
-    r"""Windows of Non-blocking SGD that end with time, measured on this machine.
+    r"""Windows of Non-blocking SGD that end at a deadline on the wall clock.
 
     .. math:: m_i = \max\{j \le M : c_{ij} \le \tau\}
 
-    From the end of the last exchange on, a worker begins mini-batches, all at the same parameters,
-    as long as the median of recent ones says that they will be over by the deadline; then its sums
-    go to `step`. Nothing is thrown away or late; should one take longer than foreseen, it counts,
-    and the others wait for it. A worker for which none fits tries one now and then. What a window
-    does not take from an iterator stays there for the next: no example is lost or repeated.
+    From the end of the last exchange, a worker starts mini-batches at the same parameters. It stops
+    when the median of recent times predicts that the next one would miss the deadline. It then
+    passes its sums to `step`. No work is discarded or late. A mini-batch that takes longer than
+    predicted counts, and the other workers wait for it. A worker for which none fits tries one from
+    time to time. Unused items of an iterator stay there for the next window, so no example is lost
+    or repeated.
 
-    The host decides, and no collective runs before the window is over. Time between two calls
-    counts: see :meth:`restart`. Bytes are those of `step`.
+    The host decides, and no collective runs before the window ends. Time between two calls counts;
+    see :meth:`restart`. `step` determines the bytes.
 
     Args:
       loss_fn: `(params, batch) -> loss`, the mean over a mini-batch.
       step: `jaxcomm.make_step(loss_fn, tx, mesh, gradients=precomputed_gradients)`, with any `tx`:
         an aggregator before the optimizer, or gossip after it.
-      mesh: The devices, each a worker. Without `straggler`, one in each process.
-      seconds: :math:`\tau`; `float("inf")` waits for all, which is synchronous SGD.
-      minibatches: M, of a worker in a window at most.
-      axis_name: The mesh axis, or axes, that number the workers.
-      straggler: Where one process stands for several workers: times of a simulated clock, which
-        takes the place of the wall's.
-      seed: Seed of these.
+      mesh: The devices, one per worker. Without `straggler`, each process must have exactly one.
+      seconds: :math:`\tau`; `float("inf")` waits for all workers, as in synchronous SGD.
+      minibatches: M, the largest number of mini-batches per worker and window.
+      axis_name: The mesh axis, or axes, that index the workers.
+      straggler: For one process with several workers: mini-batch times of a simulated clock, which
+        replaces the wall clock.
+      seed: Seed of these times.
 
     Raises:
       ValueError: If a number is out of range, the mesh has other axes, a process has several
-        devices and there is no `straggler`, or one of whose times would let a worker never finish;
-        and at the first call, before any step, if no worker can do a mini-batch in `seconds`.
+        devices without a `straggler`, or the straggler's times would let a worker never finish. At
+        the first call, before any step, if no worker can finish a mini-batch in `seconds`.
 
     Example:
       >>> import itertools, jax, jax.numpy as jnp, optax, jaxcomm
@@ -108,8 +109,9 @@ class RealTimeWindow:
 
     References:
       He, Dube, `Accelerating Parallel Stochastic Gradient Descent via Non-blocking Mini-batches
-      <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not at hand: a deadline in
-      place of the first worker's signal, and that none is begun which would not fit, are ours.
+      <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not available. Two parts are
+      ours: a deadline instead of the first worker's signal, and no start of a mini-batch that would
+      not fit.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class RealTimeWindow:
         if set(names) != set(mesh.axis_names):
             raise ValueError(
                 f"`mesh` has the axes {mesh.axis_names}, and each of its devices must be a worker: "
-                f"`axis_name`={axis_name!r} must name them all."
+                f"`axis_name`={axis_name!r} must name all axes."
             )
         if not seconds > 0:
             raise ValueError(f"`seconds` must be positive, got {seconds!r}.")
@@ -141,7 +143,7 @@ class RealTimeWindow:
         if straggler is None and len(self._devices) != 1:
             raise ValueError(
                 f"This process has {len(self._devices)} devices of the mesh, which would wait for "
-                "each other: start a process for each, or give a `straggler` whose times to take."
+                "each other: start one process per device, or pass a `straggler` to simulate times."
             )
         self._seconds, self._minibatches = seconds, minibatches
         self._step, self._sharding = step, NamedSharding(mesh, PartitionSpec(names))
@@ -158,7 +160,9 @@ class RealTimeWindow:
                 seed=seed,
             )
             self._simulated = Windows(start, jax.jit(close))
-        self._least = jax.jit(jnp.min, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        self._min_over_workers = jax.jit(
+            jnp.min, out_shardings=NamedSharding(mesh, PartitionSpec())
+        )
         self._pace = _Pace()
         self._compiled = False
         self._began = 0.0
@@ -179,58 +183,58 @@ class RealTimeWindow:
     def __call__(
         self, params: PyTree, opt_state: PyTree, queues: Sequence[Iterator[PyTree]]
     ) -> WindowResult:
-        """One window and its step.
+        """Runs one window and its step.
 
         Args:
-          params: As the step takes them.
-          opt_state: Likewise.
-          queues: Of each worker of this process its mini-batches, without end.
+          params: The parameters, as for `step`.
+          opt_state: The optimizer state, as for `step`.
+          queues: For each worker of this process, an infinite iterator of its mini-batches.
         """
         if len(queues) != len(self._devices):
             raise ValueError(
                 f"`queues` must be one iterator for each of the {len(self._devices)} workers of "
                 f"this process, got {len(queues)}."
             )
-        own = [self._own(params, device) for device in self._devices]
+        local_params = [self._local(params, device) for device in self._devices]
         if self._simulated is not None:
             window, clock = self._simulated.close(self._simulated.start)
             self._simulated = self._simulated._replace(start=clock)
             counts = np.asarray(window.finished)[self._numbers]
-            sums = [self._sum(*each) for each in zip(own, queues, counts, strict=True)]
+            sums = [self._sum(*each) for each in zip(local_params, queues, counts, strict=True)]
             seconds = float(window.seconds)
         else:
-            sums = [self._sum_in_time(own[0], queues[0])]
+            sums = [self._sum_until_deadline(local_params[0], queues[0])]
             seconds = time.perf_counter() - self._began
         finished = np.asarray([int(each.finished) for each in sums], np.int32)
         arrived = time.perf_counter()
-        params, opt_state, metrics = self._step(params, opt_state, self._of_all(sums))
+        params, opt_state, metrics = self._step(params, opt_state, self._stack(sums))
         jax.block_until_ready((params, opt_state, metrics))
         self._began = time.perf_counter()
         self._idle += int(metrics["weight"]) == 0
         self._starved = self._starved + (finished == 0)
-        told = {
+        report = {
             **metrics,
             "seconds": seconds,
             "exchange_seconds": self._began - arrived,
             "idle": self._idle,
             "starved": self._starved,
         }
-        return WindowResult(params, opt_state, told, finished)
+        return WindowResult(params, opt_state, report, finished)
 
     def restart(self) -> None:
-        """Has the next window begin now; else it began when the last exchange was over.
+        """Starts the next window now; otherwise it started at the end of the last exchange.
 
-        After what takes time between two windows, such as an evaluation, on all workers.
+        Call it on all workers after other work between two windows, such as an evaluation.
         """
         self._began = time.perf_counter()
 
     @property
     def minibatch_seconds(self) -> float:
-        """The median of recent ones of this process, by the wall's clock; 0 before the first."""
+        """The median of recent mini-batch times of this process on the wall clock; 0 at first."""
         return self._pace.seconds
 
-    def _own(self, params: PyTree, device: jax.Device) -> PyTree:
-        """A worker's parameters on its own device."""
+    def _local(self, params: PyTree, device: jax.Device) -> PyTree:
+        """The parameters of a worker on its own device."""
 
         def local(x: Any) -> jax.Array:
             if isinstance(x, jax.Array) and len(x.sharding.device_set) == self._workers:
@@ -243,14 +247,14 @@ class RealTimeWindow:
         return jax.tree.map(lambda x: local(x)[0], leaves)
 
     def _sum(self, params: PyTree, queue: Iterator[PyTree], count: int) -> GradientSums:
-        """Of so many mini-batches."""
+        """The sums over `count` mini-batches."""
         total = self._zero(params)
         for batch in itertools.islice(queue, int(count)):
             total = self._add(params, total, batch)
         return total
 
-    def _sum_in_time(self, params: PyTree, queue: Iterator[PyTree]) -> GradientSums:
-        """Of as many as fit."""
+    def _sum_until_deadline(self, params: PyTree, queue: Iterator[PyTree]) -> GradientSums:
+        """The sums over as many mini-batches as fit."""
         count, total = 0, self._zero(params)
         if not self._compiled:
             count, total = 1, self._first(params, total, next(queue))
@@ -265,30 +269,30 @@ class RealTimeWindow:
             self._pace.forget()
         return total
 
-    def _first(self, params: PyTree, nothing: GradientSums, batch: PyTree) -> GradientSums:
-        """The first mini-batch of all, which tells how long one takes once it is compiled."""
-        jax.block_until_ready(self._add(params, nothing, batch))
+    def _first(self, params: PyTree, zeros: GradientSums, batch: PyTree) -> GradientSums:
+        """Runs the first mini-batch twice: once to compile, and once to measure its time."""
+        jax.block_until_ready(self._add(params, zeros, batch))
         began = time.perf_counter()
-        total = jax.block_until_ready(self._add(params, nothing, batch))
+        total = jax.block_until_ready(self._add(params, zeros, batch))
         took = time.perf_counter() - began
-        least = float(self._least(self._of_all([jnp.float32(took)])))
-        if least > self._seconds:
+        fastest = float(self._min_over_workers(self._stack([jnp.float32(took)])))
+        if fastest > self._seconds:
             raise ValueError(
                 f"A deadline of {self._seconds:g} seconds is shorter than one mini-batch, which "
-                f"takes the fastest worker {least:.3g}: nobody would ever finish one."
+                f"takes the fastest worker {fastest:.3g}: no worker would ever finish one."
             )
         self._pace.add(took)
         self._compiled, self._began = True, time.perf_counter()
         return total
 
-    def _of_all(self, each: Sequence[PyTree]) -> PyTree:
-        """Arrays [workers, ...] of what each worker of this process has."""
+    def _stack(self, each: Sequence[PyTree]) -> PyTree:
+        """Stacks one tree per worker of this process into global arrays [workers, ...]."""
 
-        def together(*leaves: jax.Array) -> jax.Array:
+        def stack(*leaves: jax.Array) -> jax.Array:
             placed = [
                 jax.device_put(x[None], d) for x, d in zip(leaves, self._devices, strict=True)
             ]
             shape = (self._workers, *leaves[0].shape)
             return jax.make_array_from_single_device_arrays(shape, self._sharding, placed)
 
-        return jax.tree.map(together, *each)
+        return jax.tree.map(stack, *each)

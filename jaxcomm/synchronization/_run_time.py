@@ -1,4 +1,4 @@
-"""What waiting costs: in closed form where one is known, and simulated."""
+"""The cost of waiting, in closed form or by simulation."""
 
 from typing import NamedTuple
 
@@ -13,33 +13,34 @@ from jaxcomm.synchronization._stragglers import Straggler
 
 
 class RunTime(NamedTuple):
-    """What is expected of a strategy; times the size of a mini-batch, samples a second."""
+    """Expected rates of a strategy. Multiply by the mini-batch size for samples per second."""
 
     seconds_per_update: float
-    minibatches_per_second: float  # of all workers together, that count
+    minibatches_per_second: float  # counted mini-batches of all workers together
 
 
 def run_time(
     straggler: Straggler, workers: int, waits_for: int, communication: float = 0.0
 ) -> RunTime:
-    r"""Each worker does one mini-batch, and an update takes the first so many of them.
+    r"""The run time if each worker does one mini-batch and an update uses the first k of them.
 
     .. math:: \mathbb{E}\, T_{(k:n)} + c \text{ seconds an update}, \qquad
               \frac{k}{\mathbb{E}\, T_{(k:n)} + c} \text{ mini-batches a second}
 
-    :math:`k = n` is synchronous SGD; fewer are backup workers, whose late gradients are dropped.
+    With :math:`k = n` this is synchronous SGD. With fewer it has backup workers, whose late
+    gradients are dropped.
 
     Args:
-      straggler: The times.
+      straggler: The model of mini-batch times.
       workers: :math:`n`.
       waits_for: :math:`k`, 1 to n.
-      communication: :math:`c`, seconds that an update takes besides.
+      communication: :math:`c`, seconds of communication per update.
 
     Returns:
-      Seconds an update, and mini-batches a second, in expectation.
+      The expected seconds per update and mini-batches per second.
 
     Raises:
-      ValueError: If a number is out of range, or no closed form is known of these times.
+      ValueError: If a number is out of range, or the straggler has no closed form.
 
     Example:
       >>> from jaxcomm.synchronization import exponential, run_time
@@ -49,24 +50,26 @@ def run_time(
     if not 1 <= waits_for <= workers:
         raise ValueError(f"`waits_for` must be 1 to {workers}, got {waits_for!r}.")
     if straggler.order_statistic is None:
-        raise ValueError("No closed form is known of these times: simulate windows instead.")
+        raise ValueError(
+            "No closed form is known for this straggler: simulate it with `windows_run_time`."
+        )
     require_seconds(communication, "communication")
     seconds = straggler.order_statistic(workers, waits_for) + communication
     return RunTime(seconds, waits_for / seconds)
 
 
 def non_blocking_rate(straggler: Straggler, workers: int) -> float:
-    r"""Mini-batches a second of workers that never wait: :math:`\sum_i 1 / \mathbb{E}\, T_i`.
+    r"""Mini-batches per second of workers that never wait: :math:`\sum_i 1 / \mathbb{E}\, T_i`.
 
-    What windows with `in_flight="finish_late"` come to in the long run, if no worker runs out of
-    mini-batches within one.
+    Windows with `in_flight="finish_late"` approach this rate in the long run, if no worker runs out
+    of mini-batches within a window.
 
     Args:
-      straggler: The times.
-      workers: How many.
+      straggler: The model of mini-batch times.
+      workers: The number of workers.
 
     Returns:
-      Mini-batches a second of all workers together, in expectation.
+      The expected mini-batches per second of all workers together.
 
     Example:
       >>> from jaxcomm.synchronization import deterministic, non_blocking_rate, run_time
@@ -79,14 +82,14 @@ def non_blocking_rate(straggler: Straggler, workers: int) -> float:
 
 
 def windows_run_time(windows: Windows, updates: int = 10_000) -> RunTime:
-    """The run time of windows, from so many that are simulated: any trigger, any times.
+    """Simulates windows and returns their run time, for any trigger and any straggler.
 
     Args:
-      windows: Of :func:`windows`.
-      updates: How many.
+      windows: The result of :func:`windows`.
+      updates: The number of simulated windows.
 
     Returns:
-      Seconds an update, and mini-batches a second.
+      Seconds per update and mini-batches per second.
 
     Example:
       >>> from jaxcomm.synchronization import (
@@ -121,20 +124,20 @@ def barrier_run_time(
     updates: int = 10_000,
     seed: int = 0,
 ) -> RunTime:
-    """The run time of workers that wait where they meet, from so many simulated steps.
+    """Simulates workers that wait at barriers and returns their run time.
 
-    Of local SGD, D-PSGD and MATCHA, in whose steps every worker does all of its mini-batches.
+    Valid for local SGD, D-PSGD and MATCHA, in whose steps every worker does all its mini-batches.
 
     Args:
-      straggler: The times.
-      meetings: Of :func:`global_barrier` or :func:`neighbor_barrier`.
-      workers: How many.
-      minibatches: Of a worker in a step.
-      updates: How many steps.
+      straggler: The model of mini-batch times.
+      meetings: The result of :func:`global_barrier` or :func:`neighbor_barrier`.
+      workers: The number of workers.
+      minibatches: The number of mini-batches per worker and step.
+      updates: The number of simulated steps.
       seed: Seed of the times.
 
     Returns:
-      Seconds an update, and mini-batches a second.
+      Seconds per update and mini-batches per second.
 
     Example:
       >>> from jaxcomm import gossip

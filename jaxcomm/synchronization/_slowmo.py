@@ -1,9 +1,9 @@
-"""Local SGD with a momentum over exchanges."""
+"""SlowMo: local SGD with momentum over exchanges."""
 
 import optax
 
 from jaxcomm._base import AxisName
-from jaxcomm.synchronization._exchange import Period, meets_every
+from jaxcomm.synchronization._exchange import Period, average_every
 
 
 def slowmo(
@@ -15,26 +15,26 @@ def slowmo(
     aggregator: optax.GradientTransformation | None = None,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Local SGD with a slow momentum over exchanges.
+    r"""Local SGD with a slow momentum over exchanges (SlowMo).
 
     .. math:: u \gets \beta u + \frac{1}{\gamma} (a - \bar x), \qquad
               a \gets a - \alpha \gamma u, \qquad x_i \gets a
 
-    with :math:`\bar x` the mean of workers and :math:`a` the parameters after the last exchange.
-    Sends what :func:`local_sgd` does.
+    Here :math:`\bar x` is the mean over workers, and :math:`a` the parameters after the last
+    exchange. It sends the same messages as :func:`local_sgd`.
 
     Args:
       period: As for :func:`local_sgd`.
       slow_learning_rate: :math:`\alpha`.
-      momentum: :math:`\beta` in [0, 1). With 0 and `slow_learning_rate=1` this is
+      momentum: :math:`\beta` in [0, 1). With 0 and `slow_learning_rate=1`, the method is
         :func:`local_sgd`.
-      learning_rate: :math:`\gamma` of the optimizer inside, which `u` is to be independent of: a
+      learning_rate: :math:`\gamma` of the inner optimizer. It makes `u` independent of that rate: a
         number, or a schedule of the number of exchanges.
       aggregator: As for :func:`local_sgd`.
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, that index the workers.
 
     Returns:
-      A transformation like that of :func:`local_sgd`. Buffers of the optimizer inside are kept.
+      A transformation as returned by :func:`local_sgd`. The inner optimizer keeps its buffers.
 
     Raises:
       ValueError: As :func:`local_sgd` does, or if `momentum` is out of range.
@@ -55,4 +55,4 @@ def slowmo(
         optax.trace(momentum),
         optax.scale_by_schedule(lambda count: -slow_learning_rate * rate(count)),
     )
-    return meets_every(period, slow, aggregator, axis_name)
+    return average_every(period, slow, aggregator, axis_name)

@@ -1,4 +1,4 @@
-"""How long mini-batches take on workers that are not alike, or not always."""
+"""Stragglers: models of mini-batch times that differ between workers or over time."""
 
 import math
 import pathlib
@@ -12,16 +12,16 @@ import numpy as np
 
 
 class Straggler(NamedTuple):
-    """A model of times.
+    """A model of mini-batch times.
 
     Attributes:
       draw: `(key, step, (workers, count)) -> float32[workers, count]`, seconds of each mini-batch.
-      means: `workers -> float64[workers]`, the expected seconds of a mini-batch of each.
-      order_statistic: `(workers, k) -> seconds`, expected until the first k of them have done one
-        mini-batch; `None` where no closed form is known.
-      minimum: Seconds that any mini-batch of any worker takes at least.
-      period: After how many windows times begin anew, 1 where they are always the same; `None`
-        where they are drawn.
+      means: `workers -> float64[workers]`, the expected seconds of a mini-batch of each worker.
+      order_statistic: `(workers, k) -> seconds`, the expected time until the first k workers have
+        finished one mini-batch; `None` if no closed form is known.
+      minimum: A lower bound on the seconds of any mini-batch of any worker.
+      period: The number of windows after which times repeat, 1 if they are constant; `None` if they
+        are random.
     """
 
     draw: Callable[[jax.Array, jax.Array, tuple[int, int]], jax.Array]
@@ -39,21 +39,23 @@ def _require_positive(**numbers: float) -> None:
 
 def _require_all(times: np.ndarray, workers: int) -> None:
     if len(times) != workers:
-        raise ValueError(f"There are times of {len(times)} workers, and {workers} workers.")
+        raise ValueError(
+            f"The straggler has times of {len(times)} workers, but there are {workers} workers."
+        )
 
 
 def deterministic(seconds: Sequence[float]) -> Straggler:
-    """Each worker always takes its own time.
+    """Each worker has a constant mini-batch time.
 
     Args:
-      seconds: A mini-batch of each worker.
+      seconds: The seconds of a mini-batch of each worker.
 
     Returns:
-      The times, for :func:`windows` and :func:`run_time`.
+      The straggler model, for :func:`windows` and :func:`run_time`.
 
     Raises:
-      ValueError: If one is not positive, or there is none; when used, if there are not as many as
-        workers.
+      ValueError: If a time is not positive, or the list is empty; when used, if the number of times
+        is not the number of workers.
 
     Example:
       >>> from jaxcomm.synchronization import deterministic
@@ -62,7 +64,7 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
     """
     times = np.asarray(seconds, np.float64)
     if times.ndim != 1 or not len(times):
-        raise ValueError(f"`seconds` must be a list of a number a worker, got {seconds!r}.")
+        raise ValueError(f"`seconds` must be a list with one number per worker, got {seconds!r}.")
     for value in times:
         _require_positive(seconds=float(value))
 
@@ -82,7 +84,7 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
 
 
 def exponential(mean: float, shift: float = 0.0) -> Straggler:
-    r"""Exponential times, beyond a shift that each takes at least.
+    r"""Exponential times with a constant shift.
 
     .. math:: T = s + \mathrm{Exp}(\mu), \qquad
               \mathbb{E}\, T_{(k:n)} = s + \frac{H_n - H_{n-k}}{\mu}, \quad
@@ -90,13 +92,13 @@ def exponential(mean: float, shift: float = 0.0) -> Straggler:
 
     Args:
       mean: :math:`1 / \mu`, seconds.
-      shift: :math:`s`, seconds, at least 0.
+      shift: :math:`s`, the minimum seconds, at least 0.
 
     Returns:
-      The times, for :func:`windows` and :func:`run_time`.
+      The straggler model, for :func:`windows` and :func:`run_time`.
 
     Raises:
-      ValueError: If `mean` is not positive or `shift` negative.
+      ValueError: If `mean` is not positive, or `shift` is negative.
 
     Example:
       >>> from jaxcomm.synchronization import exponential
@@ -105,7 +107,7 @@ def exponential(mean: float, shift: float = 0.0) -> Straggler:
     """
     _require_positive(mean=mean)
     if not 0 <= shift < math.inf:
-        raise ValueError(f"`shift` must be at least 0, got {shift!r}.")
+        raise ValueError(f"`shift` must be at least 0 and finite, got {shift!r}.")
 
     def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
         drawn = jax.random.exponential(jax.random.fold_in(key, step), shape, jnp.float32)
@@ -118,21 +120,21 @@ def exponential(mean: float, shift: float = 0.0) -> Straggler:
 
 
 def pareto(scale: float, shape: float) -> Straggler:
-    r"""Pareto times, whose tail is heavy.
+    r"""Pareto times, which have a heavy tail.
 
     .. math:: P(T > t) = (m / t)^{a} \text{ for } t \ge m, \qquad
               \mathbb{E}\, T_{(k:n)} = m \frac{\Gamma(n + 1)\, \Gamma(n - k + 1 - 1/a)}
               {\Gamma(n - k + 1)\, \Gamma(n + 1 - 1/a)}
 
     Args:
-      scale: :math:`m`, the least seconds.
-      shape: :math:`a` above 1, where the mean is finite.
+      scale: :math:`m`, the minimum seconds.
+      shape: :math:`a`, above 1 for a finite mean.
 
     Returns:
-      The times, for :func:`windows` and :func:`run_time`.
+      The straggler model, for :func:`windows` and :func:`run_time`.
 
     Raises:
-      ValueError: If `scale` is not positive or `shape` not above 1.
+      ValueError: If `scale` is not positive, or `shape` is not above 1.
 
     Example:
       >>> from jaxcomm.synchronization import pareto
@@ -141,7 +143,7 @@ def pareto(scale: float, shape: float) -> Straggler:
     """
     _require_positive(scale=scale)
     if not 1 < shape < math.inf:
-        raise ValueError(f"`shape` must be above 1, where the mean is finite, got {shape!r}.")
+        raise ValueError(f"`shape` must be above 1 and finite, for a finite mean, got {shape!r}.")
 
     def draw(key: jax.Array, step: jax.Array, size: tuple[int, int]) -> jax.Array:
         return scale * jax.random.pareto(jax.random.fold_in(key, step), shape, size, jnp.float32)
@@ -157,7 +159,7 @@ def pareto(scale: float, shape: float) -> Straggler:
 
 
 def bernoulli_sleep(base: float, sleep: float, probability: float) -> Straggler:
-    r"""A fixed time, and now and then a sleep.
+    r"""A fixed time, and an occasional sleep.
 
     .. math:: T = b + z \cdot \mathrm{Bernoulli}(p), \qquad
               \mathbb{E}\, T_{(k:n)} = b + z\, P(\mathrm{Bin}(n, p) \ge n - k + 1)
@@ -168,10 +170,10 @@ def bernoulli_sleep(base: float, sleep: float, probability: float) -> Straggler:
       probability: :math:`p` in [0, 1].
 
     Returns:
-      The times, for :func:`windows` and :func:`run_time`.
+      The straggler model, for :func:`windows` and :func:`run_time`.
 
     Raises:
-      ValueError: If a time is not positive or `probability` out of range.
+      ValueError: If a time is not positive, or `probability` is out of range.
 
     Example:
       >>> from jaxcomm.synchronization import bernoulli_sleep
@@ -187,10 +189,10 @@ def bernoulli_sleep(base: float, sleep: float, probability: float) -> Straggler:
         return jnp.where(asleep, base + sleep, base).astype(jnp.float32)
 
     def order_statistic(workers: int, k: int) -> float:
-        enough = range(workers - k + 1, workers + 1)
+        sleepers = range(workers - k + 1, workers + 1)
         return base + sleep * sum(
             math.comb(workers, j) * probability**j * (1 - probability) ** (workers - j)
-            for j in enough
+            for j in sleepers
         )
 
     mean = base + sleep * probability
@@ -198,18 +200,18 @@ def bernoulli_sleep(base: float, sleep: float, probability: float) -> Straggler:
 
 
 def trace(file: str | pathlib.Path) -> Straggler:
-    """Times that were measured: a step a line, over and over.
+    """Measured times from a file, one line per step, repeated cyclically.
 
     Args:
-      file: Numbers of seconds separated by commas, a column a worker; all mini-batches of a step
-        take as long.
+      file: A file with comma-separated seconds, one column per worker. All mini-batches of a step
+        take the same time.
 
     Returns:
-      The times, for :func:`windows` and :func:`run_time`.
+      The straggler model, for :func:`windows` and :func:`run_time`.
 
     Raises:
-      ValueError: If the file is not a table of positive numbers that float32 holds; when used, if
-        it has not as many columns as there are workers.
+      ValueError: If the file is not a table of positive numbers in the range of float32; when used,
+        if the number of columns is not the number of workers.
 
     Example:
       >>> import pathlib, tempfile
@@ -221,26 +223,25 @@ def trace(file: str | pathlib.Path) -> Straggler:
     """
     try:
         lines = pathlib.Path(file).read_text(encoding="utf-8").splitlines()
-        with warnings.catch_warnings(action="ignore"):  # Of an empty file, an error below.
+        with warnings.catch_warnings(action="ignore"):  # An empty file raises the error below.
             times = np.loadtxt(lines, delimiter=",", ndmin=2)
     except ValueError as error:
-        raise ValueError(f"{file} is no table of numbers separated by commas: {error}.") from error
+        raise ValueError(f"{file} is not a table of comma-separated numbers: {error}.") from error
     if not times.size:
-        raise ValueError(f"{file} must hold numbers of seconds, a column a worker; it is empty.")
+        raise ValueError(f"{file} is empty: it must hold seconds, one column per worker.")
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        drawn = times.astype(np.float32)
-    if (wrong := ~((drawn >= np.finfo(np.float32).tiny) & (drawn < np.inf))).any():
+        narrow = times.astype(np.float32)
+    if (wrong := ~((narrow >= np.finfo(np.float32).tiny) & (narrow < np.inf))).any():
         step, worker = np.argwhere(wrong)[0]
         raise ValueError(
-            f"{file} must hold positive numbers of seconds that float32 can tell from 0 and "
-            f"infinity, a column a worker; step {step + 1} of worker {worker} is "
-            f"{times[step, worker]}."
+            f"{file} must hold positive, finite seconds in the range of float32, one column per "
+            f"worker, got {times[step, worker]} in step {step + 1} of worker {worker}."
         )
 
     def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
         del key
         _require_all(times.T, shape[0])
-        row = jnp.asarray(drawn)[step % len(drawn)]
+        row = jnp.asarray(narrow)[step % len(narrow)]
         return jnp.broadcast_to(row[:, None], shape)
 
     def means(workers: int) -> np.ndarray:

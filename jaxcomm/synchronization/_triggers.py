@@ -1,4 +1,4 @@
-"""What closes a window."""
+"""Triggers: the rules that end a window."""
 
 import math
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from jaxcomm.synchronization._require import require_int
 
 
 class Trigger(NamedTuple):
-    """What closes a window; called with `float32[workers, M]`, when each mini-batch is done.
+    """The rule that ends a window; its input `float32[workers, M]` is each mini-batch's end time.
 
     Attributes:
-      ends: From these times to the seconds after which the window ends, float32[].
-      longest: Seconds that no window is longer than, where that is known.
-      waits: Whether it waits for all, so that nothing is half done.
+      ends: A function from these times to the seconds after which the window ends, float32[].
+      longest: An upper bound on the seconds of a window, if one exists.
+      waits: Whether it waits for all workers, so that no mini-batch is half finished.
     """
 
     ends: Callable[[jax.Array], jax.Array]
@@ -24,7 +24,7 @@ class Trigger(NamedTuple):
     waits: bool = False
 
     def __call__(self, done: jax.Array) -> jax.Array:
-        """When the window ends, float32[] seconds."""
+        """The seconds after which the window ends, float32[]."""
         return self.ends(done)
 
 
@@ -59,16 +59,16 @@ def fastest_worker() -> Trigger:
 
 
 def k_sync(workers: int) -> Trigger:
-    """The window ends when so many workers are done.
+    """The window ends when k `workers` are done.
 
     Args:
-      workers: An int of at least 1, and at most all.
+      workers: k, an int of at least 1 and at most the number of workers.
 
     Returns:
       A trigger, for :func:`windows`.
 
     Raises:
-      ValueError: If it is not; when used, if there are fewer.
+      ValueError: If `workers` is not a positive int; when used, if there are fewer workers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -80,14 +80,16 @@ def k_sync(workers: int) -> Trigger:
 
     def ends(done: jax.Array) -> jax.Array:
         if workers > len(done):
-            raise ValueError(f"A quorum of {workers} is more than all {len(done)} workers.")
+            raise ValueError(
+                f"`k_sync` waits for {workers} workers, but the window has only {len(done)}."
+            )
         return jnp.sort(done[:, -1])[workers - 1]
 
     return Trigger(ends)
 
 
 def deadline(seconds: float) -> Trigger:
-    """The window ends after a time, or before if all are done.
+    """The window ends after a fixed time, or earlier if all workers are done.
 
     Args:
       seconds: A positive number.
@@ -96,7 +98,8 @@ def deadline(seconds: float) -> Trigger:
       A trigger, for :func:`windows`.
 
     Raises:
-      ValueError: If it is not; in :func:`windows`, if no worker can do one mini-batch in it.
+      ValueError: If `seconds` is not positive and finite; in :func:`windows`, if no worker can
+        finish a mini-batch within it.
 
     Example:
       >>> import jax.numpy as jnp
@@ -110,7 +113,7 @@ def deadline(seconds: float) -> Trigger:
 
 
 def k_batch_sync(minibatches: int) -> Trigger:
-    """The window ends when all workers together have done so many mini-batches, or all of them.
+    """The window ends when workers together have finished `minibatches`, or all mini-batches.
 
     Args:
       minibatches: An int of at least 1.
@@ -119,7 +122,7 @@ def k_batch_sync(minibatches: int) -> Trigger:
       A trigger, for :func:`windows`.
 
     Raises:
-      ValueError: If it is not.
+      ValueError: If `minibatches` is not a positive int.
 
     Example:
       >>> import jax.numpy as jnp

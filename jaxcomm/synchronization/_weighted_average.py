@@ -1,4 +1,4 @@
-"""Where workers that step by themselves meet: what of their steps counts, and the mean of it."""
+"""Averaging rounds: per-worker step counts, and the weighted mean of the displacements."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,14 +15,14 @@ from jaxcomm.synchronization._wide import narrow, wide
 
 
 class Steps(NamedTuple):
-    """Of a worker, since it last met the others; `[1]` each in a state."""
+    """The steps of a worker since the last averaging round; stored with a leading axis `[1]`."""
 
-    weight: jax.Array  # float32[], of the steps it has taken, 1 each where none is given
-    skipped_steps: jax.Array  # float32[], how many it has not, since they were not finite
+    weight: jax.Array  # float32[], the sum of the weights of applied steps; 1 each by default
+    skipped_steps: jax.Array  # float32[], the number of skipped non-finite steps
 
 
 def first_anchor(params: PyTree, axis_name: AxisName) -> PyTree:
-    """The first worker's parameters, on all, bit for bit, in float32 at least."""
+    """Broadcasts the first worker's parameters bit for bit, in float32 at least."""
 
     def of_the_first(x: jax.Array) -> jax.Array:
         first = jnp.where(_axis.index(axis_name) == 0, x, jnp.zeros((), x.dtype))
@@ -31,164 +31,168 @@ def first_anchor(params: PyTree, axis_name: AxisName) -> PyTree:
     return jax.tree.map(of_the_first, wide(params))
 
 
-def marked(steps: Steps, axis_name: AxisName) -> PerWorker:
-    """As each worker's own."""
+def as_per_worker(steps: Steps, axis_name: AxisName) -> PerWorker:
+    """Marks the steps as different on each worker."""
     return PerWorker({_axis.label(axis_name): jax.tree.map(lambda x: x[None], steps)})
 
 
 def no_steps(axis_name: AxisName) -> PerWorker:
-    """Before the first step."""
-    return marked(Steps(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)), axis_name)
+    """The value before the first step."""
+    return as_per_worker(Steps(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)), axis_name)
 
 
 def require_params(params: PyTree, axis_name: AxisName) -> None:
-    """Raises unless there are parameters, each worker's own."""
+    """Raises unless parameters are passed and differ by worker."""
     if params is None:
         raise ValueError("Local steps need parameters: `tx.update(updates, state, params)`.")
     _axis.require_own(params, axis_name)
 
 
-def is_here(present: jax.Array | None, axis_name: AxisName) -> jax.Array:
-    """Whether this worker takes part, bool[].
+def takes_part(present: jax.Array | None, axis_name: AxisName) -> jax.Array:
+    """Whether this worker participates, bool[].
 
     Raises:
-      ValueError: If `present` is not one bool a worker.
+      ValueError: If `present` does not have one bool per worker.
     """
     if present is None:
         return jnp.ones((), bool)
     if jnp.shape(present) != (_axis.size(axis_name),):
         raise ValueError(
-            f"`present` must be one bool a worker, [{_axis.size(axis_name)}], got shape "
+            f"`present` must have one bool per worker, [{_axis.size(axis_name)}], got shape "
             f"{jnp.shape(present)}."
         )
     return jnp.asarray(present).astype(bool)[_axis.index(axis_name)]
 
 
 def _is_finite(tree: PyTree) -> jax.Array:
-    fine = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]
-    return jnp.all(jnp.stack(fine)) if fine else jnp.ones((), bool)
+    finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(finite)) if finite else jnp.ones((), bool)
 
 
-def take_step(
+def apply_finite_step(
     params: PyTree,
     updates: PyTree,
     done: PerWorker,
     weight: jax.Array | float | None,
     axis_name: AxisName,
 ) -> tuple[PyTree, PerWorker]:
-    r"""A step of this worker alone, unless it would not be finite or has no weight.
+    r"""Applies a local step of this worker if it is finite and has a nonzero weight.
 
-    .. math:: \Delta_i \gets 0 \text{ where } w_i = 0 \text{ or } x_i + \Delta_i
+    .. math:: \Delta_i \gets 0 \text{ if } w_i = 0 \text{ or } x_i + \Delta_i
               \text{ is not finite, else } W_i \gets W_i + w_i
 
-    So NaN never enters parameters, from which no update would bring them back. Nothing is sent.
+    NaN therefore never enters the parameters; no later update could remove it. Nothing is sent.
 
     Raises:
-      ValueError: As `own_weight` does, or if `done` is of another number of workers.
+      ValueError: As `own_weight` does, or if `done` has another number of workers.
     """
     own = own_weight(1.0 if weight is None else weight)
     finite = _is_finite(jax.tree.map(jnp.add, params, updates))
-    taken = finite & (own != 0)
-    # A weight that is none is a mistake, and not a step that failed.
-    counted = jnp.where(taken | jnp.isnan(own), own, 0)
+    applied = finite & (own != 0)
+    # An invalid weight is a user error, not a failed step.
+    counted = jnp.where(applied | jnp.isnan(own), own, 0)
     skipped_steps = jnp.where(finite | (own == 0), 0.0, 1.0).astype(jnp.float32)
     before = _axis.own(done, axis_name)
     after = Steps(before.weight + counted, before.skipped_steps + skipped_steps)
-    updates = jax.tree.map(lambda u: jnp.where(taken, u, jnp.zeros((), u.dtype)), updates)
-    return updates, marked(after, axis_name)
+    updates = jax.tree.map(lambda u: jnp.where(applied, u, jnp.zeros((), u.dtype)), updates)
+    return updates, as_per_worker(after, axis_name)
 
 
-def moved_from(anchor: PyTree, params: PyTree, updates: PyTree) -> PyTree:
-    """How far a worker is after its step from what it took of the anchor, in the anchor's dtype.
+def displacement(anchor: PyTree, params: PyTree, updates: PyTree) -> PyTree:
+    """The displacement of a worker from the anchor after its step, in the anchor's dtype.
 
-    Parameters of 16 bits are rounded anchors: what the rounding has left is kept in the anchor.
+    Parameters of 16 bits are rounded anchors. The displacement is measured from the rounded anchor,
+    so the anchor keeps the rounding error.
     """
 
-    def moved(a: jax.Array, x: jax.Array, u: jax.Array) -> jax.Array:
+    def displacement_of(a: jax.Array, x: jax.Array, u: jax.Array) -> jax.Array:
         return x.astype(a.dtype) - a.astype(x.dtype).astype(a.dtype) + u.astype(a.dtype)
 
-    return jax.tree.map(moved, anchor, params, updates)
+    return jax.tree.map(displacement_of, anchor, params, updates)
 
 
-def way_to(target: PyTree, params: PyTree) -> PyTree:
-    """The updates that bring parameters to a target in a wider dtype."""
+def updates_to(target: PyTree, params: PyTree) -> PyTree:
+    """The updates that move the parameters to a target in a wider dtype."""
     rounded = wide(narrow(target, params))
     return narrow(jax.tree.map(jnp.subtract, rounded, wide(params)), params)
 
 
-class Met(NamedTuple):
-    """What came of a meeting."""
+class WeightedAverage(NamedTuple):
+    """The result of an averaging round."""
 
     mean: PyTree  # equal on all workers
     aggregator: Any
-    done: PerWorker  # of who was here, nothing yet
-    weight: jax.Array  # float32[], with which this worker was counted
-    total: jax.Array  # float32[], of all
-    skipped_steps: jax.Array  # float32[], steps that all who are here have left out since the last
+    done: PerWorker  # reset for workers that participated
+    weight: jax.Array  # float32[], the weight of this worker
+    total: jax.Array  # float32[], the sum of the weights of all workers
+    skipped_steps: jax.Array  # float32[], of all participants since their last averaging round
 
 
-def where_met(met: Met, anchor: PyTree, together: PyTree, alone: PyTree) -> PyTree:
-    """`together`, unless the new anchor is not finite, where a codec found no room, say.
+def select_if_finite(
+    averaged: WeightedAverage, anchor: PyTree, averaged_result: PyTree, local_result: PyTree
+) -> PyTree:
+    """Returns `averaged_result` if the new anchor is finite, and otherwise `local_result`.
 
-    Then workers go on `alone`, with all that they have moved. A weight that is none is a mistake,
-    and makes the anchor NaN for all.
+    The anchor is not finite if, for example, a codec exceeds its capacity. Workers then continue
+    locally and keep their displacements. An invalid weight is a user error: it makes the anchor NaN
+    on all workers.
     """
-    came_off = _is_finite(anchor) | ~jnp.isfinite(met.total)
-    return jax.tree.map(lambda x, y: jnp.where(came_off, x, y), together, alone)
+    succeeded = _is_finite(anchor) | ~jnp.isfinite(averaged.total)
+    return jax.tree.map(lambda x, y: jnp.where(succeeded, x, y), averaged_result, local_result)
 
 
 def initial_diagnostics() -> dict[str, jax.Array]:
-    """What meetings tell, before the first."""
+    """The diagnostics before the first averaging round."""
     return {"skipped_steps": jnp.zeros((), jnp.float32), "failed": jnp.zeros((), jnp.float32)}
 
 
-def meet(
+def weighted_average(
     aggregator: optax.GradientTransformationExtraArgs,
     state: Any,
     anchor: PyTree,
-    moved: PyTree,
+    displacements: PyTree,
     done: PerWorker,
     *,
-    here: jax.Array,
+    participates: jax.Array,
     weighted: bool,
     axis_name: AxisName,
     extra_args: Mapping[str, Any],
-) -> Met:
-    r"""The mean of what workers have moved, weighted by the steps that they have taken.
+) -> WeightedAverage:
+    r"""The mean of the displacements of workers, weighted by their applied steps.
 
     .. math:: \frac{\sum_i W_i\, (x_i - a)}{\sum_i W_i}
 
-    A worker that took no step, is not here, or whose movement is not finite adds nothing, and what
-    it remembers of earlier messages stays finite; a weight that was negative or not finite makes
-    the mean NaN on all. Sends two float32 besides what the aggregator does.
+    A worker adds nothing if it applied no step, is absent, or has a displacement that is not
+    finite. Its memory of earlier messages then stays finite. A negative or non-finite weight makes
+    the mean NaN on all workers. Sends two float32 in addition to the aggregator's messages.
 
     Args:
-      aggregator: Forms the mean.
-      state: Its state.
+      aggregator: Computes the mean.
+      state: The state of the aggregator.
       anchor: :math:`a`.
-      moved: :math:`x_i - a`.
-      done: :math:`W_i`, and what was left out.
-      here: bool[], whether this worker takes part.
-      weighted: Whether the user weighs steps. Then the aggregator is given the weights, and else
-        movements that are scaled already, since not every aggregator takes weights.
-      axis_name: The mesh axis, or axes, that number the workers.
-      extra_args: Of the step, for the aggregator.
+      displacements: :math:`x_i - a`.
+      done: :math:`W_i`, and the number of skipped steps.
+      participates: bool[], whether this worker participates.
+      weighted: Whether the user passes weights. If so, the aggregator receives the weights.
+        Otherwise it receives scaled displacements, since not every aggregator accepts weights.
+      axis_name: The mesh axis, or axes, that index the workers.
+      extra_args: The extra arguments of the step, for the aggregator.
     """
     steps = _axis.own(done, axis_name)
-    finite = _is_finite(moved)
-    own = jnp.where(here & finite, steps.weight, 0)
+    finite = _is_finite(displacements)
+    own = jnp.where(participates & finite, steps.weight, 0)
     skipped_steps = jnp.where(
-        here, jnp.maximum(steps.skipped_steps, jnp.where(finite, 0.0, 1.0)), 0
+        participates, jnp.maximum(steps.skipped_steps, jnp.where(finite, 0.0, 1.0)), 0
     )
-    told = _axis.as_varying(jnp.stack([own, skipped_steps]), axis_name)
-    total, left_out_by_all = lax.psum(told, axis_name)
+    local = _axis.as_varying(jnp.stack([own, skipped_steps]), axis_name)
+    total, skipped_by_all = lax.psum(local, axis_name)
     extra = {**extra_args, "weight": own} if weighted else extra_args
 
     def weigh(x: jax.Array) -> jax.Array:
         share = own.astype(x.dtype) * _axis.size(axis_name) / total.astype(x.dtype)
         return jnp.where(own == 0, 0, x if weighted else x * share)
 
-    mean, state = aggregator.update(jax.tree.map(weigh, moved), state, anchor, **extra)
+    mean, state = aggregator.update(jax.tree.map(weigh, displacements), state, anchor, **extra)
     mean = jax.tree.map(lambda x: jnp.where(jnp.isfinite(total), x, jnp.nan), mean)
-    after = jax.tree.map(lambda x: jnp.where(here, 0, x), steps)
-    return Met(mean, state, marked(after, axis_name), own, total, left_out_by_all)
+    after = jax.tree.map(lambda x: jnp.where(participates, 0, x), steps)
+    return WeightedAverage(mean, state, as_per_worker(after, axis_name), own, total, skipped_by_all)

@@ -1,4 +1,4 @@
-"""The dtype that sums and anchors need, whatever that of the parameters is."""
+"""Conversion to the dtype of sums and anchors, which is independent of the parameter dtype."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jaxcomm._base import PyTree
 
 
 def wide(tree: PyTree) -> PyTree:
-    """The floats in float32 at least: float64 stays, 16 and 8 bits are widened."""
+    """Converts floats to at least float32: float64 stays, 16 and 8 bits are widened."""
 
     def of_leaf(x: jax.Array) -> jax.Array:
         narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
@@ -17,5 +17,5 @@ def wide(tree: PyTree) -> PyTree:
 
 
 def narrow(tree: PyTree, like: PyTree) -> PyTree:
-    """The inverse: in the dtypes of `like`."""
+    """Converts leaves back to the dtypes of `like`."""
     return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)

@@ -1,4 +1,4 @@
-"""Which examples are in a worker's mini-batches."""
+"""The assignment of examples to workers' mini-batches."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def _examples(shards: PyTree) -> tuple[int, int]:
     shapes = {x.shape[:2] for x in jax.tree.leaves(shards)}
     if len(shapes) != 1 or any(len(shape) < 2 or not all(shape) for shape in shapes):
         raise ValueError(
-            "`shards` must be `[workers, examples, ...]`, as many in each leaf, got "
+            "`shards` must be leaves `[workers, examples, ...]` of equal leading sizes, got "
             f"{[x.shape for x in jax.tree.leaves(shards)]}."
         )
     return next(iter(shapes))
@@ -22,28 +22,29 @@ def _examples(shards: PyTree) -> tuple[int, int]:
 def window_batches(
     key: jax.Array, shards: PyTree, first: jax.Array, *, minibatches: int, size: int
 ) -> PyTree:
-    r"""The mini-batches that workers are to do in a window, each from its own examples.
+    r"""Selects the mini-batches of a window from each worker's own examples.
 
-    A worker goes through its examples in a new random order in each epoch, and its mini-batches are
-    the next so many of that order: number :math:`p` holds examples :math:`pb` to
-    :math:`(p+1) b - 1`, counted over epochs. As long as :func:`close_window` leaves what is
-    unfinished in the queue, an epoch holds each example just once, whoever is slow. A function of
-    the position alone, so that there is nothing to save.
+    A worker uses its examples in a new random order in each epoch. Its mini-batches are consecutive
+    blocks of that order: number :math:`p` holds examples :math:`pb` to :math:`(p+1) b - 1`, counted
+    over epochs. Since :func:`close_window` keeps unfinished mini-batches in the queue, an epoch
+    contains each example exactly once, however slow a worker is. The result depends only on the
+    position, so there is no state to save.
 
     Args:
-      key: key[], which decides the orders.
-      shards: Leaves [workers, examples, ...]. All of them are held in memory, and an epoch's order
-        is drawn anew in each window: for data sets of which this is much, read :attr:`Window.first`
-        in a loader of one's own.
+      key: key[], which determines the orders.
+      shards: Leaves [workers, examples, ...]. All of them are held in memory, and each window draws
+        the order of an epoch again. If a data set is too large for this, read :attr:`Window.first`
+        in a custom data loader.
       first: int32[workers], the number of the first mini-batch of each: :attr:`Window.first`.
-      minibatches: M, of each worker.
-      size: b, examples of a mini-batch; :math:`pb` must fit an int32.
+      minibatches: M, the number of mini-batches per worker.
+      size: b, the number of examples per mini-batch; :math:`pb` must fit an int32.
 
     Returns:
       Leaves [workers M, b, ...], a `batch` for steps with :func:`window_gradients`.
 
     Raises:
-      ValueError: If leaves are not of as many workers and examples, or a number is not positive.
+      ValueError: If leaves differ in the number of workers or examples, or a number is not
+        positive.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -63,21 +64,21 @@ def window_batches(
 
     def rows(worker: jax.Array, number: jax.Array) -> jax.Array:
         begin = number * size
-        own = jax.random.fold_in(key, worker)
+        worker_key = jax.random.fold_in(key, worker)
 
         def order(epoch: jax.Array) -> jax.Array:
-            return jax.random.permutation(jax.random.fold_in(own, epoch), examples)
+            return jax.random.permutation(jax.random.fold_in(worker_key, epoch), examples)
 
         orders = jax.vmap(order)(begin // examples + jnp.arange(epochs, dtype=jnp.int32))
         return jax.lax.dynamic_slice(orders.ravel(), (begin % examples,), (window,))
 
     chosen = jax.vmap(rows)(jnp.arange(workers, dtype=jnp.int32), first)
 
-    def take(shard: jax.Array, own: jax.Array) -> Any:
-        return shard[own]
+    def take(shard: jax.Array, indices: jax.Array) -> Any:
+        return shard[indices]
 
     def of_leaf(x: jax.Array) -> jax.Array:
-        dealt = jax.vmap(take)(jnp.asarray(x), chosen)
-        return dealt.reshape(workers * minibatches, size, *x.shape[2:])
+        batches = jax.vmap(take)(jnp.asarray(x), chosen)
+        return batches.reshape(workers * minibatches, size, *x.shape[2:])
 
     return jax.tree.map(of_leaf, shards)

@@ -1,4 +1,4 @@
-"""What each worker has finished when a window closes, and what is left for the next."""
+"""Windows: the mini-batches finished per worker at the end of a window, and the remaining queue."""
 
 import math
 from typing import Literal, NamedTuple, get_args
@@ -14,20 +14,20 @@ InFlight = Literal["abort", "finish_late"]
 
 
 class Queue(NamedTuple):
-    """Where workers are in their mini-batches."""
+    """The position of each worker in its sequence of mini-batches."""
 
-    position: jax.Array  # int32[workers], how many of its own each has finished
-    left: jax.Array  # float32[workers], seconds that the one in flight still takes; 0 where none is
+    position: jax.Array  # int32[workers], the number of its own mini-batches that each has finished
+    left: jax.Array  # float32[workers], remaining seconds of the one in flight; 0 if there is none
 
 
 def new_queue(workers: int) -> Queue:
     """The queue before the first window.
 
     Args:
-      workers: How many.
+      workers: The number of workers.
 
     Returns:
-      A queue of workers none of which has begun anything.
+      A queue in which no worker has started a mini-batch.
 
     Example:
       >>> from jaxcomm.synchronization import new_queue
@@ -38,20 +38,21 @@ def new_queue(workers: int) -> Queue:
 
 
 class Window(NamedTuple):
-    """What came of a window."""
+    """The result of a window."""
 
-    seconds: jax.Array  # float32[], how long it was
-    first: jax.Array  # int32[workers], of each the number of the first mini-batch it was to do
-    finished: jax.Array  # how many it has done from that one on: int32[workers], or uint32 where
-    # the first may be late, and its gradient needs `stale_params`
-    late: jax.Array  # bool[workers], whether that one began in an earlier window
+    seconds: jax.Array  # float32[], its length
+    first: jax.Array  # int32[workers], the number of the first mini-batch of each worker
+    finished: jax.Array  # the number of finished mini-batches from that one on: int32[workers], or
+    # uint32 if the first may be late and its gradient needs `stale_params`
+    late: jax.Array  # bool[workers], whether the first one began in an earlier window
 
 
-def require_points(finished: jax.Array | int, begun: PyTree) -> None:
-    """Raises where a first mini-batch may be late, and nobody says at which parameters it began."""
-    if begun is None and jnp.issubdtype(jnp.asarray(finished).dtype, jnp.unsignedinteger):
+def require_stale_params(finished: jax.Array | int, stale_params: PyTree) -> None:
+    """Raises if a first mini-batch may be late and the parameters at its start are missing."""
+    is_unsigned = jnp.issubdtype(jnp.asarray(finished).dtype, jnp.unsignedinteger)
+    if stale_params is None and is_unsigned:
         raise ValueError(
-            "`finished` is of windows with `in_flight`='finish_late' (it is unsigned), whose first "
+            "`finished` is unsigned, so its windows have `in_flight`='finish_late'. Their first "
             "mini-batch may have begun at older parameters: pass those of `stale_params` as the "
             "third part of the batch, or make the windows with `in_flight`='abort'."
         )
@@ -60,30 +61,31 @@ def require_points(finished: jax.Array | int, begun: PyTree) -> None:
 def close_window(
     queue: Queue, times: jax.Array, trigger: Trigger, *, in_flight: InFlight = "finish_late"
 ) -> tuple[Window, Queue]:
-    r"""One window of Non-blocking SGD, on a clock.
+    r"""Closes one window of Non-blocking SGD on a clock.
 
     .. math:: c_{ij} = \sum_{l \le j} t_{il}, \qquad \tau = \mathrm{trigger}(c), \qquad
               m_i = |\{j : c_{ij} \le \tau\}|
 
-    What a worker has not finished stays in its queue, in order: over an epoch, no mini-batch is
-    lost or repeated. Times that differ by rounding alone are the same: in a deadline of 0.7 seconds
-    there are seven mini-batches of 0.1. Nothing is sent.
+    A worker's unfinished mini-batches stay in its queue in order. An epoch therefore loses or
+    repeats no mini-batch. Times that differ only by rounding count as equal: a deadline of 0.7
+    seconds allows seven mini-batches of 0.1 seconds. Nothing is sent.
 
     Args:
-      queue: Of :func:`new_queue`, or of the window before.
-      times: :math:`t_{ij}`, float32[workers, M], seconds of the mini-batches of the window; of
-        one that is in flight, what is left of it counts instead.
-      trigger: When it closes.
-      in_flight: What becomes of a mini-batch that is half done: `"finish_late"` goes on with it,
-        and takes its gradient at the parameters at which it began: see :func:`stale_params`;
-        `"abort"` begins it anew in the next window, at the new parameters, for the time that is
-        given there, so that a worker to which no window is long enough never finishes any.
+      queue: The result of :func:`new_queue`, or the queue after the previous window.
+      times: :math:`t_{ij}`, float32[workers, M], seconds of the mini-batches of the window. For a
+        mini-batch in flight, its remaining seconds count instead.
+      trigger: Ends the window.
+      in_flight: The treatment of a half-finished mini-batch. `"finish_late"` continues it, with the
+        gradient at the parameters at which it began; see :func:`stale_params`. `"abort"` restarts
+        it in the next window at the new parameters, with the new time from `times`. If every window
+        is too short for a worker, that worker never finishes a mini-batch.
 
     Returns:
       The window, and the queue after it.
 
     Raises:
-      ValueError: If `in_flight` is neither, or `times` are not of the queue's workers.
+      ValueError: If `in_flight` has another value, or `times` and the queue differ in their number
+        of workers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -95,23 +97,23 @@ def close_window(
 
     References:
       He, Dube, `Accelerating Parallel Stochastic Gradient Descent via Non-blocking Mini-batches
-      <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not at hand: triggers other
+      <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not available: triggers other
       than the first worker done, and `in_flight`, are a reconstruction.
     """
     if in_flight not in get_args(InFlight):
         raise ValueError(f"`in_flight` must be one of {get_args(InFlight)}, got {in_flight!r}.")
     if times.ndim != 2 or len(times) != len(queue.position):
         raise ValueError(
-            f"`times` must be [workers, mini-batches] of {len(queue.position)} workers, got shape "
+            f"`times` must be [workers, mini-batches] for {len(queue.position)} workers, got shape "
             f"{times.shape}."
         )
     first = jnp.where(queue.left > 0, queue.left, times[:, 0])
-    # In a tree, each sum is of as few roundings as the tree is deep.
+    # A tree sum has as few roundings as the tree is deep.
     done = lax.associative_scan(jnp.add, times.at[:, 0].set(first), axis=1)
     seconds = trigger(done)
     rounding = (math.log2(times.shape[1]) + 4) * float(jnp.finfo(done.dtype).eps)
     finished = jnp.sum(done <= seconds * (1 + rounding), axis=1, dtype=jnp.int32)
-    # Of the mini-batch after those; where a worker has done all, beyond the end of the window.
+    # The first unfinished mini-batch; if a worker has finished all, it ends at infinity.
     boundaries = jnp.pad(done, ((0, 0), (1, 1)), constant_values=((0, 0), (0, jnp.inf)))
     begins, ends = (
         jnp.take_along_axis(boundaries, finished[:, None] + k, axis=1)[:, 0] for k in (0, 1)
@@ -127,22 +129,22 @@ def close_window(
 def stale_params(
     window: Window, queue: Queue, previous: PyTree, before: PyTree, after: PyTree
 ) -> PyTree:
-    r"""The parameters at which each worker begins, or has begun, its next mini-batch.
+    r"""The parameters at which each worker begins or has begun its next mini-batch.
 
-    .. math:: z_i \gets \begin{cases} z_i & \text{still at the one it came with} \\
-              x & \text{at one that it began in this window} \\
-              x' & \text{at none} \end{cases}
+    .. math:: z_i \gets \begin{cases} z_i & \text{still on a mini-batch from an earlier window} \\
+              x & \text{on a mini-batch started in this window} \\
+              x' & \text{idle} \end{cases}
 
-    The third part of the batch of :func:`window_gradients`, for windows with
-    `in_flight="finish_late"`: a gradient that comes late is of old parameters.
+    This is the third part of the batch of :func:`window_gradients` for windows with
+    `in_flight="finish_late"`: a late gradient is evaluated at old parameters.
 
     Args:
-      window: The one that has closed.
+      window: The closed window.
       queue: The queue after it.
-      previous: :math:`z`, leaves [workers, ...], as this returned it of the window before; at first
-        each worker's parameters.
-      before: :math:`x`, leaves [workers, ...]: each worker's parameters in the window.
-      after: :math:`x'`, those of the next.
+      previous: :math:`z`, leaves [workers, ...], the result of this function for the previous
+        window; initially each worker's parameters.
+      before: :math:`x`, leaves [workers, ...], each worker's parameters in the window.
+      after: :math:`x'`, leaves [workers, ...], each worker's parameters in the next window.
 
     Returns:
       Leaves [workers, ...].
@@ -156,12 +158,12 @@ def stale_params(
       [1. 0.]
     """
     in_flight = queue.left > 0
-    came_with = in_flight & window.late & (window.finished == 0)
+    from_earlier_window = in_flight & window.late & (window.finished == 0)
 
     def choose(z: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-        def of_leaf(which: jax.Array) -> jax.Array:
-            return which.reshape(-1, *[1] * (x.ndim - 1))
+        def expand(mask: jax.Array) -> jax.Array:
+            return mask.reshape(-1, *[1] * (x.ndim - 1))
 
-        return jnp.where(of_leaf(came_with), z, jnp.where(of_leaf(in_flight), x, y))
+        return jnp.where(expand(from_earlier_window), z, jnp.where(expand(in_flight), x, y))
 
     return jax.tree.map(choose, previous, before, after)

@@ -320,7 +320,7 @@ def test_state_of_other_workers_is_refused(case: LocalCase) -> None:
 @pytest.mark.parametrize("case", LOCAL)
 def test_mistakes(case: LocalCase) -> None:
     tx = case.make(optax.sgd(0.1))
-    with pytest.raises(ValueError, match=r"`present` must be one bool a worker, \[4\]"):
+    with pytest.raises(ValueError, match=r"`present` must have one bool per worker, \[4\]"):
         train(tx, present=np.ones((STEPS, N - 1), bool))
     with pytest.raises(ValueError, match="`weight` must be a scalar"):
         train(tx, weights=np.ones((STEPS, N, 2), np.float32))

@@ -154,5 +154,7 @@ def test_mistakes() -> None:
         ValueError, match=r"`average_over` must be one of \('minibatches', 'workers'\)"
     ):
         take("batches")
-    with pytest.raises(ValueError, match="counts mini-batches, and these weights are of workers"):
+    with pytest.raises(
+        ValueError, match="counts mini-batches, and these weights are bools that count workers"
+    ):
         take("workers")

@@ -174,7 +174,7 @@ def test_mistakes() -> None:
             jax.vmap(window, axis_name="data")(wrong)
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
     step = jaxcomm.simulate(loss, tx, N, gradients=window_gradients)
-    with pytest.raises(ValueError, match="`finished` must be one count a worker"):
+    with pytest.raises(ValueError, match="`finished` must have one count per worker"):
         step(PARAMS, jaxcomm.init(tx, PARAMS, N), (DATA, np.ones((N, 2), np.int32)))
 
 

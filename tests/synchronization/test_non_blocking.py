@@ -246,7 +246,7 @@ def test_a_rate_that_follows_what_is_finished() -> None:
         np.testing.assert_allclose(params, x, rtol=1e-5, atol=1e-6)
     assert seen[-1] == clock.minibatches
     state = jaxcomm.init(tx, jnp.zeros(3), N)
-    with pytest.raises(ValueError, match="counts what workers have finished"):
+    with pytest.raises(ValueError, match="needs the number of finished mini-batches"):
         jaxcomm.simulate(lambda x, b: jnp.sum(x), tx, N)(jnp.zeros(3), state, jnp.zeros(N))
 
 

@@ -85,7 +85,7 @@ def test_a_trace_is_read_over_and_over(tmp_path: pathlib.Path) -> None:
     ("make", "message"),
     [
         (lambda: deterministic([1.0, 0.0]), "`seconds` must be positive"),
-        (lambda: MODELS["deterministic"].means(3), "times of 8 workers, and 3 workers"),
+        (lambda: MODELS["deterministic"].means(3), "times of 8 workers, but there are 3 workers"),
         (lambda: exponential(0.0), "`mean` must be positive"),
         (lambda: exponential(1.0, shift=-1.0), "`shift` must be at least 0"),
         (lambda: pareto(1.0, 1.0), "`shape` must be above 1"),
@@ -101,12 +101,12 @@ def test_mistakes(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1,-2\n", "must hold positive numbers"),
-        ("1,2\n3,1e39\n", "step 2 of worker 1 is 1e"),
-        ("1e-50,2\n", "step 1 of worker 0 is 1e-50"),
-        ("", "it is empty"),
-        ("1,2\n3\n", "is no table of numbers"),
-        ("a,b\n", "is no table of numbers"),
+        ("1,-2\n", "must hold positive, finite seconds"),
+        ("1,2\n3,1e39\n", r"got 1e\S+ in step 2 of worker 1"),
+        ("1e-50,2\n", "got 1e-50 in step 1 of worker 0"),
+        ("", "is empty: it must hold seconds"),
+        ("1,2\n3\n", "is not a table of comma-separated numbers"),
+        ("a,b\n", "is not a table of comma-separated numbers"),
     ],
 )
 def test_traces_that_are_none(text: str, message: str, tmp_path: pathlib.Path) -> None:
@@ -119,5 +119,5 @@ def test_traces_that_are_none(text: str, message: str, tmp_path: pathlib.Path) -
 def test_a_trace_of_other_workers(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "times.csv"
     file.write_text("1,2\n")
-    with pytest.raises(ValueError, match="times of 2 workers, and 3 workers"):
+    with pytest.raises(ValueError, match="times of 2 workers, but there are 3 workers"):
         trace(file).draw(jax.random.key(0), jnp.uint32(0), (3, 1))
