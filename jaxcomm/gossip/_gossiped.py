@@ -236,9 +236,10 @@ def _weighted_steps(
     dtype of the parameters. An invalid weight is a user error, not a failed step: it passes through
     as NaN.
     """
-    own = jnp.ones((), jnp.float32) if weight is None else own_weight(weight)
+    local_weight = jnp.ones((), jnp.float32) if weight is None else own_weight(weight)
     weighted = jax.tree.map(
-        lambda step: jnp.where(own == 0, 0, own.astype(wide) * step.astype(wide)), steps
+        lambda step: jnp.where(local_weight == 0, 0, local_weight.astype(wide) * step.astype(wide)),
+        steps,
     )
 
     def fits(x: jax.Array, step: jax.Array) -> jax.Array:
@@ -246,7 +247,7 @@ def _weighted_steps(
         return jnp.all(largest <= float(jnp.finfo(x.dtype).max))
 
     finite = [*map(fits, jax.tree.leaves(params), jax.tree.leaves(weighted))]
-    applied = jnp.all(jnp.stack(finite)) | jnp.isnan(own)
+    applied = jnp.all(jnp.stack(finite)) | jnp.isnan(local_weight)
     return jax.tree.map(lambda step: jnp.where(applied, step, 0), weighted), applied
 
 

@@ -115,8 +115,8 @@ def wait_at_barrier(clocks: jax.Array, work: jax.Array, meeting: Barrier) -> jax
       >>> import jax.numpy as jnp
       >>> from jaxcomm import gossip
       >>> from jaxcomm.synchronization import neighbor_barrier, wait_at_barrier
-      >>> meeting = neighbor_barrier(gossip.path(3))(jnp.int32(0))
-      >>> print(wait_at_barrier(jnp.zeros(3), jnp.array([1.0, 2.0, 5.0]), meeting))
+      >>> barrier = neighbor_barrier(gossip.path(3))(jnp.int32(0))
+      >>> print(wait_at_barrier(jnp.zeros(3), jnp.array([1.0, 2.0, 5.0]), barrier))
       [2. 5. 5.]
     """
     done = clocks + work

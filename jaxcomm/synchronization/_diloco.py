@@ -4,8 +4,8 @@ import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm._per_worker import per_worker
+from jaxcomm._require import require_transformation
 from jaxcomm.synchronization._exchange import Period, average_every
-from jaxcomm.synchronization._require import require_transformation
 
 
 def diloco(

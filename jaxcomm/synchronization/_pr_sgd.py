@@ -8,10 +8,10 @@ import optax
 
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
+from jaxcomm._require import require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._exchange import Period, period_of
-from jaxcomm.synchronization._require import require_transformation
 from jaxcomm.synchronization._weighted_average import (
     WeightedAverage,
     apply_finite_step,
@@ -81,7 +81,7 @@ def pr_sgd(
       <https://arxiv.org/abs/1905.03817>`_, 2019.
     """
     require_transformation(optimizer, "optimizer")
-    own, period_at = per_worker(optimizer, axis_name), period_of(period)
+    local_optimizer, period_at = per_worker(optimizer, axis_name), period_of(period)
     exact = optax.with_extra_args_support(mean(axis_name))
 
     def average_state(
@@ -106,7 +106,7 @@ def pr_sgd(
         return PrSgdState(
             step=zero,
             since=zero,
-            optimizer=own.init(params),
+            optimizer=local_optimizer.init(params),
             anchor=first_anchor(params, axis_name),
             done=no_steps(axis_name),
             diagnostics=initial_diagnostics(),
@@ -124,7 +124,7 @@ def pr_sgd(
         require_params(params, axis_name)
         participates = takes_part(present, axis_name)
         extra = extra_args if weight is None else {**extra_args, "weight": weight}
-        updates, optimizer = own.update(updates, state.optimizer, params, **extra)
+        updates, optimizer = local_optimizer.update(updates, state.optimizer, params, **extra)
         updates, done = apply_finite_step(params, updates, state.done, weight, axis_name)
         local = state._replace(
             step=state.step + 1, since=state.since + 1, optimizer=optimizer, done=done

@@ -3,8 +3,6 @@
 import math
 from typing import Any
 
-from jaxcomm._require import require_transformation as require_transformation
-
 
 def require_int(value: Any, option: str, least: int = 1) -> None:
     """Raises unless `value` is a Python int of at least `least`."""

@@ -10,10 +10,10 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
+from jaxcomm._require import require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._exchange import period_of
-from jaxcomm.synchronization._require import require_transformation
 from jaxcomm.synchronization._weighted_average import (
     apply_finite_step,
     displacement,
@@ -248,8 +248,10 @@ def streaming_diloco(
             exchanges = (step % period == offset) & (step >= period)
             after = collective_cond(exchanges, lambda: exchange(local, x, u), lambda _: local)
             arrives = (step % period == (offset + overlap) % period) & (step >= period + overlap)
-            own = jax.tree.map(jnp.add, wide(x), wide(u))
-            mixed = jax.tree.map(lambda y, a: mixing * y + (1 - mixing) * a, own, after.anchor)
+            local_params = jax.tree.map(jnp.add, wide(x), wide(u))
+            mixed = jax.tree.map(
+                lambda y, a: mixing * y + (1 - mixing) * a, local_params, after.anchor
+            )
             applies = arrives & participates & after.came_off
             changes = jax.tree.map(lambda a, u: jnp.where(applies, a, u), updates_to(mixed, x), u)
             return changes, after

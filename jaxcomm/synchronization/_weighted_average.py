@@ -86,12 +86,12 @@ def apply_finite_step(
     Raises:
       ValueError: As `own_weight` does, or if `done` has another number of workers.
     """
-    own = own_weight(1.0 if weight is None else weight)
+    local_weight = own_weight(1.0 if weight is None else weight)
     finite = _is_finite(jax.tree.map(jnp.add, params, updates))
-    applied = finite & (own != 0)
+    applied = finite & (local_weight != 0)
     # An invalid weight is a user error, not a failed step.
-    counted = jnp.where(applied | jnp.isnan(own), own, 0)
-    skipped_steps = jnp.where(finite | (own == 0), 0.0, 1.0).astype(jnp.float32)
+    counted = jnp.where(applied | jnp.isnan(local_weight), local_weight, 0)
+    skipped_steps = jnp.where(finite | (local_weight == 0), 0.0, 1.0).astype(jnp.float32)
     before = _axis.own(done, axis_name)
     after = Steps(before.weight + counted, before.skipped_steps + skipped_steps)
     updates = jax.tree.map(lambda u: jnp.where(applied, u, jnp.zeros((), u.dtype)), updates)
@@ -180,19 +180,21 @@ def weighted_average(
     """
     steps = _axis.own(done, axis_name)
     finite = _is_finite(displacements)
-    own = jnp.where(participates & finite, steps.weight, 0)
+    local_weight = jnp.where(participates & finite, steps.weight, 0)
     skipped_steps = jnp.where(
         participates, jnp.maximum(steps.skipped_steps, jnp.where(finite, 0.0, 1.0)), 0
     )
-    local = _axis.as_varying(jnp.stack([own, skipped_steps]), axis_name)
+    local = _axis.as_varying(jnp.stack([local_weight, skipped_steps]), axis_name)
     total, skipped_by_all = lax.psum(local, axis_name)
-    extra = {**extra_args, "weight": own} if weighted else extra_args
+    extra = {**extra_args, "weight": local_weight} if weighted else extra_args
 
     def weigh(x: jax.Array) -> jax.Array:
-        share = own.astype(x.dtype) * _axis.size(axis_name) / total.astype(x.dtype)
-        return jnp.where(own == 0, 0, x if weighted else x * share)
+        share = local_weight.astype(x.dtype) * _axis.size(axis_name) / total.astype(x.dtype)
+        return jnp.where(local_weight == 0, 0, x if weighted else x * share)
 
     mean, state = aggregator.update(jax.tree.map(weigh, displacements), state, anchor, **extra)
     mean = jax.tree.map(lambda x: jnp.where(jnp.isfinite(total), x, jnp.nan), mean)
     after = jax.tree.map(lambda x: jnp.where(participates, 0, x), steps)
-    return WeightedAverage(mean, state, as_per_worker(after, axis_name), own, total, skipped_by_all)
+    return WeightedAverage(
+        mean, state, as_per_worker(after, axis_name), local_weight, total, skipped_by_all
+    )

@@ -218,7 +218,7 @@ def test_the_clock_of_matcha_draws_what_matcha_does() -> None:
             lambda: windows(TWO_SPEEDS, all_workers(), workers=8, minibatches=0),
             "`minibatches` must",
         ),
-        (lambda: windows(TWO_SPEEDS, k_sync(9), workers=8, minibatches=1), "`k_sync` waits for 9 workers"),
+        (lambda: windows(TWO_SPEEDS, k_sync(9), workers=8, minibatches=1), "`k_sync` waits for 9"),
         (
             lambda: windows(TWO_SPEEDS, deadline(0.5), workers=8, minibatches=1),
             "A deadline of 0.5 seconds is shorter than one mini-batch, which takes at least 1",
