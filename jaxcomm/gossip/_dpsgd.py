@@ -65,7 +65,6 @@ def dpsgd(
       :math:`1 / (2 W_{ij})` units in the last place then no longer mix. Rounding moves the mean
       by at most half a unit per step. If this error is too large, keep the parameters in float32
       and cast them in the loss.
-      loss.
 
     Raises:
       ValueError: If the graph is directed or not connected. In `init` and `update`, if the number

@@ -119,7 +119,7 @@ def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
 
 
 class Spectral(NamedTuple):
-    """How fast a mixing matrix contracts disagreement."""
+    """The eigenvalues and the contraction rate of a mixing matrix."""
 
     lambda_2: float  # the second largest eigenvalue, or its magnitude if W is not symmetric
     lambda_n: float  # the smallest eigenvalue

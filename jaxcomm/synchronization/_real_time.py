@@ -50,8 +50,8 @@ class WindowResult(NamedTuple):
 
     params: PyTree
     opt_state: PyTree
-    metrics: dict[str, Any]  # of `step`; `seconds`, `exchange_seconds`; so far, `idle` windows, and
-    # `starved`, int32[workers of this process], windows in which each has finished nothing
+    metrics: dict[str, Any]  # of `step`, with `seconds`, `exchange_seconds`, the number of `idle`
+    # windows so far, and `starved`, int32[workers of this process]: windows without finished work
     finished: np.ndarray  # int32[workers of this process], the number of mini-batches used
 
 

@@ -24,8 +24,8 @@ def run_time(
 ) -> RunTime:
     r"""The run time if each worker does one mini-batch and an update uses the first k of them.
 
-    .. math:: \mathbb{E}\, T_{(k:n)} + c \text{ seconds an update}, \qquad
-              \frac{k}{\mathbb{E}\, T_{(k:n)} + c} \text{ mini-batches a second}
+    .. math:: \mathbb{E}\, T_{(k:n)} + c \text{ seconds per update}, \qquad
+              \frac{k}{\mathbb{E}\, T_{(k:n)} + c} \text{ mini-batches per second}
 
     With :math:`k = n` this is synchronous SGD. With fewer it has backup workers, whose late
     gradients are dropped.
