@@ -1,4 +1,4 @@
-"""Methods under their papers' names, each a composition of a codec and an aggregator."""
+"""Published methods under their papers' names; each composes a codec and an aggregator."""
 
 from jaxcomm.methods._deep_gradient_compression import deep_gradient_compression
 from jaxcomm.methods._global_qsgd import global_qsgd, qsgd, sparse_global_qsgd

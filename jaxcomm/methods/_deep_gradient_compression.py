@@ -1,4 +1,4 @@
-"""Deep Gradient Compression: sparse updates, and all that makes them as good as dense ones."""
+"""Deep Gradient Compression: top-k with momentum correction, clipping and warm-up."""
 
 import math
 from typing import Any, Unpack
@@ -36,52 +36,53 @@ def deep_gradient_compression(
     warmup_every: int | None = None,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Deep Gradient Compression: each worker sends the largest of what has gathered, momentum too.
+    r"""Deep Gradient Compression: top-k of the accumulated velocity, with momentum correction.
 
     .. math:: u_i \gets \mu u_i + \hat g_i, \qquad v_i \gets v_i + u_i, \qquad
               M_i = \mathrm{top}_k |v_i|, \qquad \bar x = \frac{1}{n} \sum_i v_i \odot M_i,
               \qquad v_i, u_i \gets 0 \text{ on } M_i
 
-    where :math:`\hat g_i` is the gradient clipped at :math:`c / \sqrt n`. Its parts: momentum
-    correction, local clipping, momentum factor masking, a threshold from a sample, and a warm-up of
-    the ratio. Momentum is within: **the optimizer behind is** `optax.sgd(learning_rate)`
-    **without momentum**.
+    where :math:`\hat g_i` is the gradient clipped at :math:`c / \sqrt n`. The method combines
+    momentum correction, local clipping, momentum factor masking, a threshold estimated from a
+    sample, and a warm-up of the ratio. It includes the momentum: **use**
+    `optax.sgd(learning_rate)` **without momentum as the optimizer after it**.
 
-    A worker sends :math:`n - 1` payloads, 4 bytes and an index of about :math:`2 + \log_2 (d / k)`
-    bits an entry; in warm-up the larger ones.
+    A worker sends :math:`n - 1` payloads, with 4 bytes and an index of about
+    :math:`2 + \log_2 (d / k)` bits per entry. Payloads are larger during warm-up.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
-      momentum: :math:`\mu` in [0, 1). At 0 this is top-k with error feedback.
-      nesterov: Whether it is Nesterov's momentum.
-      masking: Whether the velocity is forgotten where it was sent. Where all is sent (`ratio=1`)
-        this is SGD with momentum without masking, and without momentum with it.
-      clip: :math:`c`, the l2 norm to which the mean gradient is clipped, as if workers' gradients
-        were independent: each clips its own, of all leaves together, to :math:`c / \sqrt n`, before
-        it is weighted. Default: not at all. The paper clips for recurrent networks.
-      sample: The part of the coordinates, such as 0.01, from which the threshold is estimated; then
-        :math:`k` or fewer are sent. Default: the exact top-k.
-      warmup_every: Steps of each stage of the warm-up: ratios of 25 %, 6.25 %, 1.5625 % and 0.4 %,
-        those above `ratio`, come first. The paper's stages are of one epoch. Default: no warm-up.
-      **options: As :class:`jaxcomm.AggregatorOptions` says; `scope` is of what the top k are taken:
-        a `"leaf"`, as in the paper's code, or by default a `"bucket"` of leaves. With
-        `diagnostics`, `residual_norm` is that of :math:`u_i` and :math:`v_i` together.
+      momentum: :math:`\mu` in [0, 1). At 0 the method is top-k with error feedback.
+      nesterov: Whether to use Nesterov momentum.
+      masking: Whether to clear the velocity at the coordinates that were sent. With `ratio=1`, the
+        method is SGD with momentum if `masking` is False, and SGD without momentum if it is True.
+      clip: :math:`c`, the target l2 norm of the mean gradient. Each worker clips its own gradient,
+        over all leaves together, to :math:`c / \sqrt n` before weighting; this assumes that
+        gradients of different workers are independent. Default: no clipping. The paper clips for
+        recurrent networks.
+      sample: The fraction of coordinates, such as 0.01, from which to estimate the threshold. At
+        most :math:`k` coordinates are then sent. Default: the exact top-k.
+      warmup_every: The number of steps in each warm-up stage. The stages use those of the ratios
+        25 %, 6.25 %, 1.5625 % and 0.4 % that are above `ratio`. A stage in the paper is one epoch.
+        Default: no warm-up.
+      **options: See :class:`jaxcomm.AggregatorOptions`. `scope` sets the unit of the top-k: a
+        `"leaf"`, as in the paper's code, or a `"bucket"` of leaves, the default. With
+        `diagnostics`, `residual_norm` is the norm of :math:`u_i` and :math:`v_i` together.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
-      :func:`jaxcomm.all_gather_mean`. It remembers two float32 arrays like the gradient on each
-      worker.
+      :func:`jaxcomm.all_gather_mean`. Each worker keeps two float32 arrays per gradient array.
 
     Raises:
-      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound, or an
+      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> tx = jaxcomm.deep_gradient_compression(
       ...     ratio=0.5, momentum=0.5
-      ... )  # And optax.sgd(0.1) behind it.
+      ... )  # Followed by optax.sgd(0.1).
       >>> def two_steps(g):
       ...     first, state = tx.update(g, tx.init(g))
       ...     second, state = tx.update(g, state)
@@ -95,13 +96,13 @@ def deep_gradient_compression(
       Lin et al., `Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
       Training <https://arxiv.org/abs/1712.01887>`_, 2018.
 
-    Differs from the paper: indices are Elias-Fano codes and not runs of 16 bits; Nesterov's form
-    is that of the paper's code; biases are made sparse as all else is (take them apart with
-    `optax.partition` and :func:`jaxcomm.mean`).
+    Differs from the paper: indices are Elias-Fano codes instead of 16-bit run lengths. Nesterov
+    momentum has the form of the paper's code. Biases are sparsified like all other leaves; separate
+    them with `optax.partition` and :func:`jaxcomm.mean`.
     """
 
     if clip is not None and (not isinstance(clip, int | float) or not clip > 0):
-        raise ValueError(f"`clip` must be a Python float over 0, got {clip!r}.")
+        raise ValueError(f"`clip` must be a positive Python float, got {clip!r}.")
     if warmup_every is not None:
         require_steps("warmup_every", warmup_every)
 
@@ -115,8 +116,8 @@ def deep_gradient_compression(
 
     sparse = stage(ratio)
     if warmup_every is not None:
-        first = [stage(larger) for larger in _WARM_UP_RATIOS if larger > ratio]
-        sparse = warmup([*first, sparse], warmup_every)
+        stages = [stage(larger) for larger in _WARM_UP_RATIOS if larger > ratio]
+        sparse = warmup([*stages, sparse], warmup_every)
     if clip is None:
         return sparse
 
@@ -127,11 +128,11 @@ def deep_gradient_compression(
         require_floating(updates)
         leaves, treedef = jax.tree.flatten(updates)
         if leaves:
-            most = clip / math.sqrt(_axis.size(axis_name))
-            leaves = clip_together([leaf.astype(jnp.float32) for leaf in leaves], most)
-        result, after = sparse.update(
+            max_norm = clip / math.sqrt(_axis.size(axis_name))
+            leaves = clip_together([leaf.astype(jnp.float32) for leaf in leaves], max_norm)
+        result, new_state = sparse.update(
             jax.tree.unflatten(treedef, leaves), state, params, **extra_args
         )
-        return jax.tree.map(lambda x, like: x.astype(like.dtype), result, updates), after
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), result, updates), new_state
 
     return optax.GradientTransformationExtraArgs(sparse.init, update_fn)

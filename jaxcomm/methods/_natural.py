@@ -17,26 +17,26 @@ def natural_compression(
     axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Natural compression: the mean of updates rounded without bias to powers of two.
+    r"""Natural compression: the mean of updates, stochastically rounded to powers of two.
 
     .. math:: G(x) = \frac{1}{n} \sum_{i=1}^n C_{nat}(x_i), \qquad \mathbb{E}\, G(x) = \bar x,
               \qquad \mathbb{E}\|G(x) - \bar x\|^2 \le \frac{1}{8 n^2} \sum_i \|x_i\|^2
 
-    A worker sends :math:`n - 1` times 9 bits a coordinate, and 4 bytes for a flag: more than a
-    float32 all-reduce from 8 workers on. `jaxcomm.two_stage_mean(axis_name, natural())`, of
-    `jaxcomm.compression.quantizers`, rounds twice and sends 9/4 d (n-1)/n bytes at any number of
-    workers. With :func:`global_qsgd`, `dithering="exponential"` is the same rounding in 8 bits,
-    relative to a norm.
+    A worker sends :math:`n - 1` times 9 bits per coordinate, and 4 bytes for a flag. From 8 workers
+    on this is more than a float32 all-reduce. `jaxcomm.two_stage_mean(axis_name, natural())`, with
+    `natural` of `jaxcomm.compression.quantizers`, rounds twice and sends 9/4 d (n-1)/n bytes for
+    any number of workers. :func:`global_qsgd` with `dithering="exponential"` applies the same
+    rounding relative to a norm, in 8 bits.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      **options: As :class:`jaxcomm.AggregatorOptions` says.
+      **options: See :class:`jaxcomm.AggregatorOptions`.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of :func:`global_qsgd`.
 
     Raises:
-      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound, or an
+      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
 
     Example:
@@ -51,6 +51,6 @@ def natural_compression(
       Horváth et al., `Natural Compression for Distributed Deep Learning
       <https://arxiv.org/abs/1905.10988>`_, 2019.
 
-    Differs from the paper: there is no server, whose mean would be rounded again.
+    Differs from the paper: there is no server, which would round the mean again.
     """
     return all_gather_mean(axis_name, natural(), **options)

@@ -21,29 +21,29 @@ def one_bit_sgd(
     residual_dtype: Any = "float32",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""1-bit SGD: a bit a coordinate, decoded as the mean of its class, with error feedback.
+    r"""1-bit SGD: one bit per coordinate, decoded as the mean of its class, with error feedback.
 
     .. math:: a_i^t = x_i^t + e_i^t, \qquad m_{ij}^t = \begin{cases} \operatorname{mean}(a_i^t \ge
               0) & a_{ij}^t \ge 0 \\ \operatorname{mean}(a_i^t < 0) & a_{ij}^t < 0 \end{cases},
               \qquad e_i^{t+1} = a_i^t - m_i^t
 
-    with means of each column of a leaf, which is what shares the index of the last axis, and the
-    update is the mean of :math:`m_i^t`. A worker sends :math:`n - 1` times 1 bit a coordinate and 8
-    bytes a column, and 4 for a flag.
+    The means are per column of a leaf; a column is the set of coordinates with the same index in
+    the last axis. The update is the mean of :math:`m_i^t` over workers. A worker sends
+    :math:`n - 1` times 1 bit per coordinate and 8 bytes per column, and 4 bytes for a flag.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      decay: What is kept of the residual from step to step, in (0, 1].
-      residual_dtype: Of the residual: float32, or bfloat16 for half the memory.
-      **options: As :class:`jaxcomm.AggregatorOptions` says; `scope` is `"leaf"` by default, whose
-        columns have means of their own; a `"bucket"` is one column.
+      decay: The factor that multiplies the residual in each step, in (0, 1].
+      residual_dtype: The dtype of :math:`e_i`: float32, or bfloat16 for half the memory.
+      **options: See :class:`jaxcomm.AggregatorOptions`. `scope` is `"leaf"` by default, with
+        separate means per column; a `"bucket"` is one column.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
-      :func:`jaxcomm.all_gather_mean`. Each worker remembers one number a coordinate.
+      :func:`jaxcomm.all_gather_mean`. Each worker keeps one residual per coordinate.
 
     Raises:
-      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound, or an
+      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
 
     Example:
@@ -61,14 +61,14 @@ def one_bit_sgd(
       Distributed Training of Speech DNNs
       <https://www.isca-archive.org/interspeech_2014/seide14_interspeech.html>`_, 2014.
 
-    Differs from the paper: workers gather each other's bits, where the paper's each sum a part and
-    quantize the sum again (`jaxcomm.two_stage_mean` does, of rows that are one column); the
-    learning rate stands outside.
+    Differs from the paper: workers gather the bits of all workers. In the paper, each worker sums a
+    part and quantizes the sum again; `jaxcomm.two_stage_mean` does the same with one column per
+    row. The learning rate is applied outside.
     """
     if options.get("scope") == "tree":
         raise ValueError(
-            "`scope` must be 'leaf' or 'bucket', got 'tree': means that unlike units share keep "
-            "the error of none within its bound."
+            "`scope` must be 'leaf' or 'bucket', got 'tree': means shared across buckets void each "
+            "bucket's error bound."
         )
     return all_gather_mean(
         axis_name,

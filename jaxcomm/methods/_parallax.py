@@ -1,4 +1,4 @@
-"""Parallax: dense leaves in an all-reduce, sparse ones by way of servers of their rows."""
+"""Parallax: an all-reduce for dense leaves, sharded row servers for sparse leaves."""
 
 from collections.abc import Callable
 
@@ -23,32 +23,33 @@ def parallax(
     granularity: Granularity = "row",
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Parallax: each leaf goes the way that suits it, sparse ones by sharded servers of rows.
+    r"""Parallax: an all-reduce for dense leaves and sharded row servers for sparse leaves.
 
-    Dense leaves are averaged by :func:`jaxcomm.mean`. Of a sparse leaf, worker :math:`k` is the
-    server of every :math:`n`-th row from the :math:`k`-th on:
+    :func:`jaxcomm.mean` averages dense leaves. For a sparse leaf, worker :math:`k` is the server of
+    every :math:`n`-th row, starting from row :math:`k`:
 
     .. math:: r_k = \frac{1}{n} \sum_i C(x_{i,k}), \qquad \bar x = (C'(r_1), \ldots, C'(r_n))
 
-    Each worker sends to each server its rows that are not zero, with their indices (a
-    reduce-scatter), and each server the rows of the mean that are not (an all-gather). It is exact
-    where all fits; what does not is remembered, at either end, and sent later.
+    Each worker sends each server its nonzero rows and their indices (a reduce-scatter). Each server
+    sends the nonzero rows of the mean to all workers (an all-gather). The mean is exact if all
+    nonzero rows fit. Rows that do not fit stay in the residual of the worker or of the server and
+    are sent later.
 
-    A worker sends :math:`(n-1)/n` times the coordinates that there is room for, of its own and of
-    the union, 4 bytes each, with about :math:`2 - \log_2` (density) bits for the index of a row;
-    and what the mean of dense leaves takes.
+    A worker sends :math:`(n-1)/n` times the capacity for its own coordinates and for those of the
+    union. A coordinate takes 4 bytes, and the index of a row about :math:`2 - \log_2` (density)
+    bits. The mean of the dense leaves adds its own bytes.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      sparse: Which leaves are: a tree of bools like the updates, or a function from them to one, as
-        :func:`optax.masked` takes.
-      density: Of one worker's rows, for which there is room, of each server: somewhat over the
-        largest that was seen, as servers have unlike shares.
-      union_density: Of the rows that are not zero on all workers together, likewise.
-      granularity: What is a row: all but the first axis, `"row"`; an `"element"` of a server's
-        part; or a block of so many coordinates of it.
-      diagnostics: Whether states have a field `diagnostics` that tells of the step; see
-        :func:`jaxcomm.two_stage_mean`. `overflow` counts the rows without room.
+      sparse: Which leaves are sparse: a tree of bools with the structure of the updates, or a
+        function from updates to such a tree, as in :func:`optax.masked`.
+      density: The capacity for one worker's nonzero rows, as a fraction of each server's rows.
+        Choose somewhat more than the largest density observed, since servers have uneven shares.
+      union_density: The same for the rows that are nonzero on any worker.
+      granularity: The unit of one index: a `"row"` (all but the first axis), an `"element"` of a
+        server's part, or a block of a given number of coordinates of that part.
+      diagnostics: Whether states have a field `diagnostics`; see :func:`jaxcomm.two_stage_mean`.
+        Its `overflow` counts the rows that did not fit.
 
     Returns:
       A transformation to place before the optimizer: :func:`optax.partition` of
@@ -71,8 +72,9 @@ def parallax(
       Kim et al., `Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks
       <https://arxiv.org/abs/1808.02621>`_, 2019.
 
-    Differs from the paper: servers are the workers themselves; room is fixed while tracing; all
-    rows are read after a step, where the paper's workers ask for those of their next batch.
+    Differs from the paper: the workers are the servers. The capacity is fixed at trace time.
+    Workers read all rows after a step, whereas the paper's workers request the rows of their next
+    batch.
     """
 
     def rows_of(density: float) -> Codec:

@@ -1,4 +1,4 @@
-"""S2 Reducer: sparse updates by a bitmap and a count-sketch."""
+"""S2 Reducer: sparse updates as a bitmap and a count-sketch."""
 
 from typing import Any, Unpack
 
@@ -21,8 +21,8 @@ def _codec(decode: Decode, bits: int, **options: Any) -> Codec:
         raise ValueError(f"`bits` must be 8 or 32, got {bits!r}.")
     if decode != "peel":
         raise ValueError(
-            f"`bits`=8 needs `decode`='peel', got {decode!r}: a cell of the table is known modulo "
-            "256, which is enough for a coordinate that is alone in it, and not for an estimate."
+            f"`bits`=8 needs `decode`='peel', got {decode!r}: the table holds sums modulo 256, and "
+            "a cell gives no estimate unless a single coordinate is in it."
         )
     return s2_codes(**options)
 
@@ -41,36 +41,39 @@ def s2_reducer(
     overflow: Policy = "nan",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""S2 Reducer: the mean of sparse updates, from a bitmap and a sketch of what is not zero.
+    r"""S2 Reducer: the mean of sparse updates, from a bitmap and a sketch of the nonzeros.
 
     .. math:: U = \bigcup_i \operatorname{supp}(x_i), \qquad
               S_{rj} = \frac{1}{n} \sum_{i=1}^n \sum_{t \in U : h_r(t) = j} \sigma_r(t) x_{it},
               \qquad \hat x_t = \operatorname{mean}_r\, \sigma_r(t) S_{r h_r(t)} \;\; (t \in U)
 
-    and exactly 0 outside :math:`U`. The bitmap of the union is agreed first, one bit a row (or
-    block, or coordinate); then tables are added. Hashes are drawn anew in each step, so that the
+    and exactly 0 outside :math:`U`. Workers first combine the bitmap of the union, with one bit per
+    row (or block, or coordinate), and then add their tables. Each step draws new hashes, so the
     estimate is unbiased over steps, with
 
     .. math:: \mathbb{E}\|\hat x - \bar x\|^2 \le \frac{K - 1}{c} \|\bar x\|^2
 
-    for :math:`K = |U|` coordinates and :math:`c` cells in all, however they are divided into rows;
-    the median of rows costs more than the mean unless few coordinates are far larger than others.
-    Should more coordinates come than `density` foresaw, the update is NaN on all workers, unless
-    they are to be dropped: then as many as were foreseen are sent, in a row from a random one.
+    for :math:`K = |U|` coordinates and :math:`c` cells in total, for any number of rows. The median
+    of rows has a larger error than the mean, unless a few coordinates are far larger than the rest.
+    If the union exceeds `density`, the update is NaN on all workers. With `overflow="drop"`,
+    workers instead send as many consecutive rows (or blocks) of :math:`U` as fit, from a random
+    one, cyclically.
 
-    `decode="peel"` solves for the values: support and hashes are known to all, so a cell that holds
-    one coordinate gives it, which is subtracted elsewhere, and so on. With three rows and `ratio`
-    1.25 or more all are found (below 1.2 half are lost), to rounding relative to the largest value
-    met on the way. What is not found is estimated from what is then left in the table. With
-    `bits=8`, codes of :func:`jaxcomm.global_qsgd` are sketched in place of values, and tables are
-    added modulo 256; what is not found is
-    lost, so that the update is NaN, unless it is to be dropped; see
-    :func:`jaxcomm.compression.sketches.s2_codes` for how often.
+    `decode="peel"` solves for the values. All workers have the support and the hashes. A cell that
+    holds a single coordinate gives its value, which is subtracted from the other cells, and so on.
+    With three rows and a `ratio` of 1.25 or more this finds all values (below 1.2, half are lost),
+    up to rounding relative to the largest intermediate value. Coordinates that do not peel are
+    estimated from the remaining table.
 
-    A worker sends :math:`2 (n-1)/n` times 4 `ratio` bytes (8 bits: `ratio` bytes) a coordinate
-    foreseen and one bit a part, and 4 bytes for a flag.
+    With `bits=8`, the tables hold codes of :func:`jaxcomm.global_qsgd` instead of values and are
+    added modulo 256. Coordinates that do not peel are then lost: the update is NaN, or with
+    `overflow="drop"` they are dropped. See :func:`jaxcomm.compression.sketches.s2_codes` for how
+    often this happens.
 
-    Meant for leaves that are sparse. Which are is yours to say:
+    A worker sends :math:`2 (n-1)/n` times 4 `ratio` bytes (`ratio` bytes with `bits=8`) per
+    coordinate of capacity and one bit per row or block, and 4 bytes for a flag.
+
+    Use this for sparse leaves only, and select them yourself:
 
     .. code-block:: python
 
@@ -84,20 +87,20 @@ def s2_reducer(
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      density: Of the union over workers, as it is foreseen: :math:`K / d`, in (0, 1].
-      ratio: Cells of the table for each coordinate foreseen.
-      rows: Of the table: 1 for `"mean"`; 3 for `"peel"`.
-      granularity: What has one bit in the bitmap: a `"row"` (all but the first axis), an
-        `"element"`, or a block of so many coordinates. :math:`U` is a union of these.
+      density: The capacity for the union over workers, :math:`K / d`, in (0, 1].
+      ratio: Cells of the table per coordinate of capacity.
+      rows: Rows of the table: 1 for `"mean"`, 3 for `"peel"`.
+      granularity: The unit of one bit in the bitmap: a `"row"` (all but the first axis), an
+        `"element"`, or a block of a given number of coordinates. :math:`U` is a union of these.
       decode: `"mean"` or `"median"` of the rows' estimates, or `"peel"`.
       bits: 32, or 8 with `"peel"`.
-      overflow: Of more coordinates than are foreseen, or with `bits=8` of some that do not peel:
-        `"nan"`; or `"drop"` to lose those that have no room, or do not peel.
-      **options: As :class:`jaxcomm.AggregatorOptions` says; `scope` is `"leaf"` by default: a
-        `"bucket"` has no rows. With `diagnostics`, besides `compression_error`, `density` and
-        `residual_norm`: `union_density`, the density to be foreseen; `expected_error`,
-        :math:`(K - 1)/c` of estimates, and what is dropped; `unpeeled`, the part of the union that
-        was not solved for; `overflow`, the part that was not foreseen, or with `bits=8` is lost.
+      overflow: What happens if the union exceeds the capacity or, with `bits=8`, if some
+        coordinates do not peel: `"nan"` makes the update NaN, `"drop"` drops these coordinates.
+      **options: See :class:`jaxcomm.AggregatorOptions`. `scope` is `"leaf"` by default, since a
+        `"bucket"` has no rows. `diagnostics` adds to `compression_error`, `density` and
+        `residual_norm`: `union_density`, the density of the union; `expected_error`, :math:`(K -
+        1)/c` of estimates, plus what is dropped; `unpeeled`, the fraction of the union that did not
+        peel; and `overflow`, the fraction over capacity or, with `bits=8`, lost.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
@@ -121,9 +124,9 @@ def s2_reducer(
       Ge et al., `S2 Reducer: High-Performance Sparse Communication to Accelerate Distributed Deep
       Learning <https://arxiv.org/abs/2110.02140>`_, 2021.
 
-    Differs from the paper and its released code: the bitmap is of bits, not of floats; it is agreed
-    before encoding; hashes are anew in each step; each step has a table of its own; an even number
-    of rows is decoded without bias. Peeling and codes of 8 bits are our own.
+    Differs from the paper and its released code: the bitmap consists of bits instead of floats, and
+    workers combine it before encoding. Each step draws new hashes and a new table. An even number
+    of rows is decoded without bias. Peeling and 8-bit codes are additions of this library.
     """
     codec = _codec(
         decode,
@@ -134,5 +137,5 @@ def s2_reducer(
         granularity=granularity,
         overflow=overflow,
     )
-    of_leaves: AggregatorOptions = {**options, "scope": options.get("scope") or "leaf"}
-    return all_reduce_mean(axis_name, codec, **of_leaves)
+    leaf_options: AggregatorOptions = {**options, "scope": options.get("scope") or "leaf"}
+    return all_reduce_mean(axis_name, codec, **leaf_options)

@@ -1,4 +1,4 @@
-"""One bit a coordinate: votes on signs, and signs under error feedback."""
+"""One bit per coordinate: majority votes on signs, and signs with error feedback."""
 
 from typing import Any, Unpack
 
@@ -17,23 +17,24 @@ from jaxcomm.compression.quantizers import scaled_signs, signs
 def sign_sgd(
     axis_name: AxisName = "data", *, seed: int = 0, key: jax.Array | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""signSGD with majority vote: each coordinate moves by the sign that most workers see.
+    r"""signSGD with majority vote: the update is the sign that most workers have.
 
     .. math:: v = \operatorname{sgn} \sum_{i=1}^n \operatorname{sgn}(x_i)
 
-    :func:`jaxcomm.majority_vote` under its paper's name: coins decide on zeros and ties, and it
-    sends 2 (n-1)/n times a bit a coordinate. Biased, and what is lost does not come back.
+    This is :func:`jaxcomm.majority_vote` under its paper's name. Random coins break ties and decide
+    the sign of zeros. A worker sends 2 (n-1)/n times one bit per coordinate. The method is biased
+    and has no error feedback, so the error is lost.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      seed: Seed of the coins; may be traced.
-      key: A typed threefry key, in place of `seed`.
+      seed: The seed of the coins; may be traced.
+      key: A typed threefry key, which replaces `seed`.
 
     Returns:
       A transformation to place before the optimizer, such as `optax.sgd(1e-3)`.
 
     Raises:
-      ValueError: As :func:`jaxcomm.majority_vote` does.
+      ValueError: Under the conditions of :func:`jaxcomm.majority_vote`.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -58,27 +59,29 @@ def signum(
     seed: int = 0,
     key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Signum with majority vote: workers vote by the signs of their momentum.
+    r"""Signum with majority vote: workers vote with the signs of their momentum.
 
     .. math:: m_i^t = \beta\, m_i^{t-1} + (1 - \beta)\, x_i^t, \qquad
               v^t = \operatorname{sgn} \sum_{i=1}^n \operatorname{sgn}(m_i^t)
 
-    Momentum stands before the vote, so that the optimizer after it needs none. Bytes are those of
-    :func:`jaxcomm.majority_vote`, :math:`2 (n-1)/n` times a bit a coordinate and a flag.
+    The momentum is applied before the vote, so the optimizer after it needs none. A worker sends
+    the same bytes as with :func:`jaxcomm.majority_vote`: :math:`2 (n-1)/n` times one bit per
+    coordinate, and a flag.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       decay: :math:`\beta` in [0, 1), a Python float; 0 is :func:`sign_sgd`.
-      seed: Seed of the coins that decide on zeros and ties; may be traced.
-      key: A typed threefry key, in place of `seed`.
+      seed: The seed of the coins that decide on zeros and ties; may be traced.
+      key: A typed threefry key, which replaces `seed`.
 
     Returns:
-      A transformation to place before the optimizer, such as `optax.sgd(1e-3)`. Each worker
-      remembers one float32 a coordinate. A non-finite coordinate on any worker makes the update NaN
-      on all, and enters nobody's momentum.
+      A transformation to place before the optimizer, such as `optax.sgd(1e-3)`. Each worker keeps
+      one float32 per coordinate. A non-finite coordinate on any worker makes the update NaN on all
+      workers and changes no worker's momentum.
 
     Raises:
-      ValueError: If `decay` is out of range; in `update`, as :func:`jaxcomm.majority_vote` does.
+      ValueError: If `decay` is out of range; in `update`, under the conditions of
+        :func:`jaxcomm.majority_vote`.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -113,23 +116,23 @@ def ef_sign_sgd(
               m_i^t = \frac{\|a_i^t\|_1}{d} \operatorname{sgn}(a_i^t), \qquad
               e_i^{t+1} = a_i^t - m_i^t
 
-    and the update is the mean of :math:`m_i^t`. Signs of unlike magnitudes do not add, so that they
-    are gathered: a worker sends :math:`n - 1` times 1 bit a coordinate and 4 bytes a leaf, and 4
-    for a flag.
+    The update is the mean of :math:`m_i^t` over workers. Signs with different magnitudes cannot be
+    summed, so workers gather them: a worker sends :math:`n - 1` times 1 bit per coordinate and 4
+    bytes per leaf, and 4 bytes for a flag.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      decay: What is kept of the residual from step to step, in (0, 1].
-      residual_dtype: Of the residual: float32, or bfloat16 for half the memory.
-      **options: As :class:`jaxcomm.AggregatorOptions` says; `scope`, which shares a magnitude, is
-        `"leaf"` by default.
+      decay: The factor that multiplies the residual in each step, in (0, 1].
+      residual_dtype: The dtype of :math:`e_i`: float32, or bfloat16 for half the memory.
+      **options: See :class:`jaxcomm.AggregatorOptions`. `scope` sets which coordinates share a
+        magnitude and is `"leaf"` by default.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
-      :func:`jaxcomm.all_gather_mean`. Each worker remembers one number a coordinate.
+      :func:`jaxcomm.all_gather_mean`. Each worker keeps one residual per coordinate.
 
     Raises:
-      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound, or an
+      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
 
     Example:
@@ -144,13 +147,13 @@ def ef_sign_sgd(
       Karimireddy et al., `Error Feedback Fixes SignSGD and other Gradient Compression Schemes
       <https://arxiv.org/abs/1901.09847>`_, 2019.
 
-    Differs from the paper: the learning rate stands outside, so that a residual counts at the rate
-    of the step in which it is sent; sgn(0) = +1.
+    Differs from the paper: the learning rate is applied outside, so a residual is scaled by the
+    learning rate of the step that sends it; sgn(0) = +1.
     """
     if options.get("scope") == "tree":
         raise ValueError(
-            "`scope` must be 'leaf' or 'bucket', got 'tree': a magnitude that unlike units share "
-            "keeps the error of none within its bound."
+            "`scope` must be 'leaf' or 'bucket', got 'tree': a magnitude shared across buckets "
+            "voids each bucket's error bound."
         )
     return all_gather_mean(
         axis_name,

@@ -1,4 +1,4 @@
-"""SparCML: a sum of sparse updates whose payloads grow as it does."""
+"""SparCML: recursive doubling of sparse updates, with payloads that grow with each round."""
 
 from typing import Unpack
 
@@ -23,28 +23,30 @@ def sparcml(
     granularity: Granularity = "row",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""SparCML: the exact mean of sparse updates, by recursive doubling of indices and values.
+    r"""SparCML: the exact mean of sparse updates by recursive doubling of indices and values.
 
     .. math:: s_i^0 = x_i, \qquad s_i^{r+1} = C_{2^r}(s_i^r) + C_{2^r}(s_{i \oplus 2^r}^r), \qquad
               \bar x = \tfrac{1}{n}\, C_n(s^{\log_2 n})
 
-    where :math:`C_m` sends what is not zero in a sum of :math:`m` updates, as far as there is room:
-    for :math:`m` times `density`, or `union_density` if that is less. It is exact where all fits.
-    What does not is remembered, on each worker that has the sum, and sent later.
+    where :math:`C_m` sends the nonzeros of a sum of :math:`m` updates, up to a capacity of
+    :math:`m` times `density`, or `union_density` if that is less. The mean is exact if all nonzeros
+    fit. Those that do not fit stay in the residual of each worker that has the sum and are sent
+    later.
 
-    A worker sends 4 bytes for each coordinate that there is room for in each round, with about
-    :math:`2 - \log_2` (density) bits for the index of a part; see
-    :func:`jaxcomm.recursive_doubling_mean`.
+    In each round, a worker sends 4 bytes per coordinate of capacity and an index of about
+    :math:`2 - \log_2` (density) bits per row or block; see :func:`jaxcomm.recursive_doubling_mean`.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      density: Of one worker's parts, for which there is room: the largest that was seen.
-      union_density: The most for which there is room in any sum. Default: no bound but 1, so that
-        what has fitted once fits in all rounds, but for parts that rounding up has let in.
-      granularity: What has one index: a `"row"` (all but the first axis), an `"element"`, or a
-        block of so many coordinates.
-      **options: As :class:`jaxcomm.AggregatorOptions` says; `scope` is `"leaf"` by default: a
-        `"bucket"` has no rows. With `diagnostics`, also `overflow`, the parts without room.
+      density: The capacity for one worker's nonzero rows, as a fraction of all rows: choose the
+        largest density observed.
+      union_density: The largest capacity for any sum. Default: 1, so that updates which fit in the
+        first round fit in all rounds, except for rows that only the rounding up of the capacity
+        admitted.
+      granularity: The unit of one index: a `"row"` (all but the first axis), an `"element"`, or a
+        block of a given number of coordinates.
+      **options: See :class:`jaxcomm.AggregatorOptions`. `scope` is `"leaf"` by default, since a
+        `"bucket"` has no rows. `diagnostics` also has `overflow`, the rows that did not fit.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
@@ -66,17 +68,18 @@ def sparcml(
       Renggli et al., `SparCML: High-Performance Sparse Communication for Machine Learning
       <https://doi.org/10.1145/3295500.3356222>`_, 2019.
 
-    Differs from the paper: room is fixed while tracing, as XLA needs it; a sum never changes to a
-    dense form on the way, of which only indices would be saved; what has no room comes back.
+    Differs from the paper: the capacity is fixed at trace time, as XLA requires. A sum never
+    switches to a dense form between rounds, which would save only the indices. Rows that do not fit
+    are kept in the residual.
     """
     require_density(density)
-    most = 1.0 if union_density is None else union_density
-    require_density(most)
+    max_density = 1.0 if union_density is None else union_density
+    require_density(max_density)
 
     def codec_for(added: int) -> Codec:
-        room = min(added * density, most)
-        codec = nonzero(density=room, granularity=granularity)
-        return error_feedback(codec) if room < 1 else codec.drop_overflow or codec
+        capacity = min(added * density, max_density)
+        codec = nonzero(density=capacity, granularity=granularity)
+        return error_feedback(codec) if capacity < 1 else codec.drop_overflow or codec
 
-    of_leaves: AggregatorOptions = {**options, "scope": options.get("scope") or "leaf"}
-    return recursive_doubling_mean(axis_name, codec_for, **of_leaves)
+    leaf_options: AggregatorOptions = {**options, "scope": options.get("scope") or "leaf"}
+    return recursive_doubling_mean(axis_name, codec_for, **leaf_options)

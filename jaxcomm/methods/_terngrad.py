@@ -1,4 +1,4 @@
-"""TernGrad: gradients as minus one, zero or plus one times a scale."""
+"""TernGrad: gradients as -1, 0 or +1 times a scale."""
 
 from typing import Literal, Unpack
 
@@ -22,34 +22,36 @@ def terngrad(
     clip: float | None = 2.5,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""TernGrad: the mean of gradients whose coordinates are 0 or plus or minus the largest one.
+    r"""TernGrad: the mean of gradients with coordinates rounded to 0 or plus or minus a scale.
 
     .. math:: \frac{1}{n} \sum_{i=1}^n s_i\, \operatorname{sgn}(x_i)\, b_i, \qquad
               P(b_{ij} = 1) = \frac{|x_{ij}|}{s_i}, \qquad s_i = \max_j |x_{ij}|
 
-    after :math:`x_i` is clipped at so many standard deviations of its leaf. Unbiased but for the
-    clipping; without it, the squared error of one worker is :math:`s_i \|x_i\|_1 - \|x_i\|^2`
-    exactly, at most :math:`\frac{\sqrt d - 1}{2} \|x_i\|^2`. With the scale of all workers the
-    same holds of their :math:`n d` coordinates together.
+    after :math:`x_i` is clipped at `clip` standard deviations of its leaf. The rounding is
+    unbiased; the clipping is not. Without clipping, the squared error of one worker is exactly
+    :math:`s_i \|x_i\|_1 - \|x_i\|^2`, at most :math:`\frac{\sqrt d - 1}{2} \|x_i\|^2`. With a
+    shared scale the same holds for the :math:`n d` coordinates of all workers together.
 
-    A worker sends, with its own scale, :math:`n - 1` times 2 bits a coordinate and 4 bytes a leaf;
-    with a shared one :math:`2 (n-1)/n` times :math:`32 / \lfloor 32 / b \rfloor` bits, in the
-    cheapest field of :math:`2 n < 2^b`: 4 bits for 4 to 7 workers, 16/3 for 8 to 15, which is less
-    from 5 workers on. In both cases 4 bytes for a flag besides.
+    With its own scale, a worker sends :math:`n - 1` times 2 bits per coordinate and 4 bytes per
+    leaf. With a shared scale it sends :math:`2 (n-1)/n` times :math:`32 / \lfloor 32 / b \rfloor`
+    bits per coordinate, in the cheapest field with :math:`2 n < 2^b`: 4 bits for 4 to 7 workers,
+    16/3 for 8 to 15. The shared scale sends less from 5 workers on. Both send 4 more bytes for a
+    flag.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      scale: `"own"`, each worker's, with codes gathered; or `"shared"`, the largest on any worker,
-        with codes summed ("scaler sharing" in the paper), noisier where workers differ.
-      clip: Standard deviations about 0 beyond which magnitudes are cut; a Python float, or None for
-        an unbiased mean.
-      **options: As :class:`jaxcomm.AggregatorOptions` says; `scope` is `"leaf"` by default.
+      scale: `"own"`, a scale per worker, with gathered codes; or `"shared"`, the largest on any
+        worker, with summed codes ("scaler sharing" in the paper). A shared scale is noisier if
+        workers differ.
+      clip: The number of standard deviations about 0 at which magnitudes are clipped; a Python
+        float, or None for an unbiased mean.
+      **options: See :class:`jaxcomm.AggregatorOptions`. `scope` is `"leaf"` by default.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of :func:`global_qsgd`.
 
     Raises:
-      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound, or an
+      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
 
     Example:
@@ -64,14 +66,10 @@ def terngrad(
       Wen et al., `TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning
       <https://arxiv.org/abs/1705.07878>`_, 2017.
 
-    Differs from the paper: there is no server; deviations are about 0, so that a leaf of one
-    coordinate is not clipped to nothing; the last layer is no exception (`optax.partition` makes
-    one).
+    Differs from the paper: there is no server. Standard deviations are about 0, so that a leaf of
+    one coordinate is not clipped to 0. The last layer is not exempt; use `optax.partition` to
+    exempt it.
     """
     if scale not in _AGGREGATORS:
         raise ValueError(f"`scale` must be one of {[*_AGGREGATORS]}, got {scale!r}.")
-    return _AGGREGATORS[scale](
-        axis_name,
-        ternary(clip=clip),
-        **options,
-    )
+    return _AGGREGATORS[scale](axis_name, ternary(clip=clip), **options)

@@ -152,7 +152,7 @@ def test_it_trains_with_plain_sgd_behind() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip": 0.0}, "`clip` must be a Python float over 0"),
+        ({"clip": 0.0}, "`clip` must be a positive Python float, got 0.0"),
         ({"warmup_every": 0}, "`warmup_every` must be a Python int of at least 1"),
         ({"ratio": 0.0}, "`ratio` must be a Python float"),
         ({"momentum": 1.0}, "`momentum` must be"),
