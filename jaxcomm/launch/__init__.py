@@ -1,7 +1,8 @@
-"""Several processes that train together: started on one machine, and joined anywhere.
+"""Train with several processes: start them on one machine, or join them on any cluster.
 
-`python -m jaxcomm.launch --processes 4 -- script.py` starts a script, which calls :func:`join`
-before anything else touches a device; on a cluster, its own manager starts it.
+`python -m jaxcomm.launch --processes 4 -- script.py` starts a script in several processes. The
+script calls :func:`join` before other code uses a device. On a cluster, the cluster's own manager
+starts the script.
 """
 
 from jaxcomm.launch._command_line import LaunchOptions, parse, start

@@ -1,8 +1,8 @@
-"""Which cluster this process belongs to, and where its coordinator listens.
+"""Finds the cluster of this process and the address of its coordinator.
 
-Which processes there are is told by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID,
-as `python -m jaxcomm.launch` sets them and a user may; where they are not set, JAX finds it out
-from Slurm, Open MPI, Kubernetes or the TPU pod.
+JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID define the cluster.
+`python -m jaxcomm.launch` sets them, and a user may. If they are not set, JAX detects Slurm, Open
+MPI, Kubernetes or the TPU pod.
 """
 
 import ipaddress
@@ -10,8 +10,7 @@ import socket
 from collections.abc import Mapping
 
 from jaxcomm.launch._address import Address, parse_address
-from jaxcomm.launch._errors import LaunchError
-from jaxcomm.launch._told import (
+from jaxcomm.launch._environment import (
     BIND,
     COORDINATOR,
     MOST_PROCESSES,
@@ -19,30 +18,33 @@ from jaxcomm.launch._told import (
     PROCESSES,
     Cluster,
     local_devices,
-    told,
+    read_cluster,
 )
+from jaxcomm.launch._errors import LaunchError
 
 
 def _detected(environment: Mapping[str, str], timeout: float) -> Cluster:
-    """What JAX finds out; one private name, since `jax.distributed.initialize` only acts on it."""
+    """Returns the cluster that JAX detects.
+
+    This needs a private name of JAX: `jax.distributed.initialize` does not return what it detects.
+    """
     from jax._src.clusters import ClusterEnv
 
-    own = local_devices(environment)
     try:
         coordinator, processes, process, devices = ClusterEnv.auto_detect_unset_distributed_params(
             environment.get(COORDINATOR),
             None,
             None,
-            own,
+            local_devices(environment),
             None,
             max(1, round(timeout)),
         )
-    except Exception as error:  # Of a cluster's own client, so of any type.
-        raise LaunchError(f"JAX cannot find the cluster: {error}") from error
+    except Exception as error:  # The cluster's own client may raise any type.
+        raise LaunchError(f"JAX cannot detect the cluster: {error}") from error
     if coordinator is None or processes is None or process is None:
         raise LaunchError(
             "there is no cluster to join: run under Slurm, Open MPI, Kubernetes or on a TPU pod, "
-            "by `python -m jaxcomm.launch` on one machine, or set "
+            "with `python -m jaxcomm.launch` on one machine, or set "
             f"{COORDINATOR}, {PROCESSES} and {PROCESS}."
         )
     return Cluster(
@@ -51,15 +53,15 @@ def _detected(environment: Mapping[str, str], timeout: float) -> Cluster:
 
 
 def find_cluster(environment: Mapping[str, str], timeout: float) -> Cluster:
-    """The cluster that this process belongs to.
+    """Returns the cluster that this process belongs to.
 
     Raises:
-      LaunchError: If there is none, or what is told of it is incomplete or impossible.
+      LaunchError: If there is none, or its definition is incomplete or invalid.
     """
-    cluster = told(environment) or _detected(environment, timeout)
+    cluster = read_cluster(environment) or _detected(environment, timeout)
     if not 1 <= cluster.processes <= MOST_PROCESSES:
         raise LaunchError(
-            f"a cluster is of 1 to {MOST_PROCESSES} processes, got {cluster.processes}."
+            f"a cluster has 1 to {MOST_PROCESSES} processes, got {cluster.processes}."
         )
     if not 0 <= cluster.process < cluster.processes:
         raise LaunchError(
@@ -77,9 +79,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def bind_address(environment: Mapping[str, str], coordinator: Address) -> Address:
-    """Where process 0 listens: as told, on loopback for a cluster there, else on all interfaces."""
-    if given := environment.get(BIND):
-        return parse_address(given)
+    """Returns where process 0 listens.
+
+    This is the bind address of the environment, or else loopback for a coordinator on loopback, or
+    else all interfaces.
+    """
+    if address := environment.get(BIND):
+        return parse_address(address)
     if _is_loopback(coordinator.host):
         return coordinator
     return Address("::" if socket.has_dualstack_ipv6() else "0.0.0.0", coordinator.port)

@@ -1,4 +1,4 @@
-"""`python -m jaxcomm.launch --processes 4 -- script.py`: any script as several processes."""
+"""`python -m jaxcomm.launch --processes 4 -- script.py` runs a script in several processes."""
 
 import argparse
 import os
@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from jaxcomm.launch._address import Address, listen, parse_host
-from jaxcomm.launch._errors import LaunchError, shown
-from jaxcomm.launch._processes import Outcome, Together
-from jaxcomm.launch._told import (
+from jaxcomm.launch._environment import (
     MOST_PROCESSES,
     MOST_SECONDS,
     Cluster,
@@ -20,19 +18,21 @@ from jaxcomm.launch._told import (
     seconds_of,
     whole_number,
 )
+from jaxcomm.launch._errors import LaunchError, shown
+from jaxcomm.launch._processes import Outcome, ProcessGroup
 
 DESCRIPTION = """\
-Starts processes of a program on this machine, joined by jax.distributed over the loopback
-interface, and ends with them: all are stopped when one fails, on Ctrl+C and on SIGTERM. The exit
-code is that of the first that failed.
+Starts several processes of a program on this machine, joined by jax.distributed over the loopback
+interface. When one process fails, and on Ctrl+C or SIGTERM, it stops all of them. The exit code is
+that of the first process that failed.
 
-What follows `--` is what Python is given: a script, or -m and a module, and arguments. A script
-joins the others by `jaxcomm.launch.join()`.
+The command after `--` is the arguments of Python: a script, or -m and a module, with their
+arguments. A script joins the other processes with `jaxcomm.launch.join()`.
 """
 
 
 class LaunchOptions(NamedTuple):
-    """What to start, and how."""
+    """The parsed options and the command to start."""
 
     processes: int
     devices_per_process: int
@@ -43,7 +43,7 @@ class LaunchOptions(NamedTuple):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser that raises one-line errors instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise LaunchError(message)
@@ -65,7 +65,9 @@ def _port(text: str) -> int:
 
 def _host(text: str) -> str:
     if (host := parse_host(text)) is None:
-        raise argparse.ArgumentTypeError(f"must be a name or address of a host, got {shown(text)}")
+        raise argparse.ArgumentTypeError(
+            f"must be the name or address of a host, got {shown(text)}"
+        )
     return host
 
 
@@ -78,14 +80,14 @@ def _seconds(text: str) -> float:
 
 
 def parse(arguments: Sequence[str], program: str) -> LaunchOptions:
-    """The options before `--`, and the command after it.
+    """Parses the options before `--` and the command after it.
 
     Args:
-      arguments: What a command line holds; `--help` prints and exits.
-      program: By which name the help tells of it.
+      arguments: The command-line arguments; `--help` prints the help and exits.
+      program: The program name in the help.
 
     Raises:
-      LaunchError: If an option is unknown or wrong, or there is no command.
+      LaunchError: If an option is unknown or invalid, or there is no command.
 
     Example:
       >>> from jaxcomm import launch
@@ -100,51 +102,51 @@ def parse(arguments: Sequence[str], program: str) -> LaunchOptions:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--processes", type=_count, default=2, help="how many to start (default: 2)")
+    add("--processes", type=_count, default=2, help="number of processes (default: 2)")
     add(
         "--devices-per-process",
         type=_count,
         default=1,
-        help="fake devices of each on the CPU; GPUs of each elsewhere (default: 1)",
+        help="simulated CPU devices, or else GPUs, of each process (default: 1)",
     )
-    add("--port", type=_port, default=0, help="of the coordinator (default: any that is free)")
+    add("--port", type=_port, default=0, help="port of the coordinator (default: any free port)")
     add(
         "--coordinator-address",
         type=_host,
         default="127.0.0.1",
-        help="address of this machine that the coordinator listens at (default: 127.0.0.1)",
+        help="address of this machine at which the coordinator listens (default: 127.0.0.1)",
     )
     add(
         "--start-timeout",
         type=_seconds,
         default=120.0,
-        help="seconds until all processes have to be there (default: 120)",
+        help="seconds within which all processes must start (default: 120)",
     )
-    own = list(arguments)
-    end = own.index("--") if "--" in own else len(own)
-    values = vars(parser.parse_args(own[:end]))
-    if end == len(own):
+    words = list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    values = vars(parser.parse_args(words[:end]))
+    if end == len(words):
         raise LaunchError("launch needs a command after its options and `--`.")
-    if not own[end + 1 :]:
+    if not words[end + 1 :]:
         raise LaunchError("launch needs a command after --, such as: -- script.py --steps 100")
-    return LaunchOptions(**values, command=tuple(own[end + 1 :]))
+    return LaunchOptions(**values, command=tuple(words[end + 1 :]))
 
 
 def find_port(options: LaunchOptions) -> Address:
-    """Where the coordinator will listen.
+    """Returns the address at which the coordinator will listen.
 
     Raises:
-      LaunchError: If the port is in use, or the address is not of this machine.
+      LaunchError: If the port is in use, or the address does not belong to this machine.
     """
     with listen(Address(options.coordinator_address, options.port)) as server:
         return Address(options.coordinator_address, server.getsockname()[1])
 
 
-def environments_of(options: LaunchOptions, given: Mapping[str, str]) -> list[dict[str, str]]:
-    """What each process has to know; a free port and a token are chosen here.
+def environments_of(options: LaunchOptions, base: Mapping[str, str]) -> list[dict[str, str]]:
+    """Returns the environment of each process; chooses a free port and a token.
 
     Raises:
-      LaunchError: If the port is in use, or the address is not of this machine.
+      LaunchError: If the port is in use, or the address does not belong to this machine.
     """
     coordinator, token = find_port(options), secrets.token_hex(16)
 
@@ -152,13 +154,13 @@ def environments_of(options: LaunchOptions, given: Mapping[str, str]) -> list[di
         first = process * options.devices_per_process
         devices = list(range(first, first + options.devices_per_process))
         cluster = Cluster(coordinator, options.processes, process, devices)
-        return environment_of(cluster, options.start_timeout, token, given)
+        return environment_of(cluster, options.start_timeout, token, base)
 
     return [environment(process) for process in range(options.processes)]
 
 
 def name_of(number: int) -> str:
-    """A signal as a user knows it; real-time signals have numbers alone."""
+    """Returns the name of a signal; real-time signals have only a number."""
     try:
         return f"signal {signal.Signals(number).name}"
     except ValueError:
@@ -166,7 +168,7 @@ def name_of(number: int) -> str:
 
 
 def explain(outcome: Outcome, processes: int) -> str | None:
-    """Why it ended, where no process has said it."""
+    """Returns why the launch ended, or None if a process has explained it."""
     if outcome.failed is None and outcome.signal is not None:
         name = name_of(outcome.signal).removeprefix("signal ")
         return f"interrupted: {name} has stopped all processes."
@@ -180,17 +182,18 @@ def explain(outcome: Outcome, processes: int) -> str | None:
 
 
 def start(options: LaunchOptions, program: str, given: Mapping[str, str] = os.environ) -> int:
-    """Starts the processes of Python and waits for them; the exit code of the first failure.
+    """Starts the Python processes, waits for them and returns the exit code of the first failure.
 
-    Ctrl+C and SIGTERM are passed on to them; it is of the main thread, as signals are.
+    Ctrl+C and SIGTERM are passed on to the processes. Call this from the main thread, which
+    receives signals.
 
     Args:
-      options: As :func:`parse` returns them.
-      program: By which name errors are told.
-      given: The environment of the processes, but for what the launcher tells them.
+      options: The options that :func:`parse` returns.
+      program: The program name in error messages.
+      given: The environment of the processes, without the variables that the launcher sets.
 
     Raises:
-      LaunchError: If they cannot be started.
+      LaunchError: If a process cannot be started.
 
     Example:
       >>> from jaxcomm import launch
@@ -198,23 +201,23 @@ def start(options: LaunchOptions, program: str, given: Mapping[str, str] = os.en
       0
     """
 
-    def last_words(outcome: Outcome) -> str | None:
+    def final_message(outcome: Outcome) -> str | None:
         line = explain(outcome, options.processes)
         return line and f"{program}: {line}"
 
     command = [sys.executable, *options.command]
-    return Together().run(command, environments_of(options, given), last_words).code
+    return ProcessGroup().run(command, environments_of(options, given), final_message).code
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Launches as the arguments say; the exit code."""
+    """Runs the launcher and returns its exit code."""
     program = "jaxcomm.launch"
     try:
         options = parse(arguments, "python -m jaxcomm.launch")
         script = options.command[0]
         if not script.startswith("-") and not Path(script).exists():
             raise LaunchError(
-                f"there is no script {shown(script)}: after -- comes a script, or -m and a module."
+                f"there is no script {shown(script)}: write a script, or -m and a module, after --."
             )
         return start(options, program)
     except LaunchError as error:

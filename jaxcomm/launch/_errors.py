@@ -1,21 +1,21 @@
-"""What can go wrong before processes train together, and while they do."""
+"""Errors of the launcher, before and during training."""
 
 WRONG_INPUT = 2
 LOST_PROCESS = 3
 
 
 class LaunchError(Exception):
-    """A wrong option, variable or number of processes, or one that is missing; in one line."""
+    """A wrong or missing option, variable or process; the message is one line."""
 
     code = WRONG_INPUT
 
 
 class LostProcessError(LaunchError):
-    """Another process of the cluster has ended, so that this one cannot go on."""
+    """Another process of the cluster has ended, so this process cannot continue."""
 
     code = LOST_PROCESS
 
 
 def shown(text: str) -> str:
-    """What a user has typed, as a message shows it: the beginning where it is long."""
-    return repr(text) if len(text) <= 80 else f"{text[:40]!r}... of {len(text)} letters"
+    """Quotes user input for a message; shortens long input."""
+    return repr(text) if len(text) <= 80 else f"{text[:40]!r}... of {len(text)} characters"

@@ -1,8 +1,8 @@
-"""Ends groups of processes when the launcher has ended without doing so, as where it is killed.
+"""Kills process groups if the launcher ends without stopping them, for instance when it is killed.
 
-Run as a program of its own, which needs nothing but the standard library, it reads numbers of
-groups, one a line, `-` before those that have ended. The launcher holds the other end of that pipe,
-which the system closes with it.
+This file runs as a separate program that needs only the standard library. It reads numbers of
+process groups from a pipe, one per line, with a `-` prefix for groups that have ended. The launcher
+holds the other end of the pipe, which the system closes when the launcher ends.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import sys
 
 
 class Guard:
-    """The program, as the launcher sees it."""
+    """The launcher's handle of the guard program."""
 
     def __init__(self) -> None:
         self._popen = subprocess.Popen(
@@ -22,31 +22,31 @@ class Guard:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            start_new_session=True,  # Ctrl+C is not for it.
+            start_new_session=True,  # Ctrl+C must not reach it.
         )
 
-    def _say(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._popen.stdin.write(f"{line}\n".encode())
 
     def watch(self, group: int) -> None:
-        """This group is to end with the launcher."""
-        self._say(str(group))
+        """Kills this group when the launcher ends."""
+        self._write(str(group))
 
     def forget(self, group: int) -> None:
-        """This group has ended."""
-        self._say(f"-{group}")
+        """Removes a group that has ended."""
+        self._write(f"-{group}")
 
     def close(self) -> None:
-        """Ends the program, and with it all groups that it has not been told to forget."""
+        """Ends the guard, which kills all groups that are still watched."""
         assert self._popen.stdin is not None
         self._popen.stdin.close()
         self._popen.wait()
 
 
 def main() -> None:
-    """Reads until the launcher ends, then kills what is left of its processes."""
+    """Reads until the launcher ends, then kills the groups that are still watched."""
     groups: set[int] = set()
     for line in sys.stdin:
         number = int(line)

@@ -1,4 +1,4 @@
-"""Joining a cluster of processes, which somebody else has started."""
+"""Joins this process to a cluster whose processes are already started."""
 
 import contextlib
 import os
@@ -12,11 +12,11 @@ from typing import NoReturn, TypeAlias
 import jax
 
 from jaxcomm.launch._cluster import bind_address, find_cluster
+from jaxcomm.launch._environment import TOKEN, start_seconds
 from jaxcomm.launch._errors import LOST_PROCESS, WRONG_INPUT, LaunchError, LostProcessError
 from jaxcomm.launch._roll_call import answer, call
-from jaxcomm.launch._told import TOKEN, start_seconds
 
-# What JAX gets at least to connect all that have answered.
+# The least time that JAX gets to connect the processes after the roll call.
 CONNECT_SECONDS = 60.0
 DEFECT = 1
 INTERRUPTED = 130
@@ -25,14 +25,14 @@ Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | 
 
 
 @contextlib.contextmanager
-def _or_give_up(seconds: float, line: str) -> Iterator[None]:
-    """Ends this process with one line where the block takes too long; JAX would abort it."""
+def _exit_after(seconds: float, line: str) -> Iterator[None]:
+    """Exits with one line if the block takes too long; JAX would abort the process."""
 
-    def give_up() -> NoReturn:
+    def exit_process() -> NoReturn:
         print("jaxcomm.launch: error:", line, file=sys.stderr, flush=True)
         os._exit(WRONG_INPUT)
 
-    timer = threading.Timer(seconds, give_up)
+    timer = threading.Timer(seconds, exit_process)
     timer.daemon = True
     timer.start()
     try:
@@ -41,14 +41,14 @@ def _or_give_up(seconds: float, line: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _may_be_of_a_lost_process(error: BaseException) -> bool:
-    """Whether a collective may have failed with it; Gloo's errors are some of another type."""
+def _may_mean_lost_process(error: BaseException) -> bool:
+    """Whether a failed collective may raise this error; some errors of Gloo are ValueErrors."""
     gloo = isinstance(error, ValueError) and str(error).startswith("UNKNOWN: Gloo ")
     return gloo or isinstance(error, LostProcessError | jax.errors.JaxRuntimeError)
 
 
-def _end_at_once_after(show: Hook) -> Hook:
-    """Ends a process that fails, once `show` has; JAX's own shutdown would wait for the others."""
+def _exit_hook(show: Hook) -> Hook:
+    """Returns a hook that calls `show` and exits; JAX's shutdown would wait for other processes."""
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
@@ -57,30 +57,32 @@ def _end_at_once_after(show: Hook) -> Hook:
             sys.stderr.flush()
         if isinstance(error, KeyboardInterrupt):
             os._exit(INTERRUPTED)
-        os._exit(LOST_PROCESS if _may_be_of_a_lost_process(error) else DEFECT)
+        os._exit(LOST_PROCESS if _may_mean_lost_process(error) else DEFECT)
 
     return end
 
 
 def join(timeout: float | None = None, *, only_first_prints: bool = False) -> None:
-    """Makes this process one of its cluster; afterwards `jax.devices()` are those of all.
+    """Joins this process to its cluster; then `jax.devices()` has the devices of all processes.
 
-    To be called before anything else touches a device. The cluster is what
-    `python -m jaxcomm.launch` or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID
-    tell, or what JAX detects: Slurm, Open MPI, Kubernetes, TPU pods. Before JAX connects them,
-    process 0 calls the roll of all, signed with JAXCOMM_TOKEN where that is set.
+    Call this before other code uses a device. `python -m jaxcomm.launch` or the variables
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID define the cluster. Without them,
+    JAX detects Slurm, Open MPI, Kubernetes and TPU pods. Before JAX connects the processes, process
+    0 checks in a roll call that all are present. Its messages are signed with JAXCOMM_TOKEN, if
+    that is set.
 
-    From then on an exception that nobody catches ends this process at once, where JAX would have
-    it wait for the others; its exit code is 1, or 3 for an error of JAX's runtime, which most
-    often says that another process has ended.
+    From then on, an uncaught exception ends this process at once, whereas JAX would wait for the
+    other processes. The exit code is 1, or 3 for an error of JAX's runtime, which usually means
+    that another process has ended.
 
     Args:
-      timeout: Seconds until all processes have to be there, at most a week; where it is not given,
+      timeout: The seconds within which all processes must start, at most a week. Default:
         JAXCOMM_START_TIMEOUT, or 300.
-      only_first_prints: Whether what the others write to the standard output is lost from now on.
+      only_first_prints: Whether to discard the standard output of all processes except process 0
+        from now on.
 
     Raises:
-      LaunchError: If they are not there, or there is no such cluster.
+      LaunchError: If processes are missing, or there is no such cluster.
 
     Example:
       >>> import os
@@ -102,17 +104,17 @@ def join(timeout: float | None = None, *, only_first_prints: bool = False) -> No
     else:
         answer(cluster.coordinator, cluster.process, cluster.processes, seconds, token)
     if cluster.process and only_first_prints:
-        # Below Python, since Gloo greets too.
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        # Redirect the file descriptor, since Gloo's C++ code prints too.
+        with open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), sys.stdout.fileno())
 
-    # JAX would take SIGTERM as a notice of preemption, which nothing here asks for.
+    # Without this, JAX would treat SIGTERM as a preemption notice.
     jax.config.update("jax_enable_preemption_service", False)
     left = max(deadline - time.monotonic(), CONNECT_SECONDS)
-    with _or_give_up(
+    with _exit_after(
         left,
-        f"process {cluster.process} of {cluster.processes} has answered the others but could not "
-        f"connect with them within {left:.0f} s.",
+        f"process {cluster.process} of {cluster.processes} has passed the roll call but could not "
+        f"connect to the other processes within {left:.0f} s.",
     ):
         try:
             jax.distributed.initialize(
@@ -126,15 +128,15 @@ def join(timeout: float | None = None, *, only_first_prints: bool = False) -> No
             )
             jax.devices()
         except RuntimeError as error:
-            said = str(error).strip().splitlines()[0]
+            first_line = str(error).strip().splitlines()[0]
             raise LaunchError(
-                f"process {cluster.process} of {cluster.processes} cannot connect: {said}"
+                f"process {cluster.process} of {cluster.processes} cannot connect: {first_line}"
             ) from error
-    sys.excepthook = _end_at_once_after(sys.excepthook)
+    sys.excepthook = _exit_hook(sys.excepthook)
 
 
 def has_joined() -> bool:
-    """Whether this process is one of a cluster.
+    """Returns whether this process has joined a cluster.
 
     Example:
       >>> from jaxcomm import launch
@@ -145,7 +147,7 @@ def has_joined() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this is the process that prints and records: process 0, or the only one.
+    """Returns whether this process should print and record: process 0, or the only process.
 
     Example:
       >>> from jaxcomm import launch
@@ -157,10 +159,10 @@ def is_first() -> bool:
 
 @contextlib.contextmanager
 def reraise_lost_process() -> Iterator[None]:
-    """Turns the error of a collective, where another process has ended, into one line.
+    """Reports a collective that failed because another process ended as a one-line error.
 
     Raises:
-      LostProcessError: For an error of JAX's runtime in a cluster.
+      LostProcessError: If the block raises an error of JAX's runtime in a cluster.
 
     Example:
       >>> from jaxcomm import launch
@@ -170,10 +172,10 @@ def reraise_lost_process() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not has_joined() or not _may_be_of_a_lost_process(error):
+        if not has_joined() or not _may_mean_lost_process(error):
             raise
-        said = str(error).strip().splitlines()[0]
+        first_line = str(error).strip().splitlines()[0]
         raise LostProcessError(
-            f"process {jax.process_index()} cannot go on, most likely since another has ended: "
-            f"{said}"
+            f"process {jax.process_index()} cannot continue, most likely because another process "
+            f"has ended: {first_line}"
         ) from error

@@ -1,4 +1,4 @@
-"""Lines on their way to one file, for which nobody but a thread of its own waits."""
+"""Buffered lines for one file; only a separate thread waits for the writes."""
 
 import collections
 import contextlib
@@ -10,26 +10,26 @@ from collections.abc import Callable, Iterator
 
 CHUNK_BYTES = 2**16
 MOST_LINE_BYTES = 2**16
-# What may wait to be written before those who have more to say have to wait.
+# The largest number of buffered bytes before `wait_for_room` blocks.
 ROOM_BYTES = 2**20
 
 
 def write_to(descriptor: int) -> Callable[[bytes], None]:
-    """A function that writes all of what it is given to a file."""
+    """Returns a function that writes all of its data to a file descriptor."""
 
     def write(data: bytes) -> None:
         left = memoryview(data)
         while left:
             try:
                 left = left[os.write(descriptor, left) :]
-            except BlockingIOError:  # Another program that has it open asked for that.
+            except BlockingIOError:  # Another program has made the file nonblocking.
                 select.select([], [descriptor], [])
 
     return write
 
 
 def read_lines(descriptor: int) -> Iterator[bytes]:
-    """Lines without their ends, as they come; long ones in pieces."""
+    """Yields lines without line ends as they arrive; splits long lines."""
     rest = b""
     with contextlib.suppress(OSError):
         while more := os.read(descriptor, CHUNK_BYTES):
@@ -44,27 +44,27 @@ def read_lines(descriptor: int) -> Iterator[bytes]:
 
 
 def _discard(data: bytes) -> None:
-    """What is written where nobody reads."""
+    """Replaces the write function when there is no reader."""
 
 
 class Output:
-    """A file, and the lines that wait to be written to it."""
+    """A file and a buffer of lines to write to it."""
 
     def __init__(self, write: Callable[[bytes], object], when_broken: Callable[[], None]) -> None:
-        """Writes by `write`; calls `when_broken` once where nobody will read any more."""
+        """Writes with `write`; calls `when_broken` once, when a write fails."""
         self._write = write
         self._when_broken = when_broken
         self._lines: collections.deque[bytes] = collections.deque()
         self._bytes = 0
-        self._hurried = False
+        self._lossy = False
         self._changed = threading.Condition()
-        self.progress = time.monotonic()  # When something was last written.
+        self.progress = time.monotonic()  # The time of the last write.
         threading.Thread(target=self._run, daemon=True).start()
 
     def put(self, line: bytes) -> None:
-        """Adds a line; never waits."""
+        """Adds a line without blocking."""
         with self._changed:
-            if self._hurried and self._bytes > ROOM_BYTES:
+            if self._lossy and self._bytes > ROOM_BYTES:
                 return
             if not self._bytes:
                 self.progress = time.monotonic()
@@ -73,14 +73,14 @@ class Output:
             self._changed.notify_all()
 
     def wait_for_room(self) -> None:
-        """Waits until not too much waits to be written."""
+        """Blocks until the buffer has room."""
         with self._changed:
-            self._changed.wait_for(lambda: self._hurried or self._bytes <= ROOM_BYTES)
+            self._changed.wait_for(lambda: self._lossy or self._bytes <= ROOM_BYTES)
 
-    def hurry(self) -> None:
-        """From now on nobody waits for room; what has none is lost."""
+    def stop_blocking(self) -> None:
+        """From now on, discards lines that do not fit in the buffer instead of blocking."""
         with self._changed:
-            self._hurried = True
+            self._lossy = True
             self._changed.notify_all()
 
     def is_empty(self) -> bool:
@@ -95,7 +95,7 @@ class Output:
             try:
                 self._write(line)
             except OSError:
-                # The reader has gone, or the disk is full: what comes now is for nobody.
+                # The reader has closed the file, or the disk is full: discard all further lines.
                 self._write = _discard
                 self._when_broken()
             with self._changed:

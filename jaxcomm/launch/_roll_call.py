@@ -1,9 +1,10 @@
-"""Are all processes of a cluster there, and of one mind, before JAX connects them?
+"""Checks that all processes of a cluster are present and consistent before JAX connects them.
 
-JAX aborts the process, or crashes, where its coordinator's port is taken, cannot be reached, or
-where a process is missing. So process 0 first calls the roll on that port: every other process
-tells its number and how many it was told of, and hears "complete" or what is wrong. Both sign what
-they say with a token that all were given, so that nobody else is taken for one of them.
+JAX aborts the process, or crashes, if its coordinator's port is taken or cannot be reached, or if a
+process is missing. Process 0 therefore first holds a roll call on that port. Every other process
+sends its number and the number of processes that it expects, and receives "complete" or the error.
+Both sides sign their messages with a token that all processes have, so that no other program is
+mistaken for one of them.
 """
 
 import contextlib
@@ -13,18 +14,18 @@ import socket
 import time
 
 from jaxcomm.launch._address import Address, listen
+from jaxcomm.launch._environment import MOST_PROCESSES, TOKEN, whole_number
 from jaxcomm.launch._errors import LaunchError
-from jaxcomm.launch._told import MOST_PROCESSES, TOKEN, whole_number
 
 GREETING = "jaxcomm-roll-call"
 COMPLETE = "complete"
 RETRY_SECONDS = 0.2
 MOST_BYTES = 1000
-# How long process 0 waits for the words of one that has connected: a stranger may say nothing.
+# How long process 0 waits for the greeting of a connection: another program may send nothing.
 PATIENCE_SECONDS = 2.0
-# Of how many at once; the one that has been silent longest makes room for the next.
+# The most connections without a greeting; a new one replaces the oldest.
 MOST_SILENT = 64
-# How much longer than process 0 the others wait, since its verdict says more than theirs.
+# How much longer the others wait than process 0, since its error message says more.
 MARGIN_SECONDS = 3.0
 MOST_NAMED = 8
 
@@ -37,17 +38,17 @@ def _until(deadline: float, least: float = 0.0) -> float:
     return max(deadline - time.monotonic(), least)
 
 
-def _numbers(numbers: list[int]) -> str:
-    """`"process 1 has"`, `"processes 1, 2 and 3 have"`; of many, the first and how many more."""
+def _names(numbers: list[int]) -> str:
+    """`"process 1"`, `"processes 1, 2 and 3"`; a long list ends with the number of the others."""
     if len(numbers) == 1:
-        return f"process {numbers[0]} has"
+        return f"process {numbers[0]}"
     named, more = numbers[:MOST_NAMED], len(numbers) - MOST_NAMED
     *most, last = [*map(str, named), f"{more} more"] if more > 0 else map(str, named)
-    return f"processes {', '.join(most)} and {last} have"
+    return f"processes {', '.join(most)} and {last}"
 
 
 class _Caller:
-    """One that has connected to process 0."""
+    """A connection to process 0."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -55,8 +56,8 @@ class _Caller:
         self.deadline = time.monotonic() + PATIENCE_SECONDS
         self._received = b""
 
-    def hear(self) -> bytes | None:
-        """What it has said, once that is a line or it has closed or says too much; else None."""
+    def receive(self) -> bytes | None:
+        """Returns the message at the end of a line, on close or at the size limit; else None."""
         try:
             more = self.connection.recv(MOST_BYTES)
         except BlockingIOError:
@@ -68,7 +69,7 @@ class _Caller:
         return self._received if ended else None
 
     def has_closed(self) -> bool:
-        """Whether it hears no more; who waits for the verdict has nothing more to say."""
+        """Whether the connection is closed, or has sent more after its greeting."""
         try:
             self.connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -77,24 +78,24 @@ class _Caller:
             pass
         return True
 
-    def tell(self, words: str) -> None:
-        """Says one line, which fits in what the system buffers, and parts."""
+    def send_and_close(self, line: str) -> None:
+        """Sends one line, which fits in the system's buffer, and closes the connection."""
         with self.connection, contextlib.suppress(OSError):
-            self.connection.sendall(f"{words}\n".encode())
+            self.connection.sendall(f"{line}\n".encode())
 
 
 class _Roll:
-    """Who is there, as process 0 knows it."""
+    """The roll call of process 0: which processes are present."""
 
     def __init__(self, server: socket.socket, processes: int, token: str) -> None:
         server.setblocking(False)
         self._server = server
         self._processes = processes
         self._token = token
-        self._refused = False  # Whether one has called with another token.
-        self._silent: list[_Caller] = []  # Who has yet to greet, the oldest first.
+        self._refused = False  # Whether a greeting had a different token.
+        self._silent: list[_Caller] = []  # Without a greeting so far, oldest first.
         self._present: dict[int, _Caller] = {}
-        self._others: list[_Caller] = []  # Who has greeted, and made the roll fail.
+        self._others: list[_Caller] = []  # The greeting that made the roll call fail.
         self._selector = selectors.DefaultSelector()
         self._selector.register(server, selectors.EVENT_READ)
 
@@ -106,46 +107,47 @@ class _Roll:
         else:
             self._present = {n: c for n, c in self._present.items() if c is not caller}
 
-    def _greeted(self, said: bytes) -> tuple[int, int] | None:
-        """Its number, and how many it was told of; None of a stranger."""
-        greeting, *words = said.decode(errors="replace").split()[:5] or [""]
+    def _parse(self, message: bytes) -> tuple[int, int] | None:
+        """Returns the process's number and the number it expects; None for other programs."""
+        greeting, *words = message.decode(errors="replace").split()[:5] or [""]
         if greeting != GREETING or len(words) != 3:
             return None
-        *told, signature = words
-        if not hmac.compare_digest(signature.encode(), _sign(self._token, *told).encode()):
+        *numbers, signature = words
+        if not hmac.compare_digest(signature.encode(), _sign(self._token, *numbers).encode()):
             self._refused = True
             return None
-        process, processes = (whole_number(word, 1, MOST_PROCESSES) for word in told)
-        return (process, processes) if process and processes else None
+        process, expected = (whole_number(word, 1, MOST_PROCESSES) for word in numbers)
+        return (process, expected) if process and expected else None
 
-    def _admit(self, caller: _Caller, said: bytes) -> str | None:
-        """Takes in a caller that has said its line; what is wrong, if something is."""
-        greeted = self._greeted(said)
-        if greeted is None:
+    def _admit(self, caller: _Caller, message: bytes) -> str | None:
+        """Registers a caller that has sent its greeting; returns an error, if there is one."""
+        greeting = self._parse(message)
+        if greeting is None:
             self._drop(caller)
             return None
         self._silent.remove(caller)
-        process, told = greeted
+        process, expected = greeting
         before = self._present.get(process)
         if before is not None and before.has_closed():
-            self._drop(before)  # It has died, and has come back.
+            self._drop(before)  # The process has died and was started again.
             before = None
-        if told == self._processes and before is None:
+        if expected == self._processes and before is None:
             self._present[process] = caller
             return None
         self._others.append(caller)
-        if told != self._processes:
+        if expected != self._processes:
             return (
-                f"process {process} was told of {told} processes and process 0 of "
-                f"{self._processes}; start all with the same number."
+                f"process {process} expects {expected} processes and process 0 expects "
+                f"{self._processes}; start all with the same number of processes."
             )
-        return f"two processes were told that they are process {process}; number them apart."
+        return f"two processes have the number {process}; give each process a different number."
 
     def _missing(self, timeout: float) -> str:
         numbers = sorted(set(range(1, self._processes)) - self._present.keys())
-        refused = f" One that called with another {TOKEN} was refused." if self._refused else ""
+        refused = f" A process with a different {TOKEN} was refused." if self._refused else ""
+        have = "has" if len(numbers) == 1 else "have"
         return (
-            f"{_numbers(numbers)} not started within {timeout:g} s, of {self._processes} in all."
+            f"{_names(numbers)} of {self._processes} {have} not started within {timeout:g} s."
             f"{refused}"
         )
 
@@ -154,7 +156,7 @@ class _Roll:
             connection, _ = self._server.accept()
         except BlockingIOError:
             return
-        except OSError:  # Too many open files, or it has gone again.
+        except OSError:  # Too many open files, or the connection was closed.
             time.sleep(RETRY_SECONDS)
             return
         if len(self._silent) >= MOST_SILENT:
@@ -162,21 +164,21 @@ class _Roll:
         self._silent.append(_Caller(connection))
         self._selector.register(connection, selectors.EVENT_READ, self._silent[-1])
 
-    def _look(self, seconds: float) -> str | None:
-        """Waits for something to happen and attends to it; what is wrong, if something is."""
+    def _poll(self, seconds: float) -> str | None:
+        """Waits for events and handles them; returns an error, if there is one."""
         callers = [key.data for key, _ in self._selector.select(seconds)]
         for caller in [c for c in callers if c in self._present.values()]:
-            self._drop(caller)  # It has ended, and its number is free for one that comes back.
+            self._drop(caller)  # It has ended; a restarted process may use its number.
         for caller in [c for c in callers if c in self._silent]:
-            said = caller.hear()
-            if said is not None and (wrong := self._admit(caller, said)):
-                return wrong
+            message = caller.receive()
+            if message is not None and (error := self._admit(caller, message)):
+                return error
         if None in callers:
             self._accept()
         return None
 
     def hold(self, timeout: float) -> str:
-        """The verdict, once all are there or it is clear that they will not be."""
+        """Returns the verdict once all processes are present or the roll call has failed."""
         deadline = time.monotonic() + timeout
         while len(self._present) < self._processes - 1:
             now = time.monotonic()
@@ -185,24 +187,24 @@ class _Roll:
             for caller in [c for c in self._silent if c.deadline <= now]:
                 self._drop(caller)
             next_deadline = min([deadline, *(c.deadline for c in self._silent)])
-            if wrong := self._look(next_deadline - now):
-                return wrong
+            if error := self._poll(next_deadline - now):
+                return error
         return COMPLETE
 
-    def close(self, words: str) -> None:
-        """Says them to all that have greeted, and parts from everybody."""
+    def close(self, line: str) -> None:
+        """Sends a line to all callers that have greeted, and closes all connections."""
         self._selector.close()
         for caller in (*self._present.values(), *self._others):
-            caller.tell(words)
+            caller.send_and_close(line)
         for caller in self._silent:
             caller.connection.close()
 
 
 def call(bind: Address, processes: int, timeout: float, token: str = "") -> None:
-    """Process 0's part: waits for the others, and tells them how it ended.
+    """Holds the roll call in process 0: waits for the other processes and sends them the verdict.
 
     Raises:
-      LaunchError: If it cannot listen, or some are missing, too many, or of another mind.
+      LaunchError: If it cannot listen, or processes are missing, duplicate or inconsistent.
     """
     with listen(bind) as server:
         roll = _Roll(server, processes, token)
@@ -216,7 +218,7 @@ def call(bind: Address, processes: int, timeout: float, token: str = "") -> None
 
 
 def _receive(connection: socket.socket, deadline: float) -> str:
-    """One line; what has come of it by then, or where the other has closed or says too much."""
+    """Receives one line; returns what has arrived by the deadline, on close or at the limit."""
     received = b""
     while b"\n" not in received and len(received) < MOST_BYTES and _until(deadline):
         connection.settimeout(_until(deadline, 1e-3))
@@ -231,7 +233,7 @@ def _receive(connection: socket.socket, deadline: float) -> str:
 
 
 def _reach(coordinator: Address, process: int, deadline: float, timeout: float) -> socket.socket:
-    """A connection to process 0, which may not be there yet."""
+    """Connects to process 0, which may not have started yet."""
     while True:
         try:
             return socket.create_connection(coordinator, timeout=_until(deadline, 1e-3))
@@ -247,25 +249,25 @@ def _reach(coordinator: Address, process: int, deadline: float, timeout: float) 
 def answer(
     coordinator: Address, process: int, processes: int, timeout: float, token: str = ""
 ) -> None:
-    """The part of the other processes: tells process 0 of this one, and waits for its verdict.
+    """Answers the roll call in another process: greets process 0 and waits for its verdict.
 
     Raises:
       LaunchError: If the coordinator cannot be reached, or its verdict is not "complete".
     """
     deadline = time.monotonic() + timeout
-    said = ""
+    line = ""
     with _reach(coordinator, process, deadline, timeout) as connection:
         signature = _sign(token, process, processes)
         with contextlib.suppress(OSError):
             connection.sendall(f"{GREETING} {process} {processes} {signature}\n".encode())
-            said = _receive(connection, deadline + MARGIN_SECONDS)
-    greeting, signature, verdict = [*said.split(" ", 2), "", "", ""][:3]
+            line = _receive(connection, deadline + MARGIN_SECONDS)
+    greeting, signature, verdict = [*line.split(" ", 2), "", "", ""][:3]
     if greeting != GREETING or not hmac.compare_digest(
         signature.encode(), _sign(token, verdict).encode()
     ):
         raise LaunchError(
-            f"process {process} got no answer of process 0 at {coordinator} within {timeout:g} s: "
-            f"another program listens there, process 0 has ended, or it has another {TOKEN}."
+            f"process {process} got no answer from process 0 at {coordinator} within {timeout:g} "
+            f"s: another program listens there, process 0 has ended, or its {TOKEN} differs."
         )
     if verdict != COMPLETE:
         raise LaunchError(verdict)

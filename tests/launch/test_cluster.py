@@ -7,7 +7,7 @@ import pytest
 from jaxcomm.launch import LaunchError
 from jaxcomm.launch._address import Address
 from jaxcomm.launch._cluster import bind_address, find_cluster
-from jaxcomm.launch._told import start_seconds
+from jaxcomm.launch._environment import start_seconds
 
 TOLD = {
     "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234",
@@ -49,19 +49,22 @@ def test_what_the_environment_says() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"JAX_LOCAL_DEVICE_IDS": "0,a"}, "must be numbers with commas, got '0,a'"),
+        ({"JAX_LOCAL_DEVICE_IDS": "0,a"}, "must be comma-separated numbers, got '0,a'"),
         ({"JAX_PROCESS_ID": "4"}, "numbered from 0 to 3: there is no process 4"),
         (
             {"JAX_LOCAL_DEVICE_IDS": "7" * 5000},
-            "must be numbers with commas, got '7{40}'... of 5000",
+            "must be comma-separated numbers, got '7{40}'... of 5000",
         ),
         ({"JAX_NUM_PROCESSES": "four"}, "must be an integer from 1 to 65536, got 'four'"),
         ({"JAX_NUM_PROCESSES": "0"}, "must be an integer from 1 to 65536, got '0'"),
         ({"JAX_NUM_PROCESSES": "99999999999"}, "from 1 to 65536, got '99999999999'"),
-        ({"JAX_NUM_PROCESSES": "9" * 5000}, r"from 1 to 65536, got '9{40}'\.\.\. of 5000 letters"),
+        (
+            {"JAX_NUM_PROCESSES": "9" * 5000},
+            r"from 1 to 65536, got '9{40}'\.\.\. of 5000 characters",
+        ),
         ({"JAX_PROCESS_ID": "-1"}, "JAX_PROCESS_ID must be an integer from 0 to 65536, got '-1'"),
         ({"JAX_COORDINATOR_ADDRESS": "10.0.0.1"}, "write HOST:PORT"),
-        ({"JAX_COORDINATOR_ADDRESS": "a..b:1234"}, "'a..b:1234' is no address of a coordinator"),
+        ({"JAX_COORDINATOR_ADDRESS": "a..b:1234"}, "'a..b:1234' is not a coordinator address"),
         ({"JAX_NUM_PROCESSES": None}, "needs JAX_NUM_PROCESSES in the environment"),
         (
             {"JAX_COORDINATOR_ADDRESS": None, "JAX_PROCESS_ID": None},

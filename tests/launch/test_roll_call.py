@@ -45,9 +45,9 @@ def test_all_are_there() -> None:
 @pytest.mark.parametrize(
     ("present", "missing"),
     [
-        ([0], "processes 1, 2 and 3 have not started within 1 s, of 4 in all."),
-        ([0, 2], "processes 1 and 3 have not started within 1 s, of 4 in all."),
-        ([0, 1, 3], "process 2 has not started within 1 s, of 4 in all."),
+        ([0], "processes 1, 2 and 3 of 4 have not started within 1 s."),
+        ([0, 2], "processes 1 and 3 of 4 have not started within 1 s."),
+        ([0, 1, 3], "process 2 of 4 has not started within 1 s."),
     ],
 )
 def test_who_is_missing_is_named_to_all(present: list[int], missing: str) -> None:
@@ -55,13 +55,17 @@ def test_who_is_missing_is_named_to_all(present: list[int], missing: str) -> Non
 
 
 def test_the_wrong_number_of_processes() -> None:
-    told = "process 1 was told of 3 processes and process 0 of 2; start all with the same number."
+    told = (
+        "process 1 expects 3 processes and process 0 expects 2; start all with the same number of "
+        "processes."
+    )
     assert hold((0, 2), (1, 3)) == [told] * 2
 
 
 def test_two_with_one_number() -> None:
     told = hold((0, 3), (1, 3), (1, 3))
-    assert told == ["two processes were told that they are process 1; number them apart."] * 3
+    error = "two processes have the number 1; give each process a different number."
+    assert told == [error] * 3
 
 
 def test_a_coordinator_that_cannot_be_reached() -> None:
@@ -140,9 +144,9 @@ def test_one_with_another_token_is_not_let_in() -> None:
     with ThreadPoolExecutor(2) as pool:
         called = pool.submit(call, address, 2, 1.5, SECRET)
         answered = pool.submit(answer, address, 1, 2, 1.5, "another")
-        with pytest.raises(LaunchError, match=r"process 1 got no .* or it has another JAXCOMM_TOK"):
+        with pytest.raises(LaunchError, match=r"process 1 got no .* or its JAXCOMM_TOKEN differs"):
             answered.result()
-        with pytest.raises(LaunchError, match="One that called with another JAXCOMM_TOKEN was ref"):
+        with pytest.raises(LaunchError, match="A process with a different JAXCOMM_TOKEN was ref"):
             called.result()
 
 
@@ -177,10 +181,10 @@ def test_callers_that_drip_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None
             pool.submit(drip, dripper, b"x" * 900, done)
         # One that is of the cluster is heard at once beside them, and the roll ends in time.
         answered = pool.submit(answer, address, 1, 3, 1.5, SECRET)
-        with pytest.raises(LaunchError, match=r"process 2 has not started within 1\.5 s, of 3"):
+        with pytest.raises(LaunchError, match=r"process 2 of 3 has not started within 1\.5 s"):
             called.result()
         assert 1.4 < time.monotonic() - started < 4
-        with pytest.raises(LaunchError, match="process 2 has not started"):
+        with pytest.raises(LaunchError, match="process 2 of 3 has not started"):
             answered.result()
         done.set()
         for dripper in drippers:  # They were parted from long ago.
@@ -240,7 +244,7 @@ def test_a_process_that_has_died_is_missing() -> None:
         called = pool.submit(call, address, 3, 1.0, SECRET)
         with connect(address) as first:
             first.sendall(greet(1, 3))
-        with pytest.raises(LaunchError, match="processes 1 and 2 have not started"):
+        with pytest.raises(LaunchError, match="processes 1 and 2 of 3 have not started"):
             called.result()
 
 
@@ -248,8 +252,7 @@ def test_of_many_that_are_missing_the_first_are_named() -> None:
     with pytest.raises(LaunchError) as told:
         call(free(), 2**16, 0.1)
     assert str(told.value) == (
-        "processes 1, 2, 3, 4, 5, 6, 7, 8 and 65527 more have not started within 0.1 s, of 65536 "
-        "in all."
+        "processes 1, 2, 3, 4, 5, 6, 7, 8 and 65527 more of 65536 have not started within 0.1 s."
     )
 
 

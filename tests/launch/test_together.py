@@ -17,7 +17,7 @@ import jaxcomm
 from jaxcomm.launch import LaunchError, _processes
 from jaxcomm.launch._errors import LOST_PROCESS
 from jaxcomm.launch._output import write_to
-from jaxcomm.launch._processes import Outcome, Together
+from jaxcomm.launch._processes import Outcome, ProcessGroup
 
 ROOT = str(Path(jaxcomm.__file__).parents[1])
 
@@ -30,7 +30,7 @@ def run(*programs: str) -> tuple[Outcome, str, str]:
         {**os.environ, "PYTHONPATH": ROOT, "PROGRAM": "import os, sys, time\n" + program}
         for program in programs
     ]
-    outcome = Together(stdout.write, stderr.write).run(command, environments)
+    outcome = ProcessGroup(stdout.write, stderr.write).run(command, environments)
     return outcome, stdout.getvalue().decode(), stderr.getvalue().decode()
 
 
@@ -145,14 +145,14 @@ def test_a_second_signal_kills(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LAUNCHER = """
 import os, sys
-from jaxcomm.launch._processes import Together
+from jaxcomm.launch._processes import ProcessGroup
 program = '''
 import os, subprocess, time
 child = subprocess.Popen(["sleep", "1000"])
 print(os.getpid(), child.pid, flush=True)
 time.sleep(1000)
 '''
-Together().run([sys.executable, "-c", program], [os.environ] * 3)
+ProcessGroup().run([sys.executable, "-c", program], [os.environ] * 3)
 """
 
 
@@ -185,7 +185,7 @@ def test_a_reader_that_goes_away_ends_all() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-c", "import time\n" + program.replace(": ", ":\n ")]
-    outcome = Together(write_to(writing), io.BytesIO().write).run(command, [os.environ] * 2)
+    outcome = ProcessGroup(write_to(writing), io.BytesIO().write).run(command, [os.environ] * 2)
     os.close(writing)
     assert outcome == Outcome(128 + signal.SIGPIPE, signal=signal.SIGPIPE)
 
@@ -202,7 +202,7 @@ def test_what_a_process_has_started_ends_with_it() -> None:
 
 def test_one_that_cannot_be_started() -> None:
     with pytest.raises(LaunchError, match="process 0 of 2 cannot be started: No such file"):
-        Together(bytes.upper, bytes.upper).run(["/no/such/program"], [os.environ] * 2)
+        ProcessGroup(bytes.upper, bytes.upper).run(["/no/such/program"], [os.environ] * 2)
 
 
 def test_a_program_that_reads_finds_the_end_of_its_input() -> None:
@@ -213,7 +213,7 @@ def test_last_words_come_last() -> None:
     stderr = io.BytesIO()
     command = [sys.executable, "-c", "import sys; print('why', file=sys.stderr); sys.exit(5)"]
     words = lambda outcome: f"ended with {outcome.code}"  # noqa: E731
-    Together(io.BytesIO().write, stderr.write).run(command, [os.environ], words)
+    ProcessGroup(io.BytesIO().write, stderr.write).run(command, [os.environ], words)
     assert stderr.getvalue().decode() == "[0] why\nended with 5\n"
 
 
@@ -222,7 +222,7 @@ def test_it_is_stopped_while_nobody_reads_its_output(stream: str) -> None:
     reading, writing = os.pipe()
     flood = f"import sys\nwhile True: print('x' * 1000, file=sys.{stream}, flush=True)"
     program = LAUNCHER.split("program =")[0] + (
-        f"sys.exit(Together().run([sys.executable, '-c', {flood!r}], [os.environ] * 2).code)"
+        f"sys.exit(ProcessGroup().run([sys.executable, '-c', {flood!r}], [os.environ] * 2).code)"
     )
     launcher = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -248,7 +248,7 @@ def test_output_without_an_end_of_line_takes_bounded_memory() -> None:
     megabytes = 50
     flood = f"for _ in range({megabytes}): sys.stderr.buffer.write(b'x' * 2**20)"
     tracemalloc.start()
-    outcome = Together(io.BytesIO().write, write).run(
+    outcome = ProcessGroup(io.BytesIO().write, write).run(
         [sys.executable, "-c", f"import sys\n{flood}"], [os.environ]
     )
     _, most = tracemalloc.get_traced_memory()

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 
 from jaxcomm.launch import parse
 from jaxcomm.launch._command_line import environments_of
-from jaxcomm.launch._processes import Together
+from jaxcomm.launch._processes import ProcessGroup
 from tests.compiled import UNKEPT
 from tests.processes.families import FAMILIES, WORKERS, Run, train
 
@@ -50,7 +50,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     environments = environments_of(parse([*shape, "--", "program"], "launch"), given)
     said, complained = io.BytesIO(), io.BytesIO()
     command = [sys.executable, "-m", "tests.processes.program", str(folder), *names]
-    outcome = Together(said.write, complained.write).run(command, environments)
+    outcome = ProcessGroup(said.write, complained.write).run(command, environments)
     assert outcome.code == 0, (said.getvalue()[-2000:] + complained.getvalue()[-4000:]).decode()
     return Ended(
         [json.loads((folder / f"{process}.json").read_text()) for process in range(processes)],

@@ -1,4 +1,4 @@
-"""What each process is told of its cluster, in variables of its environment."""
+"""Environment variables that describe the cluster to each process."""
 
 import math
 from collections.abc import Mapping
@@ -25,23 +25,23 @@ DEFAULT_SECONDS = 300.0
 
 
 class Cluster(NamedTuple):
-    """All processes, and this one's place among them."""
+    """A cluster of processes, and the number of this process in it."""
 
     coordinator: Address
     processes: int
     process: int
-    local_devices: list[int] | None  # of a GPU host; None for all
+    local_devices: list[int] | None  # on a GPU host; None for all devices
 
 
 def whole_number(text: str, least: int, most: int) -> int | None:
-    """The number that is written there, if it is one within the limits."""
+    """Parses an integer within limits; returns None for any other text."""
     if not text.isdecimal() or len(text) > 20:
         return None
     return int(text) if least <= int(text) <= most else None
 
 
 def seconds_of(text: str) -> float | None:
-    """The seconds that are written there, if they are above 0 and at most a week."""
+    """Parses seconds above 0 and at most a week; returns None for any other text."""
     try:
         value = float(text)
     except ValueError:
@@ -59,24 +59,24 @@ def _number(environment: Mapping[str, str], name: str, least: int) -> int:
 
 
 def local_devices(environment: Mapping[str, str]) -> list[int] | None:
-    """The devices of this host that are this process's; None for all.
+    """Returns the devices of this host that belong to this process; None for all.
 
     Raises:
-      LaunchError: If they are not numbers with commas.
+      LaunchError: If the variable is not a comma-separated list of numbers.
     """
     if not (text := environment.get(LOCAL_DEVICES)):
         return None
     devices = [whole_number(device, 0, MOST_PROCESSES) for device in text.split(",")]
     if None in devices:
-        raise LaunchError(f"{LOCAL_DEVICES} must be numbers with commas, got {shown(text)}.")
+        raise LaunchError(f"{LOCAL_DEVICES} must be comma-separated numbers, got {shown(text)}.")
     return [device for device in devices if device is not None]
 
 
-def told(environment: Mapping[str, str]) -> Cluster | None:
-    """The cluster that the environment names; None where it says nothing of processes.
+def read_cluster(environment: Mapping[str, str]) -> Cluster | None:
+    """Returns the cluster that the environment defines; None if it defines no processes.
 
     Raises:
-      LaunchError: If it says a part, or what cannot be.
+      LaunchError: If the definition is incomplete or invalid.
     """
     if PROCESSES not in environment and PROCESS not in environment:
         return None
@@ -92,14 +92,14 @@ def told(environment: Mapping[str, str]) -> Cluster | None:
     )
 
 
-def start_seconds(environment: Mapping[str, str], given: float | None) -> float:
-    """Seconds until all processes have to be there: as given, as told, or 300.
+def start_seconds(environment: Mapping[str, str], timeout: float | None) -> float:
+    """Returns the start timeout: `timeout`, or the environment's, or 300 seconds.
 
     Raises:
-      LaunchError: If they are not above 0 and at most a week.
+      LaunchError: If it is not above 0 and at most a week.
     """
-    name, text = "`timeout`", str(given)
-    if given is None:
+    name, text = "`timeout`", str(timeout)
+    if timeout is None:
         name, text = START_TIMEOUT, environment.get(START_TIMEOUT, str(DEFAULT_SECONDS))
     if (seconds := seconds_of(text)) is None:
         raise LaunchError(
@@ -110,14 +110,14 @@ def start_seconds(environment: Mapping[str, str], given: float | None) -> float:
 
 
 def environment_of(
-    cluster: Cluster, seconds: float, token: str, given: Mapping[str, str]
+    cluster: Cluster, seconds: float, token: str, base: Mapping[str, str]
 ) -> dict[str, str]:
-    """What one process of a launcher has to know, beside what is given."""
+    """Returns the environment of one process of the launcher, which extends `base`."""
     devices = cluster.local_devices or []
     threads = str(max(LEAST_THREADS, 2 * len(devices)))
     return {
-        THREADS: threads,  # XLA sizes its thread pool by it, and many devices deadlock in a small.
-        **given,
+        THREADS: threads,  # The size of XLA's thread pool; a small pool deadlocks many devices.
+        **base,
         COORDINATOR: str(cluster.coordinator),
         BIND: str(cluster.coordinator),
         PROCESSES: str(cluster.processes),
@@ -125,5 +125,5 @@ def environment_of(
         LOCAL_DEVICES: ",".join(map(str, devices)),
         TOKEN: token,
         START_TIMEOUT: f"{seconds:g}",
-        "XLA_FLAGS": f"{given.get('XLA_FLAGS', '')} {DEVICE_COUNT}={len(devices)}".strip(),
+        "XLA_FLAGS": f"{base.get('XLA_FLAGS', '')} {DEVICE_COUNT}={len(devices)}".strip(),
     }
