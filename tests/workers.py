@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcomm
+from jaxcomm.testing._updates import rows_of as flat
 from jaxcomm.testing._workers import (
     Mode,
     aggregator,
     count,
     draws,
-    flat,
     initial,
     mesh_of,
     of_one_worker,

@@ -1,6 +1,6 @@
-"""Laws that every codec and aggregator is held to, for tests of your own.
+"""Laws that every codec and aggregator satisfies, for tests of your own methods.
 
-Nothing but NumPy, JAX and optax is needed, and no test runner: a law that does not hold raises an
+The package needs only NumPy, JAX and optax, and no test runner. A violated law raises an
 AssertionError that names it. `import jaxcomm` does not import this package.
 """
 

@@ -1,4 +1,4 @@
-"""All laws of an aggregator."""
+"""Checks all laws of an aggregator."""
 
 import math
 
@@ -37,44 +37,44 @@ def check_aggregator(
     nonfinite: Nonfinite = "all",
     draws: int = 2000,
 ) -> None:
-    r"""Holds a transformation that averages over workers to the laws of an aggregator.
+    r"""Checks that a transformation which averages over workers satisfies the aggregator laws.
 
-    Workers are simulated with `jax.vmap`, and run in `jax.shard_map` with `check_vma=True` where
-    there are devices for them; nothing but what `tx` sends is sent. The laws, by the names that
-    messages begin with:
+    Workers are simulated with `jax.vmap`. If there are enough devices, they also run in
+    `jax.shard_map` with `check_vma=True`. The check itself sends nothing; only `tx` does. The laws,
+    by the names with which messages begin:
 
     - `update types`, `state types`: updates and state keep structure, shapes and dtypes.
     - `replicas`: results are equal on all workers, bit for bit.
-    - `modes`, `jit`: on a mesh and on one device, compiled or not, they are the same.
+    - `modes`, `jit`: results are the same on a mesh and on one device, compiled or not.
     - `nonfinite`, `memory after nonfinite`: a NaN or an infinity on one worker makes the update NaN
-      on all, and what each worker remembers stays as it was.
+      on all workers and leaves each worker's memory unchanged.
     - `zeros`: the first update of zeros is zero.
-    - `equal weights`, where asked for: they are as good as none.
-    - `resolution`, where given: no coordinate is farther from the mean.
-    - `unbiased`, where asked for: the average of draws is the mean. One that is right fails in one
-      run of a million.
+    - `equal weights`, with `weighted`: equal weights give the same result as no weights.
+    - `resolution`, if set: the error of each coordinate is within this bound.
+    - `unbiased`, if set: the average of draws is the mean. A correct method fails in one run of a
+      million.
 
     Args:
-      tx: The aggregator, alone.
-      workers: How many there are.
+      tx: The aggregator, without an optimizer.
+      workers: The number of workers.
       axis_name: The mesh axis over which `tx` averages.
       params: A tree like one worker's update, of arrays or `jax.ShapeDtypeStruct`. Default: leaves
         of 10 and 1 coordinates in float32, and of 3 in bfloat16.
       resolution: The largest error of a coordinate, relative to the largest magnitude on any
-        worker; 0 for a mean that is exact but for rounding of floats. Default: not tested.
+        worker; 0 for a mean that is exact up to floating-point rounding. Default: not tested.
       unbiased: Whether the expectation of the result is the mean.
       weighted: Whether `tx.update` takes `weight=`.
-      zeros: Whether an update of zeros is to give zeros.
-      nonfinite: `"all"` where all of the update is to be NaN, `"coordinate"` where only the one
-        that is not finite on a worker.
-      draws: Steps over which the result is averaged for `unbiased`.
+      zeros: Whether an update of zeros must give zeros.
+      nonfinite: `"all"` if a non-finite coordinate on a worker must make the whole update NaN,
+        `"coordinate"` if only this coordinate must be non-finite.
+      draws: The number of steps over which `unbiased` averages the result.
 
     Returns:
       Nothing.
 
     Raises:
-      AssertionError: If a law does not hold. The message names the law, the input and the numbers.
-      ValueError: If `tx` is no transformation, or refuses what it is given.
+      AssertionError: If a law is violated. The message names the law, the input and the numbers.
+      ValueError: If `tx` is not a transformation, or rejects its input.
 
     Example:
       >>> import optax, jaxcomm
@@ -102,7 +102,7 @@ def check_aggregator(
     if zeros:
         found = rows_of(setting.step(inputs["zero"], setting.first(inputs["zero"]))[0])
         require_law(
-            not found.any(), ZEROS, f"of {workers} workers, zeros give {np.abs(found).max()}."
+            not found.any(), ZEROS, f"with {workers} workers, zeros give {np.abs(found).max()}."
         )
     if weighted:
         require_equal_weights(setting, normal)
@@ -118,28 +118,28 @@ def _spacing(updates: PyTree) -> np.ndarray:
 
 
 def _require_resolution(setting: Setting, updates: PyTree, resolution: float, what: str) -> None:
-    """Of the first update."""
-    given = rows_of(updates)
+    """Checks the error of the first update."""
+    rows = rows_of(updates)
     found = rows_of(setting.step(updates, setting.first(updates))[0])
-    peak = np.abs(given).max()
+    peak = np.abs(rows).max()
     rounding = setting.workers * 2.0**-22 + _spacing(updates)
-    off = np.abs(found - given.mean(axis=0))
+    off = np.abs(found - rows.mean(axis=0))
     bound = (resolution + rounding) * peak + 1e-37
     worst = np.unravel_index(np.argmax(off - bound), off.shape)
     require_law(
         np.all(off <= bound),
         RESOLUTION,
-        f"of {what} on {setting.workers} workers, coordinate {worst[1]} is {found[worst]:.6g}, "
+        f"for {what} on {setting.workers} workers, coordinate {worst[1]} is {found[worst]:.6g}, "
         f"{off[worst] / (peak or 1):.3g} of the largest magnitude {peak:.3g} away from the mean "
-        f"{given.mean(axis=0)[worst[1]]:.6g}; {resolution:.3g} is allowed.",
+        f"{rows.mean(axis=0)[worst[1]]:.6g}; {resolution:.3g} is allowed.",
     )
 
 
 def _require_unbiased(setting: Setting, updates: PyTree, draws: int) -> None:
-    """Of steps with coins of their own, of the same updates."""
-    given = rows_of(updates)
+    """Averages steps with the same updates and separate coins."""
+    rows = rows_of(updates)
     sample = draw(setting.tx, updates, draws, setting.axis_name)
-    peak = np.abs(given).max()
-    rounding = (2.0**-21 * given.shape[1] + _spacing(updates)) * peak
+    peak = np.abs(rows).max()
+    rounding = (2.0**-21 * rows.shape[1] + _spacing(updates)) * peak
     what = f"input 'normal' on {setting.workers} workers"
-    require_unbiased(UNBIASED, sample, given.mean(axis=0), what, rounding=rounding)
+    require_unbiased(UNBIASED, sample, rows.mean(axis=0), what, rounding=rounding)

@@ -1,4 +1,4 @@
-"""All laws of a codec."""
+"""Checks all laws of a codec."""
 
 from collections.abc import Sequence
 
@@ -21,43 +21,43 @@ def check_codec(
     draws: int = 2000,
     seed: int = 0,
 ) -> None:
-    r"""Holds a codec to the laws of :class:`jaxcomm.Codec`, and to what it claims.
+    r"""Checks that a codec satisfies the laws of :class:`jaxcomm.Codec` and its own claims.
 
     Workers are simulated with `jax.vmap` on one device. Nothing is sent. The laws, by the names
-    that messages begin with:
+    with which messages begin:
 
     - `payload`, `statistics`, `decoded`, `memory types`: the payload is a pytree of arrays,
       statistics have the structure of `reduce_statistics`, `decode` returns float32 of the unit's
       shape, and memory keeps its structure, shapes and dtypes.
     - `same coins`, `jit`, `vmap`: the same coins give the same payload, compiled or not.
     - `receivers decode`: `decode` depends neither on the private coin nor on memory.
-    - `entries`, of a :class:`jaxcomm.SparseDecode`: no coordinate is told twice.
-    - `layout`, where it is `"shared_statistics"`: statistics of parts combine to those of the
-      whole, and given these no coordinate depends on another.
+    - `entries`, for a :class:`jaxcomm.SparseDecode`: each coordinate occurs at most once.
+    - `layout`, if it is `"shared_statistics"`: statistics of parts combine to those of the whole,
+      and with these statistics coordinates are encoded independently.
     - `encode leaves shared memory`, `finalize is equal on all workers`.
-    - `sums`, with `combine="sum"`: what is decoded from the sum of payloads, added in their own
-      dtypes, is the mean of what each decodes to; also where all workers hold the extreme.
-    - `unbiased`, `variance`, `contraction`: claims hold on unlike inputs (normal, heavy-tailed,
-      sparse, one-hot, constant, zero, tiny, huge), each tested so that a codec that is right fails
-      in one run of a million.
+    - `sums`, with `combine="sum"`: the sum of payloads, added in their own dtypes, decodes to the
+      mean of the decoded payloads, even if all workers have the extreme value.
+    - `unbiased`, `variance`, `contraction`: claims hold on various inputs (normal, heavy-tailed,
+      sparse, one-hot, constant, zero, tiny, huge). Each is tested so that a correct codec fails in
+      one run of a million.
 
-    Where a codec has a form that drops what finds no room (`codec.drop_overflow`), NaN is no
-    failure of the other form.
+    If a codec has a form that drops overflow (`codec.drop_overflow`), NaN from the other form is
+    not a violation.
 
     Args:
       codec: The codec.
-      claims: What its error is held to. Default: `codec.claims`.
-      size: Coordinates of the unit.
-      workers: The numbers of workers that share statistics, each of which is tried.
-      draws: Steps of which claims are measured, each with coins of its own.
-      seed: Of the coins. Inputs are always the same.
+      claims: The bounds to check. Default: `codec.claims`.
+      size: The number of coordinates of the unit.
+      workers: The numbers of workers to test, which share statistics.
+      draws: The number of steps for measuring the claims, each with separate coins.
+      seed: The seed of the coins. Inputs are always the same.
 
     Returns:
       Nothing.
 
     Raises:
-      AssertionError: If a law does not hold. The message names the law, the input and the numbers.
-      ValueError: If `codec` is none, or refuses so many workers.
+      AssertionError: If a law is violated. The message names the law, the input and the numbers.
+      ValueError: If `codec` is not a codec, or rejects the number of workers.
 
     Example:
       >>> from jaxcomm.compression.quantizers import dither
@@ -69,7 +69,7 @@ def check_codec(
       AssertionError: law 'decoded': ...
     """
     require_codec(codec)
-    claimed = codec.claims if claims is None else claims
+    claims = codec.claims if claims is None else claims
     for count in workers:
         require_form(codec, size=size, workers=count)
     require_repeats(codec, size=size, seed=seed)
@@ -78,4 +78,4 @@ def check_codec(
         require_layout(codec, size=size, workers=count, seed=seed)
         if codec.combine == "sum":
             require_sums(codec, workers=count, size=size, seed=seed)
-        require_claims(codec, claimed, size=size, workers=count, draws=draws, seed=seed)
+        require_claims(codec, claims, size=size, workers=count, draws=draws, seed=seed)

@@ -1,4 +1,4 @@
-"""What the parts of a codec take and return: structures, shapes and dtypes, by tracing alone."""
+"""Checks structures, shapes and dtypes of a codec's functions by tracing them."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ RECEIVERS = "receivers decode"
 
 
 def _shapes(size: int) -> list[tuple[int, ...]]:
-    """Of so many coordinates: in one axis, and in two."""
+    """Returns shapes with `size` coordinates, with one axis and with two."""
     rows = max((r for r in range(1, int(size**0.5) + 1) if size % r == 0), default=1)
     return [(size,), (rows, size // rows)]
 
@@ -24,7 +24,7 @@ def _require_arrays(law: str, tree: PyTree, what: str) -> None:
         require_law(
             isinstance(leaf, jax.Array | np.ndarray | np.generic),
             law,
-            f"{what}{jax.tree_util.keystr(path)} is {type(leaf).__name__}, and is to be an array.",
+            f"{what}{jax.tree_util.keystr(path)} is {type(leaf).__name__} and must be an array.",
         )
 
 
@@ -35,7 +35,7 @@ def _require_statistics(codec: Codec, measured: PyTree, what: str) -> None:
     require_law(
         found == expected,
         STATISTICS,
-        f"{what} has the structure {found}, and `reduce_statistics` has {expected}.",
+        f"{what} has the structure {found}, but `reduce_statistics` has {expected}.",
     )
     for kind, leaf in zip(
         jax.tree.leaves(codec.reduce_statistics), jax.tree.leaves(measured), strict=True
@@ -44,23 +44,23 @@ def _require_statistics(codec: Codec, measured: PyTree, what: str) -> None:
         require_law(
             dtype is not None,
             STATISTICS,
-            f"`reduce_statistics` says {kind!r}: 'sum', 'max' or 'or' is meant.",
+            f"`reduce_statistics` must consist of 'sum', 'max' or 'or', got {kind!r}.",
         )
         require_law(
             leaf.dtype == dtype,
             STATISTICS,
-            f"{what} is {leaf.dtype}, where {kind!r} takes {dtype}.",
+            f"{what} is {leaf.dtype}, but {kind!r} requires {dtype}.",
         )
 
 
 def require_form(codec: Codec, *, size: int, workers: int) -> None:
-    """Payload and statistics are arrays, decoded is float32 of the shape, memory keeps its type."""
+    """Checks the types of payload, statistics, decoded array and memory, for several shapes."""
     for shape in _shapes(size):
-        _require_of_shape(codec, shape, workers)
+        _require_shape(codec, shape, workers)
 
 
-def _require_of_shape(codec: Codec, shape: tuple[int, ...], workers: int) -> None:
-    what = f"of an array of shape {list(shape)}"
+def _require_shape(codec: Codec, shape: tuple[int, ...], workers: int) -> None:
+    what = f"for an array of shape {list(shape)}"
 
     def step(x: jax.Array, coins: Coins) -> tuple[Any, ...]:
         memory = codec.init(x)
@@ -73,37 +73,36 @@ def _require_of_shape(codec: Codec, shape: tuple[int, ...], workers: int) -> Non
         payload, after = codec.encode(context, x)
         require_law(isinstance(after, Memory), MEMORY, f"`encode` returns {type(after)!r}.")
         _require_arrays(PAYLOAD, payload, f"the payload {what} at ")
-        require_law(jax.tree.leaves(payload), PAYLOAD, f"{what}, there is no array in it.")
-        mean = _of_receivers(codec, context.replace(count=together), payload)
+        require_law(jax.tree.leaves(payload), PAYLOAD, f"{what}, the payload has no array.")
+        mean = _decode_received(codec, context.replace(count=together), payload)
         require_law(
             isinstance(mean, jax.Array) and mean.dtype == "float32" and mean.shape == x.shape,
             DECODED,
-            f"{what}, `decode` returns {_described(mean)}, and is to return "
-            f"float32{list(x.shape)}.",
+            f"{what}, `decode` returns {_describe(mean)} and must return float32{list(x.shape)}.",
         )
         joined = None if codec.combine is None else payload
-        settled = codec.finalize(context.replace(memory=after), joined, mean)
-        require_types(DECODED, settled[0], mean, f"the update of `finalize` {what}")
-        return memory, after, settled[1]
+        update, final = codec.finalize(context.replace(memory=after), joined, mean)
+        require_types(DECODED, update, mean, f"the update of `finalize` {what}")
+        return memory, after, final
 
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
-    given = jax.ShapeDtypeStruct(shape, "float32")
-    before, after, settled = jax.eval_shape(step, given, Coins(key, key))
+    x = jax.ShapeDtypeStruct(shape, "float32")
+    before, after, final = jax.eval_shape(step, x, Coins(key, key))
     require_types(MEMORY, after, before, f"the memory after `encode` {what}, at ")
-    require_types(MEMORY, settled, before, f"the memory after `finalize` {what}, at ")
+    require_types(MEMORY, final, before, f"the memory after `finalize` {what}, at ")
 
 
-def _of_receivers(codec: Codec, context: Context, payload: PyTree) -> jax.Array:
-    """The mean, decoded without memory; where only that is an error, the law is broken."""
+def _decode_received(codec: Codec, context: Context, payload: PyTree) -> jax.Array:
+    """Decodes the mean as a receiver does; an error that only this raises violates the law."""
     codec.decode(context, payload)
     try:
         return codec.decode(context.received(context.count), payload)
     except Exception as error:
         raise AssertionError(
-            f"law {RECEIVERS!r}: with the public coin alone and without memory, `decode` raises "
+            f"law {RECEIVERS!r}: with only the public coin and without memory, `decode` raises "
             f"{error!r}."
         ) from error
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else repr(value)

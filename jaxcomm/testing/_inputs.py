@@ -1,10 +1,10 @@
-"""Unlike updates on which a codec is tried."""
+"""Updates of various distributions on which codecs are tested."""
 
 import numpy as np
 
 
 def inputs(size: int, workers: int = 1) -> dict[str, np.ndarray]:
-    """By name, [workers, size], each number a float32 that is held as a float64."""
+    """Returns arrays [workers, size] by name: float32 values, stored as float64."""
     rng, shape = np.random.default_rng(size), (workers, size)
     found = {
         "normal": rng.normal(size=shape),
@@ -23,7 +23,7 @@ def inputs(size: int, workers: int = 1) -> dict[str, np.ndarray]:
 
 
 def with_extremes(size: int, workers: int, seed: int = 4) -> dict[str, np.ndarray]:
-    """Updates of which all workers hold the extreme in a coordinate, so that a sum may wrap."""
+    """Returns updates with the extreme value in a coordinate of all workers; a sum may wrap."""
     rng = np.random.default_rng(seed)
     normal = rng.normal(size=(workers, size)).astype(np.float32)
     normal[:, 0] = np.abs(normal).max()

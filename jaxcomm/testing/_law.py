@@ -1,4 +1,4 @@
-"""What a law says where it does not hold: its name, the input, and the numbers."""
+"""Errors of violated laws, which name the law, the input and the numbers."""
 
 import math
 import statistics
@@ -11,13 +11,13 @@ from jaxcomm._base import PyTree
 
 
 def require_law(holds: Any, law: str, message: str) -> None:
-    """Raises an AssertionError that names the law unless it holds."""
+    """Raises an AssertionError that names the law, unless it holds."""
     if not holds:
         raise AssertionError(f"law {law!r}: {message}")
 
 
 def quantile(alpha: float) -> float:
-    """What a standard normal variable exceeds with probability `alpha`."""
+    """Returns the value that a standard normal variable exceeds with probability `alpha`."""
     return -statistics.NormalDist().inv_cdf(alpha)
 
 
@@ -26,23 +26,23 @@ def _type(leaf: Any) -> str:
 
 
 def require_types(law: str, found: PyTree, expected: PyTree, what: str) -> None:
-    """The same structure, shapes and dtypes."""
+    """Checks that structures, shapes and dtypes are equal."""
     structure: Any = jax.tree.structure(found)
     wanted: Any = jax.tree.structure(expected)
     require_law(
-        structure == wanted, law, f"{what} has the structure {structure}, and is to have {wanted}."
+        structure == wanted, law, f"{what} has the structure {structure} and must have {wanted}."
     )
     pairs = zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True)
     for (path, leaf), other in pairs:
         require_law(
             leaf.shape == other.shape and leaf.dtype == other.dtype,
             law,
-            f"{what}{jax.tree_util.keystr(path)} is {_type(leaf)}, and is to be {_type(other)}.",
+            f"{what}{jax.tree_util.keystr(path)} is {_type(leaf)} and must be {_type(other)}.",
         )
 
 
 def on_host(leaf: Any) -> np.ndarray:
-    """As NumPy compares it; the words of a key."""
+    """Returns a NumPy array that can be compared; for a key, its words."""
     if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.asarray(leaf)
@@ -51,7 +51,10 @@ def on_host(leaf: Any) -> np.ndarray:
 def require_equal(
     law: str, found: PyTree, expected: PyTree, what: str, *, tolerance: float = 0.0
 ) -> None:
-    """Equal bit for bit but for NaN; floats within `tolerance` of the largest magnitude."""
+    """Checks that values are equal; NaNs match, and floats may differ by `tolerance`.
+
+    The tolerance is relative to the largest magnitude.
+    """
     require_types(law, found, expected, what)
     pairs = zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True)
     for (path, leaf), other in pairs:
@@ -61,13 +64,13 @@ def require_equal(
             finite = np.isfinite(one) & np.isfinite(two)
             slack = tolerance * np.abs(two[finite]).max(initial=0)
             with np.errstate(invalid="ignore"):
-                apart = ~(np.isclose(one, two, rtol=0, atol=slack, equal_nan=True))
+                differs = ~(np.isclose(one, two, rtol=0, atol=slack, equal_nan=True))
         else:
-            apart = one != two
-        if apart.any():
-            first = tuple(int(i) for i in np.argwhere(apart)[0])
+            differs = one != two
+        if differs.any():
+            first = tuple(int(i) for i in np.argwhere(differs)[0])
             raise AssertionError(
-                f"law {law!r}: {what}{jax.tree_util.keystr(path)} differs in {int(apart.sum())} of "
-                f"{math.prod(apart.shape)} numbers, first at {list(first)}: {one[first]!s} where "
-                f"{two[first]!s} is expected."
+                f"law {law!r}: {what}{jax.tree_util.keystr(path)} differs in "
+                f"{int(differs.sum())} of {math.prod(differs.shape)} numbers, first at "
+                f"{list(first)}: {one[first]!s} instead of {two[first]!s}."
             )

@@ -1,4 +1,4 @@
-"""What a codec says of its parts, `codec.layout`."""
+"""Checks `codec.layout`, which states whether parts can be encoded separately."""
 
 from typing import get_args
 
@@ -10,24 +10,26 @@ from jaxcomm.testing._law import require_equal, require_law
 
 LAYOUT = "layout"
 
-_TOGETHER = {"max": jnp.maximum, "sum": jnp.add}
+_REDUCTIONS = {"max": jnp.maximum, "sum": jnp.add}
 
 
 def require_layout(codec: Codec, *, size: int, workers: int, seed: int) -> None:
-    """With `layout="shared_statistics"`, parts may be encoded apart with statistics of the whole.
+    """Checks that parts can be encoded separately with `layout="shared_statistics"`.
 
-    Statistics of two parts, combined as `reduce_statistics` says, are those of the whole; and
-    given these, no coordinate of what is decoded depends on another coordinate.
+    Statistics of two parts, combined as `reduce_statistics` specifies, must equal those of the
+    whole. With these statistics, no decoded coordinate may depend on another coordinate.
     """
     require_law(
-        codec.layout in get_args(Layout), LAYOUT, f"it is {codec.layout!r}, no {get_args(Layout)}."
+        codec.layout in get_args(Layout),
+        LAYOUT,
+        f"it must be one of {get_args(Layout)}, got {codec.layout!r}.",
     )
     if codec.layout != "shared_statistics":
         return
     require_law(
-        set(jax.tree.leaves(codec.reduce_statistics)) <= _TOGETHER.keys(),
+        set(jax.tree.leaves(codec.reduce_statistics)) <= _REDUCTIONS.keys(),
         LAYOUT,
-        "a bitmap is of the coordinates of one unit, and cannot be shared.",
+        "a bitmap has one bit per coordinate of a unit, so units cannot share it.",
     )
     together = workers if codec.combine is not None else 1
     x = jax.random.normal(jax.random.key(seed), (size,), jnp.float32)
@@ -48,12 +50,12 @@ def require_layout(codec: Codec, *, size: int, workers: int, seed: int) -> None:
         whole = measured(x)
         parts = [measured(x[: size // 3]), measured(x[size // 3 :])]
         joined = jax.tree.map(
-            lambda kind, *pair: _TOGETHER[kind](*pair), codec.reduce_statistics, *parts
+            lambda kind, *pair: _REDUCTIONS[kind](*pair), codec.reduce_statistics, *parts
         )
         return whole, joined, decoded(x, whole), decoded(other, whole)
 
     whole, joined, first, second = law(x, other)
-    what = "statistics of two parts, combined as `reduce_statistics` says"
+    what = "the combined statistics of two parts, against those of the whole, "
     require_equal(LAYOUT, joined, whole, what, tolerance=1e-5)
-    what = "the first half, where the other is halved,"
+    what = "the decoded first half, after the second half was scaled, "
     require_equal(LAYOUT, second[: size // 2], first[: size // 2], what)

@@ -1,4 +1,4 @@
-"""The same coins give the same payload, and receivers decode it with what they know."""
+"""Checks that the same coins give the same payload, and that receivers can decode it."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from jaxcomm.testing._law import require_equal
 from jaxcomm.testing._single_worker import context_of, keys
 
 COINS, JIT, VMAP, ENTRIES = "same coins", "jit", "vmap", "entries"
-NEAR = 1e-5  # Of floats that compilers round in another order.
+NEAR = 1e-5  # The tolerance for floats that compilers round in a different order.
 
 
 def require_repeats(codec: Codec, *, size: int, seed: int) -> None:
-    """One worker's payload depends on its coins alone, and what is decoded on no private one."""
+    """Checks that a payload depends only on coins, and decoding on no private coin."""
     x = jnp.asarray(inputs(size)["normal"][0], jnp.float32)
     public, private, other = keys(3, seed)
     memory = codec.init(x)
@@ -37,24 +37,24 @@ def require_repeats(codec: Codec, *, size: int, seed: int) -> None:
     _, mapped, _ = jax.jit(jax.vmap(encode))(*several)
     second = jax.tree.map(lambda leaf: leaf[1], mapped)
     require_equal(VMAP, second, payload, "the payload under vmap, at ", tolerance=NEAR)
-    _require_of_receivers(codec, context, payload, after, other)
+    _require_received(codec, context, payload, after, other)
     if (entries := entries_of(codec)) is not None:
         received = context.received()
         indices, values = entries(received, payload)
-        # Feedback replaces at the entries, and a mean adds there.
-        told = jnp.zeros(x.size).at[indices].set(values, mode="drop").reshape(x.shape)
+        # Error feedback sets the entries and a mean adds them; duplicates would differ.
+        dense = jnp.zeros(x.size).at[indices].set(values, mode="drop").reshape(x.shape)
         decoded = codec.decode(received, payload)
-        require_equal(ENTRIES, told, decoded, "entries that are set and not added, at ")
+        require_equal(ENTRIES, dense, decoded, "entries that are set instead of added, at ")
 
 
-def _require_of_receivers(
+def _require_received(
     codec: Codec, context: Context, payload: PyTree, after: Memory, other: jax.Array
 ) -> None:
-    """Neither the private coin nor any memory changes what is decoded."""
+    """Checks that decoding depends neither on the private coin nor on memory."""
     decode: Any = jax.jit(codec.decode)
-    own = decode(context, payload)
+    expected = decode(context, payload)
     changed = context.replace(coins=Coins(context.coins.public, other), memory=after)
-    what = "what is decoded with another private coin and a later memory, at "
-    require_equal(RECEIVERS, decode(changed, payload), own, what)
-    what = "what is decoded with neither private coin nor memory, at "
-    require_equal(RECEIVERS, decode(context.received(), payload), own, what, tolerance=NEAR)
+    what = "the array decoded with another private coin and a later memory, at "
+    require_equal(RECEIVERS, decode(changed, payload), expected, what)
+    what = "the array decoded without private coin and memory, at "
+    require_equal(RECEIVERS, decode(context.received(), payload), expected, what, tolerance=NEAR)

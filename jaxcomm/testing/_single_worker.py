@@ -1,6 +1,6 @@
-"""A codec by itself: workers as arrays [workers, ...] on one device.
+"""Runs a codec without an aggregator: workers are arrays [workers, ...] on one device.
 
-They share statistics where their payloads are joined, as aggregators have it.
+As in aggregators, workers share statistics if their payloads are combined.
 """
 
 import functools
@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
 
-_OVER_WORKERS: dict[str, Callable[..., jax.Array]] = {
+_REDUCTIONS: dict[str, Callable[..., jax.Array]] = {
     "sum": functools.partial(jnp.sum, axis=0),
     "max": functools.partial(jnp.max, axis=0),
     "or": lambda words: jax.lax.reduce(words, words.dtype.type(0), jax.lax.bitwise_or, (0,)),
@@ -21,13 +21,13 @@ _OVER_WORKERS: dict[str, Callable[..., jax.Array]] = {
 
 
 class Sent(NamedTuple):
-    """What workers did in one step.
+    """The results of one step of all workers.
 
     Attributes:
-      contexts: In which they encoded; leaves are [workers, ...].
+      contexts: The contexts of `encode`; leaves are [workers, ...].
       payloads: [workers, ...].
-      after: The memories, [workers, ...].
-      decoded: What others decode of each payload, [workers, *shape].
+      after: The memories after `encode`, [workers, ...].
+      decoded: Each payload as others decode it, [workers, *shape].
     """
 
     contexts: Context
@@ -39,41 +39,41 @@ class Sent(NamedTuple):
 def context_of(
     codec: Codec, x: jax.Array, coins: Coins, memory: Memory | None = None, workers: int = 1
 ) -> Context:
-    """Of one worker, with statistics of its own: what `encode` needs, and receivers know."""
-    kept = codec.init(x) if memory is None else memory
-    context = Context(coins, kept, (), workers, 1, x.shape)
+    """Returns the context of one worker with its own statistics, for `encode` and receivers."""
+    memory = codec.init(x) if memory is None else memory
+    context = Context(coins, memory, (), workers, 1, x.shape)
     return context.replace(statistics=codec.measure(context, x))
 
 
-def over_workers(kinds: PyTree, measured: PyTree) -> PyTree:
-    """What workers agree on, of statistics [workers, ...]."""
-    return jax.tree.map(lambda kind, values: _OVER_WORKERS[kind](values), kinds, measured)
+def reduce_statistics(kinds: PyTree, measured: PyTree) -> PyTree:
+    """Reduces statistics [workers, ...] over workers."""
+    return jax.tree.map(lambda kind, values: _REDUCTIONS[kind](values), kinds, measured)
 
 
 def send(codec: Codec, x: jax.Array, memories: Memory, key: jax.Array) -> Sent:
-    """One step of workers, of updates [workers, *shape]."""
+    """Runs one step of all workers on updates [workers, *shape]."""
     workers, *shape = x.shape
     public, private = jax.random.split(key)
     privates = jax.random.split(private, workers)
     together = workers if codec.combine is not None else 1
 
-    def knows(private: jax.Array, memory: Memory, statistics: PyTree = ()) -> Context:
+    def context_with(private: jax.Array, memory: Memory, statistics: PyTree = ()) -> Context:
         return Context(Coins(public, private), memory, statistics, together, 1, tuple(shape))
 
     def measure(private: jax.Array, memory: Memory, x: jax.Array) -> PyTree:
-        return codec.measure(knows(private, memory), x)
+        return codec.measure(context_with(private, memory), x)
 
     measured = jax.vmap(measure)(privates, memories, x)
-    alone = codec.combine is None  # Then statistics travel with the payload.
-    statistics = measured if alone else over_workers(codec.reduce_statistics, measured)
+    separate = codec.combine is None  # Then each payload travels with its own statistics.
+    statistics = measured if separate else reduce_statistics(codec.reduce_statistics, measured)
 
     def encode(private: jax.Array, memory: Memory, x: jax.Array, statistics: PyTree) -> Sent:
-        context = knows(private, memory, statistics)
+        context = context_with(private, memory, statistics)
         payload, after = codec.encode(context, x)
         return Sent(context, payload, after, codec.decode(context.received(), payload))
 
-    each = (0, 0, 0, 0 if alone else None)
-    return jax.vmap(encode, in_axes=each)(privates, memories, x, statistics)
+    axes = (0, 0, 0, 0 if separate else None)
+    return jax.vmap(encode, in_axes=axes)(privates, memories, x, statistics)
 
 
 @functools.cache
@@ -93,16 +93,16 @@ def _decoded(codec: Codec) -> Any:
 
 
 def keys(draws: int, seed: int) -> jax.Array:
-    """Of so many steps."""
+    """Returns one key per step."""
     return jax.random.split(jax.random.key(seed, impl="threefry2x32"), draws)
 
 
 def sent(codec: Codec, x: np.ndarray, draws: int, seed: int) -> Sent:
-    """First steps of updates [workers, *shape], each leaf [draws, workers, ...]."""
+    """Repeats the first step on updates [workers, *shape]; leaves are [draws, workers, ...]."""
     result: Sent = _draws(codec)(jnp.asarray(x, jnp.float32), keys(draws, seed))
     return result
 
 
 def decoded(codec: Codec, x: np.ndarray, draws: int, seed: int) -> np.ndarray:
-    """What others decode of first steps, [draws, workers, *shape] in float64."""
+    """Returns the decoded payloads of first steps, [draws, workers, *shape] in float64."""
     return np.asarray(_decoded(codec)(jnp.asarray(x, jnp.float32), keys(draws, seed)), np.float64)

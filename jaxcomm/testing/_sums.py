@@ -1,4 +1,4 @@
-"""Payloads that may be added decode to the mean of what each decodes to, and no sum wraps."""
+"""Checks that a sum of payloads decodes to the mean of the decoded payloads, without wrap."""
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,15 @@ from jaxcomm.testing._single_worker import sent
 SUMS = "sums"
 
 
-def added(payload: jax.Array) -> jax.Array:
-    """Over workers, of [draws, workers, ...]: NumPy adds in the payload's own dtype, and wraps."""
+def _add(payload: jax.Array) -> jax.Array:
+    """Adds [draws, workers, ...] over workers in NumPy, which wraps in the payload's dtype."""
     return jnp.asarray(np.sum(np.asarray(payload), axis=1, dtype=payload.dtype))
 
 
 def require_sums(
     codec: Codec, *, workers: int, size: int = 7, draws: int = 16, seed: int = 4
 ) -> None:
-    """What is decoded from the sum of payloads is the mean of what each decodes to."""
+    """Checks that the sum of payloads decodes to the mean of the decoded payloads."""
 
     def decode(context: Context, payload: PyTree) -> jax.Array:
         return codec.decode(context.received(workers), payload)
@@ -28,14 +28,14 @@ def require_sums(
     decode_all = jax.jit(jax.vmap(decode))
     for name, x in with_extremes(size, workers).items():
         step = sent(codec, x, draws, seed)
-        own = np.asarray(step.decoded, np.float64)
+        each = np.asarray(step.decoded, np.float64)
         contexts = jax.tree.map(lambda leaf: leaf[:, 0], step.contexts)
-        together = np.asarray(decode_all(contexts, jax.tree.map(added, step.payloads)), np.float64)
-        expected = own.mean(axis=1)
-        if codec.drop_overflow is not None:  # More may find no room in a sum than in its parts.
+        together = np.asarray(decode_all(contexts, jax.tree.map(_add, step.payloads)), np.float64)
+        expected = each.mean(axis=1)
+        if codec.drop_overflow is not None:  # A sum may overflow where its parts do not.
             expected = np.where(np.isnan(together).any(axis=1, keepdims=True), np.nan, expected)
-        what = f"the mean decoded from the sum, of input {name!r}, {workers} workers, size {size},"
-        peak = np.abs(own).max(initial=0, where=np.isfinite(own))
+        what = f"the mean decoded from the sum, for input {name!r}, {workers} workers, size {size},"
+        peak = np.abs(each).max(initial=0, where=np.isfinite(each))
         slack = 5e-7 * max(peak, 1e-30)
         near = np.isclose(together, expected, rtol=1e-5, atol=slack, equal_nan=True)
         require_equal(SUMS, np.where(near, expected, together), expected, what)

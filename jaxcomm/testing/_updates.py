@@ -1,4 +1,4 @@
-"""Updates of a tree, one a worker, from rows of numbers and back."""
+"""Converts rows of numbers to trees of updates, one per worker, and back."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from jaxcomm._base import PyTree
 from jaxcomm.testing._inputs import inputs
 
-# Unlike leaves: a matrix, a vector in fewer bits, a number.
+# Leaves of different kinds: a matrix, a vector in fewer bits, a scalar.
 LEAVES = {
     "bias": jax.ShapeDtypeStruct((3,), "bfloat16"),
     "kernel": jax.ShapeDtypeStruct((5, 2), "float32"),
@@ -19,12 +19,12 @@ LEAVES = {
 
 
 def size_of(leaves: PyTree) -> int:
-    """Coordinates of a tree."""
+    """Returns the number of coordinates of a tree."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(leaves))
 
 
 def tree_of(leaves: PyTree, rows: np.ndarray) -> PyTree:
-    """`[workers, coordinates]` as a tree like `leaves`, each [workers, ...]."""
+    """Converts `[workers, coordinates]` to a tree like `leaves`, with leaves [workers, ...]."""
     found: list[Any] = jax.tree.leaves(leaves)
     treedef: Any = jax.tree.structure(leaves)
     ends = np.cumsum([math.prod(leaf.shape) for leaf in found])
@@ -37,15 +37,15 @@ def tree_of(leaves: PyTree, rows: np.ndarray) -> PyTree:
 
 
 def rows_of(tree: PyTree) -> np.ndarray:
-    """Every worker's tree as one row: [workers, coordinates], float64."""
+    """Returns each worker's tree as one row: [workers, coordinates], float64."""
     leaves = [np.asarray(x).astype(np.float64) for x in jax.tree.leaves(tree)]
     return np.concatenate([x.reshape(len(x), -1) for x in leaves], axis=1)
 
 
 def spacing_of(leaves: PyTree) -> np.ndarray:
-    """By how much results of a coordinate's dtype are rounded, relative to them, [coordinates].
+    """Returns the relative rounding error of each coordinate's dtype, [coordinates].
 
-    Zero where that is float32, or more.
+    It is zero for float32 and wider dtypes.
     """
 
     def spacing(leaf: Any) -> float:
@@ -57,6 +57,6 @@ def spacing_of(leaves: PyTree) -> np.ndarray:
 
 
 def finite_updates(leaves: PyTree, workers: int) -> dict[str, PyTree]:
-    """Unlike updates by name; those alone that the leaves' dtypes can hold."""
+    """Returns updates by name, without those that overflow the dtypes of the leaves."""
     found = {name: tree_of(leaves, x) for name, x in inputs(size_of(leaves), workers).items()}
     return {name: tree for name, tree in found.items() if np.isfinite(rows_of(tree)).all()}

@@ -1,4 +1,4 @@
-"""Runs an aggregator on n workers in the three modes, and shows every replica."""
+"""Runs an aggregator on n workers in three modes and returns every replica."""
 
 import functools
 from typing import Any, Literal
@@ -15,19 +15,19 @@ Mode = Literal["checked", "unchecked", "vmap"]
 
 
 def mesh_of(workers: int, axis_name: str = "data") -> Mesh:
-    """The first devices."""
+    """Returns a mesh of the first devices."""
     return jax.make_mesh(
         (workers,), (axis_name,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
     )
 
 
 def of_one_worker(updates: PyTree) -> PyTree:
-    """The first worker's, of leaves [workers, ...]."""
+    """Returns the first worker's tree of leaves [workers, ...]."""
     return jax.tree.map(lambda x: x[0], updates)
 
 
 def count(updates: PyTree) -> int:
-    """Of workers, of leaves [workers, ...]."""
+    """Returns the number of workers of leaves [workers, ...]."""
     workers: int = jax.tree.leaves(updates)[0].shape[0]
     return workers
 
@@ -35,7 +35,7 @@ def count(updates: PyTree) -> int:
 def program(
     tx: Any, workers: int, mode: Mode, weighted: bool = False, axis_name: str = "data"
 ) -> Any:
-    """`(updates [n, ...], state, weights [n]) -> (results [n, ...], state)`, not jitted.
+    """Returns `(updates [n, ...], state, weights [n]) -> (results [n, ...], state)`, not jitted.
 
     Results hold every worker's replica, so that tests can compare them.
     """
@@ -85,7 +85,7 @@ def program(
 def aggregator(
     tx: Any, workers: int, mode: Mode, weighted: bool = False, axis_name: str = "data"
 ) -> Any:
-    """The program, jitted, and one for all who ask for it."""
+    """Returns the jitted program, from a cache."""
     return _jitted(tx, workers, mode, weighted, axis_name)
 
 
@@ -95,7 +95,7 @@ def _jitted(tx: Any, workers: int, mode: Mode, weighted: bool, axis_name: str) -
 
 
 def initial(tx: Any, updates: PyTree, mode: Mode, axis_name: str = "data") -> Any:
-    """The first state, of updates [workers, ...]."""
+    """Returns the initial state for updates [workers, ...]."""
     leaves, treedef = jax.tree.flatten(jax.eval_shape(of_one_worker, updates))
     return _initial(tx, count(updates), mode == "vmap", axis_name, treedef, tuple(leaves))
 
@@ -110,7 +110,7 @@ def _initial(
 
 
 def draws(tx: Any, updates: PyTree, steps: int, axis_name: str = "data") -> np.ndarray:
-    """The results of `steps` updates of the same gradients, [steps, coordinates]."""
+    """Returns the results of `steps` updates of the same gradients, [steps, coordinates]."""
     run = _drawing(tx, count(updates), steps, axis_name)
     return np.asarray(run(updates, initial(tx, updates, "vmap", axis_name)), np.float64)
 
@@ -128,9 +128,3 @@ def _drawing(tx: Any, workers: int, steps: int, axis_name: str) -> Any:
         return jax.lax.scan(body, state, None, length=steps)[1]
 
     return jax.jit(draw)
-
-
-def flat(tree: PyTree) -> np.ndarray:
-    """Every worker's tree as one row: [n, coordinates], float64."""
-    leaves = [np.asarray(x).astype(np.float64) for x in jax.tree.leaves(tree)]
-    return np.concatenate([x.reshape(x.shape[0], -1) for x in leaves], axis=1)
