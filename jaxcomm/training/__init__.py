@@ -1,4 +1,4 @@
-"""A training step over the workers of a mesh, or of one device that simulates them."""
+"""Training steps over the workers of a mesh, or simulated on one device."""
 
 from jaxcomm.training._make_step import make_step
 from jaxcomm.training._simulate import simulate

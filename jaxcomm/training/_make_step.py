@@ -42,53 +42,60 @@ def make_step(
     metrics: Metrics = "mean",
     donate: bool = True,
 ) -> Step:
-    r"""A jitted training step in which each worker of `mesh` takes its part of the batch.
+    r"""Makes a jitted training step in which each worker of `mesh` takes its part of the batch.
 
     .. math:: g_i = \nabla f(x; B_i), \qquad (\Delta, s') = \mathrm{tx}(g_i, s, x),
               \qquad x' = x + \Delta
 
-    What is sent is up to `tx`, and one float32 a metric with `metrics="mean"`; see
-    :func:`jaxcomm.wire.account`. Axes of the mesh that `axis_name` does not name count the devices
-    of one worker: its rows are cut over them, and its gradient is the mean over them, exact, in
-    float32.
+    `tx` determines what workers send; `metrics="mean"` adds one float32 per metric. See
+    :func:`jaxcomm.wire.account`. The axes of the mesh that `axis_name` does not name number the
+    devices of one worker: the worker's rows are split over them, and its gradient is their exact
+    mean in float32.
 
     Args:
-      loss_fn: `(params, batch) -> loss`, the mean over the batch it is given; with `has_aux=True`,
-        `(loss, aux)`, `aux` a dict of metrics. Called with `(params, batch, key)` when the step
-        gets a key.
+      loss_fn: `(params, batch) -> loss`, the mean over its batch; with `has_aux=True`,
+        `(loss, aux)`, where `aux` is a dict of metrics. It is called with `(params, batch, key)` if
+        the step is called with a key.
       tx: An optax transformation with an aggregator before the optimizer, or gossip after it.
       mesh: The devices; its axes may be Auto or Explicit.
       axis_name: The mesh axis, or axes, that number the workers.
       has_aux: Whether `loss_fn` returns a pair.
-      gradients: In place of :func:`jaxcomm.local_value_and_grad`: `(loss_fn, params, batch) ->
-        (value, gradient)` or `(value, gradient, weight)`, this worker's own; with a key as the last
-        argument when the step gets one. The weight goes to `tx` and weighs the metrics.
-      metrics: `"mean"`, means over workers in every step; `"own"`, each worker's own values, for
-        which nothing is sent; or a period k, means in every k-th step and NaN in the others, which
-        send none. Steps are counted by the first counter in the state of `tx`: that of an
-        aggregator of codes, a method of gossip or local steps, Adam or a schedule.
-      donate: Whether the buffers of params and state are given away to the new ones. Then the
-        arrays passed in must not be used again.
+      gradients: A replacement of :func:`jaxcomm.local_value_and_grad`: `(loss_fn, params, batch) ->
+        (value, gradient)` or `(value, gradient, weight)` of this worker; with a key as the last
+        argument if the step is called with one. `tx` receives the weight, and metrics are weighted
+        by it.
+      metrics: `"mean"` for means over workers in every step; `"own"` for each worker's own values,
+        which sends nothing; or a period k for means in every k-th step and NaN in the other steps,
+        which send none. The first counter in the state of `tx` counts the steps: that of an
+        aggregator of codes, gossip, local steps, Adam or a schedule.
+      donate: Whether to donate the buffers of params and state to the new ones. Then the arrays
+        passed in must not be used again.
 
     Returns:
       `step(params, opt_state, batch, *, key=None, **extra_args) -> (params, opt_state, metrics)`.
-      Params are equal on all workers and whole on each of their devices, or `PerWorker` ones of
-      :func:`jaxcomm.replicate`, of which `loss_fn` and `tx` see a worker's own. Extra arguments,
-      equal on all workers, go to `tx.update`. Batch leaves are `[global_batch, ...]`; on a mesh of
-      several processes, arrays over all of them, such as `jax.make_array_from_process_local_data`
-      makes. Each device's key is folded with its number. `metrics["loss"]` and aux are float32[...]
-      of all workers, or [workers, ...] of each; where gradients are weighted so are the means, and
-      `metrics["weight"]` is the sum of the weights. What an aggregator with `diagnostics=True`
-      tells joins them as `metrics["diagnostics/compression_error"]` and so on (`"diagnostics/<path
-      in the state>/..."` where several do). It can be traced, in `jax.lax.scan` for one. On CPU
-      devices, a call waits until the previous step is done, since several steps in flight may
-      deadlock there.
+
+      - Params are equal on all workers and whole on each of their devices, or are `PerWorker`
+        parameters of :func:`jaxcomm.replicate`, for which `loss_fn` and `tx` receive the worker's
+        own parameters.
+      - Extra arguments are equal on all workers and are passed to `tx.update`.
+      - Batch leaves are `[global_batch, ...]`. On a mesh of several processes, they are arrays over
+        all processes, for instance from `jax.make_array_from_process_local_data`.
+      - Each device folds its number into its key.
+      - `metrics["loss"]` and aux are float32[...] over all workers, or [workers, ...] per worker.
+        If gradients are weighted, so are the means, and `metrics["weight"]` is the sum of the
+        weights. The diagnostics of an aggregator with `diagnostics=True` are added as
+        `metrics["diagnostics/compression_error"]` and so on (`"diagnostics/<path in the
+        state>/..."` if there are several such aggregators).
+
+      The step can be traced, for instance in `jax.lax.scan`. On CPU devices, a call waits until the
+      previous step has finished, since several steps in flight may deadlock there.
 
     Raises:
-      ValueError: If the mesh lacks an axis, the global batch is empty, not divisible by the devices
-        or of one process alone where the mesh has several, aux is no dict of means, updates or
-        state would differ by worker, state is of another `tx` or number of workers, parameters are
-        cut over devices or donated already, or an extra argument is used by nothing in `tx`.
+      ValueError: If the mesh lacks an axis; if the global batch is empty, is not divisible by the
+        devices or, on a mesh of several processes, belongs to one process only; if aux is not a
+        dict of means; if updates or state would differ by worker; if the state belongs to another
+        `tx` or number of workers; if parameters are sharded over devices or were already donated;
+        or if nothing in `tx` uses an extra argument.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -108,9 +115,9 @@ def make_step(
     inner = tuple(name for name in mesh.axis_names if name not in names)
     sizes = dict(mesh.shape)
     devices = math.prod(sizes.values())
-    of_worker = worker_step(loss_fn, tx, axis_name, inner, has_aux, gradients, metrics)
+    step_of_worker = worker_step(loss_fn, tx, axis_name, inner, has_aux, gradients, metrics)
     batch_spec, whole = PartitionSpec((*names, *inner)), PartitionSpec()
-    told_spec = PartitionSpec(names) if metrics == "own" else whole
+    metrics_spec = PartitionSpec(names) if metrics == "own" else whole
 
     def on_mesh(
         params: PyTree,
@@ -121,13 +128,13 @@ def make_step(
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
         specs = state_specs(params), state_specs(opt_state)
         run = shard_map(
-            of_worker,
+            step_of_worker,
             mesh,
             in_specs=(*specs, batch_spec, whole, whole),
-            out_specs=(*specs, told_spec, whole),
+            out_specs=(*specs, metrics_spec, whole),
         )
-        new, after, told, diagnostics = run(params, opt_state, batch, key, extra_args)
-        return typed_as(new, params), typed_as(after, opt_state), told | diagnostics
+        new, new_state, values, diagnostics = run(params, opt_state, batch, key, extra_args)
+        return typed_as(new, params), typed_as(new_state, opt_state), values | diagnostics
 
     jitted = jax.jit(on_mesh, donate_argnums=(0, 1) if donate else ())
     one_at_a_time = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
@@ -159,7 +166,9 @@ def make_step(
             params = place(params, mesh, state_specs(params), "params")
             opt_state = place(opt_state, mesh, state_specs(opt_state), "opt_state")
             batch = place(batch, mesh, jax.tree.map(lambda _: batch_spec, batch), "batch")
-            if not mesh.is_multi_process:  # There JAX would compare them by process in each step.
+            if (
+                not mesh.is_multi_process
+            ):  # With several, JAX would compare them across processes in each step.
                 rest = jax.tree.map(lambda _: whole, (key, extra_args))
                 key, extra_args = place((key, extra_args), mesh, rest, "extra")
         require_used(on_mesh, params, opt_state, batch, key, extra_args, used, devices)

@@ -1,6 +1,5 @@
-"""What a step tells: means over workers, each worker's own values, or means now and then."""
+"""Metrics of a step: means over workers, each worker's own values, or periodic means."""
 
-from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import jax
@@ -14,11 +13,11 @@ from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation._weights import weigh
 
 Metrics: TypeAlias = Literal["mean", "own"] | int
-"""Means over workers in every step; each worker's own; or means in every so many steps."""
+"""Means over workers in every step, each worker's own values, or the period of means in steps."""
 
 
 def check_metrics(metrics: Metrics) -> None:
-    """Raises unless `metrics` is `"mean"`, `"own"` or a period."""
+    """Raises a ValueError unless `metrics` is `"mean"`, `"own"` or a period."""
     period = isinstance(metrics, int) and not isinstance(metrics, bool) and metrics >= 1
     if not period and metrics not in ("mean", "own"):
         raise ValueError(
@@ -30,7 +29,7 @@ def check_metrics(metrics: Metrics) -> None:
 def _means(
     axis_name: AxisName, values: dict[str, PyTree], weight: jax.Array | None
 ) -> dict[str, PyTree]:
-    """Means over workers in float32, weighted where gradients are; over no weight at all, NaN."""
+    """Returns float32 means over workers, with the gradients' weights; NaN if all weights are 0."""
     names = _axis.names(axis_name)
     workers = _axis.size(axis_name)
     if weight is None:
@@ -49,9 +48,9 @@ def _is_counter(leaf: object) -> bool:
 
 
 def _steps_so_far(opt_state: optax.OptState) -> jax.Array:
-    """The first counter of steps in the state, int[]: an aggregator's, Adam's or a schedule's.
+    """Returns the first counter of steps in the state, int[]: of an aggregator, Adam or a schedule.
 
-    Other counters of optax begin anew now and then.
+    Other counters of optax restart at times.
     """
     nodes: list[object] = []
 
@@ -66,25 +65,25 @@ def _steps_so_far(opt_state: optax.OptState) -> jax.Array:
             if type(node).__name__.startswith(begins) and _is_counter(counter):
                 return jnp.asarray(counter)
     raise ValueError(
-        "`metrics` as a period needs a counter of steps, and no aggregator, Adam or schedule in "
+        "`metrics` as a period needs a counter of steps, but no aggregator, Adam or schedule in "
         "`tx` keeps one. Use 'mean' or 'own'."
     )
 
 
-def tell(
+def reduce_metrics(
     metrics: Metrics,
     axis_name: AxisName,
     values: dict[str, PyTree],
     weight: jax.Array | None,
     opt_state: optax.OptState,
 ) -> dict[str, PyTree]:
-    """The metrics of one step in one worker, float32; of `"own"`, `[1, ...]`.
+    """Returns the float32 metrics of one step in one worker; with `"own"`, `[1, ...]`.
 
     Args:
-      metrics: What to tell.
+      metrics: Which metrics to return.
       axis_name: The axes of the workers.
       values: This worker's loss and aux.
-      weight: Its weight, where gradients have one.
+      weight: Its weight, if gradients are weighted.
       opt_state: The state before the step, which counts steps.
     """
     values = jax.tree.map(
@@ -94,7 +93,10 @@ def tell(
     if metrics == "own":
         own = values if weight is None else {**values, "weight": weight}
         return jax.tree.map(lambda x: _axis.as_varying(x, axis_name)[None], own)
-    averaged: Callable[[], dict[str, PyTree]] = lambda: _means(axis_name, values, weight)  # noqa: E731
+
+    def averaged() -> dict[str, PyTree]:
+        return _means(axis_name, values, weight)
+
     if metrics == "mean":
         return averaged()
     due = (_steps_so_far(opt_state).astype(jnp.int32) + 1) % metrics == 0
@@ -103,11 +105,11 @@ def tell(
     )
 
 
-def info_of(opt_state: optax.OptState) -> dict[str, jax.Array]:
-    """What aggregators with `diagnostics=True` tell, `diagnostics/<name>`; with their paths where
-    several do.
+def diagnostics_of(opt_state: optax.OptState) -> dict[str, jax.Array]:
+    """Returns the diagnostics of aggregators with `diagnostics=True`, as `diagnostics/<name>`.
 
-    What is each worker's own is told as the largest of all, by one all-reduce of a float32.
+    Names contain the path in the state if several aggregators have diagnostics. Values that differ
+    by worker are replaced by their maximum, with an all-reduce of one float32.
     """
     found: dict[str, dict[str, jax.Array]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):

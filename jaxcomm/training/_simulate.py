@@ -1,4 +1,4 @@
-"""The training step of workers that one device simulates."""
+"""A training step that simulates all workers on one device."""
 
 import math
 from collections.abc import Mapping
@@ -40,29 +40,30 @@ def simulate(
     metrics: Metrics = "mean",
     donate: bool = True,
 ) -> Step:
-    """The step of :func:`jaxcomm.make_step`, all workers simulated on one device.
+    """Makes the step of :func:`jaxcomm.make_step`, with all workers simulated on one device.
 
-    The same transformations run under `jax.vmap`, with the same random draws: results are equal bit
-    for bit where sums are of integers and gradients are, and to rounding elsewhere. Nothing is
-    sent; :func:`jaxcomm.wire.account` reports what so many workers would send.
+    The same transformations run under `jax.vmap`, with the same random draws. If gradients are
+    equal, results with integer sums are equal bit for bit; others are equal up to rounding. Nothing
+    is sent; :func:`jaxcomm.wire.account` reports what this number of workers would send.
 
     Args:
       loss_fn: As for :func:`jaxcomm.make_step`.
       tx: As for :func:`jaxcomm.make_step`.
       num_workers: The number of workers, or the sizes of several axes by name, outermost first.
-      axis_name: The axis of the workers; with a dict of sizes, the axis or axes that `tx` averages
-        over. The others count the devices of one worker.
+      axis_name: The axis of the workers; with a dict of sizes, the axis or axes over which `tx`
+        averages. The other axes number the devices of one worker.
       has_aux: Whether `loss_fn` returns a pair.
       gradients: As for :func:`jaxcomm.make_step`.
       metrics: As for :func:`jaxcomm.make_step`.
-      donate: Whether the buffers of params and state are given away to the new ones.
+      donate: Whether to donate the buffers of params and state to the new ones.
 
     Returns:
-      A step called like that of :func:`jaxcomm.make_step`. Its state comes from
+      A step with the signature of that of :func:`jaxcomm.make_step`. Its state comes from
       `jaxcomm.init(tx, params, num_workers)` and has the same shapes as on a mesh.
 
     Raises:
-      ValueError: As :func:`jaxcomm.make_step` does, or if the number of workers is no positive int.
+      ValueError: Under the conditions of :func:`jaxcomm.make_step`, or if the number of workers is
+        not a positive int.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -85,13 +86,13 @@ def simulate(
     mesh = AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     inner = tuple(name for name in axes if name not in names)
     devices = math.prod(axes.values())
-    of_worker = worker_step(loss_fn, tx, axis_name, inner, has_aux, gradients, metrics)
+    step_of_worker = worker_step(loss_fn, tx, axis_name, inner, has_aux, gradients, metrics)
     batch_spec, whole = PartitionSpec((*names, *inner)), PartitionSpec()
-    told_spec = PartitionSpec(names) if metrics == "own" else whole
+    metrics_spec = PartitionSpec(names) if metrics == "own" else whole
 
     def specs_of(params: PyTree, opt_state: optax.OptState) -> tuple[PyTree, PyTree]:
         state = state_specs(params), state_specs(opt_state)
-        return (*state, batch_spec, whole, whole), (*state, told_spec, whole)
+        return (*state, batch_spec, whole, whole), (*state, metrics_spec, whole)
 
     def on_mesh(
         params: PyTree,
@@ -100,9 +101,9 @@ def simulate(
         key: jax.Array | None,
         extra_args: dict[str, PyTree],
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
-        run = shard_map(of_worker, mesh, *specs_of(params, opt_state))
-        new, after, told, diagnostics = run(params, opt_state, batch, key, extra_args)
-        return new, after, told | diagnostics
+        run = shard_map(step_of_worker, mesh, *specs_of(params, opt_state))
+        new, new_state, values, diagnostics = run(params, opt_state, batch, key, extra_args)
+        return new, new_state, values | diagnostics
 
     def simulated_workers(
         params: PyTree,
@@ -111,17 +112,17 @@ def simulate(
         key: jax.Array | None,
         extra_args: dict[str, PyTree],
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
-        # `jax.vmap` does not know what varies by worker; `jax.shard_map` does, and says so.
+        # Trace `jax.shard_map` first: it checks what varies by worker, and `jax.vmap` does not.
         jax.eval_shape(on_mesh, params, opt_state, batch, key, extra_args)
-        run = over_workers(of_worker, axes, *specs_of(params, opt_state))
-        new, after, told, diagnostics = run(params, opt_state, batch, key, extra_args)
-        return new, after, told | diagnostics
+        run = over_workers(step_of_worker, axes, *specs_of(params, opt_state))
+        new, new_state, values, diagnostics = run(params, opt_state, batch, key, extra_args)
+        return new, new_state, values | diagnostics
 
     simulated_workers.__name__ = SIMULATED
     jitted = jax.jit(simulated_workers, donate_argnums=(0, 1) if donate else ())
     used: set[str] = set()
 
-    def checked(
+    def check(
         params: PyTree,
         opt_state: optax.OptState,
         batch: PyTree,
@@ -144,7 +145,7 @@ def simulate(
         key: jax.Array | None = None,
         **extra_args: PyTree,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
-        checked(params, opt_state, batch, key, extra_args)
+        check(params, opt_state, batch, key, extra_args)
         if not is_traced((params, opt_state, batch, key, extra_args)):
             params, opt_state = jax.tree.map(strong, (params, opt_state))
             if donate:
@@ -159,8 +160,8 @@ def simulate(
         key: jax.Array | None = None,
         **extra_args: PyTree,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
-        checked(params, opt_state, batch, key, extra_args)
+        check(params, opt_state, batch, key, extra_args)
         return on_mesh(params, opt_state, batch, key, extra_args)
 
-    step.on_mesh = accounted  # type: ignore[attr-defined]  # What `wire.account` traces instead.
+    step.on_mesh = accounted  # type: ignore[attr-defined]  # `wire.account` traces this instead.
     return step

@@ -1,4 +1,4 @@
-"""One worker's step, the same whether devices or a simulator run it."""
+"""The step of one worker, on a mesh and in simulation."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -12,9 +12,9 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
-from jaxcomm.training._metrics import Metrics, info_of, tell
+from jaxcomm.training._metrics import Metrics, diagnostics_of, reduce_metrics
 from jaxcomm.training._mistakes import (
-    explained,
+    explain_update_error,
     require_aux,
     require_gradients_of,
     require_means,
@@ -32,12 +32,12 @@ def _over_devices(
     gradient: PyTree,
     weight: jax.Array | None,
 ) -> tuple[PyTree, PyTree, jax.Array | None]:
-    """The means over the devices of one worker, each of which has taken a part of its rows."""
+    """Averages over the devices of one worker, each of which has a part of its rows."""
     average = mean(inner)
     values = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), values)
-    of_device = _axis.local_params((values, gradient), inner)
+    per_device = _axis.local_params((values, gradient), inner)
     (values, gradient), _ = average.update(
-        of_device, average.init(of_device), weight=weight, outer_axes=_axis.names(axis_name)
+        per_device, average.init(per_device), weight=weight, outer_axes=_axis.names(axis_name)
     )
     return values, gradient, None if weight is None else lax.psum(weight, inner)
 
@@ -51,23 +51,23 @@ def worker_step(
     gradients: GradientFn | None,
     metrics: Metrics,
 ) -> Callable[..., tuple[PyTree, optax.OptState, dict[str, jax.Array], dict[str, jax.Array]]]:
-    """The step of one worker, inside of the workers.
+    """Makes the step of one worker, which runs under `jax.shard_map` or `jax.vmap`.
 
     Args:
-      loss_fn: As for `jaxcomm.make_step`, and so are all but `inner`.
+      loss_fn: As for `jaxcomm.make_step`, like all arguments except `inner`.
       tx: ...
       axis_name: ...
-      inner: The other axes, over which the devices of one worker are counted.
+      inner: The other axes, which number the devices of one worker.
       has_aux: ...
       gradients: ...
       metrics: ...
 
     Returns:
-      `(params, opt_state, batch, key, extra_args) -> (params, opt_state, metrics, info)`; metrics
-      that are each worker's own are `[1, ...]`, the rest is equal on all.
+      `(params, opt_state, batch, key, extra_args) -> (params, opt_state, metrics, diagnostics)`.
+      Per-worker metrics are `[1, ...]`; all other results are equal on all workers.
     """
     update = optax.with_extra_args_support(tx).update
-    everybody = (*_axis.names(axis_name), *inner)
+    all_axes = (*_axis.names(axis_name), *inner)
 
     def differentiate(loss_fn: LossFn, params: PyTree, *args: PyTree) -> tuple[Any, ...]:
         require_gradients_of(loss_fn, params, keyed=len(args) > 1)
@@ -78,28 +78,28 @@ def worker_step(
                 require_pair(value)
             return value
 
-        local = _axis.local_value_and_grad(loss, has_aux, axis_name=everybody)
+        local = _axis.local_value_and_grad(loss, has_aux, axis_name=all_axes)
         return tuple(local(params, *args))
 
     local_gradients = gradients or differentiate
 
     def step(
-        given: PyTree,
+        worker_params: PyTree,
         opt_state: optax.OptState,
         batch: PyTree,
         key: jax.Array | None,
         extra_args: dict[str, PyTree],
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array], dict[str, jax.Array]]:
-        apart = isinstance(given, PerWorker)
-        if apart and [*given.per_worker] != [_axis.label(axis_name)]:
+        is_per_worker = isinstance(worker_params, PerWorker)
+        if is_per_worker and [*worker_params.per_worker] != [_axis.label(axis_name)]:
             raise ValueError(
-                f"The parameters differ over {[*given.per_worker]}, and `axis_name` is "
+                f"The parameters differ over {[*worker_params.per_worker]}, but `axis_name` is "
                 f"{axis_name!r}."
             )
-        params = own_params(given)
-        own_key = [] if key is None else [jax.random.fold_in(key, _axis.index(everybody))]
-        at = _axis.local_params(params, everybody) if inner else params
-        value, updates, *rest = local_gradients(loss_fn, at, batch, *own_key)
+        params = own_params(worker_params)
+        own_key = [] if key is None else [jax.random.fold_in(key, _axis.index(all_axes))]
+        local_params = _axis.local_params(params, all_axes) if inner else params
+        value, updates, *rest = local_gradients(loss_fn, local_params, batch, *own_key)
         weight = rest[0] if rest else None
         if has_aux:
             require_pair(value)
@@ -108,7 +108,7 @@ def worker_step(
         require_aux(aux, taken)
         if metrics != "own" or inner:
             require_means(
-                lambda rows: local_gradients(loss_fn, at, rows, *own_key)[0][1],
+                lambda rows: local_gradients(loss_fn, local_params, rows, *own_key)[0][1],
                 aux,
                 batch,
                 "" if inner else ", or make the step with `metrics='own'`",
@@ -118,12 +118,13 @@ def worker_step(
             values, updates, weight = _over_devices(axis_name, inner, values, updates, weight)
         extra = {} if weight is None else {"weight": weight}
         try:
-            updates, after = update(updates, opt_state, params, **extra, **extra_args)
+            updates, new_state = update(updates, opt_state, params, **extra, **extra_args)
         except Exception as error:
-            if (meant := explained(error, tx.init, params, opt_state)) is error:
+            cause = explain_update_error(error, tx.init, params, opt_state)
+            if cause is error:
                 raise
-            raise meant from error
-        if not apart:
+            raise cause from error
+        if not is_per_worker:
             _axis.require_replicated(
                 updates,
                 axis_name,
@@ -132,17 +133,17 @@ def worker_step(
                 "gossip, let parameters differ by worker with `jaxcomm.replicate(params, mesh)`.",
             )
         _axis.require_replicated(
-            after,
+            new_state,
             axis_name,
             "The optimizer state",
             "Mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`."
-            if apart
+            if is_per_worker
             else "Place the aggregator before the transformation that keeps this state.",
         )
-        told = tell(metrics, axis_name, values, weight, opt_state)
+        reduced = reduce_metrics(metrics, axis_name, values, weight, opt_state)
         new = optax.apply_updates(params, updates)
-        if apart:
+        if is_per_worker:
             new = PerWorker({_axis.label(axis_name): jax.tree.map(lambda x: x[None], new)})
-        return new, after, told, info_of(after)
+        return new, new_state, reduced, diagnostics_of(new_state)
 
     return step

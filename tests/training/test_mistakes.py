@@ -91,7 +91,7 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
     "no loss": (lambda here: here.step(qsgd(), None), "`loss_fn` must be a function, got None"),
     "the state of another": (
         lambda here: here.step(qsgd())(start(), here.init(optax.adam(0.1)), X),
-        r"state is not one of this `tx`: it lacks \[0\]\.key and has \[0\]\.count.*jaxcomm\.init",
+        r"state does not belong to this `tx`: it lacks \[0\]\.key and has \[0\]\.count.*\.init",
     ),
     "MultiSteps": (
         lambda here: here.step(optax.MultiSteps(qsgd(), 4)),
@@ -101,11 +101,11 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         lambda here: here.step(tx := optax.MultiSteps(qsgd(), 4).gradient_transformation())(
             start(), here.init(tx), X
         ),
-        r"cannot stand in `optax\.MultiSteps`: use `jaxcomm\.accumulate\(tx, k\)`",
+        r"cannot run inside `optax\.MultiSteps`: use `jaxcomm\.accumulate\(tx, k\)`",
     ),
     "apply_if_finite": (
         lambda here: here.step(tx := optax.apply_if_finite(qsgd(), 3))(start(), here.init(tx), X),
-        r"cannot stand in `optax\.apply_if_finite`: use `jaxcomm\.skip_nonfinite\(tx\)`",
+        r"cannot run inside `optax\.apply_if_finite`: use `jaxcomm\.skip_nonfinite\(tx\)`",
     ),
     "a list of rows": (
         lambda here: here.step(qsgd())(start(), here.init(qsgd()), X.tolist()),
@@ -120,7 +120,7 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         lambda here: here.step(qsgd(), aux_of_examples, has_aux=True)(
             start(), here.init(qsgd()), X
         ),
-        r"`aux\['errors'\]` has shape \(4,\), one value an example.*metrics='own'",
+        r"`aux\['errors'\]` has shape \(4,\), one value per example.*metrics='own'",
     ),
     "rows as a list of arrays": (
         lambda here: here.step(qsgd())(start(), here.init(qsgd()), [*X]),
@@ -130,11 +130,11 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         lambda here: here.step(momentum())(
             start(), here.init(momentum(), {"w": jnp.ones((3, 2))}), X
         ),
-        r"state is not one of this `tx`: \[1\]\[0\]\.trace\['w'\] is float32\[3, 2\], and should",
+        r"state does not belong to this `tx`: \[1\]\[0\]\.trace\['w'\] is float32\[3, 2\], and",
     ),
     "a state without momentum": (
         lambda here: here.step(momentum())(start(), here.init(exact()), X),
-        r"state is not one of this `tx`: it lacks \[1\]\[0\]\.trace",
+        r"state does not belong to this `tx`: it lacks \[1\]\[0\]\.trace",
     ),
     "a loss alone": (
         lambda here: here.step(qsgd(), has_aux=True)(start(), here.init(qsgd()), X),
@@ -142,11 +142,11 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
     ),
     "a key for a loss without": (
         lambda here: here.step(qsgd())(start(), here.init(qsgd()), X, key=jax.random.key(0)),
-        r"given a `key`, and `loss_fn` does not take one: .* `\(params, batch, key\)`",
+        r"received a `key`, but `loss_fn` does not take one: .* `\(params, batch, key\)`",
     ),
     "integers among the parameters": (
         lambda here: here.step(exact())(start() | {"n": jnp.int32(3)}, here.init(exact()), X),
-        r"parameters at \['n'\] are int32, and have no gradient",
+        r"parameters at \['n'\] are int32 and have no gradient",
     ),
     "a reserved key": (
         lambda here: here.step(exact())(
@@ -158,7 +158,7 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         lambda here: here.step(qsgd(), lambda p, b: (loss_fn(p, b), {"z": 1j}), has_aux=True)(
             start(), here.init(qsgd()), X
         ),
-        r"`aux\['z'\]` is complex128, and metrics are real numbers",
+        r"`aux\['z'\]` is complex128, but metrics must be real numbers",
     ),
     "aux under a name of aggregators": (
         lambda here: here.step(
@@ -259,7 +259,7 @@ def test_examples_of_a_workers_devices_are_not_mixed_up() -> None:
         aux_of_examples, tx, sizes, axis_name="dcn", has_aux=True, metrics="own"
     )
     state = jaxcomm.init(tx, start(), sizes, axis_name="dcn")
-    with pytest.raises(ValueError, match=r"one value an example.*return its mean\.(\n|$)"):
+    with pytest.raises(ValueError, match=r"one value per example.*return its mean\.(\n|$)"):
         step(start(), state, X)
 
 
@@ -284,7 +284,7 @@ def test_gradients_that_know_nothing_of_aux() -> None:
     gradients = lambda loss_fn, params, batch: (jnp.float32(0), params)  # noqa: E731
     step = jaxcomm.simulate(loss_fn, qsgd(), N, has_aux=True, gradients=gradients)
     with pytest.raises(
-        ValueError, match=r"must be a pair, `\(loss, aux\)`.*tell `window_gradients` of aux by"
+        ValueError, match=r"must be a pair, `\(loss, aux\)`.*For `window_gradients`, use"
     ):
         step(start(), jaxcomm.init(qsgd(), start(), N), X)
 
