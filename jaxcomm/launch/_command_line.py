@@ -190,7 +190,7 @@ def start(options: LaunchOptions, program: str, given: Mapping[str, str] = os.en
     Args:
       options: The options that :func:`parse` returns.
       program: The program name in error messages.
-      given: The environment of the processes, without the variables that the launcher sets.
+      given: The base environment of the processes, to which the launcher adds its variables.
 
     Raises:
       LaunchError: If a process cannot be started.

@@ -1,4 +1,4 @@
-"""Bytes, counted in the program that sends them."""
+"""Counts the bytes that a program sends."""
 
 from jaxcomm.wire._account import Account, account
 from jaxcomm.wire._collective import Collective

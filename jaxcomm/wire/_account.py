@@ -1,4 +1,4 @@
-"""Bytes that a program sends, read from its jaxpr."""
+"""Reads the bytes that a program sends from its jaxpr."""
 
 import warnings
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from jaxcomm.wire._walk import collectives_of
 
 
 class Account:
-    """What a program sends.
+    """The collectives of a program and their cost.
 
     Attributes:
-      collectives: Every collective, those of all branches of a conditional among them.
+      collectives: Every collective, including those of all branches of a conditional.
     """
 
     def __init__(self, nodes: tuple[Node, ...]):
@@ -31,37 +31,38 @@ class Account:
 
     @property
     def unbounded(self) -> bool:
-        """Whether a loop of unknown length sends; then totals count one trip, a lower bound."""
+        """Whether a loop of unknown length sends; totals count one iteration, a lower bound."""
         return any(collective.unbounded for collective in self.collectives)
 
     @property
     def at_most(self) -> bool:
-        """Whether bytes are an upper bound: of whole operands, which XLA may have cut.
+        """Whether bytes are an upper bound: they count whole operands, which XLA may shard.
 
-        Over an automatic axis of the mesh a program does not say how an array is cut.
+        A program does not specify how an array is sharded over an automatic axis of the mesh.
         """
         return any(collective.automatic for collective in self.collectives)
 
     @property
     def bytes_per_worker(self) -> float:
-        """Bytes that one device sends; of a conditional, the heaviest branch."""
+        """Bytes that one device sends; a conditional counts as its heaviest branch."""
         return sum(self.bytes_by_axis.values())
 
     @property
     def messages(self) -> int:
-        """Messages that one device sends one after the other; of a conditional, most of them."""
+        """Sequential messages of one device; a conditional counts as its branch with the most."""
         return messages_of(heaviest(self._nodes, messages_of))
 
     def amortized_bytes_per_worker(self, share: float) -> float:
-        r"""Bytes that one worker sends in a run on average, where it does not send in all of them.
+        r"""Returns the average bytes per run that one worker sends, if only some runs send.
 
         .. math:: b_\text{lightest} + s\, (b_\text{heaviest} - b_\text{lightest})
 
-        of the branches of every conditional; of workers that meet in every H-th step,
+        over the branches of every conditional. For workers that synchronize in every H-th step,
         :math:`s = 1/H`.
 
         Args:
-          share: :math:`s`, of the runs in which a conditional takes its heaviest branch, 0 to 1.
+          share: :math:`s`, the fraction of runs in which a conditional takes its heaviest branch, 0
+            to 1.
 
         Raises:
           ValueError: If `share` is out of range.
@@ -72,7 +73,7 @@ class Account:
 
     @property
     def bytes_by_axis(self) -> dict[str, float]:
-        """Bytes that one device sends over each axis, or axes joined by commas."""
+        """Bytes that one device sends over each axis; several axes are joined by commas."""
         totals: dict[str, float] = {}
         for collective in heaviest(self._nodes, bytes_of):
             axis = ",".join(collective.axes)
@@ -80,26 +81,27 @@ class Account:
         return totals
 
     def seconds(self, bytes_per_second: float, latency: float = 0.0) -> float:
-        r"""Time on a link, if nothing overlaps: messages x latency + bytes / bandwidth.
+        r"""Returns the time on a link without overlap: messages x latency + bytes / bandwidth.
 
-        What compilers combine is one message: all-reduces of one kind and dtype over the same axes,
-        of which none waits for another. XLA combines all of those on CPU and TPU, and on GPU up to
-        a size (30 MB by default), beyond which there are a few messages more.
+        Collectives that compilers combine count as one message: all-reduces of one kind and dtype
+        over the same axes that do not depend on each other. XLA combines all of them on CPU and
+        TPU. On GPU it combines them up to a size (30 MB by default) and sends a few more messages
+        above it.
 
         Args:
-          bytes_per_second: What one device can send.
-          latency: Seconds a message; a ring all-reduce has 2 (n - 1) in sequence.
+          bytes_per_second: The bandwidth of one device.
+          latency: The seconds per message; a ring all-reduce has 2 (n - 1) sequential messages.
 
         Raises:
-          ValueError: If `bytes_per_second` is not positive or `latency` negative, or if the length
-            of a loop that sends is unknown.
+          ValueError: If `bytes_per_second` is not positive, `latency` is negative, or a loop of
+            unknown length sends.
         """
         if not bytes_per_second > 0:
             raise ValueError(f"`bytes_per_second` must be positive, got {bytes_per_second}.")
         if not latency >= 0:
             raise ValueError(f"`latency` must not be negative, got {latency}.")
         if self.unbounded:
-            raise ValueError("A loop of unknown length sends: its time has no bound.")
+            raise ValueError("A loop of unknown length sends, so the time has no bound.")
 
         def cost(collectives: list[Collective]) -> float:
             return messages_of(collectives) * latency + bytes_of(collectives) / bytes_per_second
@@ -127,20 +129,20 @@ class Account:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        least = "at least " if self.unbounded else "at most " if self.at_most else ""
+        bound = "at least " if self.unbounded else "at most " if self.at_most else ""
         lightest = self.amortized_bytes_per_worker(0)
-        differs = "" if lightest == self.bytes_per_worker else f"{lightest:,.0f} to "
-        lines.append(f"bytes sent per worker: {least}{differs}{self.bytes_per_worker:,.0f}")
+        lower = "" if lightest == self.bytes_per_worker else f"{lightest:,.0f} to "
+        lines.append(f"bytes sent per worker: {bound}{lower}{self.bytes_per_worker:,.0f}")
         return "\n".join(lines)
 
     __repr__ = __str__
 
 
 def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
-    r"""What `fn(*args, **kwargs)` sends, read from the program that JAX traces for it.
+    r"""Counts what `fn(*args, **kwargs)` sends, from the program that JAX traces for it.
 
-    Bytes are those one worker sends under ring schedules, of :math:`n` workers and an operand of
-    :math:`B` bytes:
+    Bytes are those that one worker sends in ring schedules, with :math:`n` workers and an operand
+    of :math:`B` bytes:
 
     ==================  ======================
     all-reduce          :math:`2 (n-1)/n\, B`
@@ -150,31 +152,33 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
     ppermute            :math:`B`
     ==================  ======================
 
-    Collectives that autodiff inserts are seen, those whose results nothing uses or that are there
-    twice are not, loops of known length are multiplied out, conditionals are reported branch by
-    branch and billed at the heaviest, loops of unknown length are flagged. Of an operand that is
-    cut over an Explicit axis, or in a `jax.shard_map` over that axis, a device sends its part; over
-    an automatic axis the program does not say how it is cut, the whole is counted, and the account
-    says "at most". Nothing runs.
+    The account includes collectives that autodiff inserts. It excludes collectives with unused
+    results and counts duplicates once. The bytes of a loop of known length are multiplied by the
+    length. Conditionals are reported branch by branch and counted as the heaviest branch. Loops of
+    unknown length are flagged.
+
+    If an operand is sharded over an Explicit axis, or in a `jax.shard_map` over that axis, a device
+    sends its own shard. For an automatic axis, the program does not specify the sharding: the whole
+    operand is counted, and the account prints "at most". The function does not run.
 
     Args:
       fn: A function that communicates, such as the step of `jaxcomm.make_step` or
         `jaxcomm.simulate`.
       *args: Its arguments, arrays or `jax.ShapeDtypeStruct`.
-      **kwargs: Its keyword arguments, likewise.
+      **kwargs: Its keyword arguments, also arrays or `jax.ShapeDtypeStruct`.
 
     Returns:
       An :class:`Account`; print it for a table.
 
     Raises:
-      ValueError: If a step of `jaxcomm.simulate` stands inside of `fn`, in which nothing is sent.
+      ValueError: If `fn` contains a step of `jaxcomm.simulate`, which sends nothing.
 
     Warns:
-      UserWarning: Where an argument is cut over an axis that is automatic where the program sends.
+      UserWarning: If an argument is sharded over an axis that is automatic where the program sends.
 
-    Not seen: what the partitioner adds over automatic mesh axes, and what a backend widens. XLA
-    sends bfloat16 as float32 on CPU and int16 as int32 on GPU in an all-reduce; no codec of ours
-    uses them there.
+    The account does not include what the partitioner adds over automatic mesh axes, nor wider
+    dtypes of a backend. In an all-reduce, XLA sends bfloat16 as float32 on CPU and int16 as int32
+    on GPU; no codec of this library uses them there.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -203,9 +207,9 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
         }
         if over := sorted(named & automatic):
             warnings.warn(
-                f"The argument at {jax.tree_util.keystr(path[1:])} is cut over {over}, and XLA may "
-                "put its parts together before it sends: bytes of the whole are counted, an upper "
-                "bound. `jaxcomm.shard_local(tx, specs)` sends each part by itself.",
+                f"The argument at {jax.tree_util.keystr(path[1:])} is sharded over {over}, and XLA "
+                "may gather it before sending: the account counts the whole array, an upper bound. "
+                "`jaxcomm.shard_local(tx, specs)` sends each shard separately.",
                 stacklevel=2,
             )
     return found

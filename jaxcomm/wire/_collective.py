@@ -1,4 +1,4 @@
-"""One collective, what it costs, and the choice among those of conditionals."""
+"""The cost of a collective, and of collectives in conditionals."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Of ring schedules: bytes sent per worker over bytes of the operand, and messages in sequence.
+# For ring schedules: bytes sent per worker over bytes of the operand, and sequential messages.
 _SCHEDULES: dict[str, Callable[[int], tuple[float, int]]] = {
     "all_reduce": lambda n: (2 * (n - 1) / n, 2 * (n - 1)),
     "reduce_scatter": lambda n: ((n - 1) / n, n - 1),
@@ -17,37 +17,37 @@ _SCHEDULES: dict[str, Callable[[int], tuple[float, int]]] = {
 
 
 class Collective(NamedTuple):
-    """One operand of one collective, as often as the program runs it."""
+    """One operand of one collective, with the number of times that it runs."""
 
     primitive: str  # "all_reduce", "all_gather", "all_to_all", "reduce_scatter" or "ppermute"
     axes: tuple[str, ...]
     workers: int
     dtype: np.dtype
-    shape: tuple[int, ...]  # of a device's own part, where a type tells how the operand is cut
-    times: int  # how often it runs; once where a loop is unbounded
+    shape: tuple[int, ...]  # of a device's own shard, if the operand's type has the sharding
+    times: int  # how often it runs; an unbounded loop counts once
     path: tuple[str, ...]  # the control flow around it: "scan x5", "cond 1/2", "while"
-    group: int  # its number: compilers combine the collectives of one group in one message
-    automatic: tuple[str, ...] = ()  # axes over which XLA may have cut the operand
+    group: int  # compilers combine the collectives with one group number in one message
+    automatic: tuple[str, ...] = ()  # axes over which XLA may have sharded the operand
 
     @property
     def bytes_per_worker(self) -> float:
-        """Bytes that one device sends, of all `times`; at most, where axes are automatic."""
+        """Bytes that one device sends in all `times`; an upper bound if axes are automatic."""
         factor, _ = _SCHEDULES[self.primitive](self.workers)
         return self.times * factor * math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def messages(self) -> int:
-        """Messages that one device sends one after the other, of all `times`."""
+        """Sequential messages that one device sends in all `times`."""
         return self.times * _SCHEDULES[self.primitive](self.workers)[1]
 
     @property
     def unbounded(self) -> bool:
-        """Whether it stands in a loop of unknown length."""
+        """Whether it is in a loop of unknown length."""
         return "while" in self.path
 
 
 class Branches(NamedTuple):
-    """The alternatives of a conditional, of which one runs."""
+    """The branches of a conditional, one of which runs."""
 
     branches: tuple[tuple["Collective | Branches", ...], ...]
 
@@ -57,17 +57,17 @@ Cost = Callable[[list[Collective]], float]
 
 
 def bytes_of(collectives: list[Collective]) -> float:
-    """Bytes that one device sends."""
+    """Returns the bytes that one device sends."""
     return sum(collective.bytes_per_worker for collective in collectives)
 
 
 def messages_of(collectives: list[Collective]) -> int:
-    """Messages one after the other: once of those that are combined."""
+    """Returns the number of sequential messages; combined collectives count once."""
     return sum({c.group: c.messages for c in collectives}.values())
 
 
 def flat(nodes: tuple[Node, ...]) -> Iterator[Collective]:
-    """All of them, of every branch."""
+    """Yields all collectives, of every branch."""
     for node in nodes:
         if isinstance(node, Collective):
             yield node
@@ -77,7 +77,7 @@ def flat(nodes: tuple[Node, ...]) -> Iterator[Collective]:
 
 
 def amortized(nodes: tuple[Node, ...], share: float) -> float:
-    """Bytes, where every conditional takes its heaviest branch so often, else its lightest."""
+    """Returns the bytes if conditionals take the heaviest branch in `share` of the runs."""
     total = 0.0
     for node in nodes:
         if isinstance(node, Collective):
@@ -89,7 +89,7 @@ def amortized(nodes: tuple[Node, ...], share: float) -> float:
 
 
 def heaviest(nodes: tuple[Node, ...], cost: Cost) -> list[Collective]:
-    """The collectives that run where every conditional takes its most costly branch."""
+    """Returns the collectives that run if every conditional takes its most costly branch."""
     taken: list[Collective] = []
     for node in nodes:
         if isinstance(node, Collective):

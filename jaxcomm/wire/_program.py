@@ -1,9 +1,9 @@
-"""Reading a jaxpr as a compiler does: what is dead is not there, what is equal is there once."""
+"""Reads a jaxpr as a compiler does, without dead code."""
 
 from collections.abc import Iterator
 from typing import Any
 
-# Calls whose operands are those of the jaxpr inside, one by one, and whose results are too.
+# Calls whose operands and results are, in order, those of the jaxpr inside.
 _CALLS = (
     "jit",
     "pjit",
@@ -20,7 +20,7 @@ _CALLS = (
 
 
 def jaxprs(value: Any) -> Iterator[Any]:
-    """The jaxprs in a parameter of an equation."""
+    """Yields the jaxprs in a parameter of an equation."""
     if hasattr(value, "eqns"):
         yield value
     elif hasattr(value, "jaxpr") and hasattr(value.jaxpr, "eqns"):
@@ -31,7 +31,7 @@ def jaxprs(value: Any) -> Iterator[Any]:
 
 
 def inlined(eqn: Any) -> Any:
-    """The jaxpr of a call whose operands are those of the equation; `None` where it is none."""
+    """Returns the jaxpr of a call with the operands of the equation; None for other equations."""
     if eqn.primitive.name not in _CALLS:
         return None
     inside = [inner for value in eqn.params.values() for inner in jaxprs(value)]
@@ -40,16 +40,16 @@ def inlined(eqn: Any) -> Any:
 
 
 def branches(eqn: Any) -> list[Any]:
-    """The jaxprs of a conditional."""
+    """Returns the jaxprs of a conditional."""
     return [inner for branch in eqn.params["branches"] for inner in jaxprs(branch)]
 
 
 def bodies(eqn: Any, outs: list[bool]) -> list[tuple[Any, list[bool]]]:
-    """The jaxprs of a loop or another equation, each with which of its results matter."""
+    """Returns the jaxprs of a loop or another equation, each with which of its results are used."""
     if eqn.primitive.name == "scan":
         (body,) = jaxprs(eqn.params["jaxpr"])
         return [(body, _scanned(eqn, body, outs)[0])]
-    if eqn.primitive.name == "custom_linear_solve":  # The others are of its derivatives.
+    if eqn.primitive.name == "custom_linear_solve":  # The other jaxprs are for its derivatives.
         inside = [*jaxprs(eqn.params["jaxprs"].solve)]
     else:
         inside = [inner for value in eqn.params.values() for inner in jaxprs(value)]
@@ -57,8 +57,8 @@ def bodies(eqn: Any, outs: list[bool]) -> list[tuple[Any, list[bool]]]:
 
 
 def _scanned(eqn: Any, body: Any, outs: list[bool]) -> tuple[list[bool], list[bool]]:
-    """Which results of a scan's body matter, and which operands: a carry may feed another."""
-    # What is scanned over has an axis more outside; the rest are constants and carries, in order.
+    """Returns which results and operands of a scan's body are used; a carry may use another."""
+    # Scanned operands have one more axis outside; the others are constants, then carries.
     whole = [x.aval.ndim == y.aval.ndim for x, y in zip(eqn.invars, body.invars, strict=True)]
     carries = sum(
         x.aval.ndim == y.aval.ndim for x, y in zip(eqn.outvars, body.outvars, strict=True)
@@ -77,21 +77,21 @@ def _scanned(eqn: Any, body: Any, outs: list[bool]) -> tuple[list[bool], list[bo
 
 
 def observable(eqn: Any) -> bool:
-    """Whether an equation does more than compute: only collectives name axes among effects."""
+    """Whether an equation has side effects; the named axes of collectives are not side effects."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
 def is_literal(atom: Any) -> bool:
-    """Whether an operand is a constant written into the equation."""
+    """Whether an operand is a literal."""
     return hasattr(atom, "val")
 
 
 def live(jaxpr: Any, wanted: list[bool]) -> tuple[list[tuple[Any, list[bool]]], list[bool]]:
-    """The equations that matter, each with which of its results do, and which inputs do.
+    """Returns the equations that are used, each with which of its results are, and the used inputs.
 
     Args:
       jaxpr: The program.
-      wanted: Which of its results matter.
+      wanted: Which of its results are used.
     """
     needed = {
         v for v, want in zip(jaxpr.outvars, wanted, strict=True) if want and not is_literal(v)

@@ -1,4 +1,4 @@
-"""The collectives of a jaxpr, and which of them compilers send as one message."""
+"""Finds the collectives of a jaxpr, and which of them compilers combine in one message."""
 
 import itertools
 import math
@@ -29,14 +29,14 @@ _COLLECTIVES = {
 
 
 SIMULATED = "simulated_workers"
-"""The name of the program of a simulated step, by which an account knows it."""
+"""The name of the program of a simulated step, by which an account recognizes it."""
 
 
 class _Place(NamedTuple):
-    """Where in a program an equation stands."""
+    """The position of an equation in a program."""
 
     sizes: dict[str, int]  # of the mesh's axes
-    automatic: tuple[str, ...]  # those that XLA cuts as it likes
+    automatic: tuple[str, ...]  # axes over which XLA chooses the sharding
     manual: frozenset[str]
     times: int
     path: tuple[str, ...]
@@ -45,8 +45,9 @@ class _Place(NamedTuple):
 class _Computation:
     """One computation of the compiled program, within which collectives are combined.
 
-    Values have numbers, the same where the same is computed twice. Of each value it is known on how
-    many rounds of collectives it waits, by kind; collectives of one kind and round are combined.
+    Values have numbers; values that are computed twice have the same number. For each value,
+    `waits` has the number of rounds of collectives on which it depends, by kind. Collectives of one
+    kind and round are combined.
     """
 
     def __init__(self, groups: Iterator[int]):
@@ -55,14 +56,14 @@ class _Computation:
         self.waits: dict[int, dict[Hashable, int]] = {}
         self.group_of: dict[Hashable, int] = {}
 
-    def number(self, of: Hashable, waits: dict[Hashable, int]) -> int:
-        """The number of a value."""
-        number = self.numbers.setdefault(of, len(self.numbers))
+    def number(self, value: Hashable, waits: dict[Hashable, int]) -> int:
+        """Returns the number of a value."""
+        number = self.numbers.setdefault(value, len(self.numbers))
         self.waits.setdefault(number, waits)
         return number
 
     def new(self) -> int:
-        """The number of a value of which nothing is known."""
+        """Returns the number of a new, unknown value."""
         return self.number(object(), {})
 
 
@@ -80,8 +81,8 @@ def _axes_of(params: dict[str, Any]) -> tuple[str, ...]:
     return tuple(axis for axis in axes if isinstance(axis, str))
 
 
-def _own_shape(aval: Any) -> tuple[int, ...]:
-    """The part of an operand that a device holds, where its type tells how it is cut."""
+def _shard_shape(aval: Any) -> tuple[int, ...]:
+    """Returns the shape of a device's shard, or of the whole if the type has no sharding."""
     sharding = aval.sharding
     if not isinstance(sharding, NamedSharding):
         return tuple(aval.shape)
@@ -93,7 +94,7 @@ def _own_shape(aval: Any) -> tuple[int, ...]:
 
 
 def _sends(eqn: Any, kind: str) -> bool:
-    """Whether anything leaves a worker: not in a permutation that leaves all where they are."""
+    """Whether a collective sends anything; the identity permutation does not."""
     return kind != "ppermute" or any(sender != receiver for sender, receiver in eqn.params["perm"])
 
 
@@ -102,7 +103,7 @@ def _collectives(
 ) -> list[Collective]:
     groups = eqn.params.get("axis_index_groups")
     workers = len(groups[0]) if groups else math.prod(place.sizes[axis] for axis in axes)
-    # Of a ragged exchange, the other operands are sizes and places.
+    # The other operands of a ragged exchange are sizes and offsets.
     operands = eqn.invars[:1] if eqn.primitive.name.startswith("ragged") else eqn.invars
     return [
         Collective(
@@ -110,7 +111,7 @@ def _collectives(
             axes,
             workers,
             operand.aval.dtype,
-            _own_shape(operand.aval),
+            _shard_shape(operand.aval),
             place.times,
             place.path,
             group,
@@ -121,11 +122,11 @@ def _collectives(
 
 
 def _inside(eqn: Any, place: _Place) -> _Place:
-    """The place of what stands in a call or loop."""
+    """Returns the place of the equations in a call or loop."""
     name, params = eqn.primitive.name, eqn.params
     if name == "shard_map":
         mesh = params["mesh"]
-        # `manual_axes` in JAX 0.10.
+        # The name is `manual_axes` in JAX 0.10.
         newly = next(axes for key, axes in params.items() if key.endswith("manual_axes"))
         manual = place.manual | newly
         automatic = tuple(
@@ -146,7 +147,7 @@ def _inside(eqn: Any, place: _Place) -> _Place:
 def _walk(
     jaxpr: Any, inputs: list[int], wanted: list[bool], place: _Place, computation: _Computation
 ) -> tuple[list[Node], list[int]]:
-    """The collectives of a jaxpr, and the numbers of its results."""
+    """Returns the collectives of a jaxpr and the numbers of its results."""
     numbers = dict(zip(jaxpr.invars, inputs, strict=True))
     nodes: list[Node] = []
 
@@ -171,27 +172,29 @@ def _walk(
             signature = object()
         if params.get("name") == SIMULATED:
             raise ValueError(
-                "The program holds a step of `jaxcomm.simulate`, in which nothing is sent: account "
-                "for the step itself, `jaxcomm.wire.account(step, params, opt_state, batch)`."
+                "The program holds a step of `jaxcomm.simulate`, which sends nothing. Account for "
+                "the step itself: `jaxcomm.wire.account(step, params, opt_state, batch)`."
             )
         kind, axes = _COLLECTIVES.get(name), _axes_of(params)
         inner = inlined(eqn)
         if kind and axes:
-            known = (signature, 0) in computation.numbers
+            is_duplicate = (signature, 0) in computation.numbers
             dtypes = tuple(str(atom.aval.dtype) for atom in eqn.invars[:1])
             sizes = tuple(place.sizes[axis] for axis in axes)
             combines = (kind, name, axes, sizes, str(params.get("axis_index_groups")), dtypes)
             waits = {**waits, combines: waits.get(combines, 0) + 1}
-            if not known and _sends(eqn, kind):
+            if not is_duplicate and _sends(eqn, kind):
                 key = (combines, waits[combines]) if kind == "all_reduce" else signature
                 if key not in computation.group_of:
                     computation.group_of[key] = next(computation.groups)
                 nodes += _collectives(eqn, kind, computation.group_of[key], place, axes)
         elif inner is not None:
-            if name == "shard_map":  # What is cut in another way is another value.
+            if name == "shard_map":  # A value with a different sharding is a different value.
                 mesh = str(params["mesh"])
                 operands = tuple(
-                    computation.number(("cut", number, str(spec), mesh), computation.waits[number])
+                    computation.number(
+                        ("sharded", number, str(spec), mesh), computation.waits[number]
+                    )
                     for number, spec in zip(operands, params["in_specs"], strict=True)
                 )
             found, results = _walk(inner, [*operands], outs, _inside(eqn, place), computation)
@@ -208,7 +211,7 @@ def _walk(
         elif name == "cond":
             count = len(branches(eqn))
             alternatives = [
-                _alone(
+                _walk_separately(
                     branch,
                     outs,
                     place._replace(path=(*place.path, f"cond {i}/{count}")),
@@ -219,21 +222,25 @@ def _walk(
             if any(alternatives):
                 nodes.append(Branches(tuple(map(tuple, alternatives))))
         else:
-            for body, matter in bodies(eqn, outs):
-                nodes += _alone(body, matter, _inside(eqn, place), computation)
+            for body, used in bodies(eqn, outs):
+                nodes += _walk_separately(body, used, _inside(eqn, place), computation)
         for position, out in enumerate(eqn.outvars):
             numbers[out] = computation.number((signature, position), waits)
     return nodes, [number_of(atom) for atom in jaxpr.outvars]
 
 
-def _alone(jaxpr: Any, wanted: list[bool], place: _Place, around: _Computation) -> list[Node]:
-    """The collectives of a loop's body or a branch, which is a computation of its own."""
+def _walk_separately(
+    jaxpr: Any, wanted: list[bool], place: _Place, around: _Computation
+) -> list[Node]:
+    """Returns the collectives of a loop's body or a branch, which is a separate computation."""
     computation = _Computation(around.groups)
     inputs = [computation.new() for _ in jaxpr.invars]
     return _walk(jaxpr, inputs, wanted, place, computation)[0]
 
 
 def collectives_of(jaxpr: Any) -> tuple[Node, ...]:
-    """What a program sends, as often as it runs."""
+    """Returns the collectives of a program."""
     place = _Place({}, (), frozenset(), 1, ())
-    return tuple(_alone(jaxpr, [True] * len(jaxpr.outvars), place, _Computation(itertools.count())))
+    return tuple(
+        _walk_separately(jaxpr, [True] * len(jaxpr.outvars), place, _Computation(itertools.count()))
+    )

@@ -235,7 +235,7 @@ def test_a_unit_whatever_other_axes_shard(kind: AxisType) -> None:
         whole = program(jaxcomm.mean())
         if kind == AxisType.Auto:
             with pytest.warns(
-                UserWarning, match=r"argument at \[0\]\['w'\] is cut over \['model'\]"
+                UserWarning, match=r"argument at \[0\]\['w'\] is sharded over \['model'\]"
             ):
                 account = wire.account(whole, params, batch)
             assert account.at_most and account.bytes_per_worker == 8192
@@ -310,6 +310,6 @@ def test_a_simulated_step_inside_of_a_program_is_not_accounted_as_nothing() -> N
     x, state, rows = jnp.zeros(100), jaxcomm.init(tx, jnp.zeros(100), N), jnp.ones((N, 100))
     assert wire.account(step, x, state, rows).bytes_per_worker > 0
     with pytest.raises(
-        ValueError, match=r"holds a step of `jaxcomm\.simulate`.*account for the step"
+        ValueError, match=r"holds a step of `jaxcomm\.simulate`.*Account for the step"
     ):
         wire.account(jax.jit(lambda *args: step(*args)), x, state, rows)
