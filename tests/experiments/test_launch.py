@@ -37,7 +37,7 @@ def test_what_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("launch", "launch needs a command after its options and `--`"),
         ("launch --processes 0 -- train", "--processes: must be an integer of at least 1"),
-        ("launch --coordinator-address a..b -- train", "must be a name or address of a host"),
+        ("launch --coordinator-address a..b -- train", "must be the name or address of a host"),
         ("launch --start-timeout 1e10 -- train", "at most 604800, a week, got '1e10'"),
         ("launch -- tain", "invalid choice: 'tain'"),
         ("launch -- compare", "invalid choice: 'compare'"),
@@ -73,7 +73,7 @@ def test_other_commands_take_no_dashes() -> None:
 @pytest.mark.parametrize(
     ("told", "timeout", "message"),
     [
-        ({"JAX_COORDINATOR_ADDRESS": "a..b:1234"}, 1.0, "'a..b:1234' is no address of a coord"),
+        ({"JAX_COORDINATOR_ADDRESS": "a..b:1234"}, 1.0, "'a..b:1234' is not a coordinator addr"),
         ({"JAX_NUM_PROCESSES": "9" * 5000}, 1.0, "must be an integer from 1 to 65536, got '999"),
         ({"JAX_NUM_PROCESSES": "99999999999"}, 1.0, "must be an integer from 1 to 65536"),
         ({}, 1e10, "seconds above 0 and at most 604800, a week, got '10000000000.0'"),
