@@ -8,7 +8,7 @@ NPROC := 16
 export NPROC
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip stragglers test test-slow test-changed test-docs test-aot test-gpu test-wheel bench lint clean venv
+.PHONY: help demo survey sparse gossip stragglers test test-slow test-changed test-docs test-aot test-gpu test-wheel bench lint methods-page clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -62,6 +62,9 @@ lint: venv ## formatting, ruff, mypy
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+
+methods-page: venv ## write docs/methods.md from the tables of cases and docs/methods.md.in
+	$(PY) -m tests.cases.page
 
 clean: ## remove the virtual environments, caches and builds
 	rm -rf .venv .venv-other .venv-aot .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache

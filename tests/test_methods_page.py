@@ -1,8 +1,9 @@
-"""Every line of the tables of docs/methods.md runs as it is printed, with 8 workers."""
+"""docs/methods.md is written from the tables of cases, and every line runs as it is printed."""
 
 import ast
 import functools
 import itertools
+import math
 import pathlib
 import re
 from typing import Any, NamedTuple
@@ -14,9 +15,16 @@ import optax
 import pytest
 
 import jaxcomm
+from tests.cases import CASES, Case, _lines, page
+from tests.cases._gossip import GOSSIP
+from tests.cases._local import LOCAL as LOCAL_CASES
+from tests.mutants import remembers
 from tests.slow import slow
+from tests.test_complete import WITHOUT_ROW
+from tests.workers import gradients, initial
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "methods.md"
+ROOT = pathlib.Path(__file__).parent.parent
+PAGE = page.PAGE
 SMALL, LARGE = 10**4, 10**6
 WORKERS = 8
 STEPS = 4
@@ -35,8 +43,8 @@ class Line(NamedTuple):
 
 def lines() -> list[Line]:
     found, heading = [], "Means"
-    page = PAGE.read_text(encoding="utf-8").splitlines()
-    for text, following in itertools.pairwise(page):
+    printed = PAGE.read_text(encoding="utf-8").splitlines()
+    for text, following in itertools.pairwise(printed):
         if bold := re.match(r"\*\*([^*]+)\.\*\*", text):
             heading = bold[1]
         is_heading = following.startswith("|---")
@@ -175,3 +183,84 @@ def test_the_page_is_read() -> None:
     assert len(LINES) > 60 and {WITH_NEIGHBOURS, LOCAL} < {line.heading for line in LINES}
     for line in LINES:
         assert isinstance(ast.parse(line.printed, mode="eval").body, ast.Call)
+
+
+def test_the_page_is_the_one_that_is_written_from_the_rows() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page.page(), "Run `make methods-page`."
+
+
+def test_every_row_has_a_line_or_shares_one() -> None:
+    rows = {case.name for case in [*CASES, *GOSSIP, *LOCAL_CASES]}
+    printed = {line.row for line in [*_lines.MEANS, *_lines.GOSSIP, *_lines.LOCAL]}
+    around = {line.row for line in _lines.AROUND}
+    assert printed | around | {*_lines.VARIANTS} == rows | (around & {*WITHOUT_ROW})
+    assert not (printed | around) & {*_lines.VARIANTS}
+    for line, reason in _lines.VARIANTS.values():
+        assert line in printed and reason
+
+
+def value(formula: str, letters: dict[str, float | str]) -> float:
+    """A formula of the page; two factors stand beside each other, with a space between them."""
+    for printed, python in {"√(": "sqrt(", "⌈": "ceil(", "⌉": ")", "²": "**2", "^": "**"}.items():
+        formula = formula.replace(printed, python)
+    formula = re.sub(r"√(\w+)", r"sqrt(\1)", re.sub(r"log₂ (\w)", r"log2(\1)", formula))
+    formula = re.sub(r"(?<=[\w)]) (?=[\w(])", "*", formula.replace("log₂(", "log2("))
+    functions = {"sqrt": math.sqrt, "ceil": math.ceil, "log2": math.log2, "min": min, "max": max}
+    numbers: dict[str, Any] = {}
+    for letter, given in letters.items():
+        numbers[letter] = value(given, numbers) if isinstance(given, str) else given
+    return float(eval(formula, {**functions, **numbers}))
+
+
+def letters_of(line: _lines.Line, d: int, n: int) -> dict[str, float | str]:
+    index = {} if "i" in line.at else {"i": "(2 + log₂(d/k)) / 8"}
+    return {"d": d, "n": n, "l": 1, **line.at, **(index if "k" in line.at else {})}
+
+
+PRINTED = [(line, page.ROWS[line.row]) for line in _lines.MEANS]
+
+
+@pytest.mark.parametrize(("line", "case"), PRINTED, ids=[case.name for _, case in PRINTED])
+def test_bytes_are_those_of_the_row(line: _lines.Line, case: Case) -> None:
+    if line.unchecked:
+        return
+    d = 2**20
+    printed = value(line.bytes.partition(";")[0], letters_of(line, d, WORKERS))
+    assert printed == pytest.approx(case.bytes([d], WORKERS), rel=2e-3)
+
+
+@pytest.mark.parametrize(("line", "case"), PRINTED, ids=[case.name for _, case in PRINTED])
+def test_errors_are_those_of_the_row(line: _lines.Line, case: Case) -> None:
+    formula = re.split("; | · ", line.error)[0]
+    contraction = None if page.exact_with_room(line) else case.contraction
+    claims = page.exact_with_room(line) or case.variance or contraction
+    assert bool(formula) == bool(claims and not line.claim)
+    for d in (8, 2**12) if formula else ():
+        printed = value(formula, letters_of(line, d, WORKERS))
+        if case.variance:
+            assert printed == pytest.approx(case.variance(d, WORKERS) / WORKERS, rel=1e-3)
+        elif contraction:
+            assert printed == pytest.approx(contraction(d), rel=1e-3)
+        else:
+            assert printed == 0
+
+
+@pytest.mark.parametrize("line", _lines.GOSSIP, ids=lambda line: line.row)
+def test_bytes_of_gossip_are_those_of_the_row(line: _lines.Line) -> None:
+    if not line.unchecked:
+        case = page.GOSSIP_ROWS[line.row]
+        letters = {"P": 12 * 4, "p": case.message, **line.at}
+        assert value(line.bytes.partition(";")[0], letters) == case.sends * case.message
+
+
+def test_feedback_has_a_memory() -> None:
+    """That it makes up for what is biased is `tests.laws.test_every_worker`."""
+    for line, case in PRINTED:
+        if "feedback" in page.unbiased(line):
+            assert remembers(initial(case.make(), gradients(WORKERS), "vmap")), line.row
+
+
+def test_a_claim_that_no_row_makes_has_a_test() -> None:
+    for line in [line for line in _lines.MEANS if line.claim]:
+        path, _, name = line.tested.partition("::")
+        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8")

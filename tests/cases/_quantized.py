@@ -100,7 +100,7 @@ def _gathered_case(
     )
 
 
-def _most(bits: int) -> Callable[[int], int]:
+def most_levels(bits: int) -> Callable[[int], int]:
     """The most levels whose sum over n workers fits in signed `bits`; float32 holds 24 of them."""
     return lambda n: min((2**bits - 1) // (2 * n), 2**24 - 1)
 
@@ -154,7 +154,7 @@ QUANTIZED = [
         alien=NO_MAGNITUDE,
     ),
     _global_case("global_qsgd", lambda n: 15),
-    _global_case("global_qsgd_8_bits", _most(8), lambda n: 8, bits=8),
+    _global_case("global_qsgd_8_bits", most_levels(8), lambda n: 8, bits=8),
     _global_case("global_qsgd_l2", lambda n: 15, statistics=3, peak=root, norm="l2"),
     _global_case("global_qsgd_leaf", lambda n: 15, units=apart, scope="leaf"),
     _global_case("global_qsgd_buckets", lambda n: 15, units=_in_buckets_of_8, bucket_bytes=35),
@@ -215,9 +215,9 @@ QUANTIZED = [
         resolution=lambda n, d: root(n * d) / 4,
     ),
     _global_case("global_qsgd_3_levels", lambda n: 3, levels=3),
-    _global_case("global_qsgd_10_bits", _most(10), lambda n: 10, bits=10),
-    _global_case("global_qsgd_16_bits", _most(16), lambda n: 16, bits=16),
-    _global_case("global_qsgd_32_bits", _most(32), lambda n: 32, bits=32),
+    _global_case("global_qsgd_10_bits", most_levels(10), lambda n: 10, bits=10),
+    _global_case("global_qsgd_16_bits", most_levels(16), lambda n: 16, bits=16),
+    _global_case("global_qsgd_32_bits", most_levels(32), lambda n: 32, bits=32),
     _global_case(
         "global_qsgd_tree",
         lambda n: 15,

@@ -1,0 +1,566 @@
+"""The lines of docs/methods.md: how a row of the tables of cases is printed.
+
+What a row claims is not written here: `tests.cases.page` takes it from the row. Formulas are
+compared with the row (`tests/test_methods_page.py`).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Line(NamedTuple):
+    """A line of a table.
+
+    Attributes:
+      row: The name of its row.
+      code: The call, which a test runs as it is printed.
+      bytes: A formula; text may follow a semicolon. "As ..." is no formula.
+      paper: Author and year.
+      error: A formula of the variance of the mean, without the sum of squares, or of the
+        contraction of the codec; text may follow a semicolon.
+      at: Letters of the formulas at the numbers of the row; each may be a formula.
+      suffix: Text after the code.
+      note: What follows the claim, with its punctuation.
+      claim: In place of the row's claim, where the row's settings are too small for it.
+      tested: The test of `claim`.
+      unchecked: Why `bytes` is not compared with the row.
+    """
+
+    row: str
+    code: str
+    bytes: str
+    paper: str = ""
+    error: str = ""
+    at: Mapping[str, float | str] = {}
+    suffix: str = ""
+    note: str = ""
+    claim: str = ""
+    tested: str = ""
+    unchecked: str = ""
+
+
+QUARTER = {"k": "d/4"}
+
+MEANS = [
+    Line("mean", "jaxcomm.mean()", "8 d (n-1)/n", error="0"),
+    Line(
+        "ring_mean",
+        "jaxcomm.ring_mean()",
+        "8 d (n-1)/n; d padded to n chunks",
+        "Patarasuk and Yuan 2009",
+        error="0",
+    ),
+    Line("mean_bfloat16", 'jaxcomm.mean(wire_dtype="bfloat16")', "4 d (n-1)/n"),
+    Line(
+        "mean_float8",
+        'jaxcomm.mean(wire_dtype="float8_e4m3fn")',
+        "2 (1 + 4/B) d (n-1)/n; blocks of B = 256",
+        at={"B": 4},
+    ),
+    Line(
+        "global_qsgd",
+        "jaxcomm.global_qsgd()",
+        "2 b d (n-1)/n",
+        "Xin et al. 2023",
+        error="min(d/s², √(d/n)/s) / n",
+        at={"s": 15, "b": 1},
+    ),
+    Line(
+        "global_qsgd_exponential",
+        'jaxcomm.global_qsgd(dithering="exponential")',
+        "2 d (n-1)/n; d padded to n rows",
+        "Xin et al. 2023",
+        error="((9/8)^(1+⌈log₂ n⌉) - 1) / n",
+    ),
+    Line(
+        "global_qsgd_exponential_two_stage",
+        'jaxcomm.global_qsgd(dithering="exponential", reduce="two_stage")',
+        "2 (n-1)/n (d + 4 n); d padded to n rows",
+        "Xin et al. 2023",
+        error="(1/8 + 9/(64 n)) / n",
+    ),
+    Line(
+        "sparse_global_qsgd",
+        "jaxcomm.sparse_global_qsgd(capacity=k)",
+        "(n-1) k (i + b); i is 2 or 4",
+        "Xin et al. 2023",
+        error="min(d/s², √(d/n)/s) / n",
+        at={"k": 2048, "i": 2, "b": 0.5, "s": 4},
+    ),
+    Line(
+        "qsgd",
+        "jaxcomm.qsgd()",
+        "b d (n-1)",
+        "Alistarh et al. 2017",
+        error="min(d/s², √d/s) / n²",
+        at={"s": 127, "b": 1},
+    ),
+    Line(
+        "two_stage_4_bits",
+        "jaxcomm.two_stage_mean(axis, codec)",
+        "2 p (n-1)/n; p = 9/8 d with `natural()`",
+        error="(ω/n + ω (1 + ω/n)) / n; ω = 1/8 with `natural()`",
+        at={"p": "d", "ω": "min(8/7², √8/7)"},
+        note=", if the codec is",
+    ),
+    Line(
+        "top_k",
+        "jaxcomm.all_gather_mean(axis, error_feedback(top_k(k=k)))",
+        "(n-1) k (4 + i)",
+        "Stich et al. 2018",
+        error="k/d",
+        at=QUARTER,
+        suffix=", or `jaxcomm.top_k(k=k)`",
+    ),
+    Line(
+        "ef21",
+        "jaxcomm.all_gather_mean(axis, ef21(top_k(k=k)))",
+        "(n-1) k (4 + i)",
+        "Richtárik et al. 2021",
+        at=QUARTER,
+    ),
+    Line(
+        "diana",
+        "jaxcomm.all_reduce_mean(axis, diana(codec))",
+        "2 p (n-1)/n",
+        "Mishchenko et al. 2019",
+        error="ω/n² · Σ|xᵢ - hᵢ|²; ω over n workers, hᵢ a shift that learns",
+        at={"p": "d", "ω": "n min(d/15², √(d/n)/15)"},
+    ),
+    Line(
+        "ecq",
+        "jaxcomm.all_gather_mean(axis, ecq(codec))",
+        "(n-1) p",
+        "Wu et al. 2018",
+        at={"p": "d"},
+    ),
+    Line(
+        "deep_gradient_compression",
+        "jaxcomm.deep_gradient_compression(ratio=k/d)",
+        "(n-1) k (4 + i); more during the warm-up",
+        "Lin et al. 2018",
+        at=QUARTER,
+    ),
+    Line(
+        "gtop_k",
+        "jaxcomm.gtop_k(k=k)",
+        "(⌈log₂ n⌉ + 2 (n-1)/n) k (4 + i)",
+        "Shi et al. 2019",
+        at=QUARTER,
+    ),
+    Line(
+        "terngrad",
+        "jaxcomm.terngrad()",
+        "(n-1) (d/4 + 4 l)",
+        "Wen et al. 2017",
+        note=", clips at 2.5 standard deviations",
+    ),
+    Line(
+        "terngrad_unclipped",
+        "jaxcomm.terngrad(clip=None)",
+        "(n-1) (d/4 + 4 l)",
+        "Wen et al. 2017",
+        error="(√d - 1)/2 / n²; d of a leaf",
+    ),
+    Line(
+        "terngrad_shared",
+        'jaxcomm.terngrad(clip=None, scale="shared")',
+        "2 (n-1)/n (b d + 4 l); b of one level",
+        "Wen et al. 2017",
+        error="(√(n d) - 1)/2 / n²; d of a leaf",
+        at={"b": "4/6"},
+    ),
+    Line(
+        "natural_compression",
+        "jaxcomm.natural_compression()",
+        "9/8 d (n-1)",
+        "Horváth et al. 2019",
+        error="1/8 / n²",
+    ),
+    Line(
+        "ef_sign_sgd",
+        "jaxcomm.ef_sign_sgd()",
+        "(n-1) (d/8 + 4 l)",
+        "Karimireddy et al. 2019",
+        error="1/d; d of a leaf",
+    ),
+    Line(
+        "one_bit_sgd",
+        "jaxcomm.one_bit_sgd()",
+        "(n-1) (d/8 + 8 C); C columns",
+        "Seide et al. 2014",
+        error="1/d; d of a leaf",
+        at={"C": 1},
+    ),
+    Line(
+        "sbc",
+        "jaxcomm.all_gather_mean(axis, error_feedback(sbc(k=k)))",
+        "(n-1) (i k + 4 l)",
+        "Sattler et al. 2018",
+        error="1/(k + max(k, (d-1)/k)); k and d of a leaf",
+        at=QUARTER,
+    ),
+    Line(
+        "stc",
+        "jaxcomm.all_gather_mean(axis, error_feedback(stc(k=k)))",
+        "(n-1) ((i + 1/8) k + 4 l)",
+        "Sattler et al. 2019",
+        error="min(k/d, 1/k); k and d of a leaf",
+        at=QUARTER,
+    ),
+    Line(
+        "stc_two_stage",
+        "jaxcomm.two_stage_mean(axis, error_feedback(stc(k=k)))",
+        "2 (n-1) ((i + 1/8) k + 4 l); k in a row of d/n",
+        "Sattler et al. 2019",
+        at={"k": "d/n/4", "i": 0.5},
+        note=" at both ends",
+    ),
+    Line(
+        "adaptive_threshold",
+        "jaxcomm.all_gather_mean(axis, error_feedback(adaptive_threshold(ratio=k/d)))",
+        "(n-1) ((i + 1/8) (k + 1) + 8 l)",
+        "Dryden et al. 2016",
+        error="min(max(k/(2 d), 1/d), 1/max(k, 1)); k and d of a leaf",
+        at=QUARTER,
+    ),
+    Line(
+        "fixed_threshold_summed",
+        "jaxcomm.all_reduce_mean(axis, error_feedback(fixed_threshold(t)))",
+        "2 b d (n-1)/n; b of one level",
+        "Strom 2015",
+        at={"b": "4/6"},
+        note="; sums of ±t",
+    ),
+    Line(
+        "adaptive_levels",
+        "jaxcomm.all_gather_mean(axis, adaptive_levels(levels=s))",
+        "(n-1) (d/8 ⌈log₂(2 s + 2)⌉ + 4 s)",
+        "Faghri et al. 2020",
+        error="(√d - 1)/2 / n²; in practice far less",
+        at={"s": 3},
+    ),
+    Line(
+        "min_max_dither",
+        "jaxcomm.all_gather_mean(axis, min_max_dither(levels=s))",
+        "(n-1) (b d + 8); b of 0 to s-1",
+        "Suresh et al. 2017",
+        error="d / (2 (s-1)²) / n²",
+        at={"s": 16, "b": 0.5},
+    ),
+    Line(
+        "min_max_dither_summed",
+        "jaxcomm.all_reduce_mean(axis, min_max_dither(levels=s))",
+        "2 (n-1)/n (b d + 8); b of 0 to n (s-1)",
+        "Suresh et al. 2017",
+        error="d / (2 (s-1)²) / n",
+        at={"s": 5, "b": "4/5"},
+    ),
+    Line(
+        "sign_sgd",
+        "jaxcomm.sign_sgd()",
+        "d/4 (n-1)/n; d padded to 32 n",
+        "Bernstein et al. 2018",
+        note=": the majority of signs",
+    ),
+    Line(
+        "signum",
+        "jaxcomm.signum()",
+        "d/4 (n-1)/n; d padded to 32 n",
+        "Bernstein et al. 2018",
+        note=": the majority of signs of momenta",
+    ),
+    Line(
+        "votes",
+        "jaxcomm.majority_vote()",
+        "d/4 (n-1)/n; d padded to 32 n",
+        "Bernstein et al. 2018",
+        note=": the majority of signs",
+    ),
+    Line(
+        "random_k",
+        "jaxcomm.all_reduce_mean(axis, random_k(k=k))",
+        "8 k (n-1)/n",
+        "Stich et al. 2018",
+        error="(d/k - 1) / n",
+        at={"k": "d/2"},
+    ),
+    Line(
+        "wangni",
+        "jaxcomm.all_gather_mean(axis, wangni(k=k))",
+        "(n-1) k (4 + i)",
+        "Wangni et al. 2018",
+        error="(d/k - 1) / n²; exactly Σⱼ xⱼ²/pⱼ - |x|² per worker",
+        at=QUARTER,
+    ),
+    Line(
+        "threshold",
+        "jaxcomm.all_gather_mean(axis, error_feedback(threshold(λ, k=k)))",
+        "(n-1) k (4 + i)",
+        "Strom 2015",
+        at=QUARTER,
+    ),
+    Line(
+        "variance_based",
+        "jaxcomm.all_gather_mean(axis, variance_based(k=k))",
+        "(n-1) (k (1/2 + i) + l)",
+        "Tsuzuku et al. 2018",
+        at=QUARTER,
+        note=" of its own",
+    ),
+    Line(
+        "ada_comp",
+        "jaxcomm.all_gather_mean(axis, ada_comp(bin_size=m, capacity=c))",
+        "(n-1) (c/m d ⌈log₂(2 m + 1)⌉/8 + 4 l)",
+        "Chen et al. 2018",
+        at={"m": 4, "c": 2},
+        note=" of its own",
+    ),
+    Line(
+        "s2_reducer",
+        "jaxcomm.s2_reducer(density=υ, ratio=γ)",
+        "2 (n-1)/n (4 γ υ d + r/8); r rows",
+        "Ge et al. 2021",
+        error="(K - 1)/(γ υ d) / n; K coordinates in the union",
+        at={"γ": 1, "υ": 1, "r": "d", "K": "d"},
+    ),
+    Line(
+        "s2_reducer_peel",
+        'jaxcomm.s2_reducer(density=υ, ratio=γ, decode="peel", rows=3)',
+        "2 (n-1)/n (4 γ υ d + r/8); r rows",
+        error="(K - 1)/(γ υ d) / n; 0 while all coordinates peel",
+        at={"γ": 1.5, "υ": 1, "r": "d", "K": "d"},
+        suffix=", γ ≥ 1.25",
+        note=" and peel, up to rounding",
+    ),
+    Line(
+        "s2_reducer_8_bits",
+        'jaxcomm.s2_reducer(density=υ, ratio=γ, decode="peel", rows=3, bits=8)',
+        "2 (n-1)/n (γ υ d + r/8 + 4); r rows",
+        at={"γ": 1.5, "υ": 1, "r": "d"},
+        claim="as `global_qsgd` for K coordinates while all coordinates peel",
+        tested="tests/compression/sketches/test_s2_sketch.py::"
+        "test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap",
+    ),
+    Line(
+        "nonzero_union",
+        'jaxcomm.all_reduce_mean(axis, nonzero_union(density=υ), scope="leaf")',
+        "2 (n-1)/n (4 υ d + r/8); r rows",
+        "Fei et al. 2021",
+        error="0",
+        at={"υ": 1, "r": "d"},
+    ),
+    Line(
+        "nonzero",
+        'jaxcomm.all_gather_mean(axis, nonzero(density=ρ), scope="leaf")',
+        "(n-1) (4 ρ d + i r); r rows that are not zero",
+        "Renggli et al. 2019",
+        error="0",
+        at={"ρ": 0.5, "r": "d/2", "i": "3/8"},
+    ),
+    Line(
+        "sparcml",
+        "jaxcomm.sparcml(density=ρ)",
+        "4 ρ d (n-1) in log₂ n messages, 4 ρ d (n-1) in one, and an index per row; for n a power "
+        "of 2 and nρ < 1",
+        "Renggli et al. 2019",
+        error="0",
+        unchecked="The row has a density of 1, and n times that is more than all coordinates.",
+    ),
+    Line(
+        "parallax",
+        "jaxcomm.parallax(sparse=is_sparse, density=ρ, union_density=υ)",
+        "(n-1)/n (4 (ρ + υ) d + i r); r rows, there and back; dense leaves as `mean`",
+        "Kim et al. 2019",
+        error="0",
+        at={"ρ": 1, "υ": 1, "r": "2 d", "i": "1/4"},
+    ),
+    Line(
+        "sketched_sgd",
+        "jaxcomm.sketched_sgd(k=k, sketch_ratio=γ)",
+        "8 (n-1)/n (γ d + 4 k); columns rounded up",
+        "Ivkin et al. 2019",
+        at={"γ": 2, **QUARTER},
+        note=" of its own",
+    ),
+    Line(
+        "fetch_sgd",
+        "jaxcomm.fetch_sgd(k=k, sketch_ratio=γ)",
+        "8 γ d (n-1)/n; columns rounded up",
+        "Rothchild et al. 2020",
+        at={"γ": 2},
+        note=" in the sketch",
+    ),
+    Line(
+        "count_sketch",
+        "jaxcomm.all_reduce_mean(axis, count_sketch(ratio=γ))",
+        "8 γ d (n-1)/n; columns rounded up",
+        "Charikar et al. 2004",
+        error="(d - 1)/(γ d) / n",
+        at={"γ": 0.5},
+    ),
+]
+
+DEGREE = {"degree": 2}
+GOSSIP = [
+    Line("dpsgd", "gossip.dpsgd(graph)", "degree P", "Lian et al. 2017", at=DEGREE),
+    Line(
+        "matcha",
+        "gossip.matcha(plan)",
+        "active P; active matchings, on average at most budget times M, all matchings",
+        "Wang et al. 2019",
+        at={"active": 2},
+    ),
+    Line(
+        "matcha_periodic",
+        "gossip.dpsgd(gossip.random_periodic(graph, budget=0.5))",
+        "degree P in half of the steps",
+        "MATCHA's baseline",
+        unchecked="The row has the bytes of a step in which all edges are active.",
+    ),
+    Line(
+        "choco_sgd",
+        "gossip.choco_sgd(graph, top_k(k=k), step_size=0.1)",
+        "degree p",
+        "Koloskova et al. 2019",
+        at=DEGREE,
+    ),
+    Line(
+        "deep_squeeze",
+        "gossip.deep_squeeze(graph, top_k(k=k), step_size=0.1)",
+        "degree p",
+        "Tang et al. 2019",
+        at=DEGREE,
+    ),
+    Line("d2", "gossip.d2(gossip.lazy(graph))", "degree P", "Tang et al. 2018", at=DEGREE),
+    Line(
+        "sgp",
+        "gossip.sgp(graphs)",
+        "messages (P + 4)",
+        "Assran et al. 2018",
+        at={"messages": 3},
+        suffix=", with `delay=` Overlap SGP",
+    ),
+    Line(
+        "ad_psgd",
+        "gossip.ad_psgd(graph, staleness=2)",
+        "P",
+        "Lian et al. 2018",
+        unchecked="The row has the bytes of all matchings, of which a step draws one.",
+    ),
+    Line(
+        "periodic_averaging",
+        "gossip.periodic_averaging(3, gossip.dpsgd(graph))",
+        "As the inner method, and 8 d (n-1)/n in every third step",
+        suffix=", or around another method",
+        claim="as the inner method",
+        unchecked="The exchange is in a conditional.",
+    ),
+]
+
+LOCAL = [
+    Line(
+        "local_sgd",
+        "optax.chain(inner, synchronization.local_sgd(period, aggregator))",
+        "The sum of a worker's updates since the last exchange",
+        "Stich 2018",
+    ),
+    Line(
+        "local_sgd",
+        "optax.chain(inner, synchronization.local_sgd(synchronization.post_local(10, period)))",
+        "The same, in each of the first 10 steps too",
+        "Lin et al. 2018",
+    ),
+    Line(
+        "slowmo",
+        "optax.chain(inner, synchronization.slowmo(period, learning_rate=0.1))",
+        "The same; a slow momentum step applies it",
+        "Wang et al. 2019",
+    ),
+    Line(
+        "diloco",
+        "synchronization.diloco(inner, outer, period, aggregator)",
+        "The same; `outer` applies it",
+        "Douillard et al. 2023",
+    ),
+    Line(
+        "streaming_diloco",
+        "synchronization.streaming_diloco("
+        "inner, outer, period, fragments=2, overlap=1, mixing=0.5)",
+        "The same for one fragment, applied `overlap` steps later",
+        "Douillard et al. 2025",
+    ),
+    Line(
+        "pr_sgd",
+        "synchronization.pr_sgd(inner, period)",
+        "The same, and the optimizer's momentum",
+        "Yu et al. 2019",
+    ),
+]
+
+AROUND = [
+    Line(
+        "accumulate",
+        "jaxcomm.accumulate(aggregator, every=2)",
+        "As the inner aggregator, every second step",
+    ),
+    Line(
+        "skip_nonfinite",
+        "jaxcomm.skip_nonfinite(aggregator)",
+        "8 (n-1)/n, then as the inner aggregator; skips a step with a NaN in a gradient or in the "
+        "result",
+    ),
+    Line(
+        "hierarchical",
+        'jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn"))',
+        "Over each axis, as its stage",
+    ),
+    Line(
+        "warmup",
+        "jaxcomm.warmup([jaxcomm.all_gather_mean(axis, family(ratio)) for ratio in (0.1, 0.01)], "
+        "every=2)",
+        "As the stage of the step",
+    ),
+    Line(
+        "adaptive_ratio",
+        "jaxcomm.adaptive_ratio(axis, family, [0.01, 0.1], target=0.5)",
+        "As the ratio of the step, and 24 (n-1)/n to measure its error",
+    ),
+    Line(
+        "proximal_point",
+        "optax.chain(aggregator, synchronization.proximal_point(0.1, restart=10))",
+        "As the aggregator",
+    ),
+]
+
+OPTIONS, CODEC, PART = "other options", "another codec", "a part of it, as a wrapper of any codec"
+VARIANTS = {
+    **{
+        f"global_qsgd_{name}": ("global_qsgd", OPTIONS)
+        for name in (
+            *("8_bits", "l2", "leaf", "buckets", "3_levels"),
+            *("10_bits", "16_bits", "32_bits", "tree"),
+        )
+    },
+    **{f"qsgd_{name}": ("qsgd", OPTIONS) for name in ("4_bits", "16_bits", "l2", "leaf")},
+    "two_stage_8_bits": ("two_stage_4_bits", CODEC),
+    "top_k_two_stage": ("two_stage_4_bits", CODEC),
+    "top_k_bfloat16": ("top_k", OPTIONS),
+    "top_k_blocks": ("top_k", OPTIONS),
+    "top_k_sampled": ("top_k", OPTIONS),
+    "error_feedback_dither": ("top_k", CODEC),
+    "one_bit": ("one_bit_sgd", "one unit in place of one per column"),
+    "fixed_threshold": ("fixed_threshold_summed", "gathered in place of summed"),
+    "random_k_feedback": ("random_k", "feedback around its scaled codec"),
+    "momentum_correction": ("deep_gradient_compression", PART),
+    "local_clip": ("deep_gradient_compression", PART),
+    "rotated": ("global_qsgd", "a wrapper of any codec"),
+    "rotated_blocks": ("qsgd", "a wrapper of any codec"),
+    "s2_reducer_median": ("s2_reducer", OPTIONS),
+    "dpsgd_adapt_then_combine": ("dpsgd", OPTIONS),
+    "dpsgd_in_turns": ("dpsgd", "another mixing"),
+    "choco_sgd_over_matcha": ("choco_sgd", "another mixing"),
+    "sgp_directed": ("sgp", "another mixing"),
+    "overlap_sgp": ("sgp", OPTIONS),
+}
+"""Rows without a line: the row whose line they share, and why."""
