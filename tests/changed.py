@@ -99,9 +99,21 @@ def users(file: str) -> set[str]:
     return found
 
 
+def built(case: Any) -> Any:
+    """The transformation of a row of any table."""
+    import optax
+
+    from tests.cases._gossip import GossipCase
+    from tests.cases._local import LocalCase
+
+    if isinstance(case, GossipCase):
+        return case.make(8)
+    return case.make(optax.sgd(0.1)) if isinstance(case, LocalCase) else case.make()
+
+
 def chosen_rows(families: Iterable[list[Any]], changed: set[str]) -> tuple[set[str], set[str]]:
     """Names of rows that use a changed file; one row per family if the file is shared."""
-    families = [[(case.name, made_of(case.make())) for case in family] for family in families]
+    families = [[(case.name, made_of(built(case))) for case in family] for family in families]
     own: set[str] = set()
     shared: set[str] = set()
     for file in changed:
@@ -136,9 +148,11 @@ def mirrored(file: str) -> set[str]:
 def select(items: list[pytest.Item], revision: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The tests that a change selects, rows that use it first; and the other tests."""
     from tests.cases import FAMILIES
+    from tests.cases._gossip import GOSSIP
+    from tests.cases._local import LOCAL
 
     changed = changed_since(revision)
-    own, shared = chosen_rows(FAMILIES, changed)
+    own, shared = chosen_rows([*FAMILIES, GOSSIP, LOCAL], changed)
     tests = set().union(*map(mirrored, changed))
 
     def rank(item: pytest.Item) -> int | None:

@@ -6,6 +6,8 @@ import subprocess
 import pytest
 
 from tests.cases import CASES, FAMILIES
+from tests.cases._gossip import GOSSIP
+from tests.cases._local import LOCAL
 from tests.changed import PACKAGES, ROOT, changed_since, chosen_rows, imports, made_of, mirrored
 
 
@@ -14,6 +16,12 @@ def test_a_file_of_a_few_rows_asks_for_those() -> None:
     assert own == {"ef21"}
     own, shared = chosen_rows(FAMILIES, {"jaxcomm/compression/quantizers/_natural.py"})
     assert own == {"natural_compression"} and not shared
+
+
+def test_rows_of_gossip_and_of_local_steps_are_asked_for_too() -> None:
+    changed = {"jaxcomm/gossip/_choco_sgd.py", "jaxcomm/synchronization/_slowmo.py"}
+    own, _ = chosen_rows([GOSSIP, LOCAL], changed)
+    assert own == {"choco_sgd", "choco_sgd_over_matcha", "slowmo"}
 
 
 @pytest.mark.parametrize("file", ["jaxcomm/_buckets.py", "tests/workers.py"])
