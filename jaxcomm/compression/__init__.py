@@ -1,4 +1,4 @@
-"""What is sent: codecs of one array, in which no mesh axis is named."""
+"""Codecs of one array. A codec names no mesh axis."""
 
 from jaxcomm.compression import feedback, quantizers, sketches, sparsifiers
 from jaxcomm.compression._blockwise import blockwise

@@ -1,7 +1,7 @@
-"""Bits and narrow numbers in words of 32 bits, with none wasted but in the last word.
+"""Packs bits and narrow integers into 32-bit words; only the last word may have unused bits.
 
-Planar: of `w` words, bit j of word i is bit `j w + i` of the array, so that packing is shifts and
-ors of whole planes.
+The layout is planar. With `w` words, bit j of word i is bit `j w + i` of the array, so packing
+shifts and ORs whole planes.
 """
 
 import jax
@@ -13,28 +13,28 @@ WORD = 32
 
 
 def words(bits: int) -> int:
-    """How many words hold so many bits."""
+    """The number of words that hold `bits` bits."""
     return -(-bits // WORD)
 
 
 def pack_bits(bits: jax.Array) -> jax.Array:
-    """bool[m] as uint32[ceil(m / 32)]; zeros fill the rest."""
+    """Packs bool[m] into uint32[ceil(m / 32)], padded with zeros."""
     return pack(bits, bits=1)
 
 
 def unpack_bits(packed: jax.Array, count: int) -> jax.Array:
-    """The first `count` bits of uint32[words], bool[count]."""
+    """Unpacks the first `count` bits of uint32[words] into bool[count]."""
     return unpack(packed, bits=1, shape=(count,)) == 1
 
 
 def pack_numbers(numbers: jax.Array, width: int) -> jax.Array:
-    """uint32[k], each below `2**width`, as uint32[ceil(k width / 32)]."""
+    """Packs uint32[k], each below `2**width`, into uint32[ceil(k width / 32)]."""
     planes = jnp.arange(width, dtype=jnp.uint32)[:, None]
     return pack_bits(((numbers[None] >> planes) & jnp.uint32(1)).ravel() == 1)
 
 
 def unpack_numbers(packed: jax.Array, width: int, count: int) -> jax.Array:
-    """The numbers again, uint32[count]."""
+    """The inverse of `pack_numbers`: uint32[count]."""
     planes = unpack_bits(packed, width * count).reshape(width, count).astype(jnp.uint32)
     shifts = jnp.arange(width, dtype=jnp.uint32)[:, None]
     return jnp.sum(planes << shifts, axis=0, dtype=jnp.uint32)

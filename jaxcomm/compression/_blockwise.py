@@ -1,4 +1,4 @@
-"""A codec applied to blocks of coordinates, each with statistics of its own."""
+"""Applies a codec to blocks of coordinates, each with separate statistics."""
 
 import math
 from collections.abc import Callable
@@ -15,27 +15,27 @@ from jaxcomm.compression._overflow import remembers
 from pallas_kernels._dispatch import target
 
 
-def _apart_on(platforms: tuple[str, ...], blocks: jax.Array) -> jax.Array:
-    """The same, behind a barrier where that saves more than a pass."""
+def _barrier_on(platforms: tuple[str, ...], blocks: jax.Array) -> jax.Array:
+    """`blocks`, behind a barrier on the platforms where it saves more than one pass."""
     return lax.optimization_barrier(blocks) if target().platform in platforms else blocks
 
 
 def blockwise(codec: Codec, block_size: int) -> Codec:
-    r"""Cuts an array into blocks of `block_size` coordinates and hands each to `codec`.
+    r"""Cuts an array into blocks of `block_size` coordinates and encodes each with `codec`.
 
     .. math:: Q(x) = (Q(x_{1:b}), Q(x_{b+1:2b}), \ldots)
 
-    A large coordinate then costs accuracy in its own block only. The last block is filled with
-    zeros, which travel too.
+    A large coordinate then reduces the accuracy of its own block only. The last block is padded
+    with zeros, which are sent too.
 
     Args:
-      codec: A codec that remembers nothing, but for `diagnostics=True`.
-      block_size: Coordinates that share statistics; a Python int.
+      codec: A codec without memory. Memory that exists for `diagnostics=True` only is allowed.
+      block_size: The number of coordinates that share statistics; a Python int.
 
     Returns:
-      A codec whose statistics and payload have one more leading dimension, the blocks, and that can
-      be combined as `codec` can. It states the `variance` or `contraction` that `codec` states for
-      a block: a bound on each block's part of the error is one on the whole.
+      A codec whose statistics and payload have one more leading dimension, the blocks. Its
+      `combine` is that of `codec`. It states the `variance` or `contraction` that `codec` states
+      for one block: a bound on the error of each block is also a bound on the whole error.
 
     Raises:
       ValueError: If `block_size` is not a positive int, or, in `init`, if the codec has memory.
@@ -56,24 +56,24 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
     def to_blocks(x: jax.Array) -> jax.Array:
         flat = x.ravel()
         blocks = jnp.pad(flat, (0, -flat.size % block_size)).reshape(-1, block_size)
-        # XLA for TPU then moves them to other rows and lanes, and not each array beside.
-        return _apart_on(("tpu",), blocks)
+        # With the barrier, XLA for TPU changes the layout of this array only, not of others.
+        return _barrier_on(("tpu",), blocks)
 
     def from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        # XLA for CPUs would find block and place of each coordinate by a division.
-        return _apart_on(("tpu", "cpu"), blocks).ravel()[: math.prod(shape)].reshape(shape)
+        # Without the barrier, XLA for CPUs finds the block of each coordinate by a division.
+        return _barrier_on(("tpu", "cpu"), blocks).ravel()[: math.prod(shape)].reshape(shape)
 
-    def parts_of(context: Context) -> tuple[Coins, PyTree]:
+    def coins_and_statistics(context: Context) -> tuple[Coins, PyTree]:
         """The coins and statistics of each block."""
         count = -(-math.prod(context.shape) // block_size)
         return Coins(*(jax.random.split(key, count) for key in context.coins)), context.statistics
 
-    def of_one(call: Callable[..., Any], context: Context) -> Callable[..., Any]:
-        """`call` with the context of a block, of its coins, its statistics and what else it has."""
+    def per_block(call: Callable[..., Any], context: Context) -> Callable[..., Any]:
+        """`call` as a function of one block's coins, statistics and other arguments."""
 
-        def on_block(coins: Coins, statistics: PyTree, *given: PyTree) -> Any:
+        def on_block(coins: Coins, statistics: PyTree, *args: PyTree) -> Any:
             return call(
-                context.replace(coins=coins, statistics=statistics, shape=(block_size,)), *given
+                context.replace(coins=coins, statistics=statistics, shape=(block_size,)), *args
             )
 
         return on_block
@@ -82,31 +82,38 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         memory = codec.init(jnp.zeros(block_size))
         if remembers(memory):
             raise ValueError(
-                "`blockwise` takes codecs without memory; wrap it in feedback instead."
+                "`blockwise` takes codecs without memory. Put the feedback outside: "
+                "`error_feedback(blockwise(codec, block_size))`."
             )
         return memory
 
     def measure(context: Context, x: jax.Array) -> PyTree:
-        return jax.vmap(of_one(codec.measure, context))(*parts_of(context), to_blocks(x))
+        return jax.vmap(per_block(codec.measure, context))(
+            *coins_and_statistics(context), to_blocks(x)
+        )
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
-        encode_each = jax.vmap(of_one(codec.encode, context))
-        payload, after = encode_each(*parts_of(context), to_blocks(x))
+        encode_each = jax.vmap(per_block(codec.encode, context))
+        payload, after = encode_each(*coins_and_statistics(context), to_blocks(x))
         return payload, jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), after)
 
     def decode(context: Context, payload: PyTree) -> jax.Array:
-        blocks = jax.vmap(of_one(codec.decode, context))(*parts_of(context), payload)
+        blocks = jax.vmap(per_block(codec.decode, context))(*coins_and_statistics(context), payload)
         return from_blocks(blocks, context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         blocks = to_blocks(x)
-        # What is remembered was added up: the first block tells it for all.
+        # `encode` summed the memory over blocks, so only the first block reports it.
         first = jnp.arange(len(blocks)) == 0
         afters = jax.tree.map(lambda total: jnp.where(first, total, 0), after)
-        told = diagnose_each(of_one(codec.diagnose, context), *parts_of(context), blocks, afters)
-        return told._replace(target=from_blocks(told.target, x.shape))
+        diagnostics = diagnose_each(
+            per_block(codec.diagnose, context), *coins_and_statistics(context), blocks, afters
+        )
+        return diagnostics._replace(target=from_blocks(diagnostics.target, x.shape))
 
-    def of_block(bound: Callable[[int, int], float] | None) -> Callable[[int, int], float] | None:
+    def per_block_bound(
+        bound: Callable[[int, int], float] | None,
+    ) -> Callable[[int, int], float] | None:
         return bound and (lambda size, workers: bound(block_size, workers))
 
     return codec._replace(
@@ -116,8 +123,8 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         decode=decode,
         diagnose=diagnose,
         claims=codec.claims._replace(
-            variance=of_block(codec.claims.variance),
-            contraction=of_block(codec.claims.contraction),
+            variance=per_block_bound(codec.claims.variance),
+            contraction=per_block_bound(codec.claims.contraction),
         ),
         layout="independent",
         drop_overflow=codec.drop_overflow and blockwise(codec.drop_overflow, block_size),

@@ -1,4 +1,4 @@
-"""Means of a part of an array, at any magnitude."""
+"""Means of selected coordinates that neither overflow nor underflow."""
 
 import jax
 import jax.numpy as jnp
@@ -7,11 +7,11 @@ import jax.numpy as jnp
 def mean_where(
     chosen: jax.Array, magnitudes: jax.Array, axis: int | tuple[int, ...] | None = None
 ) -> jax.Array:
-    """The mean of the magnitudes where chosen, 0 where none are; sums never overflow or vanish.
+    """The mean of the chosen magnitudes, or 0 if none is chosen. Sums never overflow or underflow.
 
     Args:
       chosen: bool of the shape of `magnitudes`.
-      magnitudes: float32, none negative where chosen.
+      magnitudes: float32, not negative where chosen.
       axis: As for `jnp.sum`.
     """
     kept = jnp.where(chosen, magnitudes, 0)
@@ -19,7 +19,7 @@ def mean_where(
     up = peak < 1
     lifted = kept * jnp.where(up, jnp.float32(2.0**64), jnp.float32(2.0**-64))
     total = jnp.sum(lifted, axis=axis, keepdims=True)
-    count = jnp.sum(chosen, axis=axis, keepdims=True, dtype=jnp.uint32)  # Of up to 2**32.
+    count = jnp.sum(chosen, axis=axis, keepdims=True, dtype=jnp.uint32)  # Up to 2**32.
     mean = total / jnp.maximum(count, 1).astype(jnp.float32)
     mean *= jnp.where(up, jnp.float32(2.0**-64), jnp.float32(2.0**64))
     # The mean of equal numbers may be rounded up, at the largest float to infinity.
@@ -27,9 +27,10 @@ def mean_where(
 
 
 def mean_magnitude(x: jax.Array) -> jax.Array:
-    """The mean of |x|, float32[], 0 of no coordinates; sums never overflow or vanish.
+    """The mean of |x|, float32[], or 0 of an empty array. Sums never overflow or underflow.
 
-    Each pass takes magnitudes by itself, or XLA for CPUs would write `abs(x)` to memory for both.
+    Each of the two passes computes `abs(x)` again. If they shared it, XLA for CPUs would write it
+    to memory.
     """
     peak = jnp.max(jnp.abs(x), initial=0)
     up = peak < 1
@@ -43,7 +44,7 @@ def mean_magnitude(x: jax.Array) -> jax.Array:
 def headroom(workers: int) -> float:
     """The largest power of two that is at most 1/n.
 
-    What it scales may be added over workers without overflow, and loses nothing but of numbers that
-    are hardly normal.
+    Values scaled by it can be added over workers without overflow. The scaling is exact, except for
+    numbers close to the smallest normal one.
     """
     return 2.0 ** -(workers - 1).bit_length()

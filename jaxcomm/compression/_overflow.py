@@ -1,7 +1,7 @@
-"""What becomes of an update of which more is to be sent than there is room for.
+"""What a codec does with an update that exceeds its capacity.
 
-Room is fixed while tracing. A codec has two forms: one drops what finds no room, the other decodes
-to NaN then. Feedback takes the first, since it keeps what was dropped.
+The capacity is fixed at trace time. A codec has two forms: one drops what exceeds the capacity, the
+other then decodes to NaN. Feedback uses the first form, since it keeps what was dropped.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from jaxcomm._base import Codec, Context, Memory, PyTree
 Policy: TypeAlias = Literal["nan", "drop"]
 
 Fits: TypeAlias = Callable[[Context, PyTree], jax.Array]
-"""`(context, payload)` to whether there was room for all, bool[]."""
+"""`(context, payload) -> bool[]`: whether the capacity sufficed."""
 
 
 class Overflow(NamedTuple):
-    """What a codec remembers for `diagnostics=True` alone: nothing that it sends depends on it."""
+    """Memory that exists for `diagnostics=True` only: nothing that is sent depends on it."""
 
-    overflow: jax.Array  # int32[], coordinates or parts without room in the last step
+    overflow: jax.Array  # int32[], coordinates or parts beyond the capacity in the last step
 
 
 def no_overflow() -> Overflow:
@@ -35,16 +35,16 @@ def remembers(memory: Memory) -> bool:
     return not all(isinstance(part, Overflow) for part in parts)
 
 
-def tell_overflow(overflow: jax.Array) -> dict[str, jax.Array]:
-    """For `totals`."""
+def overflow_totals(overflow: jax.Array) -> dict[str, jax.Array]:
+    """The overflow as `Diagnostics.totals`."""
     return {"overflow": overflow.astype(jnp.float32)}
 
 
 def choose_form(overflow: Policy, *, drop_overflow: Codec, strict: Codec) -> Codec:
-    """The form that is asked for, the strict one with the other at hand for feedback.
+    """Returns the form that the option `overflow` names; the strict form also holds the other.
 
     Raises:
-      ValueError: If it is neither.
+      ValueError: If `overflow` is not a `Policy`.
     """
     if overflow not in get_args(Policy):
         raise ValueError(f"`overflow` must be one of {get_args(Policy)}, got {overflow!r}.")
@@ -52,12 +52,12 @@ def choose_form(overflow: Policy, *, drop_overflow: Codec, strict: Codec) -> Cod
 
 
 def nan_unless(fits: jax.Array, x: jax.Array) -> jax.Array:
-    """`x`, or NaN in all of it."""
+    """`x` if `fits`, else NaN everywhere."""
     return jnp.where(fits, x, jnp.nan)
 
 
 def decoded_to_nan(codec: Codec, fits: Fits) -> Codec:
-    """The strict form of a codec whose receivers know whether all had room."""
+    """The strict form of a codec whose receivers can compute whether the capacity sufficed."""
 
     def decode(context: Context, payload: PyTree) -> jax.Array:
         return nan_unless(fits(context, payload), codec.decode(context, payload))
@@ -66,7 +66,7 @@ def decoded_to_nan(codec: Codec, fits: Fits) -> Codec:
 
 
 def sent_as_nan(codec: Codec) -> Codec:
-    """The strict form of a codec whose sender alone knows: its values leave as NaN."""
+    """The strict form of a codec whose sender alone can compute that; it sends NaN values."""
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         payload, after = codec.encode(context, x)

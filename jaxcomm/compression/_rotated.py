@@ -1,4 +1,4 @@
-"""A random rotation before any codec, which spreads large coordinates over all."""
+"""A random rotation before a codec; it spreads large coordinates over all coordinates."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from jaxcomm.compression._sizes import require_countable
 
 
 def _padded(size: int) -> int:
-    """The power of two that holds `size` coordinates."""
+    """The smallest power of two that is at least `size`."""
     require_countable(size, 2**31)
     return 1 << max(size - 1, 0).bit_length()
 
@@ -31,8 +31,9 @@ def hadamard(x: jax.Array) -> jax.Array:
 
     .. math:: H_1 = (1), \qquad H_{2 d} = \begin{pmatrix} H_d & H_d \\ H_d & -H_d \end{pmatrix}
 
-    Halved after every second step, lest sums of large coordinates overflow; a loop, lest the
-    compiler join steps and add everything anew for each coordinate.
+    The loop halves after every second step, so that sums of large coordinates do not overflow. It
+    is a `fori_loop`, so that the compiler does not fuse steps and repeat all additions for each
+    coordinate.
 
     Args:
       x: float32[d], d a power of two.
@@ -44,24 +45,24 @@ def hadamard(x: jax.Array) -> jax.Array:
 
 
 def _signs(public: jax.Array, size: int) -> jax.Array:
-    """Random signs that all workers draw alike, float32[size]."""
+    """Random signs, the same on all workers, float32[size]."""
     odd = _noise.bits(public, (size,)) & jnp.uint32(1)
     return jnp.where(odd == 1, jnp.float32(-1), jnp.float32(1))
 
 
 def _rotate(public: jax.Array, x: jax.Array) -> jax.Array:
-    """`x`, filled with zeros, in the rotated space: float32[padded]."""
+    """Pads `x` with zeros and rotates it: float32[padded]."""
     size = _padded(x.size)
     return hadamard(jnp.pad(x.ravel(), (0, size - x.size)) * _signs(public, size))
 
 
 def _rotate_back(public: jax.Array, y: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The inverse, without what was filled in."""
+    """The inverse of `_rotate`, without the padding."""
     return (hadamard(y) * _signs(public, y.size))[: math.prod(shape)].reshape(shape)
 
 
-def _below(public: jax.Array) -> jax.Array:
-    """The public key of the codec inside, whose draws are not to repeat these signs."""
+def _inner_key(public: jax.Array) -> jax.Array:
+    """The public key for the inner codec, so that its draws do not repeat these signs."""
     return jax.random.fold_in(public, 0x48D)
 
 
@@ -72,33 +73,33 @@ def _at_padded_size(
 
 
 def rotated(codec: Codec) -> Codec:
-    r"""Turns an array by a random orthogonal map before `codec`, and back after decoding.
+    r"""Rotates an array by a random orthogonal map before `codec`, and back after decoding.
 
     .. math:: Q_R(x) = R^{-1} Q(R x), \qquad R = \frac{1}{\sqrt d} H D
 
-    with random signs :math:`D`, drawn alike by all workers, and the Walsh-Hadamard matrix
-    :math:`H`, which takes :math:`d \log_2 d` additions. Lengths stay the same, while
-    :math:`\max_j |(R x)_j|` is about :math:`\sqrt{2 \ln d / d}\, \|x\|`, whatever :math:`x`: levels
-    between the least and the largest coordinate then lie close together. With :math:`k` of them the
-    squared error falls from :math:`\frac{d}{2 (k-1)^2} \|x\|^2` at worst to :math:`\frac{2 \ln d +
-    2}{(k-1)^2} \|x\|^2`. Much is gained where few coordinates are large, and nothing where all are
-    alike.
+    with random signs :math:`D`, the same on all workers, and the Walsh-Hadamard matrix :math:`H`.
+    The rotation takes :math:`d \log_2 d` additions. It preserves norms, while :math:`\max_j |(R
+    x)_j|` is about :math:`\sqrt{2 \ln d / d}\, \|x\|` for any :math:`x`. Levels between the least
+    and the largest coordinate are then close together. With :math:`k` levels the squared error
+    falls from at worst :math:`\frac{d}{2 (k-1)^2} \|x\|^2` to :math:`\frac{2 \ln d + 2}{(k-1)^2}
+    \|x\|^2`. The gain is large if few coordinates are large. There is none if all coordinates have
+    similar magnitudes.
 
-    :math:`d` is filled with zeros to a power of two, at worst nearly twice as many coordinates, all
-    of which travel; `blockwise(rotated(codec), 1024)` fills up the last block only, and needs ten
-    additions a coordinate at any size.
+    The array is padded with zeros to a power of two, at worst to nearly twice as many coordinates,
+    all of which are sent. `blockwise(rotated(codec), 1024)` pads the last block only, and needs ten
+    additions per coordinate at any size.
 
     Args:
-      codec: A codec that remembers nothing, but for `diagnostics=True`.
+      codec: A codec without memory. Memory that exists for `diagnostics=True` only is allowed.
 
     Returns:
-      A codec with the statistics, payload and `combine` of `codec` at the size of the power of two,
-      and with its `variance` or `contraction` there; unbiased if `codec` is. The l2 norm of `x`
-      must be below half the largest float32.
+      A codec with the statistics, payload and `combine` of `codec` at the padded size. It states
+      the `variance` or `contraction` of `codec` at that size, and is unbiased if `codec` is. The
+      l2 norm of `x` must be below half the largest float32.
 
     Raises:
-      ValueError: In `init`, if the codec has memory. The rotation is another at each step, so that
-        feedback goes outside: `error_feedback(rotated(codec))`.
+      ValueError: In `init`, if the codec has memory. The rotation changes at each step, so feedback
+        must be outside: `error_feedback(rotated(codec))`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -118,43 +119,44 @@ def rotated(codec: Codec) -> Codec:
 
     require_codec(codec, user="rotated")
 
-    def of_inner(coins: Coins) -> Coins:
-        return coins._replace(public=_below(coins.public))
+    def inner_coins(coins: Coins) -> Coins:
+        return coins._replace(public=_inner_key(coins.public))
 
-    def inside(context: Context) -> Context:
+    def inner_context(context: Context) -> Context:
         size = _padded(math.prod(context.shape))
-        return context.replace(coins=of_inner(context.coins), shape=(size,))
+        return context.replace(coins=inner_coins(context.coins), shape=(size,))
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(jnp.zeros(_padded(x.size)))
         if remembers(memory):
             raise ValueError(
-                "`rotated` takes codecs without memory, since each step has another rotation. Put "
-                "feedback outside: `error_feedback(rotated(codec))`."
+                "`rotated` takes codecs without memory, since the rotation changes at each "
+                "step. Put feedback outside: `error_feedback(rotated(codec))`."
             )
         return memory
 
     def measure(context: Context, x: jax.Array) -> PyTree:
-        return codec.measure(inside(context), _rotate(context.coins.public, x))
+        return codec.measure(inner_context(context), _rotate(context.coins.public, x))
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
-        return codec.encode(inside(context), _rotate(context.coins.public, x))
+        return codec.encode(inner_context(context), _rotate(context.coins.public, x))
 
     def decode(context: Context, payload: PyTree) -> jax.Array:
-        mean = codec.decode(inside(context), payload)
+        mean = codec.decode(inner_context(context), payload)
         return _rotate_back(context.coins.public, mean, context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         y = _rotate(context.coins.public, x)
-        told = codec.diagnose(inside(context), y, after)
-        if told.target is y:  # Of which there and back would round.
-            return told._replace(target=x)
-        return told._replace(target=_rotate_back(context.coins.public, told.target, context.shape))
+        diagnostics = codec.diagnose(inner_context(context), y, after)
+        if diagnostics.target is y:  # Rotating `y` back would add rounding errors.
+            return diagnostics._replace(target=x)
+        target = _rotate_back(context.coins.public, diagnostics.target, context.shape)
+        return diagnostics._replace(target=target)
 
     combine = codec.combine
     if callable(combine):
         merge = combine
-        combine = lambda coins, first, second: merge(of_inner(coins), first, second)  # noqa: E731
+        combine = lambda coins, *payloads: merge(inner_coins(coins), *payloads)  # noqa: E731
 
     return codec._replace(
         init=init,

@@ -1,4 +1,4 @@
-"""Whether a codec is a contraction, and what makes one of an unbiased codec."""
+"""Contraction bounds of codecs, and the scaling that makes an unbiased codec a contraction."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from jaxcomm._require import require_codec
 def contraction_of(codec: Codec, size: int, workers: int) -> float | None:
     r"""The :math:`\delta` of the bound :math:`\|Q(x) - x\|^2 \le (1 - \delta) \|x\|^2`, if known.
 
-    An unbiased codec has :math:`\delta = 1 - \omega`, which may be negative.
+    For an unbiased codec, :math:`\delta = 1 - \omega`, which may be negative.
     """
     variance, contraction, _ = codec.claims
     if contraction is not None:
@@ -22,26 +22,25 @@ def contraction_of(codec: Codec, size: int, workers: int) -> float | None:
 
 
 def require_contraction(codec: Codec, size: int, workers: int, user: str) -> None:
-    """Raises where what is left out might grow without end.
+    """Raises if the residual of feedback might grow without bound.
 
-    A codec with an absolute bound (`bounded`) need not state a relative one.
+    A codec with an absolute bound on its error (`bounded`) need not state a relative one.
 
     Raises:
-      ValueError: With the reason.
+      ValueError: If the codec is no contraction, or no bound is known.
     """
     delta = contraction_of(codec, size, workers)
     if delta is None and codec.claims.bounded:
         return
     if delta is None:
         raise ValueError(
-            f"`{user}` needs a codec whose relative error is bounded below 1, and no bound is "
-            "known for this one, whose `claims` are empty: what it leaves out might grow "
-            "without end."
+            f"`{user}` needs a codec with a relative error below 1, and no bound is known for this "
+            "codec, whose `claims` are empty: the residual might grow without bound."
         )
     if delta <= 0:
         raise ValueError(
-            f"`{user}` needs a codec whose relative error is below 1, lest what it leaves out grow "
-            f"without end; this one's bound is {1 - delta:.3g} for {size} coordinates of "
+            f"`{user}` needs a codec with a relative error below 1: otherwise the residual may "
+            f"grow without bound. This codec's bound is {1 - delta:.3g} for {size} coordinates of "
             f"{workers} workers. Use `jaxcomm.compression.scaled(codec)`, smaller blocks, or more "
             "levels."
         )
@@ -51,25 +50,25 @@ def require_unbiased(codec: Codec, user: str) -> Callable[[int, int], float]:
     """The `variance` of an unbiased codec.
 
     Raises:
-      ValueError: If it states none.
+      ValueError: If the codec states none.
     """
     require_codec(codec, user=user)
     if codec.claims.variance is None:
         raise ValueError(
-            f"`{user}` takes an unbiased codec that states its `variance`, and this one states "
-            "none: it is biased, or no bound is known."
+            f"`{user}` takes an unbiased codec that states its `variance`. This codec states none: "
+            "it is biased, or no bound is known."
         )
     return codec.claims.variance
 
 
 def scaled(codec: Codec) -> Codec:
-    r"""Divides what an unbiased codec decodes by :math:`1 + \omega`, which makes it a contraction.
+    r"""Divides the output of an unbiased codec by :math:`1 + \omega`: the result is a contraction.
 
     .. math:: C(x) = \frac{Q(x)}{1 + \omega}, \qquad
               \mathbb{E}\|C(x) - x\|^2 \le \Big(1 - \frac{1}{1 + \omega}\Big) \|x\|^2
 
     for :math:`\mathbb{E}\, Q(x) = x` and :math:`\mathbb{E}\|Q(x) - x\|^2 \le \omega \|x\|^2`.
-    Feedback needs it where :math:`\omega \ge 1`. Sends what `codec` sends.
+    Feedback needs this scaling if :math:`\omega \ge 1`. Sends the same payload as `codec`.
 
     Args:
       codec: An unbiased codec that states its `variance`.

@@ -1,17 +1,17 @@
-"""How many coordinates a unit may have."""
+"""The largest number of coordinates of a unit."""
 
 MOST = 2**31 - 1
 
 
 def require_countable(size: int, most: int = MOST) -> int:
-    """The size, if positions in 32 bits can tell so many coordinates apart.
+    """Returns `size` if a codec with 32-bit positions can address that many coordinates.
 
     Raises:
-      ValueError: If they cannot.
+      ValueError: If `size` exceeds `most`.
     """
     if size > most:
         raise ValueError(
-            f"A unit of {size} coordinates has more than {most}, the most that this codec can "
-            "count: split the leaf."
+            f"A unit has {size} coordinates, and this codec supports at most {most}: split the "
+            "leaf."
         )
     return size

@@ -1,4 +1,4 @@
-"""A codec of several arrays of one shape, each by itself."""
+"""A codec of several arrays of one shape, encoded independently."""
 
 import jax
 
@@ -7,12 +7,13 @@ from jaxcomm.compression._diagnosed import diagnose_each
 
 
 def stacked(codec: Codec) -> Codec:
-    r"""Encodes each row of `[rows, *shape]` with coins, memory and statistics of its own.
+    r"""Encodes each row of `[rows, *shape]` with separate coins, memory and statistics.
 
     .. math:: Q(x_1, x_2, \ldots) = (Q(x_1), Q(x_2), \ldots)
 
-    One program for all, where a copy for each would take the longer to compile the more there are.
-    Contexts have one more leading dimension in all their arrays; their `shape` is of a row.
+    All rows share one vectorized program: one copy per row would take longer to compile, the more
+    rows there are. All arrays of a context have one more leading dimension; its `shape` is that of
+    one row.
     """
     return codec._replace(
         init=jax.vmap(codec.init),
@@ -20,6 +21,6 @@ def stacked(codec: Codec) -> Codec:
         encode=jax.vmap(codec.encode),
         decode=jax.vmap(codec.decode),
         finalize=jax.vmap(codec.finalize),
-        diagnose=lambda *given: diagnose_each(codec.diagnose, *given),
+        diagnose=lambda *args: diagnose_each(codec.diagnose, *args),
         drop_overflow=codec.drop_overflow and stacked(codec.drop_overflow),
     )

@@ -1,4 +1,4 @@
-"""Which rows, blocks or coordinates of an array are not zero, in one bit each."""
+"""The support of an array: one bit for each row, block or coordinate that is not all zeros."""
 
 import math
 from typing import Literal, NamedTuple, TypeAlias
@@ -12,11 +12,11 @@ from jaxcomm.compression import _bits
 from jaxcomm.compression._sizes import require_countable
 
 Granularity: TypeAlias = Literal["row", "element"] | int
-"""What has one bit: a row (all but the first axis), a coordinate, or a block of so many."""
+"""What one bit represents: a row (all but the first axis), an element, or a block of n elements."""
 
 
 class Parts(NamedTuple):
-    """An array as parts of equal width, the last of which may be filled up with zeros."""
+    """The parts of an array, of equal width. The last one may be padded with zeros."""
 
     number: int
     width: int
@@ -24,7 +24,7 @@ class Parts(NamedTuple):
 
 
 def require_granularity(granularity: Granularity) -> None:
-    """Raises unless it is one of the three."""
+    """Raises unless `granularity` is valid."""
     block = isinstance(granularity, int) and not isinstance(granularity, bool) and granularity >= 1
     if not block and granularity not in ("row", "element"):
         raise ValueError(
@@ -34,7 +34,7 @@ def require_granularity(granularity: Granularity) -> None:
 
 
 def require_density(density: float) -> None:
-    """Raises unless room for so much can be made while tracing."""
+    """Raises unless `density` can set a capacity at trace time."""
     if not isinstance(density, int | float) or not 0 < density <= 1:
         raise ValueError(
             f"`density` must be a Python float in (0, 1], got {density!r}: it decides shapes on "
@@ -43,24 +43,24 @@ def require_density(density: float) -> None:
 
 
 def room_for(density: float, parts: Parts) -> int:
-    """How many parts are so much of all."""
+    """The number of parts that make up the fraction `density` of all parts."""
     return math.ceil(density * parts.number)
 
 
 def parts_of(shape: tuple[int, ...], granularity: Granularity) -> Parts:
-    """How an array of this shape is cut.
+    """How an array of this shape is split into parts.
 
     Raises:
-      ValueError: If rows are asked of an array that has none.
+      ValueError: If `granularity` is `"row"` and the array has fewer than two axes.
     """
     size = require_countable(math.prod(shape))
     if granularity == "row":
         if len(shape) < 2:
             raise ValueError(
                 f"`granularity`='row' needs an array of two axes or more, got the shape {shape}. "
-                "Use `scope`='leaf', which keeps leaves in their shapes (and `layout`='cyclic' in "
-                "`two_stage_mean`), and mask leaves of one axis with `optax.masked`; or give the "
-                "length of a block."
+                "Use `scope`='leaf', which keeps the shapes of leaves (and `layout`='cyclic' in "
+                "`two_stage_mean`), and mask leaves of one axis with `optax.masked`. Or set "
+                "`granularity` to the length of a block."
             )
         return Parts(shape[0], math.prod(shape[1:]), size)
     width = 1 if granularity == "element" else granularity
@@ -68,23 +68,23 @@ def parts_of(shape: tuple[int, ...], granularity: Granularity) -> Parts:
 
 
 def rows_of(x: jax.Array, parts: Parts) -> jax.Array:
-    """The array by parts, [number, width], filled up with zeros."""
+    """The array as [number, width], padded with zeros."""
     flat = jnp.pad(x.ravel(), (0, parts.number * parts.width - parts.size))
     return flat.reshape(parts.number, parts.width)
 
 
 def bitmap(x: jax.Array, parts: Parts) -> jax.Array:
-    """Whether each part holds anything but zeros, uint32[ceil(count / 32)], as `_bits` packs."""
+    """Whether each part has a nonzero element, uint32[ceil(number / 32)], packed as in `_bits`."""
     return _bits.pack_bits(jnp.any(rows_of(x != 0, parts), axis=1))
 
 
 def count(words: jax.Array) -> jax.Array:
-    """How many bits are set, int32[]."""
+    """The number of set bits, int32[]."""
     return jnp.sum(lax.population_count(words).astype(jnp.int32))
 
 
 def nth_set(word: jax.Array, rank: jax.Array) -> jax.Array:
-    """The position in `word` of its bit that is set and has `rank` others set below it."""
+    """The position in `word` of the set bit that has `rank` set bits below it."""
     position = jnp.zeros_like(rank)
     for half in (16, 8, 4, 2, 1):
         below = lax.population_count(word & jnp.uint32(2**half - 1)).astype(jnp.int32)
@@ -96,9 +96,10 @@ def nth_set(word: jax.Array, rank: jax.Array) -> jax.Array:
 
 
 def members(words: jax.Array, first: jax.Array | int, room: int, parts: Parts) -> jax.Array:
-    """The parts whose bits are set, from the one of rank `first` on, int32[room].
+    """The indices of `room` parts whose bits are set, from rank `first` on, int32[room].
 
-    Ranks count words first. `parts.number` stands for what is missing, before the first too.
+    Ranks run through the bits of each word, word by word. `parts.number` fills the
+    entries without a part, also for ranks below 0.
     """
     ones = lax.population_count(words).astype(jnp.int32)
     ends = jnp.cumsum(ones)
@@ -115,45 +116,45 @@ def members(words: jax.Array, first: jax.Array | int, room: int, parts: Parts) -
 
 
 def window(words: jax.Array, public: jax.Array, room: int, parts: Parts) -> jax.Array:
-    """All parts whose bits are set, or as many in a row as there is room for, from a random one."""
+    """The parts whose bits are set; at most `room`, consecutive ones from a random one."""
     total = count(words)
     drawn = _noise.bits(public, ())
     start = (drawn % jnp.maximum(total, 1).astype(jnp.uint32)).astype(jnp.int32)
     start = jnp.where(total > room, start, 0)
     chosen = members(words, start, room, parts)
-    # Behind the last comes the first.
+    # The window wraps from the last part to the first.
     again = members(words, start - total, room, parts)
     return jnp.where(chosen < parts.number, chosen, jnp.where(total > room, again, parts.number))
 
 
 def real(chosen: jax.Array, parts: Parts) -> jax.Array:
-    """Which coordinates of the chosen parts there are, bool[room * width]."""
+    """Which entries of `chosen` name a part, for each of its coordinates, bool[room * width]."""
     return jnp.repeat(chosen < parts.number, parts.width)
 
 
 def coordinates(chosen: jax.Array, parts: Parts) -> jax.Array:
-    """Where the coordinates of the chosen parts are in the flat array, uint32[room * width]."""
+    """The positions of the chosen parts' coordinates in the flat array, uint32[room * width]."""
     start = chosen.astype(jnp.uint32) * jnp.uint32(parts.width)
     return (start[:, None] + lax.iota(jnp.uint32, parts.width)[None]).ravel()
 
 
 def coordinates_in(words: jax.Array, parts: Parts) -> jax.Array:
-    """How many coordinates are in the parts whose bits are set, float32[]."""
+    """The number of coordinates in the parts whose bits are set, float32[]."""
     return jnp.minimum(count(words).astype(jnp.float32) * parts.width, parts.size)
 
 
 def take(x: jax.Array, chosen: jax.Array, parts: Parts) -> jax.Array:
-    """The coordinates of the chosen parts, [room * width]; zeros for what is missing."""
+    """The values of the chosen parts, [room * width]; zeros for entries without a part."""
     return rows_of(x, parts).at[chosen].get(mode="fill", fill_value=0).ravel()
 
 
 def nothing(parts: Parts, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """All parts, and no coordinate in them, [number, width]."""
+    """Zeros for all parts, [number, width]."""
     return jnp.zeros((parts.number, parts.width), dtype)
 
 
 def put(values: jax.Array, chosen: jax.Array, parts: Parts, into: jax.Array) -> jax.Array:
-    """`into`, [number, width], with the coordinates of the chosen parts replaced."""
+    """`into`, [number, width], with the chosen parts replaced by `values`."""
     rows = values.reshape(-1, parts.width)
     return into.at[chosen].set(rows, mode="drop", unique_indices=True)
 

@@ -14,7 +14,7 @@ from jaxcomm.compression._overflow import (
     choose_form,
     decoded_to_nan,
     no_overflow,
-    tell_overflow,
+    overflow_totals,
 )
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.quantizers import _fields, _norms
@@ -118,7 +118,7 @@ def sparse_dither(
         return payload.total <= capacity
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        totals = tell_overflow(after.own.overflow)
+        totals = overflow_totals(after.own.overflow)
         return Diagnostics(target=x, totals=totals, constants={"levels": levels})
 
     drop_overflow = Codec(

@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxcomm._base import Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
-from jaxcomm.compression._overflow import no_overflow, tell_overflow
+from jaxcomm.compression._overflow import no_overflow, overflow_totals
 from jaxcomm.compression._sizes import MOST, require_countable
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.sparsifiers._sparse import to_dense
@@ -119,7 +119,7 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         target = context.memory.own.kept + x
-        return Diagnostics(target, totals=tell_overflow(after.own.inner.overflow))
+        return Diagnostics(target, totals=overflow_totals(after.own.inner.overflow))
 
     return Codec(
         encode=encode,

@@ -12,8 +12,8 @@ from jaxcomm.compression._overflow import (
     Policy,
     choose_form,
     no_overflow,
+    overflow_totals,
     sent_as_nan,
-    tell_overflow,
 )
 from jaxcomm.compression._support import Granularity, Parts
 from jaxcomm.compression.sparsifiers._indices import (
@@ -110,7 +110,7 @@ def nonzero(
         return _support.whole(_support.put(values, chosen, parts, into), context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        return Diagnostics(x, totals=tell_overflow(after.own.overflow))
+        return Diagnostics(x, totals=overflow_totals(after.own.overflow))
 
     drop_overflow = Codec(
         encode=encode,

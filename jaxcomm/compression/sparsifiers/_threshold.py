@@ -12,8 +12,8 @@ from jaxcomm.compression._overflow import (
     Policy,
     choose_form,
     no_overflow,
+    overflow_totals,
     sent_as_nan,
-    tell_overflow,
 )
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout
 from jaxcomm.compression.sparsifiers._sparse import (
@@ -104,7 +104,7 @@ def threshold(
         return from_payload(payload, layout, context.shape) / context.count
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        return Diagnostics(x, totals=tell_overflow(after.own.overflow))
+        return Diagnostics(x, totals=overflow_totals(after.own.overflow))
 
     drop_overflow = Codec(
         encode=encode,

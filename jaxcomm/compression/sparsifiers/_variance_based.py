@@ -11,7 +11,7 @@ from jaxcomm._base import Codec, Context, Diagnostics, Memory
 from jaxcomm._counting import peak
 from jaxcomm._entries import Entries, SparseDecode
 from jaxcomm.compression import _bits
-from jaxcomm.compression._overflow import tell_overflow
+from jaxcomm.compression._overflow import overflow_totals
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.sparsifiers._indices import (
     Layout,
@@ -159,7 +159,7 @@ def variance_based(
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         target = context.memory.own.kept + x
-        return Diagnostics(target, totals=tell_overflow(after.own.inner.overflow))
+        return Diagnostics(target, totals=overflow_totals(after.own.inner.overflow))
 
     return Codec(
         encode=encode,
