@@ -1,4 +1,4 @@
-"""Fewer bits a coordinate."""
+"""Quantizers: codecs that send fewer bits per coordinate."""
 
 from jaxcomm.compression.quantizers._adaptive_levels import (
     AdaptiveLevelsPayload,

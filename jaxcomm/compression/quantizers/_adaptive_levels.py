@@ -13,39 +13,40 @@ from jaxcomm.compression import _bits
 from jaxcomm.compression._sizes import require_countable
 
 _SWEEPS = 8
-# No level comes closer to a neighbour than this part of the distance of its two neighbours.
+# A level stays at least this fraction of the distance between its two neighbors from either one.
 _MARGIN = 2.0**-8
 
 
 class AdaptiveLevelsPayload(NamedTuple):
-    """One unit on the wire: level and sign of each coordinate, `2 level`, plus 1 if negative."""
+    """One unit on the wire: `2 level` for each coordinate, plus 1 if it is negative."""
 
     codes: jax.Array  # uint32[ceil(size * bits / 32)]
 
 
 class Levels(NamedTuple):
-    """The statistic: the levels above 0, in ascending order, of which the last is the largest."""
+    """The statistic: the positive levels in ascending order; the last is the largest magnitude."""
 
     levels: Any  # float32[s]
 
 
 def _lift(peak: jax.Array) -> jax.Array:
-    """A power of two that takes `peak` out of reach of overflow and denormals."""
+    """A power of two that scales `peak` away from overflow and from denormals."""
     return jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
 
 
 def fit_levels(sample: jax.Array, weights: jax.Array, levels: int) -> jax.Array:
-    r"""Levels of least variance for a weighted sample, by coordinate descent.
+    r"""Fits levels of least variance to a weighted sample, by coordinate descent.
 
     .. math:: \min_l \sum_r w_r (l_{i + 1} - r) (r - l_i), \qquad l_i \le r < l_{i + 1}
 
-    Each level in turn solves its stationarity condition between its neighbours :math:`a < l < c`:
+    Each level in turn is set to the solution of its stationarity condition between its neighbors
+    :math:`a < l < c`:
 
     .. math:: \sum_{a < r \le l} w_r (r - a) = \sum_{l < r \le c} w_r (c - r) \iff
               \sum_{l < r \le c} w_r = \sum_{a < r \le c} w_r \frac{r - a}{c - a}
 
-    It starts from a geometric series, which long tails need: from equal levels it ends in poorer
-    minima, and later.
+    The start is a geometric series, which long tails need. From equally spaced levels the descent
+    takes longer and ends in worse minima.
 
     Args:
       sample: float32[m] in [0, 1].
@@ -59,7 +60,7 @@ def fit_levels(sample: jax.Array, weights: jax.Array, levels: int) -> jax.Array:
     up_to = jnp.cumsum(weights)
 
     def at(weight: jax.Array) -> jax.Array:
-        """The least of the sample with more than `weight` up to it."""
+        """The smallest sample point whose cumulative weight exceeds `weight`."""
         place = jnp.sum(up_to <= weight, dtype=jnp.int32)
         return ordered[jnp.minimum(place, ordered.size - 1)]
 
@@ -67,8 +68,8 @@ def fit_levels(sample: jax.Array, weights: jax.Array, levels: int) -> jax.Array:
         spread = above - below
         under = ordered <= above
         inside = under & (ordered > below)
-        to_be_above = jnp.sum(jnp.where(inside, weights * ((ordered - below) / spread), 0))
-        level = at(jnp.sum(jnp.where(under, weights, 0)) - to_be_above)
+        weight_above = jnp.sum(jnp.where(inside, weights * ((ordered - below) / spread), 0))
+        level = at(jnp.sum(jnp.where(under, weights, 0)) - weight_above)
         return jnp.clip(level, below + _MARGIN * spread, above - _MARGIN * spread)
 
     def sweep(_: jax.Array, fitted: jax.Array) -> jax.Array:
@@ -84,7 +85,7 @@ def fit_levels(sample: jax.Array, weights: jax.Array, levels: int) -> jax.Array:
 
 
 def _sampled(magnitudes: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """One of each stride, which stands for all of it, and the largest of each, for itself."""
+    """The first coordinate of each stride, weighted by the stride, and the largest, of weight 1."""
     stride = -(-magnitudes.size // count)
     blocks = jnp.pad(magnitudes, (0, -magnitudes.size % stride)).reshape(-1, stride)
     sample = jnp.concatenate([blocks[:, 0], jnp.max(blocks, axis=1)])
@@ -92,7 +93,7 @@ def _sampled(magnitudes: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
-    r"""Unbiased stochastic rounding to levels of least variance for the array at hand.
+    r"""Unbiased stochastic rounding to levels fitted to the array for least variance.
 
     .. math:: Q(x)_j = \operatorname{sgn}(x_j) \cdot \begin{cases}
               l_{i+1} & \text{with probability } \frac{|x_j| - l_i}{l_{i+1} - l_i} \\
@@ -102,24 +103,26 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
               \sum_j (l_{i+1} - |x_j|) (|x_j| - l_i)
               \le \frac{\sqrt d - 1}{2} \|x\|^2
 
-    with :math:`0 = l_0 < l_1 < \ldots < l_s = \max |x|`, those between chosen anew in each step to
-    make the variance of a sample of the coordinates least, by coordinate descent. It is unbiased
-    whatever they are, and the bound holds for any, too: with :math:`m = \max |x|` each term is at
-    most :math:`(m - |x_j|) |x_j|`, the variance of ternary codes. The gain is in practice: few
-    large coordinates among many small ones leave equal levels unused.
+    with :math:`0 = l_0 < l_1 < \ldots < l_s = \max |x|`. In each step, coordinate descent chooses
+    the levels between so as to minimize the variance of a sample of the coordinates. The codec is
+    unbiased for any levels, and the bound holds for any levels, too: with :math:`m = \max |x|` each
+    term is at most :math:`(m - |x_j|) |x_j|`, the variance of ternary codes. The gain is a
+    practical one: if few coordinates are large and many small, equally spaced levels are rarely
+    used.
 
-    Sends :math:`\lceil \log_2 (2 s + 2) \rceil` bits a coordinate and :math:`s` float32.
+    Sends :math:`\lceil \log_2 (2 s + 2) \rceil` bits per coordinate and :math:`s` float32.
 
     Args:
-      levels: :math:`s`, positive levels; a Python int of at most 127. 1, 3, 7, ... fill their bits.
-      sample: The levels are fitted to so many coordinates, at equal strides, each of which counts
-        for its stride, and to the largest of each stride, without which the sample would not know
-        of the few large ones that make up most of the variance; a Python int.
+      levels: :math:`s`, the number of positive levels; a Python int of at most 127. 1, 3, 7, ...
+        use all codes of their width.
+      sample: The number of coordinates, at equal strides, to which the levels are fitted. Each has
+        the weight of its stride. The largest coordinate of each stride is added: the sample would
+        otherwise miss the few large coordinates that cause most of the variance. A Python int.
 
     Returns:
-      An unbiased codec that states its `variance`. The levels are its statistic, each worker's own;
-      where workers agree on them, they are the largest of each, and the bound that of all :math:`n
-      d` coordinates. `combine` is `None`.
+      An unbiased codec that states its `variance`. The levels are its statistic,
+      separate on each worker. If workers reduce the statistics, each level is the largest over
+      workers, and the bound is that of all :math:`n d` coordinates. `combine` is `None`.
 
     Raises:
       ValueError: If an option is out of range.
@@ -136,8 +139,8 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
       Faghri et al., `Adaptive Gradient Quantization for Data-Parallel SGD
       <https://arxiv.org/abs/2010.12460>`_, 2020 (ALQ).
 
-    Differs from the paper: the distribution is that of a sample of the unit itself, in each step,
-    in place of a truncated normal one fitted to all buckets now and then; norms are largest
+    Differs from the paper: levels are fitted in each step to a sample of the unit itself. The paper
+    fits a truncated normal distribution to all buckets from time to time. Norms are largest
     magnitudes; no Huffman code follows.
     """
     for name, value, most in (("levels", levels, 127), ("sample", sample, 2**20)):
@@ -156,7 +159,7 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
         drawn, weights = _sampled(magnitudes, sample)
         lift = _lift(peak)
         unit = drawn * lift / jnp.where(peak > 0, peak * lift, 1)
-        # The last is 1, which leaves the peak what it is.
+        # The last level is 1, so the largest one is exactly the peak.
         return Levels(fit_levels(jnp.minimum(unit, 1), weights, levels) * peak)
 
     def encode(context: Context, x: jax.Array) -> tuple[AdaptiveLevelsPayload, Memory]:

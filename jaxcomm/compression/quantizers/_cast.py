@@ -1,4 +1,4 @@
-"""Narrow floats on the wire."""
+"""Rounding to narrow floats."""
 
 from typing import Any, NamedTuple
 
@@ -16,23 +16,23 @@ class CastPayload(NamedTuple):
 
 
 def _half_ulp(dtype: Any) -> float:
-    """The most that rounding to nearest changes a normal number, as a part of it."""
+    """The largest relative error of rounding a normal number to nearest."""
     return float(2.0 ** -(jnp.finfo(dtype).nmant + 1))
 
 
 def cast(dtype: Any) -> Codec:
     r"""Rounds to a narrower float of the same range, such as bfloat16, to nearest.
 
-    .. math:: |Q(x)_j - x_j| \le 2^{-p} |x_j|, \qquad p \text{ bits of mantissa and the hidden one}
+    .. math:: |Q(x)_j - x_j| \le 2^{-p} |x_j|, \qquad p = \text{bits of the mantissa} + 1
 
     Args:
-      dtype: The float that travels; its largest value should be that of float32, or nearly.
+      dtype: The float type to send. Its largest value should be close to that of float32.
 
     Returns:
-      A codec without statistics. Its payload is one `dtype` a coordinate. `combine` is `None`: sums
-      in the narrow float would round at each addition. Where `dtype` has the exponents of float32,
-      it states its `contraction`, :math:`\delta = 1 - 2^{-2p}`, of magnitudes that do not round to
-      infinity.
+      A codec without statistics. Its payload has one `dtype` per coordinate. `combine` is `None`:
+      sums in the narrow float would round at each addition. If `dtype` has the exponent range of
+      float32, the codec states its `contraction`, :math:`\delta = 1 - 2^{-2p}`, which holds for
+      magnitudes that do not round to infinity.
 
     Example:
       >>> import jax.numpy as jnp
@@ -62,7 +62,7 @@ def cast(dtype: Any) -> Codec:
 
 
 def scaled_cast(dtype: Any) -> Codec:
-    r"""Rounds to a float of small range, scaled such that the largest magnitude is its largest.
+    r"""Rounds to a float of small range, after scaling the largest magnitude to its largest value.
 
     .. math:: Q(x) = \frac{\max |x|}{m}\, \mathrm{round}\Big(\frac{m\, x}{\max |x|}\Big), \qquad
               m \text{ the largest finite value}
@@ -71,9 +71,10 @@ def scaled_cast(dtype: Any) -> Codec:
       dtype: A float such as float8_e4m3fn.
 
     Returns:
-      A codec with one statistic, float32. Its payload is one `dtype` a coordinate. It states its
+      A codec with one float32 statistic. Its payload has one `dtype` per coordinate. It states its
       `contraction`, :math:`\delta = 1 - 2^{-2p} (1 + n d\, t^2 / m^2)` with :math:`t` the smallest
-      normal number: below it, each of :math:`n d` numbers errs by up to :math:`2^{-p} t`.
+      normal number: below it, each of the :math:`n d` numbers has an error of up to :math:`2^{-p}
+      t`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -101,8 +102,8 @@ def scaled_cast(dtype: Any) -> Codec:
         return words / (largest * context.count) * context.statistics.max_abs
 
     def contraction(size: int, workers: int) -> float:
-        below = workers * size * (smallest / largest) ** 2
-        return 1 - _half_ulp(dtype) ** 2 * (1 + below)
+        underflow = workers * size * (smallest / largest) ** 2
+        return 1 - _half_ulp(dtype) ** 2 * (1 + underflow)
 
     return Codec(
         encode=encode,

@@ -1,4 +1,4 @@
-"""Standard dithering: unbiased stochastic rounding to uniform levels of a norm."""
+"""Standard dithering: unbiased stochastic rounding to uniform fractions of a norm."""
 
 import warnings
 from typing import Literal, NamedTuple
@@ -26,12 +26,12 @@ def variance_constant(size: int, levels: int, workers: int) -> float:
     .. math:: \mathbb{E}\|G - \bar x\|^2 \le \frac{\theta}{n} \sum_i \|x_i\|^2,
               \qquad \theta = \min\left(\frac{d}{s^2}, \frac{\sqrt{d / n}}{s}\right)
 
-    for :math:`n` workers with :math:`d` coordinates each and :math:`s` levels, whose common norm is
-    the l2 norm of the concatenation, or less. At :math:`n = 1` this is the bound of QSGD. (The
-    paper's own constant for the global operator is sqrt(d) / (n s), which measurements exceed.)
+    for :math:`n` workers with :math:`d` coordinates each and :math:`s` levels. The common norm must
+    be at most the l2 norm of the concatenation. At :math:`n = 1` this is the bound of QSGD. (The
+    paper's own constant for the global operator is sqrt(d) / (n s). Measured variances exceed it.)
 
     Args:
-      size: :math:`d`, the coordinates that share the norm, of one worker.
+      size: :math:`d`, the number of one worker's coordinates that share the norm.
       levels: :math:`s`.
       workers: :math:`n`.
 
@@ -62,9 +62,9 @@ def round_to_levels(x: jax.Array, norm: jax.Array, levels: int, key: jax.Array) 
 
     Args:
       x: float32 of any shape.
-      norm: float32[], at least the largest magnitude in `x`; 0 gives zeros.
+      norm: float32[], at least the largest magnitude in `x`. For 0 the codes are zeros.
       levels: :math:`s`.
-      key: key[], this worker's own.
+      key: key[], this worker's private key.
 
     Returns:
       int32 codes of the shape of `x`.
@@ -84,27 +84,29 @@ def dither(
     bits: int | None = None,
     norm: Literal["max", "l2"] = "max",
 ) -> Codec:
-    r"""Standard dithering of one array, unbiased: a norm, and a small integer a coordinate.
+    r"""Unbiased standard dithering: sends a norm, and a small integer per coordinate.
 
     .. math::
         \mathcal{Q}(x)_j = \frac{\|x\|}{s} \left\lfloor \frac{s x_j}{\|x\|} + u_j \right\rfloor,
         \qquad \mathbb{E}\, \mathcal{Q}(x) = x
 
-    With the norm that workers *agreed* on, codes of all workers share their levels and can be
-    summed (Global-QSGD); with each worker's own, they are gathered (QSGD). One code, two papers.
+    If workers share a norm (reduced over workers), their codes use the same levels and can be
+    summed (Global-QSGD). With separate norms, payloads are gathered (QSGD). The same codec serves
+    both.
 
     Args:
-      levels: :math:`s`, positive levels; a Python int. Default: 15, or what `bits` holds.
-      bits: Width of a field, 2 to 16 or 32; a coordinate costs 32 / floor(32 / bits) bits. Default:
-        the cheapest in which the sum of all workers' codes cannot overflow.
-      norm: `"max"`, :math:`\max_j |x_j|`, or `"l2"`. Agreed: the largest magnitude on any worker,
-        or the l2 norm of all workers' vectors together.
+      levels: :math:`s`, the number of positive levels; a Python int. Default: 15, or the most that
+        `bits` allows.
+      bits: Width of a field, 2 to 16 or 32; each coordinate takes 32 / floor(32 / bits) bits.
+        Default: the width of least cost in which the sum of all workers' codes cannot overflow.
+      norm: `"max"`, :math:`\max_j |x_j|`, or `"l2"`. Reduced over workers, they are the largest
+        magnitude on any worker, and the l2 norm of the concatenation of all workers' vectors.
 
     Returns:
-      A codec. Its payload is one code a coordinate: int8, or fields in uint32 words, or
-      int32; its statistic is one float32 for `"max"` and three for `"l2"`. `combine` is `"sum"`.
-      It claims the `variance`, :math:`\omega = \min(n d / s^2, \sqrt{n d} / s)` over `n` workers
-      that share a norm; see :func:`variance_constant`. float64 input is quantized in float32.
+      A codec. Its payload has one code per coordinate: int8, fields in uint32 words, or int32. Its
+      statistic is one float32 for `"max"` and three for `"l2"`. `combine` is `"sum"`. It states its
+      `variance`, :math:`\omega = \min(n d / s^2, \sqrt{n d} / s)` over `n` workers that share a
+      norm; see :func:`variance_constant`. float64 input is quantized in float32.
 
     Raises:
       ValueError: If `levels`, `bits` or `norm` is out of range, or, when encoding, if `bits` cannot
@@ -127,9 +129,9 @@ def dither(
       Xin et al., `Global-QSGD <https://arxiv.org/abs/2305.18627>`_, 2023.
       Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017.
 
-    Differs from the papers: signs are rounded with their magnitude, as a floor of the signed value,
-    which has the same distribution. The released code of Global-QSGD takes 127/n levels, not
-    rounded down, and may wrap around; here the sum of the codes always fits.
+    Differs from the papers: the signed value is rounded by one floor, and not the magnitude alone;
+    the distribution is the same. The released code of Global-QSGD uses 127/n levels, not rounded
+    down, and may overflow; here the sum of the codes always fits.
     """
     _require_static("levels", levels)
     _require_static("bits", bits)
@@ -177,7 +179,7 @@ def dither(
         return Diagnostics(target=x, constants={"levels": field.levels})
 
     def variance(size: int, workers: int) -> float:
-        # The constant is of the mean's variance: over the n workers, it is n times as much.
+        # The constant bounds the variance of the mean; the sum over n workers has n times that.
         field = _fields.choose_field(levels, bits, workers)
         return workers * variance_constant(size, field.levels, workers)
 

@@ -1,4 +1,4 @@
-"""Exponential dithering: unbiased stochastic rounding to powers of two of a norm."""
+"""Exponential dithering: unbiased stochastic rounding to a norm times powers of two."""
 
 from typing import NamedTuple
 
@@ -11,29 +11,30 @@ from pallas_kernels import exponential
 
 
 class ExponentialPayload(NamedTuple):
-    """One unit on the wire: a sign in bit 7, an exponent 1 to 127 below, 0 for zero."""
+    """One unit on the wire: the sign in bit 7; below, the exponent, 1 to 127, or 0 for zero."""
 
     codes: jax.Array  # uint8[size]
 
 
 def _headroom(workers: int) -> int:
-    """The exponent of the largest magnitude, from which `workers` additions never reach 2**0."""
+    """The exponent of the largest magnitude, such that the sum over `workers` stays below 2**0."""
     return 1 + (workers - 1).bit_length()
 
 
 def exponential_dither() -> Codec:
-    r"""Dithering to powers of two of the largest magnitude, unbiased, 8 bits a coordinate.
+    r"""Unbiased dithering to the largest magnitude times powers of two, in 8 bits per coordinate.
 
     .. math:: \mathcal{Q}(x)_j = \pm 2^{-e_j} N, \qquad N = 2^{1 + \lceil \log_2 n \rceil} \max |x|,
               \qquad \mathbb{E}\, \mathcal{Q}(x) = x,
               \qquad \mathbb{E}\|\mathcal{Q}(x)\|^2 \le \tfrac{9}{8} \|x\|^2
 
-    Small coordinates keep their relative accuracy, where uniform levels lose it. Sums are
-    re-rounded to powers of two at each addition (`combine` is a function), each time by a factor
-    of at most 9/8 in the second moment, so that they are added in a tree.
+    Small coordinates keep their relative accuracy, which uniform levels lose. Each addition rounds
+    the sum to a power of two again (`combine` is a function). Each rounding increases the second
+    moment by a factor of at most 9/8, so payloads are added in a tree.
 
     Returns:
-      A codec. Its payload is one uint8 a coordinate: sign and exponent; its statistic one float32.
+      A codec. Its payload has one uint8 per coordinate, sign and exponent. Its statistic is one
+      float32.
       It states its `variance`, :math:`\omega = 1/8`, of a single rounding.
 
     Example:
@@ -52,7 +53,7 @@ def exponential_dither() -> Codec:
       Horváth et al., `Natural Compression <https://arxiv.org/abs/1905.10988>`_, 2019.
 
     Differs from the paper's released code: any number of workers, not only powers of two; values
-    under the smallest exponent become zero, where the code raises them to it.
+    under the smallest exponent become zero, while that code raises them to the smallest power.
     """
     norm = NORMS["max"]
 
@@ -86,9 +87,9 @@ def exponential_dither() -> Codec:
         measure=lambda context, x: norm.measure(x),
         reduce_statistics=norm.reduce_statistics,
         combine=combine,
-        # Of |y| = 2**-e (1 + f), the variance f (1 - f) is at most (1 + f)**2 / 8. What is under
-        # the smallest exponent loses all of itself, but is at most 2**-126 / most of the peak; and
-        # the peak, a power of two, loses nothing, which leaves room for it.
+        # For |y| = 2**-e (1 + f), the variance f (1 - f) is at most (1 + f)**2 / 8. A value under
+        # the smallest exponent is lost entirely, but is at most 2**-126 / most of the peak. The
+        # peak is a power of two and has no error, which compensates for it.
         claims=Claims(variance=lambda size, workers: 1 / 8),
         layout="shared_statistics",
     )

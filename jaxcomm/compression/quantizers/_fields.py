@@ -3,11 +3,11 @@ r"""Integer fields whose sum over workers cannot overflow.
 Codes :math:`c_i \in [-s, s]` of :math:`n` workers add up to at most :math:`n s` in magnitude. A
 field of :math:`b` bits holds the sum if :math:`2 n s < 2^b`.
 
-8 bits travel as int8, 32 as int32. All other widths travel biased, as many non-negative fields
-:math:`c_i + s` as fit in a uint32 word, so that no field carries into its neighbour: a coordinate
-costs :math:`32 / \lfloor 32 / b \rfloor` bits. Widths that do not divide 32 evenly waste some: 7
-and 9 cost as much as 8 and 10, and 11 to 15 as much as 16. int16 is no choice, since XLA widens its
-all-reduce on GPU.
+Codes of 8 bits are sent as int8, codes of 32 bits as int32. All other widths are sent with a bias:
+a uint32 word holds as many non-negative fields :math:`c_i + s` as fit, so that no field carries
+into its neighbor. Each coordinate takes :math:`32 / \lfloor 32 / b \rfloor` bits. Widths that do
+not divide 32 evenly waste some bits: 7 and 9 cost as much as 8 and 10, and 11 to 15 as much as 16.
+int16 is not used, since XLA widens its all-reduce on GPU.
 """
 
 import functools
@@ -21,24 +21,24 @@ from pallas_kernels.pack import unpack as unpack_fields
 
 WIDTHS = (*range(2, 17), 32)
 
-# float32 has 24 bits of mantissa: codes beyond this would not be exact.
+# float32 has 24 bits of mantissa: larger codes would not be exact.
 MOST_LEVELS = 2**24 - 1
 
 
 class Field(NamedTuple):
-    """How codes of one unit travel."""
+    """The number of levels and the field width of one unit's codes."""
 
     levels: int  # s, each worker's codes are in [-s, s]
-    width: int  # bits of a code, those that a word wastes not counted
+    width: int  # bits of a code, without the bits that a word wastes
 
     @property
     def lanes(self) -> int:
-        """Codes in 32 bits of the wire."""
+        """The number of codes in a 32-bit word."""
         return 32 // self.width
 
 
 def most_levels(width: int, workers: int) -> int:
-    """The largest `s` whose sum over `workers` fits in `width` bits; 0 when there is none."""
+    """The largest `s` whose sum over `workers` fits in `width` bits; 0 if no level fits."""
     return min((2**width - 1) // (2 * workers), MOST_LEVELS)
 
 
@@ -46,10 +46,10 @@ def most_levels(width: int, workers: int) -> int:
 def choose_field(levels: int | None, bits: int | None, workers: int) -> Field:
     """Completes `levels` and `bits` such that the sum of `workers` codes cannot overflow.
 
-    Without `bits`, the cheapest width; of those that cost the same, the widest.
+    Without `bits`, chooses the width of least cost; among equal costs, the widest.
 
     Raises:
-      ValueError: If it would, with the smallest width that works.
+      ValueError: If the sum can overflow; the message names the smallest width that works.
     """
     needed = levels or 1
     fitting = [width for width in WIDTHS if most_levels(width, workers) >= needed]
@@ -69,7 +69,7 @@ def choose_field(levels: int | None, bits: int | None, workers: int) -> Field:
 
 
 def pack(codes: jax.Array, field: Field) -> jax.Array:
-    """Codes in [-s, s] as they travel: int8[shape], int32[shape], or uint32[ceil(size / lanes)].
+    """Packs codes in [-s, s] for sending: int8[shape], int32[shape], or uint32[ceil(size / lanes)].
 
     Args:
       codes: int32 of any shape.

@@ -1,4 +1,4 @@
-"""Quantization to minus a threshold, zero, and plus a threshold."""
+"""Ternary quantization by a fixed threshold: minus the threshold, zero, or plus the threshold."""
 
 import math
 from typing import NamedTuple
@@ -17,28 +17,28 @@ class FixedThresholdPayload(NamedTuple):
 
 
 def fixed_threshold(threshold: float) -> Codec:
-    r"""Ternary codes of a threshold :math:`\tau` that stays the same: no statistics are sent.
+    r"""Ternary codes with a fixed threshold :math:`\tau`; no statistics are sent.
 
     .. math:: C(x)_j = \begin{cases} \tau \operatorname{sgn}(x_j) & |x_j| \ge \tau \\
               0 & \text{otherwise} \end{cases}
 
-    Biased, and no contraction: of a small :math:`x` nothing is sent, and of a large one no more
-    than :math:`\tau` a coordinate. What is left out stays bounded under feedback (`bounded`) of
-    updates within the threshold, :math:`\|x^t\|_\infty \le \tau`:
+    Biased, and no contraction: a small :math:`x` sends nothing, and a large one at most
+    :math:`\tau` per coordinate. Under feedback the residual stays bounded (`bounded`) if updates
+    are within the threshold, :math:`\|x^t\|_\infty \le \tau`:
 
     .. math:: |e_j| \le \tau, \; |x_j| \le \tau \;\Rightarrow\;
               |x_j + e_j| \le 2 \tau \;\Rightarrow\; |x_j + e_j - C(x + e)_j| \le \tau
 
-    A coordinate whose updates exceed the threshold in one direction, step after step, is sent late,
-    and what is left of it *grows without end*: clip updates before, or choose a larger threshold.
-    The `residual_norm` that `diagnostics=True` tells shows it.
+    If the updates of a coordinate exceed the threshold in one direction, step after step, they are
+    sent late, and the residual of that coordinate *grows without bound*. In this case clip updates
+    first, or choose a larger threshold. The metric `residual_norm` of `diagnostics=True` shows it.
 
-    All workers have the same levels, so that codes can be summed: 2 bits a coordinate for one
-    worker, and fields that hold the sum, of :math:`2 n < 2^b`, for :math:`n`.
+    All workers have the same levels, so codes can be summed: 2 bits per coordinate for one worker,
+    and for :math:`n` workers fields of :math:`b` bits that hold the sum, :math:`2 n < 2^b`.
 
     Args:
-      threshold: :math:`\tau`, positive: in units of the update, so it has to be chosen for each
-        model.
+      threshold: :math:`\tau`, positive. It has the units of the update, so it must be chosen for
+        each model.
 
     Returns:
       A codec without statistics. `combine` is `"sum"`.
@@ -59,8 +59,8 @@ def fixed_threshold(threshold: float) -> Codec:
       Strom, `Scalable Distributed DNN Training Using Commodity GPU Cloud Computing
       <https://www.isca-archive.org/interspeech_2015/strom15_interspeech.html>`_, 2015.
 
-    Differs from the paper: codes are dense, where the paper sends an index and a sign for each that
-    is not 0, entropy-coded; :func:`jaxcomm.compression.sparsifiers.threshold` sends indices.
+    Differs from the paper: codes are dense. The paper sends an entropy-coded index and a sign for
+    each nonzero; :func:`jaxcomm.compression.sparsifiers.threshold` sends indices.
     """
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if not number or not 0 < threshold < math.inf:

@@ -1,4 +1,4 @@
-"""Stochastic rounding to equal levels between the least and the largest coordinate."""
+"""Stochastic rounding to equally spaced levels between the least and the largest coordinate."""
 
 from typing import Any, NamedTuple
 
@@ -18,14 +18,14 @@ class MinMaxPayload(NamedTuple):
 
 
 class MinMax(NamedTuple):
-    """The statistics; the least is negated, so that workers agree on the maximum of both."""
+    """The statistics. The minimum is negated, so that a maximum over workers reduces both."""
 
     negated_min: Any
     max: Any
 
 
 def _width(levels: int, workers: int) -> int:
-    """Bits of a field that holds the sum of `workers` codes below `levels`."""
+    """The width in bits of a field that holds the sum of `workers` codes below `levels`."""
     if workers * (levels - 1) >= 2**32:
         raise ValueError(
             f"No field of 32 bits holds the sum of `levels`={levels} over {workers} workers: at "
@@ -41,7 +41,7 @@ def _measure(context: Context, x: jax.Array) -> MinMax:
 
 
 def min_max_dither(*, levels: int) -> Codec:
-    r"""Stochastic rounding to :math:`k` equal levels between the least and the largest coordinate.
+    r"""Stochastic rounding to :math:`k` equally spaced levels between minimum and maximum.
 
     .. math:: Q(x)_j = x_{\min} + \frac{x_{\max} - x_{\min}}{k - 1} \left\lfloor
               (k - 1) \frac{x_j - x_{\min}}{x_{\max} - x_{\min}} + u_j \right\rfloor,
@@ -50,21 +50,22 @@ def min_max_dither(*, levels: int) -> Codec:
     .. math:: \mathbb{E} \|Q(x) - x\|^2 \le \frac{d\, (x_{\max} - x_{\min})^2}{4 (k - 1)^2}
               \le \frac{d}{2 (k - 1)^2} \|x\|^2
 
-    Two levels send 1 bit a coordinate. 0 is in general no level: coordinates that are 0 come back
-    as noise. With the levels that workers *agreed* on, codes can be summed, in fields of :math:`n
-    (k - 1) < 2^b`; then the bound is that of all :math:`n d` coordinates. Large coordinates spoil
-    the levels of all others, which `jaxcomm.compression.rotated` prevents.
+    Two levels send 1 bit per coordinate. In general 0 is not a level: coordinates that are 0 decode
+    to noise. If workers share the levels (reduced over workers), codes can be summed, in fields of
+    :math:`b` bits with :math:`n (k - 1) < 2^b`; the bound is then that of all :math:`n d`
+    coordinates. Large coordinates widen the levels of all others. `jaxcomm.compression.rotated`
+    prevents that.
 
     Args:
-      levels: :math:`k`, at least 2; a Python int.
+      levels: :math:`k`, the number of levels, at least 2; a Python int.
 
     Returns:
-      An unbiased codec that states its `variance`. Its payload is :math:`\lceil \log_2 (n (k - 1) +
-      1) \rceil` bits a coordinate, as many as fit in a uint32 word; its statistics are two float32.
-      `combine` is `"sum"`.
+      An unbiased codec that states its `variance`. Its payload has :math:`\lceil \log_2 (n (k - 1)
+      + 1) \rceil` bits per coordinate, as many fields as fit in a uint32 word. Its statistics are
+      two float32. `combine` is `"sum"`.
 
     Raises:
-      ValueError: If `levels` is out of range; when encoding, if no field holds the sum of codes.
+      ValueError: If `levels` is out of range. When encoding, if no field holds the sum of codes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -93,7 +94,7 @@ def min_max_dither(*, levels: int) -> Codec:
 
     def encode(context: Context, x: jax.Array) -> tuple[MinMaxPayload, Memory]:
         statistics = context.statistics
-        # A power of two keeps the range of huge coordinates finite.
+        # The scale keeps the range of huge coordinates finite; as a power of two it is exact.
         peak = jnp.maximum(statistics.max, statistics.negated_min)
         scale = jnp.where(peak > 2.0**60, jnp.float32(2.0**-64), jnp.float32(1))
         above = x * scale + statistics.negated_min * scale
@@ -105,9 +106,9 @@ def min_max_dither(*, levels: int) -> Codec:
     def decode(context: Context, payload: MinMaxPayload) -> jax.Array:
         width = _width(levels, context.workers)
         codes = unpack(payload.codes, bits=width, shape=context.shape)
-        part = codes.astype(jnp.float32) / (context.count * (levels - 1))
-        # Between the two, and never their difference, which may be infinite.
-        return context.statistics.max * part - context.statistics.negated_min * (1 - part)
+        fraction = codes.astype(jnp.float32) / (context.count * (levels - 1))
+        # Interpolates without forming max - min, which may be infinite.
+        return context.statistics.max * fraction - context.statistics.negated_min * (1 - fraction)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return Diagnostics(target=x, constants={"levels": levels})

@@ -16,14 +16,14 @@ _LARGEST = 254  # 255 would be infinity.
 
 
 class NaturalPayload(NamedTuple):
-    """One unit on the wire: 9 bits a coordinate."""
+    """One unit on the wire: 9 bits per coordinate."""
 
-    exponents: jax.Array  # uint8[size], as float32 has them; 0 for zero
-    signs: jax.Array  # uint32[ceil(size / 32)], a bit set where a coordinate is negative
+    exponents: jax.Array  # uint8[size], the biased exponents of float32; 0 for zero
+    signs: jax.Array  # uint32[ceil(size / 32)], a bit is set where a coordinate is negative
 
 
 def natural() -> Codec:
-    r"""Rounds each coordinate to one of the two powers of two beside it, without bias.
+    r"""Unbiased rounding of each coordinate to one of its two neighboring powers of two.
 
     .. math:: 2^a \le |x_j| \le 2^{a + 1} \;\mapsto\; 2^{a + 1} \text{ with probability }
               \frac{|x_j| - 2^a}{2^a}, \text{ else } 2^a
@@ -31,14 +31,15 @@ def natural() -> Codec:
     .. math:: \mathbb{E}\|Q(x) - x\|^2 = \sum_j (2^{a_j + 1} - |x_j|) (|x_j| - 2^{a_j})
               \le \tfrac{1}{8} \|x\|^2
 
-    by 23 random bits added to the mantissa, which carry into the exponent. Zeros and powers of two
-    are exact, and :math:`Q(2^k x) = 2^k Q(x)` with the same coins. Small coordinates are as
-    accurate as large ones, and there is no norm to agree on.
+    The codec adds 23 random bits to the mantissa, which carry into the exponent. Zeros and powers
+    of two are exact, and :math:`Q(2^k x) = 2^k Q(x)` with the same coins. Small coordinates are as
+    accurate as large ones, and no norm is reduced over workers.
 
     Returns:
-      A codec without statistics, which states its `variance`, 1/8. Its payload is 9 bits a
-      coordinate, a uint8 and a bit in uint32 words. `combine` is `None`: sums of powers of two are
-      none. Above :math:`2^{127}` all is rounded down to it, which is biased; denormals are zero.
+      A codec without statistics that states its `variance`, 1/8. Its payload has 9 bits per
+      coordinate: a uint8, and a bit in uint32 words. `combine` is `None`: sums of powers of two are
+      not powers of two. Magnitudes above :math:`2^{127}` are rounded down to it, which is biased.
+      Denormals become zero.
 
     Example:
       >>> import jax.numpy as jnp

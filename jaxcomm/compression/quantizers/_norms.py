@@ -1,4 +1,4 @@
-r"""Norms of one vector that workers can agree on with one collective.
+r"""Norms of a vector that one collective can reduce over workers.
 
 With :math:`\ell_q` over the coordinates of a worker and :math:`\ell_p` over workers,
 :math:`\|x\|_{q,p} = (\sum_i \|x_i\|_q^p)^{1/p}` (Xin et al., 2023). Both norms here have p = q.
@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 
 class Norm(NamedTuple):
-    """A norm in two parts, between which workers may agree.
+    """A norm computed in two steps, between which statistics may be reduced over workers.
 
     Attributes:
       measure: `x -> statistics`, a NamedTuple of float32[].
       reduce_statistics: the same NamedTuple of `"max"` or `"sum"`.
-      value: `statistics -> float32[]`, the norm of one worker's vector, or of all of them.
+      value: `statistics -> float32[]`, the norm of one worker's vector, or of all workers' vectors.
     """
 
     measure: Callable[[jax.Array], "Statistics"]
@@ -32,7 +32,7 @@ class MaxAbs(NamedTuple):
 
 
 class SumOfSquares(NamedTuple):
-    """The statistic of the l2 norm: a sum of squares in three ranges, which no float32 can span."""
+    """The statistic of the l2 norm: three sums of squares, since no float32 spans their range."""
 
     large: Any  # of norms over 2**40, scaled by 2**-80 before squaring
     medium: Any
@@ -43,9 +43,9 @@ Statistics: TypeAlias = MaxAbs | SumOfSquares
 
 
 def _l2_norm(x: jax.Array) -> jax.Array:
-    """The l2 norm, finite and exact to rounding wherever it is a normal float32."""
+    """The l2 norm, finite and exact to rounding whenever it is a normal float32."""
     peak = jnp.max(jnp.abs(x), initial=0)
-    # A power of two brings the reciprocal of the peak, by which XLA multiplies, into range.
+    # XLA multiplies by the reciprocal of the peak; a power of two brings it into range.
     lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
     unit = jnp.where(peak > 0, peak * lift, 1)
     return peak * jnp.sqrt(jnp.sum(jnp.square(x * lift / unit)))

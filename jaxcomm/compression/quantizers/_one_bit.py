@@ -1,4 +1,4 @@
-"""1-bit SGD: a bit a coordinate, and the mean of each of the two classes."""
+"""1-bit SGD: one bit per coordinate, and the means of the two classes."""
 
 import math
 from typing import Any, NamedTuple
@@ -12,15 +12,15 @@ from jaxcomm.compression._means import mean_where
 
 
 class OneBitPayload(NamedTuple):
-    """One unit on the wire: a bit a coordinate, set where it is not negative."""
+    """One unit on the wire: one bit per coordinate, set where it is not negative."""
 
     bits: jax.Array  # uint32[ceil(size / 32)]
 
 
 class ClassMeans(NamedTuple):
-    """The statistics: mean magnitudes, float32[columns] of an array of several dimensions."""
+    """The statistics: mean magnitudes, float32[], or float32[columns] for two or more axes."""
 
-    positive: Any  # of what is not negative; 0 where there is none
+    positive: Any  # of non-negative coordinates; 0 if there are none
     negative: Any
 
 
@@ -41,29 +41,31 @@ def _decode(context: Context, payload: OneBitPayload) -> jax.Array:
 
 
 def one_bit() -> Codec:
-    r"""One bit a coordinate, decoded as the mean of those with the same bit, column by column.
+    r"""One bit per coordinate, decoded per column as the mean of the coordinates with that bit.
 
     .. math:: C(x)_j = \begin{cases} \mu_+ & x_j \ge 0 \\ -\mu_- & x_j < 0 \end{cases}, \qquad
               \mu_+ = \operatorname{mean}_{x_j \ge 0} x_j, \qquad
               \mu_- = \operatorname{mean}_{x_j < 0} |x_j|
 
-    A column is what shares the index of the last axis, in arrays of two dimensions or more; so
-    it asks for leaves (`scope`), which a bucket would flatten. A flat array is one column.
+    A column is the set of coordinates with the same index on the last axis, for arrays of two
+    dimensions or more. Therefore the codec defaults to `scope="leaf"`: a bucket would flatten
+    leaves. A flat array is one column.
 
     .. math:: \|C(x) - x\|^2 = \|x\|^2 - \|C(x)\|^2 \le \Big(1 - \frac{1}{d}\Big) \|x\|^2
 
-    since the mean is a projection of each class, and :math:`p` numbers of one sign have :math:`p
-    \mu^2 = \frac{1}{p} (\sum |x_j|)^2 \ge \frac{1}{p} \sum x_j^2`, where :math:`p` is at most
-    the size of a column. The bound is attained where one coordinate alone is not 0; of normal
-    coordinates the part :math:`2 / \pi` of the squares is sent. The sum of a column is preserved.
-    Without feedback each step moves a coordinate that is 0 by :math:`\mu_+`.
+    The equality holds since the mean is a projection of each class. The bound holds since :math:`p`
+    numbers of one sign have :math:`p \mu^2 = \frac{1}{p} (\sum |x_j|)^2 \ge \frac{1}{p} \sum
+    x_j^2`, where :math:`p` is at most the size of a column. It is attained if exactly one
+    coordinate is not 0. For normally distributed coordinates the fraction :math:`2 / \pi` of the
+    squares is sent. The sum of a column is preserved. Without feedback each step moves a coordinate
+    that is 0 by :math:`\mu_+`.
 
-    Sends 1 bit a coordinate, and two float32 a column.
+    Sends 1 bit per coordinate, and two float32 per column.
 
     Returns:
-      A biased codec that states its `contraction`; for feedback. The means are statistics: each
-      worker's own. Where workers agree on them, or the units of a tree share them, they are the
-      largest, for which there is no bound. `combine` is `None`.
+      A biased codec that states its `contraction`; for feedback. The means are statistics, separate
+      on each worker. If workers reduce them, or the units of a tree share them, each is the largest
+      one, for which no bound holds. `combine` is `None`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -88,7 +90,7 @@ def one_bit() -> Codec:
         decode=_decode,
         measure=_measure,
         reduce_statistics=ClassMeans("max", "max"),
-        # A mean that workers of unlike size share may err by more than all there is.
+        # A mean shared by workers whose updates differ in size may err by more than the update.
         claims=Claims(
             contraction=lambda size, workers: 1 / max(size, 1) if workers == 1 else -math.inf
         ),

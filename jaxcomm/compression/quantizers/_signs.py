@@ -1,4 +1,4 @@
-"""Signs: one bit a coordinate, alone or with a magnitude in common."""
+"""Signs: one bit per coordinate, without a magnitude or with a common one."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ from jaxcomm.compression._means import mean_magnitude
 
 
 class SignsPayload(NamedTuple):
-    """One unit on the wire: a bit a coordinate, set where it counts as positive."""
+    """One unit on the wire: one bit per coordinate, set where it counts as positive."""
 
     bits: jax.Array  # uint32[ceil(size / 32)]
 
 
 class MeanAbs(NamedTuple):
-    """The statistic of signs with a magnitude."""
+    """The statistic of `scaled_signs`."""
 
     mean_abs: Any  # float32[]
 
@@ -31,19 +31,19 @@ def _decode(context: Context, payload: SignsPayload, magnitude: Any) -> jax.Arra
 
 
 def signs() -> Codec:
-    r"""The signs of an array, one bit a coordinate; magnitudes are lost.
+    r"""The signs of an array, one bit per coordinate; magnitudes are lost.
 
     .. math:: C(x)_j = \operatorname{sgn}(x_j) \in \{-1, +1\}, \qquad
               P(\operatorname{sgn}(0) = 1) = \tfrac{1}{2}
 
-    A zero is +1 or -1 by a coin of the worker's own, anew in each step: one bit cannot say 0, and
-    on average this does. Biased, and no contraction, since the result does not shrink with `x`:
-    :func:`jaxcomm.majority_vote` counts these bits, and for error feedback there are
+    For each zero, each worker draws +1 or -1 at random in each step: one bit cannot encode 0, and
+    the mean of these draws is 0. Biased, and no contraction, since the result does not shrink with
+    `x`. :func:`jaxcomm.majority_vote` counts these bits. For error feedback use
     :func:`scaled_signs`.
 
     Returns:
-      A codec without statistics. Its payload is 1 bit a coordinate, in uint32 words. `combine` is
-      `None`.
+      A codec without statistics. Its payload has 1 bit per coordinate, in uint32 words. `combine`
+      is `None`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -58,14 +58,14 @@ def signs() -> Codec:
       Bernstein et al., `signSGD: Compressed Optimisation for Non-Convex Problems
       <https://arxiv.org/abs/1802.04434>`_, 2018.
 
-    Differs from the paper: a coin decides on zeros, where the paper's sign leaves them at 0, which
-    one bit cannot say.
+    Differs from the paper: zeros get a random sign. The paper's sign leaves them at 0, which one
+    bit cannot encode.
     """
 
     def encode(context: Context, x: jax.Array) -> tuple[SignsPayload, Memory]:
         flat = x.ravel()
         positive, zero = _bits.pack_bits(flat > 0), _bits.pack_bits(flat == 0)
-        # A word of noise holds the coins of all the coordinates of a word.
+        # A word of noise holds one random bit for each coordinate of a word.
         noise = _noise.bits(context.coins.private, zero.shape)
         return SignsPayload(positive | (zero & noise)), context.memory
 
@@ -83,18 +83,18 @@ def scaled_signs() -> Codec:
               \|C(x) - x\|^2 = \|x\|^2 - \frac{\|x\|_1^2}{d} = (1 - \delta) \|x\|^2, \qquad
               \delta = \frac{\|x\|_1^2}{d\, \|x\|^2} \ge \frac{1}{d}
 
-    with :math:`\operatorname{sgn}(0) = +1`, which leaves the identity true. For normal coordinates
-    :math:`\delta \approx 2 / \pi`; the bound is attained where one coordinate alone is not 0, so
-    that a unit should be a leaf rather than many of unlike size. Biased: it goes in
-    :func:`jaxcomm.compression.feedback.error_feedback`, without which each step moves a coordinate
-    that is 0 by the mean magnitude.
+    with :math:`\operatorname{sgn}(0) = +1`, for which the identity still holds. For normally
+    distributed coordinates :math:`\delta \approx 2 / \pi`. The bound is attained if exactly one
+    coordinate is not 0, so a unit should be a leaf rather than many leaves of different scale.
+    Biased: use it inside :func:`jaxcomm.compression.feedback.error_feedback`. Without feedback each
+    step moves a coordinate that is 0 by the mean magnitude.
 
     Returns:
-      A codec that states its `contraction`, :math:`1 / d`. Its payload is 1 bit a coordinate, in
-      uint32 words; its statistic is one float32. `combine` is `None`: signs of unlike magnitudes do
-      not add. Both the bound and the identity are those of each worker's own magnitude; where
-      workers agree on one, or the units of a tree share it, it is the largest, for which there is
-      no bound.
+      A codec that states its `contraction`, :math:`1 / d`. Its payload has 1 bit per coordinate, in
+      uint32 words. Its statistic is one float32. `combine` is `None`: signs with different
+      magnitudes cannot be added. The bound and the identity hold for each worker's own magnitude.
+      If workers reduce it, or the units of a tree share it, it is the largest one, for which no
+      bound holds.
 
     Example:
       >>> import jax.numpy as jnp
@@ -123,7 +123,7 @@ def scaled_signs() -> Codec:
         decode=decode,
         measure=lambda context, x: MeanAbs(mean_magnitude(x)),
         reduce_statistics=MeanAbs("max"),
-        # A mean that workers of unlike size share may err by more than all there is.
+        # A mean shared by workers whose updates differ in size may err by more than the update.
         claims=Claims(
             contraction=lambda size, workers: 1 / max(size, 1) if workers == 1 else -math.inf
         ),

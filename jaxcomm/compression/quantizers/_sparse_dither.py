@@ -1,4 +1,4 @@
-"""Dithering with few levels, of which only the non-zero codes are sent."""
+"""Dithering with few levels that sends the nonzero codes only."""
 
 import math
 from typing import Literal, NamedTuple
@@ -23,7 +23,7 @@ from pallas_kernels.quantize.reference import level_step
 
 
 class SparseDitherPayload(NamedTuple):
-    """One unit on the wire: room for `capacity` codes, of which `total` are in use."""
+    """One unit on the wire: up to `capacity` codes, and the number of nonzero ones."""
 
     indices: jax.Array  # uint16[capacity], or uint32 from 2**16 coordinates on
     codes: jax.Array  # uint32[ceil(capacity / lanes)], int8[capacity] or int32[capacity]
@@ -37,26 +37,28 @@ def sparse_dither(
     norm: Literal["max", "l2"] = "l2",
     overflow: Policy = "nan",
 ) -> Codec:
-    r"""Standard dithering, sent as the indices and codes that are not zero.
+    r"""Standard dithering that sends the nonzero codes and their indices.
 
     .. math:: \{(j, c_j) : c_j \ne 0\}, \qquad c_j = \lfloor s x_j / \|x\| + u_j \rfloor
 
-    With :math:`s` levels of the l2 norm of all :math:`n` workers, all of them together send at most
-    :math:`s (s + \sqrt{n d})` non-zeros in expectation; with their own norms
+    With :math:`s` levels of the l2 norm over all :math:`n` workers, the workers together send at
+    most :math:`s (s + \sqrt{n d})` nonzeros in expectation. With separate norms they send at most
     :math:`n s (s + \sqrt d)`, which is :math:`\sqrt n` times as many for :math:`d \gg s^2`. The
-    room is fixed while tracing. More non-zeros than it holds make the update NaN, since dropping
-    some biases it; or as many in a row are sent, from a random one.
+    capacity is fixed at trace time. If there are more nonzeros, the update becomes NaN, since
+    dropping some biases it. With `overflow="drop"` the codec sends `capacity` consecutive ones,
+    starting at a random one.
 
     Args:
-      levels: :math:`s`, a Python int.
-      capacity: Codes of one worker's unit that there is room for; a Python int. About three
-        standard deviations above the expectation, its root, leave an overflow in a thousand.
+      levels: :math:`s`, the number of positive levels; a Python int.
+      capacity: The largest number of codes sent for one worker's unit; a Python int. The standard
+        deviation is about the root of the expectation; about three of them above the expectation
+        leave one overflow in a thousand.
       norm: `"l2"` or `"max"`.
-      overflow: Of more non-zeros than there is room for: `"nan"`, or `"drop"` to lose those that
-        have none, of which `diagnostics=True` tells the number, as `overflow`.
+      overflow: If there are more nonzeros than `capacity`: `"nan"`, or `"drop"` to drop the excess;
+        `diagnostics=True` reports its size as `overflow`.
 
     Returns:
-      A codec. Its payload is an index of 16 or 32 bits and a code for each place, and a count;
+      A codec. Its payload has an index of 16 or 32 bits and a code for each entry, and a count.
       `combine` is `None`.
 
     Raises:
@@ -97,14 +99,14 @@ def sparse_dither(
 
     def encode(context: Context, x: jax.Array) -> tuple[SparseDitherPayload, Memory]:
         codes = codes_of(context, x)
-        each = _support.Parts(codes.size, 1, codes.size)
-        # Rounding has drawn from the key itself.
+        parts = _support.Parts(codes.size, 1, codes.size)
+        # Rounding already uses the key itself.
         start = jax.random.fold_in(context.coins.private, 0x0F)
         payload = to_payload(
-            codes, _support.window(_support.bitmap(codes, each), start, capacity, each)
+            codes, _support.window(_support.bitmap(codes, parts), start, capacity, parts)
         )
-        left = jnp.maximum(payload.total.astype(jnp.int32) - capacity, 0)
-        return payload, context.memory._replace(own=Overflow(left))
+        dropped = jnp.maximum(payload.total.astype(jnp.int32) - capacity, 0)
+        return payload, context.memory._replace(own=Overflow(dropped))
 
     def decode(context: Context, payload: SparseDitherPayload) -> jax.Array:
         codes = _fields.unpack(payload.codes, field, 1, (capacity,)).astype(jnp.float32)

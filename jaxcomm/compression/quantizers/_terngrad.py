@@ -1,4 +1,4 @@
-"""Ternary codes: minus one, zero or plus one times the largest magnitude."""
+"""Ternary codes: minus one, zero, or plus one times the largest magnitude."""
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,9 @@ from jaxcomm.compression.quantizers._dither import dither
 
 
 def _clipped(x: jax.Array, clip: float) -> jax.Array:
-    """`x` within `clip` root mean squares, which no square of a huge coordinate overflows."""
+    """Clips `x` to `clip` root mean squares, computed without overflow for huge coordinates."""
     peak = jnp.max(jnp.abs(x), initial=0)
-    # A power of two brings the reciprocal of the peak, by which XLA multiplies, into range.
+    # XLA multiplies by the reciprocal of the peak; a power of two brings it into range.
     lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
     unit = x * lift / jnp.where(peak > 0, peak * lift, 1)
     deviation = jnp.sqrt(jnp.sum(jnp.square(unit)) / float(max(x.size, 1)))
@@ -19,7 +19,7 @@ def _clipped(x: jax.Array, clip: float) -> jax.Array:
 
 
 def ternary(*, clip: float | None = None) -> Codec:
-    r"""TernGrad's codes: a coordinate is kept as the largest magnitude or as 0, without bias.
+    r"""TernGrad's codes: unbiased rounding of each magnitude to the largest one or to 0.
 
     .. math:: Q(x)_j = s\, \operatorname{sgn}(x_j)\, b_j, \qquad
               P(b_j = 1) = \frac{|x_j|}{s}, \qquad s = \max_j |x_j|
@@ -27,18 +27,18 @@ def ternary(*, clip: float | None = None) -> Codec:
     .. math:: \mathbb{E}\, Q(x) = x, \qquad
               \mathbb{E}\|Q(x) - x\|^2 = s \|x\|_1 - \|x\|^2 \le \frac{\sqrt d - 1}{2} \|x\|^2
 
-    which is :func:`dither` with one level. The bound is attained. A worker's own codes take 2 bits
-    a coordinate. With the scale that workers *agreed* on, the largest on any of them, codes add up
-    in fields that hold the sum, of :math:`2 n < 2^b`, and the equations hold for all :math:`n d`
+    This is :func:`dither` with one level. The bound is attained. One worker's codes take 2 bits per
+    coordinate. If workers share the scale (the largest over workers), codes are added in fields of
+    :math:`b` bits that hold the sum, :math:`2 n < 2^b`, and the equations hold for all :math:`n d`
     coordinates together.
 
     Args:
-      clip: Magnitudes beyond so many standard deviations of the unit are cut to them first, which
-        makes :math:`s` smaller and the codes less noisy, and biases them; 2.5 in the paper. A
-        Python float. Default: no clipping.
+      clip: Clips magnitudes first, to this number of standard deviations of the unit. This makes
+        :math:`s` smaller and the codes less noisy, and biases them; the paper takes 2.5. A Python
+        float. Default: no clipping.
 
     Returns:
-      A codec. Without clipping it states its `variance`. `combine` is `"sum"`; the statistic is one
+      A codec. Without clipping it states its `variance`. `combine` is `"sum"`. The statistic is one
       float32.
 
     Raises:
@@ -59,8 +59,8 @@ def ternary(*, clip: float | None = None) -> Codec:
       Wen et al., `TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning
       <https://arxiv.org/abs/1705.07878>`_, 2017.
 
-    Differs from the paper: deviations are about 0 and not about the mean, so that a leaf of one
-    coordinate, or of equal ones, is not clipped to nothing.
+    Differs from the paper: standard deviations are about 0 and not about the mean, so that a leaf
+    of one coordinate, or of equal ones, is not clipped to nothing.
     """
     if clip is not None and (
         not isinstance(clip, int | float) or isinstance(clip, bool) or not clip > 0
