@@ -1,4 +1,4 @@
-"""Fewer coordinates."""
+"""Sparsifiers: codecs that send fewer coordinates."""
 
 from jaxcomm.compression.sparsifiers._ada_comp import AdaCompPayload, ada_comp
 from jaxcomm.compression.sparsifiers._adaptive_threshold import TwoMeansPayload, adaptive_threshold

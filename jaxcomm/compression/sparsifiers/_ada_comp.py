@@ -1,4 +1,4 @@
-"""Adaptive residual gradient compression: the largest of each bin, by a threshold of its own."""
+"""Adaptive residual gradient compression: the largest coordinates of each bin."""
 
 import math
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from jaxcomm.compression.sparsifiers._sparse import to_dense
 
 
 class AdaCompPayload(NamedTuple):
-    """One unit on the wire: room for so many coordinates of each bin, and one magnitude."""
+    """One unit on the wire: up to `capacity` coordinates of each bin, and one magnitude."""
 
     symbols: jax.Array  # uint32[words], packed: 0 for none, or 1 + 2 index + (negative)
     scale: jax.Array  # float32[]
@@ -28,29 +28,31 @@ def _require_positive(name: str, value: object) -> None:
 
 
 def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
-    r"""In each bin, what nearly reaches the largest accumulated magnitude; its own feedback.
+    r"""Sends the coordinates close to the largest accumulated magnitude of their bin.
 
     .. math:: G = e + x, \qquad H = G + x, \qquad g_b = \max_{j \in b} |G_j|, \qquad
               C_j = \begin{cases} \mathrm{sgn}(G_j) \, \bar g & |H_j| \ge g_{b(j)} \\
               0 & \text{otherwise} \end{cases}, \qquad e \gets G - C
 
     where :math:`b` are bins of `bin_size` coordinates, :math:`\bar g` the mean of :math:`g_b` over
-    all bins, and :math:`e` the residue. A coordinate is sent if another step like this one would
-    take it past the largest of its bin; how many are, follows the data. Sends :math:`\lceil \log_2
-    (2 \cdot \text{bin\_size} + 1) \rceil` bits (index, sign, or none) for each place in each bin,
-    and 4 bytes.
+    all bins, and :math:`e` the residual. A coordinate is sent if another step like this one would
+    take it past the largest of its bin, so the data determine how many are sent. Sends
+    :math:`\lceil \log_2 (2 \cdot \text{bin\_size} + 1) \rceil` bits (index, sign, or none) for each
+    of `capacity` entries of each bin, and 4 bytes.
 
-    Room is fixed while tracing; what has none stays in the residue, and `diagnostics=True` tells
-    how many, as `overflow`. It is not wrapped in error feedback, since it keeps its residue
-    itself. No bound is known.
+    The capacity is fixed at trace time. Coordinates beyond it stay in the residual, and
+    `diagnostics=True` reports their number as `overflow`. The codec keeps the residual itself, so
+    do not wrap it in error feedback. No error bound is known.
 
     Args:
-      bin_size: Coordinates of a bin. The paper takes 50 for convolutions and 500 for others.
-      capacity: Places of a bin; those of largest :math:`|H|` win. The default is about what the
-        paper's rates come to, 40 for bins of 50 and 200 for bins of 500.
+      bin_size: The number of coordinates of a bin. The paper takes 50 for convolutions and 500 for
+        other layers.
+      capacity: The largest number of coordinates sent per bin; those of largest :math:`|H|` have
+        priority. The default is close to the paper's compression rates: 40 for bins of 50 and 200
+        for bins of 500.
 
     Returns:
-      A codec that remembers one array like `x` on each worker. `combine` is `None`.
+      A codec that keeps one array like `x` on each worker. `combine` is `None`.
 
     Raises:
       ValueError: If an option is out of range.
@@ -69,35 +71,35 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
       Chen et al., `AdaComp: Adaptive Residual Gradient Compression for Data-Parallel Distributed
       Training <https://arxiv.org/abs/1712.02679>`_, 2018.
 
-    Differs from the paper: room in each bin is limited; a symbol takes as many bits as
-    it needs in place of 8 or 16.
+    Differs from the paper: the capacity of each bin is limited. A symbol takes the bits it needs,
+    instead of 8 or 16.
     """
     _require_positive("bin_size", bin_size)
     _require_positive("capacity", capacity)
 
     def bins_of(size: int) -> tuple[int, int, int]:
-        """How many bins there are, the size of each, and the places in each."""
+        """The number of bins, the size of each, and the number of entries sent for each."""
         width = max(min(bin_size, size), 1)
-        places = min(capacity, width)
-        bits = places * (2 * width).bit_length()  # Of a bin, of which 2**32 can be packed in all.
+        entries = min(capacity, width)
+        bits = entries * (2 * width).bit_length()  # Of one bin; at most 2**32 bits can be packed.
         require_countable(size, min(MOST, (2**32 - 1) // bits * width))
-        return -(-size // width), width, places
+        return -(-size // width), width, entries
 
     def init(x: jax.Array) -> Memory:
         return Memory(FeedbackMemory(jnp.zeros_like(x), no_overflow()), ())
 
     def encode(context: Context, x: jax.Array) -> tuple[AdaCompPayload, Memory]:
-        bins, width, places = bins_of(x.size)
+        bins, width, entries = bins_of(x.size)
         fill = (0, bins * width - x.size)
         own = context.memory.own
         update = jnp.pad(x.ravel(), fill).reshape(bins, width)
         total = jnp.pad((own.kept + x).ravel(), fill).reshape(bins, width)
         ahead = jnp.abs(total + update)
         peaks = jnp.max(jnp.abs(total), axis=1)
-        # Divided before they are added: the sum of huge ones may overflow.
+        # Divides before adding, since the sum of huge peaks may overflow.
         scale = jnp.sum(peaks / max(bins, 1)).astype(jnp.float32)
         wanted = (ahead >= peaks[:, None]) & (total != 0)
-        best, indices = lax.top_k(jnp.where(wanted, ahead, -1), places)
+        best, indices = lax.top_k(jnp.where(wanted, ahead, -1), entries)
         negative = jnp.take_along_axis(total, indices, axis=1) < 0
         symbols = 1 + 2 * indices.astype(jnp.uint32) + negative.astype(jnp.uint32)
         sent = jnp.where(best >= 0, symbols, jnp.uint32(0)).ravel()
@@ -109,10 +111,10 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
 
     def decode(context: Context, payload: AdaCompPayload) -> jax.Array:
         size = math.prod(context.shape)
-        bins, width, places = bins_of(size)
-        packed = _bits.unpack_numbers(payload.symbols, (2 * width).bit_length(), bins * places)
+        bins, width, entries = bins_of(size)
+        packed = _bits.unpack_numbers(payload.symbols, (2 * width).bit_length(), bins * entries)
         used, code = packed > 0, jnp.where(packed > 0, packed - 1, 0)
-        first = jnp.arange(bins * places, dtype=jnp.uint32) // places * jnp.uint32(width)
+        first = jnp.arange(bins * entries, dtype=jnp.uint32) // entries * jnp.uint32(width)
         signed = jnp.where((code & jnp.uint32(1)) == 1, -payload.scale, payload.scale)
         values = jnp.where(used, signed, 0) / context.count
         return to_dense(values, first + (code >> 1), context.shape)

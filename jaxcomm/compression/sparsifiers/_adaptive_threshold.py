@@ -1,4 +1,4 @@
-"""Adaptive thresholds: a proportion of each sign passes, as the mean of what passed."""
+"""Adaptive thresholds: sends a fraction of the coordinates of each sign, as their mean."""
 
 import math
 from typing import NamedTuple
@@ -27,29 +27,31 @@ class TwoMeansPayload(NamedTuple):
     """One unit on the wire."""
 
     indices: jax.Array  # uint32[ceil(bits / 32)], as `choose_layout` says
-    signs: jax.Array  # uint32[ceil(places / 32)], set where positive
-    means: jax.Array  # float32[2], magnitudes of what is positive and of what is negative
+    signs: jax.Array  # uint32[ceil(capacity / 32)], set where positive
+    means: jax.Array  # float32[2], mean magnitudes of positive and of negative coordinates
 
 
 def adaptive_threshold(*, ratio: float) -> Codec:
-    r"""Of each sign the same part, the largest, found anew in each step; each sign as its mean.
+    r"""Sends the same fraction of each sign, the largest coordinates, as the mean of that sign.
 
     .. math:: m_\pm = \max(\lfloor r\, p_\pm \rfloor, 1), \qquad
               T_j = \begin{cases} \pm \mu_\pm & j \in \mathrm{top}_{m_\pm} (\pm x)  \\
               0 & \text{otherwise} \end{cases}, \qquad
               \mu_\pm = \frac{1}{m_\pm} \sum_{j \in \mathrm{top}_{m_\pm}} |x_j|
 
-    where :math:`p_\pm` coordinates have that sign, and :math:`r` is the option `ratio`.
+    where :math:`p_\pm` coordinates have that sign, and :math:`r` is the option `ratio`. Each step
+    finds the largest coordinates again.
 
     .. math:: \|T - x\|^2 = \|x\|^2 - m_+ \mu_+^2 - m_- \mu_-^2 \le (1 - \delta) \|x\|^2, \qquad
               \delta = \min\Big(\max\Big(\frac{r}{2}, \frac{1}{d}\Big),
               \frac{1}{\max(\lfloor r d \rfloor, 1)}\Big)
 
-    since of either sign, as for :func:`jaxcomm.compression.sparsifiers.stc`, a part of at least
-    :math:`\min(m / p, 1 / m)` is sent, and :math:`m \ge r p / 2`.
+    The bound holds since for each sign, as for :func:`jaxcomm.compression.sparsifiers.stc`, a
+    fraction of at least :math:`\min(m / p, 1 / m)` of the squares is sent, and :math:`m \ge r p /
+    2`.
 
-    Sends an index, about :math:`2 - \log_2 r` bits, and 1 bit a coordinate, and two float32. There
-    is room for :math:`\lfloor r d \rfloor + 1` coordinates, which no signs exceed.
+    Sends an index of about :math:`2 - \log_2 r` bits and 1 bit for each coordinate sent, and two
+    float32. The capacity is :math:`\lfloor r d \rfloor + 1` coordinates, which always suffices.
 
     Args:
       ratio: :math:`r` in (0, 1]; at least one coordinate of each sign is sent.
@@ -79,28 +81,29 @@ def adaptive_threshold(*, ratio: float) -> Codec:
         raise ValueError("`ratio` must be a Python float in (0, 1], got None.")
     make_count(ratio, None)
 
-    def places(size: int) -> int:
-        # The part of either sign is rounded down, and may be raised to 1 for one of them, or both.
+    def capacity(size: int) -> int:
+        # The count of each sign is rounded down, and is raised to 1 for one or both signs if it is
+        # 0.
         return min(max(math.floor(ratio * require_countable(size)) + 1, 2), size)
 
     def layout_of(size: int) -> Layout:
-        # A place left over names the coordinate beyond the last.
-        return choose_layout(places(size), size + 1, distinct=False)
+        # An unused entry has the index `size`, one past the last coordinate.
+        return choose_layout(capacity(size), size + 1, distinct=False)
 
     def encode(context: Context, x: jax.Array) -> tuple[TwoMeansPayload, Memory]:
-        room, flat = places(x.size), lax.optimization_barrier(x.ravel())
-        of_sign = jnp.stack([how_many(flat > 0), how_many(flat < 0)])
-        part = jnp.floor(ratio * of_sign.astype(jnp.float32)).astype(jnp.int32)
-        part = jnp.where(of_sign > 0, jnp.clip(part, 1, of_sign), 0)
-        # Of more than 2**24 coordinates a part may be rounded up: both fit all the same.
-        part = part.at[1].min(room - part[0])
+        room, flat = capacity(x.size), lax.optimization_barrier(x.ravel())
+        with_sign = jnp.stack([how_many(flat > 0), how_many(flat < 0)])
+        wanted = jnp.floor(ratio * with_sign.astype(jnp.float32)).astype(jnp.int32)
+        wanted = jnp.where(with_sign > 0, jnp.clip(wanted, 1, with_sign), 0)
+        # For more than 2**24 coordinates the float32 product may round up; both signs must fit.
+        wanted = wanted.at[1].min(room - wanted[0])
         where = largest_of_each_sign(flat, room)
         values = flat[where] * jnp.array([[1.0], [-1.0]])
-        # Floats that are not negative are in the order of their bits.
+        # Non-negative floats have the order of their bits.
         bits = lax.bitcast_convert_type(jnp.maximum(values, 0), jnp.uint32)
-        chosen = jax.vmap(take_largest)(bits, part)
+        chosen = jax.vmap(take_largest)(bits, wanted)
         means = mean_where(chosen, values, axis=-1)
-        # Both signs' in ascending order; what is not chosen is beyond the last, and cut off.
+        # Sorts both signs together; coordinates that are not chosen sort last and are cut off.
         ordered = jnp.where(chosen, where, jnp.uint32(x.size))
         first = lax.broadcasted_iota(jnp.int32, values.shape, 0) == 0
         order, positive = lax.sort((ordered.ravel(), (chosen & first).ravel()), num_keys=1)

@@ -1,12 +1,13 @@
-r"""Which coordinates are sent, in few bits: the cheapest of three codes of a fixed length.
+r"""Encodes the indices of sent coordinates by the shortest of three codes of fixed length.
 
-- *fixed*: each index in :math:`\lceil \log_2 b \rceil` bits, `b` the size of its block.
-- *Elias-Fano*: of :math:`k` ascending indices below :math:`d`, the low :math:`l` bits each, and the
-  rest in unary, :math:`k l + k + \lfloor (d - 1) / 2^l \rfloor` bits: about :math:`2 + \log_2 (d /
-  k)` an index, half a bit above Golomb's code of the gaps, whose length depends on the data.
-- *bitmap*: :math:`d` bits, where many are sent.
+- *fixed*: each index in :math:`\lceil \log_2 b \rceil` bits, with `b` the size of its block.
+- *Elias-Fano*: for :math:`k` ascending indices below :math:`d`, the low :math:`l` bits of each, and
+  the high bits in unary: :math:`k l + k + \lfloor (d - 1) / 2^l \rfloor` bits. This is about
+  :math:`2 + \log_2 (d / k)` per index, half a bit more than Golomb's code of the gaps, whose length
+  depends on the data.
+- *bitmap*: :math:`d` bits, if many coordinates are sent.
 
-The length is known while tracing, as XLA needs it.
+The length is known at trace time, as XLA requires.
 
 References:
   Elias, `Efficient Storage and Retrieval by Content and Address of Static Files
@@ -24,22 +25,22 @@ from jaxcomm.compression.sparsifiers._selection import places
 
 
 class Layout(NamedTuple):
-    """How so many indices below `size` travel."""
+    """How `entries` indices below `size` are encoded."""
 
     code: Literal["fixed", "elias_fano", "bitmap"]
     entries: int
     size: int
-    block: int  # of the fixed code: consecutive `entries * block / size` indices share a block
-    low: int  # of the Elias-Fano code: bits of an index that are sent as they are
+    block: int  # of the fixed code; each run of `entries * block / size` indices is in one block
+    low: int  # of the Elias-Fano code: the number of low bits of an index
 
     @property
     def bits(self) -> int:
         """The length of the code."""
-        return {
-            "fixed": self.entries * (self.block - 1).bit_length(),
-            "elias_fano": self.entries * self.low + self._unary,
-            "bitmap": self.size,
-        }[self.code]
+        if self.code == "bitmap":
+            return self.size
+        if self.code == "fixed":
+            return self.entries * (self.block - 1).bit_length()
+        return self.entries * self.low + self._unary
 
     @property
     def _unary(self) -> int:
@@ -49,15 +50,16 @@ class Layout(NamedTuple):
 def choose_layout(
     count: int, size: int, *, block: int | None = None, distinct: bool = True
 ) -> Layout:
-    """The shortest code.
+    """Returns the shortest code.
 
     Args:
-      count: How many indices, in ascending order.
-      size: They are below it.
-      block: Where each run of `block` coordinates holds equally many of the indices.
-      distinct: Whether no index comes twice, so that a bitmap will do.
+      count: The number of indices, which are in ascending order.
+      size: An upper bound of the indices, exclusive.
+      block: The size of a block, if each block has the same number of the indices.
+      distinct: Whether no index occurs twice; otherwise a bitmap cannot represent them.
     """
-    require_countable(size - 1)  # It may name the coordinate beyond the last.
+    # `size` may count the index of unused entries, one past the last coordinate.
+    require_countable(size - 1)
     candidates = [Layout("fixed", count, size, block or size, 0)]
     candidates += [Layout("elias_fano", count, size, size, low) for low in range(size.bit_length())]
     if distinct:
@@ -66,7 +68,7 @@ def choose_layout(
 
 
 def pack_indices(indices: jax.Array, layout: Layout) -> jax.Array:
-    """Ascending uint32[count] as uint32[ceil(bits / 32)]."""
+    """Packs ascending uint32[count] into uint32[ceil(bits / 32)]."""
     if layout.code == "bitmap":
         return _bits.pack_bits(_marked(indices, layout.size))
     if layout.code == "fixed":
@@ -81,12 +83,12 @@ def pack_indices(indices: jax.Array, layout: Layout) -> jax.Array:
 
 
 def unpack_indices(words: jax.Array, layout: Layout) -> jax.Array:
-    """The indices again, uint32[count]."""
+    """The inverse of `pack_indices`: uint32[count]."""
     count = layout.entries
     if layout.code == "fixed":
         inside = _bits.unpack_numbers(words, (layout.block - 1).bit_length(), count)
-        of_block = max(count * layout.block // max(layout.size, 1), 1)
-        return inside + jnp.arange(count, dtype=jnp.uint32) // of_block * jnp.uint32(layout.block)
+        per_block = max(count * layout.block // max(layout.size, 1), 1)
+        return inside + jnp.arange(count, dtype=jnp.uint32) // per_block * jnp.uint32(layout.block)
     bits = _bits.unpack_bits(words, layout.bits)
     if layout.code == "bitmap":
         return _positions(bits, count)
@@ -101,10 +103,10 @@ def _planes(width: int) -> jax.Array:
 
 
 def _marked(positions: jax.Array, size: int) -> jax.Array:
-    """bool[size], true at the positions."""
+    """bool[size] that is true at the positions."""
     return jnp.zeros(size, bool).at[positions].set(True, mode="drop")
 
 
 def _positions(bits: jax.Array, count: int) -> jax.Array:
-    """Where the first `count` true ones are, uint32[count]; there are as many."""
+    """The positions of the first `count` true elements, which exist, uint32[count]."""
     return places(bits, count).astype(jnp.uint32)

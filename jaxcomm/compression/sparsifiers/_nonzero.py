@@ -1,4 +1,4 @@
-"""The rows, blocks or coordinates of one worker that are not zero."""
+"""Sends the nonzero rows, blocks or coordinates of one worker."""
 
 from typing import Any
 
@@ -36,32 +36,33 @@ def nonzero(
     value_dtype: Any = jnp.float32,
     overflow: Policy = "nan",
 ) -> Codec:
-    r"""What is not zero, exactly, as far as there is room: a sparse all-gather.
+    r"""Sends the nonzero parts exactly, up to a capacity: a sparse all-gather.
 
     .. math:: C(x)_t = \begin{cases} x_t & t \in \operatorname{supp}(x) \\
               0 & \text{otherwise} \end{cases}
 
-    Room is fixed while tracing. Of more parts than it holds, those of the largest norm are sent
-    under feedback, which returns the others; without it the update is NaN on all workers, unless
-    they are to be dropped. `diagnostics=True` tells how many had no room, as `overflow`.
+    The capacity is fixed at trace time. If more parts are nonzero, feedback sends those of the
+    largest norm and keeps the others for later. Without feedback the update is NaN on all workers,
+    unless `overflow="drop"`. `diagnostics=True` reports the number of parts beyond the capacity as
+    `overflow`.
 
-    Sends 4 bytes for each coordinate that there is room for, and about :math:`2 - \log_2`
-    `density` bits for the index of each part, however few are not zero.
+    Always sends the full capacity: 4 bytes for each of its coordinates, and an index of about
+    :math:`2 - \log_2` `density` bits for each of its parts.
 
     Args:
-      density: Of one worker's parts, for which there is room: the largest that was seen.
-      granularity: What is sent or left out as a whole: a `"row"` (all but the first axis), an
-        `"element"`, or a block of so many coordinates.
-      value_dtype: float32, or bfloat16, whose rounding feedback returns.
-      overflow: Without feedback, of more parts than there is room for: `"nan"`, or `"drop"` to send
-        the largest and lose the others.
+      density: The capacity as a fraction of one worker's parts: the largest density to expect.
+      granularity: The parts, sent or omitted as a whole: a `"row"` (all but the first axis), an
+        `"element"`, or an int, the number of coordinates of a block.
+      value_dtype: float32, or bfloat16; feedback compensates its rounding.
+      overflow: Without feedback, if more parts are nonzero than the capacity: `"nan"`, or `"drop"`
+        to send the largest and drop the others.
 
     Returns:
-      A codec that remembers the `overflow` of the last step and states its `contraction`,
-      `density`. `combine` is `None`.
+      A codec that keeps the `overflow` of the last step and states its `contraction`, `density`.
+      `combine` is `None`.
 
     Raises:
-      ValueError: If an option is out of range; when encoding, if `granularity` is `"row"` and the
+      ValueError: If an option is out of range. When encoding, if `granularity` is `"row"` and the
         unit has one axis.
 
     Example:
@@ -86,7 +87,7 @@ def nonzero(
     def cut(shape: tuple[int, ...]) -> tuple[Parts, int, Layout]:
         parts = _support.parts_of(shape, granularity)
         room = _support.room_for(density, parts) if parts.size else 0
-        # Room left over names the part beyond the last.
+        # An unused entry has the index `number`, one past the last part.
         return parts, room, choose_layout(room, parts.number + 1, distinct=False)
 
     def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
@@ -95,10 +96,10 @@ def nonzero(
             return SparsePayload(jnp.zeros(0, jnp.uint32), jnp.zeros(0, dtype)), context.memory
         squares = _support.rows_of(jnp.square(x), parts)
         wanted = _bits.unpack_bits(_support.bitmap(x, parts), parts.number)
-        indices, left = select(jnp.sum(squares, axis=1), wanted, room)
+        indices, dropped = select(jnp.sum(squares, axis=1), wanted, room)
         values = _support.take(x, indices.astype(jnp.int32), parts)
         payload = SparsePayload(pack_indices(indices, layout), values.astype(dtype))
-        return payload, context.memory._replace(own=Overflow(left))
+        return payload, context.memory._replace(own=Overflow(dropped))
 
     def decode(context: Context, payload: SparsePayload) -> jax.Array:
         parts, room, layout = cut(context.shape)

@@ -1,4 +1,4 @@
-"""The rows, blocks or coordinates that are not zero on any worker, side by side."""
+"""Sends the rows, blocks or coordinates that are nonzero on any worker, compacted."""
 
 from typing import Any, NamedTuple
 
@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from jaxcomm import _axis
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _support
+from jaxcomm.compression._means import headroom
 from jaxcomm.compression._overflow import Policy, choose_form, decoded_to_nan
 from jaxcomm.compression._support import Granularity, Parts
 
 
 class UnionStatistics(NamedTuple):
-    """What workers agree on before encoding."""
+    """The statistics that are reduced over workers before encoding."""
 
     support: Any  # uint32[ceil(parts / 32)], which parts are not zero
 
@@ -27,30 +28,31 @@ class UnionPayload(NamedTuple):
 def nonzero_union(
     *, density: float, granularity: Granularity = "row", overflow: Policy = "nan"
 ) -> Codec:
-    r"""The union of all workers' supports, compacted: exact where it fits, and summable.
+    r"""Sends the union of all workers' supports, compacted: summable, and exact if it fits.
 
     .. math:: U = \bigcup_i \operatorname{supp}(x_i), \qquad
               C(x)_t = \begin{cases} x_t & t \in U \\ 0 & \text{otherwise} \end{cases}
 
-    Workers agree on a bitmap of :math:`U`; then all know which part stands where, and the parts
-    are added like a dense array. Sends 4 bytes for each coordinate that there is room for, and one
-    bit a part. More parts than there is room for make the update NaN, but under feedback, or where
-    they are to be dropped: as many in a row are sent then, from a random one.
+    Workers first reduce a bitmap of :math:`U`. All workers then have the same position for each
+    part, and the parts are added like a dense array. Sends 4 bytes for each coordinate of the
+    capacity, and one bit per part. If :math:`U` has more parts than the capacity, the update is
+    NaN. Under feedback, or with `overflow="drop"`, as many consecutive parts as fit are sent
+    instead, starting at a random one.
 
     Args:
-      density: Of :math:`U`, for which there is room: at most 1.
-      granularity: What is sent or left out as a whole: a `"row"` (all but the first axis), an
-        `"element"`, or a block of so many coordinates.
-      overflow: Without feedback, of more parts than there is room for: `"nan"`, or `"drop"` to lose
-        those that have none.
+      density: The capacity as a fraction of all parts: the largest density of :math:`U` to expect,
+        at most 1.
+      granularity: The parts, sent or omitted as a whole: a `"row"` (all but the first axis), an
+        `"element"`, or an int, the number of coordinates of a block.
+      overflow: Without feedback, if :math:`U` has more parts than the capacity: `"nan"`, or
+        `"drop"` to drop the excess.
 
     Returns:
-      A codec that states its `contraction`, `density`. `combine` is
-      `"sum"`. With `diagnostics=True`: `union_density`, and `overflow`, the part of the union
-      without room.
+      A codec that states its `contraction`, `density`. `combine` is `"sum"`. `diagnostics=True`
+      reports `union_density`, and `overflow`, the fraction of the union beyond the capacity.
 
     Raises:
-      ValueError: If an option is out of range; when encoding, if `granularity` is `"row"` and the
+      ValueError: If an option is out of range. When encoding, if `granularity` is `"row"` and the
         unit has one axis.
 
     Example:
@@ -67,8 +69,9 @@ def nonzero_union(
       Fei et al., `Efficient Sparse Collective Communication and its application to Accelerate
       Distributed Deep Learning (OmniReduce) <https://doi.org/10.1145/3452296.3472904>`_, 2021.
 
-    Differs from the paper: there, aggregators ask for the blocks that some worker has, as they
-    come; here the bitmap of all is agreed first, and room is fixed while tracing, as XLA needs it.
+    Differs from the paper: there, aggregators request the blocks that any worker has, one after the
+    other. Here the bitmaps are reduced first, and the capacity is fixed at trace time, as XLA
+    requires.
     """
     _support.require_density(density)
     _support.require_granularity(granularity)
@@ -85,8 +88,8 @@ def nonzero_union(
         if not room:
             return UnionPayload(_axis.varying_like(jnp.zeros((0, 1)), x)), context.memory
         chosen = _support.window(context.statistics.support, context.coins.public, room, parts)
-        # So that what workers add stays finite; powers of 2 lose nothing.
-        values = _support.take(x, chosen, parts) * 2.0 ** -(context.workers - 1).bit_length()
+        # The scale keeps the sum over workers finite; as a power of two it is exact.
+        values = _support.take(x, chosen, parts) * headroom(context.workers)
         return UnionPayload(values.reshape(room, parts.width)), context.memory
 
     def decode(context: Context, payload: UnionPayload) -> jax.Array:
@@ -94,16 +97,16 @@ def nonzero_union(
         if not room:
             return jnp.zeros(context.shape)
         chosen = _support.window(context.statistics.support, context.coins.public, room, parts)
-        values = payload.values * (2.0 ** (context.workers - 1).bit_length() / context.count)
+        values = payload.values * (1 / (context.count * headroom(context.workers)))
         into = _support.nothing(parts, jnp.float32)
         return _support.whole(_support.put(values, chosen, parts, into), context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         parts, room = cut(x.shape)
         union = _support.coordinates_in(context.statistics.support, parts)
-        beyond = jnp.maximum(union - room * parts.width, 0)
+        excess = jnp.maximum(union - room * parts.width, 0)
         density = (union, jnp.float32(x.size))
-        return Diagnostics(x, ratios={"union_density": density, "overflow": (beyond, union)})
+        return Diagnostics(x, ratios={"union_density": density, "overflow": (excess, union)})
 
     def fits(context: Context, payload: UnionPayload) -> jax.Array:
         return _support.count(context.statistics.support) <= cut(context.shape)[1]

@@ -1,4 +1,4 @@
-"""Coordinates drawn at random, by coins that all workers share."""
+"""Random coordinates, drawn with random bits that all workers share."""
 
 import math
 from typing import NamedTuple
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression._means import headroom
-from jaxcomm.compression.sparsifiers._largest import kth_largest
+from jaxcomm.compression.sparsifiers._selection import count_true, kth_largest
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
@@ -20,12 +20,13 @@ class RandomKPayload(NamedTuple):
 
 
 def draw_coordinates(public: jax.Array, size: int, count: int) -> jax.Array:
-    """`count` distinct coordinates below `size`, every set of them as likely; ascending uint32."""
+    """Draws `count` distinct coordinates below `size` uniformly; ascending uint32[count]."""
     if not size:
         return jnp.zeros(0, jnp.uint32)
-    # The bits are a bijection of the position, so no two are equal: the largest are one set.
+    # The bits are a bijection of the position: no two are equal, and the `count` largest are
+    # unique.
     numbers = _noise.bits(public, (size,))
-    (found,) = jnp.nonzero(numbers >= kth_largest(numbers, count), size=count)
+    (found,) = jnp.nonzero(numbers >= kth_largest(numbers, count, count_true), size=count)
     return found.astype(jnp.uint32)
 
 
@@ -35,15 +36,15 @@ def random_k(*, ratio: float | None = None, k: int | None = None) -> Codec:
     .. math:: Q(x)_j = \begin{cases} \frac{d}{k} x_j & j \in S \\ 0 & \text{otherwise} \end{cases},
               \qquad \mathbb{E}\|Q(x) - x\|^2 = \Big(\frac{d}{k} - 1\Big) \|x\|^2
 
-    where :math:`S` is drawn from all sets of :math:`k` of :math:`d` coordinates, anew in each step.
-    Who receives draws it too, so that 4 bytes a value are all that is sent, and payloads of all
-    workers can be added. The variance is large: :func:`jaxcomm.compression.scaled` makes of it the
-    values as they are, :math:`x_j` on :math:`S`, which goes in
+    where :math:`S` is a new uniformly random set of :math:`k` of :math:`d` coordinates in each
+    step. Receivers draw the same set, so only 4 bytes per value are sent, and payloads of all
+    workers can be added. The variance is large. :func:`jaxcomm.compression.scaled` removes the
+    factor: it decodes :math:`x_j` on :math:`S`, for use inside
     :func:`jaxcomm.compression.feedback.error_feedback`.
 
     Args:
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
-      k: The number itself, in place of `ratio`.
+      k: The number of coordinates, instead of `ratio`.
 
     Returns:
       A codec that states its `variance`. `combine` is `"sum"`.

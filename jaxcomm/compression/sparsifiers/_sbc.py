@@ -1,4 +1,4 @@
-"""Sparse binary compression: coordinates of one sign, all as their mean."""
+"""Sparse binary compression: coordinates of one sign, sent as their mean."""
 
 import math
 from typing import NamedTuple
@@ -24,11 +24,11 @@ class BinaryPayload(NamedTuple):
     """One unit on the wire."""
 
     indices: jax.Array  # uint32[ceil(bits / 32)], as `choose_layout` says
-    mean: jax.Array  # float32[], with the sign, what each coordinate sent is
+    mean: jax.Array  # float32[], signed, the value of each coordinate sent
 
 
 def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
-    r"""Sparse binary compression: of one sign the k largest, as their mean; only indices are sent.
+    r"""Sparse binary compression: sends the indices and the mean of the k largest of one sign.
 
     .. math:: P_\pm = \text{the } k \text{ largest of } \max(\pm x, 0), \qquad
               L_\pm = \sum_{j \in P_\pm} |x_j|
@@ -41,24 +41,24 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
     .. math:: \|T - x\|^2 = \|x\|^2 - m \Big(\frac{L}{m}\Big)^2 \le (1 - \delta) \|x\|^2, \qquad
               \delta = \frac{1}{k + \max(k, (d - 1) / k)}
 
-    (1 at :math:`d = 1`). :math:`T` is a projection of :math:`x`, hence the identity. The bound: as
-    for :func:`jaxcomm.compression.sparsifiers.stc`, the squares of :math:`d_\pm` coordinates of one
-    sign add up to at most :math:`L_\pm^2 \max(1, d_\pm / k^2)`. With :math:`L_\pm \le L` and
-    :math:`d_+ + d_- \le d`, those of both signs add up to at most :math:`L^2 (1 + \max(1, (d - 1) /
-    k^2))`, while :math:`\|T\|^2 = L^2 / m \ge L^2 / k`.
+    (1 at :math:`d = 1`). The equality holds since :math:`T` is a projection of :math:`x`. The bound
+    follows from the one for :func:`jaxcomm.compression.sparsifiers.stc`: the squares of
+    :math:`d_\pm` coordinates of one sign add up to at most :math:`L_\pm^2 \max(1, d_\pm / k^2)`.
+    With :math:`L_\pm \le L` and :math:`d_+ + d_- \le d`, those of both signs add up to at most
+    :math:`L^2 (1 + \max(1, (d - 1) / k^2))`, while :math:`\|T\|^2 = L^2 / m \ge L^2 / k`.
 
-    Sends an index a coordinate, about :math:`2 + \log_2 (d / k)` bits, and one float32: no bit is
-    spent on values.
+    Sends an index of about :math:`2 + \log_2 (d / k)` bits per coordinate, and one float32. No bits
+    are used for values.
 
     Args:
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
-      k: The number itself, in place of `ratio`.
+      k: The number of coordinates, instead of `ratio`.
 
     Returns:
       A biased codec that states its `contraction`. `combine` is `None`.
 
     Raises:
-      ValueError: If not just one of `ratio` and `k` is given, or it is out of range.
+      ValueError: Unless exactly one of `ratio` and `k` is set, and in range.
 
     Example:
       >>> import jax.numpy as jnp
@@ -73,15 +73,15 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
       Sattler et al., `Sparse Binary Compression: Towards Distributed Deep Learning with Minimal
       Communication <https://arxiv.org/abs/1805.08768>`_, 2018.
 
-    Differs from the paper: indices in Elias-Fano code, whose length does not depend on the data, in
-    place of Golomb's, half a bit shorter. Where fewer than :math:`k` coordinates have a sign, the
-    paper fills up with those of the other; here the missing ones count as 0 in the choice of the
-    sign, and are not sent. Local steps are not a codec's business.
+    Differs from the paper: indices use the Elias-Fano code, whose length does not depend on the
+    data, instead of Golomb's, which is half a bit shorter. If fewer than :math:`k` coordinates have
+    a sign, the paper adds coordinates of the other sign. Here the missing ones count as 0 in the
+    choice of the sign, and are not sent. Local steps are outside the scope of a codec.
     """
     kept = make_count(ratio, k)
 
     def layout_of(size: int) -> Layout:
-        # A place left over names the coordinate beyond the last.
+        # An unused entry has the index `size`, one past the last coordinate.
         return choose_layout(kept(size), size + 1, distinct=False)
 
     def encode(context: Context, x: jax.Array) -> tuple[BinaryPayload, Memory]:
@@ -89,9 +89,9 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
         where = largest_of_each_sign(flat, kept(x.size))
         values = flat[where] * jnp.array([[1.0], [-1.0]])
         present = values > 0
-        everywhere = jnp.ones(values.shape, bool)
-        of_places = mean_where(everywhere, jnp.maximum(values, 0), axis=-1)
-        negative = (of_places[1] > of_places[0]).astype(jnp.int32)
+        all_entries = jnp.ones(values.shape, bool)
+        means = mean_where(all_entries, jnp.maximum(values, 0), axis=-1)
+        negative = (means[1] > means[0]).astype(jnp.int32)
         mean = mean_where(present[negative], values[negative])
         order = places(present[negative], kept(x.size))
         indices = where[negative].at[order].get(mode="fill", fill_value=x.size)

@@ -1,9 +1,10 @@
-"""Where the largest numbers are, on CPUs: a sample tells which few can be among them.
+"""Finds the positions of the largest numbers on CPUs; a sample limits the candidates.
 
-Sorting takes some 150 ns a number, marking in words of 32 bits those that reach a bound a third of
-one. So a sample chooses the bound, all are compared with it, and what is exact is done with the few
-that reach it. Where it lets through too few or too many, the bound is halved in on, and of equal
-numbers without end the first are taken: no input makes the result inexact, only slower.
+Sorting takes about 150 ns per number. Marking the numbers that reach a bound, in 32-bit words,
+takes a third of a nanosecond per number. Therefore a sample determines the bound, all numbers are
+compared with it, and the exact selection runs on the few that reach it. If too few or too many do,
+the bound is found by bisection. If too many numbers are equal, the first are selected. No input
+makes the result inexact, only slower.
 """
 
 import math
@@ -22,7 +23,7 @@ from jaxcomm.compression import _bits
 from jaxcomm.compression._support import nth_set
 
 Number: TypeAlias = Callable[[jax.Array], jax.Array]
-"""Of an array the uint32 numbers below 2**32 - 1 that are compared, coordinate by coordinate."""
+"""An elementwise function of an array to the uint32 numbers below 2**32 - 1 that are compared."""
 
 _SAMPLE = 2**16
 _STRIDE = 16  # At least.
@@ -30,9 +31,9 @@ _MOST = np.uint32(2**32 - 1)
 
 
 def mark(marks: jax.Array) -> jax.Array:
-    """bool[m] as uint32[ceil(m / 32)], in order: bit j of word i is mark `32 i + j`."""
+    """Packs bool[m] into uint32[ceil(m / 32)] in order: bit j of word i is mark `32 i + j`."""
     if rest := marks.size % _bits.WORD:
-        # Apart: all of them would be copied if they were filled up.
+        # The rest is packed separately: padding would copy all marks.
         last = jnp.pad(marks[marks.size - rest :], (0, _bits.WORD - rest))
         return jnp.concatenate([mark(marks[: marks.size - rest]), mark(last)])
     bits = jnp.uint32(1) << jnp.arange(_bits.WORD, dtype=jnp.uint32)
@@ -44,10 +45,10 @@ def _ones(words: jax.Array) -> jax.Array:
 
 
 def marked(words: jax.Array, room: int) -> jax.Array:
-    """Where the first `room` marks are, ascending int32[room]; `32 words.size` where none is."""
+    """The positions of the first `room` marks, ascending; `32 words.size` if missing."""
     ones = _ones(words)
     ends = jnp.cumsum(ones)
-    # How many words end before each mark: the number of the word that it is in.
+    # The number of words that end before a mark is the index of its word.
     word = jnp.cumsum(jnp.zeros(room, jnp.int32).at[ends].add(1, mode="drop"))
     rank = lax.iota(jnp.int32, room) - (ends - ones).at[word].get(mode="clip")
     place = nth_set(words.at[word].get(mode="clip"), rank)
@@ -55,47 +56,61 @@ def marked(words: jax.Array, room: int) -> jax.Array:
 
 
 def places(marks: jax.Array, room: int) -> jax.Array:
-    """Where the first `room` true ones are, ascending int32[room]; `size` where none is."""
+    """The positions of the first `room` true elements, ascending int32[room]; `size` if missing."""
     size = marks.size
 
-    def one_by_one(marks: jax.Array) -> jax.Array:
+    def by_nonzero(marks: jax.Array) -> jax.Array:
         (found,) = jnp.nonzero(marks, size=room, fill_value=size)
         return found
 
     if size < LARGE:
-        return one_by_one(marks)
+        return by_nonzero(marks)
     return lax.platform_dependent(
-        marks, cpu=lambda m: jnp.minimum(marked(mark(m), room), size), default=one_by_one
+        marks, cpu=lambda m: jnp.minimum(marked(mark(m), room), size), default=by_nonzero
     )
 
 
 def first_marks(words: jax.Array, wanted: jax.Array) -> jax.Array:
-    """The words with no more than the first `wanted` of their marks."""
+    """Clears all marks but the first `wanted`."""
     ones = _ones(words)
     kept = jnp.clip(wanted - (jnp.cumsum(ones) - ones), 0, ones)
     below = (jnp.uint32(1) << nth_set(words, kept).astype(jnp.uint32)) - jnp.uint32(1)
     return jnp.where(kept < ones, words & below, words)
 
 
-def kth_largest(numbers: jax.Array, k: jax.Array | int) -> jax.Array:
-    """uint32[], the largest that `k` of the numbers reach, bit by bit."""
+def count_true(marks: jax.Array) -> jax.Array:
+    """The number of true elements by a single sum, int32[]; on CPUs `total` is faster."""
+    return jnp.sum(marks, dtype=jnp.int32)
+
+
+def kth_largest(
+    numbers: jax.Array, k: jax.Array | int, count: Callable[[jax.Array], jax.Array] = total
+) -> jax.Array:
+    """uint32[], the `k`-th largest number, found bit by bit: a sort takes ten times as long.
+
+    Args:
+      numbers: uint32[size].
+      k: At most `size`.
+      count: `bool[size] -> int32[]`, the number of true elements.
+    """
 
     def refine(step: jax.Array, least: jax.Array) -> jax.Array:
         trial = least | (jnp.uint32(1 << 31) >> step.astype(jnp.uint32))
-        return jnp.where(total(numbers >= trial) >= k, trial, least)
+        return jnp.where(count(numbers >= trial) >= k, trial, least)
 
     return lax.fori_loop(0, 32, refine, _axis.varying_like(jnp.uint32(0), numbers))
 
 
 class _Plan(NamedTuple):
     stride: int  # of the sample
-    rank: int  # which of the sample, from the largest, is the bound
-    room: int  # for those that reach it
+    rank: int  # the rank in the sample, from the largest, of the bound
+    room: int  # for the numbers that reach the bound
 
 
 def _plan(size: int, k: int) -> _Plan:
-    """With three standard deviations of a random sample to spare below, and four above."""
-    stride = max(size // _SAMPLE, _STRIDE) | 1  # Odd: not all of one column of a matrix.
+    """Leaves a margin of three standard deviations of a random sample below, and four above."""
+    # Odd, so that the sample is not one column of a matrix.
+    stride = max(size // _SAMPLE, _STRIDE) | 1
     expected = k / stride
     rank = math.ceil(expected + 3 * math.sqrt(expected)) + 1
     room = math.ceil((rank + 4 * math.sqrt(rank)) * stride)
@@ -103,32 +118,32 @@ def _plan(size: int, k: int) -> _Plan:
 
 
 class _Bracket(NamedTuple):
-    """Bounds between which the least of the largest is."""
+    """The interval that contains the `k`-th largest number."""
 
-    low: jax.Array  # uint32[]: `k` or more reach it
-    high: jax.Array  # uint32[]: fewer than `k` are above it
-    trial: jax.Array  # uint32[], the next to be tried, above `low`
-    words: jax.Array  # uint32[ceil(size / 32)], the marks of those that reach `low`
-    reach: jax.Array  # int32[], how many do
-    step: jax.Array  # uint32[], the most that the trial goes up: where many are equal, it is 1
+    low: jax.Array  # uint32[], `k` or more numbers reach it
+    high: jax.Array  # uint32[], fewer than `k` numbers are above it
+    trial: jax.Array  # uint32[], the next bound to try, above `low`
+    words: jax.Array  # uint32[ceil(size / 32)], the marks of the numbers that reach `low`
+    reach: jax.Array  # int32[], how many numbers reach `low`
+    step: jax.Array  # uint32[], the largest increase of the trial; 1 at first, for equal numbers
 
 
-def _all(size: int) -> np.ndarray:
-    """The words in which all are marked."""
+def _all_marks(size: int) -> np.ndarray:
+    """Words in which all `size` marks are set."""
     words = np.full(-(-size // _bits.WORD), _MOST)
     words[-1:] >>= np.uint32(-size % _bits.WORD)
     return words
 
 
 def _candidates(x: jax.Array, k: int, number: Number, plan: _Plan) -> jax.Array:
-    """The marks of `k` numbers or more, for which there is room, and the `k` largest among them."""
+    """The marks of at least `k` and at most `plan.room` numbers that include the `k` largest."""
     zero = _axis.varying_like(jnp.uint32(0), x)
 
     def narrow(bracket: _Bracket) -> _Bracket:
         low, high, trial, words, reach, step = bracket
-        # Else XLA takes the numbers out of the loop, and keeps them.
-        here, trial = lax.optimization_barrier((x, trial))
-        tried = mark(number(here) >= trial)
+        # Otherwise XLA moves the numbers out of the loop and keeps them in memory.
+        current, trial = lax.optimization_barrier((x, trial))
+        tried = mark(number(current) >= trial)
         passed = total(_ones(tried))
         enough = passed >= k
         low, high = jnp.where(enough, trial, low), jnp.where(enough, high, trial - 1)
@@ -142,8 +157,8 @@ def _candidates(x: jax.Array, k: int, number: Number, plan: _Plan) -> jax.Array:
         )
 
     def first_of_equal(bracket: _Bracket) -> _Bracket:
-        here, low = lax.optimization_barrier((x, bracket.low))
-        above, equal = mark(number(here) > low), mark(number(here) == low)
+        current, low = lax.optimization_barrier((x, bracket.low))
+        above, equal = mark(number(current) > low), mark(number(current) == low)
         words = above | first_marks(equal, k - total(_ones(above)))
         return bracket._replace(words=words, reach=jnp.full_like(bracket.reach, k))
 
@@ -151,31 +166,31 @@ def _candidates(x: jax.Array, k: int, number: Number, plan: _Plan) -> jax.Array:
         low=zero,
         high=zero | _MOST,
         trial=jnp.maximum(kth_largest(number(x[:: plan.stride]), plan.rank), 1),
-        words=zero | _all(x.size),
+        words=zero | _all_marks(x.size),
         reach=zero.astype(jnp.int32) + x.size,
         step=zero + 1,
     )
-    # Loops, since `jax.vmap` would run both branches of a conditional.
+    # Loops, since under `jax.vmap` a conditional runs both branches.
     bracket = lax.while_loop(
-        lambda now: (now.reach > plan.room) & (now.low < now.high), narrow, bracket
+        lambda state: (state.reach > plan.room) & (state.low < state.high), narrow, bracket
     )
-    return lax.while_loop(lambda now: now.reach > plan.room, first_of_equal, bracket).words
+    return lax.while_loop(lambda state: state.reach > plan.room, first_of_equal, bracket).words
 
 
 def take_largest(numbers: jax.Array, k: jax.Array | int) -> jax.Array:
-    """Which are the `k` largest, of equal ones the first, bool[size]; 0 is none of them."""
+    """Which numbers are the `k` largest, bool[size]; ties go to the first, and 0 never counts."""
     least = kth_largest(numbers, k)
     above, equal = numbers > least, (numbers == least) & (numbers > 0)
     return above | (equal & (jnp.cumsum(equal.astype(jnp.int32)) <= k - total(above)))
 
 
 def select(x: jax.Array, k: int, number: Number) -> jax.Array:
-    """Where the `k` largest numbers of `x` are, of equal ones the first; ascending uint32[k].
+    """The positions of the `k` largest numbers of `x`, ascending uint32[k]; ties go to the first.
 
     Args:
-      x: [size], of at least one coordinate.
+      x: [size], with at least one coordinate.
       k: At least 1, at most `size`.
-      number: Of coordinates, in whose order they are; taken anew wherever it is read.
+      number: Maps coordinates to the numbers that are compared; computed again wherever it is read.
     """
     plan = _plan(x.size, k)
     where = marked(_candidates(x, k, number, plan), plan.room)

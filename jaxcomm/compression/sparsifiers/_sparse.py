@@ -1,4 +1,4 @@
-"""What sparsifiers share: how many coordinates are sent, and a payload of indices and values."""
+"""Shared by sparsifiers: the number of coordinates to send, and a payload of indices and values."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from jaxcomm._counting import how_many
 from jaxcomm._entries import Entries, scatter
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import Layout, pack_indices, unpack_indices
-from jaxcomm.compression.sparsifiers._largest import Magnitude, as_it_is, largest
+from jaxcomm.compression.sparsifiers._largest import Magnitude, identity, largest
 from jaxcomm.compression.sparsifiers._selection import places
 
 Count: TypeAlias = Callable[[int], int]
@@ -26,13 +26,13 @@ class SparsePayload(NamedTuple):
 
 
 def make_count(ratio: float | None, k: int | None) -> Count:
-    """How many of `size` coordinates are sent: `ratio` of them, at least one, or `k`, at most all.
+    """Returns `size -> count`: `ratio` times the size, at least 1, or `k`, at most the size.
 
     Raises:
-      ValueError: If not just one is given, or it is out of range.
+      ValueError: Unless exactly one of `ratio` and `k` is set, and in range.
     """
     if (ratio is None) == (k is None):
-        raise ValueError(f"Give `ratio` or `k`, and not both: got `ratio`={ratio} and `k`={k}.")
+        raise ValueError(f"Give `ratio` or `k`, not both: got `ratio`={ratio} and `k`={k}.")
     if k is not None:
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
             raise ValueError(
@@ -49,7 +49,7 @@ def make_count(ratio: float | None, k: int | None) -> Count:
 
 
 def require_value_dtype(value_dtype: Any) -> jnp.dtype:
-    """The dtype, if values may travel in it."""
+    """The dtype, if values may be sent in it."""
     dtype = jnp.dtype(value_dtype)
     if dtype not in (jnp.bfloat16, jnp.float32):
         raise ValueError(f"`value_dtype` must be float32 or bfloat16, got {dtype}.")
@@ -57,41 +57,42 @@ def require_value_dtype(value_dtype: Any) -> jnp.dtype:
 
 
 def select(
-    x: jax.Array, wanted: jax.Array, room: int, magnitude: Magnitude = as_it_is
+    x: jax.Array, wanted: jax.Array, room: int, magnitude: Magnitude = identity
 ) -> tuple[jax.Array, jax.Array]:
-    """Where the `wanted` are, those of largest magnitude if there are more than there is room for.
+    """The positions of the wanted coordinates; if more than `room`, those of largest magnitude.
 
-    Nothing is compared as long as there is room.
+    Magnitudes are compared only if there are more than `room`.
 
     Returns:
-      uint32[room], ascending, `size` in place of what is missing; and int32[], those without room.
+      uint32[room], ascending, with `size` in unused entries; and int32[], the number of wanted
+      coordinates beyond `room`.
     """
     size = x.size
     count = how_many(wanted)
     if not size:
         return jnp.zeros(0, jnp.uint32), count
 
-    def all_of_them() -> jax.Array:
+    def all_wanted() -> jax.Array:
         return places(wanted, room).astype(jnp.uint32)
 
     indices = lax.cond(
-        count <= room, all_of_them, lambda: largest(jnp.where(wanted, magnitude(x), -1), room)
+        count <= room, all_wanted, lambda: largest(jnp.where(wanted, magnitude(x), -1), room)
     )
     return indices, jnp.maximum(count - room, 0)
 
 
 def to_payload(flat: jax.Array, indices: jax.Array, layout: Layout, dtype: Any) -> SparsePayload:
-    """The coordinates of `flat` at ascending `indices`."""
+    """The payload of the coordinates of `flat` at ascending `indices`."""
     values = flat.at[indices].get(mode="fill", fill_value=0)
     return SparsePayload(pack_indices(indices, layout), values.astype(dtype))
 
 
 def to_dense(values: jax.Array, indices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """float32 zeros with the values added at the indices; those beyond the size are dropped."""
+    """float32 zeros with the values added at the indices; indices beyond the size are dropped."""
     require_countable(math.prod(shape))
     return scatter(Entries(indices, values.astype(jnp.float32)), shape)
 
 
 def from_payload(payload: SparsePayload, layout: Layout, shape: tuple[int, ...]) -> jax.Array:
-    """The array that the payload stands for, float32[shape]."""
+    """Decodes the payload to float32[shape]."""
     return to_dense(payload.values, unpack_indices(payload.indices, layout), shape)

@@ -1,4 +1,4 @@
-"""Sparse ternary compression: the largest coordinates as one magnitude and their signs."""
+"""Sparse ternary compression: the signs of the largest coordinates, and their mean magnitude."""
 
 import math
 from typing import NamedTuple
@@ -24,11 +24,11 @@ class TernaryPayload(NamedTuple):
 
     indices: jax.Array  # uint32[ceil(bits / 32)], as `choose_layout` says
     signs: jax.Array  # uint32[ceil(k / 32)], set where not negative
-    mean: jax.Array  # float32[], the magnitude that all have
+    mean: jax.Array  # float32[], the magnitude of each coordinate sent
 
 
 def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
-    r"""Sparse ternary compression: top-k, of which only the signs and the mean magnitude are sent.
+    r"""Sparse ternary compression: sends the indices, signs and mean magnitude of the top k.
 
     .. math:: T_j = \begin{cases} \mu \operatorname{sgn}(x_j) & j \in S = \mathrm{top}_k |x| \\
               0 & \text{otherwise} \end{cases}, \qquad \mu = \frac{1}{k} \sum_{j \in S} |x_j|
@@ -36,26 +36,26 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
     .. math:: \|T - x\|^2 = \|x\|^2 - \|T\|^2 = \|x\|^2 - k \mu^2 \le (1 - \delta) \|x\|^2,
               \qquad \delta = \min\Big(\frac{k}{d}, \frac{1}{k}\Big)
 
-    :math:`T` is a projection of :math:`x`, hence the identity. The bound: let :math:`L = k \mu`,
-    and :math:`\tau \le L / k` the least magnitude sent. :math:`\|x\|^2` is largest where one
-    coordinate is :math:`L - (k - 1) \tau` and the others :math:`\tau`; that is convex in
-    :math:`\tau`, so at most :math:`\max(L^2, d L^2 / k^2)`, while :math:`\|T\|^2 = L^2 / k`. It
-    is attained: at :math:`1 / k` where one coordinate alone is not 0, at :math:`k / d` where all
-    are equal.
+    The equality holds since :math:`T` is a projection of :math:`x`. For the bound, let :math:`L = k
+    \mu`, and let :math:`\tau \le L / k` be the least magnitude sent. :math:`\|x\|^2` is largest if
+    one coordinate is :math:`L - (k - 1) \tau` and the others are :math:`\tau`. That is convex in
+    :math:`\tau`, so it is at most :math:`\max(L^2, d L^2 / k^2)`, while :math:`\|T\|^2 = L^2 / k`.
+    The bound is attained: at :math:`1 / k` if exactly one coordinate is not 0, at :math:`k / d` if
+    all coordinates are equal.
 
-    Sends an index, about :math:`2 + \log_2 (d / k)` bits, and 1 bit a coordinate, and one float32.
-    The paper has feedback on workers and on the server: `two_stage_mean(axis,
+    Sends an index of about :math:`2 + \log_2 (d / k)` bits and 1 bit per coordinate, and one
+    float32. The paper uses feedback on workers and on the server: `two_stage_mean(axis,
     error_feedback(stc(ratio=0.01)))`.
 
     Args:
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
-      k: The number itself, in place of `ratio`.
+      k: The number of coordinates, instead of `ratio`.
 
     Returns:
       A biased codec that states its `contraction`. `combine` is `None`.
 
     Raises:
-      ValueError: If not just one of `ratio` and `k` is given, or it is out of range.
+      ValueError: Unless exactly one of `ratio` and `k` is set, and in range.
 
     Example:
       >>> import jax.numpy as jnp
@@ -70,8 +70,9 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
       Sattler et al., `Robust and Communication-Efficient Federated Learning from Non-IID Data
       <https://arxiv.org/abs/1903.02891>`_, 2019.
 
-    Differs from the paper: indices in Elias-Fano code, whose length does not depend on the data, in
-    place of Golomb's, half a bit shorter. Zeros among the :math:`k` are sent as :math:`+\mu`.
+    Differs from the paper: indices use the Elias-Fano code, whose length does not depend on the
+    data, instead of Golomb's, which is half a bit shorter. Zeros among the :math:`k` are sent as
+    :math:`+\mu`.
     """
     kept = make_count(ratio, k)
 
