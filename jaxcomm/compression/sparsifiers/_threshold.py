@@ -1,4 +1,4 @@
-"""The coordinates above a fixed threshold."""
+"""Sends the coordinates above a fixed threshold."""
 
 import math
 from typing import Any
@@ -34,33 +34,33 @@ def threshold(
     value_dtype: Any = jnp.float32,
     overflow: Policy = "nan",
 ) -> Codec:
-    r"""The coordinates of magnitude above :math:`\lambda`, as far as there is room.
+    r"""Sends the coordinates of magnitude above :math:`\lambda`, up to a capacity.
 
     .. math:: C(x)_j = \begin{cases} x_j & |x_j| > \lambda \\ 0 & \text{otherwise} \end{cases},
               \qquad \|C(x) - x\|_\infty \le \lambda
 
-    Room is fixed while tracing, for :math:`k` coordinates. Where more pass, the largest are sent
-    under feedback, which returns the others; without it the update is NaN on all workers, unless
-    they are to be dropped. `diagnostics=True` tells how many had no room, as `overflow`. No sort
-    is needed while there is room. Sends :math:`k` values, and about :math:`2 + \log_2 (d / k)` bits
-    for each index, however few pass.
+    The capacity is fixed at trace time, :math:`k` coordinates. If more exceed the threshold,
+    feedback sends the largest and keeps the others for later. Without feedback the update is NaN on
+    all workers, unless `overflow="drop"`. `diagnostics=True` reports the number of coordinates
+    beyond the capacity as `overflow`. No sort is needed unless the capacity is exceeded. Always
+    sends :math:`k` values, and an index of about :math:`2 + \log_2 (d / k)` bits for each.
 
-    Biased, and no contraction: of a small :math:`x` nothing is sent. It goes in
-    :func:`jaxcomm.compression.feedback.error_feedback` all the same, since its error is bounded
-    (`bounded`): what is left out is at most :math:`\lambda` in each coordinate, or, where more
-    pass than there is room for, :math:`\|C(x) - x\|^2 \le (1 - k / d) \|x\|^2`.
+    Biased, and no contraction: a small :math:`x` sends nothing. Still,
+    :func:`jaxcomm.compression.feedback.error_feedback` accepts it, since its error is bounded
+    (`bounded`): the error is at most :math:`\lambda` per coordinate. If more coordinates exceed the
+    threshold than fit, :math:`\|C(x) - x\|^2 \le (1 - k / d) \|x\|^2`.
 
     Args:
-      threshold: :math:`\lambda`, positive: in units of the update, so it has to be chosen for each
-        model. `diagnostics=True` helps: `density` far below :math:`k / d` wastes room.
-      ratio: :math:`k / d`, in (0, 1]; room for at least one coordinate.
-      k: The number itself, in place of `ratio`.
-      value_dtype: float32, or bfloat16, whose rounding feedback returns.
-      overflow: Without feedback, where more pass than there is room for: `"nan"`, or `"drop"` to
-        send the largest and lose the others.
+      threshold: :math:`\lambda`, positive. It has the units of the update, so it must be chosen for
+        each model. `diagnostics=True` helps: a `density` far below :math:`k / d` wastes capacity.
+      ratio: :math:`k / d`, in (0, 1]; the capacity is at least one coordinate.
+      k: The capacity in coordinates, instead of `ratio`.
+      value_dtype: float32, or bfloat16; feedback compensates its rounding.
+      overflow: Without feedback, if more coordinates exceed the threshold than fit: `"nan"`, or
+        `"drop"` to send the largest and drop the others.
 
     Returns:
-      A codec that remembers the `overflow` of the last step. `combine` is `None`.
+      A codec that keeps the `overflow` of the last step. `combine` is `None`.
 
     Raises:
       ValueError: If an option is out of range.
@@ -81,7 +81,7 @@ def threshold(
       Sahu et al., `Rethinking Gradient Sparsification as Total Error Minimization
       <https://arxiv.org/abs/2108.00951>`_, 2021 (the absolute bound).
 
-    Differs from the papers: room is limited. Strom sends :math:`\pm \lambda` in place of
+    Differs from the papers: the capacity is limited. Strom sends :math:`\pm \lambda` instead of
     :math:`x_j`.
     """
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
@@ -90,14 +90,14 @@ def threshold(
     kept, dtype = make_count(ratio, k), require_value_dtype(value_dtype)
 
     def layout_of(size: int) -> Layout:
-        # Room left over names the coordinate beyond the last.
+        # An unused entry has the index `size`, one past the last coordinate.
         return choose_layout(kept(size), size + 1, distinct=False)
 
     def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
         flat = x.ravel()
-        indices, left = select(flat, jnp.abs(flat) > threshold, kept(x.size), jnp.abs)
+        indices, dropped = select(flat, jnp.abs(flat) > threshold, kept(x.size), jnp.abs)
         payload = to_payload(flat, indices, layout_of(x.size), dtype)
-        return payload, context.memory._replace(own=Overflow(left))
+        return payload, context.memory._replace(own=Overflow(dropped))
 
     def decode(context: Context, payload: SparsePayload) -> jax.Array:
         layout = layout_of(math.prod(context.shape))

@@ -1,4 +1,4 @@
-"""The coordinates of largest magnitude."""
+"""Sends the coordinates of largest magnitude."""
 
 import math
 from typing import Any
@@ -22,9 +22,9 @@ from jaxcomm.compression.sparsifiers._sparse import (
 
 
 def _by_sample(magnitudes: jax.Array, count: int, sample: float) -> jax.Array:
-    """The `count` largest, or at least half as many: found by a threshold from a sample.
+    """The `count` largest, or at least half as many of them, by a threshold from a sample.
 
-    Where the threshold lets through too few or too many, the exact ones.
+    If too few or too many coordinates reach the threshold, the selection is exact.
     """
     size = magnitudes.size
     stride = max(int(1 / sample), 1)
@@ -37,7 +37,7 @@ def _by_sample(magnitudes: jax.Array, count: int, sample: float) -> jax.Array:
     def among_those_above() -> jax.Array:
         found = places(above, room)
         _, best = lax.top_k(magnitudes.at[found].get(mode="fill", fill_value=-1), count)
-        # What is left of `count` names no coordinate: `size`, at the end of the ascending order.
+        # Unused entries have the index `size`, which sorts last.
         return jnp.sort(found[best]).astype(jnp.uint32)
 
     close = (passed >= count // 2) & (passed >= 1) & (passed <= room)
@@ -52,30 +52,31 @@ def top_k(
     sample: float | None = None,
     value_dtype: Any = jnp.float32,
 ) -> Codec:
-    r"""The :math:`k` coordinates of largest magnitude.
+    r"""Sends the :math:`k` coordinates of largest magnitude.
 
     .. math:: C(x)_j = \begin{cases} x_j & j \in \mathrm{top}_k |x| \\ 0 & \text{otherwise}
               \end{cases}, \qquad \|C(x) - x\|^2 \le \Big(1 - \frac{k}{d}\Big) \|x\|^2
 
-    Biased: it goes in :func:`jaxcomm.compression.feedback.error_feedback`. Payloads of different
-    workers name different coordinates, so they are gathered. An index costs about :math:`2 + \log_2
-    (d / k)` bits (8.6 at 1 %), a value 32 or 16.
+    Biased: use it inside :func:`jaxcomm.compression.feedback.error_feedback`. Payloads of different
+    workers contain different coordinates, so they are gathered. An index takes about :math:`2 +
+    \log_2 (d / k)` bits (8.6 at 1 %), a value 32 or 16.
 
     Args:
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
-      k: The number itself, in place of `ratio`.
-      block_size: Coordinates of which each block sends its own :math:`k`; the last block is filled
-        with zeros. Default: one block.
-      sample: The part of the coordinates, such as 0.01, from which a threshold is estimated, which
-        takes one pass in place of a sort (Lin et al., 2018): :math:`k` or fewer, at least half of
-        it; exactly :math:`k` where the estimate is off by more than 2.
-      value_dtype: float32, or bfloat16, whose rounding feedback returns.
+      k: The number of coordinates, instead of `ratio`.
+      block_size: Coordinates of a block. Each block sends its own :math:`k`; the last block is
+        padded with zeros. Default: one block.
+      sample: The fraction of the coordinates, such as 0.01, from which a threshold is estimated.
+        This takes one pass instead of a sort (Lin et al., 2018). It sends at most :math:`k`
+        coordinates, and at least half of them; exactly :math:`k` if the estimate is off by more
+        than a factor of 2.
+      value_dtype: float32, or bfloat16; feedback compensates its rounding.
 
     Returns:
       A codec that states its `contraction`. `combine` is `None`.
 
     Raises:
-      ValueError: If an option is out of range, or both `block_size` and `sample` are given.
+      ValueError: If an option is out of range, or both `block_size` and `sample` are set.
 
     Example:
       >>> import jax.numpy as jnp
@@ -96,19 +97,19 @@ def top_k(
         raise ValueError(f"`block_size` must be a Python int of at least 1, got {block_size!r}.")
     if sample is not None and (block_size is not None or not 0 < sample <= 1):
         raise ValueError(
-            f"`sample` must be in (0, 1] and stands without `block_size`, got {sample} with "
+            f"`sample` must be in (0, 1], without `block_size`, got {sample} with "
             f"`block_size`={block_size}."
         )
 
     def blocks_of(size: int) -> tuple[int, int]:
-        """How many blocks there are, and the size of each."""
+        """The number of blocks, and the size of each."""
         width = min(block_size or size, require_countable(size))
         return (math.ceil(size / width), width) if size else (1, 0)
 
     def layout_of(size: int) -> Layout:
         blocks, width = blocks_of(size)
         count = blocks * kept(width)
-        # A sample may leave room over, which names the coordinate beyond the last.
+        # With `sample` an unused entry has the index `size`, one past the last coordinate.
         return choose_layout(
             count,
             blocks * width + (sample is not None),
@@ -116,7 +117,7 @@ def top_k(
             distinct=sample is None,
         )
 
-    def chosen(flat: jax.Array) -> jax.Array:
+    def choose(flat: jax.Array) -> jax.Array:
         blocks, width = blocks_of(flat.size)
         if sample is not None and flat.size:
             return _by_sample(jnp.abs(flat), kept(flat.size), sample)
@@ -125,9 +126,9 @@ def top_k(
         return (largest(filled, kept(width), jnp.abs) + first).ravel()
 
     def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
-        # Else XLA computes it anew, in layouts of their own, for all that look for the largest.
+        # Otherwise XLA computes it again, in another layout, for each use in the selection.
         flat = lax.optimization_barrier(x.ravel())
-        return to_payload(flat, chosen(flat), layout_of(x.size), dtype), context.memory
+        return to_payload(flat, choose(flat), layout_of(x.size), dtype), context.memory
 
     def entries(context: Context, payload: SparsePayload) -> Entries:
         layout = layout_of(math.prod(context.shape))

@@ -1,4 +1,4 @@
-"""Coordinates whose accumulated gradient stands out of its noise."""
+"""Sends coordinates whose accumulated gradient is larger than its noise."""
 
 import math
 from typing import NamedTuple
@@ -21,8 +21,8 @@ from jaxcomm.compression.sparsifiers._indices import (
 )
 from jaxcomm.compression.sparsifiers._sparse import make_count, select
 
-LEAST = 7  # binary orders below the largest that 3 bits reach
-WIDTH = 4  # bits of a sign and an exponent
+ORDERS = 7  # the largest difference to the largest exponent that 3 bits encode
+WIDTH = 4  # bits of a sign and an exponent difference
 
 
 class VariancePayload(NamedTuple):
@@ -33,10 +33,10 @@ class VariancePayload(NamedTuple):
 
 
 class VarianceMemory(NamedTuple):
-    """What stands beside the accumulated gradient in `FeedbackMemory`."""
+    """The memory besides the accumulated gradient, in `FeedbackMemory`."""
 
-    deviation: jax.Array  # float32 like x, the root of v
-    overflow: jax.Array  # int32[], coordinates without room in the last step
+    deviation: jax.Array  # float32 like x, the square root of v
+    overflow: jax.Array  # int32[], coordinates beyond the capacity in the last step
 
 
 def _exponents(magnitudes: jax.Array) -> jax.Array:
@@ -56,29 +56,30 @@ def variance_based(
     ratio: float | None = None,
     k: int | None = None,
 ) -> Codec:
-    r"""Coordinates whose accumulated gradient is larger than its noise; its own feedback.
+    r"""Sends coordinates whose accumulated gradient is larger than its noise.
 
     .. math:: r \gets r + x, \qquad v \gets v + x^2, \qquad
               \text{send } j \text{ where } r_j^2 > \alpha v_j
 
-    Where it is sent, :math:`r_j` keeps what rounding took and :math:`v_j \gets 0`; elsewhere
-    :math:`v_j \gets \zeta v_j`. Gradients that agree from step to step are sent after about
-    :math:`\alpha` steps, those of changing sign seldom. Values are rounded to powers of two, of
-    which 3 bits reach the eight largest; smaller ones wait. Sends 4 bits a value, about :math:`2 +
-    \log_2 (d / k)` bits for each index, and one byte.
+    Where :math:`j` is sent, :math:`r_j` keeps the rounding error and :math:`v_j \gets 0`. Elsewhere
+    :math:`v_j \gets \zeta v_j`. Gradients that are consistent from step to step are sent after
+    about :math:`\alpha` steps, those of changing sign seldom. Values are rounded to powers of two;
+    3 bits encode the eight largest, and smaller ones wait. Sends 4 bits per value, an index of
+    about :math:`2 + \log_2 (d / k)` bits for each, and one byte.
 
-    Room is fixed while tracing; what has none waits, and `diagnostics=True` tells how many, as
-    `overflow`. It is not wrapped in error feedback, since :math:`r` is what was not sent. No bound
-    is known.
+    The capacity is fixed at trace time. Coordinates beyond it wait, and `diagnostics=True` reports
+    their number as `overflow`. :math:`r` is the residual, so do not wrap the codec in error
+    feedback. No error bound is known.
 
     Args:
       alpha: :math:`\alpha > 0`; the paper takes 1 to 2. Below 1 the first step already sends.
-      decay: :math:`\zeta` in (0, 1], by which the noise of long ago is forgotten.
-      ratio: :math:`k / d`, in (0, 1]; room for at least one coordinate, the largest :math:`|r|`.
-      k: The number itself, in place of `ratio`.
+      decay: :math:`\zeta` in (0, 1], the factor per step by which old noise decays.
+      ratio: :math:`k / d`, in (0, 1]; the capacity is at least one coordinate. The largest
+        :math:`|r|` have priority.
+      k: The capacity in coordinates, instead of `ratio`.
 
     Returns:
-      A codec that remembers two arrays like `x` on each worker, :math:`r` and :math:`\sqrt v`.
+      A codec that keeps two arrays like `x` on each worker, :math:`r` and :math:`\sqrt v`.
       `combine` is `None`.
 
     Raises:
@@ -100,11 +101,11 @@ def variance_based(
       Tsuzuku et al., `Variance-based Gradient Compression for Efficient Distributed Deep Learning
       <https://arxiv.org/abs/1802.06058>`_, 2018.
 
-    Differs from the paper: :math:`v` adds the squares of a step's mean gradient, where the paper
-    adds those of each sample over the batch size: here a step is one micro-batch, and
-    :math:`\alpha` counts steps. What rounding takes stays in :math:`r`, which the paper sets to 0,
-    so nothing is lost. Room is limited, the powers of two are relative to the largest of a layer,
-    and :math:`\sqrt v` is kept, which does not overflow.
+    Differs from the paper: :math:`v` adds the squares of a step's mean gradient, and the
+    paper adds those of each sample divided by the batch size. Here a step is one micro-batch, and
+    :math:`\alpha` counts steps. The rounding error stays in :math:`r`, which the paper sets to 0,
+    so nothing is lost. The capacity is limited. The powers of two are relative to the largest of a
+    layer. The codec keeps :math:`\sqrt v`, which does not overflow.
     """
     if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
         raise ValueError(f"`alpha` must be a positive finite number, got {alpha!r}.")
@@ -113,47 +114,47 @@ def variance_based(
     kept = make_count(ratio, k)
 
     def layout_of(size: int) -> Layout:
-        # Room left over names the coordinate beyond the last.
+        # An unused entry has the index `size`, one past the last coordinate.
         return choose_layout(kept(size), size + 1, distinct=False)
 
     def init(x: jax.Array) -> Memory:
-        none = VarianceMemory(jnp.zeros_like(x), jnp.zeros((), jnp.int32))
-        return Memory(FeedbackMemory(jnp.zeros_like(x), none), ())
+        inner = VarianceMemory(jnp.zeros_like(x), jnp.zeros((), jnp.int32))
+        return Memory(FeedbackMemory(jnp.zeros_like(x), inner), ())
 
     def encode(context: Context, x: jax.Array) -> tuple[VariancePayload, Memory]:
         own = context.memory.own
-        # Else XLA computes them anew for all that read them.
+        # Otherwise XLA computes them again for each use.
         total, deviation = lax.optimization_barrier(
             ((own.kept + x).ravel(), jnp.hypot(own.inner.deviation, x).ravel())
         )
         flat, magnitudes = total.astype(jnp.float32), jnp.abs(total).astype(jnp.float32)
-        telling = jnp.abs(total) > alpha**0.5 * deviation
-        # Of the largest, rounded down: nothing is sent that is larger than what there is.
-        largest = peak(jnp.where(telling, magnitudes, 0))
+        significant = jnp.abs(total) > alpha**0.5 * deviation
+        # The largest exponent is rounded down, so that no value sent exceeds the largest magnitude.
+        largest = peak(jnp.where(significant, magnitudes, 0))
         top = lax.bitcast_convert_type(largest, jnp.uint32) >> 23
         exponents = jnp.minimum(_exponents(magnitudes), top)
-        wanted = telling & (exponents + jnp.uint32(LEAST) >= top) & (exponents > 0)
+        wanted = significant & (exponents + jnp.uint32(ORDERS) >= top) & (exponents > 0)
         indices, overflow = select(flat, wanted, kept(x.size), jnp.abs)
         below = top - exponents.at[indices].get(mode="fill", fill_value=0)
         negative = flat.at[indices].get(mode="fill", fill_value=0) < 0
-        codes = (below & jnp.uint32(LEAST)) | (negative.astype(jnp.uint32) << 3)
+        codes = (below & jnp.uint32(ORDERS)) | (negative.astype(jnp.uint32) << 3)
         head = jnp.stack([top & jnp.uint32(15), top >> 4])
         payload = VariancePayload(
             pack_indices(indices, layout_of(x.size)),
             _bits.pack_numbers(jnp.concatenate([head, codes]), WIDTH),
         )
-        # What others decode.
-        there, values = entries(context.received(), payload)
-        left = total.at[there].add(-values.astype(x.dtype), mode="drop")
-        waiting = decay**0.5 * deviation.at[there].set(0, mode="drop")
+        # The values that receivers decode.
+        sent, values = entries(context.received(), payload)
+        residual = total.at[sent].add(-values.astype(x.dtype), mode="drop")
+        waiting = decay**0.5 * deviation.at[sent].set(0, mode="drop")
         after = VarianceMemory(waiting.reshape(x.shape), overflow)
-        return payload, Memory(FeedbackMemory(left.reshape(x.shape), after), ())
+        return payload, Memory(FeedbackMemory(residual.reshape(x.shape), after), ())
 
     def entries(context: Context, payload: VariancePayload) -> Entries:
         layout = layout_of(math.prod(context.shape))
         numbers = _bits.unpack_numbers(payload.codes, WIDTH, layout.entries + 2)
         top, codes = numbers[0] + (numbers[1] << 4), numbers[2:]
-        values = _power_of_two(top - (codes & jnp.uint32(LEAST))) / context.count
+        values = _power_of_two(top - (codes & jnp.uint32(ORDERS))) / context.count
         signed = jnp.where(codes >> 3 == 1, -values, values)
         return Entries(unpack_indices(payload.indices, layout), signed)
 

@@ -1,4 +1,4 @@
-"""Random sparsification: each coordinate with a probability of its own, and unbiased."""
+"""Unbiased random sparsification with a separate probability for each coordinate."""
 
 import math
 
@@ -13,39 +13,39 @@ from jaxcomm.compression.sparsifiers._sparse import SparsePayload, from_payload,
 
 ROUNDS = 2  # of the greedy algorithm, as in the paper
 MOST_COORDINATES = 2**28
-SLACK = 2.0**-20  # of the sum of probabilities, more than float32 rounds it by
+SLACK = 2.0**-20  # relative, of the sum of probabilities; more than its rounding error in float32
 ROW = 4096
 
 
 def _digits(count: int) -> int:
-    """Binary digits of a probability: the most with which `count` of them add up to 2**31.
+    """The binary digits of a probability: the most with `count * 2**digits <= 2**31`.
 
-    They add up to more than 2**30 then, so that each of 2**28 coordinates can have a unit.
+    The product exceeds 2**30, so each of 2**28 coordinates can have a code of at least 1.
     """
     return (2**31 // max(count, 1)).bit_length() - 1
 
 
 def _sum(x: jax.Array) -> jax.Array:
-    """The sum, in rows: of 2**28 numbers added one by one, float32 forgets most."""
+    """The sum by rows: adding 2**28 numbers one by one in float32 would lose most of them."""
     if x.size <= ROW:
         return jnp.sum(x)
     rows = jnp.sum(jnp.pad(x, (0, -x.size % ROW)).reshape(-1, ROW), axis=1)
-    return jnp.sum(lax.optimization_barrier(rows))  # Or XLA joins both sums into one.
+    return jnp.sum(lax.optimization_barrier(rows))  # Otherwise XLA merges both sums.
 
 
 def _greedy(x: jax.Array, count: int) -> jax.Array:
-    r"""Probabilities that grow with :math:`|x_j|` up to 1, and add up to `count` or less."""
+    r"""Probabilities proportional to :math:`|x_j|`, up to 1, with a sum of at most `count`."""
     magnitudes = jnp.abs(x)
     peak = jnp.max(magnitudes, initial=0)
-    # A power of two brings the reciprocal of the peak, by which XLA multiplies, into range.
+    # XLA multiplies by the reciprocal of the peak; a power of two brings it into range.
     lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
     relative = magnitudes * lift / jnp.where(peak > 0, peak * lift, 1)
     total = _sum(relative)
     probabilities = jnp.minimum(relative * (count / jnp.where(total > 0, total, 1)), 1)
     for _ in range(ROUNDS):
-        open_ones = jnp.where(probabilities < 1, probabilities, 0)
+        below_one = jnp.where(probabilities < 1, probabilities, 0)
         certain = jnp.sum(probabilities >= 1, dtype=jnp.int32).astype(jnp.float32)
-        total = _sum(open_ones)
+        total = _sum(below_one)
         growth = jnp.where(total > 0, (count - certain) / jnp.where(total > 0, total, 1), 1)
         probabilities = jnp.minimum(probabilities * jnp.maximum(growth, 1), 1)
     return probabilities
@@ -58,7 +58,7 @@ def _fixed_point(x: jax.Array, count: int) -> jax.Array:
         return jnp.where(x != 0, jnp.uint32(one), jnp.uint32(0))
     codes = jnp.ceil(_greedy(x, count) * float(one))
     codes = jnp.where(x != 0, jnp.maximum(codes, 1), 0)
-    # Rounded up, they may add up to more: the sum is exact, as no sum of floats is.
+    # Rounding up may increase the sum beyond `count`. The integer sum is exact; a float sum is not.
     total = jnp.sum(codes.astype(jnp.uint32), dtype=jnp.uint32)
     room = count * one * (1 - SLACK) - x.size
     shrunk = jnp.ceil(codes * (room / jnp.maximum(total.astype(jnp.float32), 1)))
@@ -67,10 +67,11 @@ def _fixed_point(x: jax.Array, count: int) -> jax.Array:
 
 
 def _draw(codes: jax.Array, count: int, private: jax.Array) -> jax.Array:
-    """Coordinates drawn with these probabilities, ascending uint32[count], `size` for none.
+    """Draws coordinates with these probabilities: ascending uint32[count], padded with `size`.
 
-    Laid end to end, the probabilities are as long as their sum; what lies at :math:`u, u + 1, u +
-    2, ...` is drawn. With :math:`u` uniform in [0, 1), each is hit as often as it is long.
+    The probabilities are intervals laid end to end. The coordinates whose intervals contain
+    :math:`u, u + 1, u + 2, ...` are drawn. With :math:`u` uniform in [0, 1), each is drawn with a
+    probability equal to its length.
     """
     digits = _digits(count)
     offset = _noise.bits(private, (1,)) >> (32 - digits)
@@ -80,7 +81,7 @@ def _draw(codes: jax.Array, count: int, private: jax.Array) -> jax.Array:
 
 
 def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
-    r"""About :math:`k` coordinates, drawn the more often the larger they are; unbiased.
+    r"""Draws about :math:`k` coordinates with probabilities that grow with magnitude; unbiased.
 
     .. math:: Q(x)_j = \begin{cases} x_j / p_j & \text{with probability } p_j \\
               0 & \text{otherwise} \end{cases}, \qquad p_j = \min(\lambda |x_j|, 1), \qquad
@@ -89,14 +90,14 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
     .. math:: \mathbb{E}\|Q(x) - x\|^2 = \sum_j \frac{x_j^2}{p_j} - \|x\|^2
               \le \frac{\|x\|_1^2}{k} - \|x\|^2 \le \Big(\frac{d}{k} - 1\Big) \|x\|^2
 
-    the least variance that so many coordinates allow. :math:`\lambda` is found by the paper's
-    greedy algorithm: :math:`p = \min(k |x| / \|x\|_1, 1)`, and two rounds that multiply those below
-    1 by what is left to the sum. Sends :math:`k` values of 4 bytes, and about :math:`2 + \log_2 (d
-    / k)` bits for each index.
+    This is the least variance for that number of coordinates. The paper's greedy algorithm finds
+    :math:`\lambda`: :math:`p = \min(k |x| / \|x\|_1, 1)`, then two rounds that scale up the
+    probabilities below 1 toward the sum :math:`k`. Sends :math:`k` values of 4 bytes, and an index
+    of about :math:`2 + \log_2 (d / k)` bits for each.
 
     Args:
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
-      k: The number itself, in place of `ratio`.
+      k: The number of coordinates, instead of `ratio`.
 
     Returns:
       A codec that states its `variance`. `combine` is `None`.
@@ -119,28 +120,31 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
       Wangni et al., `Gradient Sparsification for Communication-Efficient Distributed Optimization
       <https://arxiv.org/abs/1710.09854>`_, 2018.
 
-    Differs from the paper: coordinates are drawn systematically, by one random offset, in place of
-    one coin each. Each has the same probability, hence mean and variance are the same, and never
-    are more than :math:`k` drawn, so that there is always room. Probabilities are rounded up to
-    multiples of :math:`k / 2^{31}`, or of twice as much, and it is these that values are divided
-    by.
+    Differs from the paper: systematic sampling draws the coordinates with one random offset,
+    instead of one random number for each. Each coordinate has the same probability, so mean and
+    variance are the same. At most :math:`k` are drawn, so the capacity always suffices.
+    Probabilities are rounded up to multiples of :math:`k / 2^{31}`, or of twice that, and values
+    are divided by these rounded probabilities.
     """
     kept = make_count(ratio, k)
 
     def layout_of(size: int) -> Layout:
-        # Fewer than k drawn leave room over, which names the coordinate beyond the last.
+        # Fewer than k may be drawn: an unused entry has the index `size`, one past the last
+        # coordinate.
         return choose_layout(kept(size), size + 1, distinct=False)
 
     def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
         if x.size > MOST_COORDINATES:
             raise ValueError(
-                f"`wangni` adds up to 2**28 probabilities exactly, got {x.size} coordinates: use "
+                f"`wangni` supports at most 2**28 coordinates, got {x.size}: use "
                 '`scope="bucket"`, or split the leaf.'
             )
         flat, count = x.ravel().astype(jnp.float32), kept(x.size)
         if not x.size:
-            none = jnp.zeros(0, jnp.uint32)
-            return SparsePayload(pack_indices(none, layout_of(0)), jnp.zeros(0)), context.memory
+            no_indices = jnp.zeros(0, jnp.uint32)
+            return SparsePayload(
+                pack_indices(no_indices, layout_of(0)), jnp.zeros(0)
+            ), context.memory
         codes = _fixed_point(flat, count)
         indices = _draw(codes, count, context.coins.private)
         inverse = 2.0 ** _digits(count) / jnp.maximum(codes, 1).astype(jnp.float32)
@@ -156,7 +160,7 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
         if count == size:
             return 0.0
         total = count * 2 ** _digits(count)
-        # What shrinking takes from the probabilities, rounded up before, is the second factor.
+        # The second factor bounds how much shrinking reduces the probabilities.
         return size / count * (total + size) / (total * (1 - SLACK) - size) - 1
 
     return Codec(
