@@ -1,4 +1,4 @@
-"""Linear sketches, which can be added on the way."""
+"""Linear sketches, which can be summed over workers."""
 
 from jaxcomm.compression.sketches._cells import S2Payload, S2Statistics
 from jaxcomm.compression.sketches._count_sketch import CountSketchPayload, count_sketch

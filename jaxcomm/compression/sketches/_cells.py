@@ -1,4 +1,4 @@
-"""A count-sketch of some parts of an array: which cells of the table their coordinates are in."""
+"""A count-sketch of chosen parts of an array: the table cells of their coordinates."""
 
 import math
 from collections.abc import Callable
@@ -15,29 +15,29 @@ from pallas_kernels.count_sketch import ESTIMATES, locations
 MOST_ROWS = 32
 
 PEELS = 1.2
-"""Cells a coordinate, under three hashes: with fewer, half of the coordinates do not peel."""
+"""Cells per coordinate, for three hashes: with fewer, half of the coordinates do not peel."""
 
 
 class S2Statistics(NamedTuple):
-    """What workers agree on before encoding."""
+    """The statistics that are reduced over workers before encoding."""
 
     support: Any  # uint32[ceil(parts / 32)], which parts are not zero
-    norm: Any  # of codes, their norm; else ()
+    norm: Any  # the norm of the codes of `s2_codes`; else ()
 
 
 class S2Payload(NamedTuple):
     """One unit on the wire, or the sum of several workers' units."""
 
-    table: jax.Array  # [rows, columns], float32, or int8 of codes
+    table: jax.Array  # [rows, columns], float32, or int8 for codes
 
 
 class Sketch(NamedTuple):
-    """The sizes of a table, and of the array it is of."""
+    """The sizes of a table, and of the array that it sketches."""
 
     rows: int
     columns: int
     parts: Parts
-    foreseen: int  # coordinates of the union
+    expected: int  # coordinates expected in the union
 
     @property
     def cells(self) -> int:
@@ -45,17 +45,17 @@ class Sketch(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """Of the estimate, relative to the sum of squares, of as many as are foreseen."""
-        return (self.foreseen - 1) / self.cells
+        """The variance of the estimate for `expected` coordinates, relative to their squares."""
+        return (self.expected - 1) / self.cells
 
     @property
     def room(self) -> int:
-        """Parts that are foreseen."""
-        return min(-(-self.foreseen // self.parts.width), self.parts.number)
+        """The number of parts expected in the union."""
+        return min(-(-self.expected // self.parts.width), self.parts.number)
 
     @property
     def room_to_peel(self) -> int:
-        """Parts of which some may peel, or that are foreseen."""
+        """The largest number of parts of which some may peel, and at least the expected number."""
         most = math.ceil(self.cells / PEELS / self.parts.width)
         return min(max(most, self.room), self.parts.number)
 
@@ -73,13 +73,13 @@ def require_positive(name: str, number: float) -> None:
 
 
 def require_rows(rows: int) -> None:
-    """Raises unless a table may have so many rows."""
+    """Raises unless `rows` is valid."""
     if not isinstance(rows, int) or isinstance(rows, bool) or not 1 <= rows <= MOST_ROWS:
         raise ValueError(f"`rows` must be a Python int in [1, {MOST_ROWS}], got {rows!r}.")
 
 
 def make_sketch(density: float, ratio: float, rows: int, granularity: Granularity) -> MakeSketch:
-    """The sketch of an array of a shape.
+    """Returns `shape -> Sketch`.
 
     Raises:
       ValueError: If an option is out of range.
@@ -89,23 +89,23 @@ def make_sketch(density: float, ratio: float, rows: int, granularity: Granularit
     require_rows(rows)
     _support.require_granularity(granularity)
 
-    def of(shape: tuple[int, ...]) -> Sketch:
+    def sketch_of(shape: tuple[int, ...]) -> Sketch:
         parts = _support.parts_of(shape, granularity)
         columns = math.ceil(ratio * density * parts.size / rows)
         return Sketch(rows, columns, parts, math.ceil(density * parts.size))
 
-    return of
+    return sketch_of
 
 
 class Cells(NamedTuple):
-    """Where coordinates are in the flat table, and with which signs."""
+    """The cells of coordinates in the flat table, and their signs."""
 
     where: jax.Array  # int32[rows, n]
     sign: jax.Array  # int32[rows, n], -1 or 1
 
 
 def cells_of(sketch: Sketch, public: jax.Array, chosen: jax.Array) -> Cells:
-    """Those of the coordinates of the chosen parts, by hashes that all workers draw alike."""
+    """The cells of the chosen parts' coordinates, by hashes that are the same on all workers."""
     coordinates = _support.coordinates(chosen, sketch.parts)
     column, sign = locations(
         coordinates, _noise.seeds(public), rows=sketch.rows, columns=sketch.columns
@@ -114,13 +114,13 @@ def cells_of(sketch: Sketch, public: jax.Array, chosen: jax.Array) -> Cells:
 
 
 def add(table: jax.Array, cells: Cells, values: jax.Array) -> jax.Array:
-    """The flat table with values, [n], added."""
+    """Adds values, [n], to the flat table."""
     signed = jnp.where(cells.sign < 0, -values[None], values[None])
     return table.at[cells.where].add(signed, mode="promise_in_bounds")
 
 
 def estimate(table: jax.Array, cells: Cells, how: str) -> jax.Array:
-    """One number for each coordinate, [n], from those of the rows."""
-    held = table.at[cells.where].get(mode="promise_in_bounds")
-    rows = [*jnp.where(cells.sign < 0, -held, held)]
+    """Estimates each coordinate, [n], by the mean or the median of its cells in the rows."""
+    values = table.at[cells.where].get(mode="promise_in_bounds")
+    rows = [*jnp.where(cells.sign < 0, -values, values)]
     return ESTIMATES[how](rows)

@@ -1,4 +1,4 @@
-"""The count-sketch of all coordinates."""
+"""A count-sketch of all coordinates."""
 
 import math
 from typing import Literal, NamedTuple, get_args
@@ -15,7 +15,7 @@ Hashing = Literal["tiles", "elements"]
 
 
 MOST_ROUNDING = 1.1
-"""Cells of a table for each that was asked for, at most."""
+"""The largest ratio of the size of a table to the requested size."""
 
 
 class CountSketchPayload(NamedTuple):
@@ -31,31 +31,33 @@ def count_sketch(
     decode: Estimate = "mean",
     hashing: Hashing | None = None,
 ) -> Codec:
-    r"""Every coordinate, under a random sign, in one random column of each row of a table.
+    r"""Adds each coordinate, with a random sign, to one random column of each row of a table.
 
     .. math:: S_{rj} = \sum_{t : h_r(t) = j} \sigma_r(t) x_t, \qquad
               \hat x_t = \operatorname{mean}_r\, \sigma_r(t) S_{r h_r(t)}
 
-    with hashes that all workers draw alike, and anew in each step. Tables are added. The error of
-    the mean, :math:`\mathbb{E}\|\hat x - x\|^2 \le \frac{d - 1}{c} \|x\|^2` for :math:`c` cells in
-    all, is that of :func:`random_k` with as many values. A sketch is of use where few coordinates
-    are large, which the median of rows recovers, or where its linearity is.
+    with new hashes in each step, the same on all workers. Tables are added. The error of the mean
+    is :math:`\mathbb{E}\|\hat x - x\|^2 \le \frac{d - 1}{c} \|x\|^2` for :math:`c` cells in total.
+    This is the error of :func:`random_k` with as many values. A sketch is useful if few coordinates
+    are large, which the median of rows recovers, or if its linearity is needed.
 
     Args:
-      ratio: Cells of the table for each coordinate: :math:`c / d`, to a tenth, and whole columns.
-      rows: Of the table.
+      ratio: Cells of the table per coordinate, :math:`c / d`; rounding to whole columns and tiles
+        adds at most a tenth.
+      rows: The number of rows of the table.
       decode: `"mean"` or `"median"` of the rows' estimates.
-      hashing: `"tiles"`, which a kernel does on GPU and TPU, with columns rounded up to a multiple
-        of 1024, or more; or `"elements"`. See :func:`pallas_kernels.count_sketch.encode`. Default:
-        tiles where they make at most a tenth more columns, which from 10240 on they do.
+      hashing: `"tiles"`, which a kernel computes on GPU and TPU, with the columns rounded up to a
+        multiple of at least 1024; or `"elements"`. See :func:`pallas_kernels.count_sketch.encode`.
+        Default: tiles if they add at most a tenth to the columns, which holds from 10240 columns
+        on.
 
     Returns:
       A codec. Its payload is a float32 table. `combine` is `"sum"`. With the mean it is unbiased
-      and states its `variance`; of the median no bound is known.
+      and states its `variance`. For the median no bound is known.
 
     Raises:
-      ValueError: If an option is out of range; when encoding, if `hashing="tiles"` makes a table
-        more than a tenth larger than was asked for.
+      ValueError: If an option is out of range. When encoding, if `hashing="tiles"` makes the table
+        more than a tenth larger than `ratio` requests.
 
     Example:
       >>> import jax.numpy as jnp
@@ -76,12 +78,12 @@ def count_sketch(
     require_positive("ratio", ratio)
     require_rows(rows)
     chosen = "tiles" if hashing is None else hashing
-    for name, value, known in (("decode", decode, Estimate), ("hashing", chosen, Hashing)):
-        if value not in get_args(known):
-            raise ValueError(f"`{name}` must be one of {get_args(known)}, got {value!r}.")
+    for name, value, choices in (("decode", decode, Estimate), ("hashing", chosen, Hashing)):
+        if value not in get_args(choices):
+            raise ValueError(f"`{name}` must be one of {get_args(choices)}, got {value!r}.")
 
     def table_of(size: int) -> tuple[int, Hashing]:
-        """How many columns there are, and how coordinates are hashed to them."""
+        """The number of columns, and the hashing."""
         wanted = max(math.ceil(ratio * size / rows), 1)
         rounded = ops.round_columns(wanted)
         if hashing == "elements" or (hashing is None and rounded > MOST_ROUNDING * wanted):
@@ -89,8 +91,8 @@ def count_sketch(
         if rounded > MOST_ROUNDING * wanted:
             raise ValueError(
                 f"`hashing`='tiles' rounds the table of {size} coordinates from {rows} x {wanted} "
-                f"cells, for which {ratio=} asks, to {rows} x {rounded}. Leave `hashing` out, or "
-                "use 'elements'."
+                f"cells, which {ratio=} requests, to {rows} x {rounded}. Omit `hashing`, or use "
+                "'elements'."
             )
         return rounded, "tiles"
 

@@ -1,9 +1,10 @@
-r"""Solves a count-sketch for its values, where support and hashes are known: peeling.
+r"""Peeling: solves a count-sketch for its values, with known support and hashes.
 
-A cell that holds one unsolved coordinate gives it exactly. It is subtracted from its other cells,
-some of which then hold one only, and so on. Of :math:`K` coordinates under three hashes all are
-found, but for a probability that vanishes with :math:`K`, in :math:`1.222 K` cells or more (the
-threshold at which a random hypergraph has no core).
+A cell with only one unsolved coordinate contains its exact value. The value is subtracted from the
+other cells of the coordinate; some of these then contain only one unsolved coordinate, and so on.
+For :math:`K` coordinates, three hashes and at least :math:`1.222 K` cells (the threshold at which a
+random hypergraph has no core), all coordinates are solved, except with a probability that vanishes
+with :math:`K`.
 
 References:
   Molloy, `Cores in random hypergraphs and Boolean formulas <https://doi.org/10.1002/rsa.20061>`_,
@@ -24,17 +25,17 @@ from jaxcomm.compression import _support
 from jaxcomm.compression.sketches._cells import Sketch, cells_of
 
 SHRINK = (1.0, 0.5, 0.25, 0.125)
-"""What part of all coordinates each stage has room for; it begins once no more are left."""
+"""The capacity of each stage, as a fraction of all coordinates. It starts when they fit."""
 
-FEWEST = 2**15  # Fewer coordinates are not worth more than one stage.
+FEWEST = 2**15  # For fewer coordinates, more than one stage does not pay off.
 
 
 class Peeled(NamedTuple):
-    """What came out of a table."""
+    """The result of peeling a table."""
 
-    values: jax.Array  # dtype of the table, [n]; 0 where not solved
+    values: jax.Array  # [n], of the table's dtype; 0 where not solved
     solved: jax.Array  # bool[n]
-    rest: jax.Array  # [cells], the table without what was solved
+    rest: jax.Array  # [cells], the table without the solved coordinates
     rounds: jax.Array  # int32[]
 
 
@@ -44,9 +45,9 @@ class _State(NamedTuple):
     solved: jax.Array  # bool[m]
     values: jax.Array  # [m]
     table: jax.Array  # [cells]
-    degree: jax.Array  # int32[cells], how many unsolved coordinates a cell holds
+    degree: jax.Array  # int32[cells], the number of unsolved coordinates in each cell
     rounds: jax.Array  # int32[]
-    found: jax.Array  # int32[], in the last round
+    found: jax.Array  # int32[], coordinates solved in the last round
 
 
 def _signed(value: jax.Array, sign: jax.Array) -> jax.Array:
@@ -56,13 +57,13 @@ def _signed(value: jax.Array, sign: jax.Array) -> jax.Array:
 def _round(
     cells: jax.Array, signs: jax.Array, wrap: Callable[[jax.Array], jax.Array], state: _State
 ) -> _State:
-    """Solves every coordinate that is alone in one of its cells."""
-    alone = (state.degree[cells] == 1) & ~state.solved[None]
-    held = wrap(_signed(state.table[cells], signs))
+    """Solves each coordinate that is the only unsolved one in one of its cells."""
+    single = (state.degree[cells] == 1) & ~state.solved[None]
+    cell_values = wrap(_signed(state.table[cells], signs))
     value, new = jnp.zeros_like(state.values), jnp.zeros_like(state.solved)
     for row in range(len(cells)):
-        value = jnp.where(alone[row] & ~new, held[row], value)
-        new = new | alone[row]
+        value = jnp.where(single[row] & ~new, cell_values[row], value)
+        new = new | single[row]
     removed = -_signed(value[None], signs)
     fewer = jnp.broadcast_to(-new.astype(jnp.int32)[None], cells.shape)
     table = state.table.at[cells].add(removed, mode="promise_in_bounds")
@@ -84,17 +85,17 @@ def peel(
     real: jax.Array,
     wrap: Callable[[jax.Array], jax.Array] = lambda value: value,
 ) -> Peeled:
-    """Solves for the coordinates that are `real`.
+    """Solves for the coordinates that `real` marks.
 
     Args:
       table: float32[cells] or int32[cells].
-      cells: int32[rows, n], the cells of each coordinate, each in a row of its own.
+      cells: int32[rows, n], the cells of each coordinate, one in each row.
       signs: int32[rows, n], -1 or 1.
-      real: bool[n], which coordinates there are.
-      wrap: Of a table that is known modulo a number: the value that is meant.
+      real: bool[n], which entries are coordinates, and not padding.
+      wrap: For a table modulo a number, maps a cell to the value that it represents.
     """
     size = real.size
-    # They are carried through loops, in which they take over what the table varies over.
+    # Loop carries must vary over the same mesh axes as the table.
     table, real = (_axis.varying_like(x, (table, cells, real)) for x in (table, real))
     degree = jnp.zeros_like(table, jnp.int32)
     each = jnp.broadcast_to(real.astype(jnp.int32)[None], cells.shape)
@@ -106,29 +107,29 @@ def peel(
     for part, next_part in zip(stages, (*stages[1:], 0.0), strict=True):
         room, enough = int(part * size), int(next_part * size)
         whole = room == size
-        own_cells, own_signs, own_solved, own_values = cells, signs, solved, values
+        stage_cells, stage_signs, stage_solved, stage_values = cells, signs, solved, values
         if not whole:
             (chosen,) = jnp.nonzero(~solved, size=room, fill_value=size)
-            own_cells = cells.at[:, chosen].get(mode="fill", fill_value=0)
-            own_signs = signs.at[:, chosen].get(mode="fill", fill_value=0)
-            own_solved = chosen == size
-            own_values = values.at[chosen].get(mode="fill", fill_value=0)
-        state = _State(own_solved, own_values, table, degree, rounds, left)
+            stage_cells = cells.at[:, chosen].get(mode="fill", fill_value=0)
+            stage_signs = signs.at[:, chosen].get(mode="fill", fill_value=0)
+            stage_solved = chosen == size
+            stage_values = values.at[chosen].get(mode="fill", fill_value=0)
+        state = _State(stage_solved, stage_values, table, degree, rounds, left)
 
-        def goes_on(loop: tuple[jax.Array, _State], enough: int = enough) -> jax.Array:
+        def unfinished(loop: tuple[jax.Array, _State], enough: int = enough) -> jax.Array:
             left, state = loop
             return (left > enough) & (state.found > 0)
 
         def step(
             loop: tuple[jax.Array, _State],
-            cells: jax.Array = own_cells,
-            signs: jax.Array = own_signs,
+            cells: jax.Array = stage_cells,
+            signs: jax.Array = stage_signs,
         ) -> tuple[jax.Array, _State]:
             left, state = loop
             state = _round(cells, signs, wrap, state)
             return left - state.found, state
 
-        left, state = lax.while_loop(goes_on, step, (left, state))
+        left, state = lax.while_loop(unfinished, step, (left, state))
         if whole:
             solved, values = state.solved, state.values
         else:
@@ -139,7 +140,7 @@ def peel(
 
 
 def unpeeled(sketch: Sketch, public: jax.Array, support: jax.Array, room: int) -> jax.Array:
-    """How many coordinates of the union are not solved for, of `room` parts, float32[]."""
+    """The number of coordinates of the union that peeling `room` parts does not solve."""
     if not sketch.parts.size:
         return jnp.zeros(())
     chosen = _support.window(support, public, room, sketch.parts)

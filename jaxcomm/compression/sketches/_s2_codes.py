@@ -1,4 +1,4 @@
-"""S2 Reducer with codes of 8 bits in the sketch, which is solved modulo 256."""
+"""S2 Reducer with 8-bit codes in the sketch, which is solved modulo 256."""
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,8 @@ BITS = 8
 NORM = NORMS["max"]
 
 
-def _to_int8(sums: jax.Array) -> jax.Array:
-    """The number in [-128, 128) that is meant by one that is known modulo 256."""
+def _wrap_to_int8(sums: jax.Array) -> jax.Array:
+    """The number in [-128, 128) that equals each sum modulo 256, int32."""
     return sums.astype(jnp.int8).astype(jnp.int32)
 
 
@@ -37,36 +37,36 @@ def s2_codes(
     granularity: Granularity = "row",
     overflow: Policy = "nan",
 ) -> Codec:
-    r"""The codes of :func:`dither` of the union of all workers' supports, in a table of int8.
+    r"""Sketches the codes of :func:`dither` on the union of all workers' supports in an int8 table.
 
     .. math:: S_{rj} = \sum_{t \in U : h_r(t) = j} \sigma_r(t)
               \Big\lfloor \frac{s x_t}{\|x\|} + u_t \Big\rfloor \bmod 256
 
-    with the largest magnitude on any worker as the norm. A cell is known modulo 256, which is
-    enough: it is solved for only where one coordinate is alone in it, and the sum of a coordinate's
-    codes over :math:`n` workers fits, since :math:`n s \le 127`. So a coordinate of the union costs
-    `ratio` bytes, and whatever peels has the error of the quantizer alone. What does not is lost:
-    the update is NaN then, but under feedback, or where it is to be dropped. At a `ratio` of 1.25
-    or more two of :math:`K` coordinates share all their cells of three rows in a part of all steps
-    of about :math:`13 / (\text{ratio}^3 K)`.
+    with the largest magnitude on any worker as the norm. Cells are sums modulo 256. This is enough:
+    a cell is solved only if it contains a single coordinate, and the sum of that coordinate's codes
+    over :math:`n` workers fits, since :math:`n s \le 127`. So each coordinate of the union takes
+    `ratio` bytes, and all coordinates that peel have the error of the quantizer only. Coordinates
+    that do not peel are lost: the update is then NaN, except under feedback or with
+    `overflow="drop"`. For a `ratio` of at least 1.25, two of :math:`K` coordinates share all their
+    cells of three rows in a fraction of about :math:`13 / (\text{ratio}^3 K)` of the steps.
 
     Args:
-      density: :math:`|U| / d` as it is foreseen, in (0, 1].
-      ratio: Cells of the table for each coordinate that is foreseen; 1.25 or more for all of them
-        to peel.
-      rows: Of the table, 2 or more; 3 are best.
-      granularity: What has one bit in the bitmap: a `"row"` (all but the first axis), an
-        `"element"`, or a block of so many coordinates.
-      overflow: Without feedback, where something does not peel: `"nan"`, or `"drop"` to lose it.
+      density: The expected :math:`|U| / d`, in (0, 1].
+      ratio: Cells of the table per expected coordinate; at least 1.25 for all of them to peel.
+      rows: The number of rows of the table, at least 2; 3 is best.
+      granularity: What one bit of the bitmap represents: a `"row"` (all but the first axis), an
+        `"element"`, or an int, the number of coordinates of a block.
+      overflow: Without feedback, if a coordinate does not peel: `"nan"`, or `"drop"` to drop it.
 
     Returns:
       A codec. Its payload is an int8 table; its statistics are the bitmap and the norm, which
-      workers combine by `"or"` and `"max"`. `combine` is `"sum"`. What does not peel, or fit, is
-      drawn anew in each step, so that feedback returns it (`bounded`); with `diagnostics=True`,
-      `unpeeled`, and `overflow` likewise, is its part of the union.
+      are reduced over workers by `"or"` and `"max"`. `combine` is `"sum"`. The hashes change in
+      each step, and so do the coordinates that do not peel or fit, so that feedback returns them
+      (`bounded`). `diagnostics=True` reports their fraction of the union as `unpeeled` and as
+      `overflow`.
 
     Raises:
-      ValueError: If an option is out of range; when encoding, if `granularity` is `"row"` and the
+      ValueError: If an option is out of range. When encoding, if `granularity` is `"row"` and the
         unit has one axis, or if there are more than 127 workers.
 
     Example:
@@ -88,13 +88,13 @@ def s2_codes(
       Learning <https://arxiv.org/abs/2110.02140>`_, 2021.
       Xin et al., `Global-QSGD <https://arxiv.org/abs/2305.18627>`_, 2023.
 
-    Differs from the papers: neither sketches codes, or peels.
+    Differs from the papers: neither of them sketches codes or peels.
     """
     sketch_of = make_sketch(density, ratio, rows, granularity)
     if rows < 2:
         raise ValueError(
-            f"`rows` must be at least 2 for codes of 8 bits, best 3, got {rows}: in a single row, "
-            "what collides is never alone."
+            f"`rows` must be at least 2 for 8-bit codes, best 3, got {rows}: peeling cannot "
+            "resolve collisions in a single row."
         )
 
     def measure(context: Context, x: jax.Array) -> S2Statistics:
@@ -105,7 +105,7 @@ def s2_codes(
         sketch, public = sketch_of(x.shape), context.coins.public
         if not x.size:
             return S2Payload(_axis.varying_like(jnp.zeros((rows, 0), jnp.int8), x)), context.memory
-        # Of more than these, nothing would peel.
+        # With more parts than these, none would peel.
         chosen = _support.window(
             context.statistics.support, public, sketch.room_to_peel, sketch.parts
         )
@@ -124,11 +124,11 @@ def s2_codes(
         return solve(context, payload)[0]
 
     def decode_or_nan(context: Context, payload: S2Payload) -> jax.Array:
-        mean, all_of_it = solve(context, payload)
-        return nan_unless(all_of_it, mean)
+        mean, complete = solve(context, payload)
+        return nan_unless(complete, mean)
 
     def solve(context: Context, payload: S2Payload) -> tuple[jax.Array, jax.Array]:
-        """The mean of what peels, and whether that is all of the union."""
+        """The mean of the coordinates that peel, and whether the whole union peels."""
         sketch, public = sketch_of(context.shape), context.coins.public
         if not sketch.parts.size:
             return jnp.zeros(context.shape), jnp.array(True)
@@ -140,7 +140,7 @@ def s2_codes(
             payload.table.ravel().astype(jnp.int32),
             *cells_of(sketch, public, chosen),
             real,
-            wrap=_to_int8,
+            wrap=_wrap_to_int8,
         )
         mean = dequantize(
             peeled.values,
@@ -151,21 +151,25 @@ def s2_codes(
             count=context.count,
         )
         zeros = _support.nothing(sketch.parts, jnp.float32)
-        has_room = _support.count(context.statistics.support) <= sketch.room_to_peel
+        fits = _support.count(context.statistics.support) <= sketch.room_to_peel
         return (
             _support.whole(_support.put(mean, chosen, sketch.parts, zeros), context.shape),
-            has_room & jnp.all(peeled.solved == real),
+            fits & jnp.all(peeled.solved == real),
         )
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
         union = _support.coordinates_in(context.statistics.support, sketch.parts)
-        lost = unpeeled(
+        unsolved = unpeeled(
             sketch, context.coins.public, context.statistics.support, sketch.room_to_peel
         )
         density = (union, jnp.float32(x.size))
-        told = {"union_density": density, "unpeeled": (lost, union), "overflow": (lost, union)}
-        return Diagnostics(x, ratios=told)
+        ratios = {
+            "union_density": density,
+            "unpeeled": (unsolved, union),
+            "overflow": (unsolved, union),
+        }
+        return Diagnostics(x, ratios=ratios)
 
     drop_overflow = Codec(
         encode=encode,

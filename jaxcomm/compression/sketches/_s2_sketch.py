@@ -1,4 +1,4 @@
-"""S2 Reducer's codec: a bitmap of what is not zero, and a count-sketch of the values."""
+"""S2 Reducer's codec: a bitmap of the nonzero parts, and a count-sketch of their values."""
 
 from typing import Literal, get_args
 
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxcomm import _axis
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _support
+from jaxcomm.compression._means import headroom
 from jaxcomm.compression._overflow import Policy, choose_form, decoded_to_nan
 from jaxcomm.compression._support import Granularity
 from jaxcomm.compression.sketches._cells import (
@@ -27,7 +28,7 @@ Decode = Literal["mean", "median", "peel"]
 def _estimate(
     sketch: Sketch, public: jax.Array, table: jax.Array, chosen: jax.Array, how: str
 ) -> jax.Array:
-    """The coordinates of the chosen parts: estimated; or those that peel, and then the others."""
+    """Estimates the coordinates of the chosen parts; with `"peel"`, only those that do not peel."""
     cells = cells_of(sketch, public, chosen)
     if how != "peel":
         return estimate(table, cells, how)
@@ -44,40 +45,41 @@ def s2_sketch(
     decode: Decode = "mean",
     overflow: Policy = "nan",
 ) -> Codec:
-    r"""The coordinates of the union of all workers' supports, in a count-sketch.
+    r"""Puts the coordinates of the union of all workers' supports into a count-sketch.
 
     .. math:: U = \bigcup_i \operatorname{supp}(x_i), \qquad
               S_{rj} = \sum_{t \in U : h_r(t) = j} \sigma_r(t) x_t, \qquad
               \hat x_t = \begin{cases} \operatorname{mean}_r \sigma_r(t) S_{r h_r(t)} & t \in U \\
               0 & \text{otherwise} \end{cases}
 
-    with hashes that all workers draw alike, and anew in each step. Workers agree on a bitmap of
-    :math:`U` before they encode, and tables are added. See :func:`jaxcomm.s2_reducer`.
+    with new hashes in each step, the same on all workers. Workers reduce a bitmap of :math:`U`
+    before they encode, and tables are added. See :func:`jaxcomm.s2_reducer`.
 
-    More coordinates than are foreseen make the update NaN, but under feedback, or where they are
-    to be dropped: as many parts in a row as are foreseen are sent then, from a random one.
+    If there are more coordinates than expected, the update is NaN. Under feedback, or with
+    `overflow="drop"`, the expected number of consecutive parts is sent instead, starting at a
+    random one.
 
     Args:
-      density: :math:`|U| / d` as it is foreseen, in (0, 1].
-      ratio: Cells of the table for each coordinate that is foreseen: each row has `ceil(ratio *
+      density: The expected :math:`|U| / d`, in (0, 1].
+      ratio: Cells of the table per expected coordinate: each row has `ceil(ratio *
         density * d / rows)` columns.
-      rows: Of the table.
-      granularity: What has one bit in the bitmap: a `"row"` (all but the first axis), an
-        `"element"`, or a block of so many coordinates. :math:`U` is a union of these.
+      rows: The number of rows of the table.
+      granularity: What one bit of the bitmap represents: a `"row"` (all but the first axis), an
+        `"element"`, or an int, the number of coordinates of a block. :math:`U` is a union of these.
       decode: `"mean"` or `"median"` of the rows' estimates; or `"peel"`, which solves for the
-        values, and estimates those it cannot solve for.
-      overflow: Without feedback, of more coordinates than are foreseen: `"nan"`, or `"drop"` to
-        lose those that have no room.
+        values that peel, and estimates the others.
+      overflow: Without feedback, if there are more coordinates than expected: `"nan"`, or `"drop"`
+        to drop the excess.
 
     Returns:
-      A codec. Its payload is a float32 table; its statistic is the bitmap, which workers combine by
-      `"or"`. `combine` is `"sum"`. But for the median, of which no bound is known, it is unbiased
-      and states its `variance`, :math:`(K - 1)/c` for :math:`c` cells in all and the :math:`K`
-      coordinates foreseen. Under feedback, :math:`U` is of what is left out as well, be it by
-      rounding: every part that was ever touched, in the end.
+      A codec. Its payload is a float32 table; its statistic is the bitmap, which is reduced over
+      workers by `"or"`. `combine` is `"sum"`. Except for the median, for which no bound is known,
+      it is unbiased and states its `variance`, :math:`(K - 1)/c` for :math:`c` cells in total and
+      the :math:`K` coordinates expected. Under feedback :math:`U` includes the support of the
+      residuals, even of rounding errors: in the end, each part that was ever nonzero.
 
     Raises:
-      ValueError: If an option is out of range; when encoding, if `granularity` is `"row"` and the
+      ValueError: If an option is out of range. When encoding, if `granularity` is `"row"` and the
         unit has one axis.
 
     Example:
@@ -103,8 +105,8 @@ def s2_sketch(
         raise ValueError(f"`decode` must be one of {get_args(Decode)}, got {decode!r}.")
     if decode == "peel" and rows < 2:
         raise ValueError(
-            f"`decode`='peel' needs `rows` of 2 or more, best 3, got {rows}: in a single row, what "
-            "collides is never alone."
+            f"`decode`='peel' needs `rows` of 2 or more, best 3, got {rows}: peeling cannot "
+            "resolve collisions in a single row."
         )
 
     def measure(context: Context, x: jax.Array) -> S2Statistics:
@@ -116,8 +118,8 @@ def s2_sketch(
             return S2Payload(_axis.varying_like(jnp.zeros((rows, 0)), x)), context.memory
 
         chosen = _support.window(context.statistics.support, public, sketch.room, sketch.parts)
-        # So that what workers add stays finite; powers of 2 lose nothing.
-        values = _support.take(x, chosen, sketch.parts) * 2.0 ** -(context.workers - 1).bit_length()
+        # The scale keeps the sum over workers finite; as a power of two it is exact.
+        values = _support.take(x, chosen, sketch.parts) * headroom(context.workers)
         table = add(jnp.zeros(sketch.cells), cells_of(sketch, public, chosen), values)
         return S2Payload(table.reshape(rows, sketch.columns)), context.memory
 
@@ -125,7 +127,7 @@ def s2_sketch(
         sketch, public = sketch_of(context.shape), context.coins.public
         if not sketch.parts.size:
             return jnp.zeros(context.shape)
-        table = payload.table.ravel() * (2.0 ** (context.workers - 1).bit_length() / context.count)
+        table = payload.table.ravel() * (1 / (context.count * headroom(context.workers)))
         chosen = _support.window(context.statistics.support, public, sketch.room, sketch.parts)
         values = _estimate(sketch, public, table, chosen, decode)
         into = _support.nothing(sketch.parts, jnp.float32)
@@ -134,14 +136,16 @@ def s2_sketch(
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
         union = _support.coordinates_in(context.statistics.support, sketch.parts)
-        beyond = jnp.maximum(union - sketch.room * sketch.parts.width, 0)
-        told = {"union_density": (union, jnp.float32(x.size)), "overflow": (beyond, union)}
+        excess = jnp.maximum(union - sketch.room * sketch.parts.width, 0)
+        ratios = {"union_density": (union, jnp.float32(x.size)), "overflow": (excess, union)}
         if decode == "peel":
-            lost = unpeeled(sketch, context.coins.public, context.statistics.support, sketch.room)
-            return Diagnostics(x, ratios=told | {"unpeeled": (lost, union)})
-        dropped = beyond / jnp.maximum(union, 1)
-        error = dropped + (1 - dropped) * jnp.maximum(union - beyond - 1, 0) / max(sketch.cells, 1)
-        return Diagnostics(x, ratios=told, errors={"expected_error": error})
+            unsolved = unpeeled(
+                sketch, context.coins.public, context.statistics.support, sketch.room
+            )
+            return Diagnostics(x, ratios=ratios | {"unpeeled": (unsolved, union)})
+        dropped = excess / jnp.maximum(union, 1)
+        error = dropped + (1 - dropped) * jnp.maximum(union - excess - 1, 0) / max(sketch.cells, 1)
+        return Diagnostics(x, ratios=ratios, errors={"expected_error": error})
 
     def fits(context: Context, payload: S2Payload) -> jax.Array:
         return _support.count(context.statistics.support) <= sketch_of(context.shape).room
