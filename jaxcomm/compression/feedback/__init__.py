@@ -1,4 +1,4 @@
-"""What was left out comes back: functions from codec to codec."""
+"""Feedback: functions from codec to codec that compensate compression errors in later steps."""
 
 from jaxcomm.compression.feedback._diana import diana
 from jaxcomm.compression.feedback._ecq import ecq

@@ -1,4 +1,4 @@
-"""DIANA: an unbiased codec whose noise vanishes where updates come to rest."""
+"""DIANA: an unbiased codec whose noise vanishes as updates converge."""
 
 from jaxcomm._base import Codec
 from jaxcomm.compression._scaled import require_unbiased
@@ -6,15 +6,15 @@ from jaxcomm.compression.feedback._shifted import shifted
 
 
 def diana(codec: Codec, *, alpha: float | None = None) -> Codec:
-    r"""Quantizes the difference to a shift that learns what this worker's updates have in common.
+    r"""Quantizes the difference to a shift that tracks this worker's updates.
 
     .. math:: m_i = Q(x_i - h_i), \qquad \bar x \approx h + \frac{1}{n} \sum_i m_i, \qquad
               h_i \gets h_i + \alpha m_i, \qquad h \gets h + \frac{\alpha}{n} \sum_i m_i
 
-    Unbiased at every step, and always :math:`h = \frac{1}{n} \sum_i h_i`, which starts at 0. The
-    variance is that of :math:`x_i - h_i` in place of :math:`x_i`: it goes to 0 as :math:`h_i`
-    approaches :math:`\nabla f_i(x^*)`, which differs by worker and is not 0 where data do. Sends
-    what `codec` sends.
+    Unbiased at each step. The invariant :math:`h = \frac{1}{n} \sum_i h_i` holds always; both start
+    at 0. The variance is that of :math:`x_i - h_i` instead of :math:`x_i`. It goes to 0 as
+    :math:`h_i` approaches :math:`\nabla f_i(x^*)`, which is not 0 if data differ by worker. Sends
+    the same payload as `codec`.
 
     Args:
       codec: An unbiased codec that states its `variance` :math:`\omega`, such as
@@ -23,9 +23,9 @@ def diana(codec: Codec, *, alpha: float | None = None) -> Codec:
         largest for which the theory holds.
 
     Returns:
-      A codec that remembers two arrays like `x` on each worker, a sum and what rounding has taken
-      from it, and two that all share. It goes in
-      :func:`jaxcomm.all_gather_mean`, or :func:`jaxcomm.all_reduce_mean` where payloads add.
+      A codec that keeps two arrays like `x` on each worker, a sum and its rounding error, and two
+      that are equal on all workers. Use it with :func:`jaxcomm.all_gather_mean`, or with
+      :func:`jaxcomm.all_reduce_mean` if payloads can be summed.
 
     Raises:
       ValueError: If `alpha` is out of range, or the codec states no variance.
@@ -50,7 +50,7 @@ def diana(codec: Codec, *, alpha: float | None = None) -> Codec:
       Mishchenko et al., `Distributed Learning with Compressed Gradient Differences
       <https://arxiv.org/abs/1901.09269>`_, 2019.
 
-    Differs from the paper: any unbiased codec, in place of its ternary one.
+    Differs from the paper: any unbiased codec, instead of its ternary one.
     """
     omega = require_unbiased(codec, "diana")
     if alpha is not None and (not isinstance(alpha, int | float) or not 0 <= alpha <= 1):

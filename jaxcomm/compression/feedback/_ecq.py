@@ -1,4 +1,4 @@
-"""Error compensation of an unbiased quantizer, damped."""
+"""Damped error compensation for an unbiased quantizer."""
 
 import jax
 import jax.numpy as jnp
@@ -14,27 +14,29 @@ def _require_fraction(name: str, value: float) -> None:
 
 
 def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
-    r"""Adds to each update a part of what the quantizer has erred by so far.
+    r"""Adds to each update a fraction of the quantizer's accumulated error.
 
     .. math:: q^t = Q(x^t + \alpha h^t), \qquad h^{t+1} = \beta h^t + (x^t - q^t)
 
-    The error is counted from :math:`x`, not from :math:`x + \alpha h`, and older ones weigh less,
-    :math:`h^T = \sum_t \beta^{T-1-t} (x^t - q^t)`. Biased at each step towards what is owed. With
-    :math:`\alpha = \beta = 1` this is :func:`error_feedback`. Sends what `codec` sends.
+    The error is relative to :math:`x`, not to :math:`x + \alpha h`, and older errors have less
+    weight, :math:`h^T = \sum_t \beta^{T-1-t} (x^t - q^t)`. Each step is biased toward the residual.
+    With :math:`\alpha = \beta = 1` this is :func:`error_feedback`. Sends the same payload as
+    `codec`.
 
     Args:
       codec: An unbiased codec that states its `variance` :math:`\omega`, such as
-        :func:`jaxcomm.compression.quantizers.dither`. It may exceed 1; with the other defaults it
-        must be below 12, as in blocks: `blockwise(dither(), 256)`.
-      alpha: :math:`\alpha` in [0, 1], how much of the error is compensated at once; 0 is `codec`.
-      beta: :math:`\beta` in [0, 1].
+        :func:`jaxcomm.compression.quantizers.dither`. It may exceed 1. With the other defaults it
+        must be below 12; use blocks to reach that: `blockwise(dither(), 256)`.
+      alpha: :math:`\alpha` in [0, 1], the fraction of the error that one step compensates; 0 is
+        `codec`.
+      beta: :math:`\beta` in [0, 1], the decay of the error per step.
 
     Returns:
-      A codec that remembers one array like `x` on each worker.
+      A codec that keeps one array like `x` on each worker.
 
     Raises:
-      ValueError: If an option is out of range, or the codec states no variance; when encoding, if
-        :math:`\alpha^2 \omega + (\beta - \alpha)^2 \ge 1`, where errors would grow without end.
+      ValueError: If an option is out of range, or the codec states no variance. When encoding, if
+        :math:`\alpha^2 \omega + (\beta - \alpha)^2 \ge 1`, since errors would grow without bound.
 
     Example:
       >>> import jax.numpy as jnp
@@ -52,7 +54,7 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
       Wu et al., `Error Compensated Quantized SGD and its Applications to Large-scale Distributed
       Optimization <https://arxiv.org/abs/1806.08054>`_, 2018.
 
-    Differs from the paper: any unbiased codec, in place of its uniform quantizer.
+    Differs from the paper: any unbiased codec, instead of its uniform quantizer.
     """
     omega = require_unbiased(codec, "ecq")
     _require_fraction("alpha", alpha)
@@ -63,9 +65,9 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
         growth = alpha**2 * noise + (beta - alpha) ** 2
         if growth >= 1:
             raise ValueError(
-                f"`ecq` needs alpha^2 omega + (beta - alpha)^2 below 1, lest errors grow without "
-                f"end; with `alpha`={alpha}, `beta`={beta} and omega={noise:.3g} for {size} "
-                f"coordinates of {workers} workers it is {growth:.3g}. Use a smaller `alpha`, more "
+                f"`ecq` needs alpha^2 omega + (beta - alpha)^2 below 1: otherwise errors grow "
+                f"without bound. With `alpha`={alpha}, `beta`={beta} and omega={noise:.3g} for "
+                f"{size} coordinates of {workers} workers it is {growth:.3g}. Use a smaller `alpha`, more "
                 "levels, or smaller blocks."
             )
 

@@ -1,4 +1,4 @@
-"""EF21: workers and receivers keep an estimate, and the difference to it is sent."""
+"""EF21: workers and receivers keep an estimate, and workers send the difference to it."""
 
 from jaxcomm._base import Codec
 from jaxcomm._require import require_codec
@@ -7,29 +7,29 @@ from jaxcomm.compression.feedback._shifted import shifted
 
 
 def ef21(codec: Codec) -> Codec:
-    r"""Each worker's estimate of its update follows it by compressed steps; updates are their mean.
+    r"""Tracks each worker's update by an estimate; the result is the mean of the estimates.
 
     .. math:: m_i^t = C(x_i^t - g_i^t), \qquad g_i^{t+1} = g_i^t + m_i^t, \qquad
               \bar x^t \approx g^{t+1} = g^t + \frac{1}{n} \sum_i m_i^t
 
-    Always :math:`g^t = \frac{1}{n} \sum_i g_i^t`, which starts at 0. Where updates come to rest, so
-    do the estimates, :math:`\mathbb{E}\|g_i^{t+1} - x_i\|^2 \le (1 - \delta) \|g_i^t - x_i\|^2`,
-    whatever their heterogeneity; noise in them is followed with a delay. Unlike with
-    :func:`error_feedback`, what was left out is not sent later on its own account. Sends what
-    `codec` sends.
+    The invariant :math:`g^t = \frac{1}{n} \sum_i g_i^t` holds always; estimates start at 0. As
+    updates converge, so do the estimates, :math:`\mathbb{E}\|g_i^{t+1} - x_i\|^2 \le (1 - \delta)
+    \|g_i^t - x_i\|^2`, for any heterogeneity. The estimates follow noise in the updates with a
+    delay. Unlike with :func:`error_feedback`, no residual is accumulated and sent later. Sends the
+    same payload as `codec`.
 
     Args:
       codec: A contraction, :math:`\mathbb{E}\|C(a) - a\|^2 \le (1 - \delta) \|a\|^2` with
         :math:`\delta > 0`, such as :func:`jaxcomm.compression.sparsifiers.top_k`.
 
     Returns:
-      A codec that remembers two arrays like `x` on each worker, a sum and what rounding has taken
-      from it, and two that all share. It goes in
-      :func:`jaxcomm.all_gather_mean`, or :func:`jaxcomm.all_reduce_mean` where payloads add.
+      A codec that keeps two arrays like `x` on each worker, a sum and its rounding error, and two
+      that are equal on all workers. Use it with :func:`jaxcomm.all_gather_mean`, or with
+      :func:`jaxcomm.all_reduce_mean` if payloads can be summed.
 
     Raises:
-      ValueError: When encoding, if the codec is no contraction or none is known: one with
-        :math:`\omega \ge 1` goes in :func:`jaxcomm.compression.scaled`.
+      ValueError: When encoding, if the codec is no contraction or no bound is known. Wrap a codec
+        with :math:`\omega \ge 1` in :func:`jaxcomm.compression.scaled`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -52,7 +52,7 @@ def ef21(codec: Codec) -> Codec:
       Richtárik et al., `EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
       Feedback <https://arxiv.org/abs/2106.05203>`_, 2021.
 
-    Differs from the paper: estimates start at 0, so that the first is :math:`C(x_i^0)`, and the
+    Differs from the paper: estimates start at 0, so that the first one is :math:`C(x_i^0)`. The
     update is the estimate after this step's message, not before it.
     """
     require_codec(codec, user="ef21")

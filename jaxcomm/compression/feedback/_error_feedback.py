@@ -1,4 +1,4 @@
-"""Error feedback: what was left out is added to the next update."""
+"""Error feedback: the compression error is added to the next update."""
 
 from typing import Any
 
@@ -20,26 +20,28 @@ def require_residual_dtype(dtype: Any) -> jnp.dtype:
 
 
 def error_feedback(codec: Codec, *, decay: float = 1.0, residual_dtype: Any = jnp.float32) -> Codec:
-    r"""Adds to each update what was left out of those before.
+    r"""Adds to each update the residual of earlier updates, their compression error.
 
     .. math:: a^t = x^t + \gamma e^t, \qquad m^t = C(a^t), \qquad e^{t+1} = a^t - m^t
 
-    With :math:`\gamma = 1`, the option `decay`, nothing is lost: :math:`\sum_t m^t = \sum_t x^t -
-    e^T`. Sends what `codec` sends.
+    :math:`\gamma` is the option `decay`. With :math:`\gamma = 1` nothing is lost: :math:`\sum_t m^t
+    = \sum_t x^t - e^T`. Sends the same payload as `codec`.
 
     Args:
       codec: A contraction, :math:`\mathbb{E}\|C(a) - a\|^2 \le (1 - \delta) \|a\|^2` with
-        :math:`\delta > 0`, or but for a constant (`bounded`), as a fixed threshold is.
+        :math:`\delta > 0`, or a codec with such a bound plus a constant (`bounded`), such as a
+        fixed threshold.
       decay: :math:`\gamma` in (0, 1]; may be traced.
-      residual_dtype: Of the residual that each worker keeps: float32, or bfloat16 for half the
-        memory, whose rounding is lost for good (a part in 256 of what is left out).
+      residual_dtype: The dtype of each worker's residual: float32, float64, or bfloat16 for half
+        the memory. The rounding error of bfloat16 is lost (1/256 of the residual).
 
     Returns:
-      A codec that remembers one array like `x` on each worker.
+      A codec that keeps one array like `x` on each worker.
 
     Raises:
-      ValueError: If an option is out of range; when encoding, if the codec is no contraction or
-        none is known: one with :math:`\omega \ge 1` goes in :func:`jaxcomm.compression.scaled`.
+      ValueError: If an option is out of range. When encoding, if the codec is no contraction or no
+        bound is known. Wrap a codec with :math:`\omega \ge 1` in
+        :func:`jaxcomm.compression.scaled`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -58,8 +60,8 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, residual_dtype: Any = jn
       Karimireddy et al., `Error Feedback Fixes SignSGD <https://arxiv.org/abs/1901.09847>`_, 2019.
       Stich et al., `Sparsified SGD with Memory <https://arxiv.org/abs/1809.07599>`_, 2018.
 
-    Differs from the papers: the learning rate stands outside, so that a residual counts at the rate
-    of the step in which it is sent.
+    Differs from the papers: the learning rate is applied afterwards, so a residual has the learning
+    rate of the step in which it is sent.
     """
     require_codec(codec, user="error_feedback")
     if not isinstance(decay, jax.core.Tracer) and not 0 < decay <= 1:

@@ -1,4 +1,4 @@
-"""Updates clipped on each worker, before anything else is done with them."""
+"""Clips updates on each worker before compression."""
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +8,15 @@ from jaxcomm._require import require_codec
 
 
 def clip_together(parts: list[jax.Array], max_norm: jax.Array | float) -> list[jax.Array]:
-    """The parts of one vector, or where its l2 norm is over `max_norm` scaled down to that norm.
+    """Scales the parts of a vector down if its l2 norm exceeds `max_norm`.
 
     Args:
-      parts: Of one floating dtype, and any shapes.
-      max_norm: Over 0.
+      parts: Arrays of one floating dtype and any shapes.
+      max_norm: The largest norm, positive.
     """
     peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in parts]))
-    # A power of two brings the reciprocal of the peak, by which XLA multiplies, into range. The
-    # norm itself may be beyond float32: only that of `units`, in [1, sqrt(d)], is formed.
+    # XLA multiplies by the reciprocal of the peak; a power of two brings it into range. The norm
+    # may exceed the range of float32, so only the norm of `units`, in [1, sqrt(d)], is computed.
     lift = jnp.where(peak < 1, 2.0**64, 2.0**-64).astype(peak.dtype)
     units = [x * lift / jnp.where(peak > 0, peak * lift, 1) for x in parts]
     square = jnp.sum(jnp.stack([jnp.sum(jnp.square(unit)) for unit in units]))
@@ -25,25 +25,25 @@ def clip_together(parts: list[jax.Array], max_norm: jax.Array | float) -> list[j
 
 
 def clip_to_norm(x: jax.Array, max_norm: jax.Array | float) -> jax.Array:
-    """`x`, or where its l2 norm is over `max_norm` its direction with that norm."""
+    """Scales `x` down if its l2 norm exceeds `max_norm`."""
     return clip_together([x], max_norm)[0]
 
 
 def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
-    r"""Clips each worker's update by its l2 norm before the codec gets it.
+    r"""Clips the l2 norm of each worker's update before the codec.
 
     .. math:: x_i \mapsto x_i \min\Big(1, \frac{c}{\|x_i\|}\Big)
 
-    Under feedback it stands outside, `local_clip(error_feedback(codec), c)`, so that what is
-    gathered is clipped already: a large update that has been kept back would come again and again.
-    Of :math:`n` independent updates the mean has a norm about :math:`\sqrt n` times smaller: where
-    the mean is to be clipped at :math:`c'`, :math:`c = c' / \sqrt n`. Sends what `codec` sends. The
-    mean is biased where any worker's update is clipped.
+    Put it outside feedback, `local_clip(error_feedback(codec), c)`, so that residuals contain
+    clipped updates only: a large update in a residual would return again and again. The mean of
+    :math:`n` independent updates has a norm about :math:`\sqrt n` times smaller. To clip the mean
+    at :math:`c'`, use :math:`c = c' / \sqrt n`. Sends the same payload as `codec`. The mean is
+    biased if any worker's update is clipped.
 
     Args:
       codec: A codec.
-      max_norm: :math:`c`, over 0, of a unit: a bucket (by default all leaves together, up to 32
-        MiB), or a leaf with `scope="leaf"`. It may be traced.
+      max_norm: :math:`c`, positive, for one unit: a bucket (by default all leaves together, up to
+        32 MiB), or a leaf with `scope="leaf"`. It may be traced.
 
     Returns:
       A codec.

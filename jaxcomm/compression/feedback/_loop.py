@@ -1,6 +1,6 @@
-"""What all feedback has in common: an array is kept beside the codec, and what was sent changes it.
+"""The loop that all feedback shares: it keeps an array and updates it from what was sent.
 
-Only the codec knows what *this* worker sent, so feedback is a function from codec to codec.
+Only the codec can compute what *this* worker sent, so feedback is a function from codec to codec.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,19 @@ class FeedbackMemory(NamedTuple):
     """`Memory.own` of a codec in a feedback loop."""
 
     kept: Any  # a residual, a shift, a momentum, ...
-    inner: PyTree  # the `Memory.own` of the codec inside
+    inner: PyTree  # the `Memory.own` of the inner codec
 
 
-def _inner(memory: Memory) -> Memory:
+def _inner_memory(memory: Memory) -> Memory:
     return Memory(memory.own.inner, memory.shared)
 
 
-def _inside(context: Context) -> Context:
-    return context.replace(memory=_inner(context.memory))
+def _inner_context(context: Context) -> Context:
+    return context.replace(memory=_inner_memory(context.memory))
 
 
 def _as_sent(words: jax.Array) -> jax.Array:
-    """The same; XLA on GPU would leave a float's way to a narrower one and back out."""
+    """`words`; a barrier keeps XLA on GPU from removing the rounding to a narrower float."""
     narrow = jnp.issubdtype(words.dtype, jnp.floating) and words.dtype.itemsize < 4
     return lax.optimization_barrier(words) if narrow else words
 
@@ -41,15 +41,15 @@ def _keep_at(
     x: jax.Array,
     sent: Entries,
 ) -> Any:
-    """`updated`, coordinate by coordinate, as of nothing sent but at the entries."""
+    """Applies an elementwise `updated` to a `sent` that is zero except at the entries."""
     indices, values = sent
-    before_there, x_there = jax.tree.map(
+    before_at, x_at = jax.tree.map(
         lambda whole: whole.ravel().at[indices].get(mode="clip"), (before, x)
     )
     return jax.tree.map(
-        lambda kept, here: kept.ravel().at[indices].set(here, mode="drop").reshape(x.shape),
+        lambda kept, kept_at: kept.ravel().at[indices].set(kept_at, mode="drop").reshape(x.shape),
         updated(before, x, jnp.zeros_like(x)),
-        updated(before_there, x_there, values.astype(x.dtype)),
+        updated(before_at, x_at, values.astype(x.dtype)),
     )
 
 
@@ -67,24 +67,25 @@ def feedback_loop(
 
     .. math:: y = \mathrm{corrected}(s, x), \qquad s \gets \mathrm{updated}(s, x, Q(y))
 
-    What :func:`error_feedback`, :func:`ef21` and others are made of. Sends what `codec` sends.
+    :func:`error_feedback`, :func:`ef21` and others are built on it. Sends the same payload as
+    `codec`.
 
     Args:
-      codec: The codec inside.
-      initial: `x -> s`, what is kept before the first step, of an array like `x`.
-      corrected: `(s, x) -> y`, what the codec is given.
-      updated: `(s, x, sent) -> s`, `sent` being what others decode of this worker's payload.
-      require: `(size, workers)`, raises where the codec will not do.
-      compensates: Whether a later step sends what this one omits. It may then drop what finds no
-        room.
-      elementwise: Whether a coordinate of what is kept depends on the same coordinate alone. Of a
-        codec that decodes to few values among zeros, only these are then touched.
+      codec: The inner codec.
+      initial: `x -> s`, the initial memory for an array like `x`.
+      corrected: `(s, x) -> y`, the input of the codec.
+      updated: `(s, x, sent) -> s`. `sent` is what receivers decode from this worker's payload.
+      require: `(size, workers) -> None`, raises if the codec is unsuitable.
+      compensates: Whether a later step sends what this step omits. The codec may then drop what
+        exceeds its capacity.
+      elementwise: Whether each coordinate of `s` depends on the same coordinate only. If the codec
+        decodes to few nonzeros, the loop then updates only these coordinates from `sent`.
 
     Returns:
-      A codec with one more memory of each worker's own. It claims no bound on its error.
+      A codec that also keeps `s` on each worker. It states no bound on its error.
 
     Raises:
-      ValueError: When encoding, whatever `require` raises.
+      ValueError: When encoding, if `require` raises it.
 
     Example:
       >>> import jax.numpy as jnp
@@ -110,18 +111,18 @@ def feedback_loop(
         return Memory(FeedbackMemory(initial(x), memory.own), memory.shared)
 
     def measure(context: Context, x: jax.Array) -> PyTree:
-        return codec.measure(_inside(context), corrected(context.memory.own.kept, x))
+        return codec.measure(_inner_context(context), corrected(context.memory.own.kept, x))
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         require(context.size, context.workers)
         before = context.memory.own.kept
         y = corrected(before, x)
-        payload, after = codec.encode(_inside(context), y)
+        payload, after = codec.encode(_inner_context(context), y)
         received = context.received(), jax.tree.map(_as_sent, payload)
         entries = entries_of(codec) if elementwise else None
         if entries is None:
-            # Worked out anew from what is there anyway: `y` would lie in memory until workers have
-            # told each other whether all is finite.
+            # Computes `y` again from its inputs. Otherwise `y` occupies memory until the collective
+            # finite check completes.
             before, x = lax.optimization_barrier((before, x))
             kept = updated(before, x, codec.decode(*received).astype(y.dtype))
         else:
@@ -129,13 +130,13 @@ def feedback_loop(
         return payload, Memory(FeedbackMemory(kept, after.own), after.shared)
 
     def finalize(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
-        update, after = codec.finalize(_inside(context), payload, mean)
+        update, after = codec.finalize(_inner_context(context), payload, mean)
         kept = context.memory.own.kept
         return update, Memory(FeedbackMemory(kept, after.own), after.shared)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         y = corrected(context.memory.own.kept, x)
-        return codec.diagnose(_inside(context), y, _inner(after))
+        return codec.diagnose(_inner_context(context), y, _inner_memory(after))
 
     return codec._replace(
         init=init,

@@ -9,21 +9,21 @@ from jaxcomm.compression.feedback._loop import feedback_loop
 
 
 def momentum(codec: Codec, decay: float = 0.9) -> Codec:
-    r"""Hands the codec a running mean of a worker's updates in place of the update.
+    r"""Compresses a running mean of a worker's updates instead of the update.
 
     .. math:: m^t = \beta\, m^{t-1} + (1 - \beta)\, x^t, \qquad \text{sent: } C(m^t)
 
-    with :math:`m^0 = 0` and :math:`\beta`, the option `decay`. With
-    :func:`jaxcomm.compression.quantizers.signs` it is Signum. Nothing that the codec leaves out
-    comes back: momentum smooths what goes in, it does not remember errors. Sends what `codec`
-    sends.
+    with :math:`m^0 = 0`; :math:`\beta` is the option `decay`. With
+    :func:`jaxcomm.compression.quantizers.signs` this is Signum. Compression errors are not
+    compensated: momentum smooths the input, and keeps no residual. Sends the same payload as
+    `codec`.
 
     Args:
       codec: Any codec, such as `signs()` or `error_feedback(scaled_signs())`.
       decay: :math:`\beta` in [0, 1), a Python float; 0 is no momentum.
 
     Returns:
-      A codec that remembers one float32 array like `x` on each worker.
+      A codec that keeps one float32 array like `x` on each worker.
 
     Raises:
       ValueError: If `decay` is out of range.

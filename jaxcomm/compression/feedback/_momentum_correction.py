@@ -1,4 +1,4 @@
-"""Momentum on each worker, before its updates are made sparse."""
+"""Momentum on each worker, before sparsification."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxcomm.compression.feedback._loop import feedback_loop
 
 
 def require_momentum(momentum: float) -> None:
-    """Raises unless a velocity with it does not grow without end."""
+    """Raises unless `momentum` is in [0, 1), where a velocity stays bounded."""
     if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
         raise ValueError(f"`momentum` must be a Python float in [0, 1), got {momentum!r}.")
 
@@ -17,29 +17,29 @@ def require_momentum(momentum: float) -> None:
 def momentum_correction(
     codec: Codec, momentum: float = 0.9, *, nesterov: bool = False, masking: bool = True
 ) -> Codec:
-    r"""Hands the codec a velocity in place of the update, and forgets it where it was sent.
+    r"""Compresses a velocity instead of the update, and resets the velocity where it was sent.
 
     .. math:: u^t = \mu u^{t-1} + x^t, \qquad m^t = C(u^t), \qquad
               u_j^t \gets 0 \text{ where } m_j^t \ne 0
 
-    An optimizer's momentum behind sparse updates would weigh a coordinate that was held back for
-    :math:`\tau` steps as if it were new; here each step's update gathers momentum as it waits. With
-    `nesterov`, :math:`u^t = \mu (u^{t-1} + x^t)` and :math:`m^t = C(u^t + x^t)`. The last part,
-    momentum factor masking, keeps an old direction from being carried on where it has just been
-    sent; all that is sent being forgotten, a codec that leaves nothing out makes plain SGD of it,
-    so give dense codecs `masking=False`. Sends what `codec` sends.
+    An optimizer's momentum after sparse updates would weigh a coordinate that was delayed by
+    :math:`\tau` steps as if it were new. Here each step's update accumulates momentum while it
+    waits. With `nesterov`, :math:`u^t = \mu (u^{t-1} + x^t)` and :math:`m^t = C(u^t + x^t)`. The
+    last assignment is momentum factor masking: it stops an old direction where it was just sent.
+    With a codec that sends all coordinates, masking resets the whole velocity, and the result is
+    plain SGD; use `masking=False` with dense codecs. Sends the same payload as `codec`.
 
-    The optimizer behind is `optax.sgd` without momentum.
+    Follow it with `optax.sgd` without momentum.
 
     Args:
       codec: Usually `error_feedback(top_k(...))`.
       momentum: :math:`\mu` in [0, 1).
-      nesterov: Whether it is Nesterov's momentum.
-      masking: Whether velocities become 0 where this worker has sent something.
+      nesterov: Whether to use Nesterov's momentum.
+      masking: Whether velocities become 0 where this worker has sent a nonzero value.
 
     Returns:
-      A codec that remembers one array like `x` on each worker. It goes in
-      :func:`jaxcomm.all_gather_mean`; :func:`jaxcomm.two_stage_mean` would gather momentum twice.
+      A codec that keeps one array like `x` on each worker. Use it with
+      :func:`jaxcomm.all_gather_mean`; :func:`jaxcomm.two_stage_mean` would apply momentum twice.
 
     Raises:
       ValueError: If `momentum` is out of range.

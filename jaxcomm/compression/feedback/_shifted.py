@@ -1,4 +1,4 @@
-"""What is compressed is the distance to a shift, which workers and receivers move alike."""
+"""Compresses the difference to a shift, which workers and receivers update equally."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _UNKNOWN = -1.0
 
 
 class Sum(NamedTuple):
-    """A sum of many small numbers, with what rounding has taken from it."""
+    """A compensated sum: the rounded sum and its rounding error."""
 
     total: jax.Array
     rest: jax.Array  # less than the last digit of `total`
@@ -25,43 +25,43 @@ def no_sum(x: jax.Array) -> Sum:
 
 
 def add(sum: Sum, x: jax.Array) -> Sum:
-    """The sum with `x` added, exactly but for the digits of `x` below those of `rest`.
+    """Adds `x` to the sum, exact up to the digits of `x` below those of `rest`.
 
-    Knuth's two-sum. Plain sums of n workers, and that of their mean, drift apart: what is too small
-    for the one is not for the other.
+    This is Knuth's two-sum. Plain sums of n workers and the plain sum of their means would diverge:
+    an increment may be too small for one of them, but not for another.
     """
-    more = x + sum.rest
-    total = sum.total + more
-    taken = total - sum.total
-    return Sum(total, (sum.total - (total - taken)) + (more - taken))
+    increment = x + sum.rest
+    total = sum.total + increment
+    added = total - sum.total
+    return Sum(total, (sum.total - (total - added)) + (increment - added))
 
 
 class ShiftMemory(NamedTuple):
     """`Memory.shared` of a codec with shifts."""
 
     shift: Sum  # the mean of the workers' shifts
-    rate: jax.Array  # float32[], at which shifts move; negative before the first step
-    inner: PyTree  # the `Memory.shared` of the codec inside
+    rate: jax.Array  # float32[], the step size of shifts; negative before the first step
+    inner: PyTree  # the `Memory.shared` of the inner codec
 
 
 def shifted(
     codec: Codec, rate: Callable[[int, int], float], require: Callable[[int, int], None]
 ) -> Codec:
-    r"""Sends the distance to a shift, and moves the shift by a part of what was sent.
+    r"""Sends the compressed difference to a shift, and moves the shift by a fraction of it.
 
     .. math:: m_i = C(x_i - h_i), \qquad h_i \gets h_i + \alpha m_i, \qquad
               \bar x \approx h + \frac{1}{n} \sum_i m_i, \qquad
               h \gets h + \frac{\alpha}{n} \sum_i m_i
 
-    Shifts start at zero. What all share is the mean of the workers' shifts, in so far as the mean
-    that an aggregator forms is that of what each worker sent: payloads may be added, and not merged
-    with further rounding. Shifts are compensated sums, so that this holds to rounding after any
-    number of steps.
+    Shifts start at zero. All workers share :math:`h`, the mean of the workers' shifts. This is
+    valid only if the aggregator averages decoded payloads exactly: payloads may be summed, but
+    merges that round again are unsupported. Shifts are compensated sums, so that the invariant
+    holds to rounding after any number of steps.
 
     Args:
-      codec: The codec of the distance.
+      codec: The codec of the difference.
       rate: `(size, workers) -> alpha`.
-      require: `(size, workers)`, raises where the codec will not do.
+      require: `(size, workers) -> None`, raises if the codec is unsuitable.
     """
 
     def looped(alpha: float) -> Codec:
@@ -75,13 +75,13 @@ def shifted(
             elementwise=True,
         )
 
-    def inner(memory: Memory) -> Memory:
+    def inner_memory(memory: Memory) -> Memory:
         return Memory(memory.own, memory.shared.inner)
 
-    def inside(context: Context) -> Context:
-        return context.replace(memory=inner(context.memory))
+    def inner_context(context: Context) -> Context:
+        return context.replace(memory=inner_memory(context.memory))
 
-    loop = looped(0.0)  # For all that does not depend on the rate.
+    loop = looped(0.0)  # For the functions that do not depend on the rate.
 
     def init(x: jax.Array) -> Memory:
         memory = loop.init(x)
@@ -90,22 +90,22 @@ def shifted(
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         alpha = rate(context.size, context.workers)
-        payload, after = looped(alpha).encode(inside(context), x)
+        payload, after = looped(alpha).encode(inner_context(context), x)
         return payload, Memory(after.own, context.memory.shared._replace(inner=after.shared))
 
     def finalize(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
-        moved, after = loop.finalize(inside(context), payload, mean)
+        moved, after = loop.finalize(inner_context(context), payload, mean)
         shift, alpha = context.memory.shared.shift, rate(context.size, context.workers)
         moved = moved.astype(shift.total.dtype)
         shared = ShiftMemory(add(shift, alpha * moved), jnp.float32(alpha), after.shared)
         return add(shift, moved).total, Memory(after.own, shared)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        return loop.diagnose(inside(context), x, inner(after))
+        return loop.diagnose(inner_context(context), x, inner_memory(after))
 
     return loop._replace(
         init=init,
-        measure=lambda context, x: loop.measure(inside(context), x),
+        measure=lambda context, x: loop.measure(inner_context(context), x),
         encode=encode,
         finalize=finalize,
         combine="sum" if codec.combine == "sum" else None,
