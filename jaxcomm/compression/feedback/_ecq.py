@@ -67,8 +67,8 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
             raise ValueError(
                 f"`ecq` needs alpha^2 omega + (beta - alpha)^2 below 1: otherwise errors grow "
                 f"without bound. With `alpha`={alpha}, `beta`={beta} and omega={noise:.3g} for "
-                f"{size} coordinates of {workers} workers it is {growth:.3g}. Use a smaller `alpha`, more "
-                "levels, or smaller blocks."
+                f"{size} coordinates of {workers} workers it is {growth:.3g}. Use a smaller "
+                "`alpha`, more levels, or smaller blocks."
             )
 
     def corrected(error: jax.Array, x: jax.Array) -> jax.Array:

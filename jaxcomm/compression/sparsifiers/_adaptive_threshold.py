@@ -82,8 +82,7 @@ def adaptive_threshold(*, ratio: float) -> Codec:
     make_count(ratio, None)
 
     def capacity(size: int) -> int:
-        # The count of each sign is rounded down, and is raised to 1 for one or both signs if it is
-        # 0.
+        # Rounds down the count of each sign, but to at least 1.
         return min(max(math.floor(ratio * require_countable(size)) + 1, 2), size)
 
     def layout_of(size: int) -> Layout:
