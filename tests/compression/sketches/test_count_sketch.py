@@ -59,5 +59,5 @@ def test_tiles_that_make_another_size_say_so(name: str) -> None:
         jax.eval_shape(
             jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"), jnp.zeros((2, 1000))
         )
-    assert "x 1024. Leave `hashing` out" in str(error.value)
+    assert "x 1024. Omit `hashing`" in str(error.value)
     assert "ratio=0.5" in str(error.value)
