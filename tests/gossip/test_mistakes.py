@@ -89,7 +89,7 @@ def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
         (gossip.choco_sgd(gossip.ring(4), SUPPORT, step_size=0.5), "support shared by all workers"),
         (gossip.choco_sgd(gossip.ring(4), error_feedback(TOP), step_size=0.5), "without feedback"),
         (gossip.deep_squeeze(gossip.ring(4), compression.quantizers.dither(levels=1, norm="l2"),
-                             step_size=0.5), "relative error is below 1"),
+                             step_size=0.5), "a relative error below 1"),
     ],
 )  # fmt: skip
 def test_said_when_state_is_made(tx: Any, message: str) -> None:
