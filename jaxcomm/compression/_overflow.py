@@ -14,9 +14,6 @@ from jaxcomm._base import Codec, Context, Memory, PyTree
 
 Policy: TypeAlias = Literal["nan", "drop"]
 
-Fits: TypeAlias = Callable[[Context, PyTree], jax.Array]
-"""`(context, payload) -> bool[]`: whether the capacity sufficed."""
-
 
 class Overflow(NamedTuple):
     """Memory that exists for `diagnostics=True` only: nothing that is sent depends on it."""
@@ -56,8 +53,13 @@ def nan_unless(fits: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(fits, x, jnp.nan)
 
 
-def decoded_to_nan(codec: Codec, fits: Fits) -> Codec:
-    """The strict form of a codec whose receivers can compute whether the capacity sufficed."""
+def decoded_to_nan(codec: Codec, fits: Callable[[Context, PyTree], jax.Array]) -> Codec:
+    """The strict form of a codec whose receivers can compute whether the capacity sufficed.
+
+    Args:
+      codec: The form that drops what exceeds the capacity.
+      fits: `(context, payload) -> bool[]`, whether the capacity sufficed.
+    """
 
     def decode(context: Context, payload: PyTree) -> jax.Array:
         return nan_unless(fits(context, payload), codec.decode(context, payload))

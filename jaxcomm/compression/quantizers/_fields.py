@@ -31,11 +31,6 @@ class Field(NamedTuple):
     levels: int  # s, each worker's codes are in [-s, s]
     width: int  # bits of a code, without the bits that a word wastes
 
-    @property
-    def lanes(self) -> int:
-        """The number of codes in a 32-bit word."""
-        return 32 // self.width
-
 
 def most_levels(width: int, workers: int) -> int:
     """The largest `s` whose sum over `workers` fits in `width` bits; 0 if no level fits."""
@@ -70,6 +65,8 @@ def choose_field(levels: int | None, bits: int | None, workers: int) -> Field:
 
 def pack(codes: jax.Array, field: Field) -> jax.Array:
     """Packs codes in [-s, s] for sending: int8[shape], int32[shape], or uint32[ceil(size / lanes)].
+
+    `lanes` is the number of codes in a 32-bit word, `32 // field.width`.
 
     Args:
       codes: int32 of any shape.
