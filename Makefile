@@ -58,10 +58,12 @@ test-wheel: ## build the wheel, install it alone, import all of it, run the READ
 bench: venv ## time, memory and compiled programs of every method, beside the last record (15 minutes)
 	$(PY) -u -m experiments bench $(ARGS)
 
-lint: venv ## formatting, ruff, mypy
+lint: venv ## formatting, ruff, mypy, spelling, prose
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+	$(PY) -m codespell_lib
+	$(PY) tools/check_prose.py
 
 methods-page: venv ## write docs/methods.md from the tables of cases and docs/methods.md.in
 	$(PY) -m tests.cases.page
