@@ -21,6 +21,9 @@ from experiments.recording import METRICS, commit, describe_command, read_metric
 
 SCHEMA = 1
 
+RENAMED = {"warm_up": "warmup", "exact_average": "periodic_averaging"}
+"""Rows of older records that have another name now."""
+
 
 class Head(NamedTuple):
     """Where and of what.
@@ -170,4 +173,5 @@ def last(records: Path, like: Head) -> dict[str, Row]:
     found = [record for folder in folders for record in _finished(folder)]
     alike = [record for record in found if record.head.kind == like.kind]
     alike.sort(key=lambda record: record.head.began)
-    return {row.name: row for record in alike for row in record.rows}
+    rows = [row for record in alike for row in record.rows]
+    return {name: row for row in rows for name in [RENAMED.get(row.name, row.name)]}

@@ -27,7 +27,7 @@ class WithErrorState(NamedTuple):
     """The state of `with_error`."""
 
     inner: Any
-    info: dict[str, jax.Array]  # A step copies it into its metrics.
+    diagnostics: dict[str, jax.Array]  # A step copies this field into its metrics.
 
 
 def with_error(

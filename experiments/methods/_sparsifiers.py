@@ -86,7 +86,7 @@ SPARSIFIERS: dict[str, Method] = {
         stage=_warm_up_stage,
     ),
     "ef21_top_10_percent": Method(_gathered(ef21(top_k(ratio=0.1))), "shifts"),
-    "warmup": Method(_warm_up, "feedback", stage=_warm_up_stage),
+    "warm_up": Method(_warm_up, "feedback", stage=_warm_up_stage),
     "adaptive_ratio": Method(
         lambda seed: jaxcomm.adaptive_ratio("data", _top, RATIOS, target=TARGET, seed=seed),
         "feedback",

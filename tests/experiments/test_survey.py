@@ -75,7 +75,7 @@ def test_a_learning_rate_is_used_and_shares_the_step(task: Task, program: Progra
 def test_bytes_are_those_of_the_stage_that_a_step_takes(task: Task) -> None:
     warmup, *stages = (
         simulated(task, make_variant(name, None))
-        for name in ("warmup", "ef_top_10_percent", "ef_top_1_percent")
+        for name in ("warm_up", "ef_top_10_percent", "ef_top_1_percent")
     )
     _, (observed, _) = warmup.start(0)
     for stage, alone in zip((1, 3), stages, strict=True):

@@ -61,7 +61,7 @@ def test_a_run_logs_steps_and_then_itself(task: Task) -> None:
 
 
 # The others differ in the codec alone; these in what the step is made of.
-QUICK = {"mean", "global_qsgd", "two_stage", "warmup", "adaptive_ratio", "signum"}
+QUICK = {"mean", "global_qsgd", "two_stage", "warm_up", "adaptive_ratio", "signum"}
 
 
 @pytest.mark.parametrize("method", [m if m in QUICK else slow(m) for m in METHODS])
