@@ -11,11 +11,11 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from experiments.cluster import has_joined, is_first, join
+from experiments.cluster import in_cluster, is_first, join
 from experiments.command_line import parse
 from experiments.configs import (
     Bench,
-    Digits,
+    Compare,
     Estimate,
     Figures,
     Gossip,
@@ -30,7 +30,7 @@ from experiments.configs.option import device_number
 from experiments.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
 
 COMMANDS = {
-    "compare": Digits,
+    "compare": Compare,
     "survey": Survey,
     "sparse": Sparse,
     "gossip": Gossip,
@@ -45,7 +45,7 @@ COMMANDS = {
 
 WITHOUT_JAX = {"launch"}  # Which only starts others.
 DEFAULT_DEVICES = 8
-LEAST_THREADS = 16
+MIN_THREADS = 16
 DEFECT = 1
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
@@ -59,22 +59,22 @@ def set_up_jax(devices: int | None, default: int = DEFAULT_DEVICES) -> None:
       ExperimentError: If the one in XLA_FLAGS is no number of devices.
     """
     flags = os.environ.get("XLA_FLAGS", "")
-    given = re.findall(rf"{_DEVICE_COUNT}=(\S*)", flags)
-    if devices is not None or not given:
+    counts = re.findall(rf"{_DEVICE_COUNT}=(\S*)", flags)
+    if devices is not None or not counts:
         count = devices or default
         os.environ["XLA_FLAGS"] = f"{flags} {_DEVICE_COUNT}={count}".strip()
     else:
         try:
-            count = [device_number(number) for number in given][-1]
+            count = [device_number(number) for number in counts][-1]
         except argparse.ArgumentTypeError as error:
             raise ExperimentError(f"XLA_FLAGS: {_DEVICE_COUNT} {error}.") from error
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # XLA sizes its thread pool by NPROC, and many devices deadlock in a small one.
-    os.environ.setdefault("NPROC", str(max(LEAST_THREADS, 2 * count)))
+    os.environ.setdefault("NPROC", str(max(MIN_THREADS, 2 * count)))
 
 
 @contextlib.contextmanager
-def starting_jax() -> Iterator[None]:
+def reporting_jax_errors() -> Iterator[None]:
     """Says in one line why JAX cannot be imported or finds no devices: it raises what it likes."""
     try:
         yield
@@ -92,11 +92,11 @@ def run(command: str, config: Any) -> int:
                 "--devices is not for --distributed: the workers are all devices."
             )
         set_up_jax(None, 1)
-        with starting_jax():
+        with reporting_jax_errors():
             join(config.start_timeout)
     elif command not in WITHOUT_JAX:
         set_up_jax(devices)
-        with starting_jax():
+        with reporting_jax_errors():
             pass
     return importlib.import_module(f"experiments.{command}").main(config)
 
@@ -125,19 +125,19 @@ def main(arguments: Sequence[str]) -> int:
         for stop in (signal.SIGINT, signal.SIGTERM):
             signal.signal(stop, signal.SIG_IGN)
         if is_first():
-            left = str(interrupt) or "nothing was recorded."
-            print("experiments: interrupted:", left, file=sys.stderr)
+            message = str(interrupt) or "nothing was recorded."
+            print("experiments: interrupted:", message, file=sys.stderr)
         return INTERRUPTED
     except Exception:
-        if not has_joined():
+        if not in_cluster():
             raise
         traceback.print_exc()
         return DEFECT
 
 
-def end(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """Exits; one of many that fails at once, where JAX would have it wait for the others."""
-    if code and has_joined():
+    if code and in_cluster():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -145,4 +145,4 @@ def end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    end(main(sys.argv[1:]))
+    exit_process(main(sys.argv[1:]))

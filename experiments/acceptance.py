@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.configs import Digits
+from experiments.configs import Compare
+from experiments.digits_table import Row
 from experiments.methods import parse_variant
-from experiments.summary import Row
 
 
 class Verdict(NamedTuple):
@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
         return self.passes == self.should_pass
 
 
-def judge(config: Digits, rows: Sequence[Row]) -> list[Verdict]:
+def judge(config: Compare, rows: Sequence[Row]) -> list[Verdict]:
     """A verdict for the method that should pass and for each control; none without `mean`."""
     judged = [
         row
@@ -47,13 +47,13 @@ def judge(config: Digits, rows: Sequence[Row]) -> list[Verdict]:
     ]
 
 
-def is_complete(config: Digits, verdicts: Sequence[Verdict]) -> bool:
+def is_complete(config: Compare, verdicts: Sequence[Verdict]) -> bool:
     """Whether each optimizer has a method that should pass and a control that should not."""
-    wanted = {(optimizer, should) for optimizer in config.optimizers for should in (True, False)}
-    return wanted <= {(verdict.row.optimizer, verdict.should_pass) for verdict in verdicts}
+    required = {(optimizer, should) for optimizer in config.optimizers for should in (True, False)}
+    return required <= {(verdict.row.optimizer, verdict.should_pass) for verdict in verdicts}
 
 
-def is_met(config: Digits, verdicts: Sequence[Verdict]) -> bool:
+def is_accepted(config: Compare, verdicts: Sequence[Verdict]) -> bool:
     """Whether all that is needed was judged, and every verdict holds."""
     return is_complete(config, verdicts) and all(verdict.holds for verdict in verdicts)
 
@@ -66,7 +66,7 @@ _REMARKS = {
 }
 
 
-def _describe(config: Digits, verdict: Verdict) -> str:
+def _describe(config: Compare, verdict: Verdict) -> str:
     row, signs = verdict.row, {True: "<=", False: ">"}
     return (
         f"{row.optimizer} {row.method} {_REMARKS[verdict.passes, verdict.should_pass]}: "
@@ -75,9 +75,9 @@ def _describe(config: Digits, verdict: Verdict) -> str:
     )
 
 
-def state(config: Digits, verdicts: Sequence[Verdict]) -> str:
+def describe(config: Compare, verdicts: Sequence[Verdict]) -> str:
     """The acceptance, whether it is met, and every ratio beside its limit."""
-    outcome = "met" if is_met(config, verdicts) else "NOT met"
+    outcome = "met" if is_accepted(config, verdicts) else "NOT met"
     if not is_complete(config, verdicts):
         outcome = f"not judged, which takes mean, {config.passing} and a control"
     limits = f"{config.most_loss} times the final loss of mean and {config.most_bytes} of its bytes"

@@ -17,13 +17,12 @@ from experiments import (
     bench_windows,
 )
 from experiments.bench_compare import verdict
+from experiments.bench_methods import PER_WORKER, QUICK, ROWS, TIMED, select_families
 from experiments.bench_mixing import WORKERS
 from experiments.bench_programs import compile_step, transformer
-from experiments.bench_record import Bench as Measured
-from experiments.bench_record import Family, Row, to_row
-from experiments.bench_rows import APART, QUICK, ROWS, TIMED, chosen
+from experiments.bench_record import BenchRecord, Family, Row, to_row
 from experiments.bench_table import to_family_table, to_table, write_readme
-from experiments.bench_turns import timed_apart
+from experiments.bench_timing import time_in_subprocess
 from experiments.bench_updates import LAYERS
 from experiments.configs import Bench
 from experiments.progress import Progress
@@ -38,28 +37,32 @@ def _nanoseconds(
 ) -> dict[str, tuple[list[float], list[float]]]:
     """Of each row that is timed: its own, and the baseline's in the same turns."""
     timed = [name for name in families if name in TIMED]
-    taken: dict[str, tuple[list[float], list[float]]] = {}
-    for group in timed_apart(timed, config.side, config.repeats) if timed else ():
+    timings: dict[str, tuple[list[float], list[float]]] = {}
+    for group in time_in_subprocess(timed, config.side, config.repeats) if timed else ():
         baseline = group["baseline"]
-        taken |= {name: (own, baseline) for name, own in group.items() if name != "baseline"}
-        progress.advance(len(taken), f"timed {', '.join(name for name in group)}")
-    return taken
+        timings |= {
+            name: (nanoseconds, baseline)
+            for name, nanoseconds in group.items()
+            if name != "baseline"
+        }
+        progress.advance(len(timings), f"timed {', '.join(name for name in group)}")
+    return timings
 
 
 def measure_rows(
     families: Mapping[str, str], config: Bench, params: Any, commit: str, progress: Progress
 ) -> Iterator[Row]:
     """Times all that can be, then compiles one after the other."""
-    taken, mesh = _nanoseconds(families, config, progress), make_mesh(WORKERS)
+    timings, mesh = _nanoseconds(families, config, progress), make_mesh(WORKERS)
     for done, (name, family) in enumerate(families.items(), 1):
-        tx, apart = ROWS[name].build(), name in APART
-        whole = tx if apart else optax.chain(tx, optax.sgd(0.1))
-        program = compile_step(whole, params, mesh, apart)
-        own, baseline = taken.get(name, ([], []))
+        tx, per_worker = ROWS[name].build(), name in PER_WORKER
+        transformation = tx if per_worker else optax.chain(tx, optax.sgd(0.1))
+        program = compile_step(transformation, params, mesh, per_worker)
+        nanoseconds, baseline = timings.get(name, ([], []))
         row = Row(
             family,
             name,
-            own,
+            nanoseconds,
             baseline,
             program.compile_seconds,
             program.lines,
@@ -68,7 +71,7 @@ def measure_rows(
             program.temporaries,
             commit,
         )
-        progress.advance(len(taken) + done, f"compiled {name} in {row.compile_seconds:.1f} s")
+        progress.advance(len(timings) + done, f"compiled {name} in {row.compile_seconds:.1f} s")
         yield row
 
 
@@ -76,42 +79,42 @@ def measure_families(params: Any, width: int) -> Iterator[Family]:
     """As the programs say, and of some of them as a process had resident."""
     for family, name in bench_memory.FAMILIES.items():
         measured = name in bench_memory.MEASURED
-        resident = bench_memory.resident_apart(name, width) if measured else math.nan
-        yield Family(family, name, *bench_memory.analysed(name, params), resident)
+        resident = bench_memory.resident_in_subprocess(name, width) if measured else math.nan
+        yield Family(family, name, *bench_memory.compiled_memory(name, params), resident)
 
 
-def _say_others(config: Bench, progress: Progress) -> None:
+def _print_other_tables(config: Bench, progress: Progress) -> None:
     """What is about kernels, codecs and windows, and not about methods."""
     size, few = config.coordinates, -(-config.repetitions // 3)
     passes = bench_dither.time_passes(size, config.repetitions)
-    progress.say(bench_dither.to_table(passes, size))
+    progress.print(bench_dither.to_table(passes, size))
     for line in bench_dither.verdicts(passes):
-        progress.say(line)
+        progress.print(line)
     for vector_bits, seconds in bench_ops.time_quantize(size, config.repetitions).items():
-        progress.say(bench_ops.verdict(seconds, size, vector_bits))
+        progress.print(bench_ops.verdict(seconds, size, vector_bits))
     sketch = bench_ops.time_sketch(config.sketch_coordinates, few)
-    progress.say(bench_ops.to_table(sketch, config.sketch_coordinates))
+    progress.print(bench_ops.to_table(sketch, config.sketch_coordinates))
     sparse, top_k = bench_sparse.time_sparse(size, config.repetitions)
     for line in bench_sparse.verdicts(sparse, top_k):
-        progress.say(line)
-    progress.say(bench_sparse.to_table(sparse, top_k, size))
+        progress.print(line)
+    progress.print(bench_sparse.to_table(sparse, top_k, size))
     windows = {
         workers: bench_windows.time_windows(workers, config.windows)
         for workers in bench_windows.WORKERS
     }
-    progress.say(bench_windows.to_table(windows, config.windows))
-    progress.say(bench_windows.verdict(windows, config.windows))
+    progress.print(bench_windows.to_table(windows, config.windows))
+    progress.print(bench_windows.verdict(windows, config.windows))
 
 
 def main(config: Bench) -> int:
     """Measures, as `python -m experiments bench` asks; the exit code."""
-    families = chosen(QUICK if config.quick else config.only)
-    everything = not config.quick and config.only == ("all",)
+    families = select_families(QUICK if config.quick else config.only)
+    all_tables = not config.quick and config.only == ("all",)
     params = transformer(config.width)
     size = sum(x.size for x in params.values())
-    head = bench_record.head(LAYERS * (config.side**2 + config.side), size)
+    header = bench_record.header(LAYERS * (config.side**2 + config.side), size)
     before = (
-        bench_record.last(Path(config.records), head)
+        bench_record.newest_rows(Path(config.records), header)
         if config.against == NEWEST
         else {row.name: row for row in bench_record.read(Path(config.against)).rows}
     )
@@ -119,24 +122,24 @@ def main(config: Bench) -> int:
         open_record(config) as record,
         Progress(len(families) + len({*families} & {*TIMED})) as progress,
     ):
-        progress.say(f"JAX {jax.__version__}; {head.machine}; commit {head.commit}")
-        record.add(to_row("bench", head))
+        progress.print(f"JAX {jax.__version__}; {header.machine}; commit {header.commit}")
+        record.add(to_row("bench", header))
         rows, memory = [], []
-        for row in measure_rows(families, config, params, head.commit, progress):
+        for row in measure_rows(families, config, params, header.commit, progress):
             record.add(to_row("bench_row", row))
             rows.append(row)
-        for family in measure_families(params, config.width) if everything else ():
+        for family in measure_families(params, config.width) if all_tables else ():
             record.add(to_row("bench_memory", family))
             memory.append(family)
-        record.write("README.md", write_readme(Measured(head, rows, memory)))
+        record.write("README.md", write_readme(BenchRecord(header, rows, memory)))
         record.finish()
-        progress.say(to_table(rows, size))
+        progress.print(to_table(rows, size))
         if memory:
-            progress.say(to_family_table(memory))
+            progress.print(to_family_table(memory))
         for line in verdict(before, rows):
-            progress.say(line)
+            progress.print(line)
         if record.folder:
-            progress.say(f"Record: {record.folder}")
-        if everything:
-            _say_others(config, progress)
+            progress.print(f"Record: {record.folder}")
+        if all_tables:
+            _print_other_tables(config, progress)
     return 0

@@ -12,7 +12,7 @@ from experiments.timing import medians
 from jaxcomm import _noise
 from jaxcomm.compression.quantizers import dither
 
-MOST_RATIO = 2.0
+MAX_RATIO = 2.0
 
 
 def _uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -33,21 +33,23 @@ def time_passes(size: int, repetitions: int) -> dict[str, float]:
     floor_hashed = jax.jit(
         lambda key, x, scale: jnp.floor(x * scale + _uniform(key, x.shape)).astype(jnp.int8)
     )
-    floor_given = jax.jit(lambda noise, x, scale: jnp.floor(x * scale + noise).astype(jnp.int8))
+    floor_precomputed = jax.jit(
+        lambda noise, x, scale: jnp.floor(x * scale + noise).astype(jnp.int8)
+    )
     multiply = jax.jit(lambda codes, scale: codes.astype(jnp.float32) * scale)
 
     norm = measure(x)
-    known = context.replace(statistics=norm)
-    payload = encode(known, x)
+    with_statistics = context.replace(statistics=norm)
+    payload = encode(with_statistics, x)
     scale = levels / norm.max_abs
     noise = jax.jit(_uniform, static_argnums=1)(key, x.shape)
     return medians(
         {
             "measure": lambda: measure(x),
-            "encode": lambda: encode(known, x),
+            "encode": lambda: encode(with_statistics, x),
             "encode, floor with hashed noise": lambda: floor_hashed(key, x, scale),
-            "encode, floor with noise given": lambda: floor_given(noise, x, scale),
-            "decode": lambda: decode(known, payload),
+            "encode, floor with noise given": lambda: floor_precomputed(noise, x, scale),
+            "decode": lambda: decode(with_statistics, payload),
             "decode, multiply": lambda: multiply(payload.codes, 1 / scale),
         },
         repetitions,
@@ -73,5 +75,5 @@ def verdicts(seconds: Mapping[str, float]) -> Iterator[str]:
         ("decode", "decode, multiply"),
     ):
         ratio = seconds[name] / seconds[plain]
-        kept = "within" if ratio <= MOST_RATIO else "BEYOND"
-        yield f"{name}: {ratio:.2f} times the plain code, {kept} {MOST_RATIO:g}"
+        verdict = "within" if ratio <= MAX_RATIO else "BEYOND"
+        yield f"{name}: {ratio:.2f} times the plain code, {verdict} {MAX_RATIO:g}"

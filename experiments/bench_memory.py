@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from experiments.bench_methods import TIMED
 from experiments.bench_programs import compile_step, lower_step, transformer
-from experiments.bench_rows import TIMED
 from experiments.train import make_mesh
 
 FAMILIES = {
@@ -54,14 +54,14 @@ class Memory(NamedTuple):
     peak: int
 
 
-def whole(name: str) -> optax.GradientTransformation:
+def with_sgd(name: str) -> optax.GradientTransformation:
     """The row and an optimizer without state."""
     return optax.chain(TIMED[name].build(), optax.sgd(0.1))
 
 
-def analysed(name: str, params: Any) -> Memory:
+def compiled_memory(name: str, params: Any) -> Memory:
     """As the compiled program on one device says, without running it."""
-    program = compile_step(whole(name), params, make_mesh(1))
+    program = compile_step(with_sgd(name), params, make_mesh(1))
     return Memory(program.given, program.peak)
 
 
@@ -71,9 +71,9 @@ def _status(field: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def resident(name: str, params: Any) -> int:
+def measure_resident(name: str, params: Any) -> int:
     """The most bytes resident in a step of this process, less those before it."""
-    lowered, arguments = lower_step(whole(name), params, make_mesh(1), apart=False)
+    lowered, arguments = lower_step(with_sgd(name), params, make_mesh(1), per_worker=False)
     compiled = lowered.compile()
     fill = jax.jit(
         lambda: jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), arguments),
@@ -86,7 +86,7 @@ def resident(name: str, params: Any) -> int:
     return _status("VmHWM") - before
 
 
-def resident_apart(name: str, width: int) -> float:
+def resident_in_subprocess(name: str, width: int) -> float:
     """The same in a process of its own; NaN where the system does not tell."""
     if not STATUS.exists():
         return math.nan
@@ -95,4 +95,4 @@ def resident_apart(name: str, width: int) -> float:
 
 
 if __name__ == "__main__":
-    print(resident(sys.argv[1], transformer(int(sys.argv[2]))))
+    print(measure_resident(sys.argv[1], transformer(int(sys.argv[2]))))

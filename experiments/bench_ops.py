@@ -14,7 +14,7 @@ from experiments.timing import medians
 from pallas_kernels import count_sketch
 from pallas_kernels.quantize import quantize
 
-MOST_NANOSECONDS = 1.5
+MAX_NANOSECONDS = 1.5
 """Of one core for one coordinate, to quantize to 8 bits."""
 
 VECTOR_BITS = (256, 512)
@@ -106,10 +106,10 @@ def time_sketch(size: int, repetitions: int) -> dict[str, float]:
 def verdict(seconds: float, size: int, vector_bits: int) -> str:
     """Whether quantizing is as fast as it is meant to be."""
     nanoseconds = 1e9 * seconds / size
-    kept = "within" if nanoseconds <= MOST_NANOSECONDS else "BEYOND"
+    result = "within" if nanoseconds <= MAX_NANOSECONDS else "BEYOND"
     return (
         f"pallas_kernels.quantize, reference, 8 bits, vectors of {vector_bits}: "
-        f"{nanoseconds:.2f} ns of one core a coordinate, {kept} {MOST_NANOSECONDS:g}"
+        f"{nanoseconds:.2f} ns of one core a coordinate, {result} {MAX_NANOSECONDS:g}"
     )
 
 

@@ -99,7 +99,7 @@ def transformer(width: int = WIDTH, layers: int = LAYERS) -> dict[str, jax.Shape
 
 
 def lower_step(
-    tx: optax.GradientTransformation, params: Any, mesh: Mesh, apart: bool
+    tx: optax.GradientTransformation, params: Any, mesh: Mesh, per_worker: bool
 ) -> tuple[jax.stages.Lowered, Any]:
     """The step, and the shapes of its arguments: parameters, state, and gradients by worker.
 
@@ -120,7 +120,7 @@ def lower_step(
         )
 
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype), params)
-    if apart:
+    if per_worker:
         params = jax.eval_shape(lambda x: jaxcomm.replicate(x, mesh), params)
     state = jax.eval_shape(lambda x: jaxcomm.init(tx, x, mesh), params)
     arguments = (
@@ -133,10 +133,10 @@ def lower_step(
 
 
 def compile_step(
-    tx: optax.GradientTransformation, params: Any, mesh: Mesh, apart: bool = False
+    tx: optax.GradientTransformation, params: Any, mesh: Mesh, per_worker: bool = False
 ) -> Program:
     """Of parameters that may be shapes alone; traced before the seconds begin."""
-    lowered, _ = lower_step(tx, params, mesh, apart)
+    lowered, _ = lower_step(tx, params, mesh, per_worker)
     began = time.process_time()
     compiled = lowered.compile()
     seconds = time.process_time() - began

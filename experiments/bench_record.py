@@ -25,7 +25,7 @@ RENAMED = {"warm_up": "warmup", "exact_average": "periodic_averaging"}
 """Rows of older records that have another name now."""
 
 
-class Head(NamedTuple):
+class Header(NamedTuple):
     """Where and of what.
 
     Attributes:
@@ -53,7 +53,7 @@ class Head(NamedTuple):
         return self.machine, self.jax, self.coordinates, self.parameters, self.schema
 
 
-def _second(repeats: Sequence[float]) -> float:
+def _second_best_ratio(repeats: Sequence[float]) -> float:
     """The least but one, as a multiple of the least; 1 of fewer than two."""
     least, second = sorted(repeats)[:2] if len(repeats) > 1 else (1.0, 1.0)
     return second / least
@@ -88,7 +88,7 @@ class Row(NamedTuple):
     @property
     def noise(self) -> float:
         """How many times as large the multiple is if the best repeat of each had not been."""
-        return _second(self.nanoseconds) * _second(self.baseline)
+        return _second_best_ratio(self.nanoseconds) * _second_best_ratio(self.baseline)
 
 
 class Family(NamedTuple):
@@ -101,10 +101,10 @@ class Family(NamedTuple):
     resident: float = math.nan
 
 
-class Bench(NamedTuple):
+class BenchRecord(NamedTuple):
     """A record."""
 
-    head: Head
+    header: Header
     rows: Sequence[Row]
     families: Sequence[Family]
 
@@ -112,16 +112,16 @@ class Bench(NamedTuple):
 def machine() -> str:
     """The processor, how many of it, and the system."""
     try:
-        told = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+        model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
     except OSError:
-        told = None
-    name = told[1].strip() if told else platform.processor() or platform.machine()
+        model = None
+    name = model[1].strip() if model else platform.processor() or platform.machine()
     return f"{os.cpu_count()} cores of {name}, {platform.system()}"
 
 
-def head(coordinates: int, parameters: int) -> Head:
+def header(coordinates: int, parameters: int) -> Header:
     """Of this commit, machine and moment."""
-    return Head(
+    return Header(
         datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         describe_command(),
         *commit(),
@@ -132,7 +132,7 @@ def head(coordinates: int, parameters: int) -> Head:
     )
 
 
-def to_row(kind: str, value: Head | Row | Family) -> dict[str, Any]:
+def to_row(kind: str, value: Header | Row | Family) -> dict[str, Any]:
     """For `metrics.jsonl`."""
     return {"kind": kind, **value._asdict()}
 
@@ -144,34 +144,34 @@ def _of_kind(folder: Path, kind: str, type_: Any) -> list[Any]:
     ]
 
 
-def read(folder: Path) -> Bench:
+def read(folder: Path) -> BenchRecord:
     """The record in a folder.
 
     Raises:
       ExperimentError: If there is none, or it is not of this schema.
     """
-    heads = _of_kind(folder, "bench", Head)
-    if len(heads) != 1 or heads[0].schema != SCHEMA:
+    headers = _of_kind(folder, "bench", Header)
+    if len(headers) != 1 or headers[0].schema != SCHEMA:
         raise ExperimentError(f"{folder} is no record of the bench of schema {SCHEMA}.")
-    return Bench(
-        heads[0], _of_kind(folder, "bench_row", Row), _of_kind(folder, "bench_memory", Family)
+    return BenchRecord(
+        headers[0], _of_kind(folder, "bench_row", Row), _of_kind(folder, "bench_memory", Family)
     )
 
 
-def _finished(folder: Path) -> list[Bench]:
+def _finished(folder: Path) -> list[BenchRecord]:
     """The record in a folder, if it is whole and of this schema."""
     try:
-        whole = json.loads((folder / "config.json").read_text())["finished"]
-        return [read(folder)] if whole else []
+        finished = json.loads((folder / "config.json").read_text())["finished"]
+        return [read(folder)] if finished else []
     except (OSError, ValueError, KeyError, ExperimentError):
         return []
 
 
-def last(records: Path, like: Head) -> dict[str, Row]:
+def newest_rows(records: Path, like: Header) -> dict[str, Row]:
     """Each row of the newest finished record in `records` that has it, and is of one kind."""
     folders = {path.parent for path in records.glob(f"*/{METRICS}")}
     found = [record for folder in folders for record in _finished(folder)]
-    alike = [record for record in found if record.head.kind == like.kind]
-    alike.sort(key=lambda record: record.head.began)
-    rows = [row for record in alike for row in record.rows]
+    comparable = [record for record in found if record.header.kind == like.kind]
+    comparable.sort(key=lambda record: record.header.began)
+    rows = [row for record in comparable for row in record.rows]
     return {name: row for row in rows for name in [RENAMED.get(row.name, row.name)]}

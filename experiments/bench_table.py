@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from experiments.bench_record import Bench, Family, Row
-from experiments.bench_rows import ROWS
+from experiments.bench_methods import ROWS
+from experiments.bench_record import BenchRecord, Family, Row
 from experiments.tables import to_markdown, to_rich
 
 HEADINGS = (
@@ -65,27 +65,27 @@ def to_family_table(families: Sequence[Family]) -> Table:
     return to_rich(FAMILY_HEADINGS, map(_family_line, families), left=2)
 
 
-def write_readme(record: Bench) -> str:
+def write_readme(record: BenchRecord) -> str:
     """The text of the README, every number of it from the record."""
-    head, rows, families = record
+    header, rows, families = record
     baseline = min((each for row in rows for each in row.baseline), default=math.nan)
     parts = [
         "# What does each method cost on a core, in memory and in the compiler?",
-        f"Commit {head.commit}{', with uncommitted changes' * head.changed}; {head.began}.\n"
-        f"{head.machine}; JAX {head.jax}. Command: `{head.command}`.\n"
+        f"Commit {header.commit}{', with uncommitted changes' * header.changed}; {header.began}.\n"
+        f"{header.machine}; JAX {header.jax}. Command: `{header.command}`.\n"
         "Versions are in `environment.txt`, every setting in `config.json`, every number in "
         "`metrics.jsonl`.",
-        f"Time is of the whole update of {head.coordinates:,} coordinates, one worker, one core: "
+        f"Time is of the whole update of {header.coordinates:,} coordinates, one worker, one core: "
         "the least of all\nrepeats, and as a multiple of the baseline, the plainest compression to "
         f"int8 and back, which took\n{baseline:.2f} ns a coordinate. The rest is of the compiled "
-        f"step of one of 8 workers with {head.parameters:,}\nparameters: bytes accessed and "
+        f"step of one of 8 workers with {header.parameters:,}\nparameters: bytes accessed and "
         "temporaries are bytes a parameter; of a loop, one turn is counted, and\nof branches, all. "
         "Methods that mix parameters have nobody to meet on one device, and are not timed.",
-        to_markdown(HEADINGS, [_line(row, head.parameters) for row in rows], left=2).rstrip("\n"),
+        to_markdown(HEADINGS, [_line(row, header.parameters) for row in rows], left=2).rstrip("\n"),
     ]
     if families:
         parts += [
-            f"Memory, in MB, of a step of one worker on one device, with {head.parameters:,} "
+            f"Memory, in MB, of a step of one worker on one device, with {header.parameters:,} "
             "parameters: what is given,\nand the most over that, as the compiled program says and, "
             "of some, as the process had resident.",
             to_markdown(FAMILY_HEADINGS, map(_family_line, families), left=2).rstrip("\n"),

@@ -31,34 +31,36 @@ ROUNDS, CALLS = 6, 3
 RATIO = 0.01
 
 
-class Contender(NamedTuple):
+class BenchMethod(NamedTuple):
     """A method, and how many times the baseline its update may take."""
 
     build: Callable[[], optax.GradientTransformation]
     goal: float | None = None
 
 
-CONTENDERS: Mapping[str, Contender] = {
-    "mean": Contender(jaxcomm.mean),
-    "global_qsgd, 8 bits": Contender(lambda: jaxcomm.global_qsgd(bits=8), 2.5),
-    "qsgd": Contender(jaxcomm.qsgd, 3),
-    "two stages, 8 bits": Contender(lambda: two_stage_mean("data", dither(bits=8)), 4),
-    "two stages, blocks of 4 bits": Contender(
+METHODS_WITH_GOALS: Mapping[str, BenchMethod] = {
+    "mean": BenchMethod(jaxcomm.mean),
+    "global_qsgd, 8 bits": BenchMethod(lambda: jaxcomm.global_qsgd(bits=8), 2.5),
+    "qsgd": BenchMethod(jaxcomm.qsgd, 3),
+    "two stages, 8 bits": BenchMethod(lambda: two_stage_mean("data", dither(bits=8)), 4),
+    "two stages, blocks of 4 bits": BenchMethod(
         lambda: two_stage_mean("data", blockwise(dither(bits=4), 256)), 6
     ),
-    "global_qsgd, exponential": Contender(lambda: jaxcomm.global_qsgd(dithering="exponential"), 6),
-    "ef_sign_sgd": Contender(jaxcomm.ef_sign_sgd, 4),
-    "signum": Contender(jaxcomm.signum, 4),
-    "terngrad": Contender(jaxcomm.terngrad, 5),
-    "natural_compression": Contender(jaxcomm.natural_compression, 4),
-    "top-k with feedback": Contender(
+    "global_qsgd, exponential": BenchMethod(
+        lambda: jaxcomm.global_qsgd(dithering="exponential"), 6
+    ),
+    "ef_sign_sgd": BenchMethod(jaxcomm.ef_sign_sgd, 4),
+    "signum": BenchMethod(jaxcomm.signum, 4),
+    "terngrad": BenchMethod(jaxcomm.terngrad, 5),
+    "natural_compression": BenchMethod(jaxcomm.natural_compression, 4),
+    "top-k with feedback": BenchMethod(
         lambda: all_gather_mean("data", error_feedback(top_k(ratio=RATIO))), 15
     ),
-    "gtop_k": Contender(lambda: gtop_k("data", ratio=RATIO), 18),
-    "deep_gradient_compression": Contender(
+    "gtop_k": BenchMethod(lambda: gtop_k("data", ratio=RATIO), 18),
+    "deep_gradient_compression": BenchMethod(
         lambda: jaxcomm.deep_gradient_compression(ratio=RATIO), 20
     ),
-    "variance_based": Contender(lambda: all_gather_mean("data", variance_based(ratio=RATIO)), 8),
+    "variance_based": BenchMethod(lambda: all_gather_mean("data", variance_based(ratio=RATIO)), 8),
 }
 
 
@@ -77,18 +79,18 @@ def gradients(side: int = SIDE, dtype: Any = np.float32) -> dict[str, jax.Array]
 def baseline(updates: Any, state: Any) -> tuple[Any, Any]:
     """Leaf by leaf: the largest magnitude, the nearest of 255 levels as int8, and back."""
 
-    def there_and_back(x: jax.Array) -> jax.Array:
+    def round_trip(x: jax.Array) -> jax.Array:
         scale = jnp.max(jnp.abs(x)) / 127
         codes = lax.optimization_barrier(jnp.round(x / scale).astype(jnp.int8))
         return codes.astype(x.dtype) * scale
 
-    return jax.tree.map(there_and_back, updates), state
+    return jax.tree.map(round_trip, updates), state
 
 
 Run = Callable[[], None]
 
 
-def _turn(update: Callable[[Any, Any], tuple[Any, Any]], updates: Any, state: Any) -> Run:
+def _make_run(update: Callable[[Any, Any], tuple[Any, Any]], updates: Any, state: Any) -> Run:
     """One call, from which the next goes on: the state is donated."""
 
     def run() -> None:
@@ -113,7 +115,7 @@ def whole_update(tx: optax.GradientTransformation, updates: Any) -> Run:
         update, mesh=mesh, in_specs=(local, specs), out_specs=(PartitionSpec(), specs)
     )
     rows = jax.tree.map(lambda x: x[None], updates)
-    return _turn(jax.jit(sharded, donate_argnums=1), rows, state)
+    return _make_run(jax.jit(sharded, donate_argnums=1), rows, state)
 
 
 def fastest(runs: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
@@ -133,21 +135,23 @@ def fastest(runs: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
     return least
 
 
-def turns(
-    contenders: Mapping[str, Contender], side: int = SIDE, dtype: Any = np.float32
+def prepare_runs(
+    methods: Mapping[str, BenchMethod], side: int = SIDE, dtype: Any = np.float32
 ) -> tuple[dict[str, Run], int]:
     """What `fastest` times: the baseline and all contenders, and coordinates."""
     updates = gradients(side, dtype)
-    runs = {"baseline": _turn(baseline, updates, ())}
-    runs |= {name: whole_update(each.build(), updates) for name, each in contenders.items()}
+    runs = {"baseline": _make_run(baseline, updates, ())}
+    runs |= {name: whole_update(each.build(), updates) for name, each in methods.items()}
     return runs, sum(x.size for x in updates.values())
 
 
 def measure(
-    contenders: Mapping[str, Contender] = CONTENDERS, side: int = SIDE, dtype: Any = np.float32
+    methods: Mapping[str, BenchMethod] = METHODS_WITH_GOALS,
+    side: int = SIDE,
+    dtype: Any = np.float32,
 ) -> tuple[dict[str, float], int]:
     """The least seconds of the baseline and of all contenders, and coordinates."""
-    runs, size = turns(contenders, side, dtype)
+    runs, size = prepare_runs(methods, side, dtype)
     return fastest(runs), size
 
 
@@ -157,7 +161,7 @@ def to_table(seconds: Mapping[str, float], size: int) -> Table:
     for heading in ("method", "ns/coordinate", "of the baseline", "goal"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
     for name, least in seconds.items():
-        goal = CONTENDERS[name].goal if name in CONTENDERS else None
+        goal = METHODS_WITH_GOALS[name].goal if name in METHODS_WITH_GOALS else None
         table.add_row(
             name,
             f"{1e9 * least / size:.2f}",

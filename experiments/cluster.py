@@ -21,7 +21,7 @@ def join(timeout: float) -> None:
         raise ExperimentError(str(error)) from error
 
 
-def has_joined() -> bool:
+def in_cluster() -> bool:
     """Whether this process is one of a cluster."""
     jax = sys.modules.get("jax")
     return jax is not None and jax.distributed.is_initialized()
@@ -29,7 +29,7 @@ def has_joined() -> bool:
 
 def is_first() -> bool:
     """Whether this is the process that prints and records."""
-    return not has_joined() or sys.modules["jax"].process_index() == 0
+    return not in_cluster() or sys.modules["jax"].process_index() == 0
 
 
 @contextlib.contextmanager

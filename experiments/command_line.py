@@ -39,16 +39,16 @@ def _add_field(parser: argparse.ArgumentParser, field: dataclasses.Field) -> Non
         )
 
 
-def _take_rest(
+def _split_remaining(
     commands: Mapping[str, type], arguments: Sequence[str]
 ) -> tuple[Sequence[str], dict[str, Any]]:
     """What `parse` reads, and what follows the command for the field that takes it unread."""
     config = commands.get(arguments[0]) if arguments else None
     fields = dataclasses.fields(config) if config else ()
-    taking = [field for field in fields if "rest" in field.metadata]
-    if not taking:
+    remaining_fields = [field for field in fields if "remaining" in field.metadata]
+    if not remaining_fields:
         return arguments, {}
-    return arguments[:1], {taking[0].name: tuple(arguments[1:])}
+    return arguments[:1], {remaining_fields[0].name: tuple(arguments[1:])}
 
 
 def parse(commands: Mapping[str, type], arguments: Sequence[str]) -> tuple[str, Any]:
@@ -78,10 +78,10 @@ def parse(commands: Mapping[str, type], arguments: Sequence[str]) -> tuple[str, 
         )
         for field in dataclasses.fields(config):
             _add_field(subparser, field)
-    arguments, rest = _take_rest(commands, arguments)
+    arguments, remaining = _split_remaining(commands, arguments)
     values = vars(parser.parse_args(arguments))
     command = values.pop("command")
     values = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
-    return command, commands[command](**values, **rest)
+    return command, commands[command](**values, **remaining)

@@ -6,54 +6,58 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments import acceptance, figures, gossip, survey
-from experiments.configs import Digits, Gossip
+from experiments.configs import Compare, Gossip
+from experiments.digits_report import write_readme
+from experiments.digits_table import summarize, to_csv, to_table
 from experiments.errors import ExperimentError
 from experiments.methods import expand, parse_variant
 from experiments.progress import Progress
 from experiments.recording import NoRecord, Record, open_record
-from experiments.report import write_readme
-from experiments.summary import summarize, to_csv, to_table
 from experiments.task import Task
 from experiments.train import Program, make_mesh, make_program, train
 
 REFERENCE_WORKERS = 8
-NOT_MET = 1
+REJECTED = 1
 
 
-def _is_reference(config: Digits, workers: int) -> bool:
+def _is_reference(config: Compare, workers: int) -> bool:
     """Whether the verdict is meant for these settings: all but the record as the config states."""
-    places = {name: getattr(config, name) for name in ("devices", "record", "records")}
-    return config == dataclasses.replace(Digits(), **places) and workers == REFERENCE_WORKERS
+    machine_options = {name: getattr(config, name) for name in ("devices", "record", "records")}
+    return (
+        config == dataclasses.replace(Compare(), **machine_options) and workers == REFERENCE_WORKERS
+    )
 
 
-def _as_gossip(config: Digits) -> Gossip:
+def _as_gossip(config: Compare) -> Gossip:
     """The options that were given, for the comparison of gossip."""
-    default, known = Digits(), {field.name for field in dataclasses.fields(Gossip)}
-    given = {
+    default, accepted = Compare(), {field.name for field in dataclasses.fields(Gossip)}
+    options = {
         field.name: getattr(config, field.name)
-        for field in dataclasses.fields(Digits)
+        for field in dataclasses.fields(Compare)
         if getattr(config, field.name) != getattr(default, field.name) and field.name != "preset"
     }
-    if unknown := [name for name in given if name not in known]:
+    if unknown := [name for name in options if name not in accepted]:
         raise ExperimentError(
             f"--preset gossip takes no --{unknown[0].replace('_', '-')}: see `gossip --help`."
         )
-    return Gossip(**given)
+    return Gossip(**options)
 
 
-def _make_programs(config: Digits) -> list[Program]:
+def _make_programs(config: Compare) -> list[Program]:
     """One a method and optimizer; what the user got wrong shows here, before anything runs."""
     mesh, task = make_mesh(config.devices), Task(config.dataset)
     variants = [parse_variant(label) for label in config.methods]
     return [
-        make_program(task, variant, optimizer, config.fixed_rates[optimizer], config.batch, mesh)
+        make_program(
+            task, variant, optimizer, config.fixed_learning_rates[optimizer], config.batch, mesh
+        )
         for optimizer in config.optimizers
         for variant in variants
     ]
 
 
 def _run_all(
-    config: Digits,
+    config: Compare,
     programs: Sequence[Program],
     record: Record | NoRecord,
     progress: Progress,
@@ -77,7 +81,7 @@ def _run_all(
     return runs
 
 
-def main(config: Digits) -> int:
+def main(config: Compare) -> int:
     """Compares, as `python -m experiments compare` asks.
 
     Returns:
@@ -96,17 +100,17 @@ def main(config: Digits) -> int:
     workers = make_mesh(config.devices).size
     total = len(programs) * config.seeds
     with open_record(config) as record, Progress(total) as progress:
-        progress.say(f"{total} runs of {config.steps} steps on {workers} workers")
+        progress.print(f"{total} runs of {config.steps} steps on {workers} workers")
         runs = _run_all(config, programs, record, progress)
         rows = summarize(runs)
         verdicts = acceptance.judge(config, rows)
-        progress.say(to_table(rows))
-        progress.say(acceptance.state(config, verdicts))
+        progress.print(to_table(rows))
+        progress.print(acceptance.describe(config, verdicts))
         record.write("table.csv", to_csv(rows))
         record.write("README.md", write_readme(config, workers, runs, rows, verdicts))
         if record.folder:
             figures.draw(record.folder)
-            progress.say(f"Record: {record.folder}")
+            progress.print(f"Record: {record.folder}")
         record.finish()
-    failed = _is_reference(config, workers) and not acceptance.is_met(config, verdicts)
-    return NOT_MET if failed else 0
+    failed = _is_reference(config, workers) and not acceptance.is_accepted(config, verdicts)
+    return REJECTED if failed else 0

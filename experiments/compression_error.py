@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxcomm
 
-TOLD = "update_error"
+UPDATE_ERROR = "update_error"
 
 
 def _relative_error(update: Any, mean: Any) -> jax.Array:
@@ -40,14 +40,14 @@ def with_error(
     """
 
     def init(params: Any) -> WithErrorState:
-        return WithErrorState(aggregator.init(params), {TOLD: jnp.zeros(())})
+        return WithErrorState(aggregator.init(params), {UPDATE_ERROR: jnp.zeros(())})
 
     def update(
         updates: Any, state: WithErrorState, params: Any = None, **extra: Any
     ) -> tuple[Any, WithErrorState]:
         update, inner = aggregator.update(updates, state.inner, params, **extra)
         error = _relative_error(update, _mean(updates))
-        return update, WithErrorState(inner, {TOLD: error})
+        return update, WithErrorState(inner, {UPDATE_ERROR: error})
 
     return optax.GradientTransformationExtraArgs(init, update)
 

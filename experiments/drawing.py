@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.errors import ExperimentError
-from experiments.recording import write_whole
+from experiments.recording import write_atomically
 
 DPI = 150
 
@@ -46,5 +46,5 @@ def save(figure: Figure, path: Path) -> Path:
     """
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=DPI, format="png")
-    write_whole(path, drawn.getvalue())
+    write_atomically(path, drawn.getvalue())
     return path

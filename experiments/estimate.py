@@ -20,7 +20,7 @@ from experiments.errors import ExperimentError
 from experiments.estimate_table import (
     EXACT,
     Row,
-    state_frontier,
+    describe_frontier,
     summarize,
     to_csv,
     to_markdown,
@@ -142,7 +142,7 @@ def _write_readme(config: Estimate, shape: tuple[int, int], rows: Sequence[Row])
         f"{64 * (workers - 1) / workers:g}; the ratio is to that. Errors up to {EXACT:.0e} are "
         "those of adding float32 in another order; an error of 1 is that of the estimate 0, which "
         "costs nothing.\n\n"
-        f"{state_frontier(rows)} {CAVEAT}\n\n"
+        f"{describe_frontier(rows)} {CAVEAT}\n\n"
         f"![Error against bits a coordinate]({estimate_figure.NAME})\n"
     )
 
@@ -172,7 +172,7 @@ def main(config: Estimate) -> int:
     gradients = collect_gradients(config, task, mesh)
     estimates = []
     with open_record(config) as record, Progress(len(estimators)) as progress:
-        progress.say(
+        progress.print(
             f"{len(estimators)} methods; gradients of {shape[0]} workers at {len(gradients)} steps"
         )
         record.write_bytes(GRADIENTS, _save_gradients(gradients[max(gradients)], max(gradients)))
@@ -196,12 +196,12 @@ def main(config: Estimate) -> int:
                 f"a coordinate, {seconds:.1f} s",
             )
         rows = summarize(estimates)
-        progress.say(to_table(rows))
-        progress.say(state_frontier(rows))
+        progress.print(to_table(rows))
+        progress.print(describe_frontier(rows))
         record.write("table.csv", to_csv(rows))
         record.write("README.md", _write_readme(config, shape, rows))
         if record.folder:
             figures.draw(record.folder)
-            progress.say(f"Record: {record.folder}")
+            progress.print(f"Record: {record.folder}")
         record.finish()
     return 0

@@ -15,7 +15,7 @@ from matplotlib.transforms import Bbox
 
 from experiments.drawing import save
 from experiments.estimate_table import EXACT, Row, summarize
-from experiments.labels import Name, put_names
+from experiments.labels import Label, place_labels
 from experiments.methods import parse_variant
 
 NAME = "error_against_bits.png"
@@ -35,7 +35,7 @@ def _occupied(axes: Axes, curve: Sequence[Row]) -> Iterator[Bbox]:
     pixels = axes.transData.transform
     ends = pixels([(row.bits_per_coordinate, row.error) for row in curve])
     for (x, y), row in zip(ends, curve, strict=True):
-        bar = [(row.bits_per_coordinate, end) for end in (row.least_error, row.most_error)]
+        bar = [(row.bits_per_coordinate, end) for end in (row.min_error, row.max_error)]
         (_, low), (_, high) = pixels(bar)
         yield Bbox.from_extents(x - 9, min(low, y - 9), x + 9, max(high, y + 9))
     for start, end in itertools.pairwise(ends):
@@ -49,10 +49,10 @@ def _label(axes: Axes, curves: Mapping[str, Sequence[Row]], colors: Mapping[str,
     # Downwards, so that the names of points close together are in their order.
     rows = sorted(itertools.chain(*curves.values()), key=lambda row: -row.error)
     families = [parse_variant(row.method).method for row in rows]
-    put_names(
+    place_labels(
         axes,
         [
-            Name(
+            Label(
                 row.method,
                 row.bits_per_coordinate,
                 row.error,
@@ -65,8 +65,8 @@ def _label(axes: Axes, curves: Mapping[str, Sequence[Row]], colors: Mapping[str,
 
 
 def _draw_curve(axes: Axes, curve: Sequence[Row], color: Any, is_control: bool) -> None:
-    below = [max(0.0, row.error - row.least_error) for row in curve]
-    above = [max(0.0, row.most_error - row.error) for row in curve]
+    below = [max(0.0, row.error - row.min_error) for row in curve]
+    above = [max(0.0, row.max_error - row.error) for row in curve]
     axes.errorbar(
         [row.bits_per_coordinate for row in curve],
         [row.error for row in curve],

@@ -18,8 +18,8 @@ class Row(NamedTuple):
 
     method: str
     error: float
-    least_error: float
-    most_error: float
+    min_error: float
+    max_error: float
     bias_share: float
     bytes_per_worker: float
     bits_per_coordinate: float
@@ -69,7 +69,7 @@ def frontier(rows: Sequence[Row]) -> list[Row]:
     return sorted(kept, key=lambda row: row.bits_per_coordinate)
 
 
-def state_frontier(rows: Sequence[Row]) -> str:
+def describe_frontier(rows: Sequence[Row]) -> str:
     """In one sentence."""
     names = ", ".join(f"`{row.method}`" for row in frontier(rows))
     return f"Beaten by no other in both error and bits, from fewest bits to most: {names}."
@@ -99,7 +99,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.method,
         _small(row.error),
-        "-" if exact else f"{row.least_error:.1e} to {row.most_error:.1e}",
+        "-" if exact else f"{row.min_error:.1e} to {row.max_error:.1e}",
         "-" if math.isnan(row.bias_share) else f"{row.bias_share:z.3f}",
         f"{row.bytes_per_worker:,.0f}",
         f"{row.bits_per_coordinate:.2f}",

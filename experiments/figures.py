@@ -18,10 +18,10 @@ from experiments import (
     survey_figure,
 )
 from experiments.configs import Figures
+from experiments.digits_table import BASELINE, OPTIMIZER_TITLES
 from experiments.drawing import require, save, set_log_scale
 from experiments.methods import parse_variant
 from experiments.recording import read_metrics
-from experiments.summary import BASELINE, OPTIMIZER_TITLES
 
 NAME = "loss_against_bytes.png"
 MARKERS = "oDs^vPX*"

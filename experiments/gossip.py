@@ -12,18 +12,18 @@ import optax
 
 import jaxcomm
 from experiments import figures
-from experiments.choices import chosen
+from experiments.choices import select
 from experiments.configs import Gossip
 from experiments.errors import ExperimentError
 from experiments.gossip_data import orders, split
-from experiments.gossip_methods import GRAPHS, METHODS, base_of, methods_of
+from experiments.gossip_methods import GRAPHS, METHODS, make_topology, methods_of
 from experiments.gossip_report import write_readme
 from experiments.gossip_table import claims, summarize, to_csv, to_table
 from experiments.progress import Progress
 from experiments.recording import open_record
 from experiments.task import Task
 
-LEAST_EXAMPLES = 32  # Of a worker; a split in which one has fewer is drawn anew.
+MIN_EXAMPLES = 32  # Of a worker; a split in which one has fewer is drawn anew.
 
 
 class Setting(NamedTuple):
@@ -40,10 +40,10 @@ def settings_of(config: Gossip) -> list[Setting]:
       ExperimentError: If it names a graph or a method that there is not, or the batch cannot be
         split among the workers.
     """
-    methods = chosen(config.methods, [*METHODS], "--methods")
+    methods = select(config.methods, [*METHODS], "--methods")
     settings = []
-    for graph in chosen(config.graphs, [*GRAPHS], "--graphs"):
-        workers = len(base_of(graph).graph)
+    for graph in select(config.graphs, [*GRAPHS], "--graphs"):
+        workers = len(make_topology(graph).graph)
         if config.batch % workers:
             raise ExperimentError(f"--batch {config.batch} is not divisible by {workers} workers.")
         settings += [Setting(graph, name) for name in methods_of(graph) if name in methods]
@@ -58,12 +58,12 @@ class Trainer:
     def __init__(self, task: Task, setting: Setting, learning_rate: float, batch: int):
         """Traces the step once, for what it sends."""
         self.task, self.setting = task, setting
-        self.base = base_of(setting.graph)
-        self.workers, self.batch = len(self.base.graph), batch
+        self.topology = make_topology(setting.graph)
+        self.workers, self.batch = len(self.topology.graph), batch
         build = METHODS[setting.method].build
 
         def transformation(seed: Any) -> optax.GradientTransformation:
-            return optax.chain(optax.sgd(learning_rate), build(self.base, seed))
+            return optax.chain(optax.sgd(learning_rate), build(self.topology, seed))
 
         step = jaxcomm.simulate(task.loss, transformation(0), self.workers)
         params = jaxcomm.replicate(task.first_weights(0), self.workers)
@@ -86,7 +86,7 @@ class Trainer:
             (params, state), rounds = jax.lax.scan(body, (params, state), batches)
             return params, state, jnp.sum(rounds)
 
-        self._several = jax.jit(several, donate_argnums=(0, 1))
+        self._train_chunk = jax.jit(several, donate_argnums=(0, 1))
         self._distance = jax.jit(jaxcomm.consensus_distance)
 
     def train(self, kind: str, seed: int, steps: int, log_every: int) -> Iterator[dict[str, Any]]:
@@ -94,16 +94,16 @@ class Trainer:
         graph, method = self.setting
         run = {"graph": graph, "split": kind, "method": method, "seed": seed}
         data, each = self.task.dataset, self.batch // self.workers
-        parts = split(data.train_labels, self.workers, kind, seed, min(each, LEAST_EXAMPLES))
+        parts = split(data.train_labels, self.workers, kind, seed, min(each, MIN_EXAMPLES))
         batches = orders(parts, each, seed)
         params = jaxcomm.replicate(self.task.first_weights(seed), self.workers)
         state, rounds, done = self._init(seed, params), 0.0, 0
         while done < steps:
-            chosen = np.stack([*itertools.islice(batches, min(log_every, steps - done))])
-            params, state, more = self._several(
-                params, state, (data.train_inputs[chosen], data.train_labels[chosen])
+            examples = np.stack([*itertools.islice(batches, min(log_every, steps - done))])
+            params, state, more = self._train_chunk(
+                params, state, (data.train_inputs[examples], data.train_labels[examples])
             )
-            rounds, done = rounds + float(more), done + len(chosen)
+            rounds, done = rounds + float(more), done + len(examples)
             model = jaxcomm.consensus(params)
             loss, accuracy = self.task.train_score(model)
             spent = {"rounds": rounds, "bytes_sent": rounds * self.bytes_per_round}
@@ -141,7 +141,7 @@ def main(config: Gossip) -> int:
     curves: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     with open_record(config) as record, Progress(total) as progress:
-        progress.say(f"{total} runs of {config.steps} steps")
+        progress.print(f"{total} runs of {config.steps} steps")
         for setting in settings:
             trainer = Trainer(task, setting, config.learning_rate, config.batch)
             for kind in config.splits:
@@ -159,13 +159,13 @@ def main(config: Gossip) -> int:
                     f"{time.perf_counter() - began:.0f} s",
                 )
         rows, verdicts = summarize(runs), claims(curves)
-        progress.say(to_table(rows))
+        progress.print(to_table(rows))
         for verdict in verdicts:
-            progress.say(verdict.sentence)
+            progress.print(verdict.sentence)
         record.write("table.csv", to_csv(rows))
         record.write("README.md", write_readme(config, rows, verdicts))
         if record.folder:
             figures.draw(record.folder)
-            progress.say(f"Record: {record.folder}")
+            progress.print(f"Record: {record.folder}")
         record.finish()
     return 0

@@ -37,24 +37,24 @@ GRAPHS: dict[str, Sequence[Sequence[tuple[int, int]]]] = {
 }
 
 
-class Base(NamedTuple):
+class Topology(NamedTuple):
     """A graph and its matchings."""
 
     graph: nx.Graph
     matchings: Sequence[Sequence[tuple[int, int]]]
 
 
-def base_of(name: str) -> Base:
+def make_topology(name: str) -> Topology:
     """The graph of that name."""
-    return Base(nx.Graph(edge for each in GRAPHS[name] for edge in each), GRAPHS[name])
+    return Topology(nx.Graph(edge for each in GRAPHS[name] for edge in each), GRAPHS[name])
 
 
 class GossipMethod(NamedTuple):
     """How a transformation is built, and what it is."""
 
-    build: Callable[[Base, int], optax.GradientTransformation]  # from the graph and a seed
+    build: Callable[[Topology, int], optax.GradientTransformation]  # from the graph and a seed
     sends: str
-    everywhere: bool = False  # Compared on every graph; the rest on the first alone.
+    on_every_graph: bool = False  # Compared on every graph; the rest on the first alone.
 
 
 def _top_10_percent() -> Any:
@@ -67,40 +67,40 @@ def _four_bits() -> Any:
 
 METHODS: dict[str, GossipMethod] = {
     BASELINE: GossipMethod(
-        lambda base, seed: gossip.dpsgd(
-            gossip.to_mixing(base.graph, "best_constant"),
+        lambda topology, seed: gossip.dpsgd(
+            gossip.to_mixing(topology.graph, "best_constant"),
             order="adapt_then_combine",
             diagnostics=True,
         ),
         "parameters over every link in every step",
-        everywhere=True,
+        on_every_graph=True,
     ),
     CLAIMED: GossipMethod(
-        lambda base, seed: gossip.matcha(
-            gossip.matcha_plan(base.matchings, BUDGET), seed=seed, diagnostics=True
+        lambda topology, seed: gossip.matcha(
+            gossip.matcha_plan(topology.matchings, BUDGET), seed=seed, diagnostics=True
         ),
         "parameters over half the matchings in a step, drawn",
-        everywhere=True,
+        on_every_graph=True,
     ),
     "periodic": GossipMethod(
-        lambda base, seed: gossip.dpsgd(
-            gossip.random_periodic(base.graph, BUDGET),
+        lambda topology, seed: gossip.dpsgd(
+            gossip.random_periodic(topology.graph, BUDGET),
             order="adapt_then_combine",
             seed=seed,
             diagnostics=True,
         ),
         "parameters over every link in half the steps, drawn",
-        everywhere=True,
+        on_every_graph=True,
     ),
     "choco_sgd": GossipMethod(
-        lambda base, seed: gossip.choco_sgd(
-            base.graph, _top_10_percent(), step_size=0.3, seed=seed, diagnostics=True
+        lambda topology, seed: gossip.choco_sgd(
+            topology.graph, _top_10_percent(), step_size=0.3, seed=seed, diagnostics=True
         ),
         "the largest 10 % of differences to what neighbours know",
     ),
     "choco_sgd_over_matcha": GossipMethod(
-        lambda base, seed: gossip.choco_sgd(
-            gossip.matcha_plan(base.matchings, BUDGET),
+        lambda topology, seed: gossip.choco_sgd(
+            gossip.matcha_plan(topology.matchings, BUDGET),
             _top_10_percent(),
             step_size=0.3,
             seed=seed,
@@ -109,29 +109,31 @@ METHODS: dict[str, GossipMethod] = {
         "the same over half the matchings, with copies for each neighbour",
     ),
     "deep_squeeze": GossipMethod(
-        lambda base, seed: gossip.deep_squeeze(
-            base.graph, _four_bits(), step_size=0.5, seed=seed, diagnostics=True
+        lambda topology, seed: gossip.deep_squeeze(
+            topology.graph, _four_bits(), step_size=0.5, seed=seed, diagnostics=True
         ),
         "parameters in 4 bits, in blocks of 32, with feedback",
     ),
     "d2": GossipMethod(
-        lambda base, seed: gossip.d2(gossip.lazy(base.graph), diagnostics=True),
+        lambda topology, seed: gossip.d2(gossip.lazy(topology.graph), diagnostics=True),
         "parameters over every link, corrected by the last step",
     ),
     "sgp": GossipMethod(
-        lambda base, seed: gossip.sgp(
-            gossip.one_peer_exponential(len(base.graph)), diagnostics=True
+        lambda topology, seed: gossip.sgp(
+            gossip.one_peer_exponential(len(topology.graph)), diagnostics=True
         ),
         "half of the parameters and the mass to one worker in turn",
     ),
     "overlap_sgp": GossipMethod(
-        lambda base, seed: gossip.sgp(
-            gossip.one_peer_exponential(len(base.graph)), delay=1, diagnostics=True
+        lambda topology, seed: gossip.sgp(
+            gossip.one_peer_exponential(len(topology.graph)), delay=1, diagnostics=True
         ),
         "the same, which arrives a step later",
     ),
     "ad_psgd": GossipMethod(
-        lambda base, seed: gossip.ad_psgd(base.matchings, staleness=1, seed=seed, diagnostics=True),
+        lambda topology, seed: gossip.ad_psgd(
+            topology.matchings, staleness=1, seed=seed, diagnostics=True
+        ),
         "parameters to one neighbour at random, with steps that come one later",
     ),
 }
@@ -140,4 +142,4 @@ METHODS: dict[str, GossipMethod] = {
 def methods_of(graph: str) -> list[str]:
     """The methods that are compared on a graph."""
     first = graph == next(iter(GRAPHS))
-    return [name for name, method in METHODS.items() if first or method.everywhere]
+    return [name for name, method in METHODS.items() if first or method.on_every_graph]

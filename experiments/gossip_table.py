@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from experiments import tables
+from experiments.digits_table import sd
 from experiments.gossip_methods import BASELINE, CLAIMED
-from experiments.summary import sd
 
 
 class Row(NamedTuple):
@@ -87,13 +87,15 @@ def claims(curves: Iterable[dict[str, Any]]) -> list[Claim]:
         if BASELINE not in by_method or CLAIMED not in by_method or len(seeds) < 2:
             continue
         half = max(row["step"] for row in group) / 2
-        theirs, ours = (tables.grouped(by_method[m], "step") for m in (BASELINE, CLAIMED))
+        baseline_rows, claimed_rows = (
+            tables.grouped(by_method[m], "step") for m in (BASELINE, CLAIMED)
+        )
         differences = []
-        for step, rows in theirs.items():
+        for step, rows in baseline_rows.items():
             if step[0] <= half:
                 continue
             losses = [row["train_loss"] for row in rows]
-            mean = statistics.mean(row["train_loss"] for row in ours[step])
+            mean = statistics.mean(row["train_loss"] for row in claimed_rows[step])
             spread = sd(losses)
             differences.append((mean - statistics.mean(losses)) / spread if spread else math.nan)
         largest = max(differences, key=abs)
@@ -119,8 +121,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.graph,
         row.split,
         row.method,
-        tables.spread(row.train_loss, row.train_loss_sd, 4),
-        tables.spread(row.test_accuracy, row.test_accuracy_sd, 1, 100),
+        tables.mean_and_sd(row.train_loss, row.train_loss_sd, 4),
+        tables.mean_and_sd(row.test_accuracy, row.test_accuracy_sd, 1, 100),
         f"{row.distance:.2g}",
         f"{row.rounds_per_step:.2f}",
         f"{row.bytes_per_step:,.0f}",

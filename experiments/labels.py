@@ -8,7 +8,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 # Where a name may stand beside its point, in the order of preference.
-PLACES = (
+OFFSETS = (
     (7, 0, "left", "center"),
     (-7, 0, "right", "center"),
     (0, 7, "center", "bottom"),
@@ -21,10 +21,10 @@ PLACES = (
     (6, -18, "left", "top"),
 )
 
-LATER = 15  # Square pixels that a name may cover before the next place is better.
+RANK_COST = 15  # Square pixels that a name may cover before the next place is better.
 
 
-class Name(NamedTuple):
+class Label(NamedTuple):
     """What is written beside a point."""
 
     text: str
@@ -38,37 +38,39 @@ def _overlap(first: Bbox, second: Bbox) -> float:
     return common.width * common.height if common else 0.0
 
 
-def put_names(axes: Axes, names: Iterable[Name], taken: Iterable[Bbox]) -> None:
+def place_labels(axes: Axes, labels: Iterable[Label], occupied: Iterable[Bbox]) -> None:
     """Names each point where the name covers least of what is there already.
 
     Args:
       axes: Of a figure that has a canvas and its final limits.
-      names: In the order in which they choose.
-      taken: Boxes in pixels that are not to be covered.
+      labels: In the order in which they choose.
+      occupied: Boxes in pixels that are not to be covered.
     """
     renderer = axes.get_figure().canvas.get_renderer()
-    frame, taken = axes.get_window_extent(renderer), list(taken)
+    frame, occupied = axes.get_window_extent(renderer), list(occupied)
 
-    def put(name: Name, place: tuple[float, float, str, str]) -> Text:
-        x, y, horizontal, vertical = place
+    def draw(label: Label, offset: tuple[float, float, str, str]) -> Text:
+        x, y, horizontal, vertical = offset
         return axes.annotate(
-            name.text,
-            (name.x, name.y),
+            label.text,
+            (label.x, label.y),
             xytext=(x, y),
             textcoords="offset points",
             ha=horizontal,
             va=vertical,
             fontsize=8,
-            color=name.color,
+            color=label.color,
         )
 
-    def covered(text: Text) -> float:
+    def cost(text: Text) -> float:
         box = text.get_window_extent(renderer)
         text.remove()
         outside = box.width * box.height - _overlap(box, frame)
-        return 10 * outside + sum(_overlap(box, other) for other in taken)
+        return 10 * outside + sum(_overlap(box, other) for other in occupied)
 
-    for name in names:
-        costs = [covered(put(name, place)) + LATER * rank for rank, place in enumerate(PLACES)]
-        text = put(name, PLACES[costs.index(min(costs))])
-        taken.append(text.get_window_extent(renderer))
+    for label in labels:
+        costs = [
+            cost(draw(label, offset)) + RANK_COST * rank for rank, offset in enumerate(OFFSETS)
+        ]
+        text = draw(label, OFFSETS[costs.index(min(costs))])
+        occupied.append(text.get_window_extent(renderer))

@@ -18,8 +18,8 @@ class Loss(NamedTuple):
     """
 
     name: str
-    each: Callable[[jax.Array, jax.Array], jax.Array]
-    is_right: Callable[[jax.Array, jax.Array], jax.Array]
+    per_label: Callable[[jax.Array, jax.Array], jax.Array]
+    is_correct: Callable[[jax.Array, jax.Array], jax.Array]
 
 
 CROSS_ENTROPY = Loss(

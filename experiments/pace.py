@@ -11,45 +11,46 @@ from jax.sharding import AxisType
 
 from experiments import cluster
 from experiments.configs import Pace
+from experiments.digits_table import sd
 from experiments.errors import ExperimentError
-from experiments.pace_training import Measured, Run, Speeds, simulated
+from experiments.pace_training import RealTimeTrainer, Run, Timings, simulate_run
 from experiments.progress import Progress
 from experiments.recording import describe_command, open_record
-from experiments.summary import sd
 from experiments.tables import to_csv, to_markdown, to_rich
 from experiments.task import Task
 from jaxcomm.synchronization import all_workers, deadline, deterministic
 
-WAITING, NON_BLOCKING = "synchronous", "non_blocking"
+SYNCHRONOUS, NON_BLOCKING = "synchronous", "non_blocking"
 WARM_UP, WARM_UP_SEED = 4, 1000
-TIMES_AS_MANY = 2  # Windows of a run that does not wait.
-AGREEMENT = 0.2
+WINDOWS_FACTOR = 2  # Windows of a run that does not wait.
+TOLERANCE = 0.2
 
 
-class Ratio(NamedTuple):
+class Speedups(NamedTuple):
     """Seconds to the loss of synchronous SGD, to those of Non-blocking SGD, a number a repeat."""
 
     measured: list[float]
     simulated: list[float]
 
     @property
-    def apart(self) -> float:
+    def relative_difference(self) -> float:
         """How far the simulated mean is from the measured one."""
         return statistics.mean(self.simulated) / statistics.mean(self.measured) - 1
 
     @property
     def sentence(self) -> str:
         """What was found."""
-        if math.isnan(self.apart):
+        if math.isnan(self.relative_difference):
             return "Not every run reached the loss."
         shown = [
             f"{statistics.mean(ratios):.2f} ± {sd(ratios):.2f}"
             for ratios in (self.measured, self.simulated)
         ]
-        within = "within" if abs(self.apart) <= AGREEMENT else "NOT within"
+        within = "within" if abs(self.relative_difference) <= TOLERANCE else "NOT within"
         return (
             f"Non-blocking SGD was {shown[0]} times faster to the loss; the simulated clock says "
-            f"{shown[1]}, which is {100 * self.apart:+.0f} % off: {within} {100 * AGREEMENT:.0f} %."
+            f"{shown[1]}, which is {100 * self.relative_difference:+.0f} % off: {within} "
+            f"{100 * TOLERANCE:.0f} %."
         )
 
 
@@ -73,13 +74,13 @@ def _rows(task: Task, config: Pace, clock: str, strategy: str, seed: int, run: R
     return [*rows, last]
 
 
-def ratio_of(runs: list[dict[str, Any]]) -> Ratio:
+def speedups_of(runs: list[dict[str, Any]]) -> Speedups:
     """From the rows that sum runs up."""
     times = {(run["clock"], run["strategy"], run["seed"]): run["seconds_to_loss"] for run in runs}
     seeds = sorted({run["seed"] for run in runs})
-    return Ratio(
+    return Speedups(
         *(
-            [times[clock, WAITING, seed] / times[clock, NON_BLOCKING, seed] for seed in seeds]
+            [times[clock, SYNCHRONOUS, seed] / times[clock, NON_BLOCKING, seed] for seed in seeds]
             for clock in ("wall", "simulated")
         )
     )
@@ -107,24 +108,27 @@ def _lines(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return lines
 
 
-def write_readme(config: Pace, speeds: Speeds, seconds: float, runs: list[dict[str, Any]]) -> str:
+def write_readme(config: Pace, speeds: Timings, seconds: float, runs: list[dict[str, Any]]) -> str:
     """The text of the README, every number of it from the record."""
     question = (inspect.getdoc(Pace) or "").splitlines()[0]
     shown = ", ".join(f"{1e3 * each:.1f}" for each in speeds.minibatch)
     return (
         f"# {question}\n\n"
         f"digits, {len(speeds.minibatch)} processes of one machine, windows of "
-        f"{config.minibatches} mini-batches of {config.size} examples, plain SGD with the rate "
+        f"{config.minibatches} mini-batches of {config.minibatch_size} examples, plain SGD with "
+        "the rate "
         f"{config.learning_rate:g} for both, {config.repeats} repeats. A mini-batch waits "
-        f"{1e3 * config.seconds:g} ms in place of a device that this machine lacks, and in the "
-        f"last process computes {1e3 * (config.slow - 1) * config.seconds:g} ms of gradients "
+        f"{1e3 * config.minibatch_seconds:g} ms in place of a device that this machine lacks, "
+        "and in the "
+        f"last process computes {1e3 * (config.slowdown - 1) * config.minibatch_seconds:g} ms of "
+        "gradients "
         "besides that nobody uses, so that the processes do not fight for the cores. Mini-batches "
         f"took {shown} ms (medians), an exchange {1e3 * speeds.exchange:.1f} ms; the deadline of "
         f"Non-blocking SGD is {1e3 * seconds:.1f} ms. The simulated clock is told these numbers, "
         "and trains on the same batches.\n\n"
         f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
         "setting in `config.json`, every raw metric in `metrics.jsonl`.\n\n"
-        f"{ratio_of(runs).sentence}\n\n"
+        f"{speedups_of(runs).sentence}\n\n"
         f"{to_markdown(HEADINGS, _lines(runs), left=2)}\n"
         f"Seconds to the loss {config.loss:g} over the whole training set, looked at every "
         f"{config.log_every} windows; ± is the standard deviation over repeats.\n"
@@ -146,12 +150,15 @@ def main(config: Pace) -> int:
         Progress(2 * config.repeats) as progress,
         cluster.reraise_lost_process(),
     ):
-        waiting = Measured(task, mesh, config, math.inf)
+        waiting = RealTimeTrainer(task, mesh, config, math.inf)
         _, speeds = waiting.run(WARM_UP_SEED, WARM_UP)
-        seconds = config.slack * config.minibatches * float(speeds.minibatch.min())
-        measuring = {WAITING: waiting, NON_BLOCKING: Measured(task, mesh, config, seconds)}
+        seconds = config.deadline_slack * config.minibatches * float(speeds.minibatch.min())
+        measuring = {
+            SYNCHRONOUS: waiting,
+            NON_BLOCKING: RealTimeTrainer(task, mesh, config, seconds),
+        }
         measuring[NON_BLOCKING].run(WARM_UP_SEED, WARM_UP)
-        counts = {WAITING: config.windows, NON_BLOCKING: TIMES_AS_MANY * config.windows}
+        counts = {SYNCHRONOUS: config.windows, NON_BLOCKING: WINDOWS_FACTOR * config.windows}
         for seed in range(config.repeats):
             for strategy, timed in measuring.items():
                 run, speeds = timed.run(seed, counts[strategy])
@@ -169,24 +176,24 @@ def main(config: Pace) -> int:
                 )
         if not cluster.is_first():
             return 0
-        speeds = Speeds(
+        speeds = Timings(
             np.median([each.minibatch for each in measured], axis=0),
             statistics.median(each.exchange for each in measured),
         )
         straggler = deterministic(speeds.minibatch.tolist())
-        triggers = {WAITING: all_workers(), NON_BLOCKING: deadline(seconds)}
+        triggers = {SYNCHRONOUS: all_workers(), NON_BLOCKING: deadline(seconds)}
         for seed in range(config.repeats):
             for strategy, trigger in triggers.items():
-                run = simulated(task, config, straggler, trigger, speeds, seed, counts[strategy])
+                run = simulate_run(task, config, straggler, trigger, speeds, seed, counts[strategy])
                 rows = _rows(task, config, "simulated", strategy, seed, run)
                 runs.append(rows[-1])
                 for row in rows:
                     record.add(row)
-        progress.say(to_rich(HEADINGS, _lines(runs), left=2))
-        progress.say(ratio_of(runs).sentence)
+        progress.print(to_rich(HEADINGS, _lines(runs), left=2))
+        progress.print(speedups_of(runs).sentence)
         record.write("table.csv", to_csv([*runs[0]], [run.values() for run in runs]))
         record.write("README.md", write_readme(config, speeds, seconds, runs))
         if record.folder:
-            progress.say(f"Record: {record.folder}")
+            progress.print(f"Record: {record.folder}")
         record.finish()
     return 0

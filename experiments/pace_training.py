@@ -25,27 +25,27 @@ class Run(NamedTuple):
     minibatches: int  # of all workers
 
 
-class Speeds(NamedTuple):
+class Timings(NamedTuple):
     """What was measured in a run."""
 
     minibatch: np.ndarray  # [workers], median seconds
     exchange: float  # median over windows of the least over workers, whose last does not wait
 
 
-def batches_of(task: Task, worker: int, workers: int, size: int, seed: int) -> Iterator[Any]:
+def worker_batches(task: Task, worker: int, workers: int, size: int, seed: int) -> Iterator[Any]:
     """A worker's mini-batches without end, from its own part of the training set."""
     inputs, labels = task.dataset.train_inputs, task.dataset.train_labels
-    own = np.random.default_rng(seed).permutation(len(inputs))[worker::workers]
+    local = np.random.default_rng(seed).permutation(len(inputs))[worker::workers]
     rng = np.random.default_rng([seed, worker])
     waiting = np.empty(0, np.int64)
     while True:
         while len(waiting) < size:
-            waiting = np.concatenate([waiting, rng.permutation(own)])
+            waiting = np.concatenate([waiting, rng.permutation(local)])
         rows, waiting = waiting[:size], waiting[size:]
         yield inputs[rows], labels[rows]
 
 
-def paced(
+def slow_batches(
     batches: Iterator[Any], seconds: float, extra: float, work: Callable[[Any], Any]
 ) -> Iterator[Any]:
     """Mini-batches that each take so long to come, and `extra` seconds of `work` besides."""
@@ -62,16 +62,16 @@ def _transformation(config: Pace) -> optax.GradientTransformation:
     return optax.chain(jaxcomm.mean(), optax.sgd(config.learning_rate))
 
 
-def gather(mesh: Mesh, own: np.ndarray) -> np.ndarray:
+def gather(mesh: Mesh, local: np.ndarray) -> np.ndarray:
     """What each process has, [processes, ...], on all."""
-    of_all = jax.make_array_from_process_local_data(
-        NamedSharding(mesh, PartitionSpec("data")), np.asarray(own, np.float32)[None]
+    global_array = jax.make_array_from_process_local_data(
+        NamedSharding(mesh, PartitionSpec("data")), np.asarray(local, np.float32)[None]
     )
-    copied = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(of_all)
+    copied = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(global_array)
     return np.asarray(copied.addressable_data(0), np.float64)
 
 
-class Measured:
+class RealTimeTrainer:
     """Windows of one length in real time; compiled by the first."""
 
     def __init__(self, task: Task, mesh: Mesh, config: Pace, seconds: float):
@@ -86,14 +86,16 @@ class Measured:
         )
         self._work = jax.jit(jax.grad(task.loss))
 
-    def run(self, seed: int, windows: int) -> tuple[Run, Speeds]:
+    def run(self, seed: int, windows: int) -> tuple[Run, Timings]:
         """Trains once, all processes together."""
         task, config, me = self._task, self._config, jax.process_index()
-        extra = (config.slow - 1) * config.seconds if me == self._mesh.size - 1 else 0.0
+        extra = (
+            (config.slowdown - 1) * config.minibatch_seconds if me == self._mesh.size - 1 else 0.0
+        )
         weights = jax.device_get(task.first_weights(seed))
-        batches = batches_of(task, me, self._mesh.size, config.size, seed)
+        batches = worker_batches(task, me, self._mesh.size, config.minibatch_size, seed)
         work = lambda batch: jax.block_until_ready(self._work(weights, batch))  # noqa: E731
-        queue = paced(batches, config.seconds, extra, work)
+        queue = slow_batches(batches, config.minibatch_seconds, extra, work)
         params, state = weights, jaxcomm.init(self._tx, weights, self._mesh)
         seconds, logged, paces, exchanges, finished = [], [], [], [], 0
         gather(self._mesh, np.zeros(1))  # All are here.
@@ -109,16 +111,16 @@ class Measured:
                 seconds.append(time.perf_counter() - began)
                 logged.append(jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), params))
         each = gather(self._mesh, np.asarray([np.median(paces), *exchanges]))
-        speeds = Speeds(each[:, 0], float(np.median(each[:, 1:].min(axis=0))))
+        speeds = Timings(each[:, 0], float(np.median(each[:, 1:].min(axis=0))))
         return Run(seconds, logged, finished), speeds
 
 
-def simulated(
-    task: Task, config: Pace, straggler: Straggler, trigger: Trigger, speeds: Speeds,
+def simulate_run(
+    task: Task, config: Pace, straggler: Straggler, trigger: Trigger, speeds: Timings,
     seed: int, count: int,
 ) -> Run:  # fmt: skip
     """The same batches on a simulated clock."""
-    workers, most, tx = len(speeds.minibatch), config.minibatches, _transformation(config)
+    workers, maximum, tx = len(speeds.minibatch), config.minibatches, _transformation(config)
     params = task.first_weights(seed)
     state = jaxcomm.init(tx, params, workers)
     step = jaxcomm.simulate(task.loss, tx, workers, gradients=synchronization.window_gradients)
@@ -126,20 +128,23 @@ def simulated(
         straggler,
         trigger,
         workers=workers,
-        minibatches=most,
+        minibatches=maximum,
         communication=speeds.exchange,
         in_flight="abort",
     )
-    queues = [batches_of(task, worker, workers, config.size, seed) for worker in range(workers)]
-    unused = next(batches_of(task, 0, workers, config.size, seed))
+    queues = [
+        worker_batches(task, worker, workers, config.minibatch_size, seed)
+        for worker in range(workers)
+    ]
+    unused = next(worker_batches(task, 0, workers, config.minibatch_size, seed))
     seconds, logged = [], []
     for number in range(1, count + 1):
         window, clock = close(clock)
-        given = []
+        minibatches_of_workers = []
         for queue, finished in zip(queues, np.asarray(window.finished), strict=True):
-            given += [*itertools.islice(queue, int(finished))]
-            given += [unused] * (most - int(finished))
-        batch = jax.tree.map(lambda *each: np.stack(each), *given)
+            minibatches_of_workers += [*itertools.islice(queue, int(finished))]
+            minibatches_of_workers += [unused] * (maximum - int(finished))
+        batch = jax.tree.map(lambda *each: np.stack(each), *minibatches_of_workers)
         params, state, _ = step(params, state, (batch, window.finished))
         if number % config.log_every == 0:
             seconds.append(float(clock.seconds))

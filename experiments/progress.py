@@ -25,14 +25,14 @@ class Progress:
         )
         self._task = self._bar.add_task("", total=total)
 
-    def say(self, what: object) -> None:
+    def print(self, what: object) -> None:
         """Prints a line or a table."""
         self._bar.console.print(what)
 
     def advance(self, done: int, line: str) -> None:
         """So many are done; prints a line about the latest."""
         self._bar.update(self._task, completed=done)
-        self.say(line)
+        self.print(line)
 
     def __enter__(self) -> "Progress":
         self._bar.start()

@@ -27,7 +27,7 @@ import jax
 from experiments.cluster import is_first
 from experiments.errors import ExperimentError, Interrupted
 from experiments.launch import COMMAND
-from experiments.rows import read_rows
+from experiments.metrics_rows import read_rows
 
 PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn")
 METRICS = "metrics.jsonl"
@@ -93,7 +93,7 @@ def read_metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _reporting_os_errors(path: Path) -> Iterator[None]:
     """Says in one line what the system refuses."""
     try:
         yield
@@ -101,14 +101,14 @@ def _writing(path: Path) -> Iterator[None]:
         raise ExperimentError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file at once or not at all.
 
     Raises:
       ExperimentError: If it cannot be written; what was there before is left.
     """
     draft = path.with_name(f".{path.name}.draft")
-    with _writing(path):
+    with _reporting_os_errors(path):
         try:
             draft.write_bytes(content)
             draft.replace(path)
@@ -151,7 +151,7 @@ class Record:
         self._config = dataclasses.asdict(config)
         self._write_config(finished=False)
         self.write("environment.txt", environment)
-        with _writing(self.folder / METRICS):
+        with _reporting_os_errors(self.folder / METRICS):
             self._metrics = (self.folder / METRICS).open("ab", buffering=0)
 
     def write(self, name: str, text: str) -> None:
@@ -160,7 +160,7 @@ class Record:
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """Writes a file that is no text, likewise."""
-        write_whole(self.folder / name, content)
+        write_atomically(self.folder / name, content)
 
     def _write_config(self, finished: bool) -> None:
         settings = {**self._config, "finished": finished}
@@ -172,14 +172,14 @@ class Record:
         Raises:
           ExperimentError: If there is no room for it; the rows before stay.
         """
-        left = json.dumps(_jsonable(row), allow_nan=False).encode() + b"\n"
+        remaining = json.dumps(_jsonable(row), allow_nan=False).encode() + b"\n"
         end = self._metrics.seek(0, os.SEEK_END)
-        with _writing(self.folder / METRICS):
+        with _reporting_os_errors(self.folder / METRICS):
             try:
-                while left:  # A disk that fills up takes a part, and refuses the rest.
-                    left = left[self._metrics.write(left) :]
+                while remaining:  # A disk that fills up takes a part, and refuses the rest.
+                    remaining = remaining[self._metrics.write(remaining) :]
             finally:
-                if left:
+                if remaining:
                     self._metrics.truncate(end)
 
     def finish(self) -> None:

@@ -16,23 +16,23 @@ from experiments.progress import Progress
 from experiments.recording import open_record
 from experiments.sparse_cost import count_sparse_bytes, time_codec
 from experiments.sparse_density import LeafDensity, make_gradients, measure_densities
+from experiments.sparse_findings import describe_findings
 from experiments.sparse_methods import SparseVariant, make_sparse_variants, path_of
 from experiments.sparse_report import write_readme
-from experiments.sparse_state import state
 from experiments.sparse_table import summarize, to_csv, to_table
 from experiments.survey import run_seeds, tune
 from experiments.task import Task
 from experiments.train import Program, make_mesh, make_program
 from experiments.tuning import choose, mean_losses
 
-SCORED = 5000  # Training examples; all of them take longer to score than to train on.
+SCORED_EXAMPLES = 5000  # Training examples; all of them take longer to score than to train on.
 
 
 def _make_task(config: Sparse) -> Task:
     if config.vocabulary is not None and config.dataset != "words":
         raise ExperimentError("--vocabulary is for --dataset words.")
     options = {} if config.vocabulary is None else {"vocabulary": config.vocabulary}
-    return Task(config.dataset, config.data, scored=SCORED, **options)
+    return Task(config.dataset, config.data, scored_examples=SCORED_EXAMPLES, **options)
 
 
 def _calibrate(
@@ -43,7 +43,9 @@ def _calibrate(
     Batches are the first of a seed that rates are chosen with, none of those that are reported.
     """
     params = task.first_weights(config.seeds)
-    batches = [*itertools.islice(task.batches(config.seeds, config.batch), config.calibration)]
+    batches = [
+        *itertools.islice(task.batches(config.seeds, config.batch), config.calibration_batches)
+    ]
     leaves = measure_densities(task, workers, params, batches)
     sparse = {leaf.leaf for leaf in leaves if leaf.is_sparse}
     gradients = make_gradients(task, workers)(params, batches[-1])
@@ -58,15 +60,15 @@ def _measure_cost(
 ) -> dict[str, Any]:
     """A row of kind `"sparse"`: bytes of the sparse leaves and of the step, and times."""
     shapes = {path: gradient.shape[1:] for path, gradient in gradients.items()}
-    mesh, taken = make_mesh(config.devices), time_codec(variant, gradients, config.repetitions)
+    mesh, times = make_mesh(config.devices), time_codec(variant, gradients, config.repetitions)
     return {
         "kind": "sparse",
         "method": variant.label,
         "workers": mesh.size,
         "sparse_bytes": count_sparse_bytes(variant, shapes, mesh),
         "step_bytes": program.account.bytes_per_worker,
-        "encode_milliseconds": 1e3 * taken.encode if taken else math.nan,
-        "decode_milliseconds": 1e3 * taken.decode if taken else math.nan,
+        "encode_milliseconds": 1e3 * times.encode if times else math.nan,
+        "decode_milliseconds": 1e3 * times.decode if times else math.nan,
     }
 
 
@@ -82,7 +84,7 @@ def main(config: Sparse) -> int:
             "examples that are left of the validation set."
         )
     leaves, gradients = _calibrate(config, task, mesh.size)
-    rooms = {leaf.leaf: leaf.room for leaf in leaves if leaf.is_sparse}
+    capacities = {leaf.leaf: leaf.capacity for leaf in leaves if leaf.is_sparse}
     rates = config.learning_rates or ()
     make = functools.partial(
         make_program,
@@ -92,18 +94,18 @@ def main(config: Sparse) -> int:
         mesh=mesh,
         simulated=True,
     )
-    variants = make_sparse_variants(labels, rooms)
+    variants = make_sparse_variants(labels, capacities)
     programs = [make(task, variant) for variant in variants]
     costs = [
         _measure_cost(config, variant, program, gradients)
         for variant, program in zip(variants, programs, strict=True)
     ]
     with open_record(config) as record, Progress(len(programs)) as progress:
-        progress.say(
+        progress.print(
             f"{len(programs)} methods at {len(set(rates))} learning rates, {config.steps} steps, "
             f"{mesh.size} simulated workers"
         )
-        progress.say(sparse_density.to_table(leaves))
+        progress.print(sparse_density.to_table(leaves))
         for row in [*({"kind": "density", **leaf._asdict()} for leaf in leaves), *costs]:
             record.add(row)
         runs: list[dict[str, Any]] = []
@@ -111,8 +113,8 @@ def main(config: Sparse) -> int:
         for done, program in enumerate(programs, 1):
             began = time.perf_counter()
             # What a step tells costs more than the step, and is of the reported runs alone.
-            untold = make(held_out, program.variant, observed=False)
-            trials = tune(config, untold, held_out, record)
+            without_diagnostics = make(held_out, program.variant, with_diagnostics=False)
+            trials = tune(config, without_diagnostics, held_out, record)
             tuning += trials
             runs += run_seeds(config, program, choose(mean_losses(trials)), record)
             latest = summarize(costs, runs, tuning)[-1]
@@ -123,12 +125,12 @@ def main(config: Sparse) -> int:
                 f"and step, {time.perf_counter() - began:.0f} s",
             )
         rows = summarize(costs, runs, tuning)
-        progress.say(to_table(rows))
-        progress.say(state(rows, leaves))
+        progress.print(to_table(rows))
+        progress.print(describe_findings(rows, leaves))
         record.write("table.csv", to_csv(rows))
         record.write("README.md", write_readme(config, task.loss_of.name, leaves, rows))
         if record.folder:
             figures.draw(record.folder)
-            progress.say(f"Record: {record.folder}")
+            progress.print(f"Record: {record.folder}")
         record.finish()
     return 0

@@ -31,8 +31,8 @@ def count_sparse_bytes(
     }
 
     def on_worker(params: Any, state: Any, gradients: Any) -> Any:
-        own = jax.tree.map(lambda x: x[0], gradients)
-        return aggregator.update(own, state, params)[0]
+        gradients = jax.tree.map(lambda x: x[0], gradients)
+        return aggregator.update(gradients, state, params)[0]
 
     try:
         state = jax.eval_shape(lambda params: jaxcomm.init(aggregator, params, mesh), params)
@@ -50,7 +50,7 @@ class CodecTime(NamedTuple):
     decode: float
 
 
-_JOINED: dict[str, Callable[[jax.Array], jax.Array]] = {
+_REDUCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "sum": functools.partial(jnp.sum, axis=0),
     "max": functools.partial(jnp.max, axis=0),
     "or": lambda x: lax.reduce(x, x.dtype.type(0), lax.bitwise_or, (0,)),
@@ -68,8 +68,10 @@ def _time_leaf(codec: jaxcomm.Codec, gradients: jax.Array, repetitions: int) -> 
     def encode(worker: jax.Array, x: jax.Array, statistics: Any) -> tuple[Any, Any]:
         coins = jaxcomm.Coins(public, jax.random.fold_in(private, worker))
         before = context.replace(coins=coins, memory=codec.init(x))
-        own = codec.measure(before, x)
-        return codec.encode(before.replace(statistics=statistics if summed else own), x)[0], own
+        measured = codec.measure(before, x)
+        return codec.encode(before.replace(statistics=statistics if summed else measured), x)[
+            0
+        ], measured
 
     @jax.jit
     def prepare(gradients: jax.Array) -> tuple[Any, Any, Any]:
@@ -78,7 +80,7 @@ def _time_leaf(codec: jaxcomm.Codec, gradients: jax.Array, repetitions: int) -> 
             gradients
         )
         statistics = jax.tree.map(
-            lambda kind, x: _JOINED[kind](x), codec.reduce_statistics, measured
+            lambda kind, x: _REDUCTIONS[kind](x), codec.reduce_statistics, measured
         )
         payloads, _ = jax.vmap(encode, in_axes=(0, 0, None))(
             jnp.arange(number), gradients, statistics
@@ -93,9 +95,9 @@ def _time_leaf(codec: jaxcomm.Codec, gradients: jax.Array, repetitions: int) -> 
             return codec.decode(context.received(number).replace(statistics=statistics), payloads)
 
         def add(total: jax.Array, one: tuple[Any, Any]) -> tuple[jax.Array, None]:
-            payload, own = one
-            known = context.received().replace(statistics=own)
-            return total + codec.decode(known, payload) / number, None
+            payload, measured = one
+            received = context.received().replace(statistics=measured)
+            return total + codec.decode(received, payload) / number, None
 
         return lax.scan(add, jnp.zeros(shape), (payloads, statistics))[0]
 
@@ -122,7 +124,7 @@ def time_codec(
     if make_codec is None:
         return None
     times = [
-        _time_leaf(make_codec(variant.rooms[path]), gradient, repetitions)
+        _time_leaf(make_codec(variant.capacities[path]), gradient, repetitions)
         for path, gradient in gradients.items()
     ]
     return CodecTime(*map(sum, zip(*times, strict=True)))

@@ -12,12 +12,12 @@ from rich.table import Table
 import jaxcomm
 from experiments import tables
 from experiments.errors import ExperimentError
-from experiments.sparse_methods import Room, path_of
+from experiments.sparse_methods import Capacity, path_of
 from experiments.task import Batch, Task
 from jaxcomm.aggregation._rows import to_cyclic_rows
 
 MARGIN = 1.1
-MOST_DENSE = 0.5  # Beyond it, sending the rows of the union alone saves less than half.
+MAX_DENSITY = 0.5  # Beyond it, sending the rows of the union alone saves less than half.
 
 
 class LeafDensity(NamedTuple):
@@ -33,13 +33,13 @@ class LeafDensity(NamedTuple):
     @property
     def is_sparse(self) -> bool:
         """Whether it has rows, half of which at least are zero on all workers."""
-        return len(self.shape) > 1 and 0 < self.union <= MOST_DENSE
+        return len(self.shape) > 1 and 0 < self.union <= MAX_DENSITY
 
     @property
-    def room(self) -> Room:
+    def capacity(self) -> Capacity:
         """What was seen and a tenth more, or all rows."""
         seen = (self.own, self.union, self.own_share, self.union_share)
-        return Room(*(min(MARGIN * density, 1.0) for density in seen))
+        return Capacity(*(min(MARGIN * density, 1.0) for density in seen))
 
 
 @functools.cache
@@ -58,17 +58,17 @@ def make_gradients(task: Task, workers: int) -> Callable[[Any, Batch], Any]:
 def _densities(gradients: Any) -> Any:
     """Of each leaf `[workers, ...]` what `LeafDensity` tells of it, float32[4]."""
 
-    def own_and_union(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def worker_and_union(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
         own = jaxcomm.gradient_density(gradient)
         return own, jaxcomm.gradient_density(gradient, "data")
 
     def of_leaf(gradient: jax.Array) -> jax.Array:
         workers = gradient.shape[0]
         gradient = gradient if gradient.ndim > 1 else gradient[:, None]
-        whole = jax.vmap(own_and_union, axis_name="data")(gradient)
+        densities = jax.vmap(worker_and_union, axis_name="data")(gradient)
         shares = jax.vmap(lambda x: to_cyclic_rows(x, workers))(gradient)
-        shared = jax.vmap(jax.vmap(own_and_union), axis_name="data")(shares)
-        return jnp.stack([jnp.max(density) for density in (*whole, *shared)])
+        shard_densities = jax.vmap(jax.vmap(worker_and_union), axis_name="data")(shares)
+        return jnp.stack([jnp.max(density) for density in (*densities, *shard_densities)])
 
     return jax.tree.map(of_leaf, gradients)
 

@@ -13,22 +13,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
+from experiments.digits_table import BASELINE
 from experiments.drawing import require, save, set_log_scale
-from experiments.labels import Name, put_names
-from experiments.sparse_methods import GATHERED, S2
+from experiments.labels import Label, place_labels
+from experiments.sparse_methods import ALL_GATHER, S2_METHODS
 from experiments.sparse_table import Row, summarize
-from experiments.summary import BASELINE
 from experiments.survey_figure import only_leading_digits
 
 NAME = "held_out_loss_against_sparse_bytes.png"
 _COLORS = matplotlib.colormaps["tab10"].colors
-_YARDSTICK, _SKETCH, _OTHER = "black", _COLORS[0], _COLORS[1]
+_REFERENCE, _SKETCH, _OTHER = "black", _COLORS[0], _COLORS[1]
 
 
 def _color(row: Row) -> Any:
-    if row.method in (BASELINE, GATHERED):
-        return _YARDSTICK
-    return _SKETCH if row.method in S2 else _OTHER
+    if row.method in (BASELINE, ALL_GATHER):
+        return _REFERENCE
+    return _SKETCH if row.method in S2_METHODS else _OTHER
 
 
 def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
@@ -100,9 +100,9 @@ def draw(
     figure.draw_without_rendering()
     pixels = axes.transData.transform([(row.sparse_bytes / 1e3, row.test_loss) for row in rows])
     points = [Bbox.from_extents(x - 8, y - 8, x + 8, y + 8) for x, y in pixels.reshape(-1, 2)]
-    put_names(
+    place_labels(
         axes,
-        [Name(row.method, row.sparse_bytes / 1e3, row.test_loss, _color(row)) for row in rows],
+        [Label(row.method, row.sparse_bytes / 1e3, row.test_loss, _color(row)) for row in rows],
         [*points, *_dense_line(axes, rows)],
     )
     return save(figure, folder / NAME)

@@ -7,18 +7,18 @@ import jax
 import optax
 
 import jaxcomm
+from experiments.digits_table import BASELINE
 from experiments.errors import ExperimentError
 from experiments.methods import expand
-from experiments.summary import BASELINE
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sketches import count_sketch, s2_codes, s2_sketch
 from jaxcomm.compression.sparsifiers import nonzero, nonzero_union
 
-GATHERED = "all_gather"
+ALL_GATHER = "all_gather"
 DENSE = "dense"
 
 
-class Room(NamedTuple):
+class Capacity(NamedTuple):
     """For what part of a leaf's rows there is room."""
 
     own: float  # of those that are not zero on one worker
@@ -38,14 +38,14 @@ class SparseMethod(NamedTuple):
 
     build: Callable[..., optax.GradientTransformationExtraArgs]
     sends: str
-    codec: Callable[[Room], jaxcomm.Codec] | None = None
+    codec: Callable[[Capacity], jaxcomm.Codec] | None = None
 
 
-def _carried(
-    aggregate: Callable[..., Any], codec: Callable[[Room], jaxcomm.Codec], sends: str
+def _codec_method(
+    aggregate: Callable[..., Any], codec: Callable[[Capacity], jaxcomm.Codec], sends: str
 ) -> SparseMethod:
     return SparseMethod(
-        lambda room, **options: aggregate("data", codec(room), scope="leaf", **options),
+        lambda capacity, **options: aggregate("data", codec(capacity), scope="leaf", **options),
         sends,
         codec,
     )
@@ -53,39 +53,39 @@ def _carried(
 
 def _s2(sends: str, **sketch: Any) -> SparseMethod:
     return SparseMethod(
-        lambda room, **options: jaxcomm.s2_reducer(
-            density=room.union, overflow="drop", **sketch, **options
+        lambda capacity, **options: jaxcomm.s2_reducer(
+            density=capacity.union, overflow="drop", **sketch, **options
         ),
         sends,
-        lambda room: s2_sketch(density=room.union, **sketch),
+        lambda capacity: s2_sketch(density=capacity.union, **sketch),
     )
 
 
 _PEELING = {"ratio": 1.4, "rows": 3}
 
 SPARSE_METHODS: dict[str, SparseMethod] = {
-    BASELINE: SparseMethod(lambda room, **options: jaxcomm.mean(), "all rows, summed"),
-    GATHERED: _carried(
+    BASELINE: SparseMethod(lambda capacity, **options: jaxcomm.mean(), "all rows, summed"),
+    ALL_GATHER: _codec_method(
         jaxcomm.all_gather_mean,
-        lambda room: nonzero(density=room.own, overflow="drop"),
+        lambda capacity: nonzero(density=capacity.own, overflow="drop"),
         "its own rows, to all others",
     ),
-    "union": _carried(
+    "union": _codec_method(
         jaxcomm.all_reduce_mean,
-        lambda room: nonzero_union(density=room.union, overflow="drop"),
+        lambda capacity: nonzero_union(density=capacity.union, overflow="drop"),
         "a bitmap, then the rows of the union, summed (OmniReduce)",
     ),
     "sparcml": SparseMethod(
-        lambda room, *, seed, diagnostics: jaxcomm.sparcml(
-            density=room.own, union_density=room.union, diagnostics=diagnostics
+        lambda capacity, *, seed, diagnostics: jaxcomm.sparcml(
+            density=capacity.own, union_density=capacity.union, diagnostics=diagnostics
         ),
         "its own rows to one other, the sums of two, of four, ... (SparCML)",
     ),
     "parallax": SparseMethod(
-        lambda room, **options: jaxcomm.two_stage_mean(
+        lambda capacity, **options: jaxcomm.two_stage_mean(
             "data",
-            error_feedback(nonzero(density=room.own_share)),
-            mean_codec=error_feedback(nonzero(density=room.union_share)),
+            error_feedback(nonzero(density=capacity.own_share)),
+            mean_codec=error_feedback(nonzero(density=capacity.union_share)),
             layout="cyclic",
             scope="leaf",
             **options,
@@ -97,21 +97,21 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
     "s2_median_1": _s2("the same, its cells in three rows", ratio=1, rows=3, decode="median"),
     "s2_peel": _s2("a bitmap and 1.4 cells a coordinate, solved for", decode="peel", **_PEELING),
     "s2_peel_8_bits": SparseMethod(
-        lambda room, **options: jaxcomm.s2_reducer(
-            density=room.union, decode="peel", bits=8, overflow="drop", **_PEELING, **options
+        lambda capacity, **options: jaxcomm.s2_reducer(
+            density=capacity.union, decode="peel", bits=8, overflow="drop", **_PEELING, **options
         ),
         "a bitmap and 1.4 cells of 8 bits a coordinate, solved for",
-        lambda room: s2_codes(density=room.union, **_PEELING),
+        lambda capacity: s2_codes(density=capacity.union, **_PEELING),
     ),
-    "count_sketch": _carried(
+    "count_sketch": _codec_method(
         jaxcomm.all_reduce_mean,
-        lambda room: count_sketch(ratio=room.union),
+        lambda capacity: count_sketch(ratio=capacity.union),
         "as many cells as the union has coordinates, of all coordinates, without a bitmap",
     ),
     "sketched_sgd": SparseMethod(
-        lambda room, **options: jaxcomm.sketched_sgd(
-            sketch_ratio=room.union,
-            ratio=room.own,
+        lambda capacity, **options: jaxcomm.sketched_sgd(
+            sketch_ratio=capacity.union,
+            ratio=capacity.own,
             candidates=1.5,
             momentum=0.0,
             scope="leaf",
@@ -120,15 +120,15 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
         "the same in five rows, and exactly the coordinates found to be largest",
     ),
     "fetch_sgd": SparseMethod(
-        lambda room, **options: jaxcomm.fetch_sgd(
-            sketch_ratio=room.union, ratio=room.own, momentum=0.0, scope="leaf", **options
+        lambda capacity, **options: jaxcomm.fetch_sgd(
+            sketch_ratio=capacity.union, ratio=capacity.own, momentum=0.0, scope="leaf", **options
         ),
         "the same in five rows, which also hold what was not yet updated",
     ),
 }
 """Another method is another row; `mean` and `all_gather` are what the others are held against."""
 
-S2 = tuple(name for name in SPARSE_METHODS if name.startswith("s2_"))
+S2_METHODS = tuple(name for name in SPARSE_METHODS if name.startswith("s2_"))
 """The variants of S2 Reducer."""
 
 
@@ -137,23 +137,26 @@ class SparseVariant(NamedTuple):
 
     Attributes:
       label: The name of the method.
-      rooms: The room of each sparse leaf, by its path.
+      capacities: The room of each sparse leaf, by its path.
       has_momentum: False.
       stage: None: each step sends the same.
     """
 
     label: str
-    rooms: Mapping[str, Room]
+    capacities: Mapping[str, Capacity]
     has_momentum: bool = False
     stage: None = None
 
     def _partition(self, **options: Any) -> optax.GradientTransformationExtraArgs:
         build = SPARSE_METHODS[self.label].build
-        transformations = {path: build(room, **options) for path, room in self.rooms.items()}
+        transformations = {
+            path: build(capacity, **options) for path, capacity in self.capacities.items()
+        }
 
         def labels(tree: Any) -> Any:
             return jax.tree_util.tree_map_with_path(
-                lambda path, leaf: name if (name := path_of(path)) in self.rooms else DENSE, tree
+                lambda path, leaf: name if (name := path_of(path)) in self.capacities else DENSE,
+                tree,
             )
 
         return optax.partition({**transformations, DENSE: jaxcomm.mean()}, labels)
@@ -162,7 +165,9 @@ class SparseVariant(NamedTuple):
         """The aggregator of all leaves; of the sparse leaves alone, by their paths, as well."""
         return self._partition(seed=seed, diagnostics=False)
 
-    def observed(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
+    def build_with_diagnostics(
+        self, seed: int | jax.Array
+    ) -> optax.GradientTransformationExtraArgs:
         """The same, which tells of its steps."""
         return self._partition(seed=seed, diagnostics=True)
 
@@ -172,7 +177,9 @@ def path_of(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def make_sparse_variants(names: Iterable[str], rooms: Mapping[str, Room]) -> list[SparseVariant]:
+def make_sparse_variants(
+    names: Iterable[str], capacities: Mapping[str, Capacity]
+) -> list[SparseVariant]:
     """The methods, each once, with every one there is in place of `all`.
 
     Raises:
@@ -184,4 +191,4 @@ def make_sparse_variants(names: Iterable[str], rooms: Mapping[str, Room]) -> lis
             raise ExperimentError(
                 f"there is no sparse method {label!r}; there are {', '.join(SPARSE_METHODS)}."
             )
-    return [SparseVariant(label, rooms) for label in labels]
+    return [SparseVariant(label, capacities) for label in labels]

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from experiments import sparse_density, sparse_figure
 from experiments.configs import Sparse
+from experiments.digits_table import BASELINE, OPTIMIZER_TITLES
 from experiments.recording import describe_command
 from experiments.sparse_density import MARGIN, LeafDensity
+from experiments.sparse_findings import describe_findings
 from experiments.sparse_methods import SPARSE_METHODS
-from experiments.sparse_state import state
 from experiments.sparse_table import Row, to_markdown
-from experiments.summary import BASELINE, OPTIMIZER_TITLES
 
 CAVEAT = (
     "One small model on one small dataset, equally many steps for all. One device stands for all "
@@ -50,10 +50,11 @@ def write_readme(
         f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
         "setting in `config.json`, every raw metric, those of the choice of rates among them, in "
         "`metrics.jsonl`.\n\n"
-        f"{state(rows, leaves)}\n\n"
-        f"Rows of each gradient that are not zero, the most of {config.calibration} batches of "
+        f"{describe_findings(rows, leaves)}\n\n"
+        f"Rows of each gradient that are not zero, the most of {config.calibration_batches} "
+        "batches of "
         f"seed {config.seeds}. A leaf with rows is sparse if at most "
-        f"{100 * sparse_density.MOST_DENSE:.0f} % of them are in the union of the workers; there "
+        f"{100 * sparse_density.MAX_DENSITY:.0f} % of them are in the union of the workers; there "
         f"is room for {MARGIN:g} times as many as were seen. A server has one row "
         f"of every {rows[0].workers}; what is told is of the fullest. All other leaves are sent by "
         f"`{BASELINE}` in the same step.\n\n"

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from experiments import tables
-from experiments.sparse_methods import GATHERED
-from experiments.summary import BASELINE, sd
-from experiments.told import MOST
+from experiments.diagnostics import RECORDED_MAXIMA
+from experiments.digits_table import BASELINE, sd
+from experiments.sparse_methods import ALL_GATHER
 from experiments.tuning import is_at_edge, mean_losses
 
 
@@ -26,8 +26,8 @@ class Row(NamedTuple):
     test_loss_sd: float
     difference: float  # To the loss of the dense mean, in its standard deviations.
     sparse_bytes: float
-    of_dense: float
-    of_gathered: float
+    dense_ratio: float
+    all_gather_ratio: float
     step_bytes: float
     encode_milliseconds: float
     decode_milliseconds: float
@@ -47,8 +47,8 @@ def signed(value: float) -> str:
     return f"{round(value, 2) + 0:+.2f}"
 
 
-def _ratio(value: float, whole: float | None) -> float:
-    return value / whole if whole else math.nan
+def _ratio(value: float, reference: float | None) -> float:
+    return value / reference if reference else math.nan
 
 
 def summarize(
@@ -80,7 +80,9 @@ def summarize(
         cost, losses = by_method[method], [run["test_loss"] for run in of_method]
         above = statistics.mean(losses) - statistics.mean(exact) if exact else math.nan
         rate = of_method[0].get("learning_rate", math.nan)
-        most = [max(run.get(f"most_{name}", math.nan) for run in of_method) for name in MOST]
+        maxima = [
+            max(run.get(f"most_{name}", math.nan) for run in of_method) for name in RECORDED_MAXIMA
+        ]
         rows.append(
             Row(
                 method,
@@ -93,11 +95,11 @@ def summarize(
                 _ratio(above, spread),
                 cost["sparse_bytes"],
                 _ratio(cost["sparse_bytes"], sent.get(BASELINE)),
-                _ratio(cost["sparse_bytes"], sent.get(GATHERED)),
+                _ratio(cost["sparse_bytes"], sent.get(ALL_GATHER)),
                 cost["step_bytes"],
                 cost["encode_milliseconds"],
                 cost["decode_milliseconds"],
-                *most,
+                *maxima,
             )
         )
     return rows
@@ -131,8 +133,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         loss if math.isnan(row.test_loss_sd) else f"{loss} ± {spread}",
         "-" if row.method == BASELINE or math.isnan(row.difference) else signed(row.difference),
         number(row.sparse_bytes, ",.0f"),
-        number(row.of_dense, ".4f"),
-        number(row.of_gathered, ".3f"),
+        number(row.dense_ratio, ".4f"),
+        number(row.all_gather_ratio, ".3f"),
         number(row.step_bytes, ",.0f"),
         number(row.encode_milliseconds, ".2f"),
         number(row.decode_milliseconds, ".2f"),

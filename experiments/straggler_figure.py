@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from experiments.drawing import require, save, set_log_scale
-from experiments.straggler_methods import BLOCKING
-from experiments.straggler_table import with_times
+from experiments.straggler_methods import BLOCKING_FORM
+from experiments.straggler_table import add_times
 
 NAME = "loss_against_seconds.png"
 _COLORS = matplotlib.colormaps["tab10"].colors
@@ -44,36 +44,36 @@ def draw(folder: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, 
     """
     losses = {
         run["dataset"]: run["loss"]
-        for run in with_times(rows, require(runs, folder, "finished run"))
+        for run in add_times(rows, require(runs, folder, "finished run"))
     }
     datasets = list(dict.fromkeys(row["dataset"] for row in rows))
     speeds = list(dict.fromkeys(row["speeds"] for row in rows))
     order = list(dict.fromkeys(row["strategy"] for row in rows))
-    waiting = [name for name in order if name not in BLOCKING]
+    waiting = [name for name in order if name not in BLOCKING_FORM]
     figure = Figure(figsize=(1 + 3.4 * len(speeds), 1.2 + 3 * len(datasets)), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(datasets), len(speeds), squeeze=False, sharey="row")
-    for (place, dataset), (column, kind) in (
+    for (row_index, dataset), (column, kind) in (
         (a, b) for a in enumerate(datasets) for b in enumerate(speeds)
     ):
-        axes = grid[place, column]
+        axes = grid[row_index, column]
         for strategy in order:
             chosen = [
                 row
                 for row in rows
                 if (row["dataset"], row["speeds"], row["strategy"]) == (dataset, kind, strategy)
             ]
-            own = BLOCKING.get(strategy, strategy)
-            number = waiting.index(own) if own in waiting else len(waiting)
+            blocking = BLOCKING_FORM.get(strategy, strategy)
+            number = waiting.index(blocking) if blocking in waiting else len(waiting)
             style = {
                 "color": _COLORS[number % len(_COLORS)],
                 "label": strategy,
                 "linewidth": 1.2,
                 "linestyle": "--",
             }
-            if strategy in BLOCKING:
-                late = strategy.endswith("late")
-                style |= {"linewidth": 1.8, "linestyle": ":" if late else "-"}
+            if strategy in BLOCKING_FORM:
+                finishes_late = strategy.endswith("late")
+                style |= {"linewidth": 1.8, "linestyle": ":" if finishes_late else "-"}
             if chosen:
                 _curve(axes, chosen, style)
         if dataset in losses:

@@ -8,49 +8,51 @@ import optax
 
 import jaxcomm
 from experiments.configs import Stragglers
-from experiments.gossip_methods import base_of
+from experiments.gossip_methods import make_topology
 from jaxcomm import gossip, synchronization
 from jaxcomm.synchronization import Straggler
 
 WORKERS = 8
 BUDGET = 0.5
-DEAD = 100.0  # How many times slower the worker is that is as good as dead.
-TAIL = 1.5  # Of Pareto's distribution, whose variance is infinite below 2.
+DEAD_SLOWDOWN = 100.0  # How many times slower the worker is that is as good as dead.
+PARETO_SHAPE = 1.5  # Of Pareto's distribution, whose variance is infinite below 2.
 
 # From the seconds of a mini-batch on a fast worker; of random times, their mean.
 SPEEDS: dict[str, Callable[[float], Straggler]] = {
     "3:1": lambda s: synchronization.deterministic([s] * 4 + [3 * s] * 4),
     "exponential": lambda s: synchronization.exponential(mean=s),
-    "pareto": lambda s: synchronization.pareto(scale=s * (TAIL - 1) / TAIL, shape=TAIL),
-    "dead_slow": lambda s: synchronization.deterministic([s] * 7 + [DEAD * s]),
+    "pareto": lambda s: synchronization.pareto(
+        scale=s * (PARETO_SHAPE - 1) / PARETO_SHAPE, shape=PARETO_SHAPE
+    ),
+    "dead_slow": lambda s: synchronization.deterministic([s] * 7 + [DEAD_SLOWDOWN * s]),
 }
 
 
-BASE = base_of("erdos_renyi_8")
+TOPOLOGY = make_topology("erdos_renyi_8")
 
 
 @functools.cache
 def _graph() -> gossip.Mixing:
-    return gossip.to_mixing(BASE.graph)
+    return gossip.to_mixing(TOPOLOGY.graph)
 
 
 @functools.cache
 def _plan() -> gossip.MatchaPlan:
-    return gossip.matcha_plan(BASE.matchings, BUDGET)
+    return gossip.matcha_plan(TOPOLOGY.matchings, BUDGET)
 
 
 class Strategy(NamedTuple):
     """How workers wait for each other, and what they make of it."""
 
-    does: str
+    description: str
     build: Callable[[Any, Any, int], optax.GradientTransformation]  # of rate, seed and period
     mixing: Callable[[], Any] | None = None  # whom a worker talks to; nobody but all where None
     local: bool = False  # whether a step is one mini-batch, with a meeting now and then
-    waits: bool = True  # for all mini-batches of those whom a worker meets
-    late: bool = False  # whether a mini-batch in flight counts in the next window
+    waits_for_all: bool = True  # for all mini-batches of those whom a worker meets
+    finishes_late: bool = False  # whether a mini-batch in flight counts in the next window
 
     @property
-    def apart(self) -> bool:
+    def per_worker_params(self) -> bool:
         """Whether parameters differ by worker."""
         return self.local or self.mixing is not None
 
@@ -97,26 +99,26 @@ STRATEGIES: dict[str, Strategy] = {
         "the same over half the matchings, drawn in each step", _matcha, mixing=_plan
     ),
     "non_blocking": Strategy(
-        "all-reduce of what is finished when the first worker is done", _mean, waits=False
+        "all-reduce of what is finished when the first worker is done", _mean, waits_for_all=False
     ),
     "non_blocking_late": Strategy(
         "the same; a mini-batch in flight counts in the next window, stale",
         _mean,
-        waits=False,
-        late=True,
+        waits_for_all=False,
+        finishes_late=True,
     ),
     "non_blocking_dpsgd": Strategy(
         "own steps with what is finished when the first worker is done, and mixing",
         _dpsgd,
         mixing=_graph,
-        waits=False,
+        waits_for_all=False,
     ),
     "non_blocking_matcha": Strategy(
-        "the same over half the matchings", _matcha, mixing=_plan, waits=False
+        "the same over half the matchings", _matcha, mixing=_plan, waits_for_all=False
     ),
 }
 # What each is the non-blocking form of.
-BLOCKING = {
+BLOCKING_FORM = {
     "non_blocking": "synchronous",
     "non_blocking_late": "synchronous",
     "non_blocking_dpsgd": "dpsgd",

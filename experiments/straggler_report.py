@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from experiments import straggler_figure
 from experiments.configs import Stragglers
-from experiments.straggler_methods import BUDGET, DEAD, STRATEGIES, TAIL, WORKERS
-from experiments.straggler_table import CLAIMED, Gain, Row, to_markdown
+from experiments.straggler_methods import BUDGET, DEAD_SLOWDOWN, PARETO_SHAPE, STRATEGIES, WORKERS
+from experiments.straggler_table import CLAIMED_SPEEDUP, Gain, Row, to_markdown
 
 
 def verdict(gains: Sequence[Gain]) -> str:
@@ -18,12 +18,12 @@ def verdict(gains: Sequence[Gain]) -> str:
         return "The claim was not put to the test, which takes D-PSGD or MATCHA and its own form."
     best, worst = max(known, key=lambda g: g.ratio), min(known, key=lambda g: g.ratio)
     slower = [gain for gain in known if gain.ratio <= 1]
-    two = [gain for gain in known if gain.ratio >= CLAIMED]
+    two = [gain for gain in known if gain.ratio >= CLAIMED_SPEEDUP]
     text = (
         "The paper claims up to half the time of D-PSGD and MATCHA where workers are not alike. "
         f"Here their non-blocking forms are {best.ratio:.2f} times faster at best ({best.dataset}, "
         f"{best.speeds}, {best.strategy}) and {worst.ratio:.2f} times at worst ({worst.dataset}, "
-        f"{worst.speeds}, {worst.strategy}); they are at least {CLAIMED:g} times faster "
+        f"{worst.speeds}, {worst.strategy}); they are at least {CLAIMED_SPEEDUP:g} times faster "
         f"in {len(two)} of {len(claimed)} comparisons, and no faster in {len(slower)}"
     )
     if slower:
@@ -58,26 +58,31 @@ def write_readme(
     question = (inspect.getdoc(Stragglers) or "").splitlines()[0]
     used = {row.strategy for row in rows}
     legend = "".join(
-        f"- `{name}`: {strategy.does}\n" for name, strategy in STRATEGIES.items() if name in used
+        f"- `{name}`: {strategy.description}\n"
+        for name, strategy in STRATEGIES.items()
+        if name in used
     )
     by_dataset = dict.fromkeys((row.dataset, row.loss) for row in rows)
     losses = " and ".join(f"{loss:.4g} ({dataset})" for dataset, loss in by_dataset)
-    milliseconds = 1e3 * config.seconds
+    milliseconds = 1e3 * config.minibatch_seconds
     edge = ""
     if at_edge:
         edge = f"\nAt an edge of the grid: {'; '.join(at_edge)}.\n"
     return (
         f"# {question}\n\n"
         f"{WORKERS} simulated workers, each with its own part of the training set; windows of "
-        f"{config.minibatches} mini-batches of {config.size} examples; plain SGD, its rate from "
-        f"{', '.join(f'{rate:g}' for rate in config.rates)} by the loss on a held-out fifth of the "
+        f"{config.minibatches} mini-batches of {config.minibatch_size} examples; plain SGD, its "
+        "rate from "
+        f"{', '.join(f'{rate:g}' for rate in config.learning_rates)} by the loss on a held-out "
+        "fifth of the "
         f"training set, for each strategy and kind of slow workers; {config.seeds} seeds. All runs "
         f"end with as many finished mini-batches as {config.steps} full windows hold, of the text "
         f"{config.text_steps}.\n\n"
         f"A mini-batch takes a fast worker {milliseconds:g} ms. Slow workers: `3:1`, half of them "
-        f"three times slower; `exponential` and `pareto` (with the exponent {TAIL:g}), each "
+        f"three times slower; `exponential` and `pareto` (with the exponent {PARETO_SHAPE:g}), "
+        "each "
         "mini-batch of each worker at random with the same mean; `dead_slow`, one worker "
-        f"{DEAD:g} times slower. A link sends {config.bandwidth:,.0f} bytes a second with "
+        f"{DEAD_SLOWDOWN:g} times slower. A link sends {config.bandwidth:,.0f} bytes a second with "
         f"{1e3 * config.latency:g} ms a message, one message after the other and while nobody "
         "computes: seconds are those of bytes that `wire.account` reads from the program. Windows "
         "end when the first worker is done, and a mini-batch in flight is begun anew but for "

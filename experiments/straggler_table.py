@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from experiments import tables
-from experiments.straggler_methods import BLOCKING
-from experiments.summary import sd
+from experiments.digits_table import sd
+from experiments.straggler_methods import BLOCKING_FORM
 
-CLAIMED = 2.0  # "Up to" so many times less time.
+CLAIMED_SPEEDUP = 2.0  # "Up to" so many times less time.
 
 
 class Row(NamedTuple):
@@ -57,7 +57,7 @@ class Gain(NamedTuple):
         return f"{where}: {shown} times {kind}."
 
 
-def with_times(
+def add_times(
     curves: Iterable[dict[str, Any]], runs: Iterable[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Runs with the loss to which time is taken, and the seconds to it; NaN where it diverged.
@@ -119,11 +119,14 @@ def gains(runs: Iterable[dict[str, Any]]) -> list[Gain]:
     found = []
     for (dataset, speeds), group in tables.grouped(runs, "dataset", "speeds").items():
         by_strategy = {name: rows for (name,), rows in tables.grouped(group, "strategy").items()}
-        for strategy, waiting in BLOCKING.items():
+        for strategy, waiting in BLOCKING_FORM.items():
             if not {strategy, waiting} <= by_strategy.keys():
                 continue
-            theirs = {run["seed"]: run["seconds_to_loss"] for run in by_strategy[waiting]}
-            ratios = [theirs[run["seed"]] / run["seconds_to_loss"] for run in by_strategy[strategy]]
+            blocking_times = {run["seed"]: run["seconds_to_loss"] for run in by_strategy[waiting]}
+            ratios = [
+                blocking_times[run["seed"]] / run["seconds_to_loss"]
+                for run in by_strategy[strategy]
+            ]
             mean = statistics.mean(ratios)
             found.append(Gain(dataset, speeds, strategy, waiting, mean, sd(ratios)))
     return found
@@ -149,20 +152,20 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.speeds,
         row.strategy,
         f"{row.learning_rate:g}",
-        tables.spread(row.seconds_to_loss, row.seconds_to_loss_sd, 2),
+        tables.mean_and_sd(row.seconds_to_loss, row.seconds_to_loss_sd, 2),
         f"{row.reached}/{row.seeds}",
         f"{row.seconds_per_step:.4f}",
         f"{row.minibatches_per_second:,.0f}",
         f"{row.idle:g}",
-        tables.spread(row.test_accuracy, row.test_accuracy_sd, 1, 100),
+        tables.mean_and_sd(row.test_accuracy, row.test_accuracy_sd, 1, 100),
     )
 
 
 def _sorted(rows: Sequence[Row]) -> list[Row]:
     """Strategies that are to be compared, one below the other."""
-    places = {name: list(dict.fromkeys(getattr(row, name) for row in rows)) for name in Row._fields}
+    orders = {name: list(dict.fromkeys(getattr(row, name) for row in rows)) for name in Row._fields}
     return sorted(
-        rows, key=lambda row: [places[n].index(getattr(row, n)) for n in ("dataset", "speeds")]
+        rows, key=lambda row: [orders[n].index(getattr(row, n)) for n in ("dataset", "speeds")]
     )
 
 

@@ -14,7 +14,9 @@ from experiments.straggler_methods import SPEEDS, WORKERS, Strategy
 from jaxcomm import synchronization
 from jaxcomm.synchronization import Queue, Window
 
-MOST = 8  # Times as many windows as where all do all: beyond that, it is not worth training.
+MAX_WINDOWS_FACTOR = (
+    8  # Times as many windows as where all do all: beyond that, it is not worth training.
+)
 
 
 class Link(NamedTuple):
@@ -33,19 +35,23 @@ class Timeline(NamedTuple):
     idle: np.ndarray  # int[steps], windows so far in which nobody finished anything
 
 
-def _windows(strategy: Strategy, link: Link, speeds: str, seed: int, config: Stragglers) -> Any:
+def _window_timeline(
+    strategy: Strategy, link: Link, speeds: str, seed: int, config: Stragglers
+) -> Any:
     """All do what they can in the same windows."""
-    sent: float | Callable[[jax.Array], jax.Array] = link.all_reduce
+    communication: float | Callable[[jax.Array], jax.Array] = link.all_reduce
     if strategy.mixing:
-        meetings = _neighbours(strategy, link, seed)
-        sent = lambda step: jnp.max(meetings(step).seconds)  # noqa: E731
+        barriers = _neighbor_barriers(strategy, link, seed)
+        communication = lambda step: jnp.max(barriers(step).seconds)  # noqa: E731
     start, close = synchronization.windows(
-        SPEEDS[speeds](config.seconds),
-        synchronization.all_workers() if strategy.waits else synchronization.fastest_worker(),
+        SPEEDS[speeds](config.minibatch_seconds),
+        synchronization.all_workers()
+        if strategy.waits_for_all
+        else synchronization.fastest_worker(),
         workers=WORKERS,
         minibatches=config.minibatches,
-        communication=sent,
-        in_flight="finish_late" if strategy.late else "abort",
+        communication=communication,
+        in_flight="finish_late" if strategy.finishes_late else "abort",
         seed=seed,
     )
 
@@ -55,27 +61,29 @@ def _windows(strategy: Strategy, link: Link, speeds: str, seed: int, config: Str
             window, clock = close(clock)
             return clock, (window, clock)
 
-        return jax.lax.scan(body, start, length=MOST * config.steps)[1]
+        return jax.lax.scan(body, start, length=MAX_WINDOWS_FACTOR * config.steps)[1]
 
     window, clock = jax.device_get(run())
     return Timeline(window, clock.queue, clock.seconds.astype(np.float64), clock.idle)
 
 
-def _neighbours(
+def _neighbor_barriers(
     strategy: Strategy, link: Link, seed: int
 ) -> Callable[[jax.Array], synchronization.Barrier]:
     assert strategy.mixing is not None
     return synchronization.neighbor_barrier(strategy.mixing(), seconds=link.message, seed=seed)
 
 
-def _meetings(strategy: Strategy, link: Link, speeds: str, seed: int, config: Stragglers) -> Any:
+def _barrier_timeline(
+    strategy: Strategy, link: Link, speeds: str, seed: int, config: Stragglers
+) -> Any:
     """All do all that they have, and wait for those whom they meet."""
-    straggler, each = SPEEDS[speeds](config.seconds), strategy.minibatches(config)
+    straggler, each = SPEEDS[speeds](config.minibatch_seconds), strategy.minibatches(config)
     steps = config.steps * config.minibatches // each
-    meetings = (
+    barriers = (
         synchronization.global_barrier(WORKERS, period=config.period, seconds=link.all_reduce)
         if strategy.local
-        else _neighbours(strategy, link, seed)
+        else _neighbor_barriers(strategy, link, seed)
     )
     key = jax.random.key(seed)
 
@@ -83,22 +91,22 @@ def _meetings(strategy: Strategy, link: Link, speeds: str, seed: int, config: St
     def run() -> jax.Array:
         def body(clocks: jax.Array, step: jax.Array) -> Any:
             work = jnp.sum(straggler.draw(key, step, (WORKERS, each)), axis=1)
-            clocks = synchronization.wait_at_barrier(clocks, work, meetings(step))
+            clocks = synchronization.wait_at_barrier(clocks, work, barriers(step))
             return clocks, jnp.max(clocks)
 
         numbers = jnp.arange(steps, dtype=jnp.int32)
         return jax.lax.scan(body, jnp.zeros(WORKERS), numbers)[1]
 
     seconds = np.asarray(run(), np.float64)
-    everywhere = (steps, WORKERS)
-    first = np.broadcast_to(each * np.arange(steps, dtype=np.int32)[:, None], everywhere)
+    shape = (steps, WORKERS)
+    first = np.broadcast_to(each * np.arange(steps, dtype=np.int32)[:, None], shape)
     window = Window(
         np.diff(seconds, prepend=0),
         first,
-        np.full(everywhere, each, np.int32),
-        np.zeros(everywhere, bool),
+        np.full(shape, each, np.int32),
+        np.zeros(shape, bool),
     )
-    queue = Queue(first + each, np.zeros(everywhere, np.float32))
+    queue = Queue(first + each, np.zeros(shape, np.float32))
     return Timeline(window, queue, seconds, np.zeros(steps, np.int32))
 
 
@@ -111,15 +119,17 @@ def timeline(
     Raises:
       ExperimentError: If that takes far more windows.
     """
-    in_meetings = strategy.waits and strategy.apart
-    found = (_meetings if in_meetings else _windows)(strategy, link, speeds, seed, config)
-    wanted = config.steps * WORKERS * config.minibatches
+    uses_barriers = strategy.waits_for_all and strategy.per_worker_params
+    found = (_barrier_timeline if uses_barriers else _window_timeline)(
+        strategy, link, speeds, seed, config
+    )
+    required = config.steps * WORKERS * config.minibatches
     finished = np.cumsum(found.window.finished.sum(axis=1))
-    if finished[-1] < wanted:
+    if finished[-1] < required:
         raise ExperimentError(
             f"{len(finished)} windows with the speeds {speeds} hold {finished[-1]} mini-batches, "
-            f"and {wanted} are asked for: workers finish next to nothing in a window."
+            f"and {required} are asked for: workers finish next to nothing in a window."
         )
     chunk = strategy.chunk(config)
-    steps = -(-(int(np.searchsorted(finished, wanted)) + 1) // chunk) * chunk
+    steps = -(-(int(np.searchsorted(finished, required)) + 1) // chunk) * chunk
     return Timeline(*jax.tree.map(lambda x: x[:steps], tuple(found)))

@@ -15,7 +15,7 @@ from experiments.task import Task
 from jaxcomm import synchronization
 
 
-def shards_of(task: Task, seed: int) -> Any:
+def make_shards(task: Task, seed: int) -> Any:
     """The training set in equal parts, [workers, examples, ...]; what is left over is not used."""
     inputs, labels = task.dataset.train_inputs, task.dataset.train_labels
     each = len(inputs) // WORKERS
@@ -32,24 +32,26 @@ class Trainer:
         # Gossip moves a worker by the sum over mini-batches, and the others by their mean.
         self._share = 1 / config.minibatches if strategy.mixing else 1.0
         self._task = task
-        self._several = jax.jit(self._chunk, donate_argnums=(1, 2))
+        self._train_chunk = jax.jit(self._chunk, donate_argnums=(1, 2))
         self._init = jax.jit(self._first)
 
     def _tx(self, rate: Any, seed: Any) -> Any:
         return self.strategy.build(self._share * rate, seed, self.config.period)
 
     def _first(self, rate: Any, seed: Any, weights: Any) -> Any:
-        params = jaxcomm.replicate(weights, WORKERS) if self.strategy.apart else weights
+        params = jaxcomm.replicate(weights, WORKERS) if self.strategy.per_worker_params else weights
         state = jaxcomm.init(self._tx(rate, seed), params, WORKERS)
-        stale_params = self._of_workers(params) if self.strategy.late else ()
+        stale_params = self._of_workers(params) if self.strategy.finishes_late else ()
         return params, state, stale_params
 
     def _of_workers(self, params: Any) -> Any:
-        if self.strategy.apart:
+        if self.strategy.per_worker_params:
             return params.per_worker["data"]
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (WORKERS, *x.shape)), params)
 
-    def _chunk(self, rate: Any, params: Any, others: Any, shards: Any, key: Any, given: Any) -> Any:
+    def _chunk(
+        self, rate: Any, params: Any, carried: Any, shards: Any, key: Any, steps: Any
+    ) -> Any:
         step = jaxcomm.simulate(
             self._task.loss,
             self._tx(rate, 0),
@@ -64,16 +66,16 @@ class Trainer:
                 shards,
                 window.first,
                 minibatches=self.strategy.minibatches(self.config),
-                size=self.config.size,
+                size=self.config.minibatch_size,
             )
-            late = (stale_params,) if self.strategy.late else ()
-            new, state, _ = step(params, state, (batch, window.finished, *late))
-            if self.strategy.late:
+            finishes_late = (stale_params,) if self.strategy.finishes_late else ()
+            new, state, _ = step(params, state, (batch, window.finished, *finishes_late))
+            if self.strategy.finishes_late:
                 points = self._of_workers(params), self._of_workers(new)
                 stale_params = synchronization.stale_params(window, queue, stale_params, *points)
             return (new, state, stale_params), None
 
-        return jax.lax.scan(body, (params, *others), given)[0]
+        return jax.lax.scan(body, (params, *carried), steps)[0]
 
     def link(self, weights: Any) -> Link:
         """What is sent in a step takes so long: leaves together, as XLA joins them, and no scalars.
@@ -82,29 +84,34 @@ class Trainer:
         """
         bandwidth, latency = self.config.bandwidth, self.config.latency
         tx = self._tx(0.1, 0)
-        params = jaxcomm.replicate(weights, WORKERS) if self.strategy.apart else weights
+        params = jaxcomm.replicate(weights, WORKERS) if self.strategy.per_worker_params else weights
         step = jaxcomm.simulate(lambda w, x: sum(map(jnp.sum, jax.tree.leaves(w))), tx, WORKERS)
         state = jaxcomm.init(tx, params, WORKERS)
         sent = jaxcomm.wire.account(step, params, state, jnp.zeros(WORKERS)).collectives
         reduced = [c for c in sent if c.shape and c.primitive == "all_reduce"]
-        told = [c for c in sent if c.shape and c.primitive == "ppermute"]
+        messages = [c for c in sent if c.shape and c.primitive == "ppermute"]
 
         def seconds(messages: int, sizes: list[float]) -> float:
             return messages * latency + sum(sizes) / bandwidth if sizes else 0.0
 
         return Link(
             seconds(2 * (WORKERS - 1), [c.bytes_per_worker for c in reduced]),
-            seconds(1, [max(c.bytes_per_worker for c in told)] if told else []),
+            seconds(1, [max(c.bytes_per_worker for c in messages)] if messages else []),
         )
 
     def train(self, timeline: Timeline, rate: float, seed: int) -> Iterator[tuple[int, Any]]:
         """Trains once; yields steps and the mean of the workers' parameters, chunk by chunk."""
-        params, *others = self._init(rate, seed, self._task.first_weights(seed))
-        shards, key = shards_of(self._task, seed), jax.random.key(seed)
+        params, *carried = self._init(rate, seed, self._task.first_weights(seed))
+        shards, key = make_shards(self._task, seed), jax.random.key(seed)
         chunk = self.strategy.chunk(self.config)
         for start in range(0, len(timeline.seconds), chunk):
             window, queue = jax.tree.map(
                 lambda x, start=start: x[start : start + chunk], (timeline.window, timeline.queue)
             )
-            params, *others = self._several(rate, params, others, shards, key, (window, queue))
-            yield start + chunk, jaxcomm.consensus(params) if self.strategy.apart else params
+            params, *carried = self._train_chunk(
+                rate, params, carried, shards, key, (window, queue)
+            )
+            yield (
+                start + chunk,
+                jaxcomm.consensus(params) if self.strategy.per_worker_params else params,
+            )

@@ -8,21 +8,21 @@ import time
 from typing import Any, NamedTuple
 
 from experiments import figures
-from experiments.choices import chosen
+from experiments.choices import select
 from experiments.configs import Stragglers
 from experiments.errors import ExperimentError
 from experiments.progress import Progress
 from experiments.recording import describe_command, open_record
 from experiments.straggler_methods import SPEEDS, STRATEGIES, WORKERS
 from experiments.straggler_report import write_readme
-from experiments.straggler_table import gains, summarize, to_csv, to_table, with_times
+from experiments.straggler_table import add_times, gains, summarize, to_csv, to_table
 from experiments.straggler_timeline import Timeline, timeline
 from experiments.straggler_training import Trainer
 from experiments.task import Task
 from experiments.tuning import choose, is_at_edge, mean_losses
 
 # Of the text, short examples, and a part of the training set for its loss.
-TASKS = {"digits": {}, "text": {"window": 16, "scored": 200}}
+TASKS = {"digits": {}, "text": {"window": 16, "scored_examples": 200}}
 TUNING_SEED = 1000
 
 
@@ -46,8 +46,10 @@ class Comparison:
         self._task = Task(dataset, **TASKS[dataset])
         self._tuned = self._task.hold_out()
         each = len(self._tuned.dataset.train_inputs) // WORKERS
-        if config.size > each:
-            raise ExperimentError(f"--size {config.size} exceeds the {each} examples of a worker.")
+        if config.minibatch_size > each:
+            raise ExperimentError(
+                f"--minibatch-size {config.minibatch_size} exceeds the {each} examples of a worker."
+            )
         self._link = functools.cache(
             lambda strategy: self._trainer(strategy, False).link(self._task.first_weights(0))
         )
@@ -64,16 +66,16 @@ class Comparison:
 
     def curve(self, strategy: str, speeds: str, rate: float, seed: int, *, tuned: bool) -> Curve:
         """One run; those of strategies that wait are the same whatever the speeds are."""
-        known = strategy, None if STRATEGIES[strategy].waits else speeds, rate, seed, tuned
-        if known not in self._curves:
+        key = strategy, None if STRATEGIES[strategy].waits_for_all else speeds, rate, seed, tuned
+        if key not in self._curves:
             task = self._tuned if tuned else self._task
             when = self.timeline(strategy, speeds, seed)
             steps, losses = [], []
             for step, params in self._trainer(strategy, tuned).train(when, rate, seed):
                 steps.append(step)
                 losses.append(math.nan if tuned else task.train_score(params)[0])
-            self._curves[known] = Curve(tuple(steps), tuple(losses), *task.test_score(params))
-        return self._curves[known]
+            self._curves[key] = Curve(tuple(steps), tuple(losses), *task.test_score(params))
+        return self._curves[key]
 
     def tune(self, strategy: str, speeds: str) -> list[dict[str, Any]]:
         """A row a rate: the loss on a part of the training set that is held out."""
@@ -88,7 +90,7 @@ class Comparison:
                     strategy, speeds, rate, TUNING_SEED, tuned=True
                 ).test_loss,
             }
-            for rate in self.config.rates
+            for rate in self.config.learning_rates
         ]
 
     def run(self, strategy: str, speeds: str, rate: float, seed: int) -> list[dict[str, Any]]:
@@ -125,8 +127,8 @@ class Comparison:
 
 def main(config: Stragglers) -> int:
     """Compares strategies, as `python -m experiments stragglers` asks; the exit code."""
-    strategies = chosen(config.strategies, [*STRATEGIES], "--strategies")
-    all_speeds = chosen(config.speeds, [*SPEEDS], "--speeds")
+    strategies = select(config.strategies, [*STRATEGIES], "--strategies")
+    all_speeds = select(config.speeds, [*SPEEDS], "--speeds")
     settings = [
         (dataset, strategy, speeds)
         for dataset in config.datasets
@@ -138,11 +140,11 @@ def main(config: Stragglers) -> int:
     runs: list[dict[str, Any]] = []
     at_edge: list[str] = []
     with open_record(config) as record, Progress(len(settings)) as progress:
-        progress.say(f"{len(settings)} settings, {config.seeds} seeds each")
+        progress.print(f"{len(settings)} settings, {config.seeds} seeds each")
         for number, (dataset, strategy, speeds) in enumerate(settings, 1):
             began = time.perf_counter()
             comparison = comparisons[dataset]
-            rate, *others = config.rates
+            rate, *others = config.learning_rates
             trials = comparison.tune(strategy, speeds) if others else []
             losses = mean_losses(trials)
             rate = choose(losses) if others else rate
@@ -167,15 +169,15 @@ def main(config: Stragglers) -> int:
                 f"test accuracy {100 * accuracy:.1f} % after {seconds:.2f} simulated seconds, "
                 f"{time.perf_counter() - began:.0f} s",
             )
-        timed = with_times(curves, runs)
+        timed = add_times(curves, runs)
         rows, found = summarize(timed), gains(timed)
-        progress.say(to_table(rows))
+        progress.print(to_table(rows))
         for gain in found:
-            progress.say(gain.sentence)
+            progress.print(gain.sentence)
         record.write("table.csv", to_csv(rows))
         record.write("README.md", write_readme(config, describe_command(), rows, found, at_edge))
         if record.folder:
             figures.draw(record.folder)
-            progress.say(f"Record: {record.folder}")
+            progress.print(f"Record: {record.folder}")
         record.finish()
     return 0

@@ -6,19 +6,19 @@ import warnings
 from typing import Any
 
 from experiments import figures
-from experiments.configs import Digits, Sparse
+from experiments.configs import Compare, Sparse
 from experiments.errors import ExperimentError
 from experiments.methods import expand, parse_variant
 from experiments.progress import Progress
 from experiments.recording import NoRecord, Record, open_record
-from experiments.survey_report import state, write_readme
+from experiments.survey_report import describe_findings, write_readme
 from experiments.survey_table import summarize, to_csv, to_table
 from experiments.task import Task
 from experiments.train import Program, make_mesh, make_program, train
 from experiments.tuning import choose, mean_losses
 
 
-def _make_programs(config: Digits, task: Task) -> list[Program]:
+def _make_programs(config: Compare, task: Task) -> list[Program]:
     """One a method and optimizer; what the user got wrong shows here, before anything runs."""
     mesh, rates = make_mesh(config.devices), config.learning_rates or ()
     variants = [parse_variant(label) for label in config.methods]
@@ -30,7 +30,7 @@ def _make_programs(config: Digits, task: Task) -> list[Program]:
 
 
 def tune(
-    config: Digits | Sparse, program: Program, held_out: Task, record: Record | NoRecord
+    config: Compare | Sparse, program: Program, held_out: Task, record: Record | NoRecord
 ) -> list[dict[str, Any]]:
     """Trains at each rate on what is left of the training set; a row each, which is recorded.
 
@@ -57,7 +57,7 @@ def tune(
 
 
 def run_seeds(
-    config: Digits | Sparse, program: Program, learning_rate: float, record: Record | NoRecord
+    config: Compare | Sparse, program: Program, learning_rate: float, record: Record | NoRecord
 ) -> list[dict[str, Any]]:
     """The reported seeds; their last rows."""
     runs, chosen = [], program._replace(learning_rate=learning_rate)
@@ -68,7 +68,7 @@ def run_seeds(
     return runs
 
 
-def main(config: Digits) -> int:
+def main(config: Compare) -> int:
     """Surveys, as `python -m experiments survey` asks; the exit code."""
     config = dataclasses.replace(
         config,
@@ -87,7 +87,7 @@ def main(config: Digits) -> int:
     programs, workers = _make_programs(config, task), make_mesh(config.devices).size
     width = max(len(program.variant.label) for program in programs)
     with open_record(config) as record, Progress(len(programs)) as progress:
-        progress.say(
+        progress.print(
             f"{len(programs)} methods at {len(set(config.learning_rates or ()))} learning rates, "
             f"{config.steps} steps, {workers} simulated workers"
         )
@@ -106,12 +106,12 @@ def main(config: Digits) -> int:
                 f"{latest.bytes_ratio:.3f} of its bytes, {time.perf_counter() - began:.0f} s",
             )
         rows = summarize(runs, tuning)
-        progress.say(to_table(rows))
-        progress.say(state(rows))
+        progress.print(to_table(rows))
+        progress.print(describe_findings(rows))
         record.write("table.csv", to_csv(rows))
         record.write("README.md", write_readme(config, workers, rows))
         if record.folder:
             figures.draw(record.folder)
-            progress.say(f"Record: {record.folder}")
+            progress.print(f"Record: {record.folder}")
         record.finish()
     return 0

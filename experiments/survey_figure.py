@@ -13,10 +13,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
+from experiments.digits_table import BASELINE, OPTIMIZER_TITLES
 from experiments.drawing import require, save, set_log_scale
-from experiments.labels import Name, put_names
+from experiments.labels import Label, place_labels
 from experiments.methods import KINDS
-from experiments.summary import BASELINE, OPTIMIZER_TITLES
 from experiments.survey_table import Row, summarize
 
 NAME = "test_loss_against_bytes.png"
@@ -56,10 +56,10 @@ def only_leading_digits(value: float, _: int) -> str:
 
 def _number(axes: Axes, rows: Sequence[Row], numbers: dict[str, int]) -> None:
     pixels = axes.transData.transform([(row.bytes_ratio, row.test_loss) for row in rows])
-    put_names(
+    place_labels(
         axes,
         [
-            Name(
+            Label(
                 str(numbers[row.method]),
                 row.bytes_ratio,
                 row.test_loss,

@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 
 from experiments import survey_figure
-from experiments.configs import Digits, Survey
+from experiments.configs import Compare, Survey
+from experiments.digits_table import BASELINE, OPTIMIZER_TITLES
 from experiments.recording import describe_command
-from experiments.summary import BASELINE, OPTIMIZER_TITLES
 from experiments.survey_table import SIGNIFICANCE, Row, to_markdown
 
 # What the methods of a kind have in common, which is why they may lose.
@@ -53,7 +53,7 @@ def _times(row: Row) -> str:
     return f"{row.loss_ratio:.2f} times" if math.isfinite(row.loss_ratio) else "diverged"
 
 
-def _state_losers(rows: Sequence[Row]) -> list[str]:
+def _describe_losers(rows: Sequence[Row]) -> list[str]:
     judged = [row for row in rows if row.is_judged]
     losers = [row for row in judged if row.loses]
     if not judged:
@@ -69,7 +69,7 @@ def _state_losers(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
-def _state_savings(rows: Sequence[Row]) -> list[str]:
+def _describe_savings(rows: Sequence[Row]) -> list[str]:
     judged = [row for row in rows if row.is_judged]
     workers_pay = [row for row in judged if not row.saves and row.kind != "exact"]
     sentences = []
@@ -89,14 +89,14 @@ def _state_savings(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
-def state(rows: Sequence[Row]) -> str:
+def describe_findings(rows: Sequence[Row]) -> str:
     """Which methods lose to the mean and why, which save nothing, and what the others save."""
     optimizers = [*dict.fromkeys(row.optimizer for row in rows)]
     paragraphs = []
     for optimizer in optimizers:
         of_optimizer = [row for row in rows if row.optimizer == optimizer]
         title = [f"With {OPTIMIZER_TITLES[optimizer]}:"] if len(optimizers) > 1 else []
-        sentences = [*title, *_state_losers(of_optimizer), *_state_savings(of_optimizer)]
+        sentences = [*title, *_describe_losers(of_optimizer), *_describe_savings(of_optimizer)]
         if edge := [row for row in of_optimizer if row.at_edge]:
             sentences.append(
                 f"At the edge of the grid, so that another rate may do better: {_name(edge)}."
@@ -105,7 +105,7 @@ def state(rows: Sequence[Row]) -> str:
     return "\n\n".join(paragraphs)
 
 
-def write_readme(config: Digits, workers: int, rows: Sequence[Row]) -> str:
+def write_readme(config: Compare, workers: int, rows: Sequence[Row]) -> str:
     """The text of the README, every number of it from the record."""
     question = (inspect.getdoc(Survey) or "").splitlines()[0]
     grid = ", ".join(f"{rate:g}" for rate in config.learning_rates or ())
@@ -121,7 +121,7 @@ def write_readme(config: Digits, workers: int, rows: Sequence[Row]) -> str:
         f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
         "setting in `config.json`, every raw metric, those of the choice of rates among them, in "
         "`metrics.jsonl`.\n\n"
-        f"{state(rows)}\n\n"
+        f"{describe_findings(rows)}\n\n"
         f"{to_markdown(rows)}\n"
         f"A method loses if its test loss is above that of `{BASELINE}` by a paired t-test over "
         f"seeds of the logarithms, one-sided, at p < {SIGNIFICANCE:g}; p is not corrected for how "

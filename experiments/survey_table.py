@@ -10,8 +10,8 @@ from rich.table import Table
 from scipy import stats
 
 from experiments import tables
+from experiments.digits_table import BASELINE, sd
 from experiments.methods import KINDS, parse_variant
-from experiments.summary import BASELINE, sd
 from experiments.tuning import is_at_edge, mean_losses
 
 # One in a hundred methods that are as good as the mean would be called a loser.

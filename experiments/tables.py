@@ -17,7 +17,7 @@ def grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple, list[dic
     return groups
 
 
-def spread(mean: float, deviation: float, digits: int, scale: float = 1.0) -> str:
+def mean_and_sd(mean: float, deviation: float, digits: int, scale: float = 1.0) -> str:
     """A mean and its standard deviation; `-` and nothing where they are not known."""
     if math.isnan(mean):
         return "-"

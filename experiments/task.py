@@ -33,7 +33,7 @@ def _compiled_score(model: linen.Module, loss: Loss) -> Callable[..., tuple[jax.
     @jax.jit
     def score(params: Any, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
         outputs = model.apply({"params": params}, inputs)
-        return jnp.sum(loss.each(outputs, labels)), jnp.sum(loss.is_right(outputs, labels))
+        return jnp.sum(loss.per_label(outputs, labels)), jnp.sum(loss.is_correct(outputs, labels))
 
     return score
 
@@ -42,21 +42,26 @@ class Task:
     """A network and the data it is trained on; equal for all methods that are compared."""
 
     def __init__(
-        self, dataset: str, data: str | None = None, *, scored: int | None = None, **options: int
+        self,
+        dataset: str,
+        data: str | None = None,
+        *,
+        scored_examples: int | None = None,
+        **options: int,
     ):
         """Reads the data.
 
         Args:
           dataset: Its name.
           data: The folder or file that it is read from.
-          scored: How many training examples, evenly spaced, the training loss is of; all where not
-            given.
+          scored_examples: How many training examples, evenly spaced, the training loss is of; all
+            where not given.
           **options: What the reader of the dataset takes besides.
         """
         self.dataset: Dataset = load(dataset, data, **options)
         self.model = MODELS[dataset](self.dataset)
         self.loss_of = LOSSES.get(dataset, CROSS_ENTROPY)
-        self._scored = scored
+        self._scored_examples = scored_examples
         self._score = _compiled_score(self.model, self.loss_of)
         self._first_weights = _compiled_init(self.model)
 
@@ -100,7 +105,9 @@ class Task:
     def loss(self, params: Any, batch: Any) -> jax.Array:
         """The mean loss of a batch, float32[]."""
         inputs, labels = batch
-        return jnp.mean(self.loss_of.each(self.model.apply({"params": params}, inputs), labels))
+        return jnp.mean(
+            self.loss_of.per_label(self.model.apply({"params": params}, inputs), labels)
+        )
 
     def _evaluate(self, params: Any, inputs: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         # On one device: replicated parameters would have every device do the same work.
@@ -115,7 +122,7 @@ class Task:
     def train_score(self, params: Any) -> tuple[float, float]:
         """Loss and accuracy over the whole training set, or so many examples as are scored."""
         inputs, labels = self.dataset.train_inputs, self.dataset.train_labels
-        every = -(-len(inputs) // (self._scored or len(inputs)))
+        every = -(-len(inputs) // (self._scored_examples or len(inputs)))
         return self._evaluate(params, inputs[::every], labels[::every])
 
     def test_score(self, params: Any) -> tuple[float, float]:

@@ -13,24 +13,24 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxcomm
 from experiments import cluster, figures
-from experiments.compression_error import TOLD, make_compression_error, with_error
+from experiments.compression_error import UPDATE_ERROR, make_compression_error, with_error
 from experiments.configs import Train
+from experiments.diagnostics import read_diagnostics, update_maxima
+from experiments.digits_table import summarize, to_csv, to_markdown, to_table
 from experiments.errors import ExperimentError
-from experiments.methods import Trained, make_variant
+from experiments.methods import TrainableMethod, make_variant
 from experiments.optimizers import MOMENTUM, OPTIMIZERS
 from experiments.progress import Progress
 from experiments.recording import describe_command, open_record
 from experiments.sharding import global_batches
-from experiments.summary import summarize, to_csv, to_markdown, to_table
 from experiments.task import Task
-from experiments.told import most, told_by
 
 
 class Program(NamedTuple):
     """The compiled step of one method and optimizer, which all seeds and learning rates share."""
 
     task: Task
-    variant: Trained
+    variant: TrainableMethod
     optimizer: str
     learning_rate: float
     batch: int
@@ -74,7 +74,9 @@ def make_mesh(devices: int | None) -> Mesh:
 
 
 @functools.cache
-def _compression_error(task: Task, variant: Trained, mesh: Mesh) -> Callable[..., jax.Array]:
+def _compression_error(
+    task: Task, variant: TrainableMethod, mesh: Mesh
+) -> Callable[..., jax.Array]:
     """Compiled once for all optimizers."""
     return make_compression_error(task.loss, variant.build(0), mesh)
 
@@ -86,14 +88,14 @@ def _unmeasured(*arguments: Any) -> float:
 
 def make_program(
     task: Task,
-    variant: Trained,
+    variant: TrainableMethod,
     optimizer: str,
     learning_rate: float,
     batch: int,
     mesh: Mesh,
     *,
     simulated: bool = False,
-    observed: bool = True,
+    with_diagnostics: bool = True,
 ) -> Program:
     """Builds the step, which compiles when it is first called.
 
@@ -105,42 +107,46 @@ def make_program(
       batch: Examples a step.
       mesh: The workers.
       simulated: Whether one device stands for them all, which is quicker.
-      observed: Whether the error and what aggregators tell are measured, which takes time.
+      with_diagnostics: Whether the error and what aggregators tell are measured, which takes time.
 
     Raises:
       ExperimentError: If the method cannot work with so many workers, or the batch be split.
     """
     momentum = None if variant.has_momentum else MOMENTUM
-    tells = simulated and observed
+    reports_error = simulated and with_diagnostics
 
     def transformation(
-        seed: int | jax.Array, learning_rate: float | jax.Array, observed: bool
+        seed: int | jax.Array, learning_rate: float | jax.Array, with_diagnostics: bool
     ) -> optax.GradientTransformation:
-        aggregator = with_error(variant.observed(seed)) if observed else variant.build(seed)
+        aggregator = (
+            with_error(variant.build_with_diagnostics(seed))
+            if with_diagnostics
+            else variant.build(seed)
+        )
         rated = optax.inject_hyperparams(
             lambda learning_rate: OPTIMIZERS[optimizer](learning_rate, momentum)
         )
         return optax.chain(aggregator, rated(learning_rate=learning_rate))
 
-    def make_step(observed: bool) -> Callable[..., Any]:
-        tx = transformation(0, learning_rate, observed)
+    def make_step(with_diagnostics: bool) -> Callable[..., Any]:
+        tx = transformation(0, learning_rate, with_diagnostics)
         if simulated:
             return jaxcomm.simulate(task.loss, tx, mesh.size)
         return jaxcomm.make_step(task.loss, tx, mesh)
 
     def first_state(
-        seed: int | jax.Array, learning_rate: float | jax.Array, params: Any, observed: bool
+        seed: int | jax.Array, learning_rate: float | jax.Array, params: Any, with_diagnostics: bool
     ) -> optax.OptState:
-        tx = transformation(seed, learning_rate, observed)
+        tx = transformation(seed, learning_rate, with_diagnostics)
         return jaxcomm.init(tx, params, mesh.size if simulated else mesh)
 
-    make_state = jax.jit(first_state, static_argnames="observed")
+    make_state = jax.jit(first_state, static_argnames="with_diagnostics")
 
     def first(seed: int, learning_rate: float) -> tuple[Any, optax.OptState]:
         params = task.first_weights(seed)
         if not simulated:
             params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-        return params, make_state(seed, learning_rate, params, tells)
+        return params, make_state(seed, learning_rate, params, reports_error)
 
     def batches(task: Task, seed: int) -> Iterator[Any]:
         return task.batches(seed, batch) if simulated else global_batches(task, seed, batch, mesh)
@@ -153,17 +159,21 @@ def make_program(
         )
     except ValueError as error:
         raise ExperimentError(str(error)) from error
-    measure = _compression_error(task, variant, mesh) if observed and not tells else _unmeasured
+    measure = (
+        _compression_error(task, variant, mesh)
+        if with_diagnostics and not reports_error
+        else _unmeasured
+    )
     return Program(
         task,
         variant,
         optimizer,
         learning_rate,
         batch,
-        make_step(tells),
+        make_step(reports_error),
         first,
         batches,
-        None if tells else measure,
+        None if reports_error else measure,
         account,
     )
 
@@ -174,10 +184,10 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
     run = {"method": program.variant.label, "optimizer": program.optimizer, "seed": seed}
     params, opt_state = program.start(seed)
     batches = program.batches(task, seed)
-    milliseconds, errors, largest, sent = [], [], {}, 0.0
+    milliseconds, errors, maxima, bytes_sent = [], [], {}, 0.0
     for number in range(1, steps + 1):
         batch = next(batches)
-        sent += program.bytes_of_step(opt_state)
+        bytes_sent += program.bytes_of_step(opt_state)
         logged = number % log_every == 0 or number == steps
         if logged and program.compression_error:
             errors.append(float(program.compression_error(params, opt_state[0], batch)))
@@ -185,10 +195,10 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
         params, opt_state, metrics = program.step(params, opt_state, batch)
         batch_loss = float(metrics["loss"])
         milliseconds.append(1e3 * (time.perf_counter() - start))
-        largest |= most(largest, told := told_by(metrics))
+        maxima |= update_maxima(maxima, diagnostics := read_diagnostics(metrics))
         if logged:
             if not program.compression_error:
-                errors.append(told[TOLD])
+                errors.append(diagnostics[UPDATE_ERROR])
             train_loss, train_accuracy = task.train_score(params)
             yield {
                 "kind": "step",
@@ -196,7 +206,7 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
                 "step": number,
                 "train_loss": train_loss,
                 "batch_loss": batch_loss,
-                "bytes_sent": sent,
+                "bytes_sent": bytes_sent,
                 "compression_error": errors[-1],
             }
     test_loss, test_accuracy = task.test_score(params)
@@ -209,10 +219,10 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
         "train_accuracy": train_accuracy,
         "test_loss": test_loss,
         "test_accuracy": test_accuracy,
-        "bytes_per_step": sent / steps,
+        "bytes_per_step": bytes_sent / steps,
         "compression_error": statistics.mean(errors),
         "step_milliseconds": statistics.median(milliseconds),
-        **largest,
+        **maxima,
     }
 
 
@@ -229,7 +239,7 @@ def main(config: Train) -> int:
         cluster.reraise_lost_process(),
     ):
         processes = f", {jax.process_count()} processes" if config.distributed else ""
-        progress.say(
+        progress.print(
             f"{variant.label} on {config.dataset}, {config.optimizer}, {mesh.size} workers on "
             f"{jax.default_backend()}{processes}"
         )
@@ -242,9 +252,9 @@ def main(config: Train) -> int:
                     f"{row['bytes_sent']:,.0f} bytes a worker",
                 )
         rows = summarize([row])
-        progress.say("One step sends:")
-        progress.say(program.account)
-        progress.say(to_table(rows))
+        progress.print("One step sends:")
+        progress.print(program.account)
+        progress.print(to_table(rows))
         record.write("table.csv", to_csv(rows))
         record.write(
             "README.md",
@@ -253,6 +263,6 @@ def main(config: Train) -> int:
         )
         if record.folder:
             figures.draw(record.folder)
-            progress.say(f"Record: {record.folder}")
+            progress.print(f"Record: {record.folder}")
         record.finish()
     return 0

@@ -1,7 +1,7 @@
 """What is run: one frozen dataclass a command, whose fields are the command's options."""
 
 from experiments.configs.bench import Bench
-from experiments.configs.digits import Digits
+from experiments.configs.compare import Compare
 from experiments.configs.estimate import Estimate
 from experiments.configs.figures import Figures
 from experiments.configs.gossip import Gossip
@@ -14,7 +14,7 @@ from experiments.configs.train import Train
 
 __all__ = [
     "Bench",
-    "Digits",
+    "Compare",
     "Estimate",
     "Figures",
     "Gossip",

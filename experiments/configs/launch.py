@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from experiments.configs.option import rest
+from experiments.configs.option import remaining_arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,4 +17,4 @@ class Launch:
     Expected time: that of `train`, and five seconds a process to start on two CPU cores.
     """
 
-    arguments: tuple[str, ...] = rest()
+    arguments: tuple[str, ...] = remaining_arguments()

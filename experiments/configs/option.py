@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 RECORDS = "experiments/records"
-MOST_DEVICES = 1024
+MAX_DEVICES = 1024
 DIGITS = 20  # Longer numbers are read as none: Python refuses to read some.
 
 
-def _integer(text: str, least: int, most: int, rule: str) -> int:
+def _integer(text: str, minimum: int, maximum: int, rule: str) -> int:
     value = int(text) if text.isdecimal() and len(text) <= DIGITS else -1
-    if not least <= value <= most:
+    if not minimum <= value <= maximum:
         shown = text if len(text) <= 2 * DIGITS else text[:DIGITS] + "..."
         raise argparse.ArgumentTypeError(f"must be an integer {rule}, got {shown!r}")
     return value
@@ -26,7 +26,7 @@ def positive_integer(text: str) -> int:
 
 def device_number(text: str) -> int:
     """1 to 1024, since each fake device takes threads."""
-    return _integer(text, 1, MOST_DEVICES, f"from 1 to {MOST_DEVICES}")
+    return _integer(text, 1, MAX_DEVICES, f"from 1 to {MAX_DEVICES}")
 
 
 def natural_number(text: str) -> int:
@@ -80,9 +80,9 @@ def flag(text: str) -> Any:
     return dataclasses.field(default=False, metadata={"flag": {"help": text}})
 
 
-def rest() -> Any:
+def remaining_arguments() -> Any:
     """A field that takes everything after the name of the command."""
-    return dataclasses.field(default=(), metadata={"rest": True})
+    return dataclasses.field(default=(), metadata={"remaining": True})
 
 
 def argument(text: str) -> Any:

@@ -31,13 +31,13 @@ class Pace:
     repeats: int = option(5, "runs of each, of a seed each", positive_integer)
     windows: int = option(90, "of a synchronous run", positive_integer)
     minibatches: int = option(4, "mini-batches of a worker in a window", positive_integer)
-    size: int = option(16, "examples of a mini-batch", positive_integer)
+    minibatch_size: int = option(16, "examples of a mini-batch", positive_integer)
     learning_rate: float = option(0.4, "of plain SGD, the same for both", positive_number)
-    seconds: float = option(
+    minibatch_seconds: float = option(
         0.02, "that a mini-batch waits, in place of a device this machine lacks", positive_number
     )
-    slow: float = option(3.0, "times as long for the last process", positive_number)
-    slack: float = option(
+    slowdown: float = option(3.0, "times as long for the last process", positive_number)
+    deadline_slack: float = option(
         1.1, "of the deadline, in times of what all mini-batches take a fast worker",
         positive_number,
     )  # fmt: skip

@@ -57,7 +57,7 @@ class Sparse:
         positive_number,
         many=True,
     )
-    calibration: int = option(
+    calibration_batches: int = option(
         20, "batches from whose gradients densities are measured", positive_integer
     )
     repetitions: int = option(9, "timings of each codec", positive_integer)

@@ -34,9 +34,9 @@ class Stragglers:
     )
     text_steps: int = option(60, "the same of the text", positive_integer)
     minibatches: int = option(4, "mini-batches of a worker in a window", positive_integer)
-    size: int = option(16, "examples of a mini-batch", positive_integer)
+    minibatch_size: int = option(16, "examples of a mini-batch", positive_integer)
     period: int = option(8, "mini-batches between two meetings of local SGD", positive_integer)
-    rates: tuple[float, ...] = option(
+    learning_rates: tuple[float, ...] = option(
         (0.1, 0.2, 0.4, 0.8, 1.6), "the grid of learning rates", positive_number, many=True
     )
     log_every: int = option(4, "windows between two logged losses", positive_integer)
@@ -47,7 +47,9 @@ class Stragglers:
         ("all",), "3:1, exponential, pareto, dead_slow, or all", many=True
     )
     strategies: tuple[str, ...] = option(("all",), "which, or all", many=True)
-    seconds: float = option(0.01, "that a mini-batch takes a fast worker", positive_number)
+    minibatch_seconds: float = option(
+        0.01, "that a mini-batch takes a fast worker", positive_number
+    )
     bandwidth: float = option(12.5e6, "bytes that a worker sends in a second", positive_number)
     latency: float = option(2e-4, "seconds of a message", positive_number)
     record: str = record_option("stragglers")

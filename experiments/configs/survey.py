@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from experiments.configs.digits import Digits
+from experiments.configs.compare import Compare
 from experiments.configs.option import option, positive_integer, positive_number, record_option
 
 
 @dataclasses.dataclass(frozen=True)
-class Survey(Digits):
+class Survey(Compare):
     """Which methods lose to the exact mean, at what they save, and why?
 
     Question: the network and data of `compare`, 8 workers, five seeds. Each method takes the

@@ -20,7 +20,7 @@ class Dataset(NamedTuple):
     sizes: tuple[int, ...] = ()  # How many words, or users and items, there are.
 
 
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
 PART = 2**20  # Read at a time.
 
 VALIDATION_PART = 0.2
@@ -34,9 +34,9 @@ def hold_out(dataset: Dataset) -> Dataset:
     """
     order = np.random.default_rng(VALIDATION_SEED).permutation(len(dataset.train_inputs))
     count = round(VALIDATION_PART * len(order))
-    held, kept = np.sort(order[:count]), np.sort(order[count:])
+    test, train = np.sort(order[:count]), np.sort(order[count:])
     inputs, labels = dataset.train_inputs, dataset.train_labels
-    return Dataset(inputs[kept], labels[kept], inputs[held], labels[held], dataset.sizes)
+    return Dataset(inputs[train], labels[train], inputs[test], labels[test], dataset.sizes)
 
 
 def require_folder(folder: Path | None, dataset: str, contents: str) -> Path:
@@ -48,8 +48,8 @@ def require_folder(folder: Path | None, dataset: str, contents: str) -> Path:
     return folder
 
 
-def read_start(path: Path, most: int) -> bytes:
-    """The first bytes of a file, `most` at most, unpacked where its name ends in `.gz`.
+def read_start(path: Path, limit: int) -> bytes:
+    """The first bytes of a file, `limit` at most, unpacked where its name ends in `.gz`.
 
     Raises:
       ExperimentError: If the file cannot be read, or is no gzip file as far as it is read.
@@ -57,7 +57,7 @@ def read_start(path: Path, most: int) -> bytes:
     raw = bytearray()
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            while part := file.read(min(PART, most - len(raw))):
+            while part := file.read(min(PART, limit - len(raw))):
                 raw += part
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ExperimentError(f"{path} is not a whole gzip file: {error}.") from error
@@ -73,9 +73,9 @@ def read_bytes(path: Path) -> bytes:
       ExperimentError: If it cannot be read, or holds more than `MOST_BYTES`, as few bytes of gzip
         may.
     """
-    raw = read_start(path, MOST_BYTES + 1)
-    if len(raw) > MOST_BYTES:
-        raise ExperimentError(f"{path} holds more than {MOST_BYTES} bytes.")
+    raw = read_start(path, MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise ExperimentError(f"{path} holds more than {MAX_BYTES} bytes.")
     return raw
 
 

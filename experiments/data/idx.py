@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data.base import MOST_BYTES, Dataset, read_start, require_examples, require_folder
+from experiments.data.base import MAX_BYTES, Dataset, read_start, require_examples, require_folder
 from experiments.errors import ExperimentError
 
 UNSIGNED_BYTES = 8
@@ -25,18 +25,18 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """
     header = 4 + 4 * dimensions
     raw = read_start(path, header)
-    wanted = bytes([0, 0, UNSIGNED_BYTES, dimensions])
-    if raw[:4] != wanted:
+    expected = bytes([0, 0, UNSIGNED_BYTES, dimensions])
+    if raw[:4] != expected:
         raise ExperimentError(
             f"{path} is no IDX file of unsigned bytes in {dimensions} dimensions: it starts with "
-            f"{raw[:4].hex() or 'nothing'}, not {wanted.hex()}."
+            f"{raw[:4].hex() or 'nothing'}, not {expected.hex()}."
         )
     if len(raw) < header:
         raise ExperimentError(f"{path} is truncated: its header has {len(raw)} of {header} bytes.")
     shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", dimensions, offset=4))
-    if not 0 < math.prod(shape) <= MOST_BYTES:
+    if not 0 < math.prod(shape) <= MAX_BYTES:
         raise ExperimentError(
-            f"{path} states the shape {shape}: it must hold 1 to {MOST_BYTES} bytes."
+            f"{path} states the shape {shape}: it must hold 1 to {MAX_BYTES} bytes."
         )
     raw = read_start(path, header + math.prod(shape) + 1)  # One more would be too long.
     if (found := len(raw) - header) != math.prod(shape):

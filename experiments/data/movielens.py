@@ -55,8 +55,8 @@ def load_movielens(data: Path | None) -> Dataset:
     labels = ratings[:, 2].astype(np.int32)
     order = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
     count = round(TEST_FRACTION * len(order))
-    held, kept = np.sort(order[:count]), np.sort(order[count:])
+    test, train = np.sort(order[:count]), np.sort(order[count:])
     dataset = Dataset(
-        inputs[kept], labels[kept], inputs[held], labels[held], sizes=(len(users), len(items))
+        inputs[train], labels[train], inputs[test], labels[test], sizes=(len(users), len(items))
     )
     return require_examples(dataset, data)

@@ -8,7 +8,7 @@ import optax
 
 from experiments.errors import ExperimentError
 from experiments.methods._means import MEANS
-from experiments.methods._method import KINDS, Kind, Method, Trained
+from experiments.methods._method import KINDS, Kind, Method, TrainableMethod
 from experiments.methods._quantizers import QUANTIZERS
 from experiments.methods._sparsifiers import SPARSIFIERS
 
@@ -53,14 +53,16 @@ class Variant(NamedTuple):
         options = {} if self.bits is None else {"bits": self.bits}
         return METHODS[self.method].build(seed, **options)
 
-    def observed(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
+    def build_with_diagnostics(
+        self, seed: int | jax.Array
+    ) -> optax.GradientTransformationExtraArgs:
         """The same: none is built to tell more than its error."""
         return self.build(seed)
 
 
 _VARIANTS = [Variant(name, bits) for name, method in METHODS.items() for bits in method.bits]
 
-EVERY = tuple(variant.label for variant in _VARIANTS)
+ALL_LABELS = tuple(variant.label for variant in _VARIANTS)
 """What `all` stands for."""
 
 ESTIMATORS = tuple(
@@ -71,7 +73,7 @@ ESTIMATORS = tuple(
 """Those that stand for the mean of one step by itself, without a memory or a vote."""
 
 
-def expand(labels: Iterable[str], every: Iterable[str] = EVERY) -> tuple[str, ...]:
+def expand(labels: Iterable[str], every: Iterable[str] = ALL_LABELS) -> tuple[str, ...]:
     """The labels, each once, with `every` in place of `all`."""
     expanded = [each for label in labels for each in (every if label == ALL else (label,))]
     return tuple(dict.fromkeys(expanded))
@@ -106,12 +108,12 @@ def parse_variant(label: str) -> Variant:
 __all__ = [
     "ALL",
     "ESTIMATORS",
-    "EVERY",
+    "ALL_LABELS",
     "KINDS",
     "METHODS",
     "Kind",
     "Method",
-    "Trained",
+    "TrainableMethod",
     "Variant",
     "expand",
     "make_variant",

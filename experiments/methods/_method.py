@@ -43,7 +43,7 @@ class Method(NamedTuple):
     stage: Callable[[Any], int] | None = None
 
 
-class Trained(Protocol):
+class TrainableMethod(Protocol):
     """A method with its options, as the training loop knows it."""
 
     @property
@@ -61,5 +61,7 @@ class Trained(Protocol):
     def build(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
         """The aggregator; `seed` decides its rounding."""
 
-    def observed(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
+    def build_with_diagnostics(
+        self, seed: int | jax.Array
+    ) -> optax.GradientTransformationExtraArgs:
         """The aggregator, which tells what it knows of a step."""

@@ -29,12 +29,12 @@ TARGET = 0.6
 WARM_UP_STEPS = 15
 
 
-def _gathered(codec: jaxcomm.Codec) -> Callable[[int], optax.GradientTransformationExtraArgs]:
+def _all_gather(codec: jaxcomm.Codec) -> Callable[[int], optax.GradientTransformationExtraArgs]:
     return lambda seed: jaxcomm.all_gather_mean("data", codec, seed=seed)
 
 
 def _with_feedback(codec: jaxcomm.Codec) -> Method:
-    return Method(_gathered(error_feedback(codec)), "feedback")
+    return Method(_all_gather(error_feedback(codec)), "feedback")
 
 
 def _top(ratio: float) -> jaxcomm.Codec:
@@ -67,7 +67,7 @@ SPARSIFIERS: dict[str, Method] = {
         ),
         "feedback",
     ),
-    "wangni_10_percent": Method(_gathered(wangni(ratio=0.1)), "unbiased"),
+    "wangni_10_percent": Method(_all_gather(wangni(ratio=0.1)), "unbiased"),
     "ef_threshold": _with_feedback(threshold(THRESHOLD, ratio=0.05)),
     "ef_adaptive_threshold": _with_feedback(adaptive_threshold(ratio=0.01)),
     "ef_sbc": _with_feedback(sbc(ratio=0.01)),
@@ -76,8 +76,8 @@ SPARSIFIERS: dict[str, Method] = {
         lambda seed: jaxcomm.two_stage_mean("data", error_feedback(stc(ratio=0.01)), seed=seed),
         "feedback",
     ),
-    "ada_comp": Method(_gathered(ada_comp()), "feedback"),
-    "variance_based": Method(_gathered(variance_based(ratio=0.05)), "feedback"),
+    "ada_comp": Method(_all_gather(ada_comp()), "feedback"),
+    "variance_based": Method(_all_gather(variance_based(ratio=0.05)), "feedback"),
     "gtop_1_percent": Method(lambda seed: jaxcomm.gtop_k(ratio=0.01), "feedback"),
     "deep_gradient_compression": Method(
         lambda seed: jaxcomm.deep_gradient_compression(ratio=0.01, warmup_every=WARM_UP_STEPS),
@@ -85,7 +85,7 @@ SPARSIFIERS: dict[str, Method] = {
         has_momentum=True,
         stage=_warm_up_stage,
     ),
-    "ef21_top_10_percent": Method(_gathered(ef21(top_k(ratio=0.1))), "shifts"),
+    "ef21_top_10_percent": Method(_all_gather(ef21(top_k(ratio=0.1))), "shifts"),
     "warm_up": Method(_warm_up, "feedback", stage=_warm_up_stage),
     "adaptive_ratio": Method(
         lambda seed: jaxcomm.adaptive_ratio("data", _top, RATIOS, target=TARGET, seed=seed),

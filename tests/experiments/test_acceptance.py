@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from experiments import acceptance
-from experiments.configs import Digits
+from experiments.configs import Compare
+from experiments.digits_table import Row, summarize
 from experiments.recording import read_metrics
-from experiments.summary import Row, summarize
 
 REFERENCE = Path(acceptance.__file__).parent / "records" / "2026-11-21_digits"
-CONFIG = Digits(optimizers=("sgd",))
+CONFIG = Compare(optimizers=("sgd",))
 
 
 def row(method: str, loss_ratio: float, bytes_ratio: float) -> Row:
@@ -35,14 +35,14 @@ def test_both_limits_count_for_both_kinds(
     method: tuple[float, float], control: tuple[float, float], met: bool
 ) -> None:
     rows = [row("mean", 1, 1), row("global_qsgd:8", *method), row("truncating", *control)]
-    assert acceptance.is_met(CONFIG, acceptance.judge(CONFIG, rows)) == met
+    assert acceptance.is_accepted(CONFIG, acceptance.judge(CONFIG, rows)) == met
 
 
 def test_nothing_is_met_where_a_kind_is_missing() -> None:
     rows = [row("mean", 1, 1), row("global_qsgd:8", 1, 0.25)]
     verdicts = acceptance.judge(CONFIG, rows)
-    assert not acceptance.is_met(CONFIG, verdicts)
-    assert "not judged" in acceptance.state(CONFIG, verdicts)
+    assert not acceptance.is_accepted(CONFIG, verdicts)
+    assert "not judged" in acceptance.describe(CONFIG, verdicts)
 
 
 @pytest.mark.skipif(not REFERENCE.is_dir(), reason="the reference record is not in this checkout")
@@ -52,8 +52,8 @@ def test_the_reference_record_meets_it_for_both_optimizers() -> None:
     settings = {
         name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
     }
-    assert Digits(**settings) == Digits()
+    assert Compare(**settings) == Compare()
     rows = summarize(read_metrics(REFERENCE, "run"))
     assert len(rows) == 12 and all(row.seeds == 5 for row in rows)
-    verdicts = acceptance.judge(Digits(), rows)
-    assert len(verdicts) == 6 and acceptance.is_met(Digits(), verdicts)
+    verdicts = acceptance.judge(Compare(), rows)
+    assert len(verdicts) == 6 and acceptance.is_accepted(Compare(), verdicts)

@@ -16,8 +16,8 @@ from experiments import (
     bench_updates,
     bench_windows,
 )
+from experiments.bench_methods import TIMED
 from experiments.bench_ops import core_seconds
-from experiments.bench_rows import TIMED
 from experiments.timing import medians
 from experiments.train import make_mesh
 
@@ -96,7 +96,7 @@ def test_a_transformer_has_50_million_parameters_and_two_thirds_of_its_leaves_ar
 
 
 def test_whole_updates_are_timed_as_multiples_of_the_plainest() -> None:
-    chosen = {"qsgd": bench_updates.CONTENDERS["qsgd"]}
+    chosen = {"qsgd": bench_updates.METHODS_WITH_GOALS["qsgd"]}
     seconds, size = bench_updates.measure(chosen, side=16)
     assert size == 10 * 17 * 16 and [*seconds] == ["baseline", "qsgd"] and seconds["qsgd"] > 0
     table = bench_updates.to_table({"baseline": 2e-6, "qsgd": 5e-6}, 1000)
@@ -152,11 +152,11 @@ ENTRY %main (x: f32[2]) -> f32[2] {
 def test_memory_of_a_mean_is_one_copy_of_the_gradients() -> None:
     params = bench_programs.transformer(width=64, layers=1)
     size = sum(x.size for x in params.values())
-    given, peak = bench_memory.analysed("mean", params)
+    given, peak = bench_memory.compiled_memory("mean", params)
     assert 8 * size <= given <= 8 * size + 100 and 4 * size <= peak <= 4.1 * size
 
 
 @pytest.mark.skipif(not bench_memory.STATUS.exists(), reason="Linux tells what is resident.")
 def test_what_is_resident_is_what_the_program_says() -> None:
-    resident = bench_memory.resident_apart("mean", 1024)
+    resident = bench_memory.resident_in_subprocess("mean", 1024)
     assert resident == pytest.approx(4 * 50_384_896, rel=0.1)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from experiments import bench, bench_compare, bench_record, bench_rows, bench_table, bench_turns
-from experiments.bench_record import Bench, Family, Head, Row
-from experiments.bench_updates import CONTENDERS
+from experiments import bench, bench_compare, bench_methods, bench_record, bench_table, bench_timing
+from experiments.bench_record import BenchRecord, Family, Header, Row
+from experiments.bench_updates import METHODS_WITH_GOALS
 from experiments.configs import Bench as Config
 from experiments.errors import ExperimentError
 from tests.cases import CASES
@@ -16,28 +16,32 @@ from tests.cases._gossip import GOSSIP
 from tests.cases._local import LOCAL
 
 RECORDS = Path(__file__).parents[2] / "experiments" / "records"
-HEAD = Head("2026-11-23T00:00:00+00:00", "make bench", "a" * 40, False, "here", "0.12", 100, 200)
+HEADER = Header(
+    "2026-11-23T00:00:00+00:00", "make bench", "a" * 40, False, "here", "0.12", 100, 200
+)
 ROW = Row("sparse", "top_k", [9.0, 9.3], [0.9, 0.9], 2.0, 1000, 2, 5000, 400, "a" * 40)
 
 
 def test_every_row_of_the_tables_of_cases_is_in_the_bench() -> None:
     yardstick = {"by_hand_8_bits"}
-    assert {*bench_rows.TIMED} - yardstick == {case.name for case in CASES}
-    assert {*bench_rows.ROWS} - {*bench_rows.TIMED} == {case.name for case in [*GOSSIP, *LOCAL]}
+    assert {*bench_methods.TIMED} - yardstick == {case.name for case in CASES}
+    assert {*bench_methods.ROWS} - {*bench_methods.TIMED} == {
+        case.name for case in [*GOSSIP, *LOCAL]
+    }
 
 
 def test_every_contender_is_a_row_with_its_goal() -> None:
-    rows = [*bench_rows.TIMED.values()]
-    assert all(each in rows for each in CONTENDERS.values())
+    rows = [*bench_methods.TIMED.values()]
+    assert all(each in rows for each in METHODS_WITH_GOALS.values())
 
 
 def test_rows_are_chosen_by_name_and_by_family() -> None:
-    assert {*bench_rows.chosen(["all"])} == {*bench_rows.ROWS}
-    assert bench_rows.chosen(["sparse", "dpsgd"])["dpsgd"] == "gossip"
-    assert {"top_k", "dpsgd"} < {*bench_rows.chosen(["sparse", "dpsgd"])}
-    assert {*bench_rows.chosen(bench_rows.QUICK)} == {*bench_rows.QUICK}
+    assert {*bench_methods.select_families(["all"])} == {*bench_methods.ROWS}
+    assert bench_methods.select_families(["sparse", "dpsgd"])["dpsgd"] == "gossip"
+    assert {"top_k", "dpsgd"} < {*bench_methods.select_families(["sparse", "dpsgd"])}
+    assert {*bench_methods.select_families(bench_methods.QUICK)} == {*bench_methods.QUICK}
     with pytest.raises(ExperimentError, match="no row or family best"):
-        bench_rows.chosen(["mean", "best"])
+        bench_methods.select_families(["mean", "best"])
 
 
 def worse(**changes: Any) -> list[str]:
@@ -94,10 +98,10 @@ def test_a_verdict_says_beside_what() -> None:
     assert "nothing is compared" in bench_compare.verdict({}, [ROW])[0]
 
 
-def write(folder: Path, record: Bench, finished: bool = True) -> Path:
+def write(folder: Path, record: BenchRecord, finished: bool = True) -> Path:
     folder.mkdir()
-    head, rows, families = record
-    given = [("bench", head), *(("bench_row", row) for row in rows)]
+    header, rows, families = record
+    given = [("bench", header), *(("bench_row", row) for row in rows)]
     given += [("bench_memory", family) for family in families]
     lines = [json.dumps(bench_record.to_row(kind, value)) for kind, value in given]
     (folder / "metrics.jsonl").write_text("\n".join(lines))
@@ -106,17 +110,19 @@ def write(folder: Path, record: Bench, finished: bool = True) -> Path:
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    record = Bench(HEAD, [ROW, ROW._replace(name="gtop_k")], [Family("f", "top_k", 1, 2, 3.0)])
+    record = BenchRecord(
+        HEADER, [ROW, ROW._replace(name="gtop_k")], [Family("f", "top_k", 1, 2, 3.0)]
+    )
     assert bench_record.read(write(tmp_path / "a", record)) == record
-    other = write(tmp_path / "b", Bench(HEAD._replace(schema=0), [], []))
+    other = write(tmp_path / "b", BenchRecord(HEADER._replace(schema=0), [], []))
     with pytest.raises(ExperimentError, match="no record of the bench of schema 1"):
         bench_record.read(other)
 
 
 def test_each_row_is_compared_with_the_newest_that_is_alike(tmp_path: Path) -> None:
     def add(name: str, day: int, rows: list[Row], finished: bool = True, **changes: Any) -> None:
-        head = HEAD._replace(began=f"2026-11-{day}T00:00:00+00:00", **changes)
-        write(tmp_path / name, Bench(head, rows, []), finished)
+        header = HEADER._replace(began=f"2026-11-{day}T00:00:00+00:00", **changes)
+        write(tmp_path / name, BenchRecord(header, rows, []), finished)
 
     add("old", 10, [ROW, ROW._replace(name="mean")])
     add("a_new", 11, [ROW._replace(lines=7)])
@@ -125,7 +131,7 @@ def test_each_row_is_compared_with_the_newest_that_is_alike(tmp_path: Path) -> N
     add("of_old_schema", 14, [ROW._replace(lines=9)], schema=0)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "metrics.jsonl").write_text("x")
-    found = bench_record.last(tmp_path, HEAD)
+    found = bench_record.newest_rows(tmp_path, HEADER)
     assert {name: row.lines for name, row in found.items()} == {"mean": 1000, "top_k": 7}
 
 
@@ -137,11 +143,11 @@ def test_what_is_not_timed_has_no_time_in_the_table() -> None:
 
 
 def test_groups_are_timed_with_the_baseline_in_another_process() -> None:
-    (group,) = bench_turns.timed_apart(["mean", "qsgd"], 8, 2)
+    (group,) = bench_timing.time_in_subprocess(["mean", "qsgd"], 8, 2)
     assert [*group] == ["baseline", "mean", "qsgd"]
     assert all(len(each) == 2 and min(each) > 0 for each in group.values())
     with pytest.raises(ExperimentError, match="ended with 1"):
-        list(bench_turns.timed_apart(["no such row"], 8, 2))
+        list(bench_timing.time_in_subprocess(["no such row"], 8, 2))
 
 
 def test_the_bench_records_what_it_prints_and_compares(
@@ -151,10 +157,10 @@ def test_the_bench_records_what_it_prints_and_compares(
     assert bench.main(config) == 0 and "nothing is compared" in capsys.readouterr().out
     (folder,) = tmp_path.iterdir()
     record = bench_record.read(folder)
-    assert [row.name for row in record.rows] == ["mean", "dpsgd"] and record.head.jax
+    assert [row.name for row in record.rows] == ["mean", "dpsgd"] and record.header.jax
     assert bench_table.write_readme(record) == (folder / "README.md").read_text()
     (faster,) = (row for row in record.rows if row.name == "dpsgd")
-    write(tmp_path / "lean", Bench(record.head, [faster._replace(collectives=0)], []))
+    write(tmp_path / "lean", BenchRecord(record.header, [faster._replace(collectives=0)], []))
     assert bench.main(Config(**{**vars(config), "against": str(tmp_path / "lean")})) == 0
     assert f"{faster.collectives} collectives, 0 before" in capsys.readouterr().out
 
@@ -166,4 +172,4 @@ COMMITTED = sorted(RECORDS.glob("2026-*_bench"))
 def test_a_record_makes_its_readme_anew(folder: Path) -> None:
     record = bench_record.read(folder)
     assert bench_table.write_readme(record) == (folder / "README.md").read_text(encoding="utf-8")
-    assert not record.head.changed and len(record.rows) > 90
+    assert not record.header.changed and len(record.rows) > 90

@@ -5,10 +5,10 @@ import functools
 import numpy as np
 import pytest
 
-from experiments.configs import Digits
+from experiments.configs import Compare
 from experiments.estimate import count_bytes, make_estimator, measure
 from experiments.estimate_table import EXACT, frontier, summarize
-from experiments.methods import ESTIMATORS, EVERY, expand, parse_variant
+from experiments.methods import ALL_LABELS, ESTIMATORS, expand, parse_variant
 from experiments.train import make_mesh
 
 WORKERS, SIZE = 8, 2000
@@ -58,7 +58,7 @@ def test_a_row_is_the_mean_over_steps() -> None:
         {"method": "qsgd", "error": error, "squared_bias": 0.01, **cost} for error in (0.1, 0.3)
     ]
     (row,) = summarize(estimates)
-    assert (row.least_error, row.error, row.most_error) == pytest.approx((0.1, 0.2, 0.3))
+    assert (row.min_error, row.error, row.max_error) == pytest.approx((0.1, 0.2, 0.3))
     assert (row.bias_share, row.error_times_bits) == pytest.approx((0.05, 0.8))
 
 
@@ -86,11 +86,13 @@ def test_the_frontier_is_what_no_other_beats() -> None:
 
 
 def test_all_is_every_method_once_the_preset_among_them() -> None:
-    assert set(Digits().methods) < set(EVERY)
+    assert set(Compare().methods) < set(ALL_LABELS)
     assert expand(["mean", "mean"]) == ("mean",)
-    assert expand(["qsgd:16", "all", "mean"]) == ("qsgd:16", *EVERY)
+    assert expand(["qsgd:16", "all", "mean"]) == ("qsgd:16", *ALL_LABELS)
 
 
 def test_estimates_are_of_what_stands_for_the_mean_of_one_step() -> None:
-    assert {"mean", "terngrad", "random_10_percent", "truncating"} < set(ESTIMATORS) < set(EVERY)
+    assert (
+        {"mean", "terngrad", "random_10_percent", "truncating"} < set(ESTIMATORS) < set(ALL_LABELS)
+    )
     assert not {"sign_sgd", "ef_top_1_percent", "diana"} & set(ESTIMATORS)

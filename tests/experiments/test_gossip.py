@@ -9,11 +9,11 @@ import pytest
 
 from experiments import gossip
 from experiments.compare import main
-from experiments.configs import Digits, Gossip
+from experiments.configs import Compare, Gossip
 from experiments.errors import ExperimentError
 from experiments.figures import draw
 from experiments.gossip_data import orders, split
-from experiments.gossip_methods import GRAPHS, METHODS, base_of
+from experiments.gossip_methods import GRAPHS, METHODS, make_topology
 from experiments.gossip_report import verdict
 from experiments.gossip_table import claims, summarize
 from experiments.recording import read_metrics
@@ -71,9 +71,9 @@ def test_one_seed_does_not_tell() -> None:
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graphs_are_what_they_are_called(name: str) -> None:
-    base = base_of(name)
-    assert sum(map(len, base.matchings)) == base.graph.size()
-    assert len(base.graph) == int(name.rsplit("_")[-1])
+    topology = make_topology(name)
+    assert sum(map(len, topology.matchings)) == topology.graph.size()
+    assert len(topology.graph) == int(name.rsplit("_")[-1])
 
 
 def test_mistakes() -> None:
@@ -88,7 +88,7 @@ def test_mistakes() -> None:
     with pytest.raises(ExperimentError, match="--batch 2000 exceeds the 1437 training examples"):
         gossip.main(Gossip(batch=2000, record="none"))
     with pytest.raises(ExperimentError, match="--preset gossip takes no --optimizers"):
-        main(Digits(preset="gossip", optimizers=("adam",)))
+        main(Compare(preset="gossip", optimizers=("adam",)))
 
 
 def test_a_comparison_leaves_a_record_that_parses(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from experiments import pace
 from experiments.__main__ import main
 from experiments.configs import Pace
 from experiments.launch import check
-from experiments.pace_training import Speeds, batches_of, paced, simulated
+from experiments.pace_training import Timings, simulate_run, slow_batches, worker_batches
 from experiments.recording import read_metrics
 from experiments.task import Task
 from jaxcomm.synchronization import deadline, deterministic
@@ -24,17 +24,17 @@ def runs(wall: tuple[float, float], clock: tuple[float, float]) -> list[dict]:
     return [
         {"clock": name, "strategy": strategy, "seed": seed, "seconds_to_loss": seconds * (1 + seed)}
         for name, both in (("wall", wall), ("simulated", clock))
-        for strategy, seconds in zip((pace.WAITING, pace.NON_BLOCKING), both, strict=True)
+        for strategy, seconds in zip((pace.SYNCHRONOUS, pace.NON_BLOCKING), both, strict=True)
         for seed in (0, 1)
     ]
 
 
 def test_ratios_agree_or_do_not() -> None:
-    ratio = pace.ratio_of(runs((4.0, 2.0), (4.4, 2.0)))
-    assert ratio.measured == [2, 2] and ratio.apart == pytest.approx(0.1)
+    ratio = pace.speedups_of(runs((4.0, 2.0), (4.4, 2.0)))
+    assert ratio.measured == [2, 2] and ratio.relative_difference == pytest.approx(0.1)
     assert "+10 % off: within 20 %" in ratio.sentence
-    assert "NOT within" in pace.ratio_of(runs((4.0, 2.0), (5.0, 2.0))).sentence
-    never = pace.ratio_of(runs((math.nan, 2.0), (5.0, 2.0)))
+    assert "NOT within" in pace.speedups_of(runs((4.0, 2.0), (5.0, 2.0))).sentence
+    never = pace.speedups_of(runs((math.nan, 2.0), (5.0, 2.0)))
     assert never.sentence == "Not every run reached the loss."
 
 
@@ -42,7 +42,7 @@ def test_workers_go_through_parts_of_their_own() -> None:
     task = Task("digits")
     each = len(task.dataset.train_inputs) // 4
     seen = [
-        np.concatenate([x for x, _ in itertools.islice(batches_of(task, w, 4, each, 0), 2)])
+        np.concatenate([x for x, _ in itertools.islice(worker_batches(task, w, 4, each, 0), 2)])
         for w in range(4)
     ]
     for images in seen:
@@ -54,7 +54,7 @@ def test_workers_go_through_parts_of_their_own() -> None:
 def test_mini_batches_take_their_time_and_extra_work() -> None:
     worked = []
     began = time.perf_counter()
-    taken = [*itertools.islice(paced(iter(range(5)), 0.02, 0.02, worked.append), 2)]
+    taken = [*itertools.islice(slow_batches(iter(range(5)), 0.02, 0.02, worked.append), 2)]
     assert taken == [0, 1] and {*worked} == {0, 1}
     assert time.perf_counter() - began >= 0.08
 
@@ -62,9 +62,9 @@ def test_mini_batches_take_their_time_and_extra_work() -> None:
 @pytest.mark.slow
 def test_the_simulated_clock() -> None:
     task, config = Task("digits"), Pace(log_every=1)
-    speeds = Speeds(np.array([0.02, 0.06]), 0.01)
+    speeds = Timings(np.array([0.02, 0.06]), 0.01)
     straggler = deterministic(speeds.minibatch.tolist())
-    fast = simulated(task, config, straggler, deadline(0.085), speeds, 0, 2)
+    fast = simulate_run(task, config, straggler, deadline(0.085), speeds, 0, 2)
     np.testing.assert_allclose(fast.seconds, [0.095, 0.19], rtol=1e-5)
     assert fast.minibatches == 10
 
@@ -76,7 +76,7 @@ def test_it_is_run_by_launch() -> None:
 
 @pytest.mark.parametrize("folder", RECORDS, ids=lambda folder: folder.name)
 def test_records_agree_with_the_simulator(folder: Path) -> None:
-    ratio = pace.ratio_of(read_metrics(folder, "pace_run"))
+    ratio = pace.speedups_of(read_metrics(folder, "pace_run"))
     assert len(ratio.measured) == len(ratio.simulated) == 5
-    assert abs(ratio.apart) <= pace.AGREEMENT
+    assert abs(ratio.relative_difference) <= pace.TOLERANCE
     assert ratio.sentence in (folder / "README.md").read_text(encoding="utf-8")

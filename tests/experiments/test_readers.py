@@ -100,7 +100,7 @@ def test_no_more_of_a_gzip_file_is_unpacked_than_its_header_states(tmp_path: Pat
 def test_a_text_of_more_bytes_than_are_read_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "MOST_BYTES", 2**16)
+    monkeypatch.setattr(base, "MAX_BYTES", 2**16)
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(bytes(2**16 + 1)))
     with pytest.raises(ExperimentError, match=r"text.gz holds more than 65536 bytes"):

@@ -13,7 +13,7 @@ import pytest
 from experiments import recording
 from experiments.configs import Train
 from experiments.errors import ExperimentError, Interrupted
-from experiments.recording import METRICS, Record, write_whole
+from experiments.recording import METRICS, Record, write_atomically
 
 ROW = {"kind": "step", "loss": 0.5, "text": "x" * 50}
 
@@ -86,12 +86,12 @@ def test_an_interrupt_between_the_parts_of_a_row_leaves_none(tmp_path: Path) -> 
 
 def test_a_file_for_which_there_is_no_room_leaves_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    write_whole(path, b"before")
+    write_atomically(path, b"before")
     with (
         no_file_longer(10),
         pytest.raises(ExperimentError, match=r"table\.csv cannot be written: File too large\."),
     ):
-        write_whole(path, bytes(100))
+        write_atomically(path, bytes(100))
     assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
     assert path.read_bytes() == b"before"
 

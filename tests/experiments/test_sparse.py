@@ -14,8 +14,8 @@ from experiments.errors import ExperimentError
 from experiments.figures import draw
 from experiments.recording import read_metrics
 from experiments.sparse_density import LeafDensity
-from experiments.sparse_methods import S2, SPARSE_METHODS, Room
-from experiments.sparse_state import state
+from experiments.sparse_findings import describe_findings
+from experiments.sparse_methods import S2_METHODS, SPARSE_METHODS, Capacity
 from experiments.sparse_table import Row, summarize
 from experiments.train import Program
 
@@ -68,7 +68,7 @@ def test_a_row_is_held_against_dense_and_gathered() -> None:
     rows = {row.method: row for row in synthetic()}
     row = rows["s2_mean_1"]
     assert (row.test_loss, row.test_loss_sd, row.difference) == pytest.approx((5.5, 1, 0.5))
-    assert (row.of_dense, row.of_gathered, row.step_bytes) == (0.06, 0.6, 560)
+    assert (row.dense_ratio, row.all_gather_ratio, row.step_bytes) == (0.06, 0.6, 560)
     assert row.expected_error == 0.02 and rows["s2_peel"].unpeeled == 0.02
     assert math.isnan(row.unpeeled) and math.isnan(rows["mean"].overflow)
     assert [name for name, row in rows.items() if not row.is_within] == ["s2_mean_0.25"]
@@ -76,7 +76,7 @@ def test_a_row_is_held_against_dense_and_gathered() -> None:
 
 
 def test_the_sentences_are_made_of_the_numbers() -> None:
-    cuts, claims, additions, rest = state(synthetic(), LEAVES).split("\n\n")
+    cuts, claims, additions, rest = describe_findings(synthetic(), LEAVES).split("\n\n")
     assert (
         "`s2_mean_1` sends 40.0 % less than the sparse all-gather and 94.0 % less than the dense "
         "all-reduce; its loss is +0.50 standard deviations from dense, within one."
@@ -102,19 +102,22 @@ def test_the_sentences_are_made_of_the_numbers() -> None:
 
 
 def test_what_is_reached_is_not_explained_away() -> None:
-    claims = state(synthetic(s2_median_1=(19, -0.5)), LEAVES).split("\n\n")[1]
+    claims = describe_findings(synthetic(s2_median_1=(19, -0.5)), LEAVES).split("\n\n")[1]
     assert "within one standard deviation by `s2_median_1`, and at a higher loss by" in claims
     assert "times as dense" not in claims
-    dense = state(
-        synthetic(**dict.fromkeys(S2, (300, 0.0))), [LeafDensity("a", (9, 2), 0.3, 0.4, 0.4, 0.5)]
+    dense = describe_findings(
+        synthetic(**dict.fromkeys(S2_METHODS, (300, 0.0))),
+        [LeafDensity("a", (9, 2), 0.3, 0.4, 0.4, 0.5)],
     ).split("\n\n")[1]
     assert "room for 44.0 % in the union: 81 % are cut by tables of at most 0.43 cells" in dense
 
 
 def test_a_run_that_diverged_is_said_to() -> None:
     rows = synthetic(s2_mean_1=(60, math.nan))
-    assert "`s2_mean_1` sends 40.0 % less than the sparse all-gather" in state(rows, LEAVES)
-    assert "it diverged" in state(rows, LEAVES)
+    assert "`s2_mean_1` sends 40.0 % less than the sparse all-gather" in describe_findings(
+        rows, LEAVES
+    )
+    assert "it diverged" in describe_findings(rows, LEAVES)
 
 
 def test_one_seed_or_no_mean_is_not_judged() -> None:
@@ -125,8 +128,8 @@ def test_one_seed_or_no_mean_is_not_judged() -> None:
     )
     rows = summarize([cost], [run], [])
     assert math.isnan(rows[0].difference) and not rows[0].is_within
-    assert "No loss is judged" in state(rows, LEAVES)
-    assert "`s2_mean_1` sends 9 bytes." in state(rows, LEAVES)
+    assert "No loss is judged" in describe_findings(rows, LEAVES)
+    assert "`s2_mean_1` sends 9 bytes." in describe_findings(rows, LEAVES)
 
 
 @pytest.fixture
@@ -146,7 +149,7 @@ def tiny(tmp_path: Path, text: str, methods: tuple[str, ...], **options: object)
         "steps": 2,
         "batch": 8,
         "learning_rates": (0.1,),
-        "calibration": 2,
+        "calibration_batches": 2,
         "repetitions": 1,
         "devices": 2,
         "record": "tiny",
@@ -160,7 +163,7 @@ def tiny(tmp_path: Path, text: str, methods: tuple[str, ...], **options: object)
 def leaves_of(record: Path) -> list[LeafDensity]:
     rows = read_metrics(record, "density")
     return [
-        LeafDensity(row["leaf"], tuple(row["shape"]), *(row[name] for name in Room._fields))
+        LeafDensity(row["leaf"], tuple(row["shape"]), *(row[name] for name in Capacity._fields))
         for row in rows
     ]
 
@@ -171,7 +174,10 @@ def says_what_its_metrics_do(record: Path) -> list[Row]:
     rows = summarize(*(read_metrics(record, kind) for kind in ("sparse", "run", "tuning")))
     assert [row.method for row in rows] == settings["methods"]
     readme = (record / "README.md").read_text(encoding="utf-8")
-    assert state(rows, leaves_of(record)) in readme and sparse_table.to_markdown(rows) in readme
+    assert (
+        describe_findings(rows, leaves_of(record)) in readme
+        and sparse_table.to_markdown(rows) in readme
+    )
     with (record / "table.csv").open(encoding="utf-8") as file:
         table = {line["method"]: line for line in csv.DictReader(file)}
     for row in rows:

@@ -6,17 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.diagnostics import read_diagnostics, update_maxima
 from experiments.errors import ExperimentError
 from experiments.sparse_cost import count_sparse_bytes, time_codec
 from experiments.sparse_density import LeafDensity, measure_densities, to_markdown
-from experiments.sparse_methods import SPARSE_METHODS, Room, SparseVariant, make_sparse_variants
+from experiments.sparse_methods import SPARSE_METHODS, Capacity, SparseVariant, make_sparse_variants
 from experiments.task import Task
-from experiments.told import most, told_by
 from experiments.train import make_mesh
 
 EMBEDDING = "Embed_0/embedding"
 WORKERS, ROWS, WIDTH = 8, 320, 4
-ROOMS = {"a/b": Room(0.05, 0.25, 0.1, 0.3)}
+ROOMS = {"a/b": Capacity(0.05, 0.25, 0.1, 0.3)}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_densities_are_those_of_the_words_in_a_batch(task: Task) -> None:
     union = max(len(np.unique(both)) for both in parts)
     assert embedding.shape == (251, 64) and embedding.is_sparse
     assert (251 * embedding.own, 251 * embedding.union) == pytest.approx((own, union))
-    assert embedding.room[:2] == pytest.approx((1.1 * own / 251, 1.1 * union / 251))
+    assert embedding.capacity[:2] == pytest.approx((1.1 * own / 251, 1.1 * union / 251))
     # Of two servers, one has the words of even numbers, 126 of them, and one the others.
     shares = [np.unique(words[words % 2 == k]) for both in parts for words in both for k in (0, 1)]
     assert 126 * embedding.own_share == pytest.approx(max(map(len, shares)))
@@ -66,7 +66,7 @@ def test_a_leaf_is_sparse_by_its_rows(shape: tuple, union: float, sparse: bool) 
 
 
 def test_there_is_never_room_for_more_than_all() -> None:
-    found = LeafDensity("x", (9, 2), 0.2, 0.95, 0.3, 1.0).room
+    found = LeafDensity("x", (9, 2), 0.2, 0.95, 0.3, 1.0).capacity
     assert found == pytest.approx((0.22, 1, 0.33, 1))
 
 
@@ -113,8 +113,10 @@ def test_every_method_is_built_once_and_a_wrong_one_is_named() -> None:
 
 
 def test_the_most_of_what_is_told_is_kept() -> None:
-    first = told_by({"loss": 9.0, "diagnostics/0/a/overflow": 1.0, "diagnostics/0/b/overflow": 3.0})
+    first = read_diagnostics(
+        {"loss": 9.0, "diagnostics/0/a/overflow": 1.0, "diagnostics/0/b/overflow": 3.0}
+    )
     assert first == {"overflow": 3.0}
-    seen = most({}, first) | most({}, {"unpeeled": 0.5})
-    assert most(seen, {"overflow": 2.0, "density": 9.0}) == {"most_overflow": 3.0}
+    seen = update_maxima({}, first) | update_maxima({}, {"unpeeled": 0.5})
+    assert update_maxima(seen, {"overflow": 2.0, "density": 9.0}) == {"most_overflow": 3.0}
     assert seen == {"most_overflow": 3.0, "most_unpeeled": 0.5}

@@ -134,7 +134,7 @@ def test_the_loss_of_ratings_is_the_squared_error(ratings: str) -> None:
 
 
 def test_the_training_loss_is_of_as_many_examples_as_are_scored(ratings: str) -> None:
-    whole, some = Task("movielens", ratings), Task("movielens", ratings, scored=60)
+    whole, some = Task("movielens", ratings), Task("movielens", ratings, scored_examples=60)
     params = whole.first_weights(0)
     kept = whole.dataset.train_inputs[::3], whole.dataset.train_labels[::3]
     assert some.train_score(params)[0] == pytest.approx(float(whole.loss(params, kept)), rel=1e-5)

@@ -14,14 +14,14 @@ from experiments.configs import Stragglers
 from experiments.errors import ExperimentError
 from experiments.figures import draw
 from experiments.recording import read_metrics
-from experiments.straggler_methods import BLOCKING, SPEEDS, STRATEGIES, WORKERS
+from experiments.straggler_methods import BLOCKING_FORM, SPEEDS, STRATEGIES, WORKERS
 from experiments.straggler_report import verdict
-from experiments.straggler_table import gains, summarize, with_times
+from experiments.straggler_table import add_times, gains, summarize
 from experiments.straggler_timeline import Link, timeline
 
 RECORDS = sorted((Path(stragglers.__file__).parent / "records").glob("*_stragglers*"))
 LINK = Link(all_reduce=0.004, message=0.001)
-CONFIG = Stragglers(steps=24, seconds=0.01)
+CONFIG = Stragglers(steps=24, minibatch_seconds=0.01)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -51,7 +51,7 @@ def test_clocks_by_hand() -> None:
 
 def test_finishing_next_to_nothing_in_a_window_is_an_error(monkeypatch: Any) -> None:
     one_of_eight = dataclasses.replace(CONFIG, minibatches=1)
-    monkeypatch.setattr(straggler_timeline, "MOST", 4)
+    monkeypatch.setattr(straggler_timeline, "MAX_WINDOWS_FACTOR", 4)
     with pytest.raises(ExperimentError, match="workers finish next to nothing in a window"):
         timeline(STRATEGIES["non_blocking"], LINK, "exponential", 0, one_of_eight)
 
@@ -88,7 +88,7 @@ def test_time_is_taken_to_the_lowest_loss_that_all_reach() -> None:
         for strategy, of_run in losses.items() for t, loss in enumerate(of_run)
     ]  # fmt: skip
     ends = [{**names, "strategy": s, "train_loss": each[-1]} for s, each in losses.items()]
-    found = {run["strategy"]: run for run in with_times(curves, ends)}
+    found = {run["strategy"]: run for run in add_times(curves, ends)}
     assert {run["loss"] for run in found.values()} == {0.8}
     assert (found["a"]["seconds_to_loss"], found["b"]["seconds_to_loss"]) == (3, 2)
     assert math.isnan(found["c"]["seconds_to_loss"])
@@ -99,7 +99,7 @@ def test_a_short_comparison_leaves_a_record(tmp_path: Path) -> None:
         datasets=("digits",),
         speeds=("3:1",),
         strategies=("non_blocking_late",),
-        rates=(0.2,),
+        learning_rates=(0.2,),
         steps=2,
         seeds=2,
         log_every=1,
@@ -122,7 +122,7 @@ def test_a_short_comparison_leaves_a_record(tmp_path: Path) -> None:
     [
         ({"strategies": ("foo",)}, "--strategies must be of synchronous"),
         ({"speeds": ("foo",)}, "--speeds must be of 3:1"),
-        ({"size": 1000}, "--size 1000 exceeds the"),
+        ({"minibatch_size": 1000}, "--minibatch-size 1000 exceeds the"),
     ],
 )
 def test_mistakes(options: dict, message: str) -> None:
@@ -132,7 +132,7 @@ def test_mistakes(options: dict, message: str) -> None:
 
 @pytest.mark.parametrize("folder", RECORDS, ids=lambda folder: folder.name)
 def test_records_say_what_was_found(folder: Path) -> None:
-    ended = with_times(*(read_metrics(folder, kind) for kind in ("straggler", "straggler_run")))
+    ended = add_times(*(read_metrics(folder, kind) for kind in ("straggler", "straggler_run")))
     text = (folder / "README.md").read_text(encoding="utf-8")
     for gain in gains(ended):
         assert gain.sentence in text
@@ -140,4 +140,4 @@ def test_records_say_what_was_found(folder: Path) -> None:
     assert {run["strategy"] for run in ended} == {*STRATEGIES}
     assert {run["speeds"] for run in ended} == {*SPEEDS}
     assert len({run["seed"] for run in ended}) == 5
-    assert {*BLOCKING} < {run["strategy"] for run in ended}
+    assert {*BLOCKING_FORM} < {run["strategy"] for run in ended}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from experiments import survey, survey_report, survey_table, tuning
-from experiments.configs import Digits, Survey
-from experiments.methods import EVERY, METHODS, Variant, make_variant, parse_variant
+from experiments.configs import Compare, Survey
+from experiments.methods import ALL_LABELS, METHODS, Variant, make_variant, parse_variant
 from experiments.methods._sparsifiers import WARM_UP_STEPS
 from experiments.recording import NoRecord, read_metrics
 from experiments.survey_table import SIGNIFICANCE, Row, p_value, summarize
@@ -203,7 +203,7 @@ def test_losers_are_those_above_the_mean_by_more_than_chance() -> None:
 
 
 def test_the_sentence_names_losers_their_reasons_and_what_saves_nothing() -> None:
-    losers, savings = survey_report.state(synthetic()).split(" save nothing")
+    losers, savings = survey_report.describe_findings(synthetic()).split(" save nothing")
     assert losers.startswith("2 of 4 methods lose to `mean` in loss.")
     for name, kind in (("sign_sgd (2.00", "signs"), ("top_1_percent (4.01", "biased")):
         method, ratio = name.split(" ")
@@ -215,7 +215,7 @@ def test_the_sentence_names_losers_their_reasons_and_what_saves_nothing() -> Non
 
 def test_nobody_is_judged_without_the_mean() -> None:
     rows = summarize(runs_of("sign_sgd", 2, 3), [])
-    assert not rows[0].loses and "None is judged" in survey_report.state(rows)
+    assert not rows[0].loses and "None is judged" in survey_report.describe_findings(rows)
 
 
 def test_what_diverged_loses_and_has_no_spread() -> None:
@@ -236,8 +236,8 @@ def test_optimizers_are_judged_apart() -> None:
 
 def test_the_preset_is_every_method_and_no_option_does_nothing() -> None:
     assert Survey().methods == ("all",) and Survey().learning_rates
-    assert issubclass(Survey, Digits) and Digits().learning_rates is None
-    assert {parse_variant(label).method for label in EVERY} == set(METHODS)
+    assert issubclass(Survey, Compare) and Compare().learning_rates is None
+    assert {parse_variant(label).method for label in ALL_LABELS} == set(METHODS)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.name)
@@ -247,7 +247,9 @@ def test_a_record_says_what_its_metrics_do(record: Path) -> None:
     rows = summarize(read_metrics(record, "run"), read_metrics(record, "tuning"))
     assert {row.method for row in rows} >= set(settings["methods"]) >= {"mean"}
     readme = (record / "README.md").read_text(encoding="utf-8")
-    assert survey_report.state(rows) in readme and survey_table.to_markdown(rows) in readme
+    assert (
+        survey_report.describe_findings(rows) in readme and survey_table.to_markdown(rows) in readme
+    )
     with (record / "table.csv").open(encoding="utf-8") as file:
         table = {(line["optimizer"], line["method"]): line for line in csv.DictReader(file)}
     for row in rows:

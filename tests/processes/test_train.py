@@ -107,7 +107,18 @@ def test_four_processes_of_two_devices_are_eight_devices_of_one(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None:
-    few = ["--repeats", "2", "--windows", "8", "--loss", "3", "--seconds", "0.05", "--slack", "1.2"]
+    few = [
+        "--repeats",
+        "2",
+        "--windows",
+        "8",
+        "--loss",
+        "3",
+        "--minibatch-seconds",
+        "0.05",
+        "--deadline-slack",
+        "1.2",
+    ]
     arguments = [*few, "--log-every", "2", "--records", str(tmp_path)]
     code, _, stderr = run("launch", "--processes", "2", "--", "pace", *arguments)
     assert (code, stderr) == (0, "")

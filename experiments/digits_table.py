@@ -48,7 +48,7 @@ def summarize(finished_runs: Iterable[dict[str, Any]]) -> list[Row]:
         loss, sent = statistics.mean(column("train_loss")), runs[0]["bytes_per_step"]
         exact = groups.get((optimizer, BASELINE))
         exact_loss = statistics.mean([run["train_loss"] for run in exact]) if exact else math.nan
-        exact_sent = exact[0]["bytes_per_step"] if exact else math.nan
+        exact_bytes = exact[0]["bytes_per_step"] if exact else math.nan
         rows.append(
             Row(
                 optimizer,
@@ -60,7 +60,7 @@ def summarize(finished_runs: Iterable[dict[str, Any]]) -> list[Row]:
                 statistics.mean(column("test_accuracy")),
                 sd(column("test_accuracy")),
                 sent,
-                sent / exact_sent if exact_sent else math.nan,
+                sent / exact_bytes if exact_bytes else math.nan,
                 statistics.mean(column("compression_error")),
                 statistics.median(column("step_milliseconds")),
             )

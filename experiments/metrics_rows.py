@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.diagnostics import RECORDED_MAXIMA
 from experiments.errors import ExperimentError
-from experiments.told import MOST
 
 LARGEST = 1e30  # Its square, and sums of such, are finite.
 _NAME = re.compile(r"[A-Za-z0-9 _.,:;%+=()/-]{1,80}")  # Others are formulas to a figure.
@@ -58,14 +58,14 @@ RULES: Mapping[Check, str] = {
     _are_amounts: "a list of numbers of at least 0",
 }
 
-_TRAINED = {"method": _is_name, "optimizer": _is_name, "seed": _is_count}
-_GOSSIPED = {"graph": _is_name, "split": _is_name, "method": _is_name, "seed": _is_count}
-_DELAYED = {"dataset": _is_name, "speeds": _is_name, "strategy": _is_name}
+_RUN_KEYS = {"method": _is_name, "optimizer": _is_name, "seed": _is_count}
+_GOSSIP_KEYS = {"graph": _is_name, "split": _is_name, "method": _is_name, "seed": _is_count}
+_STRAGGLER_KEYS = {"dataset": _is_name, "speeds": _is_name, "strategy": _is_name}
 
 COLUMNS: Mapping[str, Mapping[str, Check]] = {
-    "step": {**_TRAINED, "bytes_sent": _is_amount, "train_loss": _is_loss},
+    "step": {**_RUN_KEYS, "bytes_sent": _is_amount, "train_loss": _is_loss},
     "run": {
-        **_TRAINED,
+        **_RUN_KEYS,
         "train_loss": _is_loss,
         "test_loss": _is_loss,
         "test_accuracy": _is_loss,
@@ -73,7 +73,7 @@ COLUMNS: Mapping[str, Mapping[str, Check]] = {
         "compression_error": _is_loss,
         "step_milliseconds": _is_loss,
     },
-    "tuning": {**_TRAINED, "learning_rate": _is_amount, "validation_loss": _is_loss},
+    "tuning": {**_RUN_KEYS, "learning_rate": _is_amount, "validation_loss": _is_loss},
     "estimate": {
         "method": _is_name,
         "error": _is_loss,
@@ -90,15 +90,15 @@ COLUMNS: Mapping[str, Mapping[str, Check]] = {
         "encode_milliseconds": _is_loss,
         "decode_milliseconds": _is_loss,
     },
-    "gossip": {**_GOSSIPED, "step": _is_count, "train_loss": _is_loss, "rounds": _is_amount},
+    "gossip": {**_GOSSIP_KEYS, "step": _is_count, "train_loss": _is_loss, "rounds": _is_amount},
     "straggler": {
-        **_DELAYED,
+        **_STRAGGLER_KEYS,
         "seed": _is_count,
         "seconds": _is_size,
         "train_loss": _is_loss,
     },
     "straggler_run": {
-        **_DELAYED,
+        **_STRAGGLER_KEYS,
         "seed": _is_count,
         "learning_rate": _is_amount,
         "train_loss": _is_loss,
@@ -131,7 +131,10 @@ COLUMNS: Mapping[str, Mapping[str, Check]] = {
 """Of each kind, the columns that a figure reads. Others may be there, and other kinds."""
 
 OPTIONAL: Mapping[str, Mapping[str, Check]] = {
-    "run": {"learning_rate": _is_amount, **{f"most_{name}": _is_measured for name in MOST}}
+    "run": {
+        "learning_rate": _is_amount,
+        **{f"most_{name}": _is_measured for name in RECORDED_MAXIMA},
+    }
 }
 """What is not in all rows of a kind."""
 
@@ -151,9 +154,9 @@ def _read(line: bytes) -> dict[str, Any]:
     kind = row["kind"]
     if missing := [name for name in COLUMNS.get(kind, {}) if name not in row]:
         raise ValueError(f"a row of kind {kind!r} without `{missing[0]}`")
-    for name, is_right in {**COLUMNS.get(kind, {}), **OPTIONAL.get(kind, {})}.items():
-        if name in row and not is_right(row[name]):
-            raise ValueError(f"`{name}` must be {RULES[is_right]}, got {str(row[name])[:40]!r}")
+    for name, is_correct in {**COLUMNS.get(kind, {}), **OPTIONAL.get(kind, {})}.items():
+        if name in row and not is_correct(row[name]):
+            raise ValueError(f"`{name}` must be {RULES[is_correct]}, got {str(row[name])[:40]!r}")
     return {name: math.nan if value is None else value for name, value in row.items()}
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from experiments import acceptance, figures
 from experiments.acceptance import Verdict
-from experiments.configs import Digits
+from experiments.configs import Compare
+from experiments.digits_table import BASELINE, OPTIMIZER_TITLES, Row, to_markdown
 from experiments.recording import describe_command
-from experiments.summary import BASELINE, OPTIMIZER_TITLES, Row, to_markdown
 
 CAVEAT = (
     "All methods take equally many steps; what each reaches for equal bytes is in the figure. One "
@@ -49,7 +49,7 @@ def _paragraph(
 
 
 def write_readme(
-    config: Digits,
+    config: Compare,
     workers: int,
     runs: Sequence[dict[str, Any]],
     rows: Sequence[Row],
@@ -58,7 +58,7 @@ def write_readme(
     """The text of the README, every number of it from the record."""
     question = (inspect.getdoc(config) or "").splitlines()[0]
     rates = " and ".join(
-        f"{config.fixed_rates[optimizer]} with {OPTIMIZER_TITLES[optimizer]}"
+        f"{config.fixed_learning_rates[optimizer]} with {OPTIMIZER_TITLES[optimizer]}"
         for optimizer in config.optimizers
     )
     return (
@@ -73,6 +73,6 @@ def write_readme(
         "ratios are to `mean`; the compression error is ‖G - mean‖² / ‖mean‖² of an update G, "
         "averaged over logged steps and seeds; ms/step is a median.\n\n"
         f"{_paragraph(rows, verdicts, runs)}\n\n"
-        f"{acceptance.state(config, verdicts)}\n\n"
+        f"{acceptance.describe(config, verdicts)}\n\n"
         f"![Training loss against bytes sent per worker]({figures.NAME})\n"
     )

@@ -7,7 +7,7 @@ from experiments.bench_mixing import GOSSIP, LOCAL
 from experiments.errors import ExperimentError
 
 FAMILIES: Mapping[str, Rows] = {**AGGREGATORS, "local": LOCAL, "gossip": GOSSIP}
-APART = frozenset({*LOCAL, *GOSSIP})
+PER_WORKER = frozenset({*LOCAL, *GOSSIP})
 """Of which parameters differ by worker."""
 
 ROWS: Rows = {name: row for rows in FAMILIES.values() for name, row in rows.items()}
@@ -29,7 +29,7 @@ QUICK = (
 """Some of each way in which updates are exchanged and memory is kept."""
 
 
-def chosen(names: Sequence[str]) -> dict[str, str]:
+def select_families(names: Sequence[str]) -> dict[str, str]:
     """The family of each row that is named, or is of a family that is; `all` is all of them.
 
     Raises:

@@ -1,6 +1,6 @@
 """Times whole updates for the bench's table, in a process of its own that has one core.
 
-`python -m experiments.bench_turns SIDE REPEATS NAME...` prints a line of JSON a group.
+`python -m experiments.bench_timing SIDE REPEATS NAME...` prints a line of JSON a group.
 """
 
 import json
@@ -8,8 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from experiments.bench_rows import TIMED
-from experiments.bench_updates import fastest, share_one_core, turns
+from experiments.bench_methods import TIMED
+from experiments.bench_updates import fastest, prepare_runs, share_one_core
 from experiments.errors import ExperimentError
 
 GROUP = 6  # That share a baseline, and the memory of the machine.
@@ -21,12 +21,12 @@ def time_group(names: Sequence[str], side: int, repeats: int) -> dict[str, list[
 
     In nanoseconds a coordinate.
     """
-    runs, size = turns({name: TIMED[name] for name in names}, side)
+    runs, size = prepare_runs({name: TIMED[name] for name in names}, side)
     taken = [fastest(runs, ROUNDS) for _ in range(repeats)]
     return {name: [1e9 * each[name] / size for each in taken] for name in runs}
 
 
-def timed_apart(
+def time_in_subprocess(
     names: Sequence[str], side: int, repeats: int
 ) -> Iterator[Mapping[str, list[float]]]:
     """`time_group` of one group after the other, from the process.

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
+from experiments.digits_table import BASELINE
 from experiments.sparse_density import LeafDensity
-from experiments.sparse_methods import GATHERED, S2
+from experiments.sparse_methods import ALL_GATHER, S2_METHODS
 from experiments.sparse_table import Row, signed
-from experiments.summary import BASELINE
 
 CLAIM = 0.81
 """How much of the sparse communication S2 Reducer's paper says that it cuts."""
@@ -28,8 +28,8 @@ def _cuts(row: Row) -> str:
     against = [
         f"{_cut(part)} than {name}"
         for method, part, name in (
-            (GATHERED, row.of_gathered, "the sparse all-gather"),
-            (BASELINE, row.of_dense, "the dense all-reduce"),
+            (ALL_GATHER, row.all_gather_ratio, "the sparse all-gather"),
+            (BASELINE, row.dense_ratio, "the dense all-reduce"),
         )
         if row.method != method and not math.isnan(part)
     ]
@@ -48,48 +48,54 @@ def _is_judged(row: Row) -> bool:
     return not math.isnan(row.difference)
 
 
-def _state_cuts(rows: Sequence[Row]) -> list[str]:
-    found = [f"`{row.method}` sends {_cuts(row)}{_loss(row)}." for row in rows if row.method in S2]
+def _describe_cuts(rows: Sequence[Row]) -> list[str]:
+    found = [
+        f"`{row.method}` sends {_cuts(row)}{_loss(row)}."
+        for row in rows
+        if row.method in S2_METHODS
+    ]
     return ["Of S2 Reducer, for the sparse leaves:", *found] if found else []
 
 
-def _state_claim(rows: Sequence[Row], column: str, against: str) -> tuple[str, bool]:
+def _describe_claim(rows: Sequence[Row], column: str, against: str) -> tuple[str, bool]:
     """Who reaches the paper's figure, and whether any does at no loss."""
-    cut = [row for row in rows if row.method in S2 and 1 - getattr(row, column) >= CLAIM]
+    cut = [row for row in rows if row.method in S2_METHODS and 1 - getattr(row, column) >= CLAIM]
     kept = [row for row in cut if row.is_within]
     lost = [row for row in cut if not row.is_within]
     sentence = f"Against {against} it is reached within one standard deviation by {_name(kept)}"
     return sentence + (f", and at a higher loss by {_name(lost)}." if lost else "."), bool(kept)
 
 
-def _mean_room(leaves: Sequence[LeafDensity]) -> tuple[float, float]:
+def _mean_capacity(leaves: Sequence[LeafDensity]) -> tuple[float, float]:
     """The room for one worker's own and for the union, of all coordinates of sparse leaves."""
-    rooms = [(leaf.room, math.prod(leaf.shape)) for leaf in leaves if leaf.is_sparse]
-    whole = sum(size for _, size in rooms)
-    own = sum(room.own * size for room, size in rooms)
-    return own / whole, sum(room.union * size for room, size in rooms) / whole
+    capacities = [(leaf.capacity, math.prod(leaf.shape)) for leaf in leaves if leaf.is_sparse]
+    total = sum(size for _, size in capacities)
+    worker = sum(capacity.own * size for capacity, size in capacities)
+    return worker / total, sum(capacity.union * size for capacity, size in capacities) / total
 
 
 def _error_of(ratio: float) -> str:
     return f"{1 / ratio:.1f} times the squared norm"
 
 
-def _explain_gathered(leaves: Sequence[LeafDensity], workers: int) -> str:
-    own, union = _mean_room(leaves)
-    of_gathered = 2 * union / (workers * own)
-    most = (1 - CLAIM) / of_gathered
+def _explain_all_gather(leaves: Sequence[LeafDensity], workers: int) -> str:
+    worker, union = _mean_capacity(leaves)
+    all_gather_ratio = 2 * union / (workers * worker)
+    most = (1 - CLAIM) / all_gather_ratio
     return (
-        f"The union of {workers} workers is {union / own:.2f} times as dense as one worker's own "
+        f"The union of {workers} workers is {union / worker:.2f} times as dense as one worker's "
+        "own "
         f"gradient. The all-gather passes on {workers - 1} payloads, a sum sends its table "
         f"{2 * (workers - 1) / workers:.2f} times; so a cell for each coordinate of the union "
-        f"costs {of_gathered:.2f} times the all-gather, and {100 * CLAIM:.0f} % are cut by tables "
+        f"costs {all_gather_ratio:.2f} times the all-gather, and {100 * CLAIM:.0f} % are cut by "
+        "tables "
         f"of at most {most:.2f} cells a coordinate, whose estimates have an expected error of "
         f"{_error_of(most)}."
     )
 
 
 def _explain_dense(leaves: Sequence[LeafDensity]) -> str:
-    _, union = _mean_room(leaves)
+    _, union = _mean_capacity(leaves)
     most = (1 - CLAIM) / union
     return (
         f"The dense all-reduce sends every row, of which there is room for {100 * union:.1f} % in "
@@ -98,7 +104,7 @@ def _explain_dense(leaves: Sequence[LeafDensity]) -> str:
     )
 
 
-def _state_additions(rows: Sequence[Row]) -> list[str]:
+def _describe_additions(rows: Sequence[Row]) -> list[str]:
     by_name = {row.method: row for row in rows}
     sentences = []
     for name, base, what in (
@@ -123,7 +129,7 @@ def _state_additions(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
-def _state_rest(rows: Sequence[Row]) -> list[str]:
+def _describe_rest(rows: Sequence[Row]) -> list[str]:
     sentences = []
     if kept := [row for row in rows if row.is_within and row.method != BASELINE]:
         least = min(kept, key=lambda row: row.sparse_bytes)
@@ -141,7 +147,7 @@ def _state_rest(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
-def state(rows: Sequence[Row], leaves: Sequence[LeafDensity]) -> str:
+def describe_findings(rows: Sequence[Row], leaves: Sequence[LeafDensity]) -> str:
     """What is saved at what loss, whether the paper's figure is reached or why not, and the rest.
 
     Args:
@@ -150,13 +156,18 @@ def state(rows: Sequence[Row], leaves: Sequence[LeafDensity]) -> str:
     """
     methods = {row.method for row in rows}
     claims = []
-    if {BASELINE, GATHERED} <= methods and methods & {*S2}:
+    if {BASELINE, ALL_GATHER} <= methods and methods & {*S2_METHODS}:
         claims.append(f"{PAPER} says {100 * CLAIM:.0f} %.")
         workers = rows[0].workers
-        sentence, reached = _state_claim(rows, "of_gathered", "the sparse all-gather")
-        claims += [sentence] if reached else [sentence, _explain_gathered(leaves, workers)]
-        sentence, reached = _state_claim(rows, "of_dense", "the dense all-reduce")
+        sentence, reached = _describe_claim(rows, "all_gather_ratio", "the sparse all-gather")
+        claims += [sentence] if reached else [sentence, _explain_all_gather(leaves, workers)]
+        sentence, reached = _describe_claim(rows, "dense_ratio", "the dense all-reduce")
         claims += [sentence] if reached else [sentence, _explain_dense(leaves)]
     judged = [] if any(_is_judged(row) for row in rows) else [UNJUDGED]
-    paragraphs = [_state_cuts(rows), claims, _state_additions(rows), judged + _state_rest(rows)]
+    paragraphs = [
+        _describe_cuts(rows),
+        claims,
+        _describe_additions(rows),
+        judged + _describe_rest(rows),
+    ]
     return "\n\n".join(" ".join(sentences) for sentences in paragraphs if sentences)

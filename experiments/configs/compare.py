@@ -13,7 +13,7 @@ from experiments.configs.option import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Digits:
+class Compare:
     """Does 8-bit Global-QSGD train as well as the exact mean for about a quarter of its bytes?
 
     Question: a small convolutional network on scikit-learn's digits, 8 workers, five seeds; every
@@ -68,6 +68,6 @@ class Digits:
     passing: str = "global_qsgd:8"
 
     @property
-    def fixed_rates(self) -> dict[str, float]:
+    def fixed_learning_rates(self) -> dict[str, float]:
         """The learning rate of each optimizer, the same for all methods."""
         return {"sgd": self.learning_rate_sgd, "adam": self.learning_rate_adam}
