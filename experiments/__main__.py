@@ -43,7 +43,7 @@ COMMANDS = {
     "figures": Figures,
 }
 
-WITHOUT_JAX = {"launch"}  # Which only starts others.
+WITHOUT_JAX = {"launch"}  # It only starts other processes.
 DEFAULT_DEVICES = 8
 MIN_THREADS = 16
 DEFECT = 1
@@ -51,12 +51,12 @@ _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 
 def set_up_jax(devices: int | None, default: int = DEFAULT_DEVICES) -> None:
-    """Sets what JAX reads from the environment when it is imported.
+    """Sets the environment variables that JAX reads when it is imported.
 
-    A number of devices in the user's XLA_FLAGS wins over `default`, and `devices` over both.
+    The number of devices in the user's XLA_FLAGS overrides `default`; `devices` overrides both.
 
     Raises:
-      ExperimentError: If the one in XLA_FLAGS is no number of devices.
+      ExperimentError: If the number in XLA_FLAGS is not a valid number of devices.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     counts = re.findall(rf"{_DEVICE_COUNT}=(\S*)", flags)
@@ -69,13 +69,13 @@ def set_up_jax(devices: int | None, default: int = DEFAULT_DEVICES) -> None:
         except argparse.ArgumentTypeError as error:
             raise ExperimentError(f"XLA_FLAGS: {_DEVICE_COUNT} {error}.") from error
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    # XLA sizes its thread pool by NPROC, and many devices deadlock in a small one.
+    # XLA sizes its thread pool by NPROC; many devices deadlock in a small pool.
     os.environ.setdefault("NPROC", str(max(MIN_THREADS, 2 * count)))
 
 
 @contextlib.contextmanager
 def reporting_jax_errors() -> Iterator[None]:
-    """Says in one line why JAX cannot be imported or finds no devices: it raises what it likes."""
+    """Reports an error of JAX's import or of its search for devices in one line."""
     try:
         yield
         importlib.import_module("jax").devices()
@@ -84,12 +84,12 @@ def reporting_jax_errors() -> Iterator[None]:
 
 
 def run(command: str, config: Any) -> int:
-    """Runs a command; the exit code."""
+    """Runs a command and returns its exit code."""
     devices = getattr(config, "devices", None)
     if getattr(config, "distributed", False):
         if devices is not None:
             raise ExperimentError(
-                "--devices is not for --distributed: the workers are all devices."
+                "--devices cannot be combined with --distributed: every device is a worker."
             )
         set_up_jax(None, 1)
         with reporting_jax_errors():
@@ -102,8 +102,8 @@ def run(command: str, config: Any) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parses and runs; what the user can mend, Ctrl+C and SIGTERM are reported in one line."""
-    # A shell that starts this in the background has it ignore the signal of Ctrl+C.
+    """Parses and runs; reports user errors, Ctrl+C and SIGTERM in one line each."""
+    # A shell that starts this process in the background makes it ignore SIGINT.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.default_int_handler)
     try:
@@ -114,11 +114,11 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as error:
         if (error.name or "").partition(".")[0] in ("experiments", "jaxcomm"):
             raise
-        # Without a name, it is of `jaxcomm.gossip`, which says itself what to install.
+        # Without a name, the error is from `jaxcomm.gossip`, whose message has the remedy.
         remedy = ": install jaxcomm[experiments]." if error.name else ""
         print(f"experiments: error: {error}{remedy}", file=sys.stderr)
         return WRONG_INPUT
-    except OSError as error:  # No room, no right: whatever it is, the system has refused it.
+    except OSError as error:  # For example a full disk or missing permissions.
         print("experiments: error:", error, file=sys.stderr)
         return WRONG_INPUT
     except (KeyboardInterrupt, Interrupted) as interrupt:
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def exit_process(code: int) -> NoReturn:
-    """Exits; one of many that fails at once, where JAX would have it wait for the others."""
+    """Exits; a failed process of a cluster exits at once, since JAX would wait for the others."""
     if code and in_cluster():
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Whether a comparison shows what it is for: the method passes, and the controls do not."""
+"""The acceptance criterion of a comparison: the method passes, and the controls fail."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from experiments.methods import parse_variant
 
 
 class Verdict(NamedTuple):
-    """One method with one optimizer against the two limits."""
+    """One method and optimizer, compared with the two limits."""
 
     row: Row
     within_loss: bool
@@ -19,17 +19,17 @@ class Verdict(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether it is within both limits."""
+        """Whether the method is within both limits."""
         return self.within_loss and self.within_bytes
 
     @property
     def holds(self) -> bool:
-        """Whether it passes just where it should."""
+        """Whether the method passes if and only if it should."""
         return self.passes == self.should_pass
 
 
 def judge(config: Compare, rows: Sequence[Row]) -> list[Verdict]:
-    """A verdict for the method that should pass and for each control; none without `mean`."""
+    """A verdict on the method that should pass and on each control; none without `mean`."""
     judged = [
         row
         for row in rows
@@ -48,21 +48,21 @@ def judge(config: Compare, rows: Sequence[Row]) -> list[Verdict]:
 
 
 def is_complete(config: Compare, verdicts: Sequence[Verdict]) -> bool:
-    """Whether each optimizer has a method that should pass and a control that should not."""
+    """Whether there is, per optimizer, a verdict on the method and on a control."""
     required = {(optimizer, should) for optimizer in config.optimizers for should in (True, False)}
     return required <= {(verdict.row.optimizer, verdict.should_pass) for verdict in verdicts}
 
 
 def is_accepted(config: Compare, verdicts: Sequence[Verdict]) -> bool:
-    """Whether all that is needed was judged, and every verdict holds."""
+    """Whether all required verdicts are there and as expected."""
     return is_complete(config, verdicts) and all(verdict.holds for verdict in verdicts)
 
 
 _REMARKS = {
-    (True, True): "passes, and should",
-    (True, False): "passes, BUT SHOULD NOT",
-    (False, True): "does not pass, BUT SHOULD",
-    (False, False): "does not pass, and should not",
+    (True, True): "passes, as expected",
+    (True, False): "passes, BUT SHOULD FAIL",
+    (False, True): "fails, BUT SHOULD PASS",
+    (False, False): "fails, as expected",
 }
 
 
@@ -76,12 +76,12 @@ def _describe(config: Compare, verdict: Verdict) -> str:
 
 
 def describe(config: Compare, verdicts: Sequence[Verdict]) -> str:
-    """The acceptance, whether it is met, and every ratio beside its limit."""
+    """States whether the criterion is met, and each ratio with its limit."""
     outcome = "met" if is_accepted(config, verdicts) else "NOT met"
     if not is_complete(config, verdicts):
-        outcome = f"not judged, which takes mean, {config.passing} and a control"
+        outcome = f"not judged: it requires mean, {config.passing} and a control"
     limits = f"{config.most_loss} times the final loss of mean and {config.most_bytes} of its bytes"
     return "\n".join(
-        [f"Acceptance, {config.passing} within {limits} and no control: {outcome}."]
+        [f"Acceptance ({config.passing}, but no control, within {limits}): {outcome}."]
         + [f"- {_describe(config, verdict)}" for verdict in verdicts]
     )

@@ -1,4 +1,4 @@
-"""The cost of every method in one table, what became worse, and tables of codecs and kernels."""
+"""The cost of every method in one table, regressions, and tables of codecs and kernels."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ NEWEST = "newest"
 def _nanoseconds(
     families: Mapping[str, str], config: Bench, progress: Progress
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Of each row that is timed: its own, and the baseline's in the same turns."""
+    """Nanoseconds of each timed row, and of the baseline in the same rounds."""
     timed = [name for name in families if name in TIMED]
     timings: dict[str, tuple[list[float], list[float]]] = {}
     for group in time_in_subprocess(timed, config.side, config.repeats) if timed else ():
@@ -52,7 +52,7 @@ def _nanoseconds(
 def measure_rows(
     families: Mapping[str, str], config: Bench, params: Any, commit: str, progress: Progress
 ) -> Iterator[Row]:
-    """Times all that can be, then compiles one after the other."""
+    """Times the rows that one worker can run, then compiles all rows in turn."""
     timings, mesh = _nanoseconds(families, config, progress), make_mesh(WORKERS)
     for done, (name, family) in enumerate(families.items(), 1):
         tx, per_worker = ROWS[name].build(), name in PER_WORKER
@@ -76,7 +76,7 @@ def measure_rows(
 
 
 def measure_families(params: Any, width: int) -> Iterator[Family]:
-    """As the programs say, and of some of them as a process had resident."""
+    """Memory from the compiled programs, and for some rows the resident memory of a process."""
     for family, name in bench_memory.FAMILIES.items():
         measured = name in bench_memory.MEASURED
         resident = bench_memory.resident_in_subprocess(name, width) if measured else math.nan
@@ -84,7 +84,7 @@ def measure_families(params: Any, width: int) -> Iterator[Family]:
 
 
 def _print_other_tables(config: Bench, progress: Progress) -> None:
-    """What is about kernels, codecs and windows, and not about methods."""
+    """Prints the tables of kernels, codecs and windows."""
     size, few = config.coordinates, -(-config.repetitions // 3)
     passes = bench_dither.time_passes(size, config.repetitions)
     progress.print(bench_dither.to_table(passes, size))
@@ -107,7 +107,7 @@ def _print_other_tables(config: Bench, progress: Progress) -> None:
 
 
 def main(config: Bench) -> int:
-    """Measures, as `python -m experiments bench` asks; the exit code."""
+    """Runs `python -m experiments bench`; returns the exit code."""
     families = select_families(QUICK if config.quick else config.only)
     all_tables = not config.quick and config.only == ("all",)
     params = transformer(config.width)

@@ -1,6 +1,6 @@
-"""The aggregators that the bench measures: each row of the table of cases, in sizes of practice.
+"""The aggregators of the bench: each row of the table of cases in the tests, at realistic sizes.
 
-Sparse rows send a coordinate in a hundred; blocks are of 256.
+Sparse rows send 1 % of the coordinates. Blocks have 256 coordinates.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from jaxcomm.compression.sparsifiers import top_k
 Rows = Mapping[str, BenchMethod]
 
 BLOCK = 256
-THRESHOLD = 2.576  # What 1 % of normal numbers exceed.
+THRESHOLD = 2.576  # 1 % of normal numbers exceed it in magnitude.
 SPARSE: Any = {"density": RATIO, "granularity": 100}
 S2: Any = {**SPARSE, "scope": "bucket", "overflow": "drop"}
 SKETCHED: Any = {"sketch_ratio": 0.1, "rows": 3, "ratio": RATIO}

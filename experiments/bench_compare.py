@@ -1,11 +1,11 @@
-"""What became worse since a record, beyond noise.
+"""Regressions since a record, above noise.
 
-Multiples of the baseline, each the least of a run over the baseline's least: where this run's is
-more than 10 % above the record's, and more above it than either run's would be without the best
-repeat of the method and of the baseline. Nanoseconds are not compared: machines are faster and
-slower by the hour, and the baseline with them. Seconds of cores to compile: where they are half as
-many more, and a second more. What is counted in the compiled program has no noise: wherever it is
-more.
+- Multiples of the baseline, the minimum of a run over the minimum of the baseline: a regression is
+  an increase by more than 10 %, and by more than the increase of either run's multiple without the
+  best repeat of the method and of the baseline. Nanoseconds are not compared: the speed of a
+  machine changes by the hour, and that of the baseline with it.
+- Core seconds to compile: an increase by more than half, and by more than one second.
+- Counts in the compiled program have no noise: any increase.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ def _worse(before: Row, after: Row) -> Iterator[str]:
 
 
 def regressions(before: Mapping[str, Row], after: Sequence[Row]) -> list[str]:
-    """A line each, of the rows that both have."""
+    """A line per regression, for the rows of both records."""
     return [
         f"{row.name}: {worse} ({before[row.name].commit[:7]})"
         for row in after
@@ -48,11 +48,11 @@ def regressions(before: Mapping[str, Row], after: Sequence[Row]) -> list[str]:
 
 
 def verdict(before: Mapping[str, Row], after: Sequence[Row]) -> list[str]:
-    """What to print of the comparison."""
+    """The lines that report the comparison."""
     shared = [row.name for row in after if row.name in before]
     commits = sorted({before[name].commit[:7] for name in shared})
     if not shared:
-        return ["No record of this machine, JAX and sizes has these rows: nothing is compared."]
+        return ["No record with this machine, JAX and sizes has these rows: nothing is compared."]
     lines = regressions(before, after)
     found = f"{len(lines)} REGRESSIONS" if lines else "no regression"
-    return [f"{len(shared)} rows beside {', '.join(commits)}: {found} beyond noise.", *lines]
+    return [f"{len(shared)} rows compared with {', '.join(commits)}: {found} above noise.", *lines]

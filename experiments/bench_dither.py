@@ -1,4 +1,4 @@
-"""Time of 8-bit dithering beside the plainest code that does the same or less."""
+"""Times 8-bit dithering and the simplest code that does the same or less."""
 
 from collections.abc import Iterator, Mapping
 
@@ -16,7 +16,7 @@ MAX_RATIO = 2.0
 
 
 def _uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Numbers in [0, 1) from the same counter hash that the codec draws from."""
+    """Numbers in [0, 1) from the counter hash of the codec."""
     return (_noise.bits(key, shape) >> 8).astype(jnp.float32) * 2.0**-24
 
 
@@ -48,7 +48,7 @@ def time_passes(size: int, repetitions: int) -> dict[str, float]:
             "measure": lambda: measure(x),
             "encode": lambda: encode(with_statistics, x),
             "encode, floor with hashed noise": lambda: floor_hashed(key, x, scale),
-            "encode, floor with noise given": lambda: floor_precomputed(noise, x, scale),
+            "encode, floor with precomputed noise": lambda: floor_precomputed(noise, x, scale),
             "decode": lambda: decode(with_statistics, payload),
             "decode, multiply": lambda: multiply(payload.codes, 1 / scale),
         },
@@ -57,7 +57,7 @@ def time_passes(size: int, repetitions: int) -> dict[str, float]:
 
 
 def to_table(seconds: Mapping[str, float], size: int) -> Table:
-    """Nanoseconds a coordinate, and how many times the plain code."""
+    """Nanoseconds per coordinate, and multiples of the plain code."""
     table = Table(title=f"8-bit dithering of {size:,} float32, one {jax.devices()[0].device_kind}")
     for heading in ("pass", "ns/coordinate", "codec / this"):
         table.add_column(heading, justify="left" if heading == "pass" else "right")
@@ -69,11 +69,11 @@ def to_table(seconds: Mapping[str, float], size: int) -> Table:
 
 
 def verdicts(seconds: Mapping[str, float]) -> Iterator[str]:
-    """Whether each pass is as fast as it is meant to be."""
+    """Whether each pass is within its limit."""
     for name, plain in (
         ("encode", "encode, floor with hashed noise"),
         ("decode", "decode, multiply"),
     ):
         ratio = seconds[name] / seconds[plain]
-        verdict = "within" if ratio <= MAX_RATIO else "BEYOND"
+        verdict = "within" if ratio <= MAX_RATIO else "ABOVE"
         yield f"{name}: {ratio:.2f} times the plain code, {verdict} {MAX_RATIO:g}"

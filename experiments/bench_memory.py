@@ -1,6 +1,6 @@
-"""The most memory that a step of one worker takes over parameters, gradients and state.
+"""The peak memory of a step of one worker, beside parameters, gradients and state.
 
-`python -m experiments.bench_memory NAME WIDTH` takes a step, and prints what was resident.
+`python -m experiments.bench_memory NAME WIDTH` runs a step and prints its resident memory.
 """
 
 import math
@@ -41,38 +41,38 @@ FAMILIES = {
     "shifts of a biased codec": "ef21",
     "shifts of an unbiased codec": "diana",
 }
-"""A row of each family; those that mix parameters have nobody to meet on one device."""
+"""A row per family; methods that mix parameters need more than one worker."""
 
 MEASURED = ("mean", "global_qsgd_8_bits", "top_k")
 STATUS = Path("/proc/self/status")
 
 
 class Memory(NamedTuple):
-    """Bytes of one worker: of parameters, gradients and state, and the most over those."""
+    """Bytes of one worker: of parameters, gradients and state, and the peak beside those."""
 
     given: int
     peak: int
 
 
 def with_sgd(name: str) -> optax.GradientTransformation:
-    """The row and an optimizer without state."""
+    """The aggregator of a row, followed by an optimizer without state."""
     return optax.chain(TIMED[name].build(), optax.sgd(0.1))
 
 
 def compiled_memory(name: str, params: Any) -> Memory:
-    """As the compiled program on one device says, without running it."""
+    """The memory of the compiled program on one device, which is not run."""
     program = compile_step(with_sgd(name), params, make_mesh(1))
     return Memory(program.given, program.peak)
 
 
 def _status(field: str) -> int:
-    """Bytes, of a field such as `VmRSS`."""
+    """The bytes of a field such as `VmRSS`."""
     (line,) = (x for x in STATUS.read_text().splitlines() if x.startswith(field + ":"))
     return 1024 * int(line.split()[1])
 
 
 def measure_resident(name: str, params: Any) -> int:
-    """The most bytes resident in a step of this process, less those before it."""
+    """The peak of the resident bytes of this process in a step, minus those before it."""
     lowered, arguments = lower_step(with_sgd(name), params, make_mesh(1), per_worker=False)
     compiled = lowered.compile()
     fill = jax.jit(
@@ -80,14 +80,14 @@ def measure_resident(name: str, params: Any) -> int:
         out_shardings=jax.tree.map(lambda x: x.sharding, arguments),
     )
     filled = jax.block_until_ready(fill())
-    Path("/proc/self/clear_refs").write_text("5")  # The most from here on.
+    Path("/proc/self/clear_refs").write_text("5")  # Resets the peak.
     before = _status("VmRSS")
     jax.block_until_ready(compiled(*filled))
     return _status("VmHWM") - before
 
 
 def resident_in_subprocess(name: str, width: int) -> float:
-    """The same in a process of its own; NaN where the system does not tell."""
+    """`measure_resident` in a subprocess; NaN if the system does not report resident memory."""
     if not STATUS.exists():
         return math.nan
     command = [sys.executable, "-m", __name__, name, str(width)]

@@ -1,4 +1,4 @@
-"""What the bench measures: every row of the tables of cases, by its name."""
+"""The rows of the bench: every row of the tables of cases in the tests, by name."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,11 +8,11 @@ from experiments.errors import ExperimentError
 
 FAMILIES: Mapping[str, Rows] = {**AGGREGATORS, "local": LOCAL, "gossip": GOSSIP}
 PER_WORKER = frozenset({*LOCAL, *GOSSIP})
-"""Of which parameters differ by worker."""
+"""Rows with parameters per worker."""
 
 ROWS: Rows = {name: row for rows in FAMILIES.values() for name, row in rows.items()}
 TIMED: Rows = {name: row for rows in AGGREGATORS.values() for name, row in rows.items()}
-"""One worker has an update of these; of the others, which mix parameters, it has nobody to meet."""
+"""Rows that a single worker can run. The others mix parameters of several workers."""
 QUICK = (
     "mean",
     "global_qsgd_8_bits",
@@ -26,14 +26,14 @@ QUICK = (
     "local_sgd",
     "dpsgd",
 )
-"""Some of each way in which updates are exchanged and memory is kept."""
+"""Rows that cover each way of exchanging updates and keeping memory."""
 
 
 def select_families(names: Sequence[str]) -> dict[str, str]:
-    """The family of each row that is named, or is of a family that is; `all` is all of them.
+    """Maps each selected row to its family. A name is a row, a family or `all`.
 
     Raises:
-      ExperimentError: If there is neither such a row nor such a family.
+      ExperimentError: If a name is none of these.
     """
     families = {name: family for family, rows in FAMILIES.items() for name in rows}
     if unknown := set(names) - {"all", *families, *FAMILIES}:

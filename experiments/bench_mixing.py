@@ -1,4 +1,4 @@
-"""The methods of the bench that mix parameters: by gossip, or after local steps."""
+"""The methods of the bench that mix parameters: gossip methods and local training."""
 
 from typing import Any
 

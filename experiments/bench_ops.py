@@ -1,4 +1,4 @@
-"""Time of the references of `pallas_kernels` on the CPU, beside the plainest code."""
+"""Times the references of `pallas_kernels` on the CPU, and simple code."""
 
 import statistics
 import time
@@ -15,10 +15,10 @@ from pallas_kernels import count_sketch
 from pallas_kernels.quantize import quantize
 
 MAX_NANOSECONDS = 1.5
-"""Of one core for one coordinate, to quantize to 8 bits."""
+"""The limit of one core per coordinate, to quantize to 8 bits."""
 
 VECTOR_BITS = (256, 512)
-"""XLA prefers the first on every x86 processor; of those that have the second, it makes more."""
+"""XLA prefers the first on all x86 processors; the second is faster where it is available."""
 
 ROWS, COLUMNS = 3, 2**18
 
@@ -28,7 +28,7 @@ def _normal(size: int) -> jax.Array:
 
 
 def core_seconds(function: Callable[[], object], repetitions: int) -> float:
-    """Median seconds that `function` keeps cores busy, added over cores."""
+    """Median CPU seconds of `function`, summed over cores."""
     jax.block_until_ready(function())  # Compiles.
     seconds = []
     for _ in range(repetitions):
@@ -39,7 +39,7 @@ def core_seconds(function: Callable[[], object], repetitions: int) -> float:
 
 
 def time_quantize(size: int, repetitions: int) -> dict[int, float]:
-    """Median seconds of cores to quantize `size` float32 to 8 bits, by the width of vectors."""
+    """Median CPU seconds to quantize `size` float32 to 8 bits, by vector width."""
     x, seeds = _normal(size), jnp.array([1, 2], jnp.uint32)
     scale = jnp.max(jnp.abs(x))
 
@@ -56,9 +56,9 @@ def time_quantize(size: int, repetitions: int) -> dict[int, float]:
 
 
 def time_sketch(size: int, repetitions: int) -> dict[str, float]:
-    """Median seconds by the clock to encode `size` float32 as a sketch.
+    """Median wall-clock seconds to encode `size` float32 as a sketch.
 
-    By both families of hashes, and by scatters to columns that were hashed beforehand.
+    With both families of hashes, and with scatters to precomputed columns.
     """
     x, seeds = _normal(size), jnp.array([1, 2], jnp.uint32)
     generator = np.random.default_rng(1)
@@ -96,25 +96,25 @@ def time_sketch(size: int, repetitions: int) -> dict[str, float]:
         {
             'hashing="tiles"': lambda: tiles(x, seeds),
             'hashing="elements"': lambda: elements(x, seeds),
-            "jnp .at[].add, columns given": lambda: scatter(*on_device),
-            "numpy.add.at, columns given": scatter_numpy,
+            "jnp .at[].add, precomputed columns": lambda: scatter(*on_device),
+            "numpy.add.at, precomputed columns": scatter_numpy,
         },
         repetitions,
     )
 
 
 def verdict(seconds: float, size: int, vector_bits: int) -> str:
-    """Whether quantizing is as fast as it is meant to be."""
+    """Whether quantization is within its limit."""
     nanoseconds = 1e9 * seconds / size
-    result = "within" if nanoseconds <= MAX_NANOSECONDS else "BEYOND"
+    result = "within" if nanoseconds <= MAX_NANOSECONDS else "ABOVE"
     return (
         f"pallas_kernels.quantize, reference, 8 bits, vectors of {vector_bits}: "
-        f"{nanoseconds:.2f} ns of one core a coordinate, {result} {MAX_NANOSECONDS:g}"
+        f"{nanoseconds:.2f} ns of one core per coordinate, {result} {MAX_NANOSECONDS:g}"
     )
 
 
 def to_table(seconds: Mapping[str, float], size: int) -> Table:
-    """Nanoseconds a coordinate of the ways to make a sketch, and times the first of them."""
+    """Nanoseconds per coordinate of each way to encode a sketch, and multiples of the first."""
     table = Table(title=f"sketch of {size:,} float32, {ROWS} rows of {COLUMNS:,} columns")
     for heading in ("encode", "ns/coordinate", "times tiles"):
         table.add_column(heading, justify="left" if heading == "encode" else "right")

@@ -1,4 +1,4 @@
-"""What the compiled program of a step costs: nothing here needs the devices that it is about."""
+"""The cost of the compiled program of a step. Compilation does not need the target devices."""
 
 import re
 import time
@@ -24,13 +24,13 @@ class Program(NamedTuple):
     """A compiled step of one worker.
 
     Attributes:
-      compile_seconds: Of XLA alone, added over cores; what else runs counts little.
-      lines: Of HLO, an operation each.
-      collectives: Those in the text, whether they run in each step or not.
-      accessed: Bytes that operations read and write; of a loop, those of one turn.
-      temporaries: Bytes.
-      given: Bytes of parameters, gradients and state.
-      peak: Bytes over those: temporaries, and results that take no donated buffer.
+      compile_seconds: CPU seconds of XLA, summed over cores, which other load hardly changes.
+      lines: Lines of HLO, one per operation.
+      collectives: Collectives in the text, whether or not they run in each step.
+      accessed: Bytes that operations read and write, with one iteration per loop.
+      temporaries: Bytes of temporaries.
+      arguments: Bytes of parameters, gradients and state.
+      peak: Bytes beside the arguments: temporaries, and results without a donated buffer.
     """
 
     compile_seconds: float
@@ -43,22 +43,22 @@ class Program(NamedTuple):
 
 
 def operations(text: str) -> int:
-    """Lines of HLO that are one each; tables of who called whom differ by caller."""
+    """The number of operations in HLO text, without the tables of stack frames."""
     return sum(" = " in line for line in text.splitlines())
 
 
 def peak_of(compiled: jax.stages.Compiled) -> int:
-    """Bytes that a program takes beside its arguments."""
+    """The bytes of a program beside its arguments."""
     memory: Any = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.temp_size_in_bytes + results
 
 
 def by_hand() -> optax.GradientTransformation:
-    """8-bit dithering of all leaves in one vector, in as few lines of plain JAX as will do.
+    """8-bit dithering of all leaves in one vector, in a few lines of plain JAX.
 
-    Without state, weights, checks of mistakes and of what is not finite; noise is a hash of the
-    position.
+    It has no state, no weights, and no checks of arguments or of non-finite values. Noise is a hash
+    of the position.
     """
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
@@ -81,7 +81,7 @@ def by_hand() -> optax.GradientTransformation:
 
 
 def transformer(width: int = WIDTH, layers: int = LAYERS) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of 50 M parameters of a transformer: of 12 leaves a layer, 8 are vectors."""
+    """The shapes of a transformer with 50 M parameters: 8 of the 12 leaves per layer are vectors."""
     shapes = {
         "query, key and value": (width, 3 * width),
         "attended": (width, width),
@@ -101,9 +101,9 @@ def transformer(width: int = WIDTH, layers: int = LAYERS) -> dict[str, jax.Shape
 def lower_step(
     tx: optax.GradientTransformation, params: Any, mesh: Mesh, per_worker: bool
 ) -> tuple[jax.stages.Lowered, Any]:
-    """The step, and the shapes of its arguments: parameters, state, and gradients by worker.
+    """The lowered step and the shapes of its arguments: parameters, state, gradients per worker.
 
-    Of a loss whose gradient is what a worker is given, so that nothing else is computed.
+    The gradient of the loss is the batch itself, so the step computes little else.
     """
 
     def loss(params: Any, rows: Any) -> jax.Array:
@@ -135,7 +135,7 @@ def lower_step(
 def compile_step(
     tx: optax.GradientTransformation, params: Any, mesh: Mesh, per_worker: bool = False
 ) -> Program:
-    """Of parameters that may be shapes alone; traced before the seconds begin."""
+    """Compiles the step; `params` may be shapes. The time excludes tracing."""
     lowered, _ = lower_step(tx, params, mesh, per_worker)
     began = time.process_time()
     compiled = lowered.compile()

@@ -1,7 +1,7 @@
-"""The rows of a record of the bench: one schema for what is printed, compared and told.
+"""The schema of a record of the bench, for tables, comparisons and READMEs.
 
-A row of kind `bench` says where and of what; one of kind `bench_row` is a method's, and one of kind
-`bench_memory` a family's.
+A row of kind `bench` is the header, a row of kind `bench_row` a method, and a row of kind
+`bench_memory` a family.
 """
 
 import datetime
@@ -22,19 +22,19 @@ from experiments.recording import METRICS, commit, describe_command, read_metric
 SCHEMA = 1
 
 RENAMED = {"warm_up": "warmup", "exact_average": "periodic_averaging"}
-"""Rows of older records that have another name now."""
+"""New names of rows in older records."""
 
 
 class Header(NamedTuple):
-    """Where and of what.
+    """The environment and sizes of a record.
 
     Attributes:
-      began: As ISO 8601 writes it, in UTC.
-      commit: The hash alone.
-      changed: Whether the tree had other changes.
-      machine: In words.
-      coordinates: Of the updates that are timed.
-      parameters: Of the programs.
+      began: The start in UTC, in ISO 8601.
+      commit: The hash.
+      changed: Whether there were uncommitted changes.
+      machine: A description of the machine.
+      coordinates: Coordinates of the timed updates.
+      parameters: Parameters of the compiled programs.
     """
 
     began: str
@@ -49,24 +49,24 @@ class Header(NamedTuple):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What has to be alike in two records, that their numbers may be compared."""
+        """The key that two records must share for a comparison of their numbers."""
         return self.machine, self.jax, self.coordinates, self.parameters, self.schema
 
 
 def _second_best_ratio(repeats: Sequence[float]) -> float:
-    """The least but one, as a multiple of the least; 1 of fewer than two."""
+    """The second smallest value over the smallest; 1 for fewer than two values."""
     least, second = sorted(repeats)[:2] if len(repeats) > 1 else (1.0, 1.0)
     return second / least
 
 
 class Row(NamedTuple):
-    """A method.
+    """The measurements of a method.
 
     Attributes:
-      nanoseconds: The least a coordinate, in each repeat; of what is not timed, none.
-      baseline: Those of the plainest compression, in the same turns.
-      commit: Of the record that it is from.
-      The others: As of `experiments.bench_programs.Program`, for one of eight workers.
+      nanoseconds: The minimum per coordinate in each repeat; empty if the row is not timed.
+      baseline: Those of the baseline, the simplest compression, in the same rounds.
+      commit: The commit of the record of this row.
+      The others: See `experiments.bench_programs.Program`, for one of eight workers.
     """
 
     family: str
@@ -82,17 +82,17 @@ class Row(NamedTuple):
 
     @property
     def multiple(self) -> float:
-        """Of the baseline; NaN of what is not timed."""
+        """The time as a multiple of the baseline; NaN if the row is not timed."""
         return min(self.nanoseconds) / min(self.baseline) if self.nanoseconds else math.nan
 
     @property
     def noise(self) -> float:
-        """How many times as large the multiple is if the best repeat of each had not been."""
+        """The factor by which the multiple grows without the best repeat of each."""
         return _second_best_ratio(self.nanoseconds) * _second_best_ratio(self.baseline)
 
 
 class Family(NamedTuple):
-    """Bytes of one worker without others: see `experiments.bench_memory`."""
+    """Bytes of a single worker: see `experiments.bench_memory`."""
 
     family: str
     name: str
@@ -110,7 +110,7 @@ class BenchRecord(NamedTuple):
 
 
 def machine() -> str:
-    """The processor, how many of it, and the system."""
+    """The number of cores, the processor and the operating system."""
     try:
         model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
     except OSError:
@@ -120,7 +120,7 @@ def machine() -> str:
 
 
 def header(coordinates: int, parameters: int) -> Header:
-    """Of this commit, machine and moment."""
+    """The header for this commit, machine and time."""
     return Header(
         datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         describe_command(),
@@ -133,7 +133,7 @@ def header(coordinates: int, parameters: int) -> Header:
 
 
 def to_row(kind: str, value: Header | Row | Family) -> dict[str, Any]:
-    """For `metrics.jsonl`."""
+    """A row of `metrics.jsonl`."""
     return {"kind": kind, **value._asdict()}
 
 
@@ -148,18 +148,18 @@ def read(folder: Path) -> BenchRecord:
     """The record in a folder.
 
     Raises:
-      ExperimentError: If there is none, or it is not of this schema.
+      ExperimentError: If there is none, or it has another schema.
     """
     headers = _of_kind(folder, "bench", Header)
     if len(headers) != 1 or headers[0].schema != SCHEMA:
-        raise ExperimentError(f"{folder} is no record of the bench of schema {SCHEMA}.")
+        raise ExperimentError(f"{folder} is not a record of the bench with schema {SCHEMA}.")
     return BenchRecord(
         headers[0], _of_kind(folder, "bench_row", Row), _of_kind(folder, "bench_memory", Family)
     )
 
 
 def _finished(folder: Path) -> list[BenchRecord]:
-    """The record in a folder, if it is whole and of this schema."""
+    """The record in a folder, if it is finished and has this schema."""
     try:
         finished = json.loads((folder / "config.json").read_text())["finished"]
         return [read(folder)] if finished else []
@@ -168,7 +168,7 @@ def _finished(folder: Path) -> list[BenchRecord]:
 
 
 def newest_rows(records: Path, like: Header) -> dict[str, Row]:
-    """Each row of the newest finished record in `records` that has it, and is of one kind."""
+    """Each row from the newest finished record with it whose key is that of `like`."""
     folders = {path.parent for path in records.glob(f"*/{METRICS}")}
     found = [record for folder in folders for record in _finished(folder)]
     comparable = [record for record in found if record.header.kind == like.kind]

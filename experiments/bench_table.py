@@ -1,4 +1,4 @@
-"""The bench's tables, for the terminal and for the README of its record."""
+"""The tables of the bench, for the terminal and for the README of its record."""
 
 import math
 from collections.abc import Sequence
@@ -56,17 +56,17 @@ def _family_line(family: Family) -> Sequence[str]:
 
 
 def to_table(rows: Sequence[Row], parameters: int) -> Table:
-    """Of methods."""
+    """The table of methods."""
     return to_rich(HEADINGS, [_line(row, parameters) for row in rows], left=2)
 
 
 def to_family_table(families: Sequence[Family]) -> Table:
-    """Of families."""
+    """The table of families."""
     return to_rich(FAMILY_HEADINGS, map(_family_line, families), left=2)
 
 
 def write_readme(record: BenchRecord) -> str:
-    """The text of the README, every number of it from the record."""
+    """The text of the README; all its numbers are in the record."""
     header, rows, families = record
     baseline = min((each for row in rows for each in row.baseline), default=math.nan)
     parts = [

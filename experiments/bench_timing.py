@@ -1,6 +1,6 @@
-"""Times whole updates for the bench's table, in a process of its own that has one core.
+"""Times whole updates for the table of the bench, in a separate process on one core.
 
-`python -m experiments.bench_timing SIDE REPEATS NAME...` prints a line of JSON a group.
+`python -m experiments.bench_timing SIDE REPEATS NAME...` prints a line of JSON per group.
 """
 
 import json
@@ -12,15 +12,12 @@ from experiments.bench_methods import TIMED
 from experiments.bench_updates import fastest, prepare_runs, share_one_core
 from experiments.errors import ExperimentError
 
-GROUP = 6  # That share a baseline, and the memory of the machine.
-ROUNDS = 2  # Of a repeat.
+GROUP = 6  # Rows with a common baseline, which are in memory at the same time.
+ROUNDS = 2  # Per repeat.
 
 
 def time_group(names: Sequence[str], side: int, repeats: int) -> dict[str, list[float]]:
-    """The least seconds of each in each repeat, and those of the baseline in the same turns.
-
-    In nanoseconds a coordinate.
-    """
+    """The minimum nanoseconds per coordinate of each row and of the baseline, per repeat."""
     runs, size = prepare_runs({name: TIMED[name] for name in names}, side)
     taken = [fastest(runs, ROUNDS) for _ in range(repeats)]
     return {name: [1e9 * each[name] / size for each in taken] for name in runs}
@@ -29,21 +26,21 @@ def time_group(names: Sequence[str], side: int, repeats: int) -> dict[str, list[
 def time_in_subprocess(
     names: Sequence[str], side: int, repeats: int
 ) -> Iterator[Mapping[str, list[float]]]:
-    """`time_group` of one group after the other, from the process.
+    """Yields the results of `time_group` for one group after another, from a subprocess.
 
     Raises:
-      ExperimentError: If it fails; what it says goes to the standard error.
+      ExperimentError: If the subprocess fails; it prints the reason to the standard error.
     """
     command = [sys.executable, "-m", __name__, str(side), str(repeats), *names]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
             yield json.loads(line)
     if process.returncode:
-        raise ExperimentError(f"the process that times updates ended with {process.returncode}.")
+        raise ExperimentError(f"the subprocess that times updates ended with {process.returncode}.")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Prints what `timed_apart` reads."""
+    """Prints the results that `time_in_subprocess` reads."""
     side, repeats, *names = arguments
     for first in range(0, len(names), GROUP):
         found = time_group(names[first : first + GROUP], int(side), int(repeats))

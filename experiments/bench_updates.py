@@ -1,7 +1,7 @@
-"""Time of whole updates of one worker on one core, as multiples of the plainest compression.
+"""Times whole updates of one worker on one core, as multiples of the simplest compression.
 
-`python -m experiments.bench_updates` pins itself to one core; in a process that has used JAX
-already, other threads would do a part of the work.
+`python -m experiments.bench_updates` pins itself to one core. In a process that has already used
+JAX, other threads would do a part of the work.
 """
 
 import functools
@@ -32,7 +32,7 @@ RATIO = 0.01
 
 
 class BenchMethod(NamedTuple):
-    """A method, and how many times the baseline its update may take."""
+    """A method, and the largest multiple of the baseline that its update should take."""
 
     build: Callable[[], optax.GradientTransformation]
     goal: float | None = None
@@ -65,7 +65,7 @@ METHODS_WITH_GOALS: Mapping[str, BenchMethod] = {
 
 
 def gradients(side: int = SIDE, dtype: Any = np.float32) -> dict[str, jax.Array]:
-    """Square layers and their biases, normal."""
+    """Normal gradients of square layers and their biases."""
     draw = np.random.default_rng(0).standard_normal
     shapes = {"weights": (side, side), "biases": (side,)}
     return {
@@ -77,7 +77,7 @@ def gradients(side: int = SIDE, dtype: Any = np.float32) -> dict[str, jax.Array]
 
 @functools.partial(jax.jit, donate_argnums=1)
 def baseline(updates: Any, state: Any) -> tuple[Any, Any]:
-    """Leaf by leaf: the largest magnitude, the nearest of 255 levels as int8, and back."""
+    """Rounds each leaf to 255 levels of its largest magnitude as int8, and decodes it."""
 
     def round_trip(x: jax.Array) -> jax.Array:
         scale = jnp.max(jnp.abs(x)) / 127
@@ -91,7 +91,7 @@ Run = Callable[[], None]
 
 
 def _make_run(update: Callable[[Any, Any], tuple[Any, Any]], updates: Any, state: Any) -> Run:
-    """One call, from which the next goes on: the state is donated."""
+    """A function that calls `update` once and keeps the state for the next call."""
 
     def run() -> None:
         nonlocal state
@@ -102,7 +102,7 @@ def _make_run(update: Callable[[Any, Any], tuple[Any, Any]], updates: Any, state
 
 
 def whole_update(tx: optax.GradientTransformation, updates: Any) -> Run:
-    """`tx.update` of the one worker of a mesh."""
+    """`tx.update` on a mesh of one worker."""
     mesh = jax.make_mesh((1,), ("data",), (AxisType.Auto,), devices=jax.devices()[:1])
     state = jaxcomm.init(tx, updates, mesh)
     specs, local = jaxcomm.state_specs(state), PartitionSpec("data")
@@ -119,10 +119,10 @@ def whole_update(tx: optax.GradientTransformation, updates: Any) -> Run:
 
 
 def fastest(runs: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
-    """The least seconds of each. In turns, in which each calls thrice, and the last is timed.
+    """The minimum seconds of each function. In each round, the last of three calls is timed.
 
-    The first two warm its own memory: buffers of 32 MiB and more are mapped anew, and filled with
-    pages, whenever another's have been freed.
+    The first two calls warm up the memory: the allocator maps buffers of 32 MiB and more again, page
+    by page, after another function has freed its own.
     """
     least = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
@@ -138,7 +138,7 @@ def fastest(runs: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
 def prepare_runs(
     methods: Mapping[str, BenchMethod], side: int = SIDE, dtype: Any = np.float32
 ) -> tuple[dict[str, Run], int]:
-    """What `fastest` times: the baseline and all contenders, and coordinates."""
+    """The functions for `fastest`, the baseline and all methods, and the number of coordinates."""
     updates = gradients(side, dtype)
     runs = {"baseline": _make_run(baseline, updates, ())}
     runs |= {name: whole_update(each.build(), updates) for name, each in methods.items()}
@@ -150,13 +150,13 @@ def measure(
     side: int = SIDE,
     dtype: Any = np.float32,
 ) -> tuple[dict[str, float], int]:
-    """The least seconds of the baseline and of all contenders, and coordinates."""
+    """Minimum seconds of the baseline and of all methods, and the number of coordinates."""
     runs, size = prepare_runs(methods, side, dtype)
     return fastest(runs), size
 
 
 def to_table(seconds: Mapping[str, float], size: int) -> Table:
-    """Nanoseconds a coordinate, and multiples of the baseline beside those that are wanted."""
+    """Nanoseconds per coordinate, and multiples of the baseline with their goals."""
     table = Table(title=f"whole updates of {size:,} coordinates, one worker, one core")
     for heading in ("method", "ns/coordinate", "of the baseline", "goal"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
@@ -172,7 +172,7 @@ def to_table(seconds: Mapping[str, float], size: int) -> Table:
 
 
 def share_one_core() -> None:
-    """Of all threads of this process, where the system can say so."""
+    """Pins all threads of this process to one core, if the system supports it."""
     if hasattr(os, "sched_setaffinity"):  # Linux.
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 

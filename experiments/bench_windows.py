@@ -1,4 +1,4 @@
-"""Time of simulated windows of many workers: training, its clock and its batches."""
+"""Times simulated windows of many workers: training, clock and batches."""
 
 import time
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ from jaxcomm import synchronization
 WORKERS = (64, 256, 1024)
 MINIBATCHES, SIZE, EXAMPLES = 4, 4, 32
 MAX_SECONDS, GOAL_WINDOWS = 300.0, 1000
-"""Of so many windows, with the most workers."""
+"""The limit for this number of windows, with the most workers."""
 
 
 class Timing(NamedTuple):
-    """Of a run of windows."""
+    """The results of a run of windows."""
 
     parameters: int
     seconds: float
@@ -30,9 +30,9 @@ class Timing(NamedTuple):
 
 
 def time_windows(workers: int, windows: int) -> Timing:
-    """Seconds of so many windows of the demo's network on digits, reduced, once it is compiled.
+    """Times compiled windows of a reduced version of the demo's network on digits.
 
-    The first worker that is done closes a window; times are exponential.
+    The fastest worker closes a window; times are exponential.
     """
     data, rng = load("digits", None), np.random.default_rng(0)
     network = ConvolutionalNetwork(peak=16.0, channels=2, hidden=192)
@@ -42,7 +42,7 @@ def time_windows(workers: int, windows: int) -> Timing:
 
     def loss(params: Any, batch: Any) -> jax.Array:
         images, labels = batch
-        return jnp.mean(CROSS_ENTROPY.each(network.apply({"params": params}, images), labels))
+        return jnp.mean(CROSS_ENTROPY.per_label(network.apply({"params": params}, images), labels))
 
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
     step = jaxcomm.simulate(loss, tx, workers, gradients=synchronization.window_gradients)
@@ -94,10 +94,10 @@ def to_table(timings: dict[int, Timing], windows: int) -> Table:
 
 
 def verdict(timings: dict[int, Timing], windows: int) -> str:
-    """Whether the most workers are fast enough, in a sentence."""
+    """Whether the run with the most workers is within its limit."""
     workers = max(timings)
     seconds = timings[workers].seconds / windows * GOAL_WINDOWS
-    within = "within" if seconds <= MAX_SECONDS else "BEYOND"
+    within = "within" if seconds <= MAX_SECONDS else "ABOVE"
     return (
         f"{workers:,} workers: {seconds:.0f} s for {GOAL_WINDOWS:,} windows, {within} "
         f"{MAX_SECONDS:g} s"

@@ -1,4 +1,4 @@
-"""What the user has chosen of what there is."""
+"""Selects names that the user requests."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from experiments.errors import ExperimentError
 
 
 def select(requested: Sequence[str], available: Sequence[str], option: str) -> list[str]:
-    """Those of `known` that are given, or all of them where `all` is; in their own order.
+    """The requested names, or all available names for `all`, in the order of `available`.
 
     Raises:
-      ExperimentError: If one is given that there is not.
+      ExperimentError: If a requested name is not available.
     """
     if "all" in requested:
         return [*available]

@@ -1,4 +1,4 @@
-"""`jaxcomm.launch` as the commands see it; loaded late, since it loads JAX."""
+"""Wraps `jaxcomm.launch` for the commands; imports it late, since it imports JAX."""
 
 import contextlib
 import sys
@@ -8,10 +8,10 @@ from experiments.errors import ExperimentError, LostProcessError
 
 
 def join(timeout: float) -> None:
-    """Makes this process one of its cluster, in which the first alone prints.
+    """Joins the cluster of this process. Only the first process prints.
 
     Raises:
-      ExperimentError: If not all are there within `timeout` seconds, or there is no such cluster.
+      ExperimentError: If not all processes join within `timeout` seconds, or there is no cluster.
     """
     from jaxcomm import launch
 
@@ -22,22 +22,22 @@ def join(timeout: float) -> None:
 
 
 def in_cluster() -> bool:
-    """Whether this process is one of a cluster."""
+    """Whether this process has joined a cluster."""
     jax = sys.modules.get("jax")
     return jax is not None and jax.distributed.is_initialized()
 
 
 def is_first() -> bool:
-    """Whether this is the process that prints and records."""
+    """Whether this process prints and writes the record."""
     return not in_cluster() or sys.modules["jax"].process_index() == 0
 
 
 @contextlib.contextmanager
 def reraise_lost_process() -> Iterator[None]:
-    """Turns the error of a collective, where another process has ended, into one line.
+    """Converts the error of a collective after another process has ended into one line.
 
     Raises:
-      LostProcessError: For an error of JAX's runtime in a cluster.
+      LostProcessError: If JAX's runtime fails in a cluster.
     """
     from jaxcomm import launch
 

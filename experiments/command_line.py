@@ -1,4 +1,4 @@
-"""From arguments to a config. JAX is not imported here, since arguments decide its settings."""
+"""Parses arguments into a config. Does not import JAX, whose settings depend on the arguments."""
 
 import argparse
 import dataclasses
@@ -10,7 +10,7 @@ from experiments.errors import ExperimentError
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser that reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
         raise ExperimentError(message)
@@ -42,7 +42,7 @@ def _add_field(parser: argparse.ArgumentParser, field: dataclasses.Field) -> Non
 def _split_remaining(
     commands: Mapping[str, type], arguments: Sequence[str]
 ) -> tuple[Sequence[str], dict[str, Any]]:
-    """What `parse` reads, and what follows the command for the field that takes it unread."""
+    """The arguments that `parse` reads, and those that a field of the config takes unparsed."""
     config = commands.get(arguments[0]) if arguments else None
     fields = dataclasses.fields(config) if config else ()
     remaining_fields = [field for field in fields if "remaining" in field.metadata]
@@ -55,8 +55,8 @@ def parse(commands: Mapping[str, type], arguments: Sequence[str]) -> tuple[str, 
     """The command and its config.
 
     Args:
-      commands: The config of each command, a dataclass.
-      arguments: What follows the name of the program.
+      commands: The dataclass of each command's config.
+      arguments: The arguments after the name of the program.
 
     Raises:
       ExperimentError: If an argument is unknown, missing or not allowed.

@@ -1,4 +1,4 @@
-"""Many methods, two optimizers, several seeds: one table, one figure, one verdict."""
+"""Compares methods over optimizers and seeds: a table, a figure and a verdict."""
 
 import dataclasses
 import time
@@ -21,7 +21,7 @@ REJECTED = 1
 
 
 def _is_reference(config: Compare, workers: int) -> bool:
-    """Whether the verdict is meant for these settings: all but the record as the config states."""
+    """Whether the settings are the defaults, except for those of devices and records."""
     machine_options = {name: getattr(config, name) for name in ("devices", "record", "records")}
     return (
         config == dataclasses.replace(Compare(), **machine_options) and workers == REFERENCE_WORKERS
@@ -29,7 +29,7 @@ def _is_reference(config: Compare, workers: int) -> bool:
 
 
 def _as_gossip(config: Compare) -> Gossip:
-    """The options that were given, for the comparison of gossip."""
+    """The options that differ from the defaults, for the comparison of gossip."""
     default, accepted = Compare(), {field.name for field in dataclasses.fields(Gossip)}
     options = {
         field.name: getattr(config, field.name)
@@ -38,13 +38,13 @@ def _as_gossip(config: Compare) -> Gossip:
     }
     if unknown := [name for name in options if name not in accepted]:
         raise ExperimentError(
-            f"--preset gossip takes no --{unknown[0].replace('_', '-')}: see `gossip --help`."
+            f"--preset gossip takes no --{unknown[0].replace('_', '-')}; see `gossip --help`."
         )
     return Gossip(**options)
 
 
 def _make_programs(config: Compare) -> list[Program]:
-    """One a method and optimizer; what the user got wrong shows here, before anything runs."""
+    """One program per method and optimizer. User errors are raised here, before any run."""
     mesh, task = make_mesh(config.devices), Task(config.dataset)
     variants = [parse_variant(label) for label in config.methods]
     return [
@@ -62,7 +62,7 @@ def _run_all(
     record: Record | NoRecord,
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Every run, recorded as it goes; their last rows."""
+    """Runs and records all programs and seeds; returns the last row of each run."""
     runs = []
     width = max(15, *(len(program.variant.label) + 1 for program in programs))
     for program in programs:
@@ -76,16 +76,16 @@ def _run_all(
                 len(runs),
                 f"{program.optimizer:5}{program.variant.label:{width}} seed {seed}: training loss "
                 f"{row['train_loss']:.4f}, test accuracy {100 * row['test_accuracy']:.1f} %, "
-                f"{seconds:.1f} s{'' if seed else ', compiling included'}",
+                f"{seconds:.1f} s{'' if seed else ', including compilation'}",
             )
     return runs
 
 
 def main(config: Compare) -> int:
-    """Compares, as `python -m experiments compare` asks.
+    """Runs `python -m experiments compare`.
 
     Returns:
-      The exit code, 1 where the acceptance that the config states is not met at its own settings.
+      The exit code: 1 if the acceptance criterion is not met at the default settings.
     """
     if config.preset == "gossip":
         return gossip.main(_as_gossip(config))

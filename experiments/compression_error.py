@@ -1,4 +1,4 @@
-"""How far a method's update is from the mean that it stands for."""
+"""The relative squared error of a method's update."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -33,10 +33,10 @@ class WithErrorState(NamedTuple):
 def with_error(
     aggregator: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """The aggregator, whose steps tell its relative squared error by the name `TOLD`.
+    """The aggregator, which also reports the relative squared error of its update.
 
-    Not the name of what aggregators with `diagnostics=True` tell, which is of what one worker
-    sends.
+    The diagnostic is `UPDATE_ERROR`. Aggregators with `diagnostics=True` report another error, of
+    the payload of one worker.
     """
 
     def init(params: Any) -> WithErrorState:
@@ -61,11 +61,11 @@ def make_compression_error(
 
     .. math:: \frac{\|G - \bar x\|^2}{\|\bar x\|^2}
 
-    with :math:`G` the update that `aggregator` makes of the workers' gradients :math:`x_i`, and
+    with :math:`G` the update of `aggregator` for the workers' gradients :math:`x_i`, and
     :math:`\bar x` their mean.
 
     Returns:
-      `(params, aggregator_state, batch) -> float32[]`. Changes neither.
+      `(params, aggregator_state, batch) -> float32[]`, which changes neither.
     """
 
     def on_worker(params: Any, state: Any, batch: Any) -> jax.Array:

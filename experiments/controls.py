@@ -1,6 +1,6 @@
-"""Two methods that send little and are wrong: what a comparison has to be able to tell apart.
+"""Two controls: incorrect methods that send few bytes, which a comparison must reject.
 
-Made from the public contracts alone. Neither is unbiased and neither remembers what it left out.
+Both use the public API only. Neither is unbiased, and neither has error feedback.
 """
 
 from typing import NamedTuple
@@ -15,12 +15,12 @@ from jaxcomm.compression.quantizers import DitherPayload, dither
 
 
 def truncating_dither() -> jaxcomm.Codec:
-    r"""8-bit dithering that truncates towards zero where it should round at random.
+    r"""8-bit dithering that truncates toward zero instead of rounding at random.
 
     .. math:: c_j = \mathrm{trunc}(s x_j / \|x\|)
 
-    with the levels, norm, wire and decoder of `dither(bits=8)`. Coordinates below a level are
-    always lost.
+    with the levels, norm, payload and decoder of `dither(bits=8)`. Coordinates below the first
+    level are always lost.
     """
 
     def encode(context: jaxcomm.Context, x: jax.Array) -> tuple[DitherPayload, jaxcomm.Memory]:
@@ -33,7 +33,7 @@ def truncating_dither() -> jaxcomm.Codec:
 
 
 class LargestCoordinates(NamedTuple):
-    """One unit on the wire of :func:`largest`."""
+    """The payload of :func:`largest` for one unit."""
 
     indices: jax.Array  # int32[kept]
     values: jax.Array  # float32[kept]
@@ -43,7 +43,7 @@ def largest(fraction: float) -> jaxcomm.Codec:
     """The coordinates of largest magnitude, without error feedback.
 
     Args:
-      fraction: Of the coordinates that are kept, at least one.
+      fraction: The fraction of the coordinates to send; at least one coordinate is sent.
     """
 
     def encode(context: jaxcomm.Context, x: jax.Array) -> tuple[LargestCoordinates, jaxcomm.Memory]:
@@ -65,5 +65,5 @@ def truncating(seed: int = 0) -> optax.GradientTransformationExtraArgs:
 
 
 def top_1_percent(seed: int = 0) -> optax.GradientTransformationExtraArgs:
-    """The largest 1 % of each worker's coordinates, gathered."""
+    """The largest 1 % of each worker's coordinates, in an all-gather."""
     return jaxcomm.all_gather_mean("data", largest(0.01), seed=seed)

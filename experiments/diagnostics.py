@@ -1,4 +1,4 @@
-"""What aggregators tell of their steps, and the most of it over a run."""
+"""Diagnostics that aggregators report, and their maxima over a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,14 +6,13 @@ from typing import Any
 import jax
 
 RECORDED_MAXIMA = ("overflow", "union_density", "unpeeled", "expected_error")
-"""Of what aggregators with `diagnostics=True` tell, that whose largest value over steps is
-recorded."""
+"""Diagnostics of aggregators whose maximum over steps is recorded."""
 
 _PREFIX = "diagnostics/"
 
 
 def read_diagnostics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What aggregators tell of a step; where several use a name, the largest."""
+    """The diagnostics of a step by name: the largest, if several aggregators report the name."""
     values: dict[str, float] = {}
     for path, value in jax.device_get(dict(metrics)).items():
         if path.startswith(_PREFIX):
@@ -23,7 +22,7 @@ def read_diagnostics(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def update_maxima(maxima: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
-    """The larger of each name in `MOST`, as far as it is told."""
+    """The maxima with the new values, for each name in `RECORDED_MAXIMA` that has a value."""
     return {
         f"most_{name}": max(maxima.get(f"most_{name}", values[name]), values[name])
         for name in RECORDED_MAXIMA

@@ -1,4 +1,4 @@
-"""The README of a comparison: question, table, what the numbers say, figure."""
+"""The README of a comparison: question, table, findings, figure."""
 
 import inspect
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from experiments.digits_table import BASELINE, OPTIMIZER_TITLES, Row, to_markdow
 from experiments.recording import describe_command
 
 CAVEAT = (
-    "All methods take equally many steps; what each reaches for equal bytes is in the figure. One "
-    "small network and one small dataset show that the rounding does what it claims, not how "
-    "larger models fare. All workers share one machine and no link is slow, so ms/step is the cost "
-    "of computing alone and shows nothing of what sending less would save."
+    "All methods take the same number of steps; the figure shows the loss for the same bytes. One "
+    "small network and one small dataset verify the rounding; they do not predict results of "
+    "larger models. All workers share one machine and no link is slow: ms/step is the cost of "
+    "computation and does not show the time that fewer bytes would save."
 )
 
 
 def _times_above(runs: Sequence[dict[str, Any]], row: Row) -> int:
-    """In how many seeds a method ended above the exact mean of the same weights and batches."""
+    """The number of seeds in which a method has a higher final loss than the exact mean."""
     losses = {
         (run["method"], run["seed"]): run["train_loss"]
         for run in runs
@@ -32,7 +32,7 @@ def _times_above(runs: Sequence[dict[str, Any]], row: Row) -> int:
 def _paragraph(
     rows: Sequence[Row], verdicts: Sequence[Verdict], runs: Sequence[dict[str, Any]]
 ) -> str:
-    """What the numbers say, and what they do not."""
+    """The findings and their limits."""
     exact = {row.optimizer: row for row in rows if row.method == BASELINE}
     sentences = []
     for verdict in verdicts:
@@ -40,9 +40,9 @@ def _paragraph(
         points = 100 * (row.test_accuracy - exact[row.optimizer].test_accuracy)
         sentences.append(
             f"With {row.optimizer}, {'' if verdict.should_pass else 'the control '}`{row.method}` "
-            f"ends at {row.loss_ratio:.2f} times the loss of `{BASELINE}`, above it in "
-            f"{_times_above(runs, row)} of {row.seeds} seeds, {points:+.1f} points of test "
-            f"accuracy away, for {row.bytes_ratio:.3f} of the bytes: it "
+            f"has {row.loss_ratio:.2f} times the final loss of `{BASELINE}`, a higher one in "
+            f"{_times_above(runs, row)} of {row.seeds} seeds, differs by {points:+.1f} points of "
+            f"test accuracy, and sends {row.bytes_ratio:.3f} of the bytes: it "
             f"{'passes' if verdict.passes else 'does not pass'}."
         )
     return " ".join([*sentences, CAVEAT])
@@ -55,7 +55,7 @@ def write_readme(
     rows: Sequence[Row],
     verdicts: Sequence[Verdict],
 ) -> str:
-    """The text of the README, every number of it from the record."""
+    """The text of the README; all its numbers are in the record."""
     question = (inspect.getdoc(config) or "").splitlines()[0]
     rates = " and ".join(
         f"{config.fixed_learning_rates[optimizer]} with {OPTIMIZER_TITLES[optimizer]}"
@@ -64,14 +64,14 @@ def write_readme(
     return (
         f"# {question}\n\n"
         f"{config.dataset}, {workers} workers, {config.steps} steps of {config.batch} examples, "
-        f"{config.seeds} seeds, each with the same weights and batches for all methods; learning "
+        f"{config.seeds} seeds; all methods have the same weights and batches per seed; learning "
         f"rates {rates}.\n\n"
         f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
         f"setting in `config.json`, every raw metric in `metrics.jsonl`.\n\n"
         f"{to_markdown(rows)}\n"
-        "Losses are exact, over the whole training set; ± is the standard deviation over seeds; "
-        "ratios are to `mean`; the compression error is ‖G - mean‖² / ‖mean‖² of an update G, "
-        "averaged over logged steps and seeds; ms/step is a median.\n\n"
+        "Losses are over the whole training set. ± is the standard deviation over seeds. Ratios "
+        "are to `mean`. The compression error is ‖G - mean‖² / ‖mean‖² of an update G, averaged "
+        "over logged steps and seeds. ms/step is a median.\n\n"
         f"{_paragraph(rows, verdicts, runs)}\n\n"
         f"{acceptance.describe(config, verdicts)}\n\n"
         f"![Training loss against bytes sent per worker]({figures.NAME})\n"

@@ -1,4 +1,4 @@
-"""The table of a record, from its raw metrics."""
+"""The table of a comparison, from its raw metrics."""
 
 import math
 import statistics
@@ -31,14 +31,14 @@ class Row(NamedTuple):
 
 
 def sd(values: Sequence[float]) -> float:
-    """The standard deviation of a sample; NaN of fewer than two, or where one is not finite."""
+    """The standard deviation of a sample; NaN for fewer than two or non-finite values."""
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return math.nan
     return statistics.stdev(values)
 
 
 def summarize(finished_runs: Iterable[dict[str, Any]]) -> list[Row]:
-    """One row an optimizer and method, in the order they were run; ratios are to `mean`."""
+    """One row per optimizer and method, in the order of the runs; ratios are to `mean`."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in finished_runs:
         groups.setdefault((run["optimizer"], run["method"]), []).append(run)
@@ -113,5 +113,5 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """All digits of every column."""
+    """As CSV, with all digits."""
     return tables.to_csv(Row._fields, rows)

@@ -1,4 +1,4 @@
-"""Figures as files."""
+"""Helpers that draw and write figures."""
 
 import io
 import math
@@ -16,10 +16,10 @@ DPI = 150
 
 
 def require(rows: Sequence[Any], folder: Path, what: str) -> Sequence[Any]:
-    """The rows, if there are any; an interrupted run may have none.
+    """Returns the rows if there are any. The record of an interrupted run may have none.
 
     Raises:
-      ExperimentError: If there are none.
+      ExperimentError: If there are no rows.
     """
     if not rows:
         raise ExperimentError(f"{folder} has no {what} to draw.")
@@ -27,9 +27,9 @@ def require(rows: Sequence[Any], folder: Path, what: str) -> Sequence[Any]:
 
 
 def set_log_scale(*all_axes: Axes, x: bool = True, y: bool = True) -> None:
-    """Logarithmic scales of panels that share the y axis, where there are positive numbers.
+    """Sets logarithmic scales of panels that share the y axis, if there are positive values.
 
-    A record may hold none: one device sends 0 bytes, and a run may diverge at once.
+    A record may have none: one device sends 0 bytes, and a run may diverge at once.
     """
     for axes in all_axes:
         if x and math.isfinite(axes.dataLim.minposx):
@@ -39,10 +39,10 @@ def set_log_scale(*all_axes: Axes, x: bool = True, y: bool = True) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a figure, whole or not at all; its path.
+    """Writes a figure atomically and returns its path.
 
     Raises:
-      ExperimentError: If it cannot be written.
+      ExperimentError: If the figure cannot be written.
     """
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=DPI, format="png")

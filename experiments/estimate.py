@@ -35,16 +35,16 @@ from experiments.train import make_mesh, make_program
 BASELINE = "mean"
 GRADIENTS = "gradients.npz"
 CAVEAT = (
-    "These are gradients of one small network, which fits into one bucket. Methods differ in how "
-    "many numbers share a norm: all of them in `global_qsgd` and `qsgd`, 256 in `two_stage` and "
-    "`mean_float8`; more numbers to a norm make more noise, so other sizes have other errors."
+    "These are gradients of one small network, which fits into one bucket. Methods differ in the "
+    "number of coordinates per norm: all in `global_qsgd` and `qsgd`, 256 in `two_stage` and "
+    "`mean_float8`. More coordinates per norm give more noise, so other sizes have other errors."
 )
 
 
 def collect_gradients(config: Estimate, task: Task, mesh: Mesh) -> dict[int, np.ndarray]:
-    """Each worker's own gradient, float32[workers, d], at each step of one run.
+    """The gradients of the workers, float32[workers, d], at each step in `config.steps`.
 
-    The gradient at step 1 is that of the first weights.
+    The gradient at step 1 is that of the initial weights.
     """
 
     @jax.jit
@@ -71,7 +71,7 @@ def collect_gradients(config: Estimate, task: Task, mesh: Mesh) -> dict[int, np.
 
 
 def make_estimator(variant: Variant, mesh: Mesh) -> Callable[..., jax.Array]:
-    """`(seed, float32[workers, d]) -> float32[d]`: the mean as the method forms it."""
+    """`(seed, float32[workers, d]) -> float32[d]`: the estimate of the mean by the method."""
 
     @jax.jit
     def estimate(seed: jax.Array, gradients: jax.Array) -> jax.Array:
@@ -88,10 +88,10 @@ def make_estimator(variant: Variant, mesh: Mesh) -> Callable[..., jax.Array]:
 
 
 def count_bytes(estimate: Callable[..., jax.Array], shape: tuple[int, int]) -> float:
-    """What a worker sends for one estimate.
+    """The bytes that a worker sends for one estimate.
 
     Raises:
-      ExperimentError: If the method cannot work with so many workers.
+      ExperimentError: If the method does not support the number of workers.
     """
     arguments = jax.ShapeDtypeStruct((), np.uint32), jax.ShapeDtypeStruct(shape, np.float32)
     try:
@@ -103,9 +103,9 @@ def count_bytes(estimate: Callable[..., jax.Array], shape: tuple[int, int]) -> f
 def measure(
     estimate: Callable[..., jax.Array], gradients: np.ndarray, draws: int, first_seed: int
 ) -> dict[str, float]:
-    """Errors relative to the squared norm of the mean, over draws with seeds that follow on.
+    """Errors relative to the squared norm of the mean, over draws with consecutive seeds.
 
-    `squared_bias` is an unbiased estimate of it, and so may be below 0.
+    `squared_bias` is an unbiased estimate, so it may be below 0.
     """
     mean = gradients.astype(np.float64).mean(axis=0)
     seeds = [np.uint32(first_seed + draw) for draw in range(draws)]
@@ -128,22 +128,22 @@ def _write_readme(config: Estimate, shape: tuple[int, int], rows: Sequence[Row])
     return (
         f"# {question}\n\n"
         f"{config.dataset}, {workers} workers, {size:,} coordinates: the gradients of step {steps} "
-        f"of one run of SGD with momentum and the exact mean, {config.batch} examples a step, "
-        f"learning rate {config.learning_rate}; {config.draws} draws of the rounding a step.\n\n"
+        f"of one run of SGD with momentum and the exact mean, {config.batch} examples per step, "
+        f"learning rate {config.learning_rate}; {config.draws} draws of the rounding per step.\n\n"
         f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
         f"setting in `config.json`, each step's errors in `metrics.jsonl`, the workers' gradients "
         f"at step {max(config.steps)} in `{GRADIENTS}`; the others follow from the seed.\n\n"
         f"{to_markdown(rows)}\n"
         "The error is E‖G - mean‖² / ‖mean‖² of an estimate G, averaged over draws and then over "
-        "steps, whose range stands beside it. The share of bias is the part of it that more draws "
-        "would not average away, ‖E G - mean‖² over the error: about 0 for what rounds without "
-        "bias, 1 for what draws nothing. Bytes are what a worker sends, as `jaxcomm.wire.account` "
-        f"counts them; bits are theirs a coordinate, of which a float32 all-reduce takes "
-        f"{64 * (workers - 1) / workers:g}; the ratio is to that. Errors up to {EXACT:.0e} are "
-        "those of adding float32 in another order; an error of 1 is that of the estimate 0, which "
-        "costs nothing.\n\n"
+        "steps; the next column is its range over steps. The share of bias is ‖E G - mean‖² over "
+        "the error, the part that an average over more draws would not reduce: about 0 for "
+        "unbiased rounding, 1 without random numbers. Bytes are those that a worker sends, as "
+        "`jaxcomm.wire.account` counts them. Bits are per coordinate; a float32 all-reduce sends "
+        f"{64 * (workers - 1) / workers:g}, and the ratio is to that. Errors up to {EXACT:.0e} are "
+        "those of a float32 sum in another order. The estimate 0, which sends nothing, has an "
+        "error of 1.\n\n"
         f"{describe_frontier(rows)} {CAVEAT}\n\n"
-        f"![Error against bits a coordinate]({estimate_figure.NAME})\n"
+        f"![Error against bits per coordinate]({estimate_figure.NAME})\n"
     )
 
 
@@ -154,15 +154,15 @@ def _save_gradients(gradients: np.ndarray, step: int) -> bytes:
 
 
 def main(config: Estimate) -> int:
-    """Compares errors, as `python -m experiments estimate` asks; the exit code."""
+    """Runs `python -m experiments estimate`; returns the exit code."""
     config = dataclasses.replace(
         config, methods=expand(config.methods, ESTIMATORS), steps=tuple(sorted(set(config.steps)))
     )
     variants = [parse_variant(label) for label in config.methods]
     mesh = make_mesh(config.devices)
     if mesh.size < 2:
-        raise ExperimentError("an estimate takes at least 2 workers, got --devices 1.")
-    # Few levels are what is measured here.
+        raise ExperimentError("an estimate requires at least 2 workers, got --devices 1.")
+    # The warning is about few levels, which are intended here.
     warnings.filterwarnings("ignore", "`bits`=", UserWarning)
     task = Task(config.dataset)
     shape = mesh.size, sum(leaf.size for leaf in jax.tree.leaves(task.first_weights(config.seed)))
@@ -193,7 +193,7 @@ def main(config: Estimate) -> int:
             progress.advance(
                 done,
                 f"{label:34} error {latest.error:.2e} at {latest.bits_per_coordinate:5.2f} bits "
-                f"a coordinate, {seconds:.1f} s",
+                f"per coordinate, {seconds:.1f} s",
             )
         rows = summarize(estimates)
         progress.print(to_table(rows))

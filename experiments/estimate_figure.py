@@ -1,4 +1,4 @@
-"""The figure of an estimate: error against bits a coordinate."""
+"""The figure of an estimate: error against bits per coordinate."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ TICKS = (0.5, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The variants of each method, in the order of their bits."""
+    """The variants of each method, sorted by bits."""
     curves: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.bits_per_coordinate):
         curves.setdefault(parse_variant(row.method).method, []).append(row)
@@ -31,7 +31,7 @@ def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _occupied(axes: Axes, curve: Sequence[Row]) -> Iterator[Bbox]:
-    """Boxes, in pixels, around the points of a curve and along the lines between them."""
+    """Boxes, in pixels, around the points and along the lines of a curve."""
     pixels = axes.transData.transform
     ends = pixels([(row.bits_per_coordinate, row.error) for row in curve])
     for (x, y), row in zip(ends, curve, strict=True):
@@ -45,8 +45,8 @@ def _occupied(axes: Axes, curve: Sequence[Row]) -> Iterator[Bbox]:
 
 
 def _label(axes: Axes, curves: Mapping[str, Sequence[Row]], colors: Mapping[str, Any]) -> None:
-    """Names each point."""
-    # Downwards, so that the names of points close together are in their order.
+    """Labels each point."""
+    # From top to bottom, so the labels of nearby points are in the order of the points.
     rows = sorted(itertools.chain(*curves.values()), key=lambda row: -row.error)
     families = [parse_variant(row.method).method for row in rows]
     place_labels(
@@ -82,7 +82,7 @@ def _draw_curve(axes: Axes, curve: Sequence[Row], color: Any, is_control: bool) 
 
 
 def _mark_exact(axes: Axes, exact: Sequence[Row]) -> None:
-    """A line at the bits of what has no error to show on a logarithmic axis."""
+    """A line at the bits of the exact methods, whose error a logarithmic axis cannot show."""
     bits = min(row.bits_per_coordinate for row in exact)
     axes.axvline(bits, color="black", linestyle=":", linewidth=1)
     axes.text(
@@ -97,7 +97,7 @@ def _mark_exact(axes: Axes, exact: Sequence[Row]) -> None:
 
 
 def draw(folder: Path, estimates: Sequence[dict[str, Any]]) -> Path:
-    """Draws the rows of `metrics.jsonl`; the path of the figure."""
+    """Draws the rows of `metrics.jsonl`; returns the path of the figure."""
     rows = summarize(estimates)
     exact = [row for row in rows if row.error <= EXACT]
     curves = _curves([row for row in rows if row.error > EXACT])

@@ -9,12 +9,12 @@ from rich.table import Table
 
 from experiments import tables
 
-# Float32 sums in another order differ by less, relative to the squared norm of the mean.
+# Relative to the squared norm of the mean, float32 sums in another order differ by less.
 EXACT = 1e-12
 
 
 class Row(NamedTuple):
-    """One method: means over steps, and the range of its error over them."""
+    """One method: means over steps, and the range of the error over steps."""
 
     method: str
     error: float
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def summarize(estimates: Iterable[dict[str, Any]]) -> list[Row]:
-    """One row a method, in the order they were run."""
+    """One row per method, in the order of the runs."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for estimate in estimates:
         groups.setdefault(estimate["method"], []).append(estimate)
@@ -54,9 +54,9 @@ def summarize(estimates: Iterable[dict[str, Any]]) -> list[Row]:
 
 
 def frontier(rows: Sequence[Row]) -> list[Row]:
-    """The methods that no other beats in error and bits, fewest bits first.
+    """The Pareto frontier of methods in error and bits, sorted by bits.
 
-    None has an error of 1 or more, which the estimate 0 has without sending anything.
+    Excludes errors of 1 or more: the estimate 0, which sends nothing, has an error of 1.
     """
     cost = {row: (row.bits_per_coordinate, max(row.error, EXACT)) for row in rows}
 
@@ -70,9 +70,9 @@ def frontier(rows: Sequence[Row]) -> list[Row]:
 
 
 def describe_frontier(rows: Sequence[Row]) -> str:
-    """In one sentence."""
+    """The frontier in one sentence."""
     names = ", ".join(f"`{row.method}`" for row in frontier(rows))
-    return f"Beaten by no other in both error and bits, from fewest bits to most: {names}."
+    return f"No other method is better in both error and bits, from fewest bits to most: {names}."
 
 
 HEADINGS = (
@@ -88,7 +88,7 @@ HEADINGS = (
 
 
 def _small(value: float) -> str:
-    """Errors span many decades."""
+    """Scientific notation, since errors span many decades."""
     if math.isnan(value):
         return "-"
     return f"< {EXACT:.0e}" if value <= EXACT else f"{value:.2e}"
@@ -119,5 +119,5 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """All digits of every column."""
+    """As CSV, with all digits."""
     return tables.to_csv(Row._fields, rows)

@@ -1,4 +1,4 @@
-"""Figures, drawn from the files of a record alone."""
+"""Figures, drawn only from the files of a record."""
 
 import itertools
 from pathlib import Path
@@ -35,7 +35,7 @@ def _grouped(rows: list[dict[str, Any]], name: str) -> dict[str, list[dict[str, 
 
 
 def _curve(axes: Axes, rows: list[dict[str, Any]], label: str, style: dict[str, Any]) -> None:
-    """The mean over seeds at each logged step, and the range of the seeds."""
+    """Plots the mean over seeds at each logged step, and their range."""
     by_bytes = _grouped(rows, "bytes_sent")
     sent = np.array(list(by_bytes)) / 1e6
     losses = [[row["train_loss"] for row in group] for group in by_bytes.values()]
@@ -58,7 +58,7 @@ def _draw_optimizer(
     for method, of_method in _grouped(rows, "method").items():
         color, marker = styles[method]
         style = {"color": color, "marker": marker, "markersize": 4, "linewidth": 1.2}
-        if method == BASELINE:  # Others may lie on top of it.
+        if method == BASELINE:  # Other curves may cover it.
             style |= {"markersize": 9, "markerfacecolor": "none", "linewidth": 3}
         if parse_variant(method).is_control:
             style |= {"linestyle": "--"}
@@ -68,14 +68,17 @@ def _draw_optimizer(
 
 
 def draw(folder: Path) -> Path:
-    """Draws training loss against bytes sent, a panel an optimizer; the path of the figure.
+    """Draws the figure of a record; returns its path.
 
-    Of an estimate, the error against bits; of a survey, test loss against bytes, a point a method;
-    of a comparison of sparse methods, held-out loss against the bytes of sparse leaves; of gossip,
-    training loss against steps and rounds; of stragglers, against simulated seconds.
+    - `compare`, `train`: training loss against bytes sent, one panel per optimizer.
+    - `estimate`: error against bits.
+    - `survey`: test loss against bytes, one point per method.
+    - `sparse`: held-out loss against the bytes of sparse leaves.
+    - `gossip`: training loss against steps and rounds.
+    - `stragglers`: training loss against simulated seconds.
 
     Raises:
-      ExperimentError: If the folder is no record, or nothing was logged in it.
+      ExperimentError: If the folder is not a record, or the record has no rows to draw.
     """
     if curves := read_metrics(folder, "gossip"):
         return gossip_figure.draw(folder, curves)
@@ -115,6 +118,6 @@ def draw(folder: Path) -> Path:
 
 
 def main(config: Figures) -> int:
-    """Draws the figures of a record, as `python -m experiments figures` asks; the exit code."""
+    """Runs `python -m experiments figures`; returns the exit code."""
     print(draw(Path(config.folder)))
     return 0

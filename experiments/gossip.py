@@ -1,4 +1,4 @@
-"""Gossip methods on several graphs and splits: what the consensus model reaches, for what."""
+"""Compares gossip methods on several graphs and splits: loss of the consensus model and cost."""
 
 import itertools
 import time
@@ -23,22 +23,22 @@ from experiments.progress import Progress
 from experiments.recording import open_record
 from experiments.task import Task
 
-MIN_EXAMPLES = 32  # Of a worker; a split in which one has fewer is drawn anew.
+MIN_EXAMPLES = 32  # Per worker; a split with fewer is drawn again.
 
 
 class Setting(NamedTuple):
-    """What is trained how; a compiled program serves all seeds and splits of it."""
+    """A graph and a method; all their seeds and splits share a compiled program."""
 
     graph: str
     method: str
 
 
 def settings_of(config: Gossip) -> list[Setting]:
-    """What the config asks for.
+    """The settings of the config.
 
     Raises:
-      ExperimentError: If it names a graph or a method that there is not, or the batch cannot be
-        split among the workers.
+      ExperimentError: If a graph or a method does not exist, or the batch cannot be split among the
+        workers.
     """
     methods = select(config.methods, [*METHODS], "--methods")
     settings = []
@@ -48,7 +48,7 @@ def settings_of(config: Gossip) -> list[Setting]:
             raise ExperimentError(f"--batch {config.batch} is not divisible by {workers} workers.")
         settings += [Setting(graph, name) for name in methods_of(graph) if name in methods]
     if not settings:
-        raise ExperimentError(f"--methods {' '.join(methods)} are compared on none of --graphs.")
+        raise ExperimentError(f"--methods {' '.join(methods)} are not compared on any of --graphs.")
     return settings
 
 
@@ -56,7 +56,7 @@ class Trainer:
     """The compiled steps of one setting."""
 
     def __init__(self, task: Task, setting: Setting, learning_rate: float, batch: int):
-        """Traces the step once, for what it sends."""
+        """Traces the step once, to count its bytes."""
         self.task, self.setting = task, setting
         self.topology = make_topology(setting.graph)
         self.workers, self.batch = len(self.topology.graph), batch
@@ -75,7 +75,7 @@ class Trainer:
             for collective in jaxcomm.wire.account(step, params, state, example).collectives
             if collective.primitive == "ppermute"
         ]
-        # All rounds send alike; of push-sum, the mass besides.
+        # All rounds send the same number of bytes; push-sum also sends the mass.
         self.bytes_per_round = sum(sent) / sent.count(max(sent))
 
         def several(params: Any, state: Any, batches: Any) -> Any:
@@ -90,7 +90,7 @@ class Trainer:
         self._distance = jax.jit(jaxcomm.consensus_distance)
 
     def train(self, kind: str, seed: int, steps: int, log_every: int) -> Iterator[dict[str, Any]]:
-        """Trains once; yields a row every `log_every` steps, and one at the end."""
+        """Trains once; yields a row every `log_every` steps and a summary at the end."""
         graph, method = self.setting
         run = {"graph": graph, "split": kind, "method": method, "seed": seed}
         data, each = self.task.dataset, self.batch // self.workers
@@ -132,7 +132,7 @@ class Trainer:
 
 
 def main(config: Gossip) -> int:
-    """Compares gossip, as `python -m experiments compare --preset gossip` asks; the exit code."""
+    """Runs `python -m experiments compare --preset gossip`; returns the exit code."""
     settings = settings_of(config)
     task = Task("digits")
     if config.batch > (examples := len(task.dataset.train_inputs)):
@@ -155,7 +155,7 @@ def main(config: Gossip) -> int:
                     len(runs),
                     f"{latest.graph:15}{latest.split:7}{latest.method:22} training loss "
                     f"{latest.train_loss:.4f}, test accuracy {100 * latest.test_accuracy:.1f} %, "
-                    f"{latest.rounds_per_step:.2f} rounds a step, "
+                    f"{latest.rounds_per_step:.2f} rounds per step, "
                     f"{time.perf_counter() - began:.0f} s",
                 )
         rows, verdicts = summarize(runs), claims(curves)

@@ -1,4 +1,4 @@
-"""A training set that workers hold parts of."""
+"""Splits of a training set among workers."""
 
 from collections.abc import Iterator
 
@@ -11,14 +11,17 @@ _ATTEMPTS = 1000
 
 
 def split(labels: np.ndarray, workers: int, kind: str, seed: int, least: int) -> list[np.ndarray]:
-    """The examples of each worker: alike, or with labels skewed by a Dirichlet distribution.
+    """The examples of each worker, uniform or with skewed labels.
 
     Args:
       labels: int[examples].
-      workers: How many parts.
-      kind: `"iid"` or `"skewed"`: of each label, workers hold Dirichlet(0.1) distributed parts.
-      seed: Decides the split.
-      least: A split in which a worker has fewer examples is drawn anew.
+      workers: The number of parts.
+      kind: `"iid"`, or `"skewed"`: the shares of each label are drawn from Dirichlet(0.1).
+      seed: The seed of the split.
+      least: The minimum of examples per worker; a split with fewer is drawn again.
+
+    Raises:
+      ExperimentError: If no such split is found.
     """
     rng = np.random.default_rng(seed)
     if kind == "iid":
@@ -38,9 +41,9 @@ def split(labels: np.ndarray, workers: int, kind: str, seed: int, least: int) ->
 
 
 def orders(parts: list[np.ndarray], size: int, seed: int) -> Iterator[np.ndarray]:
-    """Examples of each step, those of all workers one after the other, without end.
+    """Yields the examples of each step, worker by worker, without end.
 
-    A worker goes through its own part in a new order again and again.
+    In each epoch, a worker iterates over its part in a new random order.
     """
     rng = np.random.default_rng(seed)
     waiting = [np.empty(0, np.int64) for _ in parts]

@@ -17,7 +17,7 @@ _COLORS = matplotlib.colormaps["tab10"].colors
 
 
 def _curves(axes: Axes, rows: Sequence[dict[str, Any]], against: str, order: list[str]) -> None:
-    """The mean over seeds, and of the two of the claim a standard deviation to both sides."""
+    """Plots means over seeds; the two methods of the claim have a band of ± one standard deviation."""
     for number, method in enumerate(order):
         of_method = [row for row in rows if row["method"] == method]
         if not of_method:
@@ -31,12 +31,12 @@ def _curves(axes: Axes, rows: Sequence[dict[str, Any]], against: str, order: lis
                   linestyle="-" if number < 3 else "--")  # fmt: skip
         if main:
             spread = np.array([np.std([row["train_loss"] for row in at]) for at in each])
-            low = np.maximum(mean - spread, mean / 10)  # Not below 0, where a log scale ends.
+            low = np.maximum(mean - spread, mean / 10)  # Positive, for the log scale.
             axes.fill_between(x, low, mean + spread, color=color, alpha=0.15, linewidth=0)
 
 
 def draw(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Draws the rows of `metrics.jsonl`; the path of the figure."""
+    """Draws the rows of `metrics.jsonl`; returns the path of the figure."""
     panels = list(dict.fromkeys((row["graph"], row["split"]) for row in rows))
     order = list(dict.fromkeys(row["method"] for row in rows))
     figure = Figure(figsize=(1 + 3.4 * len(panels), 6.5), layout="constrained")

@@ -11,7 +11,7 @@ from jaxcomm import compression, gossip
 BUDGET = 0.5
 BASELINE, CLAIMED = "dpsgd", "matcha"
 
-# Connected graphs as matchings. The first and the last are those of figures 1a and 3b of the paper.
+# Connected graphs as matchings. The first and the last are from figures 1a and 3b of the paper.
 GRAPHS: dict[str, Sequence[Sequence[tuple[int, int]]]] = {
     "erdos_renyi_8": [
         [(1, 5), (6, 7), (0, 4), (2, 3)],
@@ -45,16 +45,16 @@ class Topology(NamedTuple):
 
 
 def make_topology(name: str) -> Topology:
-    """The graph of that name."""
+    """The graph of that name and its matchings."""
     return Topology(nx.Graph(edge for each in GRAPHS[name] for edge in each), GRAPHS[name])
 
 
 class GossipMethod(NamedTuple):
-    """How a transformation is built, and what it is."""
+    """A gossip method, which builds a transformation."""
 
     build: Callable[[Topology, int], optax.GradientTransformation]  # from the graph and a seed
     sends: str
-    on_every_graph: bool = False  # Compared on every graph; the rest on the first alone.
+    on_every_graph: bool = False  # Otherwise compared only on the first graph.
 
 
 def _top_10_percent() -> Any:
@@ -79,7 +79,7 @@ METHODS: dict[str, GossipMethod] = {
         lambda topology, seed: gossip.matcha(
             gossip.matcha_plan(topology.matchings, BUDGET), seed=seed, diagnostics=True
         ),
-        "parameters over half the matchings in a step, drawn",
+        "parameters over a random half of the matchings per step",
         on_every_graph=True,
     ),
     "periodic": GossipMethod(
@@ -89,14 +89,14 @@ METHODS: dict[str, GossipMethod] = {
             seed=seed,
             diagnostics=True,
         ),
-        "parameters over every link in half the steps, drawn",
+        "parameters over every link in a random half of the steps",
         on_every_graph=True,
     ),
     "choco_sgd": GossipMethod(
         lambda topology, seed: gossip.choco_sgd(
             topology.graph, _top_10_percent(), step_size=0.3, seed=seed, diagnostics=True
         ),
-        "the largest 10 % of differences to what neighbours know",
+        "the largest 10 % of the differences to the copies of the parameters at neighbors",
     ),
     "choco_sgd_over_matcha": GossipMethod(
         lambda topology, seed: gossip.choco_sgd(
@@ -106,7 +106,7 @@ METHODS: dict[str, GossipMethod] = {
             seed=seed,
             diagnostics=True,
         ),
-        "the same over half the matchings, with copies for each neighbour",
+        "the same over half the matchings, with copies per neighbor",
     ),
     "deep_squeeze": GossipMethod(
         lambda topology, seed: gossip.deep_squeeze(
@@ -122,19 +122,19 @@ METHODS: dict[str, GossipMethod] = {
         lambda topology, seed: gossip.sgp(
             gossip.one_peer_exponential(len(topology.graph)), diagnostics=True
         ),
-        "half of the parameters and the mass to one worker in turn",
+        "half of the parameters and of the mass to one worker in turn",
     ),
     "overlap_sgp": GossipMethod(
         lambda topology, seed: gossip.sgp(
             gossip.one_peer_exponential(len(topology.graph)), delay=1, diagnostics=True
         ),
-        "the same, which arrives a step later",
+        "the same, received one step later",
     ),
     "ad_psgd": GossipMethod(
         lambda topology, seed: gossip.ad_psgd(
             topology.matchings, staleness=1, seed=seed, diagnostics=True
         ),
-        "parameters to one neighbour at random, with steps that come one later",
+        "parameters to one random neighbor, with gradients that are one step late",
     ),
 }
 

@@ -11,7 +11,7 @@ from experiments.recording import describe_command
 
 
 def verdict(claims: Sequence[Claim]) -> str:
-    """What became of the claim, in one sentence."""
+    """The result of the claim, in one sentence."""
     if not claims:
         return "The claim was not put to the test, which takes both methods and two seeds."
     held = [claim for claim in claims if claim.holds]
@@ -26,7 +26,7 @@ def verdict(claims: Sequence[Claim]) -> str:
 
 
 def write_readme(config: Gossip, rows: Sequence[Row], claims: Sequence[Claim]) -> str:
-    """The text of the README, every number of it from the record."""
+    """The text of the README; all its numbers are in the record."""
     question = (inspect.getdoc(Gossip) or "").splitlines()[0]
     used = {row.method for row in rows}
     legend = "".join(
@@ -34,21 +34,21 @@ def write_readme(config: Gossip, rows: Sequence[Row], claims: Sequence[Claim]) -
     )
     return (
         f"# {question}\n\n"
-        f"digits, {config.steps} steps of {config.batch} examples of all workers together, plain "
-        f"SGD with the rate {config.learning_rate:g} for all, {config.seeds} seeds, each with the "
-        "same weights, parts and batches for all methods. MATCHA and its periodic baseline have "
-        f"the budget {BUDGET:g}.\n\n"
+        f"digits, {config.steps} steps of {config.batch} examples over all workers, plain SGD with "
+        f"the rate {config.learning_rate:g} for all methods, {config.seeds} seeds. All methods have "
+        "the same weights, splits and batches per seed. MATCHA and its periodic baseline have the "
+        f"budget {BUDGET:g}.\n\n"
         f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
         "setting in `config.json`, every raw metric in `metrics.jsonl`.\n\n"
         f"{verdict(claims)}\n\n"
         + "".join(f"- {claim.sentence}\n" for claim in claims)
-        + f"\nWhat is sent in a step:\n\n{legend}\n"
+        + f"\nEach worker sends in a step:\n\n{legend}\n"
         f"{to_markdown(rows)}\n"
         "Losses are over the whole training set and accuracies over the test set, both of the mean "
-        "of all workers; ± is the standard deviation over seeds. The distance is the sum of the "
-        "workers' squared distances from that mean at the end. A round is one message that each of "
-        "the workers in it sends and one that it receives, the unit of time of the paper's model; "
-        "bytes are those of a worker that is in every round. One device simulates all workers, so "
-        "that nothing here is measured time.\n\n"
+        "of the parameters of all workers. ± is the standard deviation over seeds. The distance is "
+        "the sum of the squared distances of the workers from that mean at the end. In a round, "
+        "each participating worker sends one message and receives one; it is the unit of time of "
+        "the paper's model. Bytes are those of a worker that participates in every round. One "
+        "device simulates all workers, so no time is measured.\n\n"
         f"![Training loss against steps and rounds]({gossip_figure.NAME})\n"
     )

@@ -1,4 +1,4 @@
-"""The table of a comparison of gossip, and its claim, from raw metrics."""
+"""The table and the claim of a comparison of gossip, from raw metrics."""
 
 import math
 import statistics
@@ -30,22 +30,22 @@ class Row(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Whether two curves are the same over the last half of the steps, as far as seeds tell."""
+    """Whether two curves agree over the last half of the steps, within the spread of seeds."""
 
     graph: str
     split: str
     largest: float  # difference of the mean curves, in standard deviations of the baseline
-    above: bool  # whether the claimed method is the worse one there
-    rounds: float  # of the claimed method, to the baseline's
+    above: bool  # whether the claimed method has the higher loss there
+    rounds: float  # of the claimed method over those of the baseline
 
     @property
     def holds(self) -> bool:
-        """Within one standard deviation; or below the baseline."""
+        """Whether the curves are within one standard deviation."""
         return self.largest <= 1
 
     @property
     def sentence(self) -> str:
-        """What was found."""
+        """The finding in a sentence."""
         return (
             f"{self.graph}, {self.split}: {CLAIMED} is at most {self.largest:.2f} standard "
             f"deviations from {BASELINE} over the last half of the steps (there "
@@ -55,7 +55,7 @@ class Claim(NamedTuple):
 
 
 def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
-    """One row a graph, split and method, in the order they were run."""
+    """One row per graph, split and method, in the order of the runs."""
     rows = []
     for (graph, split, method), group in tables.grouped(runs, "graph", "split", "method").items():
         column = lambda name, group=group: [run[name] for run in group]  # noqa: E731
@@ -79,7 +79,7 @@ def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
 
 
 def claims(curves: Iterable[dict[str, Any]]) -> list[Claim]:
-    """One a graph and split on which both were run, with two seeds at least."""
+    """One claim per graph and split that has both methods and at least two seeds."""
     found = []
     for (graph, split), group in tables.grouped(curves, "graph", "split").items():
         by_method = {name: rows for (name,), rows in tables.grouped(group, "method").items()}
@@ -140,5 +140,5 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """All digits of every column."""
+    """As CSV, with all digits."""
     return tables.to_csv(Row._fields, rows)

@@ -1,4 +1,4 @@
-"""Names beside the points of a figure, where they cover least."""
+"""Labels next to the points of a figure, with the least overlap."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-# Where a name may stand beside its point, in the order of preference.
+# Offsets of a label from its point in points, and its alignment, in the order of preference.
 OFFSETS = (
     (7, 0, "left", "center"),
     (-7, 0, "right", "center"),
@@ -21,11 +21,11 @@ OFFSETS = (
     (6, -18, "left", "top"),
 )
 
-RANK_COST = 15  # Square pixels that a name may cover before the next place is better.
+RANK_COST = 15  # Square pixels of overlap that outweigh one rank of preference.
 
 
 class Label(NamedTuple):
-    """What is written beside a point."""
+    """The text at a point."""
 
     text: str
     x: float
@@ -39,12 +39,12 @@ def _overlap(first: Bbox, second: Bbox) -> float:
 
 
 def place_labels(axes: Axes, labels: Iterable[Label], occupied: Iterable[Bbox]) -> None:
-    """Names each point where the name covers least of what is there already.
+    """Places each label at the offset with the least overlap.
 
     Args:
-      axes: Of a figure that has a canvas and its final limits.
-      labels: In the order in which they choose.
-      occupied: Boxes in pixels that are not to be covered.
+      axes: Axes with their final limits, of a figure that has a canvas.
+      labels: The labels, in the order in which they are placed.
+      occupied: Boxes in pixels that labels should not overlap.
     """
     renderer = axes.get_figure().canvas.get_renderer()
     frame, occupied = axes.get_window_extent(renderer), list(occupied)

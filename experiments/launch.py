@@ -1,4 +1,4 @@
-"""`train` or `pace` as several processes of this machine: a name for `python -m jaxcomm.launch`."""
+"""Runs `train` or `pace` as several processes of this machine, with `jaxcomm.launch`."""
 
 import os
 import shlex
@@ -9,26 +9,26 @@ from experiments.command_line import parse
 from experiments.configs import Launch, Pace, Train
 from experiments.errors import ExperimentError
 
-# What the user has typed, which is another command than the processes'.
+# The command of the user, which differs from the command of the processes.
 COMMAND = "EXPERIMENTS_COMMAND"
 
 
 def check(command: Sequence[str]) -> list[str]:
-    """The arguments of each process, if they are those of `train` or `pace`.
+    """Checks that the arguments are those of `train` or `pace`; returns those of each process.
 
     Raises:
-      ExperimentError: If not; before anything is started.
+      ExperimentError: If the arguments are invalid.
     """
     _, config = parse({"train": Train, "pace": Pace}, command)
     if getattr(config, "devices", None) is not None:
         raise ExperimentError(
-            "--devices is not for `launch`, where every process has --devices-per-process."
+            "--devices cannot be used under `launch`; use its option --devices-per-process."
         )
     return list(command) if config.distributed else [*command, "--distributed"]
 
 
 def main(config: Launch) -> int:
-    """Launches, as `python -m experiments launch` asks; the exit code of the first failure."""
+    """Runs `python -m experiments launch`; returns the exit code of the first failure."""
     from jaxcomm import launch
 
     try:

@@ -1,4 +1,4 @@
-"""What is made small in training, and when an answer is right."""
+"""Loss functions, and the criterion of a correct prediction."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,12 +9,12 @@ import optax
 
 
 class Loss(NamedTuple):
-    """How far what a network says is from the labels.
+    """A loss of the outputs of a network.
 
     Attributes:
-      name: What it is called in a README.
-      each: `(outputs, labels) -> float32[...]`, one a label.
-      is_right: `(outputs, labels) -> bool[...]`, likewise.
+      name: Its name in a README.
+      per_label: `(outputs, labels) -> float32[...]`, the loss per label.
+      is_correct: `(outputs, labels) -> bool[...]`, per label.
     """
 
     name: str
@@ -27,14 +27,14 @@ CROSS_ENTROPY = Loss(
     optax.softmax_cross_entropy_with_integer_labels,
     lambda logits, labels: jnp.argmax(logits, axis=-1) == labels,
 )
-"""Of classes. Right is the class of the largest logit."""
+"""For classes. The prediction is the class with the largest logit."""
 
 SQUARED_ERROR = Loss(
     "squared error",
     lambda outputs, labels: jnp.square(outputs - labels.astype(jnp.float32)),
     lambda outputs, labels: jnp.round(outputs).astype(jnp.int32) == labels,
 )
-"""Of whole numbers. Right is what rounds to the label."""
+"""For integers. A prediction is correct if it rounds to the label."""
 
 LOSSES: dict[str, Loss] = {"movielens": SQUARED_ERROR}
-"""Of datasets whose labels are no classes."""
+"""The losses of datasets whose labels are not classes."""

@@ -1,4 +1,4 @@
-"""Rows of metrics, a JSON object a line: what each kind holds of what figures and tables read."""
+"""Reads rows of metrics, one JSON object per line, and checks the columns of each kind."""
 
 import json
 import math
@@ -10,8 +10,8 @@ from typing import Any
 from experiments.diagnostics import RECORDED_MAXIMA
 from experiments.errors import ExperimentError
 
-LARGEST = 1e30  # Its square, and sums of such, are finite.
-_NAME = re.compile(r"[A-Za-z0-9 _.,:;%+=()/-]{1,80}")  # Others are formulas to a figure.
+LARGEST = 1e30  # Its square, and sums of such squares, are finite.
+_NAME = re.compile(r"[A-Za-z0-9 _.,:;%+=()/-]{1,80}")  # Matplotlib parses other names as formulas.
 
 Check = Callable[[Any], bool]
 
@@ -128,7 +128,7 @@ COLUMNS: Mapping[str, Mapping[str, Check]] = {
         "resident": _is_measured,
     },
 }
-"""Of each kind, the columns that a figure reads. Others may be there, and other kinds."""
+"""The columns per kind that figures and tables read. Other columns and kinds are allowed."""
 
 OPTIONAL: Mapping[str, Mapping[str, Check]] = {
     "run": {
@@ -136,21 +136,21 @@ OPTIONAL: Mapping[str, Mapping[str, Check]] = {
         **{f"most_{name}": _is_measured for name in RECORDED_MAXIMA},
     }
 }
-"""What is not in all rows of a kind."""
+"""Columns that some rows of a kind lack."""
 
 
 def _not_finite(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _read(line: bytes) -> dict[str, Any]:
-    """One row; null is NaN."""
+    """Parses one row; null becomes NaN."""
     try:
         row = json.loads(line, parse_constant=_not_finite)
     except RecursionError as error:
         raise ValueError("too many brackets") from error
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
-        raise ValueError("no object with a kind")
+        raise ValueError("not an object with a kind")
     kind = row["kind"]
     if missing := [name for name in COLUMNS.get(kind, {}) if name not in row]:
         raise ValueError(f"a row of kind {kind!r} without `{missing[0]}`")
@@ -164,7 +164,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file of metrics.
 
     Raises:
-      ExperimentError: If the file cannot be read, or a line is no row of its kind.
+      ExperimentError: If the file cannot be read, or a line is not a valid row.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -176,6 +176,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             rows.append(_read(line))
         except ValueError as error:
             raise ExperimentError(
-                f"{path} line {number} is no row of metrics: {error}. Remove it, or run again."
+                f"{path} line {number} is not a valid row of metrics: {error}. Remove the line or "
+                "repeat the run."
             ) from error
     return rows

@@ -1,4 +1,4 @@
-"""Small networks, one for each dataset. Bytes are scaled by the networks themselves."""
+"""Small networks, one per dataset. The networks scale inputs of bytes."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ class ConvolutionalNetwork(linen.Module):
 
     Attributes:
       peak: The largest value of a pixel.
-      channels: Of the first convolution; the second has twice as many.
+      channels: Channels of the first convolution; the second has twice as many.
       hidden: Width of the dense layer.
       classes: Width of the output.
     """
@@ -26,7 +26,7 @@ class ConvolutionalNetwork(linen.Module):
 
     @linen.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        """uint8[batch, height, width, colours] -> float32[batch, classes]."""
+        """uint8[batch, height, width, colors] -> float32[batch, classes]."""
         x = images.astype(jnp.float32) / self.peak
         for channels in (self.channels, 2 * self.channels):
             x = linen.relu(linen.Conv(channels, (3, 3))(x))
@@ -39,7 +39,7 @@ class ByteModel(linen.Module):
     """An embedding and two causal convolutions over bytes: the next byte from the last seven.
 
     Attributes:
-      width: Of the embedding and of the hidden layers.
+      width: Width of the embedding and of the hidden layers.
     """
 
     width: int = 32
@@ -60,8 +60,8 @@ class WordModel(linen.Module):
     """The next word from a window of words: Bengio's network, with one hidden layer.
 
     Attributes:
-      words: How many there are.
-      width: Of the embedding, whose gradient has as many rows that are not 0 as a batch has words.
+      words: Size of the vocabulary.
+      width: Width of the embedding. Its gradient has one nonzero row per distinct word of a batch.
       hidden: Width of the hidden layer.
     """
 
@@ -78,13 +78,13 @@ class WordModel(linen.Module):
 
 
 class MatrixFactorization(linen.Module):
-    """A rating as a product of what is known of user and item, and a bias of each.
+    """A rating as the product of the factors of user and item, plus a bias of each.
 
     Attributes:
-      users: How many there are.
-      items: How many there are.
-      center: The rating that biases and products are added to; not trained.
-      width: Of the embeddings.
+      users: The number of users.
+      items: The number of items.
+      center: The constant to which biases and products are added; not trained.
+      width: Width of the embeddings.
     """
 
     users: int
@@ -101,7 +101,7 @@ class MatrixFactorization(linen.Module):
             linen.Embed(self.users, self.width, embedding_init=small, name="user")(user),
             linen.Embed(self.items, self.width, embedding_init=small, name="item")(item),
         ]
-        # Columns, so that they have rows like the factors.
+        # Biases are columns, so they have rows as the factors do.
         biases = [
             linen.Embed(self.users, 1, embedding_init=zero, name="user_bias")(user)[:, 0],
             linen.Embed(self.items, 1, embedding_init=zero, name="item_bias")(item)[:, 0],

@@ -1,4 +1,4 @@
-"""Synchronous and Non-blocking SGD on the wall's clock, and what the simulated one promises."""
+"""Synchronous and Non-blocking SGD on the wall clock and on the simulated clock."""
 
 import inspect
 import math
@@ -22,24 +22,24 @@ from jaxcomm.synchronization import all_workers, deadline, deterministic
 
 SYNCHRONOUS, NON_BLOCKING = "synchronous", "non_blocking"
 WARM_UP, WARM_UP_SEED = 4, 1000
-WINDOWS_FACTOR = 2  # Windows of a run that does not wait.
+WINDOWS_FACTOR = 2  # Windows of a non-blocking run over those of a synchronous run.
 TOLERANCE = 0.2
 
 
 class Speedups(NamedTuple):
-    """Seconds to the loss of synchronous SGD, to those of Non-blocking SGD, a number a repeat."""
+    """Seconds to the loss of synchronous SGD over those of Non-blocking SGD, per repeat."""
 
     measured: list[float]
     simulated: list[float]
 
     @property
     def relative_difference(self) -> float:
-        """How far the simulated mean is from the measured one."""
+        """The relative difference of the simulated mean from the measured mean."""
         return statistics.mean(self.simulated) / statistics.mean(self.measured) - 1
 
     @property
     def sentence(self) -> str:
-        """What was found."""
+        """The finding in a sentence."""
         if math.isnan(self.relative_difference):
             return "Not every run reached the loss."
         shown = [
@@ -75,7 +75,7 @@ def _rows(task: Task, config: Pace, clock: str, strategy: str, seed: int, run: R
 
 
 def speedups_of(runs: list[dict[str, Any]]) -> Speedups:
-    """From the rows that sum runs up."""
+    """The speedups, from the summary rows of runs."""
     times = {(run["clock"], run["strategy"], run["seed"]): run["seconds_to_loss"] for run in runs}
     seeds = sorted({run["seed"] for run in runs})
     return Speedups(
@@ -109,7 +109,7 @@ def _lines(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def write_readme(config: Pace, speeds: Timings, seconds: float, runs: list[dict[str, Any]]) -> str:
-    """The text of the README, every number of it from the record."""
+    """The text of the README; all its numbers are in the record."""
     question = (inspect.getdoc(Pace) or "").splitlines()[0]
     shown = ", ".join(f"{1e3 * each:.1f}" for each in speeds.minibatch)
     return (
@@ -130,19 +130,19 @@ def write_readme(config: Pace, speeds: Timings, seconds: float, runs: list[dict[
         "setting in `config.json`, every raw metric in `metrics.jsonl`.\n\n"
         f"{speedups_of(runs).sentence}\n\n"
         f"{to_markdown(HEADINGS, _lines(runs), left=2)}\n"
-        f"Seconds to the loss {config.loss:g} over the whole training set, looked at every "
+        f"Seconds to the loss {config.loss:g} over the whole training set, evaluated every "
         f"{config.log_every} windows; ± is the standard deviation over repeats.\n"
     )
 
 
 def main(config: Pace) -> int:
-    """Measures, as one process of `launch -- pace`; the exit code."""
+    """Runs one process of `launch -- pace`; returns the exit code."""
     if not config.distributed:
         raise ExperimentError(
-            "pace is for processes: python -m experiments launch --processes 4 -- pace."
+            "pace requires several processes: python -m experiments launch --processes 4 -- pace."
         )
     if jax.local_device_count() != 1 or jax.process_count() < 2:
-        raise ExperimentError("pace needs two processes at least, with one device each.")
+        raise ExperimentError("pace requires at least two processes with one device each.")
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     task, runs, measured = Task("digits"), [], []
     with (

@@ -1,4 +1,4 @@
-"""Training over windows on the wall's clock, and on a simulated one from the same batches."""
+"""Training over windows on the wall clock, and on a simulated clock with the same batches."""
 
 import itertools
 import time
@@ -18,22 +18,24 @@ from jaxcomm.synchronization import RealTimeWindow, Straggler, Trigger
 
 
 class Run(NamedTuple):
-    """What one run has left, a row a logged window."""
+    """The results of one run, one entry per logged window."""
 
     seconds: list[float]  # on the clock
     params: list[Any]
-    minibatches: int  # of all workers
+    minibatches: int  # over all workers
 
 
 class Timings(NamedTuple):
-    """What was measured in a run."""
+    """Measured times of a run."""
 
     minibatch: np.ndarray  # [workers], median seconds
-    exchange: float  # median over windows of the least over workers, whose last does not wait
+    exchange: (
+        float  # median over windows of the minimum over workers: the last worker does not wait
+    )
 
 
 def worker_batches(task: Task, worker: int, workers: int, size: int, seed: int) -> Iterator[Any]:
-    """A worker's mini-batches without end, from its own part of the training set."""
+    """Infinite mini-batches of a worker, from its shard of the training set."""
     inputs, labels = task.dataset.train_inputs, task.dataset.train_labels
     local = np.random.default_rng(seed).permutation(len(inputs))[worker::workers]
     rng = np.random.default_rng([seed, worker])
@@ -48,7 +50,7 @@ def worker_batches(task: Task, worker: int, workers: int, size: int, seed: int) 
 def slow_batches(
     batches: Iterator[Any], seconds: float, extra: float, work: Callable[[Any], Any]
 ) -> Iterator[Any]:
-    """Mini-batches that each take so long to come, and `extra` seconds of `work` besides."""
+    """Mini-batches, each after `extra` seconds of `work` and `seconds` of sleep."""
     for batch in batches:
         end = time.perf_counter() + extra
         while time.perf_counter() < end:
@@ -58,12 +60,12 @@ def slow_batches(
 
 
 def _transformation(config: Pace) -> optax.GradientTransformation:
-    """The same for both."""
+    """The transformation of both strategies."""
     return optax.chain(jaxcomm.mean(), optax.sgd(config.learning_rate))
 
 
 def gather(mesh: Mesh, local: np.ndarray) -> np.ndarray:
-    """What each process has, [processes, ...], on all."""
+    """The arrays of all processes, [processes, ...], on each process."""
     global_array = jax.make_array_from_process_local_data(
         NamedSharding(mesh, PartitionSpec("data")), np.asarray(local, np.float32)[None]
     )
@@ -72,10 +74,10 @@ def gather(mesh: Mesh, local: np.ndarray) -> np.ndarray:
 
 
 class RealTimeTrainer:
-    """Windows of one length in real time; compiled by the first."""
+    """Trains over windows of one length in real time. The first window compiles."""
 
     def __init__(self, task: Task, mesh: Mesh, config: Pace, seconds: float):
-        """Nothing is compiled yet."""
+        """Builds the step and the window without compiling them."""
         self._task, self._mesh, self._config = task, mesh, config
         self._tx = _transformation(config)
         step = jaxcomm.make_step(
@@ -87,7 +89,7 @@ class RealTimeTrainer:
         self._work = jax.jit(jax.grad(task.loss))
 
     def run(self, seed: int, windows: int) -> tuple[Run, Timings]:
-        """Trains once, all processes together."""
+        """Trains once on all processes."""
         task, config, me = self._task, self._config, jax.process_index()
         extra = (
             (config.slowdown - 1) * config.minibatch_seconds if me == self._mesh.size - 1 else 0.0
@@ -98,7 +100,7 @@ class RealTimeTrainer:
         queue = slow_batches(batches, config.minibatch_seconds, extra, work)
         params, state = weights, jaxcomm.init(self._tx, weights, self._mesh)
         seconds, logged, paces, exchanges, finished = [], [], [], [], 0
-        gather(self._mesh, np.zeros(1))  # All are here.
+        gather(self._mesh, np.zeros(1))  # A barrier.
         self._window.restart()
         began = time.perf_counter()
         for number in range(1, windows + 1):
@@ -119,7 +121,7 @@ def simulate_run(
     task: Task, config: Pace, straggler: Straggler, trigger: Trigger, speeds: Timings,
     seed: int, count: int,
 ) -> Run:  # fmt: skip
-    """The same batches on a simulated clock."""
+    """Trains on the same batches on a simulated clock."""
     workers, maximum, tx = len(speeds.minibatch), config.minibatches, _transformation(config)
     params = task.first_weights(seed)
     state = jaxcomm.init(tx, params, workers)

@@ -1,4 +1,4 @@
-"""Progress for a terminal and for a log: a line a result, and on a terminal a bar."""
+"""Progress for a terminal and for a log: a line per result, and a bar on a terminal."""
 
 from types import TracebackType
 
@@ -9,10 +9,10 @@ LOG_WIDTH = 150
 
 
 class Progress:
-    """Lines of results; on a terminal, a bar below them."""
+    """Lines of results, with a bar below them on a terminal."""
 
     def __init__(self, total: int):
-        """Of `total` steps or runs."""
+        """For `total` steps or runs."""
         console = Console(highlight=False, markup=False)
         if not console.is_terminal:
             console = Console(highlight=False, markup=False, width=LOG_WIDTH)
@@ -30,7 +30,7 @@ class Progress:
         self._bar.console.print(what)
 
     def advance(self, done: int, line: str) -> None:
-        """So many are done; prints a line about the latest."""
+        """Sets the number of finished steps or runs, and prints a line."""
         self._bar.update(self._task, completed=done)
         self.print(line)
 

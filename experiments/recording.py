@@ -1,8 +1,8 @@
-"""A record: what was run, where, and everything that was measured.
+"""Records: a folder with the settings, the environment and the raw metrics of a run.
 
 config.json      every setting, and whether the run finished
 environment.txt  versions, machine, commit and command
-metrics.jsonl    raw metrics, one object a line
+metrics.jsonl    raw metrics, one JSON object per line
 """
 
 import contextlib
@@ -35,7 +35,7 @@ NO_RECORD = "none"
 
 
 def commit() -> tuple[str, bool]:
-    """The commit of this tree, and whether the tree has other changes; `unknown` without git."""
+    """The commit of this tree, and whether there are uncommitted changes; `unknown` without git."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -54,12 +54,12 @@ def commit() -> tuple[str, bool]:
 
 
 def describe_command() -> str:
-    """The command that is running, as a user types it."""
+    """The running command as the user typed it."""
     return os.environ.get(COMMAND) or shlex.join(["python", "-m", "experiments", *sys.argv[1:]])
 
 
 def describe_environment() -> str:
-    """Versions, machine, commit and command, a line each."""
+    """Versions, machine, commit and command, one per line."""
     head, changed = commit()
     facts = {
         "command": describe_command(),
@@ -76,7 +76,7 @@ def describe_environment() -> str:
 
 
 def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN or infinity: a loss that diverged is null."""
+    """Replaces NaN and infinity, which JSON lacks, by null."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()
@@ -84,17 +84,17 @@ def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The rows of one kind, `"step"`, `"run"` or `"estimate"`, in a record.
+    """The rows of one kind in a record, such as `"step"`, `"run"` or `"estimate"`.
 
     Raises:
-      ExperimentError: If there is no such record, or a line is no row of metrics.
+      ExperimentError: If there is no such record, or a line is not a valid row of metrics.
     """
     return [row for row in read_rows(folder / METRICS) if row["kind"] == kind]
 
 
 @contextlib.contextmanager
 def _reporting_os_errors(path: Path) -> Iterator[None]:
-    """Says in one line what the system refuses."""
+    """Reports an error of the operating system in one line."""
     try:
         yield
     except OSError as error:
@@ -102,10 +102,10 @@ def _reporting_os_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file at once or not at all.
+    """Writes a file atomically.
 
     Raises:
-      ExperimentError: If it cannot be written; what was there before is left.
+      ExperimentError: If the file cannot be written. An existing file is then unchanged.
     """
     draft = path.with_name(f".{path.name}.draft")
     with _reporting_os_errors(path):
@@ -117,7 +117,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _new_folder(root: Path, name: str) -> Path:
-    """`name` in `root`, or the first of `name_2`, `name_3`, ... that nobody else has made."""
+    """Creates `name` in `root`, or the first of `name_2`, `name_3`, ... that does not exist."""
     for number in itertools.count(1):
         folder = root / (name if number == 1 else f"{name}_{number}")
         try:
@@ -129,17 +129,17 @@ def _new_folder(root: Path, name: str) -> Path:
 
 
 class Record:
-    """A record folder that is valid at every moment.
+    """A record folder that is valid at any time.
 
-    Used in a `with` statement. Until `finish`, its config says that it is not finished; an
-    interrupt leaves it so, and becomes an `Interrupted` that says where it is.
+    Used in a `with` statement. Until `finish`, the config states that the record is not finished.
+    An interrupt leaves this state and is converted to an `Interrupted` that names the folder.
     """
 
     def __init__(self, config: Any):
-        """Makes the folder `<date>_<config.record>` in `config.records`.
+        """Creates the folder `<date>_<config.record>` in `config.records`.
 
         Raises:
-          ExperimentError: If the folder cannot be made.
+          ExperimentError: If the folder cannot be created.
         """
         root, name = Path(config.records), f"{datetime.date.today()}_{config.record}"
         environment = describe_environment()
@@ -155,11 +155,11 @@ class Record:
             self._metrics = (self.folder / METRICS).open("ab", buffering=0)
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file at once or not at all."""
+        """Writes a text file atomically."""
         self.write_bytes(name, text.encode())
 
     def write_bytes(self, name: str, content: bytes) -> None:
-        """Writes a file that is no text, likewise."""
+        """Writes a binary file atomically."""
         write_atomically(self.folder / name, content)
 
     def _write_config(self, finished: bool) -> None:
@@ -167,23 +167,23 @@ class Record:
         self.write("config.json", json.dumps(settings, indent=2) + "\n")
 
     def add(self, row: dict[str, Any]) -> None:
-        """Appends one row of metrics, whole or not at all.
+        """Appends one row of metrics atomically.
 
         Raises:
-          ExperimentError: If there is no room for it; the rows before stay.
+          ExperimentError: If the row cannot be written. Earlier rows are unchanged.
         """
         remaining = json.dumps(_jsonable(row), allow_nan=False).encode() + b"\n"
         end = self._metrics.seek(0, os.SEEK_END)
         with _reporting_os_errors(self.folder / METRICS):
             try:
-                while remaining:  # A disk that fills up takes a part, and refuses the rest.
+                while remaining:  # A full disk may accept only a part.
                     remaining = remaining[self._metrics.write(remaining) :]
             finally:
                 if remaining:
                     self._metrics.truncate(end)
 
     def finish(self) -> None:
-        """States that the record is whole."""
+        """Marks the record as finished."""
         self._write_config(finished=True)
 
     def __enter__(self) -> "Record":
@@ -201,7 +201,7 @@ class Record:
 
 
 class NoRecord:
-    """Keeps nothing."""
+    """A record that writes nothing."""
 
     folder = None
 
@@ -225,8 +225,8 @@ class NoRecord:
 
 
 def open_record(config: Any) -> Record | NoRecord:
-    """The record that the config asks for; none where its name is `none`.
+    """Opens the record of the config, or a `NoRecord` for the name `none`.
 
-    Of the processes of a cluster, the first keeps it.
+    In a cluster, only the first process writes a record.
     """
     return NoRecord() if config.record == NO_RECORD or not is_first() else Record(config)

@@ -1,4 +1,4 @@
-"""Batches over the workers of a mesh, of which each process loads its own rows."""
+"""Batches sharded over the workers of a mesh; each process loads its rows only."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from experiments.task import Task
 
 
 def own_rows(sharding: NamedSharding, size: int) -> np.ndarray:
-    """The rows of `size` that the devices of this process hold, ascending."""
+    """The row numbers, ascending, on the devices of this process if `size` rows are sharded."""
     slices = sharding.addressable_devices_indices_map((size,)).values()
     ranges = sorted({index[0].indices(size)[:2] for index in slices})
     return np.concatenate([np.arange(*each) for each in ranges])

@@ -180,5 +180,5 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """All digits of every column."""
+    """As CSV, with all digits."""
     return tables.to_csv(Row._fields, _sorted(rows))

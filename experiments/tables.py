@@ -1,4 +1,4 @@
-"""A table three ways: for the terminal, for a README, and with all digits."""
+"""Tables for the terminal, for a README, and as CSV with all digits."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 def grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple, list[dict[str, Any]]]:
-    """Rows by their values of `names`, in the order in which these first come."""
+    """Groups rows by their values of `names`, in the order of first occurrence."""
     groups: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
@@ -18,7 +18,7 @@ def grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple, list[dic
 
 
 def mean_and_sd(mean: float, deviation: float, digits: int, scale: float = 1.0) -> str:
-    """A mean and its standard deviation; `-` and nothing where they are not known."""
+    """A mean and its standard deviation; a mean of NaN is `-`, a deviation of NaN is omitted."""
     if math.isnan(mean):
         return "-"
     shown = f"{scale * mean:,.{digits}f}"
@@ -26,7 +26,7 @@ def mean_and_sd(mean: float, deviation: float, digits: int, scale: float = 1.0) 
 
 
 def to_rich(headings: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> Table:
-    """For the terminal; a rule wherever the first of `left` > 1 columns of text changes."""
+    """For the terminal. With `left` > 1 text columns, a rule separates values of the first."""
     table = Table()
     for position, heading in enumerate(headings):
         table.add_column(heading, justify="left" if position < left else "right", overflow="fold")
@@ -40,13 +40,13 @@ def to_rich(headings: Sequence[str], lines: Iterable[Sequence[str]], left: int =
 
 
 def to_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
-    """For a README; `left` columns of text, then numbers."""
+    """For a README: `left` columns of text, then columns of numbers."""
     rules = ["---"] * left + ["---:"] * (len(headings) - left)
     return "".join("| " + " | ".join(line) + " |\n" for line in (headings, rules, *lines))
 
 
 def to_csv(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """All digits of every column."""
+    """As CSV, with all digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)

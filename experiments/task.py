@@ -1,4 +1,4 @@
-"""What is trained: a network on a dataset, with its first weights, its batches and its score."""
+"""A training task: a network, a dataset, initial weights, batches and scores."""
 
 import copy
 import functools
@@ -22,13 +22,13 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 @functools.cache
 def _compiled_init(model: linen.Module) -> Callable[..., Any]:
-    """Compiled once for all tasks that train the network."""
+    """Compiled once for all tasks of the network."""
     return jax.jit(model.init)
 
 
 @functools.cache
 def _compiled_score(model: linen.Module, loss: Loss) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """`(params, inputs, labels)` to the sum of the losses, and how many are right; likewise."""
+    """`(params, inputs, labels)` -> the sum of the losses and the number of correct predictions."""
 
     @jax.jit
     def score(params: Any, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -39,7 +39,7 @@ def _compiled_score(model: linen.Module, loss: Loss) -> Callable[..., tuple[jax.
 
 
 class Task:
-    """A network and the data it is trained on; equal for all methods that are compared."""
+    """A network and its dataset, the same for all compared methods."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class Task:
         """Reads the data.
 
         Args:
-          dataset: Its name.
-          data: The folder or file that it is read from.
-          scored_examples: How many training examples, evenly spaced, the training loss is of; all
-            where not given.
-          **options: What the reader of the dataset takes besides.
+          dataset: The name of the dataset.
+          data: The folder or file of the dataset.
+          scored_examples: The number of training examples, evenly spaced, of the training score;
+            `None` is all.
+          **options: Further options of the reader of the dataset.
         """
         self.dataset: Dataset = load(dataset, data, **options)
         self.model = MODELS[dataset](self.dataset)
@@ -66,27 +66,27 @@ class Task:
         self._first_weights = _compiled_init(self.model)
 
     def hold_out(self) -> "Task":
-        """The same without a fifth of the training set, which takes the place of the test set.
+        """The task with a fifth of the training set held out, which replaces the test set.
 
-        For choices that the test set is not to see.
+        For choices of hyperparameters, which must not use the test set.
         """
         held_out = copy.copy(self)
         held_out.dataset = hold_out(self.dataset)
         return held_out
 
     def first_weights(self, seed: int) -> Any:
-        """The initial parameters, which depend on the seed alone."""
+        """The initial parameters, which depend only on the seed."""
         return self._first_weights(jax.random.key(seed), self.dataset.train_inputs[:1])["params"]
 
     def batches(
         self, seed: int, size: int, rows: np.ndarray | slice = slice(None)
     ) -> Iterator[Batch]:
-        """Batches without end, in an order that depends on the seed alone; no epoch is cut short.
+        """Infinite batches in an order that depends only on the seed. No epoch is truncated.
 
         Args:
-          seed: Decides the order.
-          size: Examples a batch.
-          rows: Those of each batch that are wanted; all where not given.
+          seed: The seed of the order.
+          size: Examples per batch.
+          rows: The rows of each batch to return, by default all.
 
         Raises:
           ExperimentError: If a batch is larger than the training set.
@@ -110,7 +110,7 @@ class Task:
         )
 
     def _evaluate(self, params: Any, inputs: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-        # On one device: replicated parameters would have every device do the same work.
+        # With replicated parameters, every device would do the same work.
         params = jax.device_get(params)
         loss = hits = 0.0
         for start in range(0, len(inputs), EVALUATION_CHUNK):
@@ -120,7 +120,7 @@ class Task:
         return loss / labels.size, hits / labels.size
 
     def train_score(self, params: Any) -> tuple[float, float]:
-        """Loss and accuracy over the whole training set, or so many examples as are scored."""
+        """Loss and accuracy over the training set, or over `scored_examples` of it."""
         inputs, labels = self.dataset.train_inputs, self.dataset.train_labels
         every = -(-len(inputs) // (self._scored_examples or len(inputs)))
         return self._evaluate(params, inputs[::every], labels[::every])

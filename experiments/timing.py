@@ -1,4 +1,4 @@
-"""How long functions take."""
+"""Times functions."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ import jax
 
 
 def medians(functions: Mapping[str, Callable[[], Any]], repetitions: int) -> dict[str, float]:
-    """Median seconds of each; taken in turn, so that a busy moment falls on all alike."""
+    """Median seconds of each function; timed in turn, so that other load affects all equally."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():  # Compiles.
         jax.block_until_ready(function())

@@ -1,4 +1,4 @@
-"""The one training loop."""
+"""The training loop, and the command `train`."""
 
 import functools
 import math
@@ -27,7 +27,7 @@ from experiments.task import Task
 
 
 class Program(NamedTuple):
-    """The compiled step of one method and optimizer, which all seeds and learning rates share."""
+    """The compiled step of one method and optimizer, shared by all seeds and learning rates."""
 
     task: Task
     variant: TrainableMethod
@@ -37,15 +37,15 @@ class Program(NamedTuple):
     step: Callable[..., Any]
     first: Callable[[int, float], tuple[Any, optax.OptState]]
     batches: Callable[[Task, int], Iterator[Any]]
-    compression_error: Callable[..., jax.Array | float] | None  # `None` where the step tells it.
+    compression_error: Callable[..., jax.Array | float] | None  # `None` if the step reports it.
     account: jaxcomm.wire.Account
 
     def start(self, seed: int) -> tuple[Any, optax.OptState]:
-        """The first parameters and state."""
+        """The initial parameters and state."""
         return self.first(seed, self.learning_rate)
 
     def bytes_of_step(self, opt_state: optax.OptState) -> float:
-        """What a worker sends in the step from a state."""
+        """The bytes that a worker sends in the step from a state."""
         stage = self.variant.stage
         if stage is None:
             return self.account.bytes_per_worker
@@ -59,16 +59,16 @@ class Program(NamedTuple):
 
 
 def make_mesh(devices: int | None) -> Mesh:
-    """A mesh of so many workers, or of all devices there are.
+    """A mesh of `devices` workers, by default of all devices.
 
     Raises:
-      ExperimentError: If there are fewer.
+      ExperimentError: If there are fewer devices.
     """
     available = jax.device_count()
     if devices is not None and devices > available:
         raise ExperimentError(
             f"--devices {devices} exceeds the {available} devices of {jax.default_backend()}; set "
-            "JAX_PLATFORMS=cpu for as many as wanted."
+            "JAX_PLATFORMS=cpu to use any number of fake devices."
         )
     return jax.make_mesh((devices or available,), ("data",), axis_types=(AxisType.Auto,))
 
@@ -97,20 +97,21 @@ def make_program(
     simulated: bool = False,
     with_diagnostics: bool = True,
 ) -> Program:
-    """Builds the step, which compiles when it is first called.
+    """Builds the step, which is compiled at its first call.
 
     Args:
-      task: What is trained.
+      task: The task.
       variant: The method.
-      optimizer: Its name.
-      learning_rate: Of the first program; others differ in it by `_replace` and share the step.
-      batch: Examples a step.
+      optimizer: The name of the optimizer.
+      learning_rate: The learning rate; `_replace` changes it without a new compilation.
+      batch: Examples per step.
       mesh: The workers.
-      simulated: Whether one device stands for them all, which is quicker.
-      with_diagnostics: Whether the error and what aggregators tell are measured, which takes time.
+      simulated: Whether one device simulates all workers, which is faster.
+      with_diagnostics: Whether the error and diagnostics of aggregators are measured, at a cost.
 
     Raises:
-      ExperimentError: If the method cannot work with so many workers, or the batch be split.
+      ExperimentError: If the method does not support the number of workers, or the batch cannot be
+        split among them.
     """
     momentum = None if variant.has_momentum else MOMENTUM
     reports_error = simulated and with_diagnostics
@@ -179,7 +180,7 @@ def make_program(
 
 
 def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[dict[str, Any]]:
-    """Trains once; yields a row of metrics every `log_every` steps, and one at the end."""
+    """Trains once; yields a row of metrics every `log_every` steps and a summary at the end."""
     task = program.task
     run = {"method": program.variant.label, "optimizer": program.optimizer, "seed": seed}
     params, opt_state = program.start(seed)
@@ -227,7 +228,7 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
 
 
 def main(config: Train) -> int:
-    """Trains once, as `python -m experiments train` asks; the exit code."""
+    """Runs `python -m experiments train`; returns the exit code."""
     mesh, variant = make_mesh(config.devices), make_variant(config.method, config.bits)
     task = Task(config.dataset, config.data)
     program = make_program(
@@ -249,10 +250,10 @@ def main(config: Train) -> int:
                 progress.advance(
                     row["step"],
                     f"step {row['step']}: training loss {row['train_loss']:.4f}, sent "
-                    f"{row['bytes_sent']:,.0f} bytes a worker",
+                    f"{row['bytes_sent']:,.0f} bytes per worker",
                 )
         rows = summarize([row])
-        progress.print("One step sends:")
+        progress.print("Traffic of one step:")
         progress.print(program.account)
         progress.print(to_table(rows))
         record.write("table.csv", to_csv(rows))

@@ -1,4 +1,4 @@
-"""The learning rate of each method: the one of a grid with the least validation loss."""
+"""Chooses the learning rate of a grid with the least validation loss."""
 
 import math
 import statistics
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def mean_losses(trials: Iterable[dict[str, Any]]) -> dict[float, float]:
-    """The validation loss of each learning rate, over seeds; infinite where a run diverged."""
+    """The mean validation loss per learning rate over seeds; infinite if a run diverged."""
     groups: dict[float, list[float]] = {}
     for trial in trials:
         groups.setdefault(trial["learning_rate"], []).append(trial["validation_loss"])
@@ -16,10 +16,10 @@ def mean_losses(trials: Iterable[dict[str, Any]]) -> dict[float, float]:
 
 
 def choose(losses: Mapping[float, float]) -> float:
-    """The rate of least loss, the smallest of those alike."""
+    """The rate with the least loss; the smallest rate of a tie."""
     return min(sorted(losses), key=lambda rate: losses[rate])
 
 
 def is_at_edge(rate: float, losses: Mapping[float, float]) -> bool:
-    """Whether a rate beyond the grid might have done better."""
+    """Whether the rate is an end of the grid, so a rate outside the grid may be better."""
     return len(losses) > 1 and rate in (min(losses), max(losses))

@@ -1,4 +1,4 @@
-"""What is run: one frozen dataclass a command, whose fields are the command's options."""
+"""The configs: one frozen dataclass per command. Its fields are the options of the command."""
 
 from experiments.configs.bench import Bench
 from experiments.configs.compare import Compare

@@ -1,4 +1,4 @@
-"""The comparison that `make demo` runs."""
+"""The options of `compare`, which `make demo` runs."""
 
 import dataclasses
 
@@ -19,8 +19,8 @@ class Compare:
     Question: a small convolutional network on scikit-learn's digits, 8 workers, five seeds; every
     method starts from the same weights and sees the same batches. Is the mean final loss over the
     whole training set within 1.5 times that of the float32 mean, at no more than 0.26 of its bytes?
-    And does the comparison discriminate: do two wrong methods (truncating in place of random
-    rounding; the largest 1 % without error feedback) miss one of the two in the same table?
+    The comparison must also discriminate: two controls, truncation instead of random rounding and
+    the largest 1 % without error feedback, must each exceed one of the two limits.
 
     Command: `python -m experiments compare`, or `make demo`.
 
@@ -32,32 +32,34 @@ class Compare:
 
     preset: str = option(
         "digits",
-        "gossip: decentralized training in place of means; see `gossip --help` for its own options",
+        "digits; or gossip, decentralized training, with the options of `gossip --help`",
         choices=("digits", "gossip"),
     )
     methods: tuple[str, ...] = option(
         ("mean", "global_qsgd:8", "global_qsgd:16", "qsgd", "truncating", "top_1_percent"),
-        "what to compare, each METHOD or METHOD:BITS; all for every one there is",
+        "methods to compare, each METHOD or METHOD:BITS, or all",
         many=True,
     )
     optimizers: tuple[str, ...] = option(
-        ("sgd", "adam"), "one or more of them", choices=("sgd", "adam"), many=True
+        ("sgd", "adam"), "one or more optimizers", choices=("sgd", "adam"), many=True
     )
     seeds: int = option(5, "number of seeds", positive_integer)
-    steps: int = option(150, "training steps a run", positive_integer)
-    batch: int = option(256, "examples a step, of all workers together", positive_integer)
-    learning_rate_sgd: float = option(0.05, "with SGD and momentum 0.9", positive_number)
-    learning_rate_adam: float = option(0.002, "with Adam", positive_number)
+    steps: int = option(150, "training steps per run", positive_integer)
+    batch: int = option(256, "examples per step, over all workers", positive_integer)
+    learning_rate_sgd: float = option(
+        0.05, "learning rate of SGD with momentum 0.9", positive_number
+    )
+    learning_rate_adam: float = option(0.002, "learning rate of Adam", positive_number)
     log_every: int = option(25, "steps between two logged losses", positive_integer)
     learning_rates: tuple[float, ...] | None = option(
         None,
-        "a grid in place of the two above: each method takes the one of least validation loss, and "
-        "one device simulates the workers",
+        "a grid that replaces the two options above: each method uses the rate with the least "
+        "validation loss, and one device simulates the workers",
         positive_number,
         many=True,
     )
     tuning_seeds: int = option(
-        2, "seeds for that choice, other than those that are reported", positive_integer
+        2, "number of additional seeds for the choice of the rate", positive_integer
     )
     devices: int | None = devices_option()
     record: str = record_option("digits")

@@ -1,4 +1,4 @@
-"""Figures of a record."""
+"""The options of `figures`."""
 
 import dataclasses
 
@@ -7,11 +7,11 @@ from experiments.configs.option import argument
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What does a record look like? Draws its figures anew, from its files alone.
+    """What does a record look like? Redraws its figure from its files alone.
 
     Command: `python -m experiments figures RECORD`.
 
     Expected time: seconds.
     """
 
-    folder: str = argument("folder of a record")
+    folder: str = argument("the folder of the record")

@@ -1,4 +1,4 @@
-"""Fields of a config that can be set on the command line, and what their values may be."""
+"""Fields of a config that the command line can set, and parsers of their values."""
 
 import argparse
 import dataclasses
@@ -8,7 +8,7 @@ from typing import Any
 
 RECORDS = "experiments/records"
 MAX_DEVICES = 1024
-DIGITS = 20  # Longer numbers are read as none: Python refuses to read some.
+DIGITS = 20  # Longer numbers are invalid: Python refuses to parse some of them.
 
 
 def _integer(text: str, minimum: int, maximum: int, rule: str) -> int:
@@ -20,17 +20,17 @@ def _integer(text: str, minimum: int, maximum: int, rule: str) -> int:
 
 
 def positive_integer(text: str) -> int:
-    """1, 2, ... below 2**31, as far as JAX counts."""
+    """1, 2, ... below 2**31, the range of an int32."""
     return _integer(text, 1, 2**31 - 1, "of at least 1 and below 2**31")
 
 
 def device_number(text: str) -> int:
-    """1 to 1024, since each fake device takes threads."""
+    """1 to 1024, since each fake device has threads."""
     return _integer(text, 1, MAX_DEVICES, f"from 1 to {MAX_DEVICES}")
 
 
 def natural_number(text: str) -> int:
-    """0, 1, 2, ... below 2**31, which every seed may be."""
+    """0, 1, 2, ... below 2**31, the range of seeds."""
     return _integer(text, 0, 2**31 - 1, "from 0 to 2**31 - 1")
 
 
@@ -46,10 +46,10 @@ def positive_number(text: str) -> float:
 
 
 def folder_name(text: str) -> str:
-    """A name that can stand in a path, without a separator."""
+    """A name that is valid in a path, without a separator."""
     if not text or any(not (letter.isalnum() or letter in "-_.") for letter in text):
         raise argparse.ArgumentTypeError(
-            f"must be of letters, digits, '-', '_' and '.' alone, got {text!r}"
+            f"must be of letters, digits, '-', '_' and '.' only, got {text!r}"
         )
     return text
 
@@ -65,23 +65,23 @@ def option(
     """A field that is `--its-name` on the command line.
 
     Args:
-      default: Its value where the option is not given.
+      default: The value without the option.
       text: The help.
-      parse: From the argument to the value; raises `argparse.ArgumentTypeError`.
-      choices: The values allowed, where they can be told without importing JAX.
-      many: Whether it takes one or more arguments, for a tuple.
+      parse: Converts the argument to the value, or raises `argparse.ArgumentTypeError`.
+      choices: The allowed values, if they can be listed without an import of JAX.
+      many: Whether the option takes one or more arguments, which become a tuple.
     """
     settings = {"help": text, "type": parse, "choices": choices, "many": many}
     return dataclasses.field(default=default, metadata={"option": settings})
 
 
 def flag(text: str) -> Any:
-    """A field that is `--its-name` on the command line, without a value; False where not given."""
+    """A field that is `--its-name` on the command line, without a value; False by default."""
     return dataclasses.field(default=False, metadata={"flag": {"help": text}})
 
 
 def remaining_arguments() -> Any:
-    """A field that takes everything after the name of the command."""
+    """A field that takes all arguments after the name of the command, unparsed."""
     return dataclasses.field(default=(), metadata={"remaining": True})
 
 
@@ -91,22 +91,20 @@ def argument(text: str) -> Any:
 
 
 def record_option(default: str) -> Any:
-    """The name of the record, or `none`."""
-    return option(
-        default, "name of the record folder, <date>_NAME, or none to keep nothing", folder_name
-    )
+    """The option for the name of the record, or `none`."""
+    return option(default, "the record folder is <date>_NAME; none writes no record", folder_name)
 
 
 def records_option() -> Any:
-    """Where records go."""
-    return option(RECORDS, "folder that the record folders go into")
+    """The option for the folder of the records."""
+    return option(RECORDS, "folder in which the record folder is created")
 
 
 def devices_option() -> Any:
-    """How many workers."""
+    """The option for the number of workers."""
     return option(
         None,
-        "number of workers, fake devices where the backend is the CPU (default: the number in "
+        "number of workers, which are fake devices on the CPU backend (default: the number in "
         "XLA_FLAGS, or 8)",
         device_number,
     )

@@ -1,4 +1,4 @@
-"""`python -m experiments pace`, one of several processes."""
+"""The options of `pace`."""
 
 import dataclasses
 
@@ -14,38 +14,40 @@ from experiments.configs.option import (
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """Does Non-blocking SGD save the time on the wall that the simulated clock promises?
+    """Does Non-blocking SGD save the wall-clock time that the simulated clock predicts?
 
-    Question: several processes of one machine train scikit-learn's digits, the last of them slowed
-    by extra work in each mini-batch. How long do synchronous SGD and Non-blocking SGD with a
-    deadline take to the same training loss, and does the simulated clock, told how long
-    mini-batches took, give the same ratio?
+    Question: several processes of one machine train on scikit-learn's digits. Extra work in each
+    mini-batch slows down the last process. How long do synchronous SGD and Non-blocking SGD with a
+    deadline take to reach the same training loss? Does the simulated clock, with the measured times
+    of mini-batches, predict the same ratio?
 
     Command: `python -m experiments launch --processes 4 -- pace`.
 
-    Expected time: seven minutes on two CPU cores that do nothing else.
+    Expected time: seven minutes on two idle CPU cores.
 
     Number: the ratio of the two times, measured and simulated.
     """
 
-    repeats: int = option(5, "runs of each, of a seed each", positive_integer)
-    windows: int = option(90, "of a synchronous run", positive_integer)
-    minibatches: int = option(4, "mini-batches of a worker in a window", positive_integer)
-    minibatch_size: int = option(16, "examples of a mini-batch", positive_integer)
-    learning_rate: float = option(0.4, "of plain SGD, the same for both", positive_number)
-    minibatch_seconds: float = option(
-        0.02, "that a mini-batch waits, in place of a device this machine lacks", positive_number
+    repeats: int = option(5, "runs per strategy, each with another seed", positive_integer)
+    windows: int = option(90, "windows of a synchronous run", positive_integer)
+    minibatches: int = option(4, "mini-batches per worker and window", positive_integer)
+    minibatch_size: int = option(16, "examples per mini-batch", positive_integer)
+    learning_rate: float = option(
+        0.4, "learning rate of plain SGD, the same for both strategies", positive_number
     )
-    slowdown: float = option(3.0, "times as long for the last process", positive_number)
+    minibatch_seconds: float = option(
+        0.02, "seconds of sleep per mini-batch, which emulate an accelerator", positive_number
+    )
+    slowdown: float = option(3.0, "slowdown of the last process", positive_number)
     deadline_slack: float = option(
-        1.1, "of the deadline, in times of what all mini-batches take a fast worker",
+        1.1, "deadline of a window over the time of all mini-batches on a fast worker",
         positive_number,
     )  # fmt: skip
-    loss: float = option(0.4, "training loss to which time is taken", positive_number)
-    log_every: int = option(3, "windows between two looks at the loss", positive_integer)
+    loss: float = option(0.4, "training loss at which the time is measured", positive_number)
+    log_every: int = option(3, "windows between two evaluations of the loss", positive_integer)
     distributed: bool = flag("join the processes that `launch` has started")
     start_timeout: float = option(
-        300.0, "seconds until all processes have to be there", positive_number
+        300.0, "seconds within which all processes must start", positive_number
     )
     record: str = record_option("pace")
     records: str = records_option()

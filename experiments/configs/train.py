@@ -1,4 +1,4 @@
-"""One run."""
+"""The options of `train`."""
 
 import dataclasses
 
@@ -23,25 +23,28 @@ class Train:
     Expected time: ten seconds for digits on two CPU cores.
     """
 
-    method: str = option("global_qsgd", "such as mean, qsgd or two_stage; a wrong one lists all")
+    method: str = option(
+        "global_qsgd",
+        "the method, e.g. mean, qsgd or two_stage; the error for an unknown method lists all",
+    )
     bits: int | None = option(
-        None, "bits a coordinate, where the method has them", positive_integer
+        None, "bits per coordinate, if the method has this option", positive_integer
     )
     dataset: str = option("digits", "digits, mnist, cifar10, text, words or movielens")
     data: str | None = option(None, "folder of mnist or cifar10, a text file, or u.data")
     optimizer: str = option("sgd", "sgd (momentum 0.9) or adam", choices=("sgd", "adam"))
-    learning_rate: float = option(0.05, "constant", positive_number)
+    learning_rate: float = option(0.05, "constant learning rate", positive_number)
     steps: int = option(200, "training steps", positive_integer)
-    batch: int = option(64, "examples a step, of all workers together", positive_integer)
-    seed: int = option(0, "decides weights, batches and rounding", natural_number)
+    batch: int = option(64, "examples per step, over all workers", positive_integer)
+    seed: int = option(0, "seed of weights, batches and rounding", natural_number)
     log_every: int = option(20, "steps between two logged losses", positive_integer)
     devices: int | None = devices_option()
     distributed: bool = flag(
         "join the processes that `launch`, Slurm, Open MPI, Kubernetes or a TPU pod has started; "
-        "the workers are the devices of all"
+        "the workers are the devices of all processes"
     )
     start_timeout: float = option(
-        300.0, "seconds until all processes have to be there", positive_number
+        300.0, "seconds within which all processes must start", positive_number
     )
     record: str = record_option("none")
     records: str = records_option()

@@ -1,4 +1,4 @@
-"""Data that every machine has, and readers of standard files. Nothing is ever downloaded."""
+"""Datasets of installed packages, and readers of standard files. Nothing is downloaded."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +23,12 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 
 
 def load(name: str, data: str | None, **options: int) -> Dataset:
-    """The dataset called `name`, from the folder or file `data` where it needs one.
+    """The dataset `name`, read from the folder or file `data` if it needs one.
 
     Args:
-      name: Of the dataset.
+      name: The name of the dataset.
       data: The folder or file.
-      **options: What its reader takes besides.
+      **options: Further options of its reader.
 
     Raises:
       ExperimentError: If there is no such dataset, or its files are missing or malformed.

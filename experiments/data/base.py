@@ -1,4 +1,4 @@
-"""What a dataset is, and what all readers of files share."""
+"""The type of datasets, and functions that all readers of files use."""
 
 import gzip
 import zlib
@@ -11,26 +11,26 @@ from experiments.errors import ExperimentError
 
 
 class Dataset(NamedTuple):
-    """Examples and labels. Inputs stay as narrow as they were stored; models scale them."""
+    """Examples and labels. Inputs have the stored dtype; models scale them."""
 
-    train_inputs: np.ndarray  # uint8[examples, ...], or int32 where they are numbers of things
+    train_inputs: np.ndarray  # uint8[examples, ...], or int32 for indices
     train_labels: np.ndarray  # int32[examples, ...]
     test_inputs: np.ndarray
     test_labels: np.ndarray
-    sizes: tuple[int, ...] = ()  # How many words, or users and items, there are.
+    sizes: tuple[int, ...] = ()  # Number of words, or of users and items.
 
 
 MAX_BYTES = 2**30
-PART = 2**20  # Read at a time.
+PART = 2**20  # Bytes of one read.
 
 VALIDATION_PART = 0.2
 VALIDATION_SEED = 0
 
 
 def hold_out(dataset: Dataset) -> Dataset:
-    """The training set alone, a fifth of it drawn to take the place of the test set.
+    """Holds out a random fifth of the training set, which replaces the test set.
 
-    The split is fixed, whatever the seed of a run.
+    The split is the same for all seeds.
     """
     order = np.random.default_rng(VALIDATION_SEED).permutation(len(dataset.train_inputs))
     count = round(VALIDATION_PART * len(order))
@@ -40,7 +40,7 @@ def hold_out(dataset: Dataset) -> Dataset:
 
 
 def require_folder(folder: Path | None, dataset: str, contents: str) -> Path:
-    """The folder, if there is one."""
+    """Returns the folder if it exists."""
     if folder is None:
         raise ExperimentError(f"--dataset {dataset} needs --data DIR, a folder with {contents}.")
     if not folder.is_dir():
@@ -49,10 +49,10 @@ def require_folder(folder: Path | None, dataset: str, contents: str) -> Path:
 
 
 def read_start(path: Path, limit: int) -> bytes:
-    """The first bytes of a file, `limit` at most, unpacked where its name ends in `.gz`.
+    """At most the first `limit` bytes of a file, decompressed if its name ends in `.gz`.
 
     Raises:
-      ExperimentError: If the file cannot be read, or is no gzip file as far as it is read.
+      ExperimentError: If the file cannot be read, or the part that is read is not valid gzip.
     """
     raw = bytearray()
     try:
@@ -60,7 +60,7 @@ def read_start(path: Path, limit: int) -> bytes:
             while part := file.read(min(PART, limit - len(raw))):
                 raw += part
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ExperimentError(f"{path} is not a whole gzip file: {error}.") from error
+        raise ExperimentError(f"{path} is not a complete gzip file: {error}.") from error
     except OSError as error:
         raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
     return bytes(raw)
@@ -80,7 +80,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def require_examples(dataset: Dataset, where: object) -> Dataset:
-    """The dataset, if it can be trained on: as many labels as inputs, and some of each."""
+    """Returns the dataset if it has examples, and one label per input."""
     parts = {
         "training": (dataset.train_inputs, dataset.train_labels),
         "test": (dataset.test_inputs, dataset.test_labels),

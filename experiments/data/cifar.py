@@ -1,4 +1,4 @@
-"""CIFAR-10, binary version: a byte for the label, then 3 x 32 x 32 bytes of red, green and blue."""
+"""CIFAR-10, binary version: one byte of label, then 3 x 32 x 32 bytes of red, green and blue."""
 
 from pathlib import Path
 
@@ -17,15 +17,15 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """uint8[images, 32, 32, 3] and int32[images] of one file.
 
     Raises:
-      ExperimentError: If the file is missing, cut short, or holds a label beyond 9.
+      ExperimentError: If the file is missing or truncated, or has a label above 9.
     """
     if not path.is_file():
         raise ExperimentError(f"{path} is missing.")
     raw = read_bytes(path)
     if not raw or len(raw) % RECORD_BYTES:
         raise ExperimentError(
-            f"{path} is truncated or no binary batch of CIFAR-10: {len(raw)} bytes, not a multiple "
-            f"of {RECORD_BYTES}."
+            f"{path} is truncated or not a binary batch of CIFAR-10: {len(raw)} bytes, not a "
+            f"multiple of {RECORD_BYTES}."
         )
     records = np.frombuffer(raw, np.uint8).reshape(-1, RECORD_BYTES)
     labels = records[:, 0]

@@ -1,4 +1,4 @@
-"""IDX files, in which MNIST and its relatives are stored.
+"""IDX files, the format of MNIST and related datasets.
 
 Two zero bytes, a byte for the type (8: unsigned bytes), a byte for the number of dimensions, each
 dimension as a big-endian uint32, then the elements in row-major order.
@@ -20,16 +20,16 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """The array of unsigned bytes in an IDX file, gzipped or not.
 
     Raises:
-      ExperimentError: If the file is no such array of so many dimensions, is cut short, or holds
-        nothing.
+      ExperimentError: If the file is not such an array of `dimensions` dimensions, is truncated, or
+        is empty.
     """
     header = 4 + 4 * dimensions
     raw = read_start(path, header)
     expected = bytes([0, 0, UNSIGNED_BYTES, dimensions])
     if raw[:4] != expected:
         raise ExperimentError(
-            f"{path} is no IDX file of unsigned bytes in {dimensions} dimensions: it starts with "
-            f"{raw[:4].hex() or 'nothing'}, not {expected.hex()}."
+            f"{path} is not an IDX file of unsigned bytes in {dimensions} dimensions: it starts "
+            f"with {raw[:4].hex() or 'nothing'}, not {expected.hex()}."
         )
     if len(raw) < header:
         raise ExperimentError(f"{path} is truncated: its header has {len(raw)} of {header} bytes.")
@@ -38,7 +38,9 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         raise ExperimentError(
             f"{path} states the shape {shape}: it must hold 1 to {MAX_BYTES} bytes."
         )
-    raw = read_start(path, header + math.prod(shape) + 1)  # One more would be too long.
+    raw = read_start(
+        path, header + math.prod(shape) + 1
+    )  # One more byte detects a file that is too long.
     if (found := len(raw) - header) != math.prod(shape):
         fault = "too long" if found > math.prod(shape) else f"truncated: {found} bytes"
         raise ExperimentError(f"{path} is {fault} for the shape {shape} it states.")
@@ -69,5 +71,5 @@ def load_mnist(data: Path | None) -> Dataset:
 
     dataset = Dataset(images("train"), labels("train"), images("t10k"), labels("t10k"))
     if dataset.train_inputs.shape[1:] != dataset.test_inputs.shape[1:]:
-        raise ExperimentError(f"{folder} holds training and test images of unlike sizes.")
+        raise ExperimentError(f"{folder} holds training and test images of different sizes.")
     return require_examples(dataset, folder)

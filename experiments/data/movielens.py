@@ -1,4 +1,4 @@
-"""MovieLens 100K: `u.data`, a line a rating: user, item, rating from 1 to 5, time, with tabs."""
+"""MovieLens 100K: `u.data`, one line per rating: user, item, rating (1 to 5), time; with tabs."""
 
 import re
 from pathlib import Path
@@ -11,14 +11,16 @@ from experiments.errors import ExperimentError
 SPLIT_SEED = 0
 TEST_FRACTION = 0.1
 COLUMNS = 4
-_NUMBERS = re.compile(rb"\t".join([rb" *([0-9]{1,18}) *"] * COLUMNS))  # Of 63 bits each.
+_NUMBERS = re.compile(
+    rb"\t".join([rb" *([0-9]{1,18}) *"] * COLUMNS)
+)  # 18 digits fit into an int64.
 
 
 def read_ratings(path: Path) -> np.ndarray:
-    """int64[ratings, 4]: the numbers of a file, as they stand there.
+    """int64[ratings, 4]: the numbers of a file.
 
     Raises:
-      ExperimentError: If a line is not of four integers, or a rating not from 1 to 5.
+      ExperimentError: If a line is not four integers, or a rating is not from 1 to 5.
     """
     rows = []
     for number, line in enumerate(read_bytes(path).splitlines(), 1):
@@ -38,15 +40,17 @@ def read_ratings(path: Path) -> np.ndarray:
 def load_movielens(data: Path | None) -> Dataset:
     """Users and items, int32[ratings, 2], numbered from 0, and ratings, int32[ratings].
 
-    A tenth is drawn for the test set; the split is fixed, whatever the seed of a run.
+    A random tenth is the test set; the split is the same for all seeds.
 
     Raises:
-      ExperimentError: If the file is missing, malformed, or holds too few ratings.
+      ExperimentError: If the file is missing, malformed, or has too few ratings.
     """
     if data is None:
         raise ExperimentError("--dataset movielens needs --data FILE, the u.data of MovieLens.")
     if not data.is_file():
-        raise ExperimentError(f"--data {data} is no file; movielens needs the u.data of MovieLens.")
+        raise ExperimentError(
+            f"--data {data} is not a file; movielens needs the u.data of MovieLens."
+        )
     ratings = read_ratings(data)
     (users, user_of), (items, item_of) = (
         np.unique(ratings[:, column], return_inverse=True) for column in (0, 1)

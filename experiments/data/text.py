@@ -1,4 +1,4 @@
-"""Text as bytes: each byte is predicted from those before it."""
+"""Text as bytes: each byte is predicted from the bytes before it."""
 
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -13,23 +13,27 @@ TEST_FRACTION = 0.1
 
 
 def load_text(data: Path | None, *, window: int = WINDOW) -> Dataset:
-    """Bytes, and labels that are the same bytes one later. The last tenth is the test set.
+    """Bytes, and the next bytes as labels. The last tenth is the test set.
 
     Args:
-      data: Any plain-text file. Default: the topics of Python's own `help()`, which differ a little
-        from one version of Python to the next.
-      window: Bytes of an example.
+      data: Any plain-text file. Default: the topics of Python's `help()`, which differ slightly
+        between versions of Python.
+      window: Bytes per example.
 
     Raises:
       ExperimentError: If the file is missing or too short for one window of each set.
     """
     if data is not None and not data.is_file():
-        raise ExperimentError(f"--data {data} is no file; --dataset text needs a plain-text file.")
+        raise ExperimentError(
+            f"--data {data} is not a file; --dataset text needs a plain-text file."
+        )
     raw = "\n".join(topics.values()).encode() if data is None else read_bytes(data)
     windows = (len(raw) - 1) // window
     test = max(1, round(windows * TEST_FRACTION))
     if windows <= test:
-        raise ExperimentError(f"{data} holds {len(raw)} bytes; at least {2 * window + 1} needed.")
+        raise ExperimentError(
+            f"{data} holds {len(raw)} bytes; at least {2 * window + 1} are needed."
+        )
     text = np.frombuffer(raw, np.uint8)
     inputs = text[: windows * window].reshape(windows, window)
     labels = text[1 : windows * window + 1].reshape(windows, window).astype(np.int32)

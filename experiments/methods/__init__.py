@@ -1,4 +1,4 @@
-"""Every method that an experiment can name, and how it is built."""
+"""All methods of the experiments, by name."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -25,12 +25,12 @@ class Variant(NamedTuple):
 
     @property
     def label(self) -> str:
-        """How the variant is called in tables, records and on the command line."""
+        """The name of the variant in tables, in records and on the command line."""
         return self.method if self.bits is None else f"{self.method}:{self.bits}"
 
     @property
     def is_control(self) -> bool:
-        """Whether it is wrong on purpose."""
+        """Whether the method is a control, incorrect by design."""
         return METHODS[self.method].is_control
 
     @property
@@ -40,50 +40,50 @@ class Variant(NamedTuple):
 
     @property
     def has_momentum(self) -> bool:
-        """Whether it gathers momentum itself."""
+        """Whether the aggregator has momentum."""
         return METHODS[self.method].has_momentum
 
     @property
     def stage(self) -> Callable[[Any], int] | None:
-        """Which branch the step from a state takes, where not all send the same."""
+        """`state -> branch` of the next step, if the branches send different numbers of bytes."""
         return METHODS[self.method].stage
 
     def build(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
-        """The aggregator; `seed` decides its rounding."""
+        """The aggregator, with the seed of its rounding."""
         options = {} if self.bits is None else {"bits": self.bits}
         return METHODS[self.method].build(seed, **options)
 
     def build_with_diagnostics(
         self, seed: int | jax.Array
     ) -> optax.GradientTransformationExtraArgs:
-        """The same: none is built to tell more than its error."""
+        """The same aggregator: these methods report no diagnostics here."""
         return self.build(seed)
 
 
 _VARIANTS = [Variant(name, bits) for name, method in METHODS.items() for bits in method.bits]
 
 ALL_LABELS = tuple(variant.label for variant in _VARIANTS)
-"""What `all` stands for."""
+"""The labels that `all` selects."""
 
 ESTIMATORS = tuple(
     variant.label
     for variant in _VARIANTS
     if variant.kind in ("exact", "nearest", "unbiased", "biased")
 )
-"""Those that stand for the mean of one step by itself, without a memory or a vote."""
+"""Methods that estimate the mean of a single step, without memory or majority vote."""
 
 
 def expand(labels: Iterable[str], every: Iterable[str] = ALL_LABELS) -> tuple[str, ...]:
-    """The labels, each once, with `every` in place of `all`."""
+    """The labels without duplicates; `every` replaces `all`."""
     expanded = [each for label in labels for each in (every if label == ALL else (label,))]
     return tuple(dict.fromkeys(expanded))
 
 
 def make_variant(method: str, bits: int | None) -> Variant:
-    """The variant, if there is such a method and it takes the option.
+    """The variant of the method with the option.
 
     Raises:
-      ExperimentError: If not.
+      ExperimentError: If there is no such method, or it does not support the option.
     """
     if method not in METHODS:
         raise ExperimentError(f"there is no method {method!r}; there are {', '.join(METHODS)}.")
@@ -98,10 +98,10 @@ def make_variant(method: str, bits: int | None) -> Variant:
 
 
 def parse_variant(label: str) -> Variant:
-    """`"global_qsgd:8"` as the method `global_qsgd` of 8 bits, `"mean"` as the method alone."""
+    """Parses `"global_qsgd:8"` as `global_qsgd` with 8 bits, and `"mean"` as `mean`."""
     method, colon, bits = label.partition(":")
     if colon and not (bits.isdecimal() and len(bits) <= 3):
-        raise ExperimentError(f"{label!r} is no method: write METHOD or METHOD:BITS.")
+        raise ExperimentError(f"{label!r} is not a method: write METHOD or METHOD:BITS.")
     return make_variant(method, int(bits) if colon else None)
 
 

@@ -14,14 +14,14 @@ BLOCK_SIZE = 256
 
 
 def two_stage(seed: int, codec: jaxcomm.Codec) -> optax.GradientTransformationExtraArgs:
-    """The mean in two stages, each block with its own statistics."""
+    """The mean in two stages, with statistics per block."""
     return jaxcomm.two_stage_mean(
         "data", jaxcomm.compression.blockwise(codec, BLOCK_SIZE), seed=seed
     )
 
 
 def _sparse(seed: int) -> optax.GradientTransformationExtraArgs:
-    """With room for sqrt(d) non-zeros, where sqrt(d / n) are expected of workers that are alike."""
+    """With capacity for sqrt(d) nonzeros; sqrt(d / n) are expected for n identical workers."""
 
     def of_size(tree: Any) -> optax.GradientTransformationExtraArgs:
         size = sum(leaf.size for leaf in jax.tree.leaves(tree))

@@ -1,4 +1,4 @@
-"""What an experiment knows of a method."""
+"""The description of a method for the experiments."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -21,17 +21,16 @@ KINDS: dict[Kind, str] = {
 
 
 class Method(NamedTuple):
-    """An aggregator to be built.
+    """A method, which builds an aggregator.
 
     Attributes:
-      build: `(seed, **options) -> aggregator`; the seed decides the rounding.
+      build: `(seed, **options) -> aggregator`, with the seed of its rounding.
       kind: How its update differs from the mean.
-      bits: The widths that `all` stands for; `None` is the method without the option.
+      bits: The values of `bits` that `all` selects; `None` is the method without the option.
       takes_bits: Whether `bits` is an option.
-      is_control: Whether it is wrong on purpose.
-      has_momentum: Whether it gathers momentum itself, so that the optimizer is to have none.
-      stage: Of an aggregator that does not send the same in each step, which branch of it the step
-        from a state takes.
+      is_control: Whether the method is a control, incorrect by design.
+      has_momentum: Whether the aggregator has momentum, so the optimizer must have none.
+      stage: `state -> branch` of the next step, if branches send different numbers of bytes.
     """
 
     build: Callable[..., optax.GradientTransformationExtraArgs]
@@ -44,24 +43,24 @@ class Method(NamedTuple):
 
 
 class TrainableMethod(Protocol):
-    """A method with its options, as the training loop knows it."""
+    """The interface of a method with its options that the training loop uses."""
 
     @property
     def label(self) -> str:
-        """How it is called in tables and records."""
+        """The name of the method in tables and records."""
 
     @property
     def has_momentum(self) -> bool:
-        """As of a `Method`."""
+        """See `Method`."""
 
     @property
     def stage(self) -> Callable[[Any], int] | None:
-        """As of a `Method`."""
+        """See `Method`."""
 
     def build(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
-        """The aggregator; `seed` decides its rounding."""
+        """The aggregator, with the seed of its rounding."""
 
     def build_with_diagnostics(
         self, seed: int | jax.Array
     ) -> optax.GradientTransformationExtraArgs:
-        """The aggregator, which tells what it knows of a step."""
+        """The aggregator, which reports diagnostics of a step."""

@@ -1,4 +1,4 @@
-"""The quantizers of the survey, and feedback around them."""
+"""The quantizers of the survey, with and without feedback."""
 
 import jaxcomm
 from experiments.methods._means import BLOCK_SIZE, two_stage
@@ -13,12 +13,12 @@ from jaxcomm.compression.quantizers import (
     natural,
 )
 
-# On digits about 5 % of a worker's gradient exceed it in mid-training.
+# On digits, about 5 % of a worker's gradient exceed the threshold in mid-training.
 THRESHOLD = 0.1
 
 
 def _blocks(bits: int) -> jaxcomm.Codec:
-    """Blocks keep the variance bound down, on which `ecq` and `diana` depend."""
+    """Blocks reduce the variance bound, on which `ecq` and `diana` depend."""
     return blockwise(dither(bits=bits), BLOCK_SIZE)
 
 

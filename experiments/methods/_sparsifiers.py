@@ -1,4 +1,4 @@
-"""The sparsifiers of the survey, most of them under error feedback."""
+"""The sparsifiers of the survey, most of them with error feedback."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,8 @@ from jaxcomm.compression.sparsifiers import (
     wangni,
 )
 
-# On digits about 5 % of a worker's gradient exceed it in mid-training; there is room for as many.
+# On digits, about 5 % of a worker's gradient exceed the threshold in mid-training, which is also
+# the capacity.
 THRESHOLD = 0.1
 
 RATIOS = (0.01, 0.03, 0.1, 0.3)
@@ -47,7 +48,7 @@ def _warm_up(seed: int) -> optax.GradientTransformationExtraArgs:
 
 
 def _warm_up_stage(state: Any) -> int:
-    return min(int(state.step) // WARM_UP_STEPS, 3)  # Of four stages, here and in the paper.
+    return min(int(state.step) // WARM_UP_STEPS, 3)  # There are four stages, here and in the paper.
 
 
 SPARSIFIERS: dict[str, Method] = {

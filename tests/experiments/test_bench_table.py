@@ -92,7 +92,7 @@ def test_noise_of_the_record_counts_too() -> None:
 def test_a_verdict_says_beside_what() -> None:
     slow = ROW._replace(lines=2000)
     assert bench_compare.verdict({"top_k": ROW}, [ROW]) == [
-        "1 rows beside aaaaaaa: no regression beyond noise."
+        "1 rows compared with aaaaaaa: no regression above noise."
     ]
     assert "1 REGRESSIONS" in bench_compare.verdict({"top_k": ROW}, [slow])[0]
     assert "nothing is compared" in bench_compare.verdict({}, [ROW])[0]
@@ -115,7 +115,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     )
     assert bench_record.read(write(tmp_path / "a", record)) == record
     other = write(tmp_path / "b", BenchRecord(HEADER._replace(schema=0), [], []))
-    with pytest.raises(ExperimentError, match="no record of the bench of schema 1"):
+    with pytest.raises(ExperimentError, match="not a record of the bench with schema 1"):
         bench_record.read(other)
 
 

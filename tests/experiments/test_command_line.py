@@ -94,7 +94,7 @@ def read_config(folder: Path) -> dict:
         ("train --learning-rate nan", "--learning-rate: must be a number above 0"),
         ("train --devices 99999999999", "--devices: must be an integer from 1 to 1024, got '99999"),
         (f"train --steps {MANY_DIGITS}", "--steps: must be an integer of at least 1 and below"),
-        (f"estimate --methods qsgd:{MANY_DIGITS}", "is no method: write METHOD or METHOD:BITS"),
+        (f"estimate --methods qsgd:{MANY_DIGITS}", "is not a method: write METHOD or METHOD:BITS"),
         ("train --seed -1", "--seed: must be an integer from 0"),
         ("train --record a/b", "--record: must be of letters"),
         ("train --bitz 8", "unrecognized arguments: --bitz 8"),

@@ -81,7 +81,7 @@ def test_mistakes() -> None:
         ({"methods": ("foo",)}, "--methods must be of dpsgd, matcha.* got 'foo'"),
         ({"graphs": ("foo",)}, "--graphs must be of .* got 'foo'"),
         ({"batch": 100}, "--batch 100 is not divisible by 8 workers"),
-        ({"graphs": ("ring_8",), "methods": ("d2",)}, "are compared on none of --graphs"),
+        ({"graphs": ("ring_8",), "methods": ("d2",)}, "are not compared on any of --graphs"),
     ]:
         with pytest.raises(ExperimentError, match=message):
             gossip.settings_of(Gossip(**options))

@@ -44,7 +44,7 @@ def test_what_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
         ("launch -- launch -- train", "invalid choice: 'launch'"),
         ("launch -- train --steps 0", "--steps: must be an integer of at least 1"),
         ("launch -- train --bitz 8", "unrecognized arguments: --bitz 8"),
-        ("launch -- train --devices 2", "--devices is not for `launch`"),
+        ("launch -- train --devices 2", "--devices cannot be used under `launch`"),
         ("launch --coordinator-address 192.0.2.1 -- train", "cannot listen at 192.0.2.1:0: "),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_malformed_idx_file_is_an_error(tmp_path: Path, raw: bytes, message: s
 def test_a_malformed_gzip_file_is_an_error(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(raw)
-    with pytest.raises(ExperimentError, match="not a whole gzip file"):
+    with pytest.raises(ExperimentError, match="not a complete gzip file"):
         read_idx(path, 3)
 
 
@@ -112,7 +112,7 @@ def test_a_text_of_more_bytes_than_are_read_is_an_error(
     [
         ("train-labels-idx1-ubyte", LABELS[:2], "3 training inputs but 2 labels"),
         ("train-labels-idx1-ubyte", LABELS + np.uint8(1), "holds the label 10"),
-        ("t10k-images-idx3-ubyte", IMAGES[:2, :3], "unlike sizes"),
+        ("t10k-images-idx3-ubyte", IMAGES[:2, :3], "different sizes"),
     ],
 )
 def test_files_that_do_not_fit_are_an_error(
@@ -149,7 +149,7 @@ def test_cifar10_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("last", "message"),
-    [(b"x", "truncated or no binary batch"), (bytes([10]) + bytes(3072), "holds the label 10")],
+    [(b"x", "truncated or not a binary batch"), (bytes([10]) + bytes(3072), "holds the label 10")],
 )
 def test_a_malformed_batch_of_cifar10_is_an_error(
     tmp_path: Path, last: bytes, message: str
@@ -173,7 +173,7 @@ def test_python_has_text_and_short_text_is_an_error(tmp_path: Path) -> None:
     assert load("text", None).train_inputs.size > 100_000
     path = tmp_path / "text"
     path.write_bytes(b"short")
-    with pytest.raises(ExperimentError, match="5 bytes; at least 129 needed"):
+    with pytest.raises(ExperimentError, match="5 bytes; at least 129 are needed"):
         load("text", str(path))
 
 

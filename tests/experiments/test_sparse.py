@@ -249,7 +249,7 @@ def test_ratings_have_four_sparse_leaves(tmp_path: Path) -> None:
         ({"dataset": "movielens"}, "--vocabulary is for --dataset words"),
         ({"batch": 3000}, "--batch 3000 exceeds the"),
         ({"batch": 9}, "--batch 9 is not divisible by 2 workers"),
-        ({"data": "nowhere"}, "nowhere is no file"),
+        ({"data": "nowhere"}, "nowhere is not a file"),
     ],
 )
 def test_what_the_user_gets_wrong_is_said(

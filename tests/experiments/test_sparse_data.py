@@ -60,7 +60,7 @@ def test_the_text_of_python_has_a_vocabulary_of_5000() -> None:
     [
         (" ".join(WORDS).encode(), "different words in the part that is trained on, fewer than"),
         (b"a b c", "holds 3 words; at least 50 needed"),
-        (b"\xff\xfe\x00", "is no text of UTF-8"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )
 def test_a_text_that_cannot_be_trained_on_is_an_error(
@@ -74,7 +74,7 @@ def test_a_text_that_cannot_be_trained_on_is_an_error(
 
 @pytest.mark.parametrize("dataset", ["words", "movielens"])
 def test_a_missing_file_is_an_error(tmp_path: Path, dataset: str) -> None:
-    with pytest.raises(ExperimentError, match="nowhere is no file"):
+    with pytest.raises(ExperimentError, match="nowhere is not a file"):
         load(dataset, str(tmp_path / "nowhere"))
 
 

@@ -85,7 +85,7 @@ def test_a_wrong_method_is_an_error(method: str, bits: int | None, message: str)
 
 @pytest.mark.parametrize("label", ["qsgd:", "qsgd:x", "qsgd:-8"])
 def test_a_malformed_label_is_an_error(label: str) -> None:
-    with pytest.raises(ExperimentError, match="is no method: write METHOD or METHOD:BITS"):
+    with pytest.raises(ExperimentError, match="is not a method: write METHOD or METHOD:BITS"):
         parse_variant(label)
 
 
