@@ -81,7 +81,7 @@ def by_hand() -> optax.GradientTransformation:
 
 
 def transformer(width: int = WIDTH, layers: int = LAYERS) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of a transformer with 50 M parameters: 8 of the 12 leaves per layer are vectors."""
+    """Shapes of a transformer with 50 M parameters: 8 of the 12 leaves per layer are vectors."""
     shapes = {
         "query, key and value": (width, 3 * width),
         "attended": (width, width),

@@ -121,8 +121,8 @@ def whole_update(tx: optax.GradientTransformation, updates: Any) -> Run:
 def fastest(runs: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
     """The minimum seconds of each function. In each round, the last of three calls is timed.
 
-    The first two calls warm up the memory: the allocator maps buffers of 32 MiB and more again, page
-    by page, after another function has freed its own.
+    The first two calls warm up the memory: after another function has freed its buffers, buffers of
+    32 MiB and more are mapped again, page by page.
     """
     least = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):

@@ -17,7 +17,7 @@ _COLORS = matplotlib.colormaps["tab10"].colors
 
 
 def _curves(axes: Axes, rows: Sequence[dict[str, Any]], against: str, order: list[str]) -> None:
-    """Plots means over seeds; the two methods of the claim have a band of ± one standard deviation."""
+    """Plots means over seeds; the methods of the claim have a band of ± a standard deviation."""
     for number, method in enumerate(order):
         of_method = [row for row in rows if row["method"] == method]
         if not of_method:

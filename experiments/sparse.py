@@ -1,4 +1,4 @@
-"""Everything that sends sparse updates: bytes, time, and held-out loss after equal steps."""
+"""Compares methods for sparse updates: bytes, time and held-out loss after the same steps."""
 
 import dataclasses
 import functools
@@ -25,12 +25,12 @@ from experiments.task import Task
 from experiments.train import Program, make_mesh, make_program
 from experiments.tuning import choose, mean_losses
 
-SCORED_EXAMPLES = 5000  # Training examples; all of them take longer to score than to train on.
+SCORED_EXAMPLES = 5000  # Training examples; the score of all takes longer than training.
 
 
 def _make_task(config: Sparse) -> Task:
     if config.vocabulary is not None and config.dataset != "words":
-        raise ExperimentError("--vocabulary is for --dataset words.")
+        raise ExperimentError("--vocabulary is only for --dataset words.")
     options = {} if config.vocabulary is None else {"vocabulary": config.vocabulary}
     return Task(config.dataset, config.data, scored_examples=SCORED_EXAMPLES, **options)
 
@@ -38,9 +38,9 @@ def _make_task(config: Sparse) -> Task:
 def _calibrate(
     config: Sparse, task: Task, workers: int
 ) -> tuple[list[LeafDensity], dict[str, jax.Array]]:
-    """The density of every leaf, and the sparse gradients of the last batch, by their paths.
+    """The density of every leaf, and the gradients of the sparse leaves in the last batch, by path.
 
-    Batches are the first of a seed that rates are chosen with, none of those that are reported.
+    The batches are the first of a tuning seed, which is not among the reported seeds.
     """
     params = task.first_weights(config.seeds)
     batches = [
@@ -58,7 +58,7 @@ def _calibrate(
 def _measure_cost(
     config: Sparse, variant: SparseVariant, program: Program, gradients: dict[str, jax.Array]
 ) -> dict[str, Any]:
-    """A row of kind `"sparse"`: bytes of the sparse leaves and of the step, and times."""
+    """A row of kind `"sparse"`: bytes of the sparse leaves and of the step, and codec times."""
     shapes = {path: gradient.shape[1:] for path, gradient in gradients.items()}
     mesh, times = make_mesh(config.devices), time_codec(variant, gradients, config.repetitions)
     return {
@@ -73,7 +73,7 @@ def _measure_cost(
 
 
 def main(config: Sparse) -> int:
-    """Compares, as `python -m experiments sparse` asks; the exit code."""
+    """Runs `python -m experiments sparse`; returns the exit code."""
     labels = [variant.label for variant in make_sparse_variants(config.methods, {})]
     config = dataclasses.replace(config, methods=tuple(labels))
     task, mesh = _make_task(config), make_mesh(config.devices)
@@ -81,7 +81,7 @@ def main(config: Sparse) -> int:
     if config.batch > len(held_out.dataset.train_inputs):
         raise ExperimentError(
             f"--batch {config.batch} exceeds the {len(held_out.dataset.train_inputs)} training "
-            "examples that are left of the validation set."
+            "examples that remain without the validation set."
         )
     leaves, gradients = _calibrate(config, task, mesh.size)
     capacities = {leaf.leaf: leaf.capacity for leaf in leaves if leaf.is_sparse}
@@ -112,7 +112,7 @@ def main(config: Sparse) -> int:
         tuning: list[dict[str, Any]] = []
         for done, program in enumerate(programs, 1):
             began = time.perf_counter()
-            # What a step tells costs more than the step, and is of the reported runs alone.
+            # Diagnostics cost more than the step itself, and only the reported runs need them.
             without_diagnostics = make(held_out, program.variant, with_diagnostics=False)
             trials = tune(config, without_diagnostics, held_out, record)
             tuning += trials
@@ -121,8 +121,8 @@ def main(config: Sparse) -> int:
             progress.advance(
                 done,
                 f"{latest.method:{max(map(len, labels))}} rate {latest.learning_rate:<6g} held-out "
-                f"loss {latest.test_loss:.3f}, {latest.sparse_bytes:,.0f} sparse bytes a worker "
-                f"and step, {time.perf_counter() - began:.0f} s",
+                f"loss {latest.test_loss:.3f}, {latest.sparse_bytes:,.0f} sparse bytes per "
+                f"worker and step, {time.perf_counter() - began:.0f} s",
             )
         rows = summarize(costs, runs, tuning)
         progress.print(to_table(rows))

@@ -1,4 +1,4 @@
-"""What sending the sparse leaves costs: bytes of them alone, and time of the codec."""
+"""The cost of the sparse leaves: their bytes, and the time of the codec."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -18,10 +18,15 @@ from experiments.timing import medians
 def count_sparse_bytes(
     variant: SparseVariant, leaves: Mapping[str, tuple[int, ...]], mesh: Mesh
 ) -> float:
-    """What a worker sends in one step for the sparse leaves, by their paths and shapes.
+    """The bytes that a worker sends in one step for the sparse leaves.
+
+    Args:
+      variant: The method.
+      leaves: The shapes of the sparse leaves, by path.
+      mesh: The workers.
 
     Raises:
-      ExperimentError: If the method cannot work with so many workers.
+      ExperimentError: If the method does not support the number of workers.
     """
     aggregator = variant.build(0)
     params = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in leaves.items()}
@@ -44,7 +49,7 @@ def count_sparse_bytes(
 
 
 class CodecTime(NamedTuple):
-    """Median seconds of one worker in one step, all sparse leaves together."""
+    """Median seconds of one worker in one step, summed over the sparse leaves."""
 
     encode: float
     decode: float
@@ -58,7 +63,7 @@ _REDUCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def _time_leaf(codec: jaxcomm.Codec, gradients: jax.Array, repetitions: int) -> CodecTime:
-    """Measuring and encoding what one worker has, and decoding all that it receives."""
+    """Times the encoding of one worker's gradient, and the decoding of all payloads."""
     number, *shape = gradients.shape
     summed = codec.combine == "sum"
     workers = number if summed else 1
@@ -75,7 +80,7 @@ def _time_leaf(codec: jaxcomm.Codec, gradients: jax.Array, repetitions: int) -> 
 
     @jax.jit
     def prepare(gradients: jax.Array) -> tuple[Any, Any, Any]:
-        """What is agreed, and what a worker receives: the sum, or all payloads and statistics."""
+        """The reduced statistics, and the received payloads with their statistics."""
         measured = jax.vmap(lambda x: codec.measure(context.replace(memory=codec.init(x)), x))(
             gradients
         )
@@ -113,12 +118,12 @@ def _time_leaf(codec: jaxcomm.Codec, gradients: jax.Array, repetitions: int) -> 
 def time_codec(
     variant: SparseVariant, gradients: Mapping[str, jax.Array], repetitions: int
 ) -> CodecTime | None:
-    """How long the codec of a method takes on one device; `None` where it has none.
+    """Times the codec of a method on one device; `None` if the method has no single codec.
 
     Args:
       variant: The method.
-      gradients: Of the sparse leaves by their paths, `[workers, ...]`.
-      repetitions: Of each timing.
+      gradients: The gradients of the sparse leaves, `[workers, ...]`, by path.
+      repetitions: The number of timings.
     """
     make_codec = SPARSE_METHODS[variant.label].codec
     if make_codec is None:

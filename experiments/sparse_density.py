@@ -1,4 +1,4 @@
-"""How dense the gradient of each leaf is: of one worker's own, and of the union of all."""
+"""Measures the density of each leaf's gradient: of one worker, and of the union of workers."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -17,34 +17,34 @@ from experiments.task import Batch, Task
 from jaxcomm.aggregation._rows import to_cyclic_rows
 
 MARGIN = 1.1
-MAX_DENSITY = 0.5  # Beyond it, sending the rows of the union alone saves less than half.
+MAX_DENSITY = 0.5  # Above it, sending only the rows of the union saves less than half.
 
 
 class LeafDensity(NamedTuple):
-    """The part of a leaf's rows that are not zero, the largest that was seen."""
+    """The largest measured fractions of nonzero rows of a leaf."""
 
     leaf: str
     shape: tuple[int, ...]
     own: float  # on one worker
-    union: float  # on some worker
-    own_share: float  # on one worker, of every n-th row of n, which a server of rows has
-    union_share: float  # on some worker, likewise
+    union: float  # on any worker
+    own_share: float  # on one worker, of the rows of one server, every n-th for n workers
+    union_share: float  # on any worker, of the rows of one server
 
     @property
     def is_sparse(self) -> bool:
-        """Whether it has rows, half of which at least are zero on all workers."""
+        """Whether the leaf has rows, at least half of which are zero on all workers."""
         return len(self.shape) > 1 and 0 < self.union <= MAX_DENSITY
 
     @property
     def capacity(self) -> Capacity:
-        """What was seen and a tenth more, or all rows."""
+        """The measured fractions times `MARGIN`, at most 1."""
         seen = (self.own, self.union, self.own_share, self.union_share)
         return Capacity(*(min(MARGIN * density, 1.0) for density in seen))
 
 
 @functools.cache
 def make_gradients(task: Task, workers: int) -> Callable[[Any, Batch], Any]:
-    """`(params, batch) -> gradients`: each worker's own, leaves `[workers, ...]`."""
+    """`(params, batch) -> gradients` of each worker, with leaves `[workers, ...]`."""
 
     @jax.jit
     def gradients(params: Any, batch: Batch) -> Any:
@@ -56,7 +56,7 @@ def make_gradients(task: Task, workers: int) -> Callable[[Any, Batch], Any]:
 
 @jax.jit
 def _densities(gradients: Any) -> Any:
-    """Of each leaf `[workers, ...]` what `LeafDensity` tells of it, float32[4]."""
+    """The four densities of `LeafDensity` of each leaf `[workers, ...]`, float32[4]."""
 
     def worker_and_union(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
         own = jaxcomm.gradient_density(gradient)
@@ -76,7 +76,7 @@ def _densities(gradients: Any) -> Any:
 def measure_densities(
     task: Task, workers: int, params: Any, batches: Iterable[Batch]
 ) -> list[LeafDensity]:
-    """The largest densities over batches, of every leaf.
+    """The largest densities of every leaf over the batches.
 
     Raises:
       ExperimentError: If no leaf is sparse, or the batch cannot be split.
@@ -96,8 +96,8 @@ def measure_densities(
     ]
     if not any(leaf.is_sparse for leaf in leaves):
         raise ExperimentError(
-            "no leaf is sparse: the batches touch more than half of the rows of each. Take a "
-            "smaller --batch, or a larger --vocabulary."
+            "no leaf is sparse: more than half of the rows of each leaf are nonzero. Use a smaller "
+            "--batch or a larger --vocabulary."
         )
     return leaves
 
@@ -105,10 +105,10 @@ def measure_densities(
 HEADINGS = (
     "leaf",
     "shape",
-    "one worker's %",
-    "union's %",
-    "of a server: one worker's %",
-    "union's %",
+    "one worker, %",
+    "union, %",
+    "one worker, rows of a server, %",
+    "union, rows of a server, %",
     "sent as",
 )
 

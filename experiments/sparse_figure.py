@@ -32,7 +32,7 @@ def _color(row: Row) -> Any:
 
 
 def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
-    """Bars and the band are a standard deviation over seeds to both sides."""
+    """Plots means with bars and a band of ± one standard deviation over seeds."""
     for row in rows:
         axes.errorbar(
             row.sparse_bytes / 1e3,
@@ -55,18 +55,18 @@ def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
     axes.xaxis.set_minor_formatter(FuncFormatter(only_leading_digits))
     axes.tick_params(which="both", length=3, pad=5)
     axes.margins(0.12)
-    axes.set_xlabel("kB of the sparse leaves, sent by a worker in a step")
+    axes.set_xlabel("kB of the sparse leaves that a worker sends in a step")
     axes.set_ylabel("held-out loss")
     axes.set_title(
-        "circles: at most a standard deviation above the dense mean; crosses: farther\n"
-        "blue: S2 Reducer; black: dense and sparse yardsticks",
+        "circles: at most one standard deviation above the dense mean; crosses: more\n"
+        "blue: S2 Reducer; black: dense all-reduce and sparse all-gather",
         size=9,
     )
     axes.grid(which="major", alpha=0.25)
 
 
 def _dense_line(axes: Axes, rows: Sequence[Row]) -> list[Bbox]:
-    """Where the dotted line is, which is not to run through names."""
+    """The box of the dotted line, which labels should not overlap."""
     frame = axes.get_window_extent()
     heights = [
         axes.transData.transform((row.sparse_bytes / 1e3, row.test_loss))[1]
@@ -82,7 +82,7 @@ def draw(
     runs: Sequence[dict[str, Any]],
     tuning: Sequence[dict[str, Any]],
 ) -> Path:
-    """Draws the rows of `metrics.jsonl`; the path of the figure. What diverged has no point.
+    """Draws the rows of `metrics.jsonl`; returns the path. Runs that diverged have no point.
 
     Raises:
       ExperimentError: If no run has finished.

@@ -1,4 +1,4 @@
-"""What a comparison of sparse methods found, in sentences made of its numbers."""
+"""The findings of a comparison of sparse methods, in sentences."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from experiments.sparse_methods import ALL_GATHER, S2_METHODS
 from experiments.sparse_table import Row, signed
 
 CLAIM = 0.81
-"""How much of the sparse communication S2 Reducer's paper says that it cuts."""
+"""The fraction of the sparse communication that S2 Reducer saves, as its paper states."""
 
 PAPER = "[The paper](https://arxiv.org/abs/2110.02140)"
 UNJUDGED = f"No loss is judged, which takes `{BASELINE}` and two seeds."
@@ -58,7 +58,7 @@ def _describe_cuts(rows: Sequence[Row]) -> list[str]:
 
 
 def _describe_claim(rows: Sequence[Row], column: str, against: str) -> tuple[str, bool]:
-    """Who reaches the paper's figure, and whether any does at no loss."""
+    """Which variants save the fraction of the paper, and whether any is within a deviation."""
     cut = [row for row in rows if row.method in S2_METHODS and 1 - getattr(row, column) >= CLAIM]
     kept = [row for row in cut if row.is_within]
     lost = [row for row in cut if not row.is_within]
@@ -67,7 +67,7 @@ def _describe_claim(rows: Sequence[Row], column: str, against: str) -> tuple[str
 
 
 def _mean_capacity(leaves: Sequence[LeafDensity]) -> tuple[float, float]:
-    """The room for one worker's own and for the union, of all coordinates of sparse leaves."""
+    """The mean capacities for one worker and for the union, over coordinates of sparse leaves."""
     capacities = [(leaf.capacity, math.prod(leaf.shape)) for leaf in leaves if leaf.is_sparse]
     total = sum(size for _, size in capacities)
     worker = sum(capacity.own * size for capacity, size in capacities)
@@ -148,7 +148,7 @@ def _describe_rest(rows: Sequence[Row]) -> list[str]:
 
 
 def describe_findings(rows: Sequence[Row], leaves: Sequence[LeafDensity]) -> str:
-    """What is saved at what loss, whether the paper's figure is reached or why not, and the rest.
+    """The savings and losses, whether the saving of the paper is reached and why, and the rest.
 
     Args:
       rows: The table.

@@ -1,4 +1,4 @@
-"""What sends sparse leaves: one row a method, built from measured densities."""
+"""The methods for sparse leaves, built from measured densities."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -19,21 +19,23 @@ DENSE = "dense"
 
 
 class Capacity(NamedTuple):
-    """For what part of a leaf's rows there is room."""
+    """The capacity for a leaf, as fractions of its rows."""
 
-    own: float  # of those that are not zero on one worker
-    union: float  # of those that are not zero on some worker
-    own_share: float  # on one worker, of every n-th row of n, which a server of rows has
-    union_share: float  # on some worker, likewise
+    own: float  # for the nonzero rows of one worker
+    union: float  # for the rows that are nonzero on any worker
+    own_share: (
+        float  # for those of one worker among the rows of one server, every n-th for n workers
+    )
+    union_share: float  # for those of any worker among the rows of one server
 
 
 class SparseMethod(NamedTuple):
-    """An aggregator of one sparse leaf, to be built.
+    """A method, which builds the aggregator of one sparse leaf.
 
     Attributes:
-      build: `(room, *, seed, info) -> aggregator`.
-      sends: What a worker sends, for the README.
-      codec: `room -> codec`, where one codec is all there is to encoding and decoding.
+      build: `(capacity, *, seed, diagnostics) -> aggregator`.
+      sends: A description of what a worker sends, for the README.
+      codec: `capacity -> codec`, if a single codec encodes and decodes.
     """
 
     build: Callable[..., optax.GradientTransformationExtraArgs]
@@ -68,7 +70,7 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
     ALL_GATHER: _codec_method(
         jaxcomm.all_gather_mean,
         lambda capacity: nonzero(density=capacity.own, overflow="drop"),
-        "its own rows, to all others",
+        "its rows to all other workers",
     ),
     "union": _codec_method(
         jaxcomm.all_reduce_mean,
@@ -79,7 +81,7 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
         lambda capacity, *, seed, diagnostics: jaxcomm.sparcml(
             density=capacity.own, union_density=capacity.union, diagnostics=diagnostics
         ),
-        "its own rows to one other, the sums of two, of four, ... (SparCML)",
+        "its rows to one worker, then sums of two, of four, ... workers (SparCML)",
     ),
     "parallax": SparseMethod(
         lambda capacity, **options: jaxcomm.two_stage_mean(
@@ -90,23 +92,25 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
             scope="leaf",
             **options,
         ),
-        "its own rows to their servers, and their means to all (Parallax)",
+        "its rows to their servers, and the mean of its server rows to all workers (Parallax)",
     ),
-    "s2_mean_0.25": _s2("a bitmap and a quarter of a cell a coordinate of the union", ratio=0.25),
-    "s2_mean_1": _s2("a bitmap and a cell a coordinate of the union", ratio=1),
-    "s2_median_1": _s2("the same, its cells in three rows", ratio=1, rows=3, decode="median"),
-    "s2_peel": _s2("a bitmap and 1.4 cells a coordinate, solved for", decode="peel", **_PEELING),
+    "s2_mean_0.25": _s2("a bitmap and a quarter of a cell per coordinate of the union", ratio=0.25),
+    "s2_mean_1": _s2("a bitmap and one cell per coordinate of the union", ratio=1),
+    "s2_median_1": _s2("the same, with cells in three rows", ratio=1, rows=3, decode="median"),
+    "s2_peel": _s2(
+        "a bitmap and 1.4 cells per coordinate, decoded by peeling", decode="peel", **_PEELING
+    ),
     "s2_peel_8_bits": SparseMethod(
         lambda capacity, **options: jaxcomm.s2_reducer(
             density=capacity.union, decode="peel", bits=8, overflow="drop", **_PEELING, **options
         ),
-        "a bitmap and 1.4 cells of 8 bits a coordinate, solved for",
+        "a bitmap and 1.4 cells of 8 bits per coordinate, decoded by peeling",
         lambda capacity: s2_codes(density=capacity.union, **_PEELING),
     ),
     "count_sketch": _codec_method(
         jaxcomm.all_reduce_mean,
         lambda capacity: count_sketch(ratio=capacity.union),
-        "as many cells as the union has coordinates, of all coordinates, without a bitmap",
+        "a sketch of all coordinates, with one cell per coordinate of the union, without a bitmap",
     ),
     "sketched_sgd": SparseMethod(
         lambda capacity, **options: jaxcomm.sketched_sgd(
@@ -117,29 +121,29 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
             scope="leaf",
             **options,
         ),
-        "the same in five rows, and exactly the coordinates found to be largest",
+        "the same in five rows, and the exact values of the largest estimates",
     ),
     "fetch_sgd": SparseMethod(
         lambda capacity, **options: jaxcomm.fetch_sgd(
             sketch_ratio=capacity.union, ratio=capacity.own, momentum=0.0, scope="leaf", **options
         ),
-        "the same in five rows, which also hold what was not yet updated",
+        "the same in five rows, which include the residual of earlier steps",
     ),
 }
-"""Another method is another row; `mean` and `all_gather` are what the others are held against."""
+"""The methods by name. `mean` and `all_gather` are the references of the others."""
 
 S2_METHODS = tuple(name for name in SPARSE_METHODS if name.startswith("s2_"))
 """The variants of S2 Reducer."""
 
 
 class SparseVariant(NamedTuple):
-    """A method for the sparse leaves of a model, beside `jaxcomm.mean()` for the others.
+    """A method for the sparse leaves of a model, with `jaxcomm.mean()` for the other leaves.
 
     Attributes:
       label: The name of the method.
-      capacities: The room of each sparse leaf, by its path.
+      capacities: The capacity for each sparse leaf, by path.
       has_momentum: False.
-      stage: None: each step sends the same.
+      stage: None, since each step sends the same number of bytes.
     """
 
     label: str
@@ -162,25 +166,25 @@ class SparseVariant(NamedTuple):
         return optax.partition({**transformations, DENSE: jaxcomm.mean()}, labels)
 
     def build(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
-        """The aggregator of all leaves; of the sparse leaves alone, by their paths, as well."""
+        """The aggregator of all leaves; it also accepts a dict of the sparse leaves by path."""
         return self._partition(seed=seed, diagnostics=False)
 
     def build_with_diagnostics(
         self, seed: int | jax.Array
     ) -> optax.GradientTransformationExtraArgs:
-        """The same, which tells of its steps."""
+        """The same aggregator, which reports diagnostics."""
         return self._partition(seed=seed, diagnostics=True)
 
 
 def path_of(path: tuple[Any, ...]) -> str:
-    """`"Embed_0/embedding"` and the like."""
+    """The path as text, e.g. `"Embed_0/embedding"`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def make_sparse_variants(
     names: Iterable[str], capacities: Mapping[str, Capacity]
 ) -> list[SparseVariant]:
-    """The methods, each once, with every one there is in place of `all`.
+    """The variants of the methods without duplicates; `all` selects all methods.
 
     Raises:
       ExperimentError: If there is no such method.

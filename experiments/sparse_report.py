@@ -13,20 +13,20 @@ from experiments.sparse_methods import SPARSE_METHODS
 from experiments.sparse_table import Row, to_markdown
 
 CAVEAT = (
-    "One small model on one small dataset, equally many steps for all. One device stands for all "
-    "workers, so that nothing here is about the time of a step: bytes are those that the program "
-    "of so many workers sends, and times are those of the codec alone on one device."
+    "One small model, one small dataset, the same number of steps for all methods. One device "
+    "simulates all workers, so no step times are measured: bytes are those of the program for all "
+    "workers, and times are those of the codec on one device."
 )
 
 
 def write_readme(
     config: Sparse, loss: str, leaves: Sequence[LeafDensity], rows: Sequence[Row]
 ) -> str:
-    """The text of the README, every number of it from the record.
+    """The text of the README; all its numbers are in the record.
 
     Args:
-      config: What was run.
-      loss: What the loss is called.
+      config: The config of the record.
+      loss: The name of the loss.
       leaves: The densities of all leaves.
       rows: The table.
     """
@@ -42,34 +42,34 @@ def write_readme(
     return (
         f"# {question}\n\n"
         f"{config.dataset}, {rows[0].workers} simulated workers, {config.steps} steps of "
-        f"{config.batch} examples, {config.seeds} seeds, each with the same weights and batches "
-        f"for all methods; {OPTIMIZER_TITLES[config.optimizer]}. Learning rates are of the grid "
-        f"{grid}: of each method the one of least loss on a fifth of the training set, held out, "
-        f"over {tuned}. With that rate it is trained on the whole training "
-        f"set with seeds 0 to {config.seeds - 1}, which alone are in the table.\n\n"
+        f"{config.batch} examples, {config.seeds} seeds; all methods have the same weights and "
+        f"batches per seed; {OPTIMIZER_TITLES[config.optimizer]}. Learning rates are from the grid "
+        f"{grid}: each method uses the rate with the least loss on a held-out fifth of the "
+        f"training set, over {tuned}. With that rate it is trained on the whole training set with "
+        f"seeds 0 to {config.seeds - 1}; the table has only these seeds.\n\n"
         f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
-        "setting in `config.json`, every raw metric, those of the choice of rates among them, in "
+        "setting in `config.json`, every raw metric, including those of the choice of rates, in "
         "`metrics.jsonl`.\n\n"
         f"{describe_findings(rows, leaves)}\n\n"
-        f"Rows of each gradient that are not zero, the most of {config.calibration_batches} "
-        "batches of "
-        f"seed {config.seeds}. A leaf with rows is sparse if at most "
-        f"{100 * sparse_density.MAX_DENSITY:.0f} % of them are in the union of the workers; there "
-        f"is room for {MARGIN:g} times as many as were seen. A server has one row "
-        f"of every {rows[0].workers}; what is told is of the fullest. All other leaves are sent by "
-        f"`{BASELINE}` in the same step.\n\n"
+        "Nonzero rows of each gradient, the maximum over "
+        f"{config.calibration_batches} batches of seed {config.seeds}. A leaf with rows is sparse "
+        f"if at most {100 * sparse_density.MAX_DENSITY:.0f} % of them are in the union of the "
+        f"workers. The capacity is {MARGIN:g} times the measured number. A server has one of every "
+        f"{rows[0].workers} rows; the table lists the fullest server. `{BASELINE}` sends all other "
+        "leaves in the same step.\n\n"
         f"{sparse_density.to_markdown(leaves)}\n"
-        f"What a worker sends of the sparse leaves:\n\n{legend}\n"
+        f"For the sparse leaves, each worker sends:\n\n{legend}\n"
         f"{to_markdown(rows)}\n"
-        f"The held-out loss is the {loss} of the test set; ± is the standard deviation over seeds, "
-        f"and differences are to the mean over seeds of `{BASELINE}`, in its standard deviations. "
-        "Bytes are read from the traced program, of the sparse leaves alone and of the whole step. "
-        "Encoding includes measuring what workers agree on; decoding is of all that a worker "
-        f"receives; each is the median of {config.repetitions}, `-` where no codec does it alone. "
-        "The last three columns are the largest of all steps and seeds, as far as a method tells: "
-        "`overflow`, the rows of one worker for which there was no room (of `union`: their part of "
-        "the union); `unpeeled`, the part of the union that was not solved for; `expected error`, "
-        "that of estimates, to the squared norm.\n\n"
+        f"The held-out loss is the {loss} of the test set. ± is the standard deviation over seeds. "
+        f"Differences are to the mean over seeds of `{BASELINE}`, in its standard deviations. "
+        "Bytes are read from the traced program, for the sparse leaves and for the whole step. "
+        "Encoding includes measuring the statistics that are reduced over workers; decoding is of "
+        f"all payloads that a worker receives. Each time is the median of {config.repetitions}, "
+        "or `-` if the method has no single codec. The last three columns are maxima over steps "
+        "and seeds, for methods that report them: `overflow`, the fraction of rows of one worker "
+        "above the capacity (for `union`, of rows of the union); `unpeeled`, the fraction of the "
+        "union that peeling did not decode; `expected error`, the error of estimates relative to "
+        "the squared norm.\n\n"
         f"{CAVEAT}\n\n"
         f"![Held-out loss against sparse bytes]({sparse_figure.NAME})\n"
     )

@@ -24,14 +24,14 @@ class Row(NamedTuple):
     at_edge: bool
     test_loss: float
     test_loss_sd: float
-    difference: float  # To the loss of the dense mean, in its standard deviations.
+    difference: float  # From the loss of the dense mean, in its standard deviations.
     sparse_bytes: float
     dense_ratio: float
     all_gather_ratio: float
     step_bytes: float
     encode_milliseconds: float
     decode_milliseconds: float
-    overflow: float  # The largest of any step and seed, like the three that follow.
+    overflow: float  # The maximum over steps and seeds, as the next three.
     union_density: float
     unpeeled: float
     expected_error: float
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 def signed(value: float) -> str:
-    """Two digits, and never a zero with a minus."""
+    """Two digits, without a negative zero."""
     return f"{round(value, 2) + 0:+.2f}"
 
 
@@ -56,7 +56,7 @@ def summarize(
     runs: Iterable[dict[str, Any]],
     tuning: Iterable[dict[str, Any]],
 ) -> list[Row]:
-    """One row a method that has run, in their order.
+    """One row per method with runs, in the order of the runs.
 
     Args:
       costs: The rows of kind `"sparse"`.
@@ -76,7 +76,7 @@ def summarize(
     rows = []
     for method, of_method in groups.items():
         if method not in by_method:
-            continue  # Of a record that was cut.
+            continue  # In a truncated record.
         cost, losses = by_method[method], [run["test_loss"] for run in of_method]
         above = statistics.mean(losses) - statistics.mean(exact) if exact else math.nan
         rate = of_method[0].get("learning_rate", math.nan)
@@ -145,7 +145,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def to_table(rows: Sequence[Row]) -> Table:
-    """For the terminal, without what others tell better."""
+    """For the terminal, without some columns."""
     hidden = {"all bytes/worker/step", "overflow", "unpeeled", "expected error"}
     kept = [position for position, heading in enumerate(HEADINGS) if heading not in hidden]
     return tables.to_rich(
@@ -160,5 +160,5 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """All digits of every column, and the verdict."""
+    """As CSV, with all digits and the verdict."""
     return tables.to_csv((*Row._fields, "is_within"), [(*row, row.is_within) for row in rows])

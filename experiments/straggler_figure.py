@@ -21,7 +21,7 @@ _POINTS = 60
 
 
 def _curve(axes: Axes, rows: Sequence[dict[str, Any]], style: dict[str, Any]) -> None:
-    """The median over seeds at so many moments, from the loss that each had logged last."""
+    """Plots the median over seeds of the last logged loss, at `_POINTS` times."""
     seeds = {row["seed"] for row in rows}
     each = [[row for row in rows if row["seed"] == seed] for seed in sorted(seeds)]
     start = max(of_seed[0]["seconds"] for of_seed in each)
@@ -37,7 +37,7 @@ def _curve(axes: Axes, rows: Sequence[dict[str, Any]], style: dict[str, Any]) ->
 
 
 def draw(folder: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> Path:
-    """Draws the rows of `metrics.jsonl`; the path of the figure.
+    """Draws the rows of `metrics.jsonl`; returns the path of the figure.
 
     Raises:
       ExperimentError: If no run has finished.

@@ -14,10 +14,10 @@ from jaxcomm.synchronization import Straggler
 
 WORKERS = 8
 BUDGET = 0.5
-DEAD_SLOWDOWN = 100.0  # How many times slower the worker is that is as good as dead.
-PARETO_SHAPE = 1.5  # Of Pareto's distribution, whose variance is infinite below 2.
+DEAD_SLOWDOWN = 100.0  # The slowdown of the one slow worker of `dead_slow`.
+PARETO_SHAPE = 1.5  # Of the Pareto distribution; below 2, its variance is infinite.
 
-# From the seconds of a mini-batch on a fast worker; of random times, their mean.
+# From the seconds of a mini-batch on a fast worker, or their mean if times are random.
 SPEEDS: dict[str, Callable[[float], Straggler]] = {
     "3:1": lambda s: synchronization.deterministic([s] * 4 + [3 * s] * 4),
     "exponential": lambda s: synchronization.exponential(mean=s),
@@ -42,13 +42,13 @@ def _plan() -> gossip.MatchaPlan:
 
 
 class Strategy(NamedTuple):
-    """How workers wait for each other, and what they make of it."""
+    """How workers wait for each other and exchange updates."""
 
     description: str
     build: Callable[[Any, Any, int], optax.GradientTransformation]  # of rate, seed and period
-    mixing: Callable[[], Any] | None = None  # whom a worker talks to; nobody but all where None
-    local: bool = False  # whether a step is one mini-batch, with a meeting now and then
-    waits_for_all: bool = True  # for all mini-batches of those whom a worker meets
+    mixing: Callable[[], Any] | None = None  # the neighbors of each worker; None is all workers
+    local: bool = False  # whether a step is one mini-batch, with periodic averaging
+    waits_for_all: bool = True  # whether a step waits for all mini-batches of the neighbors
     finishes_late: bool = False  # whether a mini-batch in flight counts in the next window
 
     @property
@@ -57,7 +57,7 @@ class Strategy(NamedTuple):
         return self.local or self.mixing is not None
 
     def minibatches(self, config: Stragglers) -> int:
-        """Of a worker in a step, at most."""
+        """The maximum of mini-batches per worker and step."""
         return 1 if self.local else config.minibatches
 
     def chunk(self, config: Stragglers) -> int:
@@ -88,18 +88,22 @@ def _matcha(rate: Any, seed: Any, period: int) -> optax.GradientTransformation:
 
 
 STRATEGIES: dict[str, Strategy] = {
-    "synchronous": Strategy("all-reduce, when all have done all their mini-batches", _mean),
+    "synchronous": Strategy(
+        "an all-reduce after all workers have finished all mini-batches", _mean
+    ),
     "local_sgd": Strategy(
-        "own steps of one mini-batch, an all-reduce now and then", _local, local=True
+        "local steps of one mini-batch, with a periodic all-reduce", _local, local=True
     ),
     "dpsgd": Strategy(
-        "neighbours mix, when they have done all their mini-batches", _dpsgd, mixing=_graph
+        "gossip between neighbors after they have finished all mini-batches", _dpsgd, mixing=_graph
     ),
     "matcha": Strategy(
-        "the same over half the matchings, drawn in each step", _matcha, mixing=_plan
+        "the same over a random half of the matchings per step", _matcha, mixing=_plan
     ),
     "non_blocking": Strategy(
-        "all-reduce of what is finished when the first worker is done", _mean, waits_for_all=False
+        "an all-reduce of the finished mini-batches when the fastest worker has finished",
+        _mean,
+        waits_for_all=False,
     ),
     "non_blocking_late": Strategy(
         "the same; a mini-batch in flight counts in the next window, stale",
@@ -108,7 +112,7 @@ STRATEGIES: dict[str, Strategy] = {
         finishes_late=True,
     ),
     "non_blocking_dpsgd": Strategy(
-        "own steps with what is finished when the first worker is done, and mixing",
+        "local steps on the finished mini-batches when the fastest worker has finished, and gossip",
         _dpsgd,
         mixing=_graph,
         waits_for_all=False,
@@ -117,7 +121,7 @@ STRATEGIES: dict[str, Strategy] = {
         "the same over half the matchings", _matcha, mixing=_plan, waits_for_all=False
     ),
 }
-# What each is the non-blocking form of.
+# The blocking form of each non-blocking strategy.
 BLOCKING_FORM = {
     "non_blocking": "synchronous",
     "non_blocking_late": "synchronous",

@@ -11,7 +11,7 @@ from experiments.straggler_table import CLAIMED_SPEEDUP, Gain, Row, to_markdown
 
 
 def verdict(gains: Sequence[Gain]) -> str:
-    """What became of the claim, in a few sentences."""
+    """The result of the claim, in a few sentences."""
     claimed = [gain for gain in gains if gain.waiting in ("dpsgd", "matcha")]
     known = [gain for gain in claimed if not math.isnan(gain.ratio)]
     if not known:
@@ -36,7 +36,7 @@ def verdict(gains: Sequence[Gain]) -> str:
 
 
 def fastest(rows: Sequence[Row]) -> str:
-    """Which strategy takes the least time in each setting, in a sentence."""
+    """The fastest strategy per setting, in a sentence."""
     settings = dict.fromkeys((row.dataset, row.speeds) for row in rows)
     best = []
     for setting in settings:
@@ -44,7 +44,7 @@ def fastest(rows: Sequence[Row]) -> str:
         if known:
             row = min(known, key=lambda row: row.seconds_to_loss)
             best.append(f"{row.strategy} ({', '.join(setting)}: {row.seconds_to_loss:.2f} s)")
-    return f"The fastest of all are {'; '.join(best)}."
+    return f"The fastest strategies are {'; '.join(best)}."
 
 
 def write_readme(
@@ -54,7 +54,7 @@ def write_readme(
     gains: Sequence[Gain],
     at_edge: Sequence[str],
 ) -> str:
-    """The text of the README, every number of it from the record."""
+    """The text of the README; all its numbers are in the record."""
     question = (inspect.getdoc(Stragglers) or "").splitlines()[0]
     used = {row.strategy for row in rows}
     legend = "".join(
@@ -70,35 +70,33 @@ def write_readme(
         edge = f"\nAt an edge of the grid: {'; '.join(at_edge)}.\n"
     return (
         f"# {question}\n\n"
-        f"{WORKERS} simulated workers, each with its own part of the training set; windows of "
-        f"{config.minibatches} mini-batches of {config.minibatch_size} examples; plain SGD, its "
-        "rate from "
-        f"{', '.join(f'{rate:g}' for rate in config.learning_rates)} by the loss on a held-out "
-        "fifth of the "
-        f"training set, for each strategy and kind of slow workers; {config.seeds} seeds. All runs "
-        f"end with as many finished mini-batches as {config.steps} full windows hold, of the text "
-        f"{config.text_steps}.\n\n"
-        f"A mini-batch takes a fast worker {milliseconds:g} ms. Slow workers: `3:1`, half of them "
-        f"three times slower; `exponential` and `pareto` (with the exponent {PARETO_SHAPE:g}), "
-        "each "
-        "mini-batch of each worker at random with the same mean; `dead_slow`, one worker "
-        f"{DEAD_SLOWDOWN:g} times slower. A link sends {config.bandwidth:,.0f} bytes a second with "
-        f"{1e3 * config.latency:g} ms a message, one message after the other and while nobody "
-        "computes: seconds are those of bytes that `wire.account` reads from the program. Windows "
-        "end when the first worker is done, and a mini-batch in flight is begun anew but for "
-        "`non_blocking_late`. All of it is simulated, and none of it measured time.\n\n"
+        f"{WORKERS} simulated workers, each with its shard of the training set; windows of "
+        f"{config.minibatches} mini-batches of {config.minibatch_size} examples; plain SGD; "
+        f"{config.seeds} seeds. For each strategy and kind of slow workers, the learning rate is "
+        f"the one of {', '.join(f'{rate:g}' for rate in config.learning_rates)} with the least "
+        "loss on a held-out fifth of the training set. All runs end with the number of finished "
+        f"mini-batches of {config.steps} full windows, or {config.text_steps} for the text.\n\n"
+        f"A mini-batch takes {milliseconds:g} ms on a fast worker. Slow workers: `3:1`, half of "
+        "them three times slower; `exponential` and `pareto` (with the exponent "
+        f"{PARETO_SHAPE:g}), random times for each mini-batch of each worker with the same mean; "
+        f"`dead_slow`, one worker {DEAD_SLOWDOWN:g} times slower. A link sends "
+        f"{config.bandwidth:,.0f} bytes per second with {1e3 * config.latency:g} ms per message. "
+        "Messages are sequential and do not overlap with computation; their bytes are those that "
+        "`wire.account` reads from the program. Windows of non-blocking strategies end when the "
+        "fastest worker has finished; a mini-batch in flight is restarted, except by "
+        "`non_blocking_late`. All times are simulated; none is measured.\n\n"
         f"Command: `{command}`. Versions and machine are in `environment.txt`, every "
         "setting in `config.json`, every raw metric in `metrics.jsonl`.\n\n"
         f"{verdict(gains)} {fastest(rows)}\n\n"
         + "".join(f"- {gain.sentence}\n" for gain in gains)
-        + f"\nStrategies; D-PSGD and MATCHA on the graph of figure 1a of MATCHA's paper, with the "
-        f"budget {BUDGET:g}; local SGD meets every {config.period} mini-batches:\n\n{legend}\n"
+        + "\nStrategies; D-PSGD and MATCHA are on the graph of figure 1a of MATCHA's paper, with the "
+        f"budget {BUDGET:g}; local SGD averages every {config.period} mini-batches:\n\n{legend}\n"
         f"{to_markdown(rows)}{edge}\n"
-        "Seconds to the loss are those until the training loss of the mean of all workers' "
-        f"parameters is first logged to be as low as {losses}: the lowest that every run reaches "
-        "which does not diverge. It is that of the whole training set, of the text of 200 "
-        f"examples, logged every {config.log_every} windows. ± is the standard "
-        "deviation over seeds. An idle window is one in which nobody has finished anything. With "
-        "one worker as good as dead, windows that end with the first never see its examples.\n\n"
+        "Seconds to the loss are those until the logged training loss of the mean of all workers' "
+        f"parameters first reaches {losses}, the lowest loss that all runs that do not diverge "
+        "reach. The loss is over the whole training set, or over 200 examples of the text, logged "
+        f"every {config.log_every} windows. ± is the standard deviation over seeds. An idle window "
+        "is one in which no worker finished a mini-batch. With `dead_slow`, windows that end with "
+        "the fastest worker never use the examples of the slow one.\n\n"
         f"![Training loss against simulated seconds]({straggler_figure.NAME})\n"
     )

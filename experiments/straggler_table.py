@@ -1,4 +1,4 @@
-"""The table of a comparison of stragglers, and its claim, from raw metrics."""
+"""The table and the claim of a comparison of stragglers, from raw metrics."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ from experiments import tables
 from experiments.digits_table import sd
 from experiments.straggler_methods import BLOCKING_FORM
 
-CLAIMED_SPEEDUP = 2.0  # "Up to" so many times less time.
+CLAIMED_SPEEDUP = 2.0  # The paper claims up to this speedup.
 
 
 class Row(NamedTuple):
@@ -24,29 +24,29 @@ class Row(NamedTuple):
     seeds: int
     learning_rate: float
     loss: float
-    reached: int  # by so many of the seeds
-    seconds_to_loss: float  # of those
+    reached: int  # number of seeds that reach the loss
+    seconds_to_loss: float  # over those seeds
     seconds_to_loss_sd: float
     seconds_per_step: float
     minibatches_per_second: float
-    idle: float  # windows in which nobody finished anything, of a run
+    idle: float  # windows per run in which no worker finished a mini-batch
     test_accuracy: float
     test_accuracy_sd: float
 
 
 class Gain(NamedTuple):
-    """Time to the loss of a strategy that waits, to that of its non-blocking form."""
+    """The time to the loss of a blocking strategy over that of its non-blocking form."""
 
     dataset: str
     speeds: str
     strategy: str
     waiting: str
-    ratio: float  # the mean over seeds of the ratios; NaN unless both reach it in all
+    ratio: float  # the mean of the ratios over seeds; NaN unless both reach the loss with all seeds
     ratio_sd: float
 
     @property
     def sentence(self) -> str:
-        """What was found."""
+        """The finding in a sentence."""
         where = f"{self.dataset}, {self.speeds}: {self.strategy} to {self.waiting}"
         if math.isnan(self.ratio):
             return f"{where}: one of the two diverges with a seed."
@@ -60,9 +60,9 @@ class Gain(NamedTuple):
 def add_times(
     curves: Iterable[dict[str, Any]], runs: Iterable[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Runs with the loss to which time is taken, and the seconds to it; NaN where it diverged.
+    """Adds the target loss and the seconds to it to each run; NaN seconds if the run diverged.
 
-    Of a dataset, it is the lowest loss that every run reaches that does not diverge.
+    The target loss of a dataset is the lowest loss that all runs that do not diverge reach.
     """
     names = ("dataset", "speeds", "strategy", "seed")
     by_run = defaultdict(list, tables.grouped(curves, *names))
@@ -89,7 +89,7 @@ def add_times(
 
 
 def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
-    """One row a dataset, speeds and strategy, of runs with their times."""
+    """One row per dataset, speeds and strategy, from runs with times."""
     rows = []
     for names, group in tables.grouped(runs, "dataset", "speeds", "strategy").items():
         times = [t for run in group if not math.isnan(t := run["seconds_to_loss"])]
@@ -115,7 +115,7 @@ def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
 
 
 def gains(runs: Iterable[dict[str, Any]]) -> list[Gain]:
-    """One a dataset, speeds and non-blocking strategy, seed by seed."""
+    """The gains per dataset, speeds and non-blocking strategy, from ratios per seed."""
     found = []
     for (dataset, speeds), group in tables.grouped(runs, "dataset", "speeds").items():
         by_strategy = {name: rows for (name,), rows in tables.grouped(group, "strategy").items()}
@@ -162,7 +162,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _sorted(rows: Sequence[Row]) -> list[Row]:
-    """Strategies that are to be compared, one below the other."""
+    """Sorts rows so that strategies of the same dataset and speeds are adjacent."""
     orders = {name: list(dict.fromkeys(getattr(row, name) for row in rows)) for name in Row._fields}
     return sorted(
         rows, key=lambda row: [orders[n].index(getattr(row, n)) for n in ("dataset", "speeds")]

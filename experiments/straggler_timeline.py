@@ -1,4 +1,4 @@
-"""Who has finished what when: the clock of a strategy, which training does not change."""
+"""The simulated clock of a strategy, which does not depend on training."""
 
 import functools
 from collections.abc import Callable
@@ -14,31 +14,29 @@ from experiments.straggler_methods import SPEEDS, WORKERS, Strategy
 from jaxcomm import synchronization
 from jaxcomm.synchronization import Queue, Window
 
-MAX_WINDOWS_FACTOR = (
-    8  # Times as many windows as where all do all: beyond that, it is not worth training.
-)
+MAX_WINDOWS_FACTOR = 8  # Maximum windows over those of a run whose workers finish all mini-batches.
 
 
 class Link(NamedTuple):
-    """Seconds that what is sent takes."""
+    """Seconds of communication."""
 
     all_reduce: float
     message: float  # of all parameters, to one neighbour
 
 
 class Timeline(NamedTuple):
-    """Steps one after the other; leaves [steps, ...]."""
+    """Consecutive steps; leaves are [steps, ...]."""
 
     window: Window
     queue: Queue  # after it
-    seconds: np.ndarray  # float64[steps], on the clock at its end
-    idle: np.ndarray  # int[steps], windows so far in which nobody finished anything
+    seconds: np.ndarray  # float64[steps], on the clock at the end of the step
+    idle: np.ndarray  # int[steps], windows so far in which no worker finished a mini-batch
 
 
 def _window_timeline(
     strategy: Strategy, link: Link, speeds: str, seed: int, config: Stragglers
 ) -> Any:
-    """All do what they can in the same windows."""
+    """The timeline of common windows, in which workers finish what they can."""
     communication: float | Callable[[jax.Array], jax.Array] = link.all_reduce
     if strategy.mixing:
         barriers = _neighbor_barriers(strategy, link, seed)
@@ -77,7 +75,7 @@ def _neighbor_barriers(
 def _barrier_timeline(
     strategy: Strategy, link: Link, speeds: str, seed: int, config: Stragglers
 ) -> Any:
-    """All do all that they have, and wait for those whom they meet."""
+    """The timeline of workers that finish all mini-batches and wait at barriers."""
     straggler, each = SPEEDS[speeds](config.minibatch_seconds), strategy.minibatches(config)
     steps = config.steps * config.minibatches // each
     barriers = (
@@ -114,10 +112,10 @@ def _barrier_timeline(
 def timeline(
     strategy: Strategy, link: Link, speeds: str, seed: int, config: Stragglers
 ) -> Timeline:
-    """Steps until as many mini-batches are finished as in `config.steps` where all do all.
+    """Steps until as many mini-batches are finished as in `config.steps` full windows.
 
     Raises:
-      ExperimentError: If that takes far more windows.
+      ExperimentError: If that takes more than `MAX_WINDOWS_FACTOR` times as many windows.
     """
     uses_barriers = strategy.waits_for_all and strategy.per_worker_params
     found = (_barrier_timeline if uses_barriers else _window_timeline)(
@@ -127,8 +125,8 @@ def timeline(
     finished = np.cumsum(found.window.finished.sum(axis=1))
     if finished[-1] < required:
         raise ExperimentError(
-            f"{len(finished)} windows with the speeds {speeds} hold {finished[-1]} mini-batches, "
-            f"and {required} are asked for: workers finish next to nothing in a window."
+            f"{len(finished)} windows with the speeds {speeds} have {finished[-1]} mini-batches of "
+            f"the required {required}: workers finish too few in a window."
         )
     chunk = strategy.chunk(config)
     steps = -(-(int(np.searchsorted(finished, required)) + 1) // chunk) * chunk

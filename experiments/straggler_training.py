@@ -1,4 +1,4 @@
-"""Training over a timeline."""
+"""Trains over a timeline."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ from jaxcomm import synchronization
 
 
 def make_shards(task: Task, seed: int) -> Any:
-    """The training set in equal parts, [workers, examples, ...]; what is left over is not used."""
+    """Equal shards of the training set, [workers, examples, ...], without the remainder."""
     inputs, labels = task.dataset.train_inputs, task.dataset.train_labels
     each = len(inputs) // WORKERS
     order = np.random.default_rng(seed).permutation(len(inputs))[: each * WORKERS]
@@ -27,9 +27,9 @@ class Trainer:
     """The compiled steps of one strategy on one dataset, for all rates, seeds and timelines."""
 
     def __init__(self, task: Task, strategy: Strategy, config: Stragglers):
-        """Nothing is compiled yet."""
+        """Prepares the functions without compiling them."""
         self.strategy, self.config = strategy, config
-        # Gossip moves a worker by the sum over mini-batches, and the others by their mean.
+        # Gossip strategies sum over mini-batches, the others take their mean.
         self._share = 1 / config.minibatches if strategy.mixing else 1.0
         self._task = task
         self._train_chunk = jax.jit(self._chunk, donate_argnums=(1, 2))
@@ -78,9 +78,9 @@ class Trainer:
         return jax.lax.scan(body, (params, *carried), steps)[0]
 
     def link(self, weights: Any) -> Link:
-        """What is sent in a step takes so long: leaves together, as XLA joins them, and no scalars.
+        """The seconds of communication in a step: of all leaves together, as XLA combines them.
 
-        Scalars are metrics, and the count, which could join the leaves.
+        Scalars are excluded: they are metrics, and the count, which XLA could combine with leaves.
         """
         bandwidth, latency = self.config.bandwidth, self.config.latency
         tx = self._tx(0.1, 0)
@@ -100,7 +100,7 @@ class Trainer:
         )
 
     def train(self, timeline: Timeline, rate: float, seed: int) -> Iterator[tuple[int, Any]]:
-        """Trains once; yields steps and the mean of the workers' parameters, chunk by chunk."""
+        """Trains once; yields the step and the mean of the workers' parameters after each chunk."""
         params, *carried = self._init(rate, seed, self._task.first_weights(seed))
         shards, key = make_shards(self._task, seed), jax.random.key(seed)
         chunk = self.strategy.chunk(self.config)

@@ -1,4 +1,4 @@
-"""Slow workers on a simulated clock: how long strategies take to the same loss."""
+"""Compares the simulated time of strategies to the same loss with slow workers."""
 
 import dataclasses
 import functools
@@ -21,13 +21,13 @@ from experiments.straggler_training import Trainer
 from experiments.task import Task
 from experiments.tuning import choose, is_at_edge, mean_losses
 
-# Of the text, short examples, and a part of the training set for its loss.
+# The text has short examples, and its training loss is over a part of the training set.
 TASKS = {"digits": {}, "text": {"window": 16, "scored_examples": 200}}
 TUNING_SEED = 1000
 
 
 class Curve(NamedTuple):
-    """A run, whatever the clock shows."""
+    """The losses of a run, without times."""
 
     steps: tuple[int, ...]
     losses: tuple[float, ...]  # over the training set
@@ -61,11 +61,11 @@ class Comparison:
         self._curves: dict[Any, Curve] = {}
 
     def timeline(self, strategy: str, speeds: str, seed: int) -> Timeline:
-        """Who finishes what when."""
+        """The timeline of a strategy."""
         return timeline(STRATEGIES[strategy], self._link(strategy), speeds, seed, self.config)
 
     def curve(self, strategy: str, speeds: str, rate: float, seed: int, *, tuned: bool) -> Curve:
-        """One run; those of strategies that wait are the same whatever the speeds are."""
+        """One run. For strategies that wait, it does not depend on the speeds."""
         key = strategy, None if STRATEGIES[strategy].waits_for_all else speeds, rate, seed, tuned
         if key not in self._curves:
             task = self._tuned if tuned else self._task
@@ -78,7 +78,7 @@ class Comparison:
         return self._curves[key]
 
     def tune(self, strategy: str, speeds: str) -> list[dict[str, Any]]:
-        """A row a rate: the loss on a part of the training set that is held out."""
+        """A row per rate, with the loss on a held-out part of the training set."""
         return [
             {
                 "kind": "straggler_tuning",
@@ -94,7 +94,7 @@ class Comparison:
         ]
 
     def run(self, strategy: str, speeds: str, rate: float, seed: int) -> list[dict[str, Any]]:
-        """Rows of one run, the last of which sums it up."""
+        """The rows of one run; the last row is its summary."""
         names = {"dataset": self.dataset, "speeds": speeds, "strategy": strategy, "seed": seed}
         curve = self.curve(strategy, speeds, rate, seed, tuned=False)
         when = self.timeline(strategy, speeds, seed)
@@ -126,7 +126,7 @@ class Comparison:
 
 
 def main(config: Stragglers) -> int:
-    """Compares strategies, as `python -m experiments stragglers` asks; the exit code."""
+    """Runs `python -m experiments stragglers`; returns the exit code."""
     strategies = select(config.strategies, [*STRATEGIES], "--strategies")
     all_speeds = select(config.speeds, [*SPEEDS], "--speeds")
     settings = [

@@ -1,4 +1,4 @@
-"""Every method at a learning rate of its own: which lose to the mean, and what each saves."""
+"""Compares all methods at tuned learning rates: their losses and savings against the mean."""
 
 import dataclasses
 import time
@@ -19,7 +19,7 @@ from experiments.tuning import choose, mean_losses
 
 
 def _make_programs(config: Compare, task: Task) -> list[Program]:
-    """One a method and optimizer; what the user got wrong shows here, before anything runs."""
+    """One program per method and optimizer. User errors are raised here, before any run."""
     mesh, rates = make_mesh(config.devices), config.learning_rates or ()
     variants = [parse_variant(label) for label in config.methods]
     return [
@@ -32,13 +32,13 @@ def _make_programs(config: Compare, task: Task) -> list[Program]:
 def tune(
     config: Compare | Sparse, program: Program, held_out: Task, record: Record | NoRecord
 ) -> list[dict[str, Any]]:
-    """Trains at each rate on what is left of the training set; a row each, which is recorded.
+    """Trains at each rate on the training set without the validation set; returns the trials.
 
     Args:
-      config: The grid, and how many seeds beyond those that are reported it is tried with.
-      program: Shared by all rates.
-      held_out: The task with a validation set in place of the test set.
-      record: Gets the rows, of kind `"tuning"`.
+      config: The grid, and the number of additional seeds.
+      program: The program, shared by all rates.
+      held_out: The task whose test set is a validation set.
+      record: The record for the trials, of kind `"tuning"`.
     """
     trials = []
     for rate in sorted(set(config.learning_rates or ())):
@@ -59,7 +59,7 @@ def tune(
 def run_seeds(
     config: Compare | Sparse, program: Program, learning_rate: float, record: Record | NoRecord
 ) -> list[dict[str, Any]]:
-    """The reported seeds; their last rows."""
+    """Trains and records the reported seeds; returns the last row of each."""
     runs, chosen = [], program._replace(learning_rate=learning_rate)
     for seed in range(config.seeds):
         for row in train(chosen, seed, config.steps, config.log_every):
@@ -69,20 +69,20 @@ def run_seeds(
 
 
 def main(config: Compare) -> int:
-    """Surveys, as `python -m experiments survey` asks; the exit code."""
+    """Runs `python -m experiments survey`; returns the exit code."""
     config = dataclasses.replace(
         config,
         methods=expand(config.methods),
         optimizers=tuple(dict.fromkeys(config.optimizers)),
     )
-    # Few levels are what is measured here.
+    # The warning is about few levels, which are intended here.
     warnings.filterwarnings("ignore", "`bits`=", UserWarning)
     task = Task(config.dataset)
     held_out = task.hold_out()
     if config.batch > len(held_out.dataset.train_inputs):
         raise ExperimentError(
             f"--batch {config.batch} exceeds the {len(held_out.dataset.train_inputs)} training "
-            "examples that are left of the validation set."
+            "examples that remain without the validation set."
         )
     programs, workers = _make_programs(config, task), make_mesh(config.devices).size
     width = max(len(program.variant.label) for program in programs)

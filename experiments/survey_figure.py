@@ -1,4 +1,4 @@
-"""The figure of a survey: test loss against bytes, a numbered point a method."""
+"""The figure of a survey: test loss against bytes, with a numbered point per method."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ COLORS = dict(zip(KINDS, matplotlib.colormaps["tab10"].colors, strict=False))
 
 
 def _draw_optimizer(axes: Axes, optimizer: str, rows: Sequence[Row]) -> None:
-    """Crosses are methods that lose; the band is the spread of the mean over seeds."""
+    """Plots a point per method, a cross if it loses; the band is the spread of the mean."""
     for row in rows:
         axes.plot(
             row.bytes_ratio,
@@ -43,7 +43,7 @@ def _draw_optimizer(axes: Axes, optimizer: str, rows: Sequence[Row]) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(FuncFormatter(only_leading_digits))
-    axes.set_xlabel("bytes sent, of those of the float32 mean")
+    axes.set_xlabel("bytes sent, relative to the float32 mean")
     axes.set_ylabel("test loss")
     axes.set_title(OPTIMIZER_TITLES.get(optimizer, optimizer), size=10)
     axes.grid(which="major", alpha=0.25)
@@ -72,7 +72,7 @@ def _number(axes: Axes, rows: Sequence[Row], numbers: dict[str, int]) -> None:
 
 
 def _key(figure: Figure, rows: Sequence[Row], numbers: dict[str, int]) -> None:
-    """The methods by their numbers, in the colour of their kind."""
+    """The legends: methods by number, and kinds by color."""
     colors = {row.method: COLORS[row.kind] for row in rows}
     figure.legend(
         [Line2D([], [], color=colors[method], marker="o", linestyle="") for method in numbers],
@@ -84,7 +84,7 @@ def _key(figure: Figure, rows: Sequence[Row], numbers: dict[str, int]) -> None:
         frameon=False,
         handletextpad=0.1,
         columnspacing=0.8,
-        title="circles: not told apart from `mean`; crosses: lose to it",
+        title="circles: not significantly worse than `mean`; crosses: worse",
         title_fontsize=8,
     )
     kinds = [kind for kind in KINDS if any(row.kind == kind for row in rows)]
@@ -100,12 +100,12 @@ def _key(figure: Figure, rows: Sequence[Row], numbers: dict[str, int]) -> None:
 
 
 def draw(folder: Path, runs: Sequence[dict[str, Any]], tuning: Sequence[dict[str, Any]]) -> Path:
-    """Draws the rows of `metrics.jsonl`, a panel an optimizer; the path of the figure.
+    """Draws the rows of `metrics.jsonl`, one panel per optimizer; returns the path.
 
-    What diverged has no point, nor has what there is no mean to compare with.
+    Methods that diverged, or without a run of `mean`, have no point.
 
     Raises:
-      ExperimentError: If there is none.
+      ExperimentError: If there are no points.
     """
     rows = [
         row

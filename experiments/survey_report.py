@@ -1,4 +1,4 @@
-"""The README of a survey: question, table, which methods lose and why, figure."""
+"""The README of a survey: question, findings, table, figure."""
 
 import inspect
 import math
@@ -10,7 +10,7 @@ from experiments.digits_table import BASELINE, OPTIMIZER_TITLES
 from experiments.recording import describe_command
 from experiments.survey_table import SIGNIFICANCE, Row, to_markdown
 
-# What the methods of a kind have in common, which is why they may lose.
+# Per kind of methods, why they may lose.
 REASONS = {
     "exact": "exact, so that this is chance",
     "nearest": "they round to nearest, and what is always rounded the same way never comes back",
@@ -34,10 +34,10 @@ REASONS = {
 }
 
 CAVEAT = (
-    "One small network on one small dataset, equally many steps for all: what loses here may not "
-    "on a longer run, where feedback has more time, nor need what ties here tie on a larger model. "
-    "Thresholds were set by hand, once, and all else is the default of each method. One device "
-    "stands for all workers; nothing here is about time."
+    "One small network, one small dataset, the same number of steps for all methods. Methods that "
+    "lose here may not lose in a longer run, where feedback has more time; methods that tie here "
+    "may not tie on a larger model. Thresholds were set once by hand; all other options are "
+    "defaults. One device simulates all workers, so no time is measured."
 )
 
 
@@ -90,7 +90,7 @@ def _describe_savings(rows: Sequence[Row]) -> list[str]:
 
 
 def describe_findings(rows: Sequence[Row]) -> str:
-    """Which methods lose to the mean and why, which save nothing, and what the others save."""
+    """States which methods lose to the mean and why, which save no bytes, and the other savings."""
     optimizers = [*dict.fromkeys(row.optimizer for row in rows)]
     paragraphs = []
     for optimizer in optimizers:
@@ -106,31 +106,32 @@ def describe_findings(rows: Sequence[Row]) -> str:
 
 
 def write_readme(config: Compare, workers: int, rows: Sequence[Row]) -> str:
-    """The text of the README, every number of it from the record."""
+    """The text of the README; all its numbers are in the record."""
     question = (inspect.getdoc(Survey) or "").splitlines()[0]
     grid = ", ".join(f"{rate:g}" for rate in config.learning_rates or ())
     last = config.seeds + config.tuning_seeds - 1
     return (
         f"# {question}\n\n"
         f"{config.dataset}, {workers} simulated workers, {config.steps} steps of {config.batch} "
-        f"examples, {config.seeds} seeds, each with the same weights and batches for all methods. "
-        f"Learning rates are of the grid {grid}: of each method the one of least loss on a fifth "
-        f"of the training set, held out, over seeds {config.seeds} to {last}. With that rate it is "
-        f"trained on the whole training set with seeds 0 to {config.seeds - 1}, which alone are in "
-        "the table. SGD has momentum 0.9, but for methods that gather momentum themselves.\n\n"
+        f"examples, {config.seeds} seeds; all methods have the same weights and batches per seed. "
+        f"Learning rates are from the grid {grid}: each method uses the rate with the least loss "
+        "on a held-out fifth of the training set, over seeds "
+        f"{config.seeds} to {last}. With that rate it is trained on the whole training set with "
+        f"seeds 0 to {config.seeds - 1}; the table has only these seeds. SGD has momentum 0.9, "
+        "except for methods whose aggregator has momentum.\n\n"
         f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
-        "setting in `config.json`, every raw metric, those of the choice of rates among them, in "
+        "setting in `config.json`, every raw metric, including those of the choice of rates, in "
         "`metrics.jsonl`.\n\n"
         f"{describe_findings(rows)}\n\n"
         f"{to_markdown(rows)}\n"
-        f"A method loses if its test loss is above that of `{BASELINE}` by a paired t-test over "
-        f"seeds of the logarithms, one-sided, at p < {SIGNIFICANCE:g}; p is not corrected for how "
-        "many methods there are. It is the test loss that is compared, since rates were chosen by "
-        "the loss of examples that were not trained on; the training loss, which a higher rate "
-        "alone makes smaller, stands beside it. ± is the standard deviation over seeds, ratios are "
-        "to `mean`, bytes are means over steps where a method does not always send the same, and "
-        "the compression error is ‖G - mean‖² / ‖mean‖² of an update G, averaged over logged steps "
-        "and seeds: over 1 where it holds momentum, or what was left out before.\n\n"
+        f"A method loses if its test loss is above that of `{BASELINE}` by a one-sided paired "
+        f"t-test of the logarithms over seeds, at p < {SIGNIFICANCE:g}; p is not corrected for the "
+        "number of methods. The test loss is compared, since rates were chosen by the loss on "
+        "held-out examples; a higher rate alone can reduce the training loss, which is also "
+        "listed. ± is the standard deviation over seeds. Ratios are to `mean`. Bytes are means "
+        "over steps if their number varies. The compression error is ‖G - mean‖² / ‖mean‖² of an "
+        "update G, averaged over logged steps and seeds; it exceeds 1 if G includes momentum or "
+        "the residual of earlier steps.\n\n"
         f"{CAVEAT}\n\n"
         f"![Test loss against bytes]({survey_figure.NAME})\n"
     )

@@ -1,4 +1,4 @@
-"""The table of a survey, from its raw metrics, and which methods lose to the mean."""
+"""The table of a survey, from raw metrics, and the test against the mean."""
 
 import math
 import statistics
@@ -14,12 +14,12 @@ from experiments.digits_table import BASELINE, sd
 from experiments.methods import KINDS, parse_variant
 from experiments.tuning import is_at_edge, mean_losses
 
-# One in a hundred methods that are as good as the mean would be called a loser.
+# The false positive rate: 1 % of methods as good as the mean would be reported as worse.
 SIGNIFICANCE = 0.01
 
 
 class Row(NamedTuple):
-    """One method with one optimizer at its learning rate, over all seeds; ratios are to `mean`."""
+    """One method and optimizer at its learning rate, over all seeds; ratios are to `mean`."""
 
     optimizer: str
     method: str
@@ -39,24 +39,24 @@ class Row(NamedTuple):
 
     @property
     def is_judged(self) -> bool:
-        """Whether there was a mean to compare it with, over two seeds or more."""
+        """Whether there are runs of `mean` with at least two common seeds."""
         return self.method != BASELINE and not math.isnan(self.p_value)
 
     @property
     def loses(self) -> bool:
-        """Whether its loss is above that of the mean by more than chance explains."""
+        """Whether its loss is significantly above that of the mean."""
         return self.is_judged and self.p_value < SIGNIFICANCE
 
     @property
     def saves(self) -> bool:
-        """Whether it sends fewer bytes, by one in a hundred at least."""
+        """Whether it sends at least 1 % fewer bytes."""
         return self.bytes_ratio < 0.99
 
 
 def p_value(losses: Sequence[float], of_mean: Sequence[float]) -> float:
-    """That losses are above those of the mean by chance: a paired t-test of their logarithms.
+    """The p-value of a one-sided paired t-test of the logarithms of losses against the mean.
 
-    NaN for fewer than two seeds, or where a loss has no logarithm; 0 where a run diverged.
+    NaN for fewer than two seeds or a loss without a logarithm; 0 if a run diverged.
     """
     if len(losses) < 2 or len(losses) != len(of_mean) or not np.isfinite(of_mean).all():
         return math.nan
@@ -71,7 +71,7 @@ def p_value(losses: Sequence[float], of_mean: Sequence[float]) -> float:
 
 
 def summarize(runs: Iterable[dict[str, Any]], tuning: Iterable[dict[str, Any]]) -> list[Row]:
-    """One row an optimizer and method, in the order they were run.
+    """One row per optimizer and method, in the order of the runs.
 
     Args:
       runs: The rows of kind `"run"`.
@@ -151,7 +151,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def to_table(rows: Sequence[Row]) -> Table:
-    """For the terminal, without what others tell better."""
+    """For the terminal, without some columns."""
     hidden = {"kind", "training loss", "bytes/worker/step"}
     kept = [position for position, heading in enumerate(HEADINGS) if heading not in hidden]
     return tables.to_rich(
@@ -167,7 +167,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """All digits of every column, and the two verdicts."""
+    """As CSV, with all digits and the two verdicts."""
     return tables.to_csv(
         (*Row._fields, "loses", "saves"), [(*row, row.loses, row.saves) for row in rows]
     )

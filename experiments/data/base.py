@@ -67,11 +67,11 @@ def read_start(path: Path, limit: int) -> bytes:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The contents of a file, likewise.
+    """The contents of a file, decompressed if its name ends in `.gz`.
 
     Raises:
-      ExperimentError: If it cannot be read, or holds more than `MOST_BYTES`, as few bytes of gzip
-        may.
+      ExperimentError: If the file cannot be read, or has more than `MAX_BYTES`, which a small gzip
+        file may.
     """
     raw = read_start(path, MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:

@@ -102,7 +102,7 @@ def read_config(folder: Path) -> dict:
         ("train --method foo", "no method 'foo'"),
         ("survey --learning-rates 0.1 0", "--learning-rates: must be a number above 0, got '0'"),
         ("survey --tuning-seeds 0", "--tuning-seeds: must be an integer of at least 1"),
-        ("survey --batch 1200", "--batch 1200 exceeds the 1150 training examples that are left"),
+        ("survey --batch 1200", "--batch 1200 exceeds the 1150 training examples that remain"),
         ("compare --methods mean foo --learning-rates 0.1", "no method 'foo'"),
         ("sparse --methods mean foo", "no sparse method 'foo'"),
         ("sparse --dataset movielens", "--dataset movielens needs --data FILE"),

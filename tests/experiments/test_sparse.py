@@ -246,7 +246,7 @@ def test_ratings_have_four_sparse_leaves(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"methods": ("foo",)}, "no sparse method 'foo'"),
-        ({"dataset": "movielens"}, "--vocabulary is for --dataset words"),
+        ({"dataset": "movielens"}, "--vocabulary is only for --dataset words"),
         ({"batch": 3000}, "--batch 3000 exceeds the"),
         ({"batch": 9}, "--batch 9 is not divisible by 2 workers"),
         ({"data": "nowhere"}, "nowhere is not a file"),

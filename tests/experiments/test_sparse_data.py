@@ -58,8 +58,8 @@ def test_the_text_of_python_has_a_vocabulary_of_5000() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (" ".join(WORDS).encode(), "different words in the part that is trained on, fewer than"),
-        (b"a b c", "holds 3 words; at least 50 needed"),
+        (" ".join(WORDS).encode(), "distinct words in its training set, fewer than"),
+        (b"a b c", "holds 3 words; at least 50 are needed"),
         (b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )

@@ -52,7 +52,7 @@ def test_clocks_by_hand() -> None:
 def test_finishing_next_to_nothing_in_a_window_is_an_error(monkeypatch: Any) -> None:
     one_of_eight = dataclasses.replace(CONFIG, minibatches=1)
     monkeypatch.setattr(straggler_timeline, "MAX_WINDOWS_FACTOR", 4)
-    with pytest.raises(ExperimentError, match="workers finish next to nothing in a window"):
+    with pytest.raises(ExperimentError, match="workers finish too few in a window"):
         timeline(STRATEGIES["non_blocking"], LINK, "exponential", 0, one_of_eight)
 
 
