@@ -8,18 +8,19 @@
 - Counts in the compiled program have no noise: any increase.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from experiments.bench_record import Row
 
 SLOWER = 1.1
 COMPILES_SLOWER, SECONDS = 1.5, 1.0
-COUNTED: Mapping[str, Callable[[Row], int]] = {
-    "HLO lines": lambda row: row.lines,
-    "collectives": lambda row: row.collectives,
-    "bytes accessed": lambda row: row.accessed,
-    "bytes of temporaries": lambda row: row.temporaries,
+COUNTS = {
+    "lines": "HLO lines",
+    "collectives": "collectives",
+    "accessed": "bytes accessed",
+    "temporaries": "bytes of temporaries",
 }
+"""Fields of a row, and their names in a report."""
 
 
 def _worse(before: Row, after: Row) -> Iterator[str]:
@@ -32,9 +33,10 @@ def _worse(before: Row, after: Row) -> Iterator[str]:
     was, now = before.compile_seconds, after.compile_seconds
     if now > max(COMPILES_SLOWER * was, was + SECONDS):
         yield f"{now:.1f} s of cores to compile, {was:.1f} before"
-    for what, count in COUNTED.items():
-        if count(after) > count(before):
-            yield f"{count(after):,} {what}, {count(before):,} before"
+    for field, title in COUNTS.items():
+        was, now = getattr(before, field), getattr(after, field)
+        if now > was:
+            yield f"{now:,} {title}, {was:,} before"
 
 
 def regressions(before: Mapping[str, Row], after: Sequence[Row]) -> list[str]:

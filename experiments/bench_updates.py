@@ -64,12 +64,12 @@ METHODS_WITH_GOALS: Mapping[str, BenchMethod] = {
 }
 
 
-def gradients(side: int = SIDE, dtype: Any = np.float32) -> dict[str, jax.Array]:
+def gradients(side: int = SIDE) -> dict[str, jax.Array]:
     """Normal gradients of square layers and their biases."""
     draw = np.random.default_rng(0).standard_normal
     shapes = {"weights": (side, side), "biases": (side,)}
     return {
-        f"layer {layer}, {name}": jnp.asarray(draw(shape, np.float32), dtype)
+        f"layer {layer}, {name}": jnp.asarray(draw(shape, np.float32))
         for layer in range(LAYERS)
         for name, shape in shapes.items()
     }
@@ -136,10 +136,10 @@ def fastest(runs: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
 
 
 def prepare_runs(
-    methods: Mapping[str, BenchMethod], side: int = SIDE, dtype: Any = np.float32
+    methods: Mapping[str, BenchMethod], side: int = SIDE
 ) -> tuple[dict[str, Run], int]:
     """The functions for `fastest`, the baseline and all methods, and the number of coordinates."""
-    updates = gradients(side, dtype)
+    updates = gradients(side)
     runs = {"baseline": _make_run(baseline, updates, ())}
     runs |= {name: whole_update(each.build(), updates) for name, each in methods.items()}
     return runs, sum(x.size for x in updates.values())
@@ -148,10 +148,9 @@ def prepare_runs(
 def measure(
     methods: Mapping[str, BenchMethod] = METHODS_WITH_GOALS,
     side: int = SIDE,
-    dtype: Any = np.float32,
 ) -> tuple[dict[str, float], int]:
     """Minimum seconds of the baseline and of all methods, and the number of coordinates."""
-    runs, size = prepare_runs(methods, side, dtype)
+    runs, size = prepare_runs(methods, side)
     return fastest(runs), size
 
 

@@ -7,7 +7,9 @@ from typing import Any
 from experiments import acceptance, figures
 from experiments.acceptance import Verdict
 from experiments.configs import Compare
-from experiments.digits_table import BASELINE, OPTIMIZER_TITLES, Row, to_markdown
+from experiments.digits_table import Row, to_markdown
+from experiments.methods import BASELINE
+from experiments.optimizers import OPTIMIZER_TITLES
 from experiments.recording import describe_command
 
 CAVEAT = (

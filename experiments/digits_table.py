@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from experiments import tables
-
-BASELINE = "mean"
-OPTIMIZER_TITLES = {"sgd": "SGD with momentum", "adam": "Adam", "adagrad": "Adagrad"}
+from experiments.methods import BASELINE
+from experiments.tables import column, sd
 
 
 class Row(NamedTuple):
@@ -30,22 +29,12 @@ class Row(NamedTuple):
     step_milliseconds: float
 
 
-def sd(values: Sequence[float]) -> float:
-    """The standard deviation of a sample; NaN for fewer than two or non-finite values."""
-    if len(values) < 2 or not all(map(math.isfinite, values)):
-        return math.nan
-    return statistics.stdev(values)
-
-
 def summarize(finished_runs: Iterable[dict[str, Any]]) -> list[Row]:
     """One row per optimizer and method, in the order of the runs; ratios are to `mean`."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for run in finished_runs:
-        groups.setdefault((run["optimizer"], run["method"]), []).append(run)
+    groups = tables.grouped(finished_runs, "optimizer", "method")
     rows = []
     for (optimizer, method), runs in groups.items():
-        column = lambda name, runs=runs: [run[name] for run in runs]  # noqa: E731
-        loss, sent = statistics.mean(column("train_loss")), runs[0]["bytes_per_step"]
+        loss, sent = statistics.mean(column(runs, "train_loss")), runs[0]["bytes_per_step"]
         exact = groups.get((optimizer, BASELINE))
         exact_loss = statistics.mean([run["train_loss"] for run in exact]) if exact else math.nan
         exact_bytes = exact[0]["bytes_per_step"] if exact else math.nan
@@ -55,14 +44,14 @@ def summarize(finished_runs: Iterable[dict[str, Any]]) -> list[Row]:
                 method,
                 len(runs),
                 loss,
-                sd(column("train_loss")),
+                sd(column(runs, "train_loss")),
                 loss / exact_loss if exact_loss else math.nan,
-                statistics.mean(column("test_accuracy")),
-                sd(column("test_accuracy")),
+                statistics.mean(column(runs, "test_accuracy")),
+                sd(column(runs, "test_accuracy")),
                 sent,
                 sent / exact_bytes if exact_bytes else math.nan,
-                statistics.mean(column("compression_error")),
-                statistics.median(column("step_milliseconds")),
+                statistics.mean(column(runs, "compression_error")),
+                statistics.median(column(runs, "step_milliseconds")),
             )
         )
     return rows
@@ -82,19 +71,15 @@ HEADINGS = (
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    def number(value: float, digits: int, scale: float = 1.0) -> str:
-        return "-" if math.isnan(value) else f"{scale * value:,.{digits}f}"
-
-    def spread(mean: float, sd: float, digits: int, scale: float = 1.0) -> str:
-        shown = number(mean, digits, scale)
-        return shown if math.isnan(sd) else f"{shown} ± {number(sd, digits, scale)}"
+    def number(value: float, digits: int) -> str:
+        return "-" if math.isnan(value) else f"{value:,.{digits}f}"
 
     return (
         row.optimizer,
         row.method,
-        spread(row.train_loss, row.train_loss_sd, 4),
+        tables.mean_and_sd(row.train_loss, row.train_loss_sd, 4),
         number(row.loss_ratio, 2),
-        spread(row.test_accuracy, row.test_accuracy_sd, 1, 100),
+        tables.mean_and_sd(row.test_accuracy, row.test_accuracy_sd, 1, 100),
         number(row.bytes_per_step, 0),
         number(row.bytes_ratio, 3),
         number(row.compression_error, 3),

@@ -26,13 +26,12 @@ from experiments.estimate_table import (
     to_markdown,
     to_table,
 )
-from experiments.methods import ESTIMATORS, Variant, expand, parse_variant
+from experiments.methods import BASELINE, ESTIMATORS, Variant, expand, parse_variant
 from experiments.progress import Progress
 from experiments.recording import describe_command, open_record
 from experiments.task import Task
 from experiments.train import make_mesh, make_program
 
-BASELINE = "mean"
 GRADIENTS = "gradients.npz"
 CAVEAT = (
     "These are gradients of one small network, which fits into one bucket. Methods differ in the "

@@ -18,9 +18,9 @@ from experiments import (
     survey_figure,
 )
 from experiments.configs import Figures
-from experiments.digits_table import BASELINE, OPTIMIZER_TITLES
 from experiments.drawing import require, save, set_log_scale
-from experiments.methods import parse_variant
+from experiments.methods import BASELINE, parse_variant
+from experiments.optimizers import OPTIMIZER_TITLES
 from experiments.recording import read_metrics
 
 NAME = "loss_against_bytes.png"

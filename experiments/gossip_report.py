@@ -35,9 +35,9 @@ def write_readme(config: Gossip, rows: Sequence[Row], claims: Sequence[Claim]) -
     return (
         f"# {question}\n\n"
         f"digits, {config.steps} steps of {config.batch} examples over all workers, plain SGD with "
-        f"the rate {config.learning_rate:g} for all methods, {config.seeds} seeds. All "
-        "methods have the same weights, splits and batches per seed. MATCHA and its periodic baseline have the "
-        f"budget {BUDGET:g}.\n\n"
+        f"the rate {config.learning_rate:g} for all methods, {config.seeds} seeds. All methods "
+        "have the same weights, splits and batches per seed. MATCHA and its periodic baseline "
+        f"have the budget {BUDGET:g}.\n\n"
         f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
         "setting in `config.json`, every raw metric in `metrics.jsonl`.\n\n"
         f"{verdict(claims)}\n\n"

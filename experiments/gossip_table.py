@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from experiments import tables
-from experiments.digits_table import sd
 from experiments.gossip_methods import BASELINE, CLAIMED
+from experiments.tables import column, sd
 
 
 class Row(NamedTuple):
@@ -58,7 +58,6 @@ def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
     """One row per graph, split and method, in the order of the runs."""
     rows = []
     for (graph, split, method), group in tables.grouped(runs, "graph", "split", "method").items():
-        column = lambda name, group=group: [run[name] for run in group]  # noqa: E731
         rows.append(
             Row(
                 graph,
@@ -66,13 +65,13 @@ def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
                 method,
                 group[0]["workers"],
                 len(group),
-                statistics.mean(column("train_loss")),
-                sd(column("train_loss")),
-                statistics.mean(column("test_accuracy")),
-                sd(column("test_accuracy")),
-                statistics.mean(column("distance")),
-                statistics.mean(column("rounds_per_step")),
-                statistics.mean(column("bytes_per_step")),
+                statistics.mean(column(group, "train_loss")),
+                sd(column(group, "train_loss")),
+                statistics.mean(column(group, "test_accuracy")),
+                sd(column(group, "test_accuracy")),
+                statistics.mean(column(group, "distance")),
+                statistics.mean(column(group, "rounds_per_step")),
+                statistics.mean(column(group, "bytes_per_step")),
             )
         )
     return rows

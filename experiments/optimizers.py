@@ -6,6 +6,8 @@ import optax
 
 MOMENTUM = 0.9
 
+OPTIMIZER_TITLES = {"sgd": "SGD with momentum", "adam": "Adam", "adagrad": "Adagrad"}
+
 OPTIMIZERS: dict[str, Callable[[float, float | None], optax.GradientTransformation]] = {
     "sgd": lambda learning_rate, momentum: optax.sgd(learning_rate, momentum=momentum),
     "adam": lambda learning_rate, momentum: optax.adam(learning_rate),

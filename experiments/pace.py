@@ -11,12 +11,11 @@ from jax.sharding import AxisType
 
 from experiments import cluster
 from experiments.configs import Pace
-from experiments.digits_table import sd
 from experiments.errors import ExperimentError
 from experiments.pace_training import RealTimeTrainer, Run, Timings, simulate_run
 from experiments.progress import Progress
 from experiments.recording import describe_command, open_record
-from experiments.tables import to_csv, to_markdown, to_rich
+from experiments.tables import column, sd, to_csv, to_markdown, to_rich
 from experiments.task import Task
 from jaxcomm.synchronization import all_workers, deadline, deterministic
 
@@ -93,8 +92,7 @@ def _lines(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     lines = []
     for clock, strategy in dict.fromkeys((run["clock"], run["strategy"]) for run in runs):
         group = [run for run in runs if (run["clock"], run["strategy"]) == (clock, strategy)]
-        column = lambda name, group=group: [run[name] for run in group]  # noqa: E731
-        times = column("seconds_to_loss")
+        times = column(group, "seconds_to_loss")
         lines.append(
             (
                 clock,

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
-from experiments.digits_table import BASELINE
 from experiments.drawing import require, save, set_log_scale
 from experiments.labels import Label, place_labels
+from experiments.methods import BASELINE
 from experiments.sparse_methods import ALL_GATHER, S2_METHODS
 from experiments.sparse_table import Row, summarize
 from experiments.survey_figure import only_leading_digits

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from experiments.digits_table import BASELINE
+from experiments.methods import BASELINE
 from experiments.sparse_density import LeafDensity
 from experiments.sparse_methods import ALL_GATHER, S2_METHODS
 from experiments.sparse_table import Row, signed

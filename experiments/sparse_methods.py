@@ -7,9 +7,8 @@ import jax
 import optax
 
 import jaxcomm
-from experiments.digits_table import BASELINE
 from experiments.errors import ExperimentError
-from experiments.methods import expand
+from experiments.methods import BASELINE, expand
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sketches import count_sketch, s2_codes, s2_sketch
 from jaxcomm.compression.sparsifiers import nonzero, nonzero_union

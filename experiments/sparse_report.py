@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from experiments import sparse_density, sparse_figure
 from experiments.configs import Sparse
-from experiments.digits_table import BASELINE, OPTIMIZER_TITLES
+from experiments.methods import BASELINE
+from experiments.optimizers import OPTIMIZER_TITLES
 from experiments.recording import describe_command
 from experiments.sparse_density import MARGIN, LeafDensity
 from experiments.sparse_findings import describe_findings

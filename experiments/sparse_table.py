@@ -9,8 +9,9 @@ from rich.table import Table
 
 from experiments import tables
 from experiments.diagnostics import RECORDED_MAXIMA
-from experiments.digits_table import BASELINE, sd
+from experiments.methods import BASELINE
 from experiments.sparse_methods import ALL_GATHER
+from experiments.tables import sd
 from experiments.tuning import is_at_edge, mean_losses
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from experiments import straggler_figure
 from experiments.configs import Stragglers
+from experiments.recording import describe_command
 from experiments.straggler_methods import BUDGET, DEAD_SLOWDOWN, PARETO_SHAPE, STRATEGIES, WORKERS
 from experiments.straggler_table import CLAIMED_SPEEDUP, Gain, Row, to_markdown
 
@@ -49,7 +50,6 @@ def fastest(rows: Sequence[Row]) -> str:
 
 def write_readme(
     config: Stragglers,
-    command: str,
     rows: Sequence[Row],
     gains: Sequence[Gain],
     at_edge: Sequence[str],
@@ -85,12 +85,13 @@ def write_readme(
         "`wire.account` reads from the program. Windows of non-blocking strategies end when the "
         "fastest worker has finished; a mini-batch in flight is restarted, except by "
         "`non_blocking_late`. All times are simulated; none is measured.\n\n"
-        f"Command: `{command}`. Versions and machine are in `environment.txt`, every "
+        f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
         "setting in `config.json`, every raw metric in `metrics.jsonl`.\n\n"
         f"{verdict(gains)} {fastest(rows)}\n\n"
         + "".join(f"- {gain.sentence}\n" for gain in gains)
-        + "\nStrategies; D-PSGD and MATCHA are on the graph of figure 1a of MATCHA's paper, with the "
-        f"budget {BUDGET:g}; local SGD averages every {config.period} mini-batches:\n\n{legend}\n"
+        + "\nStrategies; D-PSGD and MATCHA are on the graph of figure 1a of MATCHA's paper, with "
+        f"the budget {BUDGET:g}; local SGD averages every {config.period} mini-batches:\n\n"
+        f"{legend}\n"
         f"{to_markdown(rows)}{edge}\n"
         "Seconds to the loss are those until the logged training loss of the mean of all workers' "
         f"parameters first reaches {losses}, the lowest loss that all runs that do not diverge "

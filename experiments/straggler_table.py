@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from experiments import tables
-from experiments.digits_table import sd
 from experiments.straggler_methods import BLOCKING_FORM
+from experiments.tables import sd
 
 CLAIMED_SPEEDUP = 2.0  # The paper claims up to this speedup.
 

@@ -12,7 +12,7 @@ from experiments.choices import select
 from experiments.configs import Stragglers
 from experiments.errors import ExperimentError
 from experiments.progress import Progress
-from experiments.recording import describe_command, open_record
+from experiments.recording import open_record
 from experiments.straggler_methods import SPEEDS, STRATEGIES, WORKERS
 from experiments.straggler_report import write_readme
 from experiments.straggler_table import add_times, gains, summarize, to_csv, to_table
@@ -175,7 +175,7 @@ def main(config: Stragglers) -> int:
         for gain in found:
             progress.print(gain.sentence)
         record.write("table.csv", to_csv(rows))
-        record.write("README.md", write_readme(config, describe_command(), rows, found, at_edge))
+        record.write("README.md", write_readme(config, rows, found, at_edge))
         if record.folder:
             figures.draw(record.folder)
             progress.print(f"Record: {record.folder}")

@@ -13,10 +13,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
-from experiments.digits_table import BASELINE, OPTIMIZER_TITLES
 from experiments.drawing import require, save, set_log_scale
 from experiments.labels import Label, place_labels
-from experiments.methods import KINDS
+from experiments.methods import BASELINE, KINDS
+from experiments.optimizers import OPTIMIZER_TITLES
 from experiments.survey_table import Row, summarize
 
 NAME = "test_loss_against_bytes.png"

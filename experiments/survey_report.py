@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from experiments import survey_figure
 from experiments.configs import Compare, Survey
-from experiments.digits_table import BASELINE, OPTIMIZER_TITLES
+from experiments.methods import BASELINE
+from experiments.optimizers import OPTIMIZER_TITLES
 from experiments.recording import describe_command
 from experiments.survey_table import SIGNIFICANCE, Row, to_markdown
 

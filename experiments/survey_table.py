@@ -10,8 +10,8 @@ from rich.table import Table
 from scipy import stats
 
 from experiments import tables
-from experiments.digits_table import BASELINE, sd
-from experiments.methods import KINDS, parse_variant
+from experiments.methods import BASELINE, KINDS, parse_variant
+from experiments.tables import column, sd
 from experiments.tuning import is_at_edge, mean_losses
 
 # The false positive rate: 1 % of methods as good as the mean would be reported as worse.
@@ -77,18 +77,16 @@ def summarize(runs: Iterable[dict[str, Any]], tuning: Iterable[dict[str, Any]]) 
       runs: The rows of kind `"run"`.
       tuning: The rows of kind `"tuning"`.
     """
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for run in runs:
-        groups.setdefault((run["optimizer"], run["method"]), []).append(run)
-    trials: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for trial in tuning:
-        trials.setdefault((trial["optimizer"], trial["method"]), []).append(trial)
+    groups = tables.grouped(runs, "optimizer", "method")
+    trials = tables.grouped(tuning, "optimizer", "method")
     rows = []
     for (optimizer, method), of_method in groups.items():
         exact = {run["seed"]: run for run in groups.get((optimizer, BASELINE), [])}
-        column = lambda name, runs=of_method: [run[name] for run in runs]  # noqa: E731
-        loss, sent = column("test_loss"), statistics.mean(column("bytes_per_step"))
-        paired = [exact[seed]["test_loss"] for seed in column("seed") if seed in exact]
+        loss, sent = (
+            column(of_method, "test_loss"),
+            statistics.mean(column(of_method, "bytes_per_step")),
+        )
+        paired = [exact[seed]["test_loss"] for seed in column(of_method, "seed") if seed in exact]
         full = statistics.mean(run["bytes_per_step"] for run in exact.values()) if exact else 0
         rate = of_method[0].get("learning_rate", math.nan)
         rows.append(
@@ -103,11 +101,11 @@ def summarize(runs: Iterable[dict[str, Any]], tuning: Iterable[dict[str, Any]]) 
                 sd(loss),
                 statistics.mean(loss) / statistics.mean(paired) if any(paired) else math.nan,
                 p_value(loss, paired),
-                statistics.mean(column("test_accuracy")),
-                statistics.mean(column("train_loss")),
+                statistics.mean(column(of_method, "test_accuracy")),
+                statistics.mean(column(of_method, "train_loss")),
                 sent,
                 sent / full if full else math.nan,
-                statistics.mean(column("compression_error")),
+                statistics.mean(column(of_method, "compression_error")),
             )
         )
     return rows

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,18 @@ def grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple, list[dic
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
     return groups
+
+
+def column(rows: Iterable[dict[str, Any]], name: str) -> list[Any]:
+    """The values of one column."""
+    return [row[name] for row in rows]
+
+
+def sd(values: Sequence[float]) -> float:
+    """The standard deviation of a sample; NaN for fewer than two or non-finite values."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return math.nan
+    return statistics.stdev(values)
 
 
 def mean_and_sd(mean: float, deviation: float, digits: int, scale: float = 1.0) -> str:

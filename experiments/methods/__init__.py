@@ -15,6 +15,7 @@ from experiments.methods._sparsifiers import SPARSIFIERS
 METHODS: dict[str, Method] = {**MEANS, **QUANTIZERS, **SPARSIFIERS}
 
 ALL = "all"
+BASELINE = "mean"
 
 
 class Variant(NamedTuple):
@@ -107,6 +108,7 @@ def parse_variant(label: str) -> Variant:
 
 __all__ = [
     "ALL",
+    "BASELINE",
     "ESTIMATORS",
     "ALL_LABELS",
     "KINDS",
