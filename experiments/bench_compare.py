@@ -56,5 +56,5 @@ def verdict(before: Mapping[str, Row], after: Sequence[Row]) -> list[str]:
     if not shared:
         return ["No record with this machine, JAX and sizes has these rows: nothing is compared."]
     lines = regressions(before, after)
-    found = f"{len(lines)} REGRESSIONS" if lines else "no regression"
-    return [f"{len(shared)} rows compared with {', '.join(commits)}: {found} above noise.", *lines]
+    result = f"{len(lines)} REGRESSIONS" if lines else "no regression"
+    return [f"{len(shared)} rows compared with {', '.join(commits)}: {result} above noise.", *lines]

@@ -50,7 +50,7 @@ STATUS = Path("/proc/self/status")
 class Memory(NamedTuple):
     """Bytes of one worker: of parameters, gradients and state, and the peak beside those."""
 
-    given: int
+    arguments: int
     peak: int
 
 
@@ -62,7 +62,7 @@ def with_sgd(name: str) -> optax.GradientTransformation:
 def compiled_memory(name: str, params: Any) -> Memory:
     """The memory of the compiled program on one device, which is not run."""
     program = compile_step(with_sgd(name), params, make_mesh(1))
-    return Memory(program.given, program.peak)
+    return Memory(program.arguments, program.peak)
 
 
 def _status(field: str) -> int:

@@ -38,7 +38,7 @@ class Program(NamedTuple):
     collectives: int
     accessed: int
     temporaries: int
-    given: int
+    arguments: int
     peak: int
 
 

@@ -96,7 +96,7 @@ class Family(NamedTuple):
 
     family: str
     name: str
-    given: int
+    arguments: int
     peak: int
     resident: float = math.nan
 
@@ -170,8 +170,8 @@ def _finished(folder: Path) -> list[BenchRecord]:
 def newest_rows(records: Path, like: Header) -> dict[str, Row]:
     """Each row from the newest finished record with it whose key is that of `like`."""
     folders = {path.parent for path in records.glob(f"*/{METRICS}")}
-    found = [record for folder in folders for record in _finished(folder)]
-    comparable = [record for record in found if record.header.kind == like.kind]
+    finished = [record for folder in folders for record in _finished(folder)]
+    comparable = [record for record in finished if record.header.kind == like.kind]
     comparable.sort(key=lambda record: record.header.began)
     rows = [row for record in comparable for row in record.rows]
     return {name: row for row in rows for name in [RENAMED.get(row.name, row.name)]}

@@ -51,7 +51,7 @@ def _line(row: Row, parameters: int) -> Sequence[str]:
 
 
 def _family_line(family: Family) -> Sequence[str]:
-    amounts = (family.given, family.peak, family.resident)
+    amounts = (family.arguments, family.peak, family.resident)
     return family.family, family.name, *(_number(amount / 1e6, 0) for amount in amounts)
 
 

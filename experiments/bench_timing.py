@@ -43,8 +43,8 @@ def main(arguments: Sequence[str]) -> None:
     """Prints the results that `time_in_subprocess` reads."""
     side, repeats, *names = arguments
     for first in range(0, len(names), GROUP):
-        found = time_group(names[first : first + GROUP], int(side), int(repeats))
-        print(json.dumps(found), flush=True)
+        result = time_group(names[first : first + GROUP], int(side), int(repeats))
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

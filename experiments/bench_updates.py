@@ -108,8 +108,8 @@ def whole_update(tx: optax.GradientTransformation, updates: Any) -> Run:
     specs, local = jaxcomm.state_specs(state), PartitionSpec("data")
 
     def update(updates: Any, state: Any) -> tuple[Any, Any]:
-        own = jax.tree.map(lambda x: x[0], updates)
-        return tx.update(own, state)
+        local_updates = jax.tree.map(lambda x: x[0], updates)
+        return tx.update(local_updates, state)
 
     sharded = jax.shard_map(
         update, mesh=mesh, in_specs=(local, specs), out_specs=(PartitionSpec(), specs)

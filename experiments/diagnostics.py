@@ -24,7 +24,7 @@ def read_diagnostics(metrics: Mapping[str, Any]) -> dict[str, float]:
 def update_maxima(maxima: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
     """The maxima with the new values, for each name in `RECORDED_MAXIMA` that has a value."""
     return {
-        f"most_{name}": max(maxima.get(f"most_{name}", values[name]), values[name])
+        f"max_{name}": max(maxima.get(f"max_{name}", values[name]), values[name])
         for name in RECORDED_MAXIMA
         if name in values
     }

@@ -65,8 +65,8 @@ def frontier(rows: Sequence[Row]) -> list[Row]:
         others = [cost[other] for other in rows if other is not row]
         return any(b <= bits and e <= error and (b, e) != (bits, error) for b, e in others)
 
-    kept = [row for row in rows if row.error < 1 and not is_beaten(row)]
-    return sorted(kept, key=lambda row: row.bits_per_coordinate)
+    frontier_rows = [row for row in rows if row.error < 1 and not is_beaten(row)]
+    return sorted(frontier_rows, key=lambda row: row.bits_per_coordinate)
 
 
 def describe_frontier(rows: Sequence[Row]) -> str:

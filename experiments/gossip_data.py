@@ -34,9 +34,9 @@ def split(labels: np.ndarray, workers: int, kind: str, seed: int, least: int) ->
             ends = np.round(np.cumsum(shares)[:-1] * len(examples)).astype(int)
             for part, piece in zip(parts, np.split(examples, ends), strict=True):
                 part.append(piece)
-        whole = [np.concatenate(part) for part in parts]
-        if min(map(len, whole)) >= least:
-            return whole
+        split_parts = [np.concatenate(part) for part in parts]
+        if min(map(len, split_parts)) >= least:
+            return split_parts
     raise ExperimentError(f"No split into {workers} parts of at least {least} examples was found.")
 
 
@@ -48,10 +48,10 @@ def orders(parts: list[np.ndarray], size: int, seed: int) -> Iterator[np.ndarray
     rng = np.random.default_rng(seed)
     waiting = [np.empty(0, np.int64) for _ in parts]
     while True:
-        chosen = []
+        examples_of_step = []
         for worker, part in enumerate(parts):
             while len(waiting[worker]) < size:
                 waiting[worker] = np.concatenate([waiting[worker], rng.permutation(part)])
-            chosen.append(waiting[worker][:size])
+            examples_of_step.append(waiting[worker][:size])
             waiting[worker] = waiting[worker][size:]
-        yield np.concatenate(chosen)
+        yield np.concatenate(examples_of_step)

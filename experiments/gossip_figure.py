@@ -43,9 +43,9 @@ def draw(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
     FigureCanvasAgg(figure)
     grid = figure.subplots(2, len(panels), squeeze=False, sharey=True)
     for column, (graph, split) in enumerate(panels):
-        chosen = [row for row in rows if (row["graph"], row["split"]) == (graph, split)]
+        panel_rows = [row for row in rows if (row["graph"], row["split"]) == (graph, split)]
         for axes, against in zip(grid[:, column], ("step", "rounds"), strict=True):
-            _curves(axes, chosen, against, order)
+            _curves(axes, panel_rows, against, order)
         grid[0, column].set_title(f"{graph}, {split}", size=10)
         grid[0, column].set_xlabel("steps")
         grid[1, column].set_xlabel("rounds of messages")

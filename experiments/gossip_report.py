@@ -14,10 +14,10 @@ def verdict(claims: Sequence[Claim]) -> str:
     """The result of the claim, in one sentence."""
     if not claims:
         return "The claim was not put to the test, which takes both methods and two seeds."
-    held = [claim for claim in claims if claim.holds]
+    holding = [claim for claim in claims if claim.holds]
     failed = [f"{claim.graph} ({claim.split})" for claim in claims if not claim.holds]
     better = [c for c in claims if not c.holds and not c.above]
-    text = f"The claim holds on {len(held)} of {len(claims)} graphs and splits"
+    text = f"The claim holds on {len(holding)} of {len(claims)} graphs and splits"
     if failed:
         text += f"; not on {', '.join(failed)}"
     if better:

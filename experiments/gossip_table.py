@@ -79,7 +79,7 @@ def summarize(runs: Iterable[dict[str, Any]]) -> list[Row]:
 
 def claims(curves: Iterable[dict[str, Any]]) -> list[Claim]:
     """One claim per graph and split that has both methods and at least two seeds."""
-    found = []
+    claims_found = []
     for (graph, split), group in tables.grouped(curves, "graph", "split").items():
         by_method = {name: rows for (name,), rows in tables.grouped(group, "method").items()}
         seeds = {row["seed"] for row in group}
@@ -99,8 +99,8 @@ def claims(curves: Iterable[dict[str, Any]]) -> list[Claim]:
             differences.append((mean - statistics.mean(losses)) / spread if spread else math.nan)
         largest = max(differences, key=abs)
         rounds = [sum(row["rounds"] for row in by_method[m]) for m in (CLAIMED, BASELINE)]
-        found.append(Claim(graph, split, abs(largest), largest > 0, rounds[0] / rounds[1]))
-    return found
+        claims_found.append(Claim(graph, split, abs(largest), largest > 0, rounds[0] / rounds[1]))
+    return claims_found
 
 
 HEADINGS = (

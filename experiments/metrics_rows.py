@@ -10,6 +10,13 @@ from typing import Any
 from experiments.diagnostics import RECORDED_MAXIMA
 from experiments.errors import ExperimentError
 
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "run": {f"most_{name}": f"max_{name}" for name in RECORDED_MAXIMA},
+    "density": {"own": "worker", "own_share": "worker_shard", "union_share": "union_shard"},
+    "bench_memory": {"given": "arguments"},
+}
+"""Per kind, columns of older records and their names now."""
+
 LARGEST = 1e30  # Its square, and sums of such squares, are finite.
 _NAME = re.compile(r"[A-Za-z0-9 _.,:;%+=()/-]{1,80}")  # Matplotlib parses other names as formulas.
 
@@ -123,7 +130,7 @@ COLUMNS: Mapping[str, Mapping[str, Check]] = {
     "bench_memory": {
         "family": _is_name,
         "name": _is_name,
-        "given": _is_count,
+        "arguments": _is_count,
         "peak": _is_count,
         "resident": _is_measured,
     },
@@ -133,7 +140,7 @@ COLUMNS: Mapping[str, Mapping[str, Check]] = {
 OPTIONAL: Mapping[str, Mapping[str, Check]] = {
     "run": {
         "learning_rate": _is_amount,
-        **{f"most_{name}": _is_measured for name in RECORDED_MAXIMA},
+        **{f"max_{name}": _is_measured for name in RECORDED_MAXIMA},
     }
 }
 """Columns that some rows of a kind lack."""
@@ -152,6 +159,7 @@ def _read(line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
         raise ValueError("not an object with a kind")
     kind = row["kind"]
+    row = {RENAMED.get(kind, {}).get(name, name): value for name, value in row.items()}
     if missing := [name for name in COLUMNS.get(kind, {}) if name not in row]:
         raise ValueError(f"a row of kind {kind!r} without `{missing[0]}`")
     for name, is_correct in {**COLUMNS.get(kind, {}), **OPTIONAL.get(kind, {})}.items():

@@ -98,9 +98,9 @@ def _lines(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
                 clock,
                 strategy,
                 f"{statistics.mean(times):.2f} ± {sd(times):.2f}",
-                f"{statistics.mean(column('seconds')):.2f}",
-                f"{statistics.mean(column('minibatches')):,.0f}",
-                f"{100 * statistics.mean(column('test_accuracy')):.1f}",
+                f"{statistics.mean(column(group, 'seconds')):.2f}",
+                f"{statistics.mean(column(group, 'minibatches')):,.0f}",
+                f"{100 * statistics.mean(column(group, 'test_accuracy')):.1f}",
             )
         )
     return lines

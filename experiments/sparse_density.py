@@ -25,10 +25,10 @@ class LeafDensity(NamedTuple):
 
     leaf: str
     shape: tuple[int, ...]
-    own: float  # on one worker
+    worker: float  # on one worker
     union: float  # on any worker
-    own_share: float  # on one worker, of the rows of one server, every n-th for n workers
-    union_share: float  # on any worker, of the rows of one server
+    worker_shard: float  # on one worker, of the rows of one server, every n-th for n workers
+    union_shard: float  # on any worker, of the rows of one server
 
     @property
     def is_sparse(self) -> bool:
@@ -38,7 +38,7 @@ class LeafDensity(NamedTuple):
     @property
     def capacity(self) -> Capacity:
         """The measured fractions times `MARGIN`, at most 1."""
-        seen = (self.own, self.union, self.own_share, self.union_share)
+        seen = (self.worker, self.union, self.worker_shard, self.union_shard)
         return Capacity(*(min(MARGIN * density, 1.0) for density in seen))
 
 
@@ -59,8 +59,8 @@ def _densities(gradients: Any) -> Any:
     """The four densities of `LeafDensity` of each leaf `[workers, ...]`, float32[4]."""
 
     def worker_and_union(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-        own = jaxcomm.gradient_density(gradient)
-        return own, jaxcomm.gradient_density(gradient, "data")
+        worker = jaxcomm.gradient_density(gradient)
+        return worker, jaxcomm.gradient_density(gradient, "data")
 
     def of_leaf(gradient: jax.Array) -> jax.Array:
         workers = gradient.shape[0]
@@ -114,7 +114,7 @@ HEADINGS = (
 
 
 def _cells(leaf: LeafDensity) -> tuple[str, ...]:
-    seen = (leaf.own, leaf.union, leaf.own_share, leaf.union_share)
+    seen = (leaf.worker, leaf.union, leaf.worker_shard, leaf.union_shard)
     shape = " x ".join(map(str, leaf.shape)) or "scalar"
     sent_as = "sparse" if leaf.is_sparse else "dense"
     return (leaf.leaf, shape, *(f"{100 * part:.2f}" for part in seen), sent_as)

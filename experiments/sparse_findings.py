@@ -49,28 +49,28 @@ def _is_judged(row: Row) -> bool:
 
 
 def _describe_cuts(rows: Sequence[Row]) -> list[str]:
-    found = [
+    sentences_of_s2 = [
         f"`{row.method}` sends {_cuts(row)}{_loss(row)}."
         for row in rows
         if row.method in S2_METHODS
     ]
-    return ["Of S2 Reducer, for the sparse leaves:", *found] if found else []
+    return ["Of S2 Reducer, for the sparse leaves:", *sentences_of_s2] if sentences_of_s2 else []
 
 
 def _describe_claim(rows: Sequence[Row], column: str, against: str) -> tuple[str, bool]:
     """Which variants save the fraction of the paper, and whether any is within a deviation."""
     cut = [row for row in rows if row.method in S2_METHODS and 1 - getattr(row, column) >= CLAIM]
-    kept = [row for row in cut if row.is_within]
-    lost = [row for row in cut if not row.is_within]
-    sentence = f"Against {against} it is reached within one standard deviation by {_name(kept)}"
-    return sentence + (f", and at a higher loss by {_name(lost)}." if lost else "."), bool(kept)
+    within = [row for row in cut if row.is_within]
+    above = [row for row in cut if not row.is_within]
+    sentence = f"Against {against} it is reached within one standard deviation by {_name(within)}"
+    return sentence + (f", and at a higher loss by {_name(above)}." if above else "."), bool(within)
 
 
 def _mean_capacity(leaves: Sequence[LeafDensity]) -> tuple[float, float]:
     """The mean capacities for one worker and for the union, over coordinates of sparse leaves."""
     capacities = [(leaf.capacity, math.prod(leaf.shape)) for leaf in leaves if leaf.is_sparse]
     total = sum(size for _, size in capacities)
-    worker = sum(capacity.own * size for capacity, size in capacities)
+    worker = sum(capacity.worker * size for capacity, size in capacities)
     return worker / total, sum(capacity.union * size for capacity, size in capacities) / total
 
 
@@ -131,10 +131,10 @@ def _describe_additions(rows: Sequence[Row]) -> list[str]:
 
 def _describe_rest(rows: Sequence[Row]) -> list[str]:
     sentences = []
-    if kept := [row for row in rows if row.is_within and row.method != BASELINE]:
-        least = min(kept, key=lambda row: row.sparse_bytes)
+    if within := [row for row in rows if row.is_within and row.method != BASELINE]:
+        least = min(within, key=lambda row: row.sparse_bytes)
         sentences.append(
-            f"Of all that stay within one standard deviation of dense ({_name(kept)}), "
+            f"Of all that stay within one standard deviation of dense ({_name(within)}), "
             f"`{least.method}` sends least: {least.sparse_bytes:,.0f} bytes of the sparse leaves"
             f", {_cuts(least)}."
         )

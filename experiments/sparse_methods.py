@@ -18,14 +18,15 @@ DENSE = "dense"
 
 
 class Capacity(NamedTuple):
-    """The capacity for a leaf, as fractions of its rows."""
+    """The capacity for a leaf, as fractions of its rows.
 
-    own: float  # for the nonzero rows of one worker
+    A server has every n-th row of n workers.
+    """
+
+    worker: float  # for the nonzero rows of one worker
     union: float  # for the rows that are nonzero on any worker
-    own_share: (
-        float  # for those of one worker among the rows of one server, every n-th for n workers
-    )
-    union_share: float  # for those of any worker among the rows of one server
+    worker_shard: float  # of one server's rows, for those that are nonzero on one worker
+    union_shard: float  # of one server's rows, for those that are nonzero on any worker
 
 
 class SparseMethod(NamedTuple):
@@ -68,7 +69,7 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
     BASELINE: SparseMethod(lambda capacity, **options: jaxcomm.mean(), "all rows, summed"),
     ALL_GATHER: _codec_method(
         jaxcomm.all_gather_mean,
-        lambda capacity: nonzero(density=capacity.own, overflow="drop"),
+        lambda capacity: nonzero(density=capacity.worker, overflow="drop"),
         "its rows to all other workers",
     ),
     "union": _codec_method(
@@ -78,15 +79,15 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
     ),
     "sparcml": SparseMethod(
         lambda capacity, *, seed, diagnostics: jaxcomm.sparcml(
-            density=capacity.own, union_density=capacity.union, diagnostics=diagnostics
+            density=capacity.worker, union_density=capacity.union, diagnostics=diagnostics
         ),
         "its rows to one worker, then sums of two, of four, ... workers (SparCML)",
     ),
     "parallax": SparseMethod(
         lambda capacity, **options: jaxcomm.two_stage_mean(
             "data",
-            error_feedback(nonzero(density=capacity.own_share)),
-            mean_codec=error_feedback(nonzero(density=capacity.union_share)),
+            error_feedback(nonzero(density=capacity.worker_shard)),
+            mean_codec=error_feedback(nonzero(density=capacity.union_shard)),
             layout="cyclic",
             scope="leaf",
             **options,
@@ -114,7 +115,7 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
     "sketched_sgd": SparseMethod(
         lambda capacity, **options: jaxcomm.sketched_sgd(
             sketch_ratio=capacity.union,
-            ratio=capacity.own,
+            ratio=capacity.worker,
             candidates=1.5,
             momentum=0.0,
             scope="leaf",
@@ -124,7 +125,11 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
     ),
     "fetch_sgd": SparseMethod(
         lambda capacity, **options: jaxcomm.fetch_sgd(
-            sketch_ratio=capacity.union, ratio=capacity.own, momentum=0.0, scope="leaf", **options
+            sketch_ratio=capacity.union,
+            ratio=capacity.worker,
+            momentum=0.0,
+            scope="leaf",
+            **options,
         ),
         "the same in five rows, which include the residual of earlier steps",
     ),

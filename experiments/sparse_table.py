@@ -82,7 +82,7 @@ def summarize(
         above = statistics.mean(losses) - statistics.mean(exact) if exact else math.nan
         rate = of_method[0].get("learning_rate", math.nan)
         maxima = [
-            max(run.get(f"most_{name}", math.nan) for run in of_method) for name in RECORDED_MAXIMA
+            max(run.get(f"max_{name}", math.nan) for run in of_method) for name in RECORDED_MAXIMA
         ]
         rows.append(
             Row(

@@ -58,7 +58,7 @@ def draw(folder: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, 
     ):
         axes = grid[row_index, column]
         for strategy in order:
-            chosen = [
+            strategy_rows = [
                 row
                 for row in rows
                 if (row["dataset"], row["speeds"], row["strategy"]) == (dataset, kind, strategy)
@@ -74,8 +74,8 @@ def draw(folder: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, 
             if strategy in BLOCKING_FORM:
                 finishes_late = strategy.endswith("late")
                 style |= {"linewidth": 1.8, "linestyle": ":" if finishes_late else "-"}
-            if chosen:
-                _curve(axes, chosen, style)
+            if strategy_rows:
+                _curve(axes, strategy_rows, style)
         if dataset in losses:
             axes.axhline(losses[dataset], color="black", linewidth=0.6)
         axes.set_title(f"{dataset}, {kind}", size=10)

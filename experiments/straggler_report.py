@@ -14,12 +14,12 @@ from experiments.straggler_table import CLAIMED_SPEEDUP, Gain, Row, to_markdown
 def verdict(gains: Sequence[Gain]) -> str:
     """The result of the claim, in a few sentences."""
     claimed = [gain for gain in gains if gain.waiting in ("dpsgd", "matcha")]
-    known = [gain for gain in claimed if not math.isnan(gain.ratio)]
-    if not known:
+    finite = [gain for gain in claimed if not math.isnan(gain.ratio)]
+    if not finite:
         return "The claim was not put to the test, which takes D-PSGD or MATCHA and its own form."
-    best, worst = max(known, key=lambda g: g.ratio), min(known, key=lambda g: g.ratio)
-    slower = [gain for gain in known if gain.ratio <= 1]
-    two = [gain for gain in known if gain.ratio >= CLAIMED_SPEEDUP]
+    best, worst = max(finite, key=lambda g: g.ratio), min(finite, key=lambda g: g.ratio)
+    slower = [gain for gain in finite if gain.ratio <= 1]
+    two = [gain for gain in finite if gain.ratio >= CLAIMED_SPEEDUP]
     text = (
         "The paper claims up to half the time of D-PSGD and MATCHA where workers are not alike. "
         f"Here their non-blocking forms are {best.ratio:.2f} times faster at best ({best.dataset}, "
@@ -41,9 +41,9 @@ def fastest(rows: Sequence[Row]) -> str:
     settings = dict.fromkeys((row.dataset, row.speeds) for row in rows)
     best = []
     for setting in settings:
-        known = [r for r in rows if (r.dataset, r.speeds) == setting and r.reached == r.seeds]
-        if known:
-            row = min(known, key=lambda row: row.seconds_to_loss)
+        finite = [r for r in rows if (r.dataset, r.speeds) == setting and r.reached == r.seeds]
+        if finite:
+            row = min(finite, key=lambda row: row.seconds_to_loss)
             best.append(f"{row.strategy} ({', '.join(setting)}: {row.seconds_to_loss:.2f} s)")
     return f"The fastest strategies are {'; '.join(best)}."
 

@@ -118,11 +118,11 @@ def timeline(
       ExperimentError: If that takes more than `MAX_WINDOWS_FACTOR` times as many windows.
     """
     uses_barriers = strategy.waits_for_all and strategy.per_worker_params
-    found = (_barrier_timeline if uses_barriers else _window_timeline)(
+    whole_timeline = (_barrier_timeline if uses_barriers else _window_timeline)(
         strategy, link, speeds, seed, config
     )
     required = config.steps * WORKERS * config.minibatches
-    finished = np.cumsum(found.window.finished.sum(axis=1))
+    finished = np.cumsum(whole_timeline.window.finished.sum(axis=1))
     if finished[-1] < required:
         raise ExperimentError(
             f"{len(finished)} windows with the speeds {speeds} have {finished[-1]} mini-batches of "
@@ -130,4 +130,4 @@ def timeline(
         )
     chunk = strategy.chunk(config)
     steps = -(-(int(np.searchsorted(finished, required)) + 1) // chunk) * chunk
-    return Timeline(*jax.tree.map(lambda x: x[:steps], tuple(found)))
+    return Timeline(*jax.tree.map(lambda x: x[:steps], tuple(whole_timeline)))

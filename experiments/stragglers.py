@@ -170,12 +170,12 @@ def main(config: Stragglers) -> int:
                 f"{time.perf_counter() - began:.0f} s",
             )
         timed = add_times(curves, runs)
-        rows, found = summarize(timed), gains(timed)
+        rows, speedups = summarize(timed), gains(timed)
         progress.print(to_table(rows))
-        for gain in found:
+        for gain in speedups:
             progress.print(gain.sentence)
         record.write("table.csv", to_csv(rows))
-        record.write("README.md", write_readme(config, rows, found, at_edge))
+        record.write("README.md", write_readme(config, rows, speedups, at_edge))
         if record.folder:
             figures.draw(record.folder)
             progress.print(f"Record: {record.folder}")

@@ -60,9 +60,9 @@ def run_seeds(
     config: Compare | Sparse, program: Program, learning_rate: float, record: Record | NoRecord
 ) -> list[dict[str, Any]]:
     """Trains and records the reported seeds; returns the last row of each."""
-    runs, chosen = [], program._replace(learning_rate=learning_rate)
+    runs, tuned_program = [], program._replace(learning_rate=learning_rate)
     for seed in range(config.seeds):
-        for row in train(chosen, seed, config.steps, config.log_every):
+        for row in train(tuned_program, seed, config.steps, config.log_every):
             record.add(row)
         runs.append(row)
     return runs

@@ -79,11 +79,13 @@ def _describe_savings(rows: Sequence[Row]) -> list[str]:
             f"In bytes {_name(workers_pay)} save nothing: their payloads cannot be added, and "
             "each worker's goes to all the others."
         )
-    kept = sorted(
+    saving = sorted(
         (row for row in judged if row.saves and not row.loses), key=lambda row: row.bytes_ratio
     )
-    if kept:
-        named = ", ".join(f"`{row.method}` ({row.bytes_ratio:.3f}; {_times(row)})" for row in kept)
+    if saving:
+        named = ", ".join(
+            f"`{row.method}` ({row.bytes_ratio:.3f}; {_times(row)})" for row in saving
+        )
         sentences.append(
             f"Not told apart from `{BASELINE}` in loss, for these parts of its bytes: {named}."
         )

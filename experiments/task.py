@@ -99,8 +99,8 @@ class Task:
         while True:
             while len(order) < size:
                 order = np.concatenate([order, generator.permutation(len(inputs))])
-            chosen, order = order[:size][rows], order[size:]
-            yield inputs[chosen], labels[chosen]
+            selected, order = order[:size][rows], order[size:]
+            yield inputs[selected], labels[selected]
 
     def loss(self, params: Any, batch: Any) -> jax.Array:
         """The mean loss of a batch, float32[]."""

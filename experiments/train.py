@@ -50,11 +50,11 @@ class Program(NamedTuple):
         if stage is None:
             return self.account.bytes_per_worker
         state = opt_state[0] if self.compression_error else opt_state[0].inner
-        taken = f"cond {stage(state) + 1}/"
+        branch = f"cond {stage(state) + 1}/"
         return sum(
             collective.bytes_per_worker
             for collective in self.account.collectives
-            if not collective.path or collective.path[0].startswith(taken)
+            if not collective.path or collective.path[0].startswith(branch)
         )
 
 

@@ -41,8 +41,8 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     raw = read_start(
         path, header + math.prod(shape) + 1
     )  # One more byte detects a file that is too long.
-    if (found := len(raw) - header) != math.prod(shape):
-        fault = "too long" if found > math.prod(shape) else f"truncated: {found} bytes"
+    if (actual := len(raw) - header) != math.prod(shape):
+        fault = "too long" if actual > math.prod(shape) else f"truncated: {actual} bytes"
         raise ExperimentError(f"{path} is {fault} for the shape {shape} it states.")
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
 
@@ -64,10 +64,10 @@ def load_mnist(data: Path | None) -> Dataset:
 
     def labels(part: str) -> np.ndarray:
         path = _find(folder, f"{part}-labels-idx1-ubyte")
-        found = read_idx(path, 1)
-        if found.max(initial=0) > 9:
-            raise ExperimentError(f"{path} holds the label {found.max()}; labels are 0 to 9.")
-        return found.astype(np.int32)
+        actual = read_idx(path, 1)
+        if actual.max(initial=0) > 9:
+            raise ExperimentError(f"{path} holds the label {actual.max()}; labels are 0 to 9.")
+        return actual.astype(np.int32)
 
     dataset = Dataset(images("train"), labels("train"), images("t10k"), labels("t10k"))
     if dataset.train_inputs.shape[1:] != dataset.test_inputs.shape[1:]:

@@ -128,7 +128,7 @@ def test_a_program_is_of_one_worker_and_its_memory_is_over_what_it_is_given() ->
     # Two of the step, and one of the loss that is told.
     assert program.collectives == 3 and program.lines > 100 and program.compile_seconds > 0
     # Parameters and gradients, and less than a hundred bytes of state.
-    assert 8 * size <= program.given <= 8 * size + 100 and 8 * size <= alone.given
+    assert 8 * size <= program.arguments <= 8 * size + 100 and 8 * size <= alone.arguments
     assert program.accessed > 8 * size and program.peak >= program.temporaries > 0
 
 
@@ -152,8 +152,8 @@ ENTRY %main (x: f32[2]) -> f32[2] {
 def test_memory_of_a_mean_is_one_copy_of_the_gradients() -> None:
     params = bench_programs.transformer(width=64, layers=1)
     size = sum(x.size for x in params.values())
-    given, peak = bench_memory.compiled_memory("mean", params)
-    assert 8 * size <= given <= 8 * size + 100 and 4 * size <= peak <= 4.1 * size
+    arguments, peak = bench_memory.compiled_memory("mean", params)
+    assert 8 * size <= arguments <= 8 * size + 100 and 4 * size <= peak <= 4.1 * size
 
 
 @pytest.mark.skipif(not bench_memory.STATUS.exists(), reason="Linux tells what is resident.")

@@ -53,7 +53,7 @@ def synthetic(**changes: tuple[float, float]) -> list[Row]:
     told = {"s2_peel": "unpeeled", "s2_mean_1": "expected_error"}
     runs = [
         {"method": method, "seed": seed, "learning_rate": 0.1, "test_loss": 4 + seed + above}
-        | ({f"most_{told[method]}": 0.01 * seed} if method in told else {})
+        | ({f"max_{told[method]}": 0.01 * seed} if method in told else {})
         for method, (_, above) in methods.items()
         for seed in range(3)
     ]
@@ -195,7 +195,7 @@ def test_a_comparison_leaves_a_record_that_parses(
     def fake(program: Program, seed: int, steps: int, log_every: int) -> list[dict]:
         run = {"kind": "run", "method": program.variant.label, "optimizer": program.optimizer}
         loss = 5 + 0.1 * seed + 0.01 * (run["method"] == "union")
-        rate = {"learning_rate": program.learning_rate, "seed": seed, "most_overflow": 0.25}
+        rate = {"learning_rate": program.learning_rate, "seed": seed, "max_overflow": 0.25}
         told = {"train_loss": loss, "test_loss": loss, "test_accuracy": 0.5}
         costs = {"bytes_per_step": 4.0, "compression_error": 0.0, "step_milliseconds": 1.0}
         return [run | rate | told | costs]

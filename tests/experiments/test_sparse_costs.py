@@ -16,7 +16,7 @@ from experiments.train import make_mesh
 
 EMBEDDING = "Embed_0/embedding"
 WORKERS, ROWS, WIDTH = 8, 320, 4
-ROOMS = {"a/b": Capacity(0.05, 0.25, 0.1, 0.3)}
+CAPACITIES = {"a/b": Capacity(0.05, 0.25, 0.1, 0.3)}
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +38,12 @@ def test_densities_are_those_of_the_words_in_a_batch(task: Task) -> None:
     own = max(len(np.unique(words)) for both in parts for words in both)
     union = max(len(np.unique(both)) for both in parts)
     assert embedding.shape == (251, 64) and embedding.is_sparse
-    assert (251 * embedding.own, 251 * embedding.union) == pytest.approx((own, union))
+    assert (251 * embedding.worker, 251 * embedding.union) == pytest.approx((own, union))
     assert embedding.capacity[:2] == pytest.approx((1.1 * own / 251, 1.1 * union / 251))
     # Of two servers, one has the words of even numbers, 126 of them, and one the others.
     shares = [np.unique(words[words % 2 == k]) for both in parts for words in both for k in (0, 1)]
-    assert 126 * embedding.own_share == pytest.approx(max(map(len, shares)))
-    assert embedding.own_share <= embedding.union_share <= 2 * embedding.union + 1 / 126
+    assert 126 * embedding.worker_shard == pytest.approx(max(map(len, shares)))
+    assert embedding.worker_shard <= embedding.union_shard <= 2 * embedding.union + 1 / 126
     assert by_leaf["Dense_1/bias"].union == 1 and not any(x.is_sparse for x in by_leaf.values())
     assert "| Embed_0/embedding | 251 x 64 |" in to_markdown(leaves)
 
@@ -72,7 +72,7 @@ def test_there_is_never_room_for_more_than_all() -> None:
 
 def sent(name: str) -> float:
     return count_sparse_bytes(
-        SparseVariant(name, ROOMS), {"a/b": (ROWS, WIDTH)}, make_mesh(WORKERS)
+        SparseVariant(name, CAPACITIES), {"a/b": (ROWS, WIDTH)}, make_mesh(WORKERS)
     )
 
 
@@ -100,16 +100,16 @@ def test_bytes_are_of_the_sparse_leaves_alone() -> None:
 )
 def test_codecs_are_timed_where_there_is_one(name: str) -> None:
     gradient = jnp.zeros((2, ROWS, WIDTH)).at[0, 3].set(1.0).at[1, 9].set(2.0)
-    taken = time_codec(SparseVariant(name, ROOMS), {"a/b": gradient}, 1)
+    taken = time_codec(SparseVariant(name, CAPACITIES), {"a/b": gradient}, 1)
     assert taken is None if name == "mean" else min(taken) > 0
 
 
 def test_every_method_is_built_once_and_a_wrong_one_is_named() -> None:
-    variants = make_sparse_variants(["union", "all", "union"], ROOMS)
+    variants = make_sparse_variants(["union", "all", "union"], CAPACITIES)
     assert variants[0].label == "union"
     assert sorted(variant.label for variant in variants) == sorted(SPARSE_METHODS)
     with pytest.raises(ExperimentError, match="no sparse method 'foo'; there are mean, all_gather"):
-        make_sparse_variants(["foo"], ROOMS)
+        make_sparse_variants(["foo"], CAPACITIES)
 
 
 def test_the_most_of_what_is_told_is_kept() -> None:
@@ -118,5 +118,5 @@ def test_the_most_of_what_is_told_is_kept() -> None:
     )
     assert first == {"overflow": 3.0}
     seen = update_maxima({}, first) | update_maxima({}, {"unpeeled": 0.5})
-    assert update_maxima(seen, {"overflow": 2.0, "density": 9.0}) == {"most_overflow": 3.0}
-    assert seen == {"most_overflow": 3.0, "most_unpeeled": 0.5}
+    assert update_maxima(seen, {"overflow": 2.0, "density": 9.0}) == {"max_overflow": 3.0}
+    assert seen == {"max_overflow": 3.0, "max_unpeeled": 0.5}
