@@ -1,4 +1,4 @@
-"""The acceptance discriminates: it fails where the method fails and where a control passes."""
+"""The acceptance criterion fails if the method fails or a control passes."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,8 @@ CONFIG = Compare(optimizers=("sgd",))
 
 def row(method: str, loss_ratio: float, bytes_ratio: float) -> Row:
     empty = dict.fromkeys(Row._fields, 0.0)
-    given = {"optimizer": "sgd", "method": method, "seeds": 5}
-    return Row(**{**empty, **given, "loss_ratio": loss_ratio, "bytes_ratio": bytes_ratio})
+    names = {"optimizer": "sgd", "method": method, "seeds": 5}
+    return Row(**{**empty, **names, "loss_ratio": loss_ratio, "bytes_ratio": bytes_ratio})
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ def row(method: str, loss_ratio: float, bytes_ratio: float) -> Row:
         ((float("nan"), 0.25), (2.0, 0.25), False),
     ],
 )
-def test_both_limits_count_for_both_kinds(
+def test_both_limits_apply_to_the_method_and_to_controls(
     method: tuple[float, float], control: tuple[float, float], met: bool
 ) -> None:
     rows = [row("mean", 1, 1), row("global_qsgd:8", *method), row("truncating", *control)]
     assert acceptance.is_accepted(CONFIG, acceptance.judge(CONFIG, rows)) == met
 
 
-def test_nothing_is_met_where_a_kind_is_missing() -> None:
+def test_without_a_control_nothing_is_accepted() -> None:
     rows = [row("mean", 1, 1), row("global_qsgd:8", 1, 0.25)]
     verdicts = acceptance.judge(CONFIG, rows)
     assert not acceptance.is_accepted(CONFIG, verdicts)
@@ -46,7 +46,7 @@ def test_nothing_is_met_where_a_kind_is_missing() -> None:
 
 
 @pytest.mark.skipif(not REFERENCE.is_dir(), reason="the reference record is not in this checkout")
-def test_the_reference_record_meets_it_for_both_optimizers() -> None:
+def test_the_reference_record_is_accepted_for_both_optimizers() -> None:
     settings = json.loads((REFERENCE / "config.json").read_text(encoding="utf-8"))
     assert settings.pop("finished")
     settings = {

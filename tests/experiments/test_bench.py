@@ -1,4 +1,4 @@
-"""What the bench measures, each at a small size."""
+"""The measurements of the bench, at small sizes."""
 
 import time
 
@@ -28,7 +28,7 @@ def test_functions_are_timed_in_turn() -> None:
     assert "".join(calls) == "ab" * 4 and set(times) == {"a", "b"}
 
 
-def test_dithering_is_judged_by_plain_code() -> None:
+def test_dithering_is_compared_with_plain_code() -> None:
     seconds = bench_dither.time_passes(1000, 1)
     assert min(seconds.values()) > 0 and bench_dither.to_table(seconds, 1000).row_count == 6
     plain = {"encode, floor with hashed noise": 1.0, "decode, multiply": 1.0}
@@ -36,7 +36,7 @@ def test_dithering_is_judged_by_plain_code() -> None:
     assert "2.00 times the plain code, within 2" in lines[0] and "ABOVE" in lines[1]
 
 
-def test_sketches_are_timed_beside_scatters() -> None:
+def test_sketches_are_compared_with_scatters() -> None:
     times = bench_ops.time_sketch(2000, 1)
     assert len(times) == 4 and min(times.values()) > 0
     assert {"numpy.add.at, precomputed columns", "jnp .at[].add, precomputed columns"} < set(times)
@@ -44,7 +44,7 @@ def test_sketches_are_timed_beside_scatters() -> None:
     assert cells[0] == [*times] and cells[2][0] == "1.00"
 
 
-def test_codecs_of_sparse_updates_are_timed_beside_top_k() -> None:
+def test_codecs_of_sparse_updates_are_compared_with_top_k() -> None:
     leaf = np.asarray(bench_sparse.sparse_leaf(6400))
     assert leaf.shape == (100, 64) and (leaf != 0).any(axis=1).sum() == 2
     chosen = {"nonzero": bench_sparse.CODECS["nonzero"]}
@@ -53,7 +53,7 @@ def test_codecs_of_sparse_updates_are_timed_beside_top_k() -> None:
     assert bench_sparse.to_table(timings, top_k, 6400).row_count == len(timings)
 
 
-def test_sparse_updates_are_judged_by_thirty_milliseconds_and_by_top_k() -> None:
+def test_sparse_updates_have_limits_of_thirty_milliseconds_and_of_top_k() -> None:
     def judge(mean: float, peel: float) -> list[str]:
         times = {"s2_sketch, mean": mean, "s2_sketch, peel, 3 rows": peel}
         return bench_sparse.verdicts(
@@ -65,12 +65,12 @@ def test_sparse_updates_are_judged_by_thirty_milliseconds_and_by_top_k() -> None
     assert "ABOVE 30" in judge(0.031, 0.11)[0] and "ABOVE the 100 of" in judge(0.031, 0.11)[1]
 
 
-def test_time_of_cores_does_not_count_waiting() -> None:
+def test_cpu_time_excludes_sleep() -> None:
     assert core_seconds(lambda: time.sleep(0.2), 1) < 0.1
     assert core_seconds(lambda: sum(range(1_000_000)), 1) > 1e-4
 
 
-def test_quantizing_is_judged_by_nanoseconds_a_coordinate() -> None:
+def test_quantization_has_a_limit_per_coordinate() -> None:
     assert bench_ops.verdict(1e-6, 1000, 256).endswith(
         "1.00 ns of one core per coordinate, within 1.5"
     )
@@ -82,7 +82,7 @@ def test_quantizing_is_judged_by_nanoseconds_a_coordinate() -> None:
 def test_windows_are_timed_and_train() -> None:
     few = bench_windows.time_windows(4, 60)
     assert few.parameters >= 5000 and few.seconds > 0
-    assert few.loss < np.log(10) - 0.05  # Of ten classes that are all as likely.
+    assert few.loss < np.log(10) - 0.05  # Ten classes of equal probability.
     table = bench_windows.to_table({4: few, 8: few._replace(seconds=1.0)}, 2)
     assert [*table.columns[1].cells][1] == "500.0"
     assert "ABOVE" in bench_windows.verdict({8: few._replace(seconds=1.0)}, 2)
@@ -95,7 +95,7 @@ def test_a_transformer_has_50_million_parameters_and_two_thirds_of_its_leaves_ar
     assert sum(x.size for x in leaves) == 4 * (12 * 1024**2 + 13 * 1024)
 
 
-def test_whole_updates_are_timed_as_multiples_of_the_plainest() -> None:
+def test_whole_updates_are_timed_as_multiples_of_the_baseline() -> None:
     chosen = {"qsgd": bench_updates.METHODS_WITH_GOALS["qsgd"]}
     seconds, size = bench_updates.measure(chosen, side=16)
     assert size == 10 * 17 * 16 and [*seconds] == ["baseline", "qsgd"] and seconds["qsgd"] > 0
@@ -103,8 +103,8 @@ def test_whole_updates_are_timed_as_multiples_of_the_plainest() -> None:
     assert [[*column.cells][1] for column in table.columns] == ["qsgd", "5.00", "2.5", "3"]
 
 
-def test_what_is_written_by_hand_is_the_mean_but_for_rounding() -> None:
-    """Of four workers with levels of 1 / 31, which noise moves by one at most."""
+def test_the_handwritten_update_is_the_mean_up_to_rounding() -> None:
+    """Four workers with levels of 1 / 31; noise changes a code by at most one level."""
     tx = bench_programs.by_hand()
     grads = np.random.default_rng(0).uniform(-1, 1, (4, 50)).astype(np.float32)
     grads[0, 0] = 1
@@ -118,21 +118,21 @@ def test_what_is_written_by_hand_is_the_mean_but_for_rounding() -> None:
     chex.assert_trees_all_close(found, mean, atol=1 / 31)
 
 
-def test_a_program_is_of_one_worker_and_its_memory_is_over_what_it_is_given() -> None:
+def test_a_program_is_of_one_worker_and_its_peak_excludes_arguments() -> None:
     params = bench_programs.transformer(width=4, layers=1)
     size = sum(x.size for x in params.values())
     program, alone = (
         bench_programs.compile_step(TIMED["global_qsgd_8_bits"].build(), params, make_mesh(workers))
         for workers in (2, 1)
     )
-    # Two of the step, and one of the loss that is told.
+    # Two of the step, and one of the reported loss.
     assert program.collectives == 3 and program.lines > 100 and program.compile_seconds > 0
     # Parameters and gradients, and less than a hundred bytes of state.
     assert 8 * size <= program.arguments <= 8 * size + 100 and 8 * size <= alone.arguments
     assert program.accessed > 8 * size and program.peak >= program.temporaries > 0
 
 
-def test_lines_that_tell_the_caller_are_not_counted() -> None:
+def test_lines_of_stack_frames_are_not_counted() -> None:
     text = """HloModule jit_step
 
 FileNames
@@ -156,7 +156,7 @@ def test_memory_of_a_mean_is_one_copy_of_the_gradients() -> None:
     assert 8 * size <= arguments <= 8 * size + 100 and 4 * size <= peak <= 4.1 * size
 
 
-@pytest.mark.skipif(not bench_memory.STATUS.exists(), reason="Linux tells what is resident.")
-def test_what_is_resident_is_what_the_program_says() -> None:
+@pytest.mark.skipif(not bench_memory.STATUS.exists(), reason="Only Linux reports resident memory.")
+def test_resident_memory_is_that_of_the_compiled_program() -> None:
     resident = bench_memory.resident_in_subprocess("mean", 1024)
     assert resident == pytest.approx(4 * 50_384_896, rel=0.1)

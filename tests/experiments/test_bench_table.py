@@ -1,4 +1,4 @@
-"""The bench's table: every row is in it, it tells what became worse, and its record is whole."""
+"""The table of the bench: its rows, regressions and records."""
 
 import json
 from pathlib import Path
@@ -30,12 +30,12 @@ def test_every_row_of_the_tables_of_cases_is_in_the_bench() -> None:
     }
 
 
-def test_every_contender_is_a_row_with_its_goal() -> None:
+def test_every_method_with_a_goal_is_a_row() -> None:
     rows = [*bench_methods.TIMED.values()]
     assert all(each in rows for each in METHODS_WITH_GOALS.values())
 
 
-def test_rows_are_chosen_by_name_and_by_family() -> None:
+def test_rows_are_selected_by_name_and_by_family() -> None:
     assert {*bench_methods.select_families(["all"])} == {*bench_methods.ROWS}
     assert bench_methods.select_families(["sparse", "dpsgd"])["dpsgd"] == "gossip"
     assert {"top_k", "dpsgd"} < {*bench_methods.select_families(["sparse", "dpsgd"])}
@@ -52,7 +52,7 @@ def worse(**changes: Any) -> list[str]:
     ("changes", "said"),
     [
         ({"nanoseconds": [10.5, 10.6]}, "11.67 times the baseline, 10.00 before"),
-        # One repeat that was disturbed hides nothing.
+        # One disturbed repeat does not hide a regression.
         ({"nanoseconds": [10.5, 30.0, 10.6]}, "11.67 times the baseline, 10.00 before"),
         ({"compile_seconds": 3.1}, "3.1 s of cores to compile, 2.0 before"),
         ({"lines": 1001}, "1,001 HLO lines, 1,000 before"),
@@ -71,7 +71,7 @@ def test_a_regression_is_named(changes: dict[str, Any], said: str) -> None:
     [
         {},
         {"nanoseconds": [9.8, 9.8]},  # 9 %.
-        {"nanoseconds": [12.0, 16.0]},  # Repeats are a third apart, and so are the two runs.
+        {"nanoseconds": [12.0, 16.0]},  # Repeats differ by a third, as do the two runs.
         {"nanoseconds": [10.5, 10.5], "baseline": [0.9, 1.1]},
         {"nanoseconds": [27.0, 27.3], "baseline": [2.7, 2.7]},  # A slow hour.
         {"nanoseconds": [], "baseline": []},
@@ -79,7 +79,7 @@ def test_a_regression_is_named(changes: dict[str, Any], said: str) -> None:
         {"lines": 900, "collectives": 1, "accessed": 1, "temporaries": 1},
     ],
 )
-def test_noise_and_gains_are_none(changes: dict[str, Any]) -> None:
+def test_noise_and_improvements_are_not_regressions(changes: dict[str, Any]) -> None:
     assert worse(**changes) == []
 
 
@@ -89,7 +89,7 @@ def test_noise_of_the_record_counts_too() -> None:
     assert bench_compare.regressions({"top_k": noisy}, [after]) == []
 
 
-def test_a_verdict_says_beside_what() -> None:
+def test_a_verdict_names_the_commits() -> None:
     slow = ROW._replace(lines=2000)
     assert bench_compare.verdict({"top_k": ROW}, [ROW]) == [
         "1 rows compared with aaaaaaa: no regression above noise."
@@ -101,9 +101,9 @@ def test_a_verdict_says_beside_what() -> None:
 def write(folder: Path, record: BenchRecord, finished: bool = True) -> Path:
     folder.mkdir()
     header, rows, families = record
-    given = [("bench", header), *(("bench_row", row) for row in rows)]
-    given += [("bench_memory", family) for family in families]
-    lines = [json.dumps(bench_record.to_row(kind, value)) for kind, value in given]
+    values = [("bench", header), *(("bench_row", row) for row in rows)]
+    values += [("bench_memory", family) for family in families]
+    lines = [json.dumps(bench_record.to_row(kind, value)) for kind, value in values]
     (folder / "metrics.jsonl").write_text("\n".join(lines))
     (folder / "config.json").write_text(json.dumps({"finished": finished}))
     return folder
@@ -119,7 +119,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
         bench_record.read(other)
 
 
-def test_each_row_is_compared_with_the_newest_that_is_alike(tmp_path: Path) -> None:
+def test_each_row_is_compared_with_the_newest_comparable_row(tmp_path: Path) -> None:
     def add(name: str, day: int, rows: list[Row], finished: bool = True, **changes: Any) -> None:
         header = HEADER._replace(began=f"2026-11-{day}T00:00:00+00:00", **changes)
         write(tmp_path / name, BenchRecord(header, rows, []), finished)
@@ -135,14 +135,14 @@ def test_each_row_is_compared_with_the_newest_that_is_alike(tmp_path: Path) -> N
     assert {name: row.lines for name, row in found.items()} == {"mean": 1000, "top_k": 7}
 
 
-def test_what_is_not_timed_has_no_time_in_the_table() -> None:
+def test_untimed_rows_have_no_time_in_the_table() -> None:
     table = bench_table.to_table([ROW, ROW._replace(nanoseconds=[], baseline=[])], 200)
     cells = [[*column.cells] for column in table.columns]
     assert cells[2] == ["9.00", ""] and cells[3] == ["10.0", ""]
     assert cells[5] == ["25.0", "25.0"] and cells[6] == ["2.0", "2.0"]
 
 
-def test_groups_are_timed_with_the_baseline_in_another_process() -> None:
+def test_groups_are_timed_with_the_baseline_in_a_subprocess() -> None:
     (group,) = bench_timing.time_in_subprocess(["mean", "qsgd"], 8, 2)
     assert [*group] == ["baseline", "mean", "qsgd"]
     assert all(len(each) == 2 and min(each) > 0 for each in group.values())
@@ -169,7 +169,7 @@ COMMITTED = sorted(RECORDS.glob("2026-*_bench"))
 
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
-def test_a_record_makes_its_readme_anew(folder: Path) -> None:
+def test_the_readme_of_a_record_is_reproduced(folder: Path) -> None:
     record = bench_record.read(folder)
     assert bench_table.write_readme(record) == (folder / "README.md").read_text(encoding="utf-8")
     assert not record.header.changed and len(record.rows) > 90

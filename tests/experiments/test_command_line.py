@@ -1,4 +1,4 @@
-"""The commands as a user runs them: what they print, keep, refuse, and leave when stopped.
+"""The commands as a user runs them: output, records, errors and interrupts.
 
 Most are called in this process, which spares an import of JAX each.
 """
@@ -26,7 +26,7 @@ from tests.slow import slow
 # One process, for the weights, scores and steps that the commands have in common.
 pytestmark = pytest.mark.xdist_group("command_line")
 
-MANY_DIGITS = "9" * 5000  # More than Python reads.
+MANY_DIGITS = "9" * 5000  # More than Python parses.
 SMALL = ["--devices", "2", "--batch", "32", "--log-every", "2"]
 
 
@@ -119,15 +119,15 @@ def read_config(folder: Path) -> dict:
     ],
     ids=lambda text: text[:60],
 )
-def test_what_the_user_gets_wrong_is_one_line(run_here: Run, arguments: str, message: str) -> None:
+def test_user_errors_are_one_line(run_here: Run, arguments: str, message: str) -> None:
     code, stdout, stderr = run_here(*arguments.split())
     assert (code, stdout) == (2, "")
     assert stderr.startswith("experiments: error: ") and stderr.count("\n") == 1
     assert message in stderr
 
 
-def said_alone(code: int, stdout: str, stderr: str) -> str:
-    """The one line of a mistake of the user."""
+def single_error_line(code: int, stdout: str, stderr: str) -> str:
+    """Returns the single line of a user error."""
     assert (code, stdout) == (2, "") and stderr.count("\n") == 1
     assert stderr.startswith("experiments: error: ")
     return stderr
@@ -143,26 +143,24 @@ def said_alone(code: int, stdout: str, stderr: str) -> str:
 def test_an_environment_in_which_jax_does_not_start_is_one_line(
     environment: dict[str, str], message: str
 ) -> None:
-    assert message in said_alone(*run("figures", "nowhere", **environment))
+    assert message in single_error_line(*run("figures", "nowhere", **environment))
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "x", "99999999999"])
-def test_a_count_of_devices_that_xla_would_end_the_process_for_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, count: str
-) -> None:
+def test_an_invalid_device_count_is_one_line(monkeypatch: pytest.MonkeyPatch, count: str) -> None:
     monkeypatch.setattr(os, "environ", {"XLA_FLAGS": f"--other {COUNT}=8 {COUNT}={count}"})
     with pytest.raises(ExperimentError, match=rf"XLA_FLAGS: {COUNT} must be .* got '{count}'"):
         set_up_jax(None)
 
 
-def test_what_the_system_refuses_is_one_line(
-    run_here: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_system_errors_are_one_line(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(config: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "table.csv")
 
     monkeypatch.setattr(experiments.figures, "main", refuse)
-    assert "No space left on device: 'table.csv'" in said_alone(*run_here("figures", "nowhere"))
+    assert "No space left on device: 'table.csv'" in single_error_line(
+        *run_here("figures", "nowhere")
+    )
 
 
 @pytest.mark.slow
@@ -183,7 +181,7 @@ COUNT = "--xla_force_host_platform_device_count"
 
 
 @pytest.mark.parametrize(
-    ("given", "devices", "flags", "threads"),
+    ("environment", "devices", "flags", "threads"),
     [
         ({}, None, f"{COUNT}=8", "16"),
         ({}, 32, f"{COUNT}=32", "64"),
@@ -193,14 +191,14 @@ COUNT = "--xla_force_host_platform_device_count"
         ({"NPROC": "5"}, None, f"{COUNT}=8", "5"),
     ],
 )
-def test_what_the_user_has_set_is_kept(
+def test_settings_of_the_user_are_kept(
     monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, str],
+    environment: dict[str, str],
     devices: int | None,
     flags: str,
     threads: str,
 ) -> None:
-    monkeypatch.setattr(os, "environ", dict(given))
+    monkeypatch.setattr(os, "environ", dict(environment))
     set_up_jax(devices)
     assert os.environ == {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": threads}
 

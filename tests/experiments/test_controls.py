@@ -1,4 +1,4 @@
-"""The two controls against NumPy, and against the claims that they are there to break."""
+"""The two controls against NumPy, and their bias."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ X = np.random.default_rng(0).standard_normal((WORKERS, SIZE)).astype(np.float32)
 
 
 def aggregated(tx, x: np.ndarray) -> np.ndarray:
-    """The update that every worker ends with."""
+    """The update, which is the same on all workers."""
 
     def on_worker(x: jax.Array) -> jax.Array:
         return tx.update(x, tx.init(x))[0]
@@ -30,7 +30,7 @@ def test_truncating_is_the_sum_of_truncated_codes() -> None:
     np.testing.assert_allclose(aggregated(controls.truncating(), X), expected, rtol=1e-5)
 
 
-def test_truncating_draws_nothing_and_is_biased_towards_zero() -> None:
+def test_truncation_is_deterministic_and_biased_toward_zero() -> None:
     first, second = (aggregated(controls.truncating(seed), X) for seed in (0, 1))
     np.testing.assert_array_equal(first, second)
     mean = X.mean(axis=0)
@@ -57,7 +57,7 @@ def test_top_1_percent_keeps_at_least_one_coordinate() -> None:
     )
 
 
-def test_payloads_are_what_the_controls_claim_to_send() -> None:
+def test_payloads_have_the_documented_sizes() -> None:
     x = jnp.zeros((10, 100))
     context = Context.of(x)
     sent = jax.eval_shape(lambda x: controls.largest(0.01).encode(context, x)[0], x)

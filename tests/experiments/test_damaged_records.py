@@ -19,7 +19,7 @@ RECORDS = Path(experiments.__file__).parent / "records"
 DRAWN = ["digits", "estimate", "gossip", "sparse", "stragglers", "survey"]
 SEED = 16
 
-# What is kept of a record, where it has such a column.
+# The values that select the rows of a short record, for columns that it has.
 KEPT: dict[str, set[Any]] = {
     "method": {"mean", "qsgd", "truncating", "all_gather", "s2_mean_1", "dpsgd", "matcha", "sgp"},
     "strategy": {"synchronous", "non_blocking"},
@@ -48,7 +48,7 @@ def lines_of(record: str) -> list[str]:
 
 @pytest.fixture
 def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], str]:
-    """Draws from a file of metrics; what is said where there is no figure, else nothing."""
+    """Draws from a file of metrics; returns the error message, or an empty string."""
     monkeypatch.setattr(drawing, "DPI", 10)
 
     def drawn(metrics: bytes) -> str:
@@ -110,7 +110,7 @@ def test_the_damaged_line_is_named(drawn: Drawn, metrics: bytes, message: str) -
         ("bytes_sent", 0, ""),  # One worker sends nothing.
     ],
 )
-def test_a_column_of_odd_values(drawn: Drawn, column: str, value: Any, message: str) -> None:
+def test_a_column_of_invalid_values(drawn: Drawn, column: str, value: Any, message: str) -> None:
     rows = [{**json.loads(line), column: value} for line in lines_of("digits")]
     said = drawn(joined([json.dumps(row) for row in rows if row["kind"] == "step"]))
     assert message in said if message else said == ""
@@ -120,7 +120,7 @@ ODD = [None, 0, -1, 1, 1e30, 1e-30, "mean", "matcha", True, [], {}, 10**400, "$x
 
 
 def mutant(lines: list[str], choice: random.Random) -> bytes:
-    """Some lines left out or doubled, some values exchanged or made odd, and the file cut."""
+    """Removes or repeats lines, swaps or corrupts values, and truncates the file."""
     rows = [json.loads(line) for line in lines if choice.random() < 0.9]
     for _ in range(choice.randrange(4)):
         row = choice.choice(rows)

@@ -1,4 +1,4 @@
-"""The error of an estimate against its formula, and what `all` stands for."""
+"""The error of an estimate against its formula, and the methods that `all` selects."""
 
 import functools
 
@@ -39,14 +39,14 @@ def test_more_bits_have_far_less_error() -> None:
     assert 0 < measured("global_qsgd:16")["error"] < 1e-3 * measured("global_qsgd:8")["error"]
 
 
-def test_bias_is_told_from_variance() -> None:
+def test_bias_is_separated_from_variance() -> None:
     biased, unbiased = measured("truncating"), measured("global_qsgd:8")
     assert biased["squared_bias"] == pytest.approx(biased["error"])
     assert abs(unbiased["squared_bias"]) < 0.02 * unbiased["error"]
 
 
 @pytest.mark.slow
-def test_the_sparse_form_has_room_and_sends_little() -> None:
+def test_the_sparse_form_does_not_overflow_and_sends_few_bytes() -> None:
     estimate = make_estimator(parse_variant("sparse_global_qsgd"), make_mesh(WORKERS))
     assert np.isfinite(measured("sparse_global_qsgd")["error"])
     assert 8 * count_bytes(estimate, X.shape) / SIZE < 5
@@ -62,7 +62,7 @@ def test_a_row_is_the_mean_over_steps() -> None:
     assert (row.bias_share, row.error_times_bits) == pytest.approx((0.05, 0.8))
 
 
-def test_the_frontier_is_what_no_other_beats() -> None:
+def test_the_frontier_is_pareto_optimal() -> None:
     points = {
         "z": (1, 40.0),
         "a": (4, 0.5),
@@ -85,13 +85,13 @@ def test_the_frontier_is_what_no_other_beats() -> None:
     assert [row.method for row in frontier(summarize(estimates))] == ["a", "c", "d"]
 
 
-def test_all_is_every_method_once_the_preset_among_them() -> None:
+def test_all_selects_every_method_once_including_the_preset() -> None:
     assert set(Compare().methods) < set(ALL_LABELS)
     assert expand(["mean", "mean"]) == ("mean",)
     assert expand(["qsgd:16", "all", "mean"]) == ("qsgd:16", *ALL_LABELS)
 
 
-def test_estimates_are_of_what_stands_for_the_mean_of_one_step() -> None:
+def test_estimators_have_no_memory_or_vote() -> None:
     assert (
         {"mean", "terngrad", "random_10_percent", "truncating"} < set(ESTIMATORS) < set(ALL_LABELS)
     )

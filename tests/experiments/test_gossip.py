@@ -1,4 +1,4 @@
-"""The comparison of gossip: its splits, its claim, and the record that it leaves."""
+"""The comparison of gossip: splits, claim and record."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ def test_every_example_belongs_to_one_worker(kind: str) -> None:
     assert largest > 0.4 if kind == "skewed" else largest < 0.2
 
 
-def test_workers_go_through_their_own_parts() -> None:
+def test_workers_iterate_over_their_own_parts() -> None:
     parts = [np.arange(5), np.arange(5, 15)]
     steps = np.stack([*itertools.islice(orders(parts, 5, 0), 4)])
     assert (steps[:, :5] < 5).all() and (steps[:, 5:] >= 5).all()
@@ -40,13 +40,13 @@ def test_workers_go_through_their_own_parts() -> None:
     np.testing.assert_array_equal(np.sort(steps[:2, 5:].ravel()), np.arange(5, 15))
 
 
-def test_a_split_that_cannot_be_is_an_error() -> None:
+def test_an_impossible_split_is_an_error() -> None:
     with pytest.raises(ExperimentError, match="No split into 8 parts of at least 1000 examples"):
         split(LABELS, 8, "skewed", 0, 1000)
 
 
 def curves(above: float) -> list[dict]:
-    """D-PSGD's losses have the standard deviation 1 in each step; MATCHA's are so far above."""
+    """D-PSGD's losses have the standard deviation 1 per step; MATCHA's are higher by `above`."""
     return [
         {"graph": "g", "split": "iid", "method": method, "seed": seed, "step": step,
          "train_loss": 10 + seed + (above if method == "matcha" and step > 20 else 0),
@@ -64,13 +64,13 @@ def test_the_claim_is_one_standard_deviation(above: float, holds: bool) -> None:
     assert ("not on g (iid)" in verdict([claim])) != holds
 
 
-def test_one_seed_does_not_tell() -> None:
+def test_one_seed_makes_no_claim() -> None:
     alone = [row for row in curves(0.0) if row["seed"] == 0]
     assert claims(alone) == [] and "not put to the test" in verdict([])
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_graphs_are_what_they_are_called(name: str) -> None:
+def test_graphs_match_their_names(name: str) -> None:
     topology = make_topology(name)
     assert sum(map(len, topology.matchings)) == topology.graph.size()
     assert len(topology.graph) == int(name.rsplit("_")[-1])
@@ -120,7 +120,7 @@ def test_every_method_trains(method: str) -> None:
 
 
 @pytest.mark.parametrize("folder", RECORDS, ids=lambda folder: folder.name)
-def test_records_say_what_their_numbers_do(folder: Path) -> None:
+def test_the_claims_in_readmes_match_the_metrics(folder: Path) -> None:
     text = (folder / "README.md").read_text()
     found = claims(read_metrics(folder, "gossip"))
     assert found and verdict(found) in text

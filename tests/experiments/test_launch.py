@@ -1,4 +1,4 @@
-"""`launch` is a name for `python -m jaxcomm.launch`; nothing is started here."""
+"""`launch` is an alias of `python -m jaxcomm.launch`; these tests start no process."""
 
 import re
 
@@ -19,7 +19,7 @@ def read(arguments: str) -> Launch:
     return config
 
 
-def test_what_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(launch, "start", lambda *arguments: asked.append(arguments) or 7)
     config = read("launch --processes 4 --start-timeout 9 -- train --method qsgd --bits 4")
@@ -48,7 +48,7 @@ def test_what_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
         ("launch --coordinator-address 192.0.2.1 -- train", "cannot listen at 192.0.2.1:0: "),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_starts(arguments: str, message: str) -> None:
+def test_errors_are_raised_before_any_process_starts(arguments: str, message: str) -> None:
     with pytest.raises(ExperimentError, match=re.escape(message)):
         main(read(arguments))
 
@@ -57,7 +57,7 @@ def test_what_is_wrong_is_said_before_anything_starts(arguments: str, message: s
     ("arguments", "option"),
     [("launch --help", "--devices-per-process"), ("launch -- train --help", "--learning-rate")],
 )
-def test_help_is_of_what_it_stands_behind(
+def test_help_is_that_of_the_preceding_command(
     arguments: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -71,7 +71,7 @@ def test_other_commands_take_no_dashes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "timeout", "message"),
+    ("settings", "timeout", "message"),
     [
         ({"JAX_COORDINATOR_ADDRESS": "a..b:1234"}, 1.0, "'a..b:1234' is not a coordinator addr"),
         ({"JAX_NUM_PROCESSES": "9" * 5000}, 1.0, "must be an integer from 1 to 65536, got '999"),
@@ -80,11 +80,11 @@ def test_other_commands_take_no_dashes() -> None:
         ({"JAX_PROCESS_ID": "2"}, 1.0, "numbered from 0 to 1: there is no process 2"),
     ],
 )
-def test_what_a_process_is_told_wrong_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], timeout: float, message: str
+def test_invalid_settings_of_a_process_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], timeout: float, message: str
 ) -> None:
     right = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_NUM_PROCESSES": "2"}
-    for name, value in {**right, "JAX_PROCESS_ID": "1", **told}.items():
+    for name, value in {**right, "JAX_PROCESS_ID": "1", **settings}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ExperimentError, match=re.escape(message)) as error:
         cluster.join(timeout)

@@ -1,4 +1,4 @@
-"""Windows on the wall's clock: what is compared, and the record of it."""
+"""Windows on the wall clock: the comparison and its record."""
 
 import itertools
 import math
@@ -38,7 +38,7 @@ def test_ratios_agree_or_do_not() -> None:
     assert never.sentence == "Not every run reached the loss."
 
 
-def test_workers_go_through_parts_of_their_own() -> None:
+def test_workers_iterate_over_their_own_shards() -> None:
     task = Task("digits")
     each = len(task.dataset.train_inputs) // 4
     seen = [
@@ -51,7 +51,7 @@ def test_workers_go_through_parts_of_their_own() -> None:
     assert len(np.unique(np.concatenate(seen).reshape(8 * each, -1), axis=0)) > 3 * each
 
 
-def test_mini_batches_take_their_time_and_extra_work() -> None:
+def test_mini_batches_sleep_and_do_extra_work() -> None:
     worked = []
     began = time.perf_counter()
     taken = [*itertools.islice(slow_batches(iter(range(5)), 0.02, 0.02, worked.append), 2)]
@@ -69,7 +69,7 @@ def test_the_simulated_clock() -> None:
     assert fast.minibatches == 10
 
 
-def test_it_is_run_by_launch() -> None:
+def test_pace_requires_launch() -> None:
     assert check(["pace", "--repeats", "1"]) == ["pace", "--repeats", "1", "--distributed"]
     assert main(["pace", "--record", "none"]) == 2
 

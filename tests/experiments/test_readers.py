@@ -87,7 +87,7 @@ def test_a_malformed_gzip_file_is_an_error(tmp_path: Path, raw: bytes) -> None:
 
 
 def test_no_more_of_a_gzip_file_is_unpacked_than_its_header_states(tmp_path: Path) -> None:
-    """A megabyte is packed in a thousand bytes, and so on."""
+    """A kilobyte of gzip may contain a megabyte."""
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(idx(IMAGES) + bytes(2**26)))
     tracemalloc.start()
@@ -177,7 +177,7 @@ def test_python_has_text_and_short_text_is_an_error(tmp_path: Path) -> None:
         load("text", str(path))
 
 
-def test_digits_are_split_alike_each_time() -> None:
+def test_the_split_of_digits_is_fixed() -> None:
     first, second = load("digits", None), load("digits", None)
     assert (len(first.train_inputs), len(first.test_inputs)) == (1437, 360)
     np.testing.assert_array_equal(first.test_inputs, second.test_inputs)
@@ -185,7 +185,7 @@ def test_digits_are_split_alike_each_time() -> None:
 
 
 def read_trace(path: str) -> None:
-    """With the type of error that the library has for it."""
+    """Converts the error of the library."""
     try:
         trace(path)
     except ValueError as error:
@@ -218,7 +218,7 @@ PIECES += [b"-", b"1e-50,", b"nan", b"#", "\N{ARABIC-INDIC DIGIT ONE}".encode(),
 
 
 def mutant(raw: bytes, choice: random.Random) -> bytes:
-    """Some bytes changed, some pieces put in place of others, and the file cut or doubled."""
+    """Replaces and inserts pieces, repeats parts, and truncates the file."""
     for _ in range(choice.randrange(1, 4)):
         start = choice.choice([choice.randrange(len(raw) + 1), choice.randrange(20)])
         end = start + choice.choice([0, 1, choice.randrange(len(raw) + 1)])
@@ -229,8 +229,8 @@ def mutant(raw: bytes, choice: random.Random) -> bytes:
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("count", [300, slow(5000)])
-def test_of_a_mutant_a_reader_says_what_is_wrong(tmp_path: Path, reader: str, count: int) -> None:
-    """In one line that names the file; no other error may leave it."""
+def test_a_reader_names_the_error_in_a_mutant(tmp_path: Path, reader: str, count: int) -> None:
+    """The error is one line with the path of the file; no other error is allowed."""
     read, name, raw = READERS[reader]
     path, choice, refused = tmp_path / name, random.Random(SEED), 0
     path.write_bytes(raw)

@@ -1,4 +1,4 @@
-"""Records where there is no room, and of runs that start together."""
+"""Records on a full disk, and of concurrent runs."""
 
 import io
 import json
@@ -20,7 +20,7 @@ ROW = {"kind": "step", "loss": 0.5, "text": "x" * 50}
 
 @pytest.fixture(autouse=True)
 def quick_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without asking git."""
+    """Avoids calls of git."""
     monkeypatch.setattr(recording, "describe_environment", lambda: "environment\n")
 
 
@@ -33,7 +33,7 @@ def make(folder: Path, name: str = "run", file: type[io.FileIO] = io.FileIO) -> 
 
 @contextmanager
 def no_file_longer(size: int) -> Iterator[None]:
-    """What is written beyond it is taken in part and then refused, as on a full disk."""
+    """Writes above the limit are truncated and then fail, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -42,7 +42,7 @@ def no_file_longer(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_row_for_which_there_is_no_room_is_not_written(tmp_path: Path) -> None:
+def test_a_row_is_not_written_to_a_full_disk(tmp_path: Path) -> None:
     length = len(json.dumps(ROW)) + 1
     with make(tmp_path) as record:
         with no_file_longer(2 * length + length // 2):
@@ -52,19 +52,19 @@ def test_a_row_for_which_there_is_no_room_is_not_written(tmp_path: Path) -> None
                 record.add(ROW)
         metrics = record.folder / METRICS
         assert [json.loads(line) for line in metrics.read_text().splitlines()] == [ROW, ROW]
-        record.add(ROW)  # There is room again.
+        record.add(ROW)  # The disk is no longer full.
     assert [json.loads(line) for line in metrics.read_text().splitlines()] == [ROW] * 3
 
 
 class Halves(io.FileIO):
-    """Takes half of what it is given."""
+    """Writes half of each argument."""
 
     def write(self, content: bytes) -> int:
         return super().write(content[: -(-len(content) // 2)])
 
 
 class Stops(Halves):
-    """Is interrupted at the second part."""
+    """Raises an interrupt at the second part."""
 
     def write(self, content: bytes) -> int:
         if len(content) < len(json.dumps(ROW)):
@@ -72,19 +72,19 @@ class Stops(Halves):
         return super().write(content)
 
 
-def test_a_row_that_is_taken_in_parts_is_written_whole(tmp_path: Path) -> None:
+def test_a_row_written_in_parts_is_complete(tmp_path: Path) -> None:
     with make(tmp_path, file=Halves) as record:
         record.add(ROW)
     assert json.loads((record.folder / METRICS).read_text()) == ROW
 
 
-def test_an_interrupt_between_the_parts_of_a_row_leaves_none(tmp_path: Path) -> None:
+def test_an_interrupt_between_parts_of_a_row_removes_the_row(tmp_path: Path) -> None:
     with pytest.raises(Interrupted), make(tmp_path, file=Stops) as record:
         record.add(ROW)
     assert (record.folder / METRICS).read_bytes() == b""
 
 
-def test_a_file_for_which_there_is_no_room_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_previous_file(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     write_atomically(path, b"before")
     with (
@@ -96,7 +96,7 @@ def test_a_file_for_which_there_is_no_room_leaves_the_one_before(tmp_path: Path)
     assert path.read_bytes() == b"before"
 
 
-def test_runs_of_one_name_that_start_together_have_folders_of_their_own(tmp_path: Path) -> None:
+def test_concurrent_runs_of_one_name_have_distinct_folders(tmp_path: Path) -> None:
     records: list[Record] = []
     together = threading.Barrier(8)
 
@@ -118,7 +118,7 @@ def test_runs_of_one_name_that_start_together_have_folders_of_their_own(tmp_path
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "file/run"])
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, name: str) -> None:
+def test_a_folder_that_cannot_be_created_is_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
     folder, _, last = name.rpartition("/")
     with pytest.raises(ExperimentError, match=r"cannot be made: .*(name too long|File exists)"):

@@ -1,4 +1,4 @@
-"""A comparison of sparse methods: its numbers, its sentences, and the record that it leaves."""
+"""A comparison of sparse methods: numbers, sentences and record."""
 
 import csv
 import json
@@ -50,10 +50,10 @@ def synthetic(**changes: tuple[float, float]) -> list[Row]:
         }
         for method, (sent, _) in methods.items()
     ]
-    told = {"s2_peel": "unpeeled", "s2_mean_1": "expected_error"}
+    diagnostics = {"s2_peel": "unpeeled", "s2_mean_1": "expected_error"}
     runs = [
         {"method": method, "seed": seed, "learning_rate": 0.1, "test_loss": 4 + seed + above}
-        | ({f"max_{told[method]}": 0.01 * seed} if method in told else {})
+        | ({f"max_{diagnostics[method]}": 0.01 * seed} if method in diagnostics else {})
         for method, (_, above) in methods.items()
         for seed in range(3)
     ]
@@ -64,7 +64,7 @@ def synthetic(**changes: tuple[float, float]) -> list[Row]:
     return summarize(costs, runs, trials)
 
 
-def test_a_row_is_held_against_dense_and_gathered() -> None:
+def test_a_row_is_compared_with_dense_and_all_gather() -> None:
     rows = {row.method: row for row in synthetic()}
     row = rows["s2_mean_1"]
     assert (row.test_loss, row.test_loss_sd, row.difference) == pytest.approx((5.5, 1, 0.5))
@@ -75,7 +75,7 @@ def test_a_row_is_held_against_dense_and_gathered() -> None:
     assert [name for name, row in rows.items() if row.at_edge] == ["s2_mean_1"]
 
 
-def test_the_sentences_are_made_of_the_numbers() -> None:
+def test_the_sentences_match_the_numbers() -> None:
     cuts, claims, additions, rest = describe_findings(synthetic(), LEAVES).split("\n\n")
     assert (
         "`s2_mean_1` sends 40.0 % less than the sparse all-gather and 94.0 % less than the dense "
@@ -101,7 +101,7 @@ def test_the_sentences_are_made_of_the_numbers() -> None:
     assert rest.endswith("another rate may do better: `s2_mean_1`.")
 
 
-def test_what_is_reached_is_not_explained_away() -> None:
+def test_a_reached_claim_has_no_explanation() -> None:
     claims = describe_findings(synthetic(s2_median_1=(19, -0.5)), LEAVES).split("\n\n")[1]
     assert "within one standard deviation by `s2_median_1`, and at a higher loss by" in claims
     assert "times as dense" not in claims
@@ -112,7 +112,7 @@ def test_what_is_reached_is_not_explained_away() -> None:
     assert "room for 44.0 % in the union: 81 % are cut by tables of at most 0.43 cells" in dense
 
 
-def test_a_run_that_diverged_is_said_to() -> None:
+def test_a_diverged_run_is_reported() -> None:
     rows = synthetic(s2_mean_1=(60, math.nan))
     assert "`s2_mean_1` sends 40.0 % less than the sparse all-gather" in describe_findings(
         rows, LEAVES
@@ -168,7 +168,7 @@ def leaves_of(record: Path) -> list[LeafDensity]:
     ]
 
 
-def says_what_its_metrics_do(record: Path) -> list[Row]:
+def check_readme(record: Path) -> list[Row]:
     settings = json.loads((record / "config.json").read_text(encoding="utf-8"))
     assert settings["finished"]
     rows = summarize(*(read_metrics(record, kind) for kind in ("sparse", "run", "tuning")))
@@ -190,19 +190,19 @@ def says_what_its_metrics_do(record: Path) -> list[Row]:
 def test_a_comparison_leaves_a_record_that_parses(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but the training itself, which is slow to compile."""
+    """The training is replaced, since it is slow to compile."""
 
     def fake(program: Program, seed: int, steps: int, log_every: int) -> list[dict]:
         run = {"kind": "run", "method": program.variant.label, "optimizer": program.optimizer}
         loss = 5 + 0.1 * seed + 0.01 * (run["method"] == "union")
         rate = {"learning_rate": program.learning_rate, "seed": seed, "max_overflow": 0.25}
-        told = {"train_loss": loss, "test_loss": loss, "test_accuracy": 0.5}
+        scores = {"train_loss": loss, "test_loss": loss, "test_accuracy": 0.5}
         costs = {"bytes_per_step": 4.0, "compression_error": 0.0, "step_milliseconds": 1.0}
-        return [run | rate | told | costs]
+        return [run | rate | scores | costs]
 
     monkeypatch.setattr(survey, "train", fake)
     folder = tiny(tmp_path, text, ("mean", "union"))
-    dense, union = says_what_its_metrics_do(folder)
+    dense, union = check_readme(folder)
     assert union.difference == pytest.approx(0.01 / (0.1 / 2**0.5)) and union.overflow == 0.25
     assert dense.step_bytes - dense.sparse_bytes == union.step_bytes - union.sparse_bytes > 0
     assert {row["seed"] for row in read_metrics(folder, "tuning")} == {2}
@@ -213,8 +213,8 @@ def test_a_comparison_leaves_a_record_that_parses(
 
 
 @pytest.mark.slow
-def test_every_method_trains_and_the_exact_ones_alike(tmp_path: Path, text: str) -> None:
-    rows = {row.method: row for row in says_what_its_metrics_do(tiny(tmp_path, text, ("all",)))}
+def test_every_method_trains_and_exact_methods_agree(tmp_path: Path, text: str) -> None:
+    rows = {row.method: row for row in check_readme(tiny(tmp_path, text, ("all",)))}
     assert set(rows) == set(SPARSE_METHODS)
     assert 0 < rows["union"].overflow + rows["union"].union_density < 1
     assert rows["s2_mean_1"].expected_error > 0 and rows["s2_peel"].unpeeled < 0.1
@@ -235,7 +235,7 @@ def test_ratings_have_four_sparse_leaves(tmp_path: Path) -> None:
     methods = ("mean", "s2_mean_1")
     options = {"dataset": "movielens", "vocabulary": None, "steps": 20}
     folder = tiny(tmp_path, str(path), methods, **options)
-    says_what_its_metrics_do(folder)
+    check_readme(folder)
     assert [leaf.leaf for leaf in leaves_of(folder) if leaf.is_sparse] == [
         f"{name}/embedding" for name in ("item", "item_bias", "user", "user_bias")
     ]
@@ -252,13 +252,11 @@ def test_ratings_have_four_sparse_leaves(tmp_path: Path) -> None:
         ({"data": "nowhere"}, "nowhere is not a file"),
     ],
 )
-def test_what_the_user_gets_wrong_is_said(
-    tmp_path: Path, text: str, options: dict, message: str
-) -> None:
+def test_user_errors_are_reported(tmp_path: Path, text: str, options: dict, message: str) -> None:
     with pytest.raises(ExperimentError, match=message):
         tiny(tmp_path, text, **({"methods": ("mean",)} | options))
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.name)
-def test_a_record_says_what_its_metrics_do(record: Path) -> None:
-    assert {row.method for row in says_what_its_metrics_do(record)} >= {"mean", "all_gather"}
+def test_the_readme_of_a_record_matches_its_metrics(record: Path) -> None:
+    assert {row.method for row in check_readme(record)} >= {"mean", "all_gather"}

@@ -1,4 +1,4 @@
-"""Densities, bytes and times of sparse leaves, against what is counted by hand."""
+"""Densities, bytes and times of sparse leaves, against counts by hand."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_densities_are_those_of_the_words_in_a_batch(task: Task) -> None:
     assert "| Embed_0/embedding | 251 x 64 |" in to_markdown(leaves)
 
 
-def test_what_cannot_be_calibrated_is_an_error(task: Task) -> None:
+def test_calibration_errors(task: Task) -> None:
     params, rows = task.first_weights(0), task.dataset.train_inputs[:400]
     batch = rows, task.dataset.train_labels[:400]
     with pytest.raises(ExperimentError, match="no leaf is sparse"):
@@ -65,7 +65,7 @@ def test_a_leaf_is_sparse_by_its_rows(shape: tuple, union: float, sparse: bool) 
     assert LeafDensity("x", shape, *4 * [union]).is_sparse == sparse
 
 
-def test_there_is_never_room_for_more_than_all() -> None:
+def test_the_capacity_is_at_most_one() -> None:
     found = LeafDensity("x", (9, 2), 0.2, 0.95, 0.3, 1.0).capacity
     assert found == pytest.approx((0.22, 1, 0.33, 1))
 
@@ -76,7 +76,7 @@ def sent(name: str) -> float:
     )
 
 
-def test_bytes_are_of_the_sparse_leaves_alone() -> None:
+def test_bytes_are_those_of_the_sparse_leaves() -> None:
     ring, bitmap, flag = 2 * (WORKERS - 1) / WORKERS, 4 * math.ceil(ROWS / 32), 4
     assert sent("mean") == ring * 4 * ROWS * WIDTH
     union = 0.25 * ROWS * WIDTH
@@ -98,7 +98,7 @@ def test_bytes_are_of_the_sparse_leaves_alone() -> None:
         pytest.param("s2_peel_8_bits", marks=pytest.mark.slow),
     ],
 )
-def test_codecs_are_timed_where_there_is_one(name: str) -> None:
+def test_methods_with_a_codec_are_timed(name: str) -> None:
     gradient = jnp.zeros((2, ROWS, WIDTH)).at[0, 3].set(1.0).at[1, 9].set(2.0)
     taken = time_codec(SparseVariant(name, CAPACITIES), {"a/b": gradient}, 1)
     assert taken is None if name == "mean" else min(taken) > 0
@@ -112,7 +112,7 @@ def test_every_method_is_built_once_and_a_wrong_one_is_named() -> None:
         make_sparse_variants(["foo"], CAPACITIES)
 
 
-def test_the_most_of_what_is_told_is_kept() -> None:
+def test_the_maximum_of_diagnostics_is_kept() -> None:
     first = read_diagnostics(
         {"loss": 9.0, "diagnostics/0/a/overflow": 1.0, "diagnostics/0/b/overflow": 3.0}
     )

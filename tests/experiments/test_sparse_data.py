@@ -1,4 +1,4 @@
-"""Words and ratings: how they are read, and what a network is to make of them."""
+"""Readers of words and ratings, and the losses of their networks."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def ratings(tmp_path: Path) -> str:
     return write(tmp_path / "u.data", "".join("\t".join(map(str, r)) + "\n" for r in RATINGS))
 
 
-def test_words_keep_what_joins_their_parts() -> None:
+def test_words_keep_their_inner_marks() -> None:
     text = "Don't split built-in os.path; x -> **y, _z2 end."
     expected = ["Don't", "split", "built-in", "os.path", ";", "x", "->", "**", "y", ",", "_z2"]
     assert split_words(text) == [*expected, "end", "."]
@@ -133,7 +133,7 @@ def test_the_loss_of_ratings_is_the_squared_error(ratings: str) -> None:
     assert float(task.loss(params, batch)) == pytest.approx(loss, rel=1e-5)
 
 
-def test_the_training_loss_is_of_as_many_examples_as_are_scored(ratings: str) -> None:
+def test_the_training_loss_is_over_the_scored_examples(ratings: str) -> None:
     whole, some = Task("movielens", ratings), Task("movielens", ratings, scored_examples=60)
     params = whole.first_weights(0)
     kept = whole.dataset.train_inputs[::3], whole.dataset.train_labels[::3]

@@ -1,4 +1,4 @@
-"""The comparison of stragglers: its clocks, its claim, and the record that it leaves."""
+"""The comparison of stragglers: clocks, claim and record."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ CONFIG = Stragglers(steps=24, minibatch_seconds=0.01)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_all_are_given_as_many_mini_batches(strategy: str) -> None:
+def test_all_strategies_finish_the_same_number_of_mini_batches(strategy: str) -> None:
     found = timeline(STRATEGIES[strategy], LINK, "3:1", 0, CONFIG)
     wanted = CONFIG.steps * WORKERS * CONFIG.minibatches
     chunk = STRATEGIES[strategy].chunk(CONFIG)
@@ -39,17 +39,17 @@ def test_clocks_by_hand() -> None:
     seconds = {
         name: timeline(STRATEGIES[name], LINK, "3:1", 0, CONFIG).seconds for name in STRATEGIES
     }
-    # Twelve times 10 ms on slow workers, or four times on fast ones, and what is sent.
+    # Twelve times 10 ms on slow workers, or four times on fast ones, plus communication.
     np.testing.assert_allclose(seconds["synchronous"][:2], [0.124, 0.248], rtol=1e-5)
     np.testing.assert_allclose(seconds["non_blocking"][:2], [0.044, 0.088], rtol=1e-5)
-    # Local steps meet after eight mini-batches of 30 ms.
+    # Workers average after eight mini-batches of 30 ms.
     np.testing.assert_allclose(seconds["local_sgd"][[6, 7]], [0.21, 0.244], rtol=1e-5)
-    # The busiest worker of the graph has five neighbours, to each of whom it sends.
+    # The busiest worker of the graph has five neighbors and sends to each.
     np.testing.assert_allclose(seconds["non_blocking_dpsgd"][0], 0.045, rtol=1e-5)
     assert seconds["matcha"][-1] < seconds["dpsgd"][-1] < seconds["synchronous"][-1] * 1.05
 
 
-def test_finishing_next_to_nothing_in_a_window_is_an_error(monkeypatch: Any) -> None:
+def test_too_few_mini_batches_per_window_are_an_error(monkeypatch: Any) -> None:
     one_of_eight = dataclasses.replace(CONFIG, minibatches=1)
     monkeypatch.setattr(straggler_timeline, "MAX_WINDOWS_FACTOR", 4)
     with pytest.raises(ExperimentError, match="workers finish too few in a window"):
@@ -80,7 +80,7 @@ def test_gains_are_ratios_of_times() -> None:
     assert row.reached == 0 and math.isnan(row.seconds_to_loss)
 
 
-def test_time_is_taken_to_the_lowest_loss_that_all_reach() -> None:
+def test_the_target_is_the_lowest_loss_that_all_reach() -> None:
     names = {"dataset": "digits", "speeds": "3:1", "seed": 0}
     losses = {"a": [2.0, 1.0, 0.5], "b": [1.5, 0.8, 0.9], "c": [1.0, math.nan, math.nan]}
     curves = [
@@ -131,7 +131,7 @@ def test_mistakes(options: dict, message: str) -> None:
 
 
 @pytest.mark.parametrize("folder", RECORDS, ids=lambda folder: folder.name)
-def test_records_say_what_was_found(folder: Path) -> None:
+def test_the_readme_matches_the_metrics(folder: Path) -> None:
     ended = add_times(*(read_metrics(folder, kind) for kind in ("straggler", "straggler_run")))
     text = (folder / "README.md").read_text(encoding="utf-8")
     for gain in gains(ended):

@@ -1,4 +1,4 @@
-"""A survey: how rates are chosen, who loses and why, and that the record says what it holds."""
+"""A survey: choice of rates, losing methods, reasons and record."""
 
 import csv
 import itertools
@@ -37,7 +37,7 @@ def program(task: Task) -> Program:
     return simulated(task, make_variant("global_qsgd", 8))
 
 
-def test_what_is_held_out_is_not_trained_on(task: Task, program: Program) -> None:
+def test_held_out_examples_are_not_trained_on(task: Task, program: Program) -> None:
     whole, held_out = task.dataset, task.hold_out().dataset
     assert len(held_out.test_inputs) == round(0.2 * len(whole.train_inputs))
 
@@ -52,7 +52,7 @@ def test_what_is_held_out_is_not_trained_on(task: Task, program: Program) -> Non
 
 
 @pytest.mark.slow
-def test_the_simulation_trains_as_devices_do(task: Task, program: Program) -> None:
+def test_the_simulation_agrees_with_devices(task: Task, program: Program) -> None:
     on_devices = make_program(task, program.variant, "sgd", 0.05, 32, make_mesh(2))
     *_, expected = train(on_devices, seed=0, steps=6, log_every=3)
     *_, found = train(program, seed=0, steps=6, log_every=3)
@@ -84,7 +84,7 @@ def test_bytes_are_those_of_the_stage_that_a_step_takes(task: Task) -> None:
         assert found == alone.account.bytes_per_worker
 
 
-def test_momentum_is_left_to_methods_that_gather_it(task: Task) -> None:
+def test_the_optimizer_has_no_momentum_if_the_aggregator_has(task: Task) -> None:
     for name in ("signum", "deep_gradient_compression"):
         assert METHODS[name].has_momentum
     with_own, without = (
@@ -137,7 +137,7 @@ def test_p_values_against_the_closed_form_of_two_degrees_of_freedom() -> None:
     assert p_value(of_mean * np.exp(-logs), of_mean) == pytest.approx(1 - expected)
 
 
-def test_p_values_of_what_no_test_is_for() -> None:
+def test_p_values_of_edge_cases() -> None:
     assert math.isnan(p_value([0.1], [0.1]))
     assert math.isnan(p_value([0.1, 0.2], [0.1]))
     assert p_value([0.1, math.nan], [0.1, 0.2]) == 0
@@ -145,7 +145,7 @@ def test_p_values_of_what_no_test_is_for() -> None:
 
 
 def runs_of(method: str, factor: float, sent: float, optimizer: str = "sgd") -> list[dict]:
-    """Five seeds whose losses are so many times those of the mean, with a small spread."""
+    """Five seeds whose losses are `factor` times those of the mean, with a small spread."""
     return [
         {
             "kind": "run",
@@ -193,7 +193,7 @@ def synthetic() -> list[Row]:
     )
 
 
-def test_losers_are_those_above_the_mean_by_more_than_chance() -> None:
+def test_losers_are_significantly_above_the_mean() -> None:
     rows = {row.method: row for row in synthetic()}
     assert {name for name, row in rows.items() if row.loses} == {"sign_sgd", "top_1_percent"}
     assert {name for name, row in rows.items() if not row.saves} == {"mean", "qsgd"}
@@ -213,18 +213,18 @@ def test_the_sentence_names_losers_their_reasons_and_what_saves_nothing() -> Non
     assert savings.endswith("another rate may do better: `sign_sgd`.")
 
 
-def test_nobody_is_judged_without_the_mean() -> None:
+def test_no_method_is_judged_without_the_mean() -> None:
     rows = summarize(runs_of("sign_sgd", 2, 3), [])
     assert not rows[0].loses and "None is judged" in survey_report.describe_findings(rows)
 
 
-def test_what_diverged_loses_and_has_no_spread() -> None:
+def test_a_diverged_method_loses_and_has_no_spread() -> None:
     diverged = [run | {"test_loss": math.nan} for run in runs_of("qsgd", 1, 1)]
     _, row = summarize([*runs_of("mean", 1, 1), *diverged], [])
     assert row.loses and math.isnan(row.test_loss_sd)
 
 
-def test_optimizers_are_judged_apart() -> None:
+def test_optimizers_are_judged_separately() -> None:
     runs = [
         *runs_of("mean", 1, 1),
         *runs_of("qsgd", 2, 1),
@@ -241,7 +241,7 @@ def test_the_preset_is_every_method_and_no_option_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.name)
-def test_a_record_says_what_its_metrics_do(record: Path) -> None:
+def test_the_readme_of_a_record_matches_its_metrics(record: Path) -> None:
     settings = json.loads((record / "config.json").read_text(encoding="utf-8"))
     assert settings["finished"]
     rows = summarize(read_metrics(record, "run"), read_metrics(record, "tuning"))

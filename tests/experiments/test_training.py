@@ -1,4 +1,4 @@
-"""The loop and what it measures."""
+"""The training loop and its metrics."""
 
 import itertools
 
@@ -60,7 +60,7 @@ def test_a_run_logs_steps_and_then_itself(task: Task) -> None:
     assert again["train_loss"] == last["train_loss"]
 
 
-# The others differ in the codec alone; these in what the step is made of.
+# The others differ only in the codec; these differ in the structure of the step.
 QUICK = {"mean", "global_qsgd", "two_stage", "warm_up", "adaptive_ratio", "signum"}
 
 
@@ -89,7 +89,7 @@ def test_a_malformed_label_is_an_error(label: str) -> None:
         parse_variant(label)
 
 
-def test_what_cannot_be_split_or_is_too_large_is_an_error(task: Task) -> None:
+def test_an_invalid_batch_or_number_of_devices_is_an_error(task: Task) -> None:
     for batch, message in ((63, "not divisible by 2 workers"), (6400, "exceeds the 1437")):
         with pytest.raises(ExperimentError, match=message):
             make_program(task, make_variant("mean", None), "sgd", 0.05, batch, make_mesh(2))
