@@ -13,13 +13,13 @@ from experiments.configs.option import (
 
 @dataclasses.dataclass(frozen=True)
 class Stragglers:
-    """How much time does training save that does not wait for slow workers?
+    """How much time does training without waiting for slow workers save?
 
     Question: 8 simulated workers train scikit-learn's digits and a language model of bytes. Workers
     are slow in one of four ways: half of them by a factor of 3; all of them at random, with
     exponential or Pareto times; or one of them by a factor of 100. How long do synchronous SGD,
     local SGD, D-PSGD and MATCHA take to reach a training loss on a simulated clock, and how long do
-    its non-blocking variants take? The paper claims up to half the time of D-PSGD and MATCHA.
+    their non-blocking variants take? The paper claims up to half the time of D-PSGD and MATCHA.
 
     Command: `python -m experiments stragglers`.
 
