@@ -5,12 +5,12 @@ Place one transformation before the optimizer, and `make_step` sends fewer bytes
     tx = optax.chain(jaxcomm.global_qsgd(bits=8), optax.sgd(0.1))
     step = jaxcomm.make_step(loss_fn, tx, mesh)
 
-The names of this module, by what they are for:
+The public names, by purpose:
 
 - **Methods**, named as in their papers: `deep_gradient_compression`, `ef_sign_sgd`, `fetch_sgd`,
   `global_qsgd`, `gtop_k`, `natural_compression`, `one_bit_sgd`, `parallax`, `qsgd`, `s2_reducer`,
   `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k`.
-- **Means**, exact or of any codec: `all_gather_mean`, `all_reduce_mean`, `majority_vote`, `mean`,
+- **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `majority_vote`, `mean`,
   `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`.
 - **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches` and `feedback`; wrappers
   of codecs in `compression`.
@@ -21,7 +21,7 @@ The names of this module, by what they are for:
 - **State** of several workers: `PerWorker`, `replicate`, `consensus`, `consensus_distance`,
   `state_specs`.
 - **The wire**: `wire.account` counts bytes and collectives; `gradient_density`, `or_reduce`.
-- **Own codecs**: `Codec`, `Context`, `Claims`, `Coins`, `Diagnostics`, `Memory`, `Entries`,
+- **Your own codecs**: `Codec`, `Context`, `Claims`, `Coins`, `Diagnostics`, `Memory`, `Entries`,
   `SparseDecode`; `jaxcomm.testing` checks them.
 """
 
@@ -136,7 +136,7 @@ __all__ = [
     "gradient_density",
     "or_reduce",
     "wire",
-    # Own codecs
+    # Your own codecs
     "Claims",
     "Codec",
     "Coins",

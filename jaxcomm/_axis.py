@@ -1,8 +1,8 @@
-"""All that is delicate about mesh axes.
+"""Collectives and checks over mesh axes, for all three ways to bind an axis.
 
-An axis can be bound in three modes: `"checked"` (`jax.shard_map` with `check_vma=True`, where the
-type of a value says over which axes it varies), `"unchecked"` (`check_vma=False`) and `"vmap"` (the
-simulator, `jax.vmap(axis_name=...)`). No other module asks which.
+The three modes are `"checked"` (`jax.shard_map` with `check_vma=True`: a value's type lists the
+axes over which it varies), `"unchecked"` (`check_vma=False`) and `"vmap"` (the simulator,
+`jax.vmap(axis_name=...)`). Only this module distinguishes them.
 """
 
 import functools
@@ -26,29 +26,29 @@ def names(axis_name: AxisName) -> tuple[str, ...]:
 
 
 def label(axis_name: AxisName) -> str:
-    """The axis names in one string, the key of `PerWorker`."""
+    """The axis names joined by commas, the key of `PerWorker`."""
     return ",".join(names(axis_name))
 
 
 def varying(x: jax.Array) -> frozenset[str]:
-    """The names of the axes over which `x` is typed as varying; empty but in checked mode."""
+    """The axes over which the type of `x` varies; empty except in checked mode."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
 def index(axis_name: AxisName) -> jax.Array:
-    """This worker's number, int32[]; the first name counts slowest."""
+    """This worker's index, int32[]; the first axis varies slowest."""
     try:
         return lax.axis_index(names(axis_name))
     except NameError as error:
         raise ValueError(
-            f"`axis_name`={axis_name!r} is not bound here. Call inside `jax.shard_map` over a mesh "
-            "that has this axis, or let `jaxcomm.init`, `jaxcomm.make_step` or `jaxcomm.simulate` "
-            "do so."
+            f"`axis_name`={axis_name!r} is not bound here. Call this inside `jax.shard_map` over a "
+            "mesh with this axis, or use `jaxcomm.init`, `jaxcomm.make_step` or "
+            "`jaxcomm.simulate`, which bind it."
         ) from error
 
 
 def is_bound(axis_name: AxisName) -> bool:
-    """Whether collectives over `axis_name` are possible here."""
+    """Whether `axis_name` is bound, so that collectives over it are possible."""
     try:
         lax.axis_index(names(axis_name))
     except NameError:
@@ -63,7 +63,7 @@ def size(axis_name: AxisName) -> int:
 
 
 def mode(name: str) -> Mode:
-    """In which mode the axis is bound."""
+    """The mode in which the axis is bound."""
     if name in varying(index(name)):
         return "checked"
     if name in jax.sharding.get_abstract_mesh().manual_axes:
@@ -72,12 +72,13 @@ def mode(name: str) -> Mode:
 
 
 def local_params(params: PyTree, axis_name: AxisName = "data") -> PyTree:
-    r"""Marks parameters as each worker's own, so that their gradient stays local.
+    r"""Types parameters as varying by worker, so that their gradient stays local.
 
     Inside `jax.shard_map`, :func:`jax.grad` with respect to replicated parameters returns the *sum*
-    :math:`\sum_i \nabla f_i` over workers, which JAX inserts. With respect to
-    `local_params(params)` it returns this worker's :math:`\nabla f_i`. Values do not change and
-    nothing is sent; where JAX inserts no sum (`check_vma=False`, `jax.vmap`) this is the identity.
+    :math:`\sum_i \nabla f_i` over workers, because JAX inserts a sum. With respect to
+    `local_params(params)` it returns this worker's :math:`\nabla f_i`. Values do not change, and
+    nothing is sent. Where JAX inserts no sum (`check_vma=False`, `jax.vmap`), this function is the
+    identity.
 
     Args:
       params: Any tree of arrays.
@@ -112,18 +113,18 @@ def local_params(params: PyTree, axis_name: AxisName = "data") -> PyTree:
 def local_value_and_grad(
     loss_fn: LossFn, has_aux: bool = False, *, axis_name: AxisName = "data"
 ) -> LossFn:
-    r"""Like `jax.value_and_grad`, but the gradient is this worker's own.
+    r"""Like `jax.value_and_grad`, but the gradient is local to this worker.
 
     .. math:: (f_i(x), \nabla f_i(x)) \quad\text{and not}\quad
               (f_i(x), \textstyle\sum_j \nabla f_j(x)),
 
-    the latter being what `jax.value_and_grad` returns inside `jax.shard_map`. Nothing is sent.
+    where `jax.value_and_grad` returns the latter inside `jax.shard_map`. Nothing is sent.
 
     Args:
       loss_fn: `(params, *args) -> loss`, or `(loss, aux)` with `has_aux=True`.
       has_aux: Whether `loss_fn` returns a pair.
-      axis_name: The mesh axis, or axes, that number the workers. Over other axes of the mesh the
-        gradient is summed, as JAX does.
+      axis_name: The mesh axis, or axes, that number the workers. JAX still sums the gradient over
+        other axes of the mesh.
 
     Returns:
       A function `(params, *args) -> (value, gradient)`.
@@ -145,10 +146,10 @@ def local_value_and_grad(
 
 
 def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, ...] = ()) -> None:
-    """Raises where an update is not each worker's own over just the axes of `axis_name`.
+    """Raises unless each update varies over exactly the axes of `axis_name`.
 
-    It may vary over `outer_axes` too, where somebody else takes care of those. Only checked mode
-    can tell; elsewhere gradients are local unless the user has reduced them.
+    It may also vary over `outer_axes`, which the caller handles. Only checked mode can detect a
+    mistake; in other modes gradients are local unless the user has reduced them.
     """
     wanted = set(names(axis_name))
     checked = {name for name in wanted if mode(name) == "checked"}
@@ -159,40 +160,40 @@ def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, .
                 f"The update at {where} does not vary over {missing}: it has been summed already. "
                 "Inside `jax.shard_map`, `jax.grad` of replicated parameters is the sum over "
                 "workers; use `jaxcomm.local_value_and_grad`, or differentiate with respect to "
-                "`jaxcomm.local_params(params)`. If an aggregator stands before this one, remove "
-                "one of them; for `optax.MultiSteps(tx, k)`, take `jaxcomm.accumulate(tx, k)`."
+                "`jaxcomm.local_params(params)`. If another aggregator precedes this one, remove "
+                "one of them. Replace `optax.MultiSteps(tx, k)` with `jaxcomm.accumulate(tx, k)`."
             )
         if others := sorted(varying(x) - wanted - set(outer_axes)):
             raise ValueError(
-                f"The update at {where} varies over {others} as well, over which "
-                f"`axis_name`={axis_name!r} does not average. Sum it over {others} first, or name "
-                "all axes."
+                f"The update at {where} varies over {others} as well, but "
+                f"`axis_name`={axis_name!r} does not include {others}. Sum the update over "
+                f"{others} first, or name all axes."
             )
 
 
 def require_bound(axis_name: AxisName) -> None:
-    """Raises where state that differs by worker is initialised outside of the workers."""
+    """Raises if state that differs by worker is initialized outside `jax.shard_map`."""
     if not is_bound(axis_name):
         raise ValueError(
-            f"This state differs by worker, and `axis_name`={axis_name!r} is not bound here. "
-            "Use `jaxcomm.init(tx, params, mesh)` in place of `tx.init(params)`."
+            f"This state differs by worker, but `axis_name`={axis_name!r} is not bound here. "
+            "Use `jaxcomm.init(tx, params, mesh)` instead of `tx.init(params)`."
         )
 
 
 def require_own(params: PyTree, axis_name: AxisName) -> None:
-    """Raises where parameters are the same on all workers (checked mode only)."""
+    """Raises if parameters are the same on all workers (checked mode only)."""
     checked = {name for name in names(axis_name) if mode(name) == "checked"}
     for path, x in jax.tree_util.tree_leaves_with_path(params):
         if missing := sorted(checked - varying(x)):
             raise ValueError(
                 f"The parameters at {jax.tree_util.keystr(path) or 'the root'} do not differ by "
-                f"worker over {missing}, so that there is nothing to mix. Start from "
+                f"worker over {missing}, so there is nothing to mix. Start from "
                 "`jaxcomm.replicate(params, mesh)`."
             )
 
 
 def require_replicated(tree: PyTree, axis_name: AxisName, what: str, remedy: str) -> None:
-    """Raises where a leaf that is not marked `PerWorker` differs by worker (checked mode only)."""
+    """Raises if a leaf that is not marked `PerWorker` differs by worker (checked mode only)."""
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         if per_worker_axes(path):
             continue
@@ -204,14 +205,14 @@ def require_replicated(tree: PyTree, axis_name: AxisName, what: str, remedy: str
 
 
 def is_known_equal(tree: PyTree, axis_name: AxisName) -> bool:
-    """Whether the types say that all workers have the same, as they do in checked mode only."""
+    """Whether the types prove that all workers have the same values; only checked mode can."""
     if any(mode(name) != "checked" for name in names(axis_name)):
         return False
     return not any(varying(x) & set(names(axis_name)) for x in jax.tree.leaves(tree))
 
 
 def per_worker_axes(path: tuple[object, ...]) -> tuple[str, ...]:
-    """The axes named by a `PerWorker` on the way to a leaf; empty when there is none."""
+    """The axes of the `PerWorker` on the path to a leaf; empty if there is none."""
 
     def name(key: object) -> object:
         return getattr(key, "name", None) or getattr(key, "key", None)
@@ -223,17 +224,17 @@ def per_worker_axes(path: tuple[object, ...]) -> tuple[str, ...]:
 
 
 def own(marked: PerWorker, axis_name: AxisName, what: str = "The state") -> PyTree:
-    """This worker's slice of what differs by worker: leaves without their leading axis of 1.
+    """This worker's slice of a `PerWorker` tree: the leaves without their leading axis of 1.
 
     Raises:
-      ValueError: If it differs over other axes, or is of another number of workers than there are:
-        a worker that is given several slices must not take the first of them.
+      ValueError: If the tree differs over other axes, or was made for another number of workers. A
+        worker that holds several slices must not use only the first of them.
     """
     axis, workers = label(axis_name), size(axis_name)
     if [*marked.per_worker] != [axis]:
         raise ValueError(
             f"{what} differs by worker over {[*marked.per_worker]}, and `axis_name` is "
-            f"{axis_name!r}."
+            f"{axis_name!r}: the two must be the same axes."
         )
 
     def take(path: tuple[object, ...], x: jax.Array) -> jax.Array:
@@ -243,21 +244,21 @@ def own(marked: PerWorker, axis_name: AxisName, what: str = "The state") -> PyTr
         where = f"{what} at {jax.tree_util.keystr(path) or 'the root'}"
         if mode(names(axis_name)[0]) == "checked" and not varying(x):
             raise ValueError(
-                f"{where} is marked as each worker's own over {axis!r}, and came to all of them "
-                f"whole, as {x.dtype}{list(x.shape)}. Cut it: `in_specs` and `out_specs` of "
-                "`jax.shard_map` are `jaxcomm.state_specs(state)`."
+                f"{where} is marked as different by worker over {axis!r}, but each worker received "
+                f"the whole array, {x.dtype}{list(x.shape)}. Pass `jaxcomm.state_specs(state)` as "
+                "`in_specs` and `out_specs` of `jax.shard_map`."
             )
         raise ValueError(
-            f"{where} is of {slices * workers} workers, and there are {workers} over {axis!r}. Go "
-            "on with as many workers, or start anew from `jaxcomm.init`, and for parameters from "
-            "`jaxcomm.replicate(jaxcomm.consensus(params), workers)`."
+            f"{where} is of {slices * workers} workers, and there are {workers} over {axis!r}. "
+            f"Continue with {slices * workers} workers, or make a new state with `jaxcomm.init`, "
+            "and new parameters with `jaxcomm.replicate(jaxcomm.consensus(params), workers)`."
         )
 
     return jax.tree_util.tree_map_with_path(take, marked.per_worker[axis])
 
 
 def _in_words(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """Moves floats of 16 and 8 bits as unsigned words: XLA widens them in collectives on CPU."""
+    """Moves 16-bit and 8-bit floats as unsigned words: XLA widens them in collectives on CPU."""
     if not (jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4):
         return move(x)
     words = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
@@ -265,7 +266,7 @@ def _in_words(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array
 
 
 def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """The values of all workers, `[workers, ...]`, in the order of `index`, equal on all."""
+    """The values of all workers, `[workers, ...]`, ordered by `index`, equal on all workers."""
     modes = {mode(name) for name in names(axis_name)}
 
     def move(x: jax.Array) -> jax.Array:
@@ -283,7 +284,7 @@ def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def exchange(rows: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Sends row i of `[workers, ...]` to worker i; returns what all sent, in their order."""
+    """Sends row i of `[workers, ...]` to worker i; returns the received rows, in worker order."""
     if size(axis_name) == 1:
         return as_varying(rows, axis_name)
 
@@ -300,7 +301,7 @@ def exchange(rows: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def shift(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Sends `x` to the next worker of the ring; returns what the previous one sent."""
+    """Sends `x` to the next worker of the ring; returns the value of the previous worker."""
     if size(axis_name) == 1:
         return as_varying(x, axis_name)
 
@@ -311,22 +312,22 @@ def shift(x: jax.Array, axis_name: AxisName) -> jax.Array:
             return lax.ppermute(x, over[0], ring)
         if "vmap" not in {mode(name) for name in over}:
             return lax.ppermute(x, over, ring)
-        # `jax.vmap` permutes over one name at a time. Whoever is first along the last axis has
-        # its neighbour at the end of the previous row.
-        beside = along(x, over[-1:])
-        return jnp.where(index(over[-1]) == 0, along(beside, over[:-1]), beside)
+        # `jax.vmap` permutes over one name at a time. The predecessor of the first worker along
+        # the last axis is at the end of the previous row.
+        shifted = along(x, over[-1:])
+        return jnp.where(index(over[-1]) == 0, along(shifted, over[:-1]), shifted)
 
     return _in_words(lambda x: along(x, names(axis_name)), as_varying(x, axis_name))
 
 
 def swap(x: jax.Array, axis_name: AxisName, distance: int) -> jax.Array:
-    """Exchanges `x` with worker `index ^ distance`, or returns it where there is no such worker."""
+    """Exchanges `x` with worker `index ^ distance`; returns `x` if there is no such worker."""
     workers = size(axis_name)
     partner = [w ^ distance if w ^ distance < workers else w for w in range(workers)]
     over = names(axis_name)
 
     def move(x: jax.Array) -> jax.Array:
-        # `jax.vmap` permutes over one name at a time, and wants everybody to receive.
+        # `jax.vmap` permutes over one name at a time, and requires that every worker receives.
         if len(over) > 1 and "vmap" in {mode(name) for name in over}:
             return gather(x, axis_name)[jnp.asarray(partner)[index(axis_name)]]
         return lax.ppermute(x, over if len(over) > 1 else over[0], [*enumerate(partner)])
@@ -335,28 +336,28 @@ def swap(x: jax.Array, axis_name: AxisName, distance: int) -> jax.Array:
 
 
 def permute(x: jax.Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-    """Sends `x` along pairs (sender, receiver); whoever receives nothing gets zeros."""
+    """Sends `x` along pairs (sender, receiver); a worker that receives nothing gets zeros."""
     over, workers = names(axis_name), size(axis_name)
     sender_of = {receiver: sender for sender, receiver in pairs}
 
     def move(x: jax.Array) -> jax.Array:
         if "vmap" not in {mode(name) for name in over}:
             return lax.ppermute(x, over if len(over) > 1 else over[0], pairs)
-        # `jax.vmap` permutes over one name at a time, and wants everybody to receive.
+        # `jax.vmap` permutes over one name at a time, and requires that every worker receives.
         idle = iter(sorted(set(range(workers)) - set(sender_of.values())))
-        of_all = [sender_of[w] if w in sender_of else next(idle) for w in range(workers)]
+        senders = [sender_of[w] if w in sender_of else next(idle) for w in range(workers)]
         if len(over) > 1:
-            received = gather(x, axis_name)[jnp.asarray(of_all)[index(axis_name)]]
+            received = gather(x, axis_name)[jnp.asarray(senders)[index(axis_name)]]
         else:
-            received = lax.ppermute(x, over[0], [(s, w) for w, s in enumerate(of_all)])
-        hears = jnp.asarray([w in sender_of for w in range(workers)])[index(axis_name)]
-        return jnp.where(hears, received, jnp.zeros((), x.dtype))
+            received = lax.ppermute(x, over[0], [(s, w) for w, s in enumerate(senders)])
+        receives = jnp.asarray([w in sender_of for w in range(workers)])[index(axis_name)]
+        return jnp.where(receives, received, jnp.zeros((), x.dtype))
 
     return _in_words(move, as_varying(x, axis_name))
 
 
 def varying_like(x: jax.Array, tree: PyTree) -> jax.Array:
-    """`x` typed as varying over every axis over which a leaf of `tree` varies: a loop's carry."""
+    """`x` typed as varying over all axes over which `tree` varies, for the carry of a loop."""
     wanted = frozenset().union(*(varying(leaf) for leaf in jax.tree.leaves(tree)))
     missing = tuple(sorted(wanted - varying(x)))
     return lax.pcast(x, missing, to="varying") if missing else x
@@ -365,21 +366,21 @@ def varying_like(x: jax.Array, tree: PyTree) -> jax.Array:
 def over_shards(
     fn: Callable[..., PyTree], axes: tuple[str, ...], specs: PyTree, axis_name: AxisName
 ) -> Callable[..., PyTree]:
-    """`fn(tree, *rest) -> (tree, rest)` on each device's own shard of `tree`.
+    """Runs `fn(tree, *rest) -> (tree, rest)` on each device's shard of `tree`.
 
     Args:
-      fn: Sends over `axis_name` only.
+      fn: A function that sends only over `axis_name`.
       axes: The automatic mesh axes that `specs` name.
-      specs: How `tree`, given and returned, is cut over them; `rest` is whole.
+      specs: How the input and output `tree` are sharded over `axes`; `rest` is replicated.
       axis_name: The axes that are manual already.
 
     Raises:
-      ValueError: If the mesh around has no such axes.
+      ValueError: If the current mesh has no such axes.
     """
-    around = jax.sharding.get_abstract_mesh()
-    if missing := [name for name in axes if name not in around.axis_names]:
+    current = jax.sharding.get_abstract_mesh()
+    if missing := [name for name in axes if name not in current.axis_names]:
         raise ValueError(
-            f"`specs` name {missing}, which the mesh with axes {around.axis_names} does not have."
+            f"`specs` name {missing}, which the mesh with axes {current.axis_names} does not have."
         )
 
     def apply(tree: PyTree, *rest: PyTree) -> PyTree:
@@ -396,5 +397,5 @@ def over_shards(
 
 
 def as_varying(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """`x` typed as each worker's own; the identity but in checked mode."""
+    """`x` typed as varying over `axis_name`; the identity except in checked mode."""
     return cast(jax.Array, local_params(x, axis_name))

@@ -1,4 +1,4 @@
-"""The contracts: what a codec is, what it may remember, and where state differs by worker."""
+"""The core types: codecs, their context and memory, and state that differs by worker."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 
 AxisName: TypeAlias = str | tuple[str, ...]
-"""A mesh axis, or several that together count the workers, outermost first."""
+"""One mesh axis, or several that number the workers together, outermost first."""
 
 PyTree: TypeAlias = Any
 Layout: TypeAlias = Literal["concatenated", "shared_statistics", "independent"]
@@ -18,20 +18,20 @@ LossFn: TypeAlias = Callable[..., Any]
 class Coins(NamedTuple):
     """The randomness of one unit (a bucket or a leaf) in one step.
 
-    A codec that needs sender and receivers to draw alike (hashes, rotations, shared masks) uses
-    `public`; one that needs workers to draw apart (rounding) uses `private`. `measure` and `encode`
-    of one step get the same coins.
+    Use `public` where sender and receivers need the same draws (hashes, rotations, shared masks).
+    Use `private` where workers need independent draws (rounding). `measure` and `encode` get the
+    same coins within one step.
     """
 
     public: jax.Array  # key[], equal on all workers
-    private: jax.Array  # key[], each worker's own
+    private: jax.Array  # key[], different on each worker
 
 
 class Memory(NamedTuple):
-    """What a codec keeps of one unit from step to step; `Memory()` when nothing."""
+    """A codec's state for one unit between steps; `Memory()` if the codec is stateless."""
 
     own: PyTree = ()  # differs by worker: a residual, a shift
-    shared: PyTree = ()  # equal on all workers: a running mean of what was sent
+    shared: PyTree = ()  # equal on all workers: a running mean of the decoded payloads
 
 
 _NOTHING = Memory()
@@ -40,21 +40,22 @@ _NOTHING = Memory()
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a codec knows of one unit in one step, beside the unit.
+    """The input of a codec for one unit in one step, besides the unit itself.
 
-    A pytree: `jax.jit` and `jax.vmap` take it as an argument. The last four are static.
+    It is a pytree, so `jax.jit` and `jax.vmap` take it as an argument. The last four fields are
+    static.
 
     Attributes:
-      coins: The unit's randomness. Receivers have `coins.public` alone.
-      memory: What the codec keeps of the unit; `Memory()` for receivers.
-      statistics: Statistics: what workers agreed on, or the sender's own, which then travel with
-        the payload; `()` in `measure`.
+      coins: The unit's randomness. Receivers have only `coins.public`.
+      memory: The codec's state for the unit; `Memory()` for receivers.
+      statistics: The statistics of the unit, reduced over workers; or those of the sender, which
+        then travel with the payload; `()` in `measure`.
       workers: How many payloads may be added before they are decoded: the axis size where payloads
         are summed, 1 elsewhere.
-      count: How many payloads were added to the one that is decoded; the mean is over so many.
-      shape: Of the unit.
-      statistics_size: How many coordinates share statistics, where other units do with this one.
-        `None`: those of the unit alone.
+      count: The number of payloads in the sum that is decoded. `decode` divides by it.
+      shape: The shape of the unit.
+      statistics_size: How many coordinates share statistics, if several units share them. `None`:
+        the number of coordinates of this unit.
     """
 
     coins: Coins
@@ -67,14 +68,14 @@ class Context:
 
     @property
     def size(self) -> int:
-        """How many coordinates the statistics are of, at least 1: what `Claims` ask for."""
+        """The number of coordinates that share statistics, at least 1: the `size` of `Claims`."""
         return max(
             math.prod(self.shape) if self.statistics_size is None else self.statistics_size, 1
         )
 
     @classmethod
     def of(cls, x: jax.Array, seed: int = 0, memory: Memory = _NOTHING) -> "Context":
-        """That of one worker by itself, with coins of a seed: to try out a codec.
+        """The context of a single worker, with coins from a seed. Use it to try out a codec.
 
         Example:
           >>> import jax.numpy as jnp
@@ -86,28 +87,28 @@ class Context:
         return cls(Coins(public, private), memory, shape=x.shape)
 
     def replace(self, **changes: Any) -> "Context":
-        """The same, with other fields."""
+        """A copy with the fields in `changes` replaced."""
         return dataclasses.replace(self, **changes)
 
     def received(self, count: int = 1) -> "Context":
-        """What receivers of `count` payloads know: neither the private coin nor any memory."""
+        """The context of a receiver of `count` payloads: no private coin and no memory."""
         coins = Coins(self.coins.public, self.coins.public)
         return dataclasses.replace(self, coins=coins, memory=_NOTHING, count=count)
 
 
 class Claims(NamedTuple):
-    r"""What a codec states of its error; nothing by default.
+    r"""Bounds on the error of a codec; none by default.
 
     Attributes:
       variance: `(size, workers) -> omega` of an unbiased codec, with :math:`\sum_i \mathbb{E}
         \|Q(x_i) - x_i\|^2 \le \omega \sum_i \|x_i\|^2` over the workers that share statistics, of
-        `size` coordinates each. `None`: biased, or no bound is known.
+        `size` coordinates each. `None`: the codec is biased, or no bound is known.
       contraction: `(size, workers) -> delta` of a biased codec, with :math:`\sum_i \mathbb{E}
         \|Q(x_i) - x_i\|^2 \le (1 - \delta) \sum_i \|x_i\|^2`. `None`: no bound is known.
-      bounded: whether, without such a bound, :math:`\mathbb{E} \|Q(x) - x\|^2 \le (1 - \delta)
-        \|x\|^2 + c` for some :math:`\delta > 0` and constant :math:`c`, so that under feedback of
-        bounded updates what is left out stays bounded too; or whether it does so of updates
-        within a bound that the codec names.
+      bounded: Whether a weaker bound holds where `contraction` is `None`: :math:`\mathbb{E}
+        \|Q(x) - x\|^2 \le (1 - \delta) \|x\|^2 + c` for some :math:`\delta > 0` and constant
+        :math:`c`. Under error feedback, the residual then stays bounded for bounded inputs. The
+        codec may restrict this to inputs within a bound that it states.
     """
 
     variance: Callable[[int, int], float] | None = None
@@ -116,17 +117,17 @@ class Claims(NamedTuple):
 
 
 class Diagnostics(NamedTuple):
-    r"""What a codec tells of one unit in one step, for `diagnostics=True`.
+    r"""Per-worker diagnostics of one unit in one step, for `diagnostics=True`.
 
     Attributes:
-      target: What a payload without loss would decode to: the unit, or what a wrapper makes of it.
-        The compression error is measured against it.
-      totals: `{name: float32[]}`, added over units, as coordinates for which there was no room.
+      target: The array that a lossless payload would decode to: the unit, or the unit after a
+        wrapper's transform. The compression error is measured against it.
+      totals: `{name: float32[]}`, summed over units, e.g. coordinates dropped for lack of capacity.
       ratios: `{name: (part, whole)}`, float32[] each: :math:`\sum \text{part} / \sum \text{whole}`
-        over units. `union_density` is told only where workers agreed on what it is of.
-      errors: `{name: float32[]}`, squared errors relative to the squares of the unit: their mean
-        over units, weighted by those squares.
-      constants: `{name: number}`, known while tracing, as the levels that `bits` leave.
+        over units. `union_density` is reported only where its bitmap was reduced over workers.
+      errors: `{name: float32[]}`, squared errors relative to the squared norm of the unit: their
+        mean over units, weighted by those squared norms.
+      constants: `{name: number}`, static values, e.g. the number of levels that `bits` allow.
     """
 
     target: jax.Array
@@ -137,64 +138,64 @@ class Diagnostics(NamedTuple):
 
 
 def no_memory(x: jax.Array) -> Memory:
-    """The `init` of a codec that remembers nothing."""
+    """The `init` of a codec without memory."""
     return _NOTHING
 
 
 def no_statistics(context: Context, x: jax.Array) -> tuple[()]:
-    """The `measure` of a codec that needs none."""
+    """The `measure` of a codec without statistics."""
     return ()
 
 
 def mean_is_update(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
-    """The `finalize` of a codec for which the mean is the update."""
+    """The `finalize` of a codec whose update is the mean itself."""
     return mean, context.memory
 
 
 def target_is_unit(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-    """The `diagnose` of a codec that has nothing to tell."""
+    """The `diagnose` of a codec without metrics of its own."""
     return Diagnostics(x)
 
 
 class Codec(NamedTuple):
-    r"""Pure functions between one float32 array and what is sent for it.
+    r"""Pure functions that map one float32 array to a payload and back.
 
-    Only `encode` and `decode` are required. No mesh axis is named in a codec, so one line on one
-    device tests it, `jax.vmap` maps it, and any aggregator can carry it.
+    Only `encode` and `decode` are required. A codec names no mesh axis. You can therefore test it
+    in one line on one device, map it with `jax.vmap`, and use it in any aggregator.
 
     Attributes:
       encode: `(context, x) -> (payload, memory)`; `payload` is a NamedTuple of arrays, the named
-        type of what crosses the wire. May change `memory.own` only.
-      decode: `(context, payload) -> float32[context.shape]`, the *mean* of the `context.count`
-        payloads whose sum `payload` is. It may use the public coin, and no memory. Of few values
-        among zeros, a :class:`jaxcomm.SparseDecode`.
+        type of what crosses the wire. It may change only `memory.own`.
+      decode: `(context, payload) -> float32[context.shape]`. `payload` is the sum of
+        `context.count` payloads; `decode` returns their *mean*. It may use the public coin, but no
+        memory. Use a :class:`jaxcomm.SparseDecode` if the result is a few values among zeros.
       init: `x -> Memory`, before the first step.
-      measure: `(context, x) -> statistics`, a NamedTuple of float32 arrays, or of uint32 where they
-        are packed bits; `()` when none. The same coins as `encode` gets in that step.
+      measure: `(context, x) -> statistics`, a NamedTuple of float32 arrays, or of uint32 arrays for
+        packed bits; `()` for none. It gets the same coins as `encode` in that step.
       reduce_statistics: How workers combine each statistic before encoding: the statistics'
         NamedTuple with `"sum"` or `"max"` in place of each array, or `"or"` in place of packed
-        bits; `()` when none.
-      finalize: `(context, payload, mean) -> (update, memory)`, once a step, after aggregation, with
-        the memory that `encode` returned. `payload` is the one that was decoded to the mean, where
-        payloads were joined to one, and `None` where each was decoded by itself. What it makes of
-        `memory.shared` must be equal on all workers.
-      combine: `"sum"` where payloads of different workers may be added, a function
-        `(coins, payload, payload) -> payload` where they may be merged otherwise, `None` where
-        each has to be decoded by itself.
-      diagnose: `(context, x, after) -> Diagnostics`, with the memory before the step in the
-        context, and that after it.
-      claims: What is known of the error.
-      drop_overflow: The same codec where it drops what finds no room. `None` where all finds room,
-        or is dropped already; else `decode` gives NaN of a payload in which something found none,
-        and the aggregator NaN on all workers. Feedback takes this form, since it keeps what is left
-        out; a wrapper that keeps nothing wraps both.
-      scope: What shares statistics by default: each `"leaf"` where the codec has a scale that
-        layers of unlike size should not share, or a `"bucket"` of leaves.
-      layout: What a bucket is to the codec. `"concatenated"`: one vector, in which coordinates
-        depend on each other. `"shared_statistics"`: units that lie where they are and share the
-        bucket's statistics, combined as `reduce_statistics` says; given these, each coordinate is
-        encoded by itself. `"independent"`: units that share nothing, where the codec cuts what it
-        gets into blocks of its own.
+        bits; `()` for none.
+      finalize: `(context, payload, mean) -> (update, memory)`, called once per step after
+        aggregation. The context holds the memory that `encode` returned. `payload` is the combined
+        payload that was decoded to the mean, or `None` if each payload was decoded separately. The
+        `memory.shared` that it returns must be equal on all workers.
+      combine: `"sum"` if payloads of different workers may be added. A function
+        `(coins, payload, payload) -> payload` if they are merged in another way. `None` if each
+        must be decoded separately.
+      diagnose: `(context, x, after) -> Diagnostics`. The context holds the memory before the step;
+        `after` is the memory after it.
+      claims: Known bounds on the error.
+      drop_overflow: The variant of the codec that drops coordinates for lack of capacity. `None` if
+        nothing can overflow, or if the codec already drops. Otherwise `decode` returns NaN for a
+        payload that overflowed, and the aggregator returns NaN on all workers. Feedback uses this
+        variant, since it keeps the residual. A wrapper without a residual wraps both variants.
+      scope: Which coordinates share statistics by default: each `"leaf"`, if layers of different
+        magnitude should not share the codec's scale; or a `"bucket"` of leaves.
+      layout: How the codec treats a bucket. `"concatenated"`: as one vector, in which coordinates
+        depend on each other. `"shared_statistics"`: as units that stay separate arrays and share
+        the bucket's statistics, combined according to `reduce_statistics`; the statistics fixed,
+        each coordinate is encoded independently. `"independent"`: as units that share nothing;
+        the codec cuts its input into blocks.
 
     Example:
       >>> from typing import NamedTuple
@@ -229,10 +230,11 @@ class Codec(NamedTuple):
 class PerWorker(NamedTuple):
     """Marks state whose value differs by worker.
 
-    `per_worker` is a dict with one key, the names of the mesh axes the leaves differ over, joined
-    by commas (`"data"`, or `"dcn,ici"`). A leaf is `[workers, ...]` outside the workers and `[1,
-    ...]` in one, so that a checkpoint holds every worker's value. `jaxcomm.state_specs` derives
-    shardings from the name `per_worker`, which survives where a framework flattens the type away.
+    `per_worker` is a dict with one key: the names of the mesh axes over which the leaves differ,
+    joined by commas (`"data"`, or `"dcn,ici"`). A leaf is `[workers, ...]` outside
+    `jax.shard_map`, and `[1, ...]` inside it, on each worker. A checkpoint therefore holds the
+    values of all workers. `jaxcomm.state_specs` derives shardings from the name `per_worker`,
+    which survives when a framework flattens the type.
     """
 
     per_worker: dict[str, PyTree]

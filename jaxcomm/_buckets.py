@@ -1,7 +1,7 @@
-"""A tree of updates as a few float32 arrays, and back.
+"""Splits a tree of updates into a few float32 arrays, and joins them again.
 
-An array is a unit, which is measured, encoded and decoded at once: a leaf in its own shape, leaves
-joined to one vector, or a stack of leaves of one shape.
+Each array is one unit, which is measured, encoded and decoded as a whole: a leaf in its own shape,
+several leaves concatenated to one vector, or a stack of leaves of the same shape.
 """
 
 import itertools
@@ -20,19 +20,19 @@ BUCKET_BYTES = 2**25
 
 
 class Split(NamedTuple):
-    """A tree in units."""
+    """A tree split into units."""
 
     arrays: list[jax.Array]
     units: list[Unit]
-    join: Callable[[list[jax.Array]], PyTree]  # to a tree of the same shapes and dtypes
+    join: Callable[[list[jax.Array]], PyTree]  # back to a tree of the original shapes and dtypes
 
 
 def require_floating(tree: PyTree) -> None:
-    """Raises where a leaf is not floating-point, naming its path."""
+    """Raises if a leaf is not floating-point, and names its path."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             remedy = (
-                "Let real and imaginary parts be leaves of their own, as in "
+                "Split real and imaginary parts into separate leaves with "
                 "`optax.contrib.split_real_and_imaginary(tx)`."
                 if jnp.issubdtype(leaf.dtype, jnp.complexfloating)
                 else "Mask it with `optax.masked`."
@@ -44,16 +44,16 @@ def require_floating(tree: PyTree) -> None:
 
 
 def _spec(leaf: jax.Array) -> PartitionSpec:
-    """How the type of a leaf says that it is cut, over axes of a mesh that are Explicit."""
+    """The sharding of a leaf over Explicit mesh axes, from its type."""
     spec: PartitionSpec = jax.typeof(leaf).sharding.spec
     return spec if any(spec) else PartitionSpec()
 
 
-def _cut(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
+def _reshard(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
     return leaf if _spec(leaf) == spec else reshard(leaf, spec)
 
 
-def _together(unit: Unit, leaves: list[jax.Array]) -> jax.Array:
+def _array_of(unit: Unit, leaves: list[jax.Array]) -> jax.Array:
     if unit.form == "alone":
         return leaves[0]
     if unit.form == "stacked":
@@ -61,10 +61,10 @@ def _together(unit: Unit, leaves: list[jax.Array]) -> jax.Array:
     return jnp.concatenate([leaf.ravel() for leaf in leaves])
 
 
-def _pieces(unit: Unit, array: jax.Array, sizes: list[int]) -> list[jax.Array]:
+def _leaves_of(unit: Unit, array: jax.Array, sizes: list[int]) -> list[jax.Array]:
     if unit.form == "alone":
         return [array]
-    # Else XLA computes all that leads to the unit again in each of its pieces.
+    # Without the barrier, XLA recomputes the unit for each of its leaves.
     whole = lax.optimization_barrier(array)
     if unit.form == "stacked":
         return [*whole]
@@ -81,10 +81,10 @@ def split(
     *,
     stacks: bool = False,
 ) -> Split:
-    """The units of `tree`, as :func:`jaxcomm._units.divide` says.
+    """Splits `tree` into the units of :func:`jaxcomm._units.divide`.
 
-    What is cut over Explicit axes is made whole, as the partitioner does over automatic ones, and
-    is cut again where units are joined.
+    Leaves that are sharded over Explicit axes are replicated first, as the partitioner does over
+    automatic axes. `join` restores their sharding.
 
     Raises:
       ValueError: If a leaf is not floating-point.
@@ -92,23 +92,23 @@ def split(
     require_floating(tree)
     leaves, treedef = jax.tree.flatten(tree)
     specs = [*map(_spec, leaves)]
-    leaves = [_cut(leaf, PartitionSpec()) for leaf in leaves]
+    leaves = [_reshard(leaf, PartitionSpec()) for leaf in leaves]
     shapes, sizes = [leaf.shape for leaf in leaves], [leaf.size for leaf in leaves]
     units = divide(shapes, scope, bucket_bytes, layout, stacks=stacks)
 
     def join(arrays: list[jax.Array]) -> PyTree:
         pieces = dict[int, jax.Array]()
         for unit, array in zip(units, arrays, strict=True):
-            pieces.update(zip(unit.leaves, _pieces(unit, array, sizes), strict=True))
+            pieces.update(zip(unit.leaves, _leaves_of(unit, array, sizes), strict=True))
         return jax.tree.unflatten(
             treedef,
             [
-                _cut(pieces[number].reshape(leaf.shape).astype(leaf.dtype), spec)
+                _reshard(pieces[number].reshape(leaf.shape).astype(leaf.dtype), spec)
                 for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True))
             ],
         )
 
     arrays = [
-        _together(unit, [leaves[leaf].astype(dtype) for leaf in unit.leaves]) for unit in units
+        _array_of(unit, [leaves[leaf].astype(dtype) for leaf in unit.leaves]) for unit in units
     ]
     return Split(arrays, units, join)

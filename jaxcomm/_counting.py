@@ -1,4 +1,4 @@
-"""Sums over large arrays, in steps that compilers for CPUs make vectors of."""
+"""Reductions of large arrays, in steps that XLA vectorizes on CPUs."""
 
 import jax
 import jax.numpy as jnp
@@ -10,28 +10,29 @@ _PLANES = 32
 
 
 def total(numbers: jax.Array) -> jax.Array:
-    """How many of one axis are true, or the sum of int32; int32[].
+    """The number of true entries of bool[n], or the sum of int32[n]; int32[].
 
-    On CPUs, where a sum of all at once takes ten times it; elsewhere planes would be moved.
+    Meant for CPUs, where one sum over all entries takes ten times as long. On other devices the
+    reshape to planes would copy the array.
     """
     while numbers.size > _PLANES**2:
         rest = numbers.size % _PLANES
         whole = numbers.size - rest
         planes = numbers[:whole].reshape(_PLANES, -1)
-        # Else the steps are joined again.
+        # Without the barrier, XLA fuses the steps into one sum.
         sums = lax.optimization_barrier(jnp.sum(planes, axis=0, dtype=jnp.int32))
         numbers = sums.at[:rest].add(numbers[whole:].astype(jnp.int32)) if rest else sums
     return jnp.sum(numbers, dtype=jnp.int32)
 
 
 def peak(numbers: jax.Array) -> jax.Array:
-    """The largest of one axis of float32, none of them negative; 0 of none."""
+    """The maximum of float32[n] without negative entries; 0 if it is empty."""
 
     def by_planes(numbers: jax.Array) -> jax.Array:
         rest = numbers.size % _PLANES
         planes = numbers[: numbers.size - rest].reshape(_PLANES, -1)
-        most = lax.optimization_barrier(jnp.max(planes, axis=0))
-        return jnp.maximum(jnp.max(most), jnp.max(numbers[numbers.size - rest :], initial=0))
+        maxima = lax.optimization_barrier(jnp.max(planes, axis=0))
+        return jnp.maximum(jnp.max(maxima), jnp.max(numbers[numbers.size - rest :], initial=0))
 
     def at_once(numbers: jax.Array) -> jax.Array:
         return jnp.max(numbers, initial=0)
@@ -42,7 +43,7 @@ def peak(numbers: jax.Array) -> jax.Array:
 
 
 def how_many(marks: jax.Array) -> jax.Array:
-    """How many of one axis are true, int32[]."""
+    """The number of true entries of bool[n], int32[]."""
 
     def at_once(marks: jax.Array) -> jax.Array:
         return jnp.sum(marks, dtype=jnp.int32)

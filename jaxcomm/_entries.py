@@ -1,4 +1,4 @@
-"""Payloads that stand for a few values among zeros, for those who can do without the zeros."""
+"""Decoding to a few values among zeros, without a dense array."""
 
 import dataclasses
 import math
@@ -12,14 +12,14 @@ from jaxcomm._base import Codec, Context, PyTree
 
 
 class Entries(NamedTuple):
-    """What an array is but for zeros."""
+    """The entries of an array that may be nonzero."""
 
-    indices: jax.Array  # uint32[k], into the flat array; distinct, but for those beyond its size
-    values: jax.Array  # float32[k]; those of indices beyond the size do not count
+    indices: jax.Array  # uint32[k], into the flat array; distinct, except those out of range
+    values: jax.Array  # float32[k]; values with indices out of range are ignored
 
 
 def scatter(entries: Entries, shape: tuple[int, ...]) -> jax.Array:
-    """float32 zeros with the values added at the indices; those beyond the size are dropped."""
+    """float32 zeros with the values added at the indices; indices out of range are dropped."""
     size = math.prod(shape)
     zeros = jnp.zeros(max(size, 1), jnp.float32)  # `at` needs an element.
     dense = zeros.at[entries.indices].add(entries.values, mode="drop")
@@ -28,13 +28,13 @@ def scatter(entries: Entries, shape: tuple[int, ...]) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class SparseDecode:
-    r"""The `decode` of a codec whose payload stands for a few values among zeros.
+    r"""The `decode` of a codec whose payload decodes to a few values among zeros.
 
     .. math:: \mathrm{decode}(\text{context}, \text{payload}) = \sum_j v_j e_{i_j}
 
-    It is called as any `decode` and returns float32[context.shape]. Gathered means and feedback
-    take its entries instead, and make no dense copy. A wrapper that decodes otherwise replaces
-    both.
+    Call it like any `decode`; it returns float32[context.shape]. Gathered means and feedback use
+    its entries instead, and make no dense copy. A wrapper that decodes differently must replace
+    the `SparseDecode` as a whole.
 
     Attributes:
       entries: `(context, payload) -> Entries`, the mean over `context.count`.
@@ -62,10 +62,10 @@ class SparseDecode:
     entries: Callable[[Context, PyTree], Entries]
 
     def __call__(self, context: Context, payload: PyTree) -> jax.Array:
-        """The array."""
+        """The dense array."""
         return scatter(self.entries(context, payload), context.shape)
 
 
 def entries_of(codec: Codec) -> Callable[[Context, PyTree], Entries] | None:
-    """`(context, payload) -> Entries` of a codec that decodes to such, else `None`."""
+    """`(context, payload) -> Entries` if the codec has a `SparseDecode`, else `None`."""
     return codec.decode.entries if isinstance(codec.decode, SparseDecode) else None

@@ -1,4 +1,4 @@
-"""A tree of arrays as one message of words, and back: one collective moves all of it."""
+"""Packs a tree of arrays into one message of words, so that one collective moves all of it."""
 
 import itertools
 import math
@@ -13,28 +13,28 @@ from jaxcomm._units import LARGE
 from pallas_kernels._dispatch import target
 
 _TILE = 2**12
-_ROWS, _LANES = 8, 128  # Of the tiles in which a TPU keeps an array.
+_ROWS, _LANES = 8, 128  # Of one tile of an array in TPU memory.
 
 
 def _word(arrays: list[jax.Array]) -> np.dtype:
-    """As wide as the narrowest array: the others are whole numbers of such words.
+    """The unsigned dtype as wide as the narrowest array; each other item is several such words.
 
-    TPUs lay out an array of bytes beside every word that is cut into them, with most of each
-    register empty; what is wide already stays as it is.
+    On TPUs, splitting a word into bytes leaves most of each register empty. Items of 4 bytes
+    therefore stay words if no array is narrower.
     """
     width = min((array.dtype.itemsize for array in arrays), default=1)
     return np.dtype(f"uint{8 * min(width, 4)}")
 
 
 def _fills_tiles(shape: tuple[int, ...]) -> bool:
-    """Whether words of this shape are whole tiles of the memory of a TPU that is compiled for."""
+    """Whether words of this shape fill whole memory tiles, if the target is a TPU."""
     flat = len(shape) == 1
     tiled = flat or (shape != () and shape[-1] % _LANES == shape[-2] % _ROWS == 0)
     return tiled and math.prod(shape) % _TILE == 0 and target().platform == "tpu"
 
 
 def _to_tiles(words: jax.Array) -> jax.Array:
-    """Words in the order in which a TPU keeps them, [rows, 128], so that it moves none."""
+    """Words in the order of TPU memory, [rows, 128], so that the reshape copies nothing."""
     if words.ndim > 1:
         rows = words.reshape(-1, _ROWS, words.shape[-1] // _LANES, _LANES)
         words = rows.swapaxes(1, 2)
@@ -42,19 +42,19 @@ def _to_tiles(words: jax.Array) -> jax.Array:
 
 
 def _from_tiles(tiles: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The words of `shape` again."""
+    """The inverse of `_to_tiles` for words of `shape`."""
     if len(shape) > 1:
         tiles = tiles.reshape(-1, shape[-1] // _LANES, _ROWS, _LANES).swapaxes(1, 2)
     return tiles.reshape(shape)
 
 
 def to_message(tree: PyTree) -> jax.Array:
-    """The leaves' words laid end to end, uint8[...], uint16[...] or uint32[...].
+    """The words of all leaves, concatenated, uint8[...], uint16[...] or uint32[...].
 
     A large message is [rows, 128], in whole tiles of 4096 words. Leaves that fill tiles come first,
-    tile by tile, then the words of all others, and zeros. Of any other size, the compiler for TPU
-    makes a sum over workers, with zeros for what the others have, which sends twice as much; of
-    another shape or order, it copies all of it several times.
+    tile by tile. The words of all other leaves follow, then zeros. For any other size, the TPU
+    compiler gathers by a sum over workers, padded with zeros, which sends twice as many bytes. For
+    another shape or order, it copies the whole message several times.
     """
     arrays = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     word = _word(arrays)
@@ -69,7 +69,7 @@ def to_message(tree: PyTree) -> jax.Array:
 
 
 def from_message(message: jax.Array, like: PyTree) -> PyTree:
-    """The tree whose message it is; `like` has its structure, shapes and dtypes."""
+    """The tree that `to_message` packed; `like` has its structure, shapes and dtypes."""
     leaves, treedef = jax.tree.flatten(like)
     words = [leaf.dtype.itemsize // message.dtype.itemsize for leaf in leaves]
     shapes = [

@@ -1,8 +1,8 @@
 """Counter-based random bits: equal on CPU, GPU and TPU, under `jax.shard_map` and `jax.vmap`.
 
-Threefry gives two seeds per unit and step; a hash of (seeds, position) gives workers seeds of their
-own, and from those the bits, at about a tenth of threefry's cost. The state holds one replicated
-key and a step count, so any number of workers can restore it.
+Threefry returns two seeds per unit and step. A hash of (seeds, position) returns the private seeds
+of each worker, and from those the bits, at about a tenth of the cost of threefry. The state holds
+one replicated key and a step count, so any number of workers can restore it.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ _IMPLEMENTATION = "threefry2x32"
 
 
 def make_key(seed: int | jax.Array, key: jax.Array | None) -> jax.Array:
-    """The key of an aggregator, from `seed` or from the user's typed `key`, which wins."""
+    """The key of an aggregator: the user's typed `key` if there is one, else from `seed`."""
     if key is None:
         return jax.random.key(seed, impl=_IMPLEMENTATION)
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape != ():
         raise ValueError(
-            f"`key` must be one typed key, as `jax.random.key(0)` makes, got {key.dtype} of shape "
+            f"`key` must be one typed key, such as `jax.random.key(0)`, got {key.dtype} of shape "
             f"{key.shape}."
         )
     if str(jax.random.key_impl(key)) != _IMPLEMENTATION:
@@ -37,13 +37,13 @@ def make_key(seed: int | jax.Array, key: jax.Array | None) -> jax.Array:
 
 
 def placed_key(key: jax.Array, axis_name: AxisName, tree: PyTree) -> jax.Array:
-    r"""The key with which an aggregator draws: another wherever its axes or its leaves are others.
+    r"""The key from which an aggregator draws; it depends on its axes and its leaves.
 
     .. math:: (k_0, k_1) \oplus h(\text{axes}, \text{paths of the leaves})
 
-    with a hash of 64 bits, known while tracing. Stages over unlike axes and branches over unlike
-    leaves draw apart from one seed, while an optimizer that is built anew, on any machine, draws
-    as before: nothing is counted, and nothing depends on the process.
+    where :math:`h` is a static 64-bit hash. Stages over different axes and branches over different
+    leaves draw independently from one seed. An optimizer that is built again, on any machine, has
+    the same draws: the hash uses no counter, and does not depend on the process.
     """
     paths = [
         jax.tree_util.keystr(path, simple=True, separator="/")
@@ -55,30 +55,30 @@ def placed_key(key: jax.Array, axis_name: AxisName, tree: PyTree) -> jax.Array:
 
 
 def make_coins(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -> list[Coins]:
-    """The coins of every unit in one step on one worker, those of :func:`coins_of_units`."""
-    every = coins_of_units(key, step, units, worker)
-    return [Coins(*(keys[unit] for keys in every)) for unit in range(units)]
+    """The coins of :func:`coins_of_units` as a list with one entry per unit."""
+    coins = coins_of_units(key, step, units, worker)
+    return [Coins(*(keys[unit] for keys in coins)) for unit in range(units)]
 
 
 def coins_of_units(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -> Coins:
     r"""The coins of every unit in one step on one worker, key[units] each.
 
-    Threefry under `key` takes the counters (step, number), of two numbers a unit; the first gives
-    its public key. The second gives the seeds of a stream of words, of which worker :math:`w` takes
-    words :math:`2w` and :math:`2w + 1` as its private key. One call of threefry, since each takes
-    longer to compile than all the rest of an aggregator.
+    Threefry under `key` encrypts the counters (step, number), with two numbers per unit. The first
+    yields the public key of the unit. The second yields the seeds of a stream of words; worker
+    :math:`w` uses words :math:`2w` and :math:`2w + 1` as its private key. Threefry is called only
+    once, because each call takes longer to compile than the rest of an aggregator.
     """
     number = jnp.arange(2 * units, dtype=jnp.uint32)
     counters = jnp.concatenate([jnp.full_like(number, step.astype(jnp.uint32)), number])
     words = threefry_2x32(seeds(key), counters).reshape(2, 2 * units).T
     streams = words[units:]
     position = (2 * worker).astype(jnp.uint32) + jnp.arange(2, dtype=jnp.uint32)
-    own = _hash.bits(position[None], streams[:, :1], streams[:, 1:])
-    return Coins(key_of(words[:units]), key_of(own))
+    private = _hash.bits(position[None], streams[:, :1], streams[:, 1:])
+    return Coins(key_of(words[:units]), key_of(private))
 
 
 def beyond(coins: Coins, start: int) -> Coins:
-    r"""The coins of a part that begins at coordinate `start`: its `bits` are the whole's there.
+    r"""The coins of a slice that begins at coordinate `start`: its `bits` are a slice of the whole.
 
     .. math:: (2 k_0 + 1) (j + s) + k_1 = (2 k_0 + 1) j + k_1', \qquad k_1' = k_1 + (2 k_0 + 1) s
     """
@@ -91,12 +91,12 @@ def beyond(coins: Coins, start: int) -> Coins:
 
 
 def seeds(key: jax.Array) -> jax.Array:
-    """The two words of a threefry key, uint32[2]: what the ops of `pallas_kernels` draw from."""
+    """The two words of a threefry key, uint32[2]; the ops of `pallas_kernels` draw from them."""
     return jax.random.key_data(key)
 
 
 def key_of(words: jax.Array) -> jax.Array:
-    """The key of two words, key[], as `seeds` gives them."""
+    """The threefry key with these two words, key[]; the inverse of `seeds`."""
     return jax.random.wrap_key_data(words, impl=_IMPLEMENTATION)
 
 
@@ -105,10 +105,10 @@ def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     Args:
       key: key[], a threefry key; its two words are :math:`k_0, k_1`.
-      shape: Static, of fewer than 2**32 elements.
+      shape: Static, with fewer than 2**32 elements.
 
     Raises:
-      ValueError: If `shape` has 2**32 elements or more, where the counter would wrap.
+      ValueError: If `shape` has 2**32 elements or more, so that the counter would wrap.
     """
     first, second = seeds(key)
     return _hash.bits(_hash.positions(shape), first, second)

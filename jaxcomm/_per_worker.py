@@ -18,7 +18,7 @@ from jaxcomm._state import worker_axes
 def replicate(
     params: PyTree, workers: Mesh | int | Mapping[str, int], *, axis_name: AxisName = "data"
 ) -> PerWorker:
-    """A copy of the parameters for each worker, which may then go its own way.
+    """Copies the parameters to each worker, so that workers can then differ.
 
     Args:
       params: Arrays.
@@ -27,11 +27,11 @@ def replicate(
       axis_name: The mesh axis, or axes, that number the workers.
 
     Returns:
-      `PerWorker` of leaves `[workers, ...]`, for :func:`jaxcomm.init`, :func:`jaxcomm.make_step`
-      and :func:`jaxcomm.simulate`. Nothing is sent but what placing them takes.
+      `PerWorker` with leaves `[workers, ...]`, for :func:`jaxcomm.init`, :func:`jaxcomm.make_step`
+      and :func:`jaxcomm.simulate`. Nothing is sent except to place the copies.
 
     Raises:
-      ValueError: If the mesh has no such axis, or the number of workers is no positive int.
+      ValueError: If the mesh has no such axis, or the number of workers is not a positive int.
 
     Example:
       >>> import jax.numpy as jnp, jaxcomm
@@ -66,7 +66,7 @@ def of_all(params: PyTree, caller: str) -> PyTree:
     """The leaves `[workers, ...]` of parameters that differ by worker."""
     if not isinstance(params, PerWorker):
         raise ValueError(
-            f"`{caller}` takes parameters that differ by worker, as `jaxcomm.replicate` makes, got "
+            f"`{caller}` takes parameters that differ by worker, from `jaxcomm.replicate`, got "
             f"a {type(params).__name__}."
         )
     require_kept(params, "params")
@@ -75,18 +75,18 @@ def of_all(params: PyTree, caller: str) -> PyTree:
 
 
 def consensus(params: PerWorker) -> PyTree:
-    r"""The mean of the workers' parameters, exact but for one rounding of each coordinate.
+    r"""The mean of the workers' parameters, exact except for one rounding per coordinate.
 
     .. math:: \bar x = x_1 + \frac{1}{n} \sum_i (x_i - x_1)
 
-    in float32 at least, so that workers that agree get what they agree on, bit for bit. On a mesh
-    this is one all-reduce.
+    in at least float32. If all workers are equal, the result is bit-equal to their parameters. On
+    a mesh this is one all-reduce.
 
     Args:
-      params: What :func:`jaxcomm.replicate` made and training has changed.
+      params: Parameters that differ by worker, from :func:`jaxcomm.replicate` and training.
 
     Returns:
-      Parameters without the leading axis of workers, in their dtypes.
+      Parameters without the leading axis of workers, with the same dtypes.
 
     Raises:
       ValueError: If `params` do not differ by worker.
@@ -105,10 +105,10 @@ def consensus(params: PerWorker) -> PyTree:
 
 
 def consensus_distance(params: PerWorker) -> jax.Array:
-    r"""How far workers are from their mean: :math:`\sum_i \|x_i - \bar x\|^2`, float32[].
+    r"""Squared distance of the workers from their mean, :math:`\sum_i \|x_i - \bar x\|^2`.
 
-    Exact, and so not free: on a mesh it averages all parameters. What a step knows anyway is the
-    disagreement of neighbours, which gossip with `diagnostics=True` tells.
+    It is exact and therefore costly: on a mesh it averages all parameters. A gossip step computes
+    the distance between neighbors at no such cost, and reports it with `diagnostics=True`.
 
     Args:
       params: Parameters that differ by worker.
@@ -117,7 +117,7 @@ def consensus_distance(params: PerWorker) -> jax.Array:
       float32[].
 
     Raises:
-      ValueError: If they do not.
+      ValueError: If `params` do not differ by worker.
 
     Example:
       >>> import jax.numpy as jnp, jaxcomm
@@ -127,9 +127,9 @@ def consensus_distance(params: PerWorker) -> jax.Array:
 
     def distance(x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-        apart = wide - wide[:1]
-        from_mean = (apart - jnp.mean(apart, axis=0, keepdims=True)).astype(jnp.float32)
-        return jnp.sum(jnp.square(from_mean))
+        from_first = wide - wide[:1]
+        from_mean = from_first - jnp.mean(from_first, axis=0, keepdims=True)
+        return jnp.sum(jnp.square(from_mean.astype(jnp.float32)))
 
     leaves = jax.tree.leaves(of_all(params, "consensus_distance"))
     return sum((over_workers_of(distance, x) for x in leaves), jnp.float32(0))
@@ -141,21 +141,22 @@ def per_worker(
 ) -> optax.GradientTransformationExtraArgs:
     """Marks the state of an optimizer as different by worker.
 
-    Where parameters differ by worker, so do the moments of an optimizer that sees local gradients.
-    A step that would make a finite number of that state NaN or infinite leaves it as it was on this
-    worker: a moment that is NaN once stays so. The update is what the optimizer makes of it. A step
-    of weight 0, a mean over nothing, leaves the state too, and its update is 0. Nothing is sent.
+    If parameters differ by worker, so do the moments of an optimizer that gets local gradients. A
+    step that would turn a finite number of the state into NaN or infinity does not change the state
+    on this worker, since a NaN moment would stay NaN. It still returns the optimizer's update. A
+    step of weight 0, a mean over no samples, does not change the state either, and its update is 0.
+    Nothing is sent.
 
     Args:
       tx: The optimizer.
       axis_name: The mesh axis, or axes, that number the workers.
 
     Returns:
-      The same transformation, whose state is `PerWorker` of leaves `[workers, ...]`.
+      The same transformation, whose state is a `PerWorker` with leaves `[workers, ...]`.
 
     Raises:
       ValueError: In `init` and `update`, if `axis_name` is not bound; in `update`, if `weight` is
-        no scalar or known to be out of range.
+        not a scalar or is statically out of range.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -177,14 +178,14 @@ def per_worker(
         updates: PyTree, state: PerWorker, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, PerWorker]:
         require_state(state, PerWorker, "`per_worker`")
-        own = _axis.own(state, axis_name)
-        updates, after = inner.update(updates, own, params, **extra_args)
+        before = _axis.own(state, axis_name)
+        updates, after = inner.update(updates, before, params, **extra_args)
         weight = extra_args.get("weight")
-        fine = jnp.ones((), bool) if weight is None else own_weight(weight) != 0
-        updates = jax.tree.map(lambda u: jnp.where(fine, u, jnp.zeros((), u.dtype)), updates)
-        for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(own), strict=True):
+        keep = jnp.ones((), bool) if weight is None else own_weight(weight) != 0
+        updates = jax.tree.map(lambda u: jnp.where(keep, u, jnp.zeros((), u.dtype)), updates)
+        for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):
             if jnp.issubdtype(new.dtype, jnp.inexact):
-                fine &= jnp.all(jnp.isfinite(new) | ~jnp.isfinite(old))
-        return updates, mark(jax.tree.map(lambda x, y: jnp.where(fine, x, y), after, own))
+                keep &= jnp.all(jnp.isfinite(new) | ~jnp.isfinite(old))
+        return updates, mark(jax.tree.map(lambda x, y: jnp.where(keep, x, y), after, before))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

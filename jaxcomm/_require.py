@@ -1,4 +1,4 @@
-"""What arguments have to be: errors that name the argument, the rule, the value and the remedy."""
+"""Argument checks, whose errors name the argument, the rule, the value and the remedy."""
 
 import functools
 import inspect
@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 def described(value: Any) -> str:
-    """What was given, in few words."""
+    """A short description of a value for an error message."""
     if isinstance(value, Codec):
         return "a codec"
     if isinstance(value, optax.GradientTransformation):
@@ -30,7 +30,7 @@ def described(value: Any) -> str:
 
 
 def require_axis_name(axis_name: Any, option: str = "axis_name") -> None:
-    """Raises unless it is a name, or several in a tuple."""
+    """Raises unless `axis_name` is a name or a tuple of names."""
     several = axis_name if isinstance(axis_name, tuple | list) and axis_name else (axis_name,)
     if not all(isinstance(name, str) for name in several):
         swapped = " Are the first two arguments swapped?" if isinstance(axis_name, Codec) else ""
@@ -41,7 +41,7 @@ def require_axis_name(axis_name: Any, option: str = "axis_name") -> None:
 
 
 def require_codec(codec: Any, option: str = "codec", *, user: str = "") -> None:
-    """Raises unless it is a codec."""
+    """Raises unless `codec` is a codec."""
     if not isinstance(codec, Codec):
         of = f" of `{user}`" if user else ""
         raise ValueError(
@@ -51,7 +51,7 @@ def require_codec(codec: Any, option: str = "codec", *, user: str = "") -> None:
 
 
 def require_codec_of(codec_for: Any, option: str = "codec_for") -> None:
-    """Raises unless it is a function, which under `optax.inject_hyperparams` is called too soon."""
+    """Raises unless `codec_for` is a function; `optax.inject_hyperparams` calls it too early."""
     if not callable(codec_for):
         raise ValueError(
             f"`{option}` must be a function from a number to a codec, got {described(codec_for)}. "
@@ -60,27 +60,27 @@ def require_codec_of(codec_for: Any, option: str = "codec_for") -> None:
 
 
 def require_transformation(tx: Any, option: str = "tx") -> None:
-    """Raises unless it is one of optax that can stand around collectives."""
+    """Raises unless `tx` is an optax transformation that can contain collectives."""
     if isinstance(tx, optax.MultiSteps):
         raise ValueError(
-            f"`{option}` is `optax.MultiSteps`, which would send in every small step and throw "
-            "most of it away: use `jaxcomm.accumulate(tx, k)` in its place."
+            f"`{option}` is `optax.MultiSteps`, which would communicate in every mini-step and "
+            "discard most of the results: use `jaxcomm.accumulate(tx, k)` instead."
         )
     if inspect.isroutine(tx) or not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise ValueError(f"`{option}` must be an optax transformation, got {described(tx)}.")
 
 
 def remedy(option: str) -> str:
-    """What to do where an option that has to be known while tracing is traced."""
+    """The advice for an option that must be static but is traced."""
     return f"Under `optax.inject_hyperparams` pass `static_args=({option!r},)`."
 
 
 def require_untraced(value: Any, option: str) -> None:
-    """Raises where it is an array, which `optax.inject_hyperparams` makes of every number."""
+    """Raises if `value` is an array; `optax.inject_hyperparams` turns every number into one."""
     if isinstance(value, jax.Array):
         kind = {"f": "float", "b": "bool"}.get(value.dtype.kind, "int")
         raise ValueError(
-            f"`{option}` must be a Python {kind}, known while tracing, got an array, {value.dtype}"
+            f"`{option}` must be a static Python {kind}, got an array, {value.dtype}"
             f"{list(value.shape)}. {remedy(option)}"
         )
 
@@ -91,13 +91,14 @@ _RULES: dict[str, Callable[[Any, str], None]] = {
     "mean_codec": require_codec,
     "codec_for": require_codec_of,
     "tx": require_transformation,
-    "seed": lambda value, option: None,
-    "key": lambda value, option: None,
 }
 
 
 def answer_uncalled(*constructors: Callable[..., Any]) -> None:
-    """Lets `optax.chain(constructor)` say that it has to be called: optax asks it for `init`."""
+    """Adds an `init` that raises, so that `optax.chain(constructor)` says what is wrong.
+
+    `optax.chain` reads the attribute `init` of its arguments.
+    """
     for constructor in constructors:
 
         def init(params: Any, name: str = constructor.__name__) -> Any:
@@ -110,7 +111,7 @@ def answer_uncalled(*constructors: Callable[..., Any]) -> None:
 def checked(
     *traceable: str,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Holds the arguments of a constructor against the rules for their names.
+    """Checks the arguments of a constructor by the rules for their names.
 
     Args:
       *traceable: Options that may be traced, besides `seed` and `key`.
@@ -126,7 +127,7 @@ def checked(
             except TypeError as error:
                 raise TypeError(f"`{construct.__name__}`: {error}.") from None
             for option, value in bound.arguments.items():
-                if value is not None and option not in traceable:
+                if value is not None and option not in ("seed", "key", *traceable):
                     _RULES.get(option, require_untraced)(value, option)
             return construct(*args, **kwargs)
 
@@ -137,26 +138,26 @@ def checked(
 
 
 def require_state(state: Any, kind: type, holder: str) -> None:
-    """Raises unless a state has the fields of its kind; of no fields, unless it has no leaves.
+    """Raises unless a state has the fields of `kind`; or, if `kind` has none, no leaves.
 
-    By its fields, since frameworks may rebuild the types of a state.
+    The check compares fields and not types, since frameworks may rebuild the types of a state.
     """
     fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     if getattr(state, "_fields", None) != fields and (fields or jax.tree.leaves(state)):
         raise ValueError(
-            f"This state is of another transformation: {holder} keeps a `{kind.__name__}`, and was "
-            f"given a `{type(state).__name__}`. Pass what `jaxcomm.init` returns for the same `tx`."
+            f"This state is of another transformation: {holder} expects `{kind.__name__}`, got "
+            f"`{type(state).__name__}`. Pass the state from `jaxcomm.init` for the same `tx`."
         )
 
 
 def own_weight(weight: jax.Array | float) -> jax.Array:
-    """This worker's weight, float32[]; NaN, and so is the mean, where it is out of range.
+    """This worker's weight, float32[]; NaN if it is out of range, which makes the mean NaN.
 
-    That is 0, or from 2^-100 to 2^100: there quotients of weights, and sums of them over workers,
-    neither overflow nor vanish.
+    The range is 0, or from 2^-100 to 2^100. In this range, quotients of weights and sums of weights
+    over workers neither overflow nor underflow.
 
     Raises:
-      ValueError: If it is no scalar, or is known while tracing to be out of range.
+      ValueError: If the weight is not a scalar, or is statically out of range.
     """
     if jnp.shape(weight) != ():
         raise ValueError(
@@ -168,7 +169,7 @@ def own_weight(weight: jax.Array | float) -> jax.Array:
         if float(weight) and not _LEAST_WEIGHT <= float(weight) <= _MOST_WEIGHT:
             raise ValueError(f"`weight` must be 0 or from 2**-100 to 2**100, got {weight}.")
     own = jnp.asarray(weight, jnp.float32)
-    # By bits, of which 0 wraps around: denormal numbers are equal to 0 where they are flushed.
+    # Compares bits, and 0 wraps, because a denormal number equals 0 where denormals are flushed.
     bits, least = (
         lax.bitcast_convert_type(x, jnp.uint32) for x in (own, jnp.float32(_LEAST_WEIGHT))
     )

@@ -1,8 +1,8 @@
-"""An all-to-all as rounds in which each sends to one other, and no two send to each other.
+"""An all-to-all in rounds: each worker sends to one other, and no two workers send to each other.
 
-Gloo, by which JAX moves arrays between processes on CPUs, holds a connection as long as it writes
-to it: of what two workers send each other at once, one waits for the other, and a link that could
-carry both takes twice as long.
+JAX moves arrays between processes on CPUs with Gloo, which holds a connection while it writes to
+it. If two workers send to each other at once, one message waits for the other, and a full-duplex
+link takes twice as long.
 """
 
 from typing import NamedTuple
@@ -18,12 +18,12 @@ LARGE_ROW = 2**17  # Bytes.
 
 
 class Rounds(NamedTuple):
-    """Who sends what to whom.
+    """The schedule of an all-to-all.
 
     Attributes:
-      parts: Of how many parts each row is sent; a round moves one of them.
-      targets: To whom each worker sends, int[rounds, workers].
-      numbers: Which part of that worker's row, int[rounds, workers].
+      parts: The number of parts of each row; a round moves one part.
+      targets: The receiver of each worker's message, int[rounds, workers].
+      numbers: The index of the part of the receiver's row that is sent, int[rounds, workers].
     """
 
     parts: int
@@ -32,14 +32,15 @@ class Rounds(NamedTuple):
 
     @property
     def pairs(self) -> list[list[tuple[int, int]]]:
-        """(sender, receiver) of each round."""
+        """The pairs (sender, receiver) of each round."""
         return [[*enumerate(map(int, targets))] for targets in self.targets]
 
     @property
     def places(self) -> np.ndarray:
-        """Where a worker has each part that is its own, int[workers, senders, parts].
+        """The position of each part of a worker's result, int[workers, senders, parts].
 
-        In the list of the parts that it keeps, followed by those it has received by round.
+        Positions index the list of the parts that the worker keeps, followed by the parts that it
+        receives, in the order of rounds.
         """
         rounds, workers = self.targets.shape
         found = np.tile(np.arange(self.parts), (workers, workers, 1))
@@ -50,11 +51,11 @@ class Rounds(NamedTuple):
 
 
 def _cycles(workers: int) -> np.ndarray:
-    """For an even number: n - 1 circles of all workers, in which any two are neighbours twice.
+    """n - 1 cycles through all workers for an even n; any two workers are neighbors in two cycles.
 
-    One zigzags through the numbers below m = n - 1, 0, 1, -1, 2, -2, ..., and returns by the
-    worker m; neighbours are 1, 2, ..., m - 1 apart, so that turning it by 0 to m - 1 has each
-    distance between all.
+    The first cycle zigzags through the numbers below m = n - 1 (0, 1, -1, 2, -2, ...) and closes
+    through worker m. Its neighbors differ by 1, 2, ..., m - 1 modulo m. The rotations by 0 to
+    m - 1 therefore contain each difference between all workers.
     """
     m = workers - 1
     zigzag = [(k + 1) // 2 if k % 2 else -(k // 2) for k in range(m)]
@@ -62,38 +63,38 @@ def _cycles(workers: int) -> np.ndarray:
 
 
 def rounds(workers: int) -> Rounds | None:
-    """The rounds of so many workers, or None of two, who can but send to each other.
+    """The rounds for n workers; `None` for two, who can only send to each other.
 
-    Of an odd number, worker i sends to i + d in round d. Of an even one, i + n/2 would answer;
-    there each sends half a row along each of 2 (n - 1) circles.
+    For an odd n, worker i sends to worker i + d in round d. For an even n, workers i and i + n/2
+    would send to each other; instead, each worker sends half a row along each of 2 (n - 1) cycles.
     """
     if workers <= 2:
         return None
     if workers % 2:
         targets = (np.arange(workers) + np.arange(1, workers)[:, None]) % workers
         return Rounds(1, targets, np.zeros_like(targets))
-    circles = _cycles(workers)
-    targets = np.empty((2 * len(circles), workers), int)
-    for number, circle in enumerate([*circles, *circles[:, ::-1]]):
-        targets[number, circle] = np.roll(circle, -1)
-    seen = np.zeros((workers, workers), int)
+    cycles = _cycles(workers)
+    targets = np.empty((2 * len(cycles), workers), int)
+    for number, cycle in enumerate([*cycles, *cycles[:, ::-1]]):
+        targets[number, cycle] = np.roll(cycle, -1)
+    sent = np.zeros((workers, workers), int)
     numbers = np.empty_like(targets)
     for number, row in enumerate(targets):
-        numbers[number] = seen[np.arange(workers), row]
-        seen[np.arange(workers), row] += 1
+        numbers[number] = sent[np.arange(workers), row]
+        sent[np.arange(workers), row] += 1
     return Rounds(2, targets, numbers)
 
 
 def by_gloo() -> bool:
-    """Whether arrays move between processes on CPUs by Gloo, JAX's default there."""
+    """Whether JAX moves arrays between processes on CPUs with Gloo, its default there."""
     implementation = jax.config.jax_cpu_collectives_implementation
     return jax.process_count() > 1 and target().platform == "cpu" and implementation == "gloo"
 
 
 def worth(rows: jax.Array) -> Rounds | None:
-    """The rounds for `[workers, ...]`, or None where one all-to-all is as good.
+    """The rounds for `[workers, ...]`, or `None` if one all-to-all is as fast.
 
-    A row that sockets take at once does not hold up anybody.
+    A row that fits into the socket buffers does not block other messages.
     """
     schedule = rounds(len(rows)) if by_gloo() else None
     size = rows.size // len(rows)
@@ -102,7 +103,7 @@ def worth(rows: jax.Array) -> Rounds | None:
 
 
 def exchange(schedule: Rounds, rows: jax.Array, axis_names: tuple[str, ...]) -> jax.Array:
-    """Row i of `[workers, ...]` goes to worker i; what all have sent, in their order."""
+    """Sends row i of `[workers, ...]` to worker i; returns the received rows, in worker order."""
     workers, me = len(rows), lax.axis_index(axis_names)
     split = rows.reshape(workers, schedule.parts, -1)
     targets, numbers = jnp.asarray(schedule.targets), jnp.asarray(schedule.numbers)
@@ -110,12 +111,12 @@ def exchange(schedule: Rounds, rows: jax.Array, axis_names: tuple[str, ...]) -> 
         lax.ppermute(split[targets[number, me], numbers[number, me]], axis_names, pairs)
         for number, pairs in enumerate(schedule.pairs)
     ]
-    here = jnp.concatenate([split[me], jnp.stack(received)])
-    return here[jnp.asarray(schedule.places)[me]].reshape(rows.shape)
+    parts = jnp.concatenate([split[me], jnp.stack(received)])
+    return parts[jnp.asarray(schedule.places)[me]].reshape(rows.shape)
 
 
 def all_to_all(rows: jax.Array, axis_names: tuple[str, ...]) -> jax.Array:
-    """Row i of `[workers, ...]` goes to worker i, in rounds where these are worth it."""
+    """Sends row i of `[workers, ...]` to worker i, in rounds if that is faster."""
     schedule = worth(rows)
     if schedule is None:
         return lax.all_to_all(rows, axis_names, 0, 0)

@@ -1,4 +1,4 @@
-"""Where state lives: shardings derived from the state itself, and its first value."""
+"""Initial state, and shardings derived from the state itself."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -24,16 +24,17 @@ from jaxcomm._require import require_transformation
 
 
 def state_specs(state: PyTree) -> PyTree:
-    """One `PartitionSpec` a leaf: `PerWorker` leaves over their axes, the rest replicated.
+    """One `PartitionSpec` per leaf: `PerWorker` leaves over their axes, the rest replicated.
 
-    For `in_specs` and `out_specs` of `jax.shard_map`, or shardings of a checkpoint. Nothing is
-    sent.
+    Use it for `in_specs` and `out_specs` of `jax.shard_map`, or for the shardings of a checkpoint.
+    Nothing is sent.
 
     Args:
-      state: A state of arrays or of `jax.ShapeDtypeStruct`; a train state that holds one will do.
+      state: A tree of arrays or of `jax.ShapeDtypeStruct`; it may be a train state that contains
+        the optimizer state.
 
     Returns:
-      A tree like `state`.
+      A tree of specs with the structure of `state`.
 
     Example:
       >>> import jax.numpy as jnp, jaxcomm
@@ -67,8 +68,8 @@ def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[s
             raise ValueError(f"The number of workers must be an int of at least 1, got {size!r}.")
         if "," in name:
             raise ValueError(
-                f"`axis_name`={axis_name!r} names several axes: give a dict of their sizes in "
-                f"place of {workers!r}, such as {{'dcn': 2, 'ici': 4}}."
+                f"`axis_name`={axis_name!r} names several axes: pass a dict of their sizes instead "
+                f"of {workers!r}, such as {{'dcn': 2, 'ici': 4}}."
             )
     return sizes
 
@@ -76,46 +77,46 @@ def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[s
 def over_workers(
     fn: Callable[..., PyTree], axes: Mapping[str, int], in_specs: PyTree, out_specs: PyTree
 ) -> Callable[..., PyTree]:
-    """`jax.shard_map` on one device: `fn` under one `jax.vmap` an axis.
+    """`jax.shard_map` on one device: `fn` under one `jax.vmap` per axis.
 
-    Sharded leaves are `[workers, ...]` outside, and `[1, ...]` in `fn`.
+    Sharded leaves are `[workers, ...]` outside, and `[1, ...]` inside `fn`.
     """
     is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
 
-    def named(spec: PartitionSpec) -> list[str]:
+    def axes_of(spec: PartitionSpec) -> list[str]:
         first = spec[0] if spec else ()
         return [first] if isinstance(first, str) else list(first or ())
 
     def apply(*args: PyTree) -> PyTree:
         def split(spec: PartitionSpec, tree: PyTree) -> PyTree:
-            # Cut in the order of the spec, mapped in that of the axes.
-            of_spec = named(spec)
-            sizes = [axes[name] for name in of_spec]
-            order = [of_spec.index(name) for name in axes if name in of_spec]
+            # `reshape` uses the order of the spec, `jax.vmap` that of the axes.
+            spec_axes = axes_of(spec)
+            sizes = [axes[name] for name in spec_axes]
+            order = [spec_axes.index(name) for name in axes if name in spec_axes]
 
-            def cut(x: jax.Array) -> jax.Array:
+            def split_leaf(x: jax.Array) -> jax.Array:
                 parts = x.reshape(*sizes, x.shape[0] // math.prod(sizes), *x.shape[1:])
                 return parts.transpose(*order, *range(len(order), parts.ndim))
 
-            return jax.tree.map(cut, tree) if of_spec else tree
+            return jax.tree.map(split_leaf, tree) if spec_axes else tree
 
         def join(spec: PartitionSpec, tree: PyTree) -> PyTree:
-            of_spec = named(spec)
-            of_axes = [name for name in axes if name in of_spec]
-            order = [of_axes.index(name) for name in of_spec]
+            spec_axes = axes_of(spec)
+            mapped_axes = [name for name in axes if name in spec_axes]
+            order = [mapped_axes.index(name) for name in spec_axes]
 
-            def lay(x: jax.Array) -> jax.Array:
+            def join_leaf(x: jax.Array) -> jax.Array:
                 parts = x.transpose(*order, *range(len(order), x.ndim))
-                # Not -1 in place of the product: of an empty array it would be unknown.
+                # `reshape` cannot infer -1 for an empty array.
                 rows = math.prod(parts.shape[: len(order) + 1])
                 return parts.reshape(rows, *parts.shape[len(order) + 1 :])
 
-            return jax.tree.map(lay, tree) if of_spec else tree
+            return jax.tree.map(join_leaf, tree) if spec_axes else tree
 
         mapped = fn
         for name in reversed([*axes]):
             mapped_over = lambda specs, name=name: jax.tree.map(  # noqa: E731
-                lambda spec: 0 if name in named(spec) else None, specs, is_leaf=is_spec
+                lambda spec: 0 if name in axes_of(spec) else None, specs, is_leaf=is_spec
             )
             mapped = jax.vmap(
                 mapped,
@@ -131,7 +132,7 @@ def over_workers(
 
 
 def own_params(params: PyTree) -> PyTree:
-    """A worker's own parameters, `PerWorker` or not, without the leading axis."""
+    """This worker's parameters, without the leading axis if they are `PerWorker`."""
     if not isinstance(params, PerWorker):
         return params
     (axes,) = params.per_worker
@@ -145,26 +146,26 @@ def init(
     *,
     axis_name: AxisName = "data",
 ) -> optax.OptState:
-    """The first state of `tx`, initialised by all workers, laid out for them.
+    """The initial state of `tx`, initialized on all workers and placed for them.
 
-    `PerWorker` leaves are `[workers, ...]`, each worker holding its own slice; the rest is
+    `PerWorker` leaves are `[workers, ...]`, and each worker holds its slice. Other leaves are
     replicated. Nothing is sent.
 
     Args:
       tx: Any optax transformation.
-      params: Arrays, or `jax.ShapeDtypeStruct` under `jax.eval_shape`; `PerWorker` ones, as
-        :func:`jaxcomm.replicate` makes, where they differ by worker.
+      params: Arrays, or `jax.ShapeDtypeStruct` under `jax.eval_shape`. Parameters that differ by
+        worker are `PerWorker`, from :func:`jaxcomm.replicate`.
       workers: A mesh; or, for :func:`jaxcomm.simulate`, a number of workers, or the sizes of
         several axes by name, outermost first.
-      axis_name: The axis that `workers` counts, where it is a number.
+      axis_name: The name of the axis, if `workers` is a number.
 
     Returns:
-      The state that `tx.init` returns inside the workers.
+      The state that `tx.init` returns on the workers.
 
     Raises:
-      ValueError: If the number of workers is no positive int, `tx` is no transformation or names an
-        axis that is missing, state differs by worker and is not marked, or `params` are of another
-        number of workers or cut over devices.
+      ValueError: If the number of workers is not a positive int; if `tx` is not a transformation,
+        or names an axis that is missing; if state differs by worker and is not marked; or if
+        `params` were made for another number of workers, or are sharded over devices.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -175,13 +176,13 @@ def init(
     """
     require_transformation(tx)
     structure: list[PyTree] = []
-    given = state_specs(params)
+    param_specs = state_specs(params)
 
     def first(params: PyTree) -> optax.OptState:
         return tx.init(own_params(params))
 
     def record(params: PyTree) -> tuple[()]:
-        # The specs of what `tx.init` returns are only known once the workers have traced it.
+        # The structure of the state is known only after tracing `tx.init` on the workers.
         state = first(params)
         _axis.require_replicated(
             state,
@@ -201,13 +202,14 @@ def init(
     require_marked(params)
     require_workers(params, axes, "The parameters")
     require_kept(params, "params")
-    jax.eval_shape(shard_map(record, mesh, (given,), ()), params)
+    jax.eval_shape(shard_map(record, mesh, (param_specs,), ()), params)
     specs = state_specs(structure[0])
     if not isinstance(mesh, Mesh):
-        return jax.jit(over_workers(first, axes, (given,), specs))(jax.tree.map(strong, params))
-    run = shard_map(first, mesh, (given,), specs)
+        simulated = over_workers(first, axes, (param_specs,), specs)
+        return jax.jit(simulated)(jax.tree.map(strong, params))
+    run = shard_map(first, mesh, (param_specs,), specs)
     if is_traced(params):
         return run(params)
     return jax.jit(run, out_shardings=jax.tree.map(lambda s: NamedSharding(mesh, s), specs))(
-        place(params, mesh, given, "params")
+        place(params, mesh, param_specs, "params")
     )

@@ -1,4 +1,4 @@
-"""Running one of several transformations, and all that it sends, the same on every worker."""
+"""Branches that may contain collectives: all workers run the same one."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,23 +11,27 @@ from jaxcomm._base import PyTree
 
 
 def collective_switch(index: jax.Array, branches: Sequence[Callable[[], PyTree]]) -> PyTree:
-    """`branches[index]()`: one branch runs, so that what the others send is not sent.
+    """Runs `branches[index]()` only, so that the other branches send nothing.
 
-    All are typed as varying over the axes over which any of them does.
+    Each result is typed as varying over all axes over which it varies in any branch.
 
     Args:
-      index: int32[], equal on all workers: where it were not, some would wait for the others
-        forever. Beyond the branches, the nearest one runs.
-      branches: They close over their operands, and return the same structure, shapes and dtypes.
+      index: int32[], equal on all workers. Otherwise some workers would wait for the others
+        forever. An index out of range is clamped.
+      branches: Functions that close over their operands, and return the same structure, shapes and
+        dtypes.
 
     Raises:
       ValueError: If the index differs by worker (checked mode only).
     """
     if differs := sorted(_axis.varying(index)):
-        raise ValueError(f"Workers must run alike, and the condition differs by {differs}.")
+        raise ValueError(
+            f"All workers must run the same branch, but the condition differs over {differs}."
+        )
 
-    def axes_of(*alike: jax.ShapeDtypeStruct) -> frozenset[str]:
-        return frozenset().union(*(x.manual_axis_type.varying for x in alike if x.manual_axis_type))
+    def axes_of(*shapes: jax.ShapeDtypeStruct) -> frozenset[str]:
+        types = [x.manual_axis_type for x in shapes]
+        return frozenset().union(*(type_.varying for type_ in types if type_))
 
     shapes = [jax.tree.leaves(jax.eval_shape(branch)) for branch in branches]
     axes = [*map(axes_of, *shapes)]
@@ -49,12 +53,12 @@ def collective_switch(index: jax.Array, branches: Sequence[Callable[[], PyTree]]
 def collective_cond(
     flag: jax.Array, run: Callable[[], PyTree], instead: Callable[[PyTree], PyTree]
 ) -> PyTree:
-    """`run()` where `flag`, else `instead(shapes)`, of the shapes and dtypes that `run` returns.
+    """`run()` if `flag`, else `instead(shapes)` with the shapes and dtypes that `run` returns.
 
     Args:
       flag: bool[], equal on all workers.
-      run: Closes over its operands.
-      instead: Must not send.
+      run: A function that closes over its operands.
+      instead: A function that must not send.
 
     Raises:
       ValueError: If the flag differs by worker (checked mode only).

@@ -1,9 +1,8 @@
-"""Which leaves are encoded at once, and what they share.
+"""Assigns leaves to units, which are encoded together, and to groups, which share statistics.
 
-Three things come apart here. What shares statistics is a group: a leaf, a bucket of leaves, or all.
-What is encoded at once is a unit: a large leaf as it lies in memory, small leaves laid end to end,
-or small leaves of one shape in a stack. What travels together is up to the exchange, which gets all
-units at once.
+A group shares statistics: a leaf, a bucket of leaves, or all leaves. A unit is encoded as one
+array: a large leaf in its own shape, small leaves concatenated, or small leaves of one shape
+stacked. The exchange gets all units at once, and decides which of them travel in one message.
 """
 
 import math
@@ -13,34 +12,34 @@ from jaxcomm._base import Layout
 
 Scope = Literal["leaf", "bucket", "tree"]
 
-LARGE = 2**16  # Coordinates; what is larger is worth no copy.
+LARGE = 2**16  # Coordinates; a copy of a larger array costs more than it saves.
 
 
 class Unit(NamedTuple):
-    """Some leaves, by number, and where they stand among the others."""
+    """The leaves of one unit, by number, with its position and its group."""
 
     leaves: tuple[int, ...]
     form: Literal["alone", "concatenated", "stacked"]
-    coins: tuple[int, ...]  # of which bucket it takes the coins, or of a stack, each leaf its own
-    start: int  # at which coordinate of that bucket it begins
-    group: int  # with which it shares statistics
-    statistics_size: int | None = None  # coordinates of that group, if it has other units
+    coins: tuple[int, ...]  # the bucket whose coins it uses; for a stack, one number per leaf
+    start: int  # its first coordinate in that bucket
+    group: int  # the group that shares statistics
+    statistics_size: int | None = None  # coordinates of the group, if it has several units
 
 
 def check_scope(scope: str) -> None:
-    """Raises unless `scope` is one of the three."""
+    """Raises unless `scope` is a `Scope`."""
     if scope not in get_args(Scope):
         raise ValueError(f"`scope` must be one of {get_args(Scope)}, got {scope!r}.")
 
 
 def check_layout(layout: str) -> None:
-    """Raises unless `layout` is one of the three."""
+    """Raises unless `layout` is a `Layout`."""
     if layout not in get_args(Layout):
         raise ValueError(f"A codec's `layout` must be one of {get_args(Layout)}, got {layout!r}.")
 
 
 def _buckets(sizes: list[int], capacity: int) -> list[list[int]]:
-    """Consecutive leaves in as few buckets as fit; a leaf beyond the capacity stands alone."""
+    """Packs consecutive leaves into buckets; a leaf larger than the capacity has its own bucket."""
     buckets: list[list[int]] = []
     room = 0
     for leaf, size in enumerate(sizes):
@@ -53,7 +52,7 @@ def _buckets(sizes: list[int], capacity: int) -> list[list[int]]:
 
 
 def _parts(bucket: list[int], sizes: list[int], layout: Layout) -> list[list[int]]:
-    """The leaves of each unit of a bucket: small ones together, each large one alone."""
+    """The leaves of each unit of a bucket: all small leaves in one unit, each large leaf alone."""
     if layout == "concatenated":
         return [bucket]
     small = [leaf for leaf in bucket if sizes[leaf] < LARGE]
@@ -61,14 +60,14 @@ def _parts(bucket: list[int], sizes: list[int], layout: Layout) -> list[list[int
 
 
 def _of_leaves(shapes: list[tuple[int, ...]], *, stacks: bool) -> list[Unit]:
-    """Units that share nothing; with `stacks`, small leaves of one shape in one."""
-    alike: dict[object, list[int]] = {}
+    """Units that share nothing; with `stacks`, small leaves of one shape form one unit."""
+    members: dict[object, list[int]] = {}
     for leaf, shape in enumerate(shapes):
         stackable = stacks and 0 < math.prod(shape) < LARGE
-        alike.setdefault(shape if stackable else leaf, []).append(leaf)
+        members.setdefault(shape if stackable else leaf, []).append(leaf)
     return [
         Unit(tuple(leaves), "stacked" if len(leaves) > 1 else "alone", tuple(leaves), 0, number)
-        for number, leaves in enumerate(alike.values())
+        for number, leaves in enumerate(members.values())
     ]
 
 
@@ -80,15 +79,15 @@ def divide(
     *,
     stacks: bool,
 ) -> list[Unit]:
-    """The units of leaves of these shapes.
+    """The units for leaves of these shapes.
 
     Args:
-      shapes: Of all leaves.
-      scope: What shares statistics.
-      bucket_bytes: The most float32 bytes that a bucket has; leaves are never cut.
-      layout: As :class:`jaxcomm.Codec` has it: what a bucket or a tree is made of.
-      stacks: Whether small leaves of one shape, each with statistics of its own, become rows of
-        one unit, `[leaves, *shape]`.
+      shapes: The shapes of all leaves.
+      scope: Which coordinates share statistics.
+      bucket_bytes: The maximum size of a bucket in float32 bytes; leaves are never split.
+      layout: The `layout` of :class:`jaxcomm.Codec`: how a bucket or a tree is divided.
+      stacks: Whether small leaves of one shape, each with separate statistics, become rows of one
+        unit, `[leaves, *shape]`.
     """
     if scope == "leaf":
         return _of_leaves(shapes, stacks=stacks)

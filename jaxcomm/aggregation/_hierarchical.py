@@ -68,9 +68,9 @@ def hierarchical(
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
         if not isinstance(state, tuple | list) or len(state) != len(stages):
             raise ValueError(
-                f"This state is of another transformation: `hierarchical` keeps {len(stages)} "
-                f"states, one a stage, and was given a `{type(state).__name__}`. Pass what "
-                "`jaxcomm.init` returns for the same `tx`."
+                "This state is of another transformation: `hierarchical` expects a tuple of "
+                f"{len(stages)} states, one per stage, got `{type(state).__name__}`. Pass the "
+                "state from `jaxcomm.init` for the same `tx`."
             )
         after = []
         for level, (stage, own) in enumerate(zip(stages, state, strict=True)):

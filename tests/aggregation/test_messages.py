@@ -67,7 +67,7 @@ def given_memory_of(tx: Any, params: Any) -> Callable[[], Any]:
 
 def another(tx: Any, holder: str) -> tuple[Callable[[], Any], str]:
     """Of the state of Adam."""
-    return given(tx, ADAM), f"another transformation: .*{holder}.* given a `ScaleByAdamState`"
+    return given(tx, ADAM), f"another transformation: .*{holder}.* got `ScaleByAdamState`"
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
@@ -127,12 +127,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "coded": another(jaxcomm.global_qsgd(), "`AggregatorState`"),
     "gathered": another(jaxcomm.all_gather_mean("data", FEEDBACK), "`AggregatorState`"),
-    "mean": another(jaxcomm.mean(), "the exact mean keeps a `EmptyState`"),
-    "ring_mean": another(jaxcomm.ring_mean(), "the exact mean keeps a `EmptyState`"),
+    "mean": another(jaxcomm.mean(), "the exact mean expects `EmptyState`"),
+    "ring_mean": another(jaxcomm.ring_mean(), "the exact mean expects `EmptyState`"),
     "accumulate": another(jaxcomm.accumulate(jaxcomm.mean(), 2), "`accumulate`"),
     "skip_nonfinite": another(jaxcomm.skip_nonfinite(jaxcomm.mean()), "`skip_nonfinite`"),
     "warmup": another(jaxcomm.warmup([jaxcomm.qsgd()], 2), "`warmup`"),
-    "hierarchical": another(jaxcomm.hierarchical(jaxcomm.mean()), "1 states, one a stage"),
+    "hierarchical": another(jaxcomm.hierarchical(jaxcomm.mean()), "1 states, one per stage"),
     "per_worker": another(jaxcomm.per_worker(optax.sgd(0.1)), "`per_worker`"),
     "adaptive_ratio": another(
         jaxcomm.adaptive_ratio(

@@ -160,14 +160,14 @@ def test_parameters_that_are_cut_are_not_put_together_in_silence(kind: AxisType)
     cut = params | {
         "w": jax.device_put(params["w"], NamedSharding(mesh, PartitionSpec(None, "model")))
     }
-    with pytest.raises(ValueError, match=r"params\['w'\] is cut over devices.*shard_local"):
+    with pytest.raises(ValueError, match=r"params\['w'\] is sharded over devices.*shard_local"):
         jaxcomm.init(tx, cut, mesh)
     state = jaxcomm.init(tx, params, mesh)
-    with pytest.raises(ValueError, match=r"params\['w'\] is cut over devices.*shard_local"):
+    with pytest.raises(ValueError, match=r"params\['w'\] is sharded over devices.*shard_local"):
         jaxcomm.make_step(loss_fn, tx, mesh)(cut, state, rows()[0])
     if kind == AxisType.Explicit:  # Auto axes show in no type.
         step = jaxcomm.make_step(loss_fn, tx, mesh, axis_name=("data", "model"))
-        with pytest.raises(ValueError, match=r"params\['w'\] is cut over devices.*shard_local"):
+        with pytest.raises(ValueError, match=r"params\['w'\] is sharded over devices.*shard_local"):
             jax.jit(lambda p, s, b: step(p, s, b)[0])(cut, state, rows()[0])
 
 

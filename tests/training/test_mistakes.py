@@ -168,11 +168,11 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
     ),
     "an axis twice": (
         lambda here: here.make(loss_fn, exact(), here.workers, axis_name=("data", "data")),
-        r"`axis_name` must name one axis or several others, got \('data', 'data'\)",
+        r"`axis_name` must name one axis or several distinct axes, got \('data', 'data'\)",
     ),
     "no axis": (
         lambda here: here.make(loss_fn, exact(), here.workers, axis_name=()),
-        r"`axis_name` must name one axis or several others, got \(\)",
+        r"`axis_name` must name one axis or several distinct axes, got \(\)",
     ),
     "an argument that nothing takes": (
         lambda here: here.step(qsgd())(start(), here.init(qsgd()), X, presnt=jnp.ones(N, bool)),
