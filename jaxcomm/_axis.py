@@ -77,8 +77,7 @@ def local_params(params: PyTree, axis_name: AxisName = "data") -> PyTree:
     Inside `jax.shard_map`, :func:`jax.grad` with respect to replicated parameters returns the *sum*
     :math:`\sum_i \nabla f_i` over workers, because JAX inserts a sum. With respect to
     `local_params(params)` it returns this worker's :math:`\nabla f_i`. Values do not change, and
-    nothing is sent. Where JAX inserts no sum (`check_vma=False`, `jax.vmap`), this function is the
-    identity.
+    nothing is sent. Where JAX inserts no sum (`check_vma=False`, `jax.vmap`), it is the identity.
 
     Args:
       params: Any tree of arrays.

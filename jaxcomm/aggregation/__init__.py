@@ -1,4 +1,4 @@
-"""How workers' updates become one mean over an axis."""
+"""Aggregators: transformations that replace each worker's update by a mean over workers."""
 
 from jaxcomm.aggregation._accumulate import AccumulateState, accumulate
 from jaxcomm.aggregation._adaptive_ratio import AdaptiveRatioState, adaptive_ratio

@@ -1,4 +1,4 @@
-"""Gradients added up on the spot, and sent once in a while."""
+"""Gradient accumulation that communicates only once per update."""
 
 from typing import Any, NamedTuple
 
@@ -14,10 +14,10 @@ from jaxcomm._switch import collective_cond
 
 
 class AccumulateState(NamedTuple):
-    """The state of `accumulate`; all but `own` is equal on all workers."""
+    """The state of `accumulate`, equal on all workers except `own`."""
 
     mini_step: jax.Array  # int32[], from 0 to every - 1
-    own: PerWorker  # {"mean": of the mini-steps so far, "weight": their sum}
+    own: PerWorker  # {"mean": mean over the mini-steps so far, "weight": sum of their weights}
     inner: Any
 
 
@@ -25,31 +25,30 @@ class AccumulateState(NamedTuple):
 def accumulate(
     tx: optax.GradientTransformation, every: int, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Averages `every` gradients on each worker, and only then lets `tx` communicate and update.
+    r"""Averages `every` gradients on each worker, then runs `tx` once on the mean.
 
     .. math:: \bar g_i = \frac{\sum_{t=1}^{k} w_{i,t}\, g_{i,t}}{\sum_t w_{i,t}}, \qquad
               (\Delta, s') = \mathrm{tx}\Big(\bar g_i, s, x;\ \textstyle\sum_t w_{i,t}\Big)
               \text{ at every } k\text{-th mini-step, and } \Delta = 0 \text{ elsewhere}
 
-    with :math:`k` the option `every`, and weights of 1 where none are given. What `tx` sends is
-    sent at the last mini-step, and nothing at the others: a :math:`k`-th of the bytes.
-    `optax.MultiSteps` gives the same updates where it runs, but communicates at each mini-step, and
-    `jax.shard_map` refuses it.
+    where :math:`k` is `every`. Weights are 1 by default. `tx` communicates only at the last
+    mini-step, which divides the bytes sent by :math:`k`. Where `optax.MultiSteps` runs, it returns
+    the same updates, but it communicates at each mini-step; `jax.shard_map` rejects it.
 
     Args:
-      tx: A whole chain, the aggregator and the optimizer: `accumulate(optax.chain(...), 4)`.
-      every: How many gradients make an update, a Python int. 1 is `tx` itself.
+      tx: A whole chain of aggregator and optimizer: `accumulate(optax.chain(...), 4)`.
+      every: The number of gradients per update, a Python int. With 1, the result is `tx` itself.
       axis_name: The mesh axis, or axes, over which gradients differ.
 
     Returns:
-      A transformation in place of `tx`. Its state holds each worker's running mean, float32 (or
-      float64 where the leaf is). `update(..., weight=w)` weighs both the mini-steps and the
-      workers: give it at every mini-step or at none. A mini-step of weight 0 adds nothing, whatever
-      its gradient holds.
+      A transformation to use in place of `tx`. Its state holds the running mean of each worker in
+      float32 (float64 for float64 leaves). `update(..., weight=w)` weights both mini-steps and
+      workers; pass it at every mini-step or at none. A mini-step of weight 0 adds nothing, even if
+      its gradient is not finite.
 
     Raises:
-      ValueError: If `every` is no positive Python int; in `init`, if `axis_name` is not bound; in
-        `update`, if an update is already summed or not floating-point.
+      ValueError: If `every` is not a positive Python int; in `init`, if `axis_name` is not bound;
+        in `update`, if an update is already summed or not floating-point.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -74,10 +73,10 @@ def accumulate(
     axis = _axis.label(axis_name)
 
     def mark(means: PyTree, total: jax.Array) -> PerWorker:
-        own = {"mean": means, "weight": total}
-        return PerWorker({axis: jax.tree.map(lambda x: x[None], own)})
+        running = {"mean": means, "weight": total}
+        return PerWorker({axis: jax.tree.map(lambda x: x[None], running)})
 
-    def nothing(tree: PyTree) -> PerWorker:
+    def empty(tree: PyTree) -> PerWorker:
         def zeros(x: jax.Array) -> jax.Array:
             return jnp.zeros(x.shape, x.dtype if x.dtype.itemsize >= 4 else jnp.float32)
 
@@ -86,7 +85,7 @@ def accumulate(
     def init_fn(params: PyTree) -> AccumulateState:
         _axis.require_bound(axis_name)
         require_floating(params)
-        return AccumulateState(jnp.zeros((), jnp.int32), nothing(params), inner.init(params))
+        return AccumulateState(jnp.zeros((), jnp.int32), empty(params), inner.init(params))
 
     def update_fn(
         updates: PyTree,
@@ -99,24 +98,24 @@ def accumulate(
         require_state(state, AccumulateState, "`accumulate`")
         require_floating(updates)
         _axis.require_local(updates, axis_name)
-        own = own_weight(1.0 if weight is None else weight)
-        so_far = _axis.own(state.own, axis_name)
-        total = so_far["weight"] + own
+        new_weight = own_weight(1.0 if weight is None else weight)
+        running = _axis.own(state.own, axis_name)
+        total = running["weight"] + new_weight
 
         def add(mean: jax.Array, x: jax.Array) -> jax.Array:
-            # A running mean: the sum of huge gradients may overflow, their mean not.
-            share = own.astype(mean.dtype) / total.astype(mean.dtype)
+            # A running mean, because the sum of huge gradients may overflow.
+            share = new_weight.astype(mean.dtype) / total.astype(mean.dtype)
             part = jnp.where(total == 0, 0, share)
             joined = mean * (1 - part) + x.astype(mean.dtype) * part
-            return jnp.where(own == 0, mean, joined)
+            return jnp.where(new_weight == 0, mean, joined)
 
-        means = jax.tree.map(add, so_far["mean"], updates)
+        means = jax.tree.map(add, running["mean"], updates)
 
         def update() -> tuple[PyTree, AccumulateState]:
-            whole = jax.tree.map(lambda mean, x: mean.astype(x.dtype), means, updates)
+            gradients = jax.tree.map(lambda mean, x: mean.astype(x.dtype), means, updates)
             extra = extra_args if weight is None else {**extra_args, "weight": total}
-            result, after = inner.update(whole, state.inner, params, **extra)
-            return result, AccumulateState(jnp.zeros((), jnp.int32), nothing(updates), after)
+            result, after = inner.update(gradients, state.inner, params, **extra)
+            return result, AccumulateState(jnp.zeros((), jnp.int32), empty(updates), after)
 
         def wait(shapes: tuple[PyTree, AccumulateState]) -> tuple[PyTree, AccumulateState]:
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0])

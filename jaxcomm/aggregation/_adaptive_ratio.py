@@ -1,4 +1,4 @@
-"""A ratio of compression that follows its own measured error."""
+"""A compression ratio that adapts to the measured compression error."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -19,24 +19,24 @@ from jaxcomm.aggregation._warmup import require_steps
 
 
 class AdaptiveRatioState(NamedTuple):
-    """The state of `adaptive_ratio`, equal on all workers but for what `inner` marks."""
+    """The state of `adaptive_ratio`, equal on all workers except `PerWorker` parts of `inner`."""
 
-    stage: jax.Array  # int32[], which ratio is next
-    calm: jax.Array  # int32[], steps since a ratio was too small; `patience` at most
-    inner: Any  # the one state of all stages
+    stage: jax.Array  # int32[], the index of the next ratio
+    calm: jax.Array  # int32[], steps since the error was above the target; at most `patience`
+    inner: Any  # the state that all stages share
     diagnostics: Any = ()  # dict of float32[], with `diagnostics=True`
 
 
 def _next(
     state: AdaptiveRatioState, error: jax.Array, target: float, patience: int, last: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The stage after one of that error, and the steps since one was too coarse."""
+    """The next `stage` and `calm` after a step with this error."""
     too_coarse = error > target
     calm = jnp.where(too_coarse, 0, jnp.minimum(state.calm + 1, patience))
     coarser = (calm >= patience).astype(jnp.int32)
     moved = jnp.clip(state.stage + jnp.where(too_coarse, 1, -coarser), 0, last)
-    told = jnp.isfinite(error)
-    return jnp.where(told, moved, state.stage), jnp.where(told, calm, state.calm)
+    finite = jnp.isfinite(error)
+    return jnp.where(finite, moved, state.stage), jnp.where(finite, calm, state.calm)
 
 
 @checked()
@@ -51,7 +51,7 @@ def adaptive_ratio(
     aggregator: Callable[..., optax.GradientTransformationExtraArgs] | None = None,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Sends at the smallest of a few ratios whose measured compression error is small enough.
+    r"""Sends at the smallest of several ratios whose measured compression error meets a target.
 
     .. math:: \epsilon^t = \frac{1}{n} \sum_i \frac{\|q_i^t - a_i^t\|^2}{\|a_i^t\|^2}, \qquad
               r^{t+1} = \begin{cases}
@@ -60,34 +60,35 @@ def adaptive_ratio(
               \text{for } p \text{ steps} \\
               r^t & \text{otherwise} \end{cases}
 
-    where worker i sent :math:`q_i` for :math:`a_i`, its gradient with what feedback adds;
-    :math:`\epsilon` is the option `target` and :math:`p` is `patience`. The first ratio is the
-    largest. Where the energy sits in few coordinates, the ratio falls by one stage a step until the
-    error is above the target, goes back, and stays: it is only one step in :math:`p + 1` that
-    tries the smaller ratio again.
+    Worker :math:`i` sends :math:`q_i` for :math:`a_i`, the sum of its gradient and its residual
+    under feedback. :math:`\epsilon` is `target`, and :math:`p` is `patience`. Training starts at
+    the largest ratio. If a few coordinates hold most of the energy, the ratio falls by one stage
+    per step until the error exceeds the target. It then rises by one stage and stays there. Only
+    one step in :math:`p + 1` tries the smaller ratio again.
 
-    The error is a mean over workers, so that all decide alike. A worker sends what the ratio of the
-    step sends, and 12 bytes in one small all-reduce; :func:`jaxcomm.wire.account` reports each
-    ratio as a branch, and bills the largest.
+    The error is a mean over workers, so all workers choose the same ratio. A worker sends the
+    payload of the current ratio, and 12 bytes in one small all-reduce.
+    :func:`jaxcomm.wire.account` reports each ratio as a branch, and counts the largest.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      codec_for: From a ratio to a codec. What the codecs remember must not depend on the ratio.
+      codec_for: A function from a ratio to a codec. The memory of the codec must not depend on the
+        ratio.
       ratios: The ratios to choose from, in ascending order.
-      target: :math:`\epsilon`, positive; a relative squared error, so that from 1 on nothing at all
-        might be sent.
+      target: :math:`\epsilon`, a positive bound on the relative squared error. A target of 1 or
+        more allows a codec that sends nothing.
       patience: :math:`p`, a Python int of at least 1. At 1, every other step may be too coarse.
-      aggregator: The way to form a mean. Default: `all_gather_mean`; or `all_reduce_mean` or
-        `two_stage_mean` where the codecs allow it.
-      **options: As :class:`AggregatorOptions` says; `diagnostics` tells the `ratio` that was used,
-        too.
+      aggregator: The constructor of the mean. Default: `all_gather_mean`. Use `all_reduce_mean` or
+        `two_stage_mean` if the codecs allow it.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`; `diagnostics` also reports the
+        `ratio` of the step.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of `aggregator`. A step
-      with a non-finite update moves nothing.
+      with a non-finite update does not change the ratio.
 
     Raises:
-      ValueError: If an option is out of range, or the codecs remember unlike things; in `update`,
+      ValueError: If an option is out of range, or the memories of the codecs differ; in `update`,
         if `axis_name` is not bound or an update is already summed.
 
     Example:
@@ -108,8 +109,8 @@ def adaptive_ratio(
 
     References:
       Tang et al., `Communication-Efficient Distributed Deep Learning: A Comprehensive Survey
-      <https://arxiv.org/abs/2003.06307>`_, 2020, where a ratio that follows the training is a
-      direction for the future; the rule is ours.
+      <https://arxiv.org/abs/2003.06307>`_, 2020. The survey names a ratio that adapts to training
+      as future work; the rule is ours.
     """
     steps = tuple(ratios)
     if not steps or any(small >= large for small, large in itertools.pairwise(steps)):
@@ -119,27 +120,22 @@ def adaptive_ratio(
     require_steps("patience", patience)
     diagnostics = options.get("diagnostics", False)
     require_switch(diagnostics)
-    telling: AggregatorOptions = {**options, "diagnostics": True}
+    stage_options: AggregatorOptions = {**options, "diagnostics": True}
     stages = [
-        (aggregator or all_gather_mean)(
-            axis_name,
-            codec_for(ratio),
-            **telling,
-        )
+        (aggregator or all_gather_mean)(axis_name, codec_for(ratio), **stage_options)
         for ratio in steps
     ]
 
-    def told(inner: Any, ratio: jax.Array) -> tuple[Any, Any]:
-        """The state without its `diagnostics`, which is told once; and what is told."""
-        return inner._replace(diagnostics=()), {
-            **inner.diagnostics,
-            "ratio": ratio,
-        } if diagnostics else ()
+    def extract_metrics(inner: Any, ratio: jax.Array) -> tuple[Any, Any]:
+        """Moves `diagnostics` from the inner state, so that it is reported only once."""
+        metrics = {**inner.diagnostics, "ratio": ratio} if diagnostics else ()
+        return inner._replace(diagnostics=()), metrics
 
     def init_fn(params: PyTree) -> AdaptiveRatioState:
-        inner, known = told(common_state(stages, params, "adaptive_ratio"), jnp.zeros(()))
+        first = common_state(stages, params, "adaptive_ratio")
+        inner, metrics = extract_metrics(first, jnp.zeros(()))
         calm = jnp.asarray(patience, jnp.int32)
-        return AdaptiveRatioState(jnp.asarray(len(steps) - 1, jnp.int32), calm, inner, known)
+        return AdaptiveRatioState(jnp.asarray(len(steps) - 1, jnp.int32), calm, inner, metrics)
 
     @averages_over(common_axes(stages, "adaptive_ratio"))
     def update_fn(
@@ -155,7 +151,7 @@ def adaptive_ratio(
         stage, calm = _next(
             state, inner.diagnostics["compression_error"], target, patience, len(steps) - 1
         )
-        inner, known = told(inner, jnp.asarray(steps, jnp.float32)[state.stage])
-        return result, AdaptiveRatioState(stage, calm, inner, known)
+        inner, metrics = extract_metrics(inner, jnp.asarray(steps, jnp.float32)[state.stage])
+        return result, AdaptiveRatioState(stage, calm, inner, metrics)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,4 +1,4 @@
-"""How workers agree on statistics: one collective a kind, the finite flag beside them."""
+"""Reduces statistics over workers: one collective per kind, together with the finite flag."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,8 +25,8 @@ _ACROSS_UNITS: dict[str, Callable[..., jax.Array]] = {"max": jnp.max, "sum": jnp
 def _is_finite(x: jax.Array) -> jax.Array:
     """Whether no coordinate is NaN or infinite, bool[].
 
-    XLA for CPUs writes `abs(x)` to memory for `isfinite` and for whatever else asks for it, and
-    reduces bits slowly. Of NaN or infinity less itself there is NaN left, of all else 0.
+    On CPUs, XLA writes `abs(x)` to memory for `isfinite` and any other user of it, and reduces
+    bools slowly. `x - x` is NaN if `x` is NaN or infinite, and 0 otherwise.
     """
     return lax.platform_dependent(
         x,
@@ -41,63 +41,62 @@ def all_finite(units: Iterable[jax.Array]) -> jax.Array:
 
 
 def nowhere_nan(means: list[jax.Array]) -> jax.Array:
-    """Whether no coordinate of any mean is NaN, as it is where something found no room, bool[]."""
+    """Whether no coordinate of any mean is NaN, which marks a payload that overflowed, bool[]."""
     return jnp.logical_not(jnp.any(jnp.stack([jnp.any(jnp.isnan(mean)) for mean in means])))
 
 
 def nan_unless_all_fit(
     axis_name: AxisName, own: list[jax.Array], means: list[jax.Array]
 ) -> list[jax.Array]:
-    """The means, or NaN in all where any worker has one in what is its own on the way to them."""
+    """The means; all NaN if any worker has a NaN in its intermediate values `own`."""
     all_fit = everywhere(axis_name, nowhere_nan(own))
     return [jnp.where(all_fit, mean, jnp.nan) for mean in means]
 
 
 def over_units(kinds: PyTree, statistics: list[PyTree], groups: list[int]) -> dict[int, PyTree]:
-    """The statistics of each group of units."""
+    """The statistics of each group, combined over its units."""
     members: dict[int, list[PyTree]] = {}
     for group, statistic in zip(groups, statistics, strict=True):
         members.setdefault(group, []).append(statistic)
 
-    def together(kind: str, *values: jax.Array) -> jax.Array:
+    def combine(kind: str, *values: jax.Array) -> jax.Array:
         return values[0] if len(values) == 1 else _ACROSS_UNITS[kind](jnp.stack(values), axis=0)
 
-    return {group: jax.tree.map(together, kinds, *each) for group, each in members.items()}
+    return {group: jax.tree.map(combine, kinds, *each) for group, each in members.items()}
 
 
 def to_vector(arrays: list[jax.Array]) -> tuple[jax.Array, Callable[[jax.Array], list[jax.Array]]]:
-    """The arrays laid end to end, and the function that takes them apart again."""
+    """The arrays concatenated to one vector, and the function that splits it again."""
     shapes = [x.shape for x in arrays]
     ends = [0]
     for x in arrays:
         ends.append(ends[-1] + x.size)
 
-    def apart(vector: jax.Array) -> list[jax.Array]:
+    def split(vector: jax.Array) -> list[jax.Array]:
         return [
             vector[start:end].reshape(shape)
             for start, end, shape in zip(ends, ends[1:], shapes, strict=False)
         ]
 
-    return jnp.concatenate([x.ravel() for x in arrays]), apart
+    return jnp.concatenate([x.ravel() for x in arrays]), split
 
 
 def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
     """The sums over workers of all leaves, in one collective.
 
-    Small leaves of one dtype are laid end to end, since compilers combine a few hundred arrays at
-    most; large ones are added where they lie. By Gloo each array travels by itself, one after the
-    other, whatever compilers combine: there leaves of up to 2^22 coordinates are small.
+    Small leaves of one dtype are concatenated, since compilers combine at most a few hundred
+    arrays. Large leaves are summed without a copy. Gloo sends the arrays one after the other, even
+    if the compiler combines them; with Gloo, leaves of up to 2^22 coordinates count as small.
     """
     leaves, treedef = jax.tree.flatten(tree)
     if not leaves:
         return tree
     large = LARGE_BY_GLOO if _rounds.by_gloo() else LARGE
-    together: dict[Any, list[int]] = {}
+    members: dict[Any, list[int]] = {}
     for position, leaf in enumerate(leaves):
-        alone = leaf.size >= large
-        alike = (leaf.dtype, _axis.varying(leaf))
-        together.setdefault(position if alone else alike, []).append(position)
-    groups = list(together.values())
+        key = position if leaf.size >= large else (leaf.dtype, _axis.varying(leaf))
+        members.setdefault(key, []).append(position)
+    groups = list(members.values())
     vectors, undo = zip(
         *(
             (leaves[group[0]], lambda total: [total])
@@ -108,8 +107,8 @@ def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
         strict=True,
     )
     totals = lax.psum(list(vectors), axis_name)
-    for group, total, apart in zip(groups, totals, undo, strict=True):
-        for position, part in zip(group, apart(total), strict=True):
+    for group, total, split in zip(groups, totals, undo, strict=True):
+        for position, part in zip(group, split(total), strict=True):
             leaves[position] = part
     return jax.tree.unflatten(treedef, leaves)
 
@@ -117,19 +116,19 @@ def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
 def reduce_statistics(
     axis_name: AxisName, kinds: PyTree, statistics: dict[int, PyTree], finite: jax.Array
 ) -> tuple[dict[int, PyTree], jax.Array]:
-    """Combines each group's statistics over workers, and the finite flag.
+    """Reduces each group's statistics and the finite flag over workers.
 
-    All statistics of one kind leave in one collective. The flag is a statistic of its own because a
-    maximum over workers may drop NaN.
+    All statistics of one kind travel in one collective. The flag is a separate statistic, because
+    a maximum over workers may drop NaN.
 
     Args:
-      axis_name: The axis to agree over.
+      axis_name: The axis to reduce over.
       kinds: `"max"`, `"sum"` or `"or"` for each statistic of a group.
-      statistics: One tree like `kinds` a group, float32 leaves, uint32 for `"or"`.
+      statistics: One tree like `kinds` per group, with float32 leaves, or uint32 for `"or"`.
       finite: bool[], whether this worker's units are finite.
 
     Returns:
-      The agreed statistics, and whether all workers' units are finite.
+      The reduced statistics, and whether the units of all workers are finite.
     """
     arrays, treedef = jax.tree.flatten(statistics)
     kind_of = jax.tree.leaves(kinds) * len(statistics)
@@ -138,14 +137,14 @@ def reduce_statistics(
     reduced = list(arrays)
     for kind in dict.fromkeys(kind_of):
         members = [i for i, other in enumerate(kind_of) if other == kind]
-        vector, apart = to_vector([arrays[i] for i in members])
+        vector, split = to_vector([arrays[i] for i in members])
         combined = _ACROSS_WORKERS[kind](vector, axis_name)
-        for i, array in zip(members, apart(combined), strict=True):
+        for i, array in zip(members, split(combined), strict=True):
             reduced[i] = array
     *reduced, non_finite = reduced
     return jax.tree.unflatten(treedef, reduced), non_finite == 0
 
 
 def everywhere(axis_name: AxisName, holds: jax.Array) -> jax.Array:
-    """Whether it holds on all workers, bool[], in one collective of a float32."""
+    """Whether `holds` is true on all workers, bool[]; one collective of one float32."""
     return reduce_statistics(axis_name, (), {}, holds)[1]

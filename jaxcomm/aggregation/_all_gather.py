@@ -1,4 +1,4 @@
-"""The mean of codes that every worker has to decode by itself."""
+"""The mean of payloads that are gathered and decoded separately."""
 
 from collections.abc import Callable
 from typing import TypeVar, Unpack
@@ -31,14 +31,14 @@ def decoded_mean(
     entries: Callable[[PyTree], Entries] | None = None,
     start: jax.Array | float = 0.0,
 ) -> jax.Array:
-    """The mean of what contents `[workers, ...]` decode to, added in the workers' order.
+    """The mean of the decoded `contents[i]`, leaves `[workers, ...]`, summed in worker order.
 
-    With `entries`, which tells the same as `decode`, only these are added. `start` is 0, or NaN
-    where the mean is to be it.
+    `entries` returns the same as `decode` in sparse form; if it is passed, only these entries are
+    added. `start` is the initial value of the sum: 0, or NaN to make the mean NaN.
     """
     workers = jax.tree.leaves(contents)[0].shape[0]
 
-    # Divided before they are added: the sum of huge updates may overflow, their mean not.
+    # Divides before it adds, because the sum of huge updates may overflow.
     def add(total: jax.Array, content: PyTree) -> tuple[jax.Array, None]:
         if entries is None:
             return total + decode(content) / workers, None
@@ -46,8 +46,8 @@ def decoded_mean(
         more = total.ravel().at[indices].add(values / workers, mode="drop")
         return more.reshape(shape), None
 
-    known = (contents, context.coins.public, context.statistics)
-    first = _axis.varying_like(jnp.full(shape, start, jnp.float32), known)
+    inputs = (contents, context.coins.public, context.statistics)
+    first = _axis.varying_like(jnp.full(shape, start, jnp.float32), inputs)
     total, _ = lax.scan(add, first, contents)
     return total
 
@@ -66,19 +66,20 @@ def all_gather_mean(
     .. math:: \bar x \approx \frac{1}{n} \sum_i \mathrm{decode}(\mathrm{encode}(x_i, a_i), a_i),
               \qquad a_i = \mathrm{measure}(x_i)
 
-    Any codec will do, since workers need not agree. A worker sends :math:`n - 1` payloads (it
-    passes on those of the others), so the saving shrinks with :math:`n`: against a float32
-    all-reduce, one byte a coordinate saves nothing at :math:`n = 8`. The payloads of all units
-    travel in one message, with their statistics and one flag of 4 bytes; from 2^16 words on it is
-    filled up to a multiple of 4096 words. Decoded one at a time, in the workers' order: replicas
-    stay bit-equal, and memory does not grow with :math:`n` but for the payloads.
+    It works with any codec, since workers need no common statistics. A worker sends :math:`n - 1`
+    payloads (it forwards those of other workers), so the saving shrinks with :math:`n`: against a
+    float32 all-reduce, one byte per coordinate saves nothing at :math:`n = 8`. The payloads of all
+    units travel in one message, with their statistics and one flag of 4 bytes. A message of 2^16
+    words or more is padded to a multiple of 4096 words. Payloads are decoded one at a time, in
+    worker order. Replicas therefore stay bit-equal, and only the payloads take memory that grows
+    with :math:`n`.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       codec: Any codec.
-      share_statistics: Whether workers agree on statistics first, as for :func:`all_reduce_mean`,
-        in place of sending each its own.
-      **options: As :class:`AggregatorOptions` says.
+      share_statistics: Whether to reduce statistics over workers first, as
+        :func:`jaxcomm.all_reduce_mean` does. Default: each worker sends its own statistics.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
       A transformation to place before the optimizer. Updates come back equal on all workers, in
@@ -115,41 +116,44 @@ def all_gather_mean(
             for context, part in zip(contexts, parts, strict=True)
         ]
         payloads = [payload for payload, _ in encoded]
-        # What all have agreed on need not travel.
+        # Statistics that were reduced over workers need not travel.
         content = (payloads, *(() if share_statistics else (of_groups, finite.astype(jnp.uint32))))
         received = _axis.gather(to_message(content), axis_name)
-        of_all, *others = jax.vmap(lambda message: from_message(message, content))(received)
+        gathered, *others = jax.vmap(lambda message: from_message(message, content))(received)
         statistics = [others[0][group] if others else () for group in groups]
         if others:
             finite = jnp.all(others[1] == 1)
-        # On CPUs it comes of what was received, so that memory for the mean is taken only then.
+        # On CPUs it depends on the received message, so that XLA allocates the mean only then.
         start = jnp.where(finite, 0.0, jnp.nan) if target().platform == "cpu" else 0.0
 
         def decoded(
             part: Part, context: Context, payloads: PyTree, statistics: PyTree
         ) -> jax.Array:
-            def by(
+            def from_sender(
                 decode: Callable[[Context, PyTree], Decoded],
             ) -> Callable[[tuple[PyTree, PyTree]], Decoded]:
-                def of_sender(content: tuple[PyTree, PyTree]) -> Decoded:
+                def apply(content: tuple[PyTree, PyTree]) -> Decoded:
                     payload, own = content
                     sender = context if share_statistics else context.replace(statistics=own)
                     return decode(sender.received(), payload)
 
-                return of_sender
+                return apply
 
             common = context if share_statistics else context.replace(statistics=())
-            codec, shape = part.codec, part.x.shape
-            told = entries_of(codec)
-            entries = by(told) if told else None
+            sparse = entries_of(part.codec)
             return decoded_mean(
-                by(codec.decode), (payloads, statistics), common, shape, entries, start
+                from_sender(part.codec.decode),
+                (payloads, statistics),
+                common,
+                part.x.shape,
+                from_sender(sparse) if sparse else None,
+                start,
             )
 
         units = [
             Encoded(context, memory, decoded(part, context, *contents))
             for part, context, (_, memory), *contents in zip(
-                parts, contexts, encoded, of_all, statistics, strict=True
+                parts, contexts, encoded, gathered, statistics, strict=True
             )
         ]
 
@@ -161,9 +165,9 @@ def all_gather_mean(
 
         return Exchanged(units, finite, sent)
 
-    of_units = (
+    unit_codec = (
         require_own_statistics(codec, "`share_statistics`=True")
         if share_statistics
         else without_global_diagnostics(codec)
     )
-    return coded_mean(axis_name, of_units, exchange, options, stacks=True)
+    return coded_mean(axis_name, unit_codec, exchange, options, stacks=True)

@@ -1,4 +1,4 @@
-"""The mean of codes that can be added on the way."""
+"""The mean of payloads that an all-reduce sums."""
 
 from typing import Unpack
 
@@ -20,23 +20,23 @@ def all_reduce_mean(
     codec: Codec,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Agrees on statistics, adds the codes of all workers, and decodes the sum once.
+    r"""Reduces statistics, sums the payloads of all workers, and decodes the sum once.
 
     .. math:: a = \bigoplus_i \mathrm{measure}(x_i), \qquad
               \bar x \approx \mathrm{decode}\Big(\sum_i \mathrm{encode}(x_i, a), a\Big)
 
-    A worker sends :math:`2 (n-1)/n` payloads, and the statistics of all units with one flag in one
-    small all-reduce a kind.
+    A worker sends :math:`2 (n-1)/n` payloads. The statistics of all units and one flag take one
+    small all-reduce per kind of statistic.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       codec: A codec with `combine="sum"`.
-      **options: As :class:`AggregatorOptions` says.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
-      A transformation to place before the optimizer. Updates come back equal on all workers, in
-      their shape and dtype; a non-finite coordinate on any worker makes them NaN on all.
-      `update(..., weight=w)` makes the mean a weighted one.
+      A transformation to place before the optimizer. Updates are equal on all workers and keep
+      their shape and dtype. A non-finite coordinate on any worker makes them NaN on all workers.
+      `update(..., weight=w)` computes a weighted mean.
 
     Raises:
       ValueError: If the codec's payloads cannot be summed, or an option is out of range; in
@@ -54,7 +54,7 @@ def all_reduce_mean(
     """
     if codec.combine != "sum":
         raise ValueError(
-            "`all_reduce_mean` needs a codec whose payloads can be added (`combine='sum'`), got "
+            "`all_reduce_mean` needs a codec whose payloads can be summed (`combine='sum'`), got "
             f"`combine`={codec.combine!r}. Use `all_gather_mean`."
         )
 

@@ -1,6 +1,6 @@
-"""What all aggregators of coded updates share: units, weights, coins, memory, and what is finite.
+"""The common part of all aggregators with a codec: units, weights, coins, memory, finite checks.
 
-They differ in the exchange alone: how workers' units become one mean.
+Aggregators differ only in the exchange, which turns the workers' units into one mean.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ from pallas_kernels._dispatch import target
 
 
 class AggregatorState(NamedTuple):
-    """The state of an aggregator; all but `own` is equal on all workers."""
+    """The state of an aggregator with a codec, equal on all workers except `own`."""
 
     key: jax.Array  # key[]
     step: jax.Array  # uint32[]
-    own: PerWorker  # each unit's Memory.own
-    shared: list[Any]  # each unit's Memory.shared
+    own: PerWorker  # the `Memory.own` of each unit
+    shared: list[Any]  # the `Memory.shared` of each unit
     diagnostics: Any = ()  # dict of float32[], with `diagnostics=True`
 
 
@@ -41,64 +41,68 @@ def _keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
 
 
-def _apart(own: PyTree) -> PyTree:
-    """The same. XLA writes memory where it lies only if no pass that does reshapes it besides."""
+def _separated(own: PyTree) -> PyTree:
+    """The identity. XLA updates memory in place only if the same loop does not also reshape it."""
     return lax.optimization_barrier(own)
 
 
-def _as_handed_on(means: list[jax.Array]) -> list[jax.Array]:
-    """The same. XLA for CPUs would decode them once more for whatever else reads them."""
+def _decoded_once(means: list[jax.Array]) -> list[jax.Array]:
+    """The identity. On CPUs, XLA would decode the means again for each other consumer."""
     return lax.optimization_barrier(means) if target().platform == "cpu" else means
 
 
-def _lasting(memory: Memory) -> Memory:
-    """The memory, or nothing of one that was of this step alone, for `diagnostics`."""
+def _persistent(memory: Memory) -> Memory:
+    """The memory; empty if it only carries `diagnostics` within one step."""
     return memory if remembers(memory) else Memory()
 
 
-def _resumed(codec: Codec, x: jax.Array, lasting: Memory) -> Memory:
-    """What has lasted, or the first memory where nothing lasts.
+def _restored(codec: Codec, x: jax.Array, persistent: Memory) -> Memory:
+    """The memory from the last step, or the initial memory if the codec keeps none.
 
     Raises:
-      ValueError: If it is of another unit.
+      ValueError: If the memory is of another unit.
     """
     first = codec.init(x)
     if not remembers(first):
         return first
-    described = lambda memory: jax.tree.map(lambda leaf: leaf.shape, memory)  # noqa: E731
-    if described(first) != described(lasting):
+    shapes_of = lambda memory: jax.tree.map(lambda leaf: leaf.shape, memory)  # noqa: E731
+    if shapes_of(first) != shapes_of(persistent):
         raise ValueError(
-            f"This state remembers {described(lasting)} of a unit of which it is to remember "
-            f"{described(first)}: it was made for other parameters, for another codec, or for "
+            f"This state has memory of shapes {shapes_of(persistent)} for a unit that needs "
+            f"{shapes_of(first)}: it was made for other parameters, for another codec, or for "
             "another `scope` or `bucket_bytes`."
         )
-    return lasting
+    return persistent
 
 
 def _context(coins: Coins, unit: Unit, memory: Memory, x: jax.Array) -> Context:
-    """With the coins of the unit, of those of all buckets."""
+    """The context of a unit, with its part of the coins of all buckets."""
     if unit.form == "stacked":
-        own, shape = jax.tree.map(lambda keys: keys[np.array(unit.coins)], coins), x.shape[1:]
+        selected, shape = jax.tree.map(lambda keys: keys[np.array(unit.coins)], coins), x.shape[1:]
     else:
-        own, shape = jax.tree.map(lambda keys: keys[unit.coins[0]], coins), x.shape
+        selected, shape = jax.tree.map(lambda keys: keys[unit.coins[0]], coins), x.shape
     return Context(
-        _noise.beyond(own, unit.start), memory, shape=shape, statistics_size=unit.statistics_size
+        _noise.beyond(selected, unit.start),
+        memory,
+        shape=shape,
+        statistics_size=unit.statistics_size,
     )
 
 
 def require_own_statistics(codec: Codec, shared_by: str) -> Codec:
-    """The codec, unless it has both statistics and memory, which `shared_by` would part.
+    """The codec, whose `init` raises if it has both statistics and memory.
 
-    Feedback asks for a bound on the error of one unit with statistics of its own.
+    Feedback needs a bound on the error of a unit with separate statistics. The option in
+    `shared_by` shares statistics, which voids that bound.
     """
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(x)
         if remembers(memory) and jax.tree.leaves(codec.reduce_statistics):
             raise ValueError(
-                f"{shared_by} shares statistics among updates of unlike size, and this codec "
-                "remembers what it leaves out, which might then grow without end. Let each have "
-                "its own."
+                f"{shared_by} shares statistics among updates of different magnitude, and this "
+                "codec keeps a residual, which might then grow without bound. Use separate "
+                "statistics."
             )
         return memory
 
@@ -111,23 +115,24 @@ def coded_mean(
     exchange: Exchange,
     options: AggregatorOptions,
     *,
-    tells: Sequence[Codec] | None = None,
-    draws_anew: bool = True,
+    diagnosed: Sequence[Codec] | None = None,
+    redraws: bool = True,
     stacks: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """An aggregator from a codec of whole units and an exchange.
+    """Builds an aggregator from a codec of whole units and an exchange.
 
-    A non-finite coordinate on any worker makes the update NaN on all, and no memory changes; so
-    does what finds no room, which a codec with a form that drops it decodes to NaN.
+    A non-finite coordinate on any worker makes the update NaN on all workers, and no memory
+    changes. The same happens on overflow, if the codec has a `drop_overflow` variant: it then
+    decodes to NaN.
 
     Args:
-      axis_name: The workers.
-      codec: Whose memory, `finalize` and `diagnose` are those of a unit.
-      exchange: From units to their means.
-      options: Those of the aggregator.
-      tells: The codecs whose diagnostics `codec.diagnose` joins. Default: `codec` alone.
-      stacks: Whether the exchange takes stacks of leaves: parts whose codec is `stacked`.
-      draws_anew: Whether coins are those of the step, or of the first step in all of them.
+      axis_name: The mesh axes of the workers.
+      codec: The codec that supplies the memory, `finalize` and `diagnose` of a unit.
+      exchange: The function from units to their means.
+      options: The options of the aggregator.
+      diagnosed: The codecs whose diagnostics `codec.diagnose` combines. Default: only `codec`.
+      redraws: Whether coins change in each step. Otherwise all steps use those of the first step.
+      stacks: Whether the exchange accepts stacks of leaves: parts whose codec is `stacked`.
     """
     scope, capacity, seed, key, diagnostics = choose(options, codec)
     _units.check_layout(codec.layout)
@@ -136,8 +141,8 @@ def coded_mean(
         shares_tree or codec.layout == "shared_statistics"
     ):
         raise ValueError(
-            "`scope`='tree' and `layout`='shared_statistics' share statistics among updates, and "
-            "this codec's is a bitmap of one. Use `scope`='leaf' or 'bucket', and "
+            "`scope`='tree' and `layout`='shared_statistics' share statistics among updates, but "
+            "this codec's is a bitmap of one update. Use `scope`='leaf' or 'bucket', and "
             "`layout`='concatenated'."
         )
     if shares_tree:
@@ -153,10 +158,10 @@ def coded_mean(
     def init_fn(params: PyTree) -> AggregatorState:
         arrays, units, _ = divided(params)
         memories = [
-            _lasting(codec_for(unit).init(x)) for unit, x in zip(units, arrays, strict=True)
+            _persistent(codec_for(unit).init(x)) for unit, x in zip(units, arrays, strict=True)
         ]
         own = [memory.own for memory in memories]
-        firsts = [x[0] if u.form == "stacked" else x for u, x in zip(units, arrays, strict=True)]
+        samples = [x[0] if u.form == "stacked" else x for u, x in zip(units, arrays, strict=True)]
         if jax.tree.leaves(own):
             _axis.require_bound(axis_name)
         return AggregatorState(
@@ -164,21 +169,21 @@ def coded_mean(
             step=jnp.zeros((), jnp.uint32),
             own=PerWorker({axis: jax.tree.map(lambda x: x[None], own)}),
             shared=[memory.shared for memory in memories],
-            diagnostics=initial_diagnostics([codec] if tells is None else tells, firsts)
+            diagnostics=initial_diagnostics([codec] if diagnosed is None else diagnosed, samples)
             if diagnostics
             else (),
         )
 
-    def remembered(state: AggregatorState, split: _buckets.Split) -> list[Memory]:
+    def restore_memories(state: AggregatorState, split: _buckets.Split) -> list[Memory]:
         arrays, units, _ = split
-        own = _apart(_axis.own(state.own, axis_name))
+        own = _separated(_axis.own(state.own, axis_name))
         if len(own) != len(units):
             raise ValueError(
                 f"This state is of {len(own)} units, and these updates are {len(units)}: it was "
                 "made for other parameters, or for another `scope` or `bucket_bytes`."
             )
         return [
-            _resumed(codec_for(unit), x, Memory(*pair))
+            _restored(codec_for(unit), x, Memory(*pair))
             for unit, x, *pair in zip(units, arrays, own, state.shared, strict=True)
         ]
 
@@ -192,7 +197,7 @@ def coded_mean(
         outer_axes: tuple[str, ...] = (),
         **extra_args: object,
     ) -> tuple[PyTree, AggregatorState]:
-        require_state(state, AggregatorState, "an aggregator of codes")
+        require_state(state, AggregatorState, "an aggregator with a codec")
         _axis.require_local(updates, axis_name, outer_axes)
         split = divided(updates)
         arrays, units, join = split
@@ -200,19 +205,19 @@ def coded_mean(
             return updates, state._replace(step=state.step + 1)
         if weight is not None:
             arrays = [*map(weigh(axis_name, weight), arrays)]
-        memories = remembered(state, split)
+        memories = restore_memories(state, split)
         if outer_axes and any(map(remembers, memories)):
             raise ValueError(
                 f"The aggregator over {axis_name!r} keeps memory, which would differ over "
-                f"{list(outer_axes)} as well: only the last stage of `hierarchical` may, and none "
-                "in `shard_local`."
+                f"{list(outer_axes)} as well. Only the last stage of `hierarchical` may keep "
+                "memory, and no aggregator inside `shard_local`."
             )
-        everybody = (*outer_axes, *_axis.names(axis_name))
+        all_axes = (*outer_axes, *_axis.names(axis_name))
         coins = _noise.coins_of_units(
             _noise.placed_key(state.key, axis_name, updates),
-            state.step if draws_anew else jnp.zeros_like(state.step),
+            state.step if redraws else jnp.zeros_like(state.step),
             1 + max(max(unit.coins) for unit in units),
-            _axis.index(everybody),
+            _axis.index(all_axes),
         )
         filled = [number for number, x in enumerate(arrays) if x.size]
         parts = [
@@ -220,43 +225,44 @@ def coded_mean(
             for unit, memory, x in zip(units, memories, arrays, strict=True)
             if x.size
         ]
-        # Of no coordinates nothing is sent; the sum types them as equal on all workers.
+        # The sum of empty units sends nothing, and types them as equal on all workers.
         means = [x if x.size else lax.psum(x, axis_name) for x in arrays]
         after = list(memories)
         encoded, finite, sent = exchange(parts) if parts else Exchanged([], jnp.array(True))
         for number, part, each in zip(filled, parts, encoded, strict=True):
-            settled = each.context.replace(memory=each.memory)
-            means[number], after[number] = part.codec.finalize(settled, each.payload, each.mean)
+            context = each.context.replace(memory=each.memory)
+            means[number], after[number] = part.codec.finalize(context, each.payload, each.mean)
         fits = finite
         if parts and codec.drop_overflow is not None:
             fits = finite & nowhere_nan([each.mean for each in encoded])
-        # Of pieces, which are copied anyway.
-        visible = jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan) if x.size else x, join(means))
-        settles = fits
+        # After the join, whose leaves are copied anyway.
+        result = jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan) if x.size else x, join(means))
+        commits = fits
         if parts and any(map(remembers, memories)):
-            # What was finite may overflow on the way; kept, it would come back in every step.
-            leaves = jax.tree.leaves(visible)
-            handed_on = [
+            # Finite updates may overflow in the mean; committed, they would return in every step.
+            leaves = jax.tree.leaves(result)
+            returned = [
                 leaves[units[number].leaves[0]] if units[number].form == "alone" else means[number]
                 for number in filled
             ]
-            settles = fits & all_finite(_as_handed_on(handed_on))
-        kept = [*map(_lasting, _keep_if(settles, after, memories))]
-        known: Any = state.diagnostics
+            commits = fits & all_finite(_decoded_once(returned))
+        kept = [*map(_persistent, _keep_if(commits, after, memories))]
+        own = _separated([memory.own for memory in kept])
+        metrics: Any = state.diagnostics
         if diagnostics and parts:
             if sent is None:
-                raise ValueError("`diagnostics=True` is not known to this way of forming a mean.")
-            told: list[Diagnostics] = [
+                raise ValueError("This aggregator does not support `diagnostics=True`.")
+            per_unit: list[Diagnostics] = [
                 part.codec.diagnose(each.context, part.x, after[number])
                 for number, part, each in zip(filled, parts, encoded, strict=True)
             ]
-            known = measure_diagnostics(everybody, told, sent(), after, finite)
-        return visible, AggregatorState(
+            metrics = measure_diagnostics(all_axes, per_unit, sent(), after, finite)
+        return result, AggregatorState(
             key=state.key,
             step=state.step + 1,
-            own=PerWorker({axis: jax.tree.map(lambda x: x[None], _apart([m.own for m in kept]))}),
+            own=PerWorker({axis: jax.tree.map(lambda x: x[None], own)}),
             shared=[memory.shared for memory in kept],
-            diagnostics=known,
+            diagnostics=metrics,
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

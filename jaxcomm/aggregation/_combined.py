@@ -1,4 +1,4 @@
-"""What summed and merged means share: payloads are joined on the way and decoded once."""
+"""The exchange of summed and merged means: payloads are combined, then decoded once."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -10,12 +10,12 @@ from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
 from jaxcomm.aggregation._exchange import Encoded, Exchange, Exchanged, Part
 
-Join: TypeAlias = Callable[[list[Part], list[PyTree]], list[PyTree]]
-"""Payloads of all units to those that stand for the sums over workers."""
+Combine: TypeAlias = Callable[[list[Part], list[PyTree]], list[PyTree]]
+"""From this worker's payloads of all units to the payloads combined over workers."""
 
 
-def combine_payloads(axis_name: AxisName, codec: Codec, join: Join) -> Exchange:
-    """Agrees on statistics, encodes with what is agreed, joins the payloads, and decodes once."""
+def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exchange:
+    """Reduces statistics, encodes with them, combines the payloads, and decodes once."""
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
@@ -25,9 +25,9 @@ def combine_payloads(axis_name: AxisName, codec: Codec, join: Join) -> Exchange:
             for context, part in zip(contexts, parts, strict=True)
         ]
         groups = [part.unit.group for part in parts]
-        own = over_units(codec.reduce_statistics, measured, groups)
+        of_groups = over_units(codec.reduce_statistics, measured, groups)
         statistics, finite = reduce_statistics(
-            axis_name, codec.reduce_statistics, own, all_finite(part.x for part in parts)
+            axis_name, codec.reduce_statistics, of_groups, all_finite(part.x for part in parts)
         )
         contexts = [
             context.replace(statistics=statistics[group])
@@ -41,7 +41,7 @@ def combine_payloads(axis_name: AxisName, codec: Codec, join: Join) -> Exchange:
         units = [
             Encoded(context, memory, part.codec.decode(context.received(workers), total), total)
             for part, context, (_, memory), total in zip(
-                parts, contexts, encoded, join(parts, payloads), strict=True
+                parts, contexts, encoded, combine(parts, payloads), strict=True
             )
         ]
 

@@ -1,4 +1,4 @@
-"""How much of each leaf is not zero: which leaves are worth sending as sparse ones."""
+"""The nonzero fraction of each leaf, which shows where sparse methods save bytes."""
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +18,21 @@ def _parts(shape: tuple[int, ...], granularity: Granularity) -> Parts:
 def gradient_density(
     updates: PyTree, axis_name: AxisName | None = None, *, granularity: Granularity = "row"
 ) -> PyTree:
-    r"""The part of each leaf's rows that are not zero, of this worker or of any.
+    r"""The fraction of nonzero rows in each leaf, on this worker or on any worker.
 
     .. math:: \rho = \frac{1}{R} \Big|\bigcup_i \{r : x_{ir} \ne 0\}\Big|
 
-    What methods for sparse updates call `density` is the first or the second of these: largest over
-    many steps, and with something added. A worker sends the bitmaps' bits, :math:`2 (n-1)/n` times
-    a bit a row, if `axis_name` is given, and nothing otherwise.
+    Use it to choose the option `density` of the methods for sparse updates: take the maximum over
+    many steps, of this worker or of the union as the method asks, and add a margin. With
+    `axis_name`, a worker sends :math:`2 (n-1)/n` times one bit per row. Otherwise it sends nothing.
 
     Args:
       updates: Leaves of any shape.
-      axis_name: The mesh axis, or axes, over whose workers the union is taken. Default: none, the
-        density of this worker's own updates.
-      granularity: A part: a `"row"` (all but the first axis; of a leaf with one axis or none, a
-        coordinate), an `"element"`, or a block of so many coordinates.
+      axis_name: The mesh axis, or axes, of the workers in the union. Default: none, the density of
+        this worker's updates.
+      granularity: The part that is counted: a `"row"` (a slice along the first axis; for a leaf
+        with at most one axis, a coordinate), an `"element"`, or an int, a block of that many
+        coordinates.
 
     Returns:
       A tree like `updates` of float32[], in [0, 1]; 0 for an empty leaf.
@@ -50,9 +51,9 @@ def gradient_density(
     if not leaves:
         return updates
     parts = [_parts(x.shape, granularity) for x in leaves]
-    bitmaps, apart = to_vector([*map(_support.bitmap, leaves, parts)])
+    bitmaps, split = to_vector([*map(_support.bitmap, leaves, parts)])
     if axis_name is not None:
         bitmaps = or_reduce(bitmaps, axis_name)
-    counts = [_support.count(words).astype(jnp.float32) for words in apart(bitmaps)]
-    shares = [count / max(part.number, 1) for count, part in zip(counts, parts, strict=True)]
-    return jax.tree.unflatten(treedef, shares)
+    counts = [_support.count(words).astype(jnp.float32) for words in split(bitmaps)]
+    densities = [count / max(part.number, 1) for count, part in zip(counts, parts, strict=True)]
+    return jax.tree.unflatten(treedef, densities)

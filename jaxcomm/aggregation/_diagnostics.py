@@ -1,4 +1,4 @@
-"""What an aggregator with `diagnostics=True` tells of a step."""
+"""The metrics of a step of an aggregator with `diagnostics=True`."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
@@ -15,19 +15,19 @@ Ratios: TypeAlias = dict[str, tuple[jax.Array, jax.Array]]
 MEASURED = ("compression_error", "density", "residual_norm")
 
 
-def add_totals(told: Iterable[dict[str, jax.Array]]) -> dict[str, jax.Array]:
-    """Of several units, rows or rounds together."""
+def add_totals(totals: Iterable[dict[str, jax.Array]]) -> dict[str, jax.Array]:
+    """The sums by name of several units, rows or rounds."""
     total: dict[str, jax.Array] = {}
-    for each in told:
+    for each in totals:
         for name, value in each.items():
             total[name] = total[name] + value if name in total else value
     return total
 
 
-def add_ratios(told: Iterable[Ratios]) -> Ratios:
-    """Of several units, rows or rounds together."""
+def add_ratios(ratios: Iterable[Ratios]) -> Ratios:
+    """The ratios by name of several units, rows or rounds: parts and wholes are summed."""
     total: Ratios = {}
-    for each in told:
+    for each in ratios:
         for name, (part, whole) in each.items():
             parts, wholes = total.get(name, (jnp.zeros(()), jnp.zeros(())))
             total[name] = (parts + part, wholes + whole)
@@ -35,7 +35,7 @@ def add_ratios(told: Iterable[Ratios]) -> Ratios:
 
 
 def weighted_errors(squares: jax.Array, diagnosed: Sequence[Diagnostics]) -> Ratios:
-    """The errors of units as ratios, of which the wholes are their squares, float32[units]."""
+    """The errors of units as ratios, weighted by `squares`, float32[units]."""
     return add_ratios(
         {name: (error * whole, whole) for name, error in each.errors.items()}
         for whole, each in zip(squares, diagnosed, strict=True)
@@ -43,9 +43,9 @@ def weighted_errors(squares: jax.Array, diagnosed: Sequence[Diagnostics]) -> Rat
 
 
 def initial_diagnostics(codecs: Sequence[Codec], units: list[jax.Array]) -> dict[str, jax.Array]:
-    """The field `diagnostics` before the first step."""
+    """The field `diagnostics` before the first step: zeros."""
 
-    def told(codec: Codec, x: jax.Array) -> list[str]:
+    def names_of(codec: Codec, x: jax.Array) -> list[str]:
         context = Context.of(x, memory=codec.init(x))
         context = context.replace(statistics=codec.measure(context, x))
         names: list[str] = []
@@ -57,7 +57,7 @@ def initial_diagnostics(codecs: Sequence[Codec], units: list[jax.Array]) -> dict
         jax.eval_shape(diagnose, context, x)
         return names
 
-    names = [name for x in units[:1] for codec in codecs for name in told(codec, x)]
+    names = [name for x in units[:1] for codec in codecs for name in names_of(codec, x)]
     return {name: jnp.zeros(()) for name in (*MEASURED, *names)}
 
 
@@ -68,55 +68,56 @@ def measure_diagnostics(
     memories: list[Memory],
     finite: jax.Array,
 ) -> dict[str, jax.Array]:
-    r"""Means over workers of what each knows by itself, in one all-reduce of three float32 or more.
+    r"""Means over workers of per-worker metrics, in one all-reduce of three or more float32.
 
     .. math:: \frac{1}{n} \sum_i \frac{\|q_i - x_i\|^2}{\|x_i\|^2}, \qquad
               \frac{1}{n} \sum_i \frac{|\{j : q_{ij} \ne 0\}|}{d}, \qquad
               \sqrt{\frac{1}{n} \sum_i \|e_i\|^2}
 
-    Besides what the codec tells: totals, ratios and errors of all units together, and constants.
+    The result also has the metrics of the codec: totals, ratios and errors over all units, and
+    constants.
 
     Args:
       axes: The axes of the workers.
-      diagnosed: Of each unit; its `target` is :math:`x_i`, in parts.
-      sent: What this worker sent, decoded, :math:`q_i`, in parts.
-      memories: What it remembers of each unit; its own are :math:`e_i`.
-      finite: bool[]; NaN is told where it is false on any worker.
+      diagnosed: The diagnostics of each unit; the targets are the parts of :math:`x_i`.
+      sent: This worker's payloads, decoded: the parts of :math:`q_i`.
+      memories: The memory of each unit; the `own` fields are the parts of :math:`e_i`.
+      finite: bool[]. Metrics are NaN if it is false on any worker.
     """
     with jax.named_scope("diagnostics"):
         units = [each.target for each in diagnosed]
         peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in units]))
-        scale = jnp.where(peak > 0, peak, 1)  # So that squares of huge updates do not overflow.
+        scale = jnp.where(peak > 0, peak, 1)  # The squares of huge updates would overflow.
         square = lambda x: jnp.sum(jnp.square(x))  # noqa: E731
         squares = jnp.stack([square(x / scale) for x in units])
-        given = jnp.sum(squares)
-        lost = sum(square(q / scale - x / scale) for q, x in zip(sent, units, strict=True))
-        filled = sum(jnp.sum(q != 0, dtype=jnp.uint32).astype(jnp.float32) for q in sent)
-        kept = sum(
+        energy = jnp.sum(squares)
+        loss = sum(square(q / scale - x / scale) for q, x in zip(sent, units, strict=True))
+        nonzero = sum(jnp.sum(q != 0, dtype=jnp.uint32).astype(jnp.float32) for q in sent)
+        residual = sum(
             square(e.astype(jnp.float32))
             for e in jax.tree.leaves([memory.own for memory in memories])
             if jnp.issubdtype(e.dtype, jnp.floating)
         )
         totals = add_totals(each.totals for each in diagnosed)
         ratios = add_ratios(each.ratios for each in diagnosed) | weighted_errors(squares, diagnosed)
-        seen = {
+        quotients = {
             name: jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), 0)
             for name, (part, whole) in ratios.items()
         }
-        own = jnp.stack(
+        local = jnp.stack(
             [
-                jnp.where(peak > 0, lost / jnp.where(peak > 0, given, 1), 0),
-                filled / max(sum(x.size for x in units), 1),
-                jnp.asarray(kept, jnp.float32),
+                jnp.where(peak > 0, loss / jnp.where(peak > 0, energy, 1), 0),
+                nonzero / max(sum(x.size for x in units), 1),
+                jnp.asarray(residual, jnp.float32),
                 *totals.values(),
-                *seen.values(),
+                *quotients.values(),
             ]
         )
-        error, density, square_norm, *news = lax.pmean(jnp.where(finite, own, jnp.nan), axes)
+        error, density, square_norm, *others = lax.pmean(jnp.where(finite, local, jnp.nan), axes)
         measured = dict(zip(MEASURED, [error, density, jnp.sqrt(square_norm)], strict=True))
         constants = {
             name: jnp.float32(number)
             for each in diagnosed
             for name, number in each.constants.items()
         }
-        return measured | dict(zip([*totals, *seen], news, strict=True)) | constants
+        return measured | dict(zip([*totals, *quotients], others, strict=True)) | constants

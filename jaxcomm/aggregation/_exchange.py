@@ -1,4 +1,4 @@
-"""What aggregators of coded updates differ in: from parts to what workers make of them."""
+"""The interface of an exchange, the step in which aggregators with a codec differ."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -10,7 +10,7 @@ from jaxcomm._units import Unit
 
 
 class Part(NamedTuple):
-    """One unit of this worker's updates, and what is known of it before the exchange."""
+    """One unit of this worker's updates, before the exchange."""
 
     codec: Codec
     context: Context
@@ -21,20 +21,19 @@ class Part(NamedTuple):
 class Encoded(NamedTuple):
     """One unit after the exchange."""
 
-    context: Context  # as it was encoded, with the memory before the step
+    context: Context  # the context of `encode`, with the memory before the step
     memory: Memory  # after encoding
     mean: jax.Array  # over all workers
-    payload: PyTree = None  # which was decoded to the mean, where payloads were joined
+    payload: PyTree = None  # the payload decoded to the mean, if payloads were combined
 
 
 class Exchanged(NamedTuple):
-    """What workers make of their parts together."""
+    """The result of an exchange."""
 
     units: list[Encoded]
-    finite: jax.Array  # bool[], whether all workers' parts were
-    sent: Callable[[], list[jax.Array]] | None = (
-        None  # what this worker sent, decoded; for `diagnostics`
-    )
+    finite: jax.Array  # bool[], whether the parts of all workers are finite
+    # This worker's payloads, decoded, for `diagnostics`.
+    sent: Callable[[], list[jax.Array]] | None = None
 
 
 Exchange: TypeAlias = Callable[[list[Part]], Exchanged]

@@ -1,4 +1,4 @@
-"""Momentum and error in sketches that all workers share: none remembers anything of its own."""
+"""FetchSGD: momentum and error feedback in sketches that are equal on all workers."""
 
 from typing import NamedTuple, Unpack
 
@@ -21,7 +21,7 @@ from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
 class FetchMemory(NamedTuple):
-    """What all workers remember of one unit."""
+    """The memory of one unit, equal on all workers."""
 
     momentum: jax.Array  # float32[rows, columns]
     error: jax.Array  # float32[rows, columns]
@@ -41,37 +41,37 @@ def fetch_sgd(
     hashing: Hashing | None = None,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""FetchSGD: sketches of gradients are added, and momentum and error feedback act on the sum.
+    r"""FetchSGD: sums sketches of gradients; momentum and error feedback act on the sum.
 
     .. math:: S_u \gets \mu S_u + \tfrac{1}{n} \sum_i S(g_i), \qquad S_e \gets S_e + S_u, \qquad
               \bar x = \mathrm{top}_k\, U(S_e)
 
-    with :math:`S` a count-sketch, whose hashes never change, and :math:`U` its median of rows. Then
-    the cells of :math:`S_e` that :math:`S(\bar x)` hits become 0, and with `masking` those of
-    :math:`S_u`. Momentum is gathered here: the optimizer behind is `optax.sgd` without it.
+    :math:`S` is a count-sketch with fixed hashes, and :math:`U` the median over its rows. Then the
+    cells of :math:`S_e` that :math:`S(\bar x)` hits become 0, and with `masking` also those of
+    :math:`S_u`. This transformation applies the momentum, so follow it with `optax.sgd` without
+    momentum.
 
-    Workers remember nothing of their own: any of them may leave, come back, or be another. Values
-    are estimates, and what else is in a cell that is emptied is lost, so that the table has to be
-    several times :math:`k` wide. A worker sends :math:`2 (n-1)/n` times 4 bytes a cell, and 4 for a
-    flag.
+    Workers keep no state that differs by worker. Any worker may leave, return, or be replaced.
+    Values are estimates. A cell that is set to 0 loses the other coordinates that hash to it, so
+    the table must be several times wider than :math:`k`. A worker sends :math:`2 (n-1)/n` times 4
+    bytes per cell, and 4 bytes for a flag.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      sketch_ratio: Cells of the table for each coordinate of a unit.
-      rows: Of the table.
+      sketch_ratio: Cells of the table per coordinate of a unit.
+      rows: The number of rows of the table.
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is updated.
-      k: The number itself, in place of `ratio`.
+      k: The number :math:`k` itself, in place of `ratio`.
       momentum: :math:`\mu` in [0, 1).
-      masking: Whether the momentum's cells become 0 with those of the error.
-      hashing: As of :func:`jaxcomm.compression.sketches.count_sketch`. Default: `"tiles"` where
-        the table is at most a tenth larger with them, else `"elements"`.
-      **options: As :class:`AggregatorOptions` says.
+      masking: Whether to set the cells of the momentum to 0 together with those of the error.
+      hashing: See :func:`jaxcomm.compression.sketches.count_sketch`. Default: `"tiles"` if they
+        enlarge the table by at most a tenth, else `"elements"`.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
-      A transformation to place before the optimizer. Updates come back equal on all workers, with
-      at most :math:`k` coordinates of a unit that are not 0; a non-finite coordinate on any worker
-      makes them NaN on all, and changes no memory. `update(..., weight=w)` makes the mean a
-      weighted one.
+      A transformation to place before the optimizer. Updates are equal on all workers, with at most
+      :math:`k` nonzero coordinates per unit. A non-finite coordinate on any worker makes them NaN
+      on all workers, and changes no memory. `update(..., weight=w)` computes a weighted mean.
 
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
@@ -94,17 +94,17 @@ def fetch_sgd(
       Rothchild et al., `FetchSGD: Communication-Efficient Federated Learning with Sketching
       <https://arxiv.org/abs/2007.07682>`_, 2020.
 
-    Differs from the paper: the learning rate stands outside, so that an error counts at the rate of
-    the step in which it is sent; cells are emptied, as the paper's code does, where its text
-    subtracts :math:`S(\bar x)`.
+    Differs from the paper: the learning rate is applied after aggregation, so the step that sends
+    an error applies its learning rate to it. Cells are set to 0, as in the paper's code; the
+    paper's text subtracts :math:`S(\bar x)`.
     """
     kept = make_count(ratio, k)
     require_momentum(momentum)
     sketch = count_sketch(ratio=sketch_ratio, rows=rows, decode="median", hashing=hashing)
 
     def table_of(x: jax.Array, context: Context) -> jax.Array:
-        alone = context.received().replace(shape=x.shape)
-        table: jax.Array = sketch.encode(alone, x)[0].table
+        without_memory = context.received().replace(shape=x.shape)
+        table: jax.Array = sketch.encode(without_memory, x)[0].table
         return table
 
     def read(table: jax.Array, context: Context) -> jax.Array:
@@ -122,14 +122,14 @@ def fetch_sgd(
         units = []
         for (_, context, x, _), total in zip(parts, sum_together(axis_name, tables), strict=True):
             memory = context.memory.shared
-            gathered = momentum * memory.momentum + total
-            error = memory.error + gathered
+            velocity = momentum * memory.momentum + total
+            error = memory.error + velocity
             estimate = read(error, context).ravel()
             chosen = largest(estimate, kept(x.size), jnp.abs)
             update = to_dense(estimate[chosen], chosen, x.shape)
             hit = table_of(update, context) != 0
-            momentum_left = jnp.where(hit, 0, gathered) if masking else gathered
-            after = Memory((), FetchMemory(momentum_left, jnp.where(hit, 0, error)))
+            masked = jnp.where(hit, 0, velocity) if masking else velocity
+            after = Memory((), FetchMemory(masked, jnp.where(hit, 0, error)))
             units.append(Encoded(context, after, update))
 
         def sent() -> list[jax.Array]:
@@ -140,5 +140,5 @@ def fetch_sgd(
 
         return Exchanged(units, finite, sent)
 
-    of_units = sketch._replace(init=init)
-    return coded_mean(axis_name, of_units, exchange, options, draws_anew=False)
+    unit_codec = sketch._replace(init=init)
+    return coded_mean(axis_name, unit_codec, exchange, options, redraws=False)

@@ -1,4 +1,4 @@
-"""The coordinates that are largest once workers are added up, found in a tree of pairs."""
+"""Global top-k: the largest coordinates of the sum over workers, found by pairwise exchanges."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
 class _Entries(NamedTuple):
-    """Some coordinates of one unit, each at most once, in ascending order."""
+    """Coordinates of one unit, each at most once, in ascending order."""
 
     indices: jax.Array  # uint32[count]
     values: jax.Array  # float32[count]
@@ -43,7 +43,7 @@ def _words(entries: list[_Entries], sizes: list[int]) -> jax.Array:
 
 
 def _entries(message: jax.Array, counts: list[int], sizes: list[int]) -> list[_Entries]:
-    """The entries again."""
+    """The entries of all units, unpacked from a message of `_words`."""
     start, found = 0, []
     for count, size in zip(counts, sizes, strict=True):
         layout = choose_layout(count, size)
@@ -60,9 +60,9 @@ def _entries(message: jax.Array, counts: list[int], sizes: list[int]) -> list[_E
 
 
 def _merge(mine: _Entries, theirs: _Entries) -> tuple[_Entries, _Entries]:
-    """The largest of the sums, as many as each has; and the sums that were dropped, or zeros.
+    """The `count` largest sums, for `count` entries on each side; and the dropped sums, or zeros.
 
-    Both partners find the same, since two numbers add to the same in either order.
+    Both partners get the same result, since the addition of two numbers commutes.
     """
     count = mine.indices.size
     if not count:
@@ -70,9 +70,9 @@ def _merge(mine: _Entries, theirs: _Entries) -> tuple[_Entries, _Entries]:
     indices, values = lax.sort(
         tuple(jnp.concatenate(pair) for pair in zip(mine, theirs, strict=True)), num_keys=1
     )
-    again = jnp.concatenate([indices[1:] == indices[:-1], jnp.zeros(1, bool)])
-    sums = values + jnp.where(again, jnp.roll(values, -1), 0)
-    second = jnp.roll(again, 1)  # Its value is in the sum before it.
+    is_first = jnp.concatenate([indices[1:] == indices[:-1], jnp.zeros(1, bool)])
+    sums = values + jnp.where(is_first, jnp.roll(values, -1), 0)
+    second = jnp.roll(is_first, 1)  # Its value is in the sum before it.
     best = largest(jnp.where(second, -1, jnp.abs(sums)), count)
     taken = jnp.zeros(indices.size, bool).at[best].set(True) | second
     return _Entries(indices[best], sums[best]), _Entries(indices, jnp.where(taken, 0, sums))
@@ -95,37 +95,37 @@ def gtop_k(
     bucket_bytes: int | None = None,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Global top-k: only :math:`k` coordinates of the sum are sent on, with error feedback.
+    r"""Global top-k: sends :math:`k` coordinates of the sum over workers, with error feedback.
 
     .. math:: a_i = g_i + e_i, \qquad s = \mathrm{top}_k a_1 \oplus \dots \oplus \mathrm{top}_k a_n,
               \qquad u \oplus v = \mathrm{top}_k (u + v), \qquad \bar x = \frac{s}{n}
 
-    Worker :math:`i` exchanges its entries with worker :math:`i \oplus 2^r` (exclusive or) in round
-    :math:`r`, and both keep the :math:`k` largest sums; after :math:`\lceil \log_2 n \rceil` rounds
-    the first worker has :math:`s`, which it sends to all. What is dropped on the way goes to the
-    residual of the pair's first worker, so that nothing is lost:
+    In round :math:`r`, worker :math:`i` exchanges its entries with worker :math:`i \oplus 2^r`
+    (exclusive or), and both keep the :math:`k` largest sums. After :math:`\lceil \log_2 n \rceil`
+    rounds, the first worker has :math:`s` and sends it to all workers. The first worker of each
+    pair adds the dropped sums to its residual, so nothing is lost:
 
     .. math:: \sum_i e_i^{t+1} + n \bar x = \sum_i (e_i^t + g_i)
 
-    A worker sends :math:`\lceil \log_2 n \rceil B + 2 (n-1)/n\, (B + 4)` bytes, where a payload
-    :math:`B` is 4 bytes and an index of about :math:`2 + \log_2 (d / k)` bits an entry; gathering
-    the payloads takes :math:`(n - 1) B`.
+    A worker sends :math:`\lceil \log_2 n \rceil B + 2 (n-1)/n\, (B + 4)` bytes. A payload :math:`B`
+    has 4 bytes and an index of about :math:`2 + \log_2 (d / k)` bits per entry. A gather of the
+    payloads would take :math:`(n - 1) B` bytes.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
-      k: The number itself, in place of `ratio`.
-      scope: Of what :math:`k` coordinates are sent: a `"leaf"`, or a `"bucket"` of leaves (which
-        `"tree"` means as well here).
-      bucket_bytes: The most float32 bytes joined in a bucket. Default: 32 MiB.
-      diagnostics: Whether the state's field `diagnostics` tells of the step: `compression_error`,
-        `density`, `residual_norm`, before the tree; see :func:`jaxcomm.global_qsgd`.
+      k: The number :math:`k` itself, in place of `ratio`.
+      scope: The unit of which :math:`k` coordinates are sent: a `"leaf"`, or a `"bucket"` of
+        leaves. `"tree"` means `"bucket"` here.
+      bucket_bytes: The maximum size of a bucket in float32 bytes. Default: 32 MiB.
+      diagnostics: Whether the state's field `diagnostics` reports `compression_error`, `density`
+        and `residual_norm` of the step, measured before the pairwise rounds; see
+        :func:`jaxcomm.global_qsgd`.
 
     Returns:
-      A transformation to place before the optimizer. Updates come back equal on all workers, with
-      at most :math:`k` coordinates of a unit that are not 0; a non-finite coordinate on any worker
-      makes them NaN on all, and changes no residual. `update(..., weight=w)` makes the mean a
-      weighted one.
+      A transformation to place before the optimizer. Updates are equal on all workers, with at most
+      :math:`k` nonzero coordinates per unit. A non-finite coordinate on any worker makes them NaN
+      on all workers, and changes no residual. `update(..., weight=w)` computes a weighted mean.
 
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
@@ -143,16 +143,16 @@ def gtop_k(
       Shi et al., `A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low
       Bandwidth Networks <https://arxiv.org/abs/1901.04359>`_, 2019.
 
-    Differs from the paper: there a worker takes back what it sent of coordinates that are not in
-    the result, and of one that was dropped in one pair and survived elsewhere, the dropped part is
-    lost; here the pair's first worker keeps what is dropped, so that the residual of worker 0 is
-    the largest. Any number of workers will do.
+    Differs from the paper: there, a worker adds the entries it sent back to its residual if their
+    coordinates are not in the result. If a coordinate was dropped in one pair and survived in
+    another, the dropped part is lost. Here the first worker of the pair keeps the dropped sums, so
+    worker 0 has the largest residual. Any number of workers is supported.
     """
     kept = make_count(ratio, k)
     codec = error_feedback(top_k(ratio=ratio, k=k))
 
     def exchange(parts: list[Part]) -> Exchanged:
-        workers, own = _axis.size(axis_name), _axis.index(axis_name)
+        workers, worker = _axis.size(axis_name), _axis.index(axis_name)
         scale = headroom(workers)
         sizes = [part.x.size for part in parts]
         counts = [*map(kept, sizes)]
@@ -166,9 +166,8 @@ def gtop_k(
         ]
         for distance in (2**r for r in range((workers - 1).bit_length())):
             message = _axis.swap(_words(entries, sizes), axis_name, distance)
-            partner = own ^ distance
-            has_partner = partner < workers
-            leads = has_partner & (own % (2 * distance) == 0)
+            has_partner = (worker ^ distance) < workers
+            is_first = has_partner & (worker % (2 * distance) == 0)
             for unit, theirs in enumerate(_entries(message, counts, sizes)):
                 merged, dropped = _merge(entries[unit], theirs)
                 entries[unit] = jax.tree.map(
@@ -176,11 +175,11 @@ def gtop_k(
                     merged,
                     entries[unit],
                 )
-                returned = jnp.where(leads, dropped.values / scale, 0)
+                returned = jnp.where(is_first, dropped.values / scale, 0)
                 residuals[unit] = _add(residuals[unit], _Entries(dropped.indices, returned))
         finite = all_finite(part.x for part in parts).astype(jnp.uint32)[None]
-        first = jnp.where(own == 0, _words(entries, sizes), jnp.uint32(0))
-        # Ends in a sum, which is typed as equal on all workers; zeros and words add to the words.
+        first = jnp.where(worker == 0, _words(entries, sizes), jnp.uint32(0))
+        # A sum is typed as equal on all workers; only the words of worker 0 are not zero.
         total = lax.psum(_axis.as_varying(jnp.concatenate([finite, first]), axis_name), axis_name)
         units = [
             Encoded(
@@ -206,4 +205,4 @@ def gtop_k(
         "bucket_bytes": bucket_bytes,
         "diagnostics": diagnostics,
     }
-    return coded_mean(axis_name, codec, exchange, options)  # Nothing is drawn.
+    return coded_mean(axis_name, codec, exchange, options)

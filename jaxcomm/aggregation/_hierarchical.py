@@ -1,4 +1,4 @@
-"""A mean over nested axes, each stage in its own way."""
+"""A mean over nested axes, with one aggregator per stage."""
 
 import jax
 import optax
@@ -13,28 +13,28 @@ from jaxcomm.aggregation._stages import averages_over, axes_of
 def hierarchical(
     *stages: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Averages over one mesh axis after the other, as each stage does.
+    r"""Averages over one mesh axis after another, with one aggregator for each.
 
     .. math:: \bar x = \frac{1}{m} \sum_{k=1}^m \frac{1}{n} \sum_{i=1}^n x_{ki}
 
-    With `hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn"))`, updates are averaged
-    exactly over the fast links of `"ici"`, and what is left is compressed over the slow ones of
-    `"dcn"`. Each stage sends its own bytes over its own axes, and each has the error that it
-    claims, of the updates that it gets.
+    `hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn"))` averages updates exactly over
+    the fast links of `"ici"`, and compresses the result over the slow links of `"dcn"`. Each stage
+    sends its bytes over its own axes. The error bound of each stage applies to the updates that it
+    receives.
 
     Args:
-      *stages: Aggregators over axes of their own, the innermost and fastest first. Only the last
-        may have memory, since that of the others would differ over the outer axes.
+      *stages: Aggregators over disjoint axes, the innermost and fastest first. Only the last stage
+        may have memory, since the memory of the others would differ over the outer axes.
 
     Returns:
-      A transformation to place before the optimizer. Name all axes, the outermost first, where
-      workers are counted: `make_step(..., axis_name=("dcn", "ici"))`. `update(..., weight=w)` makes
-      the mean a weighted one; between stages, weights are summed, 4 bytes each.
+      A transformation to place before the optimizer. Name all axes, outermost first, in
+      `make_step(..., axis_name=("dcn", "ici"))`. `update(..., weight=w)` computes a weighted mean;
+      between stages, weights are summed, 4 bytes each.
 
     Raises:
-      ValueError: If there are no stages, one is no aggregator, or two name the same axis; in
-        `update`, if a stage but the last has memory, an axis is not bound, or updates vary over an
-        axis that no stage names.
+      ValueError: If there are no stages, a stage is not an aggregator, or two stages name the same
+        axis; in `update`, if a stage other than the last has memory, an axis is not bound, or
+        updates vary over an axis that no stage names.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -73,13 +73,15 @@ def hierarchical(
                 "state from `jaxcomm.init` for the same `tx`."
             )
         after = []
-        for level, (stage, own) in enumerate(zip(stages, state, strict=True)):
-            # Outermost first, so that workers are counted in the order of the mesh.
+        for level, (stage, stage_state) in enumerate(zip(stages, state, strict=True)):
+            # Outermost first, so that worker indices follow the order of the mesh.
             later = [name for names in reversed(axes[level + 1 :]) for name in names]
             outer = (*outer_axes, *later)
             extra = dict(extra_args) if weight is None else {**extra_args, "weight": weight}
-            updates, own = stage.update(updates, own, params, outer_axes=outer, **extra)
-            after.append(own)
+            updates, new_state = stage.update(
+                updates, stage_state, params, outer_axes=outer, **extra
+            )
+            after.append(new_state)
             if weight is not None and level + 1 < len(stages):
                 weight = lax.psum(_axis.as_varying(own_weight(weight), axes[level]), axes[level])
         return updates, tuple(after)

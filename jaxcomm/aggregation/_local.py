@@ -1,33 +1,34 @@
-"""A codec whose sender agrees with nobody: statistics travel with the payload."""
+"""Codecs with per-worker statistics, which travel with the payload."""
 
 import jax
 
 from jaxcomm._base import Codec, Context, Diagnostics, Memory, PyTree
 
 
-def local_memory(codec: Codec, x: jax.Array, aggregator: str, knows: str) -> PyTree:
-    """What a worker remembers of `x`.
+def local_memory(codec: Codec, x: jax.Array, aggregator: str, holders: str) -> PyTree:
+    """The initial per-worker memory of a codec for `x`.
 
     Raises:
-      ValueError: If the codec also has memory that all workers share, of which `knows` says who
-        alone would know it in the `aggregator`.
+      ValueError: If the codec also has shared memory. The error says that in the `aggregator` only
+        the `holders` would have it.
     """
     memory = codec.init(x)
     if jax.tree.leaves(memory.shared):
         raise ValueError(
             f"`{aggregator}` takes codecs whose memory is each worker's own, such as "
-            f"`error_feedback`: what this one shares, only {knows} would know."
+            "`error_feedback`. This codec has memory that all workers share, which only "
+            f"{holders} would have."
         )
     return memory.own
 
 
 def without_global_diagnostics(codec: Codec) -> Codec:
-    """The codec, of which nothing is told that is of all workers: their bitmaps are no union."""
+    """The codec without the metric `union_density`, since bitmaps are not reduced over workers."""
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        told = codec.diagnose(context, x, after)
-        own = {name: ratio for name, ratio in told.ratios.items() if name != "union_density"}
-        return told._replace(ratios=own)
+        metrics = codec.diagnose(context, x, after)
+        local = {name: ratio for name, ratio in metrics.ratios.items() if name != "union_density"}
+        return metrics._replace(ratios=local)
 
     return codec._replace(diagnose=diagnose)
 
@@ -35,13 +36,13 @@ def without_global_diagnostics(codec: Codec) -> Codec:
 def encode_local(
     codec: Codec, context: Context, x: jax.Array
 ) -> tuple[tuple[PyTree, PyTree], Memory]:
-    """Payload and statistics, and what the worker then remembers."""
+    """The payload and the statistics, and the memory after encoding."""
     measured = codec.measure(context, x)
     payload, after = codec.encode(context.replace(statistics=measured), x)
     return (payload, measured), after
 
 
 def decode_local(codec: Codec, context: Context, content: tuple[PyTree, PyTree]) -> jax.Array:
-    """What one worker's payload and statistics decode to."""
+    """Decodes the payload of one worker with its statistics."""
     payload, measured = content
     return codec.decode(context.received().replace(statistics=measured), payload)

@@ -1,4 +1,4 @@
-"""The majority vote of signs: one bit a coordinate, there and back."""
+"""The majority vote of signs: one bit per coordinate in both directions."""
 
 import itertools
 
@@ -20,21 +20,21 @@ from jaxcomm.compression.quantizers import SignsPayload, signs
 
 
 def _elect(axis_name: AxisName, rows: jax.Array, coins: jax.Array) -> jax.Array:
-    """The majority of each bit over workers, uint32[workers, words]; coins decide on ties."""
+    """The majority of each bit over workers, uint32[workers, words]; coins break ties."""
     workers, width = rows.shape
     received = jax.vmap(lambda row: _bits.unpack_bits(row, _bits.WORD * width))(
         _axis.exchange(rows, axis_name)
     )
-    in_favour = jnp.sum(received, axis=0, dtype=jnp.uint32)
-    tie = _bits.pack_bits(2 * in_favour == workers)
-    own = coins[_axis.index(axis_name)]
-    return _axis.gather(_bits.pack_bits(2 * in_favour > workers) | (tie & own), axis_name)
+    votes = jnp.sum(received, axis=0, dtype=jnp.uint32)
+    tie = _bits.pack_bits(2 * votes == workers)
+    own_coins = coins[_axis.index(axis_name)]
+    return _axis.gather(_bits.pack_bits(2 * votes > workers) | (tie & own_coins), axis_name)
 
 
 def _no_signs() -> ValueError:
     return ValueError(
-        "`codec` must send signs alone, as `signs()` and `momentum(signs())` of "
-        "`jaxcomm.compression` do: magnitudes are not voted on. Use `all_gather_mean`."
+        "`codec` must send only signs, as `signs()` and `momentum(signs())` of "
+        "`jaxcomm.compression` do: a vote has no magnitudes. Use `all_gather_mean` for this codec."
     )
 
 
@@ -46,44 +46,44 @@ def majority_vote(
     seed: int = 0,
     key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Replaces each worker's update by the sign that most workers see: +1 or -1.
+    r"""Replaces each worker's update by the sign of most workers, +1 or -1, per coordinate.
 
     .. math:: v = \operatorname{sgn} \sum_{i=1}^n \operatorname{sgn}(x_i), \qquad
               P(\operatorname{sgn}(0) = 1) = \tfrac{1}{2}
 
-    Where the votes of an even number of workers tie, a coin that all share decides; on a zero, each
-    worker's own, so that it does not outvote those that know. On noise of mean 0 the vote is 0 on
-    average, at any number of workers. It is no mean and not unbiased: magnitudes are lost, so that
-    the step is as long as the learning rate says, whatever the gradient. A coordinate that is 0 on
-    all workers moves all the same, since one bit cannot say 0: it walks at random, by a step up or
-    down with probability 1/2 each, :math:`\sqrt T` steps far after :math:`T`. Mask with
-    `optax.masked` what is to stay.
+    If the votes of an even number of workers tie, a shared coin decides. For a zero, each worker
+    votes with a private coin, so that zeros do not outvote the workers with a sign. For noise of
+    mean 0 the vote is 0 on average, for any number of workers. The vote is not a mean, and it is
+    biased: magnitudes are lost, so the learning rate alone determines the length of the step. One
+    bit cannot encode 0, so a coordinate that is 0 on all workers moves too: it takes a random walk,
+    up or down with probability 1/2 each, and is about :math:`\sqrt T` steps away after :math:`T`
+    steps. Mask coordinates that must not move with `optax.masked`.
 
-    Of :math:`n` workers, each counts the votes of one :math:`n`-th of the :math:`d` coordinates and
-    all gather the winners, a bit a coordinate both ways: a worker sends :math:`2 (n-1)/n` times
-    :math:`d / 8` bytes, in uint32 words. :math:`d` is padded to a multiple of :math:`32 n` for each
-    leaf of :math:`2^{16}` coordinates or more, and for the others of a bucket of 32 MiB of float32.
-    Besides, :math:`2 (n-1)/n` times 4 bytes for a flag. Against a float32 all-reduce that is 32
-    times less, at any :math:`n`.
+    Each of :math:`n` workers counts the votes of one :math:`n`-th of the :math:`d` coordinates, and
+    all workers gather the results, with one bit per coordinate in both directions. A worker sends
+    :math:`2 (n-1)/n` times :math:`d / 8` bytes, in uint32 words. :math:`d` is padded to a multiple
+    of :math:`32 n` for each leaf of :math:`2^{16}` coordinates or more, and for the remaining
+    leaves of each bucket of 32 MiB of float32. A flag takes :math:`2 (n-1)/n` times 4 bytes. This
+    is 32 times less than a float32 all-reduce, for any :math:`n`.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      codec: How a worker makes signs of its update: a codec without statistics whose payload is
-        that of :func:`jaxcomm.compression.quantizers.signs`, the default. What the codec remembers
-        is each worker's own: with `momentum(signs())` of `jaxcomm.compression.feedback`, workers
-        vote by their momentum, which is :func:`jaxcomm.signum`.
+      codec: A codec without statistics that turns an update into signs. Its payload must be that of
+        :func:`jaxcomm.compression.quantizers.signs`, the default. Its memory is each worker's own:
+        with `momentum(signs())` of `jaxcomm.compression.feedback`, workers vote with their
+        momentum, which is :func:`jaxcomm.signum`.
       seed: Seed of the coins; may be traced.
       key: A typed threefry key, in place of `seed`.
 
     Returns:
-      A transformation to place before the optimizer; its state is that of every aggregator of a
-      codec: a key, a count of steps, and what the codec remembers, nothing by default. Updates come
-      back equal on all workers, in their shape and dtype; a non-finite coordinate on any worker
-      makes them NaN on all, and no memory changes.
+      A transformation to place before the optimizer. Its state is that of every aggregator with a
+      codec: a key, a step count, and the memory of the codec, which is empty by default. Updates
+      are equal on all workers and keep their shape and dtype. A non-finite coordinate on any worker
+      makes them NaN on all workers, and no memory changes.
 
     Raises:
-      ValueError: If the codec sends more than signs; in `update`, if a `weight` is given, since
-        votes have none; if `axis_name` is not bound, or an update is already summed or not
+      ValueError: If the codec sends more than signs; in `update`, if a `weight` is passed, since
+        votes are not weighted; if `axis_name` is not bound, or an update is already summed or not
         floating-point.
 
     Example:
@@ -100,8 +100,8 @@ def majority_vote(
       Bernstein et al., `signSGD: Compressed Optimisation for Non-Convex Problems
       <https://arxiv.org/abs/1802.04434>`_, 2018.
 
-    Differs from the paper: no server counts, each worker does for its part; coins decide on zeros
-    and ties, where the paper's sign leaves them at 0, which one bit cannot say.
+    Differs from the paper: each worker counts the votes of its part, and there is no server. Coins
+    decide zeros and ties; the paper's sign leaves them at 0, which one bit cannot encode.
     """
 
     sign = signs() if codec is None else codec
@@ -114,7 +114,7 @@ def majority_vote(
         encoded = [sign.encode(part.context, part.x) for part in parts]
         if not all(isinstance(payload, SignsPayload) for payload, _ in encoded):
             raise _no_signs()
-        # All units' bits side by side: one message there, and one back.
+        # The bits of all units are concatenated: one message in each direction.
         rows = [to_rows(payload.bits, workers) for payload, _ in encoded]
         coins = [
             to_rows(_noise.bits(part.context.coins.public, payload.bits.shape), workers)
@@ -144,8 +144,8 @@ def majority_vote(
     ) -> tuple[PyTree, AggregatorState]:
         if weight is not None:
             raise ValueError(
-                "`majority_vote` takes no `weight`: one bit a coordinate counts each worker once. "
-                "Leave the weight out, or use an aggregator that forms a mean."
+                "`majority_vote` takes no `weight`: one bit per coordinate counts each worker "
+                "once. Omit the weight, or use an aggregator that computes a mean."
             )
         return tx.update(updates, state, params, **extra_args)
 

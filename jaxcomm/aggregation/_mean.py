@@ -1,4 +1,4 @@
-"""The exact mean, with which everything is compared."""
+"""The exact mean, the baseline of all comparisons."""
 
 from typing import Any
 
@@ -38,27 +38,29 @@ def mean(
 
     .. math:: \bar x = \frac{1}{n} \sum_{i=1}^n x_i
 
-    A worker sends :math:`2 (n-1)/n` times 4 bytes a coordinate in a ring all-reduce, whatever the
-    dtype of the leaf (8 bytes where it is float64). Adding in 16 bits would lose what it saves.
+    A worker sends :math:`2 (n-1)/n` times 4 bytes per coordinate in a ring all-reduce, for any
+    dtype of the leaf (8 bytes for float64). A sum in 16 bits would send fewer bytes, but its
+    rounding error would cost more than it saves.
 
-    With `wire_dtype`, words of that dtype travel and float32 is added: each worker owns a part of
-    the vector, receives it from all, adds in float32, rounds the mean to nearest and sends it to
-    all, which is :func:`jaxcomm.two_stage_mean` with a cast. A worker sends :math:`2 (n-1)/n`
-    times 2 or 1 bytes a coordinate, and 4 bytes a block of float8, whose blocks share a scale.
+    With `wire_dtype`, values travel in that dtype and are summed in float32. Each worker owns a
+    part of the vector. It receives this part from all workers, sums in float32, rounds the mean to
+    nearest, and sends it to all workers. This is :func:`jaxcomm.two_stage_mean` with a cast. A
+    worker sends :math:`2 (n-1)/n` times 2 bytes (bfloat16) or 1 byte (float8) per coordinate. For
+    float8 it also sends 4 bytes per block, since each block has one scale.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       wire_dtype: `jnp.bfloat16`, or a float8 such as `jnp.float8_e4m3fn`. Default: exact.
-      block_size: Coordinates that share a scale, for float8.
+      block_size: The number of coordinates that share a scale, for float8.
 
     Returns:
-      A transformation to place before the optimizer. Updates come back equal on all workers, in
-      their shape and dtype. `update(..., weight=w)` makes the mean a weighted one. NaN and infinity
-      stay what they are, on every worker.
+      A transformation to place before the optimizer. Updates are equal on all workers and keep
+      their shape and dtype. `update(..., weight=w)` computes a weighted mean. NaN and infinity
+      propagate to every worker.
 
     Raises:
-      ValueError: If `wire_dtype` is neither. In `update`, if `axis_name` is not bound, or an
-        update is already summed or not floating-point.
+      ValueError: If `wire_dtype` is neither bfloat16 nor a float8. In `update`, if `axis_name` is
+        not bound, or an update is already summed or not floating-point.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -97,11 +99,11 @@ def mean(
             return weighed(wide * small)
 
         wide = jax.tree.map(widened, updates)
-        # Laid end to end, leaves that are cut over an automatic axis would have to be whole.
-        together = _rounds.by_gloo() and is_all_manual()
+        # Concatenation would gather leaves that are sharded over an automatic axis.
+        concatenated = _rounds.by_gloo() and is_all_manual()
         totals = (
             sum_together(axis_name, wide)
-            if together
+            if concatenated
             else jax.tree.map(lambda x: lax.psum(x, axis_name), wide)
         )
         mean = jax.tree.map(

@@ -1,4 +1,4 @@
-"""The mean of codes that are merged pairwise, in a tree."""
+"""The mean of payloads that are merged pairwise, in a tree."""
 
 from collections.abc import Callable
 from typing import Unpack
@@ -21,12 +21,12 @@ from jaxcomm.aggregation._rows import from_rows, to_rows
 def _tree(
     merge: Callable[[Coins, PyTree, PyTree], PyTree], coins: Coins, payloads: PyTree, count: int
 ) -> PyTree:
-    """Merges `[count, ...]` payloads pairwise, in the workers' order, until one is left."""
+    """Merges `[count, ...]` payloads pairwise, in worker order, to one payload."""
     for depth in range((count - 1).bit_length()):
         pairs, odd = count // 2, count % 2
         first = jax.tree.map(lambda x, n=pairs: x[0 : 2 * n : 2], payloads)
         second = jax.tree.map(lambda x, n=pairs: x[1 : 2 * n : 2], payloads)
-        # Counted down: from 0 up, these would be the keys that a codec of blocks splits off.
+        # Counts down: from 0 up, these would be the keys that a blockwise codec splits off.
         drawn = Coins(coins.public, jax.random.fold_in(coins.private, 2**32 - 1 - depth))
         merged = merge(drawn, first, second)
         payloads = jax.tree.map(
@@ -45,17 +45,17 @@ def merged_mean(
     codec: Codec,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Agrees on statistics, merges the codes of all workers pairwise, and decodes the result once.
+    r"""Reduces statistics, merges the payloads of all workers pairwise, and decodes once.
 
-    Each worker owns a row of the vector: it receives that row's codes of all workers (all-to-all),
-    merges them in a tree of depth :math:`\lceil \log_2 n \rceil`, and sends the result to all
-    (all-gather). The bytes are those of recursive halving, :math:`2 (n-1)/n` payloads, at any
-    :math:`n`; codes that are re-rounded as they are added lose least in a tree.
+    Each worker owns a row of the vector. It receives the payloads of this row from all workers
+    (all-to-all), merges them in a tree of depth :math:`\lceil \log_2 n \rceil`, and sends the
+    result to all workers (all-gather). A worker sends :math:`2 (n-1)/n` payloads for any :math:`n`,
+    as in recursive halving. If each merge rounds again, a tree has the smallest error.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      codec: A codec whose `combine` is a function and whose payload has one entry a coordinate.
-      **options: As :class:`AggregatorOptions` says.
+      codec: A codec whose `combine` is a function and whose payload has one entry per coordinate.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
@@ -93,9 +93,11 @@ def merged_mean(
             for part, codes in zip(parts, mine, strict=True)
         ]
         gathered = _axis.gather(to_message(merged), axis_name)
-        whole = jax.vmap(lambda message: from_message(message, like))(gathered)
+        merged_rows = jax.vmap(lambda message: from_message(message, like))(gathered)
         return jax.tree.map(
-            lambda rows, codes: from_rows(rows, codes.size).reshape(codes.shape), whole, payloads
+            lambda rows, codes: from_rows(rows, codes.size).reshape(codes.shape),
+            merged_rows,
+            payloads,
         )
 
     return coded_mean(axis_name, codec, combine_payloads(axis_name, codec, merge_rows), options)

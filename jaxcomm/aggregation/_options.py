@@ -1,4 +1,4 @@
-"""The options that aggregators of codes share, checked and documented once."""
+"""The options that aggregators with a codec share, checked and documented once."""
 
 import inspect
 from collections.abc import Callable
@@ -11,18 +11,19 @@ from jaxcomm._base import Codec
 
 
 class AggregatorOptions(TypedDict, total=False):
-    """The keywords that aggregators of codes share.
+    """The keyword arguments that aggregators with a codec share.
 
     Attributes:
-      scope: What shares statistics: each `"leaf"`; a `"bucket"`, consecutive leaves of up to
-        `bucket_bytes`; or the whole `"tree"`, of buckets. Default: what the codec asks for,
-        `codec.scope`. Whether a bucket is one vector as well, `codec.layout` says.
-      bucket_bytes: The most float32 bytes in a bucket; a larger leaf is one by itself. Default: 32
-        MiB.
+      scope: Which coordinates share statistics: each `"leaf"`; a `"bucket"` of consecutive leaves,
+        up to `bucket_bytes`; or the whole `"tree"`, divided into buckets. Default: `codec.scope`.
+        `codec.layout` determines whether a bucket is also encoded as one vector.
+      bucket_bytes: The maximum size of a bucket in float32 bytes; a larger leaf has its own bucket.
+        Default: 32 MiB.
       seed: Seed of the randomness; may be traced. Default: 0.
       key: A typed threefry key, in place of `seed`.
-      diagnostics: Whether the state's field `diagnostics` tells of the step: `compression_error`,
-        `density`, `residual_norm`, and what the codec adds; see :func:`jaxcomm.global_qsgd`.
+      diagnostics: Whether the state's field `diagnostics` reports `compression_error`, `density`
+        and `residual_norm` of the step, and metrics of the codec; see
+        :func:`jaxcomm.global_qsgd`.
     """
 
     scope: _units.Scope | None
@@ -42,7 +43,7 @@ DEFAULTS: AggregatorOptions = {
 
 
 class Chosen(NamedTuple):
-    """The options in force for a codec."""
+    """The options of an aggregator, with the defaults of its codec filled in."""
 
     scope: _units.Scope
     bucket_bytes: int
@@ -55,7 +56,7 @@ _Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
 
 
 def takes_options(construct: _Constructor) -> _Constructor:
-    """Shows `help` and callers the keywords of `AggregatorOptions` in place of `**options`."""
+    """Lists the keywords of `AggregatorOptions` in the signature and docstring of a constructor."""
     signature = inspect.signature(construct)
     *own, _ = signature.parameters.values()
     shared = [
@@ -74,26 +75,26 @@ def takes_options(construct: _Constructor) -> _Constructor:
 
 
 def choose(options: AggregatorOptions, codec: Codec) -> Chosen:
-    """The options, with the defaults of the codec where none is given.
+    """The options, with defaults for those that are not set.
 
     Raises:
-      ValueError: If one is out of range.
+      ValueError: If an option is out of range.
     """
-    given: AggregatorOptions = {**DEFAULTS, **options}
-    scope = codec.scope if given["scope"] is None else given["scope"]
+    full: AggregatorOptions = {**DEFAULTS, **options}
+    scope = codec.scope if full["scope"] is None else full["scope"]
     _units.check_scope(scope)
-    capacity = _buckets.BUCKET_BYTES if given["bucket_bytes"] is None else given["bucket_bytes"]
+    capacity = _buckets.BUCKET_BYTES if full["bucket_bytes"] is None else full["bucket_bytes"]
     if not isinstance(capacity, int) or capacity < 4:
         raise ValueError(
             f"`bucket_bytes` must be a Python int of at least 4, got {capacity}. Under "
             "`optax.inject_hyperparams` pass `static_args=('bucket_bytes',)`."
         )
-    require_switch(given["diagnostics"])
-    return Chosen(scope, capacity, given["seed"], given["key"], given["diagnostics"])
+    require_switch(full["diagnostics"])
+    return Chosen(scope, capacity, full["seed"], full["key"], full["diagnostics"])
 
 
 def require_switch(diagnostics: bool) -> None:
-    """Raises unless `diagnostics` is a Python bool, on which the structure of the state depends."""
+    """Raises unless `diagnostics` is a Python bool: the structure of the state depends on it."""
     if not isinstance(diagnostics, bool):
         raise ValueError(
             f"`diagnostics` must be a Python bool, got {diagnostics!r}. Under "

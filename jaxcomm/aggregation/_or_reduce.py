@@ -1,4 +1,4 @@
-"""The union of workers' bitmaps."""
+"""The union of the workers' bitmaps."""
 
 import math
 
@@ -15,19 +15,19 @@ def or_reduce(words: jax.Array, axis_name: AxisName = "data") -> jax.Array:
 
     .. math:: y = x_1 \mathbin{|} x_2 \mathbin{|} \dots \mathbin{|} x_n
 
-    Of :math:`n` workers, each takes the OR of one :math:`n`-th of the words, which all others send
-    it, and all gather the parts. A worker sends :math:`2 (n-1)/n` times the bytes of `words`, their
-    number padded to a multiple of :math:`n`; nothing at :math:`n = 1`. `lax.psum` is no way to do
-    it: where two workers set the same bit, the sum carries into the next, and sums that cannot
-    carry need :math:`\log_2(n + 1)` bits for each bit of the map.
+    Each of :math:`n` workers receives one :math:`n`-th of the words from all others and computes
+    their OR; then all workers gather the parts. A worker sends :math:`2 (n-1)/n` times the bytes of
+    `words`, whose number is padded to a multiple of :math:`n`. With :math:`n = 1` it sends nothing.
+    `lax.psum` cannot replace this function: if two workers set the same bit, the sum carries into
+    the next bit, and sums without carry need :math:`\log_2(n + 1)` bits per bit of the map.
 
     Args:
-      words: Unsigned integers of any shape and width, each a few bits of a packed bitmap. Of a bool
-        mask, `jnp.packbits(mask)` makes them.
+      words: Unsigned integers of any shape and width that hold a packed bitmap. For a bool mask,
+        use `jnp.packbits(mask)`.
       axis_name: The mesh axis, or axes, that number the workers.
 
     Returns:
-      The words of all workers joined, in the shape and dtype of `words`, equal on all workers.
+      The OR of the words of all workers, in the shape and dtype of `words`, equal on all workers.
 
     Raises:
       ValueError: If `words` are not unsigned integers or `axis_name` is not bound.
@@ -42,8 +42,8 @@ def or_reduce(words: jax.Array, axis_name: AxisName = "data") -> jax.Array:
     words = jnp.asarray(words)
     if words.dtype == jnp.bool_:
         raise ValueError(
-            "`words` is bool, of which each would travel as a byte. Pack it with "
-            "`jnp.packbits(mask.ravel())`; `jnp.unpackbits(words, count=mask.size)` undoes it."
+            "`words` is bool, and each bool would travel as one byte. Pack it with "
+            "`jnp.packbits(mask.ravel())`; `jnp.unpackbits(words, count=mask.size)` unpacks it."
         )
     if not jnp.issubdtype(words.dtype, jnp.unsignedinteger):
         raise ValueError(

@@ -259,11 +259,11 @@ def test_no_decay_is_a_plain_vote() -> None:
 
 @pytest.mark.parametrize("codec", [scaled_signs(), error_feedback(scaled_signs()), dither()])
 def test_magnitudes_are_not_voted_on(codec: jaxcomm.Codec) -> None:
-    with pytest.raises(ValueError, match="`codec` must send signs alone"):
+    with pytest.raises(ValueError, match="`codec` must send only signs"):
         jaxcomm.majority_vote(codec=codec)
 
 
 def test_other_payloads_are_not_voted_on() -> None:
     tx = jaxcomm.majority_vote(codec=natural())
-    with pytest.raises(ValueError, match="`codec` must send signs alone"):
+    with pytest.raises(ValueError, match="`codec` must send only signs"):
         aggregate(tx, jnp.ones((2, 3)))
