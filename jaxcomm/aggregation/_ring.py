@@ -1,4 +1,4 @@
-"""The exact mean as an explicit ring: the schedule, hop by hop."""
+"""The exact mean as an explicit ring reduction, hop by hop."""
 
 import math
 
@@ -16,14 +16,14 @@ from jaxcomm.compression._means import headroom
 
 
 def _hop(partial: jax.Array, own: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Passes a partial sum on; returns the one that came in, with this worker's part added."""
+    """Passes a partial sum to the next worker; returns the received sum plus this worker's part."""
     return _axis.shift(partial, axis_name) + own
 
 
 def _reduce_scatter(chunks: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Of `[workers, ...]` on each worker, worker i's return is the sum of all rows i.
+    """Sums `[workers, ...]` over workers; worker i returns row i of the sum.
 
-    The sum of row i starts on worker i + 1 and ends on worker i, having seen each worker once.
+    The sum of row i starts on worker i + 1, visits each worker once, and ends on worker i.
     """
     workers = _axis.size(axis_name)
     chunks = _axis.as_varying(chunks, axis_name)
@@ -40,7 +40,7 @@ def _reduce_scatter(chunks: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def _ring_mean(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """The mean over workers of float32[d] that `headroom` has scaled, equal on all of them."""
+    """The mean over workers of float32[d], scaled by `headroom`; equal on all workers."""
     if x.size == 0:
         return lax.psum(x, axis_name)  # Sends nothing, and types the result as equal.
     workers = _axis.size(axis_name)
@@ -52,25 +52,26 @@ def _ring_mean(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 @checked()
 def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
-    r"""The mean over workers in float32, by a ring that is spelt out: n - 1 hops, then a gather.
+    r"""The mean over workers in float32, by an explicit ring: n - 1 hops, then a gather.
 
     .. math:: \bar x = \frac{1}{n} \sum_{i=1}^n x_i
 
-    An update is cut into :math:`n` chunks. In each hop a worker passes one partial sum to the next
-    worker and adds its own part to the one that came in; after :math:`n - 1` hops each holds one
-    chunk of the sum, and all gather the means. Equal to :func:`jaxcomm.mean` up to rounding;
-    the order of the sums is fixed. A worker sends :math:`2 (n-1)/n` times 4 bytes a coordinate,
-    their number padded to a multiple of :math:`n` a bucket of 32 MiB: what a ring all-reduce costs,
-    with no freedom for the backend to pick a better schedule. Use it to see the schedule or to
-    build on it, and :func:`jaxcomm.mean` to train.
+    An update is split into :math:`n` chunks. In each hop, a worker passes one partial sum to the
+    next worker, and adds its part to the partial sum that it receives. After :math:`n - 1` hops,
+    each worker holds one chunk of the sum, and all workers gather the means. The result equals that
+    of :func:`jaxcomm.mean` up to rounding; the order of summation is fixed. A worker sends
+    :math:`2 (n-1)/n` times 4 bytes per coordinate; their number is padded to a multiple of
+    :math:`n` per bucket of 32 MiB. A ring all-reduce sends the same bytes, but here the backend
+    cannot choose a better schedule. Use this function to study the schedule or to build on it, and
+    :func:`jaxcomm.mean` to train.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers. The ring visits them in order.
 
     Returns:
-      A transformation to place before the optimizer, without state. Updates come back equal on all
-      workers, in their shape and dtype, also float64 in float32 precision. `update(..., weight=w)`
-      makes the mean a weighted one. NaN and infinity stay what they are, on every worker.
+      A transformation to place before the optimizer, without state. Updates are equal on all
+      workers and keep their shape and dtype; float64 updates have float32 precision.
+      `update(..., weight=w)` computes a weighted mean. NaN and infinity propagate to every worker.
 
     Raises:
       ValueError: In `update`, if `axis_name` is not bound, or an update is already summed or not
@@ -88,7 +89,7 @@ def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtra
       <https://doi.org/10.1016/j.jpdc.2008.09.002>`_, 2009.
 
     Differs from the paper: the second half of the ring is one all-gather, which moves the same
-    bytes, so that results are known to be equal on all workers.
+    bytes, so that results are typed as equal on all workers.
     """
 
     def init_fn(params: PyTree) -> optax.EmptyState:

@@ -1,4 +1,4 @@
-"""An aggregator beside parameters that are sharded over other mesh axes."""
+"""Aggregators for parameters that are sharded over other mesh axes."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ def _axes_in(spec: PartitionSpec) -> frozenset[str]:
 
 
 def _spec_of_each(updates: PyTree, specs: PyTree) -> PyTree:
-    """The specs of the leaves there are: `optax.masked` and `optax.partition` leave some out."""
-    known = {
+    """The specs of the leaves of `updates`: `optax.masked` and `optax.partition` omit some."""
+    spec_at = {
         jax.tree_util.keystr(path): spec
         for path, spec in jax.tree_util.tree_leaves_with_path(
             specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
@@ -32,9 +32,9 @@ def _spec_of_each(updates: PyTree, specs: PyTree) -> PyTree:
     def spec(path: tuple[Any, ...], leaf: jax.Array) -> PartitionSpec:
         del leaf
         where = jax.tree_util.keystr(path)
-        if not isinstance(known.get(where), PartitionSpec):
+        if not isinstance(spec_at.get(where), PartitionSpec):
             raise ValueError(f"`specs` has no PartitionSpec at {where or 'the root'}.")
-        return known[where]
+        return spec_at[where]
 
     return jax.tree_util.tree_map_with_path(spec, updates)
 
@@ -43,31 +43,31 @@ def _spec_of_each(updates: PyTree, specs: PyTree) -> PyTree:
 def shard_local(
     tx: optax.GradientTransformationExtraArgs, specs: PyTree
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Lets an aggregator work on each device's own shard of an update.
+    r"""Applies an aggregator to each device's shard of an update.
 
-    Where parameters are sharded over another mesh axis (tensors cut over `"model"`, say), flat
-    buckets of whole leaves would gather the shards first. Here each shard is measured, coded and
-    averaged over the axis of `tx` by itself, with norms and random draws of its own, and nothing is
-    sent over the axes of `specs` (but the means that `diagnostics=True` tells). A worker sends
-    what `tx` sends for its shard.
+    If parameters are sharded over another mesh axis (tensor parallelism over `"model"`, say), flat
+    buckets of whole leaves would gather the shards first. This wrapper measures, encodes and
+    averages each shard separately over the axis of `tx`. Each shard has separate norms and random
+    draws. Nothing is sent over the axes of `specs`, except the means of metrics with
+    `diagnostics=True`. A worker sends the payload of `tx` for its shard.
 
     Args:
       tx: An aggregator without memory.
-      specs: A tree like the updates, of `jax.sharding.PartitionSpec`: how each leaf is cut over
-        other axes than that of `tx`. All leaves over the same axes; take whole ones apart with
-        `optax.partition`.
+      specs: A tree of `jax.sharding.PartitionSpec` with the structure of the updates: how each leaf
+        is sharded over axes other than that of `tx`. All leaves must be sharded over the same axes;
+        route the other leaves to another aggregator with `optax.partition`.
 
     Returns:
       A transformation to place before the optimizer. In a `jax.shard_map` that leaves the axes of
-      `specs` automatic (`axis_names={"data"}`), updates are whole and cut within; in one that names
-      them, updates are the shards already. Updates come back cut as they came, equal on all workers
-      of `tx`. NaN or infinity makes NaN of its shard only. State is equal everywhere, so that
-      `tx.init(params)` needs no mesh.
+      `specs` automatic (`axis_names={"data"}`), updates are whole arrays and this wrapper splits
+      them. In a `jax.shard_map` over these axes, updates are already shards. Updates keep their
+      sharding and are equal on all workers of `tx`. NaN or infinity makes only its shard NaN. State
+      is equal on all devices, so `tx.init(params)` needs no mesh.
 
     Raises:
-      ValueError: If `tx` is no aggregator; in `update`, if `specs` lacks a leaf, leaves are cut
-        over unlike axes or over none or over that of `tx`, an axis is in no mesh, or `tx` has
-        memory.
+      ValueError: If `tx` is not an aggregator; in `update`, if `specs` lacks a leaf, if leaves are
+        sharded over different axes, over none, or over that of `tx`, if an axis is in no mesh, or
+        if `tx` has memory.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -111,20 +111,20 @@ def shard_local(
         if len(kinds) > 1 or not min(kinds) or min(kinds) & set(own_axes):
             cut = {where: sorted(axes) for where, axes in cuts.items()}
             raise ValueError(
-                f"`specs` must cut all leaves over the same axes, and none of {own_axes}, got "
-                f"{cut}. Take the others apart with `optax.partition`."
+                f"`specs` must shard all leaves over the same axes, and none of {own_axes}, got "
+                f"{cut}. Separate the other leaves with `optax.partition`."
             )
         axes = tuple(sorted(kinds.pop()))
 
         def update(
             updates: PyTree, leaves: list[jax.Array], weight: jax.Array | float | None
         ) -> tuple[PyTree, list[jax.Array]]:
-            # The units of shards are not those of whole leaves, but hold as little memory: none.
-            like, local = jax.tree.flatten(jax.eval_shape(tx.init, updates))
+            # Shards and whole leaves divide into different units, but neither has memory.
+            like, structure = jax.tree.flatten(jax.eval_shape(tx.init, updates))
             if len(like) != len(leaves):
-                raise ValueError("`shard_local` takes aggregators without memory.")
+                raise ValueError("`shard_local` takes only aggregators without memory.")
             result, after = tx.update(
-                updates, jax.tree.unflatten(local, leaves), outer_axes=axes, weight=weight
+                updates, jax.tree.unflatten(structure, leaves), outer_axes=axes, weight=weight
             )
             return result, jax.tree.leaves(after)
 

@@ -1,4 +1,4 @@
-"""The largest coordinates of the mean, found in a sum of sketches and then fetched exactly."""
+"""Sketched SGD: finds the largest coordinates of the mean by sketches, then sums them exactly."""
 
 from typing import NamedTuple, Unpack
 
@@ -22,7 +22,7 @@ from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
 class SketchedMemory(NamedTuple):
-    """What a worker remembers of one unit."""
+    """The memory of one unit, different on each worker."""
 
     velocity: jax.Array
     residual: jax.Array
@@ -43,39 +43,39 @@ def sketched_sgd(
     hashing: Hashing | None = None,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Sketched SGD: sketches are added to find :math:`k` coordinates, whose values are then added.
+    r"""Sketched SGD: sums sketches to find :math:`k` coordinates, then sums their exact values.
 
     .. math:: u_i \gets \mu u_i + g_i, \qquad v_i \gets v_i + u_i, \qquad
               H = \mathrm{top}_{Pk}\, U\Big(\tfrac{1}{n} \sum_i S(v_i)\Big), \qquad
               \bar x = \mathrm{top}_k\, \tfrac{1}{n} \sum_i (v_i)_H
 
-    with :math:`S` a count-sketch and :math:`U` its median of rows. On the support of
-    :math:`\bar x`, :math:`v_i` becomes 0, and so does :math:`u_i` with `masking`. Momentum is
-    gathered here: the optimizer behind is `optax.sgd` without it. Nothing is lost:
-    :math:`\sum_i v_i` after a step, and :math:`n \bar x`, are :math:`\sum_i v_i` before it.
+    :math:`S` is a count-sketch, and :math:`U` the median over its rows. On the support of
+    :math:`\bar x`, :math:`v_i` becomes 0, and with `masking` so does :math:`u_i`. This
+    transformation applies the momentum, so follow it with `optax.sgd` without momentum. Nothing is
+    lost: :math:`\sum_i v_i` after a step plus :math:`n \bar x` equals :math:`\sum_i v_i` before it.
 
-    Unlike :func:`jaxcomm.gtop_k` and a top-k of each worker, :math:`H` is of the sum: a coordinate
-    that is small on each worker and large together is found. A worker sends :math:`2 (n-1)/n`
-    times 4 bytes a cell and a candidate, and 4 for a flag.
+    Unlike :func:`jaxcomm.gtop_k` and a top-k of each worker, :math:`H` depends on the sum. It
+    therefore includes a coordinate that is small on each worker but large in the sum. A worker
+    sends :math:`2 (n-1)/n` times 4 bytes per cell and per candidate, and 4 bytes for a flag.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      sketch_ratio: Cells of the table for each coordinate of a unit.
-      rows: Of the table.
+      sketch_ratio: Cells of the table per coordinate of a unit.
+      rows: The number of rows of the table.
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
-      k: The number itself, in place of `ratio`.
-      candidates: :math:`P`, at least 1: of so many for each that is kept values are fetched.
+      k: The number :math:`k` itself, in place of `ratio`.
+      candidates: :math:`P`, at least 1: the number of exact values that are summed per coordinate
+        that is kept.
       momentum: :math:`\mu` in [0, 1).
-      masking: Whether velocities become 0 where an update was made.
-      hashing: As of :func:`jaxcomm.compression.sketches.count_sketch`. Default: `"tiles"` where
-        the table is at most a tenth larger with them, else `"elements"`.
-      **options: As :class:`AggregatorOptions` says.
+      masking: Whether to set the velocity to 0 where the update is nonzero.
+      hashing: See :func:`jaxcomm.compression.sketches.count_sketch`. Default: `"tiles"` if they
+        enlarge the table by at most a tenth, else `"elements"`.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
-      A transformation to place before the optimizer. Updates come back equal on all workers, with
-      at most :math:`k` coordinates of a unit that are not 0; a non-finite coordinate on any worker
-      makes them NaN on all, and changes no memory. `update(..., weight=w)` makes the mean a
-      weighted one.
+      A transformation to place before the optimizer. Updates are equal on all workers, with at most
+      :math:`k` nonzero coordinates per unit. A non-finite coordinate on any worker makes them NaN
+      on all workers, and changes no memory. `update(..., weight=w)` computes a weighted mean.
 
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
@@ -93,9 +93,10 @@ def sketched_sgd(
       Ivkin et al., `Communication-efficient Distributed SGD with Sketching
       <https://arxiv.org/abs/1903.04488>`_, 2019.
 
-    Differs from the paper: the learning rate stands outside; candidates are the :math:`P k`
-    largest estimates, as in the paper's experiments, and not those over a part of the norm; each
-    worker forgets its own values of what was sent, where the analysis subtracts the mean.
+    Differs from the paper: the learning rate is applied after aggregation. Candidates are the
+    :math:`P k` largest estimates, as in the paper's experiments, and not those above a fraction of
+    the norm. Each worker sets its own values of sent coordinates to 0; the paper's analysis
+    subtracts the mean.
     """
     kept = make_count(ratio, k)
     if not isinstance(candidates, int | float) or not candidates >= 1:
@@ -106,7 +107,7 @@ def sketched_sgd(
     def init(x: jax.Array) -> Memory:
         return Memory(SketchedMemory(jnp.zeros_like(x), jnp.zeros_like(x)), ())
 
-    def gathered(memory: Memory, x: jax.Array) -> SketchedMemory:
+    def accumulated(memory: Memory, x: jax.Array) -> SketchedMemory:
         velocity = momentum * memory.own.velocity + x
         return SketchedMemory(velocity, memory.own.residual + velocity)
 
@@ -114,39 +115,39 @@ def sketched_sgd(
         workers = _axis.size(axis_name)
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
         scale = headroom(workers)
-        both = [gathered(context.memory, x) for _, context, x, _ in parts]
+        memories = [accumulated(context.memory, x) for _, context, x, _ in parts]
         tables = [
             sketch.encode(part.context.received(), residual * scale)[0]
-            for part, (_, residual) in zip(parts, both, strict=True)
+            for part, (_, residual) in zip(parts, memories, strict=True)
         ]
-        found = []
+        candidates_of = []
         for (_, context, x, _), total in zip(parts, sum_together(axis_name, tables), strict=True):
             estimate = sketch.decode(context.received(), total)
-            wanted = min(round(candidates * kept(x.size)), x.size)
-            found.append(largest(estimate.ravel(), wanted, jnp.abs))
+            number = min(round(candidates * kept(x.size)), x.size)
+            candidates_of.append(largest(estimate.ravel(), number, jnp.abs))
         own = [
             residual.ravel()[where] * scale
-            for (_, residual), where in zip(both, found, strict=True)
+            for (_, residual), where in zip(memories, candidates_of, strict=True)
         ]
         units, sent = [], []
         for (_, context, x, _), (velocity, residual), where, exact in zip(
-            parts, both, found, sum_together(axis_name, own), strict=True
+            parts, memories, candidates_of, sum_together(axis_name, own), strict=True
         ):
             count = kept(x.size)
             best = largest(exact, count, jnp.abs)
             chosen = where[best]
-            there = to_dense(jnp.ones(count), chosen, x.shape) != 0
+            support = to_dense(jnp.ones(count), chosen, x.shape) != 0
             mean = to_dense(exact[best] * (1 / scale / workers), chosen, x.shape)
-            left = SketchedMemory(
-                jnp.where(there, 0, velocity) if masking else velocity,
-                jnp.where(there, 0, residual),
+            after = SketchedMemory(
+                jnp.where(support, 0, velocity) if masking else velocity,
+                jnp.where(support, 0, residual),
             )
-            units.append(Encoded(context, Memory(left, ()), mean))
-            sent.append(jnp.where(there, residual, 0))
+            units.append(Encoded(context, Memory(after, ()), mean))
+            sent.append(jnp.where(support, residual, 0))
         return Exchanged(units, finite, lambda: sent)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        return Diagnostics(target=gathered(context.memory, x).residual)
+        return Diagnostics(target=accumulated(context.memory, x).residual)
 
-    of_units = sketch._replace(init=init, diagnose=diagnose)
-    return coded_mean(axis_name, of_units, exchange, options)
+    unit_codec = sketch._replace(init=init, diagnose=diagnose)
+    return coded_mean(axis_name, unit_codec, exchange, options)

@@ -1,4 +1,4 @@
-"""Steps that all workers leave out together."""
+"""Skips steps with NaN or infinity, on all workers together."""
 
 from typing import Any, NamedTuple
 
@@ -15,15 +15,15 @@ from jaxcomm.aggregation._agreement import all_finite
 
 
 class SkipNonfiniteState(NamedTuple):
-    """The state of `skip_nonfinite`, equal on all workers but for what `inner` marks."""
+    """The state of `skip_nonfinite`, equal on all workers except `PerWorker` parts of `inner`."""
 
-    skipped: jax.Array  # int32[], how many steps so far
+    skipped: jax.Array  # int32[], the number of skipped steps
     inner: Any
     diagnostics: dict[str, jax.Array]  # float32[], the same number
 
 
-def _all_say(finite: jax.Array, axis_name: AxisName) -> jax.Array:
-    # Not the maximum of the gradients themselves, which may drop NaN.
+def _finite_everywhere(finite: jax.Array, axis_name: AxisName) -> jax.Array:
+    # A flag, because the maximum of the gradients themselves may drop NaN.
     flag = _axis.as_varying(jnp.where(finite, 0.0, 1.0).astype(jnp.float32), axis_name)
     return lax.pmax(flag, axis_name) == 0
 
@@ -32,29 +32,29 @@ def _all_say(finite: jax.Array, axis_name: AxisName) -> jax.Array:
 def skip_nonfinite(
     tx: optax.GradientTransformation, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Leaves a step out, on all workers, where any of them has a NaN or infinity in its gradient.
+    r"""Skips a step on all workers if any worker has NaN or infinity in its gradient.
 
     .. math:: (\Delta, s') = \begin{cases}
               \mathrm{tx}(g_i, s, x) & \text{if all } g_1, \dots, g_n \text{ and that } \Delta
                                       \text{ are finite} \\
               (0, s) & \text{otherwise} \end{cases}
 
-    Workers agree before anything else, in one all-reduce of a float32 flag; what `tx` sends is not
-    sent in a step that is left out. What `tx` returns may still be NaN, where a codec found no
-    room. Of a result that is equal on all workers nothing is sent; where it is each worker's own,
-    as of local methods and gossip, or its type does not tell (`check_vma=False`), a second such
-    flag is. `optax.apply_if_finite` asks each worker alone: around a collective it waits forever,
-    or is refused.
+    Workers first reduce one float32 flag in an all-reduce. In a skipped step, `tx` does not run and
+    sends nothing. The result of `tx` may still be NaN, e.g. if a codec overflowed, and is checked
+    too. If the result is equal on all workers, this check sends nothing. If it differs by worker,
+    as in local methods and gossip, or if its type does not say (`check_vma=False`), the check sends
+    a second flag. `optax.apply_if_finite` checks each worker separately: around a collective it
+    deadlocks, or JAX rejects it.
 
     Args:
-      tx: A whole chain, the aggregator and the optimizer: `skip_nonfinite(optax.chain(...))`.
+      tx: A whole chain of aggregator and optimizer: `skip_nonfinite(optax.chain(...))`.
       axis_name: The mesh axis, or axes, over which gradients differ.
 
     Returns:
-      A transformation in place of `tx`. Its state counts the steps left out, in `skipped`, and
-      metrics tell the number as `diagnostics/skipped`. A worker of weight 0 is not asked, since a
-      mean over no samples is often NaN; a weight that is negative or not finite leaves the step
-      out.
+      A transformation to use in place of `tx`. Its state counts the skipped steps in `skipped`, and
+      metrics report the number as `diagnostics/skipped`. The gradient of a worker of weight 0 is
+      not checked, since a mean over no samples is often NaN. A weight that is negative or not
+      finite skips the step.
 
     Raises:
       ValueError: In `update`, if `axis_name` is not bound or an update is already summed.
@@ -85,7 +85,7 @@ def skip_nonfinite(
         if extra_args.get("weight") is not None:
             weight = own_weight(extra_args["weight"])
             finite = jnp.isfinite(weight) & (finite | (weight == 0))
-        fine = _all_say(finite, axis_name)
+        proceed = _finite_everywhere(finite, axis_name)
 
         def zeros(like: PyTree) -> PyTree:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
@@ -99,16 +99,16 @@ def skip_nonfinite(
             result, after = inner.update(updates, state.inner, params, **extra_args)
             done = result, state._replace(inner=after)
             leaves = jax.tree.leaves(result) or [jnp.zeros(())]
-            came = all_finite(leaves)
+            keep = all_finite(leaves)
             if not _axis.is_known_equal(leaves, axis_name):
-                came = _all_say(came, axis_name)
+                keep = _finite_everywhere(keep, axis_name)
             return jax.tree.map(
-                lambda x, y: jnp.where(came, x, y), done, (zeros(result), after_skip)
+                lambda x, y: jnp.where(keep, x, y), done, (zeros(result), after_skip)
             )
 
         def skip(shapes: tuple[PyTree, SkipNonfiniteState]) -> tuple[PyTree, SkipNonfiniteState]:
             return zeros(shapes[0]), after_skip
 
-        return collective_cond(fine, update, skip)
+        return collective_cond(proceed, update, skip)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,4 +1,4 @@
-"""How an aggregator says over which axes it averages, so that others can be put around it."""
+"""Declares the axes over which an aggregator averages, so that wrappers can compose aggregators."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,20 +16,20 @@ from jaxcomm._require import require_transformation
 class AveragingUpdate:
     """The update function of an aggregator, which takes `outer_axes=`, and the axes of its mean.
 
-    Outer axes are those besides its own over which updates differ, and go on differing: private
-    coins are drawn apart over them too.
+    Updates also differ over the outer axes, before and after the mean. Private coins are therefore
+    independent over them too.
     """
 
     update: Callable[..., Any]
     axes: tuple[str, ...]
 
     def __call__(self, *args: Any, **extra_args: Any) -> Any:
-        """As optax calls it."""
+        """Calls the update function, as optax does."""
         return self.update(*args, **extra_args)
 
 
 def averages_over(axis_name: AxisName) -> Callable[[Callable[..., Any]], AveragingUpdate]:
-    """Makes an update function one that tells over which axes it averages."""
+    """Wraps an update function in an `AveragingUpdate` over `axis_name`."""
     return lambda update: AveragingUpdate(update, _axis.names(axis_name))
 
 
@@ -37,14 +37,14 @@ def axes_of(tx: optax.GradientTransformation, user: str) -> tuple[str, ...]:
     """The axes over which an aggregator averages.
 
     Raises:
-      ValueError: If `tx` is no aggregator that `user` can be put around.
+      ValueError: If `tx` is not an aggregator that `user` can wrap.
     """
     require_transformation(tx, "tx" if user == "shard_local" else "stages")
     if not isinstance(tx.update, AveragingUpdate):
         raise ValueError(
-            f"`{user}` takes aggregators that know of other axes, such as `jaxcomm.mean('ici')` "
-            f"and `jaxcomm.global_qsgd('dcn')`, got {tx!r}. Chain the optimizer after "
-            f"`{user}`, not inside it."
+            f"`{user}` takes aggregators that jaxcomm can nest, such as `jaxcomm.mean('ici')` and "
+            f"`jaxcomm.global_qsgd('dcn')`, got {tx!r}. Chain the optimizer after `{user}`, not "
+            "inside it."
         )
     return tx.update.axes
 
@@ -53,7 +53,7 @@ def common_axes(stages: Sequence[optax.GradientTransformation], user: str) -> tu
     """The axes over which all stages average.
 
     Raises:
-      ValueError: If there is no stage, one is no aggregator, or they differ in their axes.
+      ValueError: If there is no stage, a stage is not an aggregator, or their axes differ.
     """
     if not stages:
         raise ValueError(f"`{user}` needs at least one aggregator.")
@@ -66,10 +66,10 @@ def common_axes(stages: Sequence[optax.GradientTransformation], user: str) -> tu
 def common_state(
     stages: Sequence[optax.GradientTransformation], params: PyTree, user: str
 ) -> PyTree:
-    """The first state of the first stage, with which any of them can go on.
+    """The initial state of the first stage, which all stages can use.
 
     Raises:
-      ValueError: If the state of another has another structure, shape or dtype.
+      ValueError: If the state of another stage differs in structure, shape or dtype.
     """
 
     def described(stage: optax.GradientTransformation) -> dict[str, str]:
@@ -87,13 +87,14 @@ def common_state(
             f"stage {number}"
             for path in paths
         ]
-        # Of nodes without leaves, paths do not tell.
+        # Paths do not show nodes without leaves.
         if not difference and structure(stages[number]) != structure(stages[0]):
             difference = [f"{structure(stages[0])} is not {structure(stages[number])}"]
         if difference:
             raise ValueError(
-                f"The stages of `{user}` share one state, and so must remember alike: "
-                f"{difference[0]}. Give all of them the same wrappers, `scope` and `diagnostics`, "
-                "and codecs of one `layout`, such as `codec._replace(layout='concatenated')`."
+                f"The stages of `{user}` share one state, so their states must have the same "
+                f"structure, but {difference[0]}. Use the same wrappers, `scope` and `diagnostics` "
+                "in all stages, and codecs of one `layout`, such as "
+                "`codec._replace(layout='concatenated')`."
             )
     return stages[0].init(params)

@@ -40,31 +40,31 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class TwoStageMemory(NamedTuple):
-    """What a worker remembers of one unit: feedback at both ends."""
+    """The memory of one unit: one part per stage."""
 
-    sent: PyTree  # of the rows that it sends, [workers, ...]
-    mean: PyTree  # of the mean of the row that it owns
+    sent: PyTree  # for the rows that the worker sends, [workers, ...]
+    mean: PyTree  # for the mean of the row that it owns
 
 
-class _Ends(NamedTuple):
-    """The `statistics` of a unit's context: all that is needed to diagnose both ends."""
+class _Stages(NamedTuple):
+    """The `statistics` of a unit's context: the inputs of `diagnose` for both stages."""
 
-    rows: Context  # of the rows that a worker sends, [workers, ...]
+    rows: Context  # of the rows that the worker sends, [workers, ...]
     mean: Context  # of the mean of the row that it owns
-    owned: jax.Array  # that mean, before it is encoded again
+    owned: jax.Array  # that mean, before encoding
 
 
 def _codec_of_units(
     axis_name: AxisName, codec: Codec, mean_codec: Codec, layout: RowLayout
 ) -> Codec:
-    """What the codecs of rows remember and tell of a whole unit."""
+    """The codec of a whole unit, with the memory and diagnostics of the codecs of its rows."""
 
     def init(x: jax.Array) -> Memory:
-        of_row = [
+        memories = [
             local_memory(each, jnp.zeros(1), "two_stage_mean", "the owner of a row")
             for each in (codec, mean_codec)
         ]
-        if not jax.tree.leaves(of_row):
+        if not jax.tree.leaves(memories):
             return Memory(TwoStageMemory((), ()), ())
         _axis.require_bound(axis_name)
         rows = layout.apart(x, _axis.size(axis_name))
@@ -73,20 +73,20 @@ def _codec_of_units(
         )
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        ends, workers = context.statistics, _axis.size(axis_name)
+        stages, workers = context.statistics, _axis.size(axis_name)
         rows = diagnose_each(
-            codec.diagnose, ends.rows, layout.apart(x, workers), Memory(after.own.sent, ())
+            codec.diagnose, stages.rows, layout.apart(x, workers), Memory(after.own.sent, ())
         )
-        mean = mean_codec.diagnose(ends.mean, ends.owned, Memory(after.own.mean, ()))
-        # A worker sends a row to each, and one mean: both ends weigh the same.
-        means = {name: (workers * a, workers * b) for name, (a, b) in mean.ratios.items()}
-        both = rows.errors.keys() & mean.errors.keys()
-        of_both = {name: (rows.errors[name] + mean.errors[name]) / 2 for name in both}
+        mean = mean_codec.diagnose(stages.mean, stages.owned, Memory(after.own.mean, ()))
+        # A worker sends n rows but owns one mean; the factor weights both stages equally.
+        mean_ratios = {name: (workers * a, workers * b) for name, (a, b) in mean.ratios.items()}
+        common = rows.errors.keys() & mean.errors.keys()
+        averages = {name: (rows.errors[name] + mean.errors[name]) / 2 for name in common}
         return Diagnostics(
             layout.together(rows.target, x.shape),
             add_totals([rows.totals, mean.totals]),
-            add_ratios([rows.ratios, means]),
-            rows.errors | mean.errors | of_both,
+            add_ratios([rows.ratios, mean_ratios]),
+            rows.errors | mean.errors | averages,
             mean.constants | rows.constants,
         )
 
@@ -98,19 +98,21 @@ def _codec_of_units(
     )
 
 
-def _ends(context: Context, workers: int, shape: tuple[int, ...]) -> tuple[Context, Context]:
-    """Rows are encoded with coins of their own, the mean of one with those of a row beyond."""
+def _stage_contexts(
+    context: Context, workers: int, shape: tuple[int, ...]
+) -> tuple[Context, Context]:
+    """The contexts of the rows and of the mean; each row and the mean have independent coins."""
     coins, memory = context.coins, context.memory.own
-    of_rows = Coins(*(jax.random.split(key, workers) for key in coins))
-    of_mean = Coins(*(jax.random.fold_in(key, workers) for key in coins))
+    row_coins = Coins(*(jax.random.split(key, workers) for key in coins))
+    mean_coins = Coins(*(jax.random.fold_in(key, workers) for key in coins))
     return (
-        Context(of_rows, Memory(memory.sent, ()), shape=shape),
-        Context(of_mean, Memory(memory.mean, ()), shape=shape),
+        Context(row_coins, Memory(memory.sent, ()), shape=shape),
+        Context(mean_coins, Memory(memory.mean, ()), shape=shape),
     )
 
 
-def _of(part: Part, function: _Function, in_axes: Any = 0, out_axes: Any = 0) -> _Function:
-    """The function of a leaf as that of a stack of leaves, which in a message comes second."""
+def _map_stack(part: Part, function: _Function, in_axes: Any = 0, out_axes: Any = 0) -> _Function:
+    """Maps a function of one leaf over a stack; in a message, the stack is the second axis."""
     stacked = part.unit.form == "stacked"
     return jax.vmap(function, in_axes, out_axes) if stacked else function
 
@@ -125,38 +127,39 @@ def two_stage_mean(
     layout: RowOwnership = "block",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Encodes, exchanges rows, adds in float32, encodes the mean, and gathers it.
+    r"""Encodes and exchanges rows, averages in float32, encodes the mean, and gathers it.
 
     .. math:: r_k = \frac{1}{n} \sum_i \mathrm{decode}(\mathrm{encode}(x_{i,k})), \qquad
               \bar x \approx (\mathrm{decode}(\mathrm{encode}(r_1)), \ldots,
               \mathrm{decode}(\mathrm{encode}(r_n)))
 
-    Worker :math:`k` owns row :math:`k` of the vector. No sum of codes can overflow, any codec will
-    do, and the bytes do not depend on :math:`n`: a worker sends :math:`2 (n-1)/n` payloads,
-    statistics beside them in the same message, and one float32 flag. A message of 2^16 words or
-    more is filled up to a multiple of 4096. The price is a second rounding.
+    Worker :math:`k` owns row :math:`k` of the vector. No sum of payloads can overflow, any codec is
+    supported, and the payload does not grow with :math:`n`. A worker sends :math:`2 (n-1)/n`
+    payloads with their statistics in the same message, and one float32 flag. A message of 2^16
+    words or more is padded to a multiple of 4096 words. The cost is a second rounding.
 
-    A codec with memory has it at both ends: of the rows that a worker sends, and of the mean that
-    it owns. With :func:`jaxcomm.compression.feedback.error_feedback` nothing is lost:
-    :math:`\sum_t \bar x^t` falls short of the sum of the means by what both ends still hold.
+    A codec with memory keeps it for both stages: for the rows that a worker sends, and for the mean
+    that it owns. With :func:`jaxcomm.compression.feedback.error_feedback` nothing is lost:
+    :math:`\sum_t \bar x^t` differs from the sum of the means by the residuals of both stages.
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      codec: A codec; it encodes rows, each with its own statistics. What it remembers must be each
+      codec: A codec that encodes rows, each with separate statistics. Its memory must be each
         worker's own.
-      mean_codec: Of the mean of the row that a worker owns. Default: `codec`.
-      layout: Into `"block"` of coordinates, or `"cyclic"`: worker k owns every n-th part of the
-        unit along its first axis, from the k-th on. Where neighbours are alike, as the rows of
-        frequent words are, this gives all workers as much to send.
-      **options: As :class:`AggregatorOptions` says.
+      mean_codec: The codec of the mean of the row that a worker owns. Default: `codec`.
+      layout: How a unit is split into rows. `"block"`: contiguous blocks of coordinates.
+        `"cyclic"`: worker k owns every n-th slice along the first axis, from slice k on. `"cyclic"`
+        balances the bytes of workers if adjacent slices are similar, such as embeddings of frequent
+        words.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
       :func:`jaxcomm.all_reduce_mean`. Unbiased if the codec is.
 
     Raises:
-      ValueError: If an option is out of range; in `init`, if the codec has memory; in `update`, if
-        `axis_name` is not bound or an update is already summed.
+      ValueError: If an option is out of range; in `init`, if the codec has memory that workers
+        share; in `update`, if `axis_name` is not bound or an update is already summed.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -171,72 +174,74 @@ def two_stage_mean(
 
     if layout not in get_args(RowOwnership):
         raise ValueError(f"`layout` must be one of {get_args(RowOwnership)}, got {layout!r}.")
-    by = ROW_LAYOUTS[layout]
-    of_rows = without_global_diagnostics(codec)
-    of_mean = of_rows if mean_codec is None else without_global_diagnostics(mean_codec)
+    split = ROW_LAYOUTS[layout]
+    row_codec = without_global_diagnostics(codec)
+    own_codec = row_codec if mean_codec is None else without_global_diagnostics(mean_codec)
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
 
         def send(context: Context, x: jax.Array) -> tuple[PyTree, tuple[Context, Context, PyTree]]:
-            rows = by.apart(x, workers)
-            row, mean = _ends(context, workers, rows.shape[1:])
-            content, kept = jax.vmap(functools.partial(encode_local, of_rows))(row, rows)
-            return content, (row.replace(statistics=content[1]), mean, kept.own)
+            rows = split.apart(x, workers)
+            row, mean = _stage_contexts(context, workers, rows.shape[1:])
+            content, memory = jax.vmap(functools.partial(encode_local, row_codec))(row, rows)
+            return content, (row.replace(statistics=content[1]), mean, memory.own)
 
-        sent = [_of(part, send, 0, (1, 0))(part.context, part.x) for part in parts]
+        sent = [_map_stack(part, send, 0, (1, 0))(part.context, part.x) for part in parts]
         contents = [content for content, _ in sent]
         like = jax.tree.map(lambda x: jax.eval_shape(lambda x: x[0], x), contents)
         messages = _axis.exchange(jax.vmap(to_message)(contents), axis_name)
         received = jax.vmap(lambda message: from_message(message, like))(messages)
 
         def owned(row: Context, content: PyTree) -> jax.Array:
-            # Each sender drew for the row of this worker with the public coin of that row.
+            # All senders encoded this worker's row with the public coin of that row.
             mine = jax.tree.map(lambda x: x[me], row.replace(memory=Memory()))
-            decode = functools.partial(decode_local, of_rows, mine)
+            decode = functools.partial(decode_local, row_codec, mine)
             return decoded_mean(decode, content, mine.replace(statistics=()), mine.shape)
 
         means = [
-            _of(part, owned, (0, 1))(row, content)
+            _map_stack(part, owned, (0, 1))(row, content)
             for part, (_, (row, *_)), content in zip(parts, sent, received, strict=True)
         ]
-        encode_mean = functools.partial(encode_local, of_mean)
+        encode_mean = functools.partial(encode_local, own_codec)
         resent = [
-            _of(part, encode_mean)(mean, x)
+            _map_stack(part, encode_mean)(mean, x)
             for part, (_, (_, mean, _)), x in zip(parts, sent, means, strict=True)
         ]
-        again = [content for content, _ in resent]
-        gathered = _axis.gather(to_message(again), axis_name)
-        of_all = jax.vmap(lambda message: from_message(message, again))(gathered)
+        mean_contents = [content for content, _ in resent]
+        messages = _axis.gather(to_message(mean_contents), axis_name)
+        gathered = jax.vmap(lambda message: from_message(message, mean_contents))(messages)
 
         def restore(context: Context, mean: Context, content: PyTree) -> jax.Array:
-            decode = functools.partial(decode_local, of_mean, mean)
-            return by.together(jax.vmap(decode)(content), context.shape)
+            decode = functools.partial(decode_local, own_codec, mean)
+            return split.together(jax.vmap(decode)(content), context.shape)
 
         units = []
-        for part, (_, (row, mean, kept)), x, (own, kept_of_mean), content in zip(
-            parts, sent, means, resent, of_all, strict=True
+        for part, (_, (row, mean, row_memory)), x, (own, mean_memory), content in zip(
+            parts, sent, means, resent, gathered, strict=True
         ):
-            known = _Ends(row, mean.replace(statistics=own[1]), x)
-            after = Memory(TwoStageMemory(kept, kept_of_mean.own), ())
-            whole = _of(part, restore, (0, 0, 1))(part.context, mean, content)
-            units.append(Encoded(part.context.replace(statistics=known), after, whole))
-        if codec.drop_overflow is not None:  # The codec of the mean may not keep a NaN.
+            stages = _Stages(row, mean.replace(statistics=own[1]), x)
+            after = Memory(TwoStageMemory(row_memory, mean_memory.own), ())
+            result = _map_stack(part, restore, (0, 0, 1))(part.context, mean, content)
+            units.append(Encoded(part.context.replace(statistics=stages), after, result))
+        if codec.drop_overflow is not None:  # The codec of the mean may not preserve NaN.
             fitting = nan_unless_all_fit(axis_name, means, [each.mean for each in units])
             units = [each._replace(mean=mean) for each, mean in zip(units, fitting, strict=True)]
 
         def own_rows(context: Context, row: Context, content: PyTree) -> jax.Array:
-            decode = jax.vmap(functools.partial(decode_local, of_rows))
-            return by.together(decode(row, content), context.shape)
+            decode = jax.vmap(functools.partial(decode_local, row_codec))
+            return split.together(decode(row, content), context.shape)
 
         def decoded() -> list[jax.Array]:
             return [
-                _of(part, own_rows, (0, 0, 1))(part.context, row, content)
+                _map_stack(part, own_rows, (0, 0, 1))(part.context, row, content)
                 for part, (content, (row, *_)) in zip(parts, sent, strict=True)
             ]
 
         return Exchanged(units, finite, decoded)
 
-    of_units = _codec_of_units(axis_name, of_rows, of_mean, by)
-    return coded_mean(axis_name, of_units, exchange, options, tells=(of_rows, of_mean), stacks=True)
+    unit_codec = _codec_of_units(axis_name, row_codec, own_codec, split)
+    return coded_mean(
+        axis_name, unit_codec, exchange, options, diagnosed=(row_codec, own_codec), stacks=True
+    )

@@ -1,4 +1,4 @@
-"""Aggregators that take turns as training goes on, and the learning rate that goes with them."""
+"""Aggregators that run one after another during training, and a learning-rate warm-up."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,10 +15,10 @@ from jaxcomm.aggregation._stages import averages_over, common_axes, common_state
 
 
 class WarmupState(NamedTuple):
-    """The state of `warmup`, equal on all workers but for what `inner` marks."""
+    """The state of `warmup`, equal on all workers except `PerWorker` parts of `inner`."""
 
-    step: jax.Array  # int32[], how many so far
-    inner: Any  # the one state of all stages
+    step: jax.Array  # int32[], the number of steps so far
+    inner: Any  # the state that all stages share
 
 
 def require_steps(name: str, steps: int) -> None:
@@ -34,30 +34,30 @@ def require_steps(name: str, steps: int) -> None:
 def warmup(
     stages: Sequence[optax.GradientTransformationExtraArgs], every: int
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Runs one aggregator after the other, each for `every` steps, and then the last for good.
+    r"""Runs each aggregator in turn for `every` steps, then the last one for the rest of training.
 
     .. math:: (\Delta^t, s^{t+1}) = \mathrm{stage}_{\min(\lfloor t / k \rfloor,\, m - 1)}
               (g_i^t, s^t)
 
-    with :math:`k` the option `every` and :math:`m` stages. Gradients change fast at first, and what
-    is dropped then is stale when it comes back: Deep Gradient Compression sends a quarter of the
-    coordinates in the first epoch, and a thousandth from the fifth on. Payloads of the stages
-    differ in shape, so that each is a branch of the program. What they remember is one state, which
-    goes on from stage to stage. A worker sends what the stage of the step sends;
-    :func:`jaxcomm.wire.account` reports each branch, and bills the heaviest.
+    where :math:`k` is `every` and :math:`m` the number of stages. Gradients change fast early in
+    training, so a residual from that time is stale when it is sent. Deep Gradient Compression
+    therefore sends a quarter of the coordinates in the first epoch, and a thousandth from the fifth
+    on. The payloads of the stages differ in shape, so each stage is a branch of the program. All
+    stages share one state, which continues from stage to stage. A worker sends the payload of the
+    current stage; :func:`jaxcomm.wire.account` reports each branch, and counts the largest.
 
     Args:
-      stages: Aggregators over the same axes, whose states are of one structure, shape and dtype:
-        say, the same codec at falling ratios.
-      every: Steps of each stage, a Python int.
+      stages: Aggregators over the same axes, whose states have the same structure, shapes and
+        dtypes; for example, the same codec at decreasing ratios.
+      every: The number of steps per stage, a Python int.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of the stages.
-      `update(..., weight=w)` goes to the stage.
+      `update(..., weight=w)` passes the weight to the stage.
 
     Raises:
-      ValueError: If `every` is no positive Python int, there is no stage, or they average over
-        unlike axes; in `init`, if their states differ.
+      ValueError: If `every` is not a positive Python int, there is no stage, or the stages average
+        over different axes; in `init`, if their states differ.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -101,17 +101,17 @@ def warmup(
 def warmup_schedule(
     learning_rate: optax.ScalarOrSchedule, steps: int, workers: int
 ) -> optax.Schedule:
-    r"""Raises the learning rate from that of one worker to that of all of them, linearly.
+    r"""Linear warm-up of the learning rate, from the rate of one worker to that of all workers.
 
     .. math:: \eta_t = \eta(t) \Big(\frac{1}{n} + \Big(1 - \frac{1}{n}\Big)
               \min\Big(\frac{t}{T}, 1\Big)\Big)
 
-    with :math:`n` workers and :math:`T` steps. A batch that is :math:`n` times as large takes a
+    with :math:`n` workers and :math:`T` steps. A batch that is :math:`n` times as large allows a
     learning rate that is :math:`n` times as high, but not from the start. Nothing is sent.
 
     Args:
       learning_rate: :math:`\eta`, the rate for all workers, after the warm-up: a number or a
-        schedule of its own.
+        schedule.
       steps: :math:`T`, a Python int; five epochs in the paper.
       workers: :math:`n`, a Python int.
 
@@ -119,7 +119,7 @@ def warmup_schedule(
       A schedule for the optimizer after the aggregator.
 
     Raises:
-      ValueError: If `steps` or `workers` is no positive Python int.
+      ValueError: If `steps` or `workers` is not a positive Python int.
 
     Example:
       >>> from jaxcomm.aggregation import warmup_schedule

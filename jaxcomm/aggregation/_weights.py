@@ -1,4 +1,4 @@
-"""Weighted means: every aggregator weighs in the same way, before it measures anything."""
+"""Weighted means: every aggregator scales updates by their weights first, in the same way."""
 
 from collections.abc import Callable
 
@@ -12,21 +12,21 @@ from jaxcomm._require import own_weight
 
 
 def weigh(axis_name: AxisName, weight: jax.Array | float) -> Callable[[jax.Array], jax.Array]:
-    r"""Scales a worker's update such that the plain mean becomes the weighted one.
+    r"""Scales a worker's update so that the plain mean becomes the weighted mean.
 
     .. math:: x_i \mapsto \frac{n\, w_i}{\sum_j w_j}\, x_i
 
-    A worker of weight 0 contributes nothing, whatever its update holds: a mean over no samples is
-    often NaN. Where all weights are 0, so is the mean. A weight that is negative or not finite, or
-    not 0 and below 2^-100 or above 2^100, makes the mean NaN on all workers. One float32 is summed
-    over workers.
+    A worker of weight 0 contributes nothing, even if its update is NaN, as a mean over no samples
+    often is. If all weights are 0, the mean is 0. A weight that is negative or not finite, above
+    2^100, or below 2^-100 but not 0, makes the mean NaN on all workers. The all-reduce of the
+    weights sums one float32.
 
     Args:
       axis_name: The axis of the mean.
-      weight: float[] of this worker, 0 or from 2^-100 to 2^100; a count of samples, say.
+      weight: float[] of this worker, 0 or from 2^-100 to 2^100; e.g. a number of samples.
 
     Raises:
-      ValueError: As `own_weight` does.
+      ValueError: Under the conditions of `own_weight`.
     """
     workers = _axis.size(axis_name)
     own = _axis.as_varying(own_weight(weight), axis_name)
