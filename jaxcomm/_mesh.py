@@ -75,7 +75,7 @@ def require_kept(tree: PyTree, what: str) -> None:
         if concrete and leaf.is_deleted():
             raise ValueError(
                 f"{what}{jax.tree_util.keystr(path)} was donated to an earlier step: use the "
-                "arrays that that step returned, or make the step with `donate=False`."
+                "arrays which that step returned, or make the step with `donate=False`."
             )
 
 
@@ -85,12 +85,6 @@ def _raise_sharded(where: str, sharding: object) -> None:
         "does not gather it implicitly. Replicate it with `jax.device_put(x, NamedSharding(mesh, "
         "PartitionSpec()))`, or keep it sharded and use `jaxcomm.shard_local` in your own step."
     )
-
-
-def _require_whole(x: jax.Array, where: str) -> None:
-    """Raises if an array that must be replicated is sharded over devices."""
-    if not x.sharding.is_fully_replicated:
-        _raise_sharded(where, x.sharding)
 
 
 def require_whole_types(tree: PyTree, specs: PyTree, what: str) -> None:
@@ -140,8 +134,8 @@ def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
         sharding, x = NamedSharding(mesh, spec), strong(x)
         if not isinstance(x, jax.Array):
             return jax.device_put(x, sharding)
-        if spec == _REPLICATED:
-            _require_whole(x, f"{what}{jax.tree_util.keystr(path)}")
+        if spec == _REPLICATED and not x.sharding.is_fully_replicated:
+            _raise_sharded(f"{what}{jax.tree_util.keystr(path)}", x.sharding)
         on_mesh = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
         if on_mesh and x.sharding.is_equivalent_to(sharding, x.ndim):
             return x

@@ -80,7 +80,7 @@ def require_untraced(value: Any, option: str) -> None:
     if isinstance(value, jax.Array):
         kind = {"f": "float", "b": "bool"}.get(value.dtype.kind, "int")
         raise ValueError(
-            f"`{option}` must be a static Python {kind}, got an array, {value.dtype}"
+            f"`{option}` must be a Python {kind}, known at trace time, got an array, {value.dtype}"
             f"{list(value.shape)}. {remedy(option)}"
         )
 

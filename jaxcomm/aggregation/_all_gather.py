@@ -82,9 +82,9 @@ def all_gather_mean(
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
-      A transformation to place before the optimizer. Updates come back equal on all workers, in
-      their shape and dtype; a non-finite coordinate on any worker makes them NaN on all.
-      `update(..., weight=w)` makes the mean a weighted one.
+      A transformation to place before the optimizer. Updates are equal on all workers and keep
+      their shape and dtype. A non-finite coordinate on any worker makes them NaN on all workers.
+      `update(..., weight=w)` computes a weighted mean.
 
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an

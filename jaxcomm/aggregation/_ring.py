@@ -15,11 +15,6 @@ from jaxcomm.aggregation._weights import weigh
 from jaxcomm.compression._means import headroom
 
 
-def _hop(partial: jax.Array, own: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Passes a partial sum to the next worker; returns the received sum plus this worker's part."""
-    return _axis.shift(partial, axis_name) + own
-
-
 def _reduce_scatter(chunks: jax.Array, axis_name: AxisName) -> jax.Array:
     """Sums `[workers, ...]` over workers; worker i returns row i of the sum.
 
@@ -29,14 +24,14 @@ def _reduce_scatter(chunks: jax.Array, axis_name: AxisName) -> jax.Array:
     chunks = _axis.as_varying(chunks, axis_name)
     worker = _axis.index(axis_name)
 
-    def own(hop: jax.Array | int) -> jax.Array:
+    def own_chunk(hop: jax.Array | int) -> jax.Array:
         row = (worker - 1 - hop) % workers
         return lax.dynamic_index_in_dim(chunks, row, keepdims=False)
 
     def body(hop: jax.Array, partial: jax.Array) -> jax.Array:
-        return _hop(partial, own(hop), axis_name)
+        return _axis.shift(partial, axis_name) + own_chunk(hop)
 
-    return lax.fori_loop(1, workers, body, own(0))
+    return lax.fori_loop(1, workers, body, own_chunk(0))
 
 
 def _ring_mean(x: jax.Array, axis_name: AxisName) -> jax.Array:

@@ -149,7 +149,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "state of other shapes": (
         given_memory_of(jaxcomm.all_gather_mean("data", FEEDBACK), {"w": jnp.ones((2, 4))}),
-        r"This state remembers .*\(8,\).* is to remember .*\(6,\).*: it was made for other",
+        r"has memory of shapes .*\(8,\).* a unit that needs .*\(6,\).*: it was made for other",
     ),
     "MultiSteps": (
         step(optax.MultiSteps(optax.chain(jaxcomm.qsgd(), optax.sgd(0.1)), 4)),
