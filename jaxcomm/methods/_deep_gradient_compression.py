@@ -66,7 +66,7 @@ def deep_gradient_compression(
       warmup_every: The number of steps in each warm-up stage. The stages use those of the ratios
         25 %, 6.25 %, 1.5625 % and 0.4 % that are above `ratio`. A stage in the paper is one epoch.
         Default: no warm-up.
-      **options: See :class:`jaxcomm.AggregatorOptions`. `scope` sets the unit of the top-k: a
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` sets the unit of the top-k: a
         `"leaf"`, as in the paper's code, or a `"bucket"` of leaves, the default. With
         `diagnostics`, `residual_norm` is the norm of :math:`u_i` and :math:`v_i` together.
 

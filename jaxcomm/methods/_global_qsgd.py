@@ -64,7 +64,7 @@ def global_qsgd(
         another `bits` or `norm`.
       reduce: `"sum"`, `"tree"` or `"two_stage"`. Default: `"sum"` for uniform levels, `"tree"` for
         exponential levels.
-      **options: See :class:`jaxcomm.AggregatorOptions`. With `diagnostics`, the state's field
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. With `diagnostics`, the state's field
         `diagnostics` holds float32 scalars, which :func:`jaxcomm.make_step` copies into its
         metrics: `compression_error`, the squared error of what a worker sent over the squared norm
         of its input, a mean over workers; `density`, the nonzero fraction of what a worker sent, a
@@ -143,7 +143,7 @@ def qsgd(
       levels: :math:`s`, a Python int. Default: the largest number that `bits` holds, 127 at 8.
       bits: The width of a field, 2 to 16 or 32.
       norm: `"max"` or `"l2"`, the norm of each unit (bucket or leaf) of one worker.
-      **options: See :class:`jaxcomm.AggregatorOptions`.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of :func:`global_qsgd`.
@@ -204,7 +204,7 @@ def sparse_global_qsgd(
       norm: `"l2"`, or `"max"`, which has many more nonzeros.
       overflow: What happens to more nonzeros than `capacity`: `"nan"` makes the update NaN,
         `"drop"` drops the nonzeros that do not fit.
-      **options: See :class:`jaxcomm.AggregatorOptions`.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of :func:`global_qsgd`.

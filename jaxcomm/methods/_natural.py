@@ -30,7 +30,7 @@ def natural_compression(
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      **options: See :class:`jaxcomm.AggregatorOptions`.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of :func:`global_qsgd`.

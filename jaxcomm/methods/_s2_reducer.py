@@ -96,7 +96,7 @@ def s2_reducer(
       bits: 32, or 8 with `"peel"`.
       overflow: What happens if the union exceeds the capacity or, with `bits=8`, if some
         coordinates do not peel: `"nan"` makes the update NaN, `"drop"` drops these coordinates.
-      **options: See :class:`jaxcomm.AggregatorOptions`. `scope` is `"leaf"` by default, since a
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` is `"leaf"` by default, since a
         `"bucket"` has no rows. `diagnostics` adds to `compression_error`, `density` and
         `residual_norm`: `union_density`, the density of the union; `expected_error`, :math:`(K -
         1)/c` of estimates, plus what is dropped; `unpeeled`, the fraction of the union that did not

@@ -124,7 +124,7 @@ def ef_sign_sgd(
       axis_name: The mesh axis, or axes, that number the workers.
       decay: The factor that multiplies the residual in each step, in (0, 1].
       residual_dtype: The dtype of :math:`e_i`: float32, or bfloat16 for half the memory.
-      **options: See :class:`jaxcomm.AggregatorOptions`. `scope` sets which coordinates share a
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` sets which coordinates share a
         magnitude and is `"leaf"` by default.
 
     Returns:

@@ -45,7 +45,7 @@ def terngrad(
         workers differ.
       clip: The number of standard deviations about 0 at which magnitudes are clipped; a Python
         float, or None for an unbiased mean.
-      **options: See :class:`jaxcomm.AggregatorOptions`. `scope` is `"leaf"` by default.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` is `"leaf"` by default.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of :func:`global_qsgd`.

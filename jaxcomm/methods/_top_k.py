@@ -40,7 +40,7 @@ def top_k(
       decay: :math:`\beta`, in (0, 1].
       residual_dtype: The dtype of :math:`e_i`: float32, or bfloat16 for half the memory.
       value_dtype: The dtype of the values on the wire: float32 or bfloat16.
-      **options: See :class:`jaxcomm.AggregatorOptions`.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
