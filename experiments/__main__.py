@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from experiments.cluster import in_cluster, is_first, join
+from experiments.cluster import in_cluster, initialize, is_main_process
 from experiments.command_line import parse
 from experiments.configs import (
     Bench,
@@ -93,7 +93,7 @@ def run(command: str, config: Any) -> int:
             )
         set_up_jax(None, 1)
         with reporting_jax_errors():
-            join(config.start_timeout)
+            initialize(config.start_timeout)
     elif command not in WITHOUT_JAX:
         set_up_jax(devices)
         with reporting_jax_errors():
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, Interrupted) as interrupt:
         for stop in (signal.SIGINT, signal.SIGTERM):
             signal.signal(stop, signal.SIG_IGN)
-        if is_first():
+        if is_main_process():
             message = str(interrupt) or "nothing was recorded."
             print("experiments: interrupted:", message, file=sys.stderr)
         return INTERRUPTED

@@ -104,7 +104,7 @@ AGGREGATORS: Mapping[str, Rows] = {
         "top_k": METHODS_WITH_GOALS["top-k with feedback"],
         "top_k_bfloat16": _with_feedback(top_k(ratio=RATIO, value_dtype="bfloat16")),
         "top_k_blocks": _with_feedback(top_k(k=10, block_size=1000)),
-        "top_k_sampled": _with_feedback(top_k(ratio=RATIO, sample=0.1)),
+        "top_k_sampled": _with_feedback(top_k(ratio=RATIO, sample_ratio=0.1)),
         "top_k_two_stage": _two_stage(_top()),
     },
     "binary": {
@@ -130,17 +130,17 @@ AGGREGATORS: Mapping[str, Rows] = {
         "variance_based": METHODS_WITH_GOALS["variance_based"],
     },
     "sketched": {
-        "s2_reducer": BenchMethod(lambda: jaxcomm.s2_reducer(ratio=1.4, **S2)),
+        "s2_reducer": BenchMethod(lambda: jaxcomm.s2_reducer(sketch_ratio=1.4, **S2)),
         "s2_reducer_median": BenchMethod(
-            lambda: jaxcomm.s2_reducer(ratio=2.0, rows=3, decode="median", **S2)
+            lambda: jaxcomm.s2_reducer(sketch_ratio=2.0, rows=3, decode="median", **S2)
         ),
         "s2_reducer_peel": BenchMethod(
-            lambda: jaxcomm.s2_reducer(ratio=1.5, rows=3, decode="peel", **S2)
+            lambda: jaxcomm.s2_reducer(sketch_ratio=1.5, rows=3, decode="peel", **S2)
         ),
         "s2_reducer_8_bits": BenchMethod(
-            lambda: jaxcomm.s2_reducer(ratio=1.5, rows=3, decode="peel", bits=8, **S2)
+            lambda: jaxcomm.s2_reducer(sketch_ratio=1.5, rows=3, decode="peel", bits=8, **S2)
         ),
-        "count_sketch": _all_reduce(count_sketch(ratio=RATIO)),
+        "count_sketch": _all_reduce(count_sketch(sketch_ratio=RATIO)),
         "nonzero_union": _all_reduce(sparsifiers.nonzero_union(overflow="drop", **SPARSE)),
         "nonzero": _with_feedback(sparsifiers.nonzero(overflow="drop", **SPARSE)),
     },
@@ -159,7 +159,7 @@ AGGREGATORS: Mapping[str, Rows] = {
             )
         ),
         "adaptive_ratio": BenchMethod(
-            lambda: jaxcomm.adaptive_ratio("data", _top, [RATIO, 0.03, 0.1], target=0.3)
+            lambda: jaxcomm.adaptive_ratio("data", _top, [RATIO, 0.03, 0.1], target_error=0.3)
         ),
         "gtop_k": METHODS_WITH_GOALS["gtop_k"],
         "deep_gradient_compression": METHODS_WITH_GOALS["deep_gradient_compression"],

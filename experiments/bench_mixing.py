@@ -31,7 +31,7 @@ LOCAL: Rows = {
     "pr_sgd": BenchMethod(lambda: pr_sgd(optax.sgd(0.1), PERIOD)),
     "streaming_diloco": BenchMethod(
         lambda: streaming_diloco(
-            optax.sgd(0.1), _outer(), PERIOD, fragments=2, overlap=1, mixing=0.5
+            optax.sgd(0.1), _outer(), PERIOD, fragments=2, overlap=1, mixing_factor=0.5
         )
     ),
 }
@@ -73,7 +73,7 @@ GOSSIP: Rows = {
         lambda: gossip.sgp(gossip.cyclic(gossip.one_peer_exponential(WORKERS), "push"))
     ),
     "sgp_directed": BenchMethod(lambda: gossip.sgp(_directed())),
-    "overlap_sgp": BenchMethod(lambda: gossip.sgp(_directed(), delay=2)),
+    "overlap_sgp": BenchMethod(lambda: gossip.sgp(_directed(), overlap=2)),
     "ad_psgd": BenchMethod(lambda: gossip.ad_psgd(_ring(), staleness=2)),
     "periodic_averaging": BenchMethod(
         lambda: gossip.periodic_averaging(PERIOD, gossip.dpsgd(_ring()))

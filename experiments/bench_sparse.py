@@ -23,10 +23,12 @@ MAX_MILLISECONDS = 30.0
 WORKERS = 8
 
 CODECS: dict[str, jaxcomm.Codec] = {
-    "s2_sketch, mean": s2_sketch(density=DENSITY, ratio=1.0),
-    "s2_sketch, median of 3 rows": s2_sketch(density=DENSITY, ratio=1.0, rows=3, decode="median"),
-    "s2_sketch, peel, 3 rows": s2_sketch(density=DENSITY, ratio=1.4, rows=3, decode="peel"),
-    "s2_codes, 8 bits, peel": s2_codes(density=DENSITY, ratio=1.4),
+    "s2_sketch, mean": s2_sketch(density=DENSITY, sketch_ratio=1.0),
+    "s2_sketch, median of 3 rows": s2_sketch(
+        density=DENSITY, sketch_ratio=1.0, rows=3, decode="median"
+    ),
+    "s2_sketch, peel, 3 rows": s2_sketch(density=DENSITY, sketch_ratio=1.4, rows=3, decode="peel"),
+    "s2_codes, 8 bits, peel": s2_codes(density=DENSITY, sketch_ratio=1.4),
     "nonzero_union": nonzero_union(density=DENSITY),
     "nonzero": nonzero(density=DENSITY),
 }

@@ -61,7 +61,7 @@ def time_windows(workers: int, windows: int) -> Timing:
             params, state, clock = carry
             window, clock = close(clock)
             batch = synchronization.window_batches(
-                key, shards, window.first, minibatches=MINIBATCHES, size=SIZE
+                key, shards, window.first, minibatches=MINIBATCHES, batch_size=SIZE
             )
             params, state, metrics = step(params, state, (batch, window.finished))
             return (params, state, clock), metrics["loss"]

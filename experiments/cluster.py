@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from experiments.errors import ExperimentError, LostProcessError
 
 
-def join(timeout: float) -> None:
+def initialize(timeout: float) -> None:
     """Joins the cluster of this process. Only the first process prints.
 
     Raises:
@@ -16,7 +16,7 @@ def join(timeout: float) -> None:
     from jaxcomm import launch
 
     try:
-        launch.join(timeout, only_first_prints=True)
+        launch.initialize(timeout, only_main_process_prints=True)
     except launch.LaunchError as error:
         raise ExperimentError(str(error)) from error
 
@@ -27,7 +27,7 @@ def in_cluster() -> bool:
     return jax is not None and jax.distributed.is_initialized()
 
 
-def is_first() -> bool:
+def is_main_process() -> bool:
     """Whether this process prints and writes the record."""
     return not in_cluster() or sys.modules["jax"].process_index() == 0
 

@@ -126,7 +126,7 @@ METHODS: dict[str, GossipMethod] = {
     ),
     "overlap_sgp": GossipMethod(
         lambda topology, seed: gossip.sgp(
-            gossip.one_peer_exponential(len(topology.graph)), delay=1, diagnostics=True
+            gossip.one_peer_exponential(len(topology.graph)), overlap=1, diagnostics=True
         ),
         "the same, received one step later",
     ),

@@ -158,7 +158,7 @@ def main(config: Pace) -> int:
             for strategy, timed in measuring.items():
                 run, speeds = timed.run(seed, counts[strategy])
                 measured.append(speeds)
-                if not cluster.is_first():
+                if not cluster.is_main_process():
                     continue
                 rows = _rows(task, config, "wall", strategy, seed, run)
                 runs.append(rows[-1])
@@ -169,7 +169,7 @@ def main(config: Pace) -> int:
                     f"{strategy:13} {rows[-1]['seconds_to_loss']:.2f} s to the loss, mini-batches "
                     f"of {', '.join(f'{1e3 * each:.1f}' for each in speeds.minibatch)} ms",
                 )
-        if not cluster.is_first():
+        if not cluster.is_main_process():
             return 0
         speeds = Timings(
             np.median([each.minibatch for each in measured], axis=0),

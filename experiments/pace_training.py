@@ -131,7 +131,7 @@ def simulate_run(
         trigger,
         workers=workers,
         minibatches=maximum,
-        communication=speeds.exchange,
+        communication_seconds=speeds.exchange,
         in_flight="abort",
     )
     queues = [

@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from experiments.cluster import is_first
+from experiments.cluster import is_main_process
 from experiments.errors import ExperimentError, Interrupted
 from experiments.launch import COMMAND
 from experiments.metrics_rows import read_rows
@@ -229,4 +229,4 @@ def open_record(config: Any) -> Record | NoRecord:
 
     In a cluster, only the first process writes a record.
     """
-    return NoRecord() if config.record == NO_RECORD or not is_first() else Record(config)
+    return NoRecord() if config.record == NO_RECORD or not is_main_process() else Record(config)

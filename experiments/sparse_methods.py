@@ -63,7 +63,7 @@ def _s2(sends: str, **sketch: Any) -> SparseMethod:
     )
 
 
-_PEELING = {"ratio": 1.4, "rows": 3}
+_PEELING = {"sketch_ratio": 1.4, "rows": 3}
 
 SPARSE_METHODS: dict[str, SparseMethod] = {
     BASELINE: SparseMethod(lambda capacity, **options: jaxcomm.mean(), "all rows, summed"),
@@ -94,9 +94,13 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
         ),
         "its rows to their servers, and the mean of its server rows to all workers (Parallax)",
     ),
-    "s2_mean_0.25": _s2("a bitmap and a quarter of a cell per coordinate of the union", ratio=0.25),
-    "s2_mean_1": _s2("a bitmap and one cell per coordinate of the union", ratio=1),
-    "s2_median_1": _s2("the same, with cells in three rows", ratio=1, rows=3, decode="median"),
+    "s2_mean_0.25": _s2(
+        "a bitmap and a quarter of a cell per coordinate of the union", sketch_ratio=0.25
+    ),
+    "s2_mean_1": _s2("a bitmap and one cell per coordinate of the union", sketch_ratio=1),
+    "s2_median_1": _s2(
+        "the same, with cells in three rows", sketch_ratio=1, rows=3, decode="median"
+    ),
     "s2_peel": _s2(
         "a bitmap and 1.4 cells per coordinate, decoded by peeling", decode="peel", **_PEELING
     ),
@@ -109,7 +113,7 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
     ),
     "count_sketch": _codec_method(
         jaxcomm.all_reduce_mean,
-        lambda capacity: count_sketch(ratio=capacity.union),
+        lambda capacity: count_sketch(sketch_ratio=capacity.union),
         "a sketch of all coordinates, with one cell per coordinate of the union, without a bitmap",
     ),
     "sketched_sgd": SparseMethod(

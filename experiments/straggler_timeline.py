@@ -48,7 +48,7 @@ def _window_timeline(
         else synchronization.fastest_worker(),
         workers=WORKERS,
         minibatches=config.minibatches,
-        communication=communication,
+        communication_seconds=communication,
         in_flight="finish_late" if strategy.finishes_late else "abort",
         seed=seed,
     )
@@ -88,7 +88,7 @@ def _barrier_timeline(
     @jax.jit
     def run() -> jax.Array:
         def body(clocks: jax.Array, step: jax.Array) -> Any:
-            work = jnp.sum(straggler.draw(key, step, (WORKERS, each)), axis=1)
+            work = jnp.sum(straggler.sample(key, step, (WORKERS, each)), axis=1)
             clocks = synchronization.wait_at_barrier(clocks, work, barriers(step))
             return clocks, jnp.max(clocks)
 

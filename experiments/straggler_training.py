@@ -66,7 +66,7 @@ class Trainer:
                 shards,
                 window.first,
                 minibatches=self.strategy.minibatches(self.config),
-                size=self.config.minibatch_size,
+                batch_size=self.config.minibatch_size,
             )
             finishes_late = (stale_params,) if self.strategy.finishes_late else ()
             new, state, _ = step(params, state, (batch, window.finished, *finishes_late))

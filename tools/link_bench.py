@@ -130,7 +130,7 @@ def bytes_sent() -> int:
 
 def work(names: list[str], rounds: int, steps: int) -> dict[str, Measured]:
     """Measures all contenders, as one of the workers."""
-    launch.join()
+    launch.initialize()
     mesh = jax.make_mesh((jax.device_count(),), ("data",), (AxisType.Auto,))
     draw = np.random.default_rng(0).standard_normal
     params = {f"weight {i}": draw((SIDE, SIDE), np.float32) / 32 for i in range(LAYERS)}
@@ -155,7 +155,7 @@ def work(names: list[str], rounds: int, steps: int) -> dict[str, Measured]:
 
         run[name] = again
         again()
-        if launch.is_first():
+        if launch.is_main_process():
             print(f"{name}: ready in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     for number in range(rounds):
         for name in names:
@@ -284,7 +284,7 @@ def main() -> int | str:
         return f"link_bench: error: no contender {unknown[0]!r}; there are {', '.join(CONTENDERS)}."
     if "LINK_HOSTS" in os.environ:
         measured = work(names, options.rounds, options.steps)
-        if launch.is_first():
+        if launch.is_main_process():
             report(measured, options.rate)
         return 0
     if os.geteuid() != 0:

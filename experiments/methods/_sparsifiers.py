@@ -55,7 +55,7 @@ SPARSIFIERS: dict[str, Method] = {
     "ef_top_1_percent": _with_feedback(top_k(ratio=0.01)),
     "ef_top_10_percent": _with_feedback(top_k(ratio=0.1)),
     "ef_top_1_percent_blocks": _with_feedback(top_k(k=1, block_size=100)),
-    "ef_top_1_percent_sampled": _with_feedback(top_k(ratio=0.01, sample=0.1)),
+    "ef_top_1_percent_sampled": _with_feedback(top_k(ratio=0.01, sample_ratio=0.1)),
     "ef_top_1_percent_two_stage": Method(
         lambda seed: jaxcomm.two_stage_mean("data", _top(0.01), seed=seed), "feedback"
     ),
@@ -89,7 +89,7 @@ SPARSIFIERS: dict[str, Method] = {
     "ef21_top_10_percent": Method(_all_gather(ef21(top_k(ratio=0.1))), "shifts"),
     "warm_up": Method(_warm_up, "feedback", stage=_warm_up_stage),
     "adaptive_ratio": Method(
-        lambda seed: jaxcomm.adaptive_ratio("data", _top, RATIOS, target=TARGET, seed=seed),
+        lambda seed: jaxcomm.adaptive_ratio("data", _top, RATIOS, target_error=TARGET, seed=seed),
         "feedback",
         stage=lambda state: int(state.stage),
     ),

@@ -46,7 +46,7 @@ def adaptive_ratio(
     codec_for: Callable[[float], Codec],
     ratios: Sequence[float],
     *,
-    target: float,
+    target_error: float,
     patience: int = 50,
     aggregator: Callable[..., optax.GradientTransformationExtraArgs] | None = None,
     **options: Unpack[AggregatorOptions],
@@ -61,10 +61,10 @@ def adaptive_ratio(
               r^t & \text{otherwise} \end{cases}
 
     Worker :math:`i` sends :math:`q_i` for :math:`a_i`, the sum of its gradient and its residual
-    under feedback. :math:`\epsilon` is `target`, and :math:`p` is `patience`. Training starts at
-    the largest ratio. If a few coordinates hold most of the energy, the ratio falls by one stage
-    per step until the error exceeds the target. It then rises by one stage and stays there. Only
-    one step in :math:`p + 1` tries the smaller ratio again.
+    under feedback. :math:`\epsilon` is `target_error`, and :math:`p` is `patience`. Training
+    starts at the largest ratio. If a few coordinates hold most of the energy, the ratio falls by
+    one stage per step until the error exceeds the target. It then rises by one stage and stays
+    there. Only one step in :math:`p + 1` tries the smaller ratio again.
 
     The error is a mean over workers, so all workers choose the same ratio. A worker sends the
     payload of the current ratio, and 12 bytes in one small all-reduce.
@@ -75,8 +75,8 @@ def adaptive_ratio(
       codec_for: A function from a ratio to a codec. The memory of the codec must not depend on the
         ratio.
       ratios: The ratios to choose from, in ascending order.
-      target: :math:`\epsilon`, a positive bound on the relative squared error. A target of 1 or
-        more allows a codec that sends nothing.
+      target_error: :math:`\epsilon`, a positive bound on the relative squared error. A target of 1
+        or more allows a codec that sends nothing.
       patience: :math:`p`, a Python int of at least 1. At 1, every other step may be too coarse.
       aggregator: The constructor of the mean. Default: `all_gather_mean`. Use `all_reduce_mean` or
         `two_stage_mean` if the codecs allow it.
@@ -96,7 +96,10 @@ def adaptive_ratio(
       >>> from jaxcomm.compression.feedback import error_feedback
       >>> from jaxcomm.compression.sparsifiers import top_k
       >>> tx = jaxcomm.adaptive_ratio(
-      ...     "data", lambda ratio: error_feedback(top_k(ratio=ratio)), [0.25, 0.5, 1.0], target=0.1
+      ...     "data",
+      ...     lambda ratio: error_feedback(top_k(ratio=ratio)),
+      ...     [0.25, 0.5, 1.0],
+      ...     target_error=0.1,
       ... )
       >>> def three_steps(g):
       ...     state = tx.init(g)
@@ -115,8 +118,8 @@ def adaptive_ratio(
     steps = tuple(ratios)
     if not steps or any(small >= large for small, large in itertools.pairwise(steps)):
         raise ValueError(f"`ratios` must be at least one number, in ascending order, got {ratios}.")
-    if not isinstance(target, int | float) or not target > 0:
-        raise ValueError(f"`target` must be a positive Python float, got {target!r}.")
+    if not isinstance(target_error, int | float) or not target_error > 0:
+        raise ValueError(f"`target_error` must be a positive Python float, got {target_error!r}.")
     require_steps("patience", patience)
     diagnostics = options.get("diagnostics", False)
     require_switch(diagnostics)
@@ -149,7 +152,7 @@ def adaptive_ratio(
             [partial(stage.update, updates, state.inner, params, **extra_args) for stage in stages],
         )
         stage, calm = _next(
-            state, inner.diagnostics["compression_error"], target, patience, len(steps) - 1
+            state, inner.diagnostics["compression_error"], target_error, patience, len(steps) - 1
         )
         inner, metrics = extract_metrics(inner, jnp.asarray(steps, jnp.float32)[state.stage])
         return result, AdaptiveRatioState(stage, calm, inner, metrics)

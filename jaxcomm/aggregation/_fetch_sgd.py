@@ -37,7 +37,7 @@ def fetch_sgd(
     ratio: float | None = None,
     k: int | None = None,
     momentum: float = 0.9,
-    masking: bool = True,
+    momentum_masking: bool = True,
     hashing: Hashing | None = None,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
@@ -47,9 +47,9 @@ def fetch_sgd(
               \bar x = \mathrm{top}_k\, U(S_e)
 
     :math:`S` is a count-sketch with fixed hashes, and :math:`U` the median over its rows. Then the
-    cells of :math:`S_e` that :math:`S(\bar x)` hits become 0, and with `masking` also those of
-    :math:`S_u`. This transformation applies the momentum, so follow it with `optax.sgd` without
-    momentum.
+    cells of :math:`S_e` that :math:`S(\bar x)` hits become 0, and with `momentum_masking` also
+    those of :math:`S_u`. This transformation applies the momentum, so follow it with `optax.sgd`
+    without momentum.
 
     Workers keep no state that differs by worker. Any worker may leave, return, or be replaced.
     Values are estimates. A cell that is set to 0 loses the other coordinates that hash to it, so
@@ -63,7 +63,8 @@ def fetch_sgd(
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is updated.
       k: The number :math:`k` itself, in place of `ratio`.
       momentum: :math:`\mu` in [0, 1).
-      masking: Whether to set the cells of the momentum to 0 together with those of the error.
+      momentum_masking: Whether to set the cells of the momentum to 0 together with those of the
+        error.
       hashing: See :func:`jaxcomm.compression.sketches.count_sketch`. Default: `"tiles"` if they
         enlarge the table by at most a tenth, else `"elements"`.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
@@ -100,7 +101,7 @@ def fetch_sgd(
     """
     kept = make_count(ratio, k)
     require_momentum(momentum)
-    sketch = count_sketch(ratio=sketch_ratio, rows=rows, decode="median", hashing=hashing)
+    sketch = count_sketch(sketch_ratio=sketch_ratio, rows=rows, decode="median", hashing=hashing)
 
     def table_of(x: jax.Array, context: Context) -> jax.Array:
         without_memory = context.received().replace(shape=x.shape)
@@ -128,7 +129,7 @@ def fetch_sgd(
             chosen = largest(estimate, kept(x.size), jnp.abs)
             update = to_dense(estimate[chosen], chosen, x.shape)
             hit = table_of(update, context) != 0
-            masked = jnp.where(hit, 0, velocity) if masking else velocity
+            masked = jnp.where(hit, 0, velocity) if momentum_masking else velocity
             after = Memory((), FetchMemory(masked, jnp.where(hit, 0, error)))
             units.append(Encoded(context, after, update))
 

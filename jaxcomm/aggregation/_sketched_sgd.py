@@ -39,7 +39,7 @@ def sketched_sgd(
     k: int | None = None,
     candidates: float = 4.0,
     momentum: float = 0.9,
-    masking: bool = True,
+    momentum_masking: bool = True,
     hashing: Hashing | None = None,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
@@ -50,7 +50,7 @@ def sketched_sgd(
               \bar x = \mathrm{top}_k\, \tfrac{1}{n} \sum_i (v_i)_H
 
     :math:`S` is a count-sketch, and :math:`U` the median over its rows. On the support of
-    :math:`\bar x`, :math:`v_i` becomes 0, and with `masking` so does :math:`u_i`. This
+    :math:`\bar x`, :math:`v_i` becomes 0, and with `momentum_masking` so does :math:`u_i`. This
     transformation applies the momentum, so follow it with `optax.sgd` without momentum. Nothing is
     lost: :math:`\sum_i v_i` after a step plus :math:`n \bar x` equals :math:`\sum_i v_i` before it.
 
@@ -67,7 +67,7 @@ def sketched_sgd(
       candidates: :math:`P`, at least 1: the number of exact values that are summed per coordinate
         that is kept.
       momentum: :math:`\mu` in [0, 1).
-      masking: Whether to set the velocity to 0 where the update is nonzero.
+      momentum_masking: Whether to set the velocity to 0 where the update is nonzero.
       hashing: See :func:`jaxcomm.compression.sketches.count_sketch`. Default: `"tiles"` if they
         enlarge the table by at most a tenth, else `"elements"`.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
@@ -102,7 +102,7 @@ def sketched_sgd(
     if not isinstance(candidates, int | float) or not candidates >= 1:
         raise ValueError(f"`candidates` must be a Python float of at least 1, got {candidates!r}.")
     require_momentum(momentum)
-    sketch = count_sketch(ratio=sketch_ratio, rows=rows, decode="median", hashing=hashing)
+    sketch = count_sketch(sketch_ratio=sketch_ratio, rows=rows, decode="median", hashing=hashing)
 
     def init(x: jax.Array) -> Memory:
         return Memory(SketchedMemory(jnp.zeros_like(x), jnp.zeros_like(x)), ())
@@ -139,7 +139,7 @@ def sketched_sgd(
             support = to_dense(jnp.ones(count), chosen, x.shape) != 0
             mean = to_dense(exact[best] * (1 / scale / workers), chosen, x.shape)
             after = SketchedMemory(
-                jnp.where(support, 0, velocity) if masking else velocity,
+                jnp.where(support, 0, velocity) if momentum_masking else velocity,
                 jnp.where(support, 0, residual),
             )
             units.append(Encoded(context, Memory(after, ()), mean))

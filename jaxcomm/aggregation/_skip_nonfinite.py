@@ -17,7 +17,7 @@ from jaxcomm.aggregation._agreement import all_finite
 class SkipNonfiniteState(NamedTuple):
     """The state of `skip_nonfinite`, equal on all workers except `PerWorker` parts of `inner`."""
 
-    skipped: jax.Array  # int32[], the number of skipped steps
+    skipped_steps: jax.Array  # int32[], the number of skipped steps
     inner: Any
     diagnostics: dict[str, jax.Array]  # float32[], the same number
 
@@ -51,10 +51,10 @@ def skip_nonfinite(
       axis_name: The mesh axis, or axes, over which gradients differ.
 
     Returns:
-      A transformation to use in place of `tx`. Its state counts the skipped steps in `skipped`, and
-      metrics report the number as `diagnostics/skipped`. The gradient of a worker of weight 0 is
-      not checked, since a mean over no samples is often NaN. A weight that is negative or not
-      finite skips the step.
+      A transformation to use in place of `tx`. Its state counts the skipped steps in
+      `skipped_steps`, and metrics report the number as `diagnostics/skipped_steps`. The gradient
+      of a worker of weight 0 is not checked, since a mean over no samples is often NaN. A weight
+      that is negative or not finite skips the step.
 
     Raises:
       ValueError: In `update`, if `axis_name` is not bound or an update is already summed.
@@ -64,7 +64,7 @@ def skip_nonfinite(
       >>> tx = jaxcomm.skip_nonfinite(optax.chain(jaxcomm.mean(), optax.sgd(1.0)))
       >>> def one_step(g):
       ...     update, state = tx.update(g, tx.init(g))
-      ...     return update, state.skipped
+      ...     return update, state.skipped_steps
       >>> for result in jax.vmap(one_step, axis_name="data")(jnp.array([1.0, jnp.nan])):
       ...     print(result)
       [0. 0.]
@@ -73,7 +73,7 @@ def skip_nonfinite(
     inner = optax.with_extra_args_support(tx)
 
     def init_fn(params: PyTree) -> SkipNonfiniteState:
-        diagnostics = {"skipped": jnp.zeros((), jnp.float32)}
+        diagnostics = {"skipped_steps": jnp.zeros((), jnp.float32)}
         return SkipNonfiniteState(jnp.zeros((), jnp.int32), inner.init(params), diagnostics)
 
     def update_fn(
@@ -90,9 +90,9 @@ def skip_nonfinite(
         def zeros(like: PyTree) -> PyTree:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
-        skipped = optax.safe_increment(state.skipped)
+        skipped = optax.safe_increment(state.skipped_steps)
         after_skip = state._replace(
-            skipped=skipped, diagnostics={"skipped": skipped.astype(jnp.float32)}
+            skipped_steps=skipped, diagnostics={"skipped_steps": skipped.astype(jnp.float32)}
         )
 
         def update() -> tuple[PyTree, SkipNonfiniteState]:

@@ -11,14 +11,14 @@ from jaxcomm.gossip._matcha_plan import MatchaPlan
 from jaxcomm.gossip._neighbors import MixingStep
 from jaxcomm.gossip._to_mixing import to_mixing
 
-Order = Literal["mix_then_adapt", "adapt_then_combine"]
+Order = Literal["combine_then_adapt", "adapt_then_combine"]
 
 
 def dpsgd(
     mixing: Any,
     *,
     axis_name: AxisName = "data",
-    order: Order = "mix_then_adapt",
+    order: Order = "combine_then_adapt",
     seed: int = 0,
     key: jax.Array | None = None,
     diagnostics: bool = False,
@@ -39,7 +39,7 @@ def dpsgd(
       mixing: A networkx graph, a symmetric matrix [n, n], a list of them to cycle through, or a
         :class:`Mixing`.
       axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
-      order: `"mix_then_adapt"` or `"adapt_then_combine"`.
+      order: `"combine_then_adapt"` or `"adapt_then_combine"`.
       seed: Seed for random mixing.
       key: A typed threefry key that replaces `seed`.
       diagnostics: Whether the state's field `diagnostics` reports the `disagreement`

@@ -18,7 +18,7 @@ class ExactAverageState(NamedTuple):
 
 
 def periodic_averaging(
-    every: int, gossip: optax.GradientTransformation | None = None
+    period: int, gossip: optax.GradientTransformation | None = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gossip that sets all workers to their exact mean in every k-th step.
 
@@ -35,7 +35,7 @@ def periodic_averaging(
     workers (`present`) are not averaged and do not change.
 
     Args:
-      every: k, an int of at least 1.
+      period: k, an int of at least 1.
       gossip: A method of :mod:`jaxcomm.gossip`.
 
     Returns:
@@ -50,8 +50,8 @@ def periodic_averaging(
       >>> push = gossip.sgp(gossip.one_peer_exponential(8))
       >>> tx = optax.chain(optax.sgd(0.1), gossip.periodic_averaging(10, push))
     """
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ValueError(f"`every` must be a Python int of at least 1, got {every!r}.")
+    if not isinstance(period, int) or isinstance(period, bool) or period < 1:
+        raise ValueError(f"`period` must be a Python int of at least 1, got {period!r}.")
     update = getattr(gossip, "update", None)
     if update is None or "exact" not in inspect.signature(update).parameters:
         raise ValueError(
@@ -73,7 +73,7 @@ def periodic_averaging(
         **extra_args: Any,
     ) -> tuple[PyTree, ExactAverageState]:
         step = optax.safe_increment(state.step)
-        now = (step % every == 0) | jnp.asarray(exact)
+        now = (step % period == 0) | jnp.asarray(exact)
         updates, after = inner.update(updates, state.gossip, params, exact=now, **extra_args)
         return updates, ExactAverageState(step, after)
 

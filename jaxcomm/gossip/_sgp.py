@@ -22,13 +22,13 @@ class PushSum(NamedTuple):
 def sgp(
     mixing: Any,
     *,
-    delay: int = 0,
+    overlap: int = 0,
     axis_name: AxisName = "data",
     seed: int = 0,
     key: jax.Array | None = None,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Stochastic gradient push (SGP); with `delay`, Overlap SGP.
+    r"""Stochastic gradient push (SGP); with `overlap`, Overlap SGP.
 
     Parameters are :math:`z_i = x_i / w_i`. The sum is :math:`x_i`, and the mass :math:`w_i` is 1 at
     the start:
@@ -37,14 +37,14 @@ def sgp(
 
     The columns of :math:`P` add to 1: senders split what they have. The sums over workers are
     therefore preserved, and graphs may be directed and change between steps. A worker sends its
-    parameters and 4 bytes to each of its receivers. With `delay` :math:`\tau`, shares arrive
+    parameters and 4 bytes to each of its receivers. With `overlap` :math:`\tau`, shares arrive
     :math:`\tau` steps late, so a step need not wait for its own messages.
 
     Args:
       mixing: A graph, directed or not; a list of graphs to cycle through, such as
         :func:`one_peer_exponential`; a matrix whose columns add to 1; or a :class:`Mixing`. Graphs
         become matrices with equal shares (`"push"`).
-      delay: :math:`\tau`, an int of at least 0. A worker stores this number of copies of the
+      overlap: :math:`\tau`, an int of at least 0. A worker stores this number of copies of the
         parameters.
       axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
       seed: Seed for random mixing.
@@ -52,14 +52,14 @@ def sgp(
       diagnostics: As for :func:`dpsgd`. The disagreement is between the shares as received.
 
     Returns:
-      A transformation as returned by :func:`dpsgd`. If the rows also add to 1 and `delay` is 0, the
-      masses stay 1, and this is D-PSGD with `order="adapt_then_combine"`. In general, the mean of
-      :math:`x_i`, including shares in flight, moves by the mean of the updates; the mean of the
+      A transformation as returned by :func:`dpsgd`. If the rows also add to 1 and `overlap` is 0,
+      the masses stay 1, and this is D-PSGD with `order="adapt_then_combine"`. In general, the mean
+      of :math:`x_i`, including shares in flight, moves by the mean of the updates; the mean of the
       parameters does not.
 
     Raises:
-      ValueError: If `delay` is negative, the columns do not add to 1, or the graph is not strongly
-        connected.
+      ValueError: If `overlap` is negative, the columns do not add to 1, or the graph is not
+        strongly connected.
 
     Example:
       >>> import optax
@@ -70,14 +70,14 @@ def sgp(
       Assran et al., `Stochastic Gradient Push for Distributed Deep Learning
       <https://arxiv.org/abs/1811.10792>`_, 2018.
     """
-    if not isinstance(delay, int) or isinstance(delay, bool) or delay < 0:
-        raise ValueError(f"`delay` must be a Python int of at least 0, got {delay!r}.")
+    if not isinstance(overlap, int) or isinstance(overlap, bool) or overlap < 0:
+        raise ValueError(f"`overlap` must be a Python int of at least 0, got {overlap!r}.")
     mixing = to_mixing(mixing, "push")
 
     def start(units: list[jax.Array]) -> PushSum:
         mass = jnp.ones((), units[0].dtype if units else jnp.float32)
         zeros = [*map(jnp.zeros_like, units)], jnp.zeros_like(mass)
-        return PushSum(mass, [zeros for _ in range(delay)])
+        return PushSum(mass, [zeros for _ in range(overlap)])
 
     def method(
         mixing_step: MixingStep, memory: PushSum, z: list[jax.Array], steps: list[jax.Array]

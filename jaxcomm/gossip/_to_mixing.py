@@ -36,11 +36,11 @@ def _independent(probabilities: Sequence[float]) -> Active:
     return lambda key, step: jax.random.uniform(key, chances.shape, jnp.float32) < chances
 
 
-def to_mixing(given: Any, rule: Rule = "metropolis") -> Mixing:
+def to_mixing(graph: Any, rule: Rule = "metropolis") -> Mixing:
     """Converts a graph, matrix, MATCHA plan, or list of graphs or matrices to a mixing.
 
     Args:
-      given: One of these. A list is used one item per step, in a cycle. A :class:`Mixing` is
+      graph: One of these. A list is used one item per step, in a cycle. A :class:`Mixing` is
         returned unchanged.
       rule: The rule that count a graph into a matrix; see :func:`mixing_matrix`.
 
@@ -48,7 +48,7 @@ def to_mixing(given: Any, rule: Rule = "metropolis") -> Mixing:
       The mixing.
 
     Raises:
-      ValueError: If `given` has another type, or the columns of a matrix do not add to 1.
+      ValueError: If `graph` has another type, or the columns of a matrix do not add to 1.
 
     Example:
       >>> from jaxcomm import gossip
@@ -56,23 +56,23 @@ def to_mixing(given: Any, rule: Rule = "metropolis") -> Mixing:
       >>> mixing.degree, len(mixing.edges), round(mixing.rho, 3), mixing.messages.tolist()
       (2, 16, 0.648, [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
     """
-    if isinstance(given, Mixing):
-        return given
-    if isinstance(given, MatchaPlan):
-        if not given.matchings:
-            return Mixing((np.eye(given.workers),))
-        laplacians = laplacians_of(given.workers, given.matchings)
-        matrices = tuple(np.eye(given.workers) - given.alpha * each for each in laplacians)
-        return Mixing(matrices, given.probabilities, _independent(given.probabilities))
-    if is_graph(given):
-        return Mixing((mixing_matrix(given, rule),))
-    if isinstance(given, list | tuple) and given and not np.isscalar(given[0][0]):
-        return cyclic(given, rule)
-    if isinstance(given, np.ndarray | list | tuple):
-        return Mixing((_require_matrix(given),))
+    if isinstance(graph, Mixing):
+        return graph
+    if isinstance(graph, MatchaPlan):
+        if not graph.matchings:
+            return Mixing((np.eye(graph.workers),))
+        laplacians = laplacians_of(graph.workers, graph.matchings)
+        matrices = tuple(np.eye(graph.workers) - graph.alpha * each for each in laplacians)
+        return Mixing(matrices, graph.probabilities, _independent(graph.probabilities))
+    if is_graph(graph):
+        return Mixing((mixing_matrix(graph, rule),))
+    if isinstance(graph, list | tuple) and graph and not np.isscalar(graph[0][0]):
+        return cyclic(graph, rule)
+    if isinstance(graph, np.ndarray | list | tuple):
+        return Mixing((_require_matrix(graph),))
     raise ValueError(
         "Mixing is a networkx graph, a matrix [n, n], a `MatchaPlan`, or a list of graphs or "
-        f"matrices to cycle through, got {given!r}."
+        f"matrices to cycle through, got {graph!r}."
     )
 
 

@@ -1,21 +1,21 @@
 """Train with several processes: start them on one machine, or join them on any cluster.
 
 `python -m jaxcomm.launch --processes 4 -- script.py` starts a script in several processes. The
-script calls :func:`join` before other code uses a device. On a cluster, the cluster's own manager
-starts the script.
+script calls :func:`initialize` before other code uses a device. On a cluster, the cluster's own
+manager starts the script.
 """
 
 from jaxcomm.launch._command_line import LaunchOptions, parse, start
 from jaxcomm.launch._errors import LaunchError, LostProcessError
-from jaxcomm.launch._join import has_joined, is_first, join, reraise_lost_process
+from jaxcomm.launch._join import initialize, is_initialized, is_main_process, reraise_lost_process
 
 __all__ = [
     "LaunchError",
     "LostProcessError",
     "LaunchOptions",
-    "has_joined",
-    "is_first",
-    "join",
+    "is_initialized",
+    "is_main_process",
+    "initialize",
     "parse",
     "reraise_lost_process",
     "start",

@@ -27,7 +27,7 @@ interface. When one process fails, and on Ctrl+C or SIGTERM, it stops all of the
 that of the first process that failed.
 
 The command after `--` is the arguments of Python: a script, or -m and a module, with their
-arguments. A script joins the other processes with `jaxcomm.launch.join()`.
+arguments. A script joins the other processes with `jaxcomm.launch.initialize()`.
 """
 
 

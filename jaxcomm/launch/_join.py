@@ -62,7 +62,7 @@ def _exit_hook(show: Hook) -> Hook:
     return end
 
 
-def join(timeout: float | None = None, *, only_first_prints: bool = False) -> None:
+def initialize(timeout: float | None = None, *, only_main_process_prints: bool = False) -> None:
     """Joins this process to its cluster; then `jax.devices()` has the devices of all processes.
 
     Call this before other code uses a device. `python -m jaxcomm.launch` or the variables
@@ -78,8 +78,8 @@ def join(timeout: float | None = None, *, only_first_prints: bool = False) -> No
     Args:
       timeout: The seconds within which all processes must start, at most a week. Default:
         JAXCOMM_START_TIMEOUT, or 300.
-      only_first_prints: Whether to discard the standard output of all processes except process 0
-        from now on.
+      only_main_process_prints: Whether to discard the standard output of all processes except
+        process 0 from now on.
 
     Raises:
       LaunchError: If processes are missing, or there is no such cluster.
@@ -88,7 +88,7 @@ def join(timeout: float | None = None, *, only_first_prints: bool = False) -> No
       >>> import os
       >>> from jaxcomm import launch
       >>> os.environ["JAX_NUM_PROCESSES"] = "two"
-      >>> launch.join()
+      >>> launch.initialize()
       Traceback (most recent call last):
           ...
       jaxcomm.launch._errors.LaunchError: a process of a cluster needs ...
@@ -103,7 +103,7 @@ def join(timeout: float | None = None, *, only_first_prints: bool = False) -> No
         call(bind, cluster.processes, seconds, token)
     else:
         answer(cluster.coordinator, cluster.process, cluster.processes, seconds, token)
-    if cluster.process and only_first_prints:
+    if cluster.process and only_main_process_prints:
         # Redirect the file descriptor, since Gloo's C++ code prints too.
         with open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), sys.stdout.fileno())
@@ -135,26 +135,26 @@ def join(timeout: float | None = None, *, only_first_prints: bool = False) -> No
     sys.excepthook = _exit_hook(sys.excepthook)
 
 
-def has_joined() -> bool:
+def is_initialized() -> bool:
     """Returns whether this process has joined a cluster.
 
     Example:
       >>> from jaxcomm import launch
-      >>> launch.has_joined()
+      >>> launch.is_initialized()
       False
     """
     return jax.distributed.is_initialized()
 
 
-def is_first() -> bool:
+def is_main_process() -> bool:
     """Returns whether this process should print and record: process 0, or the only process.
 
     Example:
       >>> from jaxcomm import launch
-      >>> launch.is_first()
+      >>> launch.is_main_process()
       True
     """
-    return not has_joined() or jax.process_index() == 0
+    return not is_initialized() or jax.process_index() == 0
 
 
 @contextlib.contextmanager
@@ -172,7 +172,7 @@ def reraise_lost_process() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not has_joined() or not _may_mean_lost_process(error):
+        if not is_initialized() or not _may_mean_lost_process(error):
             raise
         first_line = str(error).strip().splitlines()[0]
         raise LostProcessError(

@@ -30,9 +30,9 @@ def deep_gradient_compression(
     ratio: float = 0.001,
     momentum: float = 0.9,
     nesterov: bool = False,
-    masking: bool = True,
-    clip: float | None = None,
-    sample: float | None = None,
+    momentum_masking: bool = True,
+    max_norm: float | None = None,
+    sample_ratio: float | None = None,
     warmup_every: int | None = None,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
@@ -55,19 +55,20 @@ def deep_gradient_compression(
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
       momentum: :math:`\mu` in [0, 1). At 0 the method is top-k with error feedback.
       nesterov: Whether to use Nesterov momentum.
-      masking: Whether to clear the velocity at the coordinates that were sent. With `ratio=1`, the
-        method is SGD with momentum if `masking` is False, and SGD without momentum if it is True.
-      clip: :math:`c`, the target l2 norm of the mean gradient. Each worker clips its own gradient,
-        over all leaves together, to :math:`c / \sqrt n` before weighting; this assumes that
-        gradients of different workers are independent. Default: no clipping. The paper clips for
-        recurrent networks.
-      sample: The fraction of coordinates, such as 0.01, from which to estimate the threshold. At
-        most :math:`k` coordinates are then sent. Default: the exact top-k.
+      momentum_masking: Whether to clear the velocity at the coordinates that were sent. With
+        `ratio=1`, the method is SGD with momentum if `momentum_masking` is False, and SGD without
+        momentum if it is True.
+      max_norm: :math:`c`, the target l2 norm of the mean gradient. Each worker clips its own
+        gradient, over all leaves together, to :math:`c / \sqrt n` before weighting; this assumes
+        that gradients of different workers are independent. Default: no clipping. The paper clips
+        for recurrent networks.
+      sample_ratio: The fraction of coordinates, such as 0.01, from which to estimate the
+        threshold. At most :math:`k` coordinates are then sent. Default: the exact top-k.
       warmup_every: The number of steps in each warm-up stage. The stages use those of the ratios
         25 %, 6.25 %, 1.5625 % and 0.4 % that are above `ratio`. A stage in the paper is one epoch.
         Default: no warm-up.
-      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` sets the unit of the top-k: a
-        `"leaf"`, as in the paper's code, or a `"bucket"` of leaves, the default. With
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` sets the unit of the
+        top-k: a `"leaf"`, as in the paper's code, or a `"bucket"` of leaves, the default. With
         `diagnostics`, `residual_norm` is the norm of :math:`u_i` and :math:`v_i` together.
 
     Returns:
@@ -101,16 +102,18 @@ def deep_gradient_compression(
     them with `optax.partition` and :func:`jaxcomm.mean`.
     """
 
-    if clip is not None and (not isinstance(clip, int | float) or not clip > 0):
-        raise ValueError(f"`clip` must be a positive Python float, got {clip!r}.")
+    if max_norm is not None and (not isinstance(max_norm, int | float) or not max_norm > 0):
+        raise ValueError(f"`max_norm` must be a positive Python float, got {max_norm!r}.")
     if warmup_every is not None:
         require_steps("warmup_every", warmup_every)
 
     def stage(ratio: float) -> optax.GradientTransformationExtraArgs:
-        codec = error_feedback(top_k(ratio=ratio, sample=sample))
+        codec = error_feedback(top_k(ratio=ratio, sample_ratio=sample_ratio))
         return all_gather_mean(
             axis_name,
-            momentum_correction(codec, momentum, nesterov=nesterov, masking=masking),
+            momentum_correction(
+                codec, momentum, nesterov=nesterov, momentum_masking=momentum_masking
+            ),
             **options,
         )
 
@@ -118,7 +121,7 @@ def deep_gradient_compression(
     if warmup_every is not None:
         stages = [stage(larger) for larger in _WARM_UP_RATIOS if larger > ratio]
         sparse = warmup([*stages, sparse], warmup_every)
-    if clip is None:
+    if max_norm is None:
         return sparse
 
     @averages_over(axis_name)
@@ -128,8 +131,8 @@ def deep_gradient_compression(
         require_floating(updates)
         leaves, treedef = jax.tree.flatten(updates)
         if leaves:
-            max_norm = clip / math.sqrt(_axis.size(axis_name))
-            leaves = clip_together([leaf.astype(jnp.float32) for leaf in leaves], max_norm)
+            worker_norm = max_norm / math.sqrt(_axis.size(axis_name))
+            leaves = clip_together([leaf.astype(jnp.float32) for leaf in leaves], worker_norm)
         result, new_state = sparse.update(
             jax.tree.unflatten(treedef, leaves), state, params, **extra_args
         )

@@ -64,8 +64,9 @@ def global_qsgd(
         another `bits` or `norm`.
       reduce: `"sum"`, `"tree"` or `"two_stage"`. Default: `"sum"` for uniform levels, `"tree"` for
         exponential levels.
-      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. With `diagnostics`, the state's field
-        `diagnostics` holds float32 scalars, which :func:`jaxcomm.make_step` copies into its
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. With `diagnostics`, the
+        state's field `diagnostics` holds float32 scalars, which :func:`jaxcomm.make_step` copies
+        into its
         metrics: `compression_error`, the squared error of what a worker sent over the squared norm
         of its input, a mean over workers; `density`, the nonzero fraction of what a worker sent, a
         mean over workers; `residual_norm`, the root mean square over workers of the l2 norm of

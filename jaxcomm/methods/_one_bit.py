@@ -35,8 +35,8 @@ def one_bit_sgd(
       axis_name: The mesh axis, or axes, that number the workers.
       decay: The factor that multiplies the residual in each step, in (0, 1].
       residual_dtype: The dtype of :math:`e_i`: float32, or bfloat16 for half the memory.
-      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` is `"leaf"` by default, with
-        separate means per column; a `"bucket"` is one column.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` is `"leaf"` by
+        default, with separate means per column; a `"bucket"` is one column.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of

@@ -33,7 +33,7 @@ def s2_reducer(
     axis_name: AxisName = "data",
     *,
     density: float,
-    ratio: float,
+    sketch_ratio: float,
     rows: int = 1,
     granularity: Granularity = "row",
     decode: Decode = "mean",
@@ -79,7 +79,9 @@ def s2_reducer(
 
       optax.partition(
           {
-              "sparse": jaxcomm.s2_reducer(density=0.05, ratio=1.4, rows=3, decode="peel"),
+              "sparse": jaxcomm.s2_reducer(
+                  density=0.05, sketch_ratio=1.4, rows=3, decode="peel"
+              ),
               "dense": jaxcomm.mean(),
           },
           {"embedding": "sparse", "lstm": "dense", "softmax": "dense"},
@@ -88,7 +90,7 @@ def s2_reducer(
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
       density: The capacity for the union over workers, :math:`K / d`, in (0, 1].
-      ratio: Cells of the table per coordinate of capacity.
+      sketch_ratio: Cells of the table per coordinate of capacity.
       rows: Rows of the table: 1 for `"mean"`, 3 for `"peel"`.
       granularity: The unit of one bit in the bitmap: a `"row"` (all but the first axis), an
         `"element"`, or a block of a given number of coordinates. :math:`U` is a union of these.
@@ -96,8 +98,9 @@ def s2_reducer(
       bits: 32, or 8 with `"peel"`.
       overflow: What happens if the union exceeds the capacity or, with `bits=8`, if some
         coordinates do not peel: `"nan"` makes the update NaN, `"drop"` drops these coordinates.
-      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` is `"leaf"` by default, since a
-        `"bucket"` has no rows. `diagnostics` adds to `compression_error`, `density` and
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` is `"leaf"` by
+        default, since a `"bucket"` has no rows. `diagnostics` adds to `compression_error`,
+        `density` and
         `residual_norm`: `union_density`, the density of the union; `expected_error`, :math:`(K -
         1)/c` of estimates, plus what is dropped; `unpeeled`, the fraction of the union that did not
         peel; and `overflow`, the fraction over capacity or, with `bits=8`, lost.
@@ -112,7 +115,7 @@ def s2_reducer(
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
-      >>> tx = jaxcomm.s2_reducer(density=0.5, ratio=2, rows=3, decode="peel")
+      >>> tx = jaxcomm.s2_reducer(density=0.5, sketch_ratio=2, rows=3, decode="peel")
       >>> average = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"))
       >>> x = jnp.zeros((2, 8, 3)).at[0, 1].set(2.0).at[1, 6].set(4.0)
       >>> print(average(x)[0].T)
@@ -132,7 +135,7 @@ def s2_reducer(
         decode,
         bits,
         density=density,
-        ratio=ratio,
+        sketch_ratio=sketch_ratio,
         rows=rows,
         granularity=granularity,
         overflow=overflow,

@@ -9,7 +9,8 @@ from jaxcomm._base import AxisName
 from jaxcomm._require import checked
 from jaxcomm.aggregation import all_gather_mean, majority_vote
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
-from jaxcomm.compression.feedback import error_feedback, momentum
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.feedback import momentum as with_momentum
 from jaxcomm.compression.quantizers import scaled_signs, signs
 
 
@@ -55,7 +56,7 @@ def sign_sgd(
 def signum(
     axis_name: AxisName = "data",
     *,
-    decay: float = 0.9,
+    momentum: float = 0.9,
     seed: int = 0,
     key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -70,7 +71,7 @@ def signum(
 
     Args:
       axis_name: The mesh axis, or axes, that number the workers.
-      decay: :math:`\beta` in [0, 1), a Python float; 0 is :func:`sign_sgd`.
+      momentum: :math:`\beta` in [0, 1), a Python float; 0 is :func:`sign_sgd`.
       seed: The seed of the coins that decide on zeros and ties; may be traced.
       key: A typed threefry key, which replaces `seed`.
 
@@ -80,12 +81,12 @@ def signum(
       workers and changes no worker's momentum.
 
     Raises:
-      ValueError: If `decay` is out of range; in `update`, under the conditions of
+      ValueError: If `momentum` is out of range; in `update`, under the conditions of
         :func:`jaxcomm.majority_vote`.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
-      >>> tx = jaxcomm.signum(decay=0.5)
+      >>> tx = jaxcomm.signum(momentum=0.5)
       >>> def two_steps(first, second):
       ...     _, state = tx.update(first, tx.init(first))
       ...     return tx.update(second, state)[0]
@@ -98,7 +99,7 @@ def signum(
       Bernstein et al., `signSGD with Majority Vote is Communication Efficient and Fault Tolerant
       <https://arxiv.org/abs/1810.05291>`_, 2019.
     """
-    return majority_vote(axis_name, codec=momentum(signs(), decay), seed=seed, key=key)
+    return majority_vote(axis_name, codec=with_momentum(signs(), momentum), seed=seed, key=key)
 
 
 @checked("decay")
@@ -124,8 +125,8 @@ def ef_sign_sgd(
       axis_name: The mesh axis, or axes, that number the workers.
       decay: The factor that multiplies the residual in each step, in (0, 1].
       residual_dtype: The dtype of :math:`e_i`: float32, or bfloat16 for half the memory.
-      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` sets which coordinates share a
-        magnitude and is `"leaf"` by default.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` sets which coordinates
+        share a magnitude and is `"leaf"` by default.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of

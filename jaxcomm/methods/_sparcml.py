@@ -45,8 +45,9 @@ def sparcml(
         admitted.
       granularity: The unit of one index: a `"row"` (all but the first axis), an `"element"`, or a
         block of a given number of coordinates.
-      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` is `"leaf"` by default, since a
-        `"bucket"` has no rows. `diagnostics` also has `overflow`, the rows that did not fit.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` is `"leaf"` by
+        default, since a `"bucket"` has no rows. `diagnostics` also has `overflow`, the rows that
+        did not fit.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of

@@ -34,7 +34,7 @@ from jaxcomm.synchronization._stragglers import (
     deterministic,
     exponential,
     pareto,
-    trace,
+    recorded_times,
 )
 from jaxcomm.synchronization._streaming_diloco import streaming_diloco
 from jaxcomm.synchronization._triggers import (
@@ -89,7 +89,7 @@ __all__ = [
     "slowmo",
     "streaming_diloco",
     "k_batch_sync",
-    "trace",
+    "recorded_times",
     "wait_at_barrier",
     "window_gradients",
     "windows",

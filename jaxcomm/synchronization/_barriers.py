@@ -98,7 +98,7 @@ def neighbor_barrier(mixing: Any, *, seconds: float = 0.0, seed: int = 0) -> Bar
     return barrier
 
 
-def wait_at_barrier(clocks: jax.Array, work: jax.Array, meeting: Barrier) -> jax.Array:
+def wait_at_barrier(clocks: jax.Array, work: jax.Array, barrier: Barrier) -> jax.Array:
     r"""The clocks of workers after a step and the barrier at its end.
 
     .. math:: T_i \gets \max_{j \in \{i\} \cup \mathrm{waits}(i)} (T_j + w_j) + c_i
@@ -106,7 +106,7 @@ def wait_at_barrier(clocks: jax.Array, work: jax.Array, meeting: Barrier) -> jax
     Args:
       clocks: :math:`T`, float32[workers], seconds.
       work: :math:`w`, float32[workers], seconds of the step.
-      meeting: The barrier: which workers wait for which, and :math:`c`.
+      barrier: The barrier: which workers wait for which, and :math:`c`.
 
     Returns:
       float32[workers], seconds.
@@ -121,6 +121,6 @@ def wait_at_barrier(clocks: jax.Array, work: jax.Array, meeting: Barrier) -> jax
     """
     done = clocks + work
     return (
-        jnp.max(jnp.where(meeting.waits_for, done[None, :], done[:, None]), axis=1)
-        + meeting.seconds
+        jnp.max(jnp.where(barrier.waits_for, done[None, :], done[:, None]), axis=1)
+        + barrier.seconds
     )

@@ -23,7 +23,7 @@ class Clock(NamedTuple):
     minibatches: jax.Array  # int32[], the number that all workers together have finished
     idle: jax.Array  # int32[], the number of windows in which no worker finished a mini-batch
     starved: jax.Array  # int32[workers], windows in which each aborted its work, finishing nothing
-    rest: jax.Array  # float32[], the rounding error of `seconds`
+    compensation: jax.Array  # float32[], the rounding error of `seconds`
 
 
 class Windows(NamedTuple):
@@ -39,7 +39,7 @@ def windows(
     *,
     workers: int,
     minibatches: int,
-    communication: float | Callable[[jax.Array], jax.Array] = 0.0,
+    communication_seconds: float | Callable[[jax.Array], jax.Array] = 0.0,
     in_flight: InFlight = "finish_late",
     seed: int = 0,
 ) -> Windows:
@@ -56,8 +56,8 @@ def windows(
       trigger: Ends a window.
       workers: The number of workers.
       minibatches: M, the largest number of mini-batches per worker and window.
-      communication: :math:`c`, seconds, such as :meth:`jaxcomm.wire.Account.seconds` of a step; or
-        a function of the number of closed windows, int32[], if the seconds vary.
+      communication_seconds: :math:`c`, seconds, such as :meth:`jaxcomm.wire.Account.seconds` of a
+        step; or a function of the number of closed windows, int32[], if the seconds vary.
       in_flight: As for :func:`close_window`. With `"abort"`, `starved` of the clock counts the
         windows in which a worker finished nothing.
       seed: Seed of the times.
@@ -79,7 +79,7 @@ def windows(
       ...     fastest_worker(),
       ...     workers=2,
       ...     minibatches=4,
-      ...     communication=0.5,
+      ...     communication_seconds=0.5,
       ... )
       >>> window, clock = close(start)
       >>> print(window.finished, clock.seconds, clock.minibatches)
@@ -92,8 +92,8 @@ def windows(
     """
     require_int(workers, "workers")
     require_int(minibatches, "minibatches")
-    if not callable(communication):
-        require_seconds(communication, "communication")
+    if not callable(communication_seconds):
+        require_seconds(communication_seconds, "communication_seconds")
     if trigger.longest < straggler.minimum:
         raise ValueError(
             f"A deadline of {trigger.longest:g} seconds is shorter than one mini-batch, which "
@@ -102,13 +102,17 @@ def windows(
     key = _noise.make_key(seed, None)
 
     def draw(number: jax.Array) -> jax.Array:
-        return straggler.draw(key, number, (workers, minibatches))
+        return straggler.sample(key, number, (workers, minibatches))
 
     def close(clock: Clock) -> tuple[Window, Clock]:
         window, queue = close_window(clock.queue, draw(clock.windows), trigger, in_flight=in_flight)
         finished = window.finished.astype(jnp.int32)
-        sent = communication(clock.windows) if callable(communication) else communication
-        took = window.seconds + sent + clock.rest
+        sent = (
+            communication_seconds(clock.windows)
+            if callable(communication_seconds)
+            else communication_seconds
+        )
+        took = window.seconds + sent + clock.compensation
         seconds = clock.seconds + took
         return window, Clock(
             queue=queue,
@@ -117,7 +121,7 @@ def windows(
             minibatches=clock.minibatches + jnp.sum(finished, dtype=jnp.int32),
             idle=clock.idle + jnp.all(finished == 0).astype(jnp.int32),
             starved=clock.starved + ((finished == 0) & (in_flight == "abort")).astype(jnp.int32),
-            rest=took - (seconds - clock.seconds),
+            compensation=took - (seconds - clock.seconds),
         )
 
     zero, none = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)

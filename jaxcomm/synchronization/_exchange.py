@@ -40,7 +40,7 @@ class LocalState(NamedTuple):
     done: PerWorker  # each worker's steps since the last exchange
     diagnostics: dict[
         str, jax.Array
-    ]  # float32[], `skipped_steps` before the last exchange, and `failed` exchanges
+    ]  # float32[], `skipped_steps` before the last exchange, and `skipped_exchanges` exchanges
 
 
 def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
@@ -130,7 +130,10 @@ def average_every(
                 updates,
                 local._replace(
                     since=jnp.zeros((), jnp.int32),
-                    diagnostics={**state.diagnostics, "failed": state.diagnostics["failed"] + 1},
+                    diagnostics={
+                        **state.diagnostics,
+                        "skipped_exchanges": state.diagnostics["skipped_exchanges"] + 1,
+                    },
                 ),
             )
             return select_if_finite(averaged, anchor, averaged_result, local_result)

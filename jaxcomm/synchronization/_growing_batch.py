@@ -13,7 +13,7 @@ from jaxcomm.synchronization._require import require_int
 
 
 def growing_batch(
-    initial: int, growth: float, maximum: int, *, restart: int | None = None
+    initial: int, growth: float, maximum: int, *, restart_period: int | None = None
 ) -> Callable[[jax.Array], jax.Array]:
     r"""A growing number of mini-batches per worker between exchanges.
 
@@ -26,8 +26,8 @@ def growing_batch(
       initial: :math:`m_0`, the number before the first exchange, at least 1.
       growth: :math:`\rho`, above 1.
       maximum: :math:`M`, the number of mini-batches that are passed to :func:`window_gradients`.
-      restart: :math:`R`, the number of exchanges after which the batch is small again. Default:
-        never.
+      restart_period: :math:`R`, the number of exchanges after which the batch is small again.
+        Default: never.
 
     Returns:
       A function from the number of exchanges so far, int32[], to int32[].
@@ -47,8 +47,8 @@ def growing_batch(
     """
     require_int(initial, "initial")
     require_int(maximum, "maximum")
-    if restart is not None:
-        require_int(restart, "restart")
+    if restart_period is not None:
+        require_int(restart_period, "restart_period")
     if not 1 < growth < math.inf:
         raise ValueError(f"`growth` must be above 1 and finite, got {growth!r}.")
     sizes = [min(initial, maximum)]
@@ -56,7 +56,7 @@ def growing_batch(
         sizes.append(min(math.floor(initial * growth ** len(sizes)), maximum))
 
     def size(exchanges: jax.Array) -> jax.Array:
-        since = exchanges if restart is None else exchanges % restart
+        since = exchanges if restart_period is None else exchanges % restart_period
         return jnp.asarray(sizes, jnp.int32)[jnp.minimum(since, len(sizes) - 1)]
 
     return size
@@ -69,7 +69,7 @@ class ProximalState(NamedTuple):
     center: PyTree  # the parameters at the last restart
 
 
-def proximal_point(strength: float, restart: int) -> optax.GradientTransformation:
+def proximal_point(strength: float, restart_period: int) -> optax.GradientTransformation:
     r"""Adds the gradient of a squared distance to the parameters at the last restart.
 
     .. math:: g \gets g + \theta\, (x - y), \qquad y \gets x \text{ at every } R\text{-th step}
@@ -80,7 +80,7 @@ def proximal_point(strength: float, restart: int) -> optax.GradientTransformatio
 
     Args:
       strength: :math:`\theta`, above 0.
-      restart: R, at least 1.
+      restart_period: R, at least 1.
 
     Returns:
       A transformation to place between the aggregator and the optimizer.
@@ -91,7 +91,7 @@ def proximal_point(strength: float, restart: int) -> optax.GradientTransformatio
     Example:
       >>> import jax.numpy as jnp, optax
       >>> from jaxcomm.synchronization import proximal_point
-      >>> tx = optax.chain(proximal_point(0.5, restart=10), optax.sgd(1.0))
+      >>> tx = optax.chain(proximal_point(0.5, restart_period=10), optax.sgd(1.0))
       >>> updates, _ = tx.update(jnp.float32(1), tx.init(jnp.float32(0)), jnp.float32(0))
       >>> print(updates)
       -1.0
@@ -100,7 +100,7 @@ def proximal_point(strength: float, restart: int) -> optax.GradientTransformatio
       Yu, Jin, `On the Computation and Communication Complexity of Parallel SGD with Dynamic Batch
       Sizes <https://arxiv.org/abs/1905.04346>`_, 2019 (CR-PSGD-Catalyst).
     """
-    require_int(restart, "restart")
+    require_int(restart_period, "restart_period")
     if not 0 < strength < math.inf:
         raise ValueError(f"`strength` must be positive and finite, got {strength!r}.")
 
@@ -114,7 +114,7 @@ def proximal_point(strength: float, restart: int) -> optax.GradientTransformatio
             raise ValueError(
                 "`proximal_point` needs parameters: `tx.update(updates, state, params)`."
             )
-        begins = state.step % restart == 0
+        begins = state.step % restart_period == 0
         center = jax.tree.map(lambda y, x: jnp.where(begins, x, y), state.center, params)
         total = jax.tree.map(
             lambda g, x, y: g + (strength * (x - y)).astype(g.dtype), updates, params, center

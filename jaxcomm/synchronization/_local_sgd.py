@@ -33,9 +33,9 @@ def local_sgd(
     A worker skips its own non-finite steps, for example after a NaN batch. Its other steps count in
     the mean, and it receives the mean like all workers. At each exchange, the state's field
     `diagnostics` counts these steps as `skipped_steps`. If the mean of an exchange is not finite,
-    for example because a codec exceeds its capacity, the exchange counts as `failed`. Workers then
-    keep their displacements and continue locally to the next exchange. Parameters that are not
-    finite at the start stay so, since optax adds updates.
+    for example because a codec exceeds its capacity, the exchange counts as `skipped_exchanges`.
+    Workers then keep their displacements and continue locally to the next exchange. Parameters
+    that are not finite at the start stay so, since optax adds updates.
 
     Args:
       period: H, an int of at least 1, or a schedule: a function of the number of steps so far,

@@ -20,7 +20,7 @@ class RunTime(NamedTuple):
 
 
 def run_time(
-    straggler: Straggler, workers: int, waits_for: int, communication: float = 0.0
+    straggler: Straggler, workers: int, waits_for: int, communication_seconds: float = 0.0
 ) -> RunTime:
     r"""The run time if each worker does one mini-batch and an update uses the first k of them.
 
@@ -34,7 +34,7 @@ def run_time(
       straggler: The model of mini-batch times.
       workers: :math:`n`.
       waits_for: :math:`k`, 1 to n.
-      communication: :math:`c`, seconds of communication per update.
+      communication_seconds: :math:`c`, seconds of communication per update.
 
     Returns:
       The expected seconds per update and mini-batches per second.
@@ -53,8 +53,8 @@ def run_time(
         raise ValueError(
             "No closed form is known for this straggler: simulate it with `windows_run_time`."
         )
-    require_seconds(communication, "communication")
-    seconds = straggler.order_statistic(workers, waits_for) + communication
+    require_seconds(communication_seconds, "communication_seconds")
+    seconds = straggler.order_statistic(workers, waits_for) + communication_seconds
     return RunTime(seconds, waits_for / seconds)
 
 
@@ -117,7 +117,7 @@ def windows_run_time(windows: Windows, updates: int = 10_000) -> RunTime:
 
 def barrier_run_time(
     straggler: Straggler,
-    meetings: BarrierSchedule,
+    barriers: BarrierSchedule,
     workers: int,
     *,
     minibatches: int = 1,
@@ -130,7 +130,7 @@ def barrier_run_time(
 
     Args:
       straggler: The model of mini-batch times.
-      meetings: The result of :func:`global_barrier` or :func:`neighbor_barrier`.
+      barriers: The result of :func:`global_barrier` or :func:`neighbor_barrier`.
       workers: The number of workers.
       minibatches: The number of mini-batches per worker and step.
       updates: The number of simulated steps.
@@ -151,8 +151,8 @@ def barrier_run_time(
     @jax.jit
     def last() -> jax.Array:
         def step(clocks: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
-            work = jnp.sum(straggler.draw(key, number, (workers, minibatches)), axis=1)
-            return wait_at_barrier(clocks, work, meetings(number)), None
+            work = jnp.sum(straggler.sample(key, number, (workers, minibatches)), axis=1)
+            return wait_at_barrier(clocks, work, barriers(number)), None
 
         clocks, _ = jax.lax.scan(step, jnp.zeros(workers), jnp.arange(updates, dtype=jnp.int32))
         return jnp.max(clocks)

@@ -15,7 +15,8 @@ class Straggler(NamedTuple):
     """A model of mini-batch times.
 
     Attributes:
-      draw: `(key, step, (workers, count)) -> float32[workers, count]`, seconds of each mini-batch.
+      sample: `(key, step, (workers, count)) -> float32[workers, count]`, seconds of each
+        mini-batch.
       means: `workers -> float64[workers]`, the expected seconds of a mini-batch of each worker.
       order_statistic: `(workers, k) -> seconds`, the expected time until the first k workers have
         finished one mini-batch; `None` if no closed form is known.
@@ -24,7 +25,7 @@ class Straggler(NamedTuple):
         are random.
     """
 
-    draw: Callable[[jax.Array, jax.Array, tuple[int, int]], jax.Array]
+    sample: Callable[[jax.Array, jax.Array, tuple[int, int]], jax.Array]
     means: Callable[[int], np.ndarray]
     order_statistic: Callable[[int, int], float] | None
     minimum: float = 0.0
@@ -199,7 +200,7 @@ def bernoulli_sleep(base: float, sleep: float, probability: float) -> Straggler:
     return Straggler(draw, lambda workers: np.full(workers, mean), order_statistic, base)
 
 
-def trace(file: str | pathlib.Path) -> Straggler:
+def recorded_times(file: str | pathlib.Path) -> Straggler:
     """Measured times from a file, one line per step, repeated cyclically.
 
     Args:
@@ -215,10 +216,10 @@ def trace(file: str | pathlib.Path) -> Straggler:
 
     Example:
       >>> import pathlib, tempfile
-      >>> from jaxcomm.synchronization import trace
+      >>> from jaxcomm.synchronization import recorded_times
       >>> file = pathlib.Path(tempfile.mkdtemp()) / "times.csv"
       >>> _ = file.write_text("1.0,3.0\\n1.0,5.0\\n")
-      >>> print(trace(file).means(2))
+      >>> print(recorded_times(file).means(2))
       [1. 4.]
     """
     try:

@@ -40,7 +40,9 @@ class FragmentState(NamedTuple):
     outer: Any
     done: PerWorker  # each worker's steps since the last averaging round
     came_off: jax.Array  # bool[], whether its last averaging round succeeded
-    told: dict[str, jax.Array]  # float32[], `skipped_steps` before it, and `failed` rounds
+    told: dict[
+        str, jax.Array
+    ]  # float32[], `skipped_steps` before it, and `skipped_exchanges` rounds
 
 
 class StreamingState(NamedTuple):
@@ -50,7 +52,7 @@ class StreamingState(NamedTuple):
     fragments: tuple[FragmentState, ...]
     diagnostics: dict[
         str, jax.Array
-    ]  # float32[], `skipped_steps` before the last averaging round, and `failed` rounds
+    ]  # float32[], `skipped_steps` before the last averaging round, and `skipped_exchanges` rounds
 
 
 def _split_evenly(params: PyTree, fragments: int) -> list[int]:
@@ -83,7 +85,7 @@ def streaming_diloco(
     *,
     fragments: int,
     overlap: int = 0,
-    mixing: float = 0.0,
+    mixing_factor: float = 0.0,
     aggregator: optax.GradientTransformation | None = None,
     split: Callable[[PyTree], list[int]] | None = None,
     axis_name: AxisName = "data",
@@ -110,7 +112,7 @@ def streaming_diloco(
       fragments: P, at most the number of leaves and at most H.
       overlap: :math:`\tau`, the number of steps between an averaging round and the use of its
         result, below H.
-      mixing: :math:`\alpha` in [0, 1), the weight of a worker's own parameters.
+      mixing_factor: :math:`\alpha` in [0, 1), the weight of a worker's own parameters.
       aggregator: Computes the mean, and determines the messages. Default: the exact mean.
       split: A function from the parameters to the fragment number of each leaf, in order; for
         example, every P-th layer. Default: consecutive leaves, about equal in size.
@@ -130,7 +132,8 @@ def streaming_diloco(
       >>> import optax
       >>> from jaxcomm.synchronization import streaming_diloco
       >>> outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
-      >>> tx = streaming_diloco(optax.sgd(0.1), outer, 100, fragments=4, overlap=5, mixing=0.5)
+      >>> inner = optax.sgd(0.1)
+      >>> tx = streaming_diloco(inner, outer, 100, fragments=4, overlap=5, mixing_factor=0.5)
 
     References:
       Douillard et al., `Streaming DiLoCo <https://arxiv.org/abs/2501.18512>`_, 2025. In the paper,
@@ -152,8 +155,8 @@ def streaming_diloco(
                 f"`{name}` must be a Python int from {least} to {most} for `period`={period}, "
                 f"got {value!r}."
             )
-    if not 0 <= mixing < 1:
-        raise ValueError(f"`mixing` must be in [0, 1), got {mixing!r}.")
+    if not 0 <= mixing_factor < 1:
+        raise ValueError(f"`mixing_factor` must be in [0, 1), got {mixing_factor!r}.")
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
     outer_tx = optax.with_extra_args_support(outer)
     offsets = [number * period // fragments for number in range(fragments)]
@@ -237,7 +240,7 @@ def streaming_diloco(
             )
             local_result = fragment._replace(
                 came_off=jnp.zeros((), bool),
-                told={**fragment.told, "failed": fragment.told["failed"] + 1},
+                told={**fragment.told, "skipped_exchanges": fragment.told["skipped_exchanges"] + 1},
             )
             return select_if_finite(averaged, anchor, averaged_result, local_result)
 
@@ -250,7 +253,7 @@ def streaming_diloco(
             arrives = (step % period == (offset + overlap) % period) & (step >= period + overlap)
             local_params = jax.tree.map(jnp.add, wide(x), wide(u))
             mixed = jax.tree.map(
-                lambda y, a: mixing * y + (1 - mixing) * a, local_params, after.anchor
+                lambda y, a: mixing_factor * y + (1 - mixing_factor) * a, local_params, after.anchor
             )
             applies = arrives & participates & after.came_off
             changes = jax.tree.map(lambda a, u: jnp.where(applies, a, u), updates_to(mixed, x), u)
@@ -261,8 +264,8 @@ def streaming_diloco(
         changes, after = zip(*advanced, strict=True)
         # Every fragment counts each step, so the total is their maximum, not their sum.
         skipped_steps = jnp.max(jnp.stack([fragment.told["skipped_steps"] for fragment in after]))
-        failed = jnp.sum(jnp.stack([fragment.told["failed"] for fragment in after]))
-        report = {"skipped_steps": skipped_steps, "failed": failed}
+        failed = jnp.sum(jnp.stack([fragment.told["skipped_exchanges"] for fragment in after]))
+        report = {"skipped_steps": skipped_steps, "skipped_exchanges": failed}
         return joined(changes, params), StreamingState(step, after, report)
 
     return optax.chain(

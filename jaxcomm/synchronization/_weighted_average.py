@@ -143,7 +143,10 @@ def select_if_finite(
 
 def initial_diagnostics() -> dict[str, jax.Array]:
     """The diagnostics before the first averaging round."""
-    return {"skipped_steps": jnp.zeros((), jnp.float32), "failed": jnp.zeros((), jnp.float32)}
+    return {
+        "skipped_steps": jnp.zeros((), jnp.float32),
+        "skipped_exchanges": jnp.zeros((), jnp.float32),
+    }
 
 
 def weighted_average(

@@ -20,7 +20,7 @@ def _examples(shards: PyTree) -> tuple[int, int]:
 
 
 def window_batches(
-    key: jax.Array, shards: PyTree, first: jax.Array, *, minibatches: int, size: int
+    key: jax.Array, shards: PyTree, first: jax.Array, *, minibatches: int, batch_size: int
 ) -> PyTree:
     r"""Selects the mini-batches of a window from each worker's own examples.
 
@@ -37,7 +37,7 @@ def window_batches(
         in a custom data loader.
       first: int32[workers], the number of the first mini-batch of each: :attr:`Window.first`.
       minibatches: M, the number of mini-batches per worker.
-      size: b, the number of examples per mini-batch; :math:`pb` must fit an int32.
+      batch_size: b, the number of examples per mini-batch; :math:`pb` must fit an int32.
 
     Returns:
       Leaves [workers M, b, ...], a `batch` for steps with :func:`window_gradients`.
@@ -51,19 +51,19 @@ def window_batches(
       >>> from jaxcomm.synchronization import window_batches
       >>> shards = jnp.arange(4).reshape(2, 2)
       >>> dealt = window_batches(
-      ...     jax.random.key(0), shards, jnp.array([0, 5]), minibatches=2, size=1
+      ...     jax.random.key(0), shards, jnp.array([0, 5]), minibatches=2, batch_size=1
       ... )
       >>> sorted(dealt[:2, 0].tolist()), dealt.shape
       ([0, 1], (4, 1))
     """
     require_int(minibatches, "minibatches")
-    require_int(size, "size")
+    require_int(batch_size, "batch_size")
     workers, examples = _examples(shards)
-    window = minibatches * size
+    window = minibatches * batch_size
     epochs = (window + examples - 2) // examples + 1
 
     def rows(worker: jax.Array, number: jax.Array) -> jax.Array:
-        begin = number * size
+        begin = number * batch_size
         worker_key = jax.random.fold_in(key, worker)
 
         def order(epoch: jax.Array) -> jax.Array:
@@ -79,6 +79,6 @@ def window_batches(
 
     def of_leaf(x: jax.Array) -> jax.Array:
         batches = jax.vmap(take)(jnp.asarray(x), chosen)
-        return batches.reshape(workers * minibatches, size, *x.shape[2:])
+        return batches.reshape(workers * minibatches, batch_size, *x.shape[2:])
 
     return jax.tree.map(of_leaf, shards)

@@ -17,7 +17,9 @@ class Queue(NamedTuple):
     """The position of each worker in its sequence of mini-batches."""
 
     position: jax.Array  # int32[workers], the number of its own mini-batches that each has finished
-    left: jax.Array  # float32[workers], remaining seconds of the one in flight; 0 if there is none
+    remaining_seconds: (
+        jax.Array
+    )  # float32[workers], remaining seconds of the one in flight; 0 if there is none
 
 
 def new_queue(workers: int) -> Queue:
@@ -44,7 +46,7 @@ class Window(NamedTuple):
     first: jax.Array  # int32[workers], the number of the first mini-batch of each worker
     finished: jax.Array  # the number of finished mini-batches from that one on: int32[workers], or
     # uint32 if the first may be late and its gradient needs `stale_params`
-    late: jax.Array  # bool[workers], whether the first one began in an earlier window
+    stale: jax.Array  # bool[workers], whether the first one began in an earlier window
 
 
 def require_stale_params(finished: jax.Array | int, stale_params: PyTree) -> None:
@@ -107,7 +109,7 @@ def close_window(
             f"`times` must be [workers, mini-batches] for {len(queue.position)} workers, got shape "
             f"{times.shape}."
         )
-    first = jnp.where(queue.left > 0, queue.left, times[:, 0])
+    first = jnp.where(queue.remaining_seconds > 0, queue.remaining_seconds, times[:, 0])
     # A tree sum has as few roundings as the tree is deep.
     done = lax.associative_scan(jnp.add, times.at[:, 0].set(first), axis=1)
     seconds = trigger(done)
@@ -122,7 +124,7 @@ def close_window(
     in_flight_now = (begins < seconds * (1 - rounding)) & (finished < times.shape[1])
     left = jnp.where(in_flight_now & late, ends - seconds, 0)
     counts = finished.astype(jnp.uint32) if late else finished
-    window = Window(seconds, queue.position, counts, queue.left > 0)
+    window = Window(seconds, queue.position, counts, queue.remaining_seconds > 0)
     return window, Queue(queue.position + finished, left)
 
 
@@ -157,8 +159,8 @@ def stale_params(
       >>> print(stale_params(window, queue, jnp.zeros(2), jnp.zeros(2), jnp.ones(2)))
       [1. 0.]
     """
-    in_flight = queue.left > 0
-    from_earlier_window = in_flight & window.late & (window.finished == 0)
+    in_flight = queue.remaining_seconds > 0
+    from_earlier_window = in_flight & window.stale & (window.finished == 0)
 
     def choose(z: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
         def expand(mask: jax.Array) -> jax.Array:

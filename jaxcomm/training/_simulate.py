@@ -32,7 +32,7 @@ from jaxcomm.wire._walk import SIMULATED
 def simulate(
     loss_fn: LossFn,
     tx: optax.GradientTransformation,
-    num_workers: int | Mapping[str, int],
+    workers: int | Mapping[str, int],
     *,
     axis_name: AxisName = "data",
     has_aux: bool = False,
@@ -49,7 +49,7 @@ def simulate(
     Args:
       loss_fn: As for :func:`jaxcomm.make_step`.
       tx: As for :func:`jaxcomm.make_step`.
-      num_workers: The number of workers, or the sizes of several axes by name, outermost first.
+      workers: The number of workers, or the sizes of several axes by name, outermost first.
       axis_name: The axis of the workers; with a dict of sizes, the axis or axes over which `tx`
         averages. The other axes number the devices of one worker.
       has_aux: Whether `loss_fn` returns a pair.
@@ -59,7 +59,7 @@ def simulate(
 
     Returns:
       A step with the signature of that of :func:`jaxcomm.make_step`. Its state comes from
-      `jaxcomm.init(tx, params, num_workers)` and has the same shapes as on a mesh.
+      `jaxcomm.init(tx, params, workers)` and has the same shapes as on a mesh.
 
     Raises:
       ValueError: Under the conditions of :func:`jaxcomm.make_step`, or if the number of workers is
@@ -70,16 +70,16 @@ def simulate(
       >>> tx = optax.chain(jaxcomm.global_qsgd(), optax.sgd(0.5))
       >>> params = jnp.float32(3)
       >>> opt_state = jaxcomm.init(tx, params, 64)
-      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x) ** 2), tx, num_workers=64)
+      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x) ** 2), tx, workers=64)
       >>> params, opt_state, metrics = step(params, opt_state, jnp.ones(64))
       >>> print(params, metrics["loss"])
       1.0 4.0
     """
-    axes = worker_axes(num_workers, axis_name)
+    axes = worker_axes(workers, axis_name)
     names = _axis.names(axis_name)
     if names != tuple(name for name in axes if name in names):
         raise ValueError(
-            f"`axis_name`={axis_name!r} must name axes of {num_workers!r}, in the same order."
+            f"`axis_name`={axis_name!r} must name axes of {workers!r}, in the same order."
         )
     require_step_of(loss_fn, tx, gradients)
     check_metrics(metrics)

@@ -184,7 +184,7 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
       >>> tx = optax.chain(jaxcomm.global_qsgd(), optax.sgd(0.5))
       >>> params = jnp.zeros(1000)
-      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x[0]) ** 2), tx, num_workers=8)
+      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x[0]) ** 2), tx, workers=8)
       >>> sent = jaxcomm.wire.account(
       ...     step, params, jaxcomm.init(tx, params, 8), jnp.ones((8, 1000))
       ... )

@@ -19,7 +19,7 @@ PATIENCE = 6
 
 
 def adaptive(target: float, codec: Any = lambda r: top_k(ratio=r), **options: Any) -> Any:
-    return jaxcomm.adaptive_ratio("data", codec, RATIOS, target=target, **options)
+    return jaxcomm.adaptive_ratio("data", codec, RATIOS, target_error=target, **options)
 
 
 def stages_of(tx: Any, updates: Any, mode: Mode = "vmap") -> list[int]:
@@ -128,7 +128,7 @@ def test_any_family_and_any_way_to_form_a_mean() -> None:
         "data",
         of_levels,
         [4, 8, 16],
-        target=1e-3,
+        target_error=1e-3,
         aggregate=jaxcomm.two_stage_mean,
         diagnostics=True,
     )
@@ -146,7 +146,7 @@ def test_any_family_and_any_way_to_form_a_mean() -> None:
     [
         ([], {}, "`ratios` must be at least one number, in ascending order"),
         ([0.5, 0.1], {}, "`ratios` must be at least one number, in ascending order"),
-        ([0.5], {"target": 0.0}, "`target` must be a positive"),
+        ([0.5], {"target_error": 0.0}, "`target_error` must be a positive"),
         ([0.5], {"patience": 0}, "`patience` must be a Python int of at least 1"),
         ([0.5], {"diagnostics": 1}, "`diagnostics` must be a Python bool"),
         ([0.5], {"scope": "layer"}, "`scope` must be one of"),
@@ -155,7 +155,7 @@ def test_any_family_and_any_way_to_form_a_mean() -> None:
 def test_bad_options(ratios: list, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         jaxcomm.adaptive_ratio(
-            "data", lambda r: top_k(ratio=r), ratios, **{"target": 0.5, **options}
+            "data", lambda r: top_k(ratio=r), ratios, **{"target_error": 0.5, **options}
         )
 
 

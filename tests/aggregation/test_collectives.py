@@ -33,7 +33,7 @@ METHODS: dict[str, tuple[Any, int]] = {
     "two-stage": (lambda scope: jaxcomm.two_stage_mean("data", dither(bits=8), scope=scope), 3),
     # A bitmap is agreed in two collectives, the flag beside it in one.
     "bitmap": (
-        lambda scope: jaxcomm.s2_reducer(density=0.5, ratio=2.0, granularity=2, scope=scope),
+        lambda scope: jaxcomm.s2_reducer(density=0.5, sketch_ratio=2.0, granularity=2, scope=scope),
         4,
     ),
 }

@@ -29,7 +29,7 @@ def steps_of(tx, given: np.ndarray, steps: int) -> list[np.ndarray]:
 def test_without_collisions_or_masking_it_is_momentum_sgd() -> None:
     given = np.random.default_rng(0).normal(size=(WORKERS, SIZE))
     tx = jaxcomm.fetch_sgd(
-        sketch_ratio=WIDE, k=SIZE, momentum=0.9, masking=False, hashing="elements"
+        sketch_ratio=WIDE, k=SIZE, momentum=0.9, momentum_masking=False, hashing="elements"
     )
     velocity = np.zeros(SIZE)
     for update in steps_of(tx, given, 4):
@@ -51,7 +51,7 @@ def test_what_was_left_out_comes_back_with_its_momentum(masking: bool) -> None:
     """Against top-k with error feedback and momentum on the mean itself."""
     given = np.random.default_rng(2).normal(size=(WORKERS, SIZE))
     tx = jaxcomm.fetch_sgd(
-        sketch_ratio=WIDE, k=3, momentum=0.5, masking=masking, hashing="elements"
+        sketch_ratio=WIDE, k=3, momentum=0.5, momentum_masking=masking, hashing="elements"
     )
     velocity, error = np.zeros(SIZE), np.zeros(SIZE)
     for update in steps_of(tx, given, 6):

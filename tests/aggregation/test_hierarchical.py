@@ -169,7 +169,7 @@ def test_accumulated_and_skipped_over_both_axes(kind: str) -> None:
     assert state.inner.own.per_worker["dcn,ici"]["mean"]["w"].shape == (8, 50)
     for batch in (BATCH, BATCH.at[3, 2].set(jnp.nan), BATCH):
         params, state, _ = step(params, state, batch)
-    assert state.skipped == 1 and state.inner.mini_step == 0
+    assert state.skipped_steps == 1 and state.inner.mini_step == 0
     expected = start()["w"] - 0.1 * jax.grad(loss_fn)(start(), BATCH)["w"]
     np.testing.assert_allclose(params["w"], expected, rtol=1e-4, atol=1e-5)
 

@@ -60,7 +60,7 @@ def test_on_meshes_as_simulated(
     bad = batch.copy()
     bad[-1, 3] = np.nan
     of_mesh = jaxcomm.make_step(loss, tx, mesh, donate=False)
-    simulated = jaxcomm.simulate(loss, tx, num_workers=workers, donate=False)
+    simulated = jaxcomm.simulate(loss, tx, workers=workers, donate=False)
     here = params, jaxcomm.init(tx, params, mesh)
     there = params, jaxcomm.init(tx, params, workers)
     for _ in range(2):

@@ -221,7 +221,7 @@ def momenta(given: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("mode", MODE_ROWS)
 def test_workers_vote_by_their_momentum(mode: Mode) -> None:
-    tx = jaxcomm.signum(decay=DECAY)
+    tx = jaxcomm.signum(momentum=DECAY)
     given = np.random.default_rng(4).normal(size=(STEPS, 3, 70)).astype(np.float32)
     run, state = aggregator(tx, 3, mode), initial(tx, jnp.asarray(given[0]), mode)
     kept = momenta(given.astype(np.float64))
@@ -249,7 +249,7 @@ def test_a_nan_enters_no_momentum() -> None:
 
 def test_no_decay_is_a_plain_vote() -> None:
     given = ballots(5)
-    tx = jaxcomm.majority_vote(codec=momentum(signs(), decay=0.0))
+    tx = jaxcomm.majority_vote(codec=momentum(signs(), momentum=0.0))
     run, state = aggregator(tx, 5, "vmap"), initial(tx, given, "vmap")
     for shift in range(2):
         updates = jax.tree.map(lambda x, shift=shift: jnp.roll(x, shift, axis=0), given)

@@ -136,7 +136,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "per_worker": another(jaxcomm.per_worker(optax.sgd(0.1)), "`per_worker`"),
     "adaptive_ratio": another(
         jaxcomm.adaptive_ratio(
-            "data", lambda r: error_feedback(top_k(ratio=r)), [0.5, 1.0], target=0.5
+            "data", lambda r: error_feedback(top_k(ratio=r)), [0.5, 1.0], target_error=0.5
         ),
         "`adaptive_ratio`",
     ),

@@ -36,7 +36,7 @@ def test_with_all_as_candidates_it_is_the_true_top_k(momentum: float, masking: b
         k=K,
         candidates=SIZE / K,
         momentum=momentum,
-        masking=masking,
+        momentum_masking=masking,
         hashing="elements",
     )
     updates = jnp.asarray(given, jnp.float32)

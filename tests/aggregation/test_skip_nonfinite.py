@@ -48,7 +48,7 @@ def test_as_if_the_step_had_not_been(mode: Mode, value: float) -> None:
         for x, y in zip(bits(after.inner), bits(state.inner), strict=True):
             np.testing.assert_array_equal(x, y)
         state = after
-        assert state.skipped == count + 1 and state.skipped.dtype == jnp.int32
+        assert state.skipped_steps == count + 1 and state.skipped_steps.dtype == jnp.int32
     for x, y in zip(bits(state.inner), bits(without), strict=True):
         np.testing.assert_array_equal(x, y)
 
@@ -59,11 +59,11 @@ def test_a_worker_of_weight_0_is_not_asked(mode: Mode) -> None:
     run = aggregator(tx, WORKERS, mode, weighted=True)
     state = initial(tx, updates, mode)
     results, state = run(poisoned(updates), state, jnp.array([1.0, 2.0, 0.0, 1.0]))
-    assert state.skipped == 0
+    assert state.skipped_steps == 0
     expected = np.average(flat(updates), axis=0, weights=[1, 2, 0, 1])
     np.testing.assert_allclose(flat(results), np.tile(expected, (WORKERS, 1)), rtol=1e-5, atol=1e-6)
     results, state = run(updates, state, jnp.array([1.0, jnp.nan, 0.0, 1.0]))
-    assert state.skipped == 1 and (flat(results) == 0).all()
+    assert state.skipped_steps == 1 and (flat(results) == 0).all()
 
 
 @pytest.mark.parametrize("mode", ["checked", "unchecked"])
@@ -100,7 +100,11 @@ def test_a_mean_that_found_no_room_is_left_out(mode: Mode) -> None:
     run, state = aggregator(tx, WORKERS, mode), initial(tx, sparse, mode)
     _, state = run(sparse, state, jnp.ones(WORKERS))
     result, after = run(full, state, jnp.ones(WORKERS))
-    assert (flat(result) == 0).all() and after.skipped == 1 and after.diagnostics["skipped"] == 1
+    assert (
+        (flat(result) == 0).all()
+        and after.skipped_steps == 1
+        and after.diagnostics["skipped_steps"] == 1
+    )
     for x, y in zip(bits(after.inner), bits(state.inner), strict=True):
         np.testing.assert_array_equal(x, y)
     result, _ = run(sparse, after, jnp.ones(WORKERS))
@@ -132,7 +136,7 @@ def test_training_goes_on(kind: str) -> None:
         params, state, _ = step(params, state, batch)
         counts.append(len(traced))
     chex.assert_trees_all_equal_shapes_and_dtypes(before, state)
-    assert state.skipped == 4 and state.inner[0].step == 8 and len(set(counts)) == 1
+    assert state.skipped_steps == 4 and state.inner[0].step == 8 and len(set(counts)) == 1
     clean = make(loss_fn, tx, workers)
     expected, other = start(), jaxcomm.init(tx, start(), workers)
     for batch in batches[np.arange(12) % 3 > 0]:

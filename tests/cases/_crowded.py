@@ -74,7 +74,7 @@ def _summed(codec: Any) -> Any:
 
 _S2 = {
     "density": DENSITY,
-    "ratio": 4,
+    "sketch_ratio": 4,
     "rows": 3,
 }  # Of a quarter of the cells nearly all draws peel.
 
@@ -109,7 +109,7 @@ CROWDED = [
     Crowded(
         "s2_reducer",
         lambda overflow: jaxcomm.s2_reducer(
-            density=DENSITY, ratio=1, overflow=overflow, diagnostics=True
+            density=DENSITY, sketch_ratio=1, overflow=overflow, diagnostics=True
         ),
         (jaxcomm.s2_reducer, s2_sketch),
         lost=1 / 2,
@@ -130,7 +130,7 @@ CROWDED = [
             decode="peel",
             bits=8,
             density=DENSITY,
-            ratio=4,
+            sketch_ratio=4,
             rows=3,
             overflow=overflow,
             diagnostics=True,
@@ -210,7 +210,7 @@ CROWDED = [
     Crowded(
         "error_feedback_s2_sketch",
         lambda overflow: _summed(
-            error_feedback(s2_sketch(density=DENSITY, ratio=1.5, overflow=overflow))
+            error_feedback(s2_sketch(density=DENSITY, sketch_ratio=1.5, overflow=overflow))
         ),
         (s2_sketch,),
         keeps=True,
@@ -231,7 +231,7 @@ CROWDED = [
     Crowded(
         "error_feedback_scaled_s2_sketch",
         lambda overflow: _summed(
-            error_feedback(scaled(s2_sketch(density=DENSITY, ratio=0.5, overflow=overflow)))
+            error_feedback(scaled(s2_sketch(density=DENSITY, sketch_ratio=0.5, overflow=overflow)))
         ),
         (s2_sketch,),
         keeps=True,
@@ -242,7 +242,7 @@ CROWDED = [
     Crowded(
         "error_feedback_s2_codes",
         lambda overflow: _summed(
-            error_feedback(s2_codes(density=DENSITY, ratio=1.5, overflow=overflow))
+            error_feedback(s2_codes(density=DENSITY, sketch_ratio=1.5, overflow=overflow))
         ),
         (s2_codes,),
         keeps=True,

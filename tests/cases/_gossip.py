@@ -108,20 +108,22 @@ def _directed(workers: int) -> gossip.Mixing:
 SPARSE = {"message": K * 4 + 4, "double": 2e-6}
 MASS = {"message": 12 * 4 + 4, "sums": True}
 GOSSIP = [
-    _case("dpsgd", gossip.ring, gossip.dpsgd, oracle.mix_then_adapt),
+    _case("dpsgd", gossip.ring, gossip.dpsgd, oracle.combine_then_adapt),
     _case(
         "dpsgd_adapt_then_combine",
         lambda n: gossip.to_mixing(gossip.ring(n), "best_constant"),
         partial(gossip.dpsgd, order="adapt_then_combine"),
         oracle.adapt_then_combine,
     ),
-    _case("dpsgd_in_turns", _pairs, gossip.dpsgd, oracle.mix_then_adapt, sends=3, powers_of_2=True),
+    _case(
+        "dpsgd_in_turns", _pairs, gossip.dpsgd, oracle.combine_then_adapt, sends=3, powers_of_2=True
+    ),
     _case("matcha", _half, gossip.matcha, oracle.adapt_then_combine),
     _case(
         "matcha_periodic",
         lambda n: gossip.random_periodic(gossip.ring(n), budget=0.5),
         gossip.dpsgd,
-        oracle.mix_then_adapt,
+        oracle.combine_then_adapt,
     ),
     _case(
         "choco_sgd",
@@ -171,7 +173,7 @@ GOSSIP = [
     _case(
         "overlap_sgp",
         _directed,
-        partial(gossip.sgp, delay=2),
+        partial(gossip.sgp, overlap=2),
         partial(oracle.push, delay=2),
         sends=7,
         **MASS,

@@ -318,7 +318,7 @@ MEANS = [
     ),
     Line(
         "s2_reducer",
-        "jaxcomm.s2_reducer(density=υ, ratio=γ)",
+        "jaxcomm.s2_reducer(density=υ, sketch_ratio=γ)",
         "2 (n-1)/n (4 γ υ d + r/8); r rows",
         "Ge et al. 2021",
         error="(K - 1)/(γ υ d) / n; K coordinates in the union",
@@ -326,7 +326,7 @@ MEANS = [
     ),
     Line(
         "s2_reducer_peel",
-        'jaxcomm.s2_reducer(density=υ, ratio=γ, decode="peel", rows=3)',
+        'jaxcomm.s2_reducer(density=υ, sketch_ratio=γ, decode="peel", rows=3)',
         "2 (n-1)/n (4 γ υ d + r/8); r rows",
         error="(K - 1)/(γ υ d) / n; 0 while all coordinates peel",
         at={"γ": 1.5, "υ": 1, "r": "d", "K": "d"},
@@ -335,7 +335,7 @@ MEANS = [
     ),
     Line(
         "s2_reducer_8_bits",
-        'jaxcomm.s2_reducer(density=υ, ratio=γ, decode="peel", rows=3, bits=8)',
+        'jaxcomm.s2_reducer(density=υ, sketch_ratio=γ, decode="peel", rows=3, bits=8)',
         "2 (n-1)/n (γ υ d + r/8 + 4); r rows",
         at={"γ": 1.5, "υ": 1, "r": "d"},
         claim="as `global_qsgd` for K coordinates while all coordinates peel",
@@ -393,7 +393,7 @@ MEANS = [
     ),
     Line(
         "count_sketch",
-        "jaxcomm.all_reduce_mean(axis, count_sketch(ratio=γ))",
+        "jaxcomm.all_reduce_mean(axis, count_sketch(sketch_ratio=γ))",
         "8 γ d (n-1)/n; columns rounded up",
         "Charikar et al. 2004",
         error="(d - 1)/(γ d) / n",
@@ -486,7 +486,7 @@ LOCAL = [
     Line(
         "streaming_diloco",
         "synchronization.streaming_diloco("
-        "inner, outer, period, fragments=2, overlap=1, mixing=0.5)",
+        "inner, outer, period, fragments=2, overlap=1, mixing_factor=0.5)",
         "The same for one fragment, applied `overlap` steps later",
         "Douillard et al. 2025",
     ),
@@ -523,12 +523,12 @@ AROUND = [
     ),
     Line(
         "adaptive_ratio",
-        "jaxcomm.adaptive_ratio(axis, family, [0.01, 0.1], target=0.5)",
+        "jaxcomm.adaptive_ratio(axis, family, [0.01, 0.1], target_error=0.5)",
         "As the ratio of the step, and 24 (n-1)/n to measure its error",
     ),
     Line(
         "proximal_point",
-        "optax.chain(aggregator, synchronization.proximal_point(0.1, restart=10))",
+        "optax.chain(aggregator, synchronization.proximal_point(0.1, restart_period=10))",
         "As the aggregator",
     ),
 ]

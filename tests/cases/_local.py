@@ -79,7 +79,13 @@ LOCAL = [
     LocalCase(
         "streaming_diloco",
         lambda inner, period=PERIOD, aggregator=None: streaming_diloco(
-            inner, _outer(), period, fragments=2, overlap=1, mixing=0.5, aggregator=aggregator
+            inner,
+            _outer(),
+            period,
+            fragments=2,
+            overlap=1,
+            mixing_factor=0.5,
+            aggregator=aggregator,
         ),
         lambda inner, period=PERIOD, aggregator=None: streaming_diloco(
             inner, optax.sgd(1.0), period, fragments=1, aggregator=aggregator

@@ -39,7 +39,9 @@ def s2_bytes(cell_bytes: int, ratio: float, rows: int) -> Callable[[Sizes, int],
     return of
 
 
-def s2_case(name: str, *, ratio: float, unbiased: bool, variance: bool, **options: Any) -> Case:
+def s2_case(
+    name: str, *, sketch_ratio: float, unbiased: bool, variance: bool, **options: Any
+) -> Case:
     rows, bits = options.get("rows", 1), options.get("bits", 32)
     decode = options.get("decode", "mean")
     return Case(
@@ -48,29 +50,31 @@ def s2_case(name: str, *, ratio: float, unbiased: bool, variance: bool, **option
             lambda axis_name="data", seed=0: jaxcomm.s2_reducer(
                 axis_name,
                 density=1.0,
-                ratio=ratio,
+                sketch_ratio=sketch_ratio,
                 granularity="element",
                 scope="bucket",
                 seed=seed,
                 **options,
             )
         ),
-        bytes=s2_bytes(bits // 8, ratio, rows),
+        bytes=s2_bytes(bits // 8, sketch_ratio, rows),
         dtypes=lambda n: {"u32", "f32" if bits == 32 else "s8"},
         unbiased=unbiased,
         # For the mean: (K - 1) / c of its square, which is at most the mean of squares.
-        variance=(lambda d, n: (d - 1) / (rows * math.ceil(ratio * d / rows)))
+        variance=(lambda d, n: (d - 1) / (rows * math.ceil(sketch_ratio * d / rows)))
         if variance
         else None,
         # All coordinates may be in the same cell.
         resolution=(lambda n, d: d) if unbiased else None,
-        compressor=s2_sketch(density=1.0, ratio=ratio, rows=rows, granularity="element")
+        compressor=s2_sketch(
+            density=1.0, sketch_ratio=sketch_ratio, rows=rows, granularity="element"
+        )
         if decode == "mean"
         else None,
         moment=(
             lambda x: (
                 max(np.count_nonzero(x) - 1, 0)
-                / (rows * math.ceil(ratio * x.size / rows))
+                / (rows * math.ceil(sketch_ratio * x.size / rows))
                 * float(np.sum(x**2))
             )
         )
@@ -83,14 +87,21 @@ def s2_case(name: str, *, ratio: float, unbiased: bool, variance: bool, **option
 
 
 SKETCHED = [
-    s2_case("s2_reducer", ratio=1.0, unbiased=True, variance=True),
+    s2_case("s2_reducer", sketch_ratio=1.0, unbiased=True, variance=True),
     s2_case(
-        "s2_reducer_median", ratio=2.0, rows=3, decode="median", unbiased=False, variance=False
+        "s2_reducer_median",
+        sketch_ratio=2.0,
+        rows=3,
+        decode="median",
+        unbiased=False,
+        variance=False,
     ),
-    s2_case("s2_reducer_peel", ratio=1.5, rows=3, decode="peel", unbiased=True, variance=True),
+    s2_case(
+        "s2_reducer_peel", sketch_ratio=1.5, rows=3, decode="peel", unbiased=True, variance=True
+    ),
     s2_case(
         "s2_reducer_8_bits",
-        ratio=1.5,
+        sketch_ratio=1.5,
         rows=3,
         decode="peel",
         bits=8,
@@ -102,7 +113,7 @@ SKETCHED = [
         "count_sketch",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                axis_name, count_sketch(ratio=0.5, hashing="elements"), seed=seed
+                axis_name, count_sketch(sketch_ratio=0.5, hashing="elements"), seed=seed
             )
         ),
         bytes=lambda sizes, n: all_reduce(4 * math.ceil(sum(sizes) / 2) + 4, n),
@@ -111,7 +122,7 @@ SKETCHED = [
         variance=lambda d, n: (d - 1) / math.ceil(d / 2),
         resolution=lambda n, d: d,
         spreads=True,
-        compressor=count_sketch(ratio=0.5, hashing="elements"),
+        compressor=count_sketch(sketch_ratio=0.5, hashing="elements"),
         moment=lambda x: (x.size - 1) / math.ceil(x.size / 2) * float(np.sum(x**2)),
         common_coins=True,
     ),

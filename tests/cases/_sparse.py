@@ -66,7 +66,7 @@ SPARSE = [
     ),
     feedback_case(
         "top_k_sampled",
-        top_k(ratio=0.25, sample=0.5),
+        top_k(ratio=0.25, sample_ratio=0.5),
         # One index more, which names no coordinate; no bitmap, since it may occur twice.
         bytes=lambda size: (
             word_bytes(index_bits_repeated(quarter(size), size + 1)) + 4 * quarter(size)

@@ -49,7 +49,7 @@ SWITCHED = [
         "adaptive_ratio",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.adaptive_ratio(
-                axis_name, _top, [0.125, 0.25, 0.5], target=0.3, patience=2, seed=seed
+                axis_name, _top, [0.125, 0.25, 0.5], target_error=0.3, patience=2, seed=seed
             )
         ),
         # And three float32 to measure the error.
@@ -78,7 +78,7 @@ SWITCHED = [
         "deep_gradient_compression",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.deep_gradient_compression(
-                axis_name, ratio=0.1, clip=2.0, sample=0.5, warmup_every=2
+                axis_name, ratio=0.1, max_norm=2.0, sample_ratio=0.5, warmup_every=2
             )
         ),
         # The first stage of the warm-up sends a quarter; a sample may name an index twice.

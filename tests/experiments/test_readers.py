@@ -14,7 +14,7 @@ from experiments.data import base, load
 from experiments.data.cifar import read_batch
 from experiments.data.idx import read_idx
 from experiments.errors import ExperimentError
-from jaxcomm.synchronization import trace
+from jaxcomm.synchronization import recorded_times
 from tests.slow import slow
 
 SEED = 16
@@ -187,7 +187,7 @@ def test_the_split_of_digits_is_fixed() -> None:
 def read_trace(path: str) -> None:
     """Converts the error of the library."""
     try:
-        trace(path)
+        recorded_times(path)
     except ValueError as error:
         raise ExperimentError(str(error)) from error
 
@@ -211,7 +211,7 @@ READERS: dict[str, tuple[Callable[[str], object], str, bytes]] = {
         gzip.compress(TEXT, mtime=0),
     ),
     "movielens": (lambda path: load("movielens", path), "u.data", RATINGS),
-    "trace": (read_trace, "times.csv", TIMES),
+    "recorded_times": (read_trace, "times.csv", TIMES),
 }
 PIECES = [b"", b"0", b"9" * 25, b"7" * 5000, b"\t", b"\n", b"\x1f", b"\xff" * 4, b"\0" * 4, b"e39"]
 PIECES += [b"-", b"1e-50,", b"nan", b"#", "\N{ARABIC-INDIC DIGIT ONE}".encode(), b"\xc2\x85", b" 1"]

@@ -12,7 +12,7 @@ def _all(steps: Iterator[np.ndarray]) -> np.ndarray:
     return np.stack([*steps])
 
 
-def mix_then_adapt(x: np.ndarray, updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def combine_then_adapt(x: np.ndarray, updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
     def run(x: np.ndarray) -> Iterator[np.ndarray]:
         for update, w in zip(updates, weights, strict=True):
             x = w @ x + update

@@ -38,7 +38,7 @@ def test_every_method_is_set_to_its_exact_mean_and_goes_on_rightly(case: GossipC
 def test_push_sum_of_unequal_masses() -> None:
     """The mean of 10, 0, 0, 0, and masses that are 1 again."""
     graph = nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)])
-    tx = optax.chain(optax.sgd(0.0), gossip.periodic_averaging(EVERY, gossip.sgp(graph, delay=1)))
+    tx = optax.chain(optax.sgd(0.0), gossip.periodic_averaging(EVERY, gossip.sgp(graph, overlap=1)))
     params = jaxcomm.PerWorker({"data": jnp.array([10.0, 0, 0, 0])})
     state = jaxcomm.init(tx, params, 4)
     step = jaxcomm.simulate(lambda w, b: jnp.sum(w * 0), tx, 4)

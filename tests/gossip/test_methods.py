@@ -126,4 +126,4 @@ def test_a_step_that_is_left_out_does_not_mix() -> None:
         same, state, _ = step(start, state, jnp.asarray([1, jnp.nan, 1, 1]))
         np.testing.assert_array_equal(same.per_worker["data"], jnp.arange(4.0))
         mixed, state, _ = step(same, state, jnp.ones(4))
-        assert np.ptp(mixed.per_worker["data"]) < 3 and state.skipped == 1
+        assert np.ptp(mixed.per_worker["data"]) < 3 and state.skipped_steps == 1

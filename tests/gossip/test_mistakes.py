@@ -17,7 +17,7 @@ from jaxcomm.compression.feedback import error_feedback
 TOP = compression.sparsifiers.top_k(k=3)
 PLAN = gossip.matcha_plan(gossip.ring(8), budget=0.5)
 DPSGD = gossip.dpsgd(gossip.ring(4))
-SUPPORT = compression.sketches.s2_sketch(density=1, ratio=0.5)
+SUPPORT = compression.sketches.s2_sketch(density=1, sketch_ratio=0.5)
 APART = nx.Graph([(0, 1), (2, 3)])
 
 
@@ -59,9 +59,9 @@ APART = nx.Graph([(0, 1), (2, 3)])
             r"`codec` of `choco_sgd` must be a codec, .* got the function `top_k`: call it",
         ),
         (lambda: gossip.deep_squeeze(gossip.ring(8), 0.1, step_size=1), "must be a codec"),
-        (lambda: gossip.sgp(gossip.ring(8), delay=-1), "`delay` must be a Python int"),
+        (lambda: gossip.sgp(gossip.ring(8), overlap=-1), "`overlap` must be a Python int"),
         (lambda: gossip.ad_psgd(gossip.ring(8), staleness=1.5), "`staleness` must be a Python"),
-        (lambda: gossip.periodic_averaging(0, DPSGD), "`every` must be a Python int"),
+        (lambda: gossip.periodic_averaging(0, DPSGD), "`period` must be a Python int"),
         (lambda: gossip.periodic_averaging(3), "Use `gossip.periodic_averaging"),
         (lambda: gossip.periodic_averaging(3, optax.sgd(0.1)), "`gossip` must be a method of"),
         (lambda: gossip.periodic_averaging(3, optax.chain(DPSGD)), "`gossip` must be a method of"),

@@ -45,7 +45,7 @@ def test_with_skip_nonfinite_all_leave_it_out_and_nothing_is_lost(case: GossipCa
     expected, after = trajectory(tx, start(8), np.delete(updates, AT, axis=0))
     np.testing.assert_array_equal(found[AT], found[AT - 1])
     np.testing.assert_array_equal(np.delete(found, AT, axis=0), expected[:-1])
-    assert (state.skipped, after.skipped) == (1, 0)
+    assert (state.skipped_steps, after.skipped_steps) == (1, 0)
 
 
 def test_info_counts_what_is_left_out() -> None:

@@ -131,7 +131,7 @@ def test_masses_correct_for_weights_that_do_not_add_to_one() -> None:
     graph = gossip.exponential(8)
     graph.add_edges_from((0, j) for j in range(1, 8))
     x = start(8)
-    found, state = trajectory(gossip.sgp(graph, delay=1), x, np.zeros((300, 8, 12), np.float32))
+    found, state = trajectory(gossip.sgp(graph, overlap=1), x, np.zeros((300, 8, 12), np.float32))
     assert np.ptp(state.own.per_worker["data"].mass) > 0.1
     np.testing.assert_allclose(found[-1], np.tile(x.mean(axis=0), (8, 1)), atol=1e-4)
 

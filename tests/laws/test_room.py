@@ -196,9 +196,9 @@ WITH_ROOM = {
     "nonzero_union": lambda: sparsifiers.nonzero_union(**ELEMENTS),
     "threshold": lambda: sparsifiers.threshold(1e-3, k=16),
     "nonzeros": lambda: quantizers.sparse_dither(levels=127, norm="max", capacity=16),
-    "s2_sketch": lambda: sketches.s2_sketch(ratio=1.5, **ELEMENTS),
-    "s2_sketch_peel": lambda: sketches.s2_sketch(ratio=3, rows=3, decode="peel", **ELEMENTS),
-    "s2_codes": lambda: sketches.s2_codes(ratio=3, **ELEMENTS),
+    "s2_sketch": lambda: sketches.s2_sketch(sketch_ratio=1.5, **ELEMENTS),
+    "s2_sketch_peel": lambda: sketches.s2_sketch(sketch_ratio=3, rows=3, decode="peel", **ELEMENTS),
+    "s2_codes": lambda: sketches.s2_codes(sketch_ratio=3, **ELEMENTS),
     "blockwise": lambda: blockwise(sparsifiers.nonzero_union(**ELEMENTS), 64),
 }
 AGGREGATORS = {
@@ -246,7 +246,7 @@ WRAPPERS = {
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_wrap_both_forms(name: str) -> None:
-    strict = sketches.s2_sketch(density=0.25, ratio=1.0, granularity="element")
+    strict = sketches.s2_sketch(density=0.25, sketch_ratio=1.0, granularity="element")
     wrapped, x = WRAPPERS[name](strict), jnp.arange(1.0, 65.0)
     q, _ = send(wrapped, wrapped.init(x), x)
     assert np.isnan(q).all()
@@ -258,7 +258,10 @@ def test_wrappers_wrap_both_forms(name: str) -> None:
 
 @pytest.mark.parametrize("keep", [feedback.ecq, feedback.diana])
 def test_feedback_of_the_unbiased_drops_too(keep: Any) -> None:
-    codec, x = sketches.s2_sketch(density=0.5, ratio=1.0, granularity="element"), jnp.ones(16)
+    codec, x = (
+        sketches.s2_sketch(density=0.5, sketch_ratio=1.0, granularity="element"),
+        jnp.ones(16),
+    )
     q, _ = send(keep(codec), keep(codec).init(x), x)
     assert keep(codec).drop_overflow is None and np.isfinite(q).all()
 
@@ -269,7 +272,7 @@ def test_feedback_of_the_unbiased_drops_too(keep: Any) -> None:
         lambda **o: sparsifiers.nonzero(density=0.5, **o),
         lambda **o: sparsifiers.threshold(1.0, k=1, **o),
         lambda **o: jaxcomm.sparse_global_qsgd(capacity=1, **o),
-        lambda **o: jaxcomm.s2_reducer(density=0.5, ratio=1, **o),
+        lambda **o: jaxcomm.s2_reducer(density=0.5, sketch_ratio=1, **o),
     ],
 )
 def test_other_words_are_refused(make: Any) -> None:

@@ -58,7 +58,7 @@ def by_hand(
 @pytest.mark.parametrize(("nesterov", "mode"), [slow(False, "vmap"), (True, "checked")])
 def test_against_the_equations(nesterov: bool, mode: str) -> None:
     tx = jaxcomm.deep_gradient_compression(
-        ratio=1 / 24, momentum=0.8, nesterov=nesterov, clip=4.0, warmup_every=1
+        ratio=1 / 24, momentum=0.8, nesterov=nesterov, max_norm=4.0, warmup_every=1
     )
     # Of 24: 25 % and 6.25 %; what is below 1 / 24 is not among the stages.
     expected, *kept = by_hand(updates(), [6, 2, 1, 1, 1, 1], 0.8, nesterov, 4.0)
@@ -77,7 +77,9 @@ def test_the_clip_is_of_the_whole_gradient_whatever_is_sent_as_one(options: dict
             for (name, dtype), part in zip(sizes.items(), np.split(step, 3, axis=-1), strict=True)
         }
 
-    tx = jaxcomm.deep_gradient_compression(ratio=1.0, masking=False, clip=2.0, **options)
+    tx = jaxcomm.deep_gradient_compression(
+        ratio=1.0, momentum_masking=False, max_norm=2.0, **options
+    )
     # A worker with one large part; one whose parts are all within the limit, and together are not;
     # and one that is within.
     steps = updates() * np.repeat([[30, 1, 1], [0.7, 0.7, 0.7], [0.1, 0.1, 0.1]], SIZE // 3, axis=1)
@@ -114,7 +116,7 @@ def test_sent_and_kept_are_what_there_was_and_masked_where_sent() -> None:
 def test_all_of_it_without_masking_is_momentum_and_with_it_is_sgd() -> None:
     steps = updates()
     means = steps.mean(axis=1, dtype=np.float64)
-    kept, _ = run(jaxcomm.deep_gradient_compression(ratio=1.0, masking=False), steps)
+    kept, _ = run(jaxcomm.deep_gradient_compression(ratio=1.0, momentum_masking=False), steps)
     velocity = np.zeros(SIZE)
     for mean, result in zip(means, kept, strict=True):
         velocity = 0.9 * velocity + mean
@@ -137,7 +139,9 @@ def test_it_trains_with_plain_sgd_behind() -> None:
     labels = features @ jnp.asarray(rng.normal(size=30), jnp.float32)
     loss = lambda w, batch: jnp.mean((batch[0] @ w - batch[1]) ** 2)  # noqa: E731
     tx = optax.chain(
-        jaxcomm.deep_gradient_compression(ratio=0.1, sample=0.5, clip=20.0, warmup_every=20),
+        jaxcomm.deep_gradient_compression(
+            ratio=0.1, sample_ratio=0.5, max_norm=20.0, warmup_every=20
+        ),
         optax.sgd(jaxcomm.warmup_schedule(0.02, steps=20, workers=4)),
     )
     params = jnp.zeros(30)
@@ -152,11 +156,11 @@ def test_it_trains_with_plain_sgd_behind() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip": 0.0}, "`clip` must be a positive Python float, got 0.0"),
+        ({"max_norm": 0.0}, "`max_norm` must be a positive Python float, got 0.0"),
         ({"warmup_every": 0}, "`warmup_every` must be a Python int of at least 1"),
         ({"ratio": 0.0}, "`ratio` must be a Python float"),
         ({"momentum": 1.0}, "`momentum` must be"),
-        ({"sample": 2.0}, "`sample` must be"),
+        ({"sample_ratio": 2.0}, "`sample_ratio` must be"),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:

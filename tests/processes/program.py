@@ -37,7 +37,7 @@ def bytes_sent() -> int:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    launch.join(START_SECONDS)
+    launch.initialize(START_SECONDS)
 
     import jax
     import numpy as np
@@ -57,7 +57,7 @@ def main(folder: Path, names: list[str]) -> None:
         family = FAMILIES[name]
         started = time.perf_counter()
         run = train(family, mesh, bytes_sent)
-        if launch.is_first():
+        if launch.is_main_process():
             np.save(folder / f"{name}.npy", run.params)
         runs[name] = run._replace(params=None)._asdict()
         runs[name]["seconds"] = time.perf_counter() - started

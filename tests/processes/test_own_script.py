@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 ROOT = Path(jaxcomm.__file__).parents[1]
 SECONDS = 240
-JOIN = "from jaxcomm import launch\nlaunch.join()\nimport jax\n"
+JOIN = "from jaxcomm import launch\nlaunch.initialize()\nimport jax\n"
 
 
 def recipe() -> str:

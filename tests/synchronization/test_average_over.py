@@ -44,7 +44,7 @@ def test_a_worker_moves_by_the_sum_or_the_mean_of_its_gradients(
 ) -> None:
     """And the mean of workers by the mean of those."""
     method, graph = MIXINGS[name]
-    tx = optax.chain(optax.sgd(RATE), method(graph, order="mix_then_adapt"))
+    tx = optax.chain(optax.sgd(RATE), method(graph, order="combine_then_adapt"))
     given = functools.partial(window_gradients, average_over=average_over)
     step = jaxcomm.simulate(loss, tx, N, gradients=given)
     params = jaxcomm.replicate(jnp.zeros(SIZE), N)

@@ -25,9 +25,9 @@ from jaxcomm.synchronization import (
     new_queue,
     non_blocking_rate,
     pareto,
+    recorded_times,
     run_time,
     stale_params,
-    trace,
     wait_at_barrier,
     windows,
     windows_run_time,
@@ -53,11 +53,11 @@ def test_windows_take_what_the_closed_form_says(straggler: Any, waits_for: int) 
         k_sync(waits_for),
         workers=8,
         minibatches=1,
-        communication=0.25,
+        communication_seconds=0.25,
         in_flight="abort",
     )
     found = windows_run_time(machine, 20_000)
-    expected = run_time(straggler, 8, waits_for, communication=0.25)
+    expected = run_time(straggler, 8, waits_for, communication_seconds=0.25)
     np.testing.assert_allclose(found.seconds_per_update, expected.seconds_per_update, rtol=0.02)
     np.testing.assert_allclose(
         found.minibatches_per_second, expected.minibatches_per_second, rtol=0.02
@@ -90,7 +90,7 @@ def test_the_clock_goes_on_and_first_done_is_never_after_everybody(straggler: An
 
     found = {}
     for name, trigger in (("first", fastest_worker()), ("all", all_workers())):
-        machine = windows(straggler, trigger, workers=8, minibatches=3, communication=0.1)
+        machine = windows(straggler, trigger, workers=8, minibatches=3, communication_seconds=0.1)
         found[name] = np.asarray(seconds(machine.close, machine.start))
         assert (np.diff(found[name]) >= 0.0999).all()
     assert (found["first"] <= found["all"]).all()
@@ -101,7 +101,7 @@ def test_windows_in_which_nobody_finishes_are_counted() -> None:
     def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
         return jnp.where(step % 2 == 0, jnp.ones(shape), 2 * jnp.ones(shape))
 
-    changing = TWO_SPEEDS._replace(draw=draw)
+    changing = TWO_SPEEDS._replace(sample=draw)
     clock, close = compiled(changing, deadline(1.5), workers=8, minibatches=2, in_flight="abort")
     for _ in range(4):
         window, clock = close(clock)
@@ -134,12 +134,12 @@ def test_a_trace_starves_who_is_too_slow_in_all_of_its_windows(tmp_path: pathlib
     file = tmp_path / "times.csv"
     file.write_text("1,9,9\n1,9,1\n")
     with pytest.raises(ValueError, match=r"starves the workers \[1\]"):
-        windows(trace(file), fastest_worker(), workers=3, minibatches=2, in_flight="abort")
+        windows(recorded_times(file), fastest_worker(), workers=3, minibatches=2, in_flight="abort")
 
 
 def test_seconds_of_many_windows_are_exact_to_one_rounding() -> None:
     times = deterministic([0.1, 0.3])
-    machine = windows(times, deadline(0.3), workers=2, minibatches=4, communication=1e-3)
+    machine = windows(times, deadline(0.3), workers=2, minibatches=4, communication_seconds=1e-3)
     total = windows_run_time(machine, 100_000)
     each = float(np.float32(0.3)) + float(np.float32(1e-3))
     np.testing.assert_allclose(total.seconds_per_update, each, rtol=2e-7)
@@ -154,7 +154,7 @@ def test_which_parameters_a_late_gradient_is_of() -> None:
     trigger = deadline(1.0)
     for number in range(4):
         window, queue = close(queue, times, trigger)
-        found.append((bool(window.late[1]), int(window.finished[1]), float(point[1])))
+        found.append((bool(window.stale[1]), int(window.finished[1]), float(point[1])))
         before, after = jnp.full(2, float(number)), jnp.full(2, number + 1.0)
         point = begun_since(window, queue, point, before, after)
         assert point[0] == number + 1
@@ -225,9 +225,9 @@ def test_the_clock_of_matcha_draws_what_matcha_does() -> None:
         ),
         (
             lambda: windows(
-                TWO_SPEEDS, all_workers(), workers=8, minibatches=1, communication=-1.0
+                TWO_SPEEDS, all_workers(), workers=8, minibatches=1, communication_seconds=-1.0
             ),
-            "`communication` must be finite seconds of at least 0",
+            "`communication_seconds` must be finite seconds of at least 0",
         ),
         (lambda: global_barrier(4, period=0), "`period` must be"),
         (lambda: neighbor_barrier(gossip.ring(4), seconds=-1.0), "`seconds` must be finite"),

@@ -20,7 +20,7 @@ def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
 
 
 def test_sizes_grow_to_the_most_and_begin_anew() -> None:
-    size = jax.vmap(growing_batch(1, 2.0, maximum=10, restart=5))
+    size = jax.vmap(growing_batch(1, 2.0, maximum=10, restart_period=5))
     np.testing.assert_array_equal(size(jnp.arange(11)), [1, 2, 4, 8, 10] * 2 + [1])
     # Powers are exact: 1.1**k in float32 would be off by one for some k.
     exact = [min(int(7 * 1.1**k), 2000) for k in range(80)]
@@ -28,8 +28,8 @@ def test_sizes_grow_to_the_most_and_begin_anew() -> None:
 
 
 def test_stages_of_growing_batches_by_hand() -> None:
-    size = growing_batch(1, 2.0, maximum=M, restart=3)
-    tx = optax.chain(jaxcomm.mean(), proximal_point(0.5, restart=3), optax.sgd(0.2))
+    size = growing_batch(1, 2.0, maximum=M, restart_period=3)
+    tx = optax.chain(jaxcomm.mean(), proximal_point(0.5, restart_period=3), optax.sgd(0.2))
     step = jaxcomm.simulate(loss, tx, N, gradients=window_gradients, donate=False)
     params, x = jnp.zeros(3), np.zeros(3)
     state, center = jaxcomm.init(tx, params, N), x
@@ -49,10 +49,13 @@ def test_stages_of_growing_batches_by_hand() -> None:
     [
         (lambda: growing_batch(0, 2.0, 4), "`initial` must be a Python int of at least 1"),
         (lambda: growing_batch(1, 2.0, 0), "`maximum` must be a Python int of at least 1"),
-        (lambda: growing_batch(1, 2.0, 4, restart=0), "`restart` must be a Python int"),
+        (
+            lambda: growing_batch(1, 2.0, 4, restart_period=0),
+            "`restart_period` must be a Python int",
+        ),
         (lambda: growing_batch(1, 1.0, 4), "`growth` must be above 1"),
         (lambda: proximal_point(0.0, 3), "`strength` must be positive"),
-        (lambda: proximal_point(0.1, 0), "`restart` must be a Python int"),
+        (lambda: proximal_point(0.1, 0), "`restart_period` must be a Python int"),
         (lambda: _without_params(), "needs parameters"),
     ],
 )

@@ -65,7 +65,7 @@ def _dealt(name: str) -> Any:
     def run(key: jax.Array) -> Any:
         def body(clock: Any, _: None) -> Any:
             window, clock = MACHINES[name].close(clock)
-            batch = window_batches(key, numbered, window.first, minibatches=M, size=SIZE)
+            batch = window_batches(key, numbered, window.first, minibatches=M, batch_size=SIZE)
             return clock, (batch.reshape(N, M, SIZE), window.finished)
 
         return jax.lax.scan(body, MACHINES[name].start, length=60)[1]
@@ -94,7 +94,7 @@ def test_an_epoch_holds_each_example_just_once(seed: int, name: str) -> None:
 
 def test_a_window_that_is_longer_than_an_epoch() -> None:
     dealt = window_batches(
-        jax.random.key(0), jnp.arange(5)[None], jnp.array([1]), minibatches=8, size=2
+        jax.random.key(0), jnp.arange(5)[None], jnp.array([1]), minibatches=8, batch_size=2
     ).ravel()  # Examples 2 to 17 of an order without end.
     assert sorted(dealt[3:8].tolist()) == sorted(dealt[8:13].tolist()) == [*range(5)]
 
@@ -115,7 +115,7 @@ def test_any_aggregator_forms_the_mean_of_what_is_finished(name: str) -> None:
     tx = optax.chain(AGGREGATORS[name], optax.sgd(1.0))
     step = jaxcomm.simulate(loss, tx, N, gradients=window_gradients)
     batch = window_batches(
-        jax.random.key(0), SHARDS, jnp.zeros(N, jnp.int32), minibatches=M, size=SIZE
+        jax.random.key(0), SHARDS, jnp.zeros(N, jnp.int32), minibatches=M, batch_size=SIZE
     )
     finished = np.array([0, 3, 1, 2], np.int32)
     params, _, metrics = step(jnp.zeros(3), jaxcomm.init(tx, jnp.zeros(3), N), (batch, finished))
@@ -139,7 +139,9 @@ def train(
     points = jnp.zeros((N, 3))
     for _ in range(count):
         window, after = machine.close(clock)
-        batch = window_batches(jax.random.key(0), SHARDS, window.first, minibatches=M, size=SIZE)
+        batch = window_batches(
+            jax.random.key(0), SHARDS, window.first, minibatches=M, batch_size=SIZE
+        )
         given = (batch, window.finished, points) if late else (batch, window.finished)
         new, state, metrics = step(params, state, given)
         if late:
@@ -180,8 +182,8 @@ def test_a_late_gradient_is_taken_where_it_began(workers: Any) -> None:
                 at = points[began[worker]] if j == 0 else x
                 stale.add(number - began[worker] if j == 0 else 0)
                 total += at - batch[worker, j].astype(np.float64).mean(axis=0)
-            goes_on = bool(clock.queue.left[worker] > 0)
-            if count or not window.late[worker]:
+            goes_on = bool(clock.queue.remaining_seconds[worker] > 0)
+            if count or not window.stale[worker]:
                 began[worker] = number if goes_on else number + 1
         x = x - 0.3 * total / int(window.finished.sum())
         points.append(x)
@@ -270,7 +272,7 @@ def test_idle_windows_change_nothing_and_show() -> None:
     ("make", "message"),
     [
         (lambda: _deal(jnp.ones((2, 3)), minibatches=0), "`minibatches` must be"),
-        (lambda: _deal(jnp.ones((2, 3)), size=0), "`size` must be"),
+        (lambda: _deal(jnp.ones((2, 3)), size=0), "`batch_size` must be"),
         (lambda: _deal(jnp.ones(3)), "`shards` must be"),
         (lambda: _deal((jnp.ones((2, 3)), jnp.ones((2, 4)))), "`shards` must be"),
     ],
@@ -282,4 +284,6 @@ def test_mistakes(make: Any, message: str) -> None:
 
 def _deal(shards: Any, minibatches: int = 1, size: int = 1) -> Any:
     first = jnp.zeros(2, jnp.int32)
-    return window_batches(jax.random.key(0), shards, first, minibatches=minibatches, size=size)
+    return window_batches(
+        jax.random.key(0), shards, first, minibatches=minibatches, batch_size=size
+    )

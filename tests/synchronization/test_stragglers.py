@@ -15,8 +15,8 @@ from jaxcomm.synchronization import (
     exponential,
     non_blocking_rate,
     pareto,
+    recorded_times,
     run_time,
-    trace,
 )
 
 N = 8
@@ -31,7 +31,7 @@ MODELS = {
 
 def drawn(model: Straggler, draws: int = 8000) -> np.ndarray:
     """One mini-batch of each worker, [draws, workers]."""
-    draw = jax.jit(lambda key: model.draw(key, jnp.uint32(0), (N, draws)))
+    draw = jax.jit(lambda key: model.sample(key, jnp.uint32(0), (N, draws)))
     return np.asarray(draw(jax.random.key(1)), np.float64).T
 
 
@@ -72,9 +72,9 @@ def test_half_at_a_third_of_the_speed_is_twice_as_fast_without_waiting() -> None
 def test_a_trace_is_read_over_and_over(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "times.csv"
     file.write_text("1,2\n3,4\n5,6\n")
-    model = trace(file)
+    model = recorded_times(file)
     for step in range(5):
-        times = model.draw(jax.random.key(0), jnp.uint32(step), (2, 3))
+        times = model.sample(jax.random.key(0), jnp.uint32(step), (2, 3))
         expected = [[1, 2], [3, 4], [5, 6]][step % 3]
         np.testing.assert_array_equal(times, np.tile(np.array(expected)[:, None], (1, 3)))
     np.testing.assert_array_equal(model.means(2), [3, 4])
@@ -113,11 +113,11 @@ def test_traces_that_are_none(text: str, message: str, tmp_path: pathlib.Path) -
     file = tmp_path / "times.csv"
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
-        trace(file)
+        recorded_times(file)
 
 
 def test_a_trace_of_other_workers(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "times.csv"
     file.write_text("1,2\n")
     with pytest.raises(ValueError, match="times of 2 workers, but there are 3 workers"):
-        trace(file).draw(jax.random.key(0), jnp.uint32(0), (3, 1))
+        recorded_times(file).sample(jax.random.key(0), jnp.uint32(0), (3, 1))

@@ -78,7 +78,7 @@ def test_against_numpy(fragments: int, overlap: int, mixing: float, workers: Any
         4,
         fragments=fragments,
         overlap=overlap,
-        mixing=mixing,
+        mixing_factor=mixing,
         split=lambda params: numbers,
     )
     found, _ = run(tx, 14, N if workers == N else mesh_of(N))
@@ -158,7 +158,7 @@ def _init(**options: Any) -> Any:
         (lambda: _make(fragments=0), "`fragments` must be a Python int from 1 to 4"),
         (lambda: _make(fragments=5), "`fragments` must be a Python int from 1 to 4"),
         (lambda: _make(overlap=4), "`overlap` must be a Python int from 0 to 3"),
-        (lambda: _make(mixing=1.0), r"`mixing` must be in \[0, 1\)"),
+        (lambda: _make(mixing_factor=1.0), r"`mixing_factor` must be in \[0, 1\)"),
         (lambda: _make(outer=0.7), "`outer` must be an optax transformation"),
         (lambda: _init(fragments=3), "`fragments`=3 is more than the 2 leaves"),
         (lambda: _init(split=lambda params: [0, 0]), "`split` must give each of the 2 leaves"),

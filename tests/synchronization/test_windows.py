@@ -44,7 +44,7 @@ def test_triggers_by_hand(name: str) -> None:
     assert window.seconds == seconds
     np.testing.assert_array_equal(window.finished, finished)
     np.testing.assert_array_equal(queue.position, finished)
-    np.testing.assert_array_equal(queue.left, 0)
+    np.testing.assert_array_equal(queue.remaining_seconds, 0)
 
 
 def test_what_is_in_flight_goes_on_or_begins_anew() -> None:
@@ -52,13 +52,13 @@ def test_what_is_in_flight_goes_on_or_begins_anew() -> None:
     _, aborted = closed(new_queue(3), TIMES, first, in_flight="abort")
     _, late = closed(new_queue(3), TIMES, first)
     # The third has just finished one as the window closes, and has not begun another.
-    np.testing.assert_array_equal(late.left, [0, 2, 0])
+    np.testing.assert_array_equal(late.remaining_seconds, [0, 2, 0])
     # The second window of 4 seconds: 3 + (1 left over), or 2 and then 2 of another 3.
     anew, _ = closed(aborted, TIMES, first, in_flight="abort")
     on, after = closed(late, TIMES, first, in_flight="finish_late")
     np.testing.assert_array_equal(anew.finished, [4, 1, 2])
     np.testing.assert_array_equal(on.finished, [4, 1, 2])
-    np.testing.assert_array_equal(after.left, [0, 1, 0])
+    np.testing.assert_array_equal(after.remaining_seconds, [0, 1, 0])
     third, _ = closed(after, TIMES, first, in_flight="finish_late")
     np.testing.assert_array_equal(third.finished, [4, 2, 2])
 
@@ -121,7 +121,7 @@ def _equal_times(in_flight: Any) -> Any:
 
         def body(queue: Any, _: None) -> Any:
             window, queue = close_window(queue, times, trigger, in_flight=in_flight)
-            return queue, (window.finished, window.late, queue.left)
+            return queue, (window.finished, window.stale, queue.remaining_seconds)
 
         return jax.lax.scan(body, new_queue(3), length=3)[1]
 
@@ -155,7 +155,7 @@ def test_a_deadline_at_a_multiple_loses_no_minibatch(
 @pytest.mark.parametrize("times", [deterministic([1.0, 3.0, 2.0]), exponential(mean=1.0)])
 def test_workers_that_never_wait_come_to_the_rate_of_the_closed_form(times: Any) -> None:
     draws = np.stack(
-        [np.asarray(times.draw(jax.random.key(0), jnp.uint32(t), (3, 16))) for t in range(300)]
+        [np.asarray(times.sample(jax.random.key(0), jnp.uint32(t), (3, 16))) for t in range(300)]
     )
     queue, windows = _windows(deadline(4.0), "finish_late")(draws)
     seconds = float(np.asarray(windows.seconds, np.float64).sum())

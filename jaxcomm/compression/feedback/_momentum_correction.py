@@ -15,7 +15,7 @@ def require_momentum(momentum: float) -> None:
 
 
 def momentum_correction(
-    codec: Codec, momentum: float = 0.9, *, nesterov: bool = False, masking: bool = True
+    codec: Codec, momentum: float = 0.9, *, nesterov: bool = False, momentum_masking: bool = True
 ) -> Codec:
     r"""Compresses a velocity instead of the update, and resets the velocity where it was sent.
 
@@ -35,7 +35,7 @@ def momentum_correction(
       codec: Usually `error_feedback(top_k(...))`.
       momentum: :math:`\mu` in [0, 1).
       nesterov: Whether to use Nesterov's momentum.
-      masking: Whether velocities become 0 where this worker has sent a nonzero value.
+      momentum_masking: Whether velocities become 0 where this worker has sent a nonzero value.
 
     Returns:
       A codec that keeps one array like `x` on each worker. Use it with
@@ -72,7 +72,7 @@ def momentum_correction(
 
     def updated(kept: jax.Array, x: jax.Array, sent: jax.Array) -> jax.Array:
         moved = velocity(kept, x)
-        return jnp.where(sent != 0, 0, moved) if masking else moved
+        return jnp.where(sent != 0, 0, moved) if momentum_masking else moved
 
     return feedback_loop(
         codec, initial=jnp.zeros_like, corrected=corrected, updated=updated, elementwise=True

@@ -92,7 +92,7 @@ def _sampled(magnitudes: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     return sample, jnp.repeat(jnp.array([stride, 1], jnp.float32), len(blocks))
 
 
-def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
+def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
     r"""Unbiased stochastic rounding to levels fitted to the array for least variance.
 
     .. math:: Q(x)_j = \operatorname{sgn}(x_j) \cdot \begin{cases}
@@ -115,9 +115,10 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
     Args:
       levels: :math:`s`, the number of positive levels; a Python int of at most 127. 1, 3, 7, ...
         use all codes of their width.
-      sample: The number of coordinates, at equal strides, to which the levels are fitted. Each has
-        the weight of its stride. The largest coordinate of each stride is added: the sample would
-        otherwise miss the few large coordinates that cause most of the variance. A Python int.
+      sample_size: The number of coordinates, at equal strides, to which the levels are fitted.
+        Each has the weight of its stride. The largest coordinate of each stride is added: the
+        sample would otherwise miss the few large coordinates that cause most of the variance. A
+        Python int.
 
     Returns:
       An unbiased codec that states its `variance`. The levels are its statistic,
@@ -143,7 +144,7 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
     fits a truncated normal distribution to all buckets from time to time. Norms are largest
     magnitudes; no Huffman code follows.
     """
-    for name, value, most in (("levels", levels, 127), ("sample", sample, 2**20)):
+    for name, value, most in (("levels", levels, 127), ("sample_size", sample_size, 2**20)):
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise ValueError(
                 f"`{name}` must be a Python int in [1, {most}], got {value!r}: it decides shapes. "
@@ -156,7 +157,7 @@ def adaptive_levels(*, levels: int = 3, sample: int = 512) -> Codec:
         peak = jnp.max(magnitudes, initial=0)
         if levels == 1 or not x.size:
             return Levels(jnp.broadcast_to(peak, (levels,)))
-        drawn, weights = _sampled(magnitudes, sample)
+        drawn, weights = _sampled(magnitudes, sample_size)
         lift = _lift(peak)
         unit = drawn * lift / jnp.where(peak > 0, peak * lift, 1)
         # The last level is 1, so the largest one is exactly the peak.

@@ -78,20 +78,22 @@ def require_rows(rows: int) -> None:
         raise ValueError(f"`rows` must be a Python int in [1, {MOST_ROWS}], got {rows!r}.")
 
 
-def make_sketch(density: float, ratio: float, rows: int, granularity: Granularity) -> MakeSketch:
+def make_sketch(
+    density: float, sketch_ratio: float, rows: int, granularity: Granularity
+) -> MakeSketch:
     """Returns `shape -> Sketch`.
 
     Raises:
       ValueError: If an option is out of range.
     """
     _support.require_density(density)
-    require_positive("ratio", ratio)
+    require_positive("sketch_ratio", sketch_ratio)
     require_rows(rows)
     _support.require_granularity(granularity)
 
     def sketch_of(shape: tuple[int, ...]) -> Sketch:
         parts = _support.parts_of(shape, granularity)
-        columns = math.ceil(ratio * density * parts.size / rows)
+        columns = math.ceil(sketch_ratio * density * parts.size / rows)
         return Sketch(rows, columns, parts, math.ceil(density * parts.size))
 
     return sketch_of

@@ -26,7 +26,7 @@ class CountSketchPayload(NamedTuple):
 
 def count_sketch(
     *,
-    ratio: float,
+    sketch_ratio: float,
     rows: int = 1,
     decode: Estimate = "mean",
     hashing: Hashing | None = None,
@@ -42,8 +42,8 @@ def count_sketch(
     are large, which the median of rows recovers, or if its linearity is needed.
 
     Args:
-      ratio: Cells of the table per coordinate, :math:`c / d`; rounding to whole columns and tiles
-        adds at most a tenth.
+      sketch_ratio: Cells of the table per coordinate, :math:`c / d`; rounding to whole columns and
+        tiles adds at most a tenth.
       rows: The number of rows of the table.
       decode: `"mean"` or `"median"` of the rows' estimates.
       hashing: `"tiles"`, which a kernel computes on GPU and TPU, with the columns rounded up to a
@@ -57,13 +57,13 @@ def count_sketch(
 
     Raises:
       ValueError: If an option is out of range. When encoding, if `hashing="tiles"` makes the table
-        more than a tenth larger than `ratio` requests.
+        more than a tenth larger than `sketch_ratio` requests.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sketches import count_sketch
-      >>> codec = count_sketch(ratio=0.5, rows=3, decode="median", hashing="elements")
+      >>> codec = count_sketch(sketch_ratio=0.5, rows=3, decode="median", hashing="elements")
       >>> x = jnp.zeros(60).at[7].set(5.0)
       >>> payload, _ = codec.encode(Context.of(x), x)
       >>> payload.table.shape
@@ -75,7 +75,7 @@ def count_sketch(
       Charikar, Chen, Farach-Colton, `Finding frequent items in data streams
       <https://doi.org/10.1016/S0304-3975(03)00400-6>`_, 2004.
     """
-    require_positive("ratio", ratio)
+    require_positive("sketch_ratio", sketch_ratio)
     require_rows(rows)
     chosen = "tiles" if hashing is None else hashing
     for name, value, choices in (("decode", decode, Estimate), ("hashing", chosen, Hashing)):
@@ -84,15 +84,15 @@ def count_sketch(
 
     def table_of(size: int) -> tuple[int, Hashing]:
         """The number of columns, and the hashing."""
-        wanted = max(math.ceil(ratio * size / rows), 1)
+        wanted = max(math.ceil(sketch_ratio * size / rows), 1)
         rounded = ops.round_columns(wanted)
         if hashing == "elements" or (hashing is None and rounded > MOST_ROUNDING * wanted):
             return wanted, "elements"
         if rounded > MOST_ROUNDING * wanted:
             raise ValueError(
                 f"`hashing`='tiles' rounds the table of {size} coordinates from {rows} x {wanted} "
-                f"cells, which {ratio=} requests, to {rows} x {rounded}. Omit `hashing`, or use "
-                "'elements'."
+                f"cells, which {sketch_ratio=} requests, to {rows} x {rounded}. Omit `hashing`, "
+                "or use 'elements'."
             )
         return rounded, "tiles"
 

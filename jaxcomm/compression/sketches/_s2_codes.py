@@ -32,7 +32,7 @@ def _wrap_to_int8(sums: jax.Array) -> jax.Array:
 def s2_codes(
     *,
     density: float,
-    ratio: float,
+    sketch_ratio: float,
     rows: int = 3,
     granularity: Granularity = "row",
     overflow: Policy = "nan",
@@ -45,14 +45,16 @@ def s2_codes(
     with the largest magnitude on any worker as the norm. Cells are sums modulo 256. This is enough:
     a cell is solved only if it contains a single coordinate, and the sum of that coordinate's codes
     over :math:`n` workers fits, since :math:`n s \le 127`. So each coordinate of the union takes
-    `ratio` bytes, and all coordinates that peel have the error of the quantizer only. Coordinates
-    that do not peel are lost: the update is then NaN, except under feedback or with
-    `overflow="drop"`. For a `ratio` of at least 1.25, two of :math:`K` coordinates share all their
-    cells of three rows in a fraction of about :math:`13 / (\text{ratio}^3 K)` of the steps.
+    `sketch_ratio` bytes, and all coordinates that peel have the error of the quantizer only.
+    Coordinates that do not peel are lost: the update is then NaN, except under feedback or with
+    `overflow="drop"`. For a `sketch_ratio` of at least 1.25, two of :math:`K` coordinates share
+    all their cells of three rows in a fraction of about :math:`13 / (\text{ratio}^3 K)` of the
+    steps.
 
     Args:
       density: The expected :math:`|U| / d`, in (0, 1].
-      ratio: Cells of the table per expected coordinate; at least 1.25 for all of them to peel.
+      sketch_ratio: Cells of the table per expected coordinate; at least 1.25 for all of them to
+        peel.
       rows: The number of rows of the table, at least 2; 3 is best.
       granularity: What one bit of the bitmap represents: a `"row"` (all but the first axis), an
         `"element"`, or an int, the number of coordinates of a block.
@@ -73,7 +75,7 @@ def s2_codes(
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sketches import s2_codes
-      >>> codec = s2_codes(density=0.5, ratio=2)
+      >>> codec = s2_codes(density=0.5, sketch_ratio=2)
       >>> x = jnp.zeros((8, 2)).at[3].set(127.0).at[6].set(-5.0)
       >>> context = Context.of(x)
       >>> context = context.replace(statistics=codec.measure(context, x))
@@ -90,7 +92,7 @@ def s2_codes(
 
     Differs from the papers: neither of them sketches codes or peels.
     """
-    sketch_of = make_sketch(density, ratio, rows, granularity)
+    sketch_of = make_sketch(density, sketch_ratio, rows, granularity)
     if rows < 2:
         raise ValueError(
             f"`rows` must be at least 2 for 8-bit codes, best 3, got {rows}: peeling cannot "

@@ -39,7 +39,7 @@ def _estimate(
 def s2_sketch(
     *,
     density: float,
-    ratio: float,
+    sketch_ratio: float,
     rows: int = 1,
     granularity: Granularity = "row",
     decode: Decode = "mean",
@@ -61,7 +61,7 @@ def s2_sketch(
 
     Args:
       density: The expected :math:`|U| / d`, in (0, 1].
-      ratio: Cells of the table per expected coordinate: each row has `ceil(ratio *
+      sketch_ratio: Cells of the table per expected coordinate: each row has `ceil(sketch_ratio *
         density * d / rows)` columns.
       rows: The number of rows of the table.
       granularity: What one bit of the bitmap represents: a `"row"` (all but the first axis), an
@@ -86,7 +86,7 @@ def s2_sketch(
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sketches import s2_sketch
-      >>> codec = s2_sketch(density=0.5, ratio=2, rows=3, decode="peel")
+      >>> codec = s2_sketch(density=0.5, sketch_ratio=2, rows=3, decode="peel")
       >>> x = jnp.zeros((8, 4)).at[3].set(jnp.arange(4.0)).at[6].set(5.0)
       >>> context = Context.of(x)
       >>> context = context.replace(statistics=codec.measure(context, x))
@@ -100,7 +100,7 @@ def s2_sketch(
       Ge et al., `S2 Reducer: High-Performance Sparse Communication to Accelerate Distributed Deep
       Learning <https://arxiv.org/abs/2110.02140>`_, 2021.
     """
-    sketch_of = make_sketch(density, ratio, rows, granularity)
+    sketch_of = make_sketch(density, sketch_ratio, rows, granularity)
     if decode not in get_args(Decode):
         raise ValueError(f"`decode` must be one of {get_args(Decode)}, got {decode!r}.")
     if decode == "peel" and rows < 2:

@@ -49,7 +49,7 @@ def top_k(
     ratio: float | None = None,
     k: int | None = None,
     block_size: int | None = None,
-    sample: float | None = None,
+    sample_ratio: float | None = None,
     value_dtype: Any = jnp.float32,
 ) -> Codec:
     r"""Sends the :math:`k` coordinates of largest magnitude.
@@ -66,17 +66,17 @@ def top_k(
       k: The number of coordinates, instead of `ratio`.
       block_size: Coordinates of a block. Each block sends its own :math:`k`; the last block is
         padded with zeros. Default: one block.
-      sample: The fraction of the coordinates, such as 0.01, from which a threshold is estimated.
-        This takes one pass instead of a sort (Lin et al., 2018). It sends at most :math:`k`
-        coordinates, and at least half of them; exactly :math:`k` if the estimate is off by more
-        than a factor of 2.
+      sample_ratio: The fraction of the coordinates, such as 0.01, from which a threshold is
+        estimated. This takes one pass instead of a sort (Lin et al., 2018). It sends at most
+        :math:`k` coordinates, and at least half of them; exactly :math:`k` if the estimate is off
+        by more than a factor of 2.
       value_dtype: float32, or bfloat16; feedback compensates its rounding.
 
     Returns:
       A codec that states its `contraction`. `combine` is `None`.
 
     Raises:
-      ValueError: If an option is out of range, or both `block_size` and `sample` are set.
+      ValueError: If an option is out of range, or both `block_size` and `sample_ratio` are set.
 
     Example:
       >>> import jax.numpy as jnp
@@ -95,9 +95,9 @@ def top_k(
     kept, dtype = make_count(ratio, k), require_value_dtype(value_dtype)
     if block_size is not None and (not isinstance(block_size, int) or block_size < 1):
         raise ValueError(f"`block_size` must be a Python int of at least 1, got {block_size!r}.")
-    if sample is not None and (block_size is not None or not 0 < sample <= 1):
+    if sample_ratio is not None and (block_size is not None or not 0 < sample_ratio <= 1):
         raise ValueError(
-            f"`sample` must be in (0, 1], without `block_size`, got {sample} with "
+            f"`sample_ratio` must be in (0, 1], without `block_size`, got {sample_ratio} with "
             f"`block_size`={block_size}."
         )
 
@@ -109,18 +109,18 @@ def top_k(
     def layout_of(size: int) -> Layout:
         blocks, width = blocks_of(size)
         count = blocks * kept(width)
-        # With `sample` an unused entry has the index `size`, one past the last coordinate.
+        # With `sample_ratio` an unused entry has the index `size`, one past the last coordinate.
         return choose_layout(
             count,
-            blocks * width + (sample is not None),
+            blocks * width + (sample_ratio is not None),
             block=width if blocks > 1 else None,
-            distinct=sample is None,
+            distinct=sample_ratio is None,
         )
 
     def choose(flat: jax.Array) -> jax.Array:
         blocks, width = blocks_of(flat.size)
-        if sample is not None and flat.size:
-            return _by_sample(jnp.abs(flat), kept(flat.size), sample)
+        if sample_ratio is not None and flat.size:
+            return _by_sample(jnp.abs(flat), kept(flat.size), sample_ratio)
         filled = jnp.pad(flat, (0, blocks * width - flat.size)).reshape(blocks, width)
         first = jnp.arange(blocks, dtype=jnp.uint32)[:, None] * jnp.uint32(width)
         return (largest(filled, kept(width), jnp.abs) + first).ravel()
@@ -137,7 +137,7 @@ def top_k(
 
     def contraction(size: int, workers: int) -> float:
         _, width = blocks_of(size)
-        least = kept(width) if sample is None else max(kept(width) // 2, 1)
+        least = kept(width) if sample_ratio is None else max(kept(width) // 2, 1)
         # A bfloat16 keeps 8 bits of each value.
         return least / width * (1 - 2.0**-16 if dtype == jnp.bfloat16 else 1)
 

@@ -83,7 +83,7 @@ def test_without_shifts_it_is_the_quantizer(aggregate: Any) -> None:
 
 def test_a_wrapper_hands_shared_memory_on() -> None:
     _, _, bare = advanced(jaxcomm.all_reduce_mean("data", diana(quantizer())), 5)
-    wrapped = momentum_correction(diana(quantizer()), 0.0, masking=False)
+    wrapped = momentum_correction(diana(quantizer()), 0.0, momentum_masking=False)
     _, _, inside = advanced(jaxcomm.all_reduce_mean("data", wrapped), 5)
     np.testing.assert_array_equal(inside, bare)
 

@@ -19,7 +19,9 @@ def draw() -> np.ndarray:
 @pytest.mark.parametrize("masking", [False, True])
 def test_the_recursion(nesterov: bool, masking: bool) -> None:
     given = draw()
-    codec = momentum_correction(error_feedback(top_k(k=3)), 0.7, nesterov=nesterov, masking=masking)
+    codec = momentum_correction(
+        error_feedback(top_k(k=3)), 0.7, nesterov=nesterov, momentum_masking=masking
+    )
     sent, kept = run(codec, jnp.asarray(given, jnp.float32))
     u, v = np.zeros(D), np.zeros(D)
     for g, message, velocity in zip(given, sent, kept, strict=True):
@@ -52,7 +54,7 @@ def test_where_all_is_sent() -> None:
     ages = np.arange(STEPS)[:, None] - np.arange(STEPS)[None]
     weights = np.where(ages >= 0, 0.7 ** np.maximum(ages, 0), 0)
     # Without masking, momentum SGD as it is; with it, nothing is left to gather momentum.
-    sent, _ = run(momentum_correction(everything, 0.7, masking=False), given)
+    sent, _ = run(momentum_correction(everything, 0.7, momentum_masking=False), given)
     np.testing.assert_allclose(sent, weights @ draw(), rtol=0, atol=1e-5)
     sent, kept = run(momentum_correction(everything, 0.7), given)
     np.testing.assert_array_equal(sent, given)

@@ -50,12 +50,12 @@ def test_plain_signs_are_refused_under_feedback() -> None:
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, True, "0.9", jnp.float32(0.5)])
 def test_decays_that_are_none(decay: object) -> None:
-    with pytest.raises(ValueError, match="`decay` must be a Python float in"):
-        momentum(signs(), decay=decay)
+    with pytest.raises(ValueError, match="`momentum` must be a Python float in"):
+        momentum(signs(), momentum=decay)
 
 
 def test_momentum_outside_of_feedback_loses_nothing() -> None:
-    codec = momentum(error_feedback(scaled_signs()), decay=0.5)
+    codec = momentum(error_feedback(scaled_signs()), momentum=0.5)
     given = np.random.default_rng(1).normal(size=(6, 20)).astype(np.float32)
     memory, sent, average, total = codec.init(jnp.asarray(given[0])), 0.0, 0.0, 0.0
     for x in given:

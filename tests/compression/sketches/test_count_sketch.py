@@ -15,7 +15,7 @@ from tests.codecs import context_of
 
 MAKERS: dict[str, Callable[..., Any]] = {
     "count_sketch": lambda ratio, **o: jaxcomm.all_reduce_mean(
-        "data", count_sketch(ratio=ratio, **o)
+        "data", count_sketch(sketch_ratio=ratio, **o)
     ),
     "fetch_sgd": lambda ratio, **o: jaxcomm.fetch_sgd(sketch_ratio=ratio, k=8, **o),
     "sketched_sgd": lambda ratio, **o: jaxcomm.sketched_sgd(sketch_ratio=ratio, k=8, **o),
@@ -36,19 +36,19 @@ def table_size(size: int, **options: Any) -> int:
 @pytest.mark.parametrize("ratio", [0.01, 0.5, 2.0])
 @pytest.mark.parametrize("size", [10**3, 10**4, 10**5, 10**6, 2**22 + 1])
 def test_a_table_has_the_size_that_was_asked_for(size: int, ratio: float, rows: int) -> None:
-    made, asked = table_size(size, ratio=ratio, rows=rows), ratio * size
+    made, asked = table_size(size, sketch_ratio=ratio, rows=rows), ratio * size
     assert asked <= made <= 1.1 * asked + rows  # And whole columns.
 
 
 def test_more_cells_are_more_cells() -> None:
-    sizes = [table_size(1000, ratio=ratio, rows=5) for ratio in (0.5, 1, 2)]
+    sizes = [table_size(1000, sketch_ratio=ratio, rows=5) for ratio in (0.5, 1, 2)]
     assert sizes == [500, 1000, 2000]
 
 
 def test_large_tables_are_of_tiles() -> None:
     # Which a kernel fills: 1.5 million cells in one row.
-    assert table_size(3 * 10**6, ratio=0.5) % 1024 == 0
-    assert table_size(3 * 10**6, ratio=0.5, hashing="elements") == 1_500_000
+    assert table_size(3 * 10**6, sketch_ratio=0.5) % 1024 == 0
+    assert table_size(3 * 10**6, sketch_ratio=0.5, hashing="elements") == 1_500_000
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -60,4 +60,4 @@ def test_tiles_that_make_another_size_say_so(name: str) -> None:
             jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"), jnp.zeros((2, 1000))
         )
     assert "x 1024. Omit `hashing`" in str(error.value)
-    assert "ratio=0.5" in str(error.value)
+    assert "sketch_ratio=0.5" in str(error.value)

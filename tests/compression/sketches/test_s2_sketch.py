@@ -58,7 +58,7 @@ build = functools.partial(s2_sketch, density=NON_ZERO / SIZE, granularity="eleme
 )
 def test_the_error_is_that_of_theory(rows: int, ratio: float, decode: Any, omega: float) -> None:
     """(K - 1)/c of the mean; of the median, what was simulated with ideal hashes."""
-    codec = build(ratio=ratio, rows=rows, decode=decode)
+    codec = build(sketch_ratio=ratio, rows=rows, decode=decode)
     error = errors(codec, sparse())
     assert np.sum(error**2, axis=1).mean() == pytest.approx(omega, rel=0.1)
     # Unbiased: of 4000 means, none is off by 5 standard errors.
@@ -71,7 +71,7 @@ def test_the_error_is_that_of_theory(rows: int, ratio: float, decode: Any, omega
 
 
 def test_the_table_is_that_of_the_formula() -> None:
-    x, codec = sparse(), jitted(build(ratio=1, rows=2))
+    x, codec = sparse(), jitted(build(sketch_ratio=1, rows=2))
     context = context_of(codec, jnp.asarray(x))
     payload, _ = codec.encode(context, jnp.asarray(x))
     columns, signs = count_sketch.locations(
@@ -87,7 +87,7 @@ def test_the_table_is_that_of_the_formula() -> None:
 def test_an_even_number_of_rows_is_not_decoded_by_the_lower_of_the_middle_two() -> None:
     ones = np.ones(600, np.float32)
     error = errors(
-        s2_sketch(density=1, ratio=0.5, rows=2, granularity="element", decode="median"), ones
+        s2_sketch(density=1, sketch_ratio=0.5, rows=2, granularity="element", decode="median"), ones
     )
     deviation = error.mean(axis=1).std(ddof=1) / math.sqrt(DRAWS)
     assert abs(error.mean()) < 5 * deviation
@@ -95,7 +95,7 @@ def test_an_even_number_of_rows_is_not_decoded_by_the_lower_of_the_middle_two() 
 
 
 @pytest.mark.parametrize(
-    "options", [{"ratio": 1.0}, slow({"ratio": 1.5, "rows": 3, "decode": "peel"})]
+    "options", [{"sketch_ratio": 1.0}, slow({"sketch_ratio": 1.5, "rows": 3, "decode": "peel"})]
 )
 def test_of_more_than_was_foreseen_as_many_are_sent(options: dict[str, Any]) -> None:
     x = np.random.default_rng(3).normal(size=SIZE).astype(np.float32)
@@ -112,7 +112,9 @@ def test_of_more_than_was_foreseen_as_many_are_sent(options: dict[str, Any]) -> 
 def test_peeling_is_exact_and_rows_are_whole(granularity: Any) -> None:
     x = np.zeros((300, 8), np.float32)
     x[::17] = np.random.default_rng(0).standard_t(2, (18, 8))
-    codec = s2_sketch(density=0.125, ratio=1.7, rows=3, granularity=granularity, decode="peel")
+    codec = s2_sketch(
+        density=0.125, sketch_ratio=1.7, rows=3, granularity=granularity, decode="peel"
+    )
     decoded, _ = send(codec, (), jnp.asarray(x))
     np.testing.assert_allclose(decoded, x, atol=2.0**-21 * np.abs(x).max())
     union = np.repeat((x.reshape(-1, 16) != 0).any(axis=1), 16).reshape(x.shape)
@@ -121,7 +123,7 @@ def test_peeling_is_exact_and_rows_are_whole(granularity: Any) -> None:
 
 @pytest.mark.slow
 def test_what_does_not_peel_is_estimated_without_bias() -> None:
-    codec = build(ratio=1.1, rows=3, decode="peel")
+    codec = build(sketch_ratio=1.1, rows=3, decode="peel")
     error = errors(codec, sparse())
     square = np.sum(error**2, axis=1)
     assert 0.01 < square.mean() <= codec.claims.variance(SIZE, 1)
@@ -140,7 +142,7 @@ def workers_with_rows_of_their_own(workers: int) -> np.ndarray:
 @pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 def test_the_mean_of_workers_with_other_rows(mode: Any) -> None:
     x = workers_with_rows_of_their_own(4)
-    tx = s2_reducer(density=0.2, ratio=1.8, rows=3, decode="peel", diagnostics=True)
+    tx = s2_reducer(density=0.2, sketch_ratio=1.8, rows=3, decode="peel", diagnostics=True)
     results, state = aggregator(tx, 4, mode)(
         jnp.asarray(x), initial(tx, jnp.asarray(x), mode), jnp.ones(4)
     )
@@ -154,7 +156,7 @@ def test_the_mean_of_workers_with_other_rows(mode: Any) -> None:
 
 def test_info_tells_the_density_and_the_error_to_be_expected() -> None:
     x = workers_with_rows_of_their_own(4)
-    tx = s2_reducer(density=0.05, ratio=1, overflow="drop", diagnostics=True)
+    tx = s2_reducer(density=0.05, sketch_ratio=1, overflow="drop", diagnostics=True)
     run_, state = aggregator(tx, 4, "vmap"), initial(tx, jnp.asarray(x), "vmap")
     assert {"union_density", "expected_error"} < set(state.diagnostics)
     measured, expected = [], []
@@ -171,7 +173,7 @@ def test_info_tells_the_density_and_the_error_to_be_expected() -> None:
 @pytest.mark.slow
 def test_own_parts_decode_to_the_decoded_sum() -> None:
     x = workers_with_rows_of_their_own(3)
-    codec = jitted(s2_sketch(density=0.1, ratio=0.5, rows=3))
+    codec = jitted(s2_sketch(density=0.1, sketch_ratio=0.5, rows=3))
     contexts = [context_of(codec, jnp.asarray(each), 2, workers=3) for each in x]
     own = [context.statistics for context in contexts]
     statistics = own[0]._replace(support=functools.reduce(jnp.bitwise_or, [o.support for o in own]))
@@ -187,7 +189,7 @@ def test_own_parts_decode_to_the_decoded_sum() -> None:
 def test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap(seed: int) -> None:
     x = np.repeat(workers_with_rows_of_their_own(8).sum(axis=0, keepdims=True), 8, axis=0)
     x[:, :, 0] = np.where(x[:, :, 0] != 0, 9.0, 0)  # 120 of all workers, where two will wrap.
-    codec = jitted(s2_codes(density=0.35, ratio=1.6))
+    codec = jitted(s2_codes(density=0.35, sketch_ratio=1.6))
     coins = [coins_of(seed)._replace(private=jax.random.key(i)) for i in range(8)]
     contexts = [
         context_of(codec, jnp.asarray(each), c, workers=8) for c, each in zip(coins, x, strict=True)
@@ -217,8 +219,8 @@ def test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap(seed: in
 def test_codes_that_do_not_peel_are_nan_or_zero() -> None:
     x = np.random.default_rng(3).normal(size=(200, 4)).astype(np.float32)
     x = jnp.asarray(x)
-    assert np.isnan(send(s2_codes(density=0.5, ratio=1.0), (), x)[0]).all()
-    decoded, _ = send(s2_codes(density=0.5, ratio=1.0, overflow="drop"), (), x)
+    assert np.isnan(send(s2_codes(density=0.5, sketch_ratio=1.0), (), x)[0]).all()
+    decoded, _ = send(s2_codes(density=0.5, sketch_ratio=1.0, overflow="drop"), (), x)
     found = decoded != 0
     step = np.abs(x).max() / 127
     assert 0.02 < found.mean() < 0.9
@@ -228,9 +230,9 @@ def test_codes_that_do_not_peel_are_nan_or_zero() -> None:
 @pytest.mark.parametrize(
     "codec",
     [
-        slow(s2_sketch(density=1, ratio=1.5, rows=3, decode="peel")),
-        slow(scaled(s2_sketch(density=1, ratio=0.5))),
-        s2_codes(density=0.3, ratio=1.5),
+        slow(s2_sketch(density=1, sketch_ratio=1.5, rows=3, decode="peel")),
+        slow(scaled(s2_sketch(density=1, sketch_ratio=0.5))),
+        s2_codes(density=0.3, sketch_ratio=1.5),
     ],
     ids=["peel", "scaled mean", "codes"],
 )
@@ -246,8 +248,8 @@ def test_under_feedback_nothing_is_lost(codec: Codec) -> None:
 def test_feedback_refuses_what_may_diverge() -> None:
     x = jnp.ones((10, 2))
     for codec, words in (
-        (s2_sketch(density=0.5, ratio=0.5), "scaled"),
-        (s2_sketch(density=0.5, ratio=2, rows=3, decode="median"), "no bound is known"),
+        (s2_sketch(density=0.5, sketch_ratio=0.5), "scaled"),
+        (s2_sketch(density=0.5, sketch_ratio=2, rows=3, decode="median"), "no bound is known"),
     ):
         with pytest.raises(ValueError, match=words):
             send(error_feedback(codec), error_feedback(codec).init(x), x)
@@ -258,8 +260,8 @@ def test_feedback_refuses_what_may_diverge() -> None:
     [
         ({"density": 0.0}, "`density` must be a Python float in"),
         ({"density": 1.5}, "`density` must be a Python float in"),
-        ({"ratio": -1}, "`ratio` must be a positive"),
-        ({"ratio": jnp.float32(1)}, "static_args"),
+        ({"sketch_ratio": -1}, "`sketch_ratio` must be a positive"),
+        ({"sketch_ratio": jnp.float32(1)}, "static_args"),
         ({"rows": 0}, "`rows` must be"),
         ({"granularity": "column"}, "`granularity` must be"),
         ({"decode": "sort"}, "`decode` must be one of"),
@@ -272,7 +274,7 @@ def test_feedback_refuses_what_may_diverge() -> None:
     ],
 )
 def test_wrong_options(change: dict[str, Any], words: str) -> None:
-    options = {"density": 0.5, "ratio": 1.0} | change
+    options = {"density": 0.5, "sketch_ratio": 1.0} | change
     with pytest.raises(ValueError, match=words):
         tx = s2_reducer(**options)
         jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")(jnp.ones((2, 4, 3)))

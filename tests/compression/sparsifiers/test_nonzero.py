@@ -106,7 +106,9 @@ def test_gathered_rows_are_exact_where_they_fit() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", [nonzero_union(density=0.5), s2_sketch(density=0.5, ratio=1.0)])
+@pytest.mark.parametrize(
+    "codec", [nonzero_union(density=0.5), s2_sketch(density=0.5, sketch_ratio=1.0)]
+)
 def test_info_of_own_bitmaps_has_no_union(codec: Any) -> None:
     tx = jaxcomm.all_gather_mean("data", codec, scope="leaf", diagnostics=True)
     _, state = mean_of(tx, touched(2, 5))
@@ -117,6 +119,6 @@ def test_a_sketch_by_tiles_is_added_and_decoded() -> None:
     # A tile of 1024 has no collisions: three workers' tables in one of 1024 columns are exact.
     x = np.random.default_rng(0).normal(size=(3, 900)).astype(np.float32)
     result, _ = mean_of(
-        jaxcomm.all_reduce_mean("data", count_sketch(ratio=1.1, hashing="tiles")), x
+        jaxcomm.all_reduce_mean("data", count_sketch(sketch_ratio=1.1, hashing="tiles")), x
     )
     np.testing.assert_allclose(result, x.mean(axis=0), atol=1e-6)

@@ -8,7 +8,7 @@ import pytest
 from jaxcomm.compression.sparsifiers import top_k
 from tests.codecs import context_of, send
 
-SAMPLED = {k: top_k(k=k, sample=0.1) for k in (80, 150)}
+SAMPLED = {k: top_k(k=k, sample_ratio=0.1) for k in (80, 150)}
 
 
 def sent(codec: object, x: np.ndarray) -> np.ndarray:
@@ -93,7 +93,7 @@ def test_values_in_bfloat16() -> None:
         ({"k": 0}, "k"),
         ({"k": True}, "k"),
         ({"k": 2, "block_size": 0}, "block_size"),
-        ({"k": 2, "block_size": 4, "sample": 0.1}, "sample"),
+        ({"k": 2, "block_size": 4, "sample_ratio": 0.1}, "sample_ratio"),
         ({"k": 2, "value_dtype": "float16"}, "value_dtype"),
     ],
 )
