@@ -1,0 +1,38 @@
+"""Every public name is on a page, and `tools/public_names.py` prints it."""
+
+import pathlib
+import re
+import runpy
+from types import ModuleType
+
+import pytest
+
+import jaxcomm
+from jaxcomm import gossip, synchronization
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = "".join((ROOT / "docs" / page).read_text() for page in ("names.md", "methods.md"))
+CALLABLES = [
+    f"{module.__name__}.{name}"
+    for module in (jaxcomm, gossip, synchronization)
+    for name in module.__all__
+    if not isinstance(getattr(module, name), ModuleType)
+]
+# The keys that the guide and the docstrings promise.
+KEYS = {"loss", "weight", "compression_error", "density", "residual_norm", "levels", "overflow"}
+KEYS |= {"union_density", "unpeeled", "ratio", "skipped_steps", "skipped_exchanges", "disagreement"}
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_every_public_name_is_on_a_page(name: str) -> None:
+    assert re.search(rf"\b{name.rsplit('.')[-1]}\b", PAGES)
+
+
+def test_the_list_of_names(capsys: pytest.CaptureFixture[str]) -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "public_names.py"))
+    tool["main"]()
+    lines = capsys.readouterr().out.splitlines()
+    named = {re.split(r"[(:]", line)[0] for line in lines}
+    assert set(CALLABLES) <= named and "pallas_kernels.pack.unpack" in named
+    assert "jaxcomm.mean(axis_name, wire_dtype, block_size)" in lines
+    assert set(tool["reported_keys"]()) >= KEYS
