@@ -439,7 +439,7 @@ GOSSIP = [
         "messages (P + 4)",
         "Assran et al. 2018",
         at={"messages": 3},
-        suffix=", with `delay=` Overlap SGP",
+        suffix=", with `overlap=` Overlap SGP",
     ),
     Line(
         "ad_psgd",
