@@ -124,7 +124,8 @@ MEANS = [
         "jaxcomm.all_reduce_mean(axis, diana(codec))",
         "2 p (n-1)/n",
         "Mishchenko et al. 2019",
-        error="ω/n² · Σ|xᵢ - hᵢ|²; ω over n workers, hᵢ a shift that learns",
+        error="ω/n² · Σ|xᵢ - hᵢ|²; ω for a norm shared by n workers; hᵢ the learned shift of "
+        "worker i",
         at={"p": "d", "ω": "n min(d/15², √(d/n)/15)"},
     ),
     Line(
@@ -160,14 +161,14 @@ MEANS = [
         "jaxcomm.terngrad(clip=None)",
         "(n-1) (d/4 + 4 l)",
         "Wen et al. 2017",
-        error="(√d - 1)/2 / n²; d of a leaf",
+        error="(√d - 1)/2 / n²; d per leaf",
     ),
     Line(
         "terngrad_shared",
         'jaxcomm.terngrad(clip=None, scale="shared")',
-        "2 (n-1)/n (b d + 4 l); b of one level",
+        "2 (n-1)/n (b d + 4 l); b for s = 1",
         "Wen et al. 2017",
-        error="(√(n d) - 1)/2 / n²; d of a leaf",
+        error="(√(n d) - 1)/2 / n²; d per leaf",
         at={"b": "4/6"},
     ),
     Line(
@@ -182,14 +183,14 @@ MEANS = [
         "jaxcomm.ef_sign_sgd()",
         "(n-1) (d/8 + 4 l)",
         "Karimireddy et al. 2019",
-        error="1/d; d of a leaf",
+        error="1/d; d per leaf",
     ),
     Line(
         "one_bit_sgd",
         "jaxcomm.one_bit_sgd()",
-        "(n-1) (d/8 + 8 C); C columns",
+        "(n-1) (d/8 + 8 C); C columns of all leaves",
         "Seide et al. 2014",
-        error="1/d; d of a leaf",
+        error="1/d; d per leaf",
         at={"C": 1},
     ),
     Line(
@@ -197,7 +198,7 @@ MEANS = [
         "jaxcomm.all_gather_mean(axis, error_feedback(sbc(k=k)))",
         "(n-1) (i k + 4 l)",
         "Sattler et al. 2018",
-        error="1/(k + max(k, (d-1)/k)); k and d of a leaf",
+        error="1/(k + max(k, (d-1)/k)); k and d per leaf",
         at=QUARTER,
     ),
     Line(
@@ -205,13 +206,13 @@ MEANS = [
         "jaxcomm.all_gather_mean(axis, error_feedback(stc(k=k)))",
         "(n-1) ((i + 1/8) k + 4 l)",
         "Sattler et al. 2019",
-        error="min(k/d, 1/k); k and d of a leaf",
+        error="min(k/d, 1/k); k and d per leaf",
         at=QUARTER,
     ),
     Line(
         "stc_two_stage",
         "jaxcomm.two_stage_mean(axis, error_feedback(stc(k=k)))",
-        "2 (n-1) ((i + 1/8) k + 4 l); k in a row of d/n",
+        "2 (n-1) ((i + 1/8) k + 4 l); k per part of d/n coordinates",
         "Sattler et al. 2019",
         at={"k": "d/n/4", "i": 0.5},
         note=" at both ends",
@@ -221,16 +222,16 @@ MEANS = [
         "jaxcomm.all_gather_mean(axis, error_feedback(adaptive_threshold(ratio=k/d)))",
         "(n-1) ((i + 1/8) (k + 1) + 8 l)",
         "Dryden et al. 2016",
-        error="min(max(k/(2 d), 1/d), 1/max(k, 1)); k and d of a leaf",
+        error="min(max(k/(2 d), 1/d), 1/max(k, 1)); k and d per leaf",
         at=QUARTER,
     ),
     Line(
         "fixed_threshold_summed",
         "jaxcomm.all_reduce_mean(axis, error_feedback(fixed_threshold(t)))",
-        "2 b d (n-1)/n; b of one level",
+        "2 b d (n-1)/n; b for s = 1",
         "Strom 2015",
         at={"b": "4/6"},
-        note="; sums of ±t",
+        note="; decodes to sums of ±t",
     ),
     Line(
         "adaptive_levels",
@@ -243,7 +244,7 @@ MEANS = [
     Line(
         "min_max_dither",
         "jaxcomm.all_gather_mean(axis, min_max_dither(levels=s))",
-        "(n-1) (b d + 8); b of 0 to s-1",
+        "(n-1) (b d + 8); b for integers 0 to s-1",
         "Suresh et al. 2017",
         error="d / (2 (s-1)²) / n²",
         at={"s": 16, "b": 0.5},
@@ -251,7 +252,7 @@ MEANS = [
     Line(
         "min_max_dither_summed",
         "jaxcomm.all_reduce_mean(axis, min_max_dither(levels=s))",
-        "2 (n-1)/n (b d + 8); b of 0 to n (s-1)",
+        "2 (n-1)/n (b d + 8); b for integers 0 to n (s-1)",
         "Suresh et al. 2017",
         error="d / (2 (s-1)²) / n",
         at={"s": 5, "b": "4/5"},
@@ -290,7 +291,8 @@ MEANS = [
         "jaxcomm.all_gather_mean(axis, wangni(k=k))",
         "(n-1) k (4 + i)",
         "Wangni et al. 2018",
-        error="(d/k - 1) / n²; exactly Σⱼ xⱼ²/pⱼ - |x|² per worker",
+        error="(d/k - 1) / n²; exactly Σⱼ xⱼ²/pⱼ - |x|² per worker, with pⱼ the "
+        "probability of sending xⱼ",
         at=QUARTER,
     ),
     Line(
@@ -306,7 +308,7 @@ MEANS = [
         "(n-1) (k (1/2 + i) + l)",
         "Tsuzuku et al. 2018",
         at=QUARTER,
-        note=" of its own",
+        note=", built in",
     ),
     Line(
         "ada_comp",
@@ -314,38 +316,38 @@ MEANS = [
         "(n-1) (c/m d ⌈log₂(2 m + 1)⌉/8 + 4 l)",
         "Chen et al. 2018",
         at={"m": 4, "c": 2},
-        note=" of its own",
+        note=", built in",
     ),
     Line(
         "s2_reducer",
-        "jaxcomm.s2_reducer(density=υ, sketch_ratio=γ)",
-        "2 (n-1)/n (4 γ υ d + r/8); r rows",
+        "jaxcomm.s2_reducer(density=υ, ratio=γ)",
+        "2 (n-1)/n (4 γ υ d + r/8); r rows of the leaf",
         "Ge et al. 2021",
-        error="(K - 1)/(γ υ d) / n; K coordinates in the union",
+        error="(K - 1)/(γ υ d) / n; K coordinates of nonzero rows in the union",
         at={"γ": 1, "υ": 1, "r": "d", "K": "d"},
     ),
     Line(
         "s2_reducer_peel",
-        'jaxcomm.s2_reducer(density=υ, sketch_ratio=γ, decode="peel", rows=3)',
-        "2 (n-1)/n (4 γ υ d + r/8); r rows",
-        error="(K - 1)/(γ υ d) / n; 0 while all coordinates peel",
+        'jaxcomm.s2_reducer(density=υ, ratio=γ, decode="peel", rows=3)',
+        "2 (n-1)/n (4 γ υ d + r/8); r rows of the leaf",
+        error="(K - 1)/(γ υ d) / n; 0 if peeling recovers all",
         at={"γ": 1.5, "υ": 1, "r": "d", "K": "d"},
         suffix=", γ ≥ 1.25",
-        note=" and peel, up to rounding",
+        note=" and peeling recovers them, up to rounding",
     ),
     Line(
         "s2_reducer_8_bits",
-        'jaxcomm.s2_reducer(density=υ, sketch_ratio=γ, decode="peel", rows=3, bits=8)',
-        "2 (n-1)/n (γ υ d + r/8 + 4); r rows",
+        'jaxcomm.s2_reducer(density=υ, ratio=γ, decode="peel", rows=3, bits=8)',
+        "2 (n-1)/n (γ υ d + r/8 + 4); r rows of the leaf",
         at={"γ": 1.5, "υ": 1, "r": "d"},
-        claim="as `global_qsgd` for K coordinates while all coordinates peel",
+        claim="as `global_qsgd` for K coordinates, if peeling recovers all",
         tested="tests/compression/sketches/test_s2_sketch.py::"
         "test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap",
     ),
     Line(
         "nonzero_union",
         'jaxcomm.all_reduce_mean(axis, nonzero_union(density=υ), scope="leaf")',
-        "2 (n-1)/n (4 υ d + r/8); r rows",
+        "2 (n-1)/n (4 υ d + r/8); r rows of the leaf",
         "Fei et al. 2021",
         error="0",
         at={"υ": 1, "r": "d"},
@@ -353,7 +355,7 @@ MEANS = [
     Line(
         "nonzero",
         'jaxcomm.all_gather_mean(axis, nonzero(density=ρ), scope="leaf")',
-        "(n-1) (4 ρ d + i r); r rows that are not zero",
+        "(n-1) (4 ρ d + i r); r nonzero rows of one worker",
         "Renggli et al. 2019",
         error="0",
         at={"ρ": 0.5, "r": "d/2", "i": "3/8"},
@@ -361,8 +363,8 @@ MEANS = [
     Line(
         "sparcml",
         "jaxcomm.sparcml(density=ρ)",
-        "4 ρ d (n-1) in log₂ n messages, 4 ρ d (n-1) in one, and an index per row; for n a power "
-        "of 2 and nρ < 1",
+        "8 ρ d (n-1) and an index per row, half of it in log₂ n messages, half in an all-gather; "
+        "for n a power of 2 and nρ < 1",
         "Renggli et al. 2019",
         error="0",
         unchecked="The row has a density of 1, and n times that is more than all coordinates.",
@@ -370,7 +372,8 @@ MEANS = [
     Line(
         "parallax",
         "jaxcomm.parallax(sparse=is_sparse, density=ρ, union_density=υ)",
-        "(n-1)/n (4 (ρ + υ) d + i r); r rows, there and back; dense leaves as `mean`",
+        "(n-1)/n (4 (ρ + υ) d + i r); r nonzero rows that are sent, in both directions; "
+        "dense leaves as `mean`",
         "Kim et al. 2019",
         error="0",
         at={"ρ": 1, "υ": 1, "r": "2 d", "i": "1/4"},
@@ -378,23 +381,23 @@ MEANS = [
     Line(
         "sketched_sgd",
         "jaxcomm.sketched_sgd(k=k, sketch_ratio=γ)",
-        "8 (n-1)/n (γ d + 4 k); columns rounded up",
+        "8 (n-1)/n (γ d + 4 k); the number of sketch columns is rounded up",
         "Ivkin et al. 2019",
         at={"γ": 2, **QUARTER},
-        note=" of its own",
+        note=", built in",
     ),
     Line(
         "fetch_sgd",
         "jaxcomm.fetch_sgd(k=k, sketch_ratio=γ)",
-        "8 γ d (n-1)/n; columns rounded up",
+        "8 γ d (n-1)/n; the number of sketch columns is rounded up",
         "Rothchild et al. 2020",
         at={"γ": 2},
         note=" in the sketch",
     ),
     Line(
         "count_sketch",
-        "jaxcomm.all_reduce_mean(axis, count_sketch(sketch_ratio=γ))",
-        "8 γ d (n-1)/n; columns rounded up",
+        "jaxcomm.all_reduce_mean(axis, count_sketch(ratio=γ))",
+        "8 γ d (n-1)/n; the number of sketch columns is rounded up",
         "Charikar et al. 2004",
         error="(d - 1)/(γ d) / n",
         at={"γ": 0.5},
@@ -407,7 +410,8 @@ GOSSIP = [
     Line(
         "matcha",
         "gossip.matcha(plan)",
-        "active P; active matchings, on average at most budget times M, all matchings",
+        "active P; active: the number of active matchings, on average at most `budget` "
+        "times that of all matchings",
         "Wang et al. 2019",
         at={"active": 2},
     ),
@@ -415,7 +419,7 @@ GOSSIP = [
         "matcha_periodic",
         "gossip.dpsgd(gossip.random_periodic(graph, budget=0.5))",
         "degree P in half of the steps",
-        "MATCHA's baseline",
+        "baseline in Wang et al. 2019",
         unchecked="The row has the bytes of a step in which all edges are active.",
     ),
     Line(
@@ -436,10 +440,10 @@ GOSSIP = [
     Line(
         "sgp",
         "gossip.sgp(graphs)",
-        "messages (P + 4)",
+        "messages (P + 4); messages: the number of receivers",
         "Assran et al. 2018",
         at={"messages": 3},
-        suffix=", with `overlap=` Overlap SGP",
+        suffix="; Overlap SGP with `delay=`",
     ),
     Line(
         "ad_psgd",
@@ -451,8 +455,8 @@ GOSSIP = [
     Line(
         "periodic_averaging",
         "gossip.periodic_averaging(3, gossip.dpsgd(graph))",
-        "As the inner method, and 8 d (n-1)/n in every third step",
-        suffix=", or around another method",
+        "As the inner method, plus 8 d (n-1)/n in every third step",
+        suffix="; it can wrap any method of this table",
         claim="as the inner method",
         unchecked="The exchange is in a conditional.",
     ),
@@ -468,32 +472,32 @@ LOCAL = [
     Line(
         "local_sgd",
         "optax.chain(inner, synchronization.local_sgd(synchronization.post_local(10, period)))",
-        "The same, in each of the first 10 steps too",
+        "The same, and also in each of the first 10 steps",
         "Lin et al. 2018",
     ),
     Line(
         "slowmo",
         "optax.chain(inner, synchronization.slowmo(period, learning_rate=0.1))",
-        "The same; a slow momentum step applies it",
+        "The same; a momentum step applies the mean",
         "Wang et al. 2019",
     ),
     Line(
         "diloco",
         "synchronization.diloco(inner, outer, period, aggregator)",
-        "The same; `outer` applies it",
+        "The same; `outer` applies the mean",
         "Douillard et al. 2023",
     ),
     Line(
         "streaming_diloco",
         "synchronization.streaming_diloco("
-        "inner, outer, period, fragments=2, overlap=1, mixing_factor=0.5)",
-        "The same for one fragment, applied `overlap` steps later",
+        "inner, outer, period, fragments=2, overlap=1, mixing=0.5)",
+        "The same for one fragment of the parameters; the mean is applied `overlap` steps later",
         "Douillard et al. 2025",
     ),
     Line(
         "pr_sgd",
         "synchronization.pr_sgd(inner, period)",
-        "The same, and the optimizer's momentum",
+        "The same, and the state (momentum) of `inner`",
         "Yu et al. 2019",
     ),
 ]
@@ -502,34 +506,34 @@ AROUND = [
     Line(
         "accumulate",
         "jaxcomm.accumulate(aggregator, every=2)",
-        "As the inner aggregator, every second step",
+        "As the inner aggregator, but only in every second step",
     ),
     Line(
         "skip_nonfinite",
         "jaxcomm.skip_nonfinite(aggregator)",
-        "8 (n-1)/n, then as the inner aggregator; skips a step with a NaN in a gradient or in the "
-        "result",
+        "8 (n-1)/n, then as the inner aggregator; skips a step if a gradient or the result is not "
+        "finite",
     ),
     Line(
         "hierarchical",
         'jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn"))',
-        "Over each axis, as its stage",
+        "On each axis, as the aggregator of this axis",
     ),
     Line(
         "warmup",
         "jaxcomm.warmup([jaxcomm.all_gather_mean(axis, family(ratio)) for ratio in (0.1, 0.01)], "
         "every=2)",
-        "As the stage of the step",
+        "As the aggregator that is used in the step",
     ),
     Line(
         "adaptive_ratio",
-        "jaxcomm.adaptive_ratio(axis, family, [0.01, 0.1], target_error=0.5)",
-        "As the ratio of the step, and 24 (n-1)/n to measure its error",
+        "jaxcomm.adaptive_ratio(axis, family, [0.01, 0.1], target=0.5)",
+        "As the codec of the ratio that is used in the step, plus 24 (n-1)/n to measure its error",
     ),
     Line(
         "proximal_point",
-        "optax.chain(aggregator, synchronization.proximal_point(0.1, restart_period=10))",
-        "As the aggregator",
+        "optax.chain(aggregator, synchronization.proximal_point(0.1, restart=10))",
+        "As the aggregator; the proximal term sends nothing",
     ),
 ]
 

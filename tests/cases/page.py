@@ -55,7 +55,7 @@ def unbiased(line: Line) -> str:
     elif case.unbiased:
         claim = "yes"
     elif case.result:
-        claim = "no mean"
+        claim = "not a mean"
     elif feeds_back(case):
         claim = "no, with damped feedback" if case.discount < 1 else "no, with feedback"
     else:
@@ -110,8 +110,10 @@ def tables() -> dict[str, list[str]]:
     neighbors = []
     for line in GOSSIP:
         row = GOSSIP_ROWS[line.row]
-        keeps = "sums of parameters and masses" if row.sums else "mean"
-        converges = line.claim or f"to {'the' if row.corrects else 'O(rate) of the'} optimum"
+        keeps = "sums of parameters and of push-sum weights" if row.sums else "mean of parameters"
+        converges = line.claim or (
+            "to the optimum" if row.corrects else "to within O(learning rate) of the optimum"
+        )
         absent = "yes" if row.absence else "no"
         neighbors.append((code(line), keeps, converges, absent, line.bytes, line.paper))
     local = []
@@ -125,14 +127,14 @@ def tables() -> dict[str, list[str]]:
         ],
         "GOSSIP": [
             *table(
-                "method | keeps | converges where workers' data differ | `present=` | "
-                "bytes sent per worker | paper",
+                "method | preserved over workers | convergence if workers' data differ | "
+                "`present=` | bytes sent per worker | paper",
                 neighbors,
             )
         ],
         "LOCAL": [
             *table(
-                "method | workers exchange every `period` steps | by | workers equal afterwards | "
+                "method | what an exchange averages | averaged by | parameters equal afterwards | "
                 "paper",
                 local,
             )
