@@ -42,7 +42,7 @@ def to_mixing(graph: Any, rule: Rule = "metropolis") -> Mixing:
     Args:
       graph: One of these. A list is used one item per step, in a cycle. A :class:`Mixing` is
         returned unchanged.
-      rule: The rule that count a graph into a matrix; see :func:`mixing_matrix`.
+      rule: The rule that turns a graph into a matrix; see :func:`mixing_matrix`.
 
     Returns:
       The mixing.
@@ -124,7 +124,7 @@ def cyclic(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> M
 
     Args:
       graphs: networkx graphs or matrices [n, n]. An individual graph need not be connected.
-      rule: The rule that count a graph into a matrix; see :func:`mixing_matrix`.
+      rule: The rule that turns a graph into a matrix; see :func:`mixing_matrix`.
 
     Returns:
       Mixing that sends the messages of only the current graph.
@@ -146,7 +146,7 @@ def randomized(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") 
 
     Args:
       graphs: networkx graphs or matrices [n, n]. An individual graph need not be connected.
-      rule: The rule that count a graph into a matrix. With `"metropolis"`, the pairs of a matching
+      rule: The rule that turns a graph into a matrix. With `"metropolis"`, the pairs of a matching
         average.
 
     Returns:

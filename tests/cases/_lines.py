@@ -320,7 +320,7 @@ MEANS = [
     ),
     Line(
         "s2_reducer",
-        "jaxcomm.s2_reducer(density=υ, ratio=γ)",
+        "jaxcomm.s2_reducer(density=υ, sketch_ratio=γ)",
         "2 (n-1)/n (4 γ υ d + r/8); r rows of the leaf",
         "Ge et al. 2021",
         error="(K - 1)/(γ υ d) / n; K coordinates of nonzero rows in the union",
@@ -328,7 +328,7 @@ MEANS = [
     ),
     Line(
         "s2_reducer_peel",
-        'jaxcomm.s2_reducer(density=υ, ratio=γ, decode="peel", rows=3)',
+        'jaxcomm.s2_reducer(density=υ, sketch_ratio=γ, decode="peel", rows=3)',
         "2 (n-1)/n (4 γ υ d + r/8); r rows of the leaf",
         error="(K - 1)/(γ υ d) / n; 0 if peeling recovers all",
         at={"γ": 1.5, "υ": 1, "r": "d", "K": "d"},
@@ -337,7 +337,7 @@ MEANS = [
     ),
     Line(
         "s2_reducer_8_bits",
-        'jaxcomm.s2_reducer(density=υ, ratio=γ, decode="peel", rows=3, bits=8)',
+        'jaxcomm.s2_reducer(density=υ, sketch_ratio=γ, decode="peel", rows=3, bits=8)',
         "2 (n-1)/n (γ υ d + r/8 + 4); r rows of the leaf",
         at={"γ": 1.5, "υ": 1, "r": "d"},
         claim="as `global_qsgd` for K coordinates, if peeling recovers all",
@@ -396,7 +396,7 @@ MEANS = [
     ),
     Line(
         "count_sketch",
-        "jaxcomm.all_reduce_mean(axis, count_sketch(ratio=γ))",
+        "jaxcomm.all_reduce_mean(axis, count_sketch(sketch_ratio=γ))",
         "8 γ d (n-1)/n; the number of sketch columns is rounded up",
         "Charikar et al. 2004",
         error="(d - 1)/(γ d) / n",
@@ -490,7 +490,7 @@ LOCAL = [
     Line(
         "streaming_diloco",
         "synchronization.streaming_diloco("
-        "inner, outer, period, fragments=2, overlap=1, mixing=0.5)",
+        "inner, outer, period, fragments=2, overlap=1, mixing_factor=0.5)",
         "The same for one fragment of the parameters; the mean is applied `overlap` steps later",
         "Douillard et al. 2025",
     ),
@@ -527,12 +527,12 @@ AROUND = [
     ),
     Line(
         "adaptive_ratio",
-        "jaxcomm.adaptive_ratio(axis, family, [0.01, 0.1], target=0.5)",
+        "jaxcomm.adaptive_ratio(axis, family, [0.01, 0.1], target_error=0.5)",
         "As the codec of the ratio that is used in the step, plus 24 (n-1)/n to measure its error",
     ),
     Line(
         "proximal_point",
-        "optax.chain(aggregator, synchronization.proximal_point(0.1, restart=10))",
+        "optax.chain(aggregator, synchronization.proximal_point(0.1, restart_period=10))",
         "As the aggregator; the proximal term sends nothing",
     ),
 ]
