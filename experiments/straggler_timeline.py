@@ -21,7 +21,7 @@ class Link(NamedTuple):
     """Seconds of communication."""
 
     all_reduce: float
-    message: float  # of all parameters, to one neighbour
+    message: float  # of all parameters, to one neighbor
 
 
 class Timeline(NamedTuple):

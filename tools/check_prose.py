@@ -61,9 +61,9 @@ def paragraphs(text: str, first: int) -> Iterator[tuple[int, str]]:
     beyond: int | None = None  # The indent beyond which lines belong to an equation or an example.
     for number, line in enumerate([*text.split("\n"), ""], first):
         bare, indent = line.strip(), len(line) - len(line.lstrip())
-        if bare.startswith("```"):
+        if bare.startswith(("```", "===")):  # A table of two rules, or code.
             fenced = not fenced
-        ends = not bare or bare.startswith(("|", "#", "- ", "* ", ">>>", "...", "```"))
+        ends = not bare or bare.startswith(("|", "#", "- ", "* ", ">>>", "...", "```", "==="))
         item = re.match(r"[\w`*, ]{1,40}: |\d+\. ", bare)
         if (ends or item) and lines:
             yield start, " ".join(lines)

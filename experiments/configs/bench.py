@@ -20,7 +20,7 @@ class Bench:
     its compiled step access and hold, and how many collectives has it? Which of these numbers
     became worse since the last record of this machine? The other tables compare 8-bit dithering
     with one fused line of jnp, codecs of sparse updates with `jax.lax.top_k`, and `pallas_kernels`
-    on a CPU with plain scatters, and time simulated windows of 64, 256 and 1,024 workers.
+    on a CPU with plain scatters. They also time simulated windows of 64, 256 and 1,024 workers.
 
     Command: `python -m experiments bench`, or `make bench`.
 

@@ -68,9 +68,9 @@ def windows(
       of one rounding.
 
     Raises:
-      ValueError: If the deadline is shorter than any mini-batch, a worker would never finish one
-        with `"abort"` (checked only if times are not random), a number is out of range, or the
-        straggler or the trigger needs another number of workers.
+      ValueError: If the deadline is shorter than any mini-batch; a number is out of range; the
+        straggler or the trigger needs another number of workers; or, if times are not random, a
+        worker would never finish a mini-batch with `"abort"`.
 
     Example:
       >>> from jaxcomm.synchronization import deterministic, fastest_worker, windows

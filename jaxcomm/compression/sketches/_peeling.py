@@ -2,9 +2,9 @@ r"""Peeling: solves a count-sketch for its values, with known support and hashes
 
 A cell with only one unsolved coordinate contains its exact value. The value is subtracted from the
 other cells of the coordinate; some of these then contain only one unsolved coordinate, and so on.
-For :math:`K` coordinates, three hashes and at least :math:`1.222 K` cells (the threshold at which a
-random hypergraph has no core), all coordinates are solved, except with a probability that vanishes
-with :math:`K`.
+Take :math:`K` coordinates, three hashes and at least :math:`1.222 K` cells, the threshold at which
+a random hypergraph has no core. Then all coordinates are solved, except with a probability that
+vanishes as :math:`K` grows.
 
 References:
   Molloy, `Cores in random hypergraphs and Boolean formulas <https://doi.org/10.1002/rsa.20061>`_,
