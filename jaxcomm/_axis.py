@@ -81,7 +81,7 @@ def local_params(params: PyTree, axis_name: AxisName = "data") -> PyTree:
 
     Args:
       params: Any tree of arrays.
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       The same tree, typed as varying over `axis_name`.
@@ -122,7 +122,7 @@ def local_value_and_grad(
     Args:
       loss_fn: `(params, *args) -> loss`, or `(loss, aux)` with `has_aux=True`.
       has_aux: Whether `loss_fn` returns a pair.
-      axis_name: The mesh axis, or axes, that number the workers. JAX still sums the gradient over
+      axis_name: The mesh axis, or axes, of the workers. JAX still sums the gradient over
         other axes of the mesh.
 
     Returns:
@@ -248,7 +248,7 @@ def own(marked: PerWorker, axis_name: AxisName, what: str = "The state") -> PyTr
                 "`in_specs` and `out_specs` of `jax.shard_map`."
             )
         raise ValueError(
-            f"{where} is of {slices * workers} workers, and there are {workers} over {axis!r}. "
+            f"{where} is for {slices * workers} workers, but there are {workers} over {axis!r}. "
             f"Continue with {slices * workers} workers, or make a new state with `jaxcomm.init`, "
             "and new parameters with `jaxcomm.replicate(jaxcomm.consensus(params), workers)`."
         )

@@ -101,8 +101,8 @@ class Claims(NamedTuple):
 
     Attributes:
       variance: `(size, workers) -> omega` of an unbiased codec, with :math:`\sum_i \mathbb{E}
-        \|Q(x_i) - x_i\|^2 \le \omega \sum_i \|x_i\|^2` over the workers that share statistics, of
-        `size` coordinates each. `None`: the codec is biased, or no bound is known.
+        \|Q(x_i) - x_i\|^2 \le \omega \sum_i \|x_i\|^2`. The sum is over the workers that share
+        statistics; each has `size` coordinates. `None`: the codec is biased, or no bound is known.
       contraction: `(size, workers) -> delta` of a biased codec, with :math:`\sum_i \mathbb{E}
         \|Q(x_i) - x_i\|^2 \le (1 - \delta) \sum_i \|x_i\|^2`. `None`: no bound is known.
       bounded: Whether a weaker bound holds where `contraction` is `None`: :math:`\mathbb{E}
@@ -193,9 +193,9 @@ class Codec(NamedTuple):
         magnitude should not share the codec's scale; or a `"bucket"` of leaves.
       layout: How the codec treats a bucket. `"concatenated"`: as one vector, in which coordinates
         depend on each other. `"shared_statistics"`: as units that stay separate arrays and share
-        the bucket's statistics, combined according to `reduce_statistics`; the statistics fixed,
-        each coordinate is encoded independently. `"independent"`: as units that share nothing;
-        the codec cuts its input into blocks.
+        the bucket's statistics, combined according to `reduce_statistics`; once the statistics are
+        fixed, each coordinate is encoded independently. `"independent"`: as units that share
+        nothing; the codec cuts its input into blocks.
 
     Example:
       >>> from typing import NamedTuple

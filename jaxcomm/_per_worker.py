@@ -24,7 +24,7 @@ def replicate(
       params: Arrays.
       workers: A mesh; or, for :func:`jaxcomm.simulate`, a number of workers, or the sizes of
         several axes by name, outermost first.
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       `PerWorker` with leaves `[workers, ...]`, for :func:`jaxcomm.init`, :func:`jaxcomm.make_step`
@@ -142,14 +142,14 @@ def per_worker(
     """Marks the state of an optimizer as different by worker.
 
     If parameters differ by worker, so do the moments of an optimizer that gets local gradients. A
-    step that would turn a finite number of the state into NaN or infinity does not change the state
+    step that would turn a finite value in the state into NaN or infinity does not change the state
     on this worker, since a NaN moment would stay NaN. It still returns the optimizer's update. A
     step of weight 0, a mean over no samples, does not change the state either, and its update is 0.
     Nothing is sent.
 
     Args:
       tx: The optimizer.
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       The same transformation, whose state is a `PerWorker` with leaves `[workers, ...]`.

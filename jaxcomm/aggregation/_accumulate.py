@@ -32,8 +32,8 @@ def accumulate(
               \text{ at every } k\text{-th mini-step, and } \Delta = 0 \text{ elsewhere}
 
     where :math:`k` is `every`. Weights are 1 by default. `tx` communicates only at the last
-    mini-step, which divides the bytes sent by :math:`k`. Where `optax.MultiSteps` runs, it returns
-    the same updates, but it communicates at each mini-step; `jax.shard_map` rejects it.
+    mini-step, which divides the bytes sent by :math:`k`. `optax.MultiSteps` communicates at each
+    mini-step, and `jax.shard_map` rejects it. In other contexts it returns the same updates.
 
     Args:
       tx: A whole chain of aggregator and optimizer: `accumulate(optax.chain(...), 4)`.

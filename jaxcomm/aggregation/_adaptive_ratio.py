@@ -51,7 +51,7 @@ def adaptive_ratio(
     aggregator: Callable[..., optax.GradientTransformationExtraArgs] | None = None,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Sends at the smallest of several ratios whose measured compression error meets a target.
+    r"""Chooses the smallest of several ratios whose measured compression error meets a target.
 
     .. math:: \epsilon^t = \frac{1}{n} \sum_i \frac{\|q_i^t - a_i^t\|^2}{\|a_i^t\|^2}, \qquad
               r^{t+1} = \begin{cases}
@@ -60,18 +60,18 @@ def adaptive_ratio(
               \text{for } p \text{ steps} \\
               r^t & \text{otherwise} \end{cases}
 
-    Worker :math:`i` sends :math:`q_i` for :math:`a_i`, the sum of its gradient and its residual
-    under feedback. :math:`\epsilon` is `target_error`, and :math:`p` is `patience`. Training
-    starts at the largest ratio. If a few coordinates hold most of the energy, the ratio falls by
-    one stage per step until the error exceeds the target. It then rises by one stage and stays
-    there. Only one step in :math:`p + 1` tries the smaller ratio again.
+    Worker :math:`i` encodes :math:`a_i`, its gradient (under feedback, plus its residual).
+    Receivers decode :math:`q_i`. :math:`\epsilon` is `target_error`, and :math:`p` is `patience`.
+    Training starts at the largest ratio. If a few coordinates hold most of the squared norm, the
+    ratio falls by one stage per step until the error exceeds the target. It then rises by one stage
+    and stays there. Only one step in :math:`p + 1` tries the smaller ratio again.
 
     The error is a mean over workers, so all workers choose the same ratio. A worker sends the
     payload of the current ratio, and 12 bytes in one small all-reduce.
     :func:`jaxcomm.wire.account` reports each ratio as a branch, and counts the largest.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       codec_for: A function from a ratio to a codec. The memory of the codec must not depend on the
         ratio.
       ratios: The ratios to choose from, in ascending order.

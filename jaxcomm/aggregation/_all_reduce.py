@@ -25,11 +25,12 @@ def all_reduce_mean(
     .. math:: a = \bigoplus_i \mathrm{measure}(x_i), \qquad
               \bar x \approx \mathrm{decode}\Big(\sum_i \mathrm{encode}(x_i, a), a\Big)
 
-    A worker sends :math:`2 (n-1)/n` payloads. The statistics of all units and one flag take one
-    small all-reduce per kind of statistic.
+    where :math:`\bigoplus` is the reduction that the codec chooses for each statistic (sum, maximum
+    or OR). A worker sends :math:`2 (n-1)/n` payloads. The statistics of all units and a flag that
+    reports non-finite updates take one small all-reduce per kind of reduction.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       codec: A codec with `combine="sum"`.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 

@@ -23,8 +23,9 @@ def gradient_density(
     .. math:: \rho = \frac{1}{R} \Big|\bigcup_i \{r : x_{ir} \ne 0\}\Big|
 
     Use it to choose the option `density` of the methods for sparse updates: take the maximum over
-    many steps, of this worker or of the union as the method asks, and add a margin. With
-    `axis_name`, a worker sends :math:`2 (n-1)/n` times one bit per row. Otherwise it sends nothing.
+    many steps and add a margin. The method's docstring says whether it needs the density of one
+    worker or of the union. With `axis_name`, a worker sends :math:`2 (n-1)/n` times one bit per
+    row. Otherwise it sends nothing.
 
     Args:
       updates: Leaves of any shape.

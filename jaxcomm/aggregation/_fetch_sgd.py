@@ -47,18 +47,18 @@ def fetch_sgd(
               \bar x = \mathrm{top}_k\, U(S_e)
 
     :math:`S` is a count-sketch with fixed hashes, and :math:`U` the median over its rows. Then the
-    cells of :math:`S_e` that :math:`S(\bar x)` hits become 0, and with `momentum_masking` also
-    those of :math:`S_u`. This transformation applies the momentum, so follow it with `optax.sgd`
-    without momentum.
+    cells of :math:`S_e` where :math:`S(\bar x)` is nonzero become 0. With `momentum_masking`, the
+    same cells of :math:`S_u` become 0. This transformation applies the momentum, so follow it with
+    `optax.sgd` without momentum.
 
-    Workers keep no state that differs by worker. Any worker may leave, return, or be replaced.
-    Values are estimates. A cell that is set to 0 loses the other coordinates that hash to it, so
-    the table must be several times wider than :math:`k`. A worker sends :math:`2 (n-1)/n` times 4
-    bytes per cell, and 4 bytes for a flag.
+    The state is equal on all workers, so any worker may leave, return, or be replaced. The values
+    in the update are estimates. A cell that is set to 0 loses the other coordinates that hash to
+    it, so the table must be several times wider than :math:`k`. A worker sends :math:`2 (n-1)/n`
+    times 4 bytes per cell, and 4 bytes for a flag that reports non-finite updates.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
-      sketch_ratio: Cells of the table per coordinate of a unit.
+      axis_name: The mesh axis, or axes, of the workers.
+      sketch_ratio: Cells of the table per coordinate of a unit (a bucket or a leaf).
       rows: The number of rows of the table.
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is updated.
       k: The number :math:`k` itself, in place of `ratio`.
@@ -95,8 +95,8 @@ def fetch_sgd(
       Rothchild et al., `FetchSGD: Communication-Efficient Federated Learning with Sketching
       <https://arxiv.org/abs/2007.07682>`_, 2020.
 
-    Differs from the paper: the learning rate is applied after aggregation, so the step that sends
-    an error applies its learning rate to it. Cells are set to 0, as in the paper's code; the
+    Differs from the paper: the learning rate is applied after aggregation, so an error is scaled by
+    the learning rate of the step that sends it. Cells are set to 0, as in the paper's code; the
     paper's text subtracts :math:`S(\bar x)`.
     """
     kept = make_count(ratio, k)

@@ -107,16 +107,17 @@ def gtop_k(
 
     .. math:: \sum_i e_i^{t+1} + n \bar x = \sum_i (e_i^t + g_i)
 
-    A worker sends :math:`\lceil \log_2 n \rceil B + 2 (n-1)/n\, (B + 4)` bytes. A payload :math:`B`
-    has 4 bytes and an index of about :math:`2 + \log_2 (d / k)` bits per entry. A gather of the
-    payloads would take :math:`(n - 1) B` bytes.
+    A worker sends :math:`\lceil \log_2 n \rceil B + 2 (n-1)/n\, (B + 4)` bytes. A payload of
+    :math:`B` bytes has 4 bytes and an index of about :math:`2 + \log_2 (d / k)` bits per entry. The
+    other 4 bytes are a flag that reports non-finite updates. A gather of the payloads would take
+    :math:`(n - 1) B` bytes.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
       k: The number :math:`k` itself, in place of `ratio`.
-      scope: The unit of which :math:`k` coordinates are sent: a `"leaf"`, or a `"bucket"` of
-        leaves. `"tree"` means `"bucket"` here.
+      scope: The unit that sends :math:`k` coordinates: each `"leaf"`, or each `"bucket"` of leaves.
+        `"tree"` means `"bucket"` here.
       bucket_bytes: The maximum size of a bucket in float32 bytes. Default: 32 MiB.
       diagnostics: Whether the state's field `diagnostics` reports `compression_error`, `density`
         and `residual_norm` of the step, measured before the pairwise rounds; see

@@ -55,19 +55,20 @@ def majority_vote(
     votes with a private coin, so that zeros do not outvote the workers with a sign. For noise of
     mean 0 the vote is 0 on average, for any number of workers. The vote is not a mean, and it is
     biased: magnitudes are lost, so the learning rate alone determines the length of the step. One
-    bit cannot encode 0, so a coordinate that is 0 on all workers moves too: it takes a random walk,
-    up or down with probability 1/2 each, and is about :math:`\sqrt T` steps away after :math:`T`
-    steps. Mask coordinates that must not move with `optax.masked`.
+    bit cannot encode 0, so a coordinate that is 0 on all workers moves too. It takes a random walk,
+    up or down with probability 1/2 each. After :math:`T` steps it is about :math:`\sqrt T` step
+    lengths away. Mask coordinates that must not move with `optax.masked`.
 
-    Each of :math:`n` workers counts the votes of one :math:`n`-th of the :math:`d` coordinates, and
-    all workers gather the results, with one bit per coordinate in both directions. A worker sends
-    :math:`2 (n-1)/n` times :math:`d / 8` bytes, in uint32 words. :math:`d` is padded to a multiple
-    of :math:`32 n` for each leaf of :math:`2^{16}` coordinates or more, and for the remaining
-    leaves of each bucket of 32 MiB of float32. A flag takes :math:`2 (n-1)/n` times 4 bytes. This
-    is 32 times less than a float32 all-reduce, for any :math:`n`.
+    Each of :math:`n` workers counts the votes for one :math:`n`-th of the :math:`d` coordinates,
+    and all workers gather the results, with one bit per coordinate in both directions. A worker
+    sends :math:`2 (n-1)/n` times :math:`d / 8` bytes, in uint32 words. :math:`d` is padded to a
+    multiple of :math:`32 n` for each leaf of :math:`2^{16}` coordinates or more, and for the
+    remaining leaves of each bucket of 32 MiB of float32. A flag that reports non-finite updates
+    takes :math:`2 (n-1)/n` times 4 bytes. This is 32 times less than a float32 all-reduce, for any
+    :math:`n`.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       codec: A codec without statistics that turns an update into signs. Its payload must be that of
         :func:`jaxcomm.compression.quantizers.signs`, the default. Its memory is each worker's own:
         with `momentum(signs())` of `jaxcomm.compression.feedback`, workers vote with their

@@ -49,7 +49,7 @@ def mean(
     float8 it also sends 4 bytes per block, since each block has one scale.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       wire_dtype: `jnp.bfloat16`, or a float8 such as `jnp.float8_e4m3fn`. Default: exact.
       block_size: The number of coordinates that share a scale, for float8.
 

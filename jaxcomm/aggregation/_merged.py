@@ -53,7 +53,7 @@ def merged_mean(
     as in recursive halving. If each merge rounds again, a tree has the smallest error.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       codec: A codec whose `combine` is a function and whose payload has one entry per coordinate.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 

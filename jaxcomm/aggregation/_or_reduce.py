@@ -24,7 +24,7 @@ def or_reduce(words: jax.Array, axis_name: AxisName = "data") -> jax.Array:
     Args:
       words: Unsigned integers of any shape and width that hold a packed bitmap. For a bool mask,
         use `jnp.packbits(mask)`.
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       The OR of the words of all workers, in the shape and dtype of `words`, equal on all workers.

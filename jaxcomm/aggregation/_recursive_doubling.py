@@ -59,27 +59,27 @@ def recursive_doubling_mean(
     codec_for: CodecFor,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Sums by recursive doubling: each round doubles the updates in a sum, and encodes it again.
+    r"""Sums by recursive doubling: each round adds the sums of two workers and encodes again.
 
     .. math:: s_i^0 = x_i, \qquad q_i^r = \mathrm{decode}(\mathrm{encode}_{2^r}(s_i^r)), \qquad
               s_i^{r+1} = q_i^r + q_{i \oplus 2^r}^r
 
     where :math:`\oplus` is the exclusive or. After :math:`\log_2 n` rounds, all workers have the
     sum. Each worker then sends a part of its payload to all workers, so that the results are
-    bit-equal and typed as equal. If :math:`n` is not a power of 2, the workers after the largest
-    power of 2 first add their updates to those of the first workers, and then wait for the result.
-    The method uses no more messages than a tree reduction. It suits codecs whose payload grows with
-    the number of summed workers, such as those for sparse updates.
+    bit-equal, and JAX types them as equal on all workers. If :math:`n` is not a power of 2, the
+    workers after the largest power of 2 first add their updates to those of the first workers, and
+    then wait for the result. The method uses no more messages than a tree reduction. It suits
+    codecs whose payload grows with the number of summed workers, such as those for sparse updates.
 
     A worker sends one payload per round, :math:`B_1 + B_2 + B_4 + \dots`, with statistics in the
     same message. It then sends :math:`(n-1)/n\, B_n` (with the largest power of 2 in place of
-    :math:`n`), and one float32 flag.
+    :math:`n`), and a flag that reports non-finite updates (one float32).
 
     A codec with memory keeps one memory per round, which is equal on all workers with the same sum.
     With :func:`jaxcomm.compression.feedback.error_feedback` nothing is lost.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       codec_for: A function from the maximum number of workers' updates in a sum to the codec that
         encodes the sum. The memory of the codec must be each worker's own.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.

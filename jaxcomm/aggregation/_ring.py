@@ -61,7 +61,7 @@ def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtra
     :func:`jaxcomm.mean` to train.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers. The ring visits them in order.
+      axis_name: The mesh axis, or axes, of the workers. The ring visits them in order.
 
     Returns:
       A transformation to place before the optimizer, without state. Updates are equal on all
@@ -84,7 +84,7 @@ def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtra
       <https://doi.org/10.1016/j.jpdc.2008.09.002>`_, 2009.
 
     Differs from the paper: the second half of the ring is one all-gather, which moves the same
-    bytes, so that results are typed as equal on all workers.
+    bytes, so that JAX types the results as equal on all workers.
     """
 
     def init_fn(params: PyTree) -> optax.EmptyState:

@@ -65,9 +65,9 @@ def shard_local(
       is equal on all devices, so `tx.init(params)` needs no mesh.
 
     Raises:
-      ValueError: If `tx` is not an aggregator; in `update`, if `specs` lacks a leaf, if leaves are
-        sharded over different axes, over none, or over that of `tx`, if an axis is in no mesh, or
-        if `tx` has memory.
+      ValueError: If `tx` is not an aggregator; in `update`, if `specs` lacks a leaf or `tx` has
+        memory; if leaves are sharded over different axes, over no axis, or over the axis of `tx`;
+        or if the mesh lacks an axis.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -111,8 +111,9 @@ def shard_local(
         if len(kinds) > 1 or not min(kinds) or min(kinds) & set(own_axes):
             cut = {where: sorted(axes) for where, axes in cuts.items()}
             raise ValueError(
-                f"`specs` must shard all leaves over the same axes, and none of {own_axes}, got "
-                f"{cut}. Separate the other leaves with `optax.partition`."
+                "`specs` must shard all leaves over the same axes, at least one, and not over "
+                f"{own_axes}, the axes of the aggregator, got {cut}. Separate the other "
+                "leaves with `optax.partition`."
             )
         axes = tuple(sorted(kinds.pop()))
 

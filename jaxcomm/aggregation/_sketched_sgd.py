@@ -56,16 +56,17 @@ def sketched_sgd(
 
     Unlike :func:`jaxcomm.gtop_k` and a top-k of each worker, :math:`H` depends on the sum. It
     therefore includes a coordinate that is small on each worker but large in the sum. A worker
-    sends :math:`2 (n-1)/n` times 4 bytes per cell and per candidate, and 4 bytes for a flag.
+    sends :math:`2 (n-1)/n` times 4 bytes per cell and per candidate, and 4 bytes for a flag that
+    reports non-finite updates.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
-      sketch_ratio: Cells of the table per coordinate of a unit.
+      axis_name: The mesh axis, or axes, of the workers.
+      sketch_ratio: Cells of the table per coordinate of a unit (a bucket or a leaf).
       rows: The number of rows of the table.
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
       k: The number :math:`k` itself, in place of `ratio`.
-      candidates: :math:`P`, at least 1: the number of exact values that are summed per coordinate
-        that is kept.
+      candidates: :math:`P`, at least 1: the number of exact values to sum per coordinate of the
+        update.
       momentum: :math:`\mu` in [0, 1).
       momentum_masking: Whether to set the velocity to 0 where the update is nonzero.
       hashing: See :func:`jaxcomm.compression.sketches.count_sketch`. Default: `"tiles"` if they

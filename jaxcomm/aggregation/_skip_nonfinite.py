@@ -35,16 +35,16 @@ def skip_nonfinite(
     r"""Skips a step on all workers if any worker has NaN or infinity in its gradient.
 
     .. math:: (\Delta, s') = \begin{cases}
-              \mathrm{tx}(g_i, s, x) & \text{if all } g_1, \dots, g_n \text{ and that } \Delta
+              \mathrm{tx}(g_i, s, x) & \text{if all } g_1, \dots, g_n \text{ and this } \Delta
                                       \text{ are finite} \\
               (0, s) & \text{otherwise} \end{cases}
 
     Workers first reduce one float32 flag in an all-reduce. In a skipped step, `tx` does not run and
     sends nothing. The result of `tx` may still be NaN, e.g. if a codec overflowed, and is checked
     too. If the result is equal on all workers, this check sends nothing. If it differs by worker,
-    as in local methods and gossip, or if its type does not say (`check_vma=False`), the check sends
-    a second flag. `optax.apply_if_finite` checks each worker separately: around a collective it
-    deadlocks, or JAX rejects it.
+    as in local methods and gossip, or if JAX does not track this in its type (`check_vma=False`),
+    the check sends a second flag. `optax.apply_if_finite` checks each worker separately: around a
+    collective it deadlocks, or JAX rejects it.
 
     Args:
       tx: A whole chain of aggregator and optimizer: `skip_nonfinite(optax.chain(...))`.

@@ -133,17 +133,18 @@ def two_stage_mean(
               \bar x \approx (\mathrm{decode}(\mathrm{encode}(r_1)), \ldots,
               \mathrm{decode}(\mathrm{encode}(r_n)))
 
-    Worker :math:`k` owns row :math:`k` of the vector. No sum of payloads can overflow, any codec is
-    supported, and the payload does not grow with :math:`n`. A worker sends :math:`2 (n-1)/n`
-    payloads with their statistics in the same message, and one float32 flag. A message of 2^16
-    words or more is padded to a multiple of 4096 words. The cost is a second rounding.
+    Worker :math:`k` owns row :math:`k` of the vector. Payloads are never summed, so no sum can
+    overflow and any codec is supported. The payload does not grow with :math:`n`. A worker sends
+    :math:`2 (n-1)/n` payloads with their statistics in the same message, and a flag that reports
+    non-finite updates (one float32). A message of 2^16 words or more is padded to a multiple of
+    4096 words. The cost is a second rounding.
 
     A codec with memory keeps it for both stages: for the rows that a worker sends, and for the mean
     that it owns. With :func:`jaxcomm.compression.feedback.error_feedback` nothing is lost:
     :math:`\sum_t \bar x^t` differs from the sum of the means by the residuals of both stages.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       codec: A codec that encodes rows, each with separate statistics. Its memory must be each
         worker's own.
       mean_codec: The codec of the mean of the row that a worker owns. Default: `codec`.

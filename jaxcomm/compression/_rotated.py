@@ -79,14 +79,14 @@ def rotated(codec: Codec) -> Codec:
 
     with random signs :math:`D`, the same on all workers, and the Walsh-Hadamard matrix :math:`H`.
     The rotation takes :math:`d \log_2 d` additions. It preserves norms, while :math:`\max_j |(R
-    x)_j|` is about :math:`\sqrt{2 \ln d / d}\, \|x\|` for any :math:`x`. Levels between the least
-    and the largest coordinate are then close together. With :math:`k` levels the squared error
-    falls from at worst :math:`\frac{d}{2 (k-1)^2} \|x\|^2` to :math:`\frac{2 \ln d + 2}{(k-1)^2}
+    x)_j|` is about :math:`\sqrt{2 \ln d / d}\, \|x\|` for any :math:`x`. Levels from the least to
+    the largest coordinate are then close together. With :math:`k` levels the bound on the squared
+    error falls from :math:`\frac{d}{2 (k-1)^2} \|x\|^2` to :math:`\frac{2 \ln d + 2}{(k-1)^2}
     \|x\|^2`. The gain is large if few coordinates are large. There is none if all coordinates have
     similar magnitudes.
 
-    The array is padded with zeros to a power of two, at worst to nearly twice as many coordinates,
-    all of which are sent. `blockwise(rotated(codec), 1024)` pads the last block only, and needs ten
+    The array is padded with zeros to a power of two, at most to nearly twice as many coordinates.
+    All of them are sent. `blockwise(rotated(codec), 1024)` pads the last block only, and needs ten
     additions per coordinate at any size.
 
     Args:

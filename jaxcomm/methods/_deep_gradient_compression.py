@@ -47,11 +47,11 @@ def deep_gradient_compression(
     sample, and a warm-up of the ratio. It includes the momentum: **use**
     `optax.sgd(learning_rate)` **without momentum as the optimizer after it**.
 
-    A worker sends :math:`n - 1` payloads, with 4 bytes and an index of about
-    :math:`2 + \log_2 (d / k)` bits per entry. Payloads are larger during warm-up.
+    A worker sends :math:`n - 1` payloads of :math:`k` entries. Each entry takes 4 bytes and an
+    index of about :math:`2 + \log_2 (d / k)` bits. Payloads are larger during warm-up.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
       momentum: :math:`\mu` in [0, 1). At 0 the method is top-k with error feedback.
       nesterov: Whether to use Nesterov momentum.
@@ -64,9 +64,9 @@ def deep_gradient_compression(
         for recurrent networks.
       sample_ratio: The fraction of coordinates, such as 0.01, from which to estimate the
         threshold. At most :math:`k` coordinates are then sent. Default: the exact top-k.
-      warmup_every: The number of steps in each warm-up stage. The stages use those of the ratios
-        25 %, 6.25 %, 1.5625 % and 0.4 % that are above `ratio`. A stage in the paper is one epoch.
-        Default: no warm-up.
+      warmup_every: The number of steps in each warm-up stage. Each stage has one of the ratios
+        25 %, 6.25 %, 1.5625 % and 0.4 %. Ratios that are not above `ratio` are skipped. A stage in
+        the paper is one epoch. Default: no warm-up.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` sets the unit of the
         top-k: a `"leaf"`, as in the paper's code, or a `"bucket"` of leaves, the default. With
         `diagnostics`, `residual_norm` is the norm of :math:`u_i` and :math:`v_i` together.

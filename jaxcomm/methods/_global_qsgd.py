@@ -42,35 +42,35 @@ def global_qsgd(
 
     A worker sends :math:`2 (n-1)/n` times :math:`32 / \lfloor 32 / b \rfloor` bits per coordinate,
     in fields of :math:`b` bits with :math:`2 n s < 2^b`. At the default of 15 levels this is 1 byte
-    for 5 to 8 workers, less for fewer, 32/3 bits up to 34 workers and 2 bytes up to 2184. A small
-    all-reduce adds 4 bytes per bucket (12 with `norm="l2"`) and 4 for a flag. Sums cannot overflow,
-    whatever the input.
+    for 3 to 8 workers, less for 1 or 2, 32/3 bits up to 34 workers and 2 bytes up to 2184. A small
+    all-reduce adds 4 bytes per bucket (12 with `norm="l2"`) and 4 bytes for a flag that reports
+    non-finite updates. Sums cannot overflow, whatever the input.
 
-    With `dithering="exponential"`, codes are powers of two of the norm, with 8 bits for any number
-    of workers, and sums are rounded again to powers of two. `reduce="tree"` rounds in a tree; the
-    second moment grows by at most 9/8 at each of :math:`1 + \lceil \log_2 n \rceil` roundings.
-    `reduce="two_stage"` computes one float32 sum between two roundings, with a separate norm for
-    each row.
+    With `dithering="exponential"`, levels are the norm times powers of two. A code has 8 bits for
+    any number of workers, and sums are rounded again to powers of two. `reduce="tree"` adds codes
+    in a tree; the second moment grows by at most 9/8 at each of :math:`1 + \lceil \log_2 n \rceil`
+    roundings. `reduce="two_stage"` computes one float32 sum between two roundings, with a separate
+    norm for each row.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       levels: :math:`s`, a Python int. Default: 15, or the largest number for which `bits` holds
         the sum.
-      bits: The width of a field, 2 to 16 or 32. Default: the cheapest width that holds the sum.
-        Widths 7, 9 and 11 to 15 cost as much as 8, 10 and 16.
+      bits: The width of a field in bits, 2 to 16 or 32. Default: the cheapest width that holds the
+        sum. Widths 7, 9 and 11 to 15 cost as much as 8, 10 and 16.
       norm: `"max"`, the largest magnitude on any worker, or `"l2"`, the norm of all workers'
         vectors together. The l2 norm must itself be below the largest float32.
-      dithering: `"uniform"` levels, or `"exponential"` levels, which accept neither `levels` nor
-        another `bits` or `norm`.
+      dithering: `"uniform"` or `"exponential"` levels. Exponential levels have 8 bits and the max
+        norm, and accept no `levels` and no other `bits` or `norm`.
       reduce: `"sum"`, `"tree"` or `"two_stage"`. Default: `"sum"` for uniform levels, `"tree"` for
         exponential levels.
-      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. With `diagnostics`, the
-        state's field `diagnostics` holds float32 scalars, which :func:`jaxcomm.make_step` copies
-        into its
-        metrics: `compression_error`, the squared error of what a worker sent over the squared norm
-        of its input, a mean over workers; `density`, the nonzero fraction of what a worker sent, a
-        mean over workers; `residual_norm`, the root mean square over workers of the l2 norm of
-        their memory; and `levels`, if the codec has levels. This adds an all-reduce of 12 bytes.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. With `diagnostics`, the state's
+        field `diagnostics` holds float32 scalars, which :func:`jaxcomm.make_step` copies into its
+        metrics: `compression_error`, the squared error of a worker's decoded payload over the
+        squared norm of its input, as a mean over workers; `density`, the nonzero fraction of that
+        payload, as a mean over workers; `residual_norm`, the root mean square over workers of the
+        l2 norm of their memory; and `levels`, if the codec has levels. This adds an all-reduce of
+        12 bytes.
 
     Returns:
       A transformation to place before the optimizer. Updates are equal on all workers and keep
@@ -113,7 +113,7 @@ def global_qsgd(
         )
     if levels is not None or bits not in (None, 8) or norm != "max":
         raise ValueError(
-            "`dithering`='exponential' has 8 bits and the max norm, got "
+            "`dithering`='exponential' accepts no `levels`, only 8 `bits` and the max `norm`, got "
             f"{levels=}, {bits=}, {norm=}. Use `dithering`='uniform' for other levels."
         )
     return _AGGREGATORS[reduce or "tree"](axis_name, exponential_dither(), **options)
@@ -135,12 +135,13 @@ def qsgd(
               \left\lfloor \frac{s\, x_i}{\|x_i\|} + u_i \right\rfloor
 
     The estimate is unbiased. Its variance is at most :math:`\frac{\omega}{n^2} \sum_i \|x_i\|^2`
-    with :math:`\omega = \min(d / s^2, \sqrt d / s)`. Codes with different norms cannot be summed: a
-    worker sends :math:`n - 1` bytes per coordinate at 8 bits, whereas a float32 all-reduce sends
-    :math:`8 (n-1)/n`. From 8 workers on this saves nothing; use :func:`global_qsgd` there.
+    with :math:`\omega = \min(d / s^2, \sqrt d / s)`. Codes with different norms cannot be summed,
+    so workers gather them. A worker sends :math:`n - 1` bytes per coordinate at 8 bits, whereas a
+    float32 all-reduce sends :math:`8 (n-1)/n`. From 8 workers on this saves nothing; use
+    :func:`global_qsgd` there.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       levels: :math:`s`, a Python int. Default: the largest number that `bits` holds, 127 at 8.
       bits: The width of a field, 2 to 16 or 32.
       norm: `"max"` or `"l2"`, the norm of each unit (bucket or leaf) of one worker.
@@ -192,15 +193,16 @@ def sparse_global_qsgd(
     :math:`s (s + \sqrt{n d})` nonzeros in expectation, whereas QSGD has :math:`n s (s + \sqrt d)`.
     This saves a factor of :math:`\sqrt n`; the variance grows by at most the same factor.
 
-    A worker sends :math:`n - 1` times `capacity` indices of 16 or 32 bits and codes. A small
-    all-reduce computes the norm over all workers.
+    A worker sends :math:`n - 1` times `capacity` entries, each with a code and an index of 16 or 32
+    bits. A small all-reduce computes the norm over all workers.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       capacity: The largest number of nonzeros of one unit (bucket or leaf) of one worker, a Python
         int. More nonzeros make the update NaN, since dropping some of them adds bias. The expected
-        number is at most :math:`s (s + \sqrt{n d}) / n`. Add several standard deviations (a
-        deviation is about its square root), and more if some workers have larger updates.
+        number is at most :math:`s (s + \sqrt{n d}) / n`. Add several standard deviations, and more
+        if some workers have larger updates. The standard deviation is about the square root of the
+        expected number.
       levels: :math:`s`, a Python int.
       norm: `"l2"`, or `"max"`, which has many more nonzeros.
       overflow: What happens to more nonzeros than `capacity`: `"nan"` makes the update NaN,

@@ -22,14 +22,15 @@ def natural_compression(
     .. math:: G(x) = \frac{1}{n} \sum_{i=1}^n C_{nat}(x_i), \qquad \mathbb{E}\, G(x) = \bar x,
               \qquad \mathbb{E}\|G(x) - \bar x\|^2 \le \frac{1}{8 n^2} \sum_i \|x_i\|^2
 
-    A worker sends :math:`n - 1` times 9 bits per coordinate, and 4 bytes for a flag. From 8 workers
-    on this is more than a float32 all-reduce. `jaxcomm.two_stage_mean(axis_name, natural())`, with
-    `natural` of `jaxcomm.compression.quantizers`, rounds twice and sends 9/4 d (n-1)/n bytes for
-    any number of workers. :func:`global_qsgd` with `dithering="exponential"` applies the same
+    A worker sends :math:`n - 1` times 9 bits per coordinate, and 4 bytes for a flag that reports
+    non-finite updates. From 8 workers on this is more than a float32 all-reduce.
+    `jaxcomm.two_stage_mean(axis_name, natural())`, with `natural` of
+    `jaxcomm.compression.quantizers`, rounds twice and sends :math:`\tfrac{9}{4} d (n-1)/n` bytes
+    for any number of workers. :func:`global_qsgd` with `dithering="exponential"` applies the same
     rounding relative to a norm, in 8 bits.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:

@@ -21,18 +21,19 @@ def one_bit_sgd(
     residual_dtype: Any = "float32",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""1-bit SGD: one bit per coordinate, decoded as the mean of its class, with error feedback.
+    r"""1-bit SGD: sends the sign of each coordinate and the mean of each sign, with error feedback.
 
     .. math:: a_i^t = x_i^t + e_i^t, \qquad m_{ij}^t = \begin{cases} \operatorname{mean}(a_i^t \ge
               0) & a_{ij}^t \ge 0 \\ \operatorname{mean}(a_i^t < 0) & a_{ij}^t < 0 \end{cases},
               \qquad e_i^{t+1} = a_i^t - m_i^t
 
-    The means are per column of a leaf; a column is the set of coordinates with the same index in
-    the last axis. The update is the mean of :math:`m_i^t` over workers. A worker sends
-    :math:`n - 1` times 1 bit per coordinate and 8 bytes per column, and 4 bytes for a flag.
+    Each column of a leaf has two means, one per sign. A column is the set of coordinates with the
+    same index in the last axis. The update is the mean of :math:`m_i^t` over workers. A worker
+    sends :math:`n - 1` payloads of 1 bit per coordinate and 8 bytes per column, and 4 bytes for a
+    flag that reports non-finite updates.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       decay: The factor that multiplies the residual in each step, in (0, 1].
       residual_dtype: The dtype of :math:`e_i`: float32, or bfloat16 for half the memory.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` is `"leaf"` by

@@ -35,19 +35,20 @@ def parallax(
     nonzero rows fit. Rows that do not fit stay in the residual of the worker or of the server and
     are sent later.
 
-    A worker sends :math:`(n-1)/n` times the capacity for its own coordinates and for those of the
-    union. A coordinate takes 4 bytes, and the index of a row about :math:`2 - \log_2` (density)
-    bits. The mean of the dense leaves adds its own bytes.
+    A worker sends :math:`(n-1)/n` times two payloads: one with the capacity for its own rows, and
+    one with the capacity for the union. In both, a coordinate takes 4 bytes, and the index of a row
+    about :math:`2 - \log_2` (density) bits. The mean of the dense leaves adds its own bytes.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       sparse: Which leaves are sparse: a tree of bools with the structure of the updates, or a
         function from updates to such a tree, as in :func:`optax.masked`.
       density: The capacity for one worker's nonzero rows, as a fraction of each server's rows.
         Choose somewhat more than the largest density observed, since servers have uneven shares.
-      union_density: The same for the rows that are nonzero on any worker.
+      union_density: The capacity for the rows that are nonzero on any worker, as a fraction of each
+        server's rows.
       granularity: The unit of one index: a `"row"` (all but the first axis), an `"element"` of a
-        server's part, or a block of a given number of coordinates of that part.
+        server's part, or an int, the number of coordinates of a block of that part.
       diagnostics: Whether states have a field `diagnostics`; see :func:`jaxcomm.two_stage_mean`.
         Its `overflow` counts the rows that did not fit.
 

@@ -56,22 +56,23 @@ def s2_reducer(
     for :math:`K = |U|` coordinates and :math:`c` cells in total, for any number of rows. The median
     of rows has a larger error than the mean, unless a few coordinates are far larger than the rest.
     If the union exceeds `density`, the update is NaN on all workers. With `overflow="drop"`,
-    workers instead send as many consecutive rows (or blocks) of :math:`U` as fit, from a random
-    one, cyclically.
+    workers send only consecutive rows (or blocks) of :math:`U`, as many as fit. They start at a
+    random one and wrap around.
 
     `decode="peel"` solves for the values. All workers have the support and the hashes. A cell that
     holds a single coordinate gives its value, which is subtracted from the other cells, and so on.
-    With three rows and a `ratio` of 1.25 or more this finds all values (below 1.2, half are lost),
-    up to rounding relative to the largest intermediate value. Coordinates that do not peel are
-    estimated from the remaining table.
+    With three rows and a `sketch_ratio` of 1.25 or more this finds all values (below 1.2, half are
+    lost), up to rounding relative to the largest intermediate value. Coordinates that do not peel
+    are estimated from the remaining table.
 
     With `bits=8`, the tables hold codes of :func:`jaxcomm.global_qsgd` instead of values and are
     added modulo 256. Coordinates that do not peel are then lost: the update is NaN, or with
     `overflow="drop"` they are dropped. See :func:`jaxcomm.compression.sketches.s2_codes` for how
     often this happens.
 
-    A worker sends :math:`2 (n-1)/n` times 4 `ratio` bytes (`ratio` bytes with `bits=8`) per
-    coordinate of capacity and one bit per row or block, and 4 bytes for a flag.
+    A worker sends :math:`2 (n-1)/n` times 4 `sketch_ratio` bytes (`sketch_ratio` bytes with
+    `bits=8`) per coordinate of capacity and one bit per row or block. It also sends 4 bytes for a
+    flag that reports non-finite updates.
 
     Use this for sparse leaves only, and select them yourself:
 
@@ -88,22 +89,22 @@ def s2_reducer(
       )
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       density: The capacity for the union over workers, :math:`K / d`, in (0, 1].
       sketch_ratio: Cells of the table per coordinate of capacity.
-      rows: Rows of the table: 1 for `"mean"`, 3 for `"peel"`.
+      rows: Rows of the table. Use 1 for `"mean"` and 3 for `"peel"`.
       granularity: The unit of one bit in the bitmap: a `"row"` (all but the first axis), an
-        `"element"`, or a block of a given number of coordinates. :math:`U` is a union of these.
+        `"element"`, or an int, the number of coordinates of a block. :math:`U` is a union of these.
       decode: `"mean"` or `"median"` of the rows' estimates, or `"peel"`.
       bits: 32, or 8 with `"peel"`.
       overflow: What happens if the union exceeds the capacity or, with `bits=8`, if some
         coordinates do not peel: `"nan"` makes the update NaN, `"drop"` drops these coordinates.
-      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` is `"leaf"` by
-        default, since a `"bucket"` has no rows. `diagnostics` adds to `compression_error`,
-        `density` and
-        `residual_norm`: `union_density`, the density of the union; `expected_error`, :math:`(K -
-        1)/c` of estimates, plus what is dropped; `unpeeled`, the fraction of the union that did not
-        peel; and `overflow`, the fraction over capacity or, with `bits=8`, lost.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` is `"leaf"` by default,
+        since a `"bucket"` has no rows. `diagnostics` adds to `compression_error`, `density` and
+        `residual_norm`: `union_density`, the density of the union; `overflow`, the fraction of the
+        union over capacity or, with `bits=8`, lost; with `"peel"`, `unpeeled`, the fraction of the
+        union that did not peel; otherwise `expected_error`, :math:`(K - 1)/c` for the estimates,
+        plus the dropped fraction.
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of

@@ -23,11 +23,11 @@ def sign_sgd(
     .. math:: v = \operatorname{sgn} \sum_{i=1}^n \operatorname{sgn}(x_i)
 
     This is :func:`jaxcomm.majority_vote` under its paper's name. Random coins break ties and decide
-    the sign of zeros. A worker sends 2 (n-1)/n times one bit per coordinate. The method is biased
-    and has no error feedback, so the error is lost.
+    the sign of zeros. A worker sends :math:`2 (n-1)/n` times one bit per coordinate. The method is
+    biased and has no error feedback, so the error is lost.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       seed: The seed of the coins; may be traced.
       key: A typed threefry key, which replaces `seed`.
 
@@ -67,10 +67,10 @@ def signum(
 
     The momentum is applied before the vote, so the optimizer after it needs none. A worker sends
     the same bytes as with :func:`jaxcomm.majority_vote`: :math:`2 (n-1)/n` times one bit per
-    coordinate, and a flag.
+    coordinate, and a flag that reports non-finite updates.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       momentum: :math:`\beta` in [0, 1), a Python float; 0 is :func:`sign_sgd`.
       seed: The seed of the coins that decide on zeros and ties; may be traced.
       key: A typed threefry key, which replaces `seed`.
@@ -118,11 +118,11 @@ def ef_sign_sgd(
               e_i^{t+1} = a_i^t - m_i^t
 
     The update is the mean of :math:`m_i^t` over workers. Signs with different magnitudes cannot be
-    summed, so workers gather them: a worker sends :math:`n - 1` times 1 bit per coordinate and 4
-    bytes per leaf, and 4 bytes for a flag.
+    summed, so workers gather them. A worker sends :math:`n - 1` payloads of 1 bit per coordinate
+    and 4 bytes per leaf, and 4 bytes for a flag that reports non-finite updates.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       decay: The factor that multiplies the residual in each step, in (0, 1].
       residual_dtype: The dtype of :math:`e_i`: float32, or bfloat16 for half the memory.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` sets which coordinates

@@ -30,21 +30,21 @@ def sparcml(
 
     where :math:`C_m` sends the nonzeros of a sum of :math:`m` updates, up to a capacity of
     :math:`m` times `density`, or `union_density` if that is less. The mean is exact if all nonzeros
-    fit. Those that do not fit stay in the residual of each worker that has the sum and are sent
+    fit. Those that do not fit stay in the residual of each worker that has the sum. They are sent
     later.
 
     In each round, a worker sends 4 bytes per coordinate of capacity and an index of about
     :math:`2 - \log_2` (density) bits per row or block; see :func:`jaxcomm.recursive_doubling_mean`.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       density: The capacity for one worker's nonzero rows, as a fraction of all rows: choose the
         largest density observed.
-      union_density: The largest capacity for any sum. Default: 1, so that updates which fit in the
-        first round fit in all rounds, except for rows that only the rounding up of the capacity
-        admitted.
-      granularity: The unit of one index: a `"row"` (all but the first axis), an `"element"`, or a
-        block of a given number of coordinates.
+      union_density: The largest capacity for any sum. Default: 1. Updates that fit in the first
+        round then fit in all rounds, except for rows that fit only because the capacity is rounded
+        up.
+      granularity: The unit of one index: a `"row"` (all but the first axis), an `"element"`, or an
+        int, the number of coordinates of a block.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` is `"leaf"` by
         default, since a `"bucket"` has no rows. `diagnostics` also has `overflow`, the rows that
         did not fit.

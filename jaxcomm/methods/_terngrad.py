@@ -28,18 +28,18 @@ def terngrad(
               P(b_{ij} = 1) = \frac{|x_{ij}|}{s_i}, \qquad s_i = \max_j |x_{ij}|
 
     after :math:`x_i` is clipped at `clip` standard deviations of its leaf. The rounding is
-    unbiased; the clipping is not. Without clipping, the squared error of one worker is exactly
-    :math:`s_i \|x_i\|_1 - \|x_i\|^2`, at most :math:`\frac{\sqrt d - 1}{2} \|x_i\|^2`. With a
-    shared scale the same holds for the :math:`n d` coordinates of all workers together.
+    unbiased; the clipping is not. Without clipping, the expected squared error of one worker is
+    exactly :math:`s_i \|x_i\|_1 - \|x_i\|^2`, at most :math:`\frac{\sqrt d - 1}{2} \|x_i\|^2`. With
+    a shared scale the same holds for the :math:`n d` coordinates of all workers together.
 
-    With its own scale, a worker sends :math:`n - 1` times 2 bits per coordinate and 4 bytes per
-    leaf. With a shared scale it sends :math:`2 (n-1)/n` times :math:`32 / \lfloor 32 / b \rfloor`
-    bits per coordinate, in the cheapest field with :math:`2 n < 2^b`: 4 bits for 4 to 7 workers,
-    16/3 for 8 to 15. The shared scale sends less from 5 workers on. Both send 4 more bytes for a
-    flag.
+    With its own scale, a worker sends :math:`n - 1` payloads of 2 bits per coordinate and 4 bytes
+    per leaf. With a shared scale it sends :math:`2 (n-1)/n` times :math:`32 / \lfloor 32 / b
+    \rfloor` bits per coordinate, in the cheapest field with :math:`2 n < 2^b`: 4 bits for 4 to 7
+    workers, 16/3 bits for 8 to 15. The shared scale sends less from 5 workers on. Both send 4 more
+    bytes for a flag that reports non-finite updates.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       scale: `"own"`, a scale per worker, with gathered codes; or `"shared"`, the largest on any
         worker, with summed codes ("scaler sharing" in the paper). A shared scale is noisier if
         workers differ.

@@ -30,11 +30,11 @@ def top_k(
               e_i^{t+1} = a_i^t - q_i^t, \qquad \text{update } \frac{1}{n} \sum_i q_i^t
 
     A worker sends :math:`n - 1` times :math:`k` values of 4 bytes (2 for bfloat16), :math:`k`
-    indices of about :math:`2 + \log_2(d / k)` bits, and a flag of 4 bytes.
-    :func:`jaxcomm.deep_gradient_compression` adds momentum to this method.
+    indices of about :math:`2 + \log_2(d / k)` bits, and 4 bytes for a flag that reports non-finite
+    updates. :func:`jaxcomm.deep_gradient_compression` adds momentum to this method.
 
     Args:
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       ratio: :math:`k / d`, in (0, 1], of each bucket or leaf; at least one coordinate is sent.
       k: The number of coordinates of each bucket or leaf, in place of `ratio`.
       decay: :math:`\beta`, in (0, 1].

@@ -48,9 +48,9 @@ def make_step(
               \qquad x' = x + \Delta
 
     `tx` determines what workers send; `metrics="mean"` adds one float32 per metric. See
-    :func:`jaxcomm.wire.account`. The axes of the mesh that `axis_name` does not name number the
-    devices of one worker: the worker's rows are split over them, and its gradient is their exact
-    mean in float32.
+    :func:`jaxcomm.wire.account`. The mesh axes that are not in `axis_name` are the devices of one
+    worker. The worker's rows are split over these devices, and its gradient is the exact mean of
+    their gradients in float32.
 
     Args:
       loss_fn: `(params, batch) -> loss`, the mean over its batch; with `has_aux=True`,
@@ -58,7 +58,7 @@ def make_step(
         the step is called with a key.
       tx: An optax transformation with an aggregator before the optimizer, or gossip after it.
       mesh: The devices; its axes may be Auto or Explicit.
-      axis_name: The mesh axis, or axes, that number the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       has_aux: Whether `loss_fn` returns a pair.
       gradients: A replacement of :func:`jaxcomm.local_value_and_grad`: `(loss_fn, params, batch) ->
         (value, gradient)` or `(value, gradient, weight)` of this worker; with a key as the last
@@ -67,7 +67,7 @@ def make_step(
       metrics: `"mean"` for means over workers in every step; `"own"` for each worker's own values,
         which sends nothing; or a period k for means in every k-th step and NaN in the other steps,
         which send none. The first counter in the state of `tx` counts the steps: that of an
-        aggregator of codes, gossip, local steps, Adam or a schedule.
+        aggregator with a codec, gossip, local steps, Adam or a schedule.
       donate: Whether to donate the buffers of params and state to the new ones. Then the arrays
         passed in must not be used again.
 
@@ -80,7 +80,7 @@ def make_step(
       - Extra arguments are equal on all workers and are passed to `tx.update`.
       - Batch leaves are `[global_batch, ...]`. On a mesh of several processes, they are arrays over
         all processes, for instance from `jax.make_array_from_process_local_data`.
-      - Each device folds its number into its key.
+      - Each device folds its index into its key.
       - `metrics["loss"]` and aux are float32[...] over all workers, or [workers, ...] per worker.
         If gradients are weighted, so are the means, and `metrics["weight"]` is the sum of the
         weights. The diagnostics of an aggregator with `diagnostics=True` are added as

@@ -51,7 +51,7 @@ def simulate(
       tx: As for :func:`jaxcomm.make_step`.
       workers: The number of workers, or the sizes of several axes by name, outermost first.
       axis_name: The axis of the workers; with a dict of sizes, the axis or axes over which `tx`
-        averages. The other axes number the devices of one worker.
+        averages. The other axes are the devices of one worker.
       has_aux: Whether `loss_fn` returns a pair.
       gradients: As for :func:`jaxcomm.make_step`.
       metrics: As for :func:`jaxcomm.make_step`.

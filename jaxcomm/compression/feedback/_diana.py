@@ -6,15 +6,15 @@ from jaxcomm.compression.feedback._shifted import shifted
 
 
 def diana(codec: Codec, *, alpha: float | None = None) -> Codec:
-    r"""Quantizes the difference to a shift that tracks this worker's updates.
+    r"""Quantizes the difference between the update and a shift, which tracks this worker's updates.
 
     .. math:: m_i = Q(x_i - h_i), \qquad \bar x \approx h + \frac{1}{n} \sum_i m_i, \qquad
               h_i \gets h_i + \alpha m_i, \qquad h \gets h + \frac{\alpha}{n} \sum_i m_i
 
     Unbiased at each step. The invariant :math:`h = \frac{1}{n} \sum_i h_i` holds always; both start
     at 0. The variance is that of :math:`x_i - h_i` instead of :math:`x_i`. It goes to 0 as
-    :math:`h_i` approaches :math:`\nabla f_i(x^*)`, which is not 0 if data differ by worker. Sends
-    the same payload as `codec`.
+    :math:`h_i` approaches :math:`\nabla f_i(x^*)`, the gradient at the optimum, which is not 0 if
+    data differ by worker. Sends the same payload as `codec`.
 
     Args:
       codec: An unbiased codec that states its `variance` :math:`\omega`, such as

@@ -18,15 +18,16 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
 
     .. math:: q^t = Q(x^t + \alpha h^t), \qquad h^{t+1} = \beta h^t + (x^t - q^t)
 
-    The error is relative to :math:`x`, not to :math:`x + \alpha h`, and older errors have less
-    weight, :math:`h^T = \sum_t \beta^{T-1-t} (x^t - q^t)`. Each step is biased toward the residual.
+    The error is the difference to :math:`x`, not to :math:`x + \alpha h`. Older errors have less
+    weight: :math:`h^T = \sum_t \beta^{T-1-t} (x^t - q^t)`. Each step is biased toward the residual.
     With :math:`\alpha = \beta = 1` this is :func:`error_feedback`. Sends the same payload as
     `codec`.
 
     Args:
       codec: An unbiased codec that states its `variance` :math:`\omega`, such as
-        :func:`jaxcomm.compression.quantizers.dither`. It may exceed 1. With the other defaults it
-        must be below 12; use blocks to reach that: `blockwise(dither(), 256)`.
+        :func:`jaxcomm.compression.quantizers.dither`. :math:`\omega` may exceed 1. With the default
+        `alpha` and `beta` it must be below 12.75; use blocks to reach that: `blockwise(dither(),
+        256)`.
       alpha: :math:`\alpha` in [0, 1], the fraction of the error that one step compensates; 0 is
         `codec`.
       beta: :math:`\beta` in [0, 1], the decay of the error per step.

@@ -14,9 +14,9 @@ def ef21(codec: Codec) -> Codec:
 
     The invariant :math:`g^t = \frac{1}{n} \sum_i g_i^t` holds always; estimates start at 0. As
     updates converge, so do the estimates, :math:`\mathbb{E}\|g_i^{t+1} - x_i\|^2 \le (1 - \delta)
-    \|g_i^t - x_i\|^2`, for any heterogeneity. The estimates follow noise in the updates with a
-    delay. Unlike with :func:`error_feedback`, no residual is accumulated and sent later. Sends the
-    same payload as `codec`.
+    \|g_i^t - x_i\|^2`, however much data differ by worker. The estimates follow noise in the
+    updates with a delay. Unlike with :func:`error_feedback`, no residual is accumulated and sent
+    later. Sends the same payload as `codec`.
 
     Args:
       codec: A contraction, :math:`\mathbb{E}\|C(a) - a\|^2 \le (1 - \delta) \|a\|^2` with

@@ -20,7 +20,7 @@ def require_residual_dtype(dtype: Any) -> jnp.dtype:
 
 
 def error_feedback(codec: Codec, *, decay: float = 1.0, residual_dtype: Any = jnp.float32) -> Codec:
-    r"""Adds to each update the residual of earlier updates, their compression error.
+    r"""Adds the residual, the compression error of earlier updates, to each update.
 
     .. math:: a^t = x^t + \gamma e^t, \qquad m^t = C(a^t), \qquad e^{t+1} = a^t - m^t
 
@@ -60,8 +60,8 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, residual_dtype: Any = jn
       Karimireddy et al., `Error Feedback Fixes SignSGD <https://arxiv.org/abs/1901.09847>`_, 2019.
       Stich et al., `Sparsified SGD with Memory <https://arxiv.org/abs/1809.07599>`_, 2018.
 
-    Differs from the papers: the learning rate is applied afterwards, so a residual has the learning
-    rate of the step in which it is sent.
+    Differs from the papers: the learning rate is applied afterwards, so a residual is scaled by the
+    learning rate of the step that sends it.
     """
     require_codec(codec, user="error_feedback")
     if not isinstance(decay, jax.core.Tracer) and not 0 < decay <= 1:

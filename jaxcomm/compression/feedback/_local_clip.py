@@ -35,10 +35,10 @@ def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
     .. math:: x_i \mapsto x_i \min\Big(1, \frac{c}{\|x_i\|}\Big)
 
     Put it outside feedback, `local_clip(error_feedback(codec), c)`, so that residuals contain
-    clipped updates only: a large update in a residual would return again and again. The mean of
-    :math:`n` independent updates has a norm about :math:`\sqrt n` times smaller. To clip the mean
-    at :math:`c'`, use :math:`c = c' / \sqrt n`. Sends the same payload as `codec`. The mean is
-    biased if any worker's update is clipped.
+    clipped updates only. Otherwise a large update would stay in the residual and return in many
+    steps. The mean of :math:`n` independent updates has a norm about :math:`\sqrt n` times smaller.
+    To clip the mean at :math:`c'`, use :math:`c = c' / \sqrt n`. Sends the same payload as `codec`.
+    The mean is biased if any worker's update is clipped.
 
     Args:
       codec: A codec.
@@ -66,7 +66,7 @@ def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
     """
     require_codec(codec, user="local_clip")
     if isinstance(max_norm, int | float) and not max_norm > 0:
-        raise ValueError(f"`max_norm` must be over 0, got {max_norm}.")
+        raise ValueError(f"`max_norm` must be positive, got {max_norm}.")
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         return codec.encode(context, clip_to_norm(x, max_norm))

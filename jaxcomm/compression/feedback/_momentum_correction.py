@@ -22,12 +22,12 @@ def momentum_correction(
     .. math:: u^t = \mu u^{t-1} + x^t, \qquad m^t = C(u^t), \qquad
               u_j^t \gets 0 \text{ where } m_j^t \ne 0
 
-    An optimizer's momentum after sparse updates would weigh a coordinate that was delayed by
-    :math:`\tau` steps as if it were new. Here each step's update accumulates momentum while it
-    waits. With `nesterov`, :math:`u^t = \mu (u^{t-1} + x^t)` and :math:`m^t = C(u^t + x^t)`. The
-    last assignment is momentum factor masking: it stops an old direction where it was just sent.
-    With a codec that sends all coordinates, masking resets the whole velocity, and the result is
-    plain SGD; use `masking=False` with dense codecs. Sends the same payload as `codec`.
+    The momentum of an optimizer after sparse updates would treat a coordinate that was delayed by
+    :math:`\tau` steps as new. Here each step's update accumulates momentum while it waits. With
+    `nesterov`, :math:`u^t = \mu (u^{t-1} + x^t)` and :math:`m^t = C(u^t + x^t)`. The last
+    assignment is momentum factor masking: it drops the old velocity of a coordinate that was just
+    sent. With a codec that sends all coordinates, masking resets the whole velocity, and the result
+    is plain SGD. Use `momentum_masking=False` with dense codecs. Sends the same payload as `codec`.
 
     Follow it with `optax.sgd` without momentum.
 

@@ -18,7 +18,7 @@ _MARGIN = 2.0**-8
 
 
 class AdaptiveLevelsPayload(NamedTuple):
-    """One unit on the wire: `2 level` for each coordinate, plus 1 if it is negative."""
+    """The payload of one unit: `2 * level` per coordinate, plus 1 if it is negative."""
 
     codes: jax.Array  # uint32[ceil(size * bits / 32)]
 
@@ -104,10 +104,10 @@ def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
               \le \frac{\sqrt d - 1}{2} \|x\|^2
 
     with :math:`0 = l_0 < l_1 < \ldots < l_s = \max |x|`. In each step, coordinate descent chooses
-    the levels between so as to minimize the variance of a sample of the coordinates. The codec is
-    unbiased for any levels, and the bound holds for any levels, too: with :math:`m = \max |x|` each
-    term is at most :math:`(m - |x_j|) |x_j|`, the variance of ternary codes. The gain is a
-    practical one: if few coordinates are large and many small, equally spaced levels are rarely
+    the levels between 0 and the maximum. It minimizes the variance of a sample of the coordinates.
+    The codec is unbiased and the bound holds for any levels: with :math:`m = \max |x|` each term is
+    at most :math:`(m - |x_j|) |x_j|`, the variance of ternary codes. The bound does not show the
+    gain in practice: if few coordinates are large and many small, equally spaced levels are rarely
     used.
 
     Sends :math:`\lceil \log_2 (2 s + 2) \rceil` bits per coordinate and :math:`s` float32.

@@ -10,7 +10,7 @@ from jaxcomm.compression.quantizers._norms import NORMS
 
 
 class CastPayload(NamedTuple):
-    """One unit on the wire."""
+    """The payload of one unit (a bucket or a leaf)."""
 
     words: jax.Array  # dtype[shape]
 
@@ -21,7 +21,7 @@ def _half_ulp(dtype: Any) -> float:
 
 
 def cast(dtype: Any) -> Codec:
-    r"""Rounds to a narrower float of the same range, such as bfloat16, to nearest.
+    r"""Rounds to the nearest value of a narrower float with the same range, such as bfloat16.
 
     .. math:: |Q(x)_j - x_j| \le 2^{-p} |x_j|, \qquad p = \text{bits of the mantissa} + 1
 

@@ -15,7 +15,7 @@ FEW_LEVELS = 4
 
 
 class DitherPayload(NamedTuple):
-    """One unit on the wire, or the sum of several workers' units."""
+    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
 
     codes: jax.Array  # int8[shape], int32[shape] or uint32[ceil(size / lanes)]
 
@@ -97,10 +97,11 @@ def dither(
     Args:
       levels: :math:`s`, the number of positive levels; a Python int. Default: 15, or the most that
         `bits` allows.
-      bits: Width of a field, 2 to 16 or 32; each coordinate takes 32 / floor(32 / bits) bits.
-        Default: the width of least cost in which the sum of all workers' codes cannot overflow.
-      norm: `"max"`, :math:`\max_j |x_j|`, or `"l2"`. Reduced over workers, they are the largest
-        magnitude on any worker, and the l2 norm of the concatenation of all workers' vectors.
+      bits: The width of a field in bits, 2 to 16 or 32; each coordinate takes 32 / floor(32 / bits)
+        bits. Default: the width of least cost in which the sum of all workers' codes cannot
+        overflow.
+      norm: `"max"`, :math:`\max_j |x_j|`, or `"l2"`. If workers reduce the norm, it is the largest
+        magnitude on any worker, or the l2 norm of the concatenation of all workers' vectors.
 
     Returns:
       A codec. Its payload has one code per coordinate: int8, fields in uint32 words, or int32. Its
@@ -129,9 +130,9 @@ def dither(
       Xin et al., `Global-QSGD <https://arxiv.org/abs/2305.18627>`_, 2023.
       Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017.
 
-    Differs from the papers: the signed value is rounded by one floor, and not the magnitude alone;
-    the distribution is the same. The released code of Global-QSGD uses 127/n levels, not rounded
-    down, and may overflow; here the sum of the codes always fits.
+    Differs from the papers: one floor rounds the signed value; the papers round the magnitude. The
+    distribution is the same. The released code of Global-QSGD uses 127/n levels, not rounded down,
+    and may overflow; here the sum of the codes always fits.
     """
     _require_static("levels", levels)
     _require_static("bits", bits)

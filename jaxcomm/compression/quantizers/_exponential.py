@@ -11,7 +11,7 @@ from pallas_kernels import exponential
 
 
 class ExponentialPayload(NamedTuple):
-    """One unit on the wire: the sign in bit 7; below, the exponent, 1 to 127, or 0 for zero."""
+    """The payload of one unit: the sign in bit 7, and the exponent, 1 to 127, below; 0 is zero."""
 
     codes: jax.Array  # uint8[size]
 
@@ -33,9 +33,8 @@ def exponential_dither() -> Codec:
     moment by a factor of at most 9/8, so payloads are added in a tree.
 
     Returns:
-      A codec. Its payload has one uint8 per coordinate, sign and exponent. Its statistic is one
-      float32.
-      It states its `variance`, :math:`\omega = 1/8`, of a single rounding.
+      A codec. Its payload has one uint8 per coordinate, the sign and the exponent. Its statistic is
+      one float32. It states its `variance`, :math:`\omega = 1/8`, of a single rounding.
 
     Example:
       >>> import jax.numpy as jnp
@@ -52,8 +51,8 @@ def exponential_dither() -> Codec:
       Xin et al., `Global-QSGD <https://arxiv.org/abs/2305.18627>`_, 2023.
       Horváth et al., `Natural Compression <https://arxiv.org/abs/1905.10988>`_, 2019.
 
-    Differs from the paper's released code: any number of workers, not only powers of two; values
-    under the smallest exponent become zero, while that code raises them to the smallest power.
+    Differs from the paper's released code: the number of workers need not be a power of two. Values
+    below the smallest power become zero; that code raises them to the smallest power.
     """
     norm = NORMS["max"]
 

@@ -11,7 +11,7 @@ from jaxcomm.compression.quantizers import _fields
 
 
 class FixedThresholdPayload(NamedTuple):
-    """One unit on the wire, or the sum of several workers' units."""
+    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
 
     codes: jax.Array  # uint32[ceil(size / lanes)], int8[shape] or int32[shape]
 

@@ -12,7 +12,7 @@ from pallas_kernels.pack import bits_for_sum, pack, unpack
 
 
 class MinMaxPayload(NamedTuple):
-    """One unit on the wire, or the sum of several workers' units."""
+    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
 
     codes: jax.Array  # uint32[ceil(size / lanes)]
 
@@ -50,9 +50,9 @@ def min_max_dither(*, levels: int) -> Codec:
     .. math:: \mathbb{E} \|Q(x) - x\|^2 \le \frac{d\, (x_{\max} - x_{\min})^2}{4 (k - 1)^2}
               \le \frac{d}{2 (k - 1)^2} \|x\|^2
 
-    Two levels send 1 bit per coordinate. In general 0 is not a level: coordinates that are 0 decode
-    to noise. If workers share the levels (reduced over workers), codes can be summed, in fields of
-    :math:`b` bits with :math:`n (k - 1) < 2^b`; the bound is then that of all :math:`n d`
+    Two levels send 1 bit per coordinate. In general 0 is not a level, so coordinates that are 0
+    decode to noise. If workers share the levels (reduced over workers), codes can be summed, in
+    fields of :math:`b` bits with :math:`n (k - 1) < 2^b`; the bound is then that of all :math:`n d`
     coordinates. Large coordinates widen the levels of all others. `jaxcomm.compression.rotated`
     prevents that.
 

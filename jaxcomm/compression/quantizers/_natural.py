@@ -16,7 +16,7 @@ _LARGEST = 254  # 255 would be infinity.
 
 
 class NaturalPayload(NamedTuple):
-    """One unit on the wire: 9 bits per coordinate."""
+    """The payload of one unit (a bucket or a leaf): 9 bits per coordinate."""
 
     exponents: jax.Array  # uint8[size], the biased exponents of float32; 0 for zero
     signs: jax.Array  # uint32[ceil(size / 32)], a bit is set where a coordinate is negative

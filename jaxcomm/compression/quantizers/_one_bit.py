@@ -12,13 +12,13 @@ from jaxcomm.compression._means import mean_where
 
 
 class OneBitPayload(NamedTuple):
-    """One unit on the wire: one bit per coordinate, set where it is not negative."""
+    """The payload of one unit: one bit per coordinate, set where the coordinate is not negative."""
 
     bits: jax.Array  # uint32[ceil(size / 32)]
 
 
 class ClassMeans(NamedTuple):
-    """The statistics: mean magnitudes, float32[], or float32[columns] for two or more axes."""
+    """The mean magnitude of each sign, float32[], or float32[columns] for two or more axes."""
 
     positive: Any  # of non-negative coordinates; 0 if there are none
     negative: Any
@@ -53,19 +53,19 @@ def one_bit() -> Codec:
 
     .. math:: \|C(x) - x\|^2 = \|x\|^2 - \|C(x)\|^2 \le \Big(1 - \frac{1}{d}\Big) \|x\|^2
 
-    The equality holds since the mean is a projection of each class. The bound holds since :math:`p`
-    numbers of one sign have :math:`p \mu^2 = \frac{1}{p} (\sum |x_j|)^2 \ge \frac{1}{p} \sum
-    x_j^2`, where :math:`p` is at most the size of a column. It is attained if exactly one
-    coordinate is not 0. For normally distributed coordinates the fraction :math:`2 / \pi` of the
-    squares is sent. The sum of a column is preserved. Without feedback each step moves a coordinate
-    that is 0 by :math:`\mu_+`.
+    The equality holds since :math:`C` projects the coordinates of each sign onto their mean. The
+    bound holds since :math:`p` numbers of one sign have :math:`p \mu^2 = \frac{1}{p} (\sum |x_j|)^2
+    \ge \frac{1}{p} \sum x_j^2`, where :math:`p` is at most the size of a column. The bound is
+    attained if exactly one coordinate is not 0. For normally distributed coordinates the fraction
+    :math:`2 / \pi` of the squares is sent. The sum of a column is preserved. Without feedback each
+    step moves a coordinate that is 0 by :math:`\mu_+`.
 
     Sends 1 bit per coordinate, and two float32 per column.
 
     Returns:
       A biased codec that states its `contraction`; for feedback. The means are statistics, separate
-      on each worker. If workers reduce them, or the units of a tree share them, each is the largest
-      one, for which no bound holds. `combine` is `None`.
+      on each worker. If workers reduce them, or the units of a tree share them, each is the maximum
+      of the means, for which no bound holds. `combine` is `None`.
 
     Example:
       >>> import jax.numpy as jnp

@@ -13,7 +13,7 @@ from jaxcomm.compression._means import mean_magnitude
 
 
 class SignsPayload(NamedTuple):
-    """One unit on the wire: one bit per coordinate, set where it counts as positive."""
+    """The payload of one unit: one bit per coordinate, set where it counts as positive."""
 
     bits: jax.Array  # uint32[ceil(size / 32)]
 
@@ -93,8 +93,8 @@ def scaled_signs() -> Codec:
       A codec that states its `contraction`, :math:`1 / d`. Its payload has 1 bit per coordinate, in
       uint32 words. Its statistic is one float32. `combine` is `None`: signs with different
       magnitudes cannot be added. The bound and the identity hold for each worker's own magnitude.
-      If workers reduce it, or the units of a tree share it, it is the largest one, for which no
-      bound holds.
+      If workers reduce it, or the units of a tree share it, it is the largest of these magnitudes,
+      for which no bound holds.
 
     Example:
       >>> import jax.numpy as jnp

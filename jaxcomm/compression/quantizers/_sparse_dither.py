@@ -23,7 +23,7 @@ from pallas_kernels.quantize.reference import level_step
 
 
 class SparseDitherPayload(NamedTuple):
-    """One unit on the wire: up to `capacity` codes, and the number of nonzero ones."""
+    """The payload of one unit: up to `capacity` codes, and the number of nonzero ones."""
 
     indices: jax.Array  # uint16[capacity], or uint32 from 2**16 coordinates on
     codes: jax.Array  # uint32[ceil(capacity / lanes)], int8[capacity] or int32[capacity]
@@ -45,17 +45,18 @@ def sparse_dither(
     most :math:`s (s + \sqrt{n d})` nonzeros in expectation. With separate norms they send at most
     :math:`n s (s + \sqrt d)`, which is :math:`\sqrt n` times as many for :math:`d \gg s^2`. The
     capacity is fixed at trace time. If there are more nonzeros, the update becomes NaN, since
-    dropping some biases it. With `overflow="drop"` the codec sends `capacity` consecutive ones,
-    starting at a random one.
+    dropping some of them adds bias. With `overflow="drop"` the codec sends `capacity` consecutive
+    nonzeros, starting at a random one.
 
     Args:
       levels: :math:`s`, the number of positive levels; a Python int.
-      capacity: The largest number of codes sent for one worker's unit; a Python int. The standard
-        deviation is about the root of the expectation; about three of them above the expectation
-        leave one overflow in a thousand.
+      capacity: The largest number of codes sent for one worker's unit; a Python int. The number of
+        nonzeros has a standard deviation of about the square root of its expectation. With a
+        capacity of about three standard deviations above the expectation, a unit overflows in one
+        of a thousand steps.
       norm: `"l2"` or `"max"`.
-      overflow: If there are more nonzeros than `capacity`: `"nan"`, or `"drop"` to drop the excess;
-        `diagnostics=True` reports its size as `overflow`.
+      overflow: If there are more nonzeros than `capacity`: `"nan"`, or `"drop"` to drop the excess.
+        `diagnostics=True` reports the size of the excess as `overflow`.
 
     Returns:
       A codec. Its payload has an index of 16 or 32 bits and a code for each entry, and a count.

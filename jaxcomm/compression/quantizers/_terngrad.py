@@ -33,9 +33,9 @@ def ternary(*, clip: float | None = None) -> Codec:
     coordinates together.
 
     Args:
-      clip: Clips magnitudes first, to this number of standard deviations of the unit. This makes
-        :math:`s` smaller and the codes less noisy, and biases them; the paper takes 2.5. A Python
-        float. Default: no clipping.
+      clip: Clips magnitudes first, to this number of standard deviations of the unit (a bucket or a
+        leaf). This makes :math:`s` smaller and the codes less noisy, but biased. The paper takes
+        2.5. A Python float. Default: no clipping.
 
     Returns:
       A codec. Without clipping it states its `variance`. `combine` is `"sum"`. The statistic is one

@@ -26,7 +26,7 @@ class S2Statistics(NamedTuple):
 
 
 class S2Payload(NamedTuple):
-    """One unit on the wire, or the sum of several workers' units."""
+    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
 
     table: jax.Array  # [rows, columns], float32, or int8 for codes
 

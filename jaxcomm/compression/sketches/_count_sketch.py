@@ -19,7 +19,7 @@ MOST_ROUNDING = 1.1
 
 
 class CountSketchPayload(NamedTuple):
-    """One unit on the wire, or the sum of several workers' units."""
+    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
 
     table: jax.Array  # float32[rows, columns]
 
@@ -38,8 +38,9 @@ def count_sketch(
 
     with new hashes in each step, the same on all workers. Tables are added. The error of the mean
     is :math:`\mathbb{E}\|\hat x - x\|^2 \le \frac{d - 1}{c} \|x\|^2` for :math:`c` cells in total.
-    This is the error of :func:`random_k` with as many values. A sketch is useful if few coordinates
-    are large, which the median of rows recovers, or if its linearity is needed.
+    This is about the error of :func:`jaxcomm.compression.sparsifiers.random_k` with :math:`c`
+    values. A sketch is useful if few coordinates are large, which the median of rows recovers, or
+    if its linearity is needed.
 
     Args:
       sketch_ratio: Cells of the table per coordinate, :math:`c / d`; rounding to whole columns and

@@ -47,25 +47,25 @@ def s2_codes(
     over :math:`n` workers fits, since :math:`n s \le 127`. So each coordinate of the union takes
     `sketch_ratio` bytes, and all coordinates that peel have the error of the quantizer only.
     Coordinates that do not peel are lost: the update is then NaN, except under feedback or with
-    `overflow="drop"`. For a `sketch_ratio` of at least 1.25, two of :math:`K` coordinates share
-    all their cells of three rows in a fraction of about :math:`13 / (\text{ratio}^3 K)` of the
+    `overflow="drop"`. For a `sketch_ratio` of at least 1.25, two of :math:`K` coordinates share all
+    their cells of three rows in a fraction of about :math:`13 / (\text{sketch\_ratio}^3 K)` of the
     steps.
 
     Args:
-      density: The expected :math:`|U| / d`, in (0, 1].
-      sketch_ratio: Cells of the table per expected coordinate; at least 1.25 for all of them to
-        peel.
+      density: The expected density of the union, :math:`|U| / d`, in (0, 1].
+      sketch_ratio: Cells of the table per coordinate of the expected union; at least 1.25 for all
+        of them to peel.
       rows: The number of rows of the table, at least 2; 3 is best.
       granularity: What one bit of the bitmap represents: a `"row"` (all but the first axis), an
         `"element"`, or an int, the number of coordinates of a block.
       overflow: Without feedback, if a coordinate does not peel: `"nan"`, or `"drop"` to drop it.
 
     Returns:
-      A codec. Its payload is an int8 table; its statistics are the bitmap and the norm, which
-      are reduced over workers by `"or"` and `"max"`. `combine` is `"sum"`. The hashes change in
-      each step, and so do the coordinates that do not peel or fit, so that feedback returns them
-      (`bounded`). `diagnostics=True` reports their fraction of the union as `unpeeled` and as
-      `overflow`.
+      A codec. Its payload is an int8 table; its statistics are the bitmap and the norm, which are
+      reduced over workers by `"or"` and `"max"`. `combine` is `"sum"`. The hashes change in each
+      step, and so do the coordinates that do not peel or fit. Feedback therefore sends them in a
+      later step (`bounded`). `diagnostics=True` reports their fraction of the union as `unpeeled`
+      and as `overflow`.
 
     Raises:
       ValueError: If an option is out of range. When encoding, if `granularity` is `"row"` and the

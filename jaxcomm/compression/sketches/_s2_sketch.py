@@ -55,28 +55,27 @@ def s2_sketch(
     with new hashes in each step, the same on all workers. Workers reduce a bitmap of :math:`U`
     before they encode, and tables are added. See :func:`jaxcomm.s2_reducer`.
 
-    If there are more coordinates than expected, the update is NaN. Under feedback, or with
-    `overflow="drop"`, the expected number of consecutive parts is sent instead, starting at a
-    random one.
+    If :math:`U` exceeds the capacity, the update is NaN. Under feedback, or with `overflow="drop"`,
+    as many consecutive parts of :math:`U` as fit are sent instead, starting at a random one.
 
     Args:
-      density: The expected :math:`|U| / d`, in (0, 1].
-      sketch_ratio: Cells of the table per expected coordinate: each row has `ceil(sketch_ratio *
+      density: The capacity for the union, as a fraction :math:`|U| / d` in (0, 1].
+      sketch_ratio: Cells of the table per coordinate of capacity: each row has `ceil(sketch_ratio *
         density * d / rows)` columns.
       rows: The number of rows of the table.
       granularity: What one bit of the bitmap represents: a `"row"` (all but the first axis), an
         `"element"`, or an int, the number of coordinates of a block. :math:`U` is a union of these.
       decode: `"mean"` or `"median"` of the rows' estimates; or `"peel"`, which solves for the
         values that peel, and estimates the others.
-      overflow: Without feedback, if there are more coordinates than expected: `"nan"`, or `"drop"`
-        to drop the excess.
+      overflow: Without feedback, if :math:`U` exceeds the capacity: `"nan"`, or `"drop"` to drop
+        the excess.
 
     Returns:
       A codec. Its payload is a float32 table; its statistic is the bitmap, which is reduced over
       workers by `"or"`. `combine` is `"sum"`. Except for the median, for which no bound is known,
-      it is unbiased and states its `variance`, :math:`(K - 1)/c` for :math:`c` cells in total and
-      the :math:`K` coordinates expected. Under feedback :math:`U` includes the support of the
-      residuals, even of rounding errors: in the end, each part that was ever nonzero.
+      it is unbiased and states its `variance`, :math:`(K - 1)/c` for :math:`c` cells in total and a
+      capacity of :math:`K` coordinates. Under feedback :math:`U` includes the support of the
+      residuals, even of rounding errors. Over time it grows to each part that was ever nonzero.
 
     Raises:
       ValueError: If an option is out of range. When encoding, if `granularity` is `"row"` and the

@@ -16,7 +16,7 @@ from jaxcomm.compression.sparsifiers._sparse import to_dense
 
 
 class AdaCompPayload(NamedTuple):
-    """One unit on the wire: up to `capacity` coordinates of each bin, and one magnitude."""
+    """The payload of one unit: up to `capacity` coordinates of each bin, and one magnitude."""
 
     symbols: jax.Array  # uint32[words], packed: 0 for none, or 1 + 2 index + (negative)
     scale: jax.Array  # float32[]
@@ -36,11 +36,11 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
 
     where :math:`b` are bins of `bin_size` coordinates, :math:`\bar g` the mean of :math:`g_b` over
     all bins, and :math:`e` the residual. A coordinate is sent if another step like this one would
-    take it past the largest of its bin, so the data determine how many are sent. Sends
-    :math:`\lceil \log_2 (2 \cdot \text{bin\_size} + 1) \rceil` bits (index, sign, or none) for each
-    of `capacity` entries of each bin, and 4 bytes.
+    raise it to at least the largest magnitude of its bin, so the data determine the number sent.
+    Sends :math:`\lceil \log_2 (2 \cdot \text{bin\_size} + 1) \rceil` bits (index, sign, or none)
+    for each of `capacity` entries of each bin, and 4 bytes.
 
-    The capacity is fixed at trace time. Coordinates beyond it stay in the residual, and
+    The capacity is fixed at trace time. Coordinates over the capacity stay in the residual, and
     `diagnostics=True` reports their number as `overflow`. The codec keeps the residual itself, so
     do not wrap it in error feedback. No error bound is known.
 

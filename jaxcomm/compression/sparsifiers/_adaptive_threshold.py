@@ -24,7 +24,7 @@ from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
 class TwoMeansPayload(NamedTuple):
-    """One unit on the wire."""
+    """The payload of one unit (a bucket or a leaf)."""
 
     indices: jax.Array  # uint32[ceil(bits / 32)], as `choose_layout` says
     signs: jax.Array  # uint32[ceil(capacity / 32)], set where positive
@@ -32,7 +32,7 @@ class TwoMeansPayload(NamedTuple):
 
 
 def adaptive_threshold(*, ratio: float) -> Codec:
-    r"""Sends the same fraction of each sign, the largest coordinates, as the mean of that sign.
+    r"""Sends the largest coordinates of each sign, in the same fraction, as the mean of each sign.
 
     .. math:: m_\pm = \max(\lfloor r\, p_\pm \rfloor, 1), \qquad
               T_j = \begin{cases} \pm \mu_\pm & j \in \mathrm{top}_{m_\pm} (\pm x)  \\

@@ -36,15 +36,15 @@ def nonzero(
     value_dtype: Any = jnp.float32,
     overflow: Policy = "nan",
 ) -> Codec:
-    r"""Sends the nonzero parts exactly, up to a capacity: a sparse all-gather.
+    r"""Sends the nonzero rows, elements or blocks exactly, up to a capacity: a sparse all-gather.
 
     .. math:: C(x)_t = \begin{cases} x_t & t \in \operatorname{supp}(x) \\
               0 & \text{otherwise} \end{cases}
 
-    The capacity is fixed at trace time. If more parts are nonzero, feedback sends those of the
-    largest norm and keeps the others for later. Without feedback the update is NaN on all workers,
-    unless `overflow="drop"`. `diagnostics=True` reports the number of parts beyond the capacity as
-    `overflow`.
+    A part is a row, an element or a block. The capacity is fixed at trace time. If more parts are
+    nonzero, feedback sends those of the largest norm and keeps the others for later. Without
+    feedback the update is NaN on all workers, unless `overflow="drop"`. `diagnostics=True` reports
+    the number of parts beyond the capacity as `overflow`.
 
     Always sends the full capacity: 4 bytes for each of its coordinates, and an index of about
     :math:`2 - \log_2` `density` bits for each of its parts.

@@ -20,7 +20,7 @@ class UnionStatistics(NamedTuple):
 
 
 class UnionPayload(NamedTuple):
-    """One unit on the wire, or the sum of several workers' units."""
+    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
 
     values: jax.Array  # float32[room, width]
 
@@ -33,11 +33,11 @@ def nonzero_union(
     .. math:: U = \bigcup_i \operatorname{supp}(x_i), \qquad
               C(x)_t = \begin{cases} x_t & t \in U \\ 0 & \text{otherwise} \end{cases}
 
-    Workers first reduce a bitmap of :math:`U`. All workers then have the same position for each
-    part, and the parts are added like a dense array. Sends 4 bytes for each coordinate of the
-    capacity, and one bit per part. If :math:`U` has more parts than the capacity, the update is
-    NaN. Under feedback, or with `overflow="drop"`, as many consecutive parts as fit are sent
-    instead, starting at a random one.
+    Workers first reduce a bitmap of :math:`U` with one bit per part: a row, an element or a block.
+    All workers then have the same position for each part, and the parts are added like a dense
+    array. Sends 4 bytes for each coordinate of the capacity, and one bit per part. If :math:`U` has
+    more parts than the capacity, the update is NaN. Under feedback, or with `overflow="drop"`, as
+    many consecutive parts as fit are sent instead, starting at a random one.
 
     Args:
       density: The capacity as a fraction of all parts: the largest density of :math:`U` to expect,
@@ -69,9 +69,9 @@ def nonzero_union(
       Fei et al., `Efficient Sparse Collective Communication and its application to Accelerate
       Distributed Deep Learning (OmniReduce) <https://doi.org/10.1145/3452296.3472904>`_, 2021.
 
-    Differs from the paper: there, aggregators request the blocks that any worker has, one after the
-    other. Here the bitmaps are reduced first, and the capacity is fixed at trace time, as XLA
-    requires.
+    Differs from the paper: there, aggregators request the blocks that are nonzero on any worker,
+    one after the other. Here the bitmaps are reduced first, and the capacity is fixed at trace
+    time, as XLA requires.
     """
     _support.require_density(density)
     _support.require_granularity(granularity)

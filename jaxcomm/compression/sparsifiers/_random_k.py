@@ -14,7 +14,7 @@ from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
 class RandomKPayload(NamedTuple):
-    """One unit on the wire, or the sum of several workers' units."""
+    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
 
     values: jax.Array  # float32[k]
 
@@ -39,7 +39,7 @@ def random_k(*, ratio: float | None = None, k: int | None = None) -> Codec:
     where :math:`S` is a new uniformly random set of :math:`k` of :math:`d` coordinates in each
     step. Receivers draw the same set, so only 4 bytes per value are sent, and payloads of all
     workers can be added. The variance is large. :func:`jaxcomm.compression.scaled` removes the
-    factor: it decodes :math:`x_j` on :math:`S`, for use inside
+    factor :math:`d / k`: it decodes :math:`x_j` on :math:`S`. Use it inside
     :func:`jaxcomm.compression.feedback.error_feedback`.
 
     Args:

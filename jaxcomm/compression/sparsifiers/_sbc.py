@@ -21,7 +21,7 @@ from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
 class BinaryPayload(NamedTuple):
-    """One unit on the wire."""
+    """The payload of one unit (a bucket or a leaf)."""
 
     indices: jax.Array  # uint32[ceil(bits / 32)], as `choose_layout` says
     mean: jax.Array  # float32[], signed, the value of each coordinate sent
@@ -42,10 +42,10 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
               \delta = \frac{1}{k + \max(k, (d - 1) / k)}
 
     (1 at :math:`d = 1`). The equality holds since :math:`T` is a projection of :math:`x`. The bound
-    follows from the one for :func:`jaxcomm.compression.sparsifiers.stc`: the squares of
+    This bound follows from that of :func:`jaxcomm.compression.sparsifiers.stc`: the squares of
     :math:`d_\pm` coordinates of one sign add up to at most :math:`L_\pm^2 \max(1, d_\pm / k^2)`.
-    With :math:`L_\pm \le L` and :math:`d_+ + d_- \le d`, those of both signs add up to at most
-    :math:`L^2 (1 + \max(1, (d - 1) / k^2))`, while :math:`\|T\|^2 = L^2 / m \ge L^2 / k`.
+    With :math:`L_\pm \le L` and :math:`d_+ + d_- \le d`, the squares of both signs add up to at
+    most :math:`L^2 (1 + \max(1, (d - 1) / k^2))`, while :math:`\|T\|^2 = L^2 / m \ge L^2 / k`.
 
     Sends an index of about :math:`2 + \log_2 (d / k)` bits per coordinate, and one float32. No bits
     are used for values.

@@ -19,7 +19,7 @@ Count: TypeAlias = Callable[[int], int]
 
 
 class SparsePayload(NamedTuple):
-    """One unit on the wire."""
+    """The payload of one unit (a bucket or a leaf)."""
 
     indices: jax.Array  # uint32[ceil(bits / 32)], as `choose_layout` says
     values: jax.Array  # value_dtype[count]
@@ -32,7 +32,7 @@ def make_count(ratio: float | None, k: int | None) -> Count:
       ValueError: Unless exactly one of `ratio` and `k` is set, and in range.
     """
     if (ratio is None) == (k is None):
-        raise ValueError(f"Give `ratio` or `k`, not both: got `ratio`={ratio} and `k`={k}.")
+        raise ValueError(f"Pass exactly one of `ratio` and `k`, got `ratio`={ratio} and `k`={k}.")
     if k is not None:
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
             raise ValueError(

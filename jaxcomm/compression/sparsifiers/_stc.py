@@ -20,7 +20,7 @@ from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
 
 class TernaryPayload(NamedTuple):
-    """One unit on the wire."""
+    """The payload of one unit (a bucket or a leaf)."""
 
     indices: jax.Array  # uint32[ceil(bits / 32)], as `choose_layout` says
     signs: jax.Array  # uint32[ceil(k / 32)], set where not negative

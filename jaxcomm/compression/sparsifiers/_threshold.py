@@ -39,11 +39,11 @@ def threshold(
     .. math:: C(x)_j = \begin{cases} x_j & |x_j| > \lambda \\ 0 & \text{otherwise} \end{cases},
               \qquad \|C(x) - x\|_\infty \le \lambda
 
-    The capacity is fixed at trace time, :math:`k` coordinates. If more exceed the threshold,
+    The capacity, :math:`k` coordinates, is fixed at trace time. If more exceed the threshold,
     feedback sends the largest and keeps the others for later. Without feedback the update is NaN on
-    all workers, unless `overflow="drop"`. `diagnostics=True` reports the number of coordinates
-    beyond the capacity as `overflow`. No sort is needed unless the capacity is exceeded. Always
-    sends :math:`k` values, and an index of about :math:`2 + \log_2 (d / k)` bits for each.
+    all workers, unless `overflow="drop"`. `diagnostics=True` reports the number of coordinates over
+    the capacity as `overflow`. No sort is needed unless the capacity is exceeded. Always sends
+    :math:`k` values, and an index of about :math:`2 + \log_2 (d / k)` bits for each.
 
     Biased, and no contraction: a small :math:`x` sends nothing. Still,
     :func:`jaxcomm.compression.feedback.error_feedback` accepts it, since its error is bounded

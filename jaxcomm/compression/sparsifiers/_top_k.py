@@ -59,7 +59,7 @@ def top_k(
 
     Biased: use it inside :func:`jaxcomm.compression.feedback.error_feedback`. Payloads of different
     workers contain different coordinates, so they are gathered. An index takes about :math:`2 +
-    \log_2 (d / k)` bits (8.6 at 1 %), a value 32 or 16.
+    \log_2 (d / k)` bits (8.6 at 1 %), and a value takes 32 or 16.
 
     Args:
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
@@ -67,9 +67,9 @@ def top_k(
       block_size: Coordinates of a block. Each block sends its own :math:`k`; the last block is
         padded with zeros. Default: one block.
       sample_ratio: The fraction of the coordinates, such as 0.01, from which a threshold is
-        estimated. This takes one pass instead of a sort (Lin et al., 2018). It sends at most
-        :math:`k` coordinates, and at least half of them; exactly :math:`k` if the estimate is off
-        by more than a factor of 2.
+        estimated. This takes one pass instead of a sort (Lin et al., 2018). It sends between
+        :math:`k / 2` and :math:`k` coordinates. If the estimated number is off by more than a
+        factor of 2, it selects exactly the :math:`k` largest.
       value_dtype: float32, or bfloat16; feedback compensates its rounding.
 
     Returns:
@@ -97,8 +97,8 @@ def top_k(
         raise ValueError(f"`block_size` must be a Python int of at least 1, got {block_size!r}.")
     if sample_ratio is not None and (block_size is not None or not 0 < sample_ratio <= 1):
         raise ValueError(
-            f"`sample_ratio` must be in (0, 1], without `block_size`, got {sample_ratio} with "
-            f"`block_size`={block_size}."
+            "`sample_ratio` must be in (0, 1] and cannot be combined with `block_size`, got "
+            f"`sample_ratio`={sample_ratio} and `block_size`={block_size}."
         )
 
     def blocks_of(size: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ WIDTH = 4  # bits of a sign and an exponent difference
 
 
 class VariancePayload(NamedTuple):
-    """One unit on the wire."""
+    """The payload of one unit (a bucket or a leaf)."""
 
     indices: jax.Array  # uint32[ceil(bits / 32)], as `choose_layout` says
     codes: jax.Array  # uint32[ceil((4 k + 8) / 32)]: the largest exponent in 8 bits, k codes in 4
@@ -63,12 +63,12 @@ def variance_based(
 
     Where :math:`j` is sent, :math:`r_j` keeps the rounding error and :math:`v_j \gets 0`. Elsewhere
     :math:`v_j \gets \zeta v_j`. Gradients that are consistent from step to step are sent after
-    about :math:`\alpha` steps, those of changing sign seldom. Values are rounded to powers of two;
-    3 bits encode the eight largest, and smaller ones wait. Sends 4 bits per value, an index of
-    about :math:`2 + \log_2 (d / k)` bits for each, and one byte.
+    about :math:`\alpha` steps. Gradients that change sign are seldom sent. Values are rounded to
+    powers of two; 3 bits encode the eight largest, and smaller ones wait. Sends 4 bits per value,
+    an index of about :math:`2 + \log_2 (d / k)` bits for each, and one byte.
 
-    The capacity is fixed at trace time. Coordinates beyond it wait, and `diagnostics=True` reports
-    their number as `overflow`. :math:`r` is the residual, so do not wrap the codec in error
+    The capacity is fixed at trace time. Coordinates over the capacity wait, and `diagnostics=True`
+    reports their number as `overflow`. :math:`r` is the residual, so do not wrap the codec in error
     feedback. No error bound is known.
 
     Args:

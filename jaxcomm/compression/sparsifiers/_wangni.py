@@ -90,10 +90,10 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
     .. math:: \mathbb{E}\|Q(x) - x\|^2 = \sum_j \frac{x_j^2}{p_j} - \|x\|^2
               \le \frac{\|x\|_1^2}{k} - \|x\|^2 \le \Big(\frac{d}{k} - 1\Big) \|x\|^2
 
-    This is the least variance for that number of coordinates. The paper's greedy algorithm finds
-    :math:`\lambda`: :math:`p = \min(k |x| / \|x\|_1, 1)`, then two rounds that scale up the
-    probabilities below 1 toward the sum :math:`k`. Sends :math:`k` values of 4 bytes, and an index
-    of about :math:`2 + \log_2 (d / k)` bits for each.
+    This is the least variance for an expected number of :math:`\sum_j p_j` coordinates. The paper's
+    greedy algorithm finds :math:`\lambda`. It starts from :math:`p = \min(k |x| / \|x\|_1, 1)`; two
+    rounds then scale up the probabilities below 1 toward the sum :math:`k`. Sends :math:`k` values
+    of 4 bytes, and an index of about :math:`2 + \log_2 (d / k)` bits for each.
 
     Args:
       ratio: :math:`k / d`, in (0, 1]; at least one coordinate is sent.
