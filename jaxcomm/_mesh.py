@@ -62,7 +62,7 @@ def require_workers(tree: PyTree, sizes: Mapping[str, int], what: str) -> None:
         if not leaf.shape or leaf.shape[0] != workers:
             slices = leaf.shape[0] if leaf.shape else "no"
             raise ValueError(
-                f"{what} at {jax.tree_util.keystr(path)} is of {slices} workers, and there are "
+                f"{what} at {jax.tree_util.keystr(path)} is for {slices} workers, but there are "
                 f"{workers} here. Values that differ by worker are tied to the number of workers "
                 "they were made for: call `jaxcomm.init` with the new number."
             )

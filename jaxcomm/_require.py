@@ -145,8 +145,8 @@ def require_state(state: Any, kind: type, holder: str) -> None:
     fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     if getattr(state, "_fields", None) != fields and (fields or jax.tree.leaves(state)):
         raise ValueError(
-            f"This state is of another transformation: {holder} expects `{kind.__name__}`, got "
-            f"`{type(state).__name__}`. Pass the state from `jaxcomm.init` for the same `tx`."
+            f"This state belongs to another transformation: {holder} expects `{kind.__name__}`, "
+            f"got `{type(state).__name__}`. Pass the state from `jaxcomm.init` for the same `tx`."
         )
 
 

@@ -68,9 +68,9 @@ def _restored(codec: Codec, x: jax.Array, persistent: Memory) -> Memory:
     shapes_of = lambda memory: jax.tree.map(lambda leaf: leaf.shape, memory)  # noqa: E731
     if shapes_of(first) != shapes_of(persistent):
         raise ValueError(
-            f"This state has memory of shapes {shapes_of(persistent)} for a unit that needs "
-            f"{shapes_of(first)}: it was made for other parameters, for another codec, or for "
-            "another `scope` or `bucket_bytes`."
+            f"This state has memory of shapes {shapes_of(persistent)} for a bucket or leaf that "
+            f"needs {shapes_of(first)}. It was made for other parameters, for another codec, or "
+            "for another `scope` or `bucket_bytes`: make a new state with `jaxcomm.init`."
         )
     return persistent
 
@@ -100,9 +100,8 @@ def require_own_statistics(codec: Codec, shared_by: str) -> Codec:
         memory = codec.init(x)
         if remembers(memory) and jax.tree.leaves(codec.reduce_statistics):
             raise ValueError(
-                f"{shared_by} shares statistics among updates of different magnitude, and this "
-                "codec keeps a residual, which might then grow without bound. Use separate "
-                "statistics."
+                f"{shared_by} shares statistics among arrays of different magnitude. The residual "
+                "that this codec keeps might then grow without bound. Use separate statistics."
             )
         return memory
 
@@ -141,9 +140,9 @@ def coded_mean(
         shares_tree or codec.layout == "shared_statistics"
     ):
         raise ValueError(
-            "`scope`='tree' and `layout`='shared_statistics' share statistics among updates, but "
-            "this codec's is a bitmap of one update. Use `scope`='leaf' or 'bucket', and "
-            "`layout`='concatenated'."
+            "With `scope`='tree' or `layout`='shared_statistics', several arrays share statistics. "
+            "The statistic of this codec is a bitmap of a single array. Use `scope`='leaf' or "
+            "'bucket', and `layout`='concatenated'."
         )
     if shares_tree:
         codec = require_own_statistics(codec, "`scope`='tree'")
@@ -179,8 +178,9 @@ def coded_mean(
         own = _separated(_axis.own(state.own, axis_name))
         if len(own) != len(units):
             raise ValueError(
-                f"This state is of {len(own)} units, and these updates are {len(units)}: it was "
-                "made for other parameters, or for another `scope` or `bucket_bytes`."
+                f"This state has {len(own)} buckets or leaves, but these updates have "
+                f"{len(units)}. It was made for other parameters, or for another `scope` or "
+                "`bucket_bytes`: make a new state with `jaxcomm.init`."
             )
         return [
             _restored(codec_for(unit), x, Memory(*pair))
@@ -208,9 +208,9 @@ def coded_mean(
         memories = restore_memories(state, split)
         if outer_axes and any(map(remembers, memories)):
             raise ValueError(
-                f"The aggregator over {axis_name!r} keeps memory, which would differ over "
-                f"{list(outer_axes)} as well. Only the last stage of `hierarchical` may keep "
-                "memory, and no aggregator inside `shard_local`."
+                f"The aggregator over {axis_name!r} keeps memory, such as a residual, which would "
+                f"differ over {list(outer_axes)} as well. Only the last stage of `hierarchical` "
+                "may keep memory. An aggregator inside `shard_local` may not."
             )
         all_axes = (*outer_axes, *_axis.names(axis_name))
         coins = _noise.coins_of_units(

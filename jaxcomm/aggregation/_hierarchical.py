@@ -68,7 +68,7 @@ def hierarchical(
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
         if not isinstance(state, tuple | list) or len(state) != len(stages):
             raise ValueError(
-                "This state is of another transformation: `hierarchical` expects a tuple of "
+                "This state belongs to another transformation: `hierarchical` expects a tuple of "
                 f"{len(stages)} states, one per stage, got `{type(state).__name__}`. Pass the "
                 "state from `jaxcomm.init` for the same `tx`."
             )

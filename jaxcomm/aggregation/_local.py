@@ -16,8 +16,8 @@ def local_memory(codec: Codec, x: jax.Array, aggregator: str, holders: str) -> P
     if jax.tree.leaves(memory.shared):
         raise ValueError(
             f"`{aggregator}` takes codecs whose memory is each worker's own, such as "
-            "`error_feedback`. This codec has memory that all workers share, which only "
-            f"{holders} would have."
+            "`error_feedback`. This codec also has memory that must be equal on all workers, but "
+            f"only {holders} would update it. Use `all_gather_mean` for this codec."
         )
     return memory.own
 

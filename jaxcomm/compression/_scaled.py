@@ -34,8 +34,8 @@ def require_contraction(codec: Codec, size: int, workers: int, user: str) -> Non
         return
     if delta is None:
         raise ValueError(
-            f"`{user}` needs a codec with a relative error below 1, and no bound is known for this "
-            "codec, whose `claims` are empty: the residual might grow without bound."
+            f"`{user}` needs a codec with a relative error below 1: otherwise the residual may "
+            "grow without bound. The `claims` of this codec are empty, so no bound is known."
         )
     if delta <= 0:
         raise ValueError(
@@ -68,7 +68,7 @@ def scaled(codec: Codec) -> Codec:
               \mathbb{E}\|C(x) - x\|^2 \le \Big(1 - \frac{1}{1 + \omega}\Big) \|x\|^2
 
     for :math:`\mathbb{E}\, Q(x) = x` and :math:`\mathbb{E}\|Q(x) - x\|^2 \le \omega \|x\|^2`.
-    Feedback needs this scaling if :math:`\omega \ge 1`. Sends the same payload as `codec`.
+    Feedback needs this scaling if :math:`\omega \ge 1`. It sends the same payload as `codec`.
 
     Args:
       codec: An unbiased codec that states its `variance`.

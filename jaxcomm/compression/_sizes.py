@@ -11,7 +11,7 @@ def require_countable(size: int, most: int = MOST) -> int:
     """
     if size > most:
         raise ValueError(
-            f"A unit has {size} coordinates, and this codec supports at most {most}: split the "
-            "leaf."
+            f"A bucket or leaf has {size} coordinates, but this codec supports at most {most}: "
+            "split the leaf."
         )
     return size

@@ -100,7 +100,7 @@ def test_cells_that_an_update_hits_are_emptied() -> None:
     "options,message",
     [
         ({"k": 3, "momentum": -0.1}, r"`momentum` must be a Python float in \[0, 1\)"),
-        ({"k": 3, "ratio": 0.1}, "Give `ratio` or `k`"),
+        ({"k": 3, "ratio": 0.1}, "Pass exactly one of `ratio` and `k`"),
         ({"k": 3, "hashing": "blocks"}, "`hashing` must be one of"),
     ],
 )

@@ -145,7 +145,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
             jaxcomm.global_qsgd(scope="leaf"),
             jaxcomm.global_qsgd(scope="leaf").init({"a": jnp.ones(2), "b": jnp.ones(3)}),
         ),
-        "This state is of 2 units, and these updates are 1: it was made for other parameters",
+        "This state has 2 buckets or leaves, but these updates have 1. It was made for other "
+        "parameters",
     ),
     "state of other shapes": (
         given_memory_of(jaxcomm.all_gather_mean("data", FEEDBACK), {"w": jnp.ones((2, 4))}),

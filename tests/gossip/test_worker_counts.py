@@ -34,7 +34,7 @@ def step_of_four(case: GossipCase, make: Any, laid_out: Any) -> Any:
 def test_of_8_where_there_are_4(case: GossipCase, make: Any, laid_out: Any) -> None:
     step = step_of_four(case, make, laid_out)
     state = optax.EmptyState(), initial(case.make(4), start(4))
-    message = "is of 8 workers, and there are 4"
+    message = "is for 8 workers, but there are 4"
     with pytest.raises(ValueError, match=f"The parameters.*{message}"):
         step(replicas(8), state, jnp.zeros(4))
     other = jax.eval_shape(lambda: (optax.EmptyState(), initial(case.make(8), start(8))))

@@ -304,7 +304,7 @@ def test_state_of_other_workers_is_refused(case: LocalCase) -> None:
     tx = case.make(optax.sgd(0.1))  # SGD has no state, so the method must raise the error.
     params = jaxcomm.replicate(leaves_of(jnp.zeros(5)), 2 * N)
     state, own = jaxcomm.init(tx, params, 2 * N), jaxcomm.replicate(leaves_of(jnp.zeros(5)), N)
-    with pytest.raises(ValueError, match="is of 8 workers, and there are 4"):
+    with pytest.raises(ValueError, match="is for 8 workers, but there are 4"):
         jaxcomm.simulate(towards, tx, N)(own, state, jnp.zeros(N))
 
     def one(params: Any, state: Any) -> Any:
@@ -313,7 +313,7 @@ def test_state_of_other_workers_is_refused(case: LocalCase) -> None:
 
     specs = jaxcomm.state_specs(((own, own), state))
     step = jax.shard_map(one, mesh=mesh_of(N), in_specs=specs, out_specs=specs[1])
-    with pytest.raises(ValueError, match="is of 8 workers, and there are 4 over 'data'"):
+    with pytest.raises(ValueError, match="is for 8 workers, but there are 4 over 'data'"):
         jax.eval_shape(step, (own, own), state)
 
 

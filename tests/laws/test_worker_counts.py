@@ -64,7 +64,7 @@ def check(tx: Any, of_eight: Any, mode: Mode, params: Any = None) -> None:
     if not any(differs(state)):
         update_on(tx, 4, state, mode, params)
         return
-    with pytest.raises(ValueError, match="is of 8 workers, and there are 4 over 'data'"):
+    with pytest.raises(ValueError, match="is for 8 workers, but there are 4 over 'data'"):
         update_on(tx, 4, state, mode, params)
 
 

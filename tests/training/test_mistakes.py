@@ -187,17 +187,17 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
     ),
     "state of twice as many workers": (
         lambda here: grown(2 * N, here),
-        r"optimizer state at \[0\].*is of 8 workers, and there are 4 here",
+        r"optimizer state at \[0\].*is for 8 workers, but there are 4 here",
     ),
     "state of fewer workers": (
         lambda here: grown(3, here),
-        r"optimizer state at \[0\].*is of 3 workers, and there are 4 here",
+        r"optimizer state at \[0\].*is for 3 workers, but there are 4 here",
     ),
     "parameters of twice as many workers": (
         lambda here: here.init(
             gossip.dpsgd(gossip.ring(N)), jaxcomm.PerWorker({"data": jnp.zeros((8, 3))})
         ),
-        "parameters at .* of 8 workers, and there are 4 here",
+        "parameters at .* is for 8 workers, but there are 4 here",
     ),
 }
 

@@ -78,5 +78,5 @@ def test_no_bound_is_claimed() -> None:
 
 @pytest.mark.parametrize("max_norm", [0, -1.0, float("nan")])
 def test_impossible_norms(max_norm: float) -> None:
-    with pytest.raises(ValueError, match=f"`max_norm` must be over 0, got {max_norm}"):
+    with pytest.raises(ValueError, match=f"`max_norm` must be positive, got {max_norm}"):
         local_clip(EVERYTHING, max_norm)
