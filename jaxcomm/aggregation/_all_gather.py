@@ -69,10 +69,10 @@ def all_gather_mean(
     It works with any codec, since workers need no common statistics. A worker sends :math:`n - 1`
     payloads (it forwards those of other workers), so the saving shrinks with :math:`n`: against a
     float32 all-reduce, one byte per coordinate saves nothing at :math:`n = 8`. The payloads of all
-    units travel in one message, with their statistics and a flag that reports non-finite updates (4
-    bytes). A message of 2^16 words or more is padded to a multiple of 4096 words. Payloads are
-    decoded one at a time, in worker order. Replicas therefore stay bit-equal, and only the payloads
-    take memory that grows with :math:`n`.
+    buckets or leaves travel in one message, with their statistics and 4 bytes for a flag that
+    reports non-finite updates. A message of 2^16 words or more is padded to a multiple of 4096
+    words. Payloads are decoded one at a time, in worker order. Replicas therefore stay bit-equal,
+    and only the payloads take memory that grows with :math:`n`.
 
     Args:
       axis_name: The mesh axis, or axes, of the workers.

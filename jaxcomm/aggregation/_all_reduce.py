@@ -26,8 +26,8 @@ def all_reduce_mean(
               \bar x \approx \mathrm{decode}\Big(\sum_i \mathrm{encode}(x_i, a), a\Big)
 
     where :math:`\bigoplus` is the reduction that the codec chooses for each statistic (sum, maximum
-    or OR). A worker sends :math:`2 (n-1)/n` payloads. The statistics of all units and a flag that
-    reports non-finite updates take one small all-reduce per kind of reduction.
+    or OR). A worker sends :math:`2 (n-1)/n` payloads. The statistics of all buckets or leaves and a
+    flag that reports non-finite updates take one small all-reduce per kind of reduction.
 
     Args:
       axis_name: The mesh axis, or axes, of the workers.

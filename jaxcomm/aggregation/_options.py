@@ -15,8 +15,8 @@ class AggregatorOptions(TypedDict, total=False):
 
     Attributes:
       scope: Which coordinates share statistics: each `"leaf"`; a `"bucket"` of consecutive leaves,
-        up to `bucket_bytes`; or the whole `"tree"`, divided into buckets. Default: `codec.scope`.
-        `codec.layout` determines whether a bucket is also encoded as one vector.
+        up to `bucket_bytes`; or the whole `"tree"`, divided into buckets. Default: the `scope` of
+        the codec. Its `layout` determines whether a bucket is also encoded as one vector.
       bucket_bytes: The maximum size of a bucket in float32 bytes; a larger leaf has its own bucket.
         Default: 32 MiB.
       seed: Seed of the randomness; may be traced. Default: 0.

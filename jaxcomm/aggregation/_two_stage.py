@@ -148,10 +148,10 @@ def two_stage_mean(
       codec: A codec that encodes rows, each with separate statistics. Its memory must be each
         worker's own.
       mean_codec: The codec of the mean of the row that a worker owns. Default: `codec`.
-      layout: How a unit is split into rows. `"block"`: contiguous blocks of coordinates.
-        `"cyclic"`: worker k owns every n-th slice along the first axis, from slice k on. `"cyclic"`
-        balances the bytes of workers if adjacent slices are similar, such as embeddings of frequent
-        words.
+      layout: How a unit (a bucket or a leaf) is split into rows. `"block"`: contiguous blocks of
+        coordinates. `"cyclic"`: worker k owns every n-th slice along the first axis, from slice k
+        on. `"cyclic"` balances the bytes of workers if adjacent slices are similar, such as
+        embeddings of frequent words.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:

@@ -384,7 +384,7 @@ def test_mistakes_of_shards() -> None:
         (jaxcomm.shard_local(jaxcomm.mean(), {"kernel": SPECS["kernel"]}), r"at \['bias'\]"),
         (
             jaxcomm.shard_local(jaxcomm.mean(), dict.fromkeys(SPECS, PartitionSpec("data"))),
-            "none of .*'data'",
+            r"not over \('data',\), the axes of the aggregator",
         ),
     ):
         with pytest.raises(ValueError, match=message):

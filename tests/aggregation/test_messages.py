@@ -150,7 +150,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "state of other shapes": (
         given_memory_of(jaxcomm.all_gather_mean("data", FEEDBACK), {"w": jnp.ones((2, 4))}),
-        r"has memory of shapes .*\(8,\).* a unit that needs .*\(6,\).*: it was made for other",
+        r"has memory of shapes .*\(8,\).* a bucket or leaf that needs .*\(6,\).* It was "
+        "made for other",
     ),
     "MultiSteps": (
         step(optax.MultiSteps(optax.chain(jaxcomm.qsgd(), optax.sgd(0.1)), 4)),

@@ -26,8 +26,8 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
     Args:
       codec: An unbiased codec that states its `variance` :math:`\omega`, such as
         :func:`jaxcomm.compression.quantizers.dither`. :math:`\omega` may exceed 1. With the default
-        `alpha` and `beta` it must be below 12.75; use blocks to reach that: `blockwise(dither(),
-        256)`.
+        `alpha` and `beta` it must be below 12.75. Use blocks to reach that:
+        `blockwise(dither(), 256)`.
       alpha: :math:`\alpha` in [0, 1], the fraction of the error that one step compensates; 0 is
         `codec`.
       beta: :math:`\beta` in [0, 1], the decay of the error per step.
