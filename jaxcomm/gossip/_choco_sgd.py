@@ -77,15 +77,18 @@ def choco_sgd(
 
     Args:
       mixing: As for :func:`dpsgd`; a :class:`MatchaPlan` is also valid.
-      codec: A contraction of :mod:`jaxcomm.compression` without memory. Wrap a codec with
-        :math:`\omega \ge 1` in :func:`jaxcomm.compression.scaled`.
+      codec: A codec of :mod:`jaxcomm.compression` without memory. It must be a contraction:
+        :math:`\mathbb{E}\|Q(x) - x\|^2 \le (1 - \delta) \|x\|^2` with :math:`\delta > 0`. Wrap an
+        unbiased codec whose relative variance :math:`\omega` is at least 1 in
+        :func:`jaxcomm.compression.scaled`.
       step_size: :math:`\gamma` in (0, 1]. Coarser codecs need smaller values. A value of 1 with a
         lossless codec is D-PSGD. :func:`choco_step_size` returns the value from theory.
       per_neighbor: Whether to store copies for each neighbor. Default: only if the mixing changes.
       axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
       seed: Seed of the codec and of random mixing.
       key: A typed threefry key that replaces `seed`.
-      diagnostics: As for :func:`dpsgd`. The disagreement is between the copies.
+      diagnostics: As for :func:`dpsgd`. The `disagreement` compares the copies :math:`\hat x`, not
+        the parameters.
 
     Returns:
       A transformation as returned by :func:`dpsgd`.
@@ -93,7 +96,7 @@ def choco_sgd(
     Raises:
       ValueError: If an option is out of range, the graph is directed or not connected, or the codec
         needs shared statistics, has memory, or is not a contraction. In `update`, if `present` is
-        passed without copies for each neighbor.
+        passed and there are no copies for each neighbor.
 
     Example:
       >>> import optax

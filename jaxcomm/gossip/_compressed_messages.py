@@ -18,8 +18,9 @@ def require_standalone_codec(codec: Codec, method: str, size: int) -> None:
     kinds = jax.tree.leaves(codec.reduce_statistics)
     if "or" in kinds:
         raise ValueError(
-            f"`{method}` cannot compute a support shared by all workers, and this codec needs "
-            "one: use a codec whose statistics come from the sender alone."
+            f"`{method}` cannot use a codec whose `reduce_statistics` has 'or', which makes "
+            "a support shared by all workers. Use a codec whose statistics come from the sender "
+            "alone."
         )
     if jax.tree.leaves(codec.init(jnp.zeros(2))):
         raise ValueError(

@@ -23,11 +23,12 @@ def d2(
               \Delta_i^0
 
     It is computed as :math:`c_i \gets c_i + \sum_j W_{ij} (y_j - y_i)` with :math:`y_i = x_i +
-    \Delta_i + c_i`, then :math:`x_i \gets x_i + \Delta_i + c_i`. The corrections add to 0 over
-    workers. Each is stored with its rounding error, so that the mean does not drift.
+    \Delta_i + c_i`, then :math:`x_i \gets x_i + \Delta_i + c_i`. The corrections :math:`c_i` add to
+    0 over workers. Each is stored with its rounding error, so that the mean does not drift.
 
-    With updates :math:`\Delta = -\gamma g` of a constant rate, D2 converges to the optimum of the
-    mean loss, while D-PSGD does not. A worker sends its parameters once to each neighbor.
+    With updates :math:`\Delta = -\gamma g` at a constant learning rate :math:`\gamma`, D2 converges
+    to the optimum of the mean loss, while D-PSGD does not. A worker sends its parameters once to
+    each neighbor.
 
     Args:
       mixing: A networkx graph, or a symmetric matrix [n, n] whose eigenvalues are above -1/3.

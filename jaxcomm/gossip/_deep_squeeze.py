@@ -30,18 +30,21 @@ def deep_squeeze(
     .. math:: v_i = x_i + \Delta_i + e_i, \qquad e_i \gets v_i - C(v_i), \qquad
               x_i \gets x_i + \Delta_i + \eta \sum_j W_{ij} (C(v_j) - C(v_i))
 
-    A worker sends one payload to each neighbor and keeps one array. The graph may change from step
-    to step.
+    A worker sends one payload to each neighbor. It stores one array, :math:`e_i`, of the size of
+    the parameters. The graph may change from step to step.
 
     Args:
       mixing: As for :func:`dpsgd`; a :class:`MatchaPlan` is also valid.
-      codec: A contraction of :mod:`jaxcomm.compression` without memory. Wrap a codec with
-        :math:`\omega \ge 1` in :func:`jaxcomm.compression.scaled`.
+      codec: A codec of :mod:`jaxcomm.compression` without memory. It must be a contraction:
+        :math:`\mathbb{E}\|C(x) - x\|^2 \le (1 - \delta) \|x\|^2` with :math:`\delta > 0`. Wrap an
+        unbiased codec whose relative variance :math:`\omega` is at least 1 in
+        :func:`jaxcomm.compression.scaled`.
       step_size: :math:`\eta` in (0, 1]. A value of 1 with a lossless codec is D-PSGD.
       axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
       seed: Seed of the codec and of random mixing.
       key: A typed threefry key that replaces `seed`.
-      diagnostics: As for :func:`dpsgd`. The disagreement is between the decoded messages.
+      diagnostics: As for :func:`dpsgd`. The `disagreement` compares the decoded messages
+        :math:`C(v)`, not the parameters.
 
     Returns:
       A transformation as returned by :func:`dpsgd`.

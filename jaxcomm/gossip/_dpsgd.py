@@ -30,9 +30,9 @@ def dpsgd(
     .. math:: x_i \gets \sum_j W_{ij} x_j + \Delta_i \quad\text{(as published)}, \qquad
               x_i \gets \sum_j W_{ij} (x_j + \Delta_j) \quad\text{(adapt, then combine)}
 
-    In both forms, the mean over workers moves by the mean of the updates. The first form can
-    send messages while the gradient is computed. A worker sends its parameters once to each
-    neighbor, in their dtype. The number of rounds equals the largest degree. There is no
+    In both forms, the mean over workers moves by the mean of the updates. The first form can send
+    messages while the gradient is computed. A worker sends its parameters once to each neighbor, in
+    their dtype. A step has as many sequential message rounds as the largest degree, and no
     all-reduce.
 
     Args:
@@ -44,8 +44,8 @@ def dpsgd(
       key: A typed threefry key that replaces `seed`.
       diagnostics: Whether the state's field `diagnostics` reports the `disagreement`
         :math:`\sum_{ij} W_{ij} \|x_i - x_j\|^2` of the step and the `skipped_steps` of all workers
-        so far. Both cost one float32 each. It also reports `rounds`, the number of sequential
-        message rounds.
+        so far. Each of these two adds one float32 to an all-reduce. The field also reports
+        `rounds`, the number of sequential message rounds.
 
     Returns:
       A transformation to place *after* the optimizer, for parameters that differ by worker
@@ -54,8 +54,9 @@ def dpsgd(
       weight makes the worker's parameters NaN. `update(..., present=mask)` removes workers from the
       step. The mask has one bool per worker and is equal on all workers. The messages of absent
       workers have weight 0, and the mean is preserved. The number of bytes decreases only if a
-      whole matrix is inactive. `update(..., exact=flag)`, a bool that is equal on all workers, ends
-      the step at the exact mean of all workers. :func:`periodic_averaging` uses this flag.
+      whole matrix is inactive. `update(..., exact=flag)`, a bool that is equal on all workers, sets
+      the parameters of all workers to their exact mean at the end of the step.
+      :func:`periodic_averaging` uses this flag.
 
       If an update would make a worker's parameters non-finite, for example after a NaN batch, only
       that worker skips it. The worker continues to mix, and the state counts the skipped steps.
@@ -119,8 +120,9 @@ def matcha(
     .. math:: x_i \gets \sum_j W_{ij} (x_j + \Delta_j), \qquad
               W = I - \alpha \sum_k b_k L_k, \quad P(b_k = 1) = p_k
 
-    All workers draw the same :math:`b`. An inactive matching sends nothing. Weights may be
-    negative. A worker sends its parameters once for each active matching that contains it.
+    Here :math:`L_k` is the Laplacian of matching :math:`k`. All workers draw the same :math:`b`. An
+    inactive matching sends nothing. Weights may be negative. A worker sends its parameters once for
+    each active matching that contains it.
 
     Args:
       plan: The result of :func:`matcha_plan`.

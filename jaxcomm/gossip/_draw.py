@@ -14,7 +14,7 @@ def draw(mixing: Any, file: str | pathlib.Path) -> None:
     """Draws the workers on a circle and their links, one color per matrix, to a PNG file.
 
     Args:
-      mixing: As for :func:`to_mixing`: a graph, a plan, ...
+      mixing: As for :func:`to_mixing`, for example a graph or a plan.
       file: The path of the PNG file.
 
     Raises:

@@ -20,10 +20,12 @@ class MatchaPlan(NamedTuple):
     Attributes:
       workers: The number of workers.
       matchings: Sets of edges; each is active or inactive as a whole.
-      probabilities: The probability of each matching to be active in a step, independently.
+      probabilities: The probability that each matching is active in a step, independently of the
+        others.
       alpha: The weight of the difference to an active neighbor.
       rho: An upper bound on the expected per-step contraction factor of the squared distance of
-        workers from their mean: the largest eigenvalue of E[W'W] - J.
+        workers from their mean: the largest eigenvalue of E[W'W] - J, where all entries of J are
+        1/n.
       lambda_2: The second smallest eigenvalue of the expected Laplacian, its algebraic
         connectivity.
     """
@@ -85,12 +87,14 @@ def matcha_plan(graph: nx.Graph | Sequence[Sequence[Sequence[int]]], budget: flo
               0 \le p_j \le 1; \qquad
               \alpha = \arg\min_\alpha\; \lambda_{\max}(\mathbb{E}[W^\top W] - J)
 
-    for :math:`M` matchings with Laplacians :math:`L_j` and a budget :math:`c`. The first problem is
-    a convex program. The second is convex in one variable.
+    for :math:`M` matchings with Laplacians :math:`L_j` and a budget :math:`c`. All entries of
+    :math:`J` are :math:`1/n`. The first problem is a convex program. The second is convex in one
+    variable.
 
     Args:
-      graph: A connected networkx graph of the workers 0 to n - 1, which is decomposed into at most
-        one matching more than its largest degree; or the matchings themselves, as lists of edges.
+      graph: A connected networkx graph of the workers 0 to n - 1, which is decomposed into
+        matchings, at most one more than its largest degree; or the matchings themselves, as lists
+        of edges.
       budget: The expected fraction of active matchings per step, in (0, 1].
 
     Returns:

@@ -24,10 +24,15 @@ def require_matchings(matchings: Sequence[Sequence[Sequence[int]]]) -> tuple[Mat
         workers = [worker for edge in matching for worker in edge]
         if len(workers) != len(set(workers)):
             repeated = sorted({worker for worker in workers if workers.count(worker) > 1})
-            raise ValueError(f"Matching {number} has two edges of the workers {repeated}.")
+            raise ValueError(
+                f"Matching {number} has more than one edge at the workers {repeated}, but a "
+                "matching has at most one edge per worker."
+            )
     edges = [edge for matching in ordered for edge in matching]
     if len(edges) != len(set(edges)):
-        raise ValueError("An edge is in more than one of the matchings.")
+        raise ValueError(
+            "The matchings of the graph must be disjoint, but an edge is in more than one of them."
+        )
     return ordered
 
 

@@ -87,14 +87,14 @@ def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
 
     Args:
       graph: A networkx graph of the workers 0 to n - 1.
-      rule: One of these.
+      rule: One of the rules in this table.
 
     Returns:
       float64[n, n].
 
     Raises:
-      ValueError: If the graph is not connected, its nodes are not 0 to n - 1, or it is not valid
-        for the rule.
+      ValueError: If the graph is not connected, its nodes are not 0 to n - 1, or the rule does not
+        accept it.
 
     Example:
       >>> from jaxcomm import gossip
@@ -112,8 +112,8 @@ def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
     require_graph(graph)
     if graph.is_directed() and rule != "push":
         raise ValueError(
-            f"`rule`={rule!r} makes a symmetric matrix, and `graph` is directed: use 'push' with a "
-            "push-sum method."
+            f"`rule`={rule!r} makes a symmetric matrix, but `graph` is directed: use 'push' with "
+            "`gossip.sgp`."
         )
     return _RULES[rule](graph)
 

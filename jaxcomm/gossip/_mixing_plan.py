@@ -24,10 +24,12 @@ class Mixing(NamedTuple):
     An inactive matrix sends nothing.
 
     Attributes:
-      matrices: :math:`W_k`, float64[n, n], rows of receivers and columns of senders.
-      probabilities: The probability of each matrix to be active in a step.
-      active: Draws or counts the active matrices; `None` if all are always active.
-      exclusive: Whether exactly one matrix is active per step; otherwise they are independent.
+      matrices: :math:`W_k`, float64[n, n], with one row per receiver and one column per sender.
+      probabilities: The probability that each matrix is active in a step.
+      active: A function `(key[], step uint32[]) -> bool[matrices]` that returns which matrices are
+        active, equal on all workers; `None` if all are always active.
+      exclusive: Whether exactly one matrix is active per step; otherwise, each is active
+        independently of the others.
     """
 
     matrices: tuple[np.ndarray, ...]
@@ -71,7 +73,10 @@ class Mixing(NamedTuple):
 
     @property
     def expected_rounds(self) -> float:
-        """The expected number of sequential messages per step: its time in units of one message."""
+        """The expected number of sequential messages per step.
+
+        The communication time of a step is this number times the time of one message.
+        """
         rounds = [len(to_rounds(matrix)) for matrix in self.matrices]
         return float(np.dot(self.probabilities, rounds))
 
@@ -79,7 +84,8 @@ class Mixing(NamedTuple):
     def rho(self) -> float:
         r"""The expected per-step contraction factor of the squared distance from the mean.
 
-        The largest eigenvalue of :math:`\mathbb{E}[W^\top W] - J`, averaged over steps.
+        The largest eigenvalue of :math:`\mathbb{E}[W^\top W] - J`, averaged over steps. All entries
+        of :math:`J` are :math:`1/n`.
         """
         identity = np.eye(self.workers)
         if not all(np.allclose(matrix.sum(axis=1), 1) for matrix in self.matrices):
@@ -101,7 +107,7 @@ class Mixing(NamedTuple):
         return 1 - float(np.sqrt(max(self.rho, 0)))
 
     def bytes_per_step(self, params: PyTree) -> float:
-        """Expected bytes per step from the busiest worker, for uncompressed parameters."""
+        """Expected bytes per step that the busiest worker sends, for uncompressed parameters."""
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
         return float(self.messages.max() * size)
 

@@ -26,13 +26,13 @@ def periodic_averaging(
               push-sum}\quad \frac{\sum_j w_j x_j}{\sum_j w_j},\quad w_i \gets \frac{1}{n} \sum_j
               w_j = 1
 
-    The method's memory of parameters follows: copies of neighbors become the mean, residuals become
-    0, and messages in flight arrive. D2's corrections and AD-PSGD's pending updates concern the
-    updates, and do not change.
+    The state of the method is adjusted: copies of neighbors become the mean, residuals become 0,
+    and messages in flight arrive. The corrections of D2 and the pending updates of AD-PSGD do not
+    change, because they apply to updates.
 
     These steps send an all-reduce of the parameters, in float32 at least; the other steps send
-    none. Optax adds updates, so workers are equal up to the rounding of that one addition. Absent
-    workers (`present`) are not averaged and do not change.
+    none. Optax adds the update to the parameters, so workers are equal up to the rounding of this
+    addition. Absent workers (`present`) are not averaged and do not change.
 
     Args:
       period: k, an int of at least 1.
@@ -42,7 +42,7 @@ def periodic_averaging(
       A transformation that replaces `gossip`, to place after the optimizer.
 
     Raises:
-      ValueError: If `every` is not a positive int, or `gossip` is not a gossip method.
+      ValueError: If `period` is not a positive int, or `gossip` is not a gossip method.
 
     Example:
       >>> import optax

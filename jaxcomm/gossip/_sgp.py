@@ -30,15 +30,16 @@ def sgp(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Stochastic gradient push (SGP); with `overlap`, Overlap SGP.
 
-    Parameters are :math:`z_i = x_i / w_i`. The sum is :math:`x_i`, and the mass :math:`w_i` is 1 at
-    the start:
+    Each worker has a numerator :math:`x_i` and a mass :math:`w_i`, which is 1 at the start. Its
+    parameters are :math:`z_i = x_i / w_i`:
 
     .. math:: x_i \gets \sum_j P_{ij} (x_j + \Delta_j), \qquad w_i \gets \sum_j P_{ij} w_j
 
-    The columns of :math:`P` add to 1: senders split what they have. The sums over workers are
-    therefore preserved, and graphs may be directed and change between steps. A worker sends its
-    parameters and 4 bytes to each of its receivers. With `overlap` :math:`\tau`, shares arrive
-    :math:`\tau` steps late, so a step need not wait for its own messages.
+    The columns of :math:`P` add to 1: a sender splits its numerator and its mass into shares.
+    Mixing therefore preserves their sums over workers, and graphs may be directed and change
+    between steps. A worker sends its parameters and 4 bytes to each of its receivers. With
+    `overlap` :math:`\tau`, shares arrive :math:`\tau` steps late, so a step need not wait for its
+    own messages.
 
     Args:
       mixing: A graph, directed or not; a list of graphs to cycle through, such as
@@ -49,7 +50,8 @@ def sgp(
       axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
       seed: Seed for random mixing.
       key: A typed threefry key that replaces `seed`.
-      diagnostics: As for :func:`dpsgd`. The disagreement is between the shares as received.
+      diagnostics: As for :func:`dpsgd`. The `disagreement` compares the numerators :math:`x_j +
+        \Delta_j` that workers send, not the parameters.
 
     Returns:
       A transformation as returned by :func:`dpsgd`. If the rows also add to 1 and `overlap` is 0,

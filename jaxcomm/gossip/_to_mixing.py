@@ -40,9 +40,9 @@ def to_mixing(graph: Any, rule: Rule = "metropolis") -> Mixing:
     """Converts a graph, matrix, MATCHA plan, or list of graphs or matrices to a mixing.
 
     Args:
-      graph: One of these. A list is used one item per step, in a cycle. A :class:`Mixing` is
-        returned unchanged.
-      rule: The rule that turns a graph into a matrix; see :func:`mixing_matrix`.
+      graph: A graph, matrix, plan or list. Of a list, each step uses one item, in a cycle. A
+        :class:`Mixing` is returned unchanged.
+      rule: The rule that converts a graph to a matrix; see :func:`mixing_matrix`.
 
     Returns:
       The mixing.
@@ -71,8 +71,8 @@ def to_mixing(graph: Any, rule: Rule = "metropolis") -> Mixing:
     if isinstance(graph, np.ndarray | list | tuple):
         return Mixing((_require_matrix(graph),))
     raise ValueError(
-        "Mixing is a networkx graph, a matrix [n, n], a `MatchaPlan`, or a list of graphs or "
-        f"matrices to cycle through, got {graph!r}."
+        "A mixing must be a networkx graph, a matrix [n, n], a `Mixing`, a `MatchaPlan`, or a "
+        f"list of graphs or matrices to cycle through, got {graph!r}."
     )
 
 
@@ -120,17 +120,17 @@ def _one_of(
 
 
 def cyclic(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
-    """Uses one of `graphs`, or of matrices, per step, in a cycle.
+    """Uses one graph or matrix per step, in a cycle.
 
     Args:
       graphs: networkx graphs or matrices [n, n]. An individual graph need not be connected.
-      rule: The rule that turns a graph into a matrix; see :func:`mixing_matrix`.
+      rule: The rule that converts a graph to a matrix; see :func:`mixing_matrix`.
 
     Returns:
-      Mixing that sends the messages of only the current graph.
+      A :class:`Mixing`; a step sends only the messages of the current graph.
 
     Raises:
-      ValueError: If they differ in the number of workers.
+      ValueError: If the graphs or matrices differ in their number of workers.
 
     Example:
       >>> from jaxcomm import gossip
@@ -142,18 +142,18 @@ def cyclic(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> M
 
 
 def randomized(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
-    """Draws one of `graphs`, or of matrices, per step, the same on all workers.
+    """Draws one graph or matrix per step, the same on all workers.
 
     Args:
       graphs: networkx graphs or matrices [n, n]. An individual graph need not be connected.
-      rule: The rule that turns a graph into a matrix. With `"metropolis"`, the pairs of a matching
-        average.
+      rule: The rule that converts a graph to a matrix; see :func:`mixing_matrix`. With
+        `"metropolis"`, the two workers of a pair in a matching take their average.
 
     Returns:
-      Mixing that sends the messages of only the drawn graph.
+      A :class:`Mixing`; a step sends only the messages of the drawn graph.
 
     Raises:
-      ValueError: If they differ in the number of workers.
+      ValueError: If the graphs or matrices differ in their number of workers.
 
     Example:
       >>> from jaxcomm import gossip
@@ -170,6 +170,8 @@ def random_periodic(graph: nx.Graph, budget: float) -> Mixing:
 
     .. math:: W = I - b \alpha L, \quad P(b = 1) = c, \qquad
               \alpha = \arg\min_\alpha \lambda_{\max}(I - 2 c \alpha L + c \alpha^2 L^2 - J)
+
+    Here :math:`L` is the Laplacian of `graph`, and all entries of :math:`J` are :math:`1/n`.
 
     Args:
       graph: A connected networkx graph of the workers 0 to n - 1.

@@ -144,7 +144,7 @@ def torus(rows: int, columns: int) -> nx.Graph:
       An undirected graph.
 
     Raises:
-      ValueError: If one is not an int of at least 1.
+      ValueError: If `rows` or `columns` is not an int of at least 1.
 
     Example:
       >>> from jaxcomm import gossip
@@ -157,7 +157,7 @@ def torus(rows: int, columns: int) -> nx.Graph:
 
 
 def hypercube(workers: int) -> nx.Graph:
-    """A hypercube: `workers` whose numbers differ in one bit are neighbors, degree log2 n.
+    """A hypercube: workers are neighbors if their indices differ in one bit; the degree is log2 n.
 
     Args:
       workers: The number of workers, a power of 2.
@@ -208,8 +208,9 @@ def exponential(workers: int, *, directed: bool = True) -> Graph:
 def one_peer_exponential(workers: int, *, directed: bool = True) -> list[Graph]:
     """Graphs in which worker i sends to i + 2**(k mod log2 n) in step k: one message per step.
 
-    If each worker keeps one half and sends the other, and n is a power of 2, log2 n steps give
-    the exact mean. If not `directed`, workers whose numbers differ only in bit k are a pair.
+    If each worker keeps one half and sends the other, and n is a power of 2, log2 n steps give the
+    exact mean. If not `directed`, workers whose indices differ only in bit k exchange messages in
+    step k.
 
     Args:
       workers: The number of workers, at least 1.
@@ -230,7 +231,8 @@ def one_peer_exponential(workers: int, *, directed: bool = True) -> list[Graph]:
     require_workers(workers)
     if not directed and workers & (workers - 1):
         raise ValueError(
-            f"Pairs whose numbers differ in one bit need 2**k workers, got `workers`={workers}."
+            f"`one_peer_exponential` with `directed=False` pairs workers whose indices differ in "
+            f"one bit. It needs 2**k workers, got `workers`={workers}."
         )
     graphs: list[Graph] = []
     for power in range(max((workers - 1).bit_length(), 1)):
@@ -244,7 +246,9 @@ def one_peer_exponential(workers: int, *, directed: bool = True) -> list[Graph]:
 
 
 def erdos_renyi(workers: int, probability: float, *, seed: int = 0) -> nx.Graph:
-    """An Erdős-Rényi graph: an edge per pair with `probability`, drawn until connected.
+    """A connected Erdős-Rényi graph: each pair of workers has an edge with `probability`.
+
+    Draws are repeated until the graph is connected.
 
     Args:
       workers: The number of workers, at least 1.
@@ -269,13 +273,13 @@ def erdos_renyi(workers: int, probability: float, *, seed: int = 0) -> nx.Graph:
 
 
 def random_geometric(workers: int, radius: float, *, seed: int = 0) -> nx.Graph:
-    """A random geometric graph: `workers` in the unit square within `radius` are neighbors.
+    """A connected random geometric graph of workers at random points of the unit square.
 
     Draws are repeated until the graph is connected.
 
     Args:
       workers: The number of workers, at least 1.
-      radius: The distance below which workers are neighbors, relative to the side of the square.
+      radius: The largest distance between neighbors, relative to the side of the square.
       seed: Seed of the draws.
 
     Returns:
@@ -300,4 +304,4 @@ def _connected(draw: Callable[[int], nx.Graph], seed: int, option: str) -> nx.Gr
         graph = draw(100 * seed + attempt)
         if nx.is_connected(graph):
             return graph
-    raise ValueError(f"No graph in 100 draws is connected: increase {option}.")
+    raise ValueError(f"None of 100 random graphs is connected: increase {option}.")

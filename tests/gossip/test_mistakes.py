@@ -30,8 +30,8 @@ APART = nx.Graph([(0, 1), (2, 3)])
         (lambda: gossip.ad_psgd(gossip.exponential(8)), "`graph` is directed"),
         (lambda: gossip.dpsgd(np.eye(3)[:2]), "must be square"),
         (lambda: gossip.dpsgd(2 * np.eye(3)), "columns of a mixing matrix must add to 1"),
-        (lambda: gossip.dpsgd(3), "Mixing is a networkx graph"),
-        (lambda: gossip.dpsgd([]), "must be square|Mixing is"),
+        (lambda: gossip.dpsgd(3), "A mixing must be a networkx graph"),
+        (lambda: gossip.dpsgd([]), "must be square|A mixing must be"),
         (
             lambda: gossip.dpsgd([gossip.ring(3), gossip.ring(4)]),
             "must have the same number of workers",
@@ -66,9 +66,18 @@ APART = nx.Graph([(0, 1), (2, 3)])
         (lambda: gossip.periodic_averaging(3, optax.sgd(0.1)), "`gossip` must be a method of"),
         (lambda: gossip.periodic_averaging(3, optax.chain(DPSGD)), "`gossip` must be a method of"),
         (lambda: gossip.periodic_averaging(3, gossip.ring(4)), "`gossip` must be a method of"),
-        (lambda: gossip.one_peer_exponential(6, directed=False), r"need 2\*\*k workers"),
-        (lambda: jaxcomm.consensus(jnp.ones(3)), "as `jaxcomm.replicate` makes"),
-        (lambda: jaxcomm.consensus_distance({}), "as `jaxcomm.replicate` makes"),
+        (
+            lambda: gossip.one_peer_exponential(6, directed=False),
+            r"in one bit. It needs 2\*\*k workers",
+        ),
+        (
+            lambda: jaxcomm.consensus(jnp.ones(3)),
+            "parameters that differ by worker, from `jaxcomm.replicate`",
+        ),
+        (
+            lambda: jaxcomm.consensus_distance({}),
+            "parameters that differ by worker, from `jaxcomm.replicate`",
+        ),
         (lambda: jaxcomm.replicate(jnp.ones(3), 0), "number of workers must be an int"),
         (lambda: gossip.dpsgd(gossip.ring(8)).init(jnp.ones(3)), "is not bound here"),
     ],

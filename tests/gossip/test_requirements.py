@@ -78,4 +78,4 @@ def test_what_is_missing_is_said_by_what_needs_it() -> None:
         "matcha_plan(graph)": f"This part of `jaxcomm.gossip` needs cvxpy: {install}",
         "no graph": said["no graph"],
     }
-    assert said["no graph"].startswith("Mixing is a networkx graph, a matrix [n, n]")
+    assert said["no graph"].startswith("A mixing must be a networkx graph, a matrix [n, n]")

@@ -55,7 +55,7 @@ def test_random_graphs_are_connected_and_the_same_again(make) -> None:
     assert all(require_graph(graph) == 12 for graph in graphs)
     assert nx.utils.graphs_equal(graphs[0], graphs[1])
     assert not nx.utils.graphs_equal(graphs[0], graphs[2])
-    with pytest.raises(ValueError, match="No graph in 100 draws is connected: increase"):
+    with pytest.raises(ValueError, match="None of 100 random graphs is connected: increase"):
         make(12, 0.0)
 
 
