@@ -1,4 +1,8 @@
-"""Synchronization: local steps between exchanges, and windows of a variable number of batches."""
+"""Synchronization: local steps between exchanges, and windows of a variable number of batches.
+
+In an exchange, workers combine their parameters or gradients. A window is the computation before
+one exchange, in which workers may finish different numbers of mini-batches.
+"""
 
 from jaxcomm._require import answer_uncalled
 from jaxcomm.synchronization._barriers import (

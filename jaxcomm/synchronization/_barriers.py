@@ -24,7 +24,7 @@ BarrierSchedule: TypeAlias = Callable[[jax.Array], Barrier]
 
 
 def global_barrier(workers: int, *, period: int = 1, seconds: float = 0.0) -> BarrierSchedule:
-    """All workers wait for each other at the end of every `period` steps, and otherwise not.
+    """All workers wait for each other after every `period` steps, and at no other time.
 
     This is the barrier of synchronous SGD, or of local SGD.
 

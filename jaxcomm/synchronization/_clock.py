@@ -53,12 +53,12 @@ def windows(
 
     Args:
       straggler: The model of mini-batch times.
-      trigger: Ends a window.
+      trigger: The rule that ends a window.
       workers: The number of workers.
       minibatches: M, the largest number of mini-batches per worker and window.
       communication_seconds: :math:`c`, seconds, such as :meth:`jaxcomm.wire.Account.seconds` of a
         step; or a function of the number of closed windows, int32[], if the seconds vary.
-      in_flight: As for :func:`close_window`. With `"abort"`, `starved` of the clock counts the
+      in_flight: As for :func:`close_window`. With `"abort"`, the clock's field `starved` counts the
         windows in which a worker finished nothing.
       seed: Seed of the times.
 
@@ -68,9 +68,9 @@ def windows(
       of one rounding.
 
     Raises:
-      ValueError: If the deadline is shorter than any mini-batch; a number is out of range; the
-        straggler or the trigger needs another number of workers; or, if times are not random, a
-        worker would never finish a mini-batch with `"abort"`.
+      ValueError: If the deadline is shorter than any mini-batch, a number is out of range, or the
+        straggler or the trigger is for another number of workers. With `"abort"`, also if a worker
+        would never finish a mini-batch; this is checked only if times are not random.
 
     Example:
       >>> from jaxcomm.synchronization import deterministic, fastest_worker, windows

@@ -21,9 +21,10 @@ def diloco(
     .. math:: x_i \gets x_i + \mathrm{inner}(g_i), \qquad\text{and at every } H \text{-th step}\quad
               a \gets a + \mathrm{outer}\Big(\frac{1}{n} \sum_i (a - x_i)\Big), \quad x_i \gets a
 
-    The state of `inner` differs by worker; that of `outer` is common. Steps between exchanges send
-    nothing. An exchange sends the messages of `aggregator`. Non-finite steps are skipped, and
-    16-bit parameters are averaged, as in :func:`local_sgd`.
+    Here :math:`a` is the parameters after the last exchange. The state of `inner` differs by
+    worker; that of `outer` is equal on all workers. Steps between exchanges send nothing. An
+    exchange sends the messages of `aggregator`. Non-finite steps are skipped, and 16-bit parameters
+    are averaged, as in :func:`local_sgd`.
 
     Args:
       inner: Any optax optimizer, such as `optax.adamw`.

@@ -17,16 +17,17 @@ def growing_batch(
 ) -> Callable[[jax.Array], jax.Array]:
     r"""A growing number of mini-batches per worker between exchanges.
 
-    .. math:: m_t = \min(\lfloor m_0 \rho^{t} \rfloor, M), \qquad t \bmod R
+    .. math:: m_t = \min(\lfloor m_0\, \rho^{\,t \bmod R} \rfloor, M)
 
-    Use it as the `finished` of :func:`window_gradients`, equal on all workers. Exchanges become
-    rarer as training approaches an optimum, where noise dominates.
+    Here :math:`t` is the number of exchanges so far. Pass the result as `finished` to
+    :func:`window_gradients`, equal on all workers. Exchanges become rarer as training approaches an
+    optimum, where noise dominates.
 
     Args:
       initial: :math:`m_0`, the number before the first exchange, at least 1.
       growth: :math:`\rho`, above 1.
-      maximum: :math:`M`, the number of mini-batches that are passed to :func:`window_gradients`.
-      restart_period: :math:`R`, the number of exchanges after which the batch is small again.
+      maximum: :math:`M`, the number of mini-batches in the batch of :func:`window_gradients`.
+      restart_period: :math:`R`, the number of exchanges after which :math:`m_0` is used again.
         Default: never.
 
     Returns:

@@ -23,19 +23,20 @@ def local_sgd(
               a \gets a + \frac{1}{n} \sum_i (x_i - a), \quad x_i \gets a
 
     Here :math:`a` is the parameters after the last exchange, and `aggregator` averages the
-    displacements of workers from it. Any aggregator is valid, also with compression or feedback.
-    Steps between exchanges send nothing. An exchange sends the aggregator's messages and two
-    float32. Optax adds updates, so workers are equal up to the rounding of that one addition. The
-    anchor :math:`a`, from which the next displacement is measured, is bit-for-bit equal on all
-    workers. It has float32 at least. Parameters of 16 bits are rounded anchors, so changes smaller
-    than a rounding unit accumulate over exchanges.
+    displacements of workers from it. Any aggregator is valid, including one with compression or
+    feedback. Steps between exchanges send nothing. An exchange sends the aggregator's messages and
+    two float32. Optax adds the update to the parameters, so workers are equal up to the rounding of
+    this addition. The anchor :math:`a`, from which the next displacement is measured, is
+    bit-for-bit equal on all workers. It is stored in float32 or wider. After an exchange, 16-bit
+    parameters are the anchor rounded to 16 bits. Changes smaller than a rounding unit therefore
+    accumulate in the anchor over exchanges.
 
     A worker skips its own non-finite steps, for example after a NaN batch. Its other steps count in
     the mean, and it receives the mean like all workers. At each exchange, the state's field
     `diagnostics` counts these steps as `skipped_steps`. If the mean of an exchange is not finite,
     for example because a codec exceeds its capacity, the exchange counts as `skipped_exchanges`.
-    Workers then keep their displacements and continue locally to the next exchange. Parameters
-    that are not finite at the start stay so, since optax adds updates.
+    Workers then keep their displacements and continue locally to the next exchange. Parameters that
+    are not finite at the start stay non-finite, since optax adds updates to them.
 
     Args:
       period: H, an int of at least 1, or a schedule: a function of the number of steps so far,
@@ -45,13 +46,13 @@ def local_sgd(
 
     Returns:
       A transformation to place *after* the optimizer, for parameters that differ by worker
-      (:func:`jaxcomm.replicate`). Wrap an optimizer that keeps state in
-      :func:`jaxcomm.per_worker`; its state then differs by worker. Pass `update(..., weight=w)` at
-      every step or at no step. The mean is then weighted by the sum of a worker's weights since
-      the last exchange, and a step of weight 0 is skipped. Use it for counts of windows.
-      `update(..., present=mask)` removes workers from an exchange. The mask has one bool per worker
-      and is equal on all workers. Absent workers add nothing, continue locally, and join the next
-      exchange with their current parameters.
+      (:func:`jaxcomm.replicate`). Wrap an optimizer that keeps state in :func:`jaxcomm.per_worker`;
+      its state then differs by worker. Pass `update(..., weight=w)` at every step or at no step.
+      The mean is then weighted by the sum of a worker's weights since the last exchange, and a step
+      of weight 0 is skipped. Use `weight` for the mini-batch counts of windows. `update(...,
+      present=mask)` removes workers from an exchange. The mask has one bool per worker and is equal
+      on all workers. Absent workers add nothing, continue locally, and join the next exchange with
+      their current parameters.
 
     Raises:
       ValueError: If `period` is not a positive int or schedule. In `update`, if the parameters do

@@ -66,7 +66,7 @@ def microbatch_gradients(
     .. math:: \Big(\sum_{j \le m_i} \nabla f(x; B_{ij}),\; m_i,\; \sum_{j \le m_i} f(x; B_{ij})\Big)
 
     :math:`m_i` may differ by worker. The loop runs :math:`m_i` times on each worker, and sends
-    nothing. (`jax.vmap` runs it on all workers as often as the fastest one needs.)
+    nothing. Under `jax.vmap`, the loop runs :math:`\max_i m_i` times for every worker.
 
     Args:
       loss_fn: `(params, batch) -> loss`, the mean over a mini-batch; with `has_aux=True`, `(loss,
@@ -158,9 +158,9 @@ def window_gradients(
     r"""The `gradients=` of :func:`jaxcomm.make_step` for windows of mini-batches.
 
     Computes the mean :math:`\bar g_i` over a worker's :math:`m_i` finished mini-batches, and a
-    weight. There are two forms. Either all *mini-batches* count equally (weight :math:`m_i`), so
-    faster workers weigh more. Or all *workers* that have finished any count equally (weight 1). An
-    aggregator computes
+    weight. There are two forms. With `average_over="minibatches"`, all mini-batches count equally:
+    the weight is :math:`m_i`, so faster workers weigh more. With `average_over="workers"`, all
+    workers that have finished any mini-batch count equally: the weight is 1. An aggregator computes
 
     .. math:: \frac{\sum_i m_i \bar g_i}{\sum_i m_i} = \frac{\sum_i \sum_{j \le m_i} g_{ij}}{\sum_i
               m_i} \qquad\text{or}\qquad \frac{\sum_{i: m_i > 0} \bar g_i}{\sum_{i: m_i > 0} 1},
@@ -172,7 +172,7 @@ def window_gradients(
               \Delta_i = -\gamma\, \bar g_i .
 
     If a worker has finished nothing, its mean and its weight are 0, and it only mixes. If no worker
-    has finished a mini-batch, the loss is a mean over nothing and is NaN.
+    has finished a mini-batch, the mean loss is NaN.
 
     Args:
       loss_fn: As for :func:`microbatch_gradients`.
@@ -181,7 +181,7 @@ def window_gradients(
         part holds the parameters [1, ...] of :func:`stale_params`; it is required for counts from
         windows with `in_flight="finish_late"`.
       key: As for :func:`microbatch_gradients`; `step(..., key=key)` passes each worker its own key.
-      average_over: What counts equally, `"minibatches"` or `"workers"`. Set this and the following
+      average_over: Whether `"minibatches"` or `"workers"` count equally. Set this and the following
         arguments with `functools.partial(window_gradients, average_over="workers")`.
       has_aux: Whether `loss_fn` returns `(loss, aux)`. Also pass `has_aux=True` to `make_step`.
         Means of aux have the same weights as the loss.

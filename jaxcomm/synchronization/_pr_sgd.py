@@ -50,13 +50,13 @@ def pr_sgd(
               \qquad\text{and at every } H \text{-th step}\quad
               x_i \gets \frac{1}{n} \sum_j x_j, \quad u_i \gets \frac{1}{n} \sum_j u_j
 
-    Exchange steps send a float32 all-reduce of the parameters, of the floats of the optimizer's
-    state and of three numbers. Other steps send nothing. For the parameters, workers send their
-    displacements. Non-finite steps are skipped, and 16-bit parameters are averaged, as in
+    Exchange steps send an all-reduce in float32 of the parameters, the floating-point arrays of the
+    optimizer's state, and three numbers. Other steps send nothing. For the parameters, workers send
+    their displacements. Non-finite steps are skipped, and 16-bit parameters are averaged, as in
     :func:`local_sgd`.
 
     Args:
-      optimizer: Any optax optimizer. All floats of its state are averaged.
+      optimizer: Any optax optimizer. All floating-point arrays of its state are averaged.
       period: H, an int of at least 1, or a schedule: a function of the number of steps so far,
         int32[].
       axis_name: The mesh axis, or axes, that index the workers.

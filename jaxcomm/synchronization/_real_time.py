@@ -46,7 +46,7 @@ class _Pace:
 
 
 class WindowResult(NamedTuple):
-    """The result of a window: that of `step`, and the counts of this process's workers."""
+    """The result of `step` after a window, and the mini-batch counts of this process's workers."""
 
     params: PyTree
     opt_state: PyTree
@@ -60,15 +60,17 @@ class RealTimeWindow:
 
     .. math:: m_i = \max\{j \le M : c_{ij} \le \tau\}
 
-    From the end of the last exchange, a worker starts mini-batches at the same parameters. It stops
-    when the median of recent times predicts that the next one would miss the deadline. It then
-    passes its sums to `step`. No work is discarded or late. A mini-batch that takes longer than
-    predicted counts, and the other workers wait for it. A worker for which none fits tries one from
-    time to time. Unused items of an iterator stay there for the next window, so no example is lost
-    or repeated.
+    Here :math:`c_{ij}` is the time at which worker i finishes its mini-batch j, :math:`\tau` is the
+    deadline, and times start at the end of the last exchange. A worker evaluates all mini-batches
+    of a window at the same parameters. It stops when the median of its recent mini-batch times
+    predicts that the next mini-batch would miss the deadline. It then passes its sums to `step`. No
+    gradient is discarded or late. A mini-batch that takes longer than predicted still counts, and
+    the other workers wait for it. If no mini-batch of a worker fits into a window, the worker tries
+    one from time to time. Unused items of an iterator stay there for the next window, so no example
+    is lost or repeated.
 
-    The host decides, and no collective runs before the window ends. Time between two calls counts;
-    see :meth:`restart`. `step` determines the bytes.
+    The host decides, and no collective runs before the window ends. The time between two calls
+    counts toward the deadline; see :meth:`restart`. `step` determines the bytes that are sent.
 
     Args:
       loss_fn: `(params, batch) -> loss`, the mean over a mini-batch.
@@ -110,8 +112,8 @@ class RealTimeWindow:
     References:
       He, Dube, `Accelerating Parallel Stochastic Gradient Descent via Non-blocking Mini-batches
       <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not available. Two parts are
-      ours: a deadline instead of the first worker's signal, and no start of a mini-batch that would
-      not fit.
+      ours: a deadline replaces the first worker's signal, and a worker does not start a mini-batch
+        that is predicted to miss it.
     """
 
     def __init__(
@@ -222,15 +224,15 @@ class RealTimeWindow:
         return WindowResult(params, opt_state, report, finished)
 
     def restart(self) -> None:
-        """Starts the next window now; otherwise it started at the end of the last exchange.
+        """Starts the next window now instead of at the end of the last exchange.
 
-        Call it on all workers after other work between two windows, such as an evaluation.
+        Call it on all workers after other work between two windows, for example an evaluation.
         """
         self._began = time.perf_counter()
 
     @property
     def minibatch_seconds(self) -> float:
-        """The median of recent mini-batch times of this process on the wall clock; 0 at first."""
+        """Median of recent mini-batch times of this process on the wall clock, or 0 at first."""
         return self._pace.seconds
 
     def _local(self, params: PyTree, device: jax.Device) -> PyTree:

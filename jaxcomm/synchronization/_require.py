@@ -13,4 +13,6 @@ def require_int(value: Any, option: str, least: int = 1) -> None:
 def require_seconds(seconds: float, option: str) -> None:
     """Raises unless `seconds` is a finite number of at least 0."""
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"`{option}` must be finite seconds of at least 0, got {seconds!r}.")
+        raise ValueError(
+            f"`{option}` must be a finite number of seconds, at least 0, got {seconds!r}."
+        )

@@ -13,7 +13,7 @@ from jaxcomm.synchronization._stragglers import Straggler
 
 
 class RunTime(NamedTuple):
-    """Expected rates of a strategy. Multiply by the mini-batch size for samples per second."""
+    """Expected or simulated run time. Multiply by the mini-batch size for samples per second."""
 
     seconds_per_update: float
     minibatches_per_second: float  # counted mini-batches of all workers together
@@ -27,8 +27,9 @@ def run_time(
     .. math:: \mathbb{E}\, T_{(k:n)} + c \text{ seconds per update}, \qquad
               \frac{k}{\mathbb{E}\, T_{(k:n)} + c} \text{ mini-batches per second}
 
-    With :math:`k = n` this is synchronous SGD. With fewer it has backup workers, whose late
-    gradients are dropped.
+    Here :math:`T_{(k:n)}` is the k-th smallest of n mini-batch times. With :math:`k = n` this is
+    synchronous SGD. With :math:`k < n`, the others are backup workers, whose late gradients are
+    dropped.
 
     Args:
       straggler: The model of mini-batch times.

@@ -28,13 +28,14 @@ def slowmo(
       slow_learning_rate: :math:`\alpha`.
       momentum: :math:`\beta` in [0, 1). With 0 and `slow_learning_rate=1`, the method is
         :func:`local_sgd`.
-      learning_rate: :math:`\gamma` of the inner optimizer. It makes `u` independent of that rate: a
-        number, or a schedule of the number of exchanges.
+      learning_rate: :math:`\gamma` of the inner optimizer. A number, or a schedule of the number of
+        exchanges. Dividing by it makes :math:`u` independent of the learning rate.
       aggregator: As for :func:`local_sgd`.
       axis_name: The mesh axis, or axes, that index the workers.
 
     Returns:
-      A transformation as returned by :func:`local_sgd`. The inner optimizer keeps its buffers.
+      A transformation as returned by :func:`local_sgd`. An exchange does not change the state of
+      the inner optimizer.
 
     Raises:
       ValueError: As :func:`local_sgd` does, or if `momentum` is out of range.

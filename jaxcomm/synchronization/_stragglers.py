@@ -91,6 +91,8 @@ def exponential(mean: float, shift: float = 0.0) -> Straggler:
               \mathbb{E}\, T_{(k:n)} = s + \frac{H_n - H_{n-k}}{\mu}, \quad
               H_n = \sum_{j \le n} \frac{1}{j}
 
+    Here :math:`T_{(k:n)}` is the k-th smallest of n independent times.
+
     Args:
       mean: :math:`1 / \mu`, seconds.
       shift: :math:`s`, the minimum seconds, at least 0.
@@ -127,6 +129,8 @@ def pareto(scale: float, shape: float) -> Straggler:
               \mathbb{E}\, T_{(k:n)} = m \frac{\Gamma(n + 1)\, \Gamma(n - k + 1 - 1/a)}
               {\Gamma(n - k + 1)\, \Gamma(n + 1 - 1/a)}
 
+    Here :math:`T_{(k:n)}` is the k-th smallest of n independent times.
+
     Args:
       scale: :math:`m`, the minimum seconds.
       shape: :math:`a`, above 1 for a finite mean.
@@ -160,10 +164,12 @@ def pareto(scale: float, shape: float) -> Straggler:
 
 
 def bernoulli_sleep(base: float, sleep: float, probability: float) -> Straggler:
-    r"""A fixed time, and an occasional sleep.
+    r"""A fixed time plus an occasional sleep.
 
     .. math:: T = b + z \cdot \mathrm{Bernoulli}(p), \qquad
               \mathbb{E}\, T_{(k:n)} = b + z\, P(\mathrm{Bin}(n, p) \ge n - k + 1)
+
+    Here :math:`T_{(k:n)}` is the k-th smallest of n independent times.
 
     Args:
       base: :math:`b`, seconds.

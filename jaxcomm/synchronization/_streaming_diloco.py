@@ -100,10 +100,10 @@ def streaming_diloco(
               t \equiv o_p + \tau \;(\mathrm{mod}\; H): \quad &
                   x_i \gets \alpha x_i + (1 - \alpha)\, a
 
-    from the H-th step on. A step sends at most one fragment. The peak load of a link therefore
-    falls by the factor P, and the average load equals that of :func:`diloco`. Results may be
-    applied :math:`\tau` steps late. The method is a pure state machine: the program waits for a
-    result in the step that sends it, unless the runtime overlaps steps.
+    Both lines hold from the H-th step on. A step sends at most one fragment. The peak load of a
+    link therefore falls by the factor P, and the average load equals that of :func:`diloco`.
+    Results may be applied :math:`\tau` steps late. The program of a step waits for the result of
+    the fragment that it sends, unless the runtime overlaps steps.
 
     Args:
       inner: Any optax optimizer, applied separately on each worker.

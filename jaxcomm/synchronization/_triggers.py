@@ -29,7 +29,7 @@ class Trigger(NamedTuple):
 
 
 def all_workers() -> Trigger:
-    """The window ends when all workers are done: the synchronous baseline.
+    """The window ends when all workers have finished all their mini-batches, as in synchronous SGD.
 
     Returns:
       A trigger, for :func:`windows`.
@@ -44,7 +44,7 @@ def all_workers() -> Trigger:
 
 
 def fastest_worker() -> Trigger:
-    """The window ends when the first worker is done.
+    """The window ends when the first worker has finished all its mini-batches.
 
     Returns:
       A trigger, for :func:`windows`.
@@ -59,7 +59,7 @@ def fastest_worker() -> Trigger:
 
 
 def k_sync(workers: int) -> Trigger:
-    """The window ends when k `workers` are done.
+    """The window ends when k workers have finished all their mini-batches.
 
     Args:
       workers: k, an int of at least 1 and at most the number of workers.
@@ -68,7 +68,7 @@ def k_sync(workers: int) -> Trigger:
       A trigger, for :func:`windows`.
 
     Raises:
-      ValueError: If `workers` is not a positive int; when used, if there are fewer workers.
+      ValueError: If `workers` is not a positive int; when used, if there are fewer than k workers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -89,7 +89,7 @@ def k_sync(workers: int) -> Trigger:
 
 
 def deadline(seconds: float) -> Trigger:
-    """The window ends after a fixed time, or earlier if all workers are done.
+    """The window ends after a fixed time, or when all workers have finished, if that is earlier.
 
     Args:
       seconds: A positive number.
@@ -113,10 +113,10 @@ def deadline(seconds: float) -> Trigger:
 
 
 def k_batch_sync(minibatches: int) -> Trigger:
-    """The window ends when workers together have finished `minibatches`, or all mini-batches.
+    """The window ends when workers together have finished k mini-batches, or all of them.
 
     Args:
-      minibatches: An int of at least 1.
+      minibatches: k, an int of at least 1.
 
     Returns:
       A trigger, for :func:`windows`.

@@ -35,7 +35,8 @@ def window_batches(
       shards: Leaves [workers, examples, ...]. All of them are held in memory, and each window draws
         the order of an epoch again. If a data set is too large for this, read :attr:`Window.first`
         in a custom data loader.
-      first: int32[workers], the number of the first mini-batch of each: :attr:`Window.first`.
+      first: int32[workers], the number of the first mini-batch of each worker:
+        :attr:`Window.first`.
       minibatches: M, the number of mini-batches per worker.
       batch_size: b, the number of examples per mini-batch; :math:`pb` must fit an int32.
 

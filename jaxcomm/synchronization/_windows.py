@@ -68,15 +68,16 @@ def close_window(
     .. math:: c_{ij} = \sum_{l \le j} t_{il}, \qquad \tau = \mathrm{trigger}(c), \qquad
               m_i = |\{j : c_{ij} \le \tau\}|
 
-    A worker's unfinished mini-batches stay in its queue in order. An epoch therefore loses or
-    repeats no mini-batch. Times that differ only by rounding count as equal: a deadline of 0.7
-    seconds allows seven mini-batches of 0.1 seconds. Nothing is sent.
+    Here :math:`t_{il}` is the time of mini-batch l of worker i, and :math:`m_i` is the number that
+    the worker finishes. A worker's unfinished mini-batches stay in its queue in order. Therefore,
+    an epoch neither loses nor repeats a mini-batch. Times that differ only by rounding count as
+    equal: a deadline of 0.7 seconds allows seven mini-batches of 0.1 seconds. Nothing is sent.
 
     Args:
       queue: The result of :func:`new_queue`, or the queue after the previous window.
       times: :math:`t_{ij}`, float32[workers, M], seconds of the mini-batches of the window. For a
-        mini-batch in flight, its remaining seconds count instead.
-      trigger: Ends the window.
+        half-finished mini-batch from the previous window, its remaining seconds count instead.
+      trigger: The rule that ends the window.
       in_flight: The treatment of a half-finished mini-batch. `"finish_late"` continues it, with the
         gradient at the parameters at which it began; see :func:`stale_params`. `"abort"` restarts
         it in the next window at the new parameters, with the new time from `times`. If every window
@@ -99,8 +100,8 @@ def close_window(
 
     References:
       He, Dube, `Accelerating Parallel Stochastic Gradient Descent via Non-blocking Mini-batches
-      <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not available: triggers other
-      than the first worker done, and `in_flight`, are a reconstruction.
+      <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not available: `in_flight` and
+      the triggers other than :func:`fastest_worker` are a reconstruction.
     """
     if in_flight not in get_args(InFlight):
         raise ValueError(f"`in_flight` must be one of {get_args(InFlight)}, got {in_flight!r}.")
