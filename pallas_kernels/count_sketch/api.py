@@ -85,21 +85,23 @@ def encode(
     .. math:: \mathbb{E} \hat x_i = x_i, \quad
               \mathbb{E} (\hat x_i - x_i)^2 \le \frac{1}{c} \sum_{j \ne i} x_j^2,
 
-    with equality for `"elements"`. Therefore K coordinates have an error of (K - 1)/c times their
-    sum of squares. The mean of independent rows divides it by the number of rows.
+    with equality for `"elements"`. Therefore, the squared errors of K coordinates add to (K - 1)/c
+    times their sum of squares. The mean over independent rows divides this error by the number of
+    rows.
 
     `hashing="tiles"` moves whole tiles of up to 32768 elements. The tile size is the largest power
-    of two that divides `columns` into eight tiles or more, but at least 1024. Each row maps the
-    2**m tiles by an affine bijection whose high bits are the slot. It adds the tiles of a slot in a
-    fixed order, each element with its own sign. Each tile is rolled by hashed amounts along its
-    planes, sublanes and lanes. Two elements of a tile never collide. Two tiles share one of n slots
-    with probability 1/n or zero (if n does not divide 2**m, at most (1 + (n / 2**m)**2 / 4)/n). The
-    relative roll of two tiles is uniform over the tile, so two elements collide with probability at
-    most 1/c. But neighbors collide together: for one draw of the seeds, errors on clustered
-    coordinates are clustered too. There is no scatter and no atomic operation. The table is bit for
-    bit the same in every run and on every backend that does not flush subnormal numbers. Memory
-    traffic of the kernels: 4 N bytes per row, and the table once. Arrays that do not fill their
-    planes of 1024 are copied for padding, and bfloat16 is copied to float32.
+    of two that divides `columns` into eight tiles or more, but at least 1024. The columns of a row
+    are divided into n slots of one tile each. Each row maps the 2**m tiles by an affine bijection,
+    whose high bits select the slot. It adds the tiles of a slot in a fixed order, each element with
+    its own sign. Each tile is rolled by hashed amounts along its planes, sublanes and lanes. Two
+    elements of a tile never collide. Two tiles share a slot with probability 1/n or zero (if n does
+    not divide 2**m, at most (1 + (n / 2**m)**2 / 4)/n). The relative roll of two tiles is uniform
+    over the tile, so two elements collide with probability at most 1/c. But neighboring elements
+    collide together: for one draw of the seeds, errors on clustered coordinates are also clustered.
+    There is no scatter and no atomic operation. The table is bit for bit the same in every run and
+    on every backend that does not flush subnormal numbers. Memory traffic of the kernels: 4 N bytes
+    per row, and the table once. Arrays that do not fill their planes of 1024 are copied for
+    padding, and bfloat16 is copied to float32.
 
     `hashing="elements"` hashes every element independently, for any number of columns, and uses
     XLA's scatter. It is slower, with about 12 N bytes per row and scattered access. Floats are
@@ -108,8 +110,8 @@ def encode(
     most n P B 2**-29 and one rounding to float32. A scatter of ones computes B, which makes
     overflow impossible. Subnormal numbers count as zero.
 
-    NaN and infinite coordinates affect the columns they are hashed to, and no others. The gradient
-    is the sum over rows of the signed entries, as in :func:`decode`.
+    NaN and infinite coordinates affect only the columns to which they are hashed. The gradient is
+    the sum over rows of the signed entries, as in :func:`decode`.
 
     Args:
       x: float32, bfloat16 or int32 of any shape, of fewer than 2**32 elements.
@@ -118,8 +120,8 @@ def encode(
       columns: c. For `"tiles"` a multiple of 1024; :func:`round_columns` returns a good one.
       mask: bool of the shape of `x`: only coordinates where it is true are added. None adds all.
       hashing: `"tiles"` or `"elements"`.
-      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the one that is
-        measured, or assumed, to be the fastest.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the fastest one, as
+        measured or assumed.
 
     Returns:
       The table, [rows, columns]: int32 for an int32 `x`, with sums modulo 2**32, else float32.

@@ -36,8 +36,9 @@ def _run(
     if hashing == "elements":
         if kernel:
             raise NotImplementedError(
-                f'`implementation`={implementation!r} has no `hashing`="elements": Mosaic GPU has '
-                'no atomic addition at indices, and a TPU no scatter. Use `hashing`="tiles".'
+                f'`implementation`={implementation!r} has no kernel for `hashing`="elements": '
+                "Mosaic GPU has no atomic addition at indices, and Mosaic TPU has no scatter. "
+                'Use `hashing`="tiles".'
             )
         return getattr(elements, function)(*arrays, **options)
     rows = arrays[0].shape[0] if function == "decode" else 1
@@ -45,7 +46,7 @@ def _run(
         if kernel:
             raise NotImplementedError(
                 f"`implementation`={implementation!r} decodes at most {MOST_ROWS_OF_KERNELS} rows, "
-                f"got {rows}: its program holds a value of each at once."
+                f"got {rows}: use fewer rows or `implementation`='reference'."
             )
         implementation = implementation or "reference"
     return _dispatch.run("count_sketch", function, implementation, size, *arrays, **options)

@@ -36,21 +36,21 @@ def encode(
               2^{-e + 1} \text{ with probability } f, \text{ else } 2^{-e}
 
     A random number, a hash of the seeds and of :math:`j`, is added to the mantissa and carries into
-    the exponent. Every backend returns the same integers. NaN and subnormal numbers give 0. So do
-    numbers so small relative to the scale that an intermediate result is subnormal
-    (:math:`2^{-122}` at the most). Infinities give the largest code.
+    the exponent. Every backend returns the same integers. NaN and subnormal numbers give 0. Numbers
+    also give 0 if they are so small relative to the scale that an intermediate result is subnormal
+    (:math:`2^{-122}` at most). Infinities give the largest code.
 
     Memory traffic: the op reads `x` once and writes the codes once. A kernel reads and writes `x`
-    once more to fill blocks if its size is no multiple of 128 (TPU) or 1024 (GPU).
+    once more to fill blocks if its size is not a multiple of 128 (TPU) or 1024 (GPU).
 
     Args:
       x: float32 or bfloat16 of any shape, of fewer than 2**32 elements.
       scale: float32[], :math:`\|x\|`, at least the largest magnitude in `x`; 0 gives zeros.
       seeds: uint32[2].
-      headroom: :math:`h`, 1 to 62. Codes can be added in a tree of up to :math:`h - 1` levels: the
+      headroom: :math:`h`, 1 to 62. Codes can be added in a tree of up to :math:`h - 1` levels. The
         sum over n workers needs :math:`h = 1 + \lceil \log_2 n \rceil`.
-      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the one that is
-        measured, or assumed, to be the fastest.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the fastest one, as
+        measured or assumed.
 
     Returns:
       uint8 of the shape of `x`: the sign in bit 7, the exponent :math:`e` below it; 0 for zero.
@@ -169,8 +169,8 @@ def add(
       implementation: As for :func:`encode`.
 
     Returns:
-      uint8 codes of the same shape. A sum of :math:`2^0` has no code and stays :math:`2^{-1}`; a
-      sufficient headroom in :func:`encode` prevents this case.
+      uint8 codes of the same shape. A sum of :math:`2^0` has no code and becomes :math:`2^{-1}`; a
+      sufficient `headroom` in :func:`encode` prevents this case.
 
     Raises:
       ValueError: If an argument is of a wrong shape or dtype.
@@ -189,6 +189,8 @@ def add(
     """
     _require_codes("a", a)
     _require_codes("b", b)
-    require(a.shape == b.shape, f"`a` and `b` must have one shape, got {a.shape} and {b.shape}.")
+    require(
+        a.shape == b.shape, f"`a` and `b` must have the same shape, got {a.shape} and {b.shape}."
+    )
     require_seeds(seeds)
     return _dispatch.run("exponential", "add", implementation, a.size, a, b, seeds)

@@ -58,20 +58,20 @@ def pack(
 
     .. math:: w_i = \sum_{f < l} 2^{b f} x_{f w + i}, \qquad l = \lfloor 32 / b \rfloor
 
-    for :math:`w` words; fields after the last number are 0. Words of several workers can be added.
-    No field carries into the next one as long as the sums are below :math:`2^b`;
-    :func:`bits_for_sum` returns a sufficient width.
+    for :math:`w` words of :math:`l` fields; fields after the last number are 0. Words of several
+    workers can be added. No field carries into the next one as long as the sums are below
+    :math:`2^b`; :func:`bits_for_sum` returns a sufficient width.
 
     Memory traffic: the op reads the numbers once and writes the words once. A kernel reads and
-    writes the numbers once more to fill blocks if the number of words is no multiple of 128 (TPU)
-    or 512 (GPU), and copies bool to uint8. On a GPU, XLA fuses the reference into one pass.
+    writes the numbers once more to fill blocks if the number of words is not a multiple of 128
+    (TPU) or 512 (GPU), and copies bool to uint8. On a GPU, XLA fuses the reference into one pass.
 
     Args:
       numbers: bool, uint8 or uint32 of any shape, of fewer than 2**32 elements, each below
         `2**bits`, which is not checked.
       bits: :math:`b`, 1 to 16 or 32. Widths that do not divide 32 leave bits of each word unused.
-      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the one that is
-        measured, or assumed, to be the fastest.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the fastest one, as
+        measured or assumed.
 
     Returns:
       uint32[ceil(size / l)].

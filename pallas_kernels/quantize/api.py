@@ -69,10 +69,10 @@ def quantize(
     .. math:: c_j = \lfloor s x_j / \|x\| + u_j \rfloor, \quad u_j \sim \mathcal{U}[0, 1),
               \quad |c_j| \le s
 
-    in fixed point. :math:`s x_j / \|x\|` is truncated to :math:`f = \min(24, 31 - \lceil \log_2(s +
-    1) \rceil)` binary digits. This is the only bias: less than :math:`2^{-f}` of a level towards
-    zero. :math:`u_j` is a hash of the seeds and of :math:`j`. Every backend returns the same
-    integers. NaN and subnormal numbers give 0; infinities give :math:`\pm s`.
+    The computation is in fixed point: :math:`s x_j / \|x\|` is truncated to :math:`f = \min(24, 31
+    - \lceil \log_2(s + 1) \rceil)` binary digits. This is the only bias: less than :math:`2^{-f}`
+    of a level towards zero. :math:`u_j` is a hash of the seeds and of :math:`j`. Every backend
+    returns the same integers. NaN and subnormal numbers give 0; infinities give :math:`\pm s`.
 
     Args:
       x: float32 or bfloat16 of any shape, of fewer than 2**32 elements.
@@ -80,15 +80,15 @@ def quantize(
       seeds: uint32[2].
       levels: :math:`s`, a Python int.
       bits: Width of a field, 2 to 16 or 32. A word of 32 bits holds as many fields as fit.
-      residual: Whether to also return the residual of `x`, computed in the same pass.
-      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the one that is
-        measured, or assumed, to be the fastest.
+      residual: Whether to also return the rounding error of `x`, computed in the same pass.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the fastest one, as
+        measured or assumed.
 
     Returns:
-      The codes: int8 of the shape of `x` for 8 bits, int32 for 32, else uint32[words] of codes
-      plus `levels`, planar (see `pack`). You can add the words of several workers as long as the
-      sums fit. With `residual`, also :math:`x_j - c_j \|x\| / s` in the dtype of `x`; its last
-      bit may differ between backends.
+      The codes: int8 of the shape of `x` for 8 bits, int32 for 32, else uint32[words] of codes plus
+      `levels`, in the layout of :func:`pallas_kernels.pack.pack`. You can add the words of several
+      workers as long as the sums fit. With `residual`, also :math:`x_j - c_j \|x\| / s` in the
+      dtype of `x`; its last bit may differ between backends.
 
     Raises:
       ValueError: If an argument is out of range or of a wrong shape or dtype.

@@ -34,7 +34,8 @@ def _tiling(width: int) -> tuple[int, int, int]:
 def _require_size(size: int) -> None:
     if size >= 2**31:
         raise NotImplementedError(
-            f"The GPU kernel counts elements in int32, which {size} exceed: split the leaf."
+            f"The GPU kernel indexes elements in int32, so {size} elements are too many: split the "
+            "leaf."
         )
 
 
