@@ -26,8 +26,8 @@ Starts several processes of a program on this machine, joined by jax.distributed
 interface. When one process fails, and on Ctrl+C or SIGTERM, it stops all of them. The exit code is
 that of the first process that failed.
 
-The command after `--` is the arguments of Python: a script, or -m and a module, with their
-arguments. A script joins the other processes with `jaxcomm.launch.initialize()`.
+The words after `--` are passed to Python: a script, or -m and a module, then their arguments. The
+script joins the other processes with `jaxcomm.launch.initialize()`.
 """
 
 
@@ -107,7 +107,7 @@ def parse(arguments: Sequence[str], program: str) -> LaunchOptions:
         "--devices-per-process",
         type=_count,
         default=1,
-        help="simulated CPU devices, or else GPUs, of each process (default: 1)",
+        help="GPUs, or simulated CPU devices, of each process (default: 1)",
     )
     add("--port", type=_port, default=0, help="port of the coordinator (default: any free port)")
     add(
@@ -120,7 +120,7 @@ def parse(arguments: Sequence[str], program: str) -> LaunchOptions:
         "--start-timeout",
         type=_seconds,
         default=120.0,
-        help="seconds within which all processes must start (default: 120)",
+        help="seconds in which all processes must start (default: 120)",
     )
     words = list(arguments)
     end = words.index("--") if "--" in words else len(words)

@@ -103,8 +103,8 @@ def start_seconds(environment: Mapping[str, str], timeout: float | None) -> floa
         name, text = START_TIMEOUT, environment.get(START_TIMEOUT, str(DEFAULT_SECONDS))
     if (seconds := seconds_of(text)) is None:
         raise LaunchError(
-            f"{name} must be seconds above 0 and at most {MOST_SECONDS:.0f}, a week, got "
-            f"{shown(text)}."
+            f"{name} must be a number of seconds above 0 and at most {MOST_SECONDS:.0f}, a week, "
+            f"got {shown(text)}."
         )
     return seconds
 

@@ -5,7 +5,7 @@ LOST_PROCESS = 3
 
 
 class LaunchError(Exception):
-    """A wrong or missing option, variable or process; the message is one line."""
+    """An option, environment variable or process is wrong or missing. The message is one line."""
 
     code = WRONG_INPUT
 

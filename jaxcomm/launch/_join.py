@@ -67,9 +67,9 @@ def initialize(timeout: float | None = None, *, only_main_process_prints: bool =
 
     Call this before other code uses a device. `python -m jaxcomm.launch` or the variables
     JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID define the cluster. Without them,
-    JAX detects Slurm, Open MPI, Kubernetes and TPU pods. Before JAX connects the processes, process
-    0 checks in a roll call that all are present. Its messages are signed with JAXCOMM_TOKEN, if
-    that is set.
+    JAX detects Slurm, Open MPI, Kubernetes and TPU pods. Before JAX connects the processes, they
+    report to process 0, which checks that all are present. These messages are signed with
+    JAXCOMM_TOKEN, if that is set.
 
     From then on, an uncaught exception ends this process at once, whereas JAX would wait for the
     other processes. The exit code is 1, or 3 for an error of JAX's runtime, which usually means
@@ -82,7 +82,7 @@ def initialize(timeout: float | None = None, *, only_main_process_prints: bool =
         process 0 from now on.
 
     Raises:
-      LaunchError: If processes are missing, or there is no such cluster.
+      LaunchError: If processes are missing, or no cluster is defined or detected.
 
     Example:
       >>> import os
@@ -159,7 +159,7 @@ def is_main_process() -> bool:
 
 @contextlib.contextmanager
 def reraise_lost_process() -> Iterator[None]:
-    """Reports a collective that failed because another process ended as a one-line error.
+    """Context manager: raises a one-line error if a collective fails since another process ended.
 
     Raises:
       LostProcessError: If the block raises an error of JAX's runtime in a cluster.

@@ -37,11 +37,11 @@ def check_aggregator(
     nonfinite: Nonfinite = "all",
     draws: int = 2000,
 ) -> None:
-    r"""Checks that a transformation which averages over workers satisfies the aggregator laws.
+    r"""Checks that a transformation that averages over workers satisfies the aggregator laws.
 
     Workers are simulated with `jax.vmap`. If there are enough devices, they also run in
     `jax.shard_map` with `check_vma=True`. The check itself sends nothing; only `tx` does. The laws,
-    by the names with which messages begin:
+    with the names that error messages use:
 
     - `update types`, `state types`: updates and state keep structure, shapes and dtypes.
     - `replicas`: results are equal on all workers, bit for bit.
@@ -51,15 +51,15 @@ def check_aggregator(
     - `zeros`: the first update of zeros is zero.
     - `equal weights`, with `weighted`: equal weights give the same result as no weights.
     - `resolution`, if set: the error of each coordinate is within this bound.
-    - `unbiased`, if set: the average of draws is the mean. A correct method fails in one run of a
-      million.
+    - `unbiased`, if set: the average over draws is the mean over workers. A correct method fails in
+      one run of a million.
 
     Args:
       tx: The aggregator, without an optimizer.
       workers: The number of workers.
       axis_name: The mesh axis over which `tx` averages.
-      params: A tree like one worker's update, of arrays or `jax.ShapeDtypeStruct`. Default: leaves
-        of 10 and 1 coordinates in float32, and of 3 in bfloat16.
+      params: A pytree of arrays or `jax.ShapeDtypeStruct` with the shapes and dtypes of one
+        worker's update. Default: leaves of 10 and 1 coordinates in float32, and of 3 in bfloat16.
       resolution: The largest error of a coordinate, relative to the largest magnitude on any
         worker; 0 for a mean that is exact up to floating-point rounding. Default: not tested.
       unbiased: Whether the expectation of the result is the mean.

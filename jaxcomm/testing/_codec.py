@@ -23,8 +23,9 @@ def check_codec(
 ) -> None:
     r"""Checks that a codec satisfies the laws of :class:`jaxcomm.Codec` and its own claims.
 
-    Workers are simulated with `jax.vmap` on one device. Nothing is sent. The laws, by the names
-    with which messages begin:
+    Workers are simulated with `jax.vmap` on one device. Nothing is sent. A *unit* is the array that
+    the codec encodes. *Coins* are the random keys in its context: the public coin is equal on all
+    workers, the private coin is not. The laws, with the names that error messages use:
 
     - `payload`, `statistics`, `decoded`, `memory types`: the payload is a pytree of arrays,
       statistics have the structure of `reduce_statistics`, `decode` returns float32 of the unit's
@@ -34,15 +35,17 @@ def check_codec(
     - `entries`, for a :class:`jaxcomm.SparseDecode`: each coordinate occurs at most once.
     - `layout`, if it is `"shared_statistics"`: statistics of parts combine to those of the whole,
       and with these statistics coordinates are encoded independently.
-    - `encode leaves shared memory`, `finalize is equal on all workers`.
+    - `encode leaves shared memory`: `encode` does not change `memory.shared`.
+    - `finalize is equal on all workers`: the update and `memory.shared` that `finalize` returns are
+      the same on all workers.
     - `sums`, with `combine="sum"`: the sum of payloads, added in their own dtypes, decodes to the
       mean of the decoded payloads, even if all workers have the extreme value.
     - `unbiased`, `variance`, `contraction`: claims hold on various inputs (normal, heavy-tailed,
       sparse, one-hot, constant, zero, tiny, huge). Each is tested so that a correct codec fails in
       one run of a million.
 
-    If a codec has a form that drops overflow (`codec.drop_overflow`), NaN from the other form is
-    not a violation.
+    If a codec has a variant that drops overflow (`codec.drop_overflow`), NaN from the other variant
+    is not a violation.
 
     Args:
       codec: The codec.

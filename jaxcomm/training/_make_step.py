@@ -48,9 +48,9 @@ def make_step(
               \qquad x' = x + \Delta
 
     `tx` determines what workers send; `metrics="mean"` adds one float32 per metric. See
-    :func:`jaxcomm.wire.account`. The mesh axes that are not in `axis_name` are the devices of one
-    worker. The worker's rows are split over these devices, and its gradient is the exact mean of
-    their gradients in float32.
+    :func:`jaxcomm.wire.account`. Mesh axes that are not in `axis_name` index the devices of one
+    worker. The worker's rows of the batch are split over these devices, and its gradient is the
+    exact mean over them in float32.
 
     Args:
       loss_fn: `(params, batch) -> loss`, the mean over its batch; with `has_aux=True`,
@@ -58,7 +58,7 @@ def make_step(
         the step is called with a key.
       tx: An optax transformation with an aggregator before the optimizer, or gossip after it.
       mesh: The devices; its axes may be Auto or Explicit.
-      axis_name: The mesh axis, or axes, of the workers.
+      axis_name: The mesh axis, or axes, that index the workers.
       has_aux: Whether `loss_fn` returns a pair.
       gradients: A replacement of :func:`jaxcomm.local_value_and_grad`: `(loss_fn, params, batch) ->
         (value, gradient)` or `(value, gradient, weight)` of this worker; with a key as the last
@@ -66,24 +66,25 @@ def make_step(
         by it.
       metrics: `"mean"` for means over workers in every step; `"own"` for each worker's own values,
         which sends nothing; or a period k for means in every k-th step and NaN in the other steps,
-        which send none. The first counter in the state of `tx` counts the steps: that of an
-        aggregator with a codec, gossip, local steps, Adam or a schedule.
-      donate: Whether to donate the buffers of params and state to the new ones. Then the arrays
-        passed in must not be used again.
+        which send no metrics. With a period, the step reads the number of steps so far from the
+        first step counter in the state of `tx`. Aggregators with a codec, gossip, methods with
+        local steps, Adam and schedules have such a counter.
+      donate: Whether to donate the buffers of params and state to the new ones. If so, do not use
+        the old arrays again.
 
     Returns:
       `step(params, opt_state, batch, *, key=None, **extra_args) -> (params, opt_state, metrics)`.
 
-      - Params are equal on all workers and whole on each of their devices, or are `PerWorker`
-        parameters of :func:`jaxcomm.replicate`, for which `loss_fn` and `tx` receive the worker's
-        own parameters.
+      - Params are equal on all workers and replicated on each of their devices, or are `PerWorker`
+        parameters from :func:`jaxcomm.replicate`. For these, `loss_fn` and `tx` receive the
+        worker's own parameters.
       - Extra arguments are equal on all workers and are passed to `tx.update`.
       - Batch leaves are `[global_batch, ...]`. On a mesh of several processes, they are arrays over
         all processes, for instance from `jax.make_array_from_process_local_data`.
-      - Each device folds its index into its key.
+      - Each device folds its index into the key.
       - `metrics["loss"]` and aux are float32[...] over all workers, or [workers, ...] per worker.
-        If gradients are weighted, so are the means, and `metrics["weight"]` is the sum of the
-        weights. The diagnostics of an aggregator with `diagnostics=True` are added as
+        If gradients are weighted, the means have the same weights, and `metrics["weight"]` is their
+        sum. The diagnostics of an aggregator with `diagnostics=True` are added as
         `metrics["diagnostics/compression_error"]` and so on (`"diagnostics/<path in the
         state>/..."` if there are several such aggregators).
 
@@ -95,7 +96,7 @@ def make_step(
         devices or, on a mesh of several processes, belongs to one process only; if aux is not a
         dict of means; if updates or state would differ by worker; if the state belongs to another
         `tx` or number of workers; if parameters are sharded over devices or were already donated;
-        or if nothing in `tx` uses an extra argument.
+        or if no transformation in `tx` uses an extra argument.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm

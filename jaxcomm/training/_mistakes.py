@@ -38,7 +38,7 @@ def require_divisible(batch: PyTree, devices: int) -> None:
             )
         rows = jnp.shape(leaf)[0]
         if rows == 0:
-            raise ValueError(f"`{where}` holds no examples, so the loss has no mean.")
+            raise ValueError(f"`{where}` holds no examples: the global batch must not be empty.")
         if rows % devices:
             raise ValueError(
                 f"`{where}` has a global batch of {rows}, which is not divisible by {devices} "

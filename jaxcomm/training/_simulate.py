@@ -42,23 +42,24 @@ def simulate(
 ) -> Step:
     """Makes the step of :func:`jaxcomm.make_step`, with all workers simulated on one device.
 
-    The same transformations run under `jax.vmap`, with the same random draws. If gradients are
-    equal, results with integer sums are equal bit for bit; others are equal up to rounding. Nothing
-    is sent; :func:`jaxcomm.wire.account` reports what this number of workers would send.
+    The same transformations run under `jax.vmap`, with the same random draws as on a mesh. For
+    equal gradients, methods that add integers give bit-for-bit equal results in both; other methods
+    give equal results up to rounding. Nothing is sent; :func:`jaxcomm.wire.account` reports what
+    this number of workers would send.
 
     Args:
       loss_fn: As for :func:`jaxcomm.make_step`.
       tx: As for :func:`jaxcomm.make_step`.
       workers: The number of workers, or the sizes of several axes by name, outermost first.
       axis_name: The axis of the workers; with a dict of sizes, the axis or axes over which `tx`
-        averages. The other axes are the devices of one worker.
+        averages. The other axes index the devices of one worker.
       has_aux: Whether `loss_fn` returns a pair.
       gradients: As for :func:`jaxcomm.make_step`.
       metrics: As for :func:`jaxcomm.make_step`.
       donate: Whether to donate the buffers of params and state to the new ones.
 
     Returns:
-      A step with the signature of that of :func:`jaxcomm.make_step`. Its state comes from
+      A step with the same signature as from :func:`jaxcomm.make_step`. Its state comes from
       `jaxcomm.init(tx, params, workers)` and has the same shapes as on a mesh.
 
     Raises:

@@ -57,7 +57,7 @@ def worker_step(
       loss_fn: As for `jaxcomm.make_step`, like all arguments except `inner`.
       tx: ...
       axis_name: ...
-      inner: The other axes, which number the devices of one worker.
+      inner: The other axes, which index the devices of one worker.
       has_aux: ...
       gradients: ...
       metrics: ...
@@ -93,8 +93,8 @@ def worker_step(
         is_per_worker = isinstance(worker_params, PerWorker)
         if is_per_worker and [*worker_params.per_worker] != [_axis.label(axis_name)]:
             raise ValueError(
-                f"The parameters differ over {[*worker_params.per_worker]}, but `axis_name` is "
-                f"{axis_name!r}."
+                f"The parameters differ over the axes {[*worker_params.per_worker]}, but "
+                f"`axis_name` is {axis_name!r}."
             )
         params = own_params(worker_params)
         own_key = [] if key is None else [jax.random.fold_in(key, _axis.index(all_axes))]

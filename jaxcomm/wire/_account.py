@@ -31,7 +31,7 @@ class Account:
 
     @property
     def unbounded(self) -> bool:
-        """Whether a loop of unknown length sends; totals count one iteration, a lower bound."""
+        """Whether a loop of unknown length sends; totals then count one iteration only."""
         return any(collective.unbounded for collective in self.collectives)
 
     @property
@@ -101,7 +101,9 @@ class Account:
         if not latency >= 0:
             raise ValueError(f"`latency` must not be negative, got {latency}.")
         if self.unbounded:
-            raise ValueError("A loop of unknown length sends, so the time has no bound.")
+            raise ValueError(
+                "A loop of unknown length sends in each iteration, so the time is unknown."
+            )
 
         def cost(collectives: list[Collective]) -> float:
             return messages_of(collectives) * latency + bytes_of(collectives) / bytes_per_second
@@ -139,7 +141,7 @@ class Account:
 
 
 def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
-    r"""Counts what `fn(*args, **kwargs)` sends, from the program that JAX traces for it.
+    r"""Counts the bytes that `fn(*args, **kwargs)` sends, from its traced JAX program.
 
     Bytes are those that one worker sends in ring schedules, with :math:`n` workers and an operand
     of :math:`B` bytes:

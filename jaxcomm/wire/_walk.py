@@ -172,8 +172,8 @@ def _walk(
             signature = object()
         if params.get("name") == SIMULATED:
             raise ValueError(
-                "The program holds a step of `jaxcomm.simulate`, which sends nothing. Account for "
-                "the step itself: `jaxcomm.wire.account(step, params, opt_state, batch)`."
+                "The program contains a step of `jaxcomm.simulate`, which sends nothing. Account "
+                "for the step itself: `jaxcomm.wire.account(step, params, opt_state, batch)`."
             )
         kind, axes = _COLLECTIVES.get(name), _axes_of(params)
         inner = inlined(eqn)

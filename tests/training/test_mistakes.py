@@ -113,7 +113,7 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
     ),
     "no rows": (
         lambda here: here.step(qsgd())(start(), here.init(qsgd()), X[:0]),
-        "`batch` holds no examples",
+        "`batch` holds no examples: the global batch must not be empty",
     ),
     "donated twice": (again, r"params\['w'\] was donated to an earlier step.*`donate=False`"),
     "one value an example": (
