@@ -182,10 +182,11 @@ def decode(
               \operatorname{median}_r
 
     The mean is unbiased, with 1/rows of the variance of one row. The median ignores a minority of
-    rows in which a large coordinate collides. For an odd number of rows it is unbiased if errors
-    are symmetric, as they are under random signs. For an even number it is the midpoint of the
-    middle two, which keeps the symmetry: for two rows it is the mean. (The lower of two rows would
-    be off by about -0.8 standard deviations.) One NaN among the entries makes the median NaN.
+    rows in which a large coordinate collides. For an odd number of rows, the median is unbiased if
+    errors are symmetric, as they are under random signs. For an even number of rows, it is the
+    midpoint of the middle two estimates, which is unbiased for the same reason; for two rows it is
+    the mean. (The lower of two estimates would have a bias of about -0.8 standard deviations.) One
+    NaN among the entries makes the median NaN.
 
     Memory traffic of the kernels: they write 4 N bytes, and read 4 N bytes of the table for every
     row, mostly from the cache. The median uses minima and maxima of pairs instead of a sort.
