@@ -26,7 +26,11 @@ codes = jnp.zeros(8, jnp.uint8)
         (lambda: decode(codes, one, headroom=63), ValueError, "`headroom`.*got 63"),
         (lambda: decode(codes, one, headroom=1, count=0), ValueError, "`count`.*got 0"),
         (lambda: decode(codes, codes, headroom=1), ValueError, "`scale`"),
-        (lambda: add(codes, codes[1:], seeds), ValueError, r"the same shape, got \(8,\) and \(7,\)"),
+        (
+            lambda: add(codes, codes[1:], seeds),
+            ValueError,
+            r"the same shape, got \(8,\) and \(7,\)",
+        ),
         (lambda: add(codes, x, seeds), ValueError, "`b` must be uint8"),
         (lambda: add(x, codes, seeds), ValueError, "`a` must be uint8"),
         (lambda: add(codes, codes, one), ValueError, "`seeds`"),
