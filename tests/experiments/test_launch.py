@@ -87,5 +87,5 @@ def test_invalid_settings_of_a_process_are_one_line(
     for name, value in {**right, "JAX_PROCESS_ID": "1", **settings}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ExperimentError, match=re.escape(message)) as error:
-        cluster.join(timeout)
+        cluster.initialize(timeout)
     assert len(str(error.value)) < 300 and "\n" not in str(error.value)
