@@ -11,9 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from experiments.cluster import in_cluster, initialize, is_main_process
-from experiments.command_line import parse
-from experiments.configs import (
+from experiments.cli.configs import (
     Bench,
     Compare,
     Estimate,
@@ -26,8 +24,10 @@ from experiments.configs import (
     Survey,
     Train,
 )
-from experiments.configs.option import device_number
-from experiments.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
+from experiments.cli.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
+from experiments.cli.options import device_number
+from experiments.cli.parse import parse
+from experiments.training.cluster import in_cluster, initialize, is_main_process
 
 COMMANDS = {
     "compare": Compare,
@@ -41,6 +41,20 @@ COMMANDS = {
     "pace": Pace,
     "bench": Bench,
     "figures": Figures,
+}
+
+MODULES = {  # Each has a function `main`, which takes the config.
+    "compare": "studies.digits.run",
+    "survey": "studies.survey.run",
+    "sparse": "studies.sparse.run",
+    "gossip": "studies.gossip.run",
+    "stragglers": "studies.stragglers.run",
+    "estimate": "studies.estimate.run",
+    "train": "training.train",
+    "launch": "cli.launch",
+    "pace": "studies.pace.run",
+    "bench": "bench.run",
+    "figures": "studies.figures",
 }
 
 WITHOUT_JAX = {"launch"}  # It only starts other processes.
@@ -98,7 +112,7 @@ def run(command: str, config: Any) -> int:
         set_up_jax(devices)
         with reporting_jax_errors():
             pass
-    return importlib.import_module(f"experiments.{command}").main(config)
+    return importlib.import_module(f"experiments.{MODULES[command]}").main(config)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -42,7 +42,7 @@ def test_every_row_is_made_of_something_and_texts_of_nothing() -> None:
         ("jaxcomm/_noise.py", "tests/test_noise.py"),
         ("jaxcomm/aggregation/_majority_vote.py", "tests/aggregation/test_majority_vote.py"),
         ("jaxcomm/gossip/_push.py", "tests/gossip"),
-        ("experiments/train.py", "tests/experiments"),
+        ("experiments/training/train.py", "tests/experiments"),
         ("pallas_kernels/pack/api.py", "tests/pallas_kernels/pack"),
         ("tests/wire/test_account.py", "tests/wire/test_account.py"),
     ],

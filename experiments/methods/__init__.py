@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from experiments.errors import ExperimentError
+from experiments.cli.errors import ExperimentError
 from experiments.methods._means import MEANS
 from experiments.methods._method import KINDS, Kind, Method, TrainableMethod
 from experiments.methods._quantizers import QUANTIZERS

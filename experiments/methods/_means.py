@@ -7,7 +7,7 @@ import jax
 import optax
 
 import jaxcomm
-from experiments import controls
+from experiments.methods import controls
 from experiments.methods._method import Method
 
 BLOCK_SIZE = 256

@@ -39,7 +39,7 @@ def ad_psgd(
       graph: A connected networkx graph, which is decomposed into matchings; or the matchings
         themselves, as lists of edges.
       staleness: :math:`\tau`, an int of at least 0. A worker stores this number of its updates.
-      axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
+      axis_name: The mesh axis, or axes, of the workers, which are the nodes of the graph.
       seed: Seed of the draws.
       key: A typed threefry key that replaces `seed`.
       diagnostics: As for :func:`dpsgd`.

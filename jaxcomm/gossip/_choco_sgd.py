@@ -84,7 +84,7 @@ def choco_sgd(
       step_size: :math:`\gamma` in (0, 1]. Coarser codecs need smaller values. A value of 1 with a
         lossless codec is D-PSGD. :func:`choco_step_size` returns the value from theory.
       per_neighbor: Whether to store copies for each neighbor. Default: only if the mixing changes.
-      axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
+      axis_name: The mesh axis, or axes, of the workers, which are the nodes of the graph.
       seed: Seed of the codec and of random mixing.
       key: A typed threefry key that replaces `seed`.
       diagnostics: As for :func:`dpsgd`. The `disagreement` compares the copies :math:`\hat x`, not

@@ -32,7 +32,7 @@ def d2(
 
     Args:
       mixing: A networkx graph, or a symmetric matrix [n, n] whose eigenvalues are above -1/3.
-      axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
+      axis_name: The mesh axis, or axes, of the workers, which are the nodes of the graph.
       diagnostics: As for :func:`dpsgd`.
 
     Returns:

@@ -40,7 +40,7 @@ def deep_squeeze(
         unbiased codec whose relative variance :math:`\omega` is at least 1 in
         :func:`jaxcomm.compression.scaled`.
       step_size: :math:`\eta` in (0, 1]. A value of 1 with a lossless codec is D-PSGD.
-      axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
+      axis_name: The mesh axis, or axes, of the workers, which are the nodes of the graph.
       seed: Seed of the codec and of random mixing.
       key: A typed threefry key that replaces `seed`.
       diagnostics: As for :func:`dpsgd`. The `disagreement` compares the decoded messages

@@ -38,7 +38,7 @@ def dpsgd(
     Args:
       mixing: A networkx graph, a symmetric matrix [n, n], a list of them to cycle through, or a
         :class:`Mixing`.
-      axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
+      axis_name: The mesh axis, or axes, of the workers, which are the nodes of the graph.
       order: `"combine_then_adapt"` or `"adapt_then_combine"`.
       seed: Seed for random mixing.
       key: A typed threefry key that replaces `seed`.
@@ -126,7 +126,7 @@ def matcha(
 
     Args:
       plan: The result of :func:`matcha_plan`.
-      axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
+      axis_name: The mesh axis, or axes, of the workers, which are the nodes of the graph.
       order: As for :func:`dpsgd`.
       seed: Seed of the draws.
       key: A typed threefry key that replaces `seed`.

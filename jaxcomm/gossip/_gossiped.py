@@ -100,7 +100,7 @@ def gossiped(
 
     Args:
       mixing: The mixing.
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       start: From a worker's units of parameters to its initial memory.
       method: The step of a worker.
       average: Computes the exact mean over all workers, and their memory after it.

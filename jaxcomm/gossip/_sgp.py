@@ -47,7 +47,7 @@ def sgp(
         become matrices with equal shares (`"push"`).
       overlap: :math:`\tau`, an int of at least 0. A worker stores this number of copies of the
         parameters.
-      axis_name: The mesh axis, or axes, that index the workers, which are the nodes of the graph.
+      axis_name: The mesh axis, or axes, of the workers, which are the nodes of the graph.
       seed: Seed for random mixing.
       key: A typed threefry key that replaces `seed`.
       diagnostics: As for :func:`dpsgd`. The `disagreement` compares the numerators :math:`x_j +

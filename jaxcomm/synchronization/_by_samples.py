@@ -31,7 +31,7 @@ def scale_by_finished(
     Args:
       schedule: :math:`\eta`, a function from int32[] mini-batches to a number, such as an optax
         schedule. It only scales: combine it with `optax.sgd(1.0)`, which sets the sign.
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       A transformation for steps with :func:`window_gradients`, which passes its count as `weight`.

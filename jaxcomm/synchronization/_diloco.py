@@ -32,7 +32,7 @@ def diloco(
         `optax.sgd(1.0)`, the method is :func:`local_sgd`.
       period: As for :func:`local_sgd`.
       aggregator: As for :func:`local_sgd`. Its input is the displacement of each worker.
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       A complete optimizer, for parameters that differ by worker (:func:`jaxcomm.replicate`). It

@@ -42,7 +42,7 @@ def local_sgd(
       period: H, an int of at least 1, or a schedule: a function of the number of steps so far,
         int32[].
       aggregator: Computes the mean. Default: the exact mean.
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       A transformation to place *after* the optimizer, for parameters that differ by worker

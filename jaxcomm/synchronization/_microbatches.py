@@ -78,7 +78,7 @@ def microbatch_gradients(
         `params`. The first mini-batch is evaluated at them; see :func:`stale_params`.
       key: A typed key. The number of the mini-batch in the window is folded in.
       has_aux: Whether `loss_fn` returns a pair; aux is summed in float32.
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       The sums, in float32 at least; 0 if no mini-batch was finished.
@@ -185,7 +185,7 @@ def window_gradients(
         arguments with `functools.partial(window_gradients, average_over="workers")`.
       has_aux: Whether `loss_fn` returns `(loss, aux)`. Also pass `has_aux=True` to `make_step`.
         Means of aux have the same weights as the loss.
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       `(mean loss, mean gradient, weight)`. With aux, the first element is the pair of the mean loss
@@ -244,7 +244,7 @@ def precomputed_gradients(
         :class:`RealTimeWindow`.
       key: Not used.
       average_over: As for :func:`window_gradients`.
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       `(mean loss, mean gradient, weight)`, like :func:`window_gradients`.

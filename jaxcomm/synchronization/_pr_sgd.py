@@ -59,7 +59,7 @@ def pr_sgd(
       optimizer: Any optax optimizer. All floating-point arrays of its state are averaged.
       period: H, an int of at least 1, or a schedule: a function of the number of steps so far,
         int32[].
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       A complete optimizer, for parameters that differ by worker (:func:`jaxcomm.replicate`). With a

@@ -79,7 +79,7 @@ class RealTimeWindow:
       mesh: The devices, one per worker. Without `straggler`, each process must have exactly one.
       seconds: :math:`\tau`; `float("inf")` waits for all workers, as in synchronous SGD.
       minibatches: M, the largest number of mini-batches per worker and window.
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       straggler: For one process with several workers: mini-batch times of a simulated clock, which
         replaces the wall clock.
       seed: Seed of these times.

@@ -31,7 +31,7 @@ def slowmo(
       learning_rate: :math:`\gamma` of the inner optimizer. A number, or a schedule of the number of
         exchanges. Dividing by it makes :math:`u` independent of the learning rate.
       aggregator: As for :func:`local_sgd`.
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       A transformation as returned by :func:`local_sgd`. An exchange does not change the state of

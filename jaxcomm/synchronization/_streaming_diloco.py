@@ -116,7 +116,7 @@ def streaming_diloco(
       aggregator: Computes the mean, and determines the messages. Default: the exact mean.
       split: A function from the parameters to the fragment number of each leaf, in order; for
         example, every P-th layer. Default: consecutive leaves, about equal in size.
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       A complete optimizer, for parameters that differ by worker (:func:`jaxcomm.replicate`). With

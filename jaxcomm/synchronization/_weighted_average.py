@@ -178,7 +178,7 @@ def weighted_average(
       participates: bool[], whether this worker participates.
       weighted: Whether the user passes weights. If so, the aggregator receives the weights.
         Otherwise it receives scaled displacements, since not every aggregator accepts weights.
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       extra_args: The extra arguments of the step, for the aggregator.
     """
     steps = _axis.own(done, axis_name)

@@ -58,7 +58,7 @@ def make_step(
         the step is called with a key.
       tx: An optax transformation with an aggregator before the optimizer, or gossip after it.
       mesh: The devices; its axes may be Auto or Explicit.
-      axis_name: The mesh axis, or axes, that index the workers.
+      axis_name: The mesh axis, or axes, of the workers.
       has_aux: Whether `loss_fn` returns a pair.
       gradients: A replacement of :func:`jaxcomm.local_value_and_grad`: `(loss_fn, params, batch) ->
         (value, gradient)` or `(value, gradient, weight)` of this worker; with a key as the last

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments import acceptance
-from experiments.configs import Compare
-from experiments.digits_table import Row, summarize
-from experiments.recording import read_metrics
+from experiments.cli.configs import Compare
+from experiments.studies.digits import acceptance
+from experiments.studies.digits.table import Row, summarize
+from experiments.study.record import read_metrics
 
-REFERENCE = Path(acceptance.__file__).parent / "records" / "2026-11-21_digits"
+REFERENCE = Path(acceptance.__file__).parents[2] / "records" / "2026-11-21_digits"
 CONFIG = Compare(optimizers=("sgd",))
 
 

@@ -7,19 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import (
-    bench_dither,
-    bench_memory,
-    bench_ops,
-    bench_programs,
-    bench_sparse,
-    bench_updates,
-    bench_windows,
-)
-from experiments.bench_methods import TIMED
-from experiments.bench_ops import core_seconds
-from experiments.timing import medians
-from experiments.train import make_mesh
+from experiments.bench import dither, memory, ops, programs, sparse, updates, windows
+from experiments.bench.methods import TIMED
+from experiments.bench.ops import core_seconds
+from experiments.training.timing import medians
+from experiments.training.train import make_mesh
 
 
 def test_functions_are_timed_in_turn() -> None:
@@ -29,35 +21,35 @@ def test_functions_are_timed_in_turn() -> None:
 
 
 def test_dithering_is_compared_with_plain_code() -> None:
-    seconds = bench_dither.time_passes(1000, 1)
-    assert min(seconds.values()) > 0 and bench_dither.to_table(seconds, 1000).row_count == 6
+    seconds = dither.time_passes(1000, 1)
+    assert min(seconds.values()) > 0 and dither.to_table(seconds, 1000).row_count == 6
     plain = {"encode, floor with hashed noise": 1.0, "decode, multiply": 1.0}
-    lines = [*bench_dither.verdicts({"encode": 2.0, "decode": 2.1, **plain})]
+    lines = [*dither.verdicts({"encode": 2.0, "decode": 2.1, **plain})]
     assert "2.00 times the plain code, within 2" in lines[0] and "ABOVE" in lines[1]
 
 
 def test_sketches_are_compared_with_scatters() -> None:
-    times = bench_ops.time_sketch(2000, 1)
+    times = ops.time_sketch(2000, 1)
     assert len(times) == 4 and min(times.values()) > 0
     assert {"numpy.add.at, precomputed columns", "jnp .at[].add, precomputed columns"} < set(times)
-    cells = [list(column.cells) for column in bench_ops.to_table(times, 2000).columns]
+    cells = [list(column.cells) for column in ops.to_table(times, 2000).columns]
     assert cells[0] == [*times] and cells[2][0] == "1.00"
 
 
 def test_codecs_of_sparse_updates_are_compared_with_top_k() -> None:
-    leaf = np.asarray(bench_sparse.sparse_leaf(6400))
+    leaf = np.asarray(sparse.sparse_leaf(6400))
     assert leaf.shape == (100, 64) and (leaf != 0).any(axis=1).sum() == 2
-    chosen = {"nonzero": bench_sparse.CODECS["nonzero"]}
-    timings, top_k = bench_sparse.time_sparse(6400, 1, chosen)
+    chosen = {"nonzero": sparse.CODECS["nonzero"]}
+    timings, top_k = sparse.time_sparse(6400, 1, chosen)
     assert top_k > 0 and all(seconds > 0 for timing in timings.values() for seconds in timing)
-    assert bench_sparse.to_table(timings, top_k, 6400).row_count == len(timings)
+    assert sparse.to_table(timings, top_k, 6400).row_count == len(timings)
 
 
 def test_sparse_updates_have_limits_of_thirty_milliseconds_and_of_top_k() -> None:
     def judge(mean: float, peel: float) -> list[str]:
         times = {"s2_sketch, mean": mean, "s2_sketch, peel, 3 rows": peel}
-        return bench_sparse.verdicts(
-            {name: bench_sparse.Timing(0.0, 0.0, each) for name, each in times.items()}, 0.1
+        return sparse.verdicts(
+            {name: sparse.Timing(0.0, 0.0, each) for name, each in times.items()}, 0.1
         )
 
     assert [line.split()[-2] for line in judge(0.029, 0.09)[:1]] == ["within"]
@@ -71,41 +63,39 @@ def test_cpu_time_excludes_sleep() -> None:
 
 
 def test_quantization_has_a_limit_per_coordinate() -> None:
-    assert bench_ops.verdict(1e-6, 1000, 256).endswith(
-        "1.00 ns of one core per coordinate, within 1.5"
-    )
-    assert bench_ops.verdict(2e-6, 1000, 512).endswith("ABOVE 1.5")
-    assert all(seconds > 0 for seconds in bench_ops.time_quantize(2000, 1).values())
+    assert ops.verdict(1e-6, 1000, 256).endswith("1.00 ns of one core per coordinate, within 1.5")
+    assert ops.verdict(2e-6, 1000, 512).endswith("ABOVE 1.5")
+    assert all(seconds > 0 for seconds in ops.time_quantize(2000, 1).values())
 
 
 @pytest.mark.slow
 def test_windows_are_timed_and_train() -> None:
-    few = bench_windows.time_windows(4, 60)
+    few = windows.time_windows(4, 60)
     assert few.parameters >= 5000 and few.seconds > 0
     assert few.loss < np.log(10) - 0.05  # Ten classes of equal probability.
-    table = bench_windows.to_table({4: few, 8: few._replace(seconds=1.0)}, 2)
+    table = windows.to_table({4: few, 8: few._replace(seconds=1.0)}, 2)
     assert [*table.columns[1].cells][1] == "500.0"
-    assert "ABOVE" in bench_windows.verdict({8: few._replace(seconds=1.0)}, 2)
-    assert "within" in bench_windows.verdict({8: few._replace(seconds=0.5)}, 2)
+    assert "ABOVE" in windows.verdict({8: few._replace(seconds=1.0)}, 2)
+    assert "within" in windows.verdict({8: few._replace(seconds=0.5)}, 2)
 
 
 def test_a_transformer_has_50_million_parameters_and_two_thirds_of_its_leaves_are_vectors() -> None:
-    leaves = bench_programs.transformer().values()
+    leaves = programs.transformer().values()
     assert len(leaves) == 48 and sum(x.ndim == 1 for x in leaves) == 32
     assert sum(x.size for x in leaves) == 4 * (12 * 1024**2 + 13 * 1024)
 
 
 def test_whole_updates_are_timed_as_multiples_of_the_baseline() -> None:
-    chosen = {"qsgd": bench_updates.METHODS_WITH_GOALS["qsgd"]}
-    seconds, size = bench_updates.measure(chosen, side=16)
+    chosen = {"qsgd": updates.METHODS_WITH_GOALS["qsgd"]}
+    seconds, size = updates.measure(chosen, side=16)
     assert size == 10 * 17 * 16 and [*seconds] == ["baseline", "qsgd"] and seconds["qsgd"] > 0
-    table = bench_updates.to_table({"baseline": 2e-6, "qsgd": 5e-6}, 1000)
+    table = updates.to_table({"baseline": 2e-6, "qsgd": 5e-6}, 1000)
     assert [[*column.cells][1] for column in table.columns] == ["qsgd", "5.00", "2.5", "3"]
 
 
 def test_the_handwritten_update_is_the_mean_up_to_rounding() -> None:
     """Four workers with levels of 1 / 31; noise changes a code by at most one level."""
-    tx = bench_programs.by_hand()
+    tx = programs.by_hand()
     grads = np.random.default_rng(0).uniform(-1, 1, (4, 50)).astype(np.float32)
     grads[0, 0] = 1
 
@@ -119,10 +109,10 @@ def test_the_handwritten_update_is_the_mean_up_to_rounding() -> None:
 
 
 def test_a_program_is_of_one_worker_and_its_peak_excludes_arguments() -> None:
-    params = bench_programs.transformer(width=4, layers=1)
+    params = programs.transformer(width=4, layers=1)
     size = sum(x.size for x in params.values())
     program, alone = (
-        bench_programs.compile_step(TIMED["global_qsgd_8_bits"].build(), params, make_mesh(workers))
+        programs.compile_step(TIMED["global_qsgd_8_bits"].build(), params, make_mesh(workers))
         for workers in (2, 1)
     )
     # Two of the step, and one of the reported loss.
@@ -146,17 +136,17 @@ ENTRY %main (x: f32[2]) -> f32[2] {
   ROOT %y = f32[2]{0} negate(%x)
 }
 """
-    assert bench_programs.operations(text) == 2
+    assert programs.operations(text) == 2
 
 
 def test_memory_of_a_mean_is_one_copy_of_the_gradients() -> None:
-    params = bench_programs.transformer(width=64, layers=1)
+    params = programs.transformer(width=64, layers=1)
     size = sum(x.size for x in params.values())
-    arguments, peak = bench_memory.compiled_memory("mean", params)
+    arguments, peak = memory.compiled_memory("mean", params)
     assert 8 * size <= arguments <= 8 * size + 100 and 4 * size <= peak <= 4.1 * size
 
 
-@pytest.mark.skipif(not bench_memory.STATUS.exists(), reason="Only Linux reports resident memory.")
+@pytest.mark.skipif(not memory.STATUS.exists(), reason="Only Linux reports resident memory.")
 def test_resident_memory_is_that_of_the_compiled_program() -> None:
-    resident = bench_memory.resident_in_subprocess("mean", 1024)
+    resident = memory.resident_in_subprocess("mean", 1024)
     assert resident == pytest.approx(4 * 50_384_896, rel=0.1)

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from experiments import bench, bench_compare, bench_methods, bench_record, bench_table, bench_timing
-from experiments.bench_record import BenchRecord, Family, Header, Row
-from experiments.bench_updates import METHODS_WITH_GOALS
-from experiments.configs import Bench as Config
-from experiments.errors import ExperimentError
+from experiments.bench import compare, methods, timing
+from experiments.bench import record as bench_record
+from experiments.bench import run as bench
+from experiments.bench import table as bench_table
+from experiments.bench.record import BenchRecord, Family, Header, Row
+from experiments.bench.updates import METHODS_WITH_GOALS
+from experiments.cli.configs import Bench as Config
+from experiments.cli.errors import ExperimentError
 from tests.cases import CASES
 from tests.cases._gossip import GOSSIP
 from tests.cases._local import LOCAL
@@ -24,28 +27,26 @@ ROW = Row("sparse", "top_k", [9.0, 9.3], [0.9, 0.9], 2.0, 1000, 2, 5000, 400, "a
 
 def test_every_row_of_the_tables_of_cases_is_in_the_bench() -> None:
     yardstick = {"by_hand_8_bits"}
-    assert {*bench_methods.TIMED} - yardstick == {case.name for case in CASES}
-    assert {*bench_methods.ROWS} - {*bench_methods.TIMED} == {
-        case.name for case in [*GOSSIP, *LOCAL]
-    }
+    assert {*methods.TIMED} - yardstick == {case.name for case in CASES}
+    assert {*methods.ROWS} - {*methods.TIMED} == {case.name for case in [*GOSSIP, *LOCAL]}
 
 
 def test_every_method_with_a_goal_is_a_row() -> None:
-    rows = [*bench_methods.TIMED.values()]
+    rows = [*methods.TIMED.values()]
     assert all(each in rows for each in METHODS_WITH_GOALS.values())
 
 
 def test_rows_are_selected_by_name_and_by_family() -> None:
-    assert {*bench_methods.select_families(["all"])} == {*bench_methods.ROWS}
-    assert bench_methods.select_families(["sparse", "dpsgd"])["dpsgd"] == "gossip"
-    assert {"top_k", "dpsgd"} < {*bench_methods.select_families(["sparse", "dpsgd"])}
-    assert {*bench_methods.select_families(bench_methods.QUICK)} == {*bench_methods.QUICK}
+    assert {*methods.select_families(["all"])} == {*methods.ROWS}
+    assert methods.select_families(["sparse", "dpsgd"])["dpsgd"] == "gossip"
+    assert {"top_k", "dpsgd"} < {*methods.select_families(["sparse", "dpsgd"])}
+    assert {*methods.select_families(methods.QUICK)} == {*methods.QUICK}
     with pytest.raises(ExperimentError, match="no row or family best"):
-        bench_methods.select_families(["mean", "best"])
+        methods.select_families(["mean", "best"])
 
 
 def worse(**changes: Any) -> list[str]:
-    return bench_compare.regressions({"top_k": ROW}, [ROW._replace(**changes)])
+    return compare.regressions({"top_k": ROW}, [ROW._replace(**changes)])
 
 
 @pytest.mark.parametrize(
@@ -86,16 +87,16 @@ def test_noise_and_improvements_are_not_regressions(changes: dict[str, Any]) -> 
 def test_noise_of_the_record_counts_too() -> None:
     after = ROW._replace(nanoseconds=[10.5, 10.6])
     noisy = ROW._replace(nanoseconds=[9.0, 11.0])
-    assert bench_compare.regressions({"top_k": noisy}, [after]) == []
+    assert compare.regressions({"top_k": noisy}, [after]) == []
 
 
 def test_a_verdict_names_the_commits() -> None:
     slow = ROW._replace(lines=2000)
-    assert bench_compare.verdict({"top_k": ROW}, [ROW]) == [
+    assert compare.verdict({"top_k": ROW}, [ROW]) == [
         "1 rows compared with aaaaaaa: no regression above noise."
     ]
-    assert "1 REGRESSIONS" in bench_compare.verdict({"top_k": ROW}, [slow])[0]
-    assert "nothing is compared" in bench_compare.verdict({}, [ROW])[0]
+    assert "1 REGRESSIONS" in compare.verdict({"top_k": ROW}, [slow])[0]
+    assert "nothing is compared" in compare.verdict({}, [ROW])[0]
 
 
 def write(folder: Path, record: BenchRecord, finished: bool = True) -> Path:
@@ -143,11 +144,11 @@ def test_untimed_rows_have_no_time_in_the_table() -> None:
 
 
 def test_groups_are_timed_with_the_baseline_in_a_subprocess() -> None:
-    (group,) = bench_timing.time_in_subprocess(["mean", "qsgd"], 8, 2)
+    (group,) = timing.time_in_subprocess(["mean", "qsgd"], 8, 2)
     assert [*group] == ["baseline", "mean", "qsgd"]
     assert all(len(each) == 2 and min(each) > 0 for each in group.values())
     with pytest.raises(ExperimentError, match="ended with 1"):
-        list(bench_timing.time_in_subprocess(["no such row"], 8, 2))
+        list(timing.time_in_subprocess(["no such row"], 8, 2))
 
 
 def test_the_bench_records_what_it_prints_and_compares(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import controls
+from experiments.methods import controls
 from jaxcomm import Context
 from tests.codecs import context_of
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import experiments
-from experiments import drawing
-from experiments.errors import ExperimentError
-from experiments.figures import draw
+from experiments.cli.errors import ExperimentError
+from experiments.studies.figures import draw
+from experiments.study import drawing
 from tests.slow import slow
 
 RECORDS = Path(experiments.__file__).parent / "records"

@@ -5,11 +5,11 @@ import functools
 import numpy as np
 import pytest
 
-from experiments.configs import Compare
-from experiments.estimate import count_bytes, make_estimator, measure
-from experiments.estimate_table import EXACT, frontier, summarize
+from experiments.cli.configs import Compare
 from experiments.methods import ALL_LABELS, ESTIMATORS, expand, parse_variant
-from experiments.train import make_mesh
+from experiments.studies.estimate.run import count_bytes, make_estimator, measure
+from experiments.studies.estimate.table import EXACT, frontier, summarize
+from experiments.training.train import make_mesh
 
 WORKERS, SIZE = 8, 2000
 X = np.random.default_rng(0).standard_normal((WORKERS, SIZE)).astype(np.float32)

@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import gossip
-from experiments.compare import main
-from experiments.configs import Compare, Gossip
-from experiments.errors import ExperimentError
-from experiments.figures import draw
-from experiments.gossip_data import orders, split
-from experiments.gossip_methods import GRAPHS, METHODS, make_topology
-from experiments.gossip_report import verdict
-from experiments.gossip_table import claims, summarize
-from experiments.recording import read_metrics
+from experiments.cli.configs import Compare, Gossip
+from experiments.cli.errors import ExperimentError
+from experiments.methods.gossip import GRAPHS, METHODS, make_topology
+from experiments.studies.digits.run import main
+from experiments.studies.figures import draw
+from experiments.studies.gossip import run as gossip
+from experiments.studies.gossip.report import verdict
+from experiments.studies.gossip.table import claims, summarize
+from experiments.study.record import read_metrics
+from experiments.tasks.partitions import orders, split
 
 LABELS = np.random.default_rng(0).integers(0, 10, 1437)
-RECORDS = sorted((Path(gossip.__file__).parent / "records").glob("*_gossip*"))
+RECORDS = sorted((Path(gossip.__file__).parents[2] / "records").glob("*_gossip*"))
 
 
 @pytest.mark.parametrize("kind", ["iid", "skewed"])

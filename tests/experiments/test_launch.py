@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from experiments import cluster
 from experiments.__main__ import COMMANDS
-from experiments.command_line import parse
-from experiments.configs import Launch
-from experiments.errors import ExperimentError
-from experiments.launch import check, main
+from experiments.cli.configs import Launch
+from experiments.cli.errors import ExperimentError
+from experiments.cli.launch import check, main
+from experiments.cli.parse import parse
+from experiments.training import cluster
 from jaxcomm import launch
 
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import pace
 from experiments.__main__ import main
-from experiments.configs import Pace
-from experiments.launch import check
-from experiments.pace_training import Timings, simulate_run, slow_batches, worker_batches
-from experiments.recording import read_metrics
-from experiments.task import Task
+from experiments.cli.configs import Pace
+from experiments.cli.launch import check
+from experiments.studies.pace import run as pace
+from experiments.study.record import read_metrics
+from experiments.tasks.task import Task
+from experiments.training.real_time import Timings, simulate_run, slow_batches, worker_batches
 from jaxcomm.synchronization import deadline, deterministic
 
-RECORDS = sorted((Path(pace.__file__).parent / "records").glob("*_pace*"))
+RECORDS = sorted((Path(pace.__file__).parents[2] / "records").glob("*_pace*"))
 
 
 def runs(wall: tuple[float, float], clock: tuple[float, float]) -> list[dict]:

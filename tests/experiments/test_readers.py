@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.data import base, load
-from experiments.data.cifar import read_batch
-from experiments.data.idx import read_idx
-from experiments.errors import ExperimentError
+from experiments.cli.errors import ExperimentError
+from experiments.tasks.data import base, load
+from experiments.tasks.data.cifar import read_batch
+from experiments.tasks.data.idx import read_idx
 from jaxcomm.synchronization import recorded_times
 from tests.slow import slow
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments import recording
-from experiments.configs import Train
-from experiments.errors import ExperimentError, Interrupted
-from experiments.recording import METRICS, Record, write_atomically
+from experiments.cli.configs import Train
+from experiments.cli.errors import ExperimentError, Interrupted
+from experiments.study import record as recording
+from experiments.study.record import METRICS, Record, write_atomically
 
 ROW = {"kind": "step", "loss": 0.5, "text": "x" * 50}
 

@@ -8,18 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import sparse, sparse_table, survey
-from experiments.configs import Sparse
-from experiments.errors import ExperimentError
-from experiments.figures import draw
-from experiments.recording import read_metrics
-from experiments.sparse_density import LeafDensity
-from experiments.sparse_findings import describe_findings
-from experiments.sparse_methods import S2_METHODS, SPARSE_METHODS, Capacity
-from experiments.sparse_table import Row, summarize
-from experiments.train import Program
+from experiments.cli.configs import Sparse
+from experiments.cli.errors import ExperimentError
+from experiments.methods.sparse import S2_METHODS, SPARSE_METHODS, Capacity
+from experiments.studies.figures import draw
+from experiments.studies.sparse import run as sparse
+from experiments.studies.sparse import table as sparse_table
+from experiments.studies.sparse.density import LeafDensity
+from experiments.studies.sparse.findings import describe_findings
+from experiments.studies.sparse.table import Row, summarize
+from experiments.studies.survey import run as survey
+from experiments.study.record import read_metrics
+from experiments.training.train import Program
 
-RECORDS = sorted((Path(sparse.__file__).parent / "records").glob("*_sparse*"))
+RECORDS = sorted((Path(sparse.__file__).parents[2] / "records").glob("*_sparse*"))
 LEAVES = [
     LeafDensity("a", (100, 4), 0.02, 0.08, 0.03, 0.1),
     LeafDensity("b", (4,), 1.0, 1.0, 1.0, 1.0),

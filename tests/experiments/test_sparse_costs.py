@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.diagnostics import read_diagnostics, update_maxima
-from experiments.errors import ExperimentError
-from experiments.sparse_cost import count_sparse_bytes, time_codec
-from experiments.sparse_density import LeafDensity, measure_densities, to_markdown
-from experiments.sparse_methods import SPARSE_METHODS, Capacity, SparseVariant, make_sparse_variants
-from experiments.task import Task
-from experiments.train import make_mesh
+from experiments.cli.errors import ExperimentError
+from experiments.methods.sparse import SPARSE_METHODS, Capacity, SparseVariant, make_sparse_variants
+from experiments.studies.sparse.cost import count_sparse_bytes, time_codec
+from experiments.studies.sparse.density import LeafDensity, measure_densities, to_markdown
+from experiments.tasks.task import Task
+from experiments.training.diagnostics import read_diagnostics, update_maxima
+from experiments.training.train import make_mesh
 
 EMBEDDING = "Embed_0/embedding"
 WORKERS, ROWS, WIDTH = 8, 320, 4

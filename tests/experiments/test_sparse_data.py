@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.data import hold_out, load
-from experiments.data.words import CONTEXT, split_words
-from experiments.errors import ExperimentError
-from experiments.task import Task
+from experiments.cli.errors import ExperimentError
+from experiments.tasks.data import hold_out, load
+from experiments.tasks.data.words import CONTEXT, split_words
+from experiments.tasks.task import Task
 
 WORDS = [f"w{(i * i) % 37}" for i in range(400)]
 RATINGS = [(10 + i % 7, 500 - i % 11, 1 + i % 5, 880_000_000 + i) for i in range(200)]

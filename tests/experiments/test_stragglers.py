@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import straggler_timeline, stragglers
-from experiments.configs import Stragglers
-from experiments.errors import ExperimentError
-from experiments.figures import draw
-from experiments.recording import read_metrics
-from experiments.straggler_methods import BLOCKING_FORM, SPEEDS, STRATEGIES, WORKERS
-from experiments.straggler_report import verdict
-from experiments.straggler_table import add_times, gains, summarize
-from experiments.straggler_timeline import Link, timeline
+from experiments.cli.configs import Stragglers
+from experiments.cli.errors import ExperimentError
+from experiments.methods.stragglers import BLOCKING_FORM, SPEEDS, STRATEGIES, WORKERS
+from experiments.studies.figures import draw
+from experiments.studies.stragglers import run as stragglers
+from experiments.studies.stragglers.report import verdict
+from experiments.studies.stragglers.table import add_times, gains, summarize
+from experiments.study.record import read_metrics
+from experiments.training import timeline as straggler_timeline
+from experiments.training.timeline import Link, timeline
 
-RECORDS = sorted((Path(stragglers.__file__).parent / "records").glob("*_stragglers*"))
+RECORDS = sorted((Path(stragglers.__file__).parents[2] / "records").glob("*_stragglers*"))
 LINK = Link(all_reduce=0.004, message=0.001)
 CONFIG = Stragglers(steps=24, minibatch_seconds=0.01)
 

@@ -9,17 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import survey, survey_report, survey_table, tuning
-from experiments.configs import Compare, Survey
+from experiments.cli.configs import Compare, Survey
 from experiments.methods import ALL_LABELS, METHODS, Variant, make_variant, parse_variant
 from experiments.methods._sparsifiers import WARM_UP_STEPS
-from experiments.recording import NoRecord, read_metrics
-from experiments.survey_table import SIGNIFICANCE, Row, p_value, summarize
-from experiments.task import Task
-from experiments.train import Program, make_mesh, make_program, train
+from experiments.studies.survey import report
+from experiments.studies.survey import run as survey
+from experiments.studies.survey import table as survey_table
+from experiments.studies.survey.table import SIGNIFICANCE, Row, p_value, summarize
+from experiments.study import tuning
+from experiments.study.record import NoRecord, read_metrics
+from experiments.tasks.task import Task
+from experiments.training.train import Program, make_mesh, make_program, train
 from jaxcomm.aggregation import WarmupState
 
-RECORDS = sorted((Path(survey.__file__).parent / "records").glob("*_survey*"))
+RECORDS = sorted((Path(survey.__file__).parents[2] / "records").glob("*_survey*"))
 
 
 @pytest.fixture(scope="module")
@@ -203,11 +206,11 @@ def test_losers_are_significantly_above_the_mean() -> None:
 
 
 def test_the_sentence_names_losers_their_reasons_and_what_saves_nothing() -> None:
-    losers, savings = survey_report.describe_findings(synthetic()).split(" save nothing")
+    losers, savings = report.describe_findings(synthetic()).split(" save nothing")
     assert losers.startswith("2 of 4 methods lose to `mean` in loss.")
     for name, kind in (("sign_sgd (2.00", "signs"), ("top_1_percent (4.01", "biased")):
         method, ratio = name.split(" ")
-        assert f"`{method}` {ratio} times): {survey_report.REASONS[kind]}." in losers
+        assert f"`{method}` {ratio} times): {report.REASONS[kind]}." in losers
     assert losers.endswith("In bytes `qsgd`")
     assert "`global_qsgd:8` (0.250; 1.00 times)" in savings
     assert savings.endswith("another rate may do better: `sign_sgd`.")
@@ -215,7 +218,7 @@ def test_the_sentence_names_losers_their_reasons_and_what_saves_nothing() -> Non
 
 def test_no_method_is_judged_without_the_mean() -> None:
     rows = summarize(runs_of("sign_sgd", 2, 3), [])
-    assert not rows[0].loses and "None is judged" in survey_report.describe_findings(rows)
+    assert not rows[0].loses and "None is judged" in report.describe_findings(rows)
 
 
 def test_a_diverged_method_loses_and_has_no_spread() -> None:
@@ -247,9 +250,7 @@ def test_the_readme_of_a_record_matches_its_metrics(record: Path) -> None:
     rows = summarize(read_metrics(record, "run"), read_metrics(record, "tuning"))
     assert {row.method for row in rows} >= set(settings["methods"]) >= {"mean"}
     readme = (record / "README.md").read_text(encoding="utf-8")
-    assert (
-        survey_report.describe_findings(rows) in readme and survey_table.to_markdown(rows) in readme
-    )
+    assert report.describe_findings(rows) in readme and survey_table.to_markdown(rows) in readme
     with (record / "table.csv").open(encoding="utf-8") as file:
         table = {(line["optimizer"], line["method"]): line for line in csv.DictReader(file)}
     for row in rows:

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.errors import ExperimentError
+from experiments.cli.errors import ExperimentError
 from experiments.methods import METHODS, make_variant, parse_variant
-from experiments.task import Task
-from experiments.train import make_mesh, make_program, train
+from experiments.tasks.task import Task
+from experiments.training.train import make_mesh, make_program, train
 from tests.slow import slow
 
 

@@ -1,0 +1,1 @@
+"""The cost of every method: time, memory and compiled programs."""

@@ -1,0 +1,175 @@
+"""The aggregators of the bench: each row of the table of cases in the tests, at realistic sizes.
+
+Sparse rows send 1 % of the coordinates. Blocks have 256 coordinates.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+import jaxcomm
+from experiments.bench.programs import by_hand
+from experiments.bench.updates import METHODS_WITH_GOALS, RATIO, BenchMethod
+from jaxcomm import Codec, all_gather_mean, all_reduce_mean, two_stage_mean
+from jaxcomm.compression import blockwise, feedback, quantizers, rotated, scaled, sparsifiers
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither, min_max_dither
+from jaxcomm.compression.sketches import count_sketch
+from jaxcomm.compression.sparsifiers import top_k
+
+Rows = Mapping[str, BenchMethod]
+
+BLOCK = 256
+THRESHOLD = 2.576  # 1 % of normal numbers exceed it in magnitude.
+SPARSE: Any = {"density": RATIO, "granularity": 100}
+S2: Any = {**SPARSE, "scope": "bucket", "overflow": "drop"}
+SKETCHED: Any = {"sketch_ratio": 0.1, "rows": 3, "ratio": RATIO}
+
+
+def _global(**options: Any) -> BenchMethod:
+    return BenchMethod(lambda: jaxcomm.global_qsgd(**options))
+
+
+def _qsgd(**options: Any) -> BenchMethod:
+    return BenchMethod(lambda: jaxcomm.qsgd(**options))
+
+
+def _all_gather(codec: Codec) -> BenchMethod:
+    return BenchMethod(lambda: all_gather_mean("data", codec))
+
+
+def _all_reduce(codec: Codec) -> BenchMethod:
+    return BenchMethod(lambda: all_reduce_mean("data", codec))
+
+
+def _two_stage(codec: Codec) -> BenchMethod:
+    return BenchMethod(lambda: two_stage_mean("data", codec))
+
+
+def _with_feedback(codec: Codec) -> BenchMethod:
+    return _all_gather(error_feedback(codec))
+
+
+def _top(ratio: float = RATIO) -> Codec:
+    return error_feedback(top_k(ratio=ratio))
+
+
+def _matrices(updates: Any) -> Any:
+    return jax.tree.map(lambda x: x.ndim > 1, updates)
+
+
+AGGREGATORS: Mapping[str, Rows] = {
+    "quantized": {
+        "mean": METHODS_WITH_GOALS["mean"],
+        "mean_bfloat16": BenchMethod(lambda: jaxcomm.mean(wire_dtype="bfloat16")),
+        "mean_float8": BenchMethod(lambda: jaxcomm.mean(wire_dtype="float8_e4m3fn")),
+        "ring_mean": BenchMethod(jaxcomm.ring_mean),
+        "votes": BenchMethod(jaxcomm.majority_vote),
+        "by_hand_8_bits": BenchMethod(by_hand),
+        "global_qsgd": _global(),
+        "global_qsgd_8_bits": METHODS_WITH_GOALS["global_qsgd, 8 bits"],
+        "global_qsgd_3_levels": _global(levels=3),
+        "global_qsgd_10_bits": _global(bits=10),
+        "global_qsgd_16_bits": _global(bits=16),
+        "global_qsgd_32_bits": _global(bits=32),
+        "global_qsgd_l2": _global(norm="l2"),
+        "global_qsgd_leaf": _global(scope="leaf"),
+        "global_qsgd_buckets": _global(bucket_bytes=2**20),
+        "global_qsgd_tree": _global(scope="tree"),
+        "global_qsgd_exponential": METHODS_WITH_GOALS["global_qsgd, exponential"],
+        "global_qsgd_exponential_two_stage": _global(dithering="exponential", reduce="two_stage"),
+        "sparse_global_qsgd": BenchMethod(lambda: jaxcomm.sparse_global_qsgd(capacity=4096)),
+        "qsgd": METHODS_WITH_GOALS["qsgd"],
+        "qsgd_4_bits": _qsgd(bits=4),
+        "qsgd_16_bits": _qsgd(bits=16),
+        "qsgd_l2": _qsgd(norm="l2"),
+        "qsgd_leaf": _qsgd(scope="leaf"),
+        "two_stage_8_bits": METHODS_WITH_GOALS["two stages, 8 bits"],
+        "two_stage_4_bits": METHODS_WITH_GOALS["two stages, blocks of 4 bits"],
+    },
+    "signs": {
+        "sign_sgd": BenchMethod(jaxcomm.sign_sgd),
+        "signum": METHODS_WITH_GOALS["signum"],
+        "ef_sign_sgd": METHODS_WITH_GOALS["ef_sign_sgd"],
+        "one_bit_sgd": BenchMethod(jaxcomm.one_bit_sgd),
+        "terngrad": METHODS_WITH_GOALS["terngrad"],
+        "terngrad_unclipped": BenchMethod(lambda: jaxcomm.terngrad(clip=None)),
+        "terngrad_shared": BenchMethod(lambda: jaxcomm.terngrad(scale="shared")),
+        "natural_compression": METHODS_WITH_GOALS["natural_compression"],
+        "rotated": _all_reduce(rotated(dither(levels=15))),
+        "rotated_blocks": _all_gather(blockwise(rotated(dither(bits=4)), BLOCK)),
+    },
+    "sparse": {
+        "top_k": METHODS_WITH_GOALS["top-k with feedback"],
+        "top_k_bfloat16": _with_feedback(top_k(ratio=RATIO, value_dtype="bfloat16")),
+        "top_k_blocks": _with_feedback(top_k(k=10, block_size=1000)),
+        "top_k_sampled": _with_feedback(top_k(ratio=RATIO, sample_ratio=0.1)),
+        "top_k_two_stage": _two_stage(_top()),
+    },
+    "binary": {
+        "stc": _with_feedback(sparsifiers.stc(ratio=RATIO)),
+        "stc_two_stage": _two_stage(error_feedback(sparsifiers.stc(ratio=RATIO))),
+        "sbc": _with_feedback(sparsifiers.sbc(ratio=RATIO)),
+        "adaptive_threshold": _with_feedback(sparsifiers.adaptive_threshold(ratio=RATIO)),
+        "one_bit": _with_feedback(quantizers.one_bit()),
+        "fixed_threshold": _with_feedback(quantizers.fixed_threshold(THRESHOLD)),
+        "fixed_threshold_summed": _all_reduce(
+            error_feedback(quantizers.fixed_threshold(THRESHOLD))
+        ),
+        "adaptive_levels": _all_gather(quantizers.adaptive_levels(levels=7)),
+        "min_max_dither": _all_gather(min_max_dither(levels=16)),
+        "min_max_dither_summed": _all_reduce(min_max_dither(levels=16)),
+    },
+    "sampled": {
+        "random_k": _all_reduce(sparsifiers.random_k(ratio=RATIO)),
+        "random_k_feedback": _all_reduce(error_feedback(scaled(sparsifiers.random_k(ratio=RATIO)))),
+        "wangni": _all_gather(sparsifiers.wangni(ratio=RATIO)),
+        "threshold": _with_feedback(sparsifiers.threshold(THRESHOLD, ratio=2 * RATIO)),
+        "ada_comp": _all_gather(sparsifiers.ada_comp()),
+        "variance_based": METHODS_WITH_GOALS["variance_based"],
+    },
+    "sketched": {
+        "s2_reducer": BenchMethod(lambda: jaxcomm.s2_reducer(sketch_ratio=1.4, **S2)),
+        "s2_reducer_median": BenchMethod(
+            lambda: jaxcomm.s2_reducer(sketch_ratio=2.0, rows=3, decode="median", **S2)
+        ),
+        "s2_reducer_peel": BenchMethod(
+            lambda: jaxcomm.s2_reducer(sketch_ratio=1.5, rows=3, decode="peel", **S2)
+        ),
+        "s2_reducer_8_bits": BenchMethod(
+            lambda: jaxcomm.s2_reducer(sketch_ratio=1.5, rows=3, decode="peel", bits=8, **S2)
+        ),
+        "count_sketch": _all_reduce(count_sketch(sketch_ratio=RATIO)),
+        "nonzero_union": _all_reduce(sparsifiers.nonzero_union(overflow="drop", **SPARSE)),
+        "nonzero": _with_feedback(sparsifiers.nonzero(overflow="drop", **SPARSE)),
+    },
+    "exchanged": {
+        "sparcml": BenchMethod(lambda: jaxcomm.sparcml(**SPARSE)),
+        "parallax": BenchMethod(
+            lambda: jaxcomm.parallax(sparse=_matrices, density=RATIO, union_density=2 * RATIO)
+        ),
+        "sketched_sgd": BenchMethod(lambda: jaxcomm.sketched_sgd(**SKETCHED)),
+        "fetch_sgd": BenchMethod(lambda: jaxcomm.fetch_sgd(**SKETCHED)),
+    },
+    "switched": {
+        "warmup": BenchMethod(
+            lambda: jaxcomm.warmup(
+                [all_gather_mean("data", _top(ratio)) for ratio in (0.25, 0.0625, RATIO)], every=100
+            )
+        ),
+        "adaptive_ratio": BenchMethod(
+            lambda: jaxcomm.adaptive_ratio("data", _top, [RATIO, 0.03, 0.1], target_error=0.3)
+        ),
+        "gtop_k": METHODS_WITH_GOALS["gtop_k"],
+        "deep_gradient_compression": METHODS_WITH_GOALS["deep_gradient_compression"],
+    },
+    "feedback": {
+        "ef21": _all_gather(feedback.ef21(top_k(ratio=RATIO))),
+        "diana": _all_reduce(feedback.diana(dither(bits=8))),
+        "ecq": _all_gather(feedback.ecq(blockwise(dither(bits=8), BLOCK))),
+        "error_feedback_dither": _all_reduce(error_feedback(scaled(dither(bits=8)))),
+        "momentum_correction": _all_gather(feedback.momentum_correction(_top())),
+        "local_clip": _all_gather(feedback.local_clip(_top(), 1.0)),
+    },
+}

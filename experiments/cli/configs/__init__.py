@@ -1,0 +1,27 @@
+"""The configs: one frozen dataclass per command. Its fields are the options of the command."""
+
+from experiments.cli.configs.bench import Bench
+from experiments.cli.configs.compare import Compare
+from experiments.cli.configs.estimate import Estimate
+from experiments.cli.configs.figures import Figures
+from experiments.cli.configs.gossip import Gossip
+from experiments.cli.configs.launch import Launch
+from experiments.cli.configs.pace import Pace
+from experiments.cli.configs.sparse import Sparse
+from experiments.cli.configs.stragglers import Stragglers
+from experiments.cli.configs.survey import Survey
+from experiments.cli.configs.train import Train
+
+__all__ = [
+    "Bench",
+    "Compare",
+    "Estimate",
+    "Figures",
+    "Gossip",
+    "Launch",
+    "Pace",
+    "Sparse",
+    "Stragglers",
+    "Survey",
+    "Train",
+]

@@ -1,0 +1,206 @@
+"""The methods for sparse leaves, built from measured densities."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+import jaxcomm
+from experiments.cli.errors import ExperimentError
+from experiments.methods import BASELINE, expand
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.sketches import count_sketch, s2_codes, s2_sketch
+from jaxcomm.compression.sparsifiers import nonzero, nonzero_union
+
+ALL_GATHER = "all_gather"
+DENSE = "dense"
+
+
+class Capacity(NamedTuple):
+    """The capacity for a leaf, as fractions of its rows.
+
+    A server has every n-th row of n workers.
+    """
+
+    worker: float  # for the nonzero rows of one worker
+    union: float  # for the rows that are nonzero on any worker
+    worker_shard: float  # of one server's rows, for those that are nonzero on one worker
+    union_shard: float  # of one server's rows, for those that are nonzero on any worker
+
+
+class SparseMethod(NamedTuple):
+    """A method, which builds the aggregator of one sparse leaf.
+
+    Attributes:
+      build: `(capacity, *, seed, diagnostics) -> aggregator`.
+      sends: A description of what a worker sends, for the README.
+      codec: `capacity -> codec`, if a single codec encodes and decodes.
+    """
+
+    build: Callable[..., optax.GradientTransformationExtraArgs]
+    sends: str
+    codec: Callable[[Capacity], jaxcomm.Codec] | None = None
+
+
+def _codec_method(
+    aggregate: Callable[..., Any], codec: Callable[[Capacity], jaxcomm.Codec], sends: str
+) -> SparseMethod:
+    return SparseMethod(
+        lambda capacity, **options: aggregate("data", codec(capacity), scope="leaf", **options),
+        sends,
+        codec,
+    )
+
+
+def _s2(sends: str, **sketch: Any) -> SparseMethod:
+    return SparseMethod(
+        lambda capacity, **options: jaxcomm.s2_reducer(
+            density=capacity.union, overflow="drop", **sketch, **options
+        ),
+        sends,
+        lambda capacity: s2_sketch(density=capacity.union, **sketch),
+    )
+
+
+_PEELING = {"sketch_ratio": 1.4, "rows": 3}
+
+SPARSE_METHODS: dict[str, SparseMethod] = {
+    BASELINE: SparseMethod(lambda capacity, **options: jaxcomm.mean(), "all rows, summed"),
+    ALL_GATHER: _codec_method(
+        jaxcomm.all_gather_mean,
+        lambda capacity: nonzero(density=capacity.worker, overflow="drop"),
+        "its rows to all other workers",
+    ),
+    "union": _codec_method(
+        jaxcomm.all_reduce_mean,
+        lambda capacity: nonzero_union(density=capacity.union, overflow="drop"),
+        "a bitmap, then the rows of the union, summed (OmniReduce)",
+    ),
+    "sparcml": SparseMethod(
+        lambda capacity, *, seed, diagnostics: jaxcomm.sparcml(
+            density=capacity.worker, union_density=capacity.union, diagnostics=diagnostics
+        ),
+        "its rows to one worker, then sums of two, of four, ... workers (SparCML)",
+    ),
+    "parallax": SparseMethod(
+        lambda capacity, **options: jaxcomm.two_stage_mean(
+            "data",
+            error_feedback(nonzero(density=capacity.worker_shard)),
+            mean_codec=error_feedback(nonzero(density=capacity.union_shard)),
+            layout="cyclic",
+            scope="leaf",
+            **options,
+        ),
+        "its rows to their servers, and the mean of its server rows to all workers (Parallax)",
+    ),
+    "s2_mean_0.25": _s2(
+        "a bitmap and a quarter of a cell per coordinate of the union", sketch_ratio=0.25
+    ),
+    "s2_mean_1": _s2("a bitmap and one cell per coordinate of the union", sketch_ratio=1),
+    "s2_median_1": _s2(
+        "the same, with cells in three rows", sketch_ratio=1, rows=3, decode="median"
+    ),
+    "s2_peel": _s2(
+        "a bitmap and 1.4 cells per coordinate, decoded by peeling", decode="peel", **_PEELING
+    ),
+    "s2_peel_8_bits": SparseMethod(
+        lambda capacity, **options: jaxcomm.s2_reducer(
+            density=capacity.union, decode="peel", bits=8, overflow="drop", **_PEELING, **options
+        ),
+        "a bitmap and 1.4 cells of 8 bits per coordinate, decoded by peeling",
+        lambda capacity: s2_codes(density=capacity.union, **_PEELING),
+    ),
+    "count_sketch": _codec_method(
+        jaxcomm.all_reduce_mean,
+        lambda capacity: count_sketch(sketch_ratio=capacity.union),
+        "a sketch of all coordinates, with one cell per coordinate of the union, without a bitmap",
+    ),
+    "sketched_sgd": SparseMethod(
+        lambda capacity, **options: jaxcomm.sketched_sgd(
+            sketch_ratio=capacity.union,
+            ratio=capacity.worker,
+            candidates=1.5,
+            momentum=0.0,
+            scope="leaf",
+            **options,
+        ),
+        "the same in five rows, and the exact values of the largest estimates",
+    ),
+    "fetch_sgd": SparseMethod(
+        lambda capacity, **options: jaxcomm.fetch_sgd(
+            sketch_ratio=capacity.union,
+            ratio=capacity.worker,
+            momentum=0.0,
+            scope="leaf",
+            **options,
+        ),
+        "the same in five rows, which include the residual of earlier steps",
+    ),
+}
+"""The methods by name. `mean` and `all_gather` are the references of the others."""
+
+S2_METHODS = tuple(name for name in SPARSE_METHODS if name.startswith("s2_"))
+"""The variants of S2 Reducer."""
+
+
+class SparseVariant(NamedTuple):
+    """A method for the sparse leaves of a model, with `jaxcomm.mean()` for the other leaves.
+
+    Attributes:
+      label: The name of the method.
+      capacities: The capacity for each sparse leaf, by path.
+      has_momentum: False.
+      stage: None, since each step sends the same number of bytes.
+    """
+
+    label: str
+    capacities: Mapping[str, Capacity]
+    has_momentum: bool = False
+    stage: None = None
+
+    def _partition(self, **options: Any) -> optax.GradientTransformationExtraArgs:
+        build = SPARSE_METHODS[self.label].build
+        transformations = {
+            path: build(capacity, **options) for path, capacity in self.capacities.items()
+        }
+
+        def labels(tree: Any) -> Any:
+            return jax.tree_util.tree_map_with_path(
+                lambda path, leaf: name if (name := path_of(path)) in self.capacities else DENSE,
+                tree,
+            )
+
+        return optax.partition({**transformations, DENSE: jaxcomm.mean()}, labels)
+
+    def build(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
+        """The aggregator of all leaves; it also accepts a dict of the sparse leaves by path."""
+        return self._partition(seed=seed, diagnostics=False)
+
+    def build_with_diagnostics(
+        self, seed: int | jax.Array
+    ) -> optax.GradientTransformationExtraArgs:
+        """The same aggregator, which reports diagnostics."""
+        return self._partition(seed=seed, diagnostics=True)
+
+
+def path_of(path: tuple[Any, ...]) -> str:
+    """The path as text, e.g. `"Embed_0/embedding"`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def make_sparse_variants(
+    names: Iterable[str], capacities: Mapping[str, Capacity]
+) -> list[SparseVariant]:
+    """The variants of the methods without duplicates; `all` selects all methods.
+
+    Raises:
+      ExperimentError: If there is no such method.
+    """
+    labels = expand(names, tuple(SPARSE_METHODS))
+    for label in labels:
+        if label not in SPARSE_METHODS:
+            raise ExperimentError(
+                f"there is no sparse method {label!r}; there are {', '.join(SPARSE_METHODS)}."
+            )
+    return [SparseVariant(label, capacities) for label in labels]

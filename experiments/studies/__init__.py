@@ -1,0 +1,1 @@
+"""The studies. Each one answers a question and leaves a record."""

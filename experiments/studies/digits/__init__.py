@@ -1,0 +1,1 @@
+"""The study of methods, optimizers and seeds on digits."""

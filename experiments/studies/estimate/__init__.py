@@ -1,0 +1,1 @@
+"""The study of the error of each method on real gradients."""

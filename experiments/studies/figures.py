@@ -1,0 +1,121 @@
+"""Figures, drawn only from the files of a record."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from experiments.cli.configs import Figures
+from experiments.methods import BASELINE, parse_variant
+from experiments.studies.estimate import figure as estimate_figure
+from experiments.studies.gossip import figure as gossip_figure
+from experiments.studies.sparse import figure as sparse_figure
+from experiments.studies.stragglers import figure as straggler_figure
+from experiments.studies.survey import figure as survey_figure
+from experiments.study.drawing import require, save, set_log_scale
+from experiments.study.record import read_metrics
+from experiments.training.optimizers import OPTIMIZER_TITLES
+
+NAME = "loss_against_bytes.png"
+MARKERS = "oDs^vPX*"
+
+
+def _grouped(rows: list[dict[str, Any]], name: str) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row[name], []).append(row)
+    return groups
+
+
+def _curve(axes: Axes, rows: list[dict[str, Any]], label: str, style: dict[str, Any]) -> None:
+    """Plots the mean over seeds at each logged step, and their range."""
+    by_bytes = _grouped(rows, "bytes_sent")
+    sent = np.array(list(by_bytes)) / 1e6
+    losses = [[row["train_loss"] for row in group] for group in by_bytes.values()]
+    axes.plot(sent, [np.mean(group) for group in losses], label=label, **style)
+    axes.fill_between(
+        sent,
+        [min(group) for group in losses],
+        [max(group) for group in losses],
+        color=style["color"],
+        alpha=0.15,
+        linewidth=0,
+    )
+
+
+def _draw_optimizer(
+    axes: Axes, optimizer: str, rows: list[dict[str, Any]], order: list[str]
+) -> None:
+    colors = itertools.cycle(matplotlib.colormaps["tab10"].colors)
+    styles = dict(zip(order, zip(colors, itertools.cycle(MARKERS), strict=False), strict=False))
+    for method, of_method in _grouped(rows, "method").items():
+        color, marker = styles[method]
+        style = {"color": color, "marker": marker, "markersize": 4, "linewidth": 1.2}
+        if method == BASELINE:  # Other curves may cover it.
+            style |= {"markersize": 9, "markerfacecolor": "none", "linewidth": 3}
+        if parse_variant(method).is_control:
+            style |= {"linestyle": "--"}
+        _curve(axes, of_method, method, style)
+    axes.set_xlabel("bytes sent per worker (MB)")
+    axes.set_title(OPTIMIZER_TITLES.get(optimizer, optimizer))
+
+
+def draw(folder: Path) -> Path:
+    """Draws the figure of a record; returns its path.
+
+    - `compare`, `train`: training loss against bytes sent, one panel per optimizer.
+    - `estimate`: error against bits.
+    - `survey`: test loss against bytes, one point per method.
+    - `sparse`: held-out loss against the bytes of sparse leaves.
+    - `gossip`: training loss against steps and rounds.
+    - `stragglers`: training loss against simulated seconds.
+
+    Raises:
+      ExperimentError: If the folder is not a record, or the record has no rows to draw.
+    """
+    if curves := read_metrics(folder, "gossip"):
+        return gossip_figure.draw(folder, curves)
+    if curves := read_metrics(folder, "straggler"):
+        return straggler_figure.draw(folder, curves, read_metrics(folder, "straggler_run"))
+    if estimates := read_metrics(folder, "estimate"):
+        return estimate_figure.draw(folder, estimates)
+    if costs := read_metrics(folder, "sparse"):
+        runs, trials = (read_metrics(folder, kind) for kind in ("run", "tuning"))
+        return sparse_figure.draw(folder, costs, runs, trials)
+    if trials := read_metrics(folder, "tuning"):
+        return survey_figure.draw(folder, read_metrics(folder, "run"), trials)
+    rows = require(read_metrics(folder, "step"), folder, "logged step")
+    order = list(_grouped(rows, "method"))
+    panels = _grouped(rows, "optimizer")
+    figure = Figure(figsize=(1.5 + 4.5 * len(panels), 4.2), layout="constrained")
+    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (optimizer, of_optimizer) in zip(all_axes, panels.items(), strict=True):
+        _draw_optimizer(axes, optimizer, of_optimizer, order)
+    set_log_scale(*all_axes)
+    for axes in all_axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.grid(which="both", alpha=0.2)
+    all_axes[0].set_ylabel("loss over the whole training set")
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    seeds = len({row["seed"] for row in rows})
+    figure.legend(
+        handles,
+        labels,
+        loc="outside right upper",
+        frameon=False,
+        title=f"mean and range\nof {seeds} seed{'s' if seeds > 1 else ''}\n(dashed: controls)",
+        alignment="left",
+    )
+    return save(figure, folder / NAME)
+
+
+def main(config: Figures) -> int:
+    """Runs `python -m experiments figures`; returns the exit code."""
+    print(draw(Path(config.folder)))
+    return 0

@@ -1,0 +1,1 @@
+"""The study of slow workers on a simulated clock."""

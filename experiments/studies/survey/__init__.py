@@ -1,0 +1,1 @@
+"""The study of all methods at tuned learning rates."""

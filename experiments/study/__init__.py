@@ -1,0 +1,1 @@
+"""What the studies share: rows, records, tables, drawing and tuning."""

@@ -1,0 +1,190 @@
+"""Reads rows of metrics, one JSON object per line, and checks the columns of each kind."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.cli.errors import ExperimentError
+from experiments.training.diagnostics import RECORDED_MAXIMA
+
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "run": {f"most_{name}": f"max_{name}" for name in RECORDED_MAXIMA},
+    "density": {"own": "worker", "own_share": "worker_shard", "union_share": "union_shard"},
+    "bench_memory": {"given": "arguments"},
+}
+"""Per kind, columns of older records and their names now."""
+
+LARGEST = 1e30  # Its square, and sums of such squares, are finite.
+_NAME = re.compile(r"[A-Za-z0-9 _.,:;%+=()/-]{1,80}")  # Matplotlib parses other names as formulas.
+
+Check = Callable[[Any], bool]
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(_NAME.fullmatch(value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _is_amount(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= LARGEST
+
+
+def _is_size(value: Any) -> bool:
+    return _is_amount(value) and value > 0
+
+
+def _is_measured(value: Any) -> bool:
+    return value is None or (_is_number(value) and abs(value) <= LARGEST)
+
+
+def _is_loss(value: Any) -> bool:
+    return value is None or _is_amount(value)
+
+
+def _are_amounts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_amount, value))
+
+
+RULES: Mapping[Check, str] = {
+    _is_name: "a short name of letters and digits",
+    _is_count: "an integer of at least 0",
+    _is_amount: "a number of at least 0",
+    _is_size: "a number above 0",
+    _is_measured: "a number, or null where it is not finite",
+    _is_loss: "a number of at least 0, or null where it is not finite",
+    _are_amounts: "a list of numbers of at least 0",
+}
+
+_RUN_KEYS = {"method": _is_name, "optimizer": _is_name, "seed": _is_count}
+_GOSSIP_KEYS = {"graph": _is_name, "split": _is_name, "method": _is_name, "seed": _is_count}
+_STRAGGLER_KEYS = {"dataset": _is_name, "speeds": _is_name, "strategy": _is_name}
+
+COLUMNS: Mapping[str, Mapping[str, Check]] = {
+    "step": {**_RUN_KEYS, "bytes_sent": _is_amount, "train_loss": _is_loss},
+    "run": {
+        **_RUN_KEYS,
+        "train_loss": _is_loss,
+        "test_loss": _is_loss,
+        "test_accuracy": _is_loss,
+        "bytes_per_step": _is_amount,
+        "compression_error": _is_loss,
+        "step_milliseconds": _is_loss,
+    },
+    "tuning": {**_RUN_KEYS, "learning_rate": _is_amount, "validation_loss": _is_loss},
+    "estimate": {
+        "method": _is_name,
+        "error": _is_loss,
+        "squared_bias": _is_measured,
+        "bytes_per_worker": _is_amount,
+        "bits_per_coordinate": _is_size,
+        "bytes_ratio": _is_amount,
+    },
+    "sparse": {
+        "method": _is_name,
+        "workers": _is_count,
+        "sparse_bytes": _is_amount,
+        "step_bytes": _is_amount,
+        "encode_milliseconds": _is_loss,
+        "decode_milliseconds": _is_loss,
+    },
+    "gossip": {**_GOSSIP_KEYS, "step": _is_count, "train_loss": _is_loss, "rounds": _is_amount},
+    "straggler": {
+        **_STRAGGLER_KEYS,
+        "seed": _is_count,
+        "seconds": _is_size,
+        "train_loss": _is_loss,
+    },
+    "straggler_run": {
+        **_STRAGGLER_KEYS,
+        "seed": _is_count,
+        "learning_rate": _is_amount,
+        "train_loss": _is_loss,
+    },
+    "bench": {
+        "schema": _is_count,
+        "commit": _is_name,
+        "coordinates": _is_count,
+        "parameters": _is_count,
+    },
+    "bench_row": {
+        "family": _is_name,
+        "name": _is_name,
+        "nanoseconds": _are_amounts,
+        "baseline": _are_amounts,
+        "compile_seconds": _is_amount,
+        "lines": _is_count,
+        "collectives": _is_count,
+        "accessed": _is_count,
+        "temporaries": _is_count,
+    },
+    "bench_memory": {
+        "family": _is_name,
+        "name": _is_name,
+        "arguments": _is_count,
+        "peak": _is_count,
+        "resident": _is_measured,
+    },
+}
+"""The columns per kind that figures and tables read. Other columns and kinds are allowed."""
+
+OPTIONAL: Mapping[str, Mapping[str, Check]] = {
+    "run": {
+        "learning_rate": _is_amount,
+        **{f"max_{name}": _is_measured for name in RECORDED_MAXIMA},
+    }
+}
+"""Columns that some rows of a kind lack."""
+
+
+def _not_finite(name: str) -> float:
+    raise ValueError(f"{name} is not valid JSON")
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    """Parses one row; null becomes NaN."""
+    try:
+        row = json.loads(line, parse_constant=_not_finite)
+    except RecursionError as error:
+        raise ValueError("too many brackets") from error
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
+        raise ValueError("not an object with a kind")
+    kind = row["kind"]
+    row = {RENAMED.get(kind, {}).get(name, name): value for name, value in row.items()}
+    if missing := [name for name in COLUMNS.get(kind, {}) if name not in row]:
+        raise ValueError(f"a row of kind {kind!r} without `{missing[0]}`")
+    for name, is_correct in {**COLUMNS.get(kind, {}), **OPTIONAL.get(kind, {})}.items():
+        if name in row and not is_correct(row[name]):
+            raise ValueError(f"`{name}` must be {RULES[is_correct]}, got {str(row[name])[:40]!r}")
+    return {name: math.nan if value is None else value for name, value in row.items()}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of metrics.
+
+    Raises:
+      ExperimentError: If the file cannot be read, or a line is not a valid row.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(_read(line))
+        except ValueError as error:
+            raise ExperimentError(
+                f"{path} line {number} is not a valid row of metrics: {error}. Remove the line or "
+                "repeat the run."
+            ) from error
+    return rows

@@ -1,0 +1,1 @@
+"""The tasks: datasets, models, losses and partitions of data over workers."""

@@ -1,0 +1,95 @@
+"""The type of datasets, and functions that all readers of files use."""
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.cli.errors import ExperimentError
+
+
+class Dataset(NamedTuple):
+    """Examples and labels. Inputs have the stored dtype; models scale them."""
+
+    train_inputs: np.ndarray  # uint8[examples, ...], or int32 for indices
+    train_labels: np.ndarray  # int32[examples, ...]
+    test_inputs: np.ndarray
+    test_labels: np.ndarray
+    sizes: tuple[int, ...] = ()  # Number of words, or of users and items.
+
+
+MAX_BYTES = 2**30
+PART = 2**20  # Bytes of one read.
+
+VALIDATION_PART = 0.2
+VALIDATION_SEED = 0
+
+
+def hold_out(dataset: Dataset) -> Dataset:
+    """Holds out a random fifth of the training set, which replaces the test set.
+
+    The split is the same for all seeds.
+    """
+    order = np.random.default_rng(VALIDATION_SEED).permutation(len(dataset.train_inputs))
+    count = round(VALIDATION_PART * len(order))
+    test, train = np.sort(order[:count]), np.sort(order[count:])
+    inputs, labels = dataset.train_inputs, dataset.train_labels
+    return Dataset(inputs[train], labels[train], inputs[test], labels[test], dataset.sizes)
+
+
+def require_folder(folder: Path | None, dataset: str, contents: str) -> Path:
+    """Returns the folder if it exists."""
+    if folder is None:
+        raise ExperimentError(f"--dataset {dataset} needs --data DIR, a folder with {contents}.")
+    if not folder.is_dir():
+        raise ExperimentError(f"--data {folder} is not a folder; {dataset} needs {contents}.")
+    return folder
+
+
+def read_start(path: Path, limit: int) -> bytes:
+    """At most the first `limit` bytes of a file, decompressed if its name ends in `.gz`.
+
+    Raises:
+      ExperimentError: If the file cannot be read, or the part that is read is not valid gzip.
+    """
+    raw = bytearray()
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            while part := file.read(min(PART, limit - len(raw))):
+                raw += part
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ExperimentError(f"{path} is not a complete gzip file: {error}.") from error
+    except OSError as error:
+        raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
+    return bytes(raw)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of a file, decompressed if its name ends in `.gz`.
+
+    Raises:
+      ExperimentError: If the file cannot be read, or has more than `MAX_BYTES`, which a small gzip
+        file may.
+    """
+    raw = read_start(path, MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise ExperimentError(f"{path} holds more than {MAX_BYTES} bytes.")
+    return raw
+
+
+def require_examples(dataset: Dataset, where: object) -> Dataset:
+    """Returns the dataset if it has examples, and one label per input."""
+    parts = {
+        "training": (dataset.train_inputs, dataset.train_labels),
+        "test": (dataset.test_inputs, dataset.test_labels),
+    }
+    for part, (inputs, labels) in parts.items():
+        if len(inputs) != len(labels):
+            raise ExperimentError(
+                f"{where} holds {len(inputs)} {part} inputs but {len(labels)} labels."
+            )
+        if not len(inputs):
+            raise ExperimentError(f"{where} holds no {part} examples.")
+    return dataset

@@ -1,0 +1,121 @@
+"""Small networks, one per dataset. The networks scale inputs of bytes."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+
+from experiments.tasks.data import Dataset
+
+
+class ConvolutionalNetwork(linen.Module):
+    """Two 3 x 3 convolutions, each followed by pooling, and two dense layers.
+
+    Attributes:
+      peak: The largest value of a pixel.
+      channels: Channels of the first convolution; the second has twice as many.
+      hidden: Width of the dense layer.
+      classes: Width of the output.
+    """
+
+    peak: float
+    channels: int = 8
+    hidden: int = 128
+    classes: int = 10
+
+    @linen.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """uint8[batch, height, width, colors] -> float32[batch, classes]."""
+        x = images.astype(jnp.float32) / self.peak
+        for channels in (self.channels, 2 * self.channels):
+            x = linen.relu(linen.Conv(channels, (3, 3))(x))
+            x = linen.max_pool(x, (2, 2), strides=(2, 2))
+        x = linen.relu(linen.Dense(self.hidden)(x.reshape(x.shape[0], -1)))
+        return linen.Dense(self.classes)(x)
+
+
+class ByteModel(linen.Module):
+    """An embedding and two causal convolutions over bytes: the next byte from the last seven.
+
+    Attributes:
+      width: Width of the embedding and of the hidden layers.
+    """
+
+    width: int = 32
+
+    @linen.compact
+    def __call__(self, text: jax.Array) -> jax.Array:
+        """uint8[batch, length] -> float32[batch, length, 256]."""
+        x = linen.Embed(256, self.width)(text.astype(jnp.int32))
+        for dilation in (1, 2):
+            convolution = linen.Conv(
+                self.width, (3,), kernel_dilation=(dilation,), padding="CAUSAL"
+            )
+            x = x + linen.relu(convolution(x))
+        return linen.Dense(256)(x)
+
+
+class WordModel(linen.Module):
+    """The next word from a window of words: Bengio's network, with one hidden layer.
+
+    Attributes:
+      words: Size of the vocabulary.
+      width: Width of the embedding. Its gradient has one nonzero row per distinct word of a batch.
+      hidden: Width of the hidden layer.
+    """
+
+    words: int
+    width: int = 64
+    hidden: int = 64
+
+    @linen.compact
+    def __call__(self, windows: jax.Array) -> jax.Array:
+        """int32[batch, length] -> float32[batch, words]."""
+        x = linen.Embed(self.words, self.width)(windows)
+        x = linen.relu(linen.Dense(self.hidden)(x.reshape(x.shape[0], -1)))
+        return linen.Dense(self.words)(x)
+
+
+class MatrixFactorization(linen.Module):
+    """A rating as the product of the factors of user and item, plus a bias of each.
+
+    Attributes:
+      users: The number of users.
+      items: The number of items.
+      center: The constant to which biases and products are added; not trained.
+      width: Width of the embeddings.
+    """
+
+    users: int
+    items: int
+    center: float
+    width: int = 16
+
+    @linen.compact
+    def __call__(self, pairs: jax.Array) -> jax.Array:
+        """int32[batch, 2] -> float32[batch]."""
+        user, item = pairs[:, 0], pairs[:, 1]
+        small, zero = linen.initializers.normal(0.1), linen.initializers.zeros
+        factors = [
+            linen.Embed(self.users, self.width, embedding_init=small, name="user")(user),
+            linen.Embed(self.items, self.width, embedding_init=small, name="item")(item),
+        ]
+        # Biases are columns, so they have rows as the factors do.
+        biases = [
+            linen.Embed(self.users, 1, embedding_init=zero, name="user_bias")(user)[:, 0],
+            linen.Embed(self.items, 1, embedding_init=zero, name="item_bias")(item)[:, 0],
+        ]
+        return self.center + sum(biases) + jnp.sum(factors[0] * factors[1], axis=1)
+
+
+MODELS: dict[str, Callable[[Dataset], linen.Module]] = {
+    "digits": lambda dataset: ConvolutionalNetwork(peak=16.0),
+    "mnist": lambda dataset: ConvolutionalNetwork(peak=255.0, hidden=32),
+    "cifar10": lambda dataset: ConvolutionalNetwork(peak=255.0, hidden=32),
+    "text": lambda dataset: ByteModel(),
+    "words": lambda dataset: WordModel(*dataset.sizes),
+    "movielens": lambda dataset: MatrixFactorization(
+        *dataset.sizes, center=float(dataset.train_labels.mean())
+    ),
+}

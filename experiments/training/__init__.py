@@ -1,0 +1,1 @@
+"""The training loop, and training over windows and in real time."""
