@@ -18,7 +18,7 @@ from tests.cases import CASES
 from tests.cases._gossip import GOSSIP
 from tests.cases._local import LOCAL
 
-RECORDS = Path(__file__).parents[2] / "experiments" / "records"
+RECORDS = Path(__file__).parents[3] / "experiments" / "records"
 HEADER = Header(
     "2026-11-23T00:00:00+00:00", "make bench", "a" * 40, False, "here", "0.12", 100, 200
 )
