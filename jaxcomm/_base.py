@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 
 AxisName: TypeAlias = str | tuple[str, ...]
-"""One mesh axis, or several that number the workers together, outermost first."""
+"""One mesh axis, or several that together index the workers, outermost first."""
 
 PyTree: TypeAlias = Any
 Layout: TypeAlias = Literal["concatenated", "shared_statistics", "independent"]
