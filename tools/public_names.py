@@ -19,8 +19,9 @@ from types import ModuleType
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("jaxcomm", "pallas_kernels")
 # The arguments, variables and functions in the source that hold what is reported.
-REPORTS = {"totals", "ratios", "errors", "constants", "diagnostics", "told", "values", "known"}
-REPORTS |= {"MEASURED", "metrics", "initial_diagnostics", "tell_overflow", "_means"}
+
+REPORTS = {"totals", "ratios", "errors", "constants", "diagnostics", "report", "values", "counts"}
+REPORTS |= {"MEASURED", "metrics", "initial_diagnostics", "overflow_totals", "_means"}
 
 
 def public_modules() -> Iterator[ModuleType]:

@@ -16,7 +16,7 @@ class PushSum(NamedTuple):
     """The memory of a worker: its mass, and the messages in flight in their order of arrival."""
 
     mass: jax.Array  # [], in the dtype of sums
-    on_the_way: list[tuple[list[jax.Array], jax.Array]]  # one entry per step of delay
+    in_transit: list[tuple[list[jax.Array], jax.Array]]  # one entry per step of delay
 
 
 def sgp(
@@ -102,7 +102,7 @@ def sgp(
         outgoing = mixing_step.outgoing_weight()
         # The sender keeps the rounding error of its message.
         kept = [a - outgoing * b for a, b in zip(x, widened, strict=True)]
-        due, *later = [*memory.on_the_way, tuple(arrived)]
+        due, *later = [*memory.in_transit, tuple(arrived)]
         total = [a + b for a, b in zip(kept, due[0], strict=True)]
         mass = memory.mass - outgoing * memory.mass + due[1]
         changes = [a / mass - b for a, b in zip(total, z, strict=True)]
@@ -111,9 +111,9 @@ def sgp(
     def average(
         mixing_step: MixingStep, memory: PushSum, z: list[jax.Array]
     ) -> tuple[list[jax.Array], PushSum]:
-        held = [([memory.mass * a for a in z], memory.mass), *memory.on_the_way]
+        held = [([memory.mass * a for a in z], memory.mass), *memory.in_transit]
         x, mass = mixing_step.mean(jax.tree.map(lambda *parts: sum(parts), *held))
-        return [a / mass for a in x], PushSum(mass, start(z).on_the_way)
+        return [a / mass for a in x], PushSum(mass, start(z).in_transit)
 
     return gossiped(
         mixing,

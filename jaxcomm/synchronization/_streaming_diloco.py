@@ -39,8 +39,8 @@ class FragmentState(NamedTuple):
     aggregator: Any
     outer: Any
     done: PerWorker  # each worker's steps since the last averaging round
-    came_off: jax.Array  # bool[], whether its last averaging round succeeded
-    told: dict[
+    succeeded: jax.Array  # bool[], whether its last averaging round succeeded
+    counts: dict[
         str, jax.Array
     ]  # float32[], `skipped_steps` before it, and `skipped_exchanges` rounds
 
@@ -189,8 +189,8 @@ def streaming_diloco(
                 aggregator=combine.init(wide(part)),
                 outer=outer_tx.init(anchor),
                 done=no_steps(axis_name),
-                came_off=jnp.ones((), bool),
-                told=initial_diagnostics(),
+                succeeded=jnp.ones((), bool),
+                counts=initial_diagnostics(),
             )
             for part in parts_of(params, params)
         )
@@ -232,15 +232,18 @@ def streaming_diloco(
                 aggregator=averaged.aggregator,
                 outer=outer_state,
                 done=averaged.done,
-                came_off=jnp.ones((), bool),
-                told={
-                    **fragment.told,
-                    "skipped_steps": fragment.told["skipped_steps"] + averaged.skipped_steps,
+                succeeded=jnp.ones((), bool),
+                counts={
+                    **fragment.counts,
+                    "skipped_steps": fragment.counts["skipped_steps"] + averaged.skipped_steps,
                 },
             )
             local_result = fragment._replace(
-                came_off=jnp.zeros((), bool),
-                told={**fragment.told, "skipped_exchanges": fragment.told["skipped_exchanges"] + 1},
+                succeeded=jnp.zeros((), bool),
+                counts={
+                    **fragment.counts,
+                    "skipped_exchanges": fragment.counts["skipped_exchanges"] + 1,
+                },
             )
             return select_if_finite(averaged, anchor, averaged_result, local_result)
 
@@ -255,7 +258,7 @@ def streaming_diloco(
             mixed = jax.tree.map(
                 lambda y, a: mixing_factor * y + (1 - mixing_factor) * a, local_params, after.anchor
             )
-            applies = arrives & participates & after.came_off
+            applies = arrives & participates & after.succeeded
             changes = jax.tree.map(lambda a, u: jnp.where(applies, a, u), updates_to(mixed, x), u)
             return changes, after
 
@@ -263,8 +266,8 @@ def streaming_diloco(
         advanced = [advance(*each) for each in zip(offsets, state.fragments, *parts, strict=True)]
         changes, after = zip(*advanced, strict=True)
         # Every fragment counts each step, so the total is their maximum, not their sum.
-        skipped_steps = jnp.max(jnp.stack([fragment.told["skipped_steps"] for fragment in after]))
-        failed = jnp.sum(jnp.stack([fragment.told["skipped_exchanges"] for fragment in after]))
+        skipped_steps = jnp.max(jnp.stack([fragment.counts["skipped_steps"] for fragment in after]))
+        failed = jnp.sum(jnp.stack([fragment.counts["skipped_exchanges"] for fragment in after]))
         report = {"skipped_steps": skipped_steps, "skipped_exchanges": failed}
         return joined(changes, params), StreamingState(step, after, report)
 

@@ -53,8 +53,8 @@ def check(case: GossipCase, workers: int, mutant: Mutant | None = None) -> None:
         memory = state.own.per_worker["data"]
         (mass,) = np.asarray(memory.mass, np.float64)[None]
         total = (mass[:, None] * found[-1]).sum(axis=0)
-        for (on_the_way,), late in memory.on_the_way:
-            total = total + np.asarray(on_the_way, np.float64).sum(axis=0)
+        for (in_transit,), late in memory.in_transit:
+            total = total + np.asarray(in_transit, np.float64).sum(axis=0)
             mass = mass + np.asarray(late, np.float64)
         np.testing.assert_allclose(mass.sum(), workers, rtol=1e-5)
         assert (mass > 0).all()

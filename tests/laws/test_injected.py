@@ -26,7 +26,13 @@ def every_leaf(tree: Any) -> Any:
 
 SGD = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
 UNITS = {"scope": "leaf", "bucket_bytes": 64, "seed": 3}
-SKETCH = {"sketch_ratio": 4.0, "rows": 3, "momentum": 0.5, "masking": True, "hashing": "elements"}
+SKETCH = {
+    "sketch_ratio": 4.0,
+    "rows": 3,
+    "momentum": 0.5,
+    "momentum_masking": True,
+    "hashing": "elements",
+}
 # Arguments for each: all options that could be numbers.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "accumulate": {"tx": SGD, "every": 2},
