@@ -55,7 +55,7 @@ test-gpu: ## compare the kernels on this machine's GPU with their references
 test-wheel: ## build the wheel, install it alone, import all of it, run the README's program (in .venv-wheel)
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_wheel
 
-bench: venv ## time, memory and compiled programs of every method, beside the last record (15 minutes)
+bench: venv ## time, memory and compiled programs of every method, beside the last record (25 minutes)
 	$(PY) -u -m experiments bench $(ARGS)
 
 lint: venv ## formatting, ruff, mypy, spelling, prose

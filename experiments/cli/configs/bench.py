@@ -24,7 +24,7 @@ class Bench:
 
     Command: `python -m experiments bench`, or `make bench`.
 
-    Expected time: 15 minutes on two idle CPU cores; two minutes with --quick.
+    Expected time: 25 minutes on two idle CPU cores; two minutes with --quick.
 
     Number: multiples of the baseline, at most the goals in the table; the time of dithering over
     that of plain code, at most 2; nanoseconds of one core to quantize, at most 1.5 per coordinate.
