@@ -80,7 +80,7 @@ def test_one_peer_graphs_mix_all_in_a_round_of_them(workers: int) -> None:
     "graph,rule,message",
     [
         (gossip.path(3), "uniform", "needs equal degrees, got a graph with the degrees \\[1, 2\\]"),
-        (gossip.exponential(4), "metropolis", "makes a symmetric matrix, and `graph` is directed"),
+        (gossip.exponential(4), "metropolis", "makes a symmetric matrix, but `graph` is directed"),
         (gossip.ring(3), "laplace", "`rule` must be one of"),
     ],
 )

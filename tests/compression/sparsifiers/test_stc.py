@@ -56,5 +56,5 @@ def test_the_bound_is_attained() -> None:
 
 
 def test_one_option_of_two() -> None:
-    with pytest.raises(ValueError, match="`ratio` or `k`"):
+    with pytest.raises(ValueError, match="exactly one of `ratio` and `k`"):
         stc()
