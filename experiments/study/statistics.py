@@ -1,0 +1,284 @@
+"""Statistics of a study: spreads, confidence intervals, and comparisons paired by seed.
+
+A run that diverged has no finite value. It counts as worse than every finite run.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from scipy import stats
+
+Verdict = Literal["better", "worse", "not told apart"]
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; NaN without values or if a value is NaN."""
+    return statistics.mean(values) if values else math.nan
+
+
+def sd(values: Sequence[float]) -> float:
+    """The standard deviation of a sample; NaN for fewer than two or non-finite values."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return math.nan
+    return statistics.stdev(values)
+
+
+class Interval(NamedTuple):
+    """The ends of a confidence interval."""
+
+    low: float
+    high: float
+
+
+def confidence_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+    """The confidence interval of the mean by Student's t-distribution.
+
+    It is NaN for fewer than two values or if a value is not finite.
+
+    Example:
+      >>> low, high = confidence_interval([1.0, 2.0, 3.0])
+      >>> round(low, 2), round(high, 2)
+      (-0.48, 4.48)
+    """
+    _check_fraction("level", level)
+    deviation = sd(values)
+    if math.isnan(deviation):
+        return Interval(math.nan, math.nan)
+    center, error = mean(values), deviation / math.sqrt(len(values))
+    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * error
+    return Interval(center - half, center + half)
+
+
+class Difference(NamedTuple):
+    """The mean over seeds of the difference of a method from a reference.
+
+    Attributes:
+      mean: The mean; infinite if only one of the two diverged with some seed.
+      low: The lower end of the confidence interval of the mean.
+      high: The upper end.
+      p_value: The p-value of the two-sided paired t-test.
+      p_greater: The p-value of the one-sided test that the difference is above 0.
+      pairs: The number of seeds.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p_value: float
+    p_greater: float
+    pairs: int
+
+    @property
+    def p_less(self) -> float:
+        """The p-value of the one-sided test that the difference is below 0."""
+        if self.mean < 0:
+            return self.p_value / 2
+        return 1 - self.p_greater if self.mean > 0 else self.p_greater
+
+    @property
+    def ratio(self) -> tuple[float, float, float]:
+        """The geometric mean ratio and its interval, from a difference of logarithms."""
+        return _exp(self.mean), _exp(self.low), _exp(self.high)
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must be above 0 and below 1, got {value}.")
+
+
+def _p_greater(center: float, error: float, pairs: int) -> float:
+    """The p-value of the one-sided t-test; `error` is the standard error of the mean."""
+    if error == 0:
+        return 0.0 if center > 0 else 1.0
+    return float(stats.t.sf(center / error, pairs - 1))
+
+
+def _differences(
+    values: Mapping[int, float], reference: Mapping[int, float], lower_is_better: bool
+) -> list[float]:
+    """One difference per common seed, except for seeds with which both runs diverged."""
+    worst = math.inf if lower_is_better else -math.inf
+    pairs = [
+        [each if math.isfinite(each) else worst for each in (values[seed], reference[seed])]
+        for seed in values
+        if seed in reference
+    ]
+    return [a - b for a, b in pairs if math.isfinite(a) or math.isfinite(b)]
+
+
+def _summarize(differences: Sequence[float], level: float) -> Difference:
+    _check_fraction("level", level)
+    pairs, nan = len(differences), math.nan
+    center = mean(differences)
+    if math.isinf(center) and pairs > 1:
+        p_greater = 0.0 if center > 0 else 1.0
+        return Difference(center, center, center, 0.0, p_greater, pairs)
+    if pairs < 2 or math.isnan(center):
+        return Difference(center, nan, nan, nan, nan, pairs)
+    low, high = confidence_interval(differences, level)
+    error = sd(differences) / math.sqrt(pairs)
+    p_greater = _p_greater(center, error, pairs)
+    p_value = min(1.0, 2 * min(p_greater, _p_greater(-center, error, pairs)))
+    return Difference(center, low, high, p_value, p_greater, pairs)
+
+
+def paired_difference(
+    values: Mapping[int, float],
+    reference: Mapping[int, float],
+    *,
+    level: float = 0.95,
+    lower_is_better: bool = True,
+) -> Difference:
+    """The difference `values - reference`, paired by seed.
+
+    Only common seeds count. If one of the two diverged with some seed, the difference is infinite
+    and its p-value is 0 by convention. If each of the two diverged where the other did not, it is
+    NaN. Seeds with which both diverged are excluded.
+
+    Args:
+      values: The value per seed of the method.
+      reference: The value per seed of the reference.
+      level: The level of the confidence interval.
+      lower_is_better: Whether a diverged run counts as infinite rather than as minus infinity.
+
+    Example:
+      >>> difference = paired_difference({0: 1.1, 1: 1.3, 2: 1.2}, {0: 1.0, 1: 1.1, 2: 1.1})
+      >>> round(difference.mean, 3), round(difference.p_value, 3), difference.pairs
+      (0.133, 0.057, 3)
+    """
+    return _summarize(_differences(values, reference, lower_is_better), level)
+
+
+def paired_log_ratio(
+    values: Mapping[int, float], reference: Mapping[int, float], *, level: float = 0.95
+) -> Difference:
+    """The difference of the natural logarithms, paired by seed, for positive values.
+
+    It is NaN if a value is 0 or negative. `Difference.ratio` has the ratio and its interval.
+
+    Example:
+      >>> difference = paired_log_ratio({0: 2.0, 1: 4.2}, {0: 1.0, 1: 2.0})
+      >>> round(difference.ratio[0], 3)
+      2.049
+    """
+    if any(value <= 0 for value in (*values.values(), *reference.values())):
+        return _summarize([math.nan] * len(values.keys() & reference.keys()), level)
+    logarithms = [
+        {seed: math.log(value) for seed, value in each.items()} for each in (values, reference)
+    ]
+    return _summarize(_differences(*logarithms, lower_is_better=True), level)
+
+
+class Equivalence(NamedTuple):
+    """The result of two one-sided tests.
+
+    Attributes:
+      difference: The difference, with the interval of the test, `1 - 2 * significance`.
+      margin: The largest absolute difference that counts as equivalent.
+      p_value: The larger of the two p-values.
+      is_equivalent: Whether the absolute difference is significantly below the margin.
+      is_different: Whether it is significantly above the margin.
+    """
+
+    difference: Difference
+    margin: float
+    p_value: float
+    is_equivalent: bool
+    is_different: bool
+
+
+def equivalence(
+    values: Mapping[int, float],
+    reference: Mapping[int, float],
+    margin: float,
+    *,
+    significance: float = 0.05,
+    log: bool = False,
+) -> Equivalence:
+    """Tests whether the mean difference is within `margin` (two one-sided tests, TOST).
+
+    Args:
+      values: The value per seed of the method; lower is better.
+      reference: The value per seed of the reference.
+      margin: The margin, stated before the run; of the logarithms if `log`.
+      significance: The level of each of the two tests.
+      log: Whether to test the difference of the logarithms.
+
+    Raises:
+      ValueError: If the margin is not above 0.
+
+    Example:
+      >>> equivalence({0: 1.01, 1: 0.99, 2: 1.0}, {0: 1.0, 1: 1.0, 2: 1.0}, 0.1).is_equivalent
+      True
+    """
+    if not margin > 0:
+        raise ValueError(f"margin must be above 0, got {margin}.")
+    _check_fraction("significance", 2 * significance)
+    compare = paired_log_ratio if log else paired_difference
+    difference = compare(values, reference, level=1 - 2 * significance)
+    center, low, high, *_, pairs = difference
+    if math.isnan(low):
+        return Equivalence(difference, margin, math.nan, False, False)
+    if math.isinf(center):
+        return Equivalence(difference, margin, 1.0, False, True)
+    half = (high - low) / 2
+    error = half / float(stats.t.ppf(1 - significance, pairs - 1))
+    p_value = max(
+        _p_greater(center + margin, error, pairs), _p_greater(margin - center, error, pairs)
+    )
+    is_different = low > margin or high < -margin
+    return Equivalence(difference, margin, p_value, p_value < significance, is_different)
+
+
+def verdict(
+    difference: Difference,
+    *,
+    significance: float = 0.05,
+    lower_is_better: bool = True,
+    one_sided: Literal["better", "worse"] | None = None,
+) -> Verdict:
+    """What a difference from the reference shows.
+
+    A two-sided test shows that a method is better or worse. A one-sided test looks for only one of
+    the two, so a significant difference of the other sign is `"not told apart"`.
+
+    Example:
+      >>> lower = paired_difference({0: 1.0, 1: 1.1, 2: 0.9}, {0: 2.0, 1: 2.2, 2: 2.0})
+      >>> verdict(lower), verdict(lower, one_sided="worse")
+      ('better', 'not told apart')
+    """
+    _check_fraction("significance", significance)
+    direction: Verdict = "better" if (difference.mean < 0) == lower_is_better else "worse"
+    if one_sided is None:
+        return direction if difference.p_value < significance else "not told apart"
+    looks_below = (one_sided == "better") == lower_is_better
+    p_value = difference.p_less if looks_below else difference.p_greater
+    if direction == one_sided and p_value < significance:
+        return one_sided
+    return "not told apart"
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values corrected for their number by the method of Holm and Bonferroni.
+
+    NaN, the p-value of a comparison that could not be tested, stays NaN and does not count.
+
+    Example:
+      >>> holm([0.01, 0.04, 0.03])
+      [0.03, 0.06, 0.06]
+    """
+    tested = [index for index, p_value in enumerate(p_values) if not math.isnan(p_value)]
+    corrected, largest = [math.nan] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(tested, key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, (len(tested) - rank) * p_values[index]))
+        corrected[index] = largest
+    return corrected
