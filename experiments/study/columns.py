@@ -1,0 +1,282 @@
+"""The specification of a table: how rows are grouped, and how each group fills the columns."""
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table as RichTable
+
+from experiments import tables
+from experiments.study.statistics import mean, sd
+from experiments.study.tidy import Kind, Row, grouped, is_missing, of_kind
+
+MISSING = "-"
+
+
+class Group:
+    """The rows that share the values of some keys, such as one method on one graph.
+
+    Attributes:
+      keys: The values of the keys.
+      rows: The rows of all kinds.
+    """
+
+    def __init__(
+        self, table: "Table", keys: tuple, rows: Sequence[Row], groups: Mapping[tuple, "Group"]
+    ):
+        """Makes one of the `groups` of a table, which are by the values of their keys."""
+        self.keys: dict[str, Any] = dict(zip(table.by, keys, strict=True))
+        self.rows, self._table, self._groups = rows, table, groups
+
+    @functools.cached_property
+    def runs(self) -> list[Row]:
+        """The ends of the runs, one per seed."""
+        return of_kind(self.rows, "run")
+
+    @property
+    def trials(self) -> list[Row]:
+        """The trials of the tuning."""
+        return of_kind(self.rows, "trial")
+
+    def values(self, name: str, kind: Kind = "run", *, optional: bool = False) -> list[Any]:
+        """The values of one column, one per row of the kind.
+
+        Args:
+          name: The column.
+          kind: The kind of the rows.
+          optional: Whether rows may lack the column; its value is then NaN.
+        """
+        rows = of_kind(self.rows, kind)
+        return [row.get(name, math.nan) if optional else row[name] for row in rows]
+
+    def by_seed(self, name: str) -> dict[int, Any]:
+        """The values of one column of the runs by seed."""
+        return {row["seed"]: row[name] for row in self.runs}
+
+    def other(self, **keys: Any) -> "Group | None":
+        """The group whose keys differ from those of this group only by `keys`, if it exists."""
+        return self._groups.get(tuple({**self.keys, **keys}.values()))
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is the group with which others are compared."""
+        reference = self._table.reference
+        return bool(reference) and all(self.keys[name] == reference[name] for name in reference)
+
+    @property
+    def reference(self) -> "Group | None":
+        """The group with which this group is compared, if it exists."""
+        return self.other(**self._table.reference) if self._table.reference else None
+
+    @property
+    def paired(self) -> "Group | None":
+        """The reference, with only the runs of the seeds of this group; None without such runs."""
+        reference, seeds = self.reference, {run["seed"] for run in self.runs}
+        if reference is None:
+            return None
+        rows = [
+            row for row in reference.rows if row["kind"] != "run" or row.get("seed", None) in seeds
+        ]
+        paired = Group(self._table, tuple(reference.keys.values()), rows, self._groups)
+        return paired if paired.runs else None
+
+
+Value = Callable[[Group], Any]
+
+
+class Spread(NamedTuple):
+    """A mean and its standard deviation over seeds, shown as `mean ± sd`."""
+
+    mean: float
+    sd: float
+
+
+def spread(name: str) -> Value:
+    """The mean and the standard deviation of a column over seeds."""
+
+    def value(group: Group) -> Spread:
+        values = group.values(name)
+        return Spread(mean(values), sd(values))
+
+    return value
+
+
+def mean_of(name: str) -> Value:
+    """The mean of a column over seeds."""
+    return lambda group: mean(group.values(name))
+
+
+def median_of(name: str) -> Value:
+    """The median of a column over seeds."""
+    return lambda group: statistics.median(group.values(name))
+
+
+def first(name: str, kind: Kind = "run") -> Value:
+    """The first value of a column that no seed changes; NaN without rows of the kind."""
+    return lambda group: next(iter(group.values(name, kind, optional=True)), math.nan)
+
+
+def over_reference(value: Value) -> Value:
+    """The value divided by that of the reference, from the runs of common seeds; NaN without."""
+
+    def ratio(group: Group) -> float:
+        reference = value(group.paired) if group.paired else None
+        return value(group) / reference if reference else math.nan
+
+    return ratio
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+      heading: The heading; None for a column that is only in the CSV.
+      value: The value of a group. A missing value (None or NaN) is shown as `-`.
+      show: A format such as `".3f"`, or a function of the value.
+      name: The name in the CSV and in lines; the heading by default.
+      scale: The factor of a shown number, such as 100 for percent.
+      text: Whether the column is of text, which is aligned on the left.
+      hidden: Whether the terminal lacks the column.
+      in_csv: Whether the CSV has the column.
+    """
+
+    heading: str | None
+    value: Value
+    show: str | Callable[[Any], str] = ""
+    name: str = ""
+    scale: float = 1
+    text: bool = False
+    hidden: bool = False
+    in_csv: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.heading)
+        if not self.name:
+            raise ValueError("A column has a heading or a name.")
+
+    def cell(self, value: Any) -> str:
+        """The text of a cell.
+
+        Example:
+          >>> accuracy = Column("accuracy %", spread("accuracy"), ".1f", scale=100)
+          >>> accuracy.cell(Spread(0.95, 0.011)), accuracy.cell(Spread(0.95, float("nan")))
+          ('95.0 ± 1.1', '95.0')
+          >>> accuracy.cell(float("nan"))
+          '-'
+        """
+        if is_missing(value.mean if isinstance(value, Spread) else value):
+            return MISSING
+        if callable(self.show):
+            return self.show(value)
+        if isinstance(value, Spread):
+            parts = value[:1] if is_missing(value.sd) else value
+            return " ± ".join(format(self.scale * part, self.show) for part in parts)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return format(self.scale * value, self.show) if is_number else format(value, self.show)
+
+    def csv_fields(self, value: Any) -> dict[str, Any]:
+        """The names and the values in the CSV; a spread has two."""
+        if isinstance(value, Spread):
+            return {self.name: value.mean, f"{self.name}_sd": value.sd}
+        return {self.name: value}
+
+
+def key(name: str, **options: Any) -> Column:
+    """The column of a key."""
+    return Column(name, lambda group: group.keys[name], text=True, **options)
+
+
+SEEDS = Column(None, lambda group: len(group.runs), name="seeds")
+
+
+class Line(NamedTuple):
+    """One line of a table: a group and its values by the names of the columns."""
+
+    group: Group
+    values: Mapping[str, Any]
+
+    @property
+    def where(self) -> str:
+        """The keys of the group, such as `ring_8, iid, dpsgd`."""
+        return ", ".join(map(str, self.group.keys.values()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of one line per group of rows.
+
+    Attributes:
+      by: The keys of a group. There is a line per group that has a finished run.
+      columns: The columns.
+      reference: The values of keys of the groups with which others are compared.
+      adjacent: Keys of which lines with equal values are adjacent, in the order of the first.
+
+    Example:
+      >>> table = Table(("method",), (key("method"), Column("loss", spread("loss"), ".1f")))
+      >>> lines = table.lines(
+      ...     {"kind": "run", "method": "mean", "seed": seed, "loss": seed + 1.0}
+      ...     for seed in (0, 1)
+      ... )
+      >>> print(table.to_markdown(lines))
+      | method | loss |
+      | --- | ---: |
+      | mean | 1.5 ± 0.7 |
+    """
+
+    by: tuple[str, ...]
+    columns: tuple[Column, ...]
+    reference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    adjacent: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"More than one column has the name {twice[0]!r}.")
+        if unknown := {*self.reference, *self.adjacent} - {*self.by}:
+            raise ValueError(f"{sorted(unknown)[0]!r} is not a key of the table.")
+
+    def lines(self, rows: Iterable[Row]) -> list[Line]:
+        """One line per group with runs, in the order of the first run."""
+        all_rows = [*rows]
+        by_keys = grouped(all_rows, self.by)
+        groups: dict[tuple, Group] = {}
+        for keys in grouped(of_kind(all_rows, "run"), self.by):
+            groups[keys] = Group(self, keys, by_keys[keys], groups)
+        ranks = {name: [*dict.fromkeys(g.keys[name] for g in groups.values())] for name in self.by}
+        ordered = sorted(
+            groups.values(),
+            key=lambda g: [ranks[name].index(g.keys[name]) for name in self.adjacent],
+        )
+        return [
+            Line(group, {column.name: column.value(group) for column in self.columns})
+            for group in ordered
+        ]
+
+    def _shown(self, lines: Sequence[Line], kept: Callable[[Column], bool]) -> tuple:
+        """The headings, the cells, and the number of leading columns of text."""
+        columns = [column for column in self.columns if column.heading and kept(column)]
+        left = next((n for n, column in enumerate(columns) if not column.text), len(columns))
+        cells = [[each.cell(line.values[each.name]) for each in columns] for line in lines]
+        return [column.heading for column in columns], cells, left
+
+    def to_rich(self, lines: Sequence[Line]) -> RichTable:
+        """For the terminal, without hidden columns."""
+        return tables.to_rich(*self._shown(lines, lambda column: not column.hidden))
+
+    def to_markdown(self, lines: Sequence[Line]) -> str:
+        """For a README."""
+        return tables.to_markdown(*self._shown(lines, lambda column: True))
+
+    def to_csv(self, lines: Sequence[Line]) -> str:
+        """As CSV, with all digits."""
+        columns = [column for column in self.columns if column.in_csv]
+        rows = []
+        for line in lines:
+            fields = [column.csv_fields(line.values[column.name]) for column in columns]
+            rows.append({name: value for each in fields for name, value in each.items()})
+        names = [*rows[0]] if rows else [column.name for column in columns]
+        return tables.to_csv(names, [row.values() for row in rows])

@@ -1,0 +1,172 @@
+"""Tables as specifications: groups, references, missing values and the three renderings."""
+
+import csv
+import io
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from experiments.study.columns import (
+    SEEDS,
+    Column,
+    Spread,
+    Table,
+    first,
+    key,
+    mean_of,
+    over_reference,
+    spread,
+)
+from experiments.study.tidy import make_row, migrate, of_kind
+
+NAN = math.nan
+
+
+def run(graph: str, method: str, seed: int, loss: float, **values: Any) -> dict[str, Any]:
+    return make_row(
+        "run", {"graph": graph, "method": method, "seed": seed}, {"loss": loss, **values}
+    )
+
+
+TABLE = Table(
+    by=("graph", "method"),
+    columns=(
+        key("graph"),
+        key("method"),
+        SEEDS,
+        Column("loss", spread("loss"), ".2f"),
+        Column("ratio", over_reference(mean_of("loss")), ".1f"),
+        Column("percent", mean_of("loss"), ".0f", scale=100, hidden=True),
+        Column("cost", first("bytes", "fact"), ",.0f", in_csv=False),
+    ),
+    reference={"method": "mean"},
+)
+ROWS = [
+    run("ring", "mean", 0, 1.0),
+    run("ring", "mean", 1, 3.0),
+    run("line", "top", 0, 9.0),
+    run("ring", "top", 1, 6.0),
+    make_row("fact", {"graph": "ring", "method": "top"}, {"bytes": 12345}),
+    make_row("fact", {"leaf": "bias"}, {"bytes": 1}),
+]
+
+
+def test_one_code_path_renders_all_formats() -> None:
+    lines = TABLE.lines(ROWS)
+    assert TABLE.to_markdown(lines).splitlines() == [
+        "| graph | method | loss | ratio | percent | cost |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| ring | mean | 2.00 ± 1.41 | 1.0 | 200 | - |",
+        "| line | top | 9.00 | - | 900 | - |",
+        "| ring | top | 6.00 | 2.0 | 600 | 12,345 |",
+    ]
+    assert TABLE.to_csv(lines).splitlines() == [
+        "graph,method,seeds,loss,loss_sd,ratio,percent",
+        "ring,mean,2,2.0,1.4142135623730951,1.0,2.0",
+        "line,top,1,9.0,nan,nan,9.0",
+        "ring,top,1,6.0,nan,2.0,6.0",
+    ]
+    terminal = TABLE.to_rich(lines)
+    assert [column.header for column in terminal.columns] == [
+        "graph", "method", "loss", "ratio", "cost"]  # fmt: skip
+    assert [column.justify for column in terminal.columns] == ["left"] * 2 + ["right"] * 3
+    text = io.StringIO()
+    Console(file=text, width=100).print(terminal)
+    assert "2.00 ± 1.41" in text.getvalue() and "nan" not in text.getvalue()
+
+
+def test_a_ratio_is_over_the_runs_of_common_seeds() -> None:
+    """The mean of both seeds of the reference is 2, that of seed 1 is 3."""
+    *_, line = TABLE.lines(ROWS)
+    assert line.values["ratio"] == 6 / 3
+    assert line.group.reference.values("loss") == [1, 3]
+    assert line.group.paired.values("loss") == [3]
+    assert line.group.by_seed("loss") == {1: 6}
+    assert line.group.other(graph="line").values("loss") == [9]
+    assert line.group.other(graph="star") is None
+    assert [each.group.is_reference for each in TABLE.lines(ROWS)] == [True, False, False]
+    assert line.where == "ring, top"
+
+
+def test_without_common_seeds_there_is_no_ratio() -> None:
+    lines = TABLE.lines([run("ring", "mean", 0, 1.0), run("ring", "top", 1, 6.0)])
+    assert lines[1].group.paired is None and math.isnan(lines[1].values["ratio"])
+
+
+def test_adjacent_keys_keep_the_order_of_their_first_lines() -> None:
+    table = Table(TABLE.by, TABLE.columns, adjacent=("graph",))
+    assert [line.where for line in table.lines(ROWS)] == ["ring, mean", "ring, top", "line, top"]
+
+
+def test_a_table_without_runs_has_its_headings() -> None:
+    facts = of_kind(ROWS, "fact")
+    assert TABLE.lines(facts) == []
+    assert TABLE.to_csv([]) == "graph,method,seeds,loss,ratio,percent\n"
+    assert len(TABLE.to_markdown([]).splitlines()) == 2
+
+
+@pytest.mark.parametrize("value", [None, NAN, Spread(NAN, NAN), Spread(NAN, 1.0)])
+@pytest.mark.parametrize("show", [".2f", "", lambda value: f"<{value}>"])
+def test_a_missing_value_is_a_dash(value: Any, show: Any) -> None:
+    assert Column("loss", mean_of("loss"), show).cell(value) == "-"
+
+
+@given(st.floats(-1e9, 1e9), st.floats(0, 1e6))
+def test_cells_show_the_value_to_half_a_digit(mean: float, sd: float) -> None:
+    column = Column("loss", mean_of("loss"), ".3f", scale=10)
+    shown = column.cell(Spread(mean, sd)).split(" ± ")
+    assert [float(part) for part in shown] == pytest.approx([10 * mean, 10 * sd], abs=5.1e-4)
+    assert column.cell(Spread(mean, NAN)) == column.cell(mean) == shown[0]
+
+
+@given(st.lists(st.floats(allow_infinity=False), min_size=1, max_size=5))
+def test_the_csv_has_all_digits(losses: list[float]) -> None:
+    rows = [run(f"g{seed}", "mean", 0, loss) for seed, loss in enumerate(losses)]
+    read = csv.DictReader(io.StringIO(TABLE.to_csv(TABLE.lines(rows))))
+    assert [float(line["loss"]) for line in read] == pytest.approx(
+        losses, rel=0, abs=0, nan_ok=True
+    )
+
+
+def test_text_that_is_not_a_number_is_shown() -> None:
+    assert Column("reached", lambda group: None).cell("3/5") == "3/5"
+    assert Column("holds", lambda group: None).cell(True) == "True"
+
+
+def test_a_misspelled_column_is_an_error() -> None:
+    with pytest.raises(KeyError, match="los"):
+        Table(TABLE.by, (Column("loss", mean_of("los")),)).lines(ROWS)
+    with pytest.raises(ValueError, match="More than one column has the name 'ratio'"):
+        Table(("graph",), (Column("ratio", SEEDS.value), Column("ratio", SEEDS.value)))
+    with pytest.raises(ValueError, match="'methods' is not a key of the table"):
+        Table(("method",), (), reference={"methods": "mean"})
+    with pytest.raises(ValueError, match="A column has a heading or a name"):
+        Column(None, SEEDS.value)
+
+
+def test_a_row_has_one_value_per_name() -> None:
+    with pytest.raises(ValueError, match="`seed` is the name of more than one column"):
+        make_row("run", {"seed": 0}, {"seed": 1})
+    with pytest.raises(ValueError, match="`kind` is the name"):
+        make_row("run", {"kind": "ring"}, {})
+
+
+def test_old_rows_get_the_schema_and_others_stay() -> None:
+    rows = [
+        {"kind": "straggler_tuning", "strategy": "dpsgd"},
+        {"kind": "estimate", "step": 20},
+        {"kind": "density", "leaf": "bias"},
+        {"kind": "bench", "schema": 1},
+        make_row("run", {"seed": 0}, {}),
+    ]
+    assert migrate(rows) == [
+        {"schema": 1, "kind": "trial", "strategy": "dpsgd", "seed": 1000},
+        {"schema": 1, "kind": "run", "step": 20, "seed": 20},
+        {"schema": 1, "kind": "fact", "leaf": "bias", "about": "density"},
+        *rows[3:],
+    ]
+    assert rows[0]["kind"] == "straggler_tuning"

@@ -1,0 +1,261 @@
+"""The tables of all committed records, regenerated from their rows by specifications."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import experiments
+from experiments.methods import BASELINE, KINDS, parse_variant
+from experiments.metrics_rows import read_rows
+from experiments.study.columns import (
+    SEEDS,
+    Column,
+    Group,
+    Spread,
+    Table,
+    Value,
+    first,
+    key,
+    mean_of,
+    median_of,
+    over_reference,
+    spread,
+)
+from experiments.study.statistics import mean, paired_log_ratio, sd
+from experiments.study.tidy import Row, grouped, migrate, of_kind
+
+RECORDS = Path(experiments.__file__).parent / "records"
+
+DIGITS = Table(
+    by=("optimizer", "method"),
+    columns=(
+        key("optimizer"),
+        key("method"),
+        SEEDS,
+        Column("final training loss", spread("train_loss"), ",.4f", "train_loss"),
+        Column("ratio", over_reference(mean_of("train_loss")), ",.2f", "loss_ratio"),
+        Column("test accuracy %", spread("test_accuracy"), ",.1f", "test_accuracy", scale=100),
+        Column("bytes/worker/step", first("bytes_per_step"), ",.0f", "bytes_per_step"),
+        Column("ratio", over_reference(first("bytes_per_step")), ",.3f", "bytes_ratio"),
+        Column("compression error", mean_of("compression_error"), ",.3f", "compression_error"),
+        Column("ms/step", median_of("step_milliseconds"), ",.1f", "step_milliseconds"),
+    ),
+    reference={"method": "mean"},
+)
+
+GOSSIP = Table(
+    by=("graph", "split", "method"),
+    columns=(
+        key("graph"),
+        key("split"),
+        key("method"),
+        Column(None, first("workers"), name="workers"),
+        SEEDS,
+        Column("final training loss", spread("train_loss"), ",.4f", "train_loss"),
+        Column("test accuracy %", spread("test_accuracy"), ",.1f", "test_accuracy", scale=100),
+        Column("distance", mean_of("distance"), ".2g"),
+        Column("rounds/step", mean_of("rounds_per_step"), ".2f", "rounds_per_step"),
+        Column("bytes/worker/step", mean_of("bytes_per_step"), ",.0f", "bytes_per_step"),
+    ),
+    reference={"method": "dpsgd"},
+)
+
+
+def at_edge(group: Group) -> bool:
+    rates = {trial["learning_rate"] for trial in group.trials}
+    return len(rates) > 1 and group.runs[0]["learning_rate"] in (min(rates), max(rates))
+
+
+def rate(group: Group) -> str:
+    return f"{group.runs[0]['learning_rate']:g}{' (edge)' if at_edge(group) else ''}"
+
+
+def p_value(group: Group) -> float:
+    if group.is_reference or group.reference is None:
+        return math.nan
+    losses = [each.by_seed("test_loss") for each in (group, group.reference)]
+    return paired_log_ratio(*losses).p_greater
+
+
+SURVEY = Table(
+    by=("optimizer", "method"),
+    columns=(
+        key("optimizer"),
+        key("method"),
+        Column("kind", lambda g: KINDS[parse_variant(g.keys["method"]).kind], text=True,
+               hidden=True),
+        Column("learning rate", rate),
+        Column("test loss", spread("test_loss"), ".3f"),
+        Column("of mean's", over_reference(mean_of("test_loss")), ".2f", "loss_ratio"),
+        Column("p", p_value, ".3f"),
+        Column("test accuracy %", mean_of("test_accuracy"), ".1f", scale=100),
+        Column("training loss", mean_of("train_loss"), ".4f", hidden=True),
+        Column("bytes/worker/step", mean_of("bytes_per_step"), ",.0f", hidden=True),
+        Column("of mean's", over_reference(mean_of("bytes_per_step")), ".3f", "bytes_ratio"),
+        Column("compression error", mean_of("compression_error"), ".3g"),
+    ),
+    reference={"method": BASELINE},
+)  # fmt: skip
+
+
+def add_times(rows: Sequence[Row]) -> list[Row]:
+    """Adds the seconds to the lowest loss that all finite runs of the dataset reach."""
+    names = ("dataset", "speeds", "strategy", "seed")
+    points = grouped(of_kind(rows, "point"), names)
+    targets: dict[str, float] = {}
+    for keys, (run,) in grouped(of_kind(rows, "run"), names).items():
+        if math.isfinite(run["train_loss"]):
+            lowest = min(point["train_loss"] for point in points[keys])
+            targets[keys[0]] = max(lowest, targets.get(keys[0], -math.inf))
+
+    def timed(row: Row) -> Row:
+        if row["kind"] != "run":
+            return row
+        target = targets.get(row["dataset"], math.nan)
+        reached = [
+            point["seconds"]
+            for point in points[tuple(row[name] for name in names)]
+            if point["train_loss"] <= target
+        ]
+        seconds = min(reached, default=math.nan)
+        diverged = not math.isfinite(row["train_loss"])
+        return {**row, "loss": target, "seconds_to_loss": math.nan if diverged else seconds}
+
+    return [timed(row) for row in rows]
+
+
+def finite_times(group: Group) -> list[float]:
+    return [time for time in group.values("seconds_to_loss") if math.isfinite(time)]
+
+
+def per(total: str, count: str) -> Value:
+    return lambda group: sum(group.values(total)) / sum(group.values(count))
+
+
+STRAGGLERS = Table(
+    by=("dataset", "speeds", "strategy"),
+    columns=(
+        key("dataset"),
+        key("speeds"),
+        key("strategy"),
+        Column("rate", first("learning_rate"), "g"),
+        Column("seconds to the loss", lambda g: Spread(mean(finite_times(g)), sd(finite_times(g))),
+               ",.2f"),
+        Column("reached", lambda g: f"{len(finite_times(g))}/{len(g.runs)}"),
+        Column("seconds/step", per("seconds", "steps"), ".4f"),
+        Column("mini-batches/s", per("minibatches", "seconds"), ",.0f"),
+        Column("idle", mean_of("idle"), "g"),
+        Column("test accuracy %", spread("test_accuracy"), ",.1f", scale=100),
+    ),
+    adjacent=("dataset", "speeds"),
+)  # fmt: skip
+
+EXACT = 1e-12
+
+
+def unless_exact(value: Value) -> Value:
+    return lambda group: None if mean(group.values("error")) <= EXACT else value(group)
+
+
+def error_range(group: Group) -> str:
+    errors = group.values("error")
+    return f"{min(errors):.1e} to {max(errors):.1e}"
+
+
+ESTIMATE = Table(
+    by=("method",),
+    columns=(
+        key("method"),
+        Column("error", mean_of("error"), lambda x: f"{x:.2e}" if x > EXACT else f"< {EXACT:.0e}"),
+        Column("over steps", unless_exact(error_range)),
+        Column("share of bias", unless_exact(
+            lambda g: mean(g.values("squared_bias")) / mean(g.values("error"))), "z.3f"),
+        Column("bytes/worker", first("bytes_per_worker"), ",.0f"),
+        Column("bits/coordinate", first("bits_per_coordinate"), ".2f"),
+        Column("ratio", first("bytes_ratio"), ".3f"),
+        Column("error x bits", unless_exact(
+            lambda g: mean(g.values("error")) * g.runs[0]["bits_per_coordinate"]), ".2e"),
+    ),
+)  # fmt: skip
+
+
+def fact(name: str) -> Value:
+    return first(name, "fact")
+
+
+def over(value: Value, **keys: Any) -> Value:
+    def ratio(group: Group) -> float:
+        other = group.other(**keys)
+        return value(group) / value(other) if other else math.nan
+
+    return ratio
+
+
+def from_dense(group: Group) -> float:
+    """The difference of the loss from that of the dense mean, in its standard deviations."""
+    dense = group.reference
+    if dense is None or group.is_reference:
+        return math.nan
+    losses, dense_losses = group.values("test_loss"), dense.values("test_loss")
+    return (mean(losses) - mean(dense_losses)) / sd(dense_losses)
+
+
+def maximum(name: str) -> Value:
+    return lambda group: max(group.values(f"max_{name}", optional=True))
+
+
+SPARSE = Table(
+    by=("method",),
+    columns=(
+        key("method"),
+        Column("learning rate", rate),
+        Column("held-out loss", spread("test_loss"), ".3f"),
+        Column("from dense, in its sd", from_dense, lambda x: f"{round(x, 2) + 0:+.2f}"),
+        Column("sparse bytes/worker/step", fact("sparse_bytes"), ",.0f"),
+        Column("of dense", over(fact("sparse_bytes"), method="mean"), ".4f"),
+        Column("of all-gather", over(fact("sparse_bytes"), method="all_gather"), ".3f"),
+        Column("all bytes/worker/step", fact("step_bytes"), ",.0f", hidden=True),
+        Column("encode ms", fact("encode_milliseconds"), ".2f"),
+        Column("decode ms", fact("decode_milliseconds"), ".2f"),
+        *(Column(name, maximum(name.replace(" ", "_")), ".3g", hidden=True)
+          for name in ("overflow", "unpeeled", "expected error")),
+    ),
+    reference={"method": BASELINE},
+)  # fmt: skip
+
+
+def rows_of(study: str, derive: Callable[[list[Row]], list[Row]]) -> tuple[Path, list[Row]]:
+    folder = max(RECORDS.glob(f"*_{study}"))
+    return folder, derive(migrate(read_rows(folder / "metrics.jsonl")))
+
+
+@pytest.mark.parametrize(
+    ("study", "table", "derive"),
+    [
+        ("digits", DIGITS, list),
+        ("gossip", GOSSIP, list),
+        ("survey", SURVEY, list),
+        ("stragglers", STRAGGLERS, add_times),
+        ("estimate", ESTIMATE, list),
+        ("sparse", SPARSE, list),
+    ],
+)
+def test_the_committed_table_is_regenerated(
+    study: str, table: Table, derive: Callable[[list[Row]], list[Row]]
+) -> None:
+    folder, rows = rows_of(study, derive)
+    regenerated = table.to_markdown(table.lines(rows))
+    readme = (folder / "README.md").read_text()
+    heading = regenerated.splitlines()[0]
+    start = readme.index(heading)
+    committed = readme[start : readme.index("\n\n", start) + 1]
+    assert regenerated == committed.replace("| nan |", "| - |")
+
+
+@pytest.mark.parametrize(("study", "table"), [("digits", DIGITS), ("gossip", GOSSIP)])
+def test_the_committed_csv_is_regenerated(study: str, table: Table) -> None:
+    folder, rows = rows_of(study, list)
+    assert table.to_csv(table.lines(rows)) == (folder / "table.csv").read_text()
