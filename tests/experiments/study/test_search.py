@@ -1,0 +1,162 @@
+"""The search of parameters: its budget, choice, refinement, extension and mark of the edge."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.study.search import Axis, Budget, Choice, initial_points, search
+
+NAN = math.nan
+RATES = Axis((0.01, 0.1, 1.0))
+AXES = st.lists(
+    st.lists(st.integers(1, 50), min_size=1, max_size=5, unique=True).map(
+        lambda values: Axis(tuple(float(value) for value in values))
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+class Trials:
+    """Records the trials of a search over a function of the parameters."""
+
+    def __init__(self, loss: Any):
+        self.loss, self.calls = loss, []
+
+    def __call__(self, parameters: dict[str, Any], seed: int) -> float:
+        self.calls.append((tuple(parameters.values()), seed))
+        return self.loss(seed=seed, **parameters)
+
+
+def valley(low: float) -> Any:
+    """The squared distance from `low` on a logarithmic axis."""
+    return Trials(lambda rate, seed: math.log(rate / low) ** 2)
+
+
+@given(AXES, st.integers(1, 30), st.integers(1, 3), st.integers(0, 1000))
+def test_the_choice_is_the_best_of_all_trials(
+    axes: list[Axis], points: int, seeds: int, salt: int
+) -> None:
+    losses: dict[Any, list[float]] = {}
+
+    def trial(parameters: dict[str, Any], seed: int) -> float:
+        point = tuple(parameters.values())
+        loss = hash((salt, point, seed)) % 97 / 7
+        losses.setdefault(point, []).append(loss)
+        return loss
+
+    grid = {f"p{number}": axis for number, axis in enumerate(axes)}
+    choice = search(grid, Budget(points, seeds), trial)
+    means = {point: sum(each) / seeds for point, each in losses.items()}
+    assert all(len(each) == seeds for each in losses.values())
+    assert choice.trials == seeds * len(losses)
+    assert choice.loss == pytest.approx(min(means.values()))
+    assert means[tuple(choice.parameters.values())] == pytest.approx(choice.loss)
+    assert len(losses) <= points + 2 * len(axes)  # Two extensions.
+
+
+@given(AXES, st.integers(1, 40))
+def test_a_part_of_a_grid_covers_every_axis_evenly(axes: list[Axis], points: int) -> None:
+    grid = {f"p{number}": axis for number, axis in enumerate(axes)}
+    chosen = initial_points(grid, points)
+    size = math.prod(len(axis.values) for axis in axes)
+    assert len(chosen) == len({*chosen}) == min(points, size)
+    for position, axis in enumerate(axes):
+        counts = Counter(point[position] for point in chosen)
+        assert len(counts) >= min(points, len(axis.values))
+
+
+def test_every_method_has_the_same_number_of_trials() -> None:
+    """The minimum is inside both grids, so neither is extended."""
+    budget = Budget(9, seeds=2)
+    one = search({"rate": RATES}, budget, valley(0.15))
+    two = search(
+        {"rate": RATES, "density": Axis((0.01, 0.03, 0.1, 0.3))},
+        budget,
+        lambda p, seed: math.log(p["rate"] / 0.1) ** 2 + math.log(p["density"] / 0.06) ** 2,
+    )
+    assert one.trials == two.trials == 18
+    assert one.at_edge == two.at_edge == ()
+
+
+def test_a_smaller_grid_is_refined_around_the_best() -> None:
+    trials = valley(0.2)
+    choice = search({"rate": RATES}, Budget(6), trials)
+    rates = [point[0] for point, _ in trials.calls]
+    assert rates == [0.01, 0.1, 1.0, 0.316, 0.562, 0.178]
+    assert choice.parameters == {"rate": 0.178}
+
+
+@pytest.mark.parametrize(
+    ("low", "tried", "best", "at_edge"),
+    [
+        (0.1, [], 0.1, ()),
+        (7, [10.0, 100.0], 10, ()),
+        (100, [10.0, 100.0], 100, ("rate",)),
+        (1e9, [10.0, 100.0], 100, ("rate",)),
+        (1e-9, [0.001, 0.0001], 0.0001, ("rate",)),
+    ],
+)
+def test_a_choice_at_an_end_extends_the_grid_twice(
+    low: float, tried: list[float], best: float, at_edge: tuple[str, ...]
+) -> None:
+    trials = valley(low)
+    choice = search({"rate": RATES}, Budget(3), trials)
+    assert [point[0] for point, _ in trials.calls[3:]] == pytest.approx(tried)
+    assert choice.parameters == {"rate": pytest.approx(best)} and choice.at_edge == at_edge
+    assert choice.trials == len(trials.calls)
+
+
+def test_a_limit_of_a_parameter_is_no_edge() -> None:
+    axis = Axis((0.25, 0.5), highest=1.0)
+    choice = search({"density": axis}, Budget(2), lambda p, seed: -p["density"])
+    assert choice == Choice({"density": 1.0}, -1.0, (), 3)
+
+
+def test_integers_stay_integers() -> None:
+    trials = Trials(lambda batch, seed: batch)
+    choice = search({"batch": Axis((2, 4, 8))}, Budget(4), trials)
+    assert [point for point, _ in trials.calls] == [(2,), (4,), (8,), (3,), (1,)]
+    assert choice.parameters == {"batch": 1} and choice.at_edge == ()
+
+
+def test_names_are_neither_refined_nor_extended() -> None:
+    trials = Trials(lambda policy, seed: {"abort": 2, "keep": 1}[policy])
+    choice = search({"policy": Axis(("abort", "keep"))}, Budget(8), trials)
+    assert choice == Choice({"policy": "keep"}, 1, (), 2)
+
+
+def test_a_tie_is_the_smallest_value_and_a_diverged_run_is_the_worst() -> None:
+    equal = search({"rate": RATES}, Budget(3, extensions=0), lambda p, seed: 1.0)
+    assert equal.parameters == {"rate": 0.01} and equal.at_edge == ("rate",)
+    partly = search(
+        {"rate": RATES},
+        Budget(3, seeds=2),
+        lambda p, seed: NAN if seed and p["rate"] < 1 else (9.0 if p["rate"] == 1 else 99.0),
+    )
+    assert partly.parameters == {"rate": 1.0} and partly.loss == 9
+    diverged = search({"rate": RATES}, Budget(3), lambda p, seed: NAN)
+    assert diverged.loss == math.inf and diverged.parameters == {"rate": pytest.approx(0.0001)}
+
+
+def test_the_choice_is_described_with_its_edge() -> None:
+    choice = Choice({"learning_rate": 0.1, "batch": 4}, 0.5, ("batch",), 6)
+    assert choice.text == "learning_rate 0.1, batch 4 (at the edge of the grid: batch)"
+
+
+@pytest.mark.parametrize(
+    ("grid", "budget", "message"),
+    [
+        ({}, Budget(1), "at least one parameter"),
+        ({"rate": Axis(())}, Budget(1), "every parameter a value"),
+        ({"rate": RATES}, Budget(0), "at least 1 point"),
+        ({"rate": RATES}, Budget(1, 0), "at least 1 point and 1 seed"),
+    ],
+)
+def test_a_search_without_trials_is_an_error(grid: Any, budget: Budget, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        search(grid, budget, lambda p, seed: 0.0)
