@@ -109,6 +109,12 @@ class Choice(NamedTuple):
         ) + (f" (at the edge of the grid: {', '.join(self.at_edge)})" if self.at_edge else "")
 
 
+def _distance(point: Point, other: Point) -> float:
+    """The largest factor between values of two points that differ in numbers only."""
+    pairs = [(a, b) for a, b in zip(point, other, strict=True) if a != b]
+    return max(max(a / b, b / a) for a, b in pairs)
+
+
 class _Search:
     """The points tried so far."""
 
@@ -149,12 +155,13 @@ class _Search:
                 yield (*best[:position], value, *best[position + 1 :])
 
     def refine(self) -> None:
-        """Tries points around the best until the budget is spent or there are none."""
+        """Halves the widest gap around the best until the budget is spent or there is none."""
         while len(self.losses) < self.budget.points:
+            best = self.best
             new = [point for point in self.moved(Axis.between) if point not in self.losses]
             if not new:
                 return
-            self.attempt(new[0])
+            self.attempt(max(new, key=lambda point: _distance(point, best)))
 
     def extend(self) -> None:
         """Tries one more value of every parameter whose best value is an end."""

@@ -85,9 +85,9 @@ def test_every_method_has_the_same_number_of_trials() -> None:
 
 def test_a_smaller_grid_is_refined_around_the_best() -> None:
     trials = valley(0.2)
-    choice = search({"rate": RATES}, Budget(6), trials)
+    choice = search({"rate": RATES}, Budget(7), trials)
     rates = [point[0] for point, _ in trials.calls]
-    assert rates == [0.01, 0.1, 1.0, 0.316, 0.562, 0.178]
+    assert rates == [0.01, 0.1, 1.0, 0.0316, 0.316, 0.562, 0.178]
     assert choice.parameters == {"rate": 0.178}
 
 

@@ -1,0 +1,133 @@
+"""Claims: outcomes per setting, their numbers, and the summary."""
+
+import math
+from typing import Any
+
+import pytest
+
+from experiments.study.claims import (
+    Claim,
+    Finding,
+    Judgement,
+    Results,
+    is_at_most,
+    is_better,
+    is_equivalent,
+    judge_all,
+    state,
+)
+from experiments.study.columns import Column, Table, key, mean_of, over_reference
+from experiments.study.tidy import make_row
+
+TABLE = Table(
+    by=("graph", "method"),
+    columns=(
+        key("graph"),
+        key("method"),
+        Column("ratio", over_reference(mean_of("loss"))),
+        Column("loss", mean_of("loss")),
+    ),
+    reference={"method": "mean"},
+)
+
+
+def results(**losses: list[float]) -> Results:
+    """Runs of `graph_method=[losses]`."""
+    rows = [
+        make_row("run", dict(zip(("graph", "method"), name.split("_"), strict=True))
+                 | {"seed": seed}, {"loss": loss})
+        for name, each in losses.items() for seed, loss in enumerate(each)
+    ]  # fmt: skip
+    return Results(None, rows, TABLE.lines(rows))
+
+
+BASE = [1.0, 1.1, 0.9]
+THREE = results(
+    a_mean=BASE, a_top=[0.8, 0.9, 0.72], b_mean=BASE, b_top=[1.3, 1.4, 1.25],
+    c_mean=BASE, c_top=[1.2, 0.8, 1.0],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_claim_of_better_has_three_outcomes(log: bool) -> None:
+    found = is_better("loss", log=log)(THREE)
+    assert [(each.where, each.outcome) for each in found] == [
+        ("a, top", "holds"),
+        ("b, top", "does not hold"),
+        ("c, top", "not told apart"),
+    ]
+    if not log:
+        assert found[0].numbers.startswith("loss difference -0.193 (95 % interval -0.222 to -0.1")
+        assert found[0].numbers.endswith(", 3 seeds)")
+
+
+def test_a_claim_of_higher_values_checks_the_sign() -> None:
+    found = is_better("loss", lower_is_better=False)(THREE)
+    assert [each.outcome for each in found] == ["does not hold", "holds", "not told apart"]
+
+
+def test_a_diverged_run_refutes_a_claim() -> None:
+    data = results(a_mean=BASE, a_top=[0.1, 0.1, math.nan])
+    assert [each.outcome for each in is_better("loss")(data)] == ["does not hold"]
+    assert [each.outcome for each in is_equivalent("loss", 99)(data)] == ["does not hold"]
+
+
+def test_a_claim_of_equivalence_needs_its_margin() -> None:
+    data = results(a_mean=BASE, a_top=[1.01, 1.12, 0.9])
+    for margin, outcome in ((0.05, "holds"), (0.012, "not told apart")):
+        (found,) = is_equivalent("loss", margin)(data)
+        assert found.outcome == outcome and f"margin {margin:g}, p of" in found.numbers
+    ratio = is_equivalent("loss", 1.1, log=True)
+    assert [each.outcome for each in ratio(data)] == ["holds"]
+    assert "ratio 1.01 (90 % interval" in ratio(data)[0].numbers
+    far = results(a_mean=BASE, a_top=[2.01, 2.12, 1.9])
+    assert [each.outcome for each in ratio(far)] == ["does not hold"]
+
+
+def test_a_claim_without_data_is_not_tested() -> None:
+    alone = results(a_top=[1.0, 2.0])
+    assert is_better("loss")(alone) == [Finding("a, top", "not tested", "there is no reference")]
+    one = results(a_mean=[1.0], a_top=[2.0])
+    assert [each.outcome for each in is_better("loss")(one)] == ["not tested"]
+    assert [each.outcome for each in is_equivalent("loss", 1)(one)] == ["not tested"]
+    assert [each.outcome for each in is_at_most("ratio", 1)(alone)] == ["not tested"]
+
+
+def test_a_limit_holds_at_its_value() -> None:
+    data = results(a_mean=[1.0], a_top=[2.0], a_top1=[3.0])
+    found = is_at_most("ratio", 2)(data)
+    assert [each.outcome for each in found] == ["holds", "holds", "does not hold"]
+    assert found[2].sentence == "a, top1: ratio 3, limit 2: does not hold."
+    (only,) = is_at_most("ratio", 2, methods={"method": "top1"})(data)
+    assert only == found[2]
+
+
+def test_only_the_claimed_methods_are_judged() -> None:
+    data = results(a_mean=BASE, a_top=[2, 2.1, 2.3], a_low=[0.1, 0.2, 0.1])
+    (found,) = is_better("loss", methods={"method": "low"})(data)
+    assert (found.where, found.outcome) == ("a, low", "holds")
+
+
+def test_the_summary_counts_the_settings() -> None:
+    claim = Claim("Lower is better.", is_better("loss"))
+    (judgement,) = judge_all([claim], THREE)
+    assert judgement.summary == (
+        "holds in 1 of 3 settings, does not hold in 1, not told apart in 1"
+    )
+    lines = judgement.markdown.splitlines()
+    assert lines[0] == f"Claim: Lower is better. Outcome: {judgement.summary}."
+    assert [line[:9] for line in lines[2:]] == ["- a, top:", "- b, top:", "- c, top:"]
+    assert Judgement(claim, []).markdown == "Claim: Lower is better. Outcome: not tested."
+    assert state([claim, claim]) == "- Lower is better.\n- Lower is better.\n"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: is_equivalent("loss", 0.9, log=True),
+        lambda: is_better("loss", log=True, lower_is_better=False),
+    ],
+)
+def test_impossible_claims_are_errors_before_the_run(make: Any) -> None:
+    with pytest.raises(ValueError, match="ratio"):
+        make()
