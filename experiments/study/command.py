@@ -1,0 +1,97 @@
+"""The command of a study: runs or continues it, and writes its record."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import ExperimentError, Interrupted
+from experiments.progress import Progress
+from experiments.recording import NoRecord, Record, describe_environment, open_record
+from experiments.study import readme
+from experiments.study.claims import Results, judge_all, state
+from experiments.study.store import CLAIMS, ResumedRecord, read, require_claims, resumed_config
+from experiments.study.study import Study, run
+from experiments.study.tidy import Row
+
+
+def analyze(study: Study, config: Any, rows: Sequence[Row], environment: str) -> Results:
+    """The table and the judged claims of rows."""
+    derived = study.derive(rows)
+    results = Results(config, derived, study.table.lines(derived), environment)
+    return dataclasses.replace(results, judgements=judge_all(study.claims, results))
+
+
+def read_results(study: Study, config: Any, folder: Path) -> Results:
+    """The results of a record.
+
+    Args:
+      study: The study.
+      config: A config of the study, with default options.
+      folder: The record.
+
+    Raises:
+      ExperimentError: If the folder is not a record of the study, or a line is not a valid row.
+    """
+    environment = (folder / "environment.txt").read_text()
+    return analyze(study, resumed_config(config, folder), read(folder), environment)
+
+
+def draw(study: Study, results: Results, folder: Path) -> list[Path]:
+    """Draws the figures of a record; returns their paths."""
+    return [figure.draw(folder, results) for figure in study.figures]
+
+
+def _open(study: Study, config: Any) -> tuple[Any, Record | NoRecord, Sequence[Row]]:
+    """The config, the record and its rows. User errors are raised here, before any run."""
+    stated = state(study.claims)
+    if not getattr(config, "resume", None):
+        study.settings(config)
+        record = open_record(config)
+        record.write(CLAIMS, stated)
+        return config, record, ()
+    folder = Path(config.resume)
+    config = resumed_config(config, folder)
+    study.settings(config)
+    require_claims(folder, stated)
+    resumed = ResumedRecord(config, folder)
+    return config, resumed, resumed.rows
+
+
+def _write(study: Study, results: Results, record: Record | NoRecord) -> None:
+    record.write("table.csv", study.table.to_csv(results.lines))
+    record.write("README.md", readme.write(study, results))
+    if record.folder:
+        draw(study, results, record.folder)
+
+
+def main(study: Study, config: Any) -> int:
+    """Runs a study, or continues the record `config.resume`; returns the exit code.
+
+    Raises:
+      ExperimentError: If an option is invalid, or the disk is full. Finished runs are kept.
+      Interrupted: After Ctrl+C. Finished runs are kept.
+    """
+    config, record, rows = _open(study, config)
+    hint = f"Continue it with --resume {record.folder}." if record.folder else ""
+    try:
+        with record, Progress(len(study.settings(config))) as progress:
+            progress.print(f"{study.name}: {len(study.settings(config))} settings, {config.seeds} "
+                           "seeds each")  # fmt: skip
+            rows = run(study, config, record, progress, rows)
+            written = (record.folder / "environment.txt").read_text() if record.folder else None
+            results = analyze(study, config, rows, written or describe_environment())
+            progress.print(study.table.to_rich(results.lines))
+            for judgement in results.judgements:
+                progress.print(judgement.markdown)
+            _write(study, results, record)
+            if record.folder:
+                progress.print(f"Record: {record.folder}")
+            record.finish()
+    except Interrupted as interrupt:
+        raise Interrupted(f"{interrupt} {hint}".strip()) from interrupt
+    except ExperimentError as error:
+        if not record.folder:
+            raise
+        raise type(error)(f"{error} {hint}") from error
+    return 0

@@ -1,0 +1,172 @@
+"""Reads, repairs and continues the record of a study."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import recording
+from experiments.errors import ExperimentError
+from experiments.metrics_rows import LARGEST, read_rows
+from experiments.study.tidy import SCHEMA, Row, migrate
+
+CLAIMS = "claims.md"
+_KINDS = ("point", "run", "trial", "fact")
+_OF_THE_MACHINE = ("record", "records", "resume")
+"""Options that a continued record may change."""
+
+
+def _not_finite(name: str) -> float:
+    raise ValueError(f"{name} is not valid JSON")
+
+
+def _check(value: Any) -> Any:
+    """The value, with NaN for null."""
+    if value is None:
+        return math.nan
+    if isinstance(value, list):
+        return [_check(each) for each in value]
+    is_number = isinstance(value, int | float)
+    if not (isinstance(value, str | bool) or (is_number and abs(value) <= LARGEST)):
+        raise ValueError(f"{str(value)[:40]!r} is not a name or a number")
+    return value
+
+
+def parse(line: bytes) -> Row:
+    """One row of the schema.
+
+    Raises:
+      ValueError: If the line is not such a row.
+    """
+    try:
+        row = json.loads(line, parse_constant=_not_finite)
+    except RecursionError as error:
+        raise ValueError("too many brackets") from error
+    if not isinstance(row, dict) or row.get("schema") != SCHEMA or row.get("kind") not in _KINDS:
+        raise ValueError(f"not a row of schema {SCHEMA}")
+    return {name: _check(value) for name, value in row.items()}
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _parsed(path: Path, lines: Sequence[bytes]) -> Iterator[Row]:
+    for number, line in enumerate(lines, 1):
+        try:
+            yield parse(line)
+        except ValueError as error:
+            raise ExperimentError(
+                f"{path} line {number} is not a valid row of metrics: {error}. Remove the line or "
+                "repeat the run."
+            ) from error
+
+
+def read(folder: Path) -> list[Row]:
+    """The rows of a record in the schema; those of older records are converted.
+
+    Raises:
+      ExperimentError: If the file cannot be read, or a line is not a valid row.
+    """
+    path = folder / recording.METRICS
+    lines = _lines(path)
+    if lines and b'"schema"' in lines[0]:
+        return [*_parsed(path, lines)]
+    return migrate(read_rows(path))
+
+
+def identity(row: Mapping[str, Any], names: Sequence[str]) -> tuple:
+    """What distinguishes a row from others of its kind: its keys, seed and parameters."""
+    return (row["kind"], *(row.get(name) for name in names), row.get("seed"))
+
+
+def read_interrupted(folder: Path) -> tuple[list[Row], bytes]:
+    """The rows of an interrupted record that a study can continue, and their lines.
+
+    A torn last line, and points of a run that did not end, are excluded.
+
+    Raises:
+      ExperimentError: If the file cannot be read, or a line is not a valid row.
+    """
+    path = folder / recording.METRICS
+    lines = [line for line in _lines(path) if line.endswith(b"\n")]
+    rows = [*_parsed(path, lines)]
+    # The points of a run are written before its end, so those after the last end have none.
+    last = max((n for n, row in enumerate(rows) if row["kind"] != "point"), default=-1)
+    return rows[: last + 1], b"".join(lines[: last + 1])
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def resumed_config(config: Any, folder: Path) -> Any:
+    """The config of a record. Options that `config` sets must have the values of the record.
+
+    Raises:
+      ExperimentError: If the folder is not a record of this study, or an option differs.
+    """
+    path = folder / "config.json"
+    try:
+        settings = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ExperimentError(f"{path} is not a config: {error}.") from error
+    fields = [field for field in dataclasses.fields(config) if field.name not in _OF_THE_MACHINE]
+    if not isinstance(settings, dict) or any(field.name not in settings for field in fields):
+        raise ExperimentError(f"{folder} is not a record of this study.")
+    recorded = {}
+    for field in fields:
+        value, recorded[field.name] = getattr(config, field.name), _as_tuples(settings[field.name])
+        if value not in (field.default, recorded[field.name]):
+            option = field.name.replace("_", "-")
+            raise ExperimentError(
+                f"--{option} is {recorded[field.name]} in {folder}, got {value}. Omit the option "
+                "or begin a new record."
+            )
+    return dataclasses.replace(config, **recorded)
+
+
+class ResumedRecord(recording.Record):
+    """A record that continues where it stopped.
+
+    Attributes:
+      rows: The rows that it has.
+    """
+
+    def __init__(self, config: Any, folder: Path):
+        """Removes incomplete rows, and adds this environment to `environment.txt`.
+
+        Raises:
+          ExperimentError: If the record cannot be read or written.
+        """
+        self.folder, self._config = folder, dataclasses.asdict(config)
+        self.rows, content = read_interrupted(folder)
+        recording.write_atomically(folder / recording.METRICS, content)
+        try:
+            environment = (folder / "environment.txt").read_text()
+        except OSError as error:
+            raise ExperimentError(f"{error.filename} cannot be read: {error.strerror}.") from error
+        self.write("environment.txt", f"{environment}\n{recording.describe_environment()}")
+        self._write_config(finished=False)
+        self._metrics = (folder / recording.METRICS).open("ab", buffering=0)
+
+
+def require_claims(folder: Path, stated: str) -> None:
+    """Checks that the claims of a continued record are those stated before its first run.
+
+    Raises:
+      ExperimentError: If they differ.
+    """
+    path = folder / CLAIMS
+    if path.exists() and path.read_text() != stated:
+        raise ExperimentError(
+            f"The claims of the study are not those of {path}, which were stated before the run. "
+            "Begin a new record."
+        )

@@ -1,0 +1,225 @@
+"""A study: settings and seeds, trained one by one, skipping what the record has."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from experiments.study.claims import Claim, Results
+from experiments.study.columns import Table
+from experiments.study.search import Budget, Choice, Grid, search
+from experiments.study.store import identity
+from experiments.study.tidy import Kind, Row, make_row
+
+Setting = Mapping[str, Any]
+"""The keys of the rows of a setting, such as `{"graph": "ring_8", "method": "dpsgd"}`."""
+
+
+class Trainer(Protocol):
+    """Trains runs of the settings that share a compiled program."""
+
+    def __call__(
+        self, setting: Setting, seed: int, parameters: Mapping[str, Any], *, validation: bool
+    ) -> Iterable[Mapping[str, Any]]:
+        """Trains once; yields the values of logged points, and at last those of the run.
+
+        Args:
+          setting: The setting.
+          seed: The seed of weights, data and noise.
+          parameters: The tuned parameters; empty if the study has no grid.
+          validation: Whether to train without the validation set. The last values then include
+            `validation_loss`.
+        """
+
+
+class Output(Protocol):
+    """Appends rows, as a record does."""
+
+    def add(self, row: Row) -> None:
+        """Appends a row."""
+
+
+class Reporter(Protocol):
+    """Reports progress, as on a terminal."""
+
+    def advance(self, done: int, line: str) -> None:
+        """Sets the number of finished settings, and prints a line."""
+
+
+def no_prose(results: Results) -> Sequence[str]:
+    """No paragraphs."""
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Everything that defines a study.
+
+    The config has `seeds`: runs have the seeds 0, 1, ..., and trials those that follow.
+
+    Attributes:
+      name: The name.
+      settings: `config -> settings`, in the order of the runs. User errors are raised here.
+      train: `(config, setting) -> trainer`. It compiles; its trainer is shared by successive
+        settings with the same values of `shares`.
+      table: The table.
+      prose: `results -> paragraphs` of the README; see `experiments.study.readme`.
+      figures: The figures.
+      claims: The claims, which are written to the record before the first run.
+      shares: The keys that `train` depends on; all by default.
+      grid: `(config, setting) -> grid` of parameters that are tuned; none by default.
+      budget: `config -> budget`, the same for all settings; with a grid only.
+      facts: `config -> facts`, with the keys that they are about; recorded before the runs.
+      derive: Adds columns that depend on other rows; for table, figures and claims.
+      headline: The columns of the table in the lines of progress.
+    """
+
+    name: str
+    settings: Callable[[Any], Sequence[Setting]]
+    train: Callable[[Any, Setting], Trainer]
+    table: Table
+    prose: Callable[[Results], Sequence[str]] = no_prose
+    figures: Sequence[Any] = ()
+    claims: Sequence[Claim] = ()
+    shares: tuple[str, ...] | None = None
+    grid: Callable[[Any, Setting], Grid] | None = None
+    budget: Callable[[Any], Budget] = lambda config: Budget(1)
+    facts: Callable[[Any], Iterable[Mapping[str, Any]]] = lambda config: ()
+    derive: Callable[[Sequence[Row]], Sequence[Row]] = list
+    headline: tuple[str, ...] = ()
+
+
+def show_duration(seconds: float) -> str:
+    """A duration to one or two digits.
+
+    Example:
+      >>> show_duration(42.3), show_duration(700), show_duration(9000)
+      ('42 s', '12 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class _Runs:
+    """The rows of a study, and the runs that they lack."""
+
+    def __init__(self, study: Study, config: Any, output: Output, rows: Sequence[Row]):
+        self.study, self.config, self._output, self.rows = study, config, output, [*rows]
+        self._ended = [row for row in rows if row["kind"] in ("run", "trial")]
+        self._trainer: tuple[tuple, Trainer] | None = None
+        self.trained = 0
+
+    def add(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._output.add(row)
+            self.rows.append(row)
+
+    def add_facts(self) -> None:
+        """Records the facts. All are recorded if there is a row of another kind."""
+        if all(row["kind"] == "fact" for row in self.rows):
+            facts = [make_row("fact", {}, values) for values in self.study.facts(self.config)]
+            self.add(facts[len(self.rows) :])
+
+    def _train(
+        self, kind: Kind, setting: Setting, seed: int, parameters: Mapping[str, Any], **last: Any
+    ) -> Row:
+        """Trains and records a run unless the record has it; returns its last row."""
+        keys = {**setting, "seed": seed}
+        names = (*setting, *(parameters if kind == "trial" else ()))
+        wanted = identity({"kind": kind, **keys, **parameters}, names)
+        for row in self._ended:
+            if identity(row, names) == wanted:
+                return row
+        if self._trainer is None or self._trainer[0] != self._shared(setting):
+            self._trainer = None  # Frees the memory of the program.
+            self._trainer = self._shared(setting), self.study.train(self.config, setting)
+        trainer, validation = self._trainer[1], kind == "trial"
+        *points, end = trainer(setting, seed, parameters, validation=validation)
+        rows = [] if validation else [make_row("point", keys, values) for values in points]
+        rows.append(make_row(kind, {**keys, **parameters, **last}, end))
+        self.add(rows)
+        self._ended.append(rows[-1])
+        self.trained += 1
+        return rows[-1]
+
+    def _shared(self, setting: Setting) -> tuple:
+        shares = self.study.shares
+        return tuple(setting[name] for name in (setting if shares is None else shares))
+
+    def tune(self, setting: Setting) -> Choice | None:
+        """The parameters of a setting; None if there is nothing to tune."""
+        if self.study.grid is None:
+            return None
+        return search(
+            self.study.grid(self.config, setting),
+            self.study.budget(self.config),
+            lambda parameters, number: self._train(
+                "trial", setting, self.config.seeds + number, parameters
+            )["validation_loss"],
+        )
+
+    def run(self, setting: Setting) -> Choice | None:
+        """Tunes and trains a setting."""
+        choice = self.tune(setting)
+        parameters = choice.parameters if choice else {}
+        last = {"at_edge": ", ".join(choice.at_edge), "trials": choice.trials} if choice else {}
+        for seed in range(self.config.seeds):
+            self._train("run", setting, seed, parameters, **last)
+        return choice
+
+    def missing(self, settings: Sequence[Setting]) -> int:
+        """The number of runs and trials before extensions that settings lack."""
+        budget = self.study.budget(self.config)
+        each = self.config.seeds + (budget.points * budget.seeds if self.study.grid else 0)
+        names = [*settings[0]] if settings else []
+        wanted = {tuple(setting.values()) for setting in settings}
+        had = sum(tuple(row.get(name) for name in names) in wanted for row in self._ended)
+        return max(0, each * len(settings) - had)
+
+    def headline(self, setting: Setting) -> list[str]:
+        """The columns of the last line of a setting, such as `loss 0.52 ± 0.01`."""
+        if not self.study.headline:
+            return []
+        lines = self.study.table.lines(self.study.derive(self.rows))
+        own = [line for line in lines if line.group.keys.items() <= setting.items()]
+        columns = {column.name: column for column in self.study.table.columns}
+        return [
+            f"{columns[name].heading} {columns[name].cell(line.values[name])}"
+            for line in own[-1:]
+            for name in self.study.headline
+        ]
+
+
+def run(
+    study: Study, config: Any, record: Output, progress: Reporter, rows: Sequence[Row] = ()
+) -> list[Row]:
+    """Runs all settings and seeds that `rows` lacks; returns all rows.
+
+    The rows of a run are recorded when it ends, so that a record has whole runs only.
+
+    Args:
+      study: The study.
+      config: Its config.
+      record: Takes new rows.
+      progress: Takes a line per setting, with the time that is left.
+      rows: The rows of an interrupted record.
+    """
+    runs, settings = _Runs(study, config, record, rows), study.settings(config)
+    runs.add_facts()
+    start = time.perf_counter()
+    for done, setting in enumerate(settings, 1):
+        began, trained = time.perf_counter(), runs.trained
+        choice = runs.run(setting)
+        now, rest = time.perf_counter(), settings[done:]
+        line = ", ".join(
+            [" ".join(map(str, setting.values()))]
+            + ([choice.text] if choice else [])
+            + runs.headline(setting)
+            + ([show_duration(now - began)] if runs.trained > trained else ["recorded"])
+        )
+        if rest and runs.trained:
+            left = (now - start) / runs.trained * runs.missing(rest)
+            line += f"; about {show_duration(left)} left"
+        progress.advance(done, line)
+    return runs.rows
