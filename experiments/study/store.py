@@ -15,7 +15,7 @@ from experiments.study.tidy import SCHEMA, Row, migrate
 CLAIMS = "claims.md"
 _KINDS = ("point", "run", "trial", "fact")
 _OF_THE_MACHINE = ("record", "records", "resume")
-"""Options that a continued record may change."""
+"""Options that only say where the record is."""
 
 
 def _not_finite(name: str) -> float:
@@ -118,13 +118,14 @@ def resumed_config(config: Any, folder: Path) -> Any:
         raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise ExperimentError(f"{path} is not a config: {error}.") from error
-    fields = [field for field in dataclasses.fields(config) if field.name not in _OF_THE_MACHINE]
+    fields = dataclasses.fields(config)
     if not isinstance(settings, dict) or any(field.name not in settings for field in fields):
         raise ExperimentError(f"{folder} is not a record of this study.")
     recorded = {}
     for field in fields:
         value, recorded[field.name] = getattr(config, field.name), _as_tuples(settings[field.name])
-        if value not in (field.default, recorded[field.name]):
+        is_free = field.name in _OF_THE_MACHINE
+        if not is_free and value not in (field.default, recorded[field.name]):
             option = field.name.replace("_", "-")
             raise ExperimentError(
                 f"--{option} is {recorded[field.name]} in {folder}, got {value}. Omit the option "

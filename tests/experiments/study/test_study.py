@@ -1,0 +1,348 @@
+"""A study from its settings to its README: what is run, recorded, skipped and continued."""
+
+import dataclasses
+import itertools
+import json
+import math
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from experiments import recording
+from experiments.errors import ExperimentError, Interrupted
+from experiments.study import command, readme
+from experiments.study.claims import Claim, is_better
+from experiments.study.columns import Column, Table, key, spread
+from experiments.study.search import Axis, Budget
+from experiments.study.store import CLAIMS, read
+from experiments.study.study import Study, run, show_duration
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Is the loss of `half` lower?
+
+    More text.
+    """
+
+    seeds: int = 2
+    methods: tuple[str, ...] = ("mean", "half")
+    record: str = "toy"
+    records: str = "."
+    resume: str | None = None
+
+
+class Counting:
+    """Trains nothing, and counts what it is asked for."""
+
+    def __init__(self, stop_after: float = math.inf):
+        self.built: list[dict[str, Any]] = []
+        self.calls: list[tuple] = []
+        self.stop_after = stop_after
+
+    def __call__(self, config: Config, setting: Mapping[str, Any]) -> Any:
+        self.built.append(dict(setting))
+        return self.train
+
+    def train(
+        self, setting: Mapping[str, Any], seed: int, parameters: Any, *, validation: bool
+    ) -> Iterator[dict[str, Any]]:
+        if len(self.calls) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.calls.append((*setting.values(), seed, *parameters.values(), validation))
+        factor = 0.5 if setting["method"] == "half" else 1.0
+        if validation:
+            yield {"validation_loss": abs(math.log(parameters["rate"] / 0.1)) + seed}
+            return
+        for step in (1, 2):
+            yield {"step": step, "loss": factor * (3 - step) + seed / 100}
+        yield {"final": factor + seed / 100, "accuracy": math.inf if factor == 1 else 0.5}
+
+
+def settings_of(config: Config) -> list[dict[str, str]]:
+    if unknown := {*config.methods} - {"mean", "half"}:
+        raise ExperimentError(f"--methods has the unknown {min(unknown)}.")
+    pairs = itertools.product(config.methods, ("iid", "skewed"))
+    return [{"split": split, "method": method} for method, split in pairs]
+
+
+def make(trainer: Counting, **options: Any) -> Study:
+    table = Table(
+        by=("split", "method"),
+        columns=(
+            key("split"),
+            key("method"),
+            Column("loss", spread("final"), ".3f"),
+            Column("accuracy", spread("accuracy"), ".2f"),
+        ),
+        reference={"method": "mean"},
+    )
+    claim = Claim("`half` has the lower loss.", is_better("final"))
+    return Study(
+        **{"name": "toy", "settings": settings_of, "train": trainer, "table": table,
+           "claims": (claim,), "headline": ("loss",), **options}
+    )  # fmt: skip
+
+
+TUNED = {
+    "grid": lambda config, setting: {"rate": Axis((0.01, 0.1, 1.0))},
+    "budget": lambda config: Budget(3, seeds=2),
+}
+
+
+class Lines(list):
+    """The rows or the lines that a study reports."""
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.append(row)
+
+    def advance(self, done: int, line: str) -> None:
+        self.append((done, line))
+
+
+@pytest.fixture(autouse=True)
+def quick_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Avoids calls of git."""
+    text = "command: python -m experiments toy\ncommit: abc\npython: 3\ndevices: 8 x cpu\n"
+    for module in (recording, command):
+        monkeypatch.setattr(module, "describe_environment", lambda: text)
+
+
+def test_every_setting_is_trained_with_every_seed() -> None:
+    trainer, rows, lines = Counting(), Lines(), Lines()
+    returned = run(make(trainer), Config(), rows, lines)
+    assert returned == rows
+    assert trainer.calls == [
+        (split, method, seed, False)
+        for method in ("mean", "half") for split in ("iid", "skewed") for seed in (0, 1)
+    ]  # fmt: skip
+    assert rows[0] == {
+        "schema": 1, "kind": "point", "split": "iid", "method": "mean", "seed": 0,
+        "step": 1, "loss": 2.0}  # fmt: skip
+    assert [row["kind"] for row in rows[:3]] == ["point", "point", "run"]
+    assert math.isnan(rows[2]["accuracy"])
+    assert [done for done, _ in lines] == [1, 2, 3, 4]
+    assert lines[2][1].startswith("iid half, loss 0.505 ± 0.007, 0 s; about ")
+
+
+def test_settings_share_compiled_programs() -> None:
+    for shares, built in ((None, 4), (("method",), 2), ((), 1)):
+        trainer = Counting()
+        run(make(trainer, shares=shares), Config(), Lines(), Lines())
+        assert len(trainer.built) == built and len(trainer.calls) == 8
+
+
+def test_parameters_are_tuned_on_validation_data_with_other_seeds() -> None:
+    trainer, rows, lines = Counting(), Lines(), Lines()
+    run(make(trainer, **TUNED), Config(methods=("half",)), rows, lines)
+    trials = [call for call in trainer.calls if call[-1]]
+    assert trials[:6] == [
+        ("iid", "half", seed, rate, True) for rate in (0.01, 0.1, 1.0) for seed in (2, 3)
+    ]
+    assert [call for call in trainer.calls if not call[-1]] == [
+        (split, "half", seed, 0.1, False) for split in ("iid", "skewed") for seed in (0, 1)
+    ]
+    (first, *_) = [row for row in rows if row["kind"] == "run"]
+    assert (first["rate"], first["trials"], first["at_edge"]) == (0.1, 6, "")
+    assert [row["rate"] for row in rows if row["kind"] == "trial"][:2] == [0.01, 0.01]
+    assert "iid half, rate 0.1, loss" in lines[0][1]
+
+
+def test_a_choice_at_the_edge_is_recorded() -> None:
+    grid = {"grid": lambda config, setting: {"rate": Axis((1e-9, 1e-8))}}
+    rows = Lines()
+    run(make(Counting(), **{**TUNED, **grid}), Config(), rows, Lines())
+    runs = [row for row in rows if row["kind"] == "run"]
+    assert {row["at_edge"] for row in runs} == {"rate"}
+    # 3 points (1 refines), and 2 extensions.
+    assert {row["trials"] for row in runs} == {10}
+
+
+def test_what_is_recorded_is_not_trained() -> None:
+    study, rows = make(Counting(), **TUNED), Lines()
+    run(study, Config(), rows, Lines())
+    trainer, lines, added = Counting(), Lines(), Lines()
+    run(make(trainer, **TUNED), Config(), added, lines, rows)
+    assert trainer.calls == trainer.built == added == []
+    assert all(line.endswith(", recorded") for _, line in lines)
+    more = run(make(trainer, **TUNED), dataclasses.replace(Config(), seeds=2), added, lines,
+               [row for row in rows if row["kind"] != "run" or row["seed"] == 0])  # fmt: skip
+    assert {call[2] for call in trainer.calls} == {1} and len(trainer.calls) == 4
+    assert len(more) == len(rows) + 8  # The points of the missing runs, twice.
+
+
+def test_facts_are_recorded_once_and_first() -> None:
+    facts = [{"about": "bytes", "method": name, "bytes": 4} for name in ("mean", "half")]
+    study, rows = make(Counting(), facts=lambda config: facts), Lines()
+    run(study, Config(), rows, Lines())
+    assert [row["kind"] for row in rows[:3]] == ["fact", "fact", "point"]
+    for had, added in ((1, "fact"), (len(rows) - 3, "point")):
+        again = Lines()
+        run(study, Config(), again, Lines(), rows[:had])
+        assert again[0]["kind"] == added
+        assert sum(row["kind"] == "fact" for row in again) == (2 - had if had < 2 else 0)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def only(root: Path) -> Path:
+    (folder,) = root.iterdir()
+    return folder
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(0, 60))
+def test_an_interrupted_study_ends_as_if_it_had_not_been(
+    tmp_path_factory: pytest.TempPathFactory, stops: list[int], torn: int
+) -> None:
+    """Each stop is the number of trainings before Ctrl+C; the record then loses its last bytes."""
+    expected, root = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("parts")
+    assert command.main(make(Counting(), **TUNED), Config(records=str(expected))) == 0
+    config = Config(records=str(root))
+    for stop in stops:
+        with pytest.raises(Interrupted, match=r"partial record. Continue it with --resume .*toy"):
+            command.main(make(Counting(stop), **TUNED), config)
+        config = Config(resume=str(only(root)))
+        assert not json.loads((only(root) / "config.json").read_text())["finished"]
+        metrics = only(root) / recording.METRICS
+        metrics.write_bytes(metrics.read_bytes()[: -torn or None])
+    command.main(make(Counting(), **TUNED), config)
+    whole, parts = contents(only(expected)), contents(only(root))
+    for name in (recording.METRICS, "table.csv", CLAIMS, "README.md"):
+        assert parts[name] == whole[name], name
+    assert json.loads(parts["config.json"])["finished"]
+    assert parts["environment.txt"].count(b"command: ") == 1 + len(stops)
+
+
+def test_a_finished_record_is_regenerated_without_training(tmp_path: Path) -> None:
+    command.main(make(Counting(), **TUNED), Config(records=str(tmp_path)))
+    before = contents(only(tmp_path))
+    results = command.read_results(make(Counting()), Config(), only(tmp_path))
+    assert readme.write(make(Counting()), results).encode() == before["README.md"]
+    trainer = Counting()
+    command.main(make(trainer, **TUNED), Config(resume=str(only(tmp_path))))
+    assert not trainer.calls
+    after = contents(only(tmp_path))
+    assert {name for name in after if after[name] != before[name]} == {"environment.txt"} or (
+        {name for name in after if after[name] != before[name]}
+        == {"environment.txt", "config.json"}
+    )
+
+
+def test_the_claims_are_stated_before_the_first_run(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        command.main(make(Counting(0)), Config(records=str(tmp_path)))
+    assert (only(tmp_path) / CLAIMS).read_text() == "- `half` has the lower loss.\n"
+    other = make(Counting(), claims=(Claim("`half` has the higher loss.", is_better("final")),))
+    with pytest.raises(ExperimentError, match="The claims of the study are not those of"):
+        command.main(other, Config(resume=str(only(tmp_path))))
+
+
+def test_a_continued_record_keeps_its_options(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        command.main(make(Counting(1)), Config(seeds=3, records=str(tmp_path)))
+    folder = str(only(tmp_path))
+    with pytest.raises(ExperimentError, match=r"--seeds is 3 in .*, got 4. Omit the option"):
+        command.main(make(Counting()), Config(seeds=4, resume=folder))
+    trainer = Counting()
+    command.main(make(trainer), Config(resume=folder))
+    assert len(trainer.calls) == 4 * 3 - 1
+    assert len([row for row in read(Path(folder)) if row["kind"] == "run"]) == 4 * 3
+
+
+def test_a_full_disk_is_one_line_and_the_record_can_be_continued(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    trainer = Counting()
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
+        with pytest.raises(ExperimentError, match=r"cannot be written: File too large. Continue"):
+            command.main(make(trainer), Config(records=str(tmp_path)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    had = [row for row in read(only(tmp_path)) if row["kind"] == "run"]
+    assert 0 < len(had) < 8
+    trainer = Counting()
+    command.main(make(trainer), Config(resume=str(only(tmp_path))))
+    assert len(trainer.calls) == 8 - len(had)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"config.json cannot be read: No such file"),
+        ("[", r"config.json is not a config"),
+        ("[]", r"is not a record of this study"),
+        ('{"steps": 3}', r"is not a record of this study"),
+    ],
+)
+def test_a_folder_that_is_no_record_is_not_continued(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ExperimentError, match=message):
+        command.main(make(Counting()), Config(resume=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2 is not a valid row of metrics"),
+        ('{"kind": "run"}', "not a row of schema 1"),
+        ('{"schema": 1, "kind": "step"}', "not a row of schema 1"),
+        ('{"schema": 1, "kind": "run", "loss": NaN}', "NaN is not valid JSON"),
+        ('{"schema": 1, "kind": "run", "loss": 1e31}', "'1e\\+31' is not a name or a number"),
+        ('{"schema": 1, "kind": "run", "loss": {}}', "is not a name or a number"),
+    ],
+)
+def test_a_damaged_record_is_an_error(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(Interrupted):
+        command.main(make(Counting(1)), Config(records=str(tmp_path)))
+    metrics = only(tmp_path) / recording.METRICS
+    first = metrics.read_text().splitlines()[0]
+    metrics.write_text(f"{first}\n{line}\n{first}\n")
+    for reads in (
+        lambda: read(only(tmp_path)),
+        lambda: command.main(make(Counting()), Config(resume=str(only(tmp_path)))),
+    ):
+        with pytest.raises(ExperimentError, match=message):
+            reads()
+
+
+def test_user_errors_leave_no_record(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="--methods has the unknown x"):
+        command.main(make(Counting()), Config(methods=("x",), records=str(tmp_path)))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_study_without_a_record_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(make(Counting()), Config(record="none")) == 0
+    printed = capsys.readouterr().out
+    assert "toy: 4 settings, 2 seeds each" in printed and "0.505 ± 0.007" in printed
+    assert "Claim: `half` has the lower loss. Outcome: holds in 2 of 2 settings." in printed
+
+
+def test_the_time_left_counts_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every training takes 10 s: 1 setting of 4 leaves 3 settings of 2 seeds and 6 trials."""
+    clock = itertools.count()
+    trainer, lines = Counting(), Lines()
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0 * len(trainer.calls) + 0 * next(clock))
+    run(make(trainer, **TUNED), Config(), Lines(), lines)
+    assert lines[0][1].endswith(", 80 s; about 4 min left")
+    assert lines[2][1].endswith(", 80 s; about 80 s left")
+    assert lines[3][1].endswith(", 80 s")
+
+
+@given(st.floats(0, 1e7))
+def test_durations_are_within_half_a_unit(seconds: float) -> None:
+    number, unit = show_duration(seconds).split()
+    shown = float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
+    assert shown == pytest.approx(seconds, rel=0.35, abs=0.5)
