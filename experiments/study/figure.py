@@ -7,110 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import Bbox
 
-from experiments.drawing import require, save, set_log_scale
+from experiments.drawing import save, set_log_scale
+from experiments.labels import Label, place_labels
 from experiments.study.claims import Results
+from experiments.study.columns import Line, Spread
+from experiments.study.panels import Axis, Panels
 from experiments.study.statistics import confidence_interval, mean, sd
 from experiments.study.tidy import Row, grouped, of_kind
 
-COLORS = matplotlib.colormaps["tab10"].colors
-MARKERS = "oDs^vPX*"
 SAMPLES = 60
 Band = Literal["sd", "range", "interval"]
-Style = Callable[[int, str], Mapping[str, Any]]
-"""`(number, name) -> options of matplotlib` of a line, a bar or a point."""
-
-
-def plain_style(number: int, name: str) -> Mapping[str, Any]:
-    """A color per name."""
-    return {"color": COLORS[number % len(COLORS)]}
-
-
-@dataclasses.dataclass(frozen=True)
-class Axis:
-    """A column on an axis.
-
-    Attributes:
-      name: The column.
-      label: The text at the axis.
-      scale: The factor of its values, such as 1e-6 for MB.
-      log: Whether the axis is logarithmic, if it has values above 0.
-    """
-
-    name: str
-    label: str
-    scale: float = 1.0
-    log: bool = True
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Panels:
-    """A grid of panels with a legend below.
-
-    Attributes:
-      file: The name of the file.
-      caption: The text of the link in a README.
-      by: The key that distinguishes lines, bars or points.
-      across: Keys with a column of panels per combination of values.
-      down: Keys with a row of panels per combination of values.
-      style: The style per value of `by`.
-      size: The width and height of a panel in inches.
-      finish: `(axes, results, keys of the panel)`; adds to a panel, such as a line at a target.
-    """
-
-    file: str
-    caption: str
-    by: str
-    across: tuple[str, ...] = ()
-    down: tuple[str, ...] = ()
-    style: Style = plain_style
-    size: tuple[float, float] = (3.4, 3.0)
-    finish: Callable[[Axes, Results, Mapping[str, Any]], None] | None = None
-
-    def _grid(self, rows: Sequence[Row], repeats: int) -> tuple[Figure, np.ndarray, list]:
-        """The figure, its panels, and the keys of the panels; every row has `repeats` of them."""
-        require(rows, Path(self.file), "row")
-        sides = [[*grouped(rows, names)] for names in (self.down, self.across)]
-        shape = repeats * len(sides[0]), len(sides[1])
-        size = 1 + self.size[0] * shape[1], 1 + self.size[1] * shape[0]
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(*shape, squeeze=False, sharey="row" if self.down else True)
-        keys = [
-            [
-                dict(zip((*self.down, *self.across), (*down, *across), strict=True))
-                for across in sides[1]
-            ]
-            for down in sides[0]
-        ]
-        return figure, panels, keys
-
-    def _names(self, rows: Sequence[Row]) -> list[str]:
-        return [*dict.fromkeys(row[self.by] for row in rows)]
-
-    def _complete(self, figure: Figure, panels: np.ndarray, keys: list, results: Results) -> None:
-        for axes, of_panel in zip(panels.flat, itertools.chain(*keys), strict=True):
-            axes.set_title(", ".join(map(str, of_panel.values())), size=10)
-            axes.grid(which="both", alpha=0.2)
-            if self.finish:
-                self.finish(axes, results, of_panel)
-        handles: dict[str, Any] = {}
-        for axes in panels.flat:
-            handles |= {
-                label: handle
-                for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-                if label not in handles
-            }
-        if len(handles) > 1:
-            figure.legend(
-                [*handles.values()], [*handles], loc="outside lower center", ncols=5, frameon=False
-            )
 
 
 def _ends(values: Sequence[float], band: Band) -> tuple[float, float]:
@@ -125,7 +35,7 @@ def _ends(values: Sequence[float], band: Band) -> tuple[float, float]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lines(_Panels):
+class Lines(Panels):
     """Lines of `y` against `x` over the points of runs.
 
     Attributes:
@@ -190,7 +100,7 @@ class Lines(_Panels):
           ExperimentError: If there is no point, or the figure cannot be written.
         """
         rows = of_kind(results.rows, "point")
-        figure, panels, keys = self._grid(rows, len(self.x))
+        figure, panels, keys = self.grid(rows, len(self.x))
         keys = [line for line in keys for _ in self.x]
         for (place, axes), x in zip(
             np.ndenumerate(panels),
@@ -198,7 +108,7 @@ class Lines(_Panels):
             strict=False,
         ):
             of_panel = keys[place[0]][place[1]]
-            for number, name in enumerate(self._names(rows)):
+            for number, name in enumerate(self.names(rows)):
                 wanted = {**of_panel, self.by: name}.items()
                 if own := [row for row in rows if wanted <= row.items()]:
                     self._line(axes, own, x, number, name)
@@ -207,12 +117,12 @@ class Lines(_Panels):
             if place[1] == 0:
                 axes.set_ylabel(self.y.label)
         set_log_scale(*panels.flat, x=False, y=self.y.log)
-        self._complete(figure, panels, keys, results)
+        self.complete(figure, panels, keys, results)
         return save(figure, folder / self.file)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bars(_Panels):
+class Bars(Panels):
     """A bar of a column of the runs per name, with its interval over seeds.
 
     Attributes:
@@ -232,8 +142,8 @@ class Bars(_Panels):
         rows = [
             row for row in of_kind(results.rows, "run") if math.isfinite(row.get(self.y.name, 0))
         ]
-        figure, panels, keys = self._grid(rows, 1)
-        names = self._names(rows)
+        figure, panels, keys = self.grid(rows, 1)
+        names = self.names(rows)
         for (place, axes), number in itertools.product(np.ndenumerate(panels), range(len(names))):
             wanted = {**keys[place[0]][place[1]], self.by: names[number]}.items()
             values = [self.y.scale * row[self.y.name] for row in rows if wanted <= row.items()]
@@ -248,8 +158,85 @@ class Bars(_Panels):
             axes.set_xticks([])
             if self.y.log:
                 set_log_scale(axes, x=False)
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         for axes in panels[:, 0]:
             axes.set_ylabel(self.y.label)
-        self._complete(figure, panels, keys, results)
+        self.complete(figure, panels, keys, results)
+        return save(figure, folder / self.file)
+
+
+def plain_mark(line: Line) -> Mapping[str, Any]:
+    """A black circle."""
+    return {"marker": "o", "color": "black"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Points(Panels):
+    """A labeled point per line of the table.
+
+    Attributes:
+      x: The column of the table on the horizontal axis.
+      y: The column on the vertical axis; a spread has a bar of a standard deviation.
+      mark: The marker and the color of a line.
+    """
+
+    x: Axis
+    y: Axis
+    mark: Callable[[Line], Mapping[str, Any]] = plain_mark
+    size: tuple[float, float] = (7.0, 4.5)
+
+    def _position(self, line: Line) -> tuple[float, float, float]:
+        """The position in units of the axes, and the standard deviation."""
+        y, deviation = line.values[self.y.name], math.nan
+        if isinstance(y, Spread):
+            y, deviation = y
+        return self.x.scale * line.values[self.x.name], self.y.scale * y, self.y.scale * deviation
+
+    def _label(self, axes: Axes, lines: Sequence[Line]) -> None:
+        """Labels the points, from top to bottom."""
+        ordered = sorted(lines, key=lambda line: -self._position(line)[1])
+        pixels = axes.transData.transform([self._position(line)[:2] for line in ordered])
+        labels = [
+            Label(
+                str(line.group.keys[self.by]), *self._position(line)[:2], self.mark(line)["color"]
+            )
+            for line in ordered
+        ]
+        boxes = [Bbox.from_extents(x - 8, y - 8, x + 8, y + 8) for x, y in pixels]
+        place_labels(axes, labels, boxes)
+
+    def draw(self, folder: Path, results: Results) -> Path:
+        """Draws the lines of the table; returns the path. Lines without finite values have none.
+
+        Raises:
+          ExperimentError: If there is no point, or the figure cannot be written.
+        """
+        lines = [
+            line for line in results.lines if all(map(math.isfinite, self._position(line)[:2]))
+        ]
+        figure, panels, keys = self.grid([line.group.keys for line in lines], 1)
+        own = {
+            place: [
+                line
+                for line in lines
+                if keys[place[0]][place[1]].items() <= line.group.keys.items()
+            ]
+            for place, _ in np.ndenumerate(panels)
+        }
+        for place, axes in np.ndenumerate(panels):
+            for line in own[place]:
+                x, y, deviation = self._position(line)
+                bar = None if math.isnan(deviation) else deviation
+                axes.errorbar(x, y, yerr=bar, capsize=2, elinewidth=0.7, linestyle="",
+                              **self.mark(line))  # fmt: skip
+            axes.set_xlabel(self.x.label)
+            axes.margins(0.12)
+            set_log_scale(axes, x=self.x.log, y=False)
+        set_log_scale(*panels.flat, x=False, y=self.y.log)
+        for axes in panels[:, 0]:
+            axes.set_ylabel(self.y.label)
+        self.complete(figure, panels, keys, results)
+        figure.draw_without_rendering()
+        for place, axes in np.ndenumerate(panels):
+            if own[place]:
+                self._label(axes, own[place])
         return save(figure, folder / self.file)

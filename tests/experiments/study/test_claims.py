@@ -13,6 +13,7 @@ from experiments.study.claims import (
     is_at_most,
     is_better,
     is_equivalent,
+    is_no_worse,
     judge_all,
     state,
 )
@@ -76,12 +77,26 @@ def test_a_claim_of_equivalence_needs_its_margin() -> None:
     data = results(a_mean=BASE, a_top=[1.01, 1.12, 0.9])
     for margin, outcome in ((0.05, "holds"), (0.012, "not told apart")):
         (found,) = is_equivalent("loss", margin)(data)
-        assert found.outcome == outcome and f"margin {margin:g}, p of" in found.numbers
+        assert found.outcome == outcome and f"margin {margin:g}, equivalence p" in found.numbers
     ratio = is_equivalent("loss", 1.1, log=True)
     assert [each.outcome for each in ratio(data)] == ["holds"]
     assert "ratio 1.01 (90 % interval" in ratio(data)[0].numbers
     far = results(a_mean=BASE, a_top=[2.01, 2.12, 1.9])
     assert [each.outcome for each in ratio(far)] == ["does not hold"]
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_claim_of_no_worse_is_one_sided(log: bool) -> None:
+    """A method that is far better is no worse, and not equivalent."""
+    data = results(
+        a_mean=BASE, a_top=[0.5, 0.52, 0.49], b_mean=BASE, b_top=[1.02, 1.12, 0.92],
+        c_mean=BASE, c_top=[1.2, 1.35, 1.1], d_mean=BASE, d_top=[1.0, 1.4, 0.8],
+    )  # fmt: skip
+    found = is_no_worse("loss", 1.1 if log else 0.1, log=log)(data)
+    assert [each.outcome for each in found] == ["holds", "holds", "does not hold", "not told apart"]
+    assert found[1].numbers.endswith(f", 3 seeds), margin {1.1 if log else 0.1}")
+    assert ("ratio 1.02 (" if log else "difference 0.02 (") in found[1].numbers
+    assert is_equivalent("loss", 1.1 if log else 0.1, log=log)(data)[0].outcome == "does not hold"
 
 
 def test_a_claim_without_data_is_not_tested() -> None:
@@ -125,6 +140,7 @@ def test_the_summary_counts_the_settings() -> None:
     "make",
     [
         lambda: is_equivalent("loss", 0.9, log=True),
+        lambda: is_no_worse("loss", 1, log=True),
         lambda: is_better("loss", log=True, lower_is_better=False),
     ],
 )

@@ -1,0 +1,124 @@
+"""What the figures of a study share: panels by keys, axes, styles and the legend."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from experiments.drawing import require
+from experiments.study.claims import Results
+from experiments.study.tidy import Row, grouped
+
+COLORS = matplotlib.colormaps["tab10"].colors
+Style = Callable[[int, str], Mapping[str, Any]]
+"""`(number, name) -> options of matplotlib` of a line, a bar or a point."""
+
+
+def plain_style(number: int, name: str) -> Mapping[str, Any]:
+    """A color per name."""
+    return {"color": COLORS[number % len(COLORS)]}
+
+
+def set_plain_ticks(axes: Axes) -> None:
+    """Plain numbers at logarithmic axes; 2 and 5 between powers of ten, where these are few."""
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if axis.get_scale() == "log":
+            shown = "25" if high < 1000 * low else ""
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(
+                FuncFormatter(
+                    lambda value, _, shown=shown: f"{value:g}" if f"{value:e}"[0] in shown else ""
+                )
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """A column on an axis.
+
+    Attributes:
+      name: The column.
+      label: The text at the axis.
+      scale: The factor of its values, such as 1e-6 for MB.
+      log: Whether the axis is logarithmic, if it has values above 0.
+    """
+
+    name: str
+    label: str
+    scale: float = 1.0
+    log: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Panels:
+    """A grid of panels with a legend below.
+
+    Attributes:
+      file: The name of the file.
+      caption: The text of the link in a README.
+      by: The key that distinguishes lines, bars or points.
+      across: Keys with a column of panels per combination of values.
+      down: Keys with a row of panels per combination of values.
+      style: The style per value of `by`.
+      size: The width and height of a panel in inches.
+      finish: `(axes, results, keys of the panel)`; adds to a panel, such as a line at a target.
+    """
+
+    file: str
+    caption: str
+    by: str
+    across: tuple[str, ...] = ()
+    down: tuple[str, ...] = ()
+    style: Style = plain_style
+    size: tuple[float, float] = (3.4, 3.0)
+    finish: Callable[[Axes, Results, Mapping[str, Any]], None] | None = None
+
+    def grid(self, rows: Sequence[Row], repeats: int) -> tuple[Figure, np.ndarray, list]:
+        """The figure, its panels, and the keys of the panels; every row has `repeats` of them."""
+        require(rows, Path(self.file), "row")
+        sides = [[*grouped(rows, names)] for names in (self.down, self.across)]
+        shape = repeats * len(sides[0]), len(sides[1])
+        size = 1 + self.size[0] * shape[1], 1 + self.size[1] * shape[0]
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(*shape, squeeze=False, sharey="row" if self.down else True)
+        keys = [
+            [
+                dict(zip((*self.down, *self.across), (*down, *across), strict=True))
+                for across in sides[1]
+            ]
+            for down in sides[0]
+        ]
+        return figure, panels, keys
+
+    def names(self, rows: Sequence[Row]) -> list[str]:
+        """The values of `by`, in the order of the rows."""
+        return [*dict.fromkeys(row[self.by] for row in rows)]
+
+    def complete(self, figure: Figure, panels: np.ndarray, keys: list, results: Results) -> None:
+        """Adds titles, the grid, `finish` and the legend."""
+        for axes, of_panel in zip(panels.flat, itertools.chain(*keys), strict=True):
+            axes.set_title(", ".join(map(str, of_panel.values())), size=10)
+            axes.grid(which="both", alpha=0.2)
+            set_plain_ticks(axes)
+            if self.finish:
+                self.finish(axes, results, of_panel)
+        handles: dict[str, Any] = {}
+        for axes in panels.flat:
+            handles |= {
+                label: handle
+                for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+                if label not in handles
+            }
+        if len(handles) > 1:
+            figure.legend(
+                [*handles.values()], [*handles], loc="outside lower center", ncols=5, frameon=False
+            )
