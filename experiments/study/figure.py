@@ -14,7 +14,8 @@ from matplotlib.transforms import Bbox
 from experiments.drawing import save, set_log_scale
 from experiments.labels import Label, place_labels
 from experiments.study.claims import Results
-from experiments.study.columns import Line, Spread
+from experiments.study.columns import Line
+from experiments.study.groups import Spread
 from experiments.study.panels import Axis, Panels
 from experiments.study.statistics import confidence_interval, mean, sd
 from experiments.study.tidy import Row, grouped, of_kind

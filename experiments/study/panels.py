@@ -28,10 +28,10 @@ def plain_style(number: int, name: str) -> Mapping[str, Any]:
 
 
 def set_plain_ticks(axes: Axes) -> None:
-    """Plain numbers at logarithmic axes; 2 and 5 between powers of ten, where these are few."""
+    """Plain numbers at logarithmic axes, with fewer of them the more an axis spans."""
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         if axis.get_scale() == "log":
-            shown = "25" if high < 1000 * low else ""
+            shown = "23456789" if high < 5 * low else "25" if high < 1000 * low else ""
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_minor_formatter(
                 FuncFormatter(

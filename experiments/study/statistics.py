@@ -42,7 +42,7 @@ def confidence_interval(values: Sequence[float], level: float = 0.95) -> Interva
       >>> round(low, 2), round(high, 2)
       (-0.48, 4.48)
     """
-    _check_fraction("level", level)
+    check_fraction("level", level)
     deviation = sd(values)
     if math.isnan(deviation):
         return Interval(math.nan, math.nan)
@@ -90,12 +90,13 @@ def _exp(value: float) -> float:
         return math.inf
 
 
-def _check_fraction(name: str, value: float) -> None:
+def check_fraction(name: str, value: float) -> None:
+    """Raises a ValueError unless the value is above 0 and below 1."""
     if not 0 < value < 1:
         raise ValueError(f"{name} must be above 0 and below 1, got {value}.")
 
 
-def _p_greater(center: float, error: float, pairs: int) -> float:
+def p_greater_of(center: float, error: float, pairs: int) -> float:
     """The p-value of the one-sided t-test; `error` is the standard error of the mean."""
     if error == 0:
         return 0.0 if center > 0 else 1.0
@@ -116,7 +117,7 @@ def _differences(
 
 
 def _summarize(differences: Sequence[float], level: float) -> Difference:
-    _check_fraction("level", level)
+    check_fraction("level", level)
     pairs, nan = len(differences), math.nan
     center = mean(differences)
     if math.isinf(center) and pairs > 1:
@@ -126,8 +127,8 @@ def _summarize(differences: Sequence[float], level: float) -> Difference:
         return Difference(center, nan, nan, nan, nan, pairs)
     low, high = confidence_interval(differences, level)
     error = sd(differences) / math.sqrt(pairs)
-    p_greater = _p_greater(center, error, pairs)
-    p_value = min(1.0, 2 * min(p_greater, _p_greater(-center, error, pairs)))
+    p_greater = p_greater_of(center, error, pairs)
+    p_value = min(1.0, 2 * min(p_greater, p_greater_of(-center, error, pairs)))
     return Difference(center, low, high, p_value, p_greater, pairs)
 
 
@@ -178,67 +179,6 @@ def paired_log_ratio(
     return _summarize(_differences(*logarithms, lower_is_better=True), level)
 
 
-class Equivalence(NamedTuple):
-    """The result of two one-sided tests.
-
-    Attributes:
-      difference: The difference, with the interval of the test, `1 - 2 * significance`.
-      margin: The largest absolute difference that counts as equivalent.
-      p_value: The larger of the two p-values.
-      is_equivalent: Whether the absolute difference is significantly below the margin.
-      is_different: Whether it is significantly above the margin.
-    """
-
-    difference: Difference
-    margin: float
-    p_value: float
-    is_equivalent: bool
-    is_different: bool
-
-
-def equivalence(
-    values: Mapping[int, float],
-    reference: Mapping[int, float],
-    margin: float,
-    *,
-    significance: float = 0.05,
-    log: bool = False,
-) -> Equivalence:
-    """Tests whether the mean difference is within `margin` (two one-sided tests, TOST).
-
-    Args:
-      values: The value per seed of the method; lower is better.
-      reference: The value per seed of the reference.
-      margin: The margin, stated before the run; of the logarithms if `log`.
-      significance: The level of each of the two tests.
-      log: Whether to test the difference of the logarithms.
-
-    Raises:
-      ValueError: If the margin is not above 0.
-
-    Example:
-      >>> equivalence({0: 1.01, 1: 0.99, 2: 1.0}, {0: 1.0, 1: 1.0, 2: 1.0}, 0.1).is_equivalent
-      True
-    """
-    if not margin > 0:
-        raise ValueError(f"margin must be above 0, got {margin}.")
-    _check_fraction("significance", 2 * significance)
-    compare = paired_log_ratio if log else paired_difference
-    difference = compare(values, reference, level=1 - 2 * significance)
-    center, low, high, *_, pairs = difference
-    if math.isnan(low):
-        return Equivalence(difference, margin, math.nan, False, False)
-    if math.isinf(center):
-        return Equivalence(difference, margin, 1.0, False, True)
-    half = (high - low) / 2
-    error = half / float(stats.t.ppf(1 - significance, pairs - 1))
-    p_value = max(
-        _p_greater(center + margin, error, pairs), _p_greater(margin - center, error, pairs)
-    )
-    is_different = low > margin or high < -margin
-    return Equivalence(difference, margin, p_value, p_value < significance, is_different)
-
-
 def verdict(
     difference: Difference,
     *,
@@ -256,7 +196,7 @@ def verdict(
       >>> verdict(lower), verdict(lower, one_sided="worse")
       ('better', 'not told apart')
     """
-    _check_fraction("significance", significance)
+    check_fraction("significance", significance)
     direction: Verdict = "better" if (difference.mean < 0) == lower_is_better else "worse"
     if one_sided is None:
         return direction if difference.p_value < significance else "not told apart"
@@ -265,20 +205,3 @@ def verdict(
     if direction == one_sided and p_value < significance:
         return one_sided
     return "not told apart"
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values corrected for their number by the method of Holm and Bonferroni.
-
-    NaN, the p-value of a comparison that could not be tested, stays NaN and does not count.
-
-    Example:
-      >>> holm([0.01, 0.04, 0.03])
-      [0.03, 0.06, 0.06]
-    """
-    tested = [index for index, p_value in enumerate(p_values) if not math.isnan(p_value)]
-    corrected, largest = [math.nan] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(tested, key=lambda index: p_values[index])):
-        largest = max(largest, min(1.0, (len(tested) - rank) * p_values[index]))
-        corrected[index] = largest
-    return corrected

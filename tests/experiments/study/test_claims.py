@@ -5,19 +5,10 @@ from typing import Any
 
 import pytest
 
-from experiments.study.claims import (
-    Claim,
-    Finding,
-    Judgement,
-    Results,
-    is_at_most,
-    is_better,
-    is_equivalent,
-    is_no_worse,
-    judge_all,
-    state,
-)
-from experiments.study.columns import Column, Table, key, mean_of, over_reference
+from experiments.study.claims import Claim, Finding, Judgement, Results, judge_all, state
+from experiments.study.columns import Column, Table, key
+from experiments.study.groups import mean_of, over_reference
+from experiments.study.judges import is_at_most, is_better, is_equivalent, is_no_worse
 from experiments.study.tidy import make_row
 
 TABLE = Table(

@@ -10,17 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from experiments.study.columns import (
-    SEEDS,
-    Column,
-    Spread,
-    Table,
-    first,
-    key,
-    mean_of,
-    over_reference,
-    spread,
-)
+from experiments.study.columns import SEEDS, Column, Table, key
+from experiments.study.groups import Spread, first, mean_of, over_reference, spread
 from experiments.study.tidy import make_row, migrate, of_kind
 
 NAN = math.nan

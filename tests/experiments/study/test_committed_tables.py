@@ -10,15 +10,12 @@ import pytest
 import experiments
 from experiments.methods import BASELINE, KINDS, parse_variant
 from experiments.metrics_rows import read_rows
-from experiments.study.columns import (
-    SEEDS,
-    Column,
+from experiments.study.columns import SEEDS, Column, Table, key
+from experiments.study.groups import (
     Group,
     Spread,
-    Table,
     Value,
     first,
-    key,
     mean_of,
     median_of,
     over_reference,

@@ -13,8 +13,9 @@ from matplotlib.text import Text
 from experiments.errors import ExperimentError
 from experiments.study import figure as module
 from experiments.study.claims import Results
-from experiments.study.columns import Column, Table, first, key, spread
+from experiments.study.columns import Column, Table, key
 from experiments.study.figure import Bars, Lines, Points
+from experiments.study.groups import first, spread
 from experiments.study.panels import Axis
 from experiments.study.statistics import confidence_interval
 from experiments.study.tidy import make_row

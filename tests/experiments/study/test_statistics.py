@@ -8,10 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
+from experiments.study.equivalence import equivalence, holm
 from experiments.study.statistics import (
     confidence_interval,
-    equivalence,
-    holm,
     mean,
     paired_difference,
     paired_log_ratio,

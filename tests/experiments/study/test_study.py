@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from experiments import recording
 from experiments.errors import ExperimentError, Interrupted
 from experiments.study import command, readme
-from experiments.study.claims import Claim, is_better
-from experiments.study.columns import Column, Table, key, spread
+from experiments.study.claims import Claim
+from experiments.study.columns import Column, Table, key
+from experiments.study.groups import spread
+from experiments.study.judges import is_better
 from experiments.study.search import Axis, Budget
 from experiments.study.store import CLAIMS, read
 from experiments.study.study import Study, run, show_duration
