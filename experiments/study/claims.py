@@ -93,6 +93,7 @@ def judge_all(claims: Sequence[Claim], results: Results) -> list[Judgement]:
     return [Judgement(claim, claim.judge(results)) for claim in claims]
 
 
-def state(claims: Sequence[Claim]) -> str:
-    """The claims without outcomes, one per line; written before the first run."""
-    return "".join(f"- {claim.text}\n" for claim in claims)
+def state(study: str, claims: Sequence[Claim]) -> str:
+    """The claims of a study without outcomes; written before the first run."""
+    listed = "".join(f"- {claim.text}\n" for claim in claims) or "None.\n"
+    return f"# Claims of the study {study}, stated before the first run\n\n{listed}"

@@ -1,16 +1,18 @@
 """The specification of a table: how rows are grouped, and how each group fills the columns."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.table import Table as RichTable
 
 from experiments import tables
-from experiments.study.groups import Group, Spread, Value
+from experiments.study.groups import Estimate, Group, Spread, Value
 from experiments.study.tidy import Row, grouped, is_missing, of_kind
 
 MISSING = "-"
+DIVERGED = "diverged"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,20 +55,26 @@ class Column:
           >>> accuracy.cell(float("nan"))
           '-'
         """
-        if is_missing(value.mean if isinstance(value, Spread) else value):
+        of_seeds = isinstance(value, Spread | Estimate)
+        if is_missing(value.mean if of_seeds else value):
             return MISSING
         if callable(self.show):
             return self.show(value)
-        if isinstance(value, Spread):
-            parts = value[:1] if is_missing(value.sd) else value
-            return " ± ".join(format(self.scale * part, self.show) for part in parts)
+        if of_seeds:
+            center, *rest = [format(self.scale * part, self.show) for part in value]
+            if math.isinf(value.mean):
+                return DIVERGED
+            if any(map(is_missing, value)):
+                return center
+            return f"{center} ± {rest[0]}" if len(rest) == 1 else f"{center} [{', '.join(rest)}]"
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return format(self.scale * value, self.show) if is_number else format(value, self.show)
 
     def csv_fields(self, value: Any) -> dict[str, Any]:
-        """The names and the values in the CSV; a spread has two."""
-        if isinstance(value, Spread):
-            return {self.name: value.mean, f"{self.name}_sd": value.sd}
+        """The names and the values in the CSV; a spread has two, and an estimate three."""
+        if isinstance(value, Spread | Estimate):
+            names = [f"{self.name}_{field}" for field in value._fields[1:]]
+            return dict(zip((self.name, *names), value, strict=True))
         return {self.name: value}
 
 
@@ -161,9 +169,13 @@ class Table:
     def to_csv(self, lines: Sequence[Line]) -> str:
         """As CSV, with all digits."""
         columns = [column for column in self.columns if column.in_csv]
-        rows = []
-        for line in lines:
-            fields = [column.csv_fields(line.values[column.name]) for column in columns]
-            rows.append({name: value for each in fields for name, value in each.items()})
-        names = [*rows[0]] if rows else [column.name for column in columns]
-        return tables.to_csv(names, [row.values() for row in rows])
+        rows = [
+            [column.csv_fields(line.values[column.name]) for column in columns] for line in lines
+        ]
+        widest = [
+            max((list(fields[place]) for fields in rows), key=len, default=[column.name])
+            for place, column in enumerate(columns)
+        ]
+        names = [name for each in widest for name in each]
+        flat = [{name: value for each in fields for name, value in each.items()} for fields in rows]
+        return tables.to_csv(names, [[row.get(name, math.nan) for name in names] for row in flat])

@@ -44,7 +44,7 @@ def draw(study: Study, results: Results, folder: Path) -> list[Path]:
 
 def _open(study: Study, config: Any) -> tuple[Any, Record | NoRecord, Sequence[Row]]:
     """The config, the record and its rows. User errors are raised here, before any run."""
-    stated = state(study.claims)
+    stated = state(study.name, study.claims)
     if not getattr(config, "resume", None):
         study.settings(config)
         record = open_record(config)
@@ -76,8 +76,10 @@ def main(study: Study, config: Any) -> int:
     hint = f"Continue it with --resume {record.folder}." if record.folder else ""
     try:
         with record, Progress(len(study.settings(config))) as progress:
-            progress.print(f"{study.name}: {len(study.settings(config))} settings, {config.seeds} "
-                           "seeds each")  # fmt: skip
+            progress.print(
+                f"{study.name}: {len(study.settings(config))} settings, "
+                f"{len(study.seeds(config))} seeds each"
+            )
             rows = run(study, config, record, progress, rows)
             written = (record.folder / "environment.txt").read_text() if record.folder else None
             results = analyze(study, config, rows, written or describe_environment())

@@ -6,7 +6,14 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.study.statistics import mean, sd
+from experiments.study.statistics import (
+    Difference,
+    confidence_interval,
+    mean,
+    paired_difference,
+    paired_log_ratio,
+    sd,
+)
 from experiments.study.tidy import Kind, Row, of_kind
 
 
@@ -89,6 +96,14 @@ class Spread(NamedTuple):
     sd: float
 
 
+class Estimate(NamedTuple):
+    """A mean and the ends of its confidence interval, shown as `mean [low, high]`."""
+
+    mean: float
+    low: float
+    high: float
+
+
 def spread(name: str) -> Value:
     """The mean and the standard deviation of a column over seeds."""
 
@@ -122,3 +137,64 @@ def over_reference(value: Value) -> Value:
         return value(group) / reference if reference else math.nan
 
     return ratio
+
+
+def interval(name: str, level: float = 0.95) -> Value:
+    """The mean of a column over seeds, and its confidence interval."""
+
+    def value(group: Group) -> Estimate:
+        values = group.values(name)
+        return Estimate(mean(values), *confidence_interval(values, level))
+
+    return value
+
+
+def _difference(
+    group: Group, name: str, log: bool, level: float, lower_is_better: bool = True
+) -> Difference | None:
+    """The difference from the reference, paired by seed; None for the reference itself."""
+    if group.is_reference or group.reference is None:
+        return None
+    both = group.by_seed(name), group.reference.by_seed(name)
+    if log:
+        return paired_log_ratio(*both, level=level)
+    return paired_difference(*both, level=level, lower_is_better=lower_is_better)
+
+
+def difference(
+    name: str, *, level: float = 0.95, log: bool = False, lower_is_better: bool = True
+) -> Value:
+    """The difference from the reference, paired by seed, and its interval; with `log` the ratio."""
+
+    def value(group: Group) -> Estimate | None:
+        found = _difference(group, name, log, level, lower_is_better)
+        return found and Estimate(*(found.ratio if log else found[:3]))
+
+    return value
+
+
+def p_value(name: str, *, log: bool = False, is_worse: bool = False) -> Value:
+    """The p-value of the difference from the reference, paired by seed.
+
+    Args:
+      name: The column; lower is better.
+      log: Whether to compare logarithms.
+      is_worse: Whether to test with one side that the values are above the reference.
+    """
+
+    def value(group: Group) -> float | None:
+        found = _difference(group, name, log, 0.95)
+        return found and (found.p_greater if is_worse else found.p_value)
+
+    return value
+
+
+def tuned(name: str) -> Value:
+    """A tuned parameter, marked if it is at the edge of its grid."""
+
+    def value(group: Group) -> str:
+        run = group.runs[0]
+        shown = f"{run[name]:g}" if isinstance(run[name], int | float) else str(run[name])
+        return f"{shown} (edge)" if name in run["at_edge"].split(", ") else shown
+
+    return value

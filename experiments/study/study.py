@@ -55,7 +55,8 @@ def no_prose(results: Results) -> Sequence[str]:
 class Study:
     """Everything that defines a study.
 
-    The config has `seeds`: runs have the seeds 0, 1, ..., and trials those that follow.
+    By default, the config has the number `seeds`, and runs have the seeds 0, 1, ... Trials have the
+    seeds that follow.
 
     Attributes:
       name: The name.
@@ -66,6 +67,7 @@ class Study:
       prose: `results -> paragraphs` of the README; see `experiments.study.readme`.
       figures: The figures.
       claims: The claims, which are written to the record before the first run.
+      seeds: `config -> seeds` of every setting.
       shares: The keys that `train` depends on; all by default.
       grid: `(config, setting) -> grid` of parameters that are tuned; none by default.
       budget: `config -> budget`, the same for all settings; with a grid only.
@@ -81,6 +83,7 @@ class Study:
     prose: Callable[[Results], Sequence[str]] = no_prose
     figures: Sequence[Any] = ()
     claims: Sequence[Claim] = ()
+    seeds: Callable[[Any], Sequence[int]] = lambda config: range(config.seeds)
     shares: tuple[str, ...] | None = None
     grid: Callable[[Any, Setting], Grid] | None = None
     budget: Callable[[Any], Budget] = lambda config: Budget(1)
@@ -107,6 +110,7 @@ class _Runs:
     def __init__(self, study: Study, config: Any, output: Output, rows: Sequence[Row]):
         self.study, self.config, self._output, self.rows = study, config, output, [*rows]
         self._ended = [row for row in rows if row["kind"] in ("run", "trial")]
+        self.seeds = study.seeds(config)
         self._trainer: tuple[tuple, Trainer] | None = None
         self.trained = 0
 
@@ -155,7 +159,7 @@ class _Runs:
             self.study.grid(self.config, setting),
             self.study.budget(self.config),
             lambda parameters, number: self._train(
-                "trial", setting, self.config.seeds + number, parameters
+                "trial", setting, max(self.seeds) + 1 + number, parameters
             )["validation_loss"],
         )
 
@@ -164,14 +168,14 @@ class _Runs:
         choice = self.tune(setting)
         parameters = choice.parameters if choice else {}
         last = {"at_edge": ", ".join(choice.at_edge), "trials": choice.trials} if choice else {}
-        for seed in range(self.config.seeds):
+        for seed in self.seeds:
             self._train("run", setting, seed, parameters, **last)
         return choice
 
     def missing(self, settings: Sequence[Setting]) -> int:
         """The number of runs and trials before extensions that settings lack."""
         budget = self.study.budget(self.config)
-        each = self.config.seeds + (budget.points * budget.seeds if self.study.grid else 0)
+        each = len(self.seeds) + (budget.points * budget.seeds if self.study.grid else 0)
         names = [*settings[0]] if settings else []
         wanted = {tuple(setting.values()) for setting in settings}
         had = sum(tuple(row.get(name) for name in names) in wanted for row in self._ended)

@@ -124,7 +124,10 @@ def test_the_summary_counts_the_settings() -> None:
     assert lines[0] == f"Claim: Lower is better. Outcome: {judgement.summary}."
     assert [line[:9] for line in lines[2:]] == ["- a, top:", "- b, top:", "- c, top:"]
     assert Judgement(claim, []).markdown == "Claim: Lower is better. Outcome: not tested."
-    assert state([claim, claim]) == "- Lower is better.\n- Lower is better.\n"
+    stated = state("toy", [claim, claim]).splitlines()
+    assert stated[0] == "# Claims of the study toy, stated before the first run"
+    assert stated[2:] == ["- Lower is better."] * 2
+    assert state("toy", []).endswith("\n\nNone.\n")
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,26 @@ import io
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from scipy import stats
 
 from experiments.study.columns import SEEDS, Column, Table, key
-from experiments.study.groups import Spread, first, mean_of, over_reference, spread
+from experiments.study.groups import (
+    Spread,
+    difference,
+    first,
+    interval,
+    mean_of,
+    over_reference,
+    p_value,
+    spread,
+    tuned,
+)
+from experiments.study.statistics import confidence_interval
 from experiments.study.tidy import make_row, migrate, of_kind
 
 NAN = math.nan
@@ -104,6 +117,45 @@ def test_a_table_without_runs_has_its_headings() -> None:
 @pytest.mark.parametrize("show", [".2f", "", lambda value: f"<{value}>"])
 def test_a_missing_value_is_a_dash(value: Any, show: Any) -> None:
     assert Column("loss", mean_of("loss"), show).cell(value) == "-"
+
+
+def test_columns_of_comparisons_are_paired_by_seed() -> None:
+    losses = {"mean": [1.0, 1.1, 0.9], "top": [1.2, 1.4, 1.2], "bad": [1.0, NAN, 1.0]}
+    rows = [run("g", name, seed, loss, accuracy=-loss)
+            for name, each in losses.items() for seed, loss in enumerate(each)]  # fmt: skip
+    table = Table(
+        TABLE.by,
+        (
+            key("method"),
+            Column("loss", interval("loss"), ".2f"),
+            Column("more", difference("loss"), ".2f"),
+            Column("ratio", difference("loss", log=True), ".2f"),
+            Column("accuracy", difference("accuracy", lower_is_better=False), ".0f", scale=100),
+            Column("p", p_value("loss"), ".3f"),
+            Column("p of worse", p_value("loss", log=True, is_worse=True), ".3f"),
+        ),
+        reference={"method": "mean"},
+    )
+    mean_line, top, bad = table.to_markdown(table.lines(rows)).splitlines()[2:]
+    assert mean_line == "| mean | 1.00 [0.75, 1.25] | - | - | - | - | - |"
+    low, high = confidence_interval([0.2, 0.3, 0.3])
+    expected = stats.ttest_rel(losses["top"], losses["mean"])
+    worse = stats.ttest_rel(np.log(losses["top"]), np.log(losses["mean"]), alternative="greater")
+    assert top == (
+        f"| top | 1.27 [0.98, 1.55] | 0.27 [{low:.2f}, {high:.2f}] | 1.27 [1.11, 1.45] | "
+        f"-27 [{-100 * high:.0f}, {-100 * low:.0f}] | {expected.pvalue:.3f} | {worse.pvalue:.3f} |"
+    )
+    assert bad == "| bad | - | diverged | diverged | diverged | 0.000 | 0.000 |"
+    header, *lines = csv.reader(io.StringIO(table.to_csv(table.lines(rows))))
+    assert header[:6] == ["method", "loss", "loss_low", "loss_high", "more", "more_low"]
+    assert {len(line) for line in lines} == {len(header)}
+
+
+def test_tuned_parameters_are_marked_at_the_edge() -> None:
+    row = run("g", "mean", 0, 1.0, rate=0.001, batch=8, policy="abort", at_edge="rate, policy")
+    (line,) = TABLE.lines([row])
+    shown = [tuned(name)(line.group) for name in ("rate", "batch", "policy")]
+    assert shown == ["0.001 (edge)", "8", "abort (edge)"]
 
 
 @given(st.floats(-1e9, 1e9), st.floats(0, 1e6))

@@ -19,9 +19,10 @@ from experiments.study.groups import (
     mean_of,
     median_of,
     over_reference,
+    p_value,
     spread,
 )
-from experiments.study.statistics import mean, paired_log_ratio, sd
+from experiments.study.statistics import mean, sd
 from experiments.study.tidy import Row, grouped, migrate, of_kind
 
 RECORDS = Path(experiments.__file__).parent / "records"
@@ -70,13 +71,6 @@ def rate(group: Group) -> str:
     return f"{group.runs[0]['learning_rate']:g}{' (edge)' if at_edge(group) else ''}"
 
 
-def p_value(group: Group) -> float:
-    if group.is_reference or group.reference is None:
-        return math.nan
-    losses = [each.by_seed("test_loss") for each in (group, group.reference)]
-    return paired_log_ratio(*losses).p_greater
-
-
 SURVEY = Table(
     by=("optimizer", "method"),
     columns=(
@@ -87,7 +81,7 @@ SURVEY = Table(
         Column("learning rate", rate),
         Column("test loss", spread("test_loss"), ".3f"),
         Column("of mean's", over_reference(mean_of("test_loss")), ".2f", "loss_ratio"),
-        Column("p", p_value, ".3f"),
+        Column("p", p_value("test_loss", log=True, is_worse=True), ".3f"),
         Column("test accuracy %", mean_of("test_accuracy"), ".1f", scale=100),
         Column("training loss", mean_of("train_loss"), ".4f", hidden=True),
         Column("bytes/worker/step", mean_of("bytes_per_step"), ",.0f", hidden=True),
