@@ -113,11 +113,8 @@ class Panels:
                 self.finish(axes, results, of_panel)
         handles: dict[str, Any] = {}
         for axes in panels.flat:
-            handles |= {
-                label: handle
-                for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-                if label not in handles
-            }
+            lines, labels = axes.get_legend_handles_labels()
+            handles |= dict(zip(labels, lines, strict=True))
         if len(handles) > 1:
             figure.legend(
                 [*handles.values()], [*handles], loc="outside lower center", ncols=5, frameon=False

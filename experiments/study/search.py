@@ -3,7 +3,7 @@
 A method declares a grid over its own parameters. Every method tries the same number of points:
 
 - Of a larger grid, a part that covers the values of every parameter evenly.
-- Of a smaller grid, all points, and then points between the best and its neighbors.
+- Of a smaller grid, all points, and then neighbors of the best and points between.
 
 Then, at most twice, a choice at an end of its grid extends the grid by one value. A choice that is
 still at an end is marked, since a value outside the grid may be better.
@@ -12,7 +12,7 @@ still at an end is marked, since a value outside the grid may be better.
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.study.statistics import mean
@@ -48,24 +48,24 @@ class Axis(NamedTuple):
             return max(1, round(value))
         return float(f"{value:.3g}")
 
-    def outward(self, values: Sequence[Any], value: Any) -> Any:
-        """The next value after an end of `values`, in geometric order; None if there is none."""
+    def beyond(self, values: Sequence[Any], value: Any) -> list[Any]:
+        """The next value after an end of `values` in geometric order, if there is one."""
+        if not self.is_ordered or len(values) < 2 or value not in (min(values), max(values)):
+            return []
         ordered = sorted(values)
-        if not self.is_ordered or len(ordered) < 2 or value not in (ordered[0], ordered[-1]):
-            return None
         neighbor = ordered[1] if value == ordered[0] else ordered[-2]
         following = self._rounded(min(max(value * value / neighbor, self.lowest), self.highest))
-        return None if following in (0, *ordered) or math.isinf(following) else following
+        return [] if following in (0, *ordered) or math.isinf(following) else [following]
 
-    def between(self, values: Sequence[Any], value: Any) -> list[Any]:
-        """The geometric means of a value and its neighbors in `values`."""
+    def around(self, values: Sequence[Any], value: Any) -> list[Any]:
+        """The neighbors of a value in `values`, and the geometric means of it and them."""
         if not self.is_ordered:
             return []
         ordered = sorted(values)
         place = ordered.index(value)
         neighbors = ordered[place + 1 : place + 2] + ordered[max(0, place - 1) : place]
         means = [self._rounded(math.sqrt(value * neighbor)) for neighbor in neighbors]
-        return [each for each in means if each not in ordered]
+        return neighbors + [each for each in means if each not in ordered]
 
 
 Grid = Mapping[str, Axis]
@@ -147,18 +147,21 @@ class _Search:
         """The values tried of one parameter."""
         return [*dict.fromkeys(point[position] for point in self.losses)]
 
-    def moved(self, move: Callable[[Axis, Sequence[Any], Any], Sequence[Any]]) -> Iterator[Point]:
-        """Points that differ from the best in one parameter."""
+    def moved(self, move: Callable[[Axis, Sequence[Any], Any], Sequence[Any]]) -> list[Point]:
+        """Points not tried that differ from the best in one parameter."""
         best = self.best
-        for position, axis in enumerate(self.grid.values()):
-            for value in move(axis, self.tried(position), best[position]):
-                yield (*best[:position], value, *best[position + 1 :])
+        points = [
+            (*best[:position], value, *best[position + 1 :])
+            for position, axis in enumerate(self.grid.values())
+            for value in move(axis, self.tried(position), best[position])
+        ]
+        return [point for point in points if point not in self.losses]
 
     def refine(self) -> None:
-        """Halves the widest gap around the best until the budget is spent or there is none."""
+        """Tries the farthest point around the best until the budget is spent or there is none."""
         while len(self.losses) < self.budget.points:
             best = self.best
-            new = [point for point in self.moved(Axis.between) if point not in self.losses]
+            new = self.moved(Axis.around)
             if not new:
                 return
             self.attempt(max(new, key=lambda point: _distance(point, best)))
@@ -166,7 +169,7 @@ class _Search:
     def extend(self) -> None:
         """Tries one more value of every parameter whose best value is an end."""
         for _ in range(self.budget.extensions):
-            for point in [*self.moved(lambda *of: [v for v in [Axis.outward(*of)] if v])]:
+            for point in self.moved(Axis.beyond):
                 self.attempt(point)
 
     def at_edge(self) -> tuple[str, ...]:
@@ -174,7 +177,7 @@ class _Search:
         return tuple(
             name
             for (name, axis), value, position in ends
-            if axis.outward(self.tried(position), value) is not None
+            if axis.beyond(self.tried(position), value)
         )
 
 

@@ -91,6 +91,16 @@ def test_a_smaller_grid_is_refined_around_the_best() -> None:
     assert choice.parameters == {"rate": 0.178}
 
 
+def test_the_refinement_tries_the_neighbors_of_a_new_best() -> None:
+    """The rate 1 is tried with one batch, becomes the best, and is tried with the other."""
+    grid = {"rate": Axis((0.1, 10.0)), "batch": Axis((1, 4))}
+    trials = Trials(lambda rate, batch, seed: math.log(rate) ** 2 + (batch - 2) ** 2)
+    choice = search(grid, Budget(9, extensions=0), trials)
+    tried = [point for point, _ in trials.calls]
+    assert tried[4:] == [(1.0, 1), (1.0, 4), (0.316, 1), (3.16, 1), (1.0, 2)]
+    assert choice.parameters == {"rate": 1.0, "batch": 2}
+
+
 @pytest.mark.parametrize(
     ("low", "tried", "best", "at_edge"),
     [

@@ -149,6 +149,12 @@ def test_a_one_sided_claim_checks_the_sign() -> None:
     assert verdict(lower, lower_is_better=False, one_sided="better") == "not told apart"
 
 
+def test_no_level_turns_a_sign_around() -> None:
+    slightly_lower = paired_difference(by_seed([1.0, 2.0, 2.9]), by_seed([1.1, 1.9, 3.0]))
+    assert slightly_lower.mean < 0 and slightly_lower.p_greater < 0.9
+    assert verdict(slightly_lower, significance=0.9, one_sided="worse") == "not told apart"
+
+
 def test_one_side_needs_half_the_evidence() -> None:
     difference = paired_difference(by_seed([1.0, 2.0, 3.0]), by_seed([0.0, 0.4, 2.4]))
     assert 0.05 < difference.p_value < 0.1
