@@ -48,7 +48,7 @@ class Axis(NamedTuple):
             return max(1, round(value))
         return float(f"{value:.3g}")
 
-    def beyond(self, values: Sequence[Any], value: Any) -> list[Any]:
+    def outward(self, values: Sequence[Any], value: Any) -> list[Any]:
         """The next value after an end of `values` in geometric order, if there is one."""
         if not self.is_ordered or len(values) < 2 or value not in (min(values), max(values)):
             return []
@@ -169,7 +169,7 @@ class _Search:
     def extend(self) -> None:
         """Tries one more value of every parameter whose best value is an end."""
         for _ in range(self.budget.extensions):
-            for point in self.moved(Axis.beyond):
+            for point in self.moved(Axis.outward):
                 self.attempt(point)
 
     def at_edge(self) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ class _Search:
         return tuple(
             name
             for (name, axis), value, position in ends
-            if axis.beyond(self.tried(position), value)
+            if axis.outward(self.tried(position), value)
         )
 
 
