@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table as RichTable
 
-from experiments import tables
+from experiments.study import table as tables
 from experiments.study.groups import Estimate, Group, Spread, Value
 from experiments.study.tidy import Row, grouped, is_missing, of_kind
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import ExperimentError, Interrupted
-from experiments.progress import Progress
-from experiments.recording import NoRecord, Record, describe_environment, open_record
+from experiments.cli.errors import ExperimentError, Interrupted
+from experiments.cli.progress import Progress
 from experiments.study import readme
 from experiments.study.claims import Results, judge_all, state
+from experiments.study.record import NoRecord, Record, describe_environment, open_record
 from experiments.study.store import CLAIMS, ResumedRecord, read, require_claims, resumed_config
 from experiments.study.study import Study, run
 from experiments.study.tidy import Row

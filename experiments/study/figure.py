@@ -11,11 +11,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.transforms import Bbox
 
-from experiments.drawing import save, set_log_scale
-from experiments.labels import Label, place_labels
 from experiments.study.claims import Results
 from experiments.study.columns import Line
+from experiments.study.drawing import save, set_log_scale
 from experiments.study.groups import Spread
+from experiments.study.labels import Label, place_labels
 from experiments.study.panels import Axis, Panels
 from experiments.study.statistics import confidence_interval, mean, sd
 from experiments.study.tidy import Row, grouped, of_kind

@@ -13,8 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from experiments.drawing import require
 from experiments.study.claims import Results
+from experiments.study.drawing import require
 from experiments.study.tidy import Row, grouped
 
 COLORS = matplotlib.colormaps["tab10"].colors

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import recording
-from experiments.errors import ExperimentError
-from experiments.metrics_rows import LARGEST, read_rows
+from experiments.cli.errors import ExperimentError
+from experiments.study import record as recording
+from experiments.study.rows import LARGEST, read_rows
 from experiments.study.tidy import SCHEMA, Row, migrate
 
 CLAIMS = "claims.md"

@@ -9,7 +9,6 @@ import pytest
 
 import experiments
 from experiments.methods import BASELINE, KINDS, parse_variant
-from experiments.metrics_rows import read_rows
 from experiments.study.columns import SEEDS, Column, Table, key
 from experiments.study.groups import (
     Group,
@@ -22,6 +21,7 @@ from experiments.study.groups import (
     p_value,
     spread,
 )
+from experiments.study.rows import read_rows
 from experiments.study.statistics import mean, sd
 from experiments.study.tidy import Row, grouped, migrate, of_kind
 

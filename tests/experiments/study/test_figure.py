@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from experiments.errors import ExperimentError
+from experiments.cli.errors import ExperimentError
 from experiments.study import figure as module
 from experiments.study.claims import Results
 from experiments.study.columns import Column, Table, key

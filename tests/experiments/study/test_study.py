@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments import recording
-from experiments.errors import ExperimentError, Interrupted
+from experiments.cli.errors import ExperimentError, Interrupted
 from experiments.study import command, readme
+from experiments.study import record as recording
 from experiments.study.claims import Claim
 from experiments.study.columns import Column, Table, key
 from experiments.study.groups import spread
