@@ -3,13 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.table import Table as RichTable
 
 from experiments.study import table as tables
 from experiments.study.groups import Estimate, Group, Spread, Value
-from experiments.study.tidy import Row, grouped, is_missing, of_kind
+from experiments.study.tidy import Row, grouped, is_missing, migrate, of_kind
 
 MISSING = "-"
 DIVERGED = "diverged"
@@ -83,14 +83,24 @@ def key(name: str, **options: Any) -> Column:
     return Column(name, lambda group: group.keys[name], text=True, **options)
 
 
-SEEDS = Column(None, lambda group: len(group.runs), name="seeds")
+def only_in_csv(name: str, value: Value) -> Column:
+    """A column that is only in the CSV."""
+    return Column(None, value, name=name)
 
 
-class Line(NamedTuple):
+SEEDS = only_in_csv("seeds", lambda group: len(group.runs))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Line:
     """One line of a table: a group and its values by the names of the columns."""
 
     group: Group
     values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a column."""
+        return self.values[name]
 
     @property
     def where(self) -> str:
@@ -134,8 +144,8 @@ class Table:
             raise ValueError(f"{sorted(unknown)[0]!r} is not a key of the table.")
 
     def lines(self, rows: Iterable[Row]) -> list[Line]:
-        """One line per group with runs, in the order of the first run."""
-        all_rows = [*rows]
+        """One line per group with runs, in the order of the first run, of rows of any record."""
+        all_rows = migrate(rows)
         by_keys = grouped(all_rows, self.by)
         groups: dict[tuple, Group] = {}
         for keys in grouped(of_kind(all_rows, "run"), self.by):

@@ -17,7 +17,7 @@ from experiments.cli.errors import ExperimentError
 from experiments.cli.progress import Progress
 from experiments.methods import TrainableMethod, make_variant
 from experiments.studies import figures
-from experiments.studies.digits.table import summarize, to_csv, to_markdown, to_table
+from experiments.studies.digits.table import TABLE
 from experiments.study.record import describe_command, open_record
 from experiments.tasks.task import Task
 from experiments.training import cluster
@@ -253,15 +253,15 @@ def main(config: Train) -> int:
                     f"step {row['step']}: training loss {row['train_loss']:.4f}, sent "
                     f"{row['bytes_sent']:,.0f} bytes per worker",
                 )
-        rows = summarize([row])
+        lines = TABLE.lines([row])
         progress.print("Traffic of one step:")
         progress.print(program.account)
-        progress.print(to_table(rows))
-        record.write("table.csv", to_csv(rows))
+        progress.print(TABLE.to_rich(lines))
+        record.write("table.csv", TABLE.to_csv(lines))
         record.write(
             "README.md",
             f"# {variant.label} on {config.dataset}\n\nCommand: `{describe_command()}`\n\n"
-            f"{to_markdown(rows)}\n![Training loss against bytes sent]({figures.NAME})\n",
+            f"{TABLE.to_markdown(lines)}\n![Training loss against bytes sent]({figures.NAME})\n",
         )
         if record.folder:
             figures.draw(record.folder)

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from experiments.cli.configs import Compare
 from experiments.methods import parse_variant
-from experiments.studies.digits.table import Row
+from experiments.study.columns import Line
 
 
 class Verdict(NamedTuple):
     """One method and optimizer, compared with the two limits."""
 
-    row: Row
+    line: Line
     within_loss: bool
     within_bytes: bool
     should_pass: bool
@@ -28,29 +28,29 @@ class Verdict(NamedTuple):
         return self.passes == self.should_pass
 
 
-def judge(config: Compare, rows: Sequence[Row]) -> list[Verdict]:
+def judge(config: Compare, lines: Sequence[Line]) -> list[Verdict]:
     """A verdict on the method that should pass and on each control; none without `mean`."""
     judged = [
-        row
-        for row in rows
-        if not math.isnan(row.bytes_ratio)
-        and (row.method == config.passing or parse_variant(row.method).is_control)
+        line
+        for line in lines
+        if not math.isnan(line["bytes_ratio"])
+        and (line["method"] == config.passing or parse_variant(line["method"]).is_control)
     ]
     return [
         Verdict(
-            row,
-            row.loss_ratio <= config.most_loss,
-            row.bytes_ratio <= config.most_bytes,
-            row.method == config.passing,
+            line,
+            line["loss_ratio"] <= config.most_loss,
+            line["bytes_ratio"] <= config.most_bytes,
+            line["method"] == config.passing,
         )
-        for row in judged
+        for line in judged
     ]
 
 
 def is_complete(config: Compare, verdicts: Sequence[Verdict]) -> bool:
     """Whether there is, per optimizer, a verdict on the method and on a control."""
     required = {(optimizer, should) for optimizer in config.optimizers for should in (True, False)}
-    return required <= {(verdict.row.optimizer, verdict.should_pass) for verdict in verdicts}
+    return required <= {(verdict.line["optimizer"], verdict.should_pass) for verdict in verdicts}
 
 
 def is_accepted(config: Compare, verdicts: Sequence[Verdict]) -> bool:
@@ -67,11 +67,11 @@ _REMARKS = {
 
 
 def _describe(config: Compare, verdict: Verdict) -> str:
-    row, signs = verdict.row, {True: "<=", False: ">"}
+    line, signs = verdict.line, {True: "<=", False: ">"}
     return (
-        f"{row.optimizer} {row.method} {_REMARKS[verdict.passes, verdict.should_pass]}: "
-        f"loss {row.loss_ratio:.2f} {signs[verdict.within_loss]} {config.most_loss}, "
-        f"bytes {row.bytes_ratio:.3f} {signs[verdict.within_bytes]} {config.most_bytes}"
+        f"{line['optimizer']} {line['method']} {_REMARKS[verdict.passes, verdict.should_pass]}: "
+        f"loss {line['loss_ratio']:.2f} {signs[verdict.within_loss]} {config.most_loss}, "
+        f"bytes {line['bytes_ratio']:.3f} {signs[verdict.within_bytes]} {config.most_bytes}"
     )
 
 

@@ -2,14 +2,14 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
 
 from experiments.cli.configs import Compare
 from experiments.methods import BASELINE
 from experiments.studies import figures
 from experiments.studies.digits import acceptance
 from experiments.studies.digits.acceptance import Verdict
-from experiments.studies.digits.table import Row, to_markdown
+from experiments.studies.digits.table import TABLE
+from experiments.study.columns import Line
 from experiments.study.record import describe_command
 from experiments.training.optimizers import OPTIMIZER_TITLES
 
@@ -21,42 +21,32 @@ CAVEAT = (
 )
 
 
-def _times_above(runs: Sequence[dict[str, Any]], row: Row) -> int:
+def _times_above(line: Line, exact: Line) -> int:
     """The number of seeds in which a method has a higher final loss than the exact mean."""
-    losses = {
-        (run["method"], run["seed"]): run["train_loss"]
-        for run in runs
-        if run["optimizer"] == row.optimizer
-    }
-    seeds = {seed for _, seed in losses}
-    return sum(losses[row.method, seed] > losses[BASELINE, seed] for seed in seeds)
+    losses, exact_losses = (each.group.by_seed("train_loss") for each in (line, exact))
+    return sum(losses[seed] > exact_losses[seed] for seed in losses)
 
 
-def _paragraph(
-    rows: Sequence[Row], verdicts: Sequence[Verdict], runs: Sequence[dict[str, Any]]
-) -> str:
+def _paragraph(lines: Sequence[Line], verdicts: Sequence[Verdict]) -> str:
     """The findings and their limits."""
-    exact = {row.optimizer: row for row in rows if row.method == BASELINE}
+    exact = {line["optimizer"]: line for line in lines if line.group.is_reference}
     sentences = []
     for verdict in verdicts:
-        row = verdict.row
-        points = 100 * (row.test_accuracy - exact[row.optimizer].test_accuracy)
+        line, of_mean = verdict.line, exact[verdict.line["optimizer"]]
+        points = 100 * (line["test_accuracy"].mean - of_mean["test_accuracy"].mean)
         sentences.append(
-            f"With {row.optimizer}, {'' if verdict.should_pass else 'the control '}`{row.method}` "
-            f"has {row.loss_ratio:.2f} times the final loss of `{BASELINE}`, a higher one in "
-            f"{_times_above(runs, row)} of {row.seeds} seeds, differs by {points:+.1f} points of "
-            f"test accuracy, and sends {row.bytes_ratio:.3f} of the bytes: it "
+            f"With {line['optimizer']}, {'' if verdict.should_pass else 'the control '}"
+            f"`{line['method']}` has {line['loss_ratio']:.2f} times the final loss of "
+            f"`{BASELINE}`, a higher one in {_times_above(line, of_mean)} of {line['seeds']} seeds, "
+            f"differs by {points:+.1f} points of test accuracy, and sends "
+            f"{line['bytes_ratio']:.3f} of the bytes: it "
             f"{'passes' if verdict.passes else 'does not pass'}."
         )
     return " ".join([*sentences, CAVEAT])
 
 
 def write_readme(
-    config: Compare,
-    workers: int,
-    runs: Sequence[dict[str, Any]],
-    rows: Sequence[Row],
-    verdicts: Sequence[Verdict],
+    config: Compare, workers: int, lines: Sequence[Line], verdicts: Sequence[Verdict]
 ) -> str:
     """The text of the README; all its numbers are in the record."""
     question = (inspect.getdoc(config) or "").splitlines()[0]
@@ -71,11 +61,11 @@ def write_readme(
         f"rates {rates}.\n\n"
         f"Command: `{describe_command()}`. Versions and machine are in `environment.txt`, every "
         f"setting in `config.json`, every raw metric in `metrics.jsonl`.\n\n"
-        f"{to_markdown(rows)}\n"
+        f"{TABLE.to_markdown(lines)}\n"
         "Losses are over the whole training set. ± is the standard deviation over seeds. Ratios "
         "are to `mean`. The compression error is ‖G - mean‖² / ‖mean‖² of an update G, averaged "
         "over logged steps and seeds. ms/step is a median.\n\n"
-        f"{_paragraph(rows, verdicts, runs)}\n\n"
+        f"{_paragraph(lines, verdicts)}\n\n"
         f"{acceptance.describe(config, verdicts)}\n\n"
         f"![Training loss against bytes sent per worker]({figures.NAME})\n"
     )

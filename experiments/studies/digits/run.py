@@ -12,7 +12,7 @@ from experiments.methods import expand, parse_variant
 from experiments.studies import figures
 from experiments.studies.digits import acceptance
 from experiments.studies.digits.report import write_readme
-from experiments.studies.digits.table import summarize, to_csv, to_table
+from experiments.studies.digits.table import TABLE
 from experiments.studies.gossip import run as gossip
 from experiments.studies.survey import run as survey
 from experiments.study.record import NoRecord, Record, open_record
@@ -105,12 +105,12 @@ def main(config: Compare) -> int:
     with open_record(config) as record, Progress(total) as progress:
         progress.print(f"{total} runs of {config.steps} steps on {workers} workers")
         runs = _run_all(config, programs, record, progress)
-        rows = summarize(runs)
-        verdicts = acceptance.judge(config, rows)
-        progress.print(to_table(rows))
+        lines = TABLE.lines(runs)
+        verdicts = acceptance.judge(config, lines)
+        progress.print(TABLE.to_rich(lines))
         progress.print(acceptance.describe(config, verdicts))
-        record.write("table.csv", to_csv(rows))
-        record.write("README.md", write_readme(config, workers, runs, rows, verdicts))
+        record.write("table.csv", TABLE.to_csv(lines))
+        record.write("README.md", write_readme(config, workers, lines, verdicts))
         if record.folder:
             figures.draw(record.folder)
             progress.print(f"Record: {record.folder}")

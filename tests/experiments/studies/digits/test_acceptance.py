@@ -2,22 +2,24 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiments.cli.configs import Compare
 from experiments.studies.digits import acceptance
-from experiments.studies.digits.table import Row, summarize
+from experiments.studies.digits.table import TABLE
 from experiments.study.record import read_metrics
 
 REFERENCE = Path(acceptance.__file__).parents[2] / "records" / "2026-11-21_digits"
 CONFIG = Compare(optimizers=("sgd",))
 
 
-def row(method: str, loss_ratio: float, bytes_ratio: float) -> Row:
-    empty = dict.fromkeys(Row._fields, 0.0)
-    names = {"optimizer": "sgd", "method": method, "seeds": 5}
-    return Row(**{**empty, **names, "loss_ratio": loss_ratio, "bytes_ratio": bytes_ratio})
+def run(method: str, loss: float, sent: float) -> dict[str, Any]:
+    """A run; those of mean have the loss 1 and send 1 byte."""
+    others = dict.fromkeys(("test_accuracy", "compression_error", "step_milliseconds"), 0.0)
+    names = {"kind": "run", "optimizer": "sgd", "method": method, "seed": 0}
+    return {**names, **others, "train_loss": loss, "bytes_per_step": sent}
 
 
 @pytest.mark.parametrize(
@@ -34,13 +36,13 @@ def row(method: str, loss_ratio: float, bytes_ratio: float) -> Row:
 def test_both_limits_apply_to_the_method_and_to_controls(
     method: tuple[float, float], control: tuple[float, float], met: bool
 ) -> None:
-    rows = [row("mean", 1, 1), row("global_qsgd:8", *method), row("truncating", *control)]
-    assert acceptance.is_accepted(CONFIG, acceptance.judge(CONFIG, rows)) == met
+    runs = [run("mean", 1, 1), run("global_qsgd:8", *method), run("truncating", *control)]
+    assert acceptance.is_accepted(CONFIG, acceptance.judge(CONFIG, TABLE.lines(runs))) == met
 
 
 def test_without_a_control_nothing_is_accepted() -> None:
-    rows = [row("mean", 1, 1), row("global_qsgd:8", 1, 0.25)]
-    verdicts = acceptance.judge(CONFIG, rows)
+    runs = [run("mean", 1, 1), run("global_qsgd:8", 1, 0.25)]
+    verdicts = acceptance.judge(CONFIG, TABLE.lines(runs))
     assert not acceptance.is_accepted(CONFIG, verdicts)
     assert "not judged" in acceptance.describe(CONFIG, verdicts)
 
@@ -53,7 +55,7 @@ def test_the_reference_record_is_accepted_for_both_optimizers() -> None:
         name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
     }
     assert Compare(**settings) == Compare()
-    rows = summarize(read_metrics(REFERENCE, "run"))
-    assert len(rows) == 12 and all(row.seeds == 5 for row in rows)
-    verdicts = acceptance.judge(Compare(), rows)
+    lines = TABLE.lines(read_metrics(REFERENCE, "run"))
+    assert len(lines) == 12 and all(line["seeds"] == 5 for line in lines)
+    verdicts = acceptance.judge(Compare(), lines)
     assert len(verdicts) == 6 and acceptance.is_accepted(Compare(), verdicts)
