@@ -26,10 +26,11 @@ from experiments.cli.configs import (
 )
 from experiments.cli.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
 from experiments.cli.options import device_number
-from experiments.cli.parse import parse
+from experiments.cli.parse import Command, first_line, parse
+from experiments.studies import command_of, load, names
 from experiments.training.cluster import in_cluster, initialize, is_main_process
 
-COMMANDS = {
+CONFIGS = {
     "compare": Compare,
     "survey": Survey,
     "sparse": Sparse,
@@ -54,7 +55,16 @@ MODULES = {  # Each has a function `main`, which takes the config.
     "launch": "cli.launch",
     "pace": "studies.pace.run",
     "bench": "bench.run",
-    "figures": "studies.figures",
+    "figures": "study.figures",
+}
+
+COMMANDS = {
+    **{name: command_of(name) for name in names()},
+    **{
+        name: Command(first_line(config), lambda config=config: config)
+        for name, config in CONFIGS.items()
+        if name not in names()
+    },
 }
 
 WITHOUT_JAX = {"launch"}  # It only starts other processes.
@@ -112,6 +122,8 @@ def run(command: str, config: Any) -> int:
         set_up_jax(devices)
         with reporting_jax_errors():
             pass
+    if command in names():
+        return importlib.import_module("experiments.study.command").main(load(command), config)
     return importlib.import_module(f"experiments.{MODULES[command]}").main(config)
 
 

@@ -100,6 +100,11 @@ def records_option() -> Any:
     return option(RECORDS, "folder in which the record folder is created")
 
 
+def resume_option() -> Any:
+    """The option for the record that a study continues."""
+    return option(None, "the folder of an interrupted record, which is continued")
+
+
 def devices_option() -> Any:
     """The option for the number of workers."""
     return option(

@@ -3,10 +3,27 @@
 import argparse
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from experiments.cli.errors import ExperimentError
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+      summary: Its line in the list of commands.
+      config: Returns the dataclass of its options.
+    """
+
+    summary: str
+    config: Callable[[], type]
+
+
+def first_line(config: type) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(config) or "").partition("\n")[0]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,23 +56,11 @@ def _add_field(parser: argparse.ArgumentParser, field: dataclasses.Field) -> Non
         )
 
 
-def _split_remaining(
-    commands: Mapping[str, type], arguments: Sequence[str]
-) -> tuple[Sequence[str], dict[str, Any]]:
-    """The arguments that `parse` reads, and those that a field of the config takes unparsed."""
-    config = commands.get(arguments[0]) if arguments else None
-    fields = dataclasses.fields(config) if config else ()
-    remaining_fields = [field for field in fields if "remaining" in field.metadata]
-    if not remaining_fields:
-        return arguments, {}
-    return arguments[:1], {remaining_fields[0].name: tuple(arguments[1:])}
-
-
-def parse(commands: Mapping[str, type], arguments: Sequence[str]) -> tuple[str, Any]:
+def parse(commands: Mapping[str, Command], arguments: Sequence[str]) -> tuple[str, Any]:
     """The command and its config.
 
     Args:
-      commands: The dataclass of each command's config.
+      commands: The commands. Only the config of the command in `arguments` is loaded.
       arguments: The arguments after the name of the program.
 
     Raises:
@@ -67,21 +72,28 @@ def parse(commands: Mapping[str, type], arguments: Sequence[str]) -> tuple[str, 
         allow_abbrev=False,
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command, config in commands.items():
-        text = inspect.getdoc(config) or ""
+    config, remaining = None, {}
+    for name, command in commands.items():
+        chosen = arguments[:1] == [name]
+        config = command.config() if chosen else config
         subparser = subparsers.add_parser(
-            command,
-            help=text.splitlines()[0],
-            description=text,
+            name,
+            help=command.summary,
+            description=inspect.getdoc(config) if chosen else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        for field in dataclasses.fields(config):
-            _add_field(subparser, field)
-    arguments, remaining = _split_remaining(commands, arguments)
+        for field in dataclasses.fields(config) if config and chosen else ():
+            if "remaining" in field.metadata:  # Takes all further arguments unparsed.
+                remaining[field.name] = tuple(arguments[1:])
+                arguments = arguments[:1]
+            else:
+                _add_field(subparser, field)
     values = vars(parser.parse_args(arguments))
-    command = values.pop("command")
+    name = values.pop("command")
     values = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        option: tuple(value) if isinstance(value, list) else value
+        for option, value in values.items()
     }
-    return command, commands[command](**values, **remaining)
+    assert config is not None  # The parser refuses an unknown command.
+    return name, config(**values, **remaining)

@@ -10,7 +10,15 @@ from experiments.cli.progress import Progress
 from experiments.study import readme
 from experiments.study.claims import Results, judge_all, state
 from experiments.study.record import NoRecord, Record, describe_environment, open_record
-from experiments.study.store import CLAIMS, ResumedRecord, read, require_claims, resumed_config
+from experiments.study.store import (
+    CLAIMS,
+    ResumedRecord,
+    environment,
+    read,
+    read_config,
+    require_claims,
+    resumed_config,
+)
 from experiments.study.study import Study, run
 from experiments.study.tidy import Row
 
@@ -22,19 +30,14 @@ def analyze(study: Study, config: Any, rows: Sequence[Row], environment: str) ->
     return dataclasses.replace(results, judgements=judge_all(study.claims, results))
 
 
-def read_results(study: Study, config: Any, folder: Path) -> Results:
+def read_results(study: Study, folder: Path) -> Results:
     """The results of a record.
-
-    Args:
-      study: The study.
-      config: A config of the study, with default options.
-      folder: The record.
 
     Raises:
       ExperimentError: If the folder is not a record of the study, or a line is not a valid row.
     """
-    environment = (folder / "environment.txt").read_text()
-    return analyze(study, resumed_config(config, folder), read(folder), environment)
+    config = read_config(study.config, folder)
+    return analyze(study, config, read(folder), environment(folder))
 
 
 def draw(study: Study, results: Results, folder: Path) -> list[Path]:
@@ -47,7 +50,7 @@ def _open(study: Study, config: Any) -> tuple[Any, Record | NoRecord, Sequence[R
     stated = state(study.name, study.claims)
     if not getattr(config, "resume", None):
         study.settings(config)
-        record = open_record(config)
+        record = open_record(config, study=study.name)
         record.write(CLAIMS, stated)
         return config, record, ()
     folder = Path(config.resume)
@@ -61,6 +64,8 @@ def _open(study: Study, config: Any) -> tuple[Any, Record | NoRecord, Sequence[R
 def _write(study: Study, results: Results, record: Record | NoRecord) -> None:
     record.write("table.csv", study.table.to_csv(results.lines))
     record.write("README.md", readme.write(study, results))
+    for name, text in study.files(results).items():
+        record.write(name, text)
     if record.folder:
         draw(study, results, record.folder)
 
@@ -96,4 +101,4 @@ def main(study: Study, config: Any) -> int:
         if not record.folder:
             raise
         raise type(error)(f"{error} {hint}") from error
-    return 0
+    return study.exit_code(results)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.cli.errors import ExperimentError
-from experiments.study.record import write_atomically
+from experiments.study.files import write_atomically
 
 DPI = 150
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from scipy import stats
+from scipy.special import stdtrit
 
 from experiments.study.statistics import (
     Difference,
@@ -68,7 +68,7 @@ def equivalence(
     if math.isinf(center):
         return Equivalence(difference, margin, 1.0, False, True)
     half = (high - low) / 2
-    error = half / float(stats.t.ppf(1 - significance, pairs - 1))
+    error = half / float(stdtrit(pairs - 1, 1 - significance))
     p_value = max(
         p_greater_of(center + margin, error, pairs), p_greater_of(margin - center, error, pairs)
     )

@@ -5,7 +5,6 @@ environment.txt  versions, machine, commit and command
 metrics.jsonl    raw metrics, one JSON object per line
 """
 
-import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
@@ -17,7 +16,6 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +24,7 @@ import jax
 
 from experiments.cli.errors import ExperimentError, Interrupted
 from experiments.cli.launch import COMMAND
+from experiments.study.files import reporting_os_errors, write_atomically
 from experiments.study.rows import read_rows
 from experiments.training.cluster import is_main_process
 
@@ -92,30 +91,6 @@ def read_metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in read_rows(folder / METRICS) if row["kind"] == kind]
 
 
-@contextlib.contextmanager
-def _reporting_os_errors(path: Path) -> Iterator[None]:
-    """Reports an error of the operating system in one line."""
-    try:
-        yield
-    except OSError as error:
-        raise ExperimentError(f"{path} cannot be written: {error.strerror}.") from error
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file atomically.
-
-    Raises:
-      ExperimentError: If the file cannot be written. An existing file is then unchanged.
-    """
-    draft = path.with_name(f".{path.name}.draft")
-    with _reporting_os_errors(path):
-        try:
-            draft.write_bytes(content)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-
-
 def _new_folder(root: Path, name: str) -> Path:
     """Creates `name` in `root`, or the first of `name_2`, `name_3`, ... that does not exist."""
     for number in itertools.count(1):
@@ -135,8 +110,12 @@ class Record:
     An interrupt leaves this state and is converted to an `Interrupted` that names the folder.
     """
 
-    def __init__(self, config: Any):
+    def __init__(self, config: Any, **more: str):
         """Creates the folder `<date>_<config.record>` in `config.records`.
+
+        Args:
+          config: The settings, written to `config.json`.
+          **more: More settings that `config.json` has.
 
         Raises:
           ExperimentError: If the folder cannot be created.
@@ -148,10 +127,10 @@ class Record:
             self.folder = _new_folder(root, name)
         except OSError as error:
             raise ExperimentError(f"{root / name} cannot be made: {error.strerror}.") from error
-        self._config = dataclasses.asdict(config)
+        self._config = {**more, **dataclasses.asdict(config)}
         self._write_config(finished=False)
         self.write("environment.txt", environment)
-        with _reporting_os_errors(self.folder / METRICS):
+        with reporting_os_errors(self.folder / METRICS):
             self._metrics = (self.folder / METRICS).open("ab", buffering=0)
 
     def write(self, name: str, text: str) -> None:
@@ -174,7 +153,7 @@ class Record:
         """
         remaining = json.dumps(_jsonable(row), allow_nan=False).encode() + b"\n"
         end = self._metrics.seek(0, os.SEEK_END)
-        with _reporting_os_errors(self.folder / METRICS):
+        with reporting_os_errors(self.folder / METRICS):
             try:
                 while remaining:  # A full disk may accept only a part.
                     remaining = remaining[self._metrics.write(remaining) :]
@@ -224,9 +203,11 @@ class NoRecord:
         return None
 
 
-def open_record(config: Any) -> Record | NoRecord:
+def open_record(config: Any, **more: str) -> Record | NoRecord:
     """Opens the record of the config, or a `NoRecord` for the name `none`.
 
     In a cluster, only the first process writes a record.
     """
-    return NoRecord() if config.record == NO_RECORD or not is_main_process() else Record(config)
+    if config.record == NO_RECORD or not is_main_process():
+        return NoRecord()
+    return Record(config, **more)

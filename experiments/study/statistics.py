@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from scipy import stats
+from scipy.special import stdtr, stdtrit
 
 Verdict = Literal["better", "worse", "not told apart"]
 
@@ -47,7 +47,7 @@ def confidence_interval(values: Sequence[float], level: float = 0.95) -> Interva
     if math.isnan(deviation):
         return Interval(math.nan, math.nan)
     center, error = mean(values), deviation / math.sqrt(len(values))
-    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * error
+    half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * error
     return Interval(center - half, center + half)
 
 
@@ -100,7 +100,7 @@ def p_greater_of(center: float, error: float, pairs: int) -> float:
     """The p-value of the one-sided t-test; `error` is the standard error of the mean."""
     if error == 0:
         return 0.0 if center > 0 else 1.0
-    return float(stats.t.sf(center / error, pairs - 1))
+    return float(stdtr(pairs - 1, -center / error))
 
 
 def _differences(

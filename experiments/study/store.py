@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.cli.errors import ExperimentError
 from experiments.study import record as recording
+from experiments.study.files import write_atomically
 from experiments.study.rows import LARGEST, read_rows
 from experiments.study.tidy import SCHEMA, Row, migrate
 
@@ -80,11 +81,6 @@ def read(folder: Path) -> list[Row]:
     return migrate(read_rows(path))
 
 
-def identity(row: Mapping[str, Any], names: Sequence[str]) -> tuple:
-    """What distinguishes a row from others of its kind: its keys, seed and parameters."""
-    return (row["kind"], *(row.get(name) for name in names), row.get("seed"))
-
-
 def read_interrupted(folder: Path) -> tuple[list[Row], bytes]:
     """The rows of an interrupted record that a study can continue, and their lines.
 
@@ -105,11 +101,23 @@ def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
-def resumed_config(config: Any, folder: Path) -> Any:
-    """The config of a record. Options that `config` sets must have the values of the record.
+def environment(folder: Path) -> str:
+    """The text of `environment.txt`.
 
     Raises:
-      ExperimentError: If the folder is not a record of this study, or an option differs.
+      ExperimentError: If the file cannot be read.
+    """
+    try:
+        return (folder / "environment.txt").read_text()
+    except OSError as error:
+        raise ExperimentError(f"{error.filename} cannot be read: {error.strerror}.") from error
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings in `config.json`.
+
+    Raises:
+      ExperimentError: If the file cannot be read.
     """
     path = folder / "config.json"
     try:
@@ -118,12 +126,33 @@ def resumed_config(config: Any, folder: Path) -> Any:
         raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise ExperimentError(f"{path} is not a config: {error}.") from error
-    fields = dataclasses.fields(config)
-    if not isinstance(settings, dict) or any(field.name not in settings for field in fields):
+    if not isinstance(settings, dict):
+        raise ExperimentError(f"{folder} is not a record of this study.")
+    return {name: _as_tuples(value) for name, value in settings.items()}
+
+
+def read_config(config: type, folder: Path) -> Any:
+    """The config of a record. Options that an older record lacks have their defaults.
+
+    Raises:
+      ExperimentError: If the file cannot be read.
+    """
+    settings, fields = read_settings(folder), dataclasses.fields(config)
+    return config(**{each.name: settings[each.name] for each in fields if each.name in settings})
+
+
+def resumed_config(config: Any, folder: Path) -> Any:
+    """The config of a record. Options that `config` sets must have the values of the record.
+
+    Raises:
+      ExperimentError: If the folder is not a record of this study, or an option differs.
+    """
+    settings, fields = read_settings(folder), dataclasses.fields(config)
+    if any(field.name not in settings for field in fields):
         raise ExperimentError(f"{folder} is not a record of this study.")
     recorded = {}
     for field in fields:
-        value, recorded[field.name] = getattr(config, field.name), _as_tuples(settings[field.name])
+        value, recorded[field.name] = getattr(config, field.name), settings[field.name]
         is_free = field.name in _OF_THE_MACHINE
         if not is_free and value not in (field.default, recorded[field.name]):
             option = field.name.replace("_", "-")
@@ -147,14 +176,11 @@ class ResumedRecord(recording.Record):
         Raises:
           ExperimentError: If the record cannot be read or written.
         """
-        self.folder, self._config = folder, dataclasses.asdict(config)
+        self.folder, self._config = folder, {**read_settings(folder), **dataclasses.asdict(config)}
         self.rows, content = read_interrupted(folder)
-        recording.write_atomically(folder / recording.METRICS, content)
-        try:
-            environment = (folder / "environment.txt").read_text()
-        except OSError as error:
-            raise ExperimentError(f"{error.filename} cannot be read: {error.strerror}.") from error
-        self.write("environment.txt", f"{environment}\n{recording.describe_environment()}")
+        write_atomically(folder / recording.METRICS, content)
+        described = f"{environment(folder)}\n{recording.describe_environment()}"
+        self.write("environment.txt", described)
         self._write_config(finished=False)
         self._metrics = (folder / recording.METRICS).open("ab", buffering=0)
 

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 from experiments.study.claims import Claim, Results
 from experiments.study.columns import Table
 from experiments.study.search import Budget, Choice, Grid, search
-from experiments.study.store import identity
-from experiments.study.tidy import Kind, Row, make_row
+from experiments.study.tidy import Kind, Row, identity, make_row
 
 Setting = Mapping[str, Any]
 """The keys of the rows of a setting, such as `{"graph": "ring_8", "method": "dpsgd"}`."""
@@ -59,7 +58,8 @@ class Study:
     seeds that follow.
 
     Attributes:
-      name: The name.
+      name: The name, which is that of its module and of its command.
+      config: The dataclass of its options.
       settings: `config -> settings`, in the order of the runs. User errors are raised here.
       train: `(config, setting) -> trainer`. It compiles; its trainer is shared by successive
         settings with the same values of `shares`.
@@ -74,9 +74,12 @@ class Study:
       facts: `config -> facts`, with the keys that they are about; recorded before the runs.
       derive: Adds columns that depend on other rows; for table, figures and claims.
       headline: The columns of the table in the lines of progress.
+      files: `results -> text by file name` of more files in the record, such as a second table.
+      exit_code: `results -> exit code` of the command.
     """
 
     name: str
+    config: type
     settings: Callable[[Any], Sequence[Setting]]
     train: Callable[[Any, Setting], Trainer]
     table: Table
@@ -90,6 +93,8 @@ class Study:
     facts: Callable[[Any], Iterable[Mapping[str, Any]]] = lambda config: ()
     derive: Callable[[Sequence[Row]], Sequence[Row]] = list
     headline: tuple[str, ...] = ()
+    files: Callable[[Results], Mapping[str, str]] = lambda results: {}
+    exit_code: Callable[[Results], int] = lambda results: 0
 
 
 def show_duration(seconds: float) -> str:

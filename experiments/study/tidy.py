@@ -105,3 +105,8 @@ def grouped(rows: Iterable[Row], names: Sequence[str]) -> dict[tuple, list[Row]]
         if all(name in row for name in names):
             groups.setdefault(tuple(row[name] for name in names), []).append(row)
     return groups
+
+
+def identity(row: Mapping[str, Any], names: Sequence[str]) -> tuple:
+    """What distinguishes a row from others of its kind: its keys, seed and parameters."""
+    return (row["kind"], *(row.get(name) for name in names), row.get("seed"))

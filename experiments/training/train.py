@@ -16,8 +16,8 @@ from experiments.cli.configs import Train
 from experiments.cli.errors import ExperimentError
 from experiments.cli.progress import Progress
 from experiments.methods import TrainableMethod, make_variant
-from experiments.studies import figures
 from experiments.studies.digits.table import TABLE
+from experiments.study import figures
 from experiments.study.record import describe_command, open_record
 from experiments.tasks.task import Task
 from experiments.training import cluster

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import experiments
-import experiments.studies.figures
+import experiments.study.figures
 from experiments.__main__ import main, set_up_jax
 from experiments.cli.errors import ExperimentError
 from tests.slow import slow
@@ -157,7 +157,7 @@ def test_system_errors_are_one_line(run_here: Run, monkeypatch: pytest.MonkeyPat
     def refuse(config: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "table.csv")
 
-    monkeypatch.setattr(experiments.studies.figures, "main", refuse)
+    monkeypatch.setattr(experiments.study.figures, "main", refuse)
     assert "No space left on device: 'table.csv'" in single_error_line(
         *run_here("figures", "nowhere")
     )

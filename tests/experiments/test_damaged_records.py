@@ -11,8 +11,8 @@ import pytest
 
 import experiments
 from experiments.cli.errors import ExperimentError
-from experiments.studies.figures import draw
 from experiments.study import drawing
+from experiments.study.figures import draw
 from tests.slow import slow
 
 RECORDS = Path(experiments.__file__).parent / "records"

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from experiments.cli.configs import Compare
 from experiments.methods import BASELINE
-from experiments.studies import figures
 from experiments.studies.digits import acceptance
 from experiments.studies.digits.acceptance import Verdict
 from experiments.studies.digits.table import TABLE
+from experiments.study import figures
 from experiments.study.columns import Line
 from experiments.study.record import describe_command
 from experiments.training.optimizers import OPTIMIZER_TITLES
@@ -37,8 +37,8 @@ def _paragraph(lines: Sequence[Line], verdicts: Sequence[Verdict]) -> str:
         sentences.append(
             f"With {line['optimizer']}, {'' if verdict.should_pass else 'the control '}"
             f"`{line['method']}` has {line['loss_ratio']:.2f} times the final loss of "
-            f"`{BASELINE}`, a higher one in {_times_above(line, of_mean)} of {line['seeds']} seeds, "
-            f"differs by {points:+.1f} points of test accuracy, and sends "
+            f"`{BASELINE}`, a higher one in {_times_above(line, of_mean)} of {line['seeds']} "
+            f"seeds, differs by {points:+.1f} points of test accuracy, and sends "
             f"{line['bytes_ratio']:.3f} of the bytes: it "
             f"{'passes' if verdict.passes else 'does not pass'}."
         )

@@ -9,12 +9,12 @@ from experiments.cli.configs import Compare, Gossip
 from experiments.cli.errors import ExperimentError
 from experiments.cli.progress import Progress
 from experiments.methods import expand, parse_variant
-from experiments.studies import figures
 from experiments.studies.digits import acceptance
 from experiments.studies.digits.report import write_readme
 from experiments.studies.digits.table import TABLE
 from experiments.studies.gossip import run as gossip
 from experiments.studies.survey import run as survey
+from experiments.study import figures
 from experiments.study.record import NoRecord, Record, open_record
 from experiments.tasks.task import Task
 from experiments.training.train import Program, make_mesh, make_program, train

@@ -18,7 +18,6 @@ from experiments.cli.configs import Estimate
 from experiments.cli.errors import ExperimentError
 from experiments.cli.progress import Progress
 from experiments.methods import BASELINE, ESTIMATORS, Variant, expand, parse_variant
-from experiments.studies import figures
 from experiments.studies.estimate import figure
 from experiments.studies.estimate.table import (
     EXACT,
@@ -29,6 +28,7 @@ from experiments.studies.estimate.table import (
     to_markdown,
     to_table,
 )
+from experiments.study import figures
 from experiments.study.record import describe_command, open_record
 from experiments.tasks.task import Task
 from experiments.training.train import make_mesh, make_program

@@ -16,9 +16,9 @@ from experiments.cli.configs import Gossip
 from experiments.cli.errors import ExperimentError
 from experiments.cli.progress import Progress
 from experiments.methods.gossip import GRAPHS, METHODS, make_topology, methods_of
-from experiments.studies import figures
 from experiments.studies.gossip.report import write_readme
 from experiments.studies.gossip.table import claims, summarize, to_csv, to_table
+from experiments.study import figures
 from experiments.study.record import open_record
 from experiments.tasks.partitions import orders, split
 from experiments.tasks.task import Task

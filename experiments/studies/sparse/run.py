@@ -13,7 +13,6 @@ from experiments.cli.configs import Sparse
 from experiments.cli.errors import ExperimentError
 from experiments.cli.progress import Progress
 from experiments.methods.sparse import SparseVariant, make_sparse_variants, path_of
-from experiments.studies import figures
 from experiments.studies.sparse import density
 from experiments.studies.sparse.cost import count_sparse_bytes, time_codec
 from experiments.studies.sparse.density import LeafDensity, make_gradients, measure_densities
@@ -21,6 +20,7 @@ from experiments.studies.sparse.findings import describe_findings
 from experiments.studies.sparse.report import write_readme
 from experiments.studies.sparse.table import summarize, to_csv, to_table
 from experiments.studies.survey.run import run_seeds, tune
+from experiments.study import figures
 from experiments.study.record import open_record
 from experiments.study.tuning import choose, mean_losses
 from experiments.tasks.task import Task

@@ -12,9 +12,9 @@ from experiments.cli.configs import Stragglers
 from experiments.cli.errors import ExperimentError
 from experiments.cli.progress import Progress
 from experiments.methods.stragglers import SPEEDS, STRATEGIES, WORKERS
-from experiments.studies import figures
 from experiments.studies.stragglers.report import write_readme
 from experiments.studies.stragglers.table import add_times, gains, summarize, to_csv, to_table
+from experiments.study import figures
 from experiments.study.record import open_record
 from experiments.study.tuning import choose, is_at_edge, mean_losses
 from experiments.tasks.task import Task

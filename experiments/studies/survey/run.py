@@ -9,9 +9,9 @@ from experiments.cli.configs import Compare, Sparse
 from experiments.cli.errors import ExperimentError
 from experiments.cli.progress import Progress
 from experiments.methods import expand, parse_variant
-from experiments.studies import figures
 from experiments.studies.survey.report import describe_findings, write_readme
 from experiments.studies.survey.table import summarize, to_csv, to_table
+from experiments.study import figures
 from experiments.study.record import NoRecord, Record, open_record
 from experiments.study.tuning import choose, mean_losses
 from experiments.tasks.task import Task

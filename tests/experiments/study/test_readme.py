@@ -47,6 +47,7 @@ def text(**options: Any) -> list[str]:
     table = Table(("method",), (key("method"), Column("loss", mean_of("loss"), ".1f")))
     study = Study(
         "toy",
+        Config,
         lambda config: [],
         lambda config, setting: None,
         table,

@@ -87,7 +87,8 @@ def make(trainer: Counting, **options: Any) -> Study:
     )
     claim = Claim("`half` has the lower loss.", is_better("final"))
     return Study(
-        **{"name": "toy", "settings": settings_of, "train": trainer, "table": table,
+        **{"name": "toy", "config": Config, "settings": settings_of, "train": trainer,
+           "table": table,
            "claims": (claim,), "headline": ("loss",), **options}
     )  # fmt: skip
 
@@ -227,7 +228,7 @@ def test_an_interrupted_study_ends_as_if_it_had_not_been(
 def test_a_finished_record_is_regenerated_without_training(tmp_path: Path) -> None:
     command.main(make(Counting(), **TUNED), Config(records=str(tmp_path)))
     before = contents(only(tmp_path))
-    results = command.read_results(make(Counting()), Config(), only(tmp_path))
+    results = command.read_results(make(Counting()), only(tmp_path))
     assert readme.write(make(Counting()), results).encode() == before["README.md"]
     trainer = Counting()
     command.main(make(trainer, **TUNED), Config(resume=str(only(tmp_path))))

@@ -11,10 +11,10 @@ from experiments.cli.configs import Compare, Gossip
 from experiments.cli.errors import ExperimentError
 from experiments.methods.gossip import GRAPHS, METHODS, make_topology
 from experiments.studies.digits.run import main
-from experiments.studies.figures import draw
 from experiments.studies.gossip import run as gossip
 from experiments.studies.gossip.report import verdict
 from experiments.studies.gossip.table import claims, summarize
+from experiments.study.figures import draw
 from experiments.study.record import read_metrics
 from experiments.tasks.partitions import orders, split
 

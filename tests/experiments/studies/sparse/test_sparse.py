@@ -11,13 +11,13 @@ import pytest
 from experiments.cli.configs import Sparse
 from experiments.cli.errors import ExperimentError
 from experiments.methods.sparse import S2_METHODS, SPARSE_METHODS, Capacity
-from experiments.studies.figures import draw
 from experiments.studies.sparse import run as sparse
 from experiments.studies.sparse import table as sparse_table
 from experiments.studies.sparse.density import LeafDensity
 from experiments.studies.sparse.findings import describe_findings
 from experiments.studies.sparse.table import Row, summarize
 from experiments.studies.survey import run as survey
+from experiments.study.figures import draw
 from experiments.study.record import read_metrics
 from experiments.training.train import Program
 

@@ -12,10 +12,10 @@ import pytest
 from experiments.cli.configs import Stragglers
 from experiments.cli.errors import ExperimentError
 from experiments.methods.stragglers import BLOCKING_FORM, SPEEDS, STRATEGIES, WORKERS
-from experiments.studies.figures import draw
 from experiments.studies.stragglers import run as stragglers
 from experiments.studies.stragglers.report import verdict
 from experiments.studies.stragglers.table import add_times, gains, summarize
+from experiments.study.figures import draw
 from experiments.study.record import read_metrics
 from experiments.training import timeline as straggler_timeline
 from experiments.training.timeline import Link, timeline

@@ -1,6 +1,7 @@
 """Figures, drawn only from the files of a record."""
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from experiments import studies
 from experiments.cli.configs import Figures
 from experiments.methods import BASELINE, parse_variant
 from experiments.studies.estimate import figure as estimate_figure
@@ -17,8 +19,10 @@ from experiments.studies.gossip import figure as gossip_figure
 from experiments.studies.sparse import figure as sparse_figure
 from experiments.studies.stragglers import figure as straggler_figure
 from experiments.studies.survey import figure as survey_figure
+from experiments.study import command
 from experiments.study.drawing import require, save, set_log_scale
 from experiments.study.record import read_metrics
+from experiments.study.store import environment, read_settings
 from experiments.training.optimizers import OPTIMIZER_TITLES
 
 NAME = "loss_against_bytes.png"
@@ -115,7 +119,29 @@ def draw(folder: Path) -> Path:
     return save(figure, folder / NAME)
 
 
+def study_of(folder: Path) -> str:
+    """The name of the study of a record, of older records from their command.
+
+    Raises:
+      ExperimentError: If the record cannot be read.
+    """
+    if (folder / "config.json").exists() and (name := read_settings(folder).get("study")):
+        return name
+    typed = re.search(
+        r"^command: .* -m experiments (?:launch .* -- )?(\w+)", environment(folder), re.M
+    )
+    name = typed[1] if typed else ""
+    return {"compare": "digits"}.get(name, name)
+
+
 def main(config: Figures) -> int:
     """Runs `python -m experiments figures`; returns the exit code."""
-    print(draw(Path(config.folder)))
+    folder = Path(config.folder)
+    name = study_of(folder)
+    if name in studies.names():
+        study = studies.load(name)
+        paths = command.draw(study, command.read_results(study, folder), folder)
+    else:
+        paths = [draw(folder)]
+    print(*paths, sep="\n")
     return 0
