@@ -8,7 +8,7 @@ NPROC := 16
 export NPROC
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip stragglers test test-slow test-changed test-docs test-aot test-gpu test-wheel bench lint methods-page clean venv
+.PHONY: help demo survey sparse gossip stragglers records test test-slow test-changed test-docs test-aot test-gpu test-wheel bench lint methods-page clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -30,6 +30,9 @@ gossip: venv ## decentralized training on several graphs: MATCHA against D-PSGD,
 
 stragglers: venv ## slow workers on a simulated clock: time to the same loss (40 minutes)
 	$(PY) -u -m experiments stragglers $(ARGS)
+
+records: venv ## repeat all studies whose records are not of today, or continue them (hours)
+	$(PY) -u -m experiments records $(ARGS)
 
 # Compiling is most of the time, and LLVM's optimizations are a third of that; other runs have them.
 test: export XLA_FLAGS += --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true

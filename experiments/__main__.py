@@ -19,6 +19,7 @@ from experiments.cli.configs import (
     Gossip,
     Launch,
     Pace,
+    Records,
     Sparse,
     Stragglers,
     Survey,
@@ -42,6 +43,7 @@ CONFIGS = {
     "pace": Pace,
     "bench": Bench,
     "figures": Figures,
+    "records": Records,
 }
 
 MODULES = {  # Each has a function `main`, which takes the config.
@@ -56,6 +58,7 @@ MODULES = {  # Each has a function `main`, which takes the config.
     "pace": "studies.pace.run",
     "bench": "bench.run",
     "figures": "study.figures",
+    "records": "study.records",
 }
 
 COMMANDS = {
@@ -67,7 +70,7 @@ COMMANDS = {
     },
 }
 
-WITHOUT_JAX = {"launch"}  # It only starts other processes.
+WITHOUT_JAX = {"launch", "records"}  # They only start other processes.
 DEFAULT_DEVICES = 8
 MIN_THREADS = 16
 DEFECT = 1

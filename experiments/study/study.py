@@ -76,6 +76,7 @@ class Study:
       headline: The columns of the table in the lines of progress.
       files: `results -> text by file name` of more files in the record, such as a second table.
       exit_code: `results -> exit code` of the command.
+      processes: The number of processes that train, as `make records` starts them.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Study:
     headline: tuple[str, ...] = ()
     files: Callable[[Results], Mapping[str, str]] = lambda results: {}
     exit_code: Callable[[Results], int] = lambda results: 0
+    processes: int = 1
 
 
 def show_duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ from experiments.cli.configs.figures import Figures
 from experiments.cli.configs.gossip import Gossip
 from experiments.cli.configs.launch import Launch
 from experiments.cli.configs.pace import Pace
+from experiments.cli.configs.records import Records
 from experiments.cli.configs.sparse import Sparse
 from experiments.cli.configs.stragglers import Stragglers
 from experiments.cli.configs.survey import Survey
@@ -20,6 +21,7 @@ __all__ = [
     "Gossip",
     "Launch",
     "Pace",
+    "Records",
     "Sparse",
     "Stragglers",
     "Survey",
