@@ -21,6 +21,7 @@ from experiments.study.store import (
 )
 from experiments.study.study import Study, run
 from experiments.study.tidy import Row
+from experiments.training import cluster
 
 
 def analyze(study: Study, config: Any, rows: Sequence[Row], environment: str) -> Results:
@@ -57,15 +58,16 @@ def _open(study: Study, config: Any) -> tuple[Any, Record | NoRecord, Sequence[R
     config = resumed_config(config, folder)
     study.settings(config)
     require_claims(folder, stated)
-    resumed = ResumedRecord(config, folder)
-    return config, resumed, resumed.rows
+    resumed = ResumedRecord(config, folder) if cluster.is_main_process() else None
+    rows = cluster.from_main_process(resumed.rows if resumed else ())
+    return config, resumed or NoRecord(), rows
 
 
 def _write(study: Study, results: Results, record: Record | NoRecord) -> None:
     record.write("table.csv", study.table.to_csv(results.lines))
     record.write("README.md", readme.write(study, results))
-    for name, text in study.files(results).items():
-        record.write(name, text)
+    for name, content in study.files(results).items():
+        record.write(name, content)
     if record.folder:
         draw(study, results, record.folder)
 
@@ -80,11 +82,10 @@ def main(study: Study, config: Any) -> int:
     config, record, rows = _open(study, config)
     hint = f"Continue it with --resume {record.folder}." if record.folder else ""
     try:
-        with record, Progress(len(study.settings(config))) as progress:
-            progress.print(
-                f"{study.name}: {len(study.settings(config))} settings, "
-                f"{len(study.seeds(config))} seeds each"
-            )
+        settings, seeds = len(study.settings(config)), len(study.seeds(config))
+        parts = settings * seeds if study.interleaved else settings
+        with record, Progress(parts) as progress, cluster.reraise_lost_process():
+            progress.print(f"{study.name}: {settings} settings, {seeds} seeds each")
             rows = run(study, config, record, progress, rows)
             written = (record.folder / "environment.txt").read_text() if record.folder else None
             results = analyze(study, config, rows, written or describe_environment())

@@ -133,13 +133,10 @@ class Record:
         with reporting_os_errors(self.folder / METRICS):
             self._metrics = (self.folder / METRICS).open("ab", buffering=0)
 
-    def write(self, name: str, text: str) -> None:
-        """Writes a text file atomically."""
-        self.write_bytes(name, text.encode())
-
-    def write_bytes(self, name: str, content: bytes) -> None:
-        """Writes a binary file atomically."""
-        write_atomically(self.folder / name, content)
+    def write(self, name: str, content: str | bytes) -> None:
+        """Writes a file atomically."""
+        encoded = content.encode() if isinstance(content, str) else content
+        write_atomically(self.folder / name, encoded)
 
     def _write_config(self, finished: bool) -> None:
         settings = {**self._config, "finished": finished}
@@ -184,10 +181,7 @@ class NoRecord:
 
     folder = None
 
-    def write(self, name: str, text: str) -> None:
-        """Does nothing."""
-
-    def write_bytes(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Does nothing."""
 
     def add(self, row: dict[str, Any]) -> None:

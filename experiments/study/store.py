@@ -15,8 +15,8 @@ from experiments.study.tidy import SCHEMA, Row, migrate
 
 CLAIMS = "claims.md"
 _KINDS = ("point", "run", "trial", "fact")
-_OF_THE_MACHINE = ("record", "records", "resume")
-"""Options that only say where the record is."""
+_OF_THE_MACHINE = ("record", "records", "resume", "distributed", "start_timeout")
+"""Options that only say where the record is, or how the processes start."""
 
 
 def _not_finite(name: str) -> float:

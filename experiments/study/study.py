@@ -9,9 +9,13 @@ from experiments.study.claims import Claim, Results
 from experiments.study.columns import Table
 from experiments.study.search import Budget, Choice, Grid, search
 from experiments.study.tidy import Kind, Row, identity, make_row
+from experiments.training.cluster import from_main_process
 
 Setting = Mapping[str, Any]
 """The keys of the rows of a setting, such as `{"graph": "ring_8", "method": "dpsgd"}`."""
+
+Part = tuple[Setting, Sequence[int]]
+"""A setting and seeds, which are trained before the next line of progress."""
 
 
 class Trainer(Protocol):
@@ -25,7 +29,7 @@ class Trainer(Protocol):
         Args:
           setting: The setting.
           seed: The seed of weights, data and noise.
-          parameters: The tuned parameters; empty if the study has no grid.
+          parameters: The tuned parameters, and those of `Study.inputs`.
           validation: Whether to train without the validation set. The last values then include
             `validation_loss`.
         """
@@ -42,7 +46,7 @@ class Reporter(Protocol):
     """Reports progress, as on a terminal."""
 
     def advance(self, done: int, line: str) -> None:
-        """Sets the number of finished settings, and prints a line."""
+        """Sets the number of finished parts, and prints a line."""
 
 
 def no_prose(results: Results) -> Sequence[str]:
@@ -71,10 +75,14 @@ class Study:
       shares: The keys that `train` depends on; all by default.
       grid: `(config, setting) -> grid` of parameters that are tuned; none by default.
       budget: `config -> budget`, the same for all settings; with a grid only.
+      inputs: `(rows, setting, seed) -> parameters` of a run that depend on earlier rows, such as
+        measured times.
+      interleaved: Whether every setting is trained with a seed before the next seed, so that
+        settings whose times are compared are measured at about the same time.
       facts: `config -> facts`, with the keys that they are about; recorded before the runs.
       derive: Adds columns that depend on other rows; for table, figures and claims.
       headline: The columns of the table in the lines of progress.
-      files: `results -> text by file name` of more files in the record, such as a second table.
+      files: `results -> content by file name` of more files in the record.
       exit_code: `results -> exit code` of the command.
       processes: The number of processes that train, as `make records` starts them.
     """
@@ -91,10 +99,12 @@ class Study:
     shares: tuple[str, ...] | None = None
     grid: Callable[[Any, Setting], Grid] | None = None
     budget: Callable[[Any], Budget] = lambda config: Budget(1)
+    inputs: Callable[[Sequence[Row], Setting, int], Mapping[str, Any]] = lambda *_: {}
+    interleaved: bool = False
     facts: Callable[[Any], Iterable[Mapping[str, Any]]] = lambda config: ()
     derive: Callable[[Sequence[Row]], Sequence[Row]] = list
     headline: tuple[str, ...] = ()
-    files: Callable[[Results], Mapping[str, str]] = lambda results: {}
+    files: Callable[[Results], Mapping[str, str | bytes]] = lambda results: {}
     exit_code: Callable[[Results], int] = lambda results: 0
     processes: int = 1
 
@@ -118,7 +128,7 @@ class _Runs:
         self.study, self.config, self._output, self.rows = study, config, output, [*rows]
         self._ended = [row for row in rows if row["kind"] in ("run", "trial")]
         self.seeds = study.seeds(config)
-        self._trainer: tuple[tuple, Trainer] | None = None
+        self._trainers: dict[tuple, Trainer] = {}
         self.trained = 0
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -142,11 +152,11 @@ class _Runs:
         for row in self._ended:
             if identity(row, names) == wanted:
                 return row
-        if self._trainer is None or self._trainer[0] != self._shared(setting):
-            self._trainer = None  # Frees the memory of the program.
-            self._trainer = self._shared(setting), self.study.train(self.config, setting)
-        trainer, validation = self._trainer[1], kind == "trial"
-        *points, end = trainer(setting, seed, parameters, validation=validation)
+        trainer, validation = self._trainer(setting), kind == "trial"
+        parameters = {**parameters, **self.study.inputs(self.rows, setting, seed)}
+        *points, end = from_main_process(
+            [*trainer(setting, seed, parameters, validation=validation)]
+        )
         rows = [] if validation else [make_row("point", keys, values) for values in points]
         rows.append(make_row(kind, {**keys, **parameters, **last}, end))
         self.add(rows)
@@ -154,9 +164,20 @@ class _Runs:
         self.trained += 1
         return rows[-1]
 
-    def _shared(self, setting: Setting) -> tuple:
+    def _trainer(self, setting: Setting) -> Trainer:
         shares = self.study.shares
-        return tuple(setting[name] for name in (setting if shares is None else shares))
+        key = tuple(setting[name] for name in (setting if shares is None else shares))
+        if key not in self._trainers:
+            if not self.study.interleaved:
+                self._trainers.clear()  # Frees the memory of the program.
+            self._trainers[key] = self.study.train(self.config, setting)
+        return self._trainers[key]
+
+    def parts(self, settings: Sequence[Setting]) -> list[Part]:
+        """The settings and the seeds of each part of the study, in the order of the runs."""
+        if self.study.interleaved:
+            return [(setting, [seed]) for seed in self.seeds for setting in settings]
+        return [(setting, self.seeds) for setting in settings]
 
     def tune(self, setting: Setting) -> Choice | None:
         """The parameters of a setting; None if there is nothing to tune."""
@@ -170,23 +191,26 @@ class _Runs:
             )["validation_loss"],
         )
 
-    def run(self, setting: Setting) -> Choice | None:
+    def run(self, setting: Setting, seeds: Sequence[int]) -> Choice | None:
         """Tunes and trains a setting."""
         choice = self.tune(setting)
         parameters = choice.parameters if choice else {}
         last = {"at_edge": ", ".join(choice.at_edge), "trials": choice.trials} if choice else {}
-        for seed in self.seeds:
+        for seed in seeds:
             self._train("run", setting, seed, parameters, **last)
         return choice
 
-    def missing(self, settings: Sequence[Setting]) -> int:
-        """The number of runs and trials before extensions that settings lack."""
-        budget = self.study.budget(self.config)
-        each = len(self.seeds) + (budget.points * budget.seeds if self.study.grid else 0)
-        names = [*settings[0]] if settings else []
-        wanted = {tuple(setting.values()) for setting in settings}
-        had = sum(tuple(row.get(name) for name in names) in wanted for row in self._ended)
-        return max(0, each * len(settings) - had)
+    def missing(self, parts: Sequence[Part]) -> int:
+        """The number of runs and trials before extensions that parts lack."""
+        budget, names = self.study.budget(self.config), [*parts[0][0]]
+        trials = budget.points * budget.seeds if self.study.grid else 0
+        runs = {(*setting.values(), seed) for setting, seeds in parts for seed in seeds}
+        settings = {tuple(setting.values()) for setting, _ in parts}
+        had = 0
+        for row in self._ended:
+            keys = tuple(row.get(name) for name in names)
+            had += keys in settings if row["kind"] == "trial" else (*keys, row["seed"]) in runs
+        return max(0, len(runs) + trials * len(settings) - had)
 
     def headline(self, setting: Setting) -> list[str]:
         """The columns of the last line of a setting, such as `loss 0.52 ± 0.01`."""
@@ -207,24 +231,26 @@ def run(
 ) -> list[Row]:
     """Runs all settings and seeds that `rows` lacks; returns all rows.
 
-    The rows of a run are recorded when it ends, so that a record has whole runs only.
+    The rows of a run are recorded when it ends, so that a record has whole runs only. In a cluster,
+    all processes train, and all have the rows of the first one.
 
     Args:
       study: The study.
       config: Its config.
       record: Takes new rows.
-      progress: Takes a line per setting, with the time that is left.
+      progress: Takes a line per part, with the time that is left.
       rows: The rows of an interrupted record.
     """
-    runs, settings = _Runs(study, config, record, rows), study.settings(config)
+    runs = _Runs(study, config, record, rows)
     runs.add_facts()
-    start = time.perf_counter()
-    for done, setting in enumerate(settings, 1):
+    start, parts = time.perf_counter(), runs.parts(study.settings(config))
+    for done, (setting, seeds) in enumerate(parts, 1):
         began, trained = time.perf_counter(), runs.trained
-        choice = runs.run(setting)
-        now, rest = time.perf_counter(), settings[done:]
+        choice = runs.run(setting, seeds)
+        now, rest = time.perf_counter(), parts[done:]
         line = ", ".join(
             [" ".join(map(str, setting.values()))]
+            + ([f"seed {seeds[0]}"] if study.interleaved else [])
             + ([choice.text] if choice else [])
             + runs.headline(setting)
             + ([show_duration(now - began)] if runs.trained > trained else ["recorded"])

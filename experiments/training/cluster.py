@@ -1,10 +1,16 @@
 """Wraps `jaxcomm.launch` for the commands; imports it late, since it imports JAX."""
 
 import contextlib
+import pickle
 import sys
 from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import numpy as np
 
 from experiments.cli.errors import ExperimentError, LostProcessError
+
+Value = TypeVar("Value")
 
 
 def initialize(timeout: float) -> None:
@@ -46,3 +52,22 @@ def reraise_lost_process() -> Iterator[None]:
             yield
     except launch.LostProcessError as error:
         raise LostProcessError(str(error)) from error
+
+
+def from_main_process(value: Value) -> Value:
+    """The value of the first process, in all processes of a cluster, which must all call it.
+
+    Without a cluster, it is `value`.
+
+    Raises:
+      LostProcessError: If another process has ended.
+    """
+    if not in_cluster():
+        return value
+    from jax.experimental.multihost_utils import broadcast_one_to_all as broadcast
+
+    content = pickle.dumps(value) if is_main_process() else b""
+    with reraise_lost_process():
+        size = int(broadcast(np.int32(len(content))))
+        sent: Any = broadcast(np.frombuffer(content.ljust(size, b"\0"), np.uint8))
+    return pickle.loads(sent.tobytes())

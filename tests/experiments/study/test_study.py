@@ -192,6 +192,41 @@ def test_facts_are_recorded_once_and_first() -> None:
         assert sum(row["kind"] == "fact" for row in again) == (2 - had if had < 2 else 0)
 
 
+def test_interleaved_settings_alternate() -> None:
+    """Trainers are kept; a continued study trains what is missing, and parts are counted."""
+    study = make(trainer := Counting(), interleaved=True, shares=("method",), **TUNED)
+    rows, lines = Lines(), Lines()
+    run(study, Config(), rows, lines)
+    final = [call[:3] for call in trainer.calls if not call[-1]]
+    assert final == [(*each, seed) for seed in (0, 1) for each in dict.fromkeys(
+        (split, method) for split, method, _ in final)] and len(final) == 8  # fmt: skip
+    assert len(trainer.built) == 2
+    assert [done for done, _ in lines] == [*range(1, 9)]
+    assert lines[4][1].startswith("iid mean, seed 1, rate 0.1, loss 1.005 ± 0.007, 0 s; about ")
+    missing = [row for row in rows if row["kind"] == "trial" or row["seed"] == 0]
+    again, added = Counting(), Lines()
+    run(make(again, interleaved=True, **TUNED), Config(), added, Lines(), missing)
+    assert [call[:3] for call in again.calls] == [each for each in final if each[2] == 1]
+
+
+def test_a_run_has_inputs_from_earlier_runs() -> None:
+    def inputs(rows: list[dict], setting: Mapping, seed: int) -> dict[str, float]:
+        of_mean = [row for row in rows if row["kind"] == "run" and row["method"] == "mean"]
+        return {"base": of_mean[0]["final"]} if setting["method"] == "half" else {}
+
+    rows, trainer = Lines(), Counting()
+    run(make(trainer, inputs=inputs), Config(), rows, Lines())
+    assert [row.get("base") for row in rows if row["kind"] == "run"] == 4 * [None] + 4 * [1.0]
+    assert trainer.calls[-1] == ("skewed", "half", 1, 1.0, False)
+
+
+def test_a_record_has_more_files(tmp_path: Path) -> None:
+    files = {"files": lambda results: {"a.txt": "ä", "b.npz": b"\xff"}}
+    command.main(make(Counting(), **files), Config(records=str(tmp_path)))
+    found = contents(only(tmp_path))
+    assert (found["a.txt"].decode(), found["b.npz"]) == ("ä", b"\xff")
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
