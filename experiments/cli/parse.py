@@ -74,7 +74,7 @@ def parse(commands: Mapping[str, Command], arguments: Sequence[str]) -> tuple[st
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     config, remaining = None, {}
     for name, command in commands.items():
-        chosen = arguments[:1] == [name]
+        chosen = [*arguments[:1]] == [name]
         config = command.config() if chosen else config
         subparser = subparsers.add_parser(
             name,
