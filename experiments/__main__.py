@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 from experiments.cli.configs import (
     Bench,
     Compare,
-    Estimate,
     Figures,
     Gossip,
     Launch,
@@ -37,7 +36,6 @@ CONFIGS = {
     "sparse": Sparse,
     "gossip": Gossip,
     "stragglers": Stragglers,
-    "estimate": Estimate,
     "train": Train,
     "launch": Launch,
     "pace": Pace,
@@ -52,7 +50,6 @@ MODULES = {  # Each has a function `main`, which takes the config.
     "sparse": "studies.sparse.run",
     "gossip": "studies.gossip.run",
     "stragglers": "studies.stragglers.run",
-    "estimate": "studies.estimate.run",
     "train": "training.train",
     "launch": "cli.launch",
     "pace": "studies.pace.run",

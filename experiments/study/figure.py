@@ -14,9 +14,9 @@ from matplotlib.transforms import Bbox
 from experiments.study.claims import Results
 from experiments.study.columns import Line
 from experiments.study.drawing import save, set_log_scale
-from experiments.study.groups import Spread
+from experiments.study.groups import Estimate, Spread
 from experiments.study.labels import Label, place_labels
-from experiments.study.panels import Axis, Panels
+from experiments.study.panels import Axis, Panels, plain_style
 from experiments.study.statistics import confidence_interval, mean, sd
 from experiments.study.tidy import Row, grouped, of_kind
 
@@ -176,29 +176,51 @@ class Points(Panels):
 
     Attributes:
       x: The column of the table on the horizontal axis.
-      y: The column on the vertical axis; a spread has a bar of a standard deviation.
+      y: The column on the vertical axis; a spread has a bar of a standard deviation, and an
+        estimate a bar of its interval.
       mark: The marker and the color of a line.
+      joined: Lines with equal values of this function share a color, and their points are joined.
     """
 
     x: Axis
     y: Axis
     mark: Callable[[Line], Mapping[str, Any]] = plain_mark
+    joined: Callable[[Line], Any] | None = None
     size: tuple[float, float] = (7.0, 4.5)
 
-    def _position(self, line: Line) -> tuple[float, float, float]:
-        """The position in units of the axes, and the standard deviation."""
-        y, deviation = line.values[self.y.name], math.nan
+    def _position(self, line: Line) -> tuple[float, float, float, float]:
+        """The position in units of the axes, and the lengths of the bar below and above."""
+        y, below, above = line.values[self.y.name], math.nan, math.nan
         if isinstance(y, Spread):
-            y, deviation = y
-        return self.x.scale * line.values[self.x.name], self.y.scale * y, self.y.scale * deviation
+            y, below, above = y.mean, y.sd, y.sd
+        elif isinstance(y, Estimate):
+            y, below, above = y.mean, y.mean - y.low, y.high - y.mean
+        x, y = line.values[self.x.name], math.nan if y is None else y
+        return self.x.scale * x, self.y.scale * y, self.y.scale * below, self.y.scale * above
 
-    def _label(self, axes: Axes, lines: Sequence[Line]) -> None:
+    def _joined(self, lines: Sequence[Line]) -> list[list[Line]]:
+        """The lines that are joined, from left to right; all others are in a group alone."""
+        groups: dict[Any, list[Line]] = {}
+        for line in sorted(lines, key=lambda line: self._position(line)[0]):
+            groups.setdefault(self.joined(line) if self.joined else id(line), []).append(line)
+        return [*groups.values()]
+
+    def _marks(self, lines: Sequence[Line]) -> dict[int, Mapping[str, Any]]:
+        """The marker and the color by the `id` of a line."""
+        colors = [plain_style(n, "") if self.joined else {} for n in range(len(lines))]
+        return {
+            id(line): {**self.mark(line), **color}
+            for group, color in zip(self._joined(lines), colors, strict=False)
+            for line in group
+        }
+
+    def _label(self, axes: Axes, lines: Sequence[Line], marks: Mapping[int, Any]) -> None:
         """Labels the points, from top to bottom."""
         ordered = sorted(lines, key=lambda line: -self._position(line)[1])
         pixels = axes.transData.transform([self._position(line)[:2] for line in ordered])
         labels = [
             Label(
-                str(line.group.keys[self.by]), *self._position(line)[:2], self.mark(line)["color"]
+                str(line.group.keys[self.by]), *self._position(line)[:2], marks[id(line)]["color"]
             )
             for line in ordered
         ]
@@ -214,6 +236,7 @@ class Points(Panels):
         lines = [
             line for line in results.lines if all(map(math.isfinite, self._position(line)[:2]))
         ]
+        marks = self._marks(lines)
         figure, panels, keys = self.grid([line.group.keys for line in lines], 1)
         own = {
             place: [
@@ -225,10 +248,13 @@ class Points(Panels):
         }
         for place, axes in np.ndenumerate(panels):
             for line in own[place]:
-                x, y, deviation = self._position(line)
-                bar = None if math.isnan(deviation) else deviation
+                x, y, below, above = self._position(line)
+                bar = None if math.isnan(below) else [[below], [above]]
                 axes.errorbar(x, y, yerr=bar, capsize=2, elinewidth=0.7, linestyle="",
-                              **self.mark(line))  # fmt: skip
+                              **marks[id(line)])  # fmt: skip
+            for group in self._joined(own[place]):
+                x, y = zip(*(self._position(line)[:2] for line in group), strict=True)
+                axes.plot(x, y, linestyle="--", linewidth=1, color=marks[id(group[0])]["color"])
             axes.set_xlabel(self.x.label)
             axes.margins(0.12)
             set_log_scale(axes, x=self.x.log, y=False)
@@ -239,5 +265,5 @@ class Points(Panels):
         figure.draw_without_rendering()
         for place, axes in np.ndenumerate(panels):
             if own[place]:
-                self._label(axes, own[place])
+                self._label(axes, own[place], marks)
         return save(figure, folder / self.file)

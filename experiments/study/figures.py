@@ -13,8 +13,8 @@ from matplotlib.ticker import FuncFormatter
 
 from experiments import studies
 from experiments.cli.configs import Figures
+from experiments.cli.errors import ExperimentError
 from experiments.methods import BASELINE, parse_variant
-from experiments.studies.estimate import figure as estimate_figure
 from experiments.studies.gossip import figure as gossip_figure
 from experiments.studies.sparse import figure as sparse_figure
 from experiments.studies.stragglers import figure as straggler_figure
@@ -73,7 +73,6 @@ def draw(folder: Path) -> Path:
     """Draws the figure of a record; returns its path.
 
     - `compare`, `train`: training loss against bytes sent, one panel per optimizer.
-    - `estimate`: error against bits.
     - `survey`: test loss against bytes, one point per method.
     - `sparse`: held-out loss against the bytes of sparse leaves.
     - `gossip`: training loss against steps and rounds.
@@ -86,8 +85,6 @@ def draw(folder: Path) -> Path:
         return gossip_figure.draw(folder, curves)
     if curves := read_metrics(folder, "straggler"):
         return straggler_figure.draw(folder, curves, read_metrics(folder, "straggler_run"))
-    if estimates := read_metrics(folder, "estimate"):
-        return estimate_figure.draw(folder, estimates)
     if costs := read_metrics(folder, "sparse"):
         runs, trials = (read_metrics(folder, kind) for kind in ("run", "tuning"))
         return sparse_figure.draw(folder, costs, runs, trials)
@@ -140,7 +137,12 @@ def main(config: Figures) -> int:
     name = study_of(folder)
     if name in studies.names():
         study = studies.load(name)
-        paths = command.draw(study, command.read_results(study, folder), folder)
+        try:
+            paths = command.draw(study, command.read_results(study, folder), folder)
+        except ExperimentError:
+            raise
+        except Exception as error:  # A row may have a wrong value, or lack one.
+            raise ExperimentError(f"{folder} cannot be drawn: {error!r}.") from error
     else:
         paths = [draw(folder)]
     print(*paths, sep="\n")

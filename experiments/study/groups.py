@@ -97,7 +97,7 @@ class Spread(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A mean and the ends of its confidence interval, shown as `mean [low, high]`."""
+    """A mean and the ends of its interval or range, shown as `mean [low, high]`."""
 
     mean: float
     low: float
@@ -145,6 +145,27 @@ def interval(name: str, level: float = 0.95) -> Value:
     def value(group: Group) -> Estimate:
         values = group.values(name)
         return Estimate(mean(values), *confidence_interval(values, level))
+
+    return value
+
+
+def extent(name: str) -> Value:
+    """The mean of a column over seeds, and its range."""
+
+    def value(group: Group) -> Estimate:
+        values = group.values(name)
+        return Estimate(mean(values), min(values), max(values))
+
+    return value
+
+
+def ratio_of(total: str, count: str) -> Value:
+    """The sum of a column over that of another, such as seconds per step; None without them."""
+
+    def value(group: Group) -> float | None:
+        both = [group.values(name, optional=True) for name in (total, count)]
+        totals, counts = (sum(each) if each else math.nan for each in both)
+        return None if math.isnan(totals) or not counts > 0 else totals / counts
 
     return value
 

@@ -174,23 +174,32 @@ def is_equivalent(
     return _judge_pairs(measure, methods or {}, judge)
 
 
-def is_at_most(column: str, limit: float, *, methods: Mapping[str, Any] | None = None) -> Judge:
-    """The claim that a column of the table is at most `limit`, such as a ratio of bytes."""
+def is_within(
+    column: str, low: float, high: float, *, methods: Mapping[str, Any] | None = None
+) -> Judge:
+    """The claim that a column of the table is from `low` to `high`.
+
+    A line whose value is None is not part of the claim.
+    """
     keys = methods or {}
+    limits = f"limit {high:g}" if low == -math.inf else f"limits {low:g} and {high:g}"
 
     def findings(results: Results) -> list[Finding]:
         found = []
         for line in results.lines:
-            if any(line.group.keys[name] != keys[name] for name in keys):
-                continue
             value = line.values[column]
+            if value is None or any(line.group.keys[name] != keys[name] for name in keys):
+                continue
             value = getattr(value, "mean", value)
-            outcome: Outcome = "holds" if value <= limit else "does not hold"
+            outcome: Outcome = "holds" if low <= value <= high else "does not hold"
             if math.isnan(value):
                 outcome = "not tested"
-            found.append(
-                Finding(line.where, outcome, f"{column} {_number(value)}, limit {limit:g}")
-            )
+            found.append(Finding(line.where, outcome, f"{column} {_number(value)}, {limits}"))
         return found
 
     return findings
+
+
+def is_at_most(column: str, limit: float, *, methods: Mapping[str, Any] | None = None) -> Judge:
+    """The claim that a column of the table is at most `limit`, such as a ratio of bytes."""
+    return is_within(column, -math.inf, limit, methods=methods)

@@ -114,7 +114,7 @@ def read_config(folder: Path) -> dict:
         ("estimate --devices 1", "at least 2 workers"),
         slow("estimate --methods global_qsgd:4 --steps 1", "`bits`=4"),
         ("train --dataset mnist --data nowhere", "nowhere is not a folder"),
-        ("figures nowhere", "nowhere/metrics.jsonl cannot be read"),
+        ("figures nowhere", "nowhere/environment.txt cannot be read"),
         ("train --steps 1 --records /dev/null/x --record x", "cannot be made: Not a directory"),
     ],
     ids=lambda text: text[:60],
@@ -277,7 +277,7 @@ def test_estimate_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> 
     assert (code, stderr) == (0, "")
     assert "bits/coordinate" in stdout
     (folder,) = tmp_path.glob("*_tiny")
-    assert read_config(folder)["finished"] and read_config(folder)["steps"] == [1, 3]
+    assert read_config(folder)["finished"] and read_config(folder)["steps"] == [3, 1]
     rows = read_rows(folder)
     assert [(row["method"], row["step"]) for row in rows] == [
         (method, step) for method in methods[1:] for step in (1, 3)

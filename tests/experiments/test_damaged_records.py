@@ -2,17 +2,18 @@
 
 import json
 import random
-from collections.abc import Callable
+import shutil
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 import experiments
+from experiments.cli.configs import Figures
 from experiments.cli.errors import ExperimentError
 from experiments.study import drawing
-from experiments.study.figures import draw
+from experiments.study.figures import main
 from tests.slow import slow
 
 RECORDS = Path(experiments.__file__).parent / "records"
@@ -46,25 +47,33 @@ def lines_of(record: str) -> list[str]:
     ]
 
 
-@pytest.fixture
-def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], str]:
+class Drawn(Protocol):
     """Draws from a file of metrics; returns the error message, or an empty string."""
+
+    def __call__(self, metrics: bytes, record: str = "digits") -> str: ...
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    """Draws from a file of metrics, with the other files of a real record."""
     monkeypatch.setattr(drawing, "DPI", 10)
 
-    def drawn(metrics: bytes) -> str:
+    def drawn(metrics: bytes, record: str = "digits") -> str:
+        (original,) = RECORDS.glob(f"*_{record}")
+        for name in ("config.json", "environment.txt"):
+            shutil.copy(original / name, tmp_path)
         (tmp_path / "metrics.jsonl").write_bytes(metrics)
         try:
-            path = draw(tmp_path)
+            assert main(Figures(str(tmp_path))) == 0
         except ExperimentError as error:
-            assert str(tmp_path) in str(error) or "there is no method" in str(error)
+            known = str(tmp_path), "there is no method", "has no row to draw"
+            assert any(text in str(error) for text in known)
             return str(error)
-        assert path.read_bytes().startswith(b"\x89PNG")
+        figures = [*tmp_path.glob("*.png")]
+        assert figures and all(path.read_bytes().startswith(b"\x89PNG") for path in figures)
         return ""
 
     return drawn
-
-
-Drawn = Callable[[bytes], str]
 
 
 def joined(lines: list[str]) -> bytes:
@@ -78,7 +87,9 @@ def test_a_record_that_ends_early_is_drawn_or_refused(drawn: Drawn, record: str,
     """After any row, as an interrupt leaves it; in a quick run after some."""
     lines = lines_of(record)
     apart = -(-len(lines) // ends)
-    said = [drawn(joined(lines[:end])) for end in [*range(0, len(lines), apart), len(lines)]]
+    said = [
+        drawn(joined(lines[:end]), record) for end in [*range(0, len(lines), apart), len(lines)]
+    ]
     assert "has no" in said[0] and said[-1] == ""
 
 
@@ -143,4 +154,4 @@ def mutant(lines: list[str], choice: random.Random) -> bytes:
 def test_a_mutant_of_a_record_is_drawn_or_refused(drawn: Drawn, record: str, count: int) -> None:
     choice = random.Random(SEED)
     for _ in range(count):
-        drawn(mutant(lines_of(record), choice))
+        drawn(mutant(lines_of(record), choice), record)

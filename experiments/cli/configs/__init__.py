@@ -2,7 +2,6 @@
 
 from experiments.cli.configs.bench import Bench
 from experiments.cli.configs.compare import Compare
-from experiments.cli.configs.estimate import Estimate
 from experiments.cli.configs.figures import Figures
 from experiments.cli.configs.gossip import Gossip
 from experiments.cli.configs.launch import Launch
@@ -16,7 +15,6 @@ from experiments.cli.configs.train import Train
 __all__ = [
     "Bench",
     "Compare",
-    "Estimate",
     "Figures",
     "Gossip",
     "Launch",

@@ -1,5 +1,6 @@
 """Claims: outcomes per setting, their numbers, and the summary."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from experiments.study.claims import Claim, Finding, Judgement, Results, judge_all, state
 from experiments.study.columns import Column, Table, key
 from experiments.study.groups import mean_of, over_reference
-from experiments.study.judges import is_at_most, is_better, is_equivalent, is_no_worse
+from experiments.study.judges import is_at_most, is_better, is_equivalent, is_no_worse, is_within
 from experiments.study.tidy import make_row
 
 TABLE = Table(
@@ -106,6 +107,15 @@ def test_a_limit_holds_at_its_value() -> None:
     assert found[2].sentence == "a, top1: ratio 3, limit 2: does not hold."
     (only,) = is_at_most("ratio", 2, methods={"method": "top1"})(data)
     assert only == found[2]
+
+
+def test_a_claim_of_two_limits_skips_lines_without_a_value() -> None:
+    data = results(a_mean=[1.0], a_top=[2.0], a_top1=[3.0])
+    lines = [dataclasses.replace(line, values={"ratio": value})
+             for line, value in zip(data.lines, (0.9, 1.2, None), strict=True)]  # fmt: skip
+    found = is_within("ratio", 0.95, 1.25)(dataclasses.replace(data, lines=lines))
+    assert [each.outcome for each in found] == ["does not hold", "holds"]
+    assert found[0].numbers == "ratio 0.9, limits 0.95 and 1.25"
 
 
 def test_only_the_claimed_methods_are_judged() -> None:

@@ -14,13 +14,16 @@ from scipy import stats
 
 from experiments.study.columns import SEEDS, Column, Table, key
 from experiments.study.groups import (
+    Estimate,
     Spread,
     difference,
+    extent,
     first,
     interval,
     mean_of,
     over_reference,
     p_value,
+    ratio_of,
     spread,
     tuned,
 )
@@ -213,3 +216,15 @@ def test_old_rows_get_the_schema_and_others_stay() -> None:
         *rows[3:],
     ]
     assert rows[0]["kind"] == "straggler_tuning"
+
+
+def test_ranges_and_ratios_of_sums() -> None:
+    rows = [run("ring", "mean", 0, 1.0, steps=2), run("ring", "mean", 1, 3.0, steps=6),
+            run("ring", "top", 0, 1.0)]  # fmt: skip
+    both = Table(("method",), (Column("loss", extent("loss"), ".1f"),
+                               Column("loss/step", ratio_of("loss", "steps"), ".2f")))  # fmt: skip
+    mean, top = both.lines(rows)
+    assert mean["loss"] == Estimate(2.0, 1.0, 3.0) and mean["loss/step"] == 0.5
+    assert top["loss/step"] is None
+    assert both.to_csv([mean]) == "loss,loss_low,loss_high,loss/step\n2.0,1.0,3.0,0.5\n"
+    assert "| 2.0 [1.0, 3.0] | 0.50 |" in both.to_markdown([mean])

@@ -127,34 +127,6 @@ STRAGGLERS = Table(
     adjacent=("dataset", "speeds"),
 )  # fmt: skip
 
-EXACT = 1e-12
-
-
-def unless_exact(value: Value) -> Value:
-    return lambda group: None if mean(group.values("error")) <= EXACT else value(group)
-
-
-def error_range(group: Group) -> str:
-    errors = group.values("error")
-    return f"{min(errors):.1e} to {max(errors):.1e}"
-
-
-ESTIMATE = Table(
-    by=("method",),
-    columns=(
-        key("method"),
-        Column("error", mean_of("error"), lambda x: f"{x:.2e}" if x > EXACT else f"< {EXACT:.0e}"),
-        Column("over steps", unless_exact(error_range)),
-        Column("share of bias", unless_exact(
-            lambda g: mean(g.values("squared_bias")) / mean(g.values("error"))), "z.3f"),
-        Column("bytes/worker", first("bytes_per_worker"), ",.0f"),
-        Column("bits/coordinate", first("bits_per_coordinate"), ".2f"),
-        Column("ratio", first("bytes_ratio"), ".3f"),
-        Column("error x bits", unless_exact(
-            lambda g: mean(g.values("error")) * g.runs[0]["bits_per_coordinate"]), ".2e"),
-    ),
-)  # fmt: skip
-
 
 def fact(name: str) -> Value:
     return first(name, "fact")
@@ -213,7 +185,6 @@ def rows_of(study: str, derive: Callable[[list[Row]], list[Row]]) -> tuple[Path,
         ("gossip", GOSSIP, list),
         ("survey", SURVEY, list),
         ("stragglers", STRAGGLERS, add_times),
-        ("estimate", ESTIMATE, list),
         ("sparse", SPARSE, list),
     ],
 )

@@ -1,5 +1,6 @@
 """Figures as specifications: what is drawn, read from the panels, and the written file."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from experiments.study import figure as module
 from experiments.study.claims import Results
 from experiments.study.columns import Column, Table, key
 from experiments.study.figure import Bars, Lines, Points
-from experiments.study.groups import first, spread
+from experiments.study.groups import extent, first, spread
 from experiments.study.panels import Axis
 from experiments.study.statistics import confidence_interval
 from experiments.study.tidy import make_row
@@ -142,6 +143,25 @@ def test_points_are_the_lines_of_the_table(tmp_path: Path, drawn: list[Any]) -> 
     assert [line.get_marker() for line in of_points] == ["o", "X"]
     assert {"mean", "top"} <= {text.get_text() for text in panel.findobj(Text)}
     assert panel.get_xscale() == panel.get_yscale() == "log"
+
+
+def test_points_of_a_family_are_joined_and_share_a_color(tmp_path: Path, drawn: list[Any]) -> None:
+    """A range over seeds is a bar."""
+    results = make_results()
+    table = Table(TABLE.by, (*TABLE.columns[:2], Column("loss", extent("loss")),
+                             Column("bytes", first("bytes"))))  # fmt: skip
+    results = dataclasses.replace(results, lines=table.lines(results.rows))
+    Points(**COMMON, x=Axis("bytes", "B"), y=LOSS, joined=lambda line: line.group.keys["split"],
+           mark=lambda line: {"marker": "o"}).draw(tmp_path, results)  # fmt: skip
+    (panel,) = drawn[0].axes
+    curves = [line for line in panel.lines if line.get_linestyle() == "--"]
+    for curve, split in zip(curves, ("iid", "skewed"), strict=True):
+        own = [line for line in results.lines if line.group.keys["split"] == split]
+        assert [*curve.get_xdata()] == sorted(line["bytes"] for line in own)
+        assert {*curve.get_ydata()} == {line["loss"].mean for line in own}
+    assert len({curve.get_color() for curve in curves}) == 2
+    (bar,) = panel.collections[0].get_segments()
+    assert [y for _, y in bar] == pytest.approx(results.lines[0]["loss"][1:])
 
 
 def test_a_panel_can_be_finished(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The error of an estimate against its formula, and the methods that `all` selects."""
+"""The error of an estimate against its formula, its table, and the methods that `all` selects."""
 
 import functools
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from experiments.cli.configs import Compare
-from experiments.methods import ALL_LABELS, ESTIMATORS, expand, parse_variant
-from experiments.studies.estimate.run import count_bytes, make_estimator, measure
-from experiments.studies.estimate.table import EXACT, frontier, summarize
+from experiments.methods import ALL_LABELS, ESTIMATORS, expand
+from experiments.studies.estimate import ERRORS, EXACT, STUDY, Estimate
+from experiments.study.claims import Results
+from experiments.training.mean_estimation import count_bytes, make_estimator, measure, predict
 from experiments.training.train import make_mesh
 
 WORKERS, SIZE = 8, 2000
@@ -17,7 +18,7 @@ X = np.random.default_rng(0).standard_normal((WORKERS, SIZE)).astype(np.float32)
 
 @functools.cache
 def measured(method: str) -> dict[str, float]:
-    return measure(make_estimator(parse_variant(method), make_mesh(WORKERS)), X, 10, 0)
+    return measure(make_estimator(method, make_mesh(WORKERS)), X, 10, 0)
 
 
 @pytest.mark.parametrize("method", ["mean", "ring_mean"])
@@ -33,6 +34,8 @@ def test_the_error_is_the_variance_of_rounding(bits: int, levels: int) -> None:
     variance = (above * (1 - above)).sum() * (step / WORKERS) ** 2
     expected = variance / np.square(x.mean(axis=0)).sum()
     assert measured(f"global_qsgd:{bits}")["error"] == pytest.approx(expected, rel=0.05)
+    assert predict(f"global_qsgd:{bits}", X) == {"predicted_error": pytest.approx(expected)}
+    assert predict("qsgd:8", X) == predict("global_qsgd_exponential", X) == {}
 
 
 def test_more_bits_have_far_less_error() -> None:
@@ -47,42 +50,32 @@ def test_bias_is_separated_from_variance() -> None:
 
 @pytest.mark.slow
 def test_the_sparse_form_does_not_overflow_and_sends_few_bytes() -> None:
-    estimate = make_estimator(parse_variant("sparse_global_qsgd"), make_mesh(WORKERS))
     assert np.isfinite(measured("sparse_global_qsgd")["error"])
-    assert 8 * count_bytes(estimate, X.shape) / SIZE < 5
+    assert 8 * count_bytes("sparse_global_qsgd", make_mesh(WORKERS), SIZE) / SIZE < 5
 
 
-def test_a_row_is_the_mean_over_steps() -> None:
-    cost = {"bytes_per_worker": 50.0, "bits_per_coordinate": 4.0, "bytes_ratio": 0.5}
-    estimates = [
-        {"method": "qsgd", "error": error, "squared_bias": 0.01, **cost} for error in (0.1, 0.3)
-    ]
-    (row,) = summarize(estimates)
-    assert (row.min_error, row.error, row.max_error) == pytest.approx((0.1, 0.2, 0.3))
-    assert (row.bias_share, row.error_times_bits) == pytest.approx((0.05, 0.8))
+def results(*rows: dict[str, object]) -> Results:
+    common = {"kind": "run", "squared_bias": 0.01, "bytes_per_worker": 1.0, "bytes_ratio": 1.0}
+    return Results(Estimate(), rows, ERRORS.lines([{"schema": 1, **common, **row} for row in rows]))
 
 
-def test_the_frontier_is_pareto_optimal() -> None:
-    points = {
-        "z": (1, 40.0),
-        "a": (4, 0.5),
-        "b": (8, 0.5),
-        "c": (8, 0.1),
-        "d": (56, 2e-15),
-        "e": (57, 1e-15),
-    }
-    estimates = [
-        {
-            "method": method,
-            "error": error,
-            "squared_bias": 0.0,
-            "bytes_per_worker": 1.0,
-            "bits_per_coordinate": bits,
-            "bytes_ratio": 1.0,
-        }
-        for method, (bits, error) in points.items()
-    ]
-    assert [row.method for row in frontier(summarize(estimates))] == ["a", "c", "d"]
+def test_a_line_is_the_mean_over_steps() -> None:
+    (line,) = results(
+        *({"method": "qsgd", "seed": step, "error": step / 10, "bits_per_coordinate": 4.0}
+          for step in (1, 3))
+    ).lines  # fmt: skip
+    assert line["error"] == pytest.approx((0.2, 0.1, 0.3))
+    assert (line["bias_share"], line["error_times_bits"]) == pytest.approx((0.05, 0.8))
+
+
+def test_the_readme_names_the_methods_that_no_other_beats() -> None:
+    points = {"z": (1, 40.0), "a": (4, 0.5), "b": (8, 0.5), "c": (8, 0.1), "d": (56, 2e-15),
+              "e": (57, 1e-15)}  # fmt: skip
+    data = results(
+        *({"method": method, "seed": 1, "error": error, "bits_per_coordinate": bits}
+          for method, (bits, error) in points.items())
+    )  # fmt: skip
+    assert "from fewest bits to most: `a`, `c`, `d`." in " ".join(STUDY.prose(data))
 
 
 def test_all_selects_every_method_once_including_the_preset() -> None:

@@ -1,1 +1,0 @@
-"""The study of the error of each method on real gradients."""
