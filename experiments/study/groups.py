@@ -119,6 +119,11 @@ def mean_of(name: str) -> Value:
     return lambda group: mean(group.values(name))
 
 
+def max_of(name: str) -> Value:
+    """The largest value of a column over seeds; NaN without it."""
+    return lambda group: max(group.values(name, optional=True))
+
+
 def median_of(name: str) -> Value:
     """The median of a column over seeds."""
     return lambda group: statistics.median(group.values(name))
@@ -135,6 +140,30 @@ def over_reference(value: Value) -> Value:
     def ratio(group: Group) -> float:
         reference = value(group.paired) if group.paired else None
         return value(group) / reference if reference else math.nan
+
+    return ratio
+
+
+def deviations(name: str) -> Value:
+    """The difference of the mean from the reference, in its standard deviations over seeds."""
+    value_of = spread(name)
+
+    def value(group: Group) -> float:
+        if group.reference is None:
+            return math.nan
+        center, deviation = value_of(group.reference)
+        return (value_of(group).mean - center) / (deviation or math.nan)
+
+    return value
+
+
+def over(value: Value, **keys: Any) -> Value:
+    """The value divided by that of the group with other `keys`; NaN without one."""
+
+    def ratio(group: Group) -> float:
+        other = group.other(**keys)
+        divisor = value(other) if other else None
+        return value(group) / divisor if divisor else math.nan
 
     return ratio
 
@@ -211,11 +240,13 @@ def p_value(name: str, *, log: bool = False, is_worse: bool = False) -> Value:
 
 
 def tuned(name: str) -> Value:
-    """A tuned parameter, marked if it is at the edge of its grid."""
+    """A tuned parameter, marked if it is at the edge of its grid; None without it."""
 
-    def value(group: Group) -> str:
+    def value(group: Group) -> str | None:
         run = group.runs[0]
+        if name not in run:
+            return None
         shown = f"{run[name]:g}" if isinstance(run[name], int | float) else str(run[name])
-        return f"{shown} (edge)" if name in run["at_edge"].split(", ") else shown
+        return f"{shown} (edge)" if name in run.get("at_edge", "").split(", ") else shown
 
     return value

@@ -14,8 +14,8 @@ from experiments.study.statistics import (
 )
 
 
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3g}"
+def _number(value: float, digits: int = 3) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}g}"
 
 
 def _p(value: float) -> str:
@@ -23,11 +23,19 @@ def _p(value: float) -> str:
 
 
 def _describe(difference: Difference, log: bool, confidence: str) -> str:
-    mean, low, high = difference.ratio if log else difference[:3]
-    what = "ratio" if log else "difference"
+    numbers = difference.ratio if log else difference[:3]
+    mean, low, high = (_number(each, 4 if log else 3) for each in numbers)  # Ratios are close to 1.
     return (
-        f"{what} {_number(mean)} ({confidence} % interval {_number(low)} to {_number(high)}, "
+        f"{'ratio' if log else 'difference'} {mean} ({confidence} % interval {low} to {high}, "
         f"{_p(difference.p_value)}, {difference.pairs} seeds)"
+    )
+
+
+def _is_about(keys: Mapping[str, Any], methods: Mapping[str, Any]) -> bool:
+    """Whether a group has the keys `methods`; a tuple has several values of a key."""
+    return all(
+        keys[name] in (wanted if isinstance(wanted, tuple) else (wanted,))
+        for name, wanted in methods.items()
     )
 
 
@@ -42,7 +50,7 @@ def _judge_pairs(
         found = []
         for line in results.lines:
             group = line.group
-            if group.is_reference or any(group.keys[name] != methods[name] for name in methods):
+            if group.is_reference or not _is_about(group.keys, methods):
                 continue
             if group.reference is None:
                 found.append(Finding(line.where, "not tested", "there is no reference"))
@@ -90,7 +98,8 @@ def is_better(
 
     Args:
       measure: The column of the runs.
-      methods: The keys of the groups that are claimed to be better; all by default.
+      methods: The keys of the groups that are claimed to be better, such as
+        `{"method": ("matcha", "sgp")}`; all by default.
       log: Whether to compare ratios, for positive values.
       lower_is_better: Whether lower values are better; ratios require it.
       significance: The level of each test.
@@ -181,14 +190,15 @@ def is_within(
 
     A line whose value is None is not part of the claim.
     """
-    keys = methods or {}
     limits = f"limit {high:g}" if low == -math.inf else f"limits {low:g} and {high:g}"
 
     def findings(results: Results) -> list[Finding]:
         found = []
         for line in results.lines:
+            if not _is_about(line.group.keys, methods or {}):
+                continue
             value = line.values[column]
-            if value is None or any(line.group.keys[name] != keys[name] for name in keys):
+            if value is None:
                 continue
             value = getattr(value, "mean", value)
             outcome: Outcome = "holds" if low <= value <= high else "does not hold"

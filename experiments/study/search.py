@@ -207,7 +207,7 @@ def search(grid: Grid, budget: Budget, trial: Callable[[dict[str, Any], int], fl
     """The parameters with the least mean validation loss.
 
     Args:
-      grid: The values of each parameter by its name.
+      grid: The axis of each parameter by its name; a plain tuple has the arguments of an `Axis`.
       budget: The number of trials.
       trial: `(parameters, number of the seed) -> validation loss`; not finite if it diverged.
 
@@ -221,6 +221,7 @@ def search(grid: Grid, budget: Budget, trial: Callable[[dict[str, Any], int], fl
       >>> choice.parameters, choice.trials
       ({'rate': 10.0}, 4)
     """
+    grid = {name: Axis(*axis) for name, axis in grid.items()}
     if budget.points < 1 or budget.seeds < 1:
         raise ValueError(f"A budget has at least 1 point and 1 seed, got {budget}.")
     if not grid or not all(axis.values for axis in grid.values()):

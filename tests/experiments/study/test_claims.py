@@ -72,7 +72,7 @@ def test_a_claim_of_equivalence_needs_its_margin() -> None:
         assert found.outcome == outcome and f"margin {margin:g}, equivalence p" in found.numbers
     ratio = is_equivalent("loss", 1.1, log=True)
     assert [each.outcome for each in ratio(data)] == ["holds"]
-    assert "ratio 1.01 (90 % interval" in ratio(data)[0].numbers
+    assert "ratio 1.009 (90 % interval" in ratio(data)[0].numbers
     far = results(a_mean=BASE, a_top=[2.01, 2.12, 1.9])
     assert [each.outcome for each in ratio(far)] == ["does not hold"]
 
@@ -122,6 +122,8 @@ def test_only_the_claimed_methods_are_judged() -> None:
     data = results(a_mean=BASE, a_top=[2, 2.1, 2.3], a_low=[0.1, 0.2, 0.1])
     (found,) = is_better("loss", methods={"method": "low"})(data)
     assert (found.where, found.outcome) == ("a, low", "holds")
+    both = is_better("loss", methods={"method": ("low", "top")})(data)
+    assert [each.where for each in both] == ["a, top", "a, low"]
 
 
 def test_the_summary_counts_the_settings() -> None:

@@ -16,11 +16,14 @@ from experiments.study.columns import SEEDS, Column, Table, key
 from experiments.study.groups import (
     Estimate,
     Spread,
+    deviations,
     difference,
     extent,
     first,
     interval,
+    max_of,
     mean_of,
+    over,
     over_reference,
     p_value,
     ratio_of,
@@ -154,11 +157,36 @@ def test_columns_of_comparisons_are_paired_by_seed() -> None:
     assert {len(line) for line in lines} == {len(header)}
 
 
+def test_a_value_is_divided_by_that_of_other_keys() -> None:
+    line_of = dict(zip(("mean", "line", "top"), TABLE.lines(ROWS), strict=True))
+    cost, ratio = first("bytes", "fact"), over(mean_of("loss"), graph="ring")
+    assert ratio(line_of["top"].group) == 1 and ratio(line_of["line"].group) == 9 / 6
+    assert over(mean_of("loss"), method="mean")(line_of["top"].group) == 6 / 2
+    assert math.isnan(over(lambda group: 0, method="mean")(line_of["top"].group))
+    assert math.isnan(over(cost, method="mean")(line_of["top"].group))
+
+
+def test_a_difference_in_deviations_is_of_the_reference() -> None:
+    mean_line, line, top = TABLE.lines(ROWS)
+    value = deviations("loss")
+    assert value(mean_line.group) == 0 and value(top.group) == pytest.approx(4 / math.sqrt(2))
+    assert math.isnan(value(line.group))  # There is no reference on this graph.
+    equal = TABLE.lines(
+        [run("ring", name, seed, 1.0) for name in ("mean", "top") for seed in (0, 1)]
+    )
+    assert all(math.isnan(value(each.group)) for each in equal)
+
+
+def test_the_largest_value_is_over_seeds() -> None:
+    mean_line, *_ = TABLE.lines(ROWS)
+    assert max_of("loss")(mean_line.group) == 3 and math.isnan(max_of("overflow")(mean_line.group))
+
+
 def test_tuned_parameters_are_marked_at_the_edge() -> None:
     row = run("g", "mean", 0, 1.0, rate=0.001, batch=8, policy="abort", at_edge="rate, policy")
     (line,) = TABLE.lines([row])
-    shown = [tuned(name)(line.group) for name in ("rate", "batch", "policy")]
-    assert shown == ["0.001 (edge)", "8", "abort (edge)"]
+    shown = [tuned(name)(line.group) for name in ("rate", "batch", "policy", "period")]
+    assert shown == ["0.001 (edge)", "8", "abort (edge)", None]
 
 
 @given(st.floats(-1e9, 1e9), st.floats(0, 1e6))

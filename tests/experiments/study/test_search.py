@@ -127,6 +127,11 @@ def test_a_limit_of_a_parameter_is_no_edge() -> None:
     assert choice == Choice({"density": 1.0}, -1.0, (), 3)
 
 
+def test_a_plain_tuple_is_an_axis() -> None:
+    choice = search({"density": ((0.25, 0.5), 0.0, 1.0)}, Budget(2), lambda p, seed: -p["density"])
+    assert choice.parameters == {"density": 1.0}
+
+
 def test_integers_stay_integers() -> None:
     trials = Trials(lambda batch, seed: batch)
     choice = search({"batch": Axis((2, 4, 8))}, Budget(4), trials)
