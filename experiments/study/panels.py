@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from experiments.study.tidy import Row, grouped
 COLORS = matplotlib.colormaps["tab10"].colors
 Style = Callable[[int, str], Mapping[str, Any]]
 """`(number, name) -> options of matplotlib` of a line, a bar or a point."""
+
+Finish = Callable[[Axes, Results, Mapping[str, Any]], None]
+"""`(axes, results, keys of the panel)`; adds to a panel."""
 
 
 def plain_style(number: int, name: str) -> Mapping[str, Any]:
@@ -57,6 +61,26 @@ class Axis:
     log: bool = True
 
 
+def reference_band(name: str) -> Finish:
+    """Marks the mean of a column of the reference by a line, and its standard deviation by a band.
+
+    Args:
+      name: The column, which is a spread.
+    """
+
+    def finish(axes: Axes, results: Results, keys: Mapping[str, Any]) -> None:
+        for line in results.lines:
+            if not (line.group.is_reference and keys.items() <= line.group.keys.items()):
+                continue
+            mean, sd = line.values[name]
+            if math.isfinite(mean):
+                axes.axhline(mean, color="black", linestyle=":", linewidth=1, alpha=0.5)
+            if math.isfinite(sd):
+                axes.axhspan(mean - sd, mean + sd, color="black", alpha=0.07, linewidth=0)
+
+    return finish
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Panels:
     """A grid of panels with a legend below.
@@ -69,7 +93,7 @@ class Panels:
       down: Keys with a row of panels per combination of values.
       style: The style per value of `by`.
       size: The width and height of a panel in inches.
-      finish: `(axes, results, keys of the panel)`; adds to a panel, such as a line at a target.
+      finish: Adds to a panel, such as a line at a target.
     """
 
     file: str
@@ -79,7 +103,7 @@ class Panels:
     down: tuple[str, ...] = ()
     style: Style = plain_style
     size: tuple[float, float] = (3.4, 3.0)
-    finish: Callable[[Axes, Results, Mapping[str, Any]], None] | None = None
+    finish: Finish | None = None
 
     def grid(self, rows: Sequence[Row], repeats: int) -> tuple[Figure, np.ndarray, list]:
         """The figure, its panels, and the keys of the panels; every row has `repeats` of them."""
@@ -116,6 +140,11 @@ class Panels:
             lines, labels = axes.get_legend_handles_labels()
             handles |= dict(zip(labels, lines, strict=True))
         if len(handles) > 1:
+            columns = max(1, min(5, int(figure.get_figwidth() / 2)))  # A label has about 2 inches.
             figure.legend(
-                [*handles.values()], [*handles], loc="outside lower center", ncols=5, frameon=False
+                [*handles.values()],
+                [*handles],
+                loc="outside lower center",
+                ncols=columns,
+                frameon=False,
             )

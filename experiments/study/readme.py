@@ -1,12 +1,16 @@
 """The README of a record, from the record alone."""
 
 import inspect
+import itertools
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
+from experiments.study import table as tables
 from experiments.study.claims import Results
+from experiments.study.columns import MISSING
 from experiments.study.study import Study
-from experiments.study.tidy import Row, of_kind
+from experiments.study.tidy import Row, is_missing, of_kind
 
 TABLE, CLAIMS, FIGURES = "{table}", "{claims}", "{figures}"
 PROVENANCE, TUNING = "{provenance}", "{tuning}"
@@ -40,6 +44,35 @@ def provenance(text: str) -> str:
         "versions are in `environment.txt`, every setting in `config.json`, every raw metric in "
         "`metrics.jsonl`."
     )
+
+
+def fact_table(rows: Sequence[Row], about: str) -> str:
+    """A table of the facts of one kind, with all their columns.
+
+    Args:
+      rows: The rows of the record.
+      about: The kind, such as `"density"`.
+    """
+
+    def show(value: Any) -> str:
+        if isinstance(value, list):
+            return " x ".join(map(show, value)) or MISSING
+        return (
+            MISSING if is_missing(value) else f"{value:.4g}" if type(value) is float else f"{value}"
+        )
+
+    facts = [
+        {
+            name: show(value)
+            for name, value in row.items()
+            if name not in ("schema", "kind", "about")
+        }
+        for row in rows
+        if row.get("about") == about
+    ]
+    names = [*dict.fromkeys(itertools.chain(*facts))]
+    cells = [[fact.get(name, MISSING) for name in names] for fact in facts]
+    return tables.to_markdown([name.replace("_", " ") for name in names], cells).rstrip("\n")
 
 
 def _plural(count: int, word: str) -> str:

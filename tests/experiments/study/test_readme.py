@@ -13,6 +13,7 @@ from experiments.study.readme import (
     FIGURES,
     TABLE,
     describe_tuning,
+    fact_table,
     provenance,
     read_environment,
     write,
@@ -71,6 +72,22 @@ def test_a_readme_has_all_parts_without_prose() -> None:
     assert finding == "- ring: ratio 0.5: holds."
     assert table == "| method | loss |\n| --- | ---: |\n| mean | 1.0 |"
     assert figure == "![Loss against steps](loss.png)\n"
+
+
+def test_a_table_of_facts_has_all_their_columns() -> None:
+    rows = [
+        make_row(
+            "fact", {"about": "density"}, {"leaf": "a", "shape": [3, 4], "own_part": 0.123456}
+        ),
+        make_row("fact", {"about": "density"}, {"leaf": "b", "shape": [], "ms": float("nan")}),
+        make_row("fact", {"about": "bytes"}, {"leaf": "c"}),
+    ]
+    assert fact_table(rows, "density").splitlines() == [
+        "| leaf | shape | own part | ms |",
+        "| --- | ---: | ---: | ---: |",
+        "| a | 3 x 4 | 0.1235 | - |",
+        "| b | - | - | - |",
+    ]
 
 
 def test_prose_places_the_parts_and_omits_none() -> None:
