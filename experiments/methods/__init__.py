@@ -1,6 +1,6 @@
 """All methods of the experiments, by name."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +19,17 @@ BASELINE = "mean"
 
 
 class Variant(NamedTuple):
-    """A method with its options."""
+    """A method with its options.
+
+    Attributes:
+      method: The name of the method.
+      bits: The option `bits`; None is its default.
+      options: The tuned options of the method.
+    """
 
     method: str
     bits: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def label(self) -> str:
@@ -49,10 +56,19 @@ class Variant(NamedTuple):
         """`state -> branch` of the next step, if the branches send different numbers of bytes."""
         return METHODS[self.method].stage
 
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The options that are tuned."""
+        return METHODS[self.method].grid
+
+    def tuned(self, **options: Any) -> "Variant":
+        """The same method with other options of its grid."""
+        return self._replace(options=tuple(options.items()))
+
     def build(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
         """The aggregator, with the seed of its rounding."""
         options = {} if self.bits is None else {"bits": self.bits}
-        return METHODS[self.method].build(seed, **options)
+        return METHODS[self.method].build(seed, **options, **dict(self.options))
 
     def build_with_diagnostics(
         self, seed: int | jax.Array

@@ -1,7 +1,7 @@
 """The description of a method for the experiments."""
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import jax
 import optax
@@ -31,6 +31,8 @@ class Method(NamedTuple):
       is_control: Whether the method is a control, incorrect by design.
       has_momentum: Whether the aggregator has momentum, so the optimizer must have none.
       stage: `state -> branch` of the next step, if branches send different numbers of bytes.
+      grid: Options of `build` that are tuned, by name: the values to try, and optionally the
+        lowest and the highest value, as `experiments.study.search.Axis` has them.
     """
 
     build: Callable[..., optax.GradientTransformationExtraArgs]
@@ -40,6 +42,7 @@ class Method(NamedTuple):
     is_control: bool = False
     has_momentum: bool = False
     stage: Callable[[Any], int] | None = None
+    grid: Mapping[str, tuple[Any, ...]] = {}
 
 
 class TrainableMethod(Protocol):
@@ -56,6 +59,13 @@ class TrainableMethod(Protocol):
     @property
     def stage(self) -> Callable[[Any], int] | None:
         """See `Method`."""
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """See `Method`."""
+
+    def tuned(self, **options: Any) -> Self:
+        """The same method with other options of its grid."""
 
     def build(self, seed: int | jax.Array) -> optax.GradientTransformationExtraArgs:
         """The aggregator, with the seed of its rounding."""
