@@ -236,7 +236,9 @@ def only(root: Path) -> Path:
     return folder
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None
+)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(0, 60))
 def test_an_interrupted_study_ends_as_if_it_had_not_been(
     tmp_path_factory: pytest.TempPathFactory, stops: list[int], torn: int
