@@ -1,0 +1,52 @@
+"""Where a method is above or below its reference: all settings, also those where it loses."""
+
+import math
+from collections.abc import Sequence
+
+from experiments.study.columns import Line
+from experiments.study.groups import Estimate
+
+
+def _sign(estimate: Estimate, equal: float) -> str:
+    if estimate.low > equal:
+        return "higher"
+    return "lower" if estimate.high < equal else "not told apart"
+
+
+def describe_signs(
+    lines: Sequence[Line], column: str, names: Sequence[str], *, equal: float = 1.0
+) -> str:
+    """The settings in which an interval is above, below or around `equal`.
+
+    Args:
+      lines: Lines of a table. Those without an estimate, such as the reference itself, do not
+        count.
+      column: A column of estimates, such as ratios to a reference.
+      names: The keys that name a line.
+      equal: The value without a difference: 1 for ratios, 0 for differences.
+
+    Example:
+      >>> from experiments.study.groups import Group
+      >>> lines = [
+      ...     Line(Group({"graph": graph}, [], {}, {}), {"ratio": Estimate(mean, low, 2 * mean)})
+      ...     for graph, mean, low in (("ring", 1.2, 1.1), ("torus", 1.1, 0.9))
+      ... ]
+      >>> describe_signs(lines, "ratio", ["graph"])
+      'higher in 1 of 2 settings: ring (1.20); not told apart in 1: torus (1.10)'
+    """
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        estimate = line.values[column]
+        if not isinstance(estimate, Estimate):
+            continue
+        number = "diverged" if math.isinf(estimate.mean) else f"{estimate.mean:.2f}"
+        where = " ".join(str(line.group.keys[name]) for name in names)
+        found.setdefault(_sign(estimate, equal), []).append(f"{where} ({number})")
+    total = sum(map(len, found.values()))
+    parts = [
+        f"{sign} in {len(found[sign])}: {', '.join(found[sign])}"
+        for sign in ("higher", "lower", "not told apart")
+        if sign in found
+    ]
+    unit = f" of {total} setting{'' if total == 1 else 's'}:"
+    return "; ".join(parts).replace(":", unit, 1) if parts else "not compared"
