@@ -25,8 +25,8 @@ survey: venv ## every method at its best learning rate: loss against bytes (half
 sparse: venv ## everything that sends sparse updates, on a language model (20 minutes)
 	$(PY) -u -m experiments sparse $(ARGS)
 
-gossip: venv ## decentralized training on several graphs: MATCHA against D-PSGD, and others (20 minutes)
-	$(PY) -u -m experiments compare --preset gossip $(ARGS)
+gossip: venv ## decentralized training on several graphs: MATCHA against D-PSGD, and others (half an hour)
+	$(PY) -u -m experiments gossip $(ARGS)
 
 stragglers: venv ## slow workers on a simulated clock: time to the same loss (40 minutes)
 	$(PY) -u -m experiments stragglers $(ARGS)

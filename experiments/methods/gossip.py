@@ -1,8 +1,11 @@
 """The graphs and the methods of the comparison of gossip."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import networkx as nx
 import optax
 
@@ -12,7 +15,7 @@ BUDGET = 0.5
 BASELINE, CLAIMED = "dpsgd", "matcha"
 
 # Connected graphs as matchings. The first and the last are from figures 1a and 3b of the paper.
-GRAPHS: dict[str, Sequence[Sequence[tuple[int, int]]]] = {
+MATCHINGS: Mapping[str, Sequence[Sequence[tuple[int, int]]]] = {
     "erdos_renyi_8": [
         [(1, 5), (6, 7), (0, 4), (2, 3)],
         [(1, 7), (3, 6)],
@@ -35,26 +38,75 @@ GRAPHS: dict[str, Sequence[Sequence[tuple[int, int]]]] = {
         [(0, 12)],
     ],
 }
+GENERATED: Mapping[str, Callable[[], nx.Graph]] = {
+    "torus_64": lambda: gossip.torus(8, 8),
+    "exponential_64": lambda: gossip.exponential(64, directed=False),
+}
+GRAPHS = (*MATCHINGS, *GENERATED)
+FIRST = GRAPHS[0]
+IRREGULAR = ("erdos_renyi_8", "erdos_renyi_16")
 
 
-class Topology(NamedTuple):
-    """A graph and its matchings."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Topology:
+    """A graph, and what MATCHA needs of it.
+
+    Attributes:
+      graph: The graph.
+      matchings: Its matchings, or the graph, which the library then decomposes.
+    """
 
     graph: nx.Graph
-    matchings: Sequence[Sequence[tuple[int, int]]]
+    matchings: Any
+
+    @property
+    def degree(self) -> int:
+        """The largest degree, which is the number of rounds in which all links are used once."""
+        return max(degree for _, degree in self.graph.degree)
+
+    @functools.cached_property
+    def plan(self) -> gossip.MatchaPlan:
+        """MATCHA's plan for the budget. For 64 workers it takes ten seconds."""
+        return gossip.matcha_plan(self.matchings, BUDGET)
 
 
+@functools.cache
 def make_topology(name: str) -> Topology:
-    """The graph of that name and its matchings."""
-    return Topology(nx.Graph(edge for each in GRAPHS[name] for edge in each), GRAPHS[name])
+    """The graph of that name."""
+    if name in MATCHINGS:
+        return Topology(
+            nx.Graph(edge for each in MATCHINGS[name] for edge in each), MATCHINGS[name]
+        )
+    graph = GENERATED[name]()
+    return Topology(graph, graph)
+
+
+def _degree(topology: Topology) -> float:
+    return topology.degree
+
+
+def _active(topology: Topology) -> float:
+    return topology.plan.expected_rounds
+
+
+def _one(topology: Topology) -> float:
+    return 1
 
 
 class GossipMethod(NamedTuple):
-    """A gossip method, which builds a transformation."""
+    """A gossip method.
 
-    build: Callable[[Topology, int], optax.GradientTransformation]  # from the graph and a seed
+    Attributes:
+      build: Makes its transformation from the graph and a seed.
+      sends: What a worker sends.
+      rounds: The expected number of rounds of messages per step.
+      graphs: The graphs on which it is compared.
+    """
+
+    build: Callable[[Topology, Any], optax.GradientTransformation]
     sends: str
-    on_every_graph: bool = False  # Otherwise compared only on the first graph.
+    rounds: Callable[[Topology], float] = _degree
+    graphs: Sequence[str] = (FIRST,)
 
 
 def _top_10_percent() -> Any:
@@ -68,19 +120,38 @@ def _four_bits() -> Any:
 METHODS: dict[str, GossipMethod] = {
     BASELINE: GossipMethod(
         lambda topology, seed: gossip.dpsgd(
+            topology.graph, order="adapt_then_combine", diagnostics=True
+        ),
+        "parameters over every link in every step, with Metropolis weights, which are positive",
+        graphs=GRAPHS,
+    ),
+    "dpsgd_best_constant": GossipMethod(
+        lambda topology, seed: gossip.dpsgd(
             gossip.to_mixing(topology.graph, "best_constant"),
             order="adapt_then_combine",
             diagnostics=True,
         ),
-        "parameters over every link in every step",
-        on_every_graph=True,
+        "the same, with one weight for all links, the best for consensus, as MATCHA and `periodic` "
+        "have; a worker with many neighbors then has a negative weight of itself",
+        graphs=IRREGULAR,
+    ),
+    "dpsgd_bfloat16": GossipMethod(  # With a lossless codec and this step size, it is D-PSGD.
+        lambda topology, seed: gossip.choco_sgd(
+            topology.graph,
+            compression.quantizers.cast(jnp.bfloat16),
+            step_size=1.0,
+            seed=seed,
+            diagnostics=True,
+        ),
+        "bfloat16 differences to the copies of the parameters at neighbors, over every link: "
+        "D-PSGD with messages of 16 bits",
+        graphs=GRAPHS,
     ),
     CLAIMED: GossipMethod(
-        lambda topology, seed: gossip.matcha(
-            gossip.matcha_plan(topology.matchings, BUDGET), seed=seed, diagnostics=True
-        ),
+        lambda topology, seed: gossip.matcha(topology.plan, seed=seed, diagnostics=True),
         "parameters over a random half of the matchings per step",
-        on_every_graph=True,
+        _active,
+        GRAPHS,
     ),
     "periodic": GossipMethod(
         lambda topology, seed: gossip.dpsgd(
@@ -90,7 +161,8 @@ METHODS: dict[str, GossipMethod] = {
             diagnostics=True,
         ),
         "parameters over every link in a random half of the steps",
-        on_every_graph=True,
+        lambda topology: BUDGET * topology.degree,
+        GRAPHS,
     ),
     "choco_sgd": GossipMethod(
         lambda topology, seed: gossip.choco_sgd(
@@ -100,13 +172,10 @@ METHODS: dict[str, GossipMethod] = {
     ),
     "choco_sgd_over_matcha": GossipMethod(
         lambda topology, seed: gossip.choco_sgd(
-            gossip.matcha_plan(topology.matchings, BUDGET),
-            _top_10_percent(),
-            step_size=0.3,
-            seed=seed,
-            diagnostics=True,
+            topology.plan, _top_10_percent(), step_size=0.3, seed=seed, diagnostics=True
         ),
         "the same over half the matchings, with copies per neighbor",
+        _active,
     ),
     "deep_squeeze": GossipMethod(
         lambda topology, seed: gossip.deep_squeeze(
@@ -117,29 +186,33 @@ METHODS: dict[str, GossipMethod] = {
     "d2": GossipMethod(
         lambda topology, seed: gossip.d2(gossip.lazy(topology.graph), diagnostics=True),
         "parameters over every link, corrected by the last step",
+        graphs=(FIRST, "torus_64"),
     ),
     "sgp": GossipMethod(
         lambda topology, seed: gossip.sgp(
             gossip.one_peer_exponential(len(topology.graph)), diagnostics=True
         ),
-        "half of the parameters and of the mass to one worker in turn",
+        "half of the parameters and of the mass to one worker in turn, on the exponential graph",
+        _one,
+        (FIRST, "torus_64"),
     ),
     "overlap_sgp": GossipMethod(
         lambda topology, seed: gossip.sgp(
             gossip.one_peer_exponential(len(topology.graph)), overlap=1, diagnostics=True
         ),
         "the same, received one step later",
+        _one,
     ),
     "ad_psgd": GossipMethod(
         lambda topology, seed: gossip.ad_psgd(
             topology.matchings, staleness=1, seed=seed, diagnostics=True
         ),
         "parameters to one random neighbor, with gradients that are one step late",
+        _one,
     ),
 }
 
 
 def methods_of(graph: str) -> list[str]:
     """The methods that are compared on a graph."""
-    first = graph == next(iter(GRAPHS))
-    return [name for name, method in METHODS.items() if first or method.on_every_graph]
+    return [name for name, method in METHODS.items() if graph in method.graphs]

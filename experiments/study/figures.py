@@ -15,7 +15,6 @@ from experiments import studies
 from experiments.cli.configs import Figures
 from experiments.cli.errors import ExperimentError
 from experiments.methods import BASELINE, parse_variant
-from experiments.studies.gossip import figure as gossip_figure
 from experiments.studies.sparse import figure as sparse_figure
 from experiments.studies.stragglers import figure as straggler_figure
 from experiments.studies.survey import figure as survey_figure
@@ -75,14 +74,11 @@ def draw(folder: Path) -> Path:
     - `compare`, `train`: training loss against bytes sent, one panel per optimizer.
     - `survey`: test loss against bytes, one point per method.
     - `sparse`: held-out loss against the bytes of sparse leaves.
-    - `gossip`: training loss against steps and rounds.
     - `stragglers`: training loss against simulated seconds.
 
     Raises:
       ExperimentError: If the folder is not a record, or the record has no rows to draw.
     """
-    if curves := read_metrics(folder, "gossip"):
-        return gossip_figure.draw(folder, curves)
     if curves := read_metrics(folder, "straggler"):
         return straggler_figure.draw(folder, curves, read_metrics(folder, "straggler_run"))
     if costs := read_metrics(folder, "sparse"):

@@ -4,40 +4,39 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from experiments.cli.errors import ExperimentError
-
 SKEW = 0.1
-_ATTEMPTS = 1000
 
 
-def split(labels: np.ndarray, workers: int, kind: str, seed: int, least: int) -> list[np.ndarray]:
-    """The examples of each worker, uniform or with skewed labels.
+def split(labels: np.ndarray, workers: int, kind: str, seed: int) -> list[np.ndarray]:
+    """The examples of each worker. Their numbers differ by at most 1.
+
+    With `"iid"`, the examples are uniform. With `"skewed"`, each worker draws the shares of its
+    labels from Dirichlet(0.1), as in Hsu et al., "Measuring the Effects of Non-Identical Data
+    Distribution for Federated Visual Classification", 2019. The last workers take the labels that
+    remain. All workers have the same weight in the mean model, so equal parts make the mean of
+    their losses the loss over the training set.
 
     Args:
       labels: int[examples].
       workers: The number of parts.
-      kind: `"iid"`, or `"skewed"`: the shares of each label are drawn from Dirichlet(0.1).
+      kind: `"iid"` or `"skewed"`.
       seed: The seed of the split.
-      least: The minimum of examples per worker; a split with fewer is drawn again.
-
-    Raises:
-      ExperimentError: If no such split is found.
     """
     rng = np.random.default_rng(seed)
+    parts = np.array_split(rng.permutation(len(labels)), workers)
     if kind == "iid":
-        return np.array_split(rng.permutation(len(labels)), workers)
-    for _ in range(_ATTEMPTS):
-        parts: list[list[np.ndarray]] = [[] for _ in range(workers)]
-        for label in np.unique(labels):
-            examples = rng.permutation(np.flatnonzero(labels == label))
-            shares = rng.dirichlet(np.full(workers, SKEW))
-            ends = np.round(np.cumsum(shares)[:-1] * len(examples)).astype(int)
-            for part, piece in zip(parts, np.split(examples, ends), strict=True):
-                part.append(piece)
-        split_parts = [np.concatenate(part) for part in parts]
-        if min(map(len, split_parts)) >= least:
-            return split_parts
-    raise ExperimentError(f"No split into {workers} parts of at least {least} examples was found.")
+        return parts
+    names = np.unique(labels)
+    remaining = [[*rng.permutation(np.flatnonzero(labels == name))] for name in names]
+    for worker in rng.permutation(workers):
+        shares = rng.dirichlet(np.full(len(names), SKEW))
+        for place in range(len(parts[worker])):
+            left = np.array([bool(each) for each in remaining])
+            # A worker whose labels are exhausted draws from all that remain.
+            weights = shares * left if (shares * left).sum() > 0 else left.astype(float)
+            label = rng.choice(len(names), p=weights / weights.sum())
+            parts[worker][place] = remaining[label].pop()
+    return parts
 
 
 def orders(parts: list[np.ndarray], size: int, seed: int) -> Iterator[np.ndarray]:

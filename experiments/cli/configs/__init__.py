@@ -3,7 +3,6 @@
 from experiments.cli.configs.bench import Bench
 from experiments.cli.configs.compare import Compare
 from experiments.cli.configs.figures import Figures
-from experiments.cli.configs.gossip import Gossip
 from experiments.cli.configs.launch import Launch
 from experiments.cli.configs.pace import Pace
 from experiments.cli.configs.records import Records
@@ -16,7 +15,6 @@ __all__ = [
     "Bench",
     "Compare",
     "Figures",
-    "Gossip",
     "Launch",
     "Pace",
     "Records",

@@ -30,11 +30,6 @@ class Compare:
     momentum and about 1.2 with Adam, at 0.25 of the bytes.
     """
 
-    preset: str = option(
-        "digits",
-        "digits; or gossip, decentralized training, with the options of `gossip --help`",
-        choices=("digits", "gossip"),
-    )
     methods: tuple[str, ...] = option(
         ("mean", "global_qsgd:8", "global_qsgd:16", "qsgd", "truncating", "top_1_percent"),
         "methods to compare, each METHOD or METHOD:BITS, or all",

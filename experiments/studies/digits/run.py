@@ -5,14 +5,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.cli.configs import Compare, Gossip
-from experiments.cli.errors import ExperimentError
+from experiments.cli.configs import Compare
 from experiments.cli.progress import Progress
 from experiments.methods import expand, parse_variant
 from experiments.studies.digits import acceptance
 from experiments.studies.digits.report import write_readme
 from experiments.studies.digits.table import TABLE
-from experiments.studies.gossip import run as gossip
 from experiments.studies.survey import run as survey
 from experiments.study import figures
 from experiments.study.record import NoRecord, Record, open_record
@@ -29,21 +27,6 @@ def _is_reference(config: Compare, workers: int) -> bool:
     return (
         config == dataclasses.replace(Compare(), **machine_options) and workers == REFERENCE_WORKERS
     )
-
-
-def _as_gossip(config: Compare) -> Gossip:
-    """The options that differ from the defaults, for the comparison of gossip."""
-    default, accepted = Compare(), {field.name for field in dataclasses.fields(Gossip)}
-    options = {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(Compare)
-        if getattr(config, field.name) != getattr(default, field.name) and field.name != "preset"
-    }
-    if unknown := [name for name in options if name not in accepted]:
-        raise ExperimentError(
-            f"--preset gossip takes no --{unknown[0].replace('_', '-')}; see `gossip --help`."
-        )
-    return Gossip(**options)
 
 
 def _make_programs(config: Compare) -> list[Program]:
@@ -90,8 +73,6 @@ def main(config: Compare) -> int:
     Returns:
       The exit code: 1 if the acceptance criterion is not met at the default settings.
     """
-    if config.preset == "gossip":
-        return gossip.main(_as_gossip(config))
     if config.learning_rates:
         return survey.main(config)
     config = dataclasses.replace(

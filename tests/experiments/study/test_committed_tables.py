@@ -10,7 +10,7 @@ import pytest
 import experiments
 from experiments.methods import BASELINE, KINDS, parse_variant
 from experiments.studies.digits.table import TABLE as DIGITS
-from experiments.study.columns import SEEDS, Column, Table, key
+from experiments.study.columns import Column, Table, key
 from experiments.study.groups import (
     Group,
     Spread,
@@ -26,23 +26,6 @@ from experiments.study.statistics import mean, sd
 from experiments.study.tidy import Row, grouped, migrate, of_kind
 
 RECORDS = Path(experiments.__file__).parent / "records"
-
-GOSSIP = Table(
-    by=("graph", "split", "method"),
-    columns=(
-        key("graph"),
-        key("split"),
-        key("method"),
-        Column(None, first("workers"), name="workers"),
-        SEEDS,
-        Column("final training loss", spread("train_loss"), ",.4f", "train_loss"),
-        Column("test accuracy %", spread("test_accuracy"), ",.1f", "test_accuracy", scale=100),
-        Column("distance", mean_of("distance"), ".2g"),
-        Column("rounds/step", mean_of("rounds_per_step"), ".2f", "rounds_per_step"),
-        Column("bytes/worker/step", mean_of("bytes_per_step"), ",.0f", "bytes_per_step"),
-    ),
-    reference={"method": "dpsgd"},
-)
 
 
 def at_edge(group: Group) -> bool:
@@ -182,7 +165,6 @@ def rows_of(study: str, derive: Callable[[list[Row]], list[Row]]) -> tuple[Path,
     ("study", "table", "derive"),
     [
         ("digits", DIGITS, list),
-        ("gossip", GOSSIP, list),
         ("survey", SURVEY, list),
         ("stragglers", STRAGGLERS, add_times),
         ("sparse", SPARSE, list),
@@ -200,7 +182,7 @@ def test_the_committed_table_is_regenerated(
     assert regenerated == committed.replace("| nan |", "| - |")
 
 
-@pytest.mark.parametrize(("study", "table"), [("digits", DIGITS), ("gossip", GOSSIP)])
+@pytest.mark.parametrize(("study", "table"), [("digits", DIGITS)])
 def test_the_committed_csv_is_regenerated(study: str, table: Table) -> None:
     folder, rows = rows_of(study, list)
     assert table.to_csv(table.lines(rows)) == (folder / "table.csv").read_text()
