@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from scipy import stats
@@ -189,6 +189,7 @@ def test_tuned_parameters_are_marked_at_the_edge() -> None:
     assert shown == ["0.001 (edge)", "8", "abort (edge)", None]
 
 
+@settings(deadline=None)
 @given(st.floats(-1e9, 1e9), st.floats(0, 1e6))
 def test_cells_show_the_value_to_half_a_digit(mean: float, sd: float) -> None:
     column = Column("loss", mean_of("loss"), ".3f", scale=10)
@@ -197,6 +198,7 @@ def test_cells_show_the_value_to_half_a_digit(mean: float, sd: float) -> None:
     assert column.cell(Spread(mean, NAN)) == column.cell(mean) == shown[0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(allow_infinity=False), min_size=1, max_size=5))
 def test_the_csv_has_all_digits(losses: list[float]) -> None:
     rows = [run(f"g{seed}", "mean", 0, loss) for seed, loss in enumerate(losses)]

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.study.search import Axis, Budget, Choice, initial_points, search
@@ -37,6 +37,7 @@ def valley(low: float) -> Any:
     return Trials(lambda rate, seed: math.log(rate / low) ** 2)
 
 
+@settings(deadline=None)
 @given(AXES, st.integers(1, 30), st.integers(1, 3), st.integers(0, 1000))
 def test_the_choice_is_the_best_of_all_trials(
     axes: list[Axis], points: int, seeds: int, salt: int
@@ -59,6 +60,7 @@ def test_the_choice_is_the_best_of_all_trials(
     assert len(losses) <= points + 2 * len(axes)  # Two extensions.
 
 
+@settings(deadline=None)
 @given(AXES, st.integers(1, 40))
 def test_a_part_of_a_grid_covers_every_axis_evenly(axes: list[Axis], points: int) -> None:
     grid = {f"p{number}": axis for number, axis in enumerate(axes)}

@@ -47,6 +47,7 @@ def test_the_interval_of_three_values_is_that_of_a_table_of_t() -> None:
     assert high == pytest.approx(2 + 4.3027 / math.sqrt(3), abs=1e-4)
 
 
+@settings(deadline=None)
 @given(PAIRS, st.sampled_from([0.5, 0.9, 0.95, 0.99]))
 def test_paired_differences_equal_those_of_scipy(
     pairs: list[tuple[float, float]], level: float
@@ -65,6 +66,7 @@ def test_paired_differences_equal_those_of_scipy(
     assert difference.pairs == len(pairs)
 
 
+@settings(deadline=None)
 @given(PAIRS, st.floats(0.1, 500))
 def test_equivalence_is_two_one_sided_tests(
     pairs: list[tuple[float, float]], margin: float
@@ -83,6 +85,7 @@ def test_equivalence_is_two_one_sided_tests(
     assert result.is_different == other_side
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)), min_size=2, max_size=6))
 def test_log_ratios_are_differences_of_logarithms(pairs: list[tuple[float, float]]) -> None:
     a, b = (np.array(each) for each in zip(*pairs, strict=True))
