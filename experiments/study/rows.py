@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.errors import ExperimentError
+from experiments.study.tidy import LARGEST
 from experiments.training.diagnostics import RECORDED_MAXIMA
 
 RENAMED: Mapping[str, Mapping[str, str]] = {
@@ -17,7 +18,6 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
 }
 """Per kind, columns of older records and their names now."""
 
-LARGEST = 1e30  # Its square, and sums of such squares, are finite.
 _NAME = re.compile(r"[A-Za-z0-9 _.,:;%+=()/-]{1,80}")  # Matplotlib parses other names as formulas.
 
 Check = Callable[[Any], bool]

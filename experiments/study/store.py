@@ -10,8 +10,8 @@ from typing import Any
 from experiments.cli.errors import ExperimentError
 from experiments.study import record as recording
 from experiments.study.files import write_atomically
-from experiments.study.rows import LARGEST, read_rows
-from experiments.study.tidy import SCHEMA, Row, migrate
+from experiments.study.rows import read_rows
+from experiments.study.tidy import LARGEST, SCHEMA, Row, migrate
 
 CLAIMS = "claims.md"
 _KINDS = ("point", "run", "trial", "fact")

@@ -16,6 +16,9 @@ from typing import Any, Literal
 import numpy as np
 
 SCHEMA = 1
+LARGEST = 1e30
+"""The largest magnitude in a row. Its square, and sums of such squares, are finite."""
+
 Kind = Literal["point", "run", "trial", "fact"]
 Row = dict[str, Any]
 
@@ -40,10 +43,10 @@ def is_missing(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """The value as it is read back from a record: no NumPy types, and NaN for infinity."""
+    """The value as it is read back from a record: no NumPy types, and NaN if it diverged."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not abs(value) <= LARGEST:
         return math.nan
     return [plain(each) for each in value] if isinstance(value, tuple | list) else value
 

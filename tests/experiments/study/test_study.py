@@ -24,6 +24,7 @@ from experiments.study.judges import is_better
 from experiments.study.search import Axis, Budget
 from experiments.study.store import CLAIMS, read
 from experiments.study.study import Study, run, show_duration
+from experiments.study.tidy import make_row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,6 +358,15 @@ def test_a_damaged_record_is_an_error(tmp_path: Path, line: str, message: str) -
     ):
         with pytest.raises(ExperimentError, match=message):
             reads()
+
+
+@pytest.mark.parametrize("loss", [math.inf, math.nan, 7e35, -7e35, 1e30])
+def test_every_row_that_is_written_is_read(tmp_path: Path, loss: float) -> None:
+    record = recording.Record(Config(records=str(tmp_path)))
+    with record:
+        record.add(make_row("run", {"seed": 0}, {"loss": loss}))
+    (row,) = read(record.folder)
+    assert row["loss"] == loss if loss == 1e30 else math.isnan(row["loss"])
 
 
 def test_user_errors_leave_no_record(tmp_path: Path) -> None:
