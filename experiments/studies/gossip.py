@@ -1,7 +1,6 @@
 """Does MATCHA at half the budget train as well as D-PSGD, step for step?"""
 
 import dataclasses
-from typing import Any
 
 from experiments.cli import options
 from experiments.cli.options import option, positive_integer, positive_number
@@ -11,8 +10,8 @@ from experiments.study.columns import SEEDS, Column, Table, key, only_in_csv
 from experiments.study.figure import Lines
 from experiments.study.groups import difference, first, mean_of, over_reference, spread, tuned
 from experiments.study.judges import is_equivalent, is_no_worse
+from experiments.study.late import late
 from experiments.study.panels import COLORS, Axis
-from experiments.study.search import Axis as Rates
 from experiments.study.search import Budget
 from experiments.study.signs import describe_signs
 from experiments.study.study import Study
@@ -52,12 +51,6 @@ class Gossip:
     resume: str | None = options.resume_option()
 
 
-def training() -> Any:
-    from experiments.training import gossip
-
-    return gossip
-
-
 CLAIM = "{} at the budget 0.5 has {} D-PSGD's training loss over the last half of the steps."
 TESTS = {"at most 1.1 times": is_no_worse, "between 1 / 1.1 and 1.1 times": is_equivalent}
 
@@ -87,10 +80,11 @@ TABLE = Table(
 
 FIGURE = Lines(
     file="loss_against_steps_and_rounds.png",
-    caption="Training loss against steps and rounds of messages",
+    caption="Training loss, up to 3, against steps and rounds of messages",
     by="method", across=("graph",), down=("split",), size=(3.0, 2.4),
     x=(Axis("step", "steps", log=False), Axis("rounds", "rounds of messages", log=False)),
     y=Axis("train_loss", "training loss"), banded=lambda name: name in MAIN,
+    finish=lambda axes, results, keys: axes.set_ylim(top=3),  # Chance is at 2.3.
     style=lambda number, name: {
         "color": COLORS[number % len(COLORS)], "linewidth": 2 if name in MAIN else 1,
         "linestyle": "-" if name in MAIN else "--" if number < len(COLORS) else ":"},
@@ -98,11 +92,16 @@ FIGURE = Lines(
 
 
 def prose(results: Results) -> list[str]:
-    methods, config, lines = training().METHODS, results.config, results.lines
+    from experiments.training.gossip import METHODS, SHARES
+
+    config, lines = results.config, results.lines
     counts = sorted({(line["workers"], line["least_examples"]) for line in lines})
-    parts = ", ".join(f"{examples} with {workers} workers" for workers, examples in counts)
+    parts = "; ".join(
+        f"{workers} workers have at least {examples} each, {config.batch // workers} in a step"
+        for workers, examples in counts
+    )
     legend = "\n".join(
-        f"- `{name}`: {methods[name].sends}"
+        f"- `{name}`: {METHODS[name].sends}"
         for name in dict.fromkeys(line.group.keys["method"] for line in lines)
     )
     signs = [
@@ -115,7 +114,7 @@ def prose(results: Results) -> list[str]:
     return [
         f"digits, {config.steps} steps of {config.batch} examples over all workers, plain SGD. All "
         "methods have the same weights, splits and batches per seed. MATCHA and the periodic "
-        "baseline have the budget 0.5. " + training().SPLITS + f" That is at least {parts}.",
+        "baseline have the budget 0.5. " + SHARES + f" {parts}.",
         readme.PROVENANCE, readme.TUNING, MEASURE, readme.CLAIMS, *signs,
         f"Each worker sends in a step:\n\n{legend}", readme.TABLE, NOTES, readme.FIGURES,
     ]  # fmt: skip
@@ -136,15 +135,15 @@ NOTES = (
     "distance is the sum of the squared distances of the workers from the mean at the end. In a "
     "round, each participating worker sends one message and receives one. Bytes are those of a "
     "worker that participates in every round. The expected values follow from the graph and the "
-    "budget. One device simulates all workers, so no time is measured."
+    "budget, which for MATCHA is a share of its matchings. D-PSGD may need one round less than "
+    "there are matchings. One device simulates all workers, so no time is measured."
 )
 
 STUDY = Study(
-    "gossip", Gossip, lambda config: training().settings(config),
-    lambda config, setting: training().Trainer(config, setting), TABLE, prose, (FIGURE,),
+    "gossip", Gossip, late("gossip.settings"), late("gossip.Trainer"), TABLE, prose, (FIGURE,),
     [Claim(CLAIM.format(title, words), test("late_loss", 1.1, methods={"method": name}, log=True))
      for name, title in CLAIMED.items() for words, test in TESTS.items()],
     shares=("graph", "method"), headline=("late_loss", "late_ratio"),
-    grid=lambda config, setting: {"learning_rate": Rates(config.learning_rates)},
+    grid=lambda config, setting: {"learning_rate": (config.learning_rates,)},
     budget=lambda config: Budget(len(config.learning_rates), config.tuning_seeds),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from experiments.study.statistics import mean
 from experiments.tasks.partitions import SKEW, orders, split
 from experiments.tasks.task import Task
 
-SPLITS = (
+SHARES = (
     "Every worker has the same number of examples, up to 1. With skewed labels, each worker draws "
     f"the shares of its labels from Dirichlet({SKEW:g})."
 )
