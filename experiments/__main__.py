@@ -18,7 +18,6 @@ from experiments.cli.configs import (
     Launch,
     Pace,
     Records,
-    Sparse,
     Stragglers,
     Survey,
     Train,
@@ -32,7 +31,6 @@ from experiments.training.cluster import in_cluster, initialize, is_main_process
 CONFIGS = {
     "compare": Compare,
     "survey": Survey,
-    "sparse": Sparse,
     "stragglers": Stragglers,
     "train": Train,
     "launch": Launch,
@@ -45,7 +43,6 @@ CONFIGS = {
 MODULES = {  # Each has a function `main`, which takes the config.
     "compare": "studies.digits.run",
     "survey": "studies.survey.run",
-    "sparse": "studies.sparse.run",
     "stragglers": "studies.stragglers.run",
     "train": "training.train",
     "launch": "cli.launch",

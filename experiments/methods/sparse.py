@@ -13,7 +13,6 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sketches import count_sketch, s2_codes, s2_sketch
 from jaxcomm.compression.sparsifiers import nonzero, nonzero_union
 
-ALL_GATHER = "all_gather"
 DENSE = "dense"
 
 
@@ -33,14 +32,17 @@ class SparseMethod(NamedTuple):
     """A method, which builds the aggregator of one sparse leaf.
 
     Attributes:
-      build: `(capacity, *, seed, diagnostics) -> aggregator`.
+      build: `(capacity, *, seed, diagnostics, **options) -> aggregator`.
       sends: A description of what a worker sends, for the README.
       codec: `capacity -> codec`, if a single codec encodes and decodes.
+      grid: Options of `build` that are tuned; see `experiments.methods.Method`. They do not change
+        the bytes.
     """
 
     build: Callable[..., optax.GradientTransformationExtraArgs]
     sends: str
     codec: Callable[[Capacity], jaxcomm.Codec] | None = None
+    grid: Mapping[str, tuple[Any, ...]] = {}
 
 
 def _codec_method(
@@ -63,11 +65,45 @@ def _s2(sends: str, **sketch: Any) -> SparseMethod:
     )
 
 
+CANDIDATES = 1.5
+"""Exact values of Sketched SGD per coordinate of the capacity for one worker."""
+
+
+def _sketched_sgd(
+    capacity: Capacity, *, ratio: float = 1.0, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    """With the same number of exact values for every `ratio`."""
+    return jaxcomm.sketched_sgd(
+        sketch_ratio=capacity.union,
+        ratio=min(1.0, ratio * capacity.worker),
+        candidates=CANDIDATES / ratio,
+        momentum=0.0,
+        scope="leaf",
+        **options,
+    )
+
+
+def _fetch_sgd(
+    capacity: Capacity, *, ratio: float = 1.0, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    return jaxcomm.fetch_sgd(
+        sketch_ratio=capacity.union,
+        ratio=min(1.0, ratio * capacity.worker),
+        momentum=0.0,
+        scope="leaf",
+        **options,
+    )
+
+
 _PEELING = {"sketch_ratio": 1.4, "rows": 3}
 
 SPARSE_METHODS: dict[str, SparseMethod] = {
     BASELINE: SparseMethod(lambda capacity, **options: jaxcomm.mean(), "all rows, summed"),
-    ALL_GATHER: _codec_method(
+    "mean_bfloat16": SparseMethod(
+        lambda capacity, **options: jaxcomm.mean(wire_dtype="bfloat16"),
+        "all rows in bfloat16, summed",
+    ),
+    "all_gather": _codec_method(
         jaxcomm.all_gather_mean,
         lambda capacity: nonzero(density=capacity.worker, overflow="drop"),
         "its rows to all other workers",
@@ -117,31 +153,17 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
         "a sketch of all coordinates, with one cell per coordinate of the union, without a bitmap",
     ),
     "sketched_sgd": SparseMethod(
-        lambda capacity, **options: jaxcomm.sketched_sgd(
-            sketch_ratio=capacity.union,
-            ratio=capacity.worker,
-            candidates=1.5,
-            momentum=0.0,
-            scope="leaf",
-            **options,
-        ),
+        _sketched_sgd,
         "the same in five rows, and the exact values of the largest estimates",
+        grid={"ratio": ((0.5, 1.0), 0.0, CANDIDATES)},
     ),
     "fetch_sgd": SparseMethod(
-        lambda capacity, **options: jaxcomm.fetch_sgd(
-            sketch_ratio=capacity.union,
-            ratio=capacity.worker,
-            momentum=0.0,
-            scope="leaf",
-            **options,
-        ),
+        _fetch_sgd,
         "the same in five rows, which include the residual of earlier steps",
+        grid={"ratio": ((0.25, 0.5, 1.0, 2.0),)},
     ),
 }
-"""The methods by name. `mean` and `all_gather` are the references of the others."""
-
-S2_METHODS = tuple(name for name in SPARSE_METHODS if name.startswith("s2_"))
-"""The variants of S2 Reducer."""
+"""The methods by name."""
 
 
 class SparseVariant(NamedTuple):
@@ -152,17 +174,29 @@ class SparseVariant(NamedTuple):
       capacities: The capacity for each sparse leaf, by path.
       has_momentum: False.
       stage: None, since each step sends the same number of bytes.
+      options: The tuned options of the method.
     """
 
     label: str
     capacities: Mapping[str, Capacity]
     has_momentum: bool = False
     stage: None = None
+    options: Mapping[str, Any] = {}
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The options that are tuned."""
+        return SPARSE_METHODS[self.label].grid
+
+    def tuned(self, **options: Any) -> "SparseVariant":
+        """The same method with other options of its grid."""
+        return self._replace(options=options)
 
     def _partition(self, **options: Any) -> optax.GradientTransformationExtraArgs:
         build = SPARSE_METHODS[self.label].build
         transformations = {
-            path: build(capacity, **options) for path, capacity in self.capacities.items()
+            path: build(capacity, **self.options, **options)
+            for path, capacity in self.capacities.items()
         }
 
         def labels(tree: Any) -> Any:

@@ -15,7 +15,6 @@ from experiments import studies
 from experiments.cli.configs import Figures
 from experiments.cli.errors import ExperimentError
 from experiments.methods import BASELINE, parse_variant
-from experiments.studies.sparse import figure as sparse_figure
 from experiments.studies.stragglers import figure as straggler_figure
 from experiments.studies.survey import figure as survey_figure
 from experiments.study import command
@@ -73,7 +72,6 @@ def draw(folder: Path) -> Path:
 
     - `compare`, `train`: training loss against bytes sent, one panel per optimizer.
     - `survey`: test loss against bytes, one point per method.
-    - `sparse`: held-out loss against the bytes of sparse leaves.
     - `stragglers`: training loss against simulated seconds.
 
     Raises:
@@ -81,9 +79,6 @@ def draw(folder: Path) -> Path:
     """
     if curves := read_metrics(folder, "straggler"):
         return straggler_figure.draw(folder, curves, read_metrics(folder, "straggler_run"))
-    if costs := read_metrics(folder, "sparse"):
-        runs, trials = (read_metrics(folder, kind) for kind in ("run", "tuning"))
-        return sparse_figure.draw(folder, costs, runs, trials)
     if trials := read_metrics(folder, "tuning"):
         return survey_figure.draw(folder, read_metrics(folder, "run"), trials)
     rows = require(read_metrics(folder, "step"), folder, "logged step")

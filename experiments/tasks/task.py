@@ -65,13 +65,24 @@ class Task:
         self._score = _compiled_score(self.model, self.loss_of)
         self._first_weights = _compiled_init(self.model)
 
-    def hold_out(self) -> "Task":
+    def hold_out(self, batch: int = 1) -> "Task":
         """The task with a fifth of the training set held out, which replaces the test set.
 
         For choices of hyperparameters, which must not use the test set.
+
+        Args:
+          batch: The examples of a batch.
+
+        Raises:
+          ExperimentError: If a batch is larger than the rest of the training set.
         """
         held_out = copy.copy(self)
         held_out.dataset = hold_out(self.dataset)
+        if batch > (rest := len(held_out.dataset.train_inputs)):
+            raise ExperimentError(
+                f"--batch {batch} exceeds the {rest} training examples that remain without the "
+                "validation set."
+            )
         return held_out
 
     def first_weights(self, seed: int) -> Any:

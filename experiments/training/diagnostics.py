@@ -5,8 +5,15 @@ from typing import Any
 
 import jax
 
-RECORDED_MAXIMA = ("overflow", "union_density", "unpeeled", "expected_error")
-"""Diagnostics of aggregators whose maximum over steps is recorded."""
+RECORDED_MAXIMA = {
+    "expected_error": "the predicted error of estimates, relative to the squared norm",
+    "overflow": (
+        "the fraction of rows of one worker above the capacity (for `union`, of rows of the union)"
+    ),
+    "union_density": "the fraction of rows in the union",
+    "unpeeled": "the fraction of the union that peeling did not decode",
+}
+"""Diagnostics of aggregators whose maximum over steps is recorded, and what they are."""
 
 _PREFIX = "diagnostics/"
 

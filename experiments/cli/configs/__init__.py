@@ -6,7 +6,6 @@ from experiments.cli.configs.figures import Figures
 from experiments.cli.configs.launch import Launch
 from experiments.cli.configs.pace import Pace
 from experiments.cli.configs.records import Records
-from experiments.cli.configs.sparse import Sparse
 from experiments.cli.configs.stragglers import Stragglers
 from experiments.cli.configs.survey import Survey
 from experiments.cli.configs.train import Train
@@ -18,7 +17,6 @@ __all__ = [
     "Launch",
     "Pace",
     "Records",
-    "Sparse",
     "Stragglers",
     "Survey",
     "Train",

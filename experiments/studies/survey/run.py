@@ -5,8 +5,7 @@ import time
 import warnings
 from typing import Any
 
-from experiments.cli.configs import Compare, Sparse
-from experiments.cli.errors import ExperimentError
+from experiments.cli.configs import Compare
 from experiments.cli.progress import Progress
 from experiments.methods import expand, parse_variant
 from experiments.studies.survey.report import describe_findings, write_readme
@@ -30,7 +29,7 @@ def _make_programs(config: Compare, task: Task) -> list[Program]:
 
 
 def tune(
-    config: Compare | Sparse, program: Program, held_out: Task, record: Record | NoRecord
+    config: Compare, program: Program, held_out: Task, record: Record | NoRecord
 ) -> list[dict[str, Any]]:
     """Trains at each rate on the training set without the validation set; returns the trials.
 
@@ -57,7 +56,7 @@ def tune(
 
 
 def run_seeds(
-    config: Compare | Sparse, program: Program, learning_rate: float, record: Record | NoRecord
+    config: Compare, program: Program, learning_rate: float, record: Record | NoRecord
 ) -> list[dict[str, Any]]:
     """Trains and records the reported seeds; returns the last row of each."""
     runs, tuned_program = [], program._replace(learning_rate=learning_rate)
@@ -78,12 +77,7 @@ def main(config: Compare) -> int:
     # The warning is about few levels, which are intended here.
     warnings.filterwarnings("ignore", "`bits`=", UserWarning)
     task = Task(config.dataset)
-    held_out = task.hold_out()
-    if config.batch > len(held_out.dataset.train_inputs):
-        raise ExperimentError(
-            f"--batch {config.batch} exceeds the {len(held_out.dataset.train_inputs)} training "
-            "examples that remain without the validation set."
-        )
+    held_out = task.hold_out(config.batch)
     programs, workers = _make_programs(config, task), make_mesh(config.devices).size
     width = max(len(program.variant.label) for program in programs)
     with open_record(config) as record, Progress(len(programs)) as progress:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -111,51 +110,6 @@ STRAGGLERS = Table(
 )  # fmt: skip
 
 
-def fact(name: str) -> Value:
-    return first(name, "fact")
-
-
-def over(value: Value, **keys: Any) -> Value:
-    def ratio(group: Group) -> float:
-        other = group.other(**keys)
-        return value(group) / value(other) if other else math.nan
-
-    return ratio
-
-
-def from_dense(group: Group) -> float:
-    """The difference of the loss from that of the dense mean, in its standard deviations."""
-    dense = group.reference
-    if dense is None or group.is_reference:
-        return math.nan
-    losses, dense_losses = group.values("test_loss"), dense.values("test_loss")
-    return (mean(losses) - mean(dense_losses)) / sd(dense_losses)
-
-
-def maximum(name: str) -> Value:
-    return lambda group: max(group.values(f"max_{name}", optional=True))
-
-
-SPARSE = Table(
-    by=("method",),
-    columns=(
-        key("method"),
-        Column("learning rate", rate),
-        Column("held-out loss", spread("test_loss"), ".3f"),
-        Column("from dense, in its sd", from_dense, lambda x: f"{round(x, 2) + 0:+.2f}"),
-        Column("sparse bytes/worker/step", fact("sparse_bytes"), ",.0f"),
-        Column("of dense", over(fact("sparse_bytes"), method="mean"), ".4f"),
-        Column("of all-gather", over(fact("sparse_bytes"), method="all_gather"), ".3f"),
-        Column("all bytes/worker/step", fact("step_bytes"), ",.0f", hidden=True),
-        Column("encode ms", fact("encode_milliseconds"), ".2f"),
-        Column("decode ms", fact("decode_milliseconds"), ".2f"),
-        *(Column(name, maximum(name.replace(" ", "_")), ".3g", hidden=True)
-          for name in ("overflow", "unpeeled", "expected error")),
-    ),
-    reference={"method": BASELINE},
-)  # fmt: skip
-
-
 def rows_of(study: str, derive: Callable[[list[Row]], list[Row]]) -> tuple[Path, list[Row]]:
     folder = max(RECORDS.glob(f"*_{study}"))
     return folder, derive(migrate(read_rows(folder / "metrics.jsonl")))
@@ -167,7 +121,6 @@ def rows_of(study: str, derive: Callable[[list[Row]], list[Row]]) -> tuple[Path,
         ("digits", DIGITS, list),
         ("survey", SURVEY, list),
         ("stragglers", STRAGGLERS, add_times),
-        ("sparse", SPARSE, list),
     ],
 )
 def test_the_committed_table_is_regenerated(

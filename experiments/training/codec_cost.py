@@ -48,6 +48,13 @@ def count_sparse_bytes(
         raise ExperimentError(str(error)) from error
 
 
+NOTE = (
+    "Encoding includes measuring the statistics that are reduced over workers; decoding is of all "
+    "payloads that a worker receives."
+)
+"""What is timed."""
+
+
 class CodecTime(NamedTuple):
     """Median seconds of one worker in one step, summed over the sparse leaves."""
 

@@ -8,9 +8,10 @@ import pytest
 
 from experiments.cli.errors import ExperimentError
 from experiments.methods.sparse import SPARSE_METHODS, Capacity, SparseVariant, make_sparse_variants
-from experiments.studies.sparse.cost import count_sparse_bytes, time_codec
-from experiments.studies.sparse.density import LeafDensity, measure_densities, to_markdown
+from experiments.study.search import Axis
 from experiments.tasks.task import Task
+from experiments.training.codec_cost import count_sparse_bytes, time_codec
+from experiments.training.densities import LeafDensity, describe, measure_densities, predict
 from experiments.training.diagnostics import read_diagnostics, update_maxima
 from experiments.training.train import make_mesh
 
@@ -45,7 +46,8 @@ def test_densities_are_those_of_the_words_in_a_batch(task: Task) -> None:
     assert 126 * embedding.worker_shard == pytest.approx(max(map(len, shares)))
     assert embedding.worker_shard <= embedding.union_shard <= 2 * embedding.union + 1 / 126
     assert by_leaf["Dense_1/bias"].union == 1 and not any(x.is_sparse for x in by_leaf.values())
-    assert "| Embed_0/embedding | 251 x 64 |" in to_markdown(leaves)
+    assert "in the union of the workers: `Embed_0/embedding`." in describe(leaves)
+    assert LeafDensity.of(embedding._asdict()) == embedding
 
 
 def test_calibration_errors(task: Task) -> None:
@@ -70,10 +72,36 @@ def test_the_capacity_is_at_most_one() -> None:
     assert found == pytest.approx((0.22, 1, 0.33, 1))
 
 
-def sent(name: str) -> float:
-    return count_sparse_bytes(
-        SparseVariant(name, CAPACITIES), {"a/b": (ROWS, WIDTH)}, make_mesh(WORKERS)
+LEAVES = [
+    LeafDensity("a", (100, 4), 0.02, 0.08, 0.03, 0.1),
+    LeafDensity("b", (4,), 1.0, 1.0, 1.0, 1.0),
+]
+
+
+def test_the_bytes_of_a_table_are_predicted_from_the_densities() -> None:
+    # 2 / 8 of a table for a union 4 times as dense as one worker's own: as much as the gather.
+    predicted = predict(LEAVES, 8)
+    assert "of 8 workers is 4.00 times as dense as the gradient of one worker" in predicted
+    assert "passes on 7 payloads, and a sum sends its table 1.75 times" in predicted
+    assert "of the union costs 1.00 times the sparse all-gather. To send 81 % less" in predicted
+    assert "at most 0.19 cells per coordinate, and its estimates have an expected error of 5.3" in (
+        predicted
     )
+    (leaf,) = [LeafDensity("a", (9, 2), 0.3, 0.4, 0.4, 0.5)]
+    assert "costs 0.44 times the dense all-reduce. To send 81 % less, a table has at most 0.43" in (
+        predict([leaf], 8)
+    )
+
+
+def test_leaves_count_by_their_coordinates() -> None:
+    small = LeafDensity("c", (100, 1), 0.04, 0.04, 0.04, 0.04)
+    # The capacity for the union is 1.1 (4 x 0.08 + 0.04) / 5, for one worker 1.1 (4 x 0.02 + ...).
+    assert "is 3.00 times as dense" in predict([*LEAVES, small], 8)
+
+
+def sent(name: str, **options: float) -> float:
+    variant = SparseVariant(name, CAPACITIES).tuned(**options)
+    return count_sparse_bytes(variant, {"a/b": (ROWS, WIDTH)}, make_mesh(WORKERS))
 
 
 def test_bytes_are_those_of_the_sparse_leaves() -> None:
@@ -87,6 +115,17 @@ def test_bytes_are_those_of_the_sparse_leaves() -> None:
     own = 0.05 * ROWS * WIDTH
     assert (WORKERS - 1) * 4 * own < sent("all_gather") <= (WORKERS - 1) * (4 * own + 2 * 16 + flag)
     assert 3 < sent("s2_peel") / sent("s2_peel_8_bits") < 4
+    assert sent("mean_bfloat16") == sent("mean") / 2 + ring * flag
+
+
+@pytest.mark.parametrize("name", [name for name, each in SPARSE_METHODS.items() if each.grid])
+def test_tuning_does_not_change_the_bytes(name: str) -> None:
+    ((option, arguments),) = SPARSE_METHODS[name].grid.items()
+    axis = Axis(*arguments)
+    further = axis.outward(axis.values, max(axis.values))
+    found = {sent(name, **{option: value}) for value in (*axis.values, *further)}
+    # The number of exact values is rounded to whole coordinates.
+    assert max(found) - min(found) <= 2 * 4 and sent(name) in found
 
 
 @pytest.mark.parametrize(
@@ -108,7 +147,7 @@ def test_every_method_is_built_once_and_a_wrong_one_is_named() -> None:
     variants = make_sparse_variants(["union", "all", "union"], CAPACITIES)
     assert variants[0].label == "union"
     assert sorted(variant.label for variant in variants) == sorted(SPARSE_METHODS)
-    with pytest.raises(ExperimentError, match="no sparse method 'foo'; there are mean, all_gather"):
+    with pytest.raises(ExperimentError, match="no sparse method 'foo'; there are mean, mean_b"):
         make_sparse_variants(["foo"], CAPACITIES)
 
 

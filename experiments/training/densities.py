@@ -1,18 +1,17 @@
 """Measures the density of each leaf's gradient: of one worker, and of the union of workers."""
 
 import functools
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.table import Table
 
 import jaxcomm
 from experiments.cli.errors import ExperimentError
 from experiments.methods.sparse import Capacity, path_of
-from experiments.study import table
 from experiments.tasks.task import Batch, Task
 from jaxcomm.aggregation._rows import to_cyclic_rows
 
@@ -29,6 +28,11 @@ class LeafDensity(NamedTuple):
     union: float  # on any worker
     worker_shard: float  # on one worker, of the rows of one server, every n-th for n workers
     union_shard: float  # on any worker, of the rows of one server
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "LeafDensity":
+        """The density of a row of a record."""
+        return cls(row["leaf"], tuple(row["shape"]), *(row[name] for name in Capacity._fields))
 
     @property
     def is_sparse(self) -> bool:
@@ -102,29 +106,43 @@ def measure_densities(
     return leaves
 
 
-HEADINGS = (
-    "leaf",
-    "shape",
-    "one worker, %",
-    "union, %",
-    "one worker, rows of a server, %",
-    "union, rows of a server, %",
-    "sent as",
-)
+def describe(leaves: Iterable[LeafDensity]) -> str:
+    """Which leaves are sparse, and their capacities."""
+    sparse = ", ".join(f"`{leaf.leaf}`" for leaf in leaves if leaf.is_sparse)
+    return (
+        f"A leaf with rows is sparse if at most {100 * MAX_DENSITY:.0f} % of them are in the union "
+        f"of the workers: {sparse}. The capacity is {MARGIN:g} times the measured number."
+    )
 
 
-def _cells(leaf: LeafDensity) -> tuple[str, ...]:
-    seen = (leaf.worker, leaf.union, leaf.worker_shard, leaf.union_shard)
-    shape = " x ".join(map(str, leaf.shape)) or "scalar"
-    sent_as = "sparse" if leaf.is_sparse else "dense"
-    return (leaf.leaf, shape, *(f"{100 * part:.2f}" for part in seen), sent_as)
+def predict(leaves: Iterable[LeafDensity], workers: int, part: float = 0.19) -> str:
+    """The predicted bytes of a table with one cell per coordinate of the union.
 
-
-def to_table(leaves: Iterable[LeafDensity]) -> Table:
-    """For the terminal."""
-    return table.to_rich(HEADINGS, map(_cells, leaves))
-
-
-def to_markdown(leaves: Iterable[LeafDensity]) -> str:
-    """For a README."""
-    return table.to_markdown(HEADINGS, map(_cells, leaves))
+    Args:
+      leaves: The densities.
+      workers: The number of workers.
+      part: The part of the bytes that S2 Reducer sends, as its paper states.
+    """
+    sparse = [leaf for leaf in leaves if leaf.is_sparse]
+    sizes = [math.prod(leaf.shape) for leaf in sparse]
+    worker, union, *_ = np.average([leaf.capacity for leaf in sparse], axis=0, weights=sizes)
+    # A sum sends its table 2 (n-1)/n times; an all-gather sends n-1 payloads of values.
+    ratios = {
+        "the sparse all-gather": 2 * union / (workers * worker),
+        "the dense all-reduce": union,
+    }
+    sentences = [
+        "[The paper of S2 Reducer](https://arxiv.org/abs/2110.02140) states that it sends "
+        f"{100 * (1 - part):.0f} % less. The union of {workers} workers is {union / worker:.2f} "
+        "times as dense as the gradient of one worker. The all-gather passes on "
+        f"{workers - 1} payloads, and a sum sends its table {2 * (workers - 1) / workers:.2f} "
+        "times."
+    ]
+    sentences += [
+        f"Predicted: one cell per coordinate of the union costs {ratio:.2f} times {name}. To send "
+        f"{100 * (1 - part):.0f} % less, a table has at most {part / ratio:.2f} cells per "
+        f"coordinate, and its estimates have an expected error of {ratio / part:.1f} times the "
+        "squared norm."
+        for name, ratio in ratios.items()
+    ]
+    return " ".join(sentences)

@@ -1,1 +1,0 @@
-"""The study of methods for sparse updates."""
