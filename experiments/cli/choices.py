@@ -11,10 +11,8 @@ def select(requested: Sequence[str], available: Sequence[str], option: str) -> l
     Raises:
       ExperimentError: If a requested name is not available.
     """
-    if "all" in requested:
-        return [*available]
-    if unknown := [name for name in requested if name not in available]:
+    if unknown := [name for name in requested if name not in ("all", *available)]:
         raise ExperimentError(
             f"{option} must be of {', '.join(available)} or all, got {unknown[0]!r}."
         )
-    return [name for name in available if name in requested]
+    return [name for name in available if name in requested or "all" in requested]

@@ -1,14 +1,13 @@
 """The methods for sparse leaves, built from measured densities."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
 import jaxcomm
-from experiments.cli.errors import ExperimentError
-from experiments.methods import BASELINE, expand
+from experiments.methods import BASELINE
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sketches import count_sketch, s2_codes, s2_sketch
 from jaxcomm.compression.sparsifiers import nonzero, nonzero_union
@@ -221,20 +220,3 @@ class SparseVariant(NamedTuple):
 def path_of(path: tuple[Any, ...]) -> str:
     """The path as text, e.g. `"Embed_0/embedding"`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def make_sparse_variants(
-    names: Iterable[str], capacities: Mapping[str, Capacity]
-) -> list[SparseVariant]:
-    """The variants of the methods without duplicates; `all` selects all methods.
-
-    Raises:
-      ExperimentError: If there is no such method.
-    """
-    labels = expand(names, tuple(SPARSE_METHODS))
-    for label in labels:
-        if label not in SPARSE_METHODS:
-            raise ExperimentError(
-                f"there is no sparse method {label!r}; there are {', '.join(SPARSE_METHODS)}."
-            )
-    return [SparseVariant(label, capacities) for label in labels]

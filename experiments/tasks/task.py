@@ -14,6 +14,7 @@ from experiments.cli.errors import ExperimentError
 from experiments.tasks.data import Dataset, hold_out, load
 from experiments.tasks.losses import CROSS_ENTROPY, LOSSES, Loss
 from experiments.tasks.models import MODELS
+from experiments.tasks.partitions import orders
 
 EVALUATION_CHUNK = 2000
 
@@ -105,13 +106,8 @@ class Task:
         inputs, labels = self.dataset.train_inputs, self.dataset.train_labels
         if size > len(inputs):
             raise ExperimentError(f"--batch {size} exceeds the {len(inputs)} training examples.")
-        generator = np.random.default_rng(seed)
-        order = np.empty(0, np.int64)
-        while True:
-            while len(order) < size:
-                order = np.concatenate([order, generator.permutation(len(inputs))])
-            selected, order = order[:size][rows], order[size:]
-            yield inputs[selected], labels[selected]
+        for order in orders([np.arange(len(inputs))], size, seed):
+            yield inputs[order[rows]], labels[order[rows]]
 
     def loss(self, params: Any, batch: Any) -> jax.Array:
         """The mean loss of a batch, float32[]."""

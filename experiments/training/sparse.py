@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
+from experiments.cli.choices import select
 from experiments.cli.errors import ExperimentError
 from experiments.methods.sparse import (
     SPARSE_METHODS,
     SparseVariant,
-    make_sparse_variants,
     path_of,
 )
 from experiments.tasks.losses import CROSS_ENTROPY, LOSSES
@@ -87,14 +87,14 @@ def prepare(config: Any) -> Comparison:
     Raises:
       ExperimentError: If an option is invalid.
     """
-    make_sparse_variants(config.methods, {})  # Reports an unknown method at once.
+    methods = select(config.methods, [*SPARSE_METHODS], "--methods")
     task, mesh = _make_task(config), make_mesh(config.devices)
     held_out = task.hold_out(config.batch)
     leaves, gradients = _calibrate(config, task, mesh.size)
     capacities = {leaf.leaf: leaf.capacity for leaf in leaves if leaf.is_sparse}
     programs = {
-        variant.label: _make_program(config, task, variant, mesh)
-        for variant in make_sparse_variants(config.methods, capacities)
+        method: _make_program(config, task, SparseVariant(method, capacities), mesh)
+        for method in methods
     }
     return Comparison(task, held_out, mesh, leaves, gradients, programs)
 

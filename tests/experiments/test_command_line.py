@@ -104,7 +104,7 @@ def read_config(folder: Path) -> dict:
         ("survey --tuning-seeds 0", "--tuning-seeds: must be an integer of at least 1"),
         ("survey --batch 1200", "--batch 1200 exceeds the 1150 training examples that remain"),
         ("compare --methods mean foo --learning-rates 0.1", "no method 'foo'"),
-        ("sparse --methods mean foo", "no sparse method 'foo'"),
+        ("sparse --methods mean foo", "--methods must be of mean, mean_bfloat16, all_gather, "),
         ("sparse --dataset movielens", "--dataset movielens needs --data FILE"),
         (
             "estimate --draws 0",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.cli.errors import ExperimentError
-from experiments.methods.sparse import SPARSE_METHODS, Capacity, SparseVariant, make_sparse_variants
+from experiments.methods.sparse import SPARSE_METHODS, Capacity, SparseVariant
 from experiments.study.search import Axis
 from experiments.tasks.task import Task
 from experiments.training.codec_cost import count_sparse_bytes, time_codec
@@ -141,14 +141,6 @@ def test_methods_with_a_codec_are_timed(name: str) -> None:
     gradient = jnp.zeros((2, ROWS, WIDTH)).at[0, 3].set(1.0).at[1, 9].set(2.0)
     taken = time_codec(SparseVariant(name, CAPACITIES), {"a/b": gradient}, 1)
     assert taken is None if name == "mean" else min(taken) > 0
-
-
-def test_every_method_is_built_once_and_a_wrong_one_is_named() -> None:
-    variants = make_sparse_variants(["union", "all", "union"], CAPACITIES)
-    assert variants[0].label == "union"
-    assert sorted(variant.label for variant in variants) == sorted(SPARSE_METHODS)
-    with pytest.raises(ExperimentError, match="no sparse method 'foo'; there are mean, mean_b"):
-        make_sparse_variants(["foo"], CAPACITIES)
 
 
 def test_the_maximum_of_diagnostics_is_kept() -> None:

@@ -3,6 +3,7 @@
 import gzip
 import zlib
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import numpy as np
@@ -24,19 +25,33 @@ MAX_BYTES = 2**30
 PART = 2**20  # Bytes of one read.
 
 VALIDATION_PART = 0.2
-VALIDATION_SEED = 0
+SPLIT_SEED = 0
+
+
+def split_at_random(
+    inputs: np.ndarray, labels: np.ndarray, part: float, sizes: tuple[int, ...] = ()
+) -> Dataset:
+    """A dataset whose test set is a random part. The split is the same for all seeds."""
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(inputs))
+    count = round(part * len(order))
+    test, train = np.sort(order[:count]), np.sort(order[count:])
+    return Dataset(inputs[train], labels[train], inputs[test], labels[test], sizes)
 
 
 def hold_out(dataset: Dataset) -> Dataset:
-    """Holds out a random fifth of the training set, which replaces the test set.
+    """Holds out a random fifth of the training set, which replaces the test set."""
+    return split_at_random(
+        dataset.train_inputs, dataset.train_labels, VALIDATION_PART, dataset.sizes
+    )
 
-    The split is the same for all seeds.
-    """
-    order = np.random.default_rng(VALIDATION_SEED).permutation(len(dataset.train_inputs))
-    count = round(VALIDATION_PART * len(order))
-    test, train = np.sort(order[:count]), np.sort(order[count:])
-    inputs, labels = dataset.train_inputs, dataset.train_labels
-    return Dataset(inputs[train], labels[train], inputs[test], labels[test], dataset.sizes)
+
+def require_file(file: Path | None, dataset: str, contents: str) -> Path:
+    """Returns the file if it exists."""
+    if file is None:
+        raise ExperimentError(f"--dataset {dataset} needs --data FILE, {contents}.")
+    if not file.is_file():
+        raise ExperimentError(f"--data {file} is not a file; {dataset} needs {contents}.")
+    return file
 
 
 def require_folder(folder: Path | None, dataset: str, contents: str) -> Path:
@@ -77,6 +92,16 @@ def read_bytes(path: Path) -> bytes:
     if len(raw) > MAX_BYTES:
         raise ExperimentError(f"{path} holds more than {MAX_BYTES} bytes.")
     return raw
+
+
+def read_text(file: Path | None, dataset: str) -> bytes:
+    """The contents of a plain-text file; by default the topics of Python's `help()`.
+
+    The topics differ slightly between versions of Python.
+    """
+    if file is None:
+        return "\n".join(topics.values()).encode()
+    return read_bytes(require_file(file, dataset, "a plain-text file"))
 
 
 def require_examples(dataset: Dataset, where: object) -> Dataset:

@@ -6,9 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from experiments.cli.errors import ExperimentError
-from experiments.tasks.data.base import Dataset, read_bytes, require_examples
+from experiments.tasks.data.base import (
+    Dataset,
+    read_bytes,
+    require_examples,
+    require_file,
+    split_at_random,
+)
 
-SPLIT_SEED = 0
 TEST_FRACTION = 0.1
 COLUMNS = 4
 _NUMBERS = re.compile(
@@ -45,22 +50,12 @@ def load_movielens(data: Path | None) -> Dataset:
     Raises:
       ExperimentError: If the file is missing, malformed, or has too few ratings.
     """
-    if data is None:
-        raise ExperimentError("--dataset movielens needs --data FILE, the u.data of MovieLens.")
-    if not data.is_file():
-        raise ExperimentError(
-            f"--data {data} is not a file; movielens needs the u.data of MovieLens."
-        )
-    ratings = read_ratings(data)
+    file = require_file(data, "movielens", "the u.data of MovieLens")
+    ratings = read_ratings(file)
     (users, user_of), (items, item_of) = (
         np.unique(ratings[:, column], return_inverse=True) for column in (0, 1)
     )
     inputs = np.stack([user_of, item_of], axis=1).astype(np.int32)
+    sizes = len(users), len(items)
     labels = ratings[:, 2].astype(np.int32)
-    order = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
-    count = round(TEST_FRACTION * len(order))
-    test, train = np.sort(order[:count]), np.sort(order[count:])
-    dataset = Dataset(
-        inputs[train], labels[train], inputs[test], labels[test], sizes=(len(users), len(items))
-    )
-    return require_examples(dataset, data)
+    return require_examples(split_at_random(inputs, labels, TEST_FRACTION, sizes), file)

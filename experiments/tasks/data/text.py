@@ -1,12 +1,11 @@
 """Text as bytes: each byte is predicted from the bytes before it."""
 
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import numpy as np
 
 from experiments.cli.errors import ExperimentError
-from experiments.tasks.data.base import Dataset, read_bytes
+from experiments.tasks.data.base import Dataset, read_text
 
 WINDOW = 64
 TEST_FRACTION = 0.1
@@ -16,18 +15,13 @@ def load_text(data: Path | None, *, window: int = WINDOW) -> Dataset:
     """Bytes, and the next bytes as labels. The last tenth is the test set.
 
     Args:
-      data: Any plain-text file. Default: the topics of Python's `help()`, which differ slightly
-        between versions of Python.
+      data: Any plain-text file. Default: see `read_text`.
       window: Bytes per example.
 
     Raises:
       ExperimentError: If the file is missing or too short for one window of each set.
     """
-    if data is not None and not data.is_file():
-        raise ExperimentError(
-            f"--data {data} is not a file; --dataset text needs a plain-text file."
-        )
-    raw = "\n".join(topics.values()).encode() if data is None else read_bytes(data)
+    raw = read_text(data, "text")
     windows = (len(raw) - 1) // window
     test = max(1, round(windows * TEST_FRACTION))
     if windows <= test:

@@ -3,12 +3,11 @@
 import re
 from collections import Counter
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import numpy as np
 
 from experiments.cli.errors import ExperimentError
-from experiments.tasks.data.base import Dataset, read_bytes
+from experiments.tasks.data.base import Dataset, read_text
 
 CONTEXT = 4
 VOCABULARY = 5000
@@ -45,19 +44,14 @@ def load_words(data: Path | None, vocabulary: int = VOCABULARY) -> Dataset:
     is any word that is not among the `vocabulary` most frequent. The last tenth is the test set.
 
     Args:
-      data: Any plain-text file in UTF-8. Default: the topics of Python's `help()`, which differ
-        slightly between versions of Python.
+      data: Any plain-text file in UTF-8. Default: see `read_text`.
       vocabulary: The number of words with a distinct number.
 
     Raises:
       ExperimentError: If the file is missing, is not text, or has fewer distinct words.
     """
-    if data is not None and not data.is_file():
-        raise ExperimentError(
-            f"--data {data} is not a file; --dataset words needs a plain-text file."
-        )
     try:
-        text = "\n".join(topics.values()) if data is None else read_bytes(data).decode()
+        text = read_text(data, "words").decode()
     except UnicodeDecodeError as error:
         raise ExperimentError(f"{data} is not UTF-8 text: {error.reason}.") from error
     words = split_words(text)

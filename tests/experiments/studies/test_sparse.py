@@ -234,7 +234,7 @@ def test_ratings_have_four_sparse_leaves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": ("foo",)}, "no sparse method 'foo'"),
+        ({"methods": ("all", "foo")}, "--methods must be of mean, .* or all, got 'foo'"),
         ({"dataset": "movielens"}, "--vocabulary is only for --dataset words"),
         ({"batch": 3000}, "--batch 3000 exceeds the 2[0-9]* training examples that remain"),
         ({"batch": 9}, "--batch 9 is not divisible by 2 workers"),
