@@ -10,7 +10,7 @@ import jax
 
 import jaxcomm
 from experiments.bench.programs import by_hand
-from experiments.bench.updates import METHODS_WITH_GOALS, RATIO, BenchMethod
+from experiments.bench.updates import BenchMethod
 from jaxcomm import Codec, all_gather_mean, all_reduce_mean, two_stage_mean
 from jaxcomm.compression import blockwise, feedback, quantizers, rotated, scaled, sparsifiers
 from jaxcomm.compression.feedback import error_feedback
@@ -20,6 +20,7 @@ from jaxcomm.compression.sparsifiers import top_k
 
 Rows = Mapping[str, BenchMethod]
 
+RATIO = 0.01
 BLOCK = 256
 THRESHOLD = 2.576  # 1 % of normal numbers exceed it in magnitude.
 SPARSE: Any = {"density": RATIO, "granularity": 100}
@@ -27,28 +28,28 @@ S2: Any = {**SPARSE, "scope": "bucket", "overflow": "drop"}
 SKETCHED: Any = {"sketch_ratio": 0.1, "rows": 3, "ratio": RATIO}
 
 
-def _global(**options: Any) -> BenchMethod:
-    return BenchMethod(lambda: jaxcomm.global_qsgd(**options))
+def _global(goal: float | None = None, **options: Any) -> BenchMethod:
+    return BenchMethod(lambda: jaxcomm.global_qsgd(**options), goal)
 
 
-def _qsgd(**options: Any) -> BenchMethod:
-    return BenchMethod(lambda: jaxcomm.qsgd(**options))
+def _qsgd(goal: float | None = None, **options: Any) -> BenchMethod:
+    return BenchMethod(lambda: jaxcomm.qsgd(**options), goal)
 
 
-def _all_gather(codec: Codec) -> BenchMethod:
-    return BenchMethod(lambda: all_gather_mean("data", codec))
+def _all_gather(codec: Codec, goal: float | None = None) -> BenchMethod:
+    return BenchMethod(lambda: all_gather_mean("data", codec), goal)
 
 
 def _all_reduce(codec: Codec) -> BenchMethod:
     return BenchMethod(lambda: all_reduce_mean("data", codec))
 
 
-def _two_stage(codec: Codec) -> BenchMethod:
-    return BenchMethod(lambda: two_stage_mean("data", codec))
+def _two_stage(codec: Codec, goal: float | None = None) -> BenchMethod:
+    return BenchMethod(lambda: two_stage_mean("data", codec), goal)
 
 
-def _with_feedback(codec: Codec) -> BenchMethod:
-    return _all_gather(error_feedback(codec))
+def _with_feedback(codec: Codec, goal: float | None = None) -> BenchMethod:
+    return _all_gather(error_feedback(codec), goal)
 
 
 def _top(ratio: float = RATIO) -> Codec:
@@ -61,14 +62,14 @@ def _matrices(updates: Any) -> Any:
 
 AGGREGATORS: Mapping[str, Rows] = {
     "quantized": {
-        "mean": METHODS_WITH_GOALS["mean"],
+        "mean": BenchMethod(jaxcomm.mean),
         "mean_bfloat16": BenchMethod(lambda: jaxcomm.mean(wire_dtype="bfloat16")),
         "mean_float8": BenchMethod(lambda: jaxcomm.mean(wire_dtype="float8_e4m3fn")),
         "ring_mean": BenchMethod(jaxcomm.ring_mean),
         "votes": BenchMethod(jaxcomm.majority_vote),
         "by_hand_8_bits": BenchMethod(by_hand),
         "global_qsgd": _global(),
-        "global_qsgd_8_bits": METHODS_WITH_GOALS["global_qsgd, 8 bits"],
+        "global_qsgd_8_bits": _global(2.5, bits=8),
         "global_qsgd_3_levels": _global(levels=3),
         "global_qsgd_10_bits": _global(bits=10),
         "global_qsgd_16_bits": _global(bits=16),
@@ -77,31 +78,31 @@ AGGREGATORS: Mapping[str, Rows] = {
         "global_qsgd_leaf": _global(scope="leaf"),
         "global_qsgd_buckets": _global(bucket_bytes=2**20),
         "global_qsgd_tree": _global(scope="tree"),
-        "global_qsgd_exponential": METHODS_WITH_GOALS["global_qsgd, exponential"],
+        "global_qsgd_exponential": _global(6, dithering="exponential"),
         "global_qsgd_exponential_two_stage": _global(dithering="exponential", reduce="two_stage"),
         "sparse_global_qsgd": BenchMethod(lambda: jaxcomm.sparse_global_qsgd(capacity=4096)),
-        "qsgd": METHODS_WITH_GOALS["qsgd"],
+        "qsgd": _qsgd(3),
         "qsgd_4_bits": _qsgd(bits=4),
         "qsgd_16_bits": _qsgd(bits=16),
         "qsgd_l2": _qsgd(norm="l2"),
         "qsgd_leaf": _qsgd(scope="leaf"),
-        "two_stage_8_bits": METHODS_WITH_GOALS["two stages, 8 bits"],
-        "two_stage_4_bits": METHODS_WITH_GOALS["two stages, blocks of 4 bits"],
+        "two_stage_8_bits": _two_stage(dither(bits=8), 4),
+        "two_stage_4_bits": _two_stage(blockwise(dither(bits=4), BLOCK), 6),
     },
     "signs": {
         "sign_sgd": BenchMethod(jaxcomm.sign_sgd),
-        "signum": METHODS_WITH_GOALS["signum"],
-        "ef_sign_sgd": METHODS_WITH_GOALS["ef_sign_sgd"],
+        "signum": BenchMethod(jaxcomm.signum, 4),
+        "ef_sign_sgd": BenchMethod(jaxcomm.ef_sign_sgd, 4),
         "one_bit_sgd": BenchMethod(jaxcomm.one_bit_sgd),
-        "terngrad": METHODS_WITH_GOALS["terngrad"],
+        "terngrad": BenchMethod(jaxcomm.terngrad, 5),
         "terngrad_unclipped": BenchMethod(lambda: jaxcomm.terngrad(clip=None)),
         "terngrad_shared": BenchMethod(lambda: jaxcomm.terngrad(scale="shared")),
-        "natural_compression": METHODS_WITH_GOALS["natural_compression"],
+        "natural_compression": BenchMethod(jaxcomm.natural_compression, 4),
         "rotated": _all_reduce(rotated(dither(levels=15))),
         "rotated_blocks": _all_gather(blockwise(rotated(dither(bits=4)), BLOCK)),
     },
     "sparse": {
-        "top_k": METHODS_WITH_GOALS["top-k with feedback"],
+        "top_k": _with_feedback(top_k(ratio=RATIO), 15),
         "top_k_bfloat16": _with_feedback(top_k(ratio=RATIO, value_dtype="bfloat16")),
         "top_k_blocks": _with_feedback(top_k(k=10, block_size=1000)),
         "top_k_sampled": _with_feedback(top_k(ratio=RATIO, sample_ratio=0.1)),
@@ -127,7 +128,7 @@ AGGREGATORS: Mapping[str, Rows] = {
         "wangni": _all_gather(sparsifiers.wangni(ratio=RATIO)),
         "threshold": _with_feedback(sparsifiers.threshold(THRESHOLD, ratio=2 * RATIO)),
         "ada_comp": _all_gather(sparsifiers.ada_comp()),
-        "variance_based": METHODS_WITH_GOALS["variance_based"],
+        "variance_based": _all_gather(sparsifiers.variance_based(ratio=RATIO), 8),
     },
     "sketched": {
         "s2_reducer": BenchMethod(lambda: jaxcomm.s2_reducer(sketch_ratio=1.4, **S2)),
@@ -161,8 +162,10 @@ AGGREGATORS: Mapping[str, Rows] = {
         "adaptive_ratio": BenchMethod(
             lambda: jaxcomm.adaptive_ratio("data", _top, [RATIO, 0.03, 0.1], target_error=0.3)
         ),
-        "gtop_k": METHODS_WITH_GOALS["gtop_k"],
-        "deep_gradient_compression": METHODS_WITH_GOALS["deep_gradient_compression"],
+        "gtop_k": BenchMethod(lambda: jaxcomm.gtop_k(ratio=RATIO), 18),
+        "deep_gradient_compression": BenchMethod(
+            lambda: jaxcomm.deep_gradient_compression(ratio=RATIO), 20
+        ),
     },
     "feedback": {
         "ef21": _all_gather(feedback.ef21(top_k(ratio=RATIO))),

@@ -8,6 +8,7 @@ import numpy as np
 from rich.table import Table
 
 import jaxcomm
+from experiments.study.table import to_rich
 from experiments.training.timing import medians
 from jaxcomm import _noise
 from jaxcomm.compression.quantizers import dither
@@ -58,14 +59,13 @@ def time_passes(size: int, repetitions: int) -> dict[str, float]:
 
 def to_table(seconds: Mapping[str, float], size: int) -> Table:
     """Nanoseconds per coordinate, and multiples of the plain code."""
-    table = Table(title=f"8-bit dithering of {size:,} float32, one {jax.devices()[0].device_kind}")
-    for heading in ("pass", "ns/coordinate", "codec / this"):
-        table.add_column(heading, justify="left" if heading == "pass" else "right")
+    title = f"8-bit dithering of {size:,} float32, one {jax.devices()[0].device_kind}"
+    lines = []
     for name, median in seconds.items():
         base, comma, _ = name.partition(",")
         ratio = f"{seconds[base] / median:.2f}" if comma else ""
-        table.add_row(name, f"{1e9 * median / size:.3f}", ratio)
-    return table
+        lines.append((name, f"{1e9 * median / size:.3f}", ratio))
+    return to_rich(("pass", "ns/coordinate", "codec / this"), lines, title=title)
 
 
 def verdicts(seconds: Mapping[str, float]) -> Iterator[str]:

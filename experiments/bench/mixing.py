@@ -6,8 +6,8 @@ import networkx as nx
 import optax
 
 import jaxcomm
-from experiments.bench.aggregators import Rows
-from experiments.bench.updates import RATIO, BenchMethod
+from experiments.bench.aggregators import RATIO, Rows
+from experiments.bench.updates import BenchMethod
 from jaxcomm import gossip
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.synchronization import diloco, local_sgd, pr_sgd, slowmo, streaming_diloco

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
+from experiments.study.table import to_rich
 from experiments.training.timing import medians
 from pallas_kernels import count_sketch
 from pallas_kernels.quantize import quantize
@@ -115,10 +116,10 @@ def verdict(seconds: float, size: int, vector_bits: int) -> str:
 
 def to_table(seconds: Mapping[str, float], size: int) -> Table:
     """Nanoseconds per coordinate of each way to encode a sketch, and multiples of the first."""
-    table = Table(title=f"sketch of {size:,} float32, {ROWS} rows of {COLUMNS:,} columns")
-    for heading in ("encode", "ns/coordinate", "times tiles"):
-        table.add_column(heading, justify="left" if heading == "encode" else "right")
+    title = f"sketch of {size:,} float32, {ROWS} rows of {COLUMNS:,} columns"
     first = next(iter(seconds.values()))
-    for name, median in seconds.items():
-        table.add_row(name, f"{1e9 * median / size:.1f}", f"{median / first:.2f}")
-    return table
+    lines = [
+        (name, f"{1e9 * median / size:.1f}", f"{median / first:.2f}")
+        for name, median in seconds.items()
+    ]
+    return to_rich(("encode", "ns/coordinate", "times tiles"), lines, title=title)

@@ -10,6 +10,7 @@ from jax import lax
 from rich.table import Table
 
 import jaxcomm
+from experiments.study.table import to_rich
 from experiments.training.timing import medians
 from jaxcomm.compression.sketches import s2_codes, s2_sketch
 from jaxcomm.compression.sparsifiers import nonzero, nonzero_union
@@ -114,14 +115,13 @@ def verdicts(timings: Mapping[str, Timing], top_k: float) -> list[str]:
 
 def to_table(timings: Mapping[str, Timing], top_k: float, size: int) -> Table:
     """Milliseconds per part, and their sum over the time of `top_k`."""
-    table = Table(
-        title=f"{size:,} float32, {100 * DENSITY:g} % nonzero rows of {WIDTH}; "
+    title = (
+        f"{size:,} float32, {100 * DENSITY:g} % nonzero rows of {WIDTH}; "
         f"jax.lax.top_k of {100 * TOP:g} % takes {1e3 * top_k:.0f} ms"
     )
-    for heading in ("codec", "bitmap ms", "encode ms", "decode ms", "of lax.top_k"):
-        table.add_column(heading, justify="left" if heading == "codec" else "right")
-    for name, timing in timings.items():
-        table.add_row(
-            name, *(f"{1e3 * seconds:.1f}" for seconds in timing), f"{timing.total / top_k:.2f}"
-        )
-    return table
+    lines = [
+        (name, *(f"{1e3 * seconds:.1f}" for seconds in timing), f"{timing.total / top_k:.2f}")
+        for name, timing in timings.items()
+    ]
+    headings = ("codec", "bitmap ms", "encode ms", "decode ms", "of lax.top_k")
+    return to_rich(headings, lines, title=title)

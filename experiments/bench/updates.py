@@ -1,7 +1,7 @@
-"""Times whole updates of one worker on one core, as multiples of the simplest compression.
+"""Times whole updates of one worker on one core, and the simplest compression.
 
-`python -m experiments.bench.updates` pins itself to one core. In a process that has already used
-JAX, other threads would do a part of the work.
+`experiments.bench.timing` calls it in a process that is pinned to one core. In a process that has
+already used JAX, other threads would do a part of the work.
 """
 
 import functools
@@ -16,19 +16,11 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
-from rich.console import Console
-from rich.table import Table
 
 import jaxcomm
-from jaxcomm.aggregation import all_gather_mean, gtop_k, two_stage_mean
-from jaxcomm.compression import blockwise
-from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.quantizers import dither
-from jaxcomm.compression.sparsifiers import top_k, variance_based
 
-LAYERS, SIDE = 10, 1024
-ROUNDS, CALLS = 6, 3
-RATIO = 0.01
+LAYERS = 10
+CALLS = 3
 
 
 class BenchMethod(NamedTuple):
@@ -38,33 +30,7 @@ class BenchMethod(NamedTuple):
     goal: float | None = None
 
 
-METHODS_WITH_GOALS: Mapping[str, BenchMethod] = {
-    "mean": BenchMethod(jaxcomm.mean),
-    "global_qsgd, 8 bits": BenchMethod(lambda: jaxcomm.global_qsgd(bits=8), 2.5),
-    "qsgd": BenchMethod(jaxcomm.qsgd, 3),
-    "two stages, 8 bits": BenchMethod(lambda: two_stage_mean("data", dither(bits=8)), 4),
-    "two stages, blocks of 4 bits": BenchMethod(
-        lambda: two_stage_mean("data", blockwise(dither(bits=4), 256)), 6
-    ),
-    "global_qsgd, exponential": BenchMethod(
-        lambda: jaxcomm.global_qsgd(dithering="exponential"), 6
-    ),
-    "ef_sign_sgd": BenchMethod(jaxcomm.ef_sign_sgd, 4),
-    "signum": BenchMethod(jaxcomm.signum, 4),
-    "terngrad": BenchMethod(jaxcomm.terngrad, 5),
-    "natural_compression": BenchMethod(jaxcomm.natural_compression, 4),
-    "top-k with feedback": BenchMethod(
-        lambda: all_gather_mean("data", error_feedback(top_k(ratio=RATIO))), 15
-    ),
-    "gtop_k": BenchMethod(lambda: gtop_k("data", ratio=RATIO), 18),
-    "deep_gradient_compression": BenchMethod(
-        lambda: jaxcomm.deep_gradient_compression(ratio=RATIO), 20
-    ),
-    "variance_based": BenchMethod(lambda: all_gather_mean("data", variance_based(ratio=RATIO)), 8),
-}
-
-
-def gradients(side: int = SIDE) -> dict[str, jax.Array]:
+def gradients(side: int) -> dict[str, jax.Array]:
     """Normal gradients of square layers and their biases."""
     draw = np.random.default_rng(0).standard_normal
     shapes = {"weights": (side, side), "biases": (side,)}
@@ -118,7 +84,7 @@ def whole_update(tx: optax.GradientTransformation, updates: Any) -> Run:
     return _make_run(jax.jit(sharded, donate_argnums=1), rows, state)
 
 
-def fastest(runs: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
+def fastest(runs: Mapping[str, Run], rounds: int) -> dict[str, float]:
     """The minimum seconds of each function. In each round, the last of three calls is timed.
 
     The first two calls warm up the memory: after another function has freed its buffers, buffers of
@@ -135,9 +101,7 @@ def fastest(runs: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
     return least
 
 
-def prepare_runs(
-    methods: Mapping[str, BenchMethod], side: int = SIDE
-) -> tuple[dict[str, Run], int]:
+def prepare_runs(methods: Mapping[str, BenchMethod], side: int) -> tuple[dict[str, Run], int]:
     """The functions for `fastest`, the baseline and all methods, and the number of coordinates."""
     updates = gradients(side)
     runs = {"baseline": _make_run(baseline, updates, ())}
@@ -145,37 +109,7 @@ def prepare_runs(
     return runs, sum(x.size for x in updates.values())
 
 
-def measure(
-    methods: Mapping[str, BenchMethod] = METHODS_WITH_GOALS,
-    side: int = SIDE,
-) -> tuple[dict[str, float], int]:
-    """Minimum seconds of the baseline and of all methods, and the number of coordinates."""
-    runs, size = prepare_runs(methods, side)
-    return fastest(runs), size
-
-
-def to_table(seconds: Mapping[str, float], size: int) -> Table:
-    """Nanoseconds per coordinate, and multiples of the baseline with their goals."""
-    table = Table(title=f"whole updates of {size:,} coordinates, one worker, one core")
-    for heading in ("method", "ns/coordinate", "of the baseline", "goal"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for name, least in seconds.items():
-        goal = METHODS_WITH_GOALS[name].goal if name in METHODS_WITH_GOALS else None
-        table.add_row(
-            name,
-            f"{1e9 * least / size:.2f}",
-            f"{least / seconds['baseline']:.1f}",
-            "" if goal is None else f"{goal:g}",
-        )
-    return table
-
-
 def share_one_core() -> None:
     """Pins all threads of this process to one core, if the system supports it."""
     if hasattr(os, "sched_setaffinity"):  # Linux.
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-
-if __name__ == "__main__":
-    share_one_core()
-    Console(width=100).print(to_table(*measure()))

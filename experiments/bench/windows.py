@@ -10,6 +10,7 @@ import optax
 from rich.table import Table
 
 import jaxcomm
+from experiments.study.table import to_rich
 from experiments.tasks.data import load
 from experiments.tasks.losses import CROSS_ENTROPY
 from experiments.tasks.models import ConvolutionalNetwork
@@ -79,18 +80,17 @@ def time_windows(workers: int, windows: int) -> Timing:
 def to_table(timings: dict[int, Timing], windows: int) -> Table:
     """For the terminal."""
     parameters = next(iter(timings.values())).parameters
-    table = Table(
-        title=f"{windows} simulated windows of {MINIBATCHES} mini-batches of {SIZE} images, "
+    title = (
+        f"{windows} simulated windows of {MINIBATCHES} mini-batches of {SIZE} images, "
         f"{parameters:,} parameters"
     )
-    for heading in ("workers", "ms/window", "µs/window/worker", "loss"):
-        table.add_column(heading, justify="right")
+    lines = []
     for workers, timing in timings.items():
         each = timing.seconds / windows
-        table.add_row(
-            f"{workers:,}", f"{1e3 * each:.1f}", f"{1e6 * each / workers:.0f}", f"{timing.loss:.3f}"
-        )
-    return table
+        times = f"{1e3 * each:.1f}", f"{1e6 * each / workers:.0f}"
+        lines.append((f"{workers:,}", *times, f"{timing.loss:.3f}"))
+    headings = ("workers", "ms/window", "µs/window/worker", "loss")
+    return to_rich(headings, lines, left=0, title=title)
 
 
 def verdict(timings: dict[int, Timing], windows: int) -> str:

@@ -38,9 +38,11 @@ def mean_and_sd(mean: float, deviation: float, digits: int, scale: float = 1.0) 
     return shown if math.isnan(deviation) else f"{shown} ± {scale * deviation:,.{digits}f}"
 
 
-def to_rich(headings: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> Table:
+def to_rich(
+    headings: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1, title: str | None = None
+) -> Table:
     """For the terminal. With `left` > 1 text columns, a rule separates values of the first."""
-    table = Table()
+    table = Table(title=title)
     for position, heading in enumerate(headings):
         table.add_column(heading, justify="left" if position < left else "right", overflow="fold")
     previous = None

@@ -11,7 +11,6 @@ from experiments.bench import record as bench_record
 from experiments.bench import run as bench
 from experiments.bench import table as bench_table
 from experiments.bench.record import BenchRecord, Family, Header, Row
-from experiments.bench.updates import METHODS_WITH_GOALS
 from experiments.cli.configs import Bench as Config
 from experiments.cli.errors import ExperimentError
 from tests.cases import CASES
@@ -29,11 +28,6 @@ def test_every_row_of_the_tables_of_cases_is_in_the_bench() -> None:
     yardstick = {"by_hand_8_bits"}
     assert {*methods.TIMED} - yardstick == {case.name for case in CASES}
     assert {*methods.ROWS} - {*methods.TIMED} == {case.name for case in [*GOSSIP, *LOCAL]}
-
-
-def test_every_method_with_a_goal_is_a_row() -> None:
-    rows = [*methods.TIMED.values()]
-    assert all(each in rows for each in METHODS_WITH_GOALS.values())
 
 
 def test_rows_are_selected_by_name_and_by_family() -> None:
