@@ -5,9 +5,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from experiments.cli.configs import Launch, Pace, Train
+from experiments.cli.configs import Launch, Train
 from experiments.cli.errors import ExperimentError
-from experiments.cli.parse import parse
+from experiments.cli.parse import Command, parse
+from experiments.studies import command_of
 
 # The command of the user, which differs from the command of the processes.
 COMMAND = "EXPERIMENTS_COMMAND"
@@ -19,7 +20,8 @@ def check(command: Sequence[str]) -> list[str]:
     Raises:
       ExperimentError: If the arguments are invalid.
     """
-    _, config = parse({"train": Train, "pace": Pace}, command)
+    commands = {"train": Command("", lambda: Train), "pace": command_of("pace")}
+    _, config = parse(commands, command)
     if getattr(config, "devices", None) is not None:
         raise ExperimentError(
             "--devices cannot be used under `launch`; use its option --devices-per-process."

@@ -65,6 +65,10 @@ class Group:
         """The group whose keys differ from those of this group only by `keys`, if it exists."""
         return self._groups.get(tuple({**self.keys, **keys}.values()))
 
+    def compared_with(self, reference: Mapping[str, Any]) -> "Group":
+        """The same group with another reference."""
+        return Group(self.keys, self.rows, self._groups, reference)
+
     @property
     def is_reference(self) -> bool:
         """Whether this is the group with which others are compared."""

@@ -43,19 +43,21 @@ def _judge_pairs(
     measure: str,
     methods: Mapping[str, Any],
     judge: Callable[[Mapping[int, float], Mapping[int, float]], tuple[Outcome, str]],
+    reference: Mapping[str, Any] | None = None,
 ) -> Judge:
     """Compares groups with the keys `methods` with their references, in every setting of both."""
 
     def findings(results: Results) -> list[Finding]:
         found = []
         for line in results.lines:
-            group = line.group
+            group = line.group if reference is None else line.group.compared_with(reference)
             if group.is_reference or not _is_about(group.keys, methods):
                 continue
-            if group.reference is None:
+            other = group.reference
+            if other is None:
                 found.append(Finding(line.where, "not tested", "there is no reference"))
                 continue
-            outcome, numbers = judge(group.by_seed(measure), group.reference.by_seed(measure))
+            outcome, numbers = judge(group.by_seed(measure), other.by_seed(measure))
             found.append(Finding(line.where, outcome, f"{measure} {numbers}"))
         return found
 
@@ -152,6 +154,7 @@ def is_equivalent(
     margin: float,
     *,
     methods: Mapping[str, Any] | None = None,
+    reference: Mapping[str, Any] | None = None,
     log: bool = False,
     significance: float = 0.05,
 ) -> Judge:
@@ -164,6 +167,7 @@ def is_equivalent(
       measure: The column of the runs; lower is better.
       margin: The margin; for ratios the largest ratio, such as 1.1 for 10 %.
       methods: The keys of the groups that are claimed to be equivalent; all by default.
+      reference: The keys of the groups to which they are equivalent; those of the table by default.
       log: Whether to compare ratios, for positive values.
       significance: The level of each test.
     """
@@ -180,7 +184,7 @@ def is_equivalent(
             return "does not hold", numbers
         return ("not tested" if test.difference.pairs < 2 else "not told apart"), numbers
 
-    return _judge_pairs(measure, methods or {}, judge)
+    return _judge_pairs(measure, methods or {}, judge, reference)
 
 
 def is_within(

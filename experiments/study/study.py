@@ -75,8 +75,8 @@ class Study:
       shares: The keys that `train` depends on; all by default.
       grid: `(config, setting) -> grid` of parameters that are tuned; none by default.
       budget: `config -> budget`, the same for all settings; with a grid only.
-      inputs: `(rows, setting, seed) -> parameters` of a run that depend on earlier rows, such as
-        measured times.
+      inputs: `(config, rows, setting, seed) -> parameters` of a run that depend on earlier rows,
+        such as measured times.
       interleaved: Whether every setting is trained with a seed before the next seed, so that
         settings whose times are compared are measured at about the same time.
       facts: `config -> facts`, with the keys that they are about; recorded before the runs.
@@ -99,7 +99,7 @@ class Study:
     shares: tuple[str, ...] | None = None
     grid: Callable[[Any, Setting], Grid] | None = None
     budget: Callable[[Any], Budget] = lambda config: Budget(1)
-    inputs: Callable[[Sequence[Row], Setting, int], Mapping[str, Any]] = lambda *_: {}
+    inputs: Callable[[Any, Sequence[Row], Setting, int], Mapping[str, Any]] = lambda *_: {}
     interleaved: bool = False
     facts: Callable[[Any], Iterable[Mapping[str, Any]]] = lambda config: ()
     derive: Callable[[Sequence[Row]], Sequence[Row]] = list
@@ -153,7 +153,8 @@ class _Runs:
             if identity(row, names) == wanted:
                 return row
         trainer, validation = self._trainer(setting), kind == "trial"
-        parameters = {**parameters, **self.study.inputs(self.rows, setting, seed)}
+        inputs = self.study.inputs(self.config, self.rows, setting, seed)
+        parameters = {**parameters, **inputs}
         *points, end = from_main_process(
             [*trainer(setting, seed, parameters, validation=validation)]
         )

@@ -1,6 +1,5 @@
-"""Training over windows on the wall clock, and on a simulated clock with the same batches."""
+"""Training over windows on the wall clock, by several processes."""
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -11,10 +10,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcomm
-from experiments.cli.configs import Pace
 from experiments.tasks.task import Task
 from jaxcomm import synchronization
-from jaxcomm.synchronization import RealTimeWindow, Straggler, Trigger
+from jaxcomm.synchronization import RealTimeWindow
 
 
 class Run(NamedTuple):
@@ -59,7 +57,7 @@ def slow_batches(
         yield batch
 
 
-def _transformation(config: Pace) -> optax.GradientTransformation:
+def make_transformation(config: Any) -> optax.GradientTransformation:
     """The transformation of both strategies."""
     return optax.chain(jaxcomm.mean(), optax.sgd(config.learning_rate))
 
@@ -76,10 +74,10 @@ def gather(mesh: Mesh, local: np.ndarray) -> np.ndarray:
 class RealTimeTrainer:
     """Trains over windows of one length in real time. The first window compiles."""
 
-    def __init__(self, task: Task, mesh: Mesh, config: Pace, seconds: float):
+    def __init__(self, task: Task, mesh: Mesh, config: Any, seconds: float):
         """Builds the step and the window without compiling them."""
         self._task, self._mesh, self._config = task, mesh, config
-        self._tx = _transformation(config)
+        self._tx = make_transformation(config)
         step = jaxcomm.make_step(
             task.loss, self._tx, mesh, gradients=synchronization.precomputed_gradients
         )
@@ -115,40 +113,3 @@ class RealTimeTrainer:
         each = gather(self._mesh, np.asarray([np.median(paces), *exchanges]))
         speeds = Timings(each[:, 0], float(np.median(each[:, 1:].min(axis=0))))
         return Run(seconds, logged, finished), speeds
-
-
-def simulate_run(
-    task: Task, config: Pace, straggler: Straggler, trigger: Trigger, speeds: Timings,
-    seed: int, count: int,
-) -> Run:  # fmt: skip
-    """Trains on the same batches on a simulated clock."""
-    workers, maximum, tx = len(speeds.minibatch), config.minibatches, _transformation(config)
-    params = task.first_weights(seed)
-    state = jaxcomm.init(tx, params, workers)
-    step = jaxcomm.simulate(task.loss, tx, workers, gradients=synchronization.window_gradients)
-    clock, close = synchronization.windows(
-        straggler,
-        trigger,
-        workers=workers,
-        minibatches=maximum,
-        communication_seconds=speeds.exchange,
-        in_flight="abort",
-    )
-    queues = [
-        worker_batches(task, worker, workers, config.minibatch_size, seed)
-        for worker in range(workers)
-    ]
-    unused = next(worker_batches(task, 0, workers, config.minibatch_size, seed))
-    seconds, logged = [], []
-    for number in range(1, count + 1):
-        window, clock = close(clock)
-        minibatches_of_workers = []
-        for queue, finished in zip(queues, np.asarray(window.finished), strict=True):
-            minibatches_of_workers += [*itertools.islice(queue, int(finished))]
-            minibatches_of_workers += [unused] * (maximum - int(finished))
-        batch = jax.tree.map(lambda *each: np.stack(each), *minibatches_of_workers)
-        params, state, _ = step(params, state, (batch, window.finished))
-        if number % config.log_every == 0:
-            seconds.append(float(clock.seconds))
-            logged.append(jax.device_get(params))
-    return Run(seconds, logged, int(clock.minibatches))

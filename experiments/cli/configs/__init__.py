@@ -4,7 +4,6 @@ from experiments.cli.configs.bench import Bench
 from experiments.cli.configs.compare import Compare
 from experiments.cli.configs.figures import Figures
 from experiments.cli.configs.launch import Launch
-from experiments.cli.configs.pace import Pace
 from experiments.cli.configs.records import Records
 from experiments.cli.configs.stragglers import Stragglers
 from experiments.cli.configs.survey import Survey
@@ -15,7 +14,6 @@ __all__ = [
     "Compare",
     "Figures",
     "Launch",
-    "Pace",
     "Records",
     "Stragglers",
     "Survey",

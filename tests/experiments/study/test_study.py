@@ -211,7 +211,7 @@ def test_interleaved_settings_alternate() -> None:
 
 
 def test_a_run_has_inputs_from_earlier_runs() -> None:
-    def inputs(rows: list[dict], setting: Mapping, seed: int) -> dict[str, float]:
+    def inputs(config: Config, rows: list, setting: Mapping, seed: int) -> dict[str, float]:
         of_mean = [row for row in rows if row["kind"] == "run" and row["method"] == "mean"]
         return {"base": of_mean[0]["final"]} if setting["method"] == "half" else {}
 
