@@ -132,7 +132,7 @@ def prose(results: Results) -> list[str]:
 
 
 STUDY = Study(
-    "pace", Pace, late("pace.settings"), late("pace.train"), TIMES, prose, shares=("clock",),
+    "pace", Pace, late("pace.settings"), late("pace.train"), TIMES, prose, processes=4,
     claims=(
         Claim("Non-blocking SGD reaches the loss sooner than synchronous SGD.",
               is_better("seconds_to_loss", methods={"strategy": "non_blocking"}, log=True)),
@@ -146,5 +146,5 @@ STUDY = Study(
         across=("clock",), x=(Axis("seconds", "seconds"),), y=Axis("train_loss", "training loss"),
         at=None)],
     seeds=lambda config: range(config.repeats), inputs=late("pace.inputs"), interleaved=True,
-    derive=add_speedups, headline=("seconds_to_loss", "minibatch_milliseconds"),
+    shares=("clock",), derive=add_speedups, headline=("seconds_to_loss", "minibatch_milliseconds"),
 )  # fmt: skip
