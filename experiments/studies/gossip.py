@@ -25,11 +25,11 @@ class Gossip:
     """Does MATCHA at half the budget train as well as D-PSGD, step for step?
 
     Question: a small convolutional network on scikit-learn's digits, 8 to 64 simulated workers on
-    the graphs of MATCHA's paper, a ring, a torus and an exponential graph. The training set is split
-    uniformly or with skewed labels; the rate is tuned by method, graph and split. Is the
-    training loss of the consensus model, averaged over the last half of the steps, at most 1.1 times that of
-    D-PSGD, with half the message rounds? Which loss, on training and test data, do compressed,
-    directed and asynchronous gossip reach, and for how many bytes?
+    the graphs of MATCHA's paper, a ring, a torus and an exponential graph. The training set is
+    split uniformly or with skewed labels; the rate is tuned by method, graph and split. Is the
+    training loss of the consensus model, averaged over the last half of the steps, at most 1.1
+    times that of D-PSGD, with half the message rounds? Which loss, on training and test data, do
+    compressed, directed and asynchronous gossip reach, and for how many bytes?
 
     Command: `python -m experiments gossip`. Expected time: half an hour on one CPU core.
     Number: the paired ratio of the two losses per graph and split, and its 95 % interval.
