@@ -13,6 +13,9 @@ PER_WORKER = frozenset({*LOCAL, *GOSSIP})
 ROWS: Rows = {name: row for rows in FAMILIES.values() for name, row in rows.items()}
 TIMED: Rows = {name: row for rows in AGGREGATORS.values() for name, row in rows.items()}
 """Rows that a single worker can run. The others mix parameters of several workers."""
+GOALS = "goals"
+"""The name that selects all rows with a goal."""
+
 QUICK = (
     "mean",
     "global_qsgd_8_bits",
@@ -30,15 +33,20 @@ QUICK = (
 
 
 def select_families(names: Sequence[str]) -> dict[str, str]:
-    """Maps each selected row to its family. A name is a row, a family or `all`.
+    """Maps each selected row to its family. A name is a row, a family, `goals` or `all`.
 
     Raises:
       ExperimentError: If a name is none of these.
     """
     families = {name: family for family, rows in FAMILIES.items() for name in rows}
-    if unknown := set(names) - {"all", *families, *FAMILIES}:
+    with_goals = {name: GOALS for name, row in ROWS.items() if row.goal is not None}
+    if unknown := set(names) - {"all", GOALS, *families, *FAMILIES}:
         raise ExperimentError(
             f"the bench has no row or family {', '.join(sorted(unknown))}; there are "
             f"{', '.join([*FAMILIES, *families])}."
         )
-    return {name: family for name, family in families.items() if {"all", name, family} & set(names)}
+    return {
+        name: family
+        for name, family in families.items()
+        if {"all", name, family, with_goals.get(name)} & set(names)
+    }

@@ -34,7 +34,7 @@ class Bench:
 
     only: tuple[str, ...] = option(
         ("all",),
-        "rows or families of the first table to measure; omits the other tables",
+        "rows or families of the first table to measure, or goals; omits the other tables",
         many=True,
     )
     quick: bool = flag("measures a few rows of the first table; omits the other tables")

@@ -35,6 +35,11 @@ def test_rows_are_selected_by_name_and_by_family() -> None:
     assert methods.select_families(["sparse", "dpsgd"])["dpsgd"] == "gossip"
     assert {"top_k", "dpsgd"} < {*methods.select_families(["sparse", "dpsgd"])}
     assert {*methods.select_families(methods.QUICK)} == {*methods.QUICK}
+    assert (
+        {*methods.select_families(["goals"])}
+        == {name for name, row in methods.TIMED.items() if row.goal}
+        > {"global_qsgd_8_bits", "gtop_k"}
+    )
     with pytest.raises(ExperimentError, match="no row or family best"):
         methods.select_families(["mean", "best"])
 
