@@ -10,31 +10,22 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from experiments.bench.record import Row
+from experiments.bench.record import COUNTS, Row, multiple, noise
 
 SLOWER = 1.1
 COMPILES_SLOWER, SECONDS = 1.5, 1.0
-COUNTS = {
-    "lines": "HLO lines",
-    "collectives": "collectives",
-    "accessed": "bytes accessed",
-    "temporaries": "bytes of temporaries",
-}
-"""Fields of a row, and their names in a report."""
 
 
 def _worse(before: Row, after: Row) -> Iterator[str]:
-    noise = max(SLOWER, before.noise, after.noise)
-    if after.multiple > noise * before.multiple:
-        yield (
-            f"{after.multiple:.2f} times the baseline, {before.multiple:.2f} before "
-            f"(noise: {noise:.2f} times)"
-        )
-    was, now = before.compile_seconds, after.compile_seconds
+    limit = max(SLOWER, noise(before), noise(after))
+    was, now = multiple(before), multiple(after)
+    if now > limit * was:
+        yield f"{now:.2f} times the baseline, {was:.2f} before (noise: {limit:.2f} times)"
+    was, now = before["compile_seconds"], after["compile_seconds"]
     if now > max(COMPILES_SLOWER * was, was + SECONDS):
         yield f"{now:.1f} s of cores to compile, {was:.1f} before"
-    for field, title in COUNTS.items():
-        was, now = getattr(before, field), getattr(after, field)
+    for name, title in COUNTS.items():
+        was, now = before[name], after[name]
         if now > was:
             yield f"{now:,} {title}, {was:,} before"
 
@@ -42,17 +33,17 @@ def _worse(before: Row, after: Row) -> Iterator[str]:
 def regressions(before: Mapping[str, Row], after: Sequence[Row]) -> list[str]:
     """A line per regression, for the rows of both records."""
     return [
-        f"{row.name}: {worse} ({before[row.name].commit[:7]})"
+        f"{row['name']}: {worse} ({before[row['name']]['commit'][:7]})"
         for row in after
-        if row.name in before
-        for worse in _worse(before[row.name], row)
+        if row["name"] in before
+        for worse in _worse(before[row["name"]], row)
     ]
 
 
 def verdict(before: Mapping[str, Row], after: Sequence[Row]) -> list[str]:
     """The lines that report the comparison."""
-    shared = [row.name for row in after if row.name in before]
-    commits = sorted({before[name].commit[:7] for name in shared})
+    shared = [row["name"] for row in after if row["name"] in before]
+    commits = sorted({before[name]["commit"][:7] for name in shared})
     if not shared:
         return ["No record with this machine, JAX and sizes has these rows: nothing is compared."]
     lines = regressions(before, after)

@@ -1,7 +1,11 @@
-"""The schema of a record of the bench, for tables, comparisons and READMEs.
+"""The rows of a record of the bench.
 
-A row of kind `bench` is the header, a row of kind `bench_row` a method, and a row of kind
-`bench_memory` a family.
+- `bench`: the header: the start, command, commit, machine and JAX, `coordinates` of the timed
+  updates, and `parameters` of the compiled programs.
+- `bench_row`: a method: `nanoseconds`, the minimum per coordinate in each repeat, and those of the
+  `baseline`, the simplest compression, in the same rounds; both are empty if it is not timed. The
+  others are of `experiments.bench.programs.Program`, for one of eight workers.
+- `bench_memory`: bytes of a single worker: see `experiments.bench.memory`.
 """
 
 import datetime
@@ -10,47 +14,45 @@ import math
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from experiments.cli.errors import ExperimentError
-from experiments.study.record import METRICS, commit, describe_command, read_metrics
+from experiments.study.record import METRICS, commit, describe_command
+from experiments.study.rows import read_rows
 
 SCHEMA = 1
-
 RENAMED = {"warm_up": "warmup", "exact_average": "periodic_averaging"}
 """New names of rows in older records."""
 
+KEY = ("machine", "jax", "coordinates", "parameters", "schema")
+"""What two records must share for a comparison of their numbers."""
 
-class Header(NamedTuple):
-    """The environment and sizes of a record.
+COUNTS = {
+    "lines": "HLO lines",
+    "collectives": "collectives",
+    "accessed": "bytes accessed",
+    "temporaries": "bytes of temporaries",
+}
+"""Columns of a method that have no noise, and their names in a report."""
 
-    Attributes:
-      began: The start in UTC, in ISO 8601.
-      commit: The hash.
-      changed: Whether there were uncommitted changes.
-      machine: A description of the machine.
-      coordinates: Coordinates of the timed updates.
-      parameters: Parameters of the compiled programs.
-    """
+REQUIRED: Mapping[str, Sequence[str]] = {
+    "bench": ("began", "command", "commit", "changed", *KEY),
+    "bench_row": ("family", "name", "nanoseconds", "baseline", "compile_seconds", *COUNTS),
+    "bench_memory": ("family", "name", "arguments", "peak", "resident"),
+}
+Row = dict[str, Any]
 
-    began: str
-    command: str
-    commit: str
-    changed: bool
-    machine: str
-    jax: str
-    coordinates: int
-    parameters: int
-    schema: int = SCHEMA
 
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """The key that two records must share for a comparison of their numbers."""
-        return self.machine, self.jax, self.coordinates, self.parameters, self.schema
+class BenchRecord(NamedTuple):
+    """A record: its header, and the rows of methods and of families."""
+
+    header: Row
+    rows: Sequence[Row]
+    families: Sequence[Row] = ()
 
 
 def _second_best_ratio(repeats: Sequence[float]) -> float:
@@ -59,54 +61,14 @@ def _second_best_ratio(repeats: Sequence[float]) -> float:
     return second / least
 
 
-class Row(NamedTuple):
-    """The measurements of a method.
-
-    Attributes:
-      nanoseconds: The minimum per coordinate in each repeat; empty if the row is not timed.
-      baseline: Those of the baseline, the simplest compression, in the same rounds.
-      commit: The commit of the record of this row.
-      The others: See `experiments.bench.programs.Program`, for one of eight workers.
-    """
-
-    family: str
-    name: str
-    nanoseconds: Sequence[float]
-    baseline: Sequence[float]
-    compile_seconds: float
-    lines: int
-    collectives: int
-    accessed: int
-    temporaries: int
-    commit: str
-
-    @property
-    def multiple(self) -> float:
-        """The time as a multiple of the baseline; NaN if the row is not timed."""
-        return min(self.nanoseconds) / min(self.baseline) if self.nanoseconds else math.nan
-
-    @property
-    def noise(self) -> float:
-        """The factor by which the multiple grows without the best repeat of each."""
-        return _second_best_ratio(self.nanoseconds) * _second_best_ratio(self.baseline)
+def multiple(row: Row) -> float:
+    """The time as a multiple of the baseline; NaN if the method is not timed."""
+    return min(row["nanoseconds"]) / min(row["baseline"]) if row["nanoseconds"] else math.nan
 
 
-class Family(NamedTuple):
-    """Bytes of a single worker: see `experiments.bench.memory`."""
-
-    family: str
-    name: str
-    arguments: int
-    peak: int
-    resident: float = math.nan
-
-
-class BenchRecord(NamedTuple):
-    """A record."""
-
-    header: Header
-    rows: Sequence[Row]
-    families: Sequence[Family]
+def noise(row: Row) -> float:
+    """The factor by which the multiple grows without the best repeat of each."""
+    return _second_best_ratio(row["nanoseconds"]) * _second_best_ratio(row["baseline"])
 
 
 def machine() -> str:
@@ -119,29 +81,21 @@ def machine() -> str:
     return f"{os.cpu_count()} cores of {name}, {platform.system()}"
 
 
-def header(coordinates: int, parameters: int) -> Header:
+def make_header(coordinates: int, parameters: int) -> Row:
     """The header for this commit, machine and time."""
-    return Header(
-        datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        describe_command(),
-        *commit(),
-        machine(),
-        jax.__version__,
-        coordinates,
-        parameters,
-    )
-
-
-def to_row(kind: str, value: Header | Row | Family) -> dict[str, Any]:
-    """A row of `metrics.jsonl`."""
-    return {"kind": kind, **value._asdict()}
-
-
-def _of_kind(folder: Path, kind: str, type_: Any) -> list[Any]:
-    return [
-        type_(**{name: row[name] for name in type_._fields if name in row})
-        for row in read_metrics(folder, kind)
-    ]
+    head, changed = commit()
+    return {
+        "kind": "bench",
+        "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": describe_command(),
+        "commit": head,
+        "changed": changed,
+        "machine": machine(),
+        "jax": jax.__version__,
+        "coordinates": coordinates,
+        "parameters": parameters,
+        "schema": SCHEMA,
+    }
 
 
 def read(folder: Path) -> BenchRecord:
@@ -150,12 +104,15 @@ def read(folder: Path) -> BenchRecord:
     Raises:
       ExperimentError: If there is none, or it has another schema.
     """
-    headers = _of_kind(folder, "bench", Header)
-    if len(headers) != 1 or headers[0].schema != SCHEMA:
+    rows: dict[str, list[Row]] = {kind: [] for kind in REQUIRED}
+    for row in read_rows(folder / METRICS):
+        if any(name not in row for name in REQUIRED.get(row["kind"], ())):
+            raise ExperimentError(f"{folder} has a row of kind {row['kind']} that lacks a column.")
+        rows.setdefault(row["kind"], []).append(row)
+    headers = rows["bench"]
+    if len(headers) != 1 or headers[0]["schema"] != SCHEMA:
         raise ExperimentError(f"{folder} is not a record of the bench with schema {SCHEMA}.")
-    return BenchRecord(
-        headers[0], _of_kind(folder, "bench_row", Row), _of_kind(folder, "bench_memory", Family)
-    )
+    return BenchRecord(headers[0], rows["bench_row"], rows["bench_memory"])
 
 
 def _finished(folder: Path) -> list[BenchRecord]:
@@ -167,11 +124,11 @@ def _finished(folder: Path) -> list[BenchRecord]:
         return []
 
 
-def newest_rows(records: Path, like: Header) -> dict[str, Row]:
+def newest_rows(records: Path, like: Row) -> dict[str, Row]:
     """Each row from the newest finished record with it whose key is that of `like`."""
     folders = {path.parent for path in records.glob(f"*/{METRICS}")}
     finished = [record for folder in folders for record in _finished(folder)]
-    comparable = [record for record in finished if record.header.kind == like.kind]
-    comparable.sort(key=lambda record: record.header.began)
+    comparable = [each for each in finished if all(each.header[name] == like[name] for name in KEY)]
+    comparable.sort(key=lambda record: record.header["began"])
     rows = [row for record in comparable for row in record.rows]
-    return {name: row for row in rows for name in [RENAMED.get(row.name, row.name)]}
+    return {RENAMED.get(row["name"], row["name"]): row for row in rows}

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import optax
 
 from experiments.bench import dither, ops
@@ -17,7 +16,7 @@ from experiments.bench.compare import verdict
 from experiments.bench.methods import PER_WORKER, QUICK, ROWS, TIMED, select_families
 from experiments.bench.mixing import WORKERS
 from experiments.bench.programs import compile_step, transformer
-from experiments.bench.record import BenchRecord, Family, Row, to_row
+from experiments.bench.record import BenchRecord, Row
 from experiments.bench.table import to_family_table, to_table, write_readme
 from experiments.bench.timing import time_in_subprocess
 from experiments.bench.updates import LAYERS
@@ -56,28 +55,32 @@ def measure_rows(
         transformation = tx if per_worker else optax.chain(tx, optax.sgd(0.1))
         program = compile_step(transformation, params, mesh, per_worker)
         nanoseconds, baseline = timings.get(name, ([], []))
-        row = Row(
-            family,
-            name,
-            nanoseconds,
-            baseline,
-            program.compile_seconds,
-            program.lines,
-            program.collectives,
-            program.accessed,
-            program.temporaries,
-            commit,
-        )
-        progress.advance(len(timings) + done, f"compiled {name} in {row.compile_seconds:.1f} s")
-        yield row
+        seconds = program.compile_seconds
+        progress.advance(len(timings) + done, f"compiled {name} in {seconds:.1f} s")
+        yield {
+            "kind": "bench_row",
+            "family": family,
+            "name": name,
+            "nanoseconds": nanoseconds,
+            "baseline": baseline,
+            "compile_seconds": seconds,
+            **{count: getattr(program, count) for count in bench_record.COUNTS},
+            "commit": commit,
+        }
 
 
-def measure_families(params: Any, width: int) -> Iterator[Family]:
+def measure_families(params: Any, width: int) -> Iterator[Row]:
     """Memory from the compiled programs, and for some rows the resident memory of a process."""
     for family, name in bench_memory.FAMILIES.items():
         measured = name in bench_memory.MEASURED
         resident = bench_memory.resident_in_subprocess(name, width) if measured else math.nan
-        yield Family(family, name, *bench_memory.compiled_memory(name, params), resident)
+        yield {
+            "kind": "bench_memory",
+            "family": family,
+            "name": name,
+            **bench_memory.compiled_memory(name, params)._asdict(),
+            "resident": resident,
+        }
 
 
 def _print_other_tables(config: Bench, progress: Progress) -> None:
@@ -109,24 +112,24 @@ def main(config: Bench) -> int:
     all_tables = not config.quick and config.only == ("all",)
     params = transformer(config.width)
     size = sum(x.size for x in params.values())
-    header = bench_record.header(LAYERS * (config.side**2 + config.side), size)
+    header = bench_record.make_header(LAYERS * (config.side**2 + config.side), size)
     before = (
         bench_record.newest_rows(Path(config.records), header)
         if config.against == NEWEST
-        else {row.name: row for row in bench_record.read(Path(config.against)).rows}
+        else {row["name"]: row for row in bench_record.read(Path(config.against)).rows}
     )
     with (
         open_record(config) as record,
         Progress(len(families) + len({*families} & {*TIMED})) as progress,
     ):
-        progress.print(f"JAX {jax.__version__}; {header.machine}; commit {header.commit}")
-        record.add(to_row("bench", header))
+        progress.print(f"JAX {header['jax']}; {header['machine']}; commit {header['commit']}")
+        record.add(header)
         rows, memory = [], []
-        for row in measure_rows(families, config, params, header.commit, progress):
-            record.add(to_row("bench_row", row))
+        for row in measure_rows(families, config, params, header["commit"], progress):
+            record.add(row)
             rows.append(row)
         for family in measure_families(params, config.width) if all_tables else ():
-            record.add(to_row("bench_memory", family))
+            record.add(family)
             memory.append(family)
         record.write("README.md", write_readme(BenchRecord(header, rows, memory)))
         record.finish()

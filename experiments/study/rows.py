@@ -51,10 +51,6 @@ def _is_loss(value: Any) -> bool:
     return value is None or _is_amount(value)
 
 
-def _are_amounts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_amount, value))
-
-
 RULES: Mapping[Check, str] = {
     _is_name: "a short name of letters and digits",
     _is_count: "an integer of at least 0",
@@ -62,7 +58,6 @@ RULES: Mapping[Check, str] = {
     _is_size: "a number above 0",
     _is_measured: "a number, or null where it is not finite",
     _is_loss: "a number of at least 0, or null where it is not finite",
-    _are_amounts: "a list of numbers of at least 0",
 }
 
 _RUN_KEYS = {"method": _is_name, "optimizer": _is_name, "seed": _is_count}
@@ -81,14 +76,6 @@ COLUMNS: Mapping[str, Mapping[str, Check]] = {
         "step_milliseconds": _is_loss,
     },
     "tuning": {**_RUN_KEYS, "learning_rate": _is_amount, "validation_loss": _is_loss},
-    "estimate": {
-        "method": _is_name,
-        "error": _is_loss,
-        "squared_bias": _is_measured,
-        "bytes_per_worker": _is_amount,
-        "bits_per_coordinate": _is_size,
-        "bytes_ratio": _is_amount,
-    },
     "sparse": {
         "method": _is_name,
         "workers": _is_count,
@@ -109,30 +96,6 @@ COLUMNS: Mapping[str, Mapping[str, Check]] = {
         "seed": _is_count,
         "learning_rate": _is_amount,
         "train_loss": _is_loss,
-    },
-    "bench": {
-        "schema": _is_count,
-        "commit": _is_name,
-        "coordinates": _is_count,
-        "parameters": _is_count,
-    },
-    "bench_row": {
-        "family": _is_name,
-        "name": _is_name,
-        "nanoseconds": _are_amounts,
-        "baseline": _are_amounts,
-        "compile_seconds": _is_amount,
-        "lines": _is_count,
-        "collectives": _is_count,
-        "accessed": _is_count,
-        "temporaries": _is_count,
-    },
-    "bench_memory": {
-        "family": _is_name,
-        "name": _is_name,
-        "arguments": _is_count,
-        "peak": _is_count,
-        "resident": _is_measured,
     },
 }
 """The columns per kind that figures and tables read. Other columns and kinds are allowed."""
