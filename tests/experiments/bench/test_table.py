@@ -121,6 +121,9 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     other = write(tmp_path / "b", BenchRecord({**HEADER, "schema": 0}, [], []))
     with pytest.raises(ExperimentError, match="not a record of the bench with schema 1"):
         bench_record.read(other)
+    lacking = {name: value for name, value in FAMILY.items() if name != "peak"}
+    with pytest.raises(ExperimentError, match="a row of kind bench_memory that lacks a column"):
+        bench_record.read(write(tmp_path / "c", BenchRecord(HEADER, [], [lacking])))
 
 
 def test_each_row_is_compared_with_the_newest_comparable_row(tmp_path: Path) -> None:
@@ -140,7 +143,9 @@ def test_each_row_is_compared_with_the_newest_comparable_row(tmp_path: Path) -> 
 
 
 def test_untimed_rows_have_no_time_in_the_table() -> None:
-    table = bench_table.to_table([ROW, {**ROW, "nanoseconds": [], "baseline": []}], 200)
+    table = bench_table.to_table(
+        [ROW, {**ROW, "name": "mean", "nanoseconds": [], "baseline": []}], 200
+    )
     cells = [[*column.cells] for column in table.columns]
     assert cells[2] == ["9.00", "-"] and cells[3] == ["10.0", "-"]
     assert cells[5] == ["25.0", "25.0"] and cells[6] == ["2.0", "2.0"]
