@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,6 @@ RULES: Mapping[Check, str] = {
 }
 
 _RUN_KEYS = {"method": _is_name, "optimizer": _is_name, "seed": _is_count}
-_GOSSIP_KEYS = {"graph": _is_name, "split": _is_name, "method": _is_name, "seed": _is_count}
 _STRAGGLER_KEYS = {"dataset": _is_name, "speeds": _is_name, "strategy": _is_name}
 
 COLUMNS: Mapping[str, Mapping[str, Check]] = {
@@ -76,15 +75,6 @@ COLUMNS: Mapping[str, Mapping[str, Check]] = {
         "step_milliseconds": _is_loss,
     },
     "tuning": {**_RUN_KEYS, "learning_rate": _is_amount, "validation_loss": _is_loss},
-    "sparse": {
-        "method": _is_name,
-        "workers": _is_count,
-        "sparse_bytes": _is_amount,
-        "step_bytes": _is_amount,
-        "encode_milliseconds": _is_loss,
-        "decode_milliseconds": _is_loss,
-    },
-    "gossip": {**_GOSSIP_KEYS, "step": _is_count, "train_loss": _is_loss, "rounds": _is_amount},
     "straggler": {
         **_STRAGGLER_KEYS,
         "seed": _is_count,
@@ -113,14 +103,24 @@ def _not_finite(name: str) -> float:
     raise ValueError(f"{name} is not valid JSON")
 
 
-def _read(line: bytes) -> dict[str, Any]:
-    """Parses one row; null becomes NaN."""
+def parse_object(line: bytes) -> dict[str, Any]:
+    """An object with a kind.
+
+    Raises:
+      ValueError: If the line is not such an object.
+    """
     try:
         row = json.loads(line, parse_constant=_not_finite)
     except RecursionError as error:
         raise ValueError("too many brackets") from error
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
         raise ValueError("not an object with a kind")
+    return row
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """One row of an older record; null becomes NaN."""
+    row = parse_object(line)
     kind = row["kind"]
     row = {RENAMED.get(kind, {}).get(name, name): value for name, value in row.items()}
     if missing := [name for name in COLUMNS.get(kind, {}) if name not in row]:
@@ -131,23 +131,42 @@ def _read(line: bytes) -> dict[str, Any]:
     return {name: math.nan if value is None else value for name, value in row.items()}
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of metrics.
+def read_lines(path: Path) -> list[bytes]:
+    """The lines of a file, with their ends.
 
     Raises:
-      ExperimentError: If the file cannot be read, or a line is not a valid row.
+      ExperimentError: If the file cannot be read.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        return path.read_bytes().splitlines(keepends=True)
     except OSError as error:
         raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def parse_lines(
+    path: Path, lines: Sequence[bytes], parse: Callable[[bytes], dict[str, Any]] = _parse
+) -> list[dict[str, Any]]:
+    """The rows of the lines of a file.
+
+    Raises:
+      ExperimentError: If a line is not a valid row.
+    """
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(_read(line))
+            rows.append(parse(line))
         except ValueError as error:
             raise ExperimentError(
                 f"{path} line {number} is not a valid row of metrics: {error}. Remove the line or "
                 "repeat the run."
             ) from error
     return rows
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of metrics of an older record, or of the bench.
+
+    Raises:
+      ExperimentError: If the file cannot be read, or a line is not a valid row.
+    """
+    return parse_lines(path, read_lines(path))

@@ -3,24 +3,19 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.cli.errors import ExperimentError
 from experiments.study import record as recording
 from experiments.study.files import write_atomically
-from experiments.study.rows import read_rows
+from experiments.study.rows import parse_lines, parse_object, read_lines
 from experiments.study.tidy import LARGEST, SCHEMA, Row, migrate
 
 CLAIMS = "claims.md"
 _KINDS = ("point", "run", "trial", "fact")
 _OF_THE_MACHINE = ("record", "records", "resume", "distributed", "start_timeout")
 """Options that only say where the record is, or how the processes start."""
-
-
-def _not_finite(name: str) -> float:
-    raise ValueError(f"{name} is not valid JSON")
 
 
 def _check(value: Any) -> Any:
@@ -41,31 +36,10 @@ def parse(line: bytes) -> Row:
     Raises:
       ValueError: If the line is not such a row.
     """
-    try:
-        row = json.loads(line, parse_constant=_not_finite)
-    except RecursionError as error:
-        raise ValueError("too many brackets") from error
-    if not isinstance(row, dict) or row.get("schema") != SCHEMA or row.get("kind") not in _KINDS:
+    row = parse_object(line)
+    if row.get("schema") != SCHEMA or row["kind"] not in _KINDS:
         raise ValueError(f"not a row of schema {SCHEMA}")
     return {name: _check(value) for name, value in row.items()}
-
-
-def _lines(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _parsed(path: Path, lines: Sequence[bytes]) -> Iterator[Row]:
-    for number, line in enumerate(lines, 1):
-        try:
-            yield parse(line)
-        except ValueError as error:
-            raise ExperimentError(
-                f"{path} line {number} is not a valid row of metrics: {error}. Remove the line or "
-                "repeat the run."
-            ) from error
 
 
 def read(folder: Path) -> list[Row]:
@@ -75,10 +49,10 @@ def read(folder: Path) -> list[Row]:
       ExperimentError: If the file cannot be read, or a line is not a valid row.
     """
     path = folder / recording.METRICS
-    lines = _lines(path)
+    lines = read_lines(path)
     if lines and b'"schema"' in lines[0]:
-        return [*_parsed(path, lines)]
-    return migrate(read_rows(path))
+        return parse_lines(path, lines, parse)
+    return migrate(parse_lines(path, lines))
 
 
 def read_interrupted(folder: Path) -> tuple[list[Row], bytes]:
@@ -90,8 +64,8 @@ def read_interrupted(folder: Path) -> tuple[list[Row], bytes]:
       ExperimentError: If the file cannot be read, or a line is not a valid row.
     """
     path = folder / recording.METRICS
-    lines = [line for line in _lines(path) if line.endswith(b"\n")]
-    rows = [*_parsed(path, lines)]
+    lines = [line for line in read_lines(path) if line.endswith(b"\n")]
+    rows = parse_lines(path, lines, parse)
     # The points of a run are written before its end, so those after the last end have none.
     last = max((n for n, row in enumerate(rows) if row["kind"] != "point"), default=-1)
     return rows[: last + 1], b"".join(lines[: last + 1])
