@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.bench.aggregators import AGGREGATORS, Rows
 from experiments.bench.mixing import GOSSIP, LOCAL
-from experiments.cli.errors import ExperimentError
+from experiments.cli.choices import select
 
 FAMILIES: Mapping[str, Rows] = {**AGGREGATORS, "local": LOCAL, "gossip": GOSSIP}
 PER_WORKER = frozenset({*LOCAL, *GOSSIP})
@@ -39,14 +39,11 @@ def select_families(names: Sequence[str]) -> dict[str, str]:
       ExperimentError: If a name is none of these.
     """
     families = {name: family for family, rows in FAMILIES.items() for name in rows}
-    with_goals = {name: GOALS for name, row in ROWS.items() if row.goal is not None}
-    if unknown := set(names) - {"all", GOALS, *families, *FAMILIES}:
-        raise ExperimentError(
-            f"the bench has no row or family {', '.join(sorted(unknown))}; there are "
-            f"{', '.join([*FAMILIES, *families])}."
-        )
+    selected = select(names, [GOALS, *FAMILIES, *families], "--only")
     return {
         name: family
         for name, family in families.items()
-        if {"all", name, family, with_goals.get(name)} & set(names)
+        if name in selected
+        or family in selected
+        or (GOALS in selected and ROWS[name].goal is not None)
     }

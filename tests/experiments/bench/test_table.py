@@ -48,7 +48,9 @@ def test_rows_are_selected_by_name_and_by_family() -> None:
         == {name for name, row in methods.TIMED.items() if row.goal}
         > {"global_qsgd_8_bits", "gtop_k"}
     )
-    with pytest.raises(ExperimentError, match="no row or family best"):
+    with pytest.raises(
+        ExperimentError, match=r"--only must be of goals, quantized, .* or all, got 'best'"
+    ):
         methods.select_families(["mean", "best"])
 
 
