@@ -1,4 +1,4 @@
-"""`python -m experiments COMMAND`: compare, survey, train, launch and others."""
+"""`python -m experiments COMMAND`: digits, survey, train, launch and others."""
 
 import argparse
 import contextlib
@@ -13,12 +13,10 @@ from typing import Any, NoReturn
 
 from experiments.cli.configs import (
     Bench,
-    Compare,
     Figures,
     Launch,
     Records,
     Stragglers,
-    Survey,
     Train,
 )
 from experiments.cli.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
@@ -28,8 +26,6 @@ from experiments.studies import command_of, load, names
 from experiments.training.cluster import in_cluster, initialize, is_main_process
 
 CONFIGS = {
-    "compare": Compare,
-    "survey": Survey,
     "stragglers": Stragglers,
     "train": Train,
     "launch": Launch,
@@ -39,10 +35,8 @@ CONFIGS = {
 }
 
 MODULES = {  # Each has a function `main`, which takes the config.
-    "compare": "studies.digits.run",
-    "survey": "studies.survey.run",
     "stragglers": "studies.stragglers.run",
-    "train": "training.train",
+    "train": "train",
     "launch": "cli.launch",
     "bench": "bench.run",
     "figures": "study.figures",

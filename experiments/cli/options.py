@@ -90,6 +90,22 @@ def argument(text: str) -> Any:
     return dataclasses.field(metadata={"argument": {"help": text}})
 
 
+def methods_option(*default: str) -> Any:
+    """The option for the methods that are compared."""
+    text = "methods to compare, each METHOD or METHOD:BITS, or all"
+    return option(default, text, many=True)
+
+
+def optimizers_option(*default: str) -> Any:
+    """The option for the optimizers that every method is combined with."""
+    return option(default, "one or more optimizers", choices=("sgd", "adam"), many=True)
+
+
+def seeds_option(default: int = 5) -> Any:
+    """The option for the number of seeds."""
+    return option(default, "number of seeds", positive_integer)
+
+
 def record_option(default: str) -> Any:
     """The option for the name of the record, or `none`."""
     return option(default, "the record folder is <date>_NAME; none writes no record", folder_name)

@@ -8,7 +8,13 @@ import optax
 
 from experiments.cli.errors import ExperimentError
 from experiments.methods._means import MEANS
-from experiments.methods._method import KINDS, Kind, Method, TrainableMethod
+from experiments.methods._method import (
+    KINDS,
+    WHY_THEY_LOSE,
+    Kind,
+    Method,
+    TrainableMethod,
+)
 from experiments.methods._quantizers import QUANTIZERS
 from experiments.methods._sparsifiers import SPARSIFIERS
 
@@ -47,6 +53,11 @@ class Variant(NamedTuple):
         return METHODS[self.method].kind
 
     @property
+    def is_vote(self) -> bool:
+        """Whether its update is a vote on signs, whose compression error means nothing."""
+        return self.kind == "signs"
+
+    @property
     def has_momentum(self) -> bool:
         """Whether the aggregator has momentum."""
         return METHODS[self.method].has_momentum
@@ -81,6 +92,26 @@ _VARIANTS = [Variant(name, bits) for name, method in METHODS.items() for bits in
 
 ALL_LABELS = tuple(variant.label for variant in _VARIANTS)
 """The labels that `all` selects."""
+
+SELECTED = (
+    "mean",
+    "mean_bfloat16",
+    "global_qsgd:8",
+    "two_stage:4",
+    "terngrad",
+    "natural_two_stage",
+    "top_1_percent",
+    "ecq",
+    "diana",
+    "signum",
+    "ef_sign_sgd",
+    "ef_top_1_percent",
+    "ef_random_10_percent",
+    "variance_based",
+    "deep_gradient_compression",
+    "ef21_top_10_percent",
+)
+"""Methods of all kinds, for runs that are too long for all methods."""
 
 ESTIMATORS = tuple(
     variant.label
@@ -129,6 +160,8 @@ __all__ = [
     "ALL_LABELS",
     "KINDS",
     "METHODS",
+    "SELECTED",
+    "WHY_THEY_LOSE",
     "Kind",
     "Method",
     "TrainableMethod",

@@ -12,12 +12,35 @@ KINDS: dict[Kind, str] = {
     "exact": "exact",
     "nearest": "rounds to nearest",
     "unbiased": "unbiased",
-    "biased": "biased, remembers nothing",
-    "signs": "signs alone",
+    "biased": "biased, without memory",
+    "signs": "signs only",
     "feedback": "biased, with error feedback",
     "shifts": "sends differences to a shift",
 }
 """How the update differs from the mean."""
+
+WHY_THEY_LOSE: dict[Kind, str] = {
+    "exact": "the update is exact, so this is chance",
+    "nearest": "they round to nearest, and a part that is always rounded the same way is lost",
+    "unbiased": (
+        "they are right on average, but their noise, the compression error, adds to that of the "
+        "batches and requires smaller steps"
+    ),
+    "biased": "they are biased and have no memory: the part that they do not send is lost",
+    "signs": (
+        "they send only signs: a coordinate with a small gradient moves as far as any other, and "
+        "steps do not shrink as the gradient does"
+    ),
+    "feedback": (
+        "they send only a part of each update, and the rest in later steps, when the gradient that "
+        "it was computed from is out of date"
+    ),
+    "shifts": (
+        "they send what has changed since the last steps; with gradients of small batches most of "
+        "that is noise, which they follow late"
+    ),
+}
+"""Why methods of a kind may lose to the mean."""
 
 
 class Method(NamedTuple):
@@ -32,7 +55,8 @@ class Method(NamedTuple):
       has_momentum: Whether the aggregator has momentum, so the optimizer must have none.
       stage: `state -> branch` of the next step, if branches send different numbers of bytes.
       grid: Options of `build` that are tuned, by name: the values to try, and optionally the
-        lowest and the highest value, as `experiments.study.search.Axis` has them.
+        lowest and the highest value, as `experiments.study.search.Axis` has them. They do not
+        change the bytes: the loss alone would choose the most bytes.
     """
 
     build: Callable[..., optax.GradientTransformationExtraArgs]
@@ -55,6 +79,10 @@ class TrainableMethod(Protocol):
     @property
     def has_momentum(self) -> bool:
         """See `Method`."""
+
+    @property
+    def is_vote(self) -> bool:
+        """Whether its update has the scale of signs, so its compression error means nothing."""
 
     @property
     def stage(self) -> Callable[[Any], int] | None:

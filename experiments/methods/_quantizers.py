@@ -15,6 +15,8 @@ from jaxcomm.compression.quantizers import (
 
 # On digits, about 5 % of a worker's gradient exceed the threshold in mid-training.
 THRESHOLD = 0.1
+THRESHOLDS = ((0.03, 0.1, 0.3), 1e-4, 10.0)
+MOMENTA = ((0.8, 0.9, 0.95), 0.5, 0.99)
 
 
 def _blocks(bits: int) -> jaxcomm.Codec:
@@ -37,12 +39,20 @@ QUANTIZERS: dict[str, Method] = {
     ),
     "adaptive_levels": Method(lambda seed: two_stage(seed, adaptive_levels(levels=7)), "unbiased"),
     "sign_sgd": Method(lambda seed: jaxcomm.sign_sgd(), "signs"),
-    "signum": Method(lambda seed: jaxcomm.signum(), "signs", has_momentum=True),
+    "signum": Method(
+        lambda seed, **options: jaxcomm.signum(**options),
+        "signs",
+        has_momentum=True,
+        grid={"momentum": MOMENTA},
+    ),
     "ef_sign_sgd": Method(lambda seed: jaxcomm.ef_sign_sgd(), "feedback"),
     "one_bit_sgd": Method(lambda seed: jaxcomm.one_bit_sgd(), "feedback"),
     "ef_fixed_threshold": Method(
-        lambda seed: jaxcomm.all_reduce_mean("data", error_feedback(fixed_threshold(THRESHOLD))),
+        lambda seed, threshold=THRESHOLD: jaxcomm.all_reduce_mean(
+            "data", error_feedback(fixed_threshold(threshold))
+        ),
         "feedback",
+        grid={"threshold": THRESHOLDS},
     ),
     "ecq": Method(
         lambda seed: jaxcomm.two_stage_mean("data", ecq(_blocks(4)), seed=seed), "feedback"

@@ -7,6 +7,7 @@ import optax
 
 import jaxcomm
 from experiments.methods._method import Method
+from experiments.methods._quantizers import MOMENTA, THRESHOLD, THRESHOLDS
 from jaxcomm.compression import scaled
 from jaxcomm.compression.feedback import ef21, error_feedback
 from jaxcomm.compression.sparsifiers import (
@@ -15,16 +16,14 @@ from jaxcomm.compression.sparsifiers import (
     random_k,
     sbc,
     stc,
-    threshold,
     top_k,
     variance_based,
     wangni,
 )
+from jaxcomm.compression.sparsifiers import threshold as above_threshold
 
-# On digits, about 5 % of a worker's gradient exceed the threshold in mid-training, which is also
-# the capacity.
-THRESHOLD = 0.1
-
+# On digits, about 5 % of a worker's gradient exceed `THRESHOLD` in mid-training.
+CAPACITY = 0.05
 RATIOS = (0.01, 0.03, 0.1, 0.3)
 TARGET = 0.6
 WARM_UP_STEPS = 15
@@ -69,7 +68,13 @@ SPARSIFIERS: dict[str, Method] = {
         "feedback",
     ),
     "wangni_10_percent": Method(_all_gather(wangni(ratio=0.1)), "unbiased"),
-    "ef_threshold": _with_feedback(threshold(THRESHOLD, ratio=0.05)),
+    "ef_threshold": Method(
+        lambda seed, threshold=THRESHOLD: _all_gather(
+            error_feedback(above_threshold(threshold, ratio=CAPACITY))
+        )(seed),
+        "feedback",
+        grid={"threshold": THRESHOLDS},
+    ),
     "ef_adaptive_threshold": _with_feedback(adaptive_threshold(ratio=0.01)),
     "ef_sbc": _with_feedback(sbc(ratio=0.01)),
     "ef_stc": _with_feedback(stc(ratio=0.01)),
@@ -78,13 +83,20 @@ SPARSIFIERS: dict[str, Method] = {
         "feedback",
     ),
     "ada_comp": Method(_all_gather(ada_comp()), "feedback"),
-    "variance_based": Method(_all_gather(variance_based(ratio=0.05)), "feedback"),
+    "variance_based": Method(
+        lambda seed, **options: _all_gather(variance_based(ratio=CAPACITY, **options))(seed),
+        "feedback",
+        grid={"alpha": ((0.5, 1.0, 2.0), 0.1, 10.0)},
+    ),
     "gtop_1_percent": Method(lambda seed: jaxcomm.gtop_k(ratio=0.01), "feedback"),
     "deep_gradient_compression": Method(
-        lambda seed: jaxcomm.deep_gradient_compression(ratio=0.01, warmup_every=WARM_UP_STEPS),
+        lambda seed, **options: jaxcomm.deep_gradient_compression(
+            ratio=0.01, warmup_every=WARM_UP_STEPS, **options
+        ),
         "feedback",
         has_momentum=True,
         stage=_warm_up_stage,
+        grid={"momentum": MOMENTA},
     ),
     "ef21_top_10_percent": Method(_all_gather(ef21(top_k(ratio=0.1))), "shifts"),
     "warm_up": Method(_warm_up, "feedback", stage=_warm_up_stage),

@@ -172,6 +172,7 @@ class SparseVariant(NamedTuple):
       label: The name of the method.
       capacities: The capacity for each sparse leaf, by path.
       has_momentum: False.
+      is_vote: False.
       stage: None, since each step sends the same number of bytes.
       options: The tuned options of the method.
     """
@@ -179,6 +180,7 @@ class SparseVariant(NamedTuple):
     label: str
     capacities: Mapping[str, Capacity]
     has_momentum: bool = False
+    is_vote: bool = False
     stage: None = None
     options: Mapping[str, Any] = {}
 

@@ -1,6 +1,7 @@
 """Claims: stated in the study before the run, judged from the rows, printed with their numbers."""
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -40,6 +41,7 @@ class Results:
       lines: The lines of the table.
       environment: The text of `environment.txt`.
       judgements: The claims with their outcomes; empty while the claims are judged.
+      are_stated: Whether the record has the claims from before its first run; older ones lack them.
     """
 
     config: Any
@@ -47,6 +49,30 @@ class Results:
     lines: Sequence[Line]
     environment: str = ""
     judgements: Sequence["Judgement"] = ()
+    are_stated: bool = True
+
+    @property
+    def workers(self) -> int:
+        """The option `devices`, or the number of devices in the environment."""
+        found = re.search(r"^devices: (\d+)", self.environment, re.MULTILINE)
+        return self.config.devices or int(found[1] if found else 0)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether all options but those of the machine have their defaults."""
+        return all(
+            getattr(self.config, field.name) == field.default
+            for field in dataclasses.fields(self.config)
+            if field.name not in ("devices", "record", "records", "resume")
+        )
+
+    @property
+    def all_hold(self) -> bool:
+        """Whether every claim is tested, and holds in every setting."""
+        return all(
+            each.findings and all(finding.outcome == "holds" for finding in each.findings)
+            for each in self.judgements
+        )
 
 
 Judge = Callable[[Results], Sequence[Finding]]
@@ -86,6 +112,11 @@ class Judgement(NamedTuple):
         """The claim, its outcome and all findings."""
         findings = "".join(f"- {finding.sentence}\n" for finding in self.findings)
         return f"Claim: {self.claim.text} Outcome: {self.summary}.\n\n{findings}".rstrip()
+
+
+def reject(results: Results) -> int:
+    """The exit code 1 if a claim does not hold with the default options on 8 workers."""
+    return int(results.is_default and results.workers == 8 and not results.all_hold)
 
 
 def judge_all(claims: Sequence[Claim], results: Results) -> list[Judgement]:

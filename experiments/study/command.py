@@ -38,7 +38,8 @@ def read_results(study: Study, folder: Path) -> Results:
       ExperimentError: If the folder is not a record of the study, or a line is not a valid row.
     """
     config = read_config(study.config, folder)
-    return analyze(study, config, read(folder), environment(folder))
+    results = analyze(study, config, read(folder), environment(folder))
+    return dataclasses.replace(results, are_stated=(folder / CLAIMS).exists())
 
 
 def draw(study: Study, results: Results, folder: Path) -> list[Path]:
@@ -63,7 +64,8 @@ def _open(study: Study, config: Any) -> tuple[Any, Record | NoRecord, Sequence[R
     return config, resumed or NoRecord(), rows
 
 
-def _write(study: Study, results: Results, record: Record | NoRecord) -> None:
+def write(study: Study, results: Results, record: Record | NoRecord) -> None:
+    """Writes the table, the README, the figures and other files of a study to its record."""
     record.write("table.csv", study.table.to_csv(results.lines))
     record.write("README.md", readme.write(study, results))
     for name, content in study.files(results).items():
@@ -92,7 +94,7 @@ def main(study: Study, config: Any) -> int:
             progress.print(study.table.to_rich(results.lines))
             for judgement in results.judgements:
                 progress.print(judgement.markdown)
-            _write(study, results, record)
+            write(study, results, record)
             if record.folder:
                 progress.print(f"Record: {record.folder}")
             record.finish()

@@ -180,12 +180,14 @@ class Points(Panels):
         estimate a bar of its interval.
       mark: The marker and the color of a line.
       joined: Lines with equal values of this function share a color, and their points are joined.
+      numbered: Whether points have numbers, which the legend explains, instead of names.
     """
 
     x: Axis
     y: Axis
     mark: Callable[[Line], Mapping[str, Any]] = plain_mark
     joined: Callable[[Line], Any] | None = None
+    numbered: bool = False
     size: tuple[float, float] = (7.0, 4.5)
 
     def _position(self, line: Line) -> tuple[float, float, float, float]:
@@ -214,13 +216,17 @@ class Points(Panels):
             for line in group
         }
 
-    def _label(self, axes: Axes, lines: Sequence[Line], marks: Mapping[int, Any]) -> None:
+    def _label(
+        self, axes: Axes, lines: Sequence[Line], marks: Mapping[int, Any], texts: Mapping[str, str]
+    ) -> None:
         """Labels the points, from top to bottom."""
         ordered = sorted(lines, key=lambda line: -self._position(line)[1])
         pixels = axes.transData.transform([self._position(line)[:2] for line in ordered])
         labels = [
             Label(
-                str(line.group.keys[self.by]), *self._position(line)[:2], marks[id(line)]["color"]
+                texts[line.group.keys[self.by]],
+                *self._position(line)[:2],
+                marks[id(line)]["color"],
             )
             for line in ordered
         ]
@@ -238,6 +244,9 @@ class Points(Panels):
         ]
         marks = self._marks(lines)
         figure, panels, keys = self.grid([line.group.keys for line in lines], 1)
+        texts = {name: name for name in self.names([line.group.keys for line in lines])}
+        if self.numbered:
+            texts = {name: str(number) for number, name in enumerate(texts, 1)}
         own = {
             place: [
                 line
@@ -250,7 +259,9 @@ class Points(Panels):
             for line in own[place]:
                 x, y, below, above = self._position(line)
                 bar = None if math.isnan(below) else [[below], [above]]
-                axes.errorbar(x, y, yerr=bar, capsize=2, elinewidth=0.7, linestyle="",
+                name = line.group.keys[self.by]
+                label = f"{texts[name]} {name}" if self.numbered else None
+                axes.errorbar(x, y, yerr=bar, capsize=2, elinewidth=0.7, linestyle="", label=label,
                               **marks[id(line)])  # fmt: skip
             for group in self._joined(own[place]):
                 x, y = zip(*(self._position(line)[:2] for line in group), strict=True)
@@ -265,5 +276,5 @@ class Points(Panels):
         figure.draw_without_rendering()
         for place, axes in np.ndenumerate(panels):
             if own[place]:
-                self._label(axes, own[place], marks)
+                self._label(axes, own[place], marks, texts)
         return save(figure, folder / self.file)

@@ -172,6 +172,11 @@ def over(value: Value, **keys: Any) -> Value:
     return ratio
 
 
+def relative(name: str) -> Value:
+    """The mean of a column over seeds, divided by that of the reference."""
+    return over_reference(mean_of(name))
+
+
 def interval(name: str, level: float = 0.95) -> Value:
     """The mean of a column over seeds, and its confidence interval."""
 
@@ -227,6 +232,21 @@ def difference(
     return value
 
 
+def times_above(name: str) -> Value:
+    """In how many of the common seeds the value is above that of the reference, such as `1/5`."""
+
+    def value(group: Group) -> str | None:
+        if group.is_reference or group.reference is None:
+            return None
+        values, reference = group.by_seed(name), group.reference.by_seed(name)
+        common = values.keys() & reference.keys()
+        # A run that diverged is above every finite one.
+        above = sum(not values[n] <= reference[n] and reference[n] < math.inf for n in common)
+        return f"{above}/{len(common)}"
+
+    return value
+
+
 def p_value(name: str, *, log: bool = False, is_worse: bool = False) -> Value:
     """The p-value of the difference from the reference, paired by seed.
 
@@ -252,5 +272,16 @@ def tuned(name: str) -> Value:
             return None
         shown = f"{run[name]:g}" if isinstance(run[name], int | float) else str(run[name])
         return f"{shown} (edge)" if name in run.get("at_edge", "").split(", ") else shown
+
+    return value
+
+
+def tuned_beside(*names: str) -> Value:
+    """The tuned parameters but those of `names`, such as `momentum 0.95 (edge)`; None without."""
+
+    def value(group: Group) -> str | None:
+        given = {*group.keys, *names, "schema", "kind", "seed"}
+        others = [n for n in group.runs[0] if n not in given and n in (group.trials or [{}])[0]]
+        return ", ".join(f"{name} {tuned(name)(group)}" for name in others) or None
 
     return value

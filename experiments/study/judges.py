@@ -217,3 +217,31 @@ def is_within(
 def is_at_most(column: str, limit: float, *, methods: Mapping[str, Any] | None = None) -> Judge:
     """The claim that a column of the table is at most `limit`, such as a ratio of bytes."""
     return is_within(column, -math.inf, limit, methods=methods)
+
+
+def exceeds_a_limit(
+    limits: Mapping[str, float], *, methods: Mapping[str, Any] | None = None
+) -> Judge:
+    """The claim that a column of the table exceeds its limit, as one of a control must.
+
+    Args:
+      limits: The limit of every column.
+      methods: The keys of the groups that the claim is about; all by default.
+    """
+
+    def findings(results: Results) -> list[Finding]:
+        found = []
+        for line in results.lines:
+            if not _is_about(line.group.keys, methods or {}):
+                continue
+            values = {column: line.values[column] for column in limits}
+            outcome: Outcome = "does not hold"
+            if any(math.isnan(value) for value in values.values()):
+                outcome = "not tested"
+            if any(values[column] > limit for column, limit in limits.items()):
+                outcome = "holds"
+            numbers = (f"{c} {_number(values[c])}, limit {limits[c]:g}" for c in limits)
+            found.append(Finding(line.where, outcome, "; ".join(numbers)))
+        return found
+
+    return findings

@@ -12,9 +12,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from experiments.study.claims import Results
+from experiments.study.columns import Line
 from experiments.study.drawing import require
 from experiments.study.tidy import Row, grouped
 
@@ -31,6 +33,18 @@ def plain_style(number: int, name: str) -> Mapping[str, Any]:
     return {"color": COLORS[number % len(COLORS)]}
 
 
+def marked_style(baseline: str, dashed: Sequence[str]) -> Style:
+    """A color and a marker per name; the line of `baseline` is wide, since others may cover it."""
+
+    def style(number: int, name: str) -> Mapping[str, Any]:
+        marks = {"marker": "oDs^vPX*"[number % 8], "markersize": 4, "linewidth": 1.2}
+        if name == baseline:
+            marks |= {"markersize": 9, "markerfacecolor": "none", "linewidth": 3}
+        return {**plain_style(number, name), **marks, "ls": "--" if name in dashed else "-"}
+
+    return style
+
+
 def set_plain_ticks(axes: Axes) -> None:
     """Plain numbers at logarithmic axes, with fewer of them the more an axis spans."""
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
@@ -42,6 +56,28 @@ def set_plain_ticks(axes: Axes) -> None:
                     lambda value, _, shown=shown: f"{value:g}" if f"{value:e}"[0] in shown else ""
                 )
             )
+
+
+def colored(column: str, crossed: str) -> Callable[[Line], Mapping[str, Any]]:
+    """A color per value of a column of the table; a cross if another is true, or else a circle."""
+    numbers: dict[Any, int] = {}
+
+    def mark(line: Line) -> Mapping[str, Any]:
+        number = numbers.setdefault(line[column], len(numbers))
+        return {"marker": "X" if line[crossed] else "o", "color": COLORS[number % len(COLORS)]}
+
+    return mark
+
+
+def color_legend(column: str, mark: Callable[[Line], Mapping[str, Any]]) -> Finish:
+    """Adds a legend of the colors of `mark`, which belong to the values of a column."""
+
+    def finish(axes: Axes, results: Results, keys: Mapping[str, Any]) -> None:
+        colors = {line[column]: mark(line)["color"] for line in results.lines}
+        squares = [Line2D([], [], color=c, marker="s", linestyle="") for c in colors.values()]
+        axes.legend(squares, [*colors], fontsize=7)
+
+    return finish
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,12 +175,10 @@ class Panels:
         for axes in panels.flat:
             lines, labels = axes.get_legend_handles_labels()
             handles |= dict(zip(labels, lines, strict=True))
+        columns = max(1, min(5, int(figure.get_figwidth() / 2)))  # A label has about 2 inches.
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": columns}
+        if len(handles) > 20:
+            figure.set_size_inches(figure.get_figwidth() + 4.6, figure.get_figheight())
+            place = {"loc": "outside right center", "ncols": 2, "fontsize": 7}
         if len(handles) > 1:
-            columns = max(1, min(5, int(figure.get_figwidth() / 2)))  # A label has about 2 inches.
-            figure.legend(
-                [*handles.values()],
-                [*handles],
-                loc="outside lower center",
-                ncols=columns,
-                frameon=False,
-            )
+            figure.legend([*handles.values()], [*handles], frameon=False, **place)

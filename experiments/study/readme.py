@@ -17,6 +17,8 @@ PROVENANCE, TUNING = "{provenance}", "{tuning}"
 """Paragraphs that the prose of a study places among its own. Those that it omits follow at the end,
 so that no study omits a claim."""
 
+UNSTATED = "This record has no `claims.md`: it is older than the statement of claims before a run."
+
 ORDER = (PROVENANCE, TUNING, CLAIMS, TABLE, FIGURES)
 
 
@@ -106,15 +108,16 @@ def describe_tuning(rows: Sequence[Row], keys: Sequence[str]) -> str:
         if run.get("at_edge")
     }
     listed = "; ".join(f"{where} ({names})" for where, names in edges.items())
-    return text + (f" At the edge of the grid after its extensions: {listed}." if listed else "")
+    return text + (f" At an end of the tried values: {listed}." if listed else "")
 
 
 def write(study: Study, results: Results) -> str:
     """The text of the README."""
     question = (inspect.getdoc(results.config) or study.name).splitlines()[0]
+    claims = [judgement.markdown for judgement in results.judgements]
     parts = {
         TABLE: study.table.to_markdown(results.lines).rstrip("\n"),
-        CLAIMS: "\n\n".join(judgement.markdown for judgement in results.judgements),
+        CLAIMS: "\n\n".join(([] if results.are_stated or not claims else [UNSTATED]) + claims),
         FIGURES: "\n\n".join(f"![{figure.caption}]({figure.file})" for figure in study.figures),
         PROVENANCE: provenance(results.environment),
         TUNING: describe_tuning(results.rows, study.table.by),

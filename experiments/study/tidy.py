@@ -86,7 +86,25 @@ def migrate(rows: Iterable[Row]) -> list[Row]:
             if new["kind"] == "fact":
                 new["about"] = old
         migrated.append(new)
+    _add_edges(migrated)
     return migrated
+
+
+def _add_edges(rows: Sequence[Row]) -> None:
+    """Adds what the search found to runs of older records, which tuned only the learning rate."""
+    trials = of_kind(rows, "trial")
+    for run in of_kind(rows, "run") if trials else ():
+        if "at_edge" in run or "learning_rate" not in run:
+            continue
+        rates = [
+            trial["learning_rate"]
+            for trial in trials
+            if all(
+                run.get(n) == key for n, key in trial.items() if n != "kind" and type(key) is str
+            )
+        ]
+        is_edge = len({*rates}) > 1 and run["learning_rate"] in (min(rates), max(rates))
+        run |= {"at_edge": "learning_rate" if is_edge else "", "trials": len(rates)}
 
 
 def of_kind(rows: Iterable[Row], kind: Kind) -> list[Row]:

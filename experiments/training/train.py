@@ -1,4 +1,4 @@
-"""The training loop, and the command `train`."""
+"""The training loop."""
 
 import functools
 import math
@@ -12,15 +12,9 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxcomm
-from experiments.cli.configs import Train
 from experiments.cli.errors import ExperimentError
-from experiments.cli.progress import Progress
-from experiments.methods import TrainableMethod, make_variant
-from experiments.studies.digits.table import TABLE
-from experiments.study import figures
-from experiments.study.record import describe_command, open_record
+from experiments.methods import TrainableMethod
 from experiments.tasks.task import Task
-from experiments.training import cluster
 from experiments.training.compression_error import UPDATE_ERROR, make_compression_error, with_error
 from experiments.training.diagnostics import read_diagnostics, update_maxima
 from experiments.training.optimizers import MOMENTUM, OPTIMIZERS
@@ -181,9 +175,8 @@ def make_program(
 
 
 def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[dict[str, Any]]:
-    """Trains once; yields a row of metrics every `log_every` steps and a summary at the end."""
+    """Trains once; yields metrics every `log_every` steps, and at last those of the run."""
     task = program.task
-    run = {"method": program.variant.label, "optimizer": program.optimizer, "seed": seed}
     params, opt_state = program.start(seed)
     batches = program.batches(task, seed)
     milliseconds, errors, maxima, bytes_sent = [], [], {}, 0.0
@@ -201,10 +194,10 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
         if logged:
             if not program.compression_error:
                 errors.append(diagnostics[UPDATE_ERROR])
+            if program.variant.is_vote:
+                errors[-1] = math.nan
             train_loss, train_accuracy = task.train_score(params)
             yield {
-                "kind": "step",
-                **run,
                 "step": number,
                 "train_loss": train_loss,
                 "batch_loss": batch_loss,
@@ -213,9 +206,6 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
             }
     test_loss, test_accuracy = task.test_score(params)
     yield {
-        "kind": "run",
-        **run,
-        "learning_rate": program.learning_rate,
         "steps": steps,
         "train_loss": train_loss,
         "train_accuracy": train_accuracy,
@@ -226,45 +216,3 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
         "step_milliseconds": statistics.median(milliseconds),
         **maxima,
     }
-
-
-def main(config: Train) -> int:
-    """Runs `python -m experiments train`; returns the exit code."""
-    mesh, variant = make_mesh(config.devices), make_variant(config.method, config.bits)
-    task = Task(config.dataset, config.data)
-    program = make_program(
-        task, variant, config.optimizer, config.learning_rate, config.batch, mesh
-    )
-    with (
-        open_record(config) as record,
-        Progress(config.steps) as progress,
-        cluster.reraise_lost_process(),
-    ):
-        processes = f", {jax.process_count()} processes" if config.distributed else ""
-        progress.print(
-            f"{variant.label} on {config.dataset}, {config.optimizer}, {mesh.size} workers on "
-            f"{jax.default_backend()}{processes}"
-        )
-        for row in train(program, config.seed, config.steps, config.log_every):
-            record.add(row)
-            if row["kind"] == "step":
-                progress.advance(
-                    row["step"],
-                    f"step {row['step']}: training loss {row['train_loss']:.4f}, sent "
-                    f"{row['bytes_sent']:,.0f} bytes per worker",
-                )
-        lines = TABLE.lines([row])
-        progress.print("Traffic of one step:")
-        progress.print(program.account)
-        progress.print(TABLE.to_rich(lines))
-        record.write("table.csv", TABLE.to_csv(lines))
-        record.write(
-            "README.md",
-            f"# {variant.label} on {config.dataset}\n\nCommand: `{describe_command()}`\n\n"
-            f"{TABLE.to_markdown(lines)}\n![Training loss against bytes sent]({figures.NAME})\n",
-        )
-        if record.folder:
-            figures.draw(record.folder)
-            progress.print(f"Record: {record.folder}")
-        record.finish()
-    return 0

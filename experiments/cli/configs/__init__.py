@@ -1,21 +1,17 @@
 """The configs: one frozen dataclass per command. Its fields are the options of the command."""
 
 from experiments.cli.configs.bench import Bench
-from experiments.cli.configs.compare import Compare
 from experiments.cli.configs.figures import Figures
 from experiments.cli.configs.launch import Launch
 from experiments.cli.configs.records import Records
 from experiments.cli.configs.stragglers import Stragglers
-from experiments.cli.configs.survey import Survey
 from experiments.cli.configs.train import Train
 
 __all__ = [
     "Bench",
-    "Compare",
     "Figures",
     "Launch",
     "Records",
     "Stragglers",
-    "Survey",
     "Train",
 ]

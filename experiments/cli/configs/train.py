@@ -30,10 +30,14 @@ class Train:
     bits: int | None = option(
         None, "bits per coordinate, if the method has this option", positive_integer
     )
-    dataset: str = option("digits", "digits, mnist, cifar10, text, words or movielens")
+    dataset: str = option("digits", "digits, glyphs, mnist, cifar10, text, words or movielens")
     data: str | None = option(None, "folder of mnist or cifar10, a text file, or u.data")
     optimizer: str = option("sgd", "sgd (momentum 0.9) or adam", choices=("sgd", "adam"))
-    learning_rate: float = option(0.05, "constant learning rate", positive_number)
+    learning_rate: float | None = option(
+        None,
+        "constant learning rate (default: the survey's choice for the method with sgd on digits)",
+        positive_number,
+    )
     steps: int = option(200, "training steps", positive_integer)
     batch: int = option(64, "examples per step, over all workers", positive_integer)
     seed: int = option(0, "seed of weights, batches and rounding", natural_number)

@@ -7,6 +7,7 @@ from experiments.cli.errors import ExperimentError
 from experiments.tasks.data.base import Dataset, hold_out
 from experiments.tasks.data.cifar import load_cifar10
 from experiments.tasks.data.digits import load_digits
+from experiments.tasks.data.glyphs import load_glyphs
 from experiments.tasks.data.idx import load_mnist
 from experiments.tasks.data.movielens import load_movielens
 from experiments.tasks.data.text import load_text
@@ -14,6 +15,7 @@ from experiments.tasks.data.words import load_words
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": load_digits,
+    "glyphs": load_glyphs,
     "mnist": load_mnist,
     "cifar10": load_cifar10,
     "text": load_text,

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import experiments
-from experiments.methods import BASELINE, KINDS, parse_variant
-from experiments.studies.digits.table import TABLE as DIGITS
+from experiments.methods import BASELINE
 from experiments.study.columns import Column, Table, key
 from experiments.study.groups import (
     Group,
@@ -16,8 +15,6 @@ from experiments.study.groups import (
     Value,
     first,
     mean_of,
-    over_reference,
-    p_value,
     spread,
 )
 from experiments.study.rows import read_rows
@@ -34,27 +31,6 @@ def at_edge(group: Group) -> bool:
 
 def rate(group: Group) -> str:
     return f"{group.runs[0]['learning_rate']:g}{' (edge)' if at_edge(group) else ''}"
-
-
-SURVEY = Table(
-    by=("optimizer", "method"),
-    columns=(
-        key("optimizer"),
-        key("method"),
-        Column("kind", lambda g: KINDS[parse_variant(g.keys["method"]).kind], text=True,
-               hidden=True),
-        Column("learning rate", rate),
-        Column("test loss", spread("test_loss"), ".3f"),
-        Column("of mean's", over_reference(mean_of("test_loss")), ".2f", "loss_ratio"),
-        Column("p", p_value("test_loss", log=True, is_worse=True), ".3f"),
-        Column("test accuracy %", mean_of("test_accuracy"), ".1f", scale=100),
-        Column("training loss", mean_of("train_loss"), ".4f", hidden=True),
-        Column("bytes/worker/step", mean_of("bytes_per_step"), ",.0f", hidden=True),
-        Column("of mean's", over_reference(mean_of("bytes_per_step")), ".3f", "bytes_ratio"),
-        Column("compression error", mean_of("compression_error"), ".3g"),
-    ),
-    reference={"method": BASELINE},
-)  # fmt: skip
 
 
 def add_times(rows: Sequence[Row]) -> list[Row]:
@@ -118,8 +94,6 @@ def rows_of(study: str, derive: Callable[[list[Row]], list[Row]]) -> tuple[Path,
 @pytest.mark.parametrize(
     ("study", "table", "derive"),
     [
-        ("digits", DIGITS, list),
-        ("survey", SURVEY, list),
         ("stragglers", STRAGGLERS, add_times),
     ],
 )
@@ -133,9 +107,3 @@ def test_the_committed_table_is_regenerated(
     start = readme.index(heading)
     committed = readme[start : readme.index("\n\n", start) + 1]
     assert regenerated == committed.replace("| nan |", "| - |")
-
-
-@pytest.mark.parametrize(("study", "table"), [("digits", DIGITS)])
-def test_the_committed_csv_is_regenerated(study: str, table: Table) -> None:
-    folder, rows = rows_of(study, list)
-    assert table.to_csv(table.lines(rows)) == (folder / "table.csv").read_text()

@@ -111,7 +111,7 @@ def test_the_provenance_has_the_commits_of_all_commands() -> None:
     [
         (0, "", "took 2 trials per setting, on validation data and with other seeds: 4 in total."),
         (1, "", "took 2 to 3 trials per setting, on validation data and with other seeds: 5 in"),
-        (1, "rate", "5 in total. At the edge of the grid after its extensions: top (rate)."),
+        (1, "rate", "5 in total. At an end of the tried values: top (rate)."),
     ],
 )
 def test_the_tuning_reports_its_trials_and_edges(extended: int, edge: str, expected: str) -> None:

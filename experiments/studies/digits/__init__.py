@@ -1,1 +1,0 @@
-"""The study of methods, optimizers and seeds on digits."""

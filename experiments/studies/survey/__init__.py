@@ -1,1 +1,0 @@
-"""The study of all methods at tuned learning rates."""
