@@ -98,12 +98,19 @@ def read_config(folder: Path) -> dict:
         ("train --seed -1", "--seed: must be an integer from 0"),
         ("train --record a/b", "--record: must be of letters"),
         ("train --bitz 8", "unrecognized arguments: --bitz 8"),
-        ("compare --optimizers rmsprop", "invalid choice: 'rmsprop'"),
+        ("digits --optimizers rmsprop", "invalid choice: 'rmsprop'"),
         ("train --method foo", "no method 'foo'"),
         ("survey --learning-rates 0.1 0", "--learning-rates: must be a number above 0, got '0'"),
         ("survey --tuning-seeds 0", "--tuning-seeds: must be an integer of at least 1"),
         ("survey --batch 1200", "--batch 1200 exceeds the 1150 training examples that remain"),
-        ("compare --methods mean foo --learning-rates 0.1", "no method 'foo'"),
+        ("survey --methods mean foo", "no method 'foo'"),
+        ("survey --tasks imagenet", "--dataset must be one of digits, glyphs, "),
+        ("survey --tasks text:nowhere", "--data nowhere is not a file"),
+        ("digits --methods mean foo", "no method 'foo'"),
+        ("digits --devices 2 --batch 31", "not divisible by 2 workers"),
+        ("digits --resume nowhere", "nowhere/config.json cannot be read"),
+        ("compare", "invalid choice: 'compare'"),
+        ("train --dataset glyphs --data x", "--dataset glyphs is drawn from installed fonts"),
         ("sparse --methods mean foo", "--methods must be of mean, mean_bfloat16, all_gather, "),
         ("sparse --dataset movielens", "--dataset movielens needs --data FILE"),
         (
@@ -114,7 +121,7 @@ def read_config(folder: Path) -> dict:
         ("estimate --devices 1", "at least 2 workers"),
         slow("estimate --methods global_qsgd:4 --steps 1", "`bits`=4"),
         ("train --dataset mnist --data nowhere", "nowhere is not a folder"),
-        ("figures nowhere", "nowhere/environment.txt cannot be read"),
+        ("figures nowhere", "nowhere/config.json cannot be read"),
         ("train --steps 1 --records /dev/null/x --record x", "cannot be made: Not a directory"),
     ],
     ids=lambda text: text[:60],
@@ -169,12 +176,40 @@ def test_wrong_input_is_the_exit_code_of_the_process() -> None:
     assert (code, stdout) == (2, "") and stderr.startswith("experiments: error: there is no method")
 
 
-def test_train_prints_its_progress_and_its_bytes(run_here: Run) -> None:
-    code, stdout, stderr = run_here("train", "--method", "mean", *SMALL, "--steps", "4")
+def test_train_prints_its_progress_and_its_bytes(run_here: Run, tmp_path: Path) -> None:
+    keep = ["--records", str(tmp_path), "--record", "tiny"]
+    code, stdout, stderr = run_here("train", "--method", "mean", *SMALL, "--steps", "4", *keep)
     assert (code, stderr) == (0, "")
-    assert "2 workers" in stdout
+    assert "2 workers" in stdout and "diverges" not in stdout
     assert "step 2: training loss" in stdout and "step 4: training loss" in stdout
     assert "bytes sent per worker: " in stdout
+    assert "sgd with the learning rate 0.1 (the survey's choice for mean on digits)" in stdout
+    (folder,) = tmp_path.glob("*_tiny")
+    config = read_config(folder)
+    assert (config["study"], config["learning_rate"], config["finished"]) == ("train", 0.1, True)
+    assert [row["kind"] for row in read_rows(folder)] == ["point", "point", "run"]
+    assert "`mean` on digits with sgd, learning rate 0.1" in (folder / "README.md").read_text()
+    figure = folder / "loss_against_bytes.png"
+    figure.unlink()
+    assert run_here("figures", str(folder)) == (0, f"{figure}\n", "")
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_train_warns_once_of_divergence_and_votes_have_no_error(
+    run_here: Run, tmp_path: Path
+) -> None:
+    options = ["--learning-rate", "50", "--steps", "6", "--records", str(tmp_path), "--record", "x"]
+    code, stdout, stderr = run_here("train", "--method", "signum", *SMALL, *options)
+    assert (code, stderr) == (0, "")
+    (warning,) = [line for line in stdout.splitlines() if "diverges" in line]
+    assert warning.startswith("Warning: the run diverges. The training loss is ")
+    assert warning.endswith("before the first. Use a --learning-rate below 50.")
+    assert "sgd with the learning rate 50 (--learning-rate)" in stdout
+    (readme,) = tmp_path.glob("*_x/README.md")
+    heading, _, cells = (
+        line.split(" | ") for line in readme.read_text().splitlines() if line.startswith("|")
+    )
+    assert cells[heading.index("compression error")] == "-"
 
 
 COUNT = "--xla_force_host_platform_device_count"
@@ -203,17 +238,17 @@ def test_settings_of_the_user_are_kept(
     assert os.environ == {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": threads}
 
 
-def test_compare_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> None:
+def test_digits_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> None:
     methods = ["--methods", "mean", "global_qsgd:8", "--optimizers", "sgd"]
     lengths = ["--seeds", "2", "--steps", "4", "--records", str(tmp_path), "--record", "tiny"]
-    code, stdout, stderr = run_here("compare", *SMALL, *methods, *lengths)
+    code, stdout, stderr = run_here("digits", *SMALL, *methods, *lengths)
     assert (code, stderr) == (0, "")
-    assert stdout.count("final training loss") == 1 and "Acceptance" in stdout
+    assert "digits: 2 settings, 2 seeds each" in stdout and "Claim: `global_qsgd:8`" in stdout
     (folder,) = tmp_path.glob("*_tiny")
     assert read_config(folder)["finished"]
     rows = read_rows(folder)
     assert sum(row["kind"] == "run" for row in rows) == 4
-    assert sum(row["kind"] == "step" for row in rows) == 8
+    assert sum(row["kind"] == "point" for row in rows) == 8
     assert {(row["method"], row["seed"]) for row in rows} == {
         (method, seed) for method in methods[1:3] for seed in (0, 1)
     }
@@ -221,48 +256,11 @@ def test_compare_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> N
         table = list(csv.DictReader(file))
     assert [row["method"] for row in table] == methods[1:3]
     assert float(table[0]["bytes_ratio"]) == 1 and float(table[1]["bytes_ratio"]) < 0.26
-    assert "command: python -m experiments compare --devices 2" in (
+    assert "command: python -m experiments digits --devices 2" in (
         (folder / "environment.txt").read_text(encoding="utf-8")
     )
     assert (folder / "README.md").read_text(encoding="utf-8").startswith("# Does 8-bit")
     figure = folder / "loss_against_bytes.png"
-    figure.unlink()
-    assert run_here("figures", str(folder))[0] == 0
-    assert figure.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_survey_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> None:
-    methods = ["--methods", "mean", "ef_top_10_percent"]
-    lengths = ["--seeds", "2", "--tuning-seeds", "1", "--steps", "2"]
-    grid = ["--learning-rates", "0.01", "0.1", "--records", str(tmp_path), "--record", "tiny"]
-    code, stdout, stderr = run_here("survey", *SMALL, *methods, *lengths, *grid)
-    assert (code, stderr) == (0, "")
-    assert "of mean's for" in stdout and "`mean`" in stdout
-    (folder,) = tmp_path.glob("*_tiny")
-    assert read_config(folder)["finished"]
-    rows = read_rows(folder)
-    assert [
-        (row["method"], row["learning_rate"], row["seed"])
-        for row in rows
-        if row["kind"] == "tuning"
-    ] == [(method, rate, 2) for method in methods[1:] for rate in (0.01, 0.1)]
-    chosen = {row["method"]: row["learning_rate"] for row in rows if row["kind"] == "run"}
-    for method in methods[1:]:
-        tried = {
-            row["validation_loss"]: row["learning_rate"]
-            for row in rows
-            if row["kind"] == "tuning" and row["method"] == method
-        }
-        assert chosen[method] == tried[min(tried)]
-    assert [row["seed"] for row in rows if row["kind"] == "run"] == [0, 1, 0, 1]
-    with (folder / "table.csv").open(encoding="utf-8") as file:
-        table = list(csv.DictReader(file))
-    assert [row["method"] for row in table] == methods[1:]
-    assert float(table[0]["bytes_ratio"]) == 1 and 0.1 < float(table[1]["bytes_ratio"]) < 0.13
-    readme = (folder / "README.md").read_text(encoding="utf-8")
-    assert readme.startswith("# Which methods lose") and "grid 0.01, 0.1:" in readme
-    figure = folder / "test_loss_against_bytes.png"
     figure.unlink()
     assert run_here("figures", str(folder))[0] == 0
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -311,7 +309,7 @@ def test_an_interrupt_leaves_a_valid_partial_record(tmp_path: Path) -> None:
     assert stderr == f"experiments: interrupted: {folder} is a partial record.\n"
     assert not read_config(folder)["finished"]
     rows = read_rows(folder)
-    assert len(rows) >= 2 and all(row["kind"] == "step" for row in rows)
+    assert len(rows) >= 2 and all(row["kind"] == "point" for row in rows)
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json",
         "environment.txt",

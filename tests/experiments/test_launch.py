@@ -40,7 +40,7 @@ def test_the_command_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("launch --coordinator-address a..b -- train", "must be the name or address of a host"),
         ("launch --start-timeout 1e10 -- train", "at most 604800, a week, got '1e10'"),
         ("launch -- tain", "invalid choice: 'tain'"),
-        ("launch -- compare", "invalid choice: 'compare'"),
+        ("launch -- digits", "invalid choice: 'digits'"),
         ("launch -- launch -- train", "invalid choice: 'launch'"),
         ("launch -- train --steps 0", "--steps: must be an integer of at least 1"),
         ("launch -- train --bitz 8", "unrecognized arguments: --bitz 8"),
