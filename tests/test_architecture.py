@@ -121,6 +121,65 @@ def test_the_rule_sees_a_violation() -> None:
     )
 
 
+# Packages of the experiments may import from strictly lower rows, and from themselves.
+EXPERIMENTS = [
+    {"cli"},
+    {"tasks"},
+    {"methods"},
+    {"training"},
+    {"study"},
+    {"studies", "bench"},
+    {"train"},
+    {"__main__"},
+]
+# Commands, which are not part of a study, and why they import upwards.
+COMMANDS_ABOVE = {
+    "study/figures.py": {"studies"},  # Finds the study of a record.
+    "study/records.py": {"studies"},  # Runs all studies.
+}
+MODULES = sorted((ROOT / "experiments").rglob("*.py"))
+
+
+def _parts_imported(tree: ast.AST) -> set[str]:
+    """The parts of `experiments` that a module imports."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "experiments":
+            names |= {f"experiments.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("experiments.")}
+
+
+def _imported_upwards(path: pathlib.Path, imported: set[str]) -> set[str]:
+    part = path.relative_to(ROOT / "experiments").with_suffix("").parts[0]
+    rows = {name: row for row, names in enumerate(EXPERIMENTS) for name in names}
+    return {other for other in imported - {part} if rows[other] >= rows[part]}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if path.parent != ROOT / "experiments" or path.stem != "__init__"],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_imports_of_the_experiments_point_downwards(path: pathlib.Path) -> None:
+    upwards = _imported_upwards(path, _parts_imported(ast.parse(path.read_text())))
+    allowed = COMMANDS_ABOVE.get(str(path.relative_to(ROOT / "experiments")), set())
+    assert upwards == allowed
+
+
+def test_the_rule_of_the_experiments_sees_a_violation() -> None:
+    source = "from experiments import studies\nfrom experiments.cli import options\n"
+    source += "def late():\n    from experiments.training.train import train"
+    imported = _parts_imported(ast.parse(source))
+    assert imported == {"studies", "cli", "training"}
+    path = ROOT / "experiments" / "methods" / "rates.py"
+    assert _imported_upwards(path, imported) == {"studies", "training"}
+    assert _imported_upwards(path.parents[1] / "__main__.py", imported) == set()
+
+
 def _roots(path: pathlib.Path) -> set[str]:
     """The packages that a file imports; for jaxcomm, its parts."""
     names = set()
