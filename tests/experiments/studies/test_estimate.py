@@ -5,8 +5,8 @@ import functools
 import numpy as np
 import pytest
 
-from experiments.studies.digits import Digits
 from experiments.methods import ALL_LABELS, ESTIMATORS, expand
+from experiments.studies.digits import Digits
 from experiments.studies.estimate import ERRORS, EXACT, STUDY, Estimate
 from experiments.study.claims import Results
 from experiments.training.mean_estimation import count_bytes, make_estimator, measure, predict
