@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ import jaxcomm
 from experiments.cli.choices import select
 from experiments.cli.errors import ExperimentError
 from experiments.methods.gossip import GRAPHS, METHODS, make_topology, methods_of
-from experiments.study.statistics import mean
 from experiments.tasks.partitions import SKEW, orders, split
 from experiments.tasks.task import Task
 
@@ -155,7 +155,7 @@ class Trainer:
         yield {
             "workers": self._workers,
             "least_examples": min(map(len, parts)),
-            "late_loss": mean(late),
+            "late_loss": statistics.mean(late),
             "train_loss": loss,
             "train_accuracy": accuracy,
             "test_loss": test_loss,

@@ -13,6 +13,7 @@ import pytest
 from experiments.cli.errors import ExperimentError
 from experiments.tasks.data import base, load
 from experiments.tasks.data.cifar import read_batch
+from experiments.tasks.data.glyphs import FONTS, TEST_FONTS
 from experiments.tasks.data.idx import read_idx
 from jaxcomm.synchronization import recorded_times
 from tests.slow import slow
@@ -47,6 +48,19 @@ def test_mnist_is_read(mnist: Path) -> None:
     np.testing.assert_array_equal(dataset.train_labels, [7, 0, 9])
     np.testing.assert_array_equal(dataset.test_inputs, IMAGES[:2, ..., None])
     assert dataset.train_inputs.dtype == np.uint8 and dataset.train_labels.dtype == np.int32
+
+
+def test_glyphs_are_of_all_characters_in_fonts_of_one_set_only() -> None:
+    dataset = load("glyphs", None)
+    for inputs, labels, fonts in (
+        (dataset.train_inputs, dataset.train_labels, len(FONTS) - len(TEST_FONTS)),
+        (dataset.test_inputs, dataset.test_labels, len(TEST_FONTS)),
+    ):
+        assert inputs.shape == (fonts * 4 * 2 * 62, 32, 32, 1) and inputs.dtype == np.uint8
+        assert (np.bincount(labels) == fonts * 4 * 2).all() and labels.dtype == np.int32
+        assert inputs.reshape(len(inputs), -1).max(axis=1).min() > 100  # None is empty.
+    assert set(TEST_FONTS) < set(FONTS) and len(set(FONTS)) == 21
+    np.testing.assert_array_equal(load("glyphs", None).test_inputs, dataset.test_inputs)
 
 
 def test_gzipped_idx_is_read(tmp_path: Path) -> None:

@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
-from experiments.study.claims import Claim, Finding, Judgement, Results, judge_all, state
+from experiments.study.claims import Claim, Finding, Judgement, Results, judge_all, reject, state
 from experiments.study.columns import Column, Table, key
 from experiments.study.groups import mean_of, over_reference
-from experiments.study.judges import is_at_most, is_better, is_equivalent, is_no_worse, is_within
+from experiments.study.judges import (
+    exceeds_a_limit,
+    is_at_most,
+    is_better,
+    is_equivalent,
+    is_no_worse,
+    is_within,
+)
 from experiments.study.tidy import make_row
 
 TABLE = Table(
@@ -153,3 +160,34 @@ def test_the_summary_counts_the_settings() -> None:
 def test_impossible_claims_are_errors_before_the_run(make: Any) -> None:
     with pytest.raises(ValueError, match="ratio"):
         make()
+
+
+def test_a_control_exceeds_one_of_its_limits() -> None:
+    data = results(a_mean=BASE, a_top1=[3, 3, 3], a_top2=[1, 1, 1], a_top3=[math.nan] * 3)
+    judge = exceeds_a_limit({"ratio": 2, "loss": 5}, methods={"method": ("top1", "top2", "top3")})
+    assert [each.outcome for each in judge(data)] == ["holds", "does not hold", "not tested"]
+    assert judge(data)[0].numbers == "ratio 3, limit 2; loss 3, limit 5"
+    assert [e.outcome for e in exceeds_a_limit({"loss": 2})(data)][:2] == ["does not hold", "holds"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    steps: int = 3
+    devices: int | None = None
+    record: str = "toy"
+
+
+def test_a_study_with_default_options_rejects_a_claim_that_does_not_hold() -> None:
+    def of(
+        config: Config, *outcomes: str, environment: str = "a: b\ndevices: 8 x cpu\n"
+    ) -> Results:
+        found = [Finding("a", outcome, "") for outcome in outcomes]
+        judgement = Judgement(Claim("It is better.", lambda results: found), found)
+        return Results(config, [], [], environment, (judgement,))
+
+    assert reject(of(Config(), "holds", "holds")) == 0
+    for outcomes in ((), ("holds", "not told apart"), ("not tested",), ("does not hold",)):
+        assert reject(of(Config(record="other", devices=8), *outcomes)) == 1
+        assert reject(of(Config(steps=4), *outcomes)) == 0
+        assert reject(of(Config(), *outcomes, environment="devices: 4 x cpu\n")) == 0
+    assert of(Config(devices=3)).workers == 3 and of(Config(), environment="").workers == 0

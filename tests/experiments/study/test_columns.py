@@ -1,6 +1,7 @@
 """Tables as specifications: groups, references, missing values and the three renderings."""
 
 import csv
+import dataclasses
 import io
 import math
 from typing import Any
@@ -27,8 +28,11 @@ from experiments.study.groups import (
     over_reference,
     p_value,
     ratio_of,
+    relative,
     spread,
+    times_above,
     tuned,
+    tuned_beside,
 )
 from experiments.study.statistics import confidence_interval
 from experiments.study.tidy import LARGEST, make_row, migrate, of_kind
@@ -222,6 +226,50 @@ def test_a_misspelled_column_is_an_error() -> None:
         Table(("method",), (), reference={"methods": "mean"})
     with pytest.raises(ValueError, match="A column has a heading or a name"):
         Column(None, SEEDS.value)
+
+
+def values_of(value: Any, rows: list[dict[str, Any]]) -> list[Any]:
+    """The values of all groups of a table with the reference `mean`."""
+    return [line["value"] for line in dataclasses.replace(
+        TABLE, columns=(Column("value", value),)
+    ).lines(rows)]  # fmt: skip
+
+
+def test_seeds_above_the_reference_are_counted() -> None:
+    rows = [run("ring", "mean", seed, loss) for seed, loss in enumerate((1.0, 2.0, 3.0, NAN))]
+    rows += [run("ring", "top", seed, loss) for seed, loss in enumerate((2.0, 2.0, NAN, NAN, 9.0))]
+    rows += [run("star", "top", 0, 1.0)]
+    assert values_of(times_above("loss"), rows) == [None, "2/4", None]
+    assert values_of(relative("loss"), rows[:2] + rows[4:6])[1] == pytest.approx(4 / 3)
+
+
+def test_all_tuned_parameters_are_listed() -> None:
+    keys = {"graph": "ring", "method": "mean"}
+    parameters = {"rate": 0.1, "momentum": 0.95, "name": "a"}
+    rows = [
+        make_row("trial", keys | {"seed": 1} | parameters, {"validation_loss": 1.0}),
+        run("ring", "mean", 0, 1.0, **parameters, at_edge="momentum", trials=1),
+    ]
+    assert values_of(tuned_beside("rate"), rows) == ["momentum 0.95 (edge), name a"]
+    assert values_of(tuned_beside(*parameters), rows) == [None]
+    assert values_of(tuned_beside("rate"), rows[1:]) == [None]
+
+
+def test_old_runs_get_the_edges_of_their_trials() -> None:
+    def rows(kind: str, rates: dict[str, list[float]]) -> list[dict[str, Any]]:
+        return [
+            {"kind": kind, "method": method, "optimizer": "sgd", "seed": 5, "learning_rate": rate}
+            for method, each in rates.items() for rate in each
+        ]  # fmt: skip
+
+    tried = rows("tuning", {"a": [0.1, 1.0, 0.01], "b": [0.1, 1.0, 0.01], "c": [0.1]})
+    runs = rows("run", {"a": [0.1], "b": [1.0], "c": [0.1]})
+    found = of_kind(migrate([*tried, *runs]), "run")
+    assert [(row["at_edge"], row["trials"]) for row in found] == [
+        ("", 3), ("learning_rate", 3), ("", 1)
+    ]  # fmt: skip
+    assert of_kind(migrate(migrate([*tried, *runs])), "run") == found
+    assert "at_edge" not in runs[0] and "at_edge" not in migrate(runs)[0]
 
 
 def test_a_row_has_one_value_per_name() -> None:

@@ -13,6 +13,7 @@ from matplotlib.text import Text
 
 from experiments.cli.errors import ExperimentError
 from experiments.study import figure as module
+from experiments.study import panels
 from experiments.study.claims import Results
 from experiments.study.columns import Column, Table, key
 from experiments.study.figure import Bars, Lines, Points
@@ -162,6 +163,48 @@ def test_points_of_a_family_are_joined_and_share_a_color(tmp_path: Path, drawn: 
     assert len({curve.get_color() for curve in curves}) == 2
     (bar,) = panel.collections[0].get_segments()
     assert [y for _, y in bar] == pytest.approx(results.lines[0]["loss"][1:])
+
+
+def test_numbered_points_have_a_legend(tmp_path: Path, drawn: list[Any]) -> None:
+    mark = panels.colored("split", crossed="is_top")
+    columns = (*TABLE.columns, Column("is_top", lambda group: group.keys["method"] == "top"))
+    results = make_results()
+    table = dataclasses.replace(TABLE, columns=columns)
+    results = dataclasses.replace(results, lines=table.lines(results.rows))
+    points = Points(
+        **COMMON, x=Axis("bytes", "bytes"), y=LOSS, numbered=True, mark=mark, across=("split",),
+        finish=panels.color_legend("split", mark),
+    )  # fmt: skip
+    points.draw(tmp_path, results)
+    (figure,) = drawn
+    assert [text.get_text() for text in figure.legends[0].texts] == ["1 mean", "2 top"]
+    for axes in figure.axes:
+        assert sorted(text.get_text() for text in axes.texts) == ["1", "2"]
+        assert [text.get_text() for text in axes.get_legend().texts] == ["iid", "skewed"]
+    marks = [mark(line) for line in results.lines]
+    assert [each["marker"] for each in marks] == ["o", "X", "o", "X"]
+    assert marks[0]["color"] == marks[1]["color"] != marks[2]["color"]
+
+
+def test_many_names_have_their_legend_at_the_side(tmp_path: Path, drawn: list[Any]) -> None:
+    rows = [
+        make_row("point", {"method": f"m{n}", "seed": 0}, {"step": step, "loss": n + step})
+        for n in range(1, 31)
+        for step in STEPS
+    ]
+    lines = Lines(**COMMON, x=(X,), y=LOSS)
+    for some in (rows[: 3 * 20], rows):
+        lines.draw(tmp_path, Results(None, some, []))
+    below, beside = drawn
+    assert beside.get_figwidth() == below.get_figwidth() + 4.6
+    assert len(beside.legends[0].texts) == 30
+
+
+def test_the_baseline_is_wide_and_some_lines_are_dashed() -> None:
+    style = panels.marked_style("mean", dashed=("top",))
+    assert style(0, "mean")["linewidth"] > style(1, "top")["linewidth"]
+    assert (style(0, "mean")["ls"], style(1, "top")["ls"]) == ("-", "--")
+    assert style(0, "mean")["marker"] != style(1, "top")["marker"]
 
 
 def test_a_panel_can_be_finished(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from experiments.study.readme import (
     CLAIMS,
     FIGURES,
     TABLE,
+    UNSTATED,
     describe_tuning,
     fact_table,
     provenance,
@@ -43,7 +44,7 @@ def row(kind: Any, method: str, seed: int, **values: Any) -> dict[str, Any]:
     return make_row(kind, {"method": method, "seed": seed}, values)
 
 
-def text(**options: Any) -> list[str]:
+def text(are_stated: bool = True, claimed: bool = True, **options: Any) -> list[str]:
     """The paragraphs of a README."""
     table = Table(("method",), (key("method"), Column("loss", mean_of("loss"), ".1f")))
     study = Study(
@@ -58,9 +59,9 @@ def text(**options: Any) -> list[str]:
     rows = [row("run", "mean", 0, loss=1.0)]
     claim = Claim("It is better.", lambda results: [])
     judgement = Judgement(claim, [Finding("ring", "holds", "ratio 0.5")])
-    return write(
-        study, Results(Config(), rows, table.lines(rows), FIRST, (judgement,))
-    ).split("\n\n")  # fmt: skip
+    judgements = (judgement,) if claimed else ()
+    results = Results(Config(), rows, table.lines(rows), FIRST, judgements, are_stated)
+    return write(study, results).split("\n\n")
 
 
 def test_a_readme_has_all_parts_without_prose() -> None:
@@ -96,6 +97,13 @@ def test_prose_places_the_parts_and_omits_none() -> None:
     assert paragraphs[3] == "1 row." and paragraphs[4].startswith("![Loss")
     assert paragraphs[5].startswith("Command") and paragraphs[7].startswith("Claim: It is better.")
     assert CLAIMS not in "".join(paragraphs) and len(paragraphs) == 9
+
+
+def test_the_readme_of_an_older_record_does_not_claim_foresight() -> None:
+    old, new = text(are_stated=False), text()
+    added = [paragraph for paragraph in old if paragraph not in new]
+    assert added == [UNSTATED] and old[old.index(UNSTATED) + 1].startswith("Claim: ")
+    assert UNSTATED not in text(are_stated=False, claimed=False)
 
 
 def test_the_provenance_has_the_commits_of_all_commands() -> None:
