@@ -17,9 +17,9 @@ help: ## print this list
 	@echo "  make test PYTHON=python3.12         another Python; .venv is made anew with it"
 
 demo: venv ## train one model with several methods; compare accuracy and bytes sent
-	$(PY) -u -m experiments compare $(ARGS)
+	$(PY) -u -m experiments digits $(ARGS)
 
-survey: venv ## every method at its best learning rate: loss against bytes (half an hour)
+survey: venv ## every method, tuned: loss against bytes (half an hour; longer tasks: ARGS='--tasks digits text glyphs')
 	$(PY) -u -m experiments survey $(ARGS)
 
 sparse: venv ## everything that sends sparse updates, on a language model (20 minutes)

@@ -30,7 +30,7 @@ class Survey:
     the same weights and batches? Which steps and bytes does it need to the loss of half a run?
 
     Command: `python -m experiments survey --tasks digits text glyphs`; `make survey` is for digits.
-    Expected time: an hour for digits and two for each other task on two busy CPU cores.
+    Expected time on two CPU cores: half an hour for digits, one for text, and three for glyphs.
 
     Number: the ratio of each method's test loss to that of `mean`, and the ratio of its bytes.
     """
