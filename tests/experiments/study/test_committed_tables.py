@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import experiments
-from experiments.methods import BASELINE
 from experiments.study.columns import Column, Table, key
 from experiments.study.groups import (
     Group,
