@@ -32,7 +32,7 @@ class Estimate:
 
     Command: `python -m experiments estimate`.
 
-    Expected time: under a minute on two CPU cores.
+    Expected time: one to two minutes on two CPU cores.
 
     Number: the error of each method and its bits per coordinate: 0.04 for `global_qsgd:8` at 14
     bits; the float32 all-reduce of 8 workers sends 56.
@@ -113,7 +113,8 @@ def prose(results: Results) -> list[str]:
         f"{', '.join(f'`{line.where}`' for line in best)}. These are gradients of one small "
         "network, which fits into one bucket. Methods differ in the number of coordinates per "
         "norm: all in `global_qsgd` and `qsgd`, 256 in `two_stage` and `mean_float8`. More "
-        "coordinates per norm give more noise, so other sizes have other errors.",
+        "coordinates per norm give more noise, so other sizes have other errors. The rounding of "
+        "`terngrad` is unbiased, but the method first clips gradients at 2.5 standard deviations.",
     ]  # fmt: skip
 
 
