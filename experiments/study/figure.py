@@ -260,9 +260,9 @@ class Points(Panels):
                 x, y, below, above = self._position(line)
                 bar = None if math.isnan(below) else [[below], [above]]
                 name = line.group.keys[self.by]
-                label = f"{texts[name]} {name}" if self.numbered else None
-                axes.errorbar(x, y, yerr=bar, capsize=2, elinewidth=0.7, linestyle="", label=label,
-                              **marks[id(line)])  # fmt: skip
+                label = {"label": f"{texts[name]} {name}"} if self.numbered else {}
+                axes.errorbar(x, y, yerr=bar, capsize=2, elinewidth=0.7, linestyle="",
+                              **label, **marks[id(line)])  # fmt: skip
             for group in self._joined(own[place]):
                 x, y = zip(*(self._position(line)[:2] for line in group), strict=True)
                 axes.plot(x, y, linestyle="--", linewidth=1, color=marks[id(group[0])]["color"])
