@@ -132,9 +132,8 @@ def prose(results: Results) -> Sequence[str]:
         "the standard deviation over seeds. Ratios are to `mean`; the paired one is the geometric "
         "mean over seeds. The target is the training loss of `mean` after half of its steps; "
         "steps and bytes to it are means over seeds, `-` if a seed does not reach it. Bytes are "
-        "means over steps. The compression error is ‖G - mean‖² / ‖mean‖² of an update G, averaged "
-        "over logged steps and seeds; it exceeds 1 if G includes momentum or the residual of "
-        "earlier steps, and means nothing for signs.",
+        "means over steps. The compression error is ‖G - mean‖² / ‖mean‖² of an update G; it "
+        "exceeds 1 if G has momentum or an earlier residual, and means nothing for signs.",
         "Small networks, small datasets, the same number of steps for all methods. Methods that "
         "lose here may not lose in a longer run, where feedback has more time; methods that tie "
         "here may not tie on a larger model. Options that are not tuned are defaults, or were set "

@@ -22,11 +22,10 @@ from experiments.training import codec_cost, densities
 from experiments.training.densities import LeafDensity
 from experiments.training.diagnostics import RECORDED_MAXIMA
 from experiments.training.optimizers import OPTIMIZER_TITLES
-from experiments.training.train import Program, make_mesh, make_program, train
+from experiments.training.train import Program, make_mesh, make_program
+from experiments.training.trainer import over_programs
 
 SCORED_EXAMPLES = 5000  # Training examples; the score of all takes longer than training.
-_RATE = "learning_rate"
-_KEYS = ("kind", "method", "optimizer", "seed", _RATE)
 
 
 class Comparison(NamedTuple):
@@ -107,7 +106,7 @@ def settings(config: Any) -> list[dict[str, str]]:
 def grid(config: Any, setting: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """The learning rates, and the options of the method that are tuned."""
     rates = tuple(sorted(set(config.learning_rates)))
-    return {_RATE: (rates,), **SPARSE_METHODS[setting["method"]].grid}
+    return {"learning_rate": (rates,), **SPARSE_METHODS[setting["method"]].grid}
 
 
 def facts(config: Any) -> Iterator[dict[str, Any]]:
@@ -138,30 +137,15 @@ def make_trainer(
     comparison = prepare(config)
     untuned = comparison.programs[setting["method"]]
 
-    @functools.cache
     def program_of(validation: bool, **options: Any) -> Program:
         if not (options or validation):
             return untuned
         # Diagnostics cost more than the step itself, and only the reported runs need them.
-        task = comparison.held_out if validation else comparison.task
-        variant = untuned.variant.tuned(**options)
-        return _make_program(
-            config, task, variant, comparison.mesh, with_diagnostics=not validation
-        )
+        variant, more = untuned.variant.tuned(**options), {"with_diagnostics": not validation}
+        return _make_program(config, comparison.task, variant, comparison.mesh, **more)
 
-    def run(
-        setting: Mapping[str, Any], seed: int, parameters: Mapping[str, Any], *, validation: bool
-    ) -> Iterator[dict[str, Any]]:
-        options = {name: value for name, value in parameters.items() if name != _RATE}
-        program = program_of(validation, **options)._replace(learning_rate=parameters[_RATE])
-        if validation:
-            *_, end = train(program, seed, config.steps, config.steps)
-            yield {f"validation_{name}": end[f"test_{name}"] for name in ("loss", "accuracy")}
-            return
-        for row in train(program, seed, config.steps, config.log_every):
-            yield {name: value for name, value in row.items() if name not in _KEYS}
-
-    return run
+    lengths = config.steps, config.log_every, config.steps
+    return over_programs(program_of, comparison.held_out, *lengths)
 
 
 def describe(config: Any, rows: Sequence[Mapping[str, Any]]) -> list[str]:

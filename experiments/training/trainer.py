@@ -17,6 +17,38 @@ def load_task(name: str, scored_examples: int | None = None) -> Task:
     return Task(dataset, path or None, scored_examples=scored_examples)
 
 
+def over_programs(
+    program_of: Callable[..., Program], held_out: Task, steps: int, log_every: int, trial_steps: int
+) -> Callable[..., Iterator[dict[str, Any]]]:
+    """What trains with programs; see `experiments.study.study.Trainer`.
+
+    Learning rates and seeds share a program.
+
+    Args:
+      program_of: `(validation, **options of the method) -> program`, called once per combination.
+      held_out: The task of trials, whose test set is a validation set.
+      steps: The steps of a run.
+      log_every: The steps between two logged points of a run.
+      trial_steps: The steps of a trial.
+    """
+    cached = functools.cache(program_of)
+
+    def run(
+        setting: Any, seed: int, parameters: Mapping[str, Any], *, validation: bool
+    ) -> Iterator[dict[str, Any]]:
+        options = {name: value for name, value in parameters.items() if name != "learning_rate"}
+        program = cached(validation, **options)
+        if "learning_rate" in parameters:
+            program = program._replace(learning_rate=parameters["learning_rate"])
+        if not validation:
+            yield from train(program, seed, steps, log_every)
+            return
+        *_, end = train(program._replace(task=held_out), seed, trial_steps, trial_steps)
+        yield {f"validation_{name}": end[f"test_{name}"] for name in ("loss", "accuracy")}
+
+    return run
+
+
 def make_trainer(
     config: Any,
     method: str,
@@ -29,10 +61,7 @@ def make_trainer(
     learning_rate: float | None = None,
     simulated: bool = False,
 ) -> Callable[..., Iterator[dict[str, Any]]]:
-    """What trains a method; see `experiments.study.study.Trainer`.
-
-    There is one compiled program per combination of options of the method. Learning rates and seeds
-    share it. Nothing is compiled before the first run.
+    """What trains a method; see `over_programs`. Nothing is compiled before the first run.
 
     Args:
       config: The config of the study, with `batch` and `devices`.
@@ -56,18 +85,11 @@ def make_trainer(
     def program_of(variant: Variant) -> Program:
         return make_program(task, variant, *arguments, simulated=simulated)
 
-    def run(
-        setting: Any, seed: int, parameters: Mapping[str, Any], *, validation: bool
-    ) -> Iterator[dict[str, Any]]:
-        options = {name: value for name, value in parameters.items() if name != "learning_rate"}
-        program = program_of(first.tuned(**options))
-        if "learning_rate" in parameters:
-            program = program._replace(learning_rate=parameters["learning_rate"])
-        if not validation:
-            yield from train(program, seed, steps, log_every)
-            return
-        *_, end = train(program._replace(task=held_out), seed, trial_steps, trial_steps)
-        yield {f"validation_{name}": end[f"test_{name}"] for name in ("loss", "accuracy")}
-
     program_of(first)
-    return run
+    return over_programs(
+        lambda validation, **options: program_of(first.tuned(**options)),
+        held_out,
+        steps,
+        log_every,
+        trial_steps or steps,
+    )

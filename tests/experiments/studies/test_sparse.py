@@ -19,7 +19,7 @@ from experiments.study.columns import Line
 from experiments.study.readme import write
 from experiments.study.store import read
 from experiments.study.tidy import make_row, of_kind
-from experiments.training import sparse as training
+from experiments.training import trainer
 from experiments.training.densities import LeafDensity
 from experiments.training.train import Program
 
@@ -172,15 +172,14 @@ def fake(program: Program, seed: int, steps: int, log_every: int) -> list[dict[s
     loss = 5 + 0.1 * seed + 0.01 * (name == "union") + abs(math.log(rate / 0.1))
     options = dict(program.variant.options)
     loss += abs(math.log(options.get("ratio", 1) / 0.5))
-    run = {"kind": "run", "method": name, "optimizer": "adagrad", "seed": seed}
-    scores = {"learning_rate": rate, "test_loss": loss, "test_accuracy": 0.5, "max_overflow": 0.25}
-    return [{**run, **scores, "compression_error": 0.0}]
+    scores = {"test_loss": loss, "test_accuracy": 0.5, "max_overflow": 0.25}
+    return [{**scores, "compression_error": 0.0}]
 
 
 def test_a_study_leaves_a_record_that_parses(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "train", fake)
+    monkeypatch.setattr(trainer, "train", fake)
     options = {"learning_rates": (0.03, 0.1, 0.3), "trials": 12}
     folder = tiny(tmp_path, text, ("mean", "union", "fetch_sgd"), **options)
     lines = check_record(folder)
