@@ -1,0 +1,39 @@
+"""The networks: convolutions as matrix products."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import linen
+
+from experiments.tasks.models import Conv
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "options", "flax"),
+    [
+        ((2, 5, 6, 3), (3, 3), {}, {}),
+        ((2, 5, 4, 1), (2, 3), {"dilation": 2}, {"kernel_dilation": 2}),
+        ((3, 9, 4), (3,), {"dilation": 2, "is_causal": True},
+         {"kernel_dilation": 2, "padding": "CAUSAL"}),
+    ],
+)  # fmt: skip
+def test_a_convolution_is_that_of_flax(
+    shape: tuple[int, ...], size: tuple[int, ...], options: dict[str, Any], flax: dict[str, Any]
+) -> None:
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    product, convolution = Conv(7, size, **options), linen.Conv(7, size, **flax)
+    params = convolution.init(jax.random.key(0), x)
+    jax.tree.map(np.testing.assert_array_equal, product.init(jax.random.key(0), x), params)
+    params = jax.tree.map(lambda w: w + 0.1, params)
+    np.testing.assert_allclose(product.apply(params, x), convolution.apply(params, x), atol=1e-5)
+
+    def gradient(module: linen.Module) -> Any:
+        return jax.grad(lambda p: (module.apply(p, x) ** 2).sum())(params)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3),
+        gradient(product),
+        gradient(convolution),
+    )
