@@ -22,7 +22,9 @@ class AdaptiveRatioState(NamedTuple):
     """The state of `adaptive_ratio`, equal on all workers except `PerWorker` parts of `inner`."""
 
     stage: jax.Array  # int32[], the index of the next ratio
-    calm: jax.Array  # int32[], steps since the error was above the target; at most `patience`
+    steps_below_target: (
+        jax.Array
+    )  # int32[], steps since the error was above the target; at most `patience`
     inner: Any  # the state that all stages share
     diagnostics: Any = ()  # dict of float32[], with `diagnostics=True`
 
@@ -30,13 +32,17 @@ class AdaptiveRatioState(NamedTuple):
 def _next(
     state: AdaptiveRatioState, error: jax.Array, target: float, patience: int, last: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The next `stage` and `calm` after a step with this error."""
+    """The next `stage` and `steps_below_target` after a step with this error."""
     too_coarse = error > target
-    calm = jnp.where(too_coarse, 0, jnp.minimum(state.calm + 1, patience))
-    coarser = (calm >= patience).astype(jnp.int32)
+    steps_below_target = jnp.where(
+        too_coarse, 0, jnp.minimum(state.steps_below_target + 1, patience)
+    )
+    coarser = (steps_below_target >= patience).astype(jnp.int32)
     moved = jnp.clip(state.stage + jnp.where(too_coarse, 1, -coarser), 0, last)
     finite = jnp.isfinite(error)
-    return jnp.where(finite, moved, state.stage), jnp.where(finite, calm, state.calm)
+    return jnp.where(finite, moved, state.stage), jnp.where(
+        finite, steps_below_target, state.steps_below_target
+    )
 
 
 @checked()
@@ -137,8 +143,10 @@ def adaptive_ratio(
     def init_fn(params: PyTree) -> AdaptiveRatioState:
         first = common_state(stages, params, "adaptive_ratio")
         inner, metrics = extract_metrics(first, jnp.zeros(()))
-        calm = jnp.asarray(patience, jnp.int32)
-        return AdaptiveRatioState(jnp.asarray(len(steps) - 1, jnp.int32), calm, inner, metrics)
+        steps_below_target = jnp.asarray(patience, jnp.int32)
+        return AdaptiveRatioState(
+            jnp.asarray(len(steps) - 1, jnp.int32), steps_below_target, inner, metrics
+        )
 
     @averages_over(common_axes(stages, "adaptive_ratio"))
     def update_fn(
@@ -151,10 +159,10 @@ def adaptive_ratio(
             state.stage,
             [partial(stage.update, updates, state.inner, params, **extra_args) for stage in stages],
         )
-        stage, calm = _next(
+        stage, steps_below_target = _next(
             state, inner.diagnostics["compression_error"], target_error, patience, len(steps) - 1
         )
         inner, metrics = extract_metrics(inner, jnp.asarray(steps, jnp.float32)[state.stage])
-        return result, AdaptiveRatioState(stage, calm, inner, metrics)
+        return result, AdaptiveRatioState(stage, steps_below_target, inner, metrics)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

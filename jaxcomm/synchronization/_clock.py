@@ -94,9 +94,9 @@ def windows(
     require_int(minibatches, "minibatches")
     if not callable(communication_seconds):
         require_seconds(communication_seconds, "communication_seconds")
-    if trigger.longest < straggler.minimum:
+    if trigger.max_seconds < straggler.minimum:
         raise ValueError(
-            f"A deadline of {trigger.longest:g} seconds is shorter than one mini-batch, which "
+            f"A deadline of {trigger.max_seconds:g} seconds is shorter than one mini-batch, which "
             f"takes at least {straggler.minimum:g}: no worker would ever finish one."
         )
     key = _noise.make_key(seed, None)

@@ -14,18 +14,18 @@ class Trigger(NamedTuple):
     """The rule that ends a window; its input `float32[workers, M]` is each mini-batch's end time.
 
     Attributes:
-      ends: A function from these times to the seconds after which the window ends, float32[].
-      longest: An upper bound on the seconds of a window, if one exists.
-      waits: Whether it waits for all workers, so that no mini-batch is half finished.
+      seconds: A function from these times to the seconds after which the window ends, float32[].
+      max_seconds: An upper bound on the seconds of a window, if one exists.
+      waits_for_all: Whether it waits for all workers, so that no mini-batch is half finished.
     """
 
-    ends: Callable[[jax.Array], jax.Array]
-    longest: float = math.inf
-    waits: bool = False
+    seconds: Callable[[jax.Array], jax.Array]
+    max_seconds: float = math.inf
+    waits_for_all: bool = False
 
     def __call__(self, done: jax.Array) -> jax.Array:
         """The seconds after which the window ends, float32[]."""
-        return self.ends(done)
+        return self.seconds(done)
 
 
 def all_workers() -> Trigger:
@@ -40,7 +40,7 @@ def all_workers() -> Trigger:
       >>> print(all_workers()(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
       6.0
     """
-    return Trigger(lambda done: jnp.max(done), waits=True)
+    return Trigger(lambda done: jnp.max(done), waits_for_all=True)
 
 
 def fastest_worker() -> Trigger:

@@ -121,7 +121,7 @@ def close_window(
     begins, ends = (
         jnp.take_along_axis(boundaries, finished[:, None] + k, axis=1)[:, 0] for k in (0, 1)
     )
-    late = in_flight == "finish_late" and not trigger.waits
+    late = in_flight == "finish_late" and not trigger.waits_for_all
     in_flight_now = (begins < seconds * (1 - rounding)) & (finished < times.shape[1])
     left = jnp.where(in_flight_now & late, ends - seconds, 0)
     counts = finished.astype(jnp.uint32) if late else finished

@@ -94,7 +94,7 @@ def test_a_step_that_is_not_finite_moves_nothing() -> None:
     seen = []
     for step in updates:
         _, state = run(jnp.asarray(step, jnp.float32), state, jnp.ones(3))
-        seen.append((int(state.stage), int(state.calm)))
+        seen.append((int(state.stage), int(state.steps_below_target)))
     assert seen == [(1, 50), (1, 50), (0, 50), (0, 50)]
 
 
