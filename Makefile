@@ -22,7 +22,7 @@ demo: venv ## train one model with several methods; compare accuracy and bytes s
 survey: venv ## every method, tuned: loss against bytes (half an hour; longer tasks: ARGS='--tasks digits text glyphs')
 	$(PY) -u -m experiments survey $(ARGS)
 
-sparse: venv ## everything that sends sparse updates, on a language model (20 minutes)
+sparse: venv ## everything that sends sparse updates, on a language model (25 minutes)
 	$(PY) -u -m experiments sparse $(ARGS)
 
 gossip: venv ## decentralized training on several graphs: MATCHA against D-PSGD, and others (half an hour)

@@ -29,7 +29,7 @@ class Sparse:
     take to encode and decode them, and which held-out loss does it reach after the same number of
     steps? Does S2 Reducer save the 81 % that its paper states, at the loss of the dense mean?
 
-    Command: `python -m experiments sparse`, or `make sparse`; 20 minutes on two CPU cores.
+    Command: `python -m experiments sparse`, or `make sparse`; 25 minutes on two idle CPU cores.
 
     Number: the bytes of the sparse leaves over those of the sparse all-gather and of the dense
     all-reduce, and the difference in held-out loss, paired by seed.
@@ -40,7 +40,9 @@ class Sparse:
     vocabulary: int | None = option(None, "size, only of words (default: 5000)", positive_integer)
     methods: tuple[str, ...] = option(("all",), "methods to compare, or all", many=True)
     optimizer: str = option(
-        "adagrad", "adagrad changes no row of gradient 0", choices=("adagrad", "sgd", "adam")
+        "adagrad",
+        "adagrad, which does not change rows whose gradient is 0; sgd (momentum 0.9); or adam",
+        choices=("adagrad", "sgd", "adam"),
     )
     learning_rates: tuple[float, ...] = option(
         (0.01, 0.03, 0.1, 0.3), "learning rates of the first grid", positive_number, many=True
