@@ -1,4 +1,4 @@
-"""The cost of the sparse leaves: their bytes, and the time of the codec."""
+"""The time of a codec on the sparse leaves."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -7,46 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
 
 import jaxcomm
-from experiments.cli.errors import ExperimentError
 from experiments.methods.sparse import SPARSE_METHODS, SparseVariant
 from experiments.training.timing import medians
-
-
-def count_sparse_bytes(
-    variant: SparseVariant, leaves: Mapping[str, tuple[int, ...]], mesh: Mesh
-) -> float:
-    """The bytes that a worker sends in one step for the sparse leaves.
-
-    Args:
-      variant: The method.
-      leaves: The shapes of the sparse leaves, by path.
-      mesh: The workers.
-
-    Raises:
-      ExperimentError: If the method does not support the number of workers.
-    """
-    aggregator = variant.build(0)
-    params = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in leaves.items()}
-    gradients = {
-        path: jax.ShapeDtypeStruct((mesh.size, *shape), jnp.float32)
-        for path, shape in leaves.items()
-    }
-
-    def on_worker(params: Any, state: Any, gradients: Any) -> Any:
-        gradients = jax.tree.map(lambda x: x[0], gradients)
-        return aggregator.update(gradients, state, params)[0]
-
-    try:
-        state = jax.eval_shape(lambda params: jaxcomm.init(aggregator, params, mesh), params)
-        specs = PartitionSpec(), jaxcomm.state_specs(state), PartitionSpec("data")
-        update = jax.shard_map(on_worker, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
-        return jaxcomm.wire.account(update, params, state, gradients).bytes_per_worker
-    except ValueError as error:
-        raise ExperimentError(str(error)) from error
-
 
 NOTE = (
     "Encoding includes measuring the statistics that are reduced over workers; decoding is of all "

@@ -15,6 +15,7 @@ import jaxcomm
 from experiments.cli.errors import ExperimentError
 from experiments.methods import BASELINE, ESTIMATORS, expand, parse_variant
 from experiments.tasks.task import Task
+from experiments.training.traffic import count_bytes
 from experiments.training.train import make_mesh, make_program
 
 _task = functools.cache(Task)
@@ -70,20 +71,14 @@ def make_estimator(method: str, mesh: Mesh) -> Callable[..., jax.Array]:
 
 
 @functools.cache
-def count_bytes(method: str, mesh: Mesh, size: int) -> float:
+def bytes_of(method: str, mesh: Mesh, size: int) -> float:
     """The bytes that a worker sends for one estimate of `size` coordinates.
 
     Raises:
       ExperimentError: If the method does not support the number of workers.
     """
-    arguments = (
-        jax.ShapeDtypeStruct((), np.uint32),
-        jax.ShapeDtypeStruct((mesh.size, size), np.float32),
-    )
-    try:
-        return jaxcomm.wire.account(make_estimator(method, mesh), *arguments).bytes_per_worker
-    except ValueError as error:
-        raise ExperimentError(str(error)) from error
+    gradients = jax.ShapeDtypeStruct((mesh.size, size), np.float32)
+    return count_bytes(parse_variant(method), gradients, mesh)
 
 
 def measure(
@@ -139,7 +134,7 @@ def settings(config: Any) -> list[dict[str, str]]:
     size = sum(leaf.size for leaf in jax.tree.leaves(task.first_weights(config.seed)))
     methods = expand(config.methods, ESTIMATORS)
     for method in methods:
-        count_bytes(method, mesh, size)
+        bytes_of(method, mesh, size)
     return [{"method": method} for method in methods]
 
 
@@ -154,7 +149,7 @@ def train(config: Any, setting: Mapping[str, str]) -> Callable[..., Iterator[Map
 
     def trainer(setting: Any, seed: int, *_: Any, **__: Any) -> Iterator[Mapping[str, Any]]:
         workers, size = gradients[seed].shape
-        sent, full = (count_bytes(each, mesh, size) for each in (method, BASELINE))
+        sent, full = (bytes_of(each, mesh, size) for each in (method, BASELINE))
         first_seed = config.seed + sorted(gradients).index(seed) * config.draws
         yield {
             "step": seed,

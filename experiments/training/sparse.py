@@ -22,6 +22,7 @@ from experiments.training import codec_cost, densities
 from experiments.training.densities import LeafDensity
 from experiments.training.diagnostics import RECORDED_MAXIMA
 from experiments.training.optimizers import OPTIMIZER_TITLES
+from experiments.training.traffic import count_bytes
 from experiments.training.train import Program, make_mesh, make_program
 from experiments.training.trainer import over_programs
 
@@ -115,7 +116,6 @@ def facts(config: Any) -> Iterator[dict[str, Any]]:
     mesh, gradients = comparison.mesh, comparison.gradients
     for leaf in comparison.leaves:
         yield {"about": "density", **leaf._asdict()}
-    shapes = {path: gradient.shape[1:] for path, gradient in gradients.items()}
     for method, program in comparison.programs.items():
         variant = program.variant
         times = codec_cost.time_codec(variant, gradients, config.repetitions)
@@ -123,7 +123,7 @@ def facts(config: Any) -> Iterator[dict[str, Any]]:
             "about": "sparse",
             "method": method,
             "workers": mesh.size,
-            "sparse_bytes": codec_cost.count_sparse_bytes(variant, shapes, mesh),
+            "sparse_bytes": count_bytes(variant, gradients, mesh),
             "step_bytes": program.account.bytes_per_worker,
             "encode_milliseconds": 1e3 * times.encode if times else math.nan,
             "decode_milliseconds": 1e3 * times.decode if times else math.nan,

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from experiments.cli.errors import ExperimentError
 from experiments.methods.sparse import SPARSE_METHODS, Capacity, SparseVariant
 from experiments.study.search import Axis
 from experiments.tasks.task import Task
-from experiments.training.codec_cost import count_sparse_bytes, time_codec
+from experiments.training.codec_cost import time_codec
 from experiments.training.densities import LeafDensity, describe, measure_densities, predict
 from experiments.training.diagnostics import read_diagnostics, update_maxima
+from experiments.training.traffic import count_bytes
 from experiments.training.train import make_mesh
 
 EMBEDDING = "Embed_0/embedding"
@@ -101,7 +103,8 @@ def test_leaves_count_by_their_coordinates() -> None:
 
 def sent(name: str, **options: float) -> float:
     variant = SparseVariant(name, CAPACITIES).tuned(**options)
-    return count_sparse_bytes(variant, {"a/b": (ROWS, WIDTH)}, make_mesh(WORKERS))
+    gradients = {"a/b": jax.ShapeDtypeStruct((WORKERS, ROWS, WIDTH), np.float32)}
+    return count_bytes(variant, gradients, make_mesh(WORKERS))
 
 
 def test_bytes_are_those_of_the_sparse_leaves() -> None:

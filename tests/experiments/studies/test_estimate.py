@@ -9,7 +9,7 @@ from experiments.methods import ALL_LABELS, ESTIMATORS, expand
 from experiments.studies.digits import Digits
 from experiments.studies.estimate import ERRORS, EXACT, STUDY, Estimate
 from experiments.study.claims import Results
-from experiments.training.mean_estimation import count_bytes, make_estimator, measure, predict
+from experiments.training.mean_estimation import bytes_of, make_estimator, measure, predict
 from experiments.training.train import make_mesh
 
 WORKERS, SIZE = 8, 2000
@@ -51,7 +51,7 @@ def test_bias_is_separated_from_variance() -> None:
 @pytest.mark.slow
 def test_the_sparse_form_does_not_overflow_and_sends_few_bytes() -> None:
     assert np.isfinite(measured("sparse_global_qsgd")["error"])
-    assert 8 * count_bytes("sparse_global_qsgd", make_mesh(WORKERS), SIZE) / SIZE < 5
+    assert 8 * bytes_of("sparse_global_qsgd", make_mesh(WORKERS), SIZE) / SIZE < 5
 
 
 def results(*rows: dict[str, object]) -> Results:
