@@ -23,7 +23,8 @@ _NAME = re.compile(r"[A-Za-z0-9 _.,:;%+=()/-]{1,80}")  # Matplotlib parses other
 Check = Callable[[Any], bool]
 
 
-def _is_name(value: Any) -> bool:
+def is_name(value: Any) -> bool:
+    """Whether the value is a short text that Matplotlib draws as it is."""
     return isinstance(value, str) and bool(_NAME.fullmatch(value))
 
 
@@ -52,7 +53,7 @@ def _is_loss(value: Any) -> bool:
 
 
 RULES: Mapping[Check, str] = {
-    _is_name: "a short name of letters and digits",
+    is_name: "a short name of letters and digits",
     _is_count: "an integer of at least 0",
     _is_amount: "a number of at least 0",
     _is_size: "a number above 0",
@@ -60,8 +61,8 @@ RULES: Mapping[Check, str] = {
     _is_loss: "a number of at least 0, or null where it is not finite",
 }
 
-_RUN_KEYS = {"method": _is_name, "optimizer": _is_name, "seed": _is_count}
-_STRAGGLER_KEYS = {"dataset": _is_name, "speeds": _is_name, "strategy": _is_name}
+_RUN_KEYS = {"method": is_name, "optimizer": is_name, "seed": _is_count}
+_STRAGGLER_KEYS = {"dataset": is_name, "speeds": is_name, "strategy": is_name}
 
 COLUMNS: Mapping[str, Mapping[str, Check]] = {
     "step": {**_RUN_KEYS, "bytes_sent": _is_amount, "train_loss": _is_loss},

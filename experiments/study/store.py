@@ -9,7 +9,7 @@ from typing import Any
 from experiments.cli.errors import ExperimentError
 from experiments.study import record as recording
 from experiments.study.files import write_atomically
-from experiments.study.rows import parse_lines, parse_object, read_lines
+from experiments.study.rows import is_name, parse_lines, parse_object, read_lines
 from experiments.study.tidy import LARGEST, SCHEMA, Row, migrate
 
 CLAIMS = "claims.md"
@@ -25,8 +25,9 @@ def _check(value: Any) -> Any:
     if isinstance(value, list):
         return [_check(each) for each in value]
     is_number = isinstance(value, int | float)
-    if not (isinstance(value, str | bool) or (is_number and abs(value) <= LARGEST)):
-        raise ValueError(f"{str(value)[:40]!r} is not a name or a number")
+    if not (value == "" or is_name(value) or (is_number and abs(value) <= LARGEST)):
+        shown = str(value)[:40]
+        raise ValueError(f"{shown!r} is not a short name of letters and digits, or a number")
     return value
 
 

@@ -29,7 +29,7 @@ KEPT: dict[str, set[Any]] = {
     "graph": {"ring_8"},
     "seed": {0, 1, 5},
 }
-CURVES = {"step", "gossip", "straggler"}
+CURVES = {"step", "point", "straggler"}
 
 
 @cache
@@ -110,21 +110,29 @@ def test_the_damaged_line_is_named(drawn: Drawn, metrics: bytes, message: str) -
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "message"),
+    ("record", "column", "value", "message"),
     [
-        ("bytes_sent", "many", "`bytes_sent` must be a number of at least 0, got 'many'"),
-        ("bytes_sent", 10**400, "`bytes_sent` must be a number of at least 0, got '1000"),
-        ("train_loss", -1, "`train_loss` must be a number of at least 0, or null"),
-        ("method", "$x^$", "`method` must be a short name of letters and digits, got '$x^$'"),
-        ("method", "means", ""),
-        ("train_loss", None, ""),  # All diverged.
-        ("bytes_sent", 0, ""),  # One worker sends nothing.
+        ("survey", "bytes_sent", "many", "`bytes_sent` must be a number of at least 0, got 'many'"),
+        ("survey", "bytes_sent", 10**400, "`bytes_sent` must be a number of at least 0, got '1000"),
+        ("survey", "train_loss", -1, "`train_loss` must be a number of at least 0, or null"),
+        ("survey", "method", "$x^$", "`method` must be a short name of letters and digits, got"),
+        ("digits", "bytes_sent", "many", "cannot be drawn"),
+        ("digits", "bytes_sent", 10**400, "'1000000000000000000000000000000000000000' is not a"),
+        ("digits", "method", "$x^$", "'$x^$' is not a short name of letters and digits, or a"),
+        ("digits", "method", "means", ""),
+        ("digits", "train_loss", None, ""),  # All diverged.
+        ("digits", "bytes_sent", 0, ""),  # One worker sends nothing.
     ],
+    ids=lambda value: str(value)[:20],
 )
-def test_a_column_of_invalid_values(drawn: Drawn, column: str, value: Any, message: str) -> None:
-    rows = [{**json.loads(line), column: value} for line in lines_of("digits")]
-    said = drawn(joined([json.dumps(row) for row in rows if row["kind"] == "step"]))
-    assert message in said if message else said == ""
+def test_a_column_of_invalid_values(
+    drawn: Drawn, record: str, column: str, value: Any, message: str
+) -> None:
+    """Of records before and after the common schema."""
+    rows = [json.loads(line) for line in lines_of(record)]
+    rows = [{**row, column: value} for row in rows if row["kind"] in ("step", "point")]
+    said = drawn(joined([json.dumps(row) for row in rows]), record)
+    assert (message in said) if message else said == "", said
 
 
 ODD = [None, 0, -1, 1, 1e30, 1e-30, "mean", "matcha", True, [], {}, 10**400, "$x^$", ""]
