@@ -80,9 +80,10 @@ def _one_sided(difference: Difference, significance: float, lower_is_better: boo
     return "not tested" if difference.pairs < 2 else "not told apart"
 
 
-def _check_margin(margin: float, log: bool) -> None:
-    if not margin > (1 if log else 0):
-        raise ValueError(f"The margin must be above {'1 for a ratio' if log else 0}, got {margin}.")
+def _check_margin(margin: float, least: int = 0) -> None:
+    if not margin > least:
+        of = " for a ratio" if least else ""
+        raise ValueError(f"The margin must be above {least}{of}, got {margin}.")
 
 
 def is_better(
@@ -133,12 +134,12 @@ def is_no_worse(
 
     Args:
       measure: The column of the runs; lower is better.
-      margin: The margin; for ratios the largest ratio, such as 1.1 for 10 %.
+      margin: The margin; for ratios the largest ratio, such as 1.1 for 10 % more or 0.5 for half.
       methods: The keys of the groups that are claimed to be no worse; all by default.
       log: Whether to compare ratios, for positive values.
       significance: The level of each test.
     """
-    _check_margin(margin, log)
+    _check_margin(margin)
 
     def judge(values: Mapping, reference: Mapping) -> tuple[Outcome, str]:
         limits = {seed: each * margin if log else each + margin for seed, each in reference.items()}
@@ -171,7 +172,7 @@ def is_equivalent(
       log: Whether to compare ratios, for positive values.
       significance: The level of each test.
     """
-    _check_margin(margin, log)
+    _check_margin(margin, 1 if log else 0)
 
     def judge(values: Mapping, reference: Mapping) -> tuple[Outcome, str]:
         limit = math.log(margin) if log else margin

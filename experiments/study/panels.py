@@ -166,6 +166,7 @@ class Panels:
     def complete(self, figure: Figure, panels: np.ndarray, keys: list, results: Results) -> None:
         """Adds titles, the grid, `finish` and the legend."""
         for axes, of_panel in zip(panels.flat, itertools.chain(*keys), strict=True):
+            axes.set_visible(axes.has_data())  # Some combinations of keys have no row.
             axes.set_title(", ".join(map(str, of_panel.values())), size=10)
             axes.grid(which="both", alpha=0.2)
             set_plain_ticks(axes)
@@ -175,7 +176,8 @@ class Panels:
         for axes in panels.flat:
             lines, labels = axes.get_legend_handles_labels()
             handles |= dict(zip(labels, lines, strict=True))
-        columns = max(1, min(5, int(figure.get_figwidth() / 2)))  # A label has about 2 inches.
+        inches = 0.7 + 0.09 * max(map(len, handles), default=0)  # Of the longest label.
+        columns = max(1, min(5, int(figure.get_figwidth() / inches)))
         place: dict[str, Any] = {"loc": "outside lower center", "ncols": columns}
         if len(handles) > 20:
             figure.set_size_inches(figure.get_figwidth() + 4.6, figure.get_figheight())

@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.study.groups import Group, Value
-from experiments.study.statistics import mean
+from experiments.study.claims import Results
+from experiments.study.groups import Estimate, Group, Spread, Value
+from experiments.study.statistics import mean, paired_log_ratio, sd
 from experiments.study.tidy import Row, grouped, is_missing, of_kind
 
 
@@ -15,14 +16,72 @@ def _half_way(points: Sequence[Row], measure: str) -> float:
     return (first_half or points)[-1][measure]
 
 
+def _needed(group: Group, column: str) -> list[float]:
+    """What the runs that reached the target needed."""
+    return [each for each in group.values(f"{column}_to_target") if not is_missing(each)]
+
+
 def reached(column: str) -> Value:
     """How many of the runs reached the target, such as `4/5`."""
+    return lambda group: f"{len(_needed(group, column))}/{len(group.runs)}"
 
-    def value(group: Group) -> str:
-        needed = group.values(f"{column}_to_target")
-        return f"{sum(not is_missing(each) for each in needed)}/{len(needed)}"
+
+def needed(column: str) -> Value:
+    """The mean and the standard deviation of what the runs that reached the target needed."""
+
+    def value(group: Group) -> Spread | None:
+        values = _needed(group, column)
+        return Spread(mean(values), sd(values)) if values else None
 
     return value
+
+
+def fastest(groups: Sequence[Group], column: str) -> Group | None:
+    """The group that needed the least on average, of those that reached the target in all runs."""
+    all_reached = [group for group in groups if len(_needed(group, column)) == len(group.runs)]
+    return min(all_reached, key=lambda group: mean(_needed(group, column)), default=None)
+
+
+def over_fastest(column: str, others: Sequence[Mapping[str, Any]]) -> Value:
+    """The ratio to the fastest of other groups, paired by seed, and its interval.
+
+    Args:
+      column: The column of what is needed.
+      others: The keys by which each of the other groups differs.
+    """
+
+    def value(group: Group) -> Estimate | None:
+        best = fastest([other for keys in others if (other := group.other(**keys))], column)
+        if best is None:
+            return None
+        both = [each.by_seed(f"{column}_to_target") for each in (group, best)]
+        return Estimate(*paired_log_ratio(*both).ratio)
+
+    return value
+
+
+def show_ratio(ratio: Estimate) -> str:
+    """A ratio and its interval, if both reach the target with all seeds.
+
+    Example:
+      >>> show_ratio(Estimate(0.5, 0.4, 0.625)), show_ratio(Estimate(*[math.inf] * 3))
+      ('0.50 [0.40, 0.62]', 'not reached')
+      >>> show_ratio(Estimate(0.0, 0.0, 0.0))
+      'only here reached'
+    """
+    if math.isinf(ratio.mean):
+        return "not reached"
+    if not ratio.mean:
+        return "only here reached"
+    interval = "" if math.isnan(ratio.low) else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return f"{ratio.mean:.2f}{interval}"
+
+
+def mark(axes: Any, results: Results, keys: Mapping[str, Any]) -> None:
+    """Draws the target in a panel of a figure."""
+    for line in results.lines:
+        if keys.items() <= line.group.keys.items():
+            axes.axhline(line.group.runs[0]["target"], color="black", linewidth=0.6)
 
 
 def add_targets(
@@ -31,12 +90,14 @@ def add_targets(
     reference: Mapping[str, Any],
     measure: str,
     columns: Sequence[str],
+    *,
+    interpolated: bool = False,
 ) -> list[Row]:
     """Adds to every run what it needed to reach the target of its setting.
 
     The target is the measure of the reference after half of its steps, averaged over seeds. A run
     gets the value of `<column>_to_target` at its first logged point with at most the target; NaN if
-    it has none, and `target`.
+    it has none or diverges later, and `target`.
 
     Args:
       rows: The rows.
@@ -44,6 +105,7 @@ def add_targets(
       reference: The keys and values of the reference in every setting.
       measure: The column that is compared with the target; lower is better.
       columns: The columns of what is needed.
+      interpolated: Whether to interpolate between that point and the one before it.
 
     Example:
       >>> keys = {"method": "mean", "seed": 0}
@@ -62,9 +124,22 @@ def add_targets(
     def reached(run: Row) -> Row:
         keys = tuple(run[name] for name in names)
         target = mean(halves.get(keys[: len(within)], ()))
-        below = [each for each in points.get(keys, ()) if each[measure] <= target]
-        first = below[0] if below else {}
-        needed = {f"{column}_to_target": first.get(column, math.nan) for column in columns}
-        return {**run, "target": target, **needed}
+        found = _at_target(points.get(keys, ()), measure, target, columns, interpolated)
+        return {**run, "target": target, **found}
 
     return [reached(row) if row["kind"] == "run" else row for row in rows]
+
+
+def _at_target(
+    points: Sequence[Row], measure: str, target: float, columns: Sequence[str], interpolated: bool
+) -> dict[str, float]:
+    """The columns where the measure of a run first is at most the target."""
+    place = next((n for n, each in enumerate(points) if each[measure] <= target), None)
+    if place is None or not math.isfinite(points[-1][measure]):
+        return {f"{column}_to_target": math.nan for column in columns}
+    first, before = points[place], points[max(0, place - 1)]
+    part: float = 0
+    if interpolated and target < before[measure] < math.inf:
+        part = (target - first[measure]) / (before[measure] - first[measure])
+    return {f"{name}_to_target": first[name] - part * (first[name] - before[name])
+            for name in columns}  # fmt: skip

@@ -98,6 +98,16 @@ def test_a_claim_of_no_worse_is_one_sided(log: bool) -> None:
     assert is_equivalent("loss", 1.1 if log else 0.1, log=log)(data)[0].outcome == "does not hold"
 
 
+def test_a_claim_of_half_is_one_of_a_margin_below_1() -> None:
+    data = results(
+        a_mean=BASE, a_top=[0.4, 0.42, 0.39], b_mean=BASE, b_top=[0.8, 0.88, 0.72],
+        c_mean=BASE, c_top=[0.5, 0.6, 0.42],
+    )  # fmt: skip
+    found = is_no_worse("loss", 0.5, log=True)(data)
+    assert [each.outcome for each in found] == ["holds", "does not hold", "not told apart"]
+    assert "ratio 0.4045 (" in found[0].numbers and found[0].numbers.endswith("margin 0.5")
+
+
 def test_a_claim_without_data_is_not_tested() -> None:
     alone = results(a_top=[1.0, 2.0])
     assert is_better("loss")(alone) == [Finding("a, top", "not tested", "there is no reference")]
@@ -153,12 +163,14 @@ def test_the_summary_counts_the_settings() -> None:
     "make",
     [
         lambda: is_equivalent("loss", 0.9, log=True),
-        lambda: is_no_worse("loss", 1, log=True),
+        lambda: is_no_worse("loss", 0, log=True),
         lambda: is_better("loss", log=True, lower_is_better=False),
     ],
 )
 def test_impossible_claims_are_errors_before_the_run(make: Any) -> None:
-    with pytest.raises(ValueError, match="ratio"):
+    with pytest.raises(
+        ValueError, match=r"above 1 for a ratio, got 0.9|above 0, got 0|about ratios"
+    ):
         make()
 
 

@@ -207,6 +207,26 @@ def test_the_baseline_is_wide_and_some_lines_are_dashed() -> None:
     assert style(0, "mean")["marker"] != style(1, "top")["marker"]
 
 
+def test_a_combination_of_keys_without_rows_has_no_panel(tmp_path: Path, drawn: list[Any]) -> None:
+    results = make_results()
+    for row in results.rows:
+        row["graph"] = "ring" if row["split"] == "iid" else row["method"]
+    Lines(**COMMON, x=(X,), y=LOSS, across=("graph",), down=("split",)).draw(tmp_path, results)
+    visible = {axes.get_title(): axes.get_visible() for axes in drawn[0].axes}
+    assert [title for title in visible if visible[title]] == [
+        "iid, ring", "skewed, mean", "skewed, top"]  # fmt: skip
+    assert len(visible) == 6
+
+
+def test_long_names_have_a_legend_of_fewer_columns(tmp_path: Path, drawn: list[Any]) -> None:
+    results = make_results()
+    for row in results.rows:
+        row["method"] = row["method"] + " of workers that wait for all others"
+    for scale in (1, 5):
+        Lines(**COMMON, x=(X,), y=LOSS, size=(3.4 * scale, 3.0)).draw(tmp_path, results)
+    assert [figure.legends[0]._ncols for figure in drawn] == [1, 4]
+
+
 def test_a_panel_can_be_finished(tmp_path: Path) -> None:
     seen = []
     lines = Lines(**COMMON, x=(X,), y=LOSS, across=("split",),

@@ -6,8 +6,15 @@ from typing import Any
 import pytest
 
 from experiments.study.columns import Column, Table, key
-from experiments.study.groups import relative
-from experiments.study.targets import add_targets, reached
+from experiments.study.groups import Estimate, Spread, difference, relative
+from experiments.study.targets import (
+    add_targets,
+    fastest,
+    needed,
+    over_fastest,
+    reached,
+    show_ratio,
+)
 from experiments.study.tidy import of_kind
 
 LOSSES = {"mean": [(8, 4, 2, 1), (8, 6, 2, 1)], "top": [(9, 5, 5, 4), (9, 9, 9, 6)]}
@@ -65,3 +72,67 @@ def test_without_a_finite_reference_no_target_is_reached(losses: tuple[float, ..
     found = add_targets([*diverged, *others], ("task",), {"method": "mean"}, "loss", ("step",))
     for run in of_kind(found, "run"):
         assert math.isnan(run["target"]) and math.isnan(run["step_to_target"])
+
+
+CURVES = {  # At 1, 2, 4 and 8 seconds.
+    "slow": [4.0, 3.0, 2.0, 1.0],
+    "fast": [3.5, 2.5, 0.5, 0.5],
+    "poor": [4.0, 4.0, 4.0, 3.5],
+    "wild": [4.0, 1.0, math.nan, math.nan],
+    "early": [3.0, 1.0, 1.0, 1.0],
+}
+
+
+def curves(seed: int, scale: float) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for method, losses in CURVES.items():
+        keys = {"schema": 1, "method": method, "seed": seed}
+        found += [
+            {"kind": "point", **keys, "step": n, "seconds": scale * 2.0**n, "loss": loss}
+            for n, loss in enumerate(losses)
+        ]
+        found.append({"kind": "run", **keys})
+    return found
+
+
+def test_times_are_interpolated_and_those_of_diverged_runs_are_unknown() -> None:
+    found = {
+        kind: {
+            run["method"]: run["seconds_to_target"]
+            for run in of_kind(
+                add_targets(curves(0, 1.0), (), {"method": "slow"}, "loss", ("seconds",),
+                            interpolated=kind), "run")
+        }
+        for kind in (False, True)
+    }  # fmt: skip
+    # The target is 3.
+    assert found[True] == pytest.approx(
+        {"slow": 2.0, "fast": 1.5, "poor": math.nan, "wild": math.nan, "early": 1.0}, nan_ok=True
+    )
+    assert (found[False]["fast"], found[False]["slow"]) == (2.0, 2.0)
+
+
+def test_ratios_of_times() -> None:
+    name = "seconds_to_target"
+    table = Table(
+        ("method",),
+        (
+            key("method"),
+            Column("time", needed("seconds"), ".2f"),
+            Column("ratio", difference(name, log=True), show_ratio),
+            Column("of fastest", over_fastest("seconds", [{"method": "slow"}, {"method": "fast"}]),
+                   show_ratio),
+        ),
+        {"method": "slow"},
+    )  # fmt: skip
+    rows = [*curves(0, 1.0), *curves(1, 2.0)]
+    targets = add_targets(rows, (), {"method": "slow"}, "loss", ("seconds",), interpolated=True)
+    lines = {line["method"]: line for line in table.lines(targets)}
+    assert lines["fast"]["time"] == Spread(2.25, pytest.approx(1.06, abs=0.01))
+    assert lines["fast"]["ratio"].mean == pytest.approx(0.75)
+    assert lines["slow"]["of fastest"].mean == pytest.approx(4 / 3)
+    assert fastest([line.group for line in lines.values()], "seconds") is lines["early"].group
+    assert fastest([lines["poor"].group], "seconds") is None
+    shown = table.to_markdown([*lines.values()])
+    assert "| poor | - | not reached | not reached |" in shown
+    assert show_ratio(Estimate(2.0, math.nan, math.nan)) == "2.00"
