@@ -28,7 +28,7 @@ sparse: venv ## everything that sends sparse updates, on a language model (25 mi
 gossip: venv ## decentralized training on several graphs: MATCHA against D-PSGD, and others (half an hour)
 	$(PY) -u -m experiments gossip $(ARGS)
 
-stragglers: venv ## slow workers on a simulated clock: time to the same loss (40 minutes)
+stragglers: venv ## slow workers on a simulated clock: time to the same loss (an hour)
 	$(PY) -u -m experiments stragglers $(ARGS)
 
 records: venv ## repeat all studies whose records are not of today, or continue them (hours)

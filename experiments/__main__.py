@@ -11,14 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from experiments.cli.configs import (
-    Bench,
-    Figures,
-    Launch,
-    Records,
-    Stragglers,
-    Train,
-)
+from experiments.cli.configs import Bench, Figures, Launch, Records, Train
 from experiments.cli.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
 from experiments.cli.options import device_number
 from experiments.cli.parse import Command, first_line, parse
@@ -26,7 +19,6 @@ from experiments.studies import command_of, load, names
 from experiments.training.cluster import in_cluster, initialize, is_main_process
 
 CONFIGS = {
-    "stragglers": Stragglers,
     "train": Train,
     "launch": Launch,
     "bench": Bench,
@@ -35,7 +27,6 @@ CONFIGS = {
 }
 
 MODULES = {  # Each has a function `main`, which takes the config.
-    "stragglers": "studies.stragglers.run",
     "train": "train",
     "launch": "cli.launch",
     "bench": "bench.run",
@@ -48,7 +39,6 @@ COMMANDS = {
     **{
         name: Command(first_line(config), lambda config=config: config)
         for name, config in CONFIGS.items()
-        if name not in names()
     },
 }
 

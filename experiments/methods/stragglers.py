@@ -1,4 +1,4 @@
-"""The strategies and the slow workers of the comparison of stragglers."""
+"""The methods, their forms, and the slow workers of the study of stragglers."""
 
 import functools
 from collections.abc import Callable
@@ -7,28 +7,91 @@ from typing import Any, NamedTuple
 import optax
 
 import jaxcomm
-from experiments.cli.configs import Stragglers
 from experiments.methods.gossip import make_topology
 from jaxcomm import gossip, synchronization
 from jaxcomm.synchronization import Straggler
 
 WORKERS = 8
 BUDGET = 0.5
-DEAD_SLOWDOWN = 100.0  # The slowdown of the one slow worker of `dead_slow`.
-PARETO_SHAPE = 1.5  # Of the Pareto distribution; below 2, its variance is infinite.
+DEAD_SLOWDOWN = 100.0
+PARETO_SHAPE = 1.5  # Below 2, so the variance is infinite.
+SLOW_WORKER = WORKERS - 1  # No worker is slower.
 
-# From the seconds of a mini-batch on a fast worker, or their mean if times are random.
-SPEEDS: dict[str, Callable[[float], Straggler]] = {
-    "3:1": lambda s: synchronization.deterministic([s] * 4 + [3 * s] * 4),
-    "exponential": lambda s: synchronization.exponential(mean=s),
-    "pareto": lambda s: synchronization.pareto(
-        scale=s * (PARETO_SHAPE - 1) / PARETO_SHAPE, shape=PARETO_SHAPE
+TOPOLOGY = make_topology("erdos_renyi_8")
+
+
+class Speeds(NamedTuple):
+    """A model of slow workers."""
+
+    description: str
+    straggler: Callable[[float], Straggler]  # From the seconds of a mini-batch, see below.
+    is_random: bool = False
+    slowdown: float = 1.0  # The mean time of the slowest worker over that of the fastest.
+
+
+def _with_delay(straggler: Straggler, delay: Straggler) -> Straggler:
+    """The times of a straggler plus random delays."""
+    return Straggler(
+        lambda *arguments: straggler.sample(*arguments) + delay.sample(*arguments),
+        lambda workers: straggler.means(workers) + delay.means(workers),
+        None,
+        straggler.minimum + delay.minimum,
+    )
+
+
+def _two_speeds(s: float) -> Straggler:
+    return synchronization.deterministic([s] * 4 + [3 * s] * 4)
+
+
+# The number is the seconds of a mini-batch on a fast worker, or their mean if times are random.
+SPEEDS: dict[str, Speeds] = {
+    "3:1": Speeds("half of the workers are three times slower", _two_speeds, slowdown=3),
+    "exponential": Speeds(
+        "exponential times with the same mean for each worker",
+        lambda s: synchronization.exponential(mean=s),
+        is_random=True,
     ),
-    "dead_slow": lambda s: synchronization.deterministic([s] * 7 + [DEAD_SLOWDOWN * s]),
+    "pareto": Speeds(
+        f"Pareto times with the exponent {PARETO_SHAPE:g} and the same mean for each worker",
+        lambda s: synchronization.pareto(
+            scale=s * (PARETO_SHAPE - 1) / PARETO_SHAPE, shape=PARETO_SHAPE
+        ),
+        is_random=True,
+    ),
+    "delay": Speeds(
+        "`3:1`, plus an exponential delay of each mini-batch with the mean of a fast mini-batch. "
+        "The paper's analysis has these two causes, the throughput of devices and random delays; "
+        "its distributions and their parameters were not available",
+        lambda s: _with_delay(_two_speeds(s), synchronization.exponential(mean=s)),
+        is_random=True,
+        slowdown=2,
+    ),
+    "dead_slow": Speeds(
+        f"one worker is {DEAD_SLOWDOWN:g} times slower",
+        lambda s: synchronization.deterministic([s] * 7 + [DEAD_SLOWDOWN * s]),
+        slowdown=DEAD_SLOWDOWN,
+    ),
+}
+
+# What the workers wait for before they exchange updates.
+BLOCKING = "blocking"
+NEW_TIME = "abort_new_time"
+FINISH_LATE = "finish_late"
+FORMS: dict[str, str] = {
+    BLOCKING: "workers wait until those from which they receive have finished all mini-batches",
+    NEW_TIME: "a window ends when the fastest worker has finished; the others abort the mini-batch "
+    "in flight and restart it in the next window with a new random time",
+    "abort_same_time": "the same, but the restarted mini-batch takes as long as it would have",
+    FINISH_LATE: "the same end of a window; a mini-batch in flight counts in a later window, with "
+    "the gradient at the parameters at which it began",
 }
 
 
-TOPOLOGY = make_topology("erdos_renyi_8")
+def forms_of(method: str, speeds: str) -> list[str]:
+    """The different forms of a method. Without random times, both forms that abort are the same."""
+    if METHODS[method].is_local:
+        return [BLOCKING]
+    return [name for name in FORMS if name != NEW_TIME or SPEEDS[speeds].is_random]
 
 
 @functools.cache
@@ -41,90 +104,51 @@ def _plan() -> gossip.MatchaPlan:
     return gossip.matcha_plan(TOPOLOGY.matchings, BUDGET)
 
 
-class Strategy(NamedTuple):
-    """How workers wait for each other and exchange updates."""
+class Method(NamedTuple):
+    """How workers exchange updates."""
 
     description: str
-    build: Callable[[Any, Any, int], optax.GradientTransformation]  # of rate, seed and period
+    build: Callable[[Any, Any, Any], optax.GradientTransformation]  # of rate, seed and period
     mixing: Callable[[], Any] | None = None  # the neighbors of each worker; None is all workers
-    local: bool = False  # whether a step is one mini-batch, with periodic averaging
-    waits_for_all: bool = True  # whether a step waits for all mini-batches of the neighbors
-    finishes_late: bool = False  # whether a mini-batch in flight counts in the next window
+    is_local: bool = False  # whether a step is one mini-batch, with periodic averaging
 
     @property
     def per_worker_params(self) -> bool:
         """Whether parameters differ by worker."""
-        return self.local or self.mixing is not None
-
-    def minibatches(self, config: Stragglers) -> int:
-        """The maximum of mini-batches per worker and step."""
-        return 1 if self.local else config.minibatches
-
-    def chunk(self, config: Stragglers) -> int:
-        """Steps between two logged losses."""
-        return config.log_every * config.minibatches // self.minibatches(config)
+        return self.is_local or self.mixing is not None
 
 
-def _mean(rate: Any, seed: Any, period: int) -> optax.GradientTransformation:
+def _mean(rate: Any, seed: Any, period: Any) -> optax.GradientTransformation:
     del seed, period
     return optax.chain(jaxcomm.mean(), optax.sgd(rate))
 
 
-def _local(rate: Any, seed: Any, period: int) -> optax.GradientTransformation:
+def _local(rate: Any, seed: Any, period: Any) -> optax.GradientTransformation:
     del seed
-    return optax.chain(optax.sgd(rate), synchronization.local_sgd(period))
+    return optax.chain(optax.sgd(rate), synchronization.local_sgd(lambda step: period))
 
 
-def _dpsgd(rate: Any, seed: Any, period: int) -> optax.GradientTransformation:
+def _dpsgd(rate: Any, seed: Any, period: Any) -> optax.GradientTransformation:
     del period
     return optax.chain(
         optax.sgd(rate), gossip.dpsgd(_graph(), order="adapt_then_combine", seed=seed)
     )
 
 
-def _matcha(rate: Any, seed: Any, period: int) -> optax.GradientTransformation:
+def _matcha(rate: Any, seed: Any, period: Any) -> optax.GradientTransformation:
     del period
     return optax.chain(optax.sgd(rate), gossip.matcha(_plan(), seed=seed))
 
 
-STRATEGIES: dict[str, Strategy] = {
-    "synchronous": Strategy(
-        "an all-reduce after all workers have finished all mini-batches", _mean
+METHODS: dict[str, Method] = {
+    "all_reduce": Method("the mean over all workers, which is synchronous SGD if blocking", _mean),
+    "local_sgd": Method(
+        "local steps of one mini-batch, with a periodic all-reduce", _local, is_local=True
     ),
-    "local_sgd": Strategy(
-        "local steps of one mini-batch, with a periodic all-reduce", _local, local=True
-    ),
-    "dpsgd": Strategy(
-        "gossip between neighbors after they have finished all mini-batches", _dpsgd, mixing=_graph
-    ),
-    "matcha": Strategy(
-        "the same over a random half of the matchings per step", _matcha, mixing=_plan
-    ),
-    "non_blocking": Strategy(
-        "an all-reduce of the finished mini-batches when the fastest worker has finished",
-        _mean,
-        waits_for_all=False,
-    ),
-    "non_blocking_late": Strategy(
-        "the same; a mini-batch in flight counts in the next window, stale",
-        _mean,
-        waits_for_all=False,
-        finishes_late=True,
-    ),
-    "non_blocking_dpsgd": Strategy(
-        "local steps on the finished mini-batches when the fastest worker has finished, and gossip",
+    "dpsgd": Method(
+        "local steps and gossip with all neighbors, on the graph of figure 1a of MATCHA's paper",
         _dpsgd,
         mixing=_graph,
-        waits_for_all=False,
     ),
-    "non_blocking_matcha": Strategy(
-        "the same over half the matchings", _matcha, mixing=_plan, waits_for_all=False
-    ),
-}
-# The blocking form of each non-blocking strategy.
-BLOCKING_FORM = {
-    "non_blocking": "synchronous",
-    "non_blocking_late": "synchronous",
-    "non_blocking_dpsgd": "dpsgd",
-    "non_blocking_matcha": "matcha",
+    "matcha": Method("the same over a random half of the matchings per step", _matcha, _plan),
 }

@@ -6,9 +6,7 @@ from pathlib import Path
 from experiments import studies
 from experiments.cli.configs import Figures
 from experiments.cli.errors import ExperimentError
-from experiments.studies.stragglers import figure as straggler_figure
 from experiments.study import command
-from experiments.study.record import read_metrics
 from experiments.study.store import environment, read_settings
 
 _DRAWN_BY = {"compare": "digits", "train": "digits"}
@@ -31,9 +29,6 @@ def study_of(folder: Path) -> str:
 
 def _draw(folder: Path) -> list[Path]:
     name = study_of(folder)
-    if name == "stragglers" and name not in studies.names():
-        curves, runs = (read_metrics(folder, kind) for kind in ("straggler", "straggler_run"))
-        return [straggler_figure.draw(folder, curves, runs)]
     if name not in studies.names():
         raise ExperimentError(f"{folder} is not the record of a study with figures.")
     study = studies.load(name)

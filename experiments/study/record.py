@@ -25,7 +25,6 @@ import jax
 from experiments.cli.errors import ExperimentError, Interrupted
 from experiments.cli.launch import COMMAND
 from experiments.study.files import reporting_os_errors, write_atomically
-from experiments.study.rows import read_rows
 from experiments.training.cluster import is_main_process
 
 PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn")
@@ -80,15 +79,6 @@ def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()
     }
-
-
-def read_metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The rows of one kind in a record, such as `"step"`, `"run"` or `"estimate"`.
-
-    Raises:
-      ExperimentError: If there is no such record, or a line is not a valid row of metrics.
-    """
-    return [row for row in read_rows(folder / METRICS) if row["kind"] == kind]
 
 
 def _new_folder(root: Path, name: str) -> Path:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.study.claims import Results
+from experiments.study.columns import Line
 from experiments.study.groups import Estimate, Group, Spread, Value
 from experiments.study.statistics import mean, paired_log_ratio, sd
 from experiments.study.tidy import Row, grouped, is_missing, of_kind
@@ -40,6 +41,19 @@ def fastest(groups: Sequence[Group], column: str) -> Group | None:
     """The group that needed the least on average, of those that reached the target in all runs."""
     all_reached = [group for group in groups if len(_needed(group, column)) == len(group.runs)]
     return min(all_reached, key=lambda group: mean(_needed(group, column)), default=None)
+
+
+def describe_fastest(lines: Sequence[Line], keys: Sequence[str], column: str) -> str:
+    """The fastest group per values of keys, and what it needed."""
+    places: dict[tuple, list[Group]] = {}
+    for line in lines:
+        places.setdefault(tuple(line.group.keys[key] for key in keys), []).append(line.group)
+    best = [fastest(groups, column) for groups in places.values()]
+    return "; ".join(
+        f"{', '.join(map(str, group.keys.values()))} ({mean(_needed(group, column)):.3g})"
+        for group in best
+        if group
+    )
 
 
 def over_fastest(column: str, others: Sequence[Mapping[str, Any]]) -> Value:

@@ -1,4 +1,4 @@
-"""The simulated clock of a strategy, which does not depend on training."""
+"""The simulated clock of a method, which does not depend on training."""
 
 import functools
 from collections.abc import Callable
@@ -8,13 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.cli.configs import Stragglers
-from experiments.cli.errors import ExperimentError
-from experiments.methods.stragglers import SPEEDS, WORKERS, Strategy
+from experiments.methods.stragglers import (
+    BLOCKING,
+    FINISH_LATE,
+    METHODS,
+    NEW_TIME,
+    SPEEDS,
+    WORKERS,
+    Method,
+)
 from jaxcomm import synchronization
-from jaxcomm.synchronization import Queue, Window
+from jaxcomm.synchronization import Barrier, Queue, Trigger, Window
 
-MAX_WINDOWS_FACTOR = 8  # Maximum windows over those of a run whose workers finish all mini-batches.
+MAX_MINIBATCHES = 8  # Per worker and step.
+CHUNK = 256  # Steps of one call of a compiled program.
 
 
 class Link(NamedTuple):
@@ -22,6 +29,7 @@ class Link(NamedTuple):
 
     all_reduce: float
     message: float  # of all parameters, to one neighbor
+    signal: float  # of the fastest worker to all others: its window has ended
 
 
 class Timeline(NamedTuple):
@@ -30,104 +38,138 @@ class Timeline(NamedTuple):
     window: Window
     queue: Queue  # after it
     seconds: np.ndarray  # float64[steps], on the clock at the end of the step
-    idle: np.ndarray  # int[steps], windows so far in which no worker finished a mini-batch
+    aborted: np.ndarray  # float64[steps], worker-seconds so far on mini-batches that were aborted
 
 
-def _window_timeline(
-    strategy: Strategy, link: Link, speeds: str, seed: int, config: Stragglers
-) -> Any:
-    """The timeline of common windows, in which workers finish what they can."""
-    communication: float | Callable[[jax.Array], jax.Array] = link.all_reduce
-    if strategy.mixing:
-        barriers = _neighbor_barriers(strategy, link, seed)
-        communication = lambda step: jnp.max(barriers(step).seconds)  # noqa: E731
-    start, close = synchronization.windows(
-        SPEEDS[speeds](config.minibatch_seconds),
-        synchronization.all_workers()
-        if strategy.waits_for_all
-        else synchronization.fastest_worker(),
-        workers=WORKERS,
-        minibatches=config.minibatches,
-        communication_seconds=communication,
-        in_flight="finish_late" if strategy.finishes_late else "abort",
-        seed=seed,
-    )
+def _barriers(method: Method, link: Link, period: Any, seed: Any) -> Callable[[Any], Barrier]:
+    """Which workers wait for each other after a step, and the seconds of their exchange."""
+    if method.mixing:
+        neighbors = synchronization.neighbor_barrier(method.mixing(), seconds=1.0, seed=seed)
 
-    @jax.jit
-    def run() -> Any:
-        def body(clock: Any, _: None) -> Any:
-            window, clock = close(clock)
-            return clock, (window, clock)
+        def of_neighbors(step: jax.Array) -> Barrier:
+            barrier = neighbors(step)
+            return barrier._replace(seconds=barrier.seconds * link.message)
 
-        return jax.lax.scan(body, start, length=MAX_WINDOWS_FACTOR * config.steps)[1]
+        return of_neighbors
 
-    window, clock = jax.device_get(run())
-    return Timeline(window, clock.queue, clock.seconds.astype(np.float64), clock.idle)
+    def of_all(step: jax.Array) -> Barrier:
+        due = (step + 1) % period == 0
+        seconds = jnp.where(due, jnp.full(WORKERS, link.all_reduce), 0)
+        return Barrier(jnp.eye(WORKERS, dtype=bool) | due, seconds)
+
+    return of_all
 
 
-def _neighbor_barriers(
-    strategy: Strategy, link: Link, seed: int
-) -> Callable[[jax.Array], synchronization.Barrier]:
-    assert strategy.mixing is not None
-    return synchronization.neighbor_barrier(strategy.mixing(), seconds=link.message, seed=seed)
+def _times(straggler: Any, key: jax.Array, first: jax.Array, minibatches: jax.Array) -> jax.Array:
+    """The seconds of mini-batches of each worker from its `first` on, [workers, most].
+
+    They depend only on the number of the mini-batch, so that all forms have the same times. After
+    the number of mini-batches, they are infinite.
+    """
+
+    def seconds(worker: jax.Array, number: jax.Array) -> jax.Array:
+        return straggler.sample(key, number, (WORKERS, 1))[worker, 0]
+
+    numbers = first[:, None] + jnp.arange(MAX_MINIBATCHES, dtype=jnp.int32)[None]
+    times = jax.vmap(jax.vmap(seconds, (None, 0)))(jnp.arange(WORKERS), numbers)
+    return _only_first(times, minibatches)
 
 
-def _barrier_timeline(
-    strategy: Strategy, link: Link, speeds: str, seed: int, config: Stragglers
-) -> Any:
-    """The timeline of workers that finish all mini-batches and wait at barriers."""
-    straggler, each = SPEEDS[speeds](config.minibatch_seconds), strategy.minibatches(config)
-    steps = config.steps * config.minibatches // each
-    barriers = (
-        synchronization.global_barrier(WORKERS, period=config.period, seconds=link.all_reduce)
-        if strategy.local
-        else _neighbor_barriers(strategy, link, seed)
-    )
-    key = jax.random.key(seed)
-
-    @jax.jit
-    def run() -> jax.Array:
-        def body(clocks: jax.Array, step: jax.Array) -> Any:
-            work = jnp.sum(straggler.sample(key, step, (WORKERS, each)), axis=1)
-            clocks = synchronization.wait_at_barrier(clocks, work, barriers(step))
-            return clocks, jnp.max(clocks)
-
-        numbers = jnp.arange(steps, dtype=jnp.int32)
-        return jax.lax.scan(body, jnp.zeros(WORKERS), numbers)[1]
-
-    seconds = np.asarray(run(), np.float64)
-    shape = (steps, WORKERS)
-    first = np.broadcast_to(each * np.arange(steps, dtype=np.int32)[:, None], shape)
-    window = Window(
-        np.diff(seconds, prepend=0),
-        first,
-        np.full(shape, each, np.int32),
-        np.zeros(shape, bool),
-    )
-    queue = Queue(first + each, np.zeros(shape, np.float32))
-    return Timeline(window, queue, seconds, np.zeros(steps, np.int32))
+def _only_first(times: jax.Array, minibatches: jax.Array) -> jax.Array:
+    return jnp.where(jnp.arange(MAX_MINIBATCHES)[None] < minibatches, times, jnp.inf)
 
 
 @functools.cache
-def timeline(
-    strategy: Strategy, link: Link, speeds: str, seed: int, config: Stragglers
-) -> Timeline:
-    """Steps until as many mini-batches are finished as in `config.steps` full windows.
+def _blocking(method: str, speeds: str, minibatch_seconds: float) -> Callable[..., Any]:
+    """Steps in which all workers finish all mini-batches, and wait at barriers."""
+    straggler = SPEEDS[speeds].straggler(minibatch_seconds)
 
-    Raises:
-      ExperimentError: If that takes more than `MAX_WINDOWS_FACTOR` times as many windows.
-    """
-    uses_barriers = strategy.waits_for_all and strategy.per_worker_params
-    whole_timeline = (_barrier_timeline if uses_barriers else _window_timeline)(
-        strategy, link, speeds, seed, config
-    )
-    required = config.steps * WORKERS * config.minibatches
-    finished = np.cumsum(whole_timeline.window.finished.sum(axis=1))
-    if finished[-1] < required:
-        raise ExperimentError(
-            f"{len(finished)} windows with the speeds {speeds} have {finished[-1]} mini-batches of "
-            f"the required {required}: workers finish too few in a window."
-        )
-    chunk = strategy.chunk(config)
-    steps = -(-(int(np.searchsorted(finished, required)) + 1) // chunk) * chunk
-    return Timeline(*jax.tree.map(lambda x: x[:steps], tuple(whole_timeline)))
+    @jax.jit
+    def run(carry: Any, link: Link, minibatches: Any, period: Any, seed: Any) -> Any:
+        barriers, key = _barriers(METHODS[method], link, period, seed), jax.random.key(seed)
+
+        def body(carry: Any, _: None) -> Any:
+            clocks, step = carry
+            first = jnp.full(WORKERS, step * minibatches)
+            times = _times(straggler, key, first, minibatches)
+            work = jnp.sum(jnp.where(jnp.isinf(times), 0, times), axis=1)
+            later = synchronization.wait_at_barrier(clocks, work, barriers(step))
+            length = jnp.max(later) - jnp.max(clocks)
+            finished, none = jnp.full(WORKERS, minibatches), jnp.zeros(WORKERS)
+            window = Window(length, first, finished, none > 0)
+            return (later, step + 1), (window, Queue(first + finished, none), none[0])
+
+        return jax.lax.scan(body, carry, length=CHUNK)
+
+    return run
+
+
+@functools.cache
+def _non_blocking(
+    method: str, form: str, speeds: str, minibatch_seconds: float
+) -> Callable[..., Any]:
+    """Windows that end when the fastest worker has finished; then all workers exchange."""
+    straggler = SPEEDS[speeds].straggler(minibatch_seconds)
+
+    @jax.jit
+    def run(carry: Any, link: Link, minibatches: Any, period: Any, seed: Any) -> Any:
+        barriers, key = _barriers(METHODS[method], link, period, seed), jax.random.key(seed)
+        fastest = Trigger(lambda done: jnp.min(jnp.take(done, minibatches - 1, axis=1)))
+
+        def body(carry: Any, _: None) -> Any:
+            queue, step = carry
+            times = _times(straggler, key, queue.position, minibatches)
+            if form == NEW_TIME:
+                drawn = straggler.sample(key, step, (WORKERS, MAX_MINIBATCHES))
+                times = _only_first(drawn, minibatches)
+            window, queue = synchronization.close_window(
+                queue, times, fastest, in_flight="finish_late" if form == FINISH_LATE else "abort"
+            )
+            finished = window.finished.astype(jnp.int32)
+            is_done = jnp.arange(MAX_MINIBATCHES)[None] < finished[:, None]
+            done = jnp.sum(jnp.where(is_done, times, 0), axis=1)
+            aborted = jnp.sum(jnp.where(finished < minibatches, window.seconds - done, 0))
+            length = window.seconds + link.signal + jnp.max(barriers(step).seconds)
+            window = window._replace(seconds=length, finished=finished)
+            return (queue, step + 1), (
+                window,
+                queue,
+                0 * aborted if form == FINISH_LATE else aborted,
+            )
+
+        return jax.lax.scan(body, carry, length=CHUNK)
+
+    return run
+
+
+def timeline(
+    method: str,
+    form: str,
+    speeds: str,
+    link: Link,
+    *,
+    seconds: float,
+    minibatch_seconds: float,
+    minibatches: int,
+    period: int,
+    seed: int,
+) -> Timeline:
+    """The steps that end within `seconds`, and at least one."""
+    step = jnp.zeros((), jnp.int32)
+    carry: Any = (jnp.zeros(WORKERS), step)
+    run = _blocking(method, speeds, minibatch_seconds)
+    if form != BLOCKING:
+        carry = (synchronization.new_queue(WORKERS), step)
+        run = _non_blocking(method, form, speeds, minibatch_seconds)
+    chunks: list[Any] = []
+    clock = 0.0
+    while clock <= seconds:
+        counts = (jnp.int32(each) for each in (minibatches, period, seed))
+        carry, chunk = run(carry, link, *counts)
+        chunks.append(jax.device_get(chunk))
+        clock += float(chunks[-1][0].seconds.sum(dtype=np.float64))
+    window, queue, aborted = jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
+    clocks = np.cumsum(window.seconds, dtype=np.float64)
+    steps = max(1, int(np.searchsorted(clocks, seconds, side="right")))
+    whole = Timeline(window, queue, clocks, np.cumsum(aborted, dtype=np.float64))
+    return jax.tree.map(lambda x: x[:steps], whole)

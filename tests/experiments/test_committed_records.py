@@ -11,11 +11,16 @@ from experiments.study.command import read_results
 from experiments.study.figures import study_of
 
 RECORDS = sorted((Path(experiments.__file__).parent / "records").glob("*/metrics.jsonl"))
+REPLACED = {"2026-11-22_stragglers"}  # Of an earlier study, whose settings were other ones.
 
 
 @pytest.mark.parametrize(
     "folder",
-    [path.parent for path in RECORDS if study_of(path.parent) in studies.names()],
+    [
+        path.parent
+        for path in RECORDS
+        if study_of(path.parent) in studies.names() and path.parent.name not in REPLACED
+    ],
     ids=lambda folder: folder.name,
 )
 def test_a_record_is_regenerated(folder: Path) -> None:

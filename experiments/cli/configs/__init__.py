@@ -4,7 +4,6 @@ from experiments.cli.configs.bench import Bench
 from experiments.cli.configs.figures import Figures
 from experiments.cli.configs.launch import Launch
 from experiments.cli.configs.records import Records
-from experiments.cli.configs.stragglers import Stragglers
 from experiments.cli.configs.train import Train
 
 __all__ = [
@@ -12,6 +11,5 @@ __all__ = [
     "Figures",
     "Launch",
     "Records",
-    "Stragglers",
     "Train",
 ]

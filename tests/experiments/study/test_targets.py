@@ -9,6 +9,7 @@ from experiments.study.columns import Column, Table, key
 from experiments.study.groups import Estimate, Spread, difference, relative
 from experiments.study.targets import (
     add_targets,
+    describe_fastest,
     fastest,
     needed,
     over_fastest,
@@ -133,6 +134,7 @@ def test_ratios_of_times() -> None:
     assert lines["slow"]["of fastest"].mean == pytest.approx(4 / 3)
     assert fastest([line.group for line in lines.values()], "seconds") is lines["early"].group
     assert fastest([lines["poor"].group], "seconds") is None
+    assert describe_fastest([*lines.values()], (), "seconds") == "early (1.5)"
     shown = table.to_markdown([*lines.values()])
     assert "| poor | - | not reached | not reached |" in shown
     assert show_ratio(Estimate(2.0, math.nan, math.nan)) == "2.00"

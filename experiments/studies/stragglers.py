@@ -1,0 +1,148 @@
+"""How much time does training without waiting for slow workers save?"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from experiments.cli import options
+from experiments.cli.options import option, positive_integer, positive_number
+from experiments.study import targets
+from experiments.study.claims import Claim, Results
+from experiments.study.columns import SEEDS, Column, Table, key
+from experiments.study.figure import Lines
+from experiments.study.groups import difference, mean_of, spread, tuned
+from experiments.study.judges import is_better, is_no_worse
+from experiments.study.late import late
+from experiments.study.panels import COLORS, Axis
+from experiments.study.readme import CLAIMS, FIGURES, PROVENANCE, TABLE, TUNING
+from experiments.study.search import Axis as Values
+from experiments.study.search import Budget, Grid
+from experiments.study.signs import describe_signs
+from experiments.study.study import Study
+from experiments.study.tidy import Row
+
+KEYS = ("dataset", "speeds", "method", "form")
+METHODS = ("all_reduce", "local_sgd", "dpsgd", "matcha")
+NAMES = {"all_reduce": "SGD", "dpsgd": "D-PSGD", "matcha": "MATCHA"}
+FORMS = {"blocking": "--", "abort_new_time": "-.", "abort_same_time": "-", "finish_late": ":"}
+BLOCKING = {"form": "blocking"}
+TIME = "seconds_to_target"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stragglers:
+    """How much time does training without waiting for slow workers save?
+
+    Question: 8 simulated workers, some of them slow, train scikit-learn's digits and a language
+    model of bytes. How long do synchronous SGD, local SGD, D-PSGD and MATCHA take to a training
+    loss on a simulated clock, and how long do their non-blocking forms take, if all are tuned?
+
+    Command: `python -m experiments stragglers`.
+
+    Expected time: an hour on two CPU cores.
+
+    Number: seconds to the same loss over those of the blocking form. The paper claims up to half.
+    """
+
+    seeds: int = option(5, "number of seeds", positive_integer)
+    trials: int = option(10, "points that the tuning of a setting tries", positive_integer)
+    seconds: float = option(8.0, "simulated seconds of a run", positive_number)
+    text_seconds: float = option(6.0, "the same for the dataset text", positive_number)
+    points: int = option(32, "logged losses of a run", positive_integer)
+    minibatch_size: int = option(16, "examples per mini-batch", positive_integer)
+    datasets: tuple[str, ...] = option(("all",), "digits, digits_by_label, text, or all", many=True)
+    speeds: tuple[str, ...] = option(("all",), "such as 3:1 or dead_slow, or all", many=True)
+    methods: tuple[str, ...] = option(("all",), f"{', '.join(METHODS)}, or all", many=True)
+    forms: tuple[str, ...] = option(("all",), f"{', '.join(FORMS)}, or all", many=True)
+    minibatch_seconds: float = option(0.01, "seconds of a fast mini-batch", positive_number)
+    bandwidth: float = option(12.5e6, "bytes per second that a worker sends", positive_number)
+    latency: float = option(2e-4, "seconds of latency per message", positive_number)
+    record: str = options.record_option("stragglers")
+    records: str = options.records_option()
+    resume: str | None = options.resume_option()
+
+
+def grid(config: Stragglers, setting: Mapping[str, str]) -> Grid:
+    rates = Values((0.4, 1.6, 6.4) if setting["dataset"] == "text" else (0.1, 0.4, 1.6))
+    if setting["method"] == "local_sgd":
+        return {"learning_rate": rates, "period": Values((4, 16), 1, 64)}
+    return {"learning_rate": rates, "minibatches": Values((1, 4), 1, 8)}
+
+
+def derive(rows: Sequence[Row]) -> list[Row]:
+    named = [{**row, "strategy": f"{row['method']} {row['form']}"} for row in rows]
+    reference = {"speeds": "3:1", "method": "all_reduce", **BLOCKING}
+    return targets.add_targets(
+        named, ("dataset",), reference, "train_loss", ("seconds",), interpolated=True
+    )
+
+
+TIMES = Table(
+    by=KEYS,
+    columns=(
+        *map(key, KEYS), SEEDS,
+        Column("rate", tuned("learning_rate")),
+        Column("mini-batches", tuned("minibatches")), Column("period", tuned("period")),
+        Column("seconds to target", targets.needed("seconds"), ".2f"),
+        Column("reached", targets.reached("seconds")),
+        Column("of blocking", difference(TIME, log=True), targets.show_ratio),
+        Column("of fastest blocking",
+               targets.over_fastest("seconds", [{"method": m, **BLOCKING} for m in METHODS]),
+               targets.show_ratio),
+        Column("throughput", mean_of("throughput"), ".2f"),
+        Column("aborted %", mean_of("aborted"), ".0f", scale=100),
+        Column("training loss", spread("train_loss"), ".3f", hidden=True),
+        Column("on slow shard", spread("slow_shard_loss"), ".3f", hidden=True),
+        Column("test loss", spread("test_loss"), ".3f"),
+        Column("test accuracy %", spread("test_accuracy"), ".1f", scale=100, hidden=True),
+    ),
+    reference=BLOCKING,
+)  # fmt: skip
+
+
+def prose(results: Results) -> list[str]:
+    lines, where = results.lines, ("dataset", "speeds", "method", "form")
+    signs = [
+        f"{name}, time to the target relative to the tuned blocking form, by the 95 % interval: "
+        f"{describe_signs(own, 'of blocking', where)}. Relative to half of that time, which the "
+        "paper claims to be possible for D-PSGD and MATCHA: "
+        f"{describe_signs(own, 'of blocking', where, equal=0.5)}."
+        for method, name in NAMES.items()
+        if (own := [line for line in lines if line.group.keys["method"] == method])
+    ]
+    free = [line for line in lines if line.group.keys["form"] != "blocking"]
+    neglected = [e.where for e in lines if e["on slow shard"].mean > 2 * e["training loss"].mean]
+    redrawn = [e.where for e in lines if e["throughput"] > 1]
+    return [
+        *late("slow_workers.describe")(results.config), PROVENANCE, TUNING, *signs,
+        "All non-blocking forms relative to the fastest blocking method of the same dataset and "
+        f"speeds: {describe_signs(free, 'of fastest blocking', where)}.",
+        f"The fastest, in seconds: {targets.describe_fastest(lines, where[:2], 'seconds')}.",
+        "Settings in which the loss on the examples of the slow worker is more than twice that on "
+        f"all examples: {'; '.join(neglected) or 'none'}. Settings that finish more mini-batches "
+        "than workers that never wait, by new times for long mini-batches: "
+        f"{'; '.join(redrawn) or 'none'}.",
+        CLAIMS, TABLE, FIGURES,
+    ]  # fmt: skip
+
+
+STUDY = Study(
+    "stragglers", Stragglers, late("slow_workers.settings"), late("slow_workers.train"), TIMES,
+    prose, grid=grid, budget=lambda config: Budget(config.trials), derive=derive, shares=(),
+    headline=("seconds to target", "reached"), figures=[
+        Lines(file=f"{column}_against_seconds.png", caption=f"{label} against simulated seconds",
+              x=(Axis("seconds", "simulated seconds"),), y=Axis(column, label.lower()), at=None,
+              by="strategy", across=("speeds",), down=("dataset",), center="median",
+              banded=lambda name: False, finish=finish, style=lambda number, name: {
+                  "color": COLORS[METHODS.index(name.split()[0])],
+                  "linestyle": FORMS[name.split()[1]]})
+        for column, label, finish in (("train_loss", "Training loss", targets.mark),
+                                      ("test_loss", "Held-out loss", None))
+    ],
+    claims=[
+        Claim(f"The non-blocking forms of {name} take {less} the blocking form to the target.",
+              judge(TIME, *limit, methods={"method": method}, log=True))
+        for method, name in NAMES.items()
+        for less, judge, *limit in (("less time than", is_better),
+                                    ("at most half of the time of", is_no_worse, 0.5))
+    ],
+)  # fmt: skip

@@ -1,1 +1,0 @@
-"""The study of slow workers on a simulated clock."""

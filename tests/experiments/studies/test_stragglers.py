@@ -1,0 +1,266 @@
+"""The study of stragglers: clocks, times of mini-batches, training in all forms, and the record."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import experiments.methods.stragglers as methods
+from experiments.cli.errors import ExperimentError
+from experiments.methods.stragglers import (
+    BLOCKING,
+    FINISH_LATE,
+    FORMS,
+    METHODS,
+    NEW_TIME,
+    SPEEDS,
+    WORKERS,
+    Speeds,
+    forms_of,
+)
+from experiments.studies.stragglers import STUDY, Stragglers
+from experiments.study import command, readme
+from experiments.study.store import read
+from experiments.training.slow_workers import (
+    BY_LABEL,
+    SPEEDS_OF,
+    Trainer,
+    duration,
+    load,
+    settings,
+)
+from experiments.training.timeline import Link, Timeline, timeline
+from experiments.training.windows import Program, make_shards
+from jaxcomm.synchronization import deterministic
+
+LINK = Link(all_reduce=0.004, message=0.001, signal=0.0002)
+SAME_TIME = "abort_same_time"
+
+
+def clock(method: str, form: str, speeds: str, **options: Any) -> Timeline:
+    """The timeline, for 10 ms per mini-batch."""
+    defaults = {"seconds": 2.0, "minibatches": 4, "period": 1, "seed": 0}
+    return timeline(method, form, speeds, LINK, minibatch_seconds=0.01, **{**defaults, **options})
+
+
+@pytest.mark.parametrize(
+    ("method", "form", "minibatches", "seconds"),
+    [
+        # Four times 30 ms on slow workers, or 10 ms on fast ones, and communication.
+        ("all_reduce", BLOCKING, 4, [0.124, 0.248]),
+        ("all_reduce", BLOCKING, 1, [0.034, 0.068]),
+        ("all_reduce", SAME_TIME, 4, [0.0442, 0.0884]),
+        ("all_reduce", FINISH_LATE, 1, [0.0142, 0.0284]),
+        # The busiest worker of the graph has five neighbors, and sends to each.
+        ("dpsgd", FINISH_LATE, 4, [0.0452, 0.0904]),
+    ],
+)
+def test_clocks_by_hand(method: str, form: str, minibatches: int, seconds: list[float]) -> None:
+    found = clock(method, form, "3:1", minibatches=minibatches)
+    np.testing.assert_allclose(found.seconds[:2], seconds, rtol=1e-5)
+
+
+def test_local_steps_wait_at_the_end_of_a_period() -> None:
+    found = clock("local_sgd", BLOCKING, "3:1", minibatches=1, period=8)
+    np.testing.assert_allclose(found.seconds[[6, 7]], [0.21, 0.244], rtol=1e-5)
+
+
+def test_gossip_waits_for_fewer_workers() -> None:
+    # Compare the numbers of steps in the same time.
+    steps = [len(clock(name, BLOCKING, "3:1").seconds) for name in ("matcha", "dpsgd")]
+    assert steps[0] >= steps[1] >= 0.9 * len(clock("all_reduce", BLOCKING, "3:1").seconds)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_timeline_ends_at_the_time_and_has_at_least_one_step(method: str) -> None:
+    for form in forms_of(method, "exponential"):
+        found = clock(method, form, "exponential", minibatches=2, seconds=9.0)
+        assert found.seconds[-1] <= 9.0 < found.seconds[-1] + 1
+        assert (np.diff(found.seconds) > 0).all()
+        assert (np.diff(found.window.first, axis=0) == found.window.finished[:-1]).all()
+        shorter = clock(method, form, "exponential", minibatches=2, seconds=1e-9)
+        assert len(shorter.seconds) == 1
+        assert shorter.seconds[0] == found.seconds[0]
+
+
+def test_only_restarts_with_a_new_time_finish_more_than_workers_that_never_wait() -> None:
+    """Of heavy tails, a new time is likely to be shorter than the one that was aborted."""
+    link = Link(0.0, 0.0, 0.0)
+    rates = {
+        form: clock_of.window.finished.sum() / clock_of.seconds[-1]
+        for form in (SAME_TIME, NEW_TIME, FINISH_LATE)
+        for clock_of in [timeline("all_reduce", form, "pareto", link, seconds=20.0, seed=0,
+                                  minibatch_seconds=0.01, minibatches=4, period=1)]
+    }  # fmt: skip
+    # The mean of a finite number of such times is likely to be below the expected one.
+    assert rates[SAME_TIME] < rates[FINISH_LATE] < 1.1 * 800
+    assert rates[NEW_TIME] > 1.15 * rates[FINISH_LATE]
+
+
+def test_a_restarted_mini_batch_keeps_its_time() -> None:
+    """A worker whose mini-batch is long restarts it until a window is long enough."""
+    found = clock("all_reduce", SAME_TIME, "pareto", minibatches=1, seconds=4.0)
+    window = found.window.seconds - LINK.all_reduce - LINK.signal
+    key_times: dict[tuple[int, int], float] = {}
+    for length, first, finished in zip(
+        window, found.window.first, found.window.finished, strict=True
+    ):
+        for worker in range(WORKERS):
+            place = worker, int(first[worker])
+            if finished[worker]:
+                # It was in no shorter window, nor aborted in one of the same length.
+                assert key_times.get(place, 0) < length * (1 + 1e-5)
+            else:
+                key_times[place] = max(key_times.get(place, 0), length)
+    assert len(key_times) > 20
+
+
+def test_aborted_work_is_charged() -> None:
+    # In a window of 40 ms, a slow worker finishes one mini-batch and aborts 10 ms of the next.
+    found = clock("all_reduce", SAME_TIME, "3:1")
+    np.testing.assert_allclose(found.aborted[:3], 4 * 0.01 * np.arange(1, 4), rtol=1e-4)
+    for form in (BLOCKING, FINISH_LATE):
+        assert not clock("all_reduce", form, "3:1").aborted.any()
+    starved = clock("all_reduce", SAME_TIME, "3:1", minibatches=1)
+    assert not starved.window.finished[:, 4:].any()
+
+
+def test_the_forms_differ_only_if_times_are_random() -> None:
+    for name, speeds in SPEEDS.items():
+        forms = forms_of("dpsgd", name)
+        assert (NEW_TIME in forms) == speeds.is_random
+        assert forms_of("local_sgd", name) == [BLOCKING] and {*forms} <= {*FORMS}
+        means = speeds.straggler(0.01).means(WORKERS)
+        assert means.max() / means.min() == pytest.approx(speeds.slowdown)
+        assert means.argmax() in (0, 4, 7)  # The slow worker is one of the slowest.
+        assert means[methods.SLOW_WORKER] == means.max()
+
+
+def test_only_blocking_forms_with_a_dead_worker_take_longer() -> None:
+    config = Stragglers(seconds=3.0)
+    for setting in settings(config):
+        is_longer = setting["speeds"] == "dead_slow" and setting["form"] == BLOCKING
+        seconds = config.text_seconds if setting["dataset"] == "text" else 3.0
+        assert duration(config, setting) == pytest.approx(100 if is_longer else seconds)
+
+
+def test_shards_by_label() -> None:
+    task = load("digits", validation=False)
+    for by_label, most in ((False, 10), (True, 3)):
+        _, labels = make_shards(task, 0, by_label=by_label)
+        assert len(labels) == WORKERS
+        assert max(len(np.unique(shard)) for shard in labels) == most
+    assert load(BY_LABEL, validation=True) is load("digits", validation=True)
+
+
+def run(form: str, method: str = "all_reduce", speeds: str = "equal") -> list[dict[str, Any]]:
+    config = Stragglers(seconds=0.2, points=3, minibatch_seconds=0.01)
+    setting = {"dataset": "digits", "speeds": speeds, "method": method, "form": form}
+    parameters = {"learning_rate": 0.3, "minibatches": 2}
+    return [*Trainer(config)(setting, 0, parameters, validation=False)]
+
+
+@pytest.mark.parametrize("method", ["all_reduce", "dpsgd"])
+def test_forms_are_the_same_with_equal_workers(method: str, monkeypatch: Any) -> None:
+    equal = Speeds("", lambda s: deterministic([s] * WORKERS))
+    monkeypatch.setitem(SPEEDS, "equal", equal)
+    forms = [BLOCKING, SAME_TIME, FINISH_LATE] if method == "all_reduce" else [BLOCKING, SAME_TIME]
+    blocking, *others = [run(form, method) for form in forms]
+    for other in others:
+        for point, expected in zip(other[:2], blocking[:2], strict=True):
+            assert point["finished"] == expected["finished"]
+            assert point["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
+            assert point["seconds"] > expected["seconds"]  # By the signal.
+
+
+def test_all_mini_batches_of_a_window_have_its_parameters_and_late_ones_older() -> None:
+    """A fast worker beside slow ones: gradients against those of plain SGD, by hand."""
+    import jax
+
+    task = load("digits", validation=False)
+    when = clock("all_reduce", FINISH_LATE, "3:1", minibatches=1)
+    program = Program(task, METHODS["all_reduce"], 16)
+    shards = make_shards(task, 0)
+    stops = [1, 2, 3]
+    trained = [jax.device_get(w) for w in program.train(when, stops, shards, 0.1, 1, 0)]
+    # The slow workers finish their first mini-batch in the third window; it began at the start.
+    np.testing.assert_array_equal(when.window.finished[:3, 4:].sum(axis=1), [0, 0, 4])
+    start = task.first_weights(0)
+    before = [start, *trained]
+
+    def gradients(window: int) -> list[Any]:
+        from jaxcomm.synchronization import window_batches
+
+        batches = window_batches(
+            jax.random.key(0), shards, when.window.first[window], minibatches=1, batch_size=16
+        )
+        return [
+            jax.grad(task.loss)(
+                before[window if worker < 4 else 0], jax.tree.map(lambda x, w=worker: x[w], batches)
+            )
+            for worker in range(WORKERS)
+        ]
+
+    for window, workers in ((0, 4), (2, 8)):
+        mean = jax.tree.map(lambda *g: sum(g) / len(g), *gradients(window)[:workers])
+        expected = jax.tree.map(lambda w, g: w - 0.1 * g, before[window], mean)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), trained[window], expected
+        )
+
+
+SHORT = Stragglers(
+    seeds=2, trials=1, seconds=0.3, points=4, datasets=("digits",), speeds=("3:1",),
+    methods=("all_reduce",), forms=("blocking", "finish_late"),
+)  # fmt: skip
+
+
+def test_a_short_study_leaves_a_record(tmp_path: Path) -> None:
+    assert command.main(STUDY, dataclasses.replace(SHORT, records=str(tmp_path))) == 0
+    (folder,) = tmp_path.iterdir()
+    assert json.loads((folder / "config.json").read_text())["finished"]
+    rows = read(folder)
+    runs = [row for row in rows if row["kind"] == "run"]
+    assert [(run["form"], run["seed"]) for run in runs] == [
+        (form, seed) for form in ("blocking", "finish_late") for seed in (0, 1)
+    ]
+    for each in runs:
+        points = [row for row in rows if row["kind"] == "point" and row["seed"] == each["seed"]
+                  and row["form"] == each["form"]]  # fmt: skip
+        assert points[-1]["train_loss"] == each["train_loss"] > 0
+        assert points[-1]["seconds"] <= 0.3 and math.isfinite(each["slow_shard_loss"])
+    assert all(row["validation_loss"] > 0 for row in rows if row["kind"] == "trial")
+    text = (folder / "README.md").read_text()
+    assert readme.write(STUDY, command.read_results(STUDY, folder)) == text
+    assert "in 1 of 1 setting: digits 3:1 all_reduce finish_late" in text
+    assert "| digits | 3:1 | all_reduce | finish_late |" in text and "was unfair" in text
+    for figure in STUDY.figures:
+        assert (folder / figure.file).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ("foo",)}, "--methods must be of all_reduce"),
+        ({"forms": ("foo",)}, "--forms must be of blocking"),
+        ({"speeds": ("foo",)}, "--speeds must be of 3:1"),
+        ({"minibatch_size": 1000}, "--minibatch-size 1000 exceeds the"),
+        ({"datasets": ("text",), "speeds": ("exponential",)}, "No requested dataset has one of"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        command.main(STUDY, Stragglers(record="none", **options))
+
+
+def test_the_settings_of_the_full_study() -> None:
+    found = settings(Stragglers())
+    assert {setting["dataset"] for setting in found} == {*SPEEDS_OF}
+    assert {setting["method"] for setting in found} == {*METHODS}
+    assert len(found) == 115 and len({tuple(setting.values()) for setting in found}) == 115
+    for setting in found:  # Every form is tuned over two parameters.
+        assert len(STUDY.grid(Stragglers(), setting)) == 2
