@@ -1,7 +1,7 @@
-"""Tests of equivalence, and p-values of many tests."""
+"""Tests of equivalence."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from scipy.special import stdtrit
@@ -74,20 +74,3 @@ def equivalence(
     )
     is_different = low > margin or high < -margin
     return Equivalence(difference, margin, p_value, p_value < significance, is_different)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values corrected for their number by the method of Holm and Bonferroni.
-
-    NaN, the p-value of a comparison that could not be tested, stays NaN and does not count.
-
-    Example:
-      >>> holm([0.01, 0.04, 0.03])
-      [0.03, 0.06, 0.06]
-    """
-    tested = [index for index, p_value in enumerate(p_values) if not math.isnan(p_value)]
-    corrected, largest = [math.nan] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(tested, key=lambda index: p_values[index])):
-        largest = max(largest, min(1.0, (len(tested) - rank) * p_values[index]))
-        corrected[index] = largest
-    return corrected

@@ -1,4 +1,4 @@
-"""Specifications of figures: lines with a band over seeds, bars, and points of a table."""
+"""Specifications of figures: lines with a band over seeds, and points of a table."""
 
 import dataclasses
 import itertools
@@ -118,49 +118,6 @@ class Lines(Panels):
             if place[1] == 0:
                 axes.set_ylabel(self.y.label)
         set_log_scale(*panels.flat, x=False, y=self.y.log)
-        self.complete(figure, panels, keys, results)
-        return save(figure, folder / self.file)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Bars(Panels):
-    """A bar of a column of the runs per name, with its interval over seeds.
-
-    Attributes:
-      y: The column.
-      band: What the black line at a bar shows.
-    """
-
-    y: Axis
-    band: Band = "interval"
-
-    def draw(self, folder: Path, results: Results) -> Path:
-        """Draws the runs of the rows; returns the path. Runs that diverged have no bar.
-
-        Raises:
-          ExperimentError: If there is no finite run, or the figure cannot be written.
-        """
-        rows = [
-            row for row in of_kind(results.rows, "run") if math.isfinite(row.get(self.y.name, 0))
-        ]
-        figure, panels, keys = self.grid(rows, 1)
-        names = self.names(rows)
-        for (place, axes), number in itertools.product(np.ndenumerate(panels), range(len(names))):
-            wanted = {**keys[place[0]][place[1]], self.by: names[number]}.items()
-            values = [self.y.scale * row[self.y.name] for row in rows if wanted <= row.items()]
-            if not values:
-                continue
-            low, high = _ends(values, self.band)
-            center = mean(values)
-            axes.bar(number, center, label=names[number], **self.style(number, names[number]))
-            axes.errorbar(number, center, yerr=[[max(0, center - low)], [max(0, high - center)]],
-                          color="black", capsize=2, linewidth=1)  # fmt: skip
-        for axes in panels.flat:
-            axes.set_xticks([])
-            if self.y.log:
-                set_log_scale(axes, x=False)
-        for axes in panels[:, 0]:
-            axes.set_ylabel(self.y.label)
         self.complete(figure, panels, keys, results)
         return save(figure, folder / self.file)
 

@@ -16,7 +16,7 @@ from experiments.study import figure as module
 from experiments.study import panels
 from experiments.study.claims import Results
 from experiments.study.columns import Column, Table, key
-from experiments.study.figure import Bars, Lines, Points
+from experiments.study.figure import Lines, Points
 from experiments.study.groups import extent, first, spread
 from experiments.study.panels import Axis, reference_band
 from experiments.study.statistics import confidence_interval
@@ -119,15 +119,6 @@ def test_runs_without_common_points_are_sampled(tmp_path: Path, drawn: list[Any]
         ]
         values = [loss("iid", "mean", seed, step) for seed, step in enumerate(last)]
         assert height == pytest.approx(np.median(values))
-
-
-def test_bars_are_means_with_intervals(tmp_path: Path, drawn: list[Any]) -> None:
-    bars = Bars(**COMMON, y=Axis("loss", "ms", scale=1e3, log=False), across=("split",))
-    bars.draw(tmp_path, make_results())
-    heights = [bar.get_height() for bar in drawn[0].axes[1].patches]
-    assert heights == pytest.approx(
-        [1e3 * np.mean([loss("skewed", m, seed, 4) for seed in range(3)]) for m in METHODS]
-    )
 
 
 def test_points_are_the_lines_of_the_table(tmp_path: Path, drawn: list[Any]) -> None:
@@ -257,19 +248,15 @@ def test_diverged_runs_do_not_prevent_a_figure(tmp_path: Path, drawn: list[Any])
     rows = [{**row, "loss": math.nan} if row["method"] == "top" else row for row in results.rows]
     diverged = Results(None, rows, TABLE.lines(rows))
     Lines(**COMMON, x=(X,), y=LOSS).draw(tmp_path, diverged)
-    Bars(**COMMON, y=LOSS).draw(tmp_path, diverged)
     Points(**COMMON, x=Axis("bytes", "B"), y=LOSS).draw(tmp_path, diverged)
-    assert len(drawn[1].axes[0].patches) == 1
     alone = make_results(seeds=1)
     Lines(**COMMON, x=(X,), y=LOSS).draw(tmp_path, alone)
-    Bars(**COMMON, y=LOSS).draw(tmp_path, alone)
 
 
 @pytest.mark.parametrize(
     "figure",
     [
         Lines(**COMMON, x=(X,), y=LOSS),
-        Bars(**COMMON, y=LOSS),
         Points(**COMMON, x=Axis("bytes", "B"), y=LOSS),
     ],
 )

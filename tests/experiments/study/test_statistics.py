@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from experiments.study.equivalence import equivalence, holm
+from experiments.study.equivalence import equivalence
 from experiments.study.statistics import (
     confidence_interval,
     mean,
@@ -190,9 +190,3 @@ def test_equivalence_is_undecided_without_data_and_false_for_divergence() -> Non
 def test_impossible_levels_are_errors(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_holm_multiplies_by_the_number_of_remaining_tests() -> None:
-    np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
-    np.testing.assert_allclose(holm([0.6, NAN, 0.01]), [0.6, NAN, 0.02])
-    assert holm([0.9, 0.8]) == [1, 1] and holm([]) == []
