@@ -69,7 +69,7 @@ def test_what_only_some_need_is_not_loaded(loaded: tuple[list[str], list[str]], 
 
 
 # Packages whose installed name is not the imported one.
-IMPORTED_AS = {"scikit-learn": "sklearn", "orbax-checkpoint": "orbax"}
+IMPORTED_AS = {"scikit-learn": "sklearn", "orbax-checkpoint": "orbax", "pillow": "PIL"}
 
 
 def declared(*extras: str) -> set[str]:
