@@ -19,7 +19,7 @@ from experiments.tasks.partitions import SKEW, orders, split
 from experiments.tasks.task import Task
 
 SHARES = (
-    "Every worker has the same number of examples, up to 1. With skewed labels, each worker draws "
+    "The parts of the workers differ by at most one example. With skewed labels, each worker draws "
     f"the shares of its labels from Dirichlet({SKEW:g})."
 )
 
