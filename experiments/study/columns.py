@@ -177,7 +177,7 @@ class Table:
         return tables.to_markdown(*self._shown(lines, lambda column: True))
 
     def to_csv(self, lines: Sequence[Line]) -> str:
-        """As CSV, with all digits."""
+        """As CSV, with 12 digits."""
         columns = [column for column in self.columns if column.in_csv]
         rows = [
             [column.csv_fields(line.values[column.name]) for column in columns] for line in lines

@@ -1,4 +1,4 @@
-"""Tables for the terminal, for a README, and as CSV with all digits."""
+"""Tables for the terminal, for a README, and as CSV with 12 digits."""
 
 import csv
 import io
@@ -31,9 +31,10 @@ def to_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]], left: i
 
 
 def to_csv(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """As CSV, with all digits."""
+    """As CSV. Numbers have 12 digits, since more differ between versions of Python."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow([float(f"{x:.12g}") if isinstance(x, float) else x for x in row])
     return text.getvalue()
