@@ -80,7 +80,7 @@ def test_one_code_path_renders_all_formats() -> None:
     ]
     assert TABLE.to_csv(lines).splitlines() == [
         "graph,method,seeds,loss,loss_sd,ratio,percent",
-        "ring,mean,2,2.0,1.4142135623730951,1.0,2.0",
+        "ring,mean,2,2.0,1.41421356237,1.0,2.0",
         "line,top,1,9.0,nan,nan,9.0",
         "ring,top,1,6.0,nan,2.0,6.0",
     ]
