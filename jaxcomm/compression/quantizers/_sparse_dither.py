@@ -114,7 +114,7 @@ def sparse_dither(
         values = codes * level_step(chosen.value(context.statistics), levels * context.count)
         indices = payload.indices.astype(jnp.uint32)
         size = math.prod(context.shape)
-        dense = jnp.zeros(max(size, 1)).at[indices].set(values, mode="drop")[:size]
+        dense = jnp.zeros(max(size, 1), jnp.float32).at[indices].set(values, mode="drop")[:size]
         return dense.reshape(context.shape)
 
     def fits(context: Context, payload: SparseDitherPayload) -> jax.Array:

@@ -97,7 +97,7 @@ def adaptive_threshold(*, ratio: float) -> Codec:
         # For more than 2**24 coordinates the float32 product may round up; both signs must fit.
         wanted = wanted.at[1].min(room - wanted[0])
         where = largest_of_each_sign(flat, room)
-        values = flat[where] * jnp.array([[1.0], [-1.0]])
+        values = flat[where] * jnp.array([[1.0], [-1.0]], jnp.float32)
         # Non-negative floats have the order of their bits.
         bits = lax.bitcast_convert_type(jnp.maximum(values, 0), jnp.uint32)
         chosen = jax.vmap(take_largest)(bits, wanted)

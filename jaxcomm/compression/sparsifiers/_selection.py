@@ -61,7 +61,7 @@ def places(marks: jax.Array, room: int) -> jax.Array:
 
     def by_nonzero(marks: jax.Array) -> jax.Array:
         (found,) = jnp.nonzero(marks, size=room, fill_value=size)
-        return found
+        return found.astype(jnp.int32)  # int64 with `jax_enable_x64`.
 
     if size < LARGE:
         return by_nonzero(marks)
