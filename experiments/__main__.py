@@ -18,27 +18,20 @@ from experiments.cli.parse import Command, first_line, parse
 from experiments.studies import command_of, load, names
 from experiments.training.cluster import in_cluster, initialize, is_main_process
 
-CONFIGS = {
-    "train": Train,
-    "launch": Launch,
-    "bench": Bench,
-    "figures": Figures,
-    "records": Records,
-}
-
-MODULES = {  # Each has a function `main`, which takes the config.
-    "train": "train",
-    "launch": "cli.launch",
-    "bench": "bench.run",
-    "figures": "study.figures",
-    "records": "study.records",
+# The commands that are no studies. Each module has a function `main`, which takes the config.
+OTHERS: dict[str, tuple[type, str]] = {
+    "train": (Train, "train"),
+    "launch": (Launch, "cli.launch"),
+    "bench": (Bench, "bench.run"),
+    "figures": (Figures, "study.figures"),
+    "records": (Records, "study.records"),
 }
 
 COMMANDS = {
     **{name: command_of(name) for name in names()},
     **{
         name: Command(first_line(config), lambda config=config: config)
-        for name, config in CONFIGS.items()
+        for name, (config, _) in OTHERS.items()
     },
 }
 
@@ -99,7 +92,7 @@ def run(command: str, config: Any) -> int:
             pass
     if command in names():
         return importlib.import_module("experiments.study.command").main(load(command), config)
-    return importlib.import_module(f"experiments.{MODULES[command]}").main(config)
+    return importlib.import_module(f"experiments.{OTHERS[command][1]}").main(config)
 
 
 def main(arguments: Sequence[str]) -> int:

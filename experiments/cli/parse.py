@@ -72,18 +72,17 @@ def parse(commands: Mapping[str, Command], arguments: Sequence[str]) -> tuple[st
         allow_abbrev=False,
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    config, remaining = None, {}
+    remaining = {}
     for name, command in commands.items():
-        chosen = [*arguments[:1]] == [name]
-        config = command.config() if chosen else config
+        config = command.config() if [*arguments[:1]] == [name] else None
         subparser = subparsers.add_parser(
             name,
             help=command.summary,
-            description=inspect.getdoc(config) if chosen else None,
+            description=inspect.getdoc(config) if config else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        for field in dataclasses.fields(config) if config and chosen else ():
+        for field in dataclasses.fields(config) if config else ():
             if "remaining" in field.metadata:  # Takes all further arguments unparsed.
                 remaining[field.name] = tuple(arguments[1:])
                 arguments = arguments[:1]
@@ -95,5 +94,4 @@ def parse(commands: Mapping[str, Command], arguments: Sequence[str]) -> tuple[st
         option: tuple(value) if isinstance(value, list) else value
         for option, value in values.items()
     }
-    assert config is not None  # The parser refuses an unknown command.
-    return name, config(**values, **remaining)
+    return name, commands[name].config()(**values, **remaining)

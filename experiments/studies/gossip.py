@@ -35,7 +35,7 @@ class Gossip:
     Number: the paired ratio of the two losses per graph and split, and its 95 % interval.
     """
 
-    seeds: int = option(5, "number of seeds", positive_integer)
+    seeds: int = options.seeds_option()
     steps: int = option(200, "training steps per run; a trial has half of them", positive_integer)
     batch: int = option(256, "examples per step, over all workers", positive_integer)
     learning_rates: tuple[float, ...] = option(

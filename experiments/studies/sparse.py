@@ -49,7 +49,7 @@ class Sparse:
     )
     trials: int = option(6, "points of its grid that each method tries", positive_integer)
     tuning_seeds: int = option(1, "additional seeds, for the trials", positive_integer)
-    seeds: int = option(5, "number of seeds", positive_integer)
+    seeds: int = options.seeds_option()
     steps: int = option(150, "training steps per run", positive_integer)
     batch: int = option(256, "examples per step, over all workers", positive_integer)
     log_every: int = option(150, "steps between two logged losses", positive_integer)

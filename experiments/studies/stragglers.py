@@ -43,7 +43,7 @@ class Stragglers:
     Number: seconds to the same loss over those of the blocking form. The paper claims up to half.
     """
 
-    seeds: int = option(5, "number of seeds", positive_integer)
+    seeds: int = options.seeds_option()
     trials: int = option(10, "points that the tuning of a setting tries", positive_integer)
     seconds: float = option(8.0, "simulated seconds of a run", positive_number)
     text_seconds: float = option(6.0, "the same for the dataset text", positive_number)

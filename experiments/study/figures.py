@@ -42,6 +42,10 @@ def main(config: Figures) -> int:
         print(*_draw(folder), sep="\n")
     except ExperimentError:
         raise
+    except KeyError as error:  # Of an earlier study of the name, or of another program.
+        raise ExperimentError(
+            f"{folder} cannot be drawn: a row lacks the column {error}."
+        ) from error
     except Exception as error:  # A row may have a wrong value, or lack one.
         raise ExperimentError(f"{folder} cannot be drawn: {error!r}.") from error
     return 0

@@ -40,8 +40,12 @@ def command_of(study: Study, config: Records) -> Sequence[str] | None:
     return None if record and record.name[:DATE] >= config.date else arguments
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], date: str) -> int:
     """Runs a command in a process and returns its exit code.
+
+    Args:
+      arguments: Those of `python -m experiments`.
+      date: The option `--after` with which the same command continues, also on another day.
 
     The process is in a session of its own, so that it gets an interrupt once.
 
@@ -56,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
             process.send_signal(signal.SIGINT)
             code = process.wait()
     if code == INTERRUPTED:
-        raise Interrupted("the same command continues.")
+        raise Interrupted(f"the same command continues with --after {date}.")
     return code
 
 
@@ -73,7 +77,7 @@ def main(config: Records) -> int:
             print(f"{name}: its record is of {config.date} or later", flush=True)
             continue
         print(f"{name}: python -m experiments {' '.join(command)}", flush=True)
-        codes.append(run(command))
+        codes.append(run(command, config.date))
         took = show_duration(time.monotonic() - start)
         print(f"{name}: {took}, exit code {codes[-1]}", flush=True)
     return next((code for code in codes if code), 0)

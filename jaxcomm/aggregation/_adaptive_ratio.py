@@ -22,9 +22,7 @@ class AdaptiveRatioState(NamedTuple):
     """The state of `adaptive_ratio`, equal on all workers except `PerWorker` parts of `inner`."""
 
     stage: jax.Array  # int32[], the index of the next ratio
-    steps_below_target: (
-        jax.Array
-    )  # int32[], steps since the error was above the target; at most `patience`
+    steps_below_target: jax.Array  # int32[], since the error was above it; at most `patience`
     inner: Any  # the state that all stages share
     diagnostics: Any = ()  # dict of float32[], with `diagnostics=True`
 
@@ -34,15 +32,12 @@ def _next(
 ) -> tuple[jax.Array, jax.Array]:
     """The next `stage` and `steps_below_target` after a step with this error."""
     too_coarse = error > target
-    steps_below_target = jnp.where(
-        too_coarse, 0, jnp.minimum(state.steps_below_target + 1, patience)
-    )
-    coarser = (steps_below_target >= patience).astype(jnp.int32)
+    steps = jnp.where(too_coarse, 0, jnp.minimum(state.steps_below_target + 1, patience))
+    coarser = (steps >= patience).astype(jnp.int32)
     moved = jnp.clip(state.stage + jnp.where(too_coarse, 1, -coarser), 0, last)
     finite = jnp.isfinite(error)
-    return jnp.where(finite, moved, state.stage), jnp.where(
-        finite, steps_below_target, state.steps_below_target
-    )
+    after = jnp.where(finite, steps, state.steps_below_target)
+    return jnp.where(finite, moved, state.stage), after
 
 
 @checked()
@@ -142,11 +137,9 @@ def adaptive_ratio(
 
     def init_fn(params: PyTree) -> AdaptiveRatioState:
         first = common_state(stages, params, "adaptive_ratio")
-        inner, metrics = extract_metrics(first, jnp.zeros(()))
-        steps_below_target = jnp.asarray(patience, jnp.int32)
-        return AdaptiveRatioState(
-            jnp.asarray(len(steps) - 1, jnp.int32), steps_below_target, inner, metrics
-        )
+        inner, metrics = extract_metrics(first, jnp.zeros((), jnp.float32))
+        stage, steps_below_target = (jnp.asarray(n, jnp.int32) for n in (len(steps) - 1, patience))
+        return AdaptiveRatioState(stage, steps_below_target, inner, metrics)
 
     @averages_over(common_axes(stages, "adaptive_ratio"))
     def update_fn(

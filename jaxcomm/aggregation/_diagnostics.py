@@ -29,7 +29,9 @@ def add_ratios(ratios: Iterable[Ratios]) -> Ratios:
     total: Ratios = {}
     for each in ratios:
         for name, (part, whole) in each.items():
-            parts, wholes = total.get(name, (jnp.zeros(()), jnp.zeros(())))
+            parts, wholes = total.get(
+                name, (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+            )
             total[name] = (parts + part, wholes + whole)
     return total
 
@@ -58,7 +60,7 @@ def initial_diagnostics(codecs: Sequence[Codec], units: list[jax.Array]) -> dict
         return names
 
     names = [name for x in units[:1] for codec in codecs for name in names_of(codec, x)]
-    return {name: jnp.zeros(()) for name in (*MEASURED, *names)}
+    return {name: jnp.zeros((), jnp.float32) for name in (*MEASURED, *names)}
 
 
 def measure_diagnostics(

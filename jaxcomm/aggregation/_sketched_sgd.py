@@ -137,7 +137,7 @@ def sketched_sgd(
             count = kept(x.size)
             best = largest(exact, count, jnp.abs)
             chosen = where[best]
-            support = to_dense(jnp.ones(count), chosen, x.shape) != 0
+            support = to_dense(jnp.ones(count, jnp.float32), chosen, x.shape) != 0
             mean = to_dense(exact[best] * (1 / scale / workers), chosen, x.shape)
             after = SketchedMemory(
                 jnp.where(support, 0, velocity) if momentum_masking else velocity,

@@ -80,7 +80,7 @@ def bitmap(x: jax.Array, parts: Parts) -> jax.Array:
 
 def count(words: jax.Array) -> jax.Array:
     """The number of set bits, int32[]."""
-    return jnp.sum(lax.population_count(words).astype(jnp.int32))
+    return jnp.sum(lax.population_count(words), dtype=jnp.int32)
 
 
 def nth_set(word: jax.Array, rank: jax.Array) -> jax.Array:

@@ -52,7 +52,7 @@ def global_barrier(workers: int, *, period: int = 1, seconds: float = 0.0) -> Ba
 
     def barrier(step: jax.Array) -> Barrier:
         due = (step + 1) % period == 0
-        return Barrier(identity | due, jnp.where(due, jnp.full(workers, seconds), 0))
+        return Barrier(identity | due, jnp.where(due, jnp.full(workers, seconds, jnp.float32), 0))
 
     return barrier
 
@@ -92,7 +92,7 @@ def neighbor_barrier(mixing: Any, *, seconds: float = 0.0, seed: int = 0) -> Bar
             (coins,) = _noise.make_coins(key, step, 1, jnp.zeros((), jnp.int32))
             flags = resolved.active(coins.public, step.astype(jnp.uint32))
             active = active & flags[:, None, None]
-        messages = jnp.sum(active, axis=(0, 2))
+        messages = jnp.sum(active, axis=(0, 2), dtype=jnp.int32)
         return Barrier(jnp.any(active, axis=0) | identity, seconds * messages.astype(jnp.float32))
 
     return barrier

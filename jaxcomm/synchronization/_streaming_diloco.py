@@ -267,7 +267,7 @@ def streaming_diloco(
         changes, after = zip(*advanced, strict=True)
         # Every fragment counts each step, so the total is their maximum, not their sum.
         skipped_steps = jnp.max(jnp.stack([fragment.counts["skipped_steps"] for fragment in after]))
-        failed = jnp.sum(jnp.stack([fragment.counts["skipped_exchanges"] for fragment in after]))
+        failed = sum(fragment.counts["skipped_exchanges"] for fragment in after)
         report = {"skipped_steps": skipped_steps, "skipped_exchanges": failed}
         return joined(changes, params), StreamingState(step, after, report)
 

@@ -101,7 +101,9 @@ def reduce_metrics(
         return averaged()
     due = (_steps_so_far(opt_state).astype(jnp.int32) + 1) % metrics == 0
     return collective_cond(
-        due, averaged, lambda shapes: jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), shapes)
+        due,
+        averaged,
+        lambda shapes: jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes),
     )
 
 

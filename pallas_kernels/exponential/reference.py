@@ -68,7 +68,7 @@ def add_codes(a: jax.Array, b: jax.Array, noise: jax.Array) -> jax.Array:
     same_sign = (a ^ b) < SIGN
     # True with probability 2**-m, but never for probabilities under 2**-32.
     m = jnp.where(same_sign, gap, gap - 1)
-    limit = lax.clamp(1, m, 32)
+    limit = lax.clamp(jnp.int32(1), m, jnp.int32(32))
     drawn = (noise >> (32 - limit).astype(jnp.uint32)) == 0
     moves = (m <= 0) | ((m <= 32) & drawn)
     up = jnp.maximum(jnp.where(moves, exponent - 1, exponent), 1)

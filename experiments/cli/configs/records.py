@@ -12,7 +12,8 @@ class Records:
 
     Command: `python -m experiments records`, or `make records`.
 
-    Expected time: hours. After an interruption, the same command goes on.
+    Expected time: hours. After an interruption, the same command goes on; on another day it needs
+    `--after` and the day on which it began.
 
     Number: the minutes of each study.
     """

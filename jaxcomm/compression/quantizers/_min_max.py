@@ -36,7 +36,7 @@ def _width(levels: int, workers: int) -> int:
 
 def _measure(context: Context, x: jax.Array) -> MinMax:
     if not x.size:
-        return MinMax(jnp.zeros(()), jnp.zeros(()))
+        return MinMax(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
     return MinMax(jnp.max(-x), jnp.max(x))
 
 

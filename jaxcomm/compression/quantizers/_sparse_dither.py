@@ -86,7 +86,9 @@ def sparse_dither(
 
     def codes_of(context: Context, x: jax.Array) -> jax.Array:
         require_countable(x.size)
-        flat = x.ravel() if x.size else jnp.zeros(1)  # `nonzero` and `at` need an element.
+        flat = (
+            x.ravel() if x.size else jnp.zeros(1, jnp.float32)
+        )  # `nonzero` and `at` need an element.
         return round_to_levels(
             flat, chosen.value(context.statistics), levels, context.coins.private
         )

@@ -112,7 +112,9 @@ def cells_of(sketch: Sketch, public: jax.Array, chosen: jax.Array) -> Cells:
     column, sign = locations(
         coordinates, _noise.seeds(public), rows=sketch.rows, columns=sketch.columns
     )
-    return Cells(column + jnp.arange(sketch.rows)[:, None] * sketch.columns, sign)
+    return Cells(
+        column + jnp.arange(sketch.rows, dtype=column.dtype)[:, None] * sketch.columns, sign
+    )
 
 
 def add(table: jax.Array, cells: Cells, values: jax.Array) -> jax.Array:

@@ -101,7 +101,7 @@ def peel(
     each = jnp.broadcast_to(real.astype(jnp.int32)[None], cells.shape)
     degree = degree.at[cells].add(each, mode="promise_in_bounds")
     solved, values = ~real, jnp.zeros_like(real, table.dtype)
-    rounds = jnp.sum(degree[:0])
+    rounds = jnp.sum(degree[:0], dtype=degree.dtype)
     left = jnp.sum(real, dtype=jnp.int32)
     stages = SHRINK if size >= FEWEST else SHRINK[:1]
     for part, next_part in zip(stages, (*stages[1:], 0.0), strict=True):
@@ -142,7 +142,7 @@ def peel(
 def unpeeled(sketch: Sketch, public: jax.Array, support: jax.Array, room: int) -> jax.Array:
     """The number of coordinates of the union that peeling `room` parts does not solve."""
     if not sketch.parts.size:
-        return jnp.zeros(())
+        return jnp.zeros((), jnp.float32)
     chosen = _support.window(support, public, room, sketch.parts)
     real = _support.real(chosen, sketch.parts)
     cells = cells_of(sketch, public, chosen)

@@ -133,7 +133,7 @@ def s2_codes(
         """The mean of the coordinates that peel, and whether the whole union peels."""
         sketch, public = sketch_of(context.shape), context.coins.public
         if not sketch.parts.size:
-            return jnp.zeros(context.shape), jnp.array(True)
+            return jnp.zeros(context.shape, jnp.float32), jnp.array(True)
         chosen = _support.window(
             context.statistics.support, public, sketch.room_to_peel, sketch.parts
         )

@@ -114,18 +114,20 @@ def s2_sketch(
     def encode(context: Context, x: jax.Array) -> tuple[S2Payload, Memory]:
         sketch, public = sketch_of(x.shape), context.coins.public
         if not x.size:
-            return S2Payload(_axis.varying_like(jnp.zeros((rows, 0)), x)), context.memory
+            return S2Payload(
+                _axis.varying_like(jnp.zeros((rows, 0), jnp.float32), x)
+            ), context.memory
 
         chosen = _support.window(context.statistics.support, public, sketch.room, sketch.parts)
         # The scale keeps the sum over workers finite; as a power of two it is exact.
         values = _support.take(x, chosen, sketch.parts) * headroom(context.workers)
-        table = add(jnp.zeros(sketch.cells), cells_of(sketch, public, chosen), values)
+        table = add(jnp.zeros(sketch.cells, jnp.float32), cells_of(sketch, public, chosen), values)
         return S2Payload(table.reshape(rows, sketch.columns)), context.memory
 
     def decode_mean(context: Context, payload: S2Payload) -> jax.Array:
         sketch, public = sketch_of(context.shape), context.coins.public
         if not sketch.parts.size:
-            return jnp.zeros(context.shape)
+            return jnp.zeros(context.shape, jnp.float32)
         table = payload.table.ravel() * (1 / (context.count * headroom(context.workers)))
         chosen = _support.window(context.statistics.support, public, sketch.room, sketch.parts)
         values = _estimate(sketch, public, table, chosen, decode)

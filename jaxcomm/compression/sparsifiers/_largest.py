@@ -28,7 +28,7 @@ def first_bits(words: jax.Array, wanted: jax.Array) -> jax.Array:
     planes = jnp.arange(_bits.WORD, dtype=jnp.uint32)[:, None]
     sizes = jnp.sum((words[None] >> planes) & jnp.uint32(1), axis=1, dtype=jnp.int32)
     ends = jnp.cumsum(sizes)
-    last = jnp.sum(ends < wanted)  # The plane of the last bit to keep.
+    last = jnp.sum(ends < wanted, dtype=jnp.int32)  # The plane of the last bit to keep.
     plane = last.astype(jnp.uint32)
     last_bits = (words >> plane) & jnp.uint32(1)
     fits = jnp.cumsum(last_bits.astype(jnp.int32)) <= wanted - (ends - sizes)[last]

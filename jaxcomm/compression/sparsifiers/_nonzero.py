@@ -104,7 +104,7 @@ def nonzero(
     def decode(context: Context, payload: SparsePayload) -> jax.Array:
         parts, room, layout = cut(context.shape)
         if not room:
-            return jnp.zeros(context.shape)
+            return jnp.zeros(context.shape, jnp.float32)
         chosen = unpack_indices(payload.indices, layout).astype(jnp.int32)
         into = _support.nothing(parts, jnp.float32)
         values = payload.values.astype(jnp.float32) / context.count

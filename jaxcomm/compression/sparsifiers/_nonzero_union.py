@@ -86,7 +86,9 @@ def nonzero_union(
     def encode(context: Context, x: jax.Array) -> tuple[UnionPayload, Memory]:
         parts, room = cut(x.shape)
         if not room:
-            return UnionPayload(_axis.varying_like(jnp.zeros((0, 1)), x)), context.memory
+            return UnionPayload(
+                _axis.varying_like(jnp.zeros((0, 1), jnp.float32), x)
+            ), context.memory
         chosen = _support.window(context.statistics.support, context.coins.public, room, parts)
         # The scale keeps the sum over workers finite; as a power of two it is exact.
         values = _support.take(x, chosen, parts) * headroom(context.workers)

@@ -87,7 +87,7 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[BinaryPayload, Memory]:
         flat = lax.optimization_barrier(x.ravel())
         where = largest_of_each_sign(flat, kept(x.size))
-        values = flat[where] * jnp.array([[1.0], [-1.0]])
+        values = flat[where] * jnp.array([[1.0], [-1.0]], jnp.float32)
         present = values > 0
         all_entries = jnp.ones(values.shape, bool)
         means = mean_where(all_entries, jnp.maximum(values, 0), axis=-1)

@@ -142,7 +142,9 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
         flat, count = x.ravel().astype(jnp.float32), kept(x.size)
         if not x.size:
             empty = jnp.zeros(0, jnp.uint32)
-            return SparsePayload(pack_indices(empty, layout_of(0)), jnp.zeros(0)), context.memory
+            return SparsePayload(
+                pack_indices(empty, layout_of(0)), jnp.zeros(0, jnp.float32)
+            ), context.memory
         codes = _fixed_point(flat, count)
         indices = _draw(codes, count, context.coins.private)
         inverse = 2.0 ** _digits(count) / jnp.maximum(codes, 1).astype(jnp.float32)

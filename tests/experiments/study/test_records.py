@@ -58,7 +58,7 @@ def test_an_interrupt_ends_all_and_a_failure_does_not(
         records.studies, "load", lambda name: SimpleNamespace(name=name, processes=1)
     )
     codes = {"a": 2, "b": 0}
-    monkeypatch.setattr(records, "run", lambda arguments: codes[arguments[0]])
+    monkeypatch.setattr(records, "run", lambda arguments, date: codes[arguments[0]])
     assert records.main(config(tmp_path)) == 2
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [*"aabb"]
 
@@ -84,5 +84,5 @@ def test_a_process_that_was_interrupted_raises(monkeypatch: pytest.MonkeyPatch) 
             return result
 
     monkeypatch.setattr(records.subprocess, "Popen", Process)
-    with pytest.raises(Interrupted, match="the same command continues"):
-        records.run(["toy"])
+    with pytest.raises(Interrupted, match="the same command continues with --after 2026-11-23"):
+        records.run(["toy"], "2026-11-23")
