@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import jax
 
@@ -157,6 +157,12 @@ def target_is_unit(context: Context, x: jax.Array, after: Memory) -> Diagnostics
     return Diagnostics(x)
 
 
+CODEC_IN_CHAIN = (
+    "A codec is not an optax transformation, since it only encodes: pass it to an aggregator, as "
+    'in `optax.chain(jaxcomm.all_gather_mean("data", codec), ...)`.'
+)
+
+
 class Codec(NamedTuple):
     r"""Pure functions that map one float32 array to a payload and back.
 
@@ -225,6 +231,11 @@ class Codec(NamedTuple):
     drop_overflow: "Codec | None" = None
     scope: Literal["leaf", "bucket"] = "bucket"
     layout: Layout = "concatenated"
+
+    def update(self, *args: Any, **extra_args: Any) -> NoReturn:
+        """Raises a ValueError: `optax.chain` calls it if a codec is in place of an aggregator."""
+        del args, extra_args
+        raise ValueError(CODEC_IN_CHAIN)
 
 
 class PerWorker(NamedTuple):

@@ -2,7 +2,9 @@
 
 import functools
 import inspect
+import itertools
 import math
+import traceback
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm._base import Codec
+from jaxcomm._base import CODEC_IN_CHAIN, Codec
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-100, 2.0**100
 _Arguments = ParamSpec("_Arguments")
@@ -66,8 +68,22 @@ def require_transformation(tx: Any, option: str = "tx") -> None:
             f"`{option}` is `optax.MultiSteps`, which would communicate in every mini-step and "
             "discard most of the results: use `jaxcomm.accumulate(tx, k)` instead."
         )
+    if isinstance(tx, Codec):
+        raise ValueError(CODEC_IN_CHAIN)
     if inspect.isroutine(tx) or not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise ValueError(f"`{option}` must be an optax transformation, got {described(tx)}.")
+
+
+def explain_init_error(error: Exception) -> Exception:
+    """Returns an error that names the cause of an error of `tx.init`, or else the error itself.
+
+    Only `optax.chain` calls the `init` of a codec directly, and with a tree instead of an array.
+    """
+    modules = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for caller, called in itertools.pairwise(modules):
+        if caller.startswith("optax.") and called.startswith("jaxcomm.compression."):
+            return ValueError(CODEC_IN_CHAIN)
+    return error
 
 
 def remedy(option: str) -> str:

@@ -20,7 +20,7 @@ from jaxcomm._mesh import (
     shard_map,
     strong,
 )
-from jaxcomm._require import require_transformation
+from jaxcomm._require import explain_init_error, require_transformation
 
 
 def state_specs(state: PyTree) -> PyTree:
@@ -179,7 +179,13 @@ def init(
     param_specs = state_specs(params)
 
     def first(params: PyTree) -> optax.OptState:
-        return tx.init(own_params(params))
+        try:
+            return tx.init(own_params(params))
+        except Exception as error:
+            cause = explain_init_error(error)
+            if cause is error:
+                raise
+            raise cause from error
 
     def record(params: PyTree) -> tuple[()]:
         # The structure of the state is known only after tracing `tx.init` on the workers.

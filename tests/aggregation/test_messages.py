@@ -92,6 +92,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         )
         for make in PLAIN
     },
+    **{
+        f"{name}, {place}": (step(tx), r"A codec is not an optax .* `optax.chain\(jaxcomm.all_ga")
+        for name, codec in {"a codec": dither(), "a codec with memory": FEEDBACK}.items()
+        for place, tx in {"in a chain": optax.chain(codec, optax.sgd(0.1)), "alone": codec}.items()
+    },
     "mean_codec uncalled": (
         lambda: jaxcomm.two_stage_mean("data", dither(), mean_codec=dither),
         "`mean_codec` must be a codec, .* got the function `dither`: call it",
