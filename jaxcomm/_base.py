@@ -15,6 +15,16 @@ Layout: TypeAlias = Literal["concatenated", "shared_statistics", "independent"]
 LossFn: TypeAlias = Callable[..., Any]
 
 
+def parts_of_value(value: Any, has_model_state: bool, has_aux: bool) -> tuple[Any, PyTree, PyTree]:
+    """`(loss, model_state, aux)` of what a loss returned; `None` for the parts that it lacks."""
+    if has_model_state and has_aux:
+        loss, (model_state, aux) = value
+        return loss, model_state, aux
+    if has_model_state:
+        return *value, None
+    return (value[0], None, value[1]) if has_aux else (value, None, None)
+
+
 class Coins(NamedTuple):
     """The randomness of one unit (a bucket or a leaf) in one step.
 

@@ -39,14 +39,14 @@ def require_axes(mesh: Mesh, axis_name: AxisName) -> None:
         )
 
 
-def require_marked(params: PyTree) -> None:
-    """Raises if parameters that are not `PerWorker` have the reserved key 'per_worker'."""
+def require_marked(params: PyTree, what: str = "params") -> None:
+    """Raises if a tree that is not `PerWorker` has the reserved key 'per_worker'."""
     if isinstance(params, PerWorker):
         return
     for path, _ in jax.tree_util.tree_leaves_with_path(params):
         if any(getattr(key, "key", None) == "per_worker" for key in path):
             raise ValueError(
-                f"The parameters at {jax.tree_util.keystr(path)} have the key 'per_worker', which "
+                f"`{what}{jax.tree_util.keystr(path)}` has the key 'per_worker', which "
                 "jaxcomm reserves for values that differ by worker: rename it, or pass the result "
                 "of `jaxcomm.replicate`."
             )

@@ -80,7 +80,8 @@ def consensus(params: PerWorker) -> PyTree:
     .. math:: \bar x = x_1 + \frac{1}{n} \sum_i (x_i - x_1)
 
     in at least float32. If all workers are equal, the result is bit-equal to their parameters. On
-    a mesh this is one all-reduce.
+    a mesh this is one all-reduce. Leaves that have no mean, such as counters and keys of a model
+    state, are those of the first worker.
 
     Args:
       params: Parameters that differ by worker, from :func:`jaxcomm.replicate` and training.
@@ -98,6 +99,8 @@ def consensus(params: PerWorker) -> PyTree:
     """
 
     def mean(x: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x[0]
         wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
         return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
 

@@ -16,12 +16,7 @@ from jaxcomm.synchronization._clock import Clock, Windows, windows
 from jaxcomm.synchronization._diloco import diloco
 from jaxcomm.synchronization._growing_batch import growing_batch, proximal_point
 from jaxcomm.synchronization._local_sgd import local_sgd, post_local
-from jaxcomm.synchronization._microbatches import (
-    GradientSums,
-    microbatch_gradients,
-    precomputed_gradients,
-    window_gradients,
-)
+from jaxcomm.synchronization._microbatches import GradientSums, microbatch_gradients
 from jaxcomm.synchronization._pr_sgd import pr_sgd
 from jaxcomm.synchronization._real_time import RealTimeWindow, WindowResult
 from jaxcomm.synchronization._run_time import (
@@ -50,6 +45,7 @@ from jaxcomm.synchronization._triggers import (
     k_sync,
 )
 from jaxcomm.synchronization._window_batches import window_batches
+from jaxcomm.synchronization._window_gradients import precomputed_gradients, window_gradients
 from jaxcomm.synchronization._windows import Queue, Window, close_window, new_queue, stale_params
 
 __all__ = [

@@ -1,14 +1,14 @@
 """Gradients of the mini-batches that a worker has finished."""
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm.synchronization._wide import narrow, wide
+from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
+from jaxcomm.synchronization._wide import wide
 from jaxcomm.synchronization._windows import require_stale_params
 
 
@@ -19,9 +19,7 @@ class GradientSums(NamedTuple):
     finished: jax.Array  # int32[], the number of mini-batches
     loss: jax.Array  # float32[], the sum of their losses
     aux: PyTree = None  # float32, the sums of the auxiliary outputs of the loss
-
-
-AverageOver = Literal["minibatches", "workers"]
+    model_state: PyTree = None  # the model state after the last mini-batch, not a sum
 
 
 def _length(microbatches: PyTree) -> int:
@@ -34,22 +32,6 @@ def _length(microbatches: PyTree) -> int:
     return lengths.pop()
 
 
-def _own_row(tree: PyTree, option: str, axis_name: AxisName) -> PyTree:
-    """This worker's row of an argument with one row per worker; the leaves are `[1, ...]` here.
-
-    Raises:
-      ValueError: If there are several rows: taking the first of them would be wrong.
-    """
-    for x in jax.tree.leaves(tree):
-        if not x.ndim or x.shape[0] != 1:
-            workers = _axis.size(axis_name)
-            got = f"{x.shape[0] * workers} rows" if x.ndim else "no worker axis"
-            raise ValueError(
-                f"`{option}` must have one row per worker, [{workers}, ...] in total, got {got}."
-            )
-    return jax.tree.map(lambda x: x[0], tree)
-
-
 def microbatch_gradients(
     loss_fn: LossFn,
     params: PyTree,
@@ -59,6 +41,7 @@ def microbatch_gradients(
     stale_params: PyTree = None,
     key: jax.Array | None = None,
     has_aux: bool = False,
+    model_state: PyTree = None,
     axis_name: AxisName = "data",
 ) -> GradientSums:
     r"""Sums the gradients and losses of the first :math:`m_i` mini-batches at the same parameters.
@@ -77,7 +60,10 @@ def microbatch_gradients(
       stale_params: The parameters at which the first mini-batch began, if they differ from
         `params`. The first mini-batch is evaluated at them; see :func:`stale_params`.
       key: A typed key. The number of the mini-batch in the window is folded in.
-      has_aux: Whether `loss_fn` returns a pair; aux is summed in float32.
+      has_aux: Whether `loss_fn` returns metrics; aux is summed in float32.
+      model_state: The model state before the first mini-batch, if the loss has one: `(params,
+        model_state, batch) -> (loss, model_state)`, or `(loss, (model_state, aux))`. Each
+        mini-batch gets the model state after the one before.
       axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
@@ -103,9 +89,11 @@ def microbatch_gradients(
     require_stale_params(finished, stale_params)
     most = _length(microbatches)
     count = jnp.clip(jnp.asarray(finished, jnp.int32), 0, most)
-    local = _axis.local_value_and_grad(loss_fn, has_aux, axis_name=axis_name)
+    has_model_state = model_state is not None
+    has_parts = has_aux or has_model_state
+    local = _axis.local_value_and_grad(loss_fn, has_parts, axis_name=axis_name)
 
-    def of_one(number: jax.Array) -> GradientSums:
+    def of_one(number: jax.Array, *model_state: PyTree) -> GradientSums:
         batch = jax.tree.map(
             lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), microbatches
         )
@@ -113,154 +101,26 @@ def microbatch_gradients(
         if stale_params is not None:
             point = jax.tree.map(lambda z, x: jnp.where(number == 0, z, x), stale_params, params)
         folded_key = [] if key is None else [jax.random.fold_in(key, number)]
-        value, gradients = local(point, batch, *folded_key)
-        loss, aux = value if has_aux else (value, None)
+        value, gradients = local(point, *model_state, batch, *folded_key)
+        loss, state, aux = parts_of_value(value, has_model_state, has_aux)
         loss, aux = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), (loss, aux))
-        return GradientSums(wide(gradients), jnp.ones((), jnp.int32), loss, aux)
+        state = jax.tree.map(lambda x: _axis.as_varying(x, axis_name), state)
+        return GradientSums(wide(gradients), jnp.ones((), jnp.int32), loss, aux, state)
 
+    def add(number: jax.Array, total: GradientSums) -> GradientSums:
+        state = [total.model_state] if has_model_state else []
+        one = of_one(number, *state)
+        sums = jax.tree.map(
+            jnp.add, total._replace(model_state=None), one._replace(model_state=None)
+        )
+        return cast(GradientSums, sums._replace(model_state=one.model_state))
+
+    first = jax.tree.map(lambda x: _axis.as_varying(x, axis_name), model_state)
+    shapes = jax.eval_shape(of_one, jnp.zeros((), jnp.int32), *([first] if has_model_state else []))
     zeros = jax.tree.map(
         lambda x: _axis.as_varying(jnp.zeros(x.shape, x.dtype), axis_name),
-        jax.eval_shape(of_one, jnp.zeros((), jnp.int32)),
+        shapes._replace(model_state=None),
     )
     count = _axis.as_varying(count, axis_name)
-    total: GradientSums = lax.fori_loop(
-        0, count, lambda number, total: jax.tree.map(jnp.add, total, of_one(number)), zeros
-    )
+    total: GradientSums = lax.fori_loop(0, count, add, zeros._replace(model_state=first))
     return total
-
-
-def mean_of(
-    done: GradientSums, params: PyTree, average_over: AverageOver = "minibatches"
-) -> tuple[PyTree, PyTree, jax.Array]:
-    """`(mean value, mean gradient in the parameters' dtypes, weight)`; zeros for no mini-batch."""
-    if average_over not in get_args(AverageOver):
-        raise ValueError(
-            f"`average_over` must be one of {get_args(AverageOver)}, got {average_over!r}."
-        )
-    count: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
-    gradient, loss, aux = jax.tree.map(
-        lambda x: x / count.astype(x.dtype), (done.gradients, done.loss, done.aux)
-    )
-    weight = done.finished if average_over == "minibatches" else done.finished > 0
-    return loss if aux is None else (loss, aux), narrow(gradient, params), weight
-
-
-def window_gradients(
-    loss_fn: LossFn,
-    params: PyTree,
-    batch: tuple[PyTree, ...],
-    key: jax.Array | None = None,
-    *,
-    average_over: AverageOver = "minibatches",
-    has_aux: bool = False,
-    axis_name: AxisName = "data",
-) -> tuple[PyTree, PyTree, jax.Array]:
-    r"""The `gradients=` of :func:`jaxcomm.make_step` for windows of mini-batches.
-
-    Computes the mean :math:`\bar g_i` over a worker's :math:`m_i` finished mini-batches, and a
-    weight. There are two forms. With `average_over="minibatches"`, all mini-batches count equally:
-    the weight is :math:`m_i`, so faster workers weigh more. With `average_over="workers"`, all
-    workers that have finished any mini-batch count equally: the weight is 1. An aggregator computes
-
-    .. math:: \frac{\sum_i m_i \bar g_i}{\sum_i m_i} = \frac{\sum_i \sum_{j \le m_i} g_{ij}}{\sum_i
-              m_i} \qquad\text{or}\qquad \frac{\sum_{i: m_i > 0} \bar g_i}{\sum_{i: m_i > 0} 1},
-
-    Gossip methods scale a worker's step by its weight. A worker then moves by the sum over its
-    mini-batches, where :math:`\gamma` is the learning rate of a single one, or by their mean:
-
-    .. math:: \Delta_i = -\gamma \sum_{j \le m_i} g_{ij} \qquad\text{or}\qquad
-              \Delta_i = -\gamma\, \bar g_i .
-
-    If a worker has finished nothing, its mean and its weight are 0, and it only mixes. If no worker
-    has finished a mini-batch, the mean loss is NaN.
-
-    Args:
-      loss_fn: As for :func:`microbatch_gradients`.
-      params: Parameters.
-      batch: `(microbatches, finished)`: leaves `[M, ...]` of this worker, and int32[1]. A third
-        part holds the parameters [1, ...] of :func:`stale_params`; it is required for counts from
-        windows with `in_flight="finish_late"`.
-      key: As for :func:`microbatch_gradients`; `step(..., key=key)` passes each worker its own key.
-      average_over: Whether `"minibatches"` or `"workers"` count equally. Set this and the following
-        arguments with `functools.partial(window_gradients, average_over="workers")`.
-      has_aux: Whether `loss_fn` returns `(loss, aux)`. Also pass `has_aux=True` to `make_step`.
-        Means of aux have the same weights as the loss.
-      axis_name: The mesh axis, or axes, of the workers.
-
-    Returns:
-      `(mean loss, mean gradient, weight)`. With aux, the first element is the pair of the mean loss
-      and the means of aux. The weight is a count, int32[], or bool[] if workers count equally.
-
-    Raises:
-      ValueError: As :func:`microbatch_gradients` does, if `average_over` has another value, or if
-        `finished` or `stale_params` does not have one row per worker.
-
-    Example:
-      >>> import jax.numpy as jnp, optax, jaxcomm
-      >>> from jaxcomm.synchronization import window_gradients
-      >>> tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
-      >>> loss = lambda w, x: w * jnp.mean(x)
-      >>> step = jaxcomm.simulate(loss, tx, 2, gradients=window_gradients)
-      >>> microbatches, finished = jnp.array([[1.0], [9.0], [2.0], [3.0]]), jnp.array([1, 2])
-      >>> params, state = jnp.float32(0), jaxcomm.init(tx, jnp.float32(0), 2)
-      >>> print(step(params, state, (microbatches, finished))[0])  # -(1 + 2 + 3) / 3
-      -2.0
-    """
-    microbatches, finished, *late = batch
-    if finished.ndim > 1:
-        raise ValueError(
-            f"`finished` must have one count per worker, [workers] in total, got {finished.shape} "
-            "on this worker."
-        )
-    stale_params = _own_row(late[0], "stale_params", axis_name) if late else None
-    done = microbatch_gradients(
-        loss_fn,
-        params,
-        microbatches,
-        _own_row(finished, "finished", axis_name),
-        stale_params=stale_params,
-        key=key,
-        has_aux=has_aux,
-        axis_name=axis_name,
-    )
-    return mean_of(done, params, average_over)
-
-
-def precomputed_gradients(
-    loss_fn: LossFn,
-    params: PyTree,
-    batch: GradientSums,
-    key: jax.Array | None = None,
-    *,
-    average_over: AverageOver = "minibatches",
-    axis_name: AxisName = "data",
-) -> tuple[PyTree, PyTree, jax.Array]:
-    r"""The `gradients=` of :func:`jaxcomm.make_step` for precomputed sums over mini-batches.
-
-    Args:
-      loss_fn: Not called.
-      params: Parameters; the mean gradient has their dtypes.
-      batch: The sums of this worker, with a leading axis of length 1, as from
-        :class:`RealTimeWindow`.
-      key: Not used.
-      average_over: As for :func:`window_gradients`.
-      axis_name: The mesh axis, or axes, of the workers.
-
-    Returns:
-      `(mean loss, mean gradient, weight)`, like :func:`window_gradients`.
-
-    Raises:
-      ValueError: If the sums do not have one row per worker, or `average_over` has another value.
-
-    Example:
-      >>> import jax.numpy as jnp, optax, jaxcomm
-      >>> from jaxcomm.synchronization import GradientSums, precomputed_gradients
-      >>> tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
-      >>> step = jaxcomm.simulate(lambda w, x: w, tx, 2, gradients=precomputed_gradients)
-      >>> params = jnp.float32(0)
-      >>> sums = GradientSums(jnp.array([1.0, 5.0]), jnp.array([1, 2]), jnp.array([0.5, 1.0]))
-      >>> print(step(params, jaxcomm.init(tx, params, 2), sums)[0])  # -(1 + 5) / 3
-      -2.0
-    """
-    del loss_fn, key
-    return mean_of(_own_row(batch, "sums", axis_name), params, average_over)

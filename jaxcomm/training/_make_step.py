@@ -8,19 +8,17 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._mesh import (
-    is_traced,
-    place,
-    require_axes,
-    require_kept,
-    require_marked,
-    require_whole_types,
-    require_workers,
-    shard_map,
-    typed_as,
-    unshared,
-)
+from jaxcomm._mesh import is_traced, place, require_axes, shard_map, typed_as, unshared
 from jaxcomm._state import state_specs
+from jaxcomm.training._carry import (
+    Carry,
+    Step,
+    place_carry,
+    public_step,
+    require_carry,
+    require_carry_kept,
+    require_whole_carry,
+)
 from jaxcomm.training._metrics import Metrics, check_metrics
 from jaxcomm.training._mistakes import (
     require_divisible,
@@ -28,7 +26,7 @@ from jaxcomm.training._mistakes import (
     require_step_of,
     require_used,
 )
-from jaxcomm.training._worker_step import GradientFn, Step, worker_step
+from jaxcomm.training._worker_step import GradientFn, worker_step
 
 
 def make_step(
@@ -38,6 +36,7 @@ def make_step(
     *,
     axis_name: AxisName = "data",
     has_aux: bool = False,
+    has_model_state: bool = False,
     gradients: GradientFn | None = None,
     metrics: Metrics = "mean",
     donate: bool = True,
@@ -55,15 +54,18 @@ def make_step(
     Args:
       loss_fn: `(params, batch) -> loss`, the mean over its batch; with `has_aux=True`,
         `(loss, aux)`, where `aux` is a dict of metrics. It is called with `(params, batch, key)` if
-        the step is called with a key.
+        the step is called with a key. With `has_model_state=True`, it is called with `(params,
+        model_state, batch)` and returns `(loss, model_state)`, or `(loss, (model_state, aux))`.
       tx: An optax transformation with an aggregator before the optimizer, or gossip after it.
       mesh: The devices; its axes may be Auto or Explicit.
       axis_name: The mesh axis, or axes, of the workers.
-      has_aux: Whether `loss_fn` returns a pair.
+      has_aux: Whether `loss_fn` returns metrics.
+      has_model_state: Whether `loss_fn` takes and returns a model state: values that the forward
+        pass changes, such as the running statistics of BatchNorm.
       gradients: A replacement of :func:`jaxcomm.local_value_and_grad`: `(loss_fn, params, batch) ->
-        (value, gradient)` or `(value, gradient, weight)` of this worker; with a key as the last
-        argument if the step is called with one. `tx` receives the weight, and metrics are weighted
-        by it.
+        (value, gradient)` or `(value, gradient, weight)` of this worker, where `value` is what
+        `loss_fn` returns; with a key as the last argument if the step is called with one, and with
+        `model_state=` if it has one. `tx` receives the weight, and metrics are weighted by it.
       metrics: `"mean"` for means over workers in every step; `"own"` for each worker's own values,
         which sends nothing; or a period k for means in every k-th step and NaN in the other steps,
         which send no metrics. With a period, the step reads the number of steps so far from the
@@ -73,11 +75,18 @@ def make_step(
         the old arrays again.
 
     Returns:
-      `step(params, opt_state, batch, *, key=None, **extra_args) -> (params, opt_state, metrics)`.
+      `step(params, opt_state, batch, *, key=None, **extra_args) -> (params, opt_state, metrics)`;
+      with `has_model_state=True`, `step(params, model_state, opt_state, batch, ...) -> (params,
+      model_state, opt_state, metrics)`.
 
       - Params are equal on all workers and replicated on each of their devices, or are `PerWorker`
         parameters from :func:`jaxcomm.replicate`. For these, `loss_fn` and `tx` receive the
         worker's own parameters.
+      - The new model state is the exact mean over workers, which sends 4 bytes per value that
+        differs by worker; with weighted gradients, it has the same weights. Values that are not
+        floating-point, such as counters, must be equal on all workers. If `model_state` is a
+        `PerWorker` from :func:`jaxcomm.replicate`, each worker keeps its own, and nothing is sent.
+        A leaf that would change from finite to NaN or infinite keeps its values.
       - Extra arguments are equal on all workers and are passed to `tx.update`.
       - Batch leaves are `[global_batch, ...]`. On a mesh of several processes, they are arrays over
         all processes, for instance from `jax.make_array_from_process_local_data`.
@@ -110,69 +119,58 @@ def make_step(
       1.0 4.0
     """
     require_axes(mesh, axis_name)
-    require_step_of(loss_fn, tx, gradients)
+    require_step_of(loss_fn, tx, gradients, has_model_state)
     check_metrics(metrics)
     names = _axis.names(axis_name)
     inner = tuple(name for name in mesh.axis_names if name not in names)
     sizes = dict(mesh.shape)
     devices = math.prod(sizes.values())
-    step_of_worker = worker_step(loss_fn, tx, axis_name, inner, has_aux, gradients, metrics)
+    step_of_worker = worker_step(
+        loss_fn, tx, axis_name, inner, has_aux, has_model_state, gradients, metrics
+    )
     batch_spec, whole = PartitionSpec((*names, *inner)), PartitionSpec()
     metrics_spec = PartitionSpec(names) if metrics == "own" else whole
 
     def on_mesh(
-        params: PyTree,
-        opt_state: optax.OptState,
-        batch: PyTree,
-        key: jax.Array | None,
-        extra_args: dict[str, PyTree],
-    ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
-        specs = state_specs(params), state_specs(opt_state)
+        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
+    ) -> tuple[Carry, dict[str, jax.Array]]:
+        specs = state_specs(carry)
         run = shard_map(
             step_of_worker,
             mesh,
-            in_specs=(*specs, batch_spec, whole, whole),
-            out_specs=(*specs, metrics_spec, whole),
+            in_specs=(specs, batch_spec, whole, whole),
+            out_specs=(specs, metrics_spec, whole),
         )
-        new, new_state, values, diagnostics = run(params, opt_state, batch, key, extra_args)
-        return typed_as(new, params), typed_as(new_state, opt_state), values | diagnostics
+        new, values, diagnostics = run(carry, batch, key, extra_args)
+        return typed_as(new, carry), values | diagnostics
 
-    jitted = jax.jit(on_mesh, donate_argnums=(0, 1) if donate else ())
+    jitted = jax.jit(on_mesh, donate_argnums=0 if donate else ())
     one_at_a_time = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
     used: set[str] = set()
 
-    def step(
-        params: PyTree,
-        opt_state: optax.OptState,
-        batch: PyTree,
-        *,
-        key: jax.Array | None = None,
-        **extra_args: PyTree,
-    ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
+    def run(
+        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
+    ) -> tuple[Carry, dict[str, jax.Array]]:
         require_divisible(batch, devices)
-        require_marked(params)
-        require_workers(params, sizes, "The parameters")
-        require_workers(opt_state, sizes, "The optimizer state")
-        traced = is_traced((params, opt_state, batch, key, extra_args))
+        require_carry(carry, sizes)
+        traced = is_traced((carry, batch, key, extra_args))
         if traced:
-            require_whole_types(params, state_specs(params), "params")
+            require_whole_carry(carry)
         else:
             require_global(batch, mesh)
-            require_kept(params, "params")
-            require_kept(opt_state, "opt_state")
+            require_carry_kept(carry)
             if one_at_a_time:
-                jax.block_until_ready((params, opt_state))
+                jax.block_until_ready(carry)
             if donate:
-                params, opt_state, batch = unshared(params, opt_state, batch)
-            params = place(params, mesh, state_specs(params), "params")
-            opt_state = place(opt_state, mesh, state_specs(opt_state), "opt_state")
+                carry, batch = unshared(carry, batch)
+            carry = place_carry(carry, mesh)
             batch = place(batch, mesh, jax.tree.map(lambda _: batch_spec, batch), "batch")
             if (
                 not mesh.is_multi_process
             ):  # With several, JAX would compare them across processes in each step.
                 rest = jax.tree.map(lambda _: whole, (key, extra_args))
                 key, extra_args = place((key, extra_args), mesh, rest, "extra")
-        require_used(on_mesh, params, opt_state, batch, key, extra_args, used, devices)
-        return (on_mesh if traced else jitted)(params, opt_state, batch, key, extra_args)
+        require_used(on_mesh, (carry, batch, key), extra_args, used, devices)
+        return (on_mesh if traced else jitted)(carry, batch, key, extra_args)
 
-    return step
+    return public_step(run, has_model_state)

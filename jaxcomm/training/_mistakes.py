@@ -16,11 +16,20 @@ from jaxcomm._require import require_transformation
 from jaxcomm.wire._program import live
 
 
-def require_step_of(loss_fn: object, tx: object, gradients: object) -> None:
+def require_step_of(loss_fn: object, tx: object, gradients: Any, has_model_state: bool) -> None:
     """Raises a ValueError if a step cannot be made from these arguments."""
     if not (callable(loss_fn) or gradients is not None):
         raise ValueError(f"`loss_fn` must be a function, got {loss_fn!r}.")
     require_transformation(tx)
+    if has_model_state and gradients is not None:
+        try:
+            inspect.signature(gradients).bind_partial(model_state=None)
+        except TypeError:
+            name = getattr(gradients, "__name__", repr(gradients))
+            raise ValueError(
+                f"With `has_model_state=True`, `gradients` is called with `model_state=`, which "
+                f"`{name}` does not take."
+            ) from None
 
 
 def require_divisible(batch: PyTree, devices: int) -> None:
@@ -59,12 +68,31 @@ def require_global(batch: PyTree, mesh: Mesh) -> None:
             )
 
 
-def require_pair(value: object) -> None:
-    """Raises a ValueError unless the loss comes with aux."""
-    if not (isinstance(value, tuple | list) and len(value) == 2):
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def require_parts(value: object, has_model_state: bool, has_aux: bool) -> None:
+    """Raises a ValueError unless the loss returned the parts that the step expects."""
+    if not (has_model_state or has_aux):
+        if isinstance(value, tuple | list | Mapping):
+            raise ValueError(
+                f"`loss_fn` must return a scalar, got {jax.tree.structure(value)}. If it also "
+                "returns metrics, pass `has_aux=True`; if it returns a changed model state, pass "
+                "`has_model_state=True`."
+            )
+        return
+    if has_model_state:
+        options, parts = "has_model_state=True", "(loss, model_state)"
+        if has_aux:
+            options, parts = f"{options}, has_aux=True", "(loss, (model_state, aux))"
+        valid = _is_pair(value) and (not has_aux or _is_pair(value[1]))  # type: ignore[index]
+    else:
+        options, parts, valid = "has_aux=True", "(loss, aux)", _is_pair(value)
+    if not valid:
         raise ValueError(
-            "With `has_aux=True`, `loss_fn` (and the value of `gradients`) must be a pair, `(loss, "
-            f"aux)`, got {jax.tree.structure(value)}. For `window_gradients`, use "
+            f"With `{options}`, `loss_fn` (and the value of `gradients`) must be a pair, "
+            f"`{parts}`, got {jax.tree.structure(value)}. For `window_gradients`, use "
             "`functools.partial(window_gradients, has_aux=True)`."
         )
 
@@ -118,24 +146,28 @@ def require_means(
             )
 
 
-def require_gradients_of(loss_fn: Callable[..., Any], params: PyTree, keyed: bool) -> None:
-    """Raises a ValueError if parameters have no gradient, or the loss does not take a key."""
+def require_gradients_of(
+    loss_fn: Callable[..., Any], params: PyTree, args: tuple[PyTree, ...], has_key: bool
+) -> None:
+    """Raises a ValueError if parameters have no gradient, or the loss takes other arguments."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise ValueError(
                 f"The parameters at {jax.tree_util.keystr(path) or 'the root'} are {leaf.dtype} "
-                "and have no gradient: move them to `loss_fn` or the batch."
+                "and have no gradient: move them to the batch, or to the model state of "
+                "`has_model_state=True`."
             )
-    if keyed:
-        try:
-            inspect.signature(loss_fn).bind(params, None, None)
-        except TypeError:
-            raise ValueError(
-                "The step received a `key`, but `loss_fn` does not take one: it is called with "
-                "`(params, batch, key)`."
-            ) from None
-        except ValueError:
-            return  # A builtin without a signature.
+    try:
+        inspect.signature(loss_fn).bind(params, *args)
+    except TypeError:
+        has_model_state = len(args) - has_key > 1
+        names = ["params", *["model_state"] * has_model_state, "batch", *["key"] * has_key]
+        why = "The step received a `key`, but `loss_fn` does not take one: it" if has_key else "It"
+        if has_model_state:
+            why = "`has_model_state=True`, so `loss_fn`"
+        raise ValueError(f"{why} is called with `({', '.join(names)})`.") from None
+    except ValueError:
+        return  # A builtin without a signature.
 
 
 # Wrappers and their replacements, by the module in the traceback of an error.
@@ -201,10 +233,7 @@ def explain_update_error(
 
 def require_used(
     fn: Callable[..., PyTree],
-    params: PyTree,
-    opt_state: PyTree,
-    batch: PyTree,
-    key: jax.Array | None,
+    args: tuple[PyTree, ...],
     extra_args: dict[str, PyTree],
     used: set[str],
     workers: int,
@@ -213,17 +242,14 @@ def require_used(
 
     Args:
       fn: The step; it is traced once per set of names.
-      params: The step's arguments, like the next three.
-      opt_state: ...
-      batch: ...
-      key: ...
+      args: Its arguments before the extra ones.
       extra_args: The extra arguments by name.
       used: The names that are already known to be used; this call adds to them.
       workers: The number of workers.
     """
     if all(name in used or not jax.tree.leaves(value) for name, value in extra_args.items()):
         return
-    jaxpr = jax.make_jaxpr(fn)(params, opt_state, batch, key, extra_args).jaxpr
+    jaxpr = jax.make_jaxpr(fn)(*args, extra_args).jaxpr
     matters = live(jaxpr, [True] * len(jaxpr.outvars))[1]
     leaves = jax.tree_util.tree_leaves_with_path(extra_args)
     found = {

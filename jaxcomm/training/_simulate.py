@@ -9,23 +9,12 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._mesh import (
-    is_traced,
-    require_kept,
-    require_marked,
-    require_workers,
-    shard_map,
-    strong,
-    unshared,
-)
+from jaxcomm._mesh import is_traced, shard_map, strong, unshared
 from jaxcomm._state import over_workers, state_specs, worker_axes
+from jaxcomm.training._carry import Carry, Step, public_step, require_carry, require_carry_kept
 from jaxcomm.training._metrics import Metrics, check_metrics
-from jaxcomm.training._mistakes import (
-    require_divisible,
-    require_step_of,
-    require_used,
-)
-from jaxcomm.training._worker_step import GradientFn, Step, worker_step
+from jaxcomm.training._mistakes import require_divisible, require_step_of, require_used
+from jaxcomm.training._worker_step import GradientFn, worker_step
 from jaxcomm.wire._walk import SIMULATED
 
 
@@ -36,6 +25,7 @@ def simulate(
     *,
     axis_name: AxisName = "data",
     has_aux: bool = False,
+    has_model_state: bool = False,
     gradients: GradientFn | None = None,
     metrics: Metrics = "mean",
     donate: bool = True,
@@ -53,7 +43,8 @@ def simulate(
       workers: The number of workers, or the sizes of several axes by name, outermost first.
       axis_name: The axis of the workers; with a dict of sizes, the axis or axes over which `tx`
         averages. The other axes index the devices of one worker.
-      has_aux: Whether `loss_fn` returns a pair.
+      has_aux: Whether `loss_fn` returns metrics.
+      has_model_state: Whether `loss_fn` takes and returns a model state.
       gradients: As for :func:`jaxcomm.make_step`.
       metrics: As for :func:`jaxcomm.make_step`.
       donate: Whether to donate the buffers of params and state to the new ones.
@@ -82,87 +73,66 @@ def simulate(
         raise ValueError(
             f"`axis_name`={axis_name!r} must name axes of {workers!r}, in the same order."
         )
-    require_step_of(loss_fn, tx, gradients)
+    require_step_of(loss_fn, tx, gradients, has_model_state)
     check_metrics(metrics)
     mesh = AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     inner = tuple(name for name in axes if name not in names)
     devices = math.prod(axes.values())
-    step_of_worker = worker_step(loss_fn, tx, axis_name, inner, has_aux, gradients, metrics)
+    step_of_worker = worker_step(
+        loss_fn, tx, axis_name, inner, has_aux, has_model_state, gradients, metrics
+    )
     batch_spec, whole = PartitionSpec((*names, *inner)), PartitionSpec()
     metrics_spec = PartitionSpec(names) if metrics == "own" else whole
 
-    def specs_of(params: PyTree, opt_state: optax.OptState) -> tuple[PyTree, PyTree]:
-        state = state_specs(params), state_specs(opt_state)
-        return (*state, batch_spec, whole, whole), (*state, metrics_spec, whole)
+    def specs_of(carry: Carry) -> tuple[PyTree, PyTree]:
+        specs = state_specs(carry)
+        return (specs, batch_spec, whole, whole), (specs, metrics_spec, whole)
 
     def on_mesh(
-        params: PyTree,
-        opt_state: optax.OptState,
-        batch: PyTree,
-        key: jax.Array | None,
-        extra_args: dict[str, PyTree],
-    ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
-        run = shard_map(step_of_worker, mesh, *specs_of(params, opt_state))
-        new, new_state, values, diagnostics = run(params, opt_state, batch, key, extra_args)
-        return new, new_state, values | diagnostics
+        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
+    ) -> tuple[Carry, dict[str, jax.Array]]:
+        run = shard_map(step_of_worker, mesh, *specs_of(carry))
+        new, values, diagnostics = run(carry, batch, key, extra_args)
+        return new, values | diagnostics
 
     def simulated_workers(
-        params: PyTree,
-        opt_state: optax.OptState,
-        batch: PyTree,
-        key: jax.Array | None,
-        extra_args: dict[str, PyTree],
-    ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
+        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
+    ) -> tuple[Carry, dict[str, jax.Array]]:
         # Trace `jax.shard_map` first: it checks what varies by worker, and `jax.vmap` does not.
-        jax.eval_shape(on_mesh, params, opt_state, batch, key, extra_args)
-        run = over_workers(step_of_worker, axes, *specs_of(params, opt_state))
-        new, new_state, values, diagnostics = run(params, opt_state, batch, key, extra_args)
-        return new, new_state, values | diagnostics
+        jax.eval_shape(on_mesh, carry, batch, key, extra_args)
+        run = over_workers(step_of_worker, axes, *specs_of(carry))
+        new, values, diagnostics = run(carry, batch, key, extra_args)
+        return new, values | diagnostics
 
     simulated_workers.__name__ = SIMULATED
-    jitted = jax.jit(simulated_workers, donate_argnums=(0, 1) if donate else ())
+    jitted = jax.jit(simulated_workers, donate_argnums=0 if donate else ())
     used: set[str] = set()
 
-    def check(
-        params: PyTree,
-        opt_state: optax.OptState,
-        batch: PyTree,
-        key: jax.Array | None,
-        extra_args: dict[str, PyTree],
+    def checked(
+        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
     ) -> None:
         require_divisible(batch, devices)
-        require_marked(params)
-        require_workers(params, axes, "The parameters")
-        require_workers(opt_state, axes, "The optimizer state")
-        require_kept(params, "params")
-        require_kept(opt_state, "opt_state")
-        require_used(on_mesh, params, opt_state, batch, key, extra_args, used, devices)
+        require_carry(carry, axes)
+        require_carry_kept(carry)
+        require_used(on_mesh, (carry, batch, key), extra_args, used, devices)
 
-    def step(
-        params: PyTree,
-        opt_state: optax.OptState,
-        batch: PyTree,
-        *,
-        key: jax.Array | None = None,
-        **extra_args: PyTree,
-    ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
-        check(params, opt_state, batch, key, extra_args)
-        if not is_traced((params, opt_state, batch, key, extra_args)):
-            params, opt_state = jax.tree.map(strong, (params, opt_state))
+    def run(
+        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
+    ) -> tuple[Carry, dict[str, jax.Array]]:
+        checked(carry, batch, key, extra_args)
+        if not is_traced((carry, batch, key, extra_args)):
+            carry = jax.tree.map(strong, carry)
             if donate:
-                params, opt_state, batch = unshared(params, opt_state, batch)
-        return jitted(params, opt_state, batch, key, extra_args)
+                carry, batch = unshared(carry, batch)
+        return jitted(carry, batch, key, extra_args)
 
     def accounted(
-        params: PyTree,
-        opt_state: optax.OptState,
-        batch: PyTree,
-        *,
-        key: jax.Array | None = None,
-        **extra_args: PyTree,
-    ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
-        check(params, opt_state, batch, key, extra_args)
-        return on_mesh(params, opt_state, batch, key, extra_args)
+        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
+    ) -> tuple[Carry, dict[str, jax.Array]]:
+        checked(carry, batch, key, extra_args)
+        return on_mesh(carry, batch, key, extra_args)
 
-    step.on_mesh = accounted  # type: ignore[attr-defined]  # `wire.account` traces this instead.
+    step = public_step(run, has_model_state)
+    # `wire.account` traces this instead.
+    step.on_mesh = public_step(accounted, has_model_state)  # type: ignore[attr-defined]
     return step

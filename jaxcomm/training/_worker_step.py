@@ -9,19 +9,20 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
+from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree, parts_of_value
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
+from jaxcomm.training._carry import Carry, require_axes_of
 from jaxcomm.training._metrics import Metrics, diagnostics_of, reduce_metrics
 from jaxcomm.training._mistakes import (
     explain_update_error,
     require_aux,
     require_gradients_of,
     require_means,
-    require_pair,
+    require_parts,
 )
+from jaxcomm.training._model_state import reduce_model_state
 
-Step: TypeAlias = Callable[..., tuple[PyTree, optax.OptState, dict[str, jax.Array]]]
 GradientFn: TypeAlias = Callable[..., tuple[Any, ...]]
 
 
@@ -48,9 +49,10 @@ def worker_step(
     axis_name: AxisName,
     inner: tuple[str, ...],
     has_aux: bool,
+    has_model_state: bool,
     gradients: GradientFn | None,
     metrics: Metrics,
-) -> Callable[..., tuple[PyTree, optax.OptState, dict[str, jax.Array], dict[str, jax.Array]]]:
+) -> Callable[..., tuple[Carry, dict[str, jax.Array], dict[str, jax.Array]]]:
     """Makes the step of one worker, which runs under `jax.shard_map` or `jax.vmap`.
 
     Args:
@@ -59,66 +61,76 @@ def worker_step(
       axis_name: ...
       inner: The other axes, which index the devices of one worker.
       has_aux: ...
+      has_model_state: ...
       gradients: ...
       metrics: ...
 
     Returns:
-      `(params, opt_state, batch, key, extra_args) -> (params, opt_state, metrics, diagnostics)`.
-      Per-worker metrics are `[1, ...]`; all other results are equal on all workers.
+      `(carry, batch, key, extra_args) -> (carry, metrics, diagnostics)`. Per-worker metrics are
+      `[1, ...]`; all other results are equal on all workers.
     """
     update = optax.with_extra_args_support(tx).update
     all_axes = (*_axis.names(axis_name), *inner)
+    has_rest = has_aux or has_model_state
 
-    def differentiate(loss_fn: LossFn, params: PyTree, *args: PyTree) -> tuple[Any, ...]:
-        require_gradients_of(loss_fn, params, keyed=len(args) > 1)
+    def differentiate(
+        loss_fn: LossFn, params: PyTree, batch: PyTree, *key: jax.Array, **model_state: PyTree
+    ) -> tuple[Any, ...]:
+        args = (*model_state.values(), batch, *key)
+        require_gradients_of(loss_fn, params, args, has_key=bool(key))
 
-        def loss(params: PyTree, *args: PyTree) -> Any:
+        def loss(params: PyTree) -> Any:
             value = loss_fn(params, *args)
-            if has_aux:
-                require_pair(value)
+            require_parts(value, has_model_state, has_aux)
             return value
 
-        local = _axis.local_value_and_grad(loss, has_aux, axis_name=all_axes)
-        return tuple(local(params, *args))
+        return tuple(_axis.local_value_and_grad(loss, has_rest, axis_name=all_axes)(params))
 
     local_gradients = gradients or differentiate
 
     def step(
-        worker_params: PyTree,
-        opt_state: optax.OptState,
+        carry: Carry,
         batch: PyTree,
         key: jax.Array | None,
         extra_args: dict[str, PyTree],
-    ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array], dict[str, jax.Array]]:
-        is_per_worker = isinstance(worker_params, PerWorker)
-        if is_per_worker and [*worker_params.per_worker] != [_axis.label(axis_name)]:
-            raise ValueError(
-                f"The parameters differ over the axes {[*worker_params.per_worker]}, but "
-                f"`axis_name` is {axis_name!r}."
-            )
-        params = own_params(worker_params)
+    ) -> tuple[Carry, dict[str, jax.Array], dict[str, jax.Array]]:
+        opt_state = carry.opt_state
+        is_per_worker = isinstance(carry.params, PerWorker)
+        require_axes_of(carry, axis_name)
+        params = own_params(carry.params)
         own_key = [] if key is None else [jax.random.fold_in(key, _axis.index(all_axes))]
         local_params = _axis.local_params(params, all_axes) if inner else params
-        value, updates, *rest = local_gradients(loss_fn, local_params, batch, *own_key)
+        taken_state = {"model_state": own_params(carry.model_state)} if has_model_state else {}
+
+        def value_and_gradient(rows: PyTree) -> tuple[Any, ...]:
+            return local_gradients(loss_fn, local_params, rows, *own_key, **taken_state)
+
+        value, updates, *rest = value_and_gradient(batch)
         weight = rest[0] if rest else None
-        if has_aux:
-            require_pair(value)
-        loss, aux = value if has_aux else (value, {})
-        taken = {"loss"} if weight is None else {"loss", "weight"}
-        require_aux(aux, taken)
+        require_parts(value, has_model_state, has_aux)
+        loss, returned_state, aux = parts_of_value(value, has_model_state, has_aux)
+        aux = aux if has_aux else {}
+        require_aux(aux, {"loss"} if weight is None else {"loss", "weight"})
         if metrics != "own" or inner:
             require_means(
-                lambda rows: local_gradients(loss_fn, local_params, rows, *own_key)[0][1],
+                lambda rows: parts_of_value(value_and_gradient(rows)[0], has_model_state, has_aux)[
+                    2
+                ],
                 aux,
                 batch,
                 "" if inner else ", or make the step with `metrics='own'`",
+            )
+        new_state = carry.model_state
+        if has_model_state:
+            new_state = reduce_model_state(
+                returned_state, carry.model_state, axis_name, inner, weight
             )
         values = {"loss": loss, **aux}
         if inner:
             values, updates, weight = _over_devices(axis_name, inner, values, updates, weight)
         extra = {} if weight is None else {"weight": weight}
         try:
-            updates, new_state = update(updates, opt_state, params, **extra, **extra_args)
+            updates, new_opt_state = update(updates, opt_state, params, **extra, **extra_args)
         except Exception as error:
             cause = explain_update_error(error, tx.init, params, opt_state)
             if cause is error:
@@ -133,7 +145,7 @@ def worker_step(
                 "gossip, let parameters differ by worker with `jaxcomm.replicate(params, mesh)`.",
             )
         _axis.require_replicated(
-            new_state,
+            new_opt_state,
             axis_name,
             "The optimizer state",
             "Mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`."
@@ -144,6 +156,6 @@ def worker_step(
         new = optax.apply_updates(params, updates)
         if is_per_worker:
             new = PerWorker({_axis.label(axis_name): jax.tree.map(lambda x: x[None], new)})
-        return new, new_state, reduced, diagnostics_of(new_state)
+        return Carry(new, new_state, new_opt_state), reduced, diagnostics_of(new_opt_state)
 
     return step

@@ -152,7 +152,7 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         lambda here: here.step(exact())(
             {"per_worker": {"w": jnp.ones((5, 2))}}, here.init(exact()), X
         ),
-        "have the key 'per_worker'.*rename it",
+        r"`params\['per_worker'\]\['w'\]` has the key 'per_worker'.*rename it",
     ),
     "complex aux": (
         lambda here: here.step(qsgd(), lambda p, b: (loss_fn(p, b), {"z": 1j}), has_aux=True)(

@@ -1,0 +1,172 @@
+"""The `gradients=` of a step for windows of mini-batches."""
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, LossFn, PyTree
+from jaxcomm.synchronization._microbatches import GradientSums, microbatch_gradients
+from jaxcomm.synchronization._wide import narrow
+
+AverageOver = Literal["minibatches", "workers"]
+
+
+def _own_row(tree: PyTree, option: str, axis_name: AxisName) -> PyTree:
+    """This worker's row of an argument with one row per worker; the leaves are `[1, ...]` here.
+
+    Raises:
+      ValueError: If there are several rows: taking the first of them would be wrong.
+    """
+    for x in jax.tree.leaves(tree):
+        if not x.ndim or x.shape[0] != 1:
+            workers = _axis.size(axis_name)
+            got = f"{x.shape[0] * workers} rows" if x.ndim else "no worker axis"
+            raise ValueError(
+                f"`{option}` must have one row per worker, [{workers}, ...] in total, got {got}."
+            )
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def mean_of(
+    done: GradientSums, params: PyTree, average_over: AverageOver = "minibatches"
+) -> tuple[PyTree, PyTree, jax.Array]:
+    """`(mean value, mean gradient in the parameters' dtypes, weight)`; zeros for no mini-batch."""
+    if average_over not in get_args(AverageOver):
+        raise ValueError(
+            f"`average_over` must be one of {get_args(AverageOver)}, got {average_over!r}."
+        )
+    count: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
+    gradient, loss, aux = jax.tree.map(
+        lambda x: x / count.astype(x.dtype), (done.gradients, done.loss, done.aux)
+    )
+    weight = done.finished if average_over == "minibatches" else done.finished > 0
+    rest = [x for x in (done.model_state, aux) if x is not None]
+    value = loss if not rest else (loss, rest[0] if len(rest) == 1 else tuple(rest))
+    return value, narrow(gradient, params), weight
+
+
+def window_gradients(
+    loss_fn: LossFn,
+    params: PyTree,
+    batch: tuple[PyTree, ...],
+    key: jax.Array | None = None,
+    *,
+    average_over: AverageOver = "minibatches",
+    has_aux: bool = False,
+    model_state: PyTree = None,
+    axis_name: AxisName = "data",
+) -> tuple[PyTree, PyTree, jax.Array]:
+    r"""The `gradients=` of :func:`jaxcomm.make_step` for windows of mini-batches.
+
+    Computes the mean :math:`\bar g_i` over a worker's :math:`m_i` finished mini-batches, and a
+    weight. There are two forms. With `average_over="minibatches"`, all mini-batches count equally:
+    the weight is :math:`m_i`, so faster workers weigh more. With `average_over="workers"`, all
+    workers that have finished any mini-batch count equally: the weight is 1. An aggregator computes
+
+    .. math:: \frac{\sum_i m_i \bar g_i}{\sum_i m_i} = \frac{\sum_i \sum_{j \le m_i} g_{ij}}{\sum_i
+              m_i} \qquad\text{or}\qquad \frac{\sum_{i: m_i > 0} \bar g_i}{\sum_{i: m_i > 0} 1},
+
+    Gossip methods scale a worker's step by its weight. A worker then moves by the sum over its
+    mini-batches, where :math:`\gamma` is the learning rate of a single one, or by their mean:
+
+    .. math:: \Delta_i = -\gamma \sum_{j \le m_i} g_{ij} \qquad\text{or}\qquad
+              \Delta_i = -\gamma\, \bar g_i .
+
+    If a worker has finished nothing, its mean and its weight are 0, and it only mixes. If no worker
+    has finished a mini-batch, the mean loss is NaN.
+
+    Args:
+      loss_fn: As for :func:`microbatch_gradients`.
+      params: Parameters.
+      batch: `(microbatches, finished)`: leaves `[M, ...]` of this worker, and int32[1]. A third
+        part holds the parameters [1, ...] of :func:`stale_params`; it is required for counts from
+        windows with `in_flight="finish_late"`.
+      key: As for :func:`microbatch_gradients`; `step(..., key=key)` passes each worker its own key.
+      average_over: Whether `"minibatches"` or `"workers"` count equally. Set this and the following
+        arguments with `functools.partial(window_gradients, average_over="workers")`.
+      has_aux: Whether `loss_fn` returns `(loss, aux)`. Also pass `has_aux=True` to `make_step`.
+        Means of aux have the same weights as the loss.
+      model_state: As for :func:`microbatch_gradients`. With `has_model_state=True`, `make_step`
+        passes it, and averages the workers' model states with the same weights.
+      axis_name: The mesh axis, or axes, of the workers.
+
+    Returns:
+      `(mean loss, mean gradient, weight)`. With aux, the first element is the pair of the mean loss
+      and the means of aux. The weight is a count, int32[], or bool[] if workers count equally.
+
+    Raises:
+      ValueError: As :func:`microbatch_gradients` does, if `average_over` has another value, or if
+        `finished` or `stale_params` does not have one row per worker.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jaxcomm
+      >>> from jaxcomm.synchronization import window_gradients
+      >>> tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
+      >>> loss = lambda w, x: w * jnp.mean(x)
+      >>> step = jaxcomm.simulate(loss, tx, 2, gradients=window_gradients)
+      >>> microbatches, finished = jnp.array([[1.0], [9.0], [2.0], [3.0]]), jnp.array([1, 2])
+      >>> params, state = jnp.float32(0), jaxcomm.init(tx, jnp.float32(0), 2)
+      >>> print(step(params, state, (microbatches, finished))[0])  # -(1 + 2 + 3) / 3
+      -2.0
+    """
+    microbatches, finished, *late = batch
+    if finished.ndim > 1:
+        raise ValueError(
+            f"`finished` must have one count per worker, [workers] in total, got {finished.shape} "
+            "on this worker."
+        )
+    stale_params = _own_row(late[0], "stale_params", axis_name) if late else None
+    done = microbatch_gradients(
+        loss_fn,
+        params,
+        microbatches,
+        _own_row(finished, "finished", axis_name),
+        stale_params=stale_params,
+        key=key,
+        has_aux=has_aux,
+        model_state=model_state,
+        axis_name=axis_name,
+    )
+    return mean_of(done, params, average_over)
+
+
+def precomputed_gradients(
+    loss_fn: LossFn,
+    params: PyTree,
+    batch: GradientSums,
+    key: jax.Array | None = None,
+    *,
+    average_over: AverageOver = "minibatches",
+    axis_name: AxisName = "data",
+) -> tuple[PyTree, PyTree, jax.Array]:
+    r"""The `gradients=` of :func:`jaxcomm.make_step` for precomputed sums over mini-batches.
+
+    Args:
+      loss_fn: Not called.
+      params: Parameters; the mean gradient has their dtypes.
+      batch: The sums of this worker, with a leading axis of length 1, as from
+        :class:`RealTimeWindow`.
+      key: Not used.
+      average_over: As for :func:`window_gradients`.
+      axis_name: The mesh axis, or axes, of the workers.
+
+    Returns:
+      `(mean loss, mean gradient, weight)`, like :func:`window_gradients`.
+
+    Raises:
+      ValueError: If the sums do not have one row per worker, or `average_over` has another value.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jaxcomm
+      >>> from jaxcomm.synchronization import GradientSums, precomputed_gradients
+      >>> tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
+      >>> step = jaxcomm.simulate(lambda w, x: w, tx, 2, gradients=precomputed_gradients)
+      >>> params = jnp.float32(0)
+      >>> sums = GradientSums(jnp.array([1.0, 5.0]), jnp.array([1, 2]), jnp.array([0.5, 1.0]))
+      >>> print(step(params, jaxcomm.init(tx, params, 2), sums)[0])  # -(1 + 5) / 3
+      -2.0
+    """
+    del loss_fn, key
+    return mean_of(_own_row(batch, "sums", axis_name), params, average_over)

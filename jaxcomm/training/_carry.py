@@ -1,0 +1,104 @@
+"""What a step takes and returns changed: parameters, model state and optimizer state."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._mesh import (
+    place,
+    require_kept,
+    require_marked,
+    require_whole_types,
+    require_workers,
+)
+from jaxcomm._require import require_arrays
+from jaxcomm._state import state_specs
+
+Step: TypeAlias = Callable[..., tuple[Any, ...]]
+
+
+class Carry(NamedTuple):
+    """What a step takes and returns changed."""
+
+    params: PyTree
+    model_state: PyTree  # () if the loss has none
+    opt_state: optax.OptState
+
+
+_DESCRIPTIONS = Carry("The parameters", "The model state", "The optimizer state")
+
+
+def require_carry(carry: Carry, sizes: Mapping[str, int]) -> None:
+    """Raises a ValueError if a tree has leaves that are no arrays, or is for other workers."""
+    require_arrays(carry.params, "params")
+    require_arrays(carry.model_state, "model_state")
+    require_marked(carry.params)
+    require_marked(carry.model_state, "model_state")
+    for tree, what in zip(carry, _DESCRIPTIONS, strict=True):
+        require_workers(tree, sizes, what)
+
+
+def require_axes_of(carry: Carry, axis_name: AxisName) -> None:
+    """Raises a ValueError if params or model state differ by worker over other axes."""
+    for tree, what in (
+        (carry.params, "parameters differ"),
+        (carry.model_state, "model state differs"),
+    ):
+        if isinstance(tree, PerWorker) and [*tree.per_worker] != [_axis.label(axis_name)]:
+            raise ValueError(
+                f"The {what} over the axes {[*tree.per_worker]}, but `axis_name` is {axis_name!r}."
+            )
+
+
+def require_carry_kept(carry: Carry) -> None:
+    """Raises a ValueError if an array has already been donated."""
+    for name, tree in carry._asdict().items():
+        require_kept(tree, name)
+
+
+def require_whole_carry(carry: Carry) -> None:
+    """Raises a ValueError if types say that parameters or model state are sharded."""
+    require_whole_types(carry.params, state_specs(carry.params), "params")
+    require_whole_types(carry.model_state, state_specs(carry.model_state), "model_state")
+
+
+def place_carry(carry: Carry, mesh: Mesh) -> Carry:
+    """Places the trees on the mesh: `PerWorker` leaves over their axes, the rest replicated."""
+    trees = carry._asdict()
+    return Carry(**{name: place(x, mesh, state_specs(x), name) for name, x in trees.items()})
+
+
+def public_step(
+    run: Callable[..., tuple[Carry, dict[str, jax.Array]]], has_model_state: bool
+) -> Step:
+    """The step that users call, from `run(carry, batch, key, extra_args) -> (carry, metrics)`."""
+
+    def step(
+        params: PyTree,
+        opt_state: optax.OptState,
+        batch: PyTree,
+        *,
+        key: jax.Array | None = None,
+        **extra_args: PyTree,
+    ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
+        new, metrics = run(Carry(params, (), opt_state), batch, key, extra_args)
+        return new.params, new.opt_state, metrics
+
+    def step_with_model_state(
+        params: PyTree,
+        model_state: PyTree,
+        opt_state: optax.OptState,
+        batch: PyTree,
+        *,
+        key: jax.Array | None = None,
+        **extra_args: PyTree,
+    ) -> tuple[PyTree, PyTree, optax.OptState, dict[str, jax.Array]]:
+        new, metrics = run(Carry(params, model_state, opt_state), batch, key, extra_args)
+        return *new, metrics
+
+    return step_with_model_state if has_model_state else step
