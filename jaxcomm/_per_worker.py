@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import over_workers_of, require_axes, require_kept
-from jaxcomm._require import checked, own_weight, require_state
+from jaxcomm._require import checked, own_weight, require_arrays, require_state
 from jaxcomm._state import worker_axes
 
 
@@ -57,6 +57,7 @@ def replicate(
             {axis: jax.tree.map(lambda x: jnp.broadcast_to(x, (copies, *x.shape)), params)}
         )
 
+    require_arrays(params, "params")
     require_kept(params, "params")
     params = jax.tree.map(jnp.asarray, params)
     return cast(PerWorker, jax.jit(copy, out_shardings=out)(params) if out else copy(params))

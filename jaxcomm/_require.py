@@ -103,14 +103,20 @@ def require_untraced(value: Any, option: str) -> None:
 
 def require_arrays(tree: Any, option: str) -> None:
     """Raises unless all leaves are arrays or numbers; frameworks keep other values beside them."""
+    if hasattr(tree, "params") and hasattr(tree, "opt_state"):
+        raise ValueError(
+            f"`{option}` must be a tree of arrays, got a `{type(tree).__name__}`: pass its "
+            "attribute `params`, and its `opt_state` as the optimizer state."
+        )
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         is_array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
         if not is_array and not isinstance(leaf, bool | int | float | complex):
-            where = f"`{option}{jax.tree_util.keystr(path)}`"
             raise ValueError(
-                f"{where} must be an array, got {described(leaf)}. Pass only the arrays of a "
-                "model: `model.init(...)['params']` of flax.linen or haiku, `nnx.split(model, "
-                "nnx.Param, ...)`, or `equinox.partition(model, equinox.is_inexact_array)`."
+                f"`{option}{jax.tree_util.keystr(path)}` must be an array, got a "
+                f"`{type(leaf).__name__}`. Pass only the arrays of a model: "
+                "`model.init(...)['params']` of flax.linen, `model.init(...)` of haiku, "
+                "`nnx.split(model, nnx.Param, ...)`, or `equinox.partition(model, "
+                "equinox.is_inexact_array)`."
             )
 
 

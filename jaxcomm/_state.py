@@ -20,7 +20,7 @@ from jaxcomm._mesh import (
     shard_map,
     strong,
 )
-from jaxcomm._require import explain_init_error, require_transformation
+from jaxcomm._require import explain_init_error, require_arrays, require_transformation
 
 
 def state_specs(state: PyTree) -> PyTree:
@@ -205,6 +205,7 @@ def init(
         if isinstance(workers, Mesh)
         else AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
     )
+    require_arrays(params, "params")
     require_marked(params)
     require_workers(params, axes, "The parameters")
     require_kept(params, "params")

@@ -33,26 +33,18 @@ class Carry(NamedTuple):
 _DESCRIPTIONS = Carry("The parameters", "The model state", "The optimizer state")
 
 
-def require_carry(carry: Carry, sizes: Mapping[str, int]) -> None:
+def require_carry(carry: Carry, sizes: Mapping[str, int], axis_name: AxisName) -> None:
     """Raises a ValueError if a tree has leaves that are no arrays, or is for other workers."""
-    require_arrays(carry.params, "params")
-    require_arrays(carry.model_state, "model_state")
-    require_marked(carry.params)
-    require_marked(carry.model_state, "model_state")
-    for tree, what in zip(carry, _DESCRIPTIONS, strict=True):
-        require_workers(tree, sizes, what)
-
-
-def require_axes_of(carry: Carry, axis_name: AxisName) -> None:
-    """Raises a ValueError if params or model state differ by worker over other axes."""
-    for tree, what in (
-        (carry.params, "parameters differ"),
-        (carry.model_state, "model state differs"),
-    ):
+    for name, tree in (("params", carry.params), ("model_state", carry.model_state)):
+        require_arrays(tree, name)
+        require_marked(tree, name)
         if isinstance(tree, PerWorker) and [*tree.per_worker] != [_axis.label(axis_name)]:
             raise ValueError(
-                f"The {what} over the axes {[*tree.per_worker]}, but `axis_name` is {axis_name!r}."
+                f"`{name}` differs over the axes {[*tree.per_worker]}, but `axis_name` is "
+                f"{axis_name!r}."
             )
+    for tree, what in zip(carry, _DESCRIPTIONS, strict=True):
+        require_workers(tree, sizes, what)
 
 
 def require_carry_kept(carry: Carry) -> None:

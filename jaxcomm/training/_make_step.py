@@ -152,7 +152,7 @@ def make_step(
         carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
     ) -> tuple[Carry, dict[str, jax.Array]]:
         require_divisible(batch, devices)
-        require_carry(carry, sizes)
+        require_carry(carry, sizes, axis_name)
         traced = is_traced((carry, batch, key, extra_args))
         if traced:
             require_whole_carry(carry)

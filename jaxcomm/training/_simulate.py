@@ -112,7 +112,7 @@ def simulate(
         carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
     ) -> None:
         require_divisible(batch, devices)
-        require_carry(carry, axes)
+        require_carry(carry, axes, axis_name)
         require_carry_kept(carry)
         require_used(on_mesh, (carry, batch, key), extra_args, used, devices)
 

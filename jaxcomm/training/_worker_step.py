@@ -12,7 +12,7 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree, parts_of_value
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
-from jaxcomm.training._carry import Carry, require_axes_of
+from jaxcomm.training._carry import Carry
 from jaxcomm.training._metrics import Metrics, diagnostics_of, reduce_metrics
 from jaxcomm.training._mistakes import (
     explain_update_error,
@@ -96,7 +96,6 @@ def worker_step(
     ) -> tuple[Carry, dict[str, jax.Array], dict[str, jax.Array]]:
         opt_state = carry.opt_state
         is_per_worker = isinstance(carry.params, PerWorker)
-        require_axes_of(carry, axis_name)
         params = own_params(carry.params)
         own_key = [] if key is None else [jax.random.fold_in(key, _axis.index(all_axes))]
         local_params = _axis.local_params(params, all_axes) if inner else params

@@ -1,0 +1,77 @@
+"""Loss scaling: the gradient is that of the loss, and one worker's overflow counts for all."""
+
+import functools
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm.training import loss_scaled, loss_scaled_gradients
+from tests.workers import mesh_of
+
+N = 4
+KINDS = pytest.mark.parametrize("kind", ["mesh", "simulated"])
+X = np.random.default_rng(0).normal(size=(16, 5)).astype(np.float16)
+
+
+def build(kind: str, **options: Any) -> tuple[Any, Any, Any]:
+    """The step, its parameters and the state of the optimizer."""
+    workers: Any = mesh_of(N) if kind == "mesh" else N
+    make: Any = jaxcomm.make_step if kind == "mesh" else jaxcomm.simulate
+    tx = jaxcomm.skip_nonfinite(optax.chain(jaxcomm.mean(), optax.sgd(1.0)))
+    has_aux, factor = options.pop("has_aux", False), options.pop("factor", 1e-5)
+
+    def loss(params: Any, count: jax.Array, rows: jax.Array) -> Any:
+        half = params["w"].astype(jnp.float16)
+        value = jnp.mean(jnp.abs(rows @ half)) * jnp.float16(factor)
+        return value, (count + 1, {"rows": jnp.float32(len(rows))}) if has_aux else count + 1
+
+    gradients = functools.partial(loss_scaled_gradients, has_aux=has_aux, **options)
+    step = make(
+        loss, tx, workers, has_model_state=True, has_aux=has_aux, gradients=gradients, donate=False
+    )
+    params = {"w": jnp.linspace(-1, 1, 5)}
+    return step, params, jaxcomm.init(tx, params, workers)
+
+
+@KINDS
+def test_small_gradients_survive(kind: str) -> None:
+    step, params, opt_state = build(kind)
+    after, state, _, _ = step(params, loss_scaled(jnp.int32(0)), opt_state, X)
+    w = np.linspace(-1, 1, 5)
+    exact = 1e-5 * np.mean(np.sign(X @ w)[:, None] * X.astype(np.float64), axis=0)
+    moved = np.float64(params["w"]) - np.float64(after["w"])
+    np.testing.assert_allclose(moved, exact, rtol=0.01, atol=3e-8)  # Of float32 parameters near 1.
+    assert state.model_state == 1 and state.finite_steps == 1
+
+
+@KINDS
+def test_one_workers_overflow_halves_the_scale_of_all(kind: str) -> None:
+    step, params, opt_state = build(kind, growth_interval=2, has_aux=True, factor=1.0)
+    state, scales = loss_scaled(jnp.int32(0), scale=2.0**10), []
+    large = X.copy()
+    large[-1] = 60000  # On the last worker only.
+    for rows in (X, X, X, large, X):
+        before = params
+        params, state, opt_state, metrics = step(params, state, opt_state, rows)
+        scales.append(float(state.scale))
+        if rows is large:
+            chex.assert_trees_all_equal(params, before)
+    assert scales == [2.0**10, 2.0**11, 2.0**11, 2.0**10, 2.0**10]
+    assert metrics["rows"] == 4 and state.model_state == 5
+
+
+def test_mistakes() -> None:
+    with pytest.raises(ValueError, match=r"`scale` must be a positive power of two, got 3"):
+        loss_scaled(scale=3)
+    step, params, opt_state = build("simulated")
+    with pytest.raises(ValueError, match=r"must be the result of `jaxcomm.training.loss_scaled"):
+        step(params, jnp.int32(0), opt_state, X)
+    step, params, opt_state = build("simulated", growth_interval=0)
+    with pytest.raises(ValueError, match="`growth_interval` must be at least 1, got 0"):
+        step(params, loss_scaled(jnp.int32(0)), opt_state, X)

@@ -1,0 +1,168 @@
+"""Mistakes with model state and objects of frameworks: one line that names leaf and remedy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training.train_state import TrainState
+
+import jaxcomm
+from jaxcomm.synchronization import precomputed_gradients
+from tests.workers import mesh_of
+
+N = 4
+X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+TX = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
+STATE = {"mean": jnp.zeros(3), "count": jnp.int32(0)}
+
+
+def params_of() -> Any:
+    return {"w": jnp.ones((3, 1))}
+
+
+def new(rows: Any, **changes: Any) -> Any:
+    return {"mean": jnp.mean(rows, axis=0), "count": jnp.int32(1), **changes}
+
+
+def returning(state_of: Callable[[Any], Any], state: Any = STATE, **options: Any) -> Any:
+    """One step whose loss returns that state."""
+
+    def mistake(make: Any, workers: Any) -> Any:
+        def loss(params: Any, state: Any, rows: Any) -> Any:
+            return jnp.mean((rows @ params["w"]) ** 2), state_of(rows)
+
+        step = make(loss, TX, workers, has_model_state=True, donate=False, **options)
+        given = state(workers) if callable(state) else state
+        return step(params_of(), given, jaxcomm.init(TX, params_of(), workers), X)
+
+    return mistake
+
+
+def with_loss(loss: Callable[..., Any], **options: Any) -> Any:
+    """One step with that loss."""
+
+    def mistake(make: Any, workers: Any) -> Any:
+        state = [STATE] if options.get("has_model_state") else []
+        step = make(loss, TX, workers, donate=False, **options)
+        return step(params_of(), *state, jaxcomm.init(TX, params_of(), workers), X)
+
+    return mistake
+
+
+def with_params(params: Callable[[], Any], loss: Any = None) -> Any:
+    """One step with these parameters."""
+
+    def mistake(make: Any, workers: Any) -> Any:
+        step = make(loss or (lambda p, b: jnp.mean(b)), TX, workers, donate=False)
+        return step(params(), jaxcomm.init(TX, params_of(), workers), X)
+
+    return mistake
+
+
+def train_state() -> TrainState:
+    return TrainState.create(apply_fn=lambda x: x, params=params_of(), tx=TX)
+
+
+MISTAKES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "a leaf lost": (
+        returning(lambda rows: {"mean": jnp.mean(rows, axis=0)}),
+        r"must return the whole model state.*lacks `model_state\['count'\]`",
+    ),
+    "nothing returned": (
+        returning(lambda rows: {}),
+        r"lacks `model_state\['count'\]`.*returns `\(loss, model_state\)`",
+    ),
+    "a leaf more": (
+        returning(lambda rows: new(rows, other=jnp.float32(0))),
+        r"returned `model_state\['other'\]`, which the model state that it received does not",
+    ),
+    "another dtype": (
+        returning(lambda rows: new(rows, mean=jnp.mean(rows, axis=0).astype(jnp.bfloat16))),
+        r"returned `model_state\['mean'\]` as bfloat16\[3\], but received it as float32\[3\]",
+    ),
+    "one value per example": (
+        returning(lambda rows: new(rows, mean=rows)),
+        r"returned `model_state\['mean'\]` as float32\[2, 3\], but received it as float32\[3\]",
+    ),
+    "a counter that differs": (
+        returning(lambda rows: new(rows, count=jnp.sum(rows > 0, dtype=jnp.int32))),
+        r"`model_state\['count'\]` is int32 and differs by worker.*jaxcomm.replicate",
+    ),
+    "a model state for other workers": (
+        returning(new, lambda workers: jaxcomm.replicate(STATE, 2)),
+        "The model state at .* is for 2 workers, but there are 4 here",
+    ),
+    "a model state over another axis": (
+        returning(new, lambda workers: jaxcomm.replicate(STATE, 4, axis_name="other")),
+        r"`model_state` differs over the axes \['other'\], but `axis_name` is 'data'",
+    ),
+    "a string in the model state": (
+        returning(new, {**STATE, "name": "relu"}),
+        r"`model_state\['name'\]` must be an array, got a `str`",
+    ),
+    "a forgotten option": (
+        with_loss(lambda p, b: (jnp.mean(b @ p["w"]), STATE)),
+        r"must return a scalar.*`has_aux=True`.*`has_model_state=True`",
+    ),
+    "a loss without model state": (
+        with_loss(lambda p, b: jnp.mean(b @ p["w"]), has_model_state=True),
+        r"`has_model_state=True`, so `loss_fn` is called with `\(params, model_state, batch\)`",
+    ),
+    "aux in place of the pair": (
+        with_loss(lambda p, s, b: (jnp.mean(b @ p["w"]), s), has_model_state=True, has_aux=True),
+        r"With `has_model_state=True, has_aux=True`.* a pair, `\(loss, \(model_state, aux\)\)`",
+    ),
+    "gradients that take no model state": (
+        with_loss(
+            lambda p, s, b: (jnp.mean(b), s), has_model_state=True, gradients=precomputed_gradients
+        ),
+        "called with `model_state=`, which `precomputed_gradients` does not take",
+    ),
+    "a linen module": (
+        with_params(lambda: nn.Dense(1)),
+        r"`params` must be an array, got a `Dense`.*flax.linen",
+    ),
+    "a train state": (
+        with_params(train_state, lambda p, b: jnp.mean(p.apply_fn(b))),
+        r"`params` must be a tree of arrays, got a `TrainState`: pass its attribute `params`",
+    ),
+    "a whole nnx module": (
+        with_params(lambda: nnx.Dropout(0.5, rngs=nnx.Rngs(0)), lambda p, b: jnp.mean(p(b))),
+        r"have no gradient: move them to the batch, or to the model state",
+    ),
+    "variables with statistics": (
+        with_params(
+            lambda: {"params": params_of(), "counts": jnp.int32(0)},
+            lambda p, b: jnp.mean(b @ p["params"]["w"]),
+        ),
+        r"parameters at \['counts'\] are int32 and have no gradient.*`has_model_state=True`",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name: str, kind: str) -> None:
+    make, workers = (jaxcomm.make_step, mesh_of(N)) if kind == "mesh" else (jaxcomm.simulate, N)
+    mistake, message = MISTAKES[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        mistake(make, workers)
+    assert "\n" not in str(caught.value).split("\n---")[0]
+
+
+def test_a_donated_model_state_is_named() -> None:
+    step = jaxcomm.make_step(
+        lambda p, s, b: (jnp.mean(b @ p["w"]), s), TX, mesh_of(N), has_model_state=True
+    )
+    opt_state = jaxcomm.init(TX, params_of(), mesh_of(N))
+    state = jax.tree.map(jnp.copy, STATE)
+    placed = step(params_of(), state, opt_state, X)[1]
+    step(params_of(), placed, opt_state, X)
+    with pytest.raises(ValueError, match=r"model_state\['count'\] was donated to an earlier step"):
+        step(params_of(), placed, opt_state, X)
