@@ -45,6 +45,14 @@ def positive_number(text: str) -> float:
     return value
 
 
+def fraction(text: str) -> float:
+    """A number above 0, up to 1."""
+    value = positive_number(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"must be at most 1, got {text!r}")
+    return value
+
+
 def folder_name(text: str) -> str:
     """A name that is valid in a path, without a separator."""
     if not text or any(not (letter.isalnum() or letter in "-_.") for letter in text):

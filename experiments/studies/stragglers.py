@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from experiments.cli import options
-from experiments.cli.options import option, positive_integer, positive_number
+from experiments.cli.options import fraction, option, positive_integer, positive_number
 from experiments.study import targets
 from experiments.study.claims import Claim, Results
 from experiments.study.columns import SEEDS, Column, Table, key
@@ -45,6 +45,8 @@ class Stragglers:
 
     seeds: int = options.seeds_option()
     trials: int = option(10, "points that the tuning of a setting tries", positive_integer)
+    trial_seeds: int = option(1, "seeds of a trial", positive_integer)
+    trial_part: float = option(0.5, "simulated time of a trial, as a part of a run's", fraction)
     seconds: float = option(8.0, "simulated seconds of a run", positive_number)
     text_seconds: float = option(6.0, "the same for the dataset text", positive_number)
     points: int = option(32, "logged losses of a run", positive_integer)
@@ -121,14 +123,14 @@ def prose(results: Results) -> list[str]:
         f"all examples: {'; '.join(neglected) or 'none'}. Settings that finish more mini-batches "
         "than workers that never wait, by new times for long mini-batches: "
         f"{'; '.join(redrawn) or 'none'}.",
-        CLAIMS, TABLE, FIGURES,
+        targets.describe_missing(lines, "dataset"), CLAIMS, TABLE, FIGURES,
     ]  # fmt: skip
 
 
 STUDY = Study(
     "stragglers", Stragglers, late("slow_workers.settings"), late("slow_workers.train"), TIMES,
-    prose, grid=grid, budget=lambda config: Budget(config.trials), derive=derive, shares=(),
-    headline=("seconds to target", "reached"), figures=[
+    prose, grid=grid, derive=derive, shares=(), headline=("seconds to target", "reached"),
+    budget=lambda config: Budget(config.trials, config.trial_seeds), figures=[
         Lines(file=f"{column}_against_seconds.png", caption=f"{label} against simulated seconds",
               x=(Axis("seconds", "simulated seconds"),), y=Axis(column, label.lower()), at=None,
               by="strategy", across=("speeds",), down=("dataset",), center="median",

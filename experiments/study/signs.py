@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from experiments.study.columns import Line
 from experiments.study.groups import Estimate
 
+SIGNS = ("higher", "lower", "not told apart", "not measurable")
+
 
 def _sign(estimate: Estimate, equal: float) -> str:
+    if math.isnan(estimate.mean):
+        return "not measurable"
     if estimate.low > equal:
         return "higher"
     return "lower" if estimate.high < equal else "not told apart"
@@ -16,7 +20,7 @@ def _sign(estimate: Estimate, equal: float) -> str:
 def describe_signs(
     lines: Sequence[Line], column: str, names: Sequence[str], *, equal: float = 1.0
 ) -> str:
-    """The settings in which an interval is above, below or around `equal`.
+    """The settings in which an interval is above, below or around `equal`, or there is none.
 
     Args:
       lines: Lines of a table. Those without an estimate, such as the reference itself, do not
@@ -39,14 +43,13 @@ def describe_signs(
         estimate = line.values[column]
         if not isinstance(estimate, Estimate):
             continue
-        number = "diverged" if math.isinf(estimate.mean) else f"{estimate.mean:.2f}"
+        sign = _sign(estimate, equal)
+        number = " (diverged)" if math.isinf(estimate.mean) else f" ({estimate.mean:.2f})"
         where = " ".join(str(line.group.keys[name]) for name in names)
-        found.setdefault(_sign(estimate, equal), []).append(f"{where} ({number})")
+        found.setdefault(sign, []).append(where + (number if sign != SIGNS[-1] else ""))
     total = sum(map(len, found.values()))
     parts = [
-        f"{sign} in {len(found[sign])}: {', '.join(found[sign])}"
-        for sign in ("higher", "lower", "not told apart")
-        if sign in found
+        f"{sign} in {len(found[sign])}: {', '.join(found[sign])}" for sign in SIGNS if sign in found
     ]
     unit = f" of {total} setting{'' if total == 1 else 's'}:"
     return "; ".join(parts).replace(":", unit, 1) if parts else "not compared"

@@ -91,6 +91,21 @@ def show_ratio(ratio: Estimate) -> str:
     return f"{ratio.mean:.2f}{interval}"
 
 
+def describe_missing(lines: Sequence[Line], key: str) -> str:
+    """A sentence on the settings without a target, by the values of a key; empty if there is none.
+
+    Example:
+      >>> runs = [{"target": math.nan}]
+      >>> describe_missing([Line(Group({"dataset": "text"}, runs, {}, {}), {})], "dataset")
+      'The reference diverged with some seeds of text, which therefore has no target.'
+    """
+    places = [line.group.keys[key] for line in lines if math.isnan(line.group.runs[0]["target"])]
+    names = " and ".join(map(str, dict.fromkeys(places)))
+    if not names:
+        return ""
+    return f"The reference diverged with some seeds of {names}, which therefore has no target."
+
+
 def mark(axes: Any, results: Results, keys: Mapping[str, Any]) -> None:
     """Draws the target in a panel of a figure."""
     for line in results.lines:

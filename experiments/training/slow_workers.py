@@ -35,7 +35,6 @@ SPEEDS_OF = {  # Text takes longer to train. By label, it matters which worker i
 }
 TEXT_EXAMPLES = 8192  # The most for training, since each step orders the shards again.
 SCORED_EXAMPLES = 400  # The most of the test set of the text, and of a worker's shard.
-TRIAL_PART = 0.5  # The part of the simulated time that a trial of the tuning takes.
 FIRST_LOG = 0.02  # The part of it before the first logged loss.
 REFERENCE_SLOWDOWN = 3.0  # That of the speeds 3:1.
 
@@ -129,7 +128,7 @@ class Trainer:
         speeds = SPEEDS[setting["speeds"]]
         task = load(dataset, validation=validation)
         minibatches = parameters.get("minibatches", 1)
-        seconds = duration(config, setting) * (TRIAL_PART if validation else 1)
+        seconds = duration(config, setting) * (config.trial_part if validation else 1)
         when = timeline(
             method,
             setting["form"],
@@ -184,6 +183,7 @@ def train(config: Any, setting: Mapping[str, Any]) -> Trainer:
 
 def describe(config: Any) -> list[str]:
     """What is simulated, for a README."""
+    part = {0.5: "half", 1: "all"}.get(config.trial_part, f"{config.trial_part:.0%}")
     legend = [
         f"- `{name}`: {getattr(of, 'description', of)}."
         for names in (SPEEDS, METHODS, FORMS)
@@ -209,8 +209,8 @@ def describe(config: Any) -> list[str]:
         "target: about half of the seeds of the reference would not reach it. A run that never "
         "reaches the target, or diverges, counts as slower than every other.",
         "Each form of each method is tuned on a held-out fifth of the training set, by the loss "
-        "after half of the simulated time: the learning rate, and the mini-batches per worker and "
-        f"step (1 to {MAX_MINIBATCHES}), or the period of local SGD. An earlier record fixed 4 "
+        f"after {part} of the simulated time: the learning rate, and the mini-batches per worker "
+        f"and step (1 to {MAX_MINIBATCHES}), or the period of local SGD. An earlier record fixed 4 "
         "mini-batches per step for all forms. That was unfair to the blocking forms, which waited "
         "for 4 mini-batches where they are faster with one.",
         "Columns: `of blocking` is the time to the target over that of the blocking form of the "
