@@ -135,7 +135,13 @@ def local_value_and_grad(
       >>> print(jax.vmap(gradient, axis_name="data")(jnp.arange(3.0)))
       [0. 1. 2.]
     """
-    value_and_grad = jax.value_and_grad(loss_fn, has_aux=has_aux)
+
+    def loss(params: PyTree, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        # The variables of flax.nnx belong to the trace in which they were last unflattened.
+        args, kwargs = jax.tree.map(lambda x: x, (args, kwargs))
+        return loss_fn(params, *args, **kwargs)
+
+    value_and_grad = jax.value_and_grad(loss, has_aux=has_aux)
 
     @functools.wraps(loss_fn)
     def local(params: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:

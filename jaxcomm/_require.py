@@ -1,11 +1,12 @@
 """Argument checks, whose errors name the argument, the rule, the value and the remedy."""
 
+import contextlib
 import functools
 import inspect
 import itertools
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -72,6 +73,18 @@ def require_transformation(tx: Any, option: str = "tx") -> None:
         raise ValueError(CODEC_IN_CHAIN)
     if inspect.isroutine(tx) or not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise ValueError(f"`{option}` must be an optax transformation, got {described(tx)}.")
+
+
+@contextlib.contextmanager
+def explained(explain: Callable[[Exception], Exception]) -> Iterator[None]:
+    """Raises what `explain` returns for an error, or the error itself if it has no explanation."""
+    try:
+        yield
+    except Exception as error:
+        cause = explain(error)
+        if cause is error:
+            raise
+        raise cause from error
 
 
 def explain_init_error(error: Exception) -> Exception:

@@ -20,7 +20,7 @@ from jaxcomm._mesh import (
     shard_map,
     strong,
 )
-from jaxcomm._require import explain_init_error, require_arrays, require_transformation
+from jaxcomm._require import explain_init_error, explained, require_arrays, require_transformation
 
 
 def state_specs(state: PyTree) -> PyTree:
@@ -179,13 +179,8 @@ def init(
     param_specs = state_specs(params)
 
     def first(params: PyTree) -> optax.OptState:
-        try:
+        with explained(explain_init_error):
             return tx.init(own_params(params))
-        except Exception as error:
-            cause = explain_init_error(error)
-            if cause is error:
-                raise
-            raise cause from error
 
     def record(params: PyTree) -> tuple[()]:
         # The structure of the state is known only after tracing `tx.init` on the workers.

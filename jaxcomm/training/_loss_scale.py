@@ -108,15 +108,14 @@ def loss_scaled_gradients(
         raise ValueError(f"`growth_interval` must be at least 1, got {growth_interval}.")
     scale = model_state.scale
 
-    def scaled(params: PyTree) -> Any:
-        args = (model_state.model_state, batch, *([] if key is None else [key]))
+    def scaled(params: PyTree, *args: PyTree) -> Any:
         loss, state, aux = parts_of_value(loss_fn(params, *args), True, has_aux)
         loss = jnp.asarray(loss).astype(jnp.float32)
         return loss * scale, (loss, state, aux)
 
     (_, (loss, state, aux)), gradient = _axis.local_value_and_grad(
         scaled, has_aux=True, axis_name=axis_name
-    )(params)
+    )(params, model_state.model_state, batch, *([] if key is None else [key]))
     gradient = jax.tree.map(lambda g: g / scale.astype(g.dtype), gradient)
     finite = jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradient)]).all()
     own = _axis.as_varying(finite.astype(jnp.float32), axis_name)

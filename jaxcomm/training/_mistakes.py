@@ -1,14 +1,12 @@
 """Checks of how a step is used, which report the mistake instead of its consequence."""
 
 import inspect
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from jaxcomm._base import PyTree
@@ -168,67 +166,6 @@ def require_gradients_of(
         raise ValueError(f"{why} is called with `({', '.join(names)})`.") from None
     except ValueError:
         return  # A builtin without a signature.
-
-
-# Wrappers and their replacements, by the module in the traceback of an error.
-_WRAPPERS = {
-    optax.MultiStepsState.__module__: ("optax.MultiSteps", "jaxcomm.accumulate(tx, k)"),
-    optax.ApplyIfFiniteState.__module__: ("optax.apply_if_finite", "jaxcomm.skip_nonfinite(tx)"),
-}
-# Messages of errors that collectives raise inside these wrappers.
-_COLLECTIVE_ERRORS = ("summed already", "must have equal output types", "must have the same type")
-
-
-def _difference(expected: PyTree, actual: PyTree) -> str:
-    """Describes the first difference of two states; empty if there is none."""
-
-    def types(tree: PyTree) -> dict[str, str]:
-        return {
-            jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}"
-            for path, x in jax.tree_util.tree_leaves_with_path(tree)
-        }
-
-    wanted, found = types(expected), types(actual)
-    if missing := [path for path in wanted if path not in found]:
-        extra = [path for path in found if path not in wanted]
-        return f"it lacks {missing[0] or 'the root'}" + (f" and has {extra[0]}" if extra else "")
-    if extra := [path for path in found if path not in wanted]:
-        return f"it has {extra[0] or 'the root'}, which the state of `tx` does not have"
-    if other := [path for path in wanted if wanted[path] != found[path]]:
-        return f"{other[0]} is {found[other[0]]}, and should be {wanted[other[0]]}"
-    return ""
-
-
-def explain_update_error(
-    error: Exception, init: Callable[[PyTree], PyTree], params: PyTree, opt_state: PyTree
-) -> Exception:
-    """Returns an error that names the cause of an error of `tx.update`, or else the error itself.
-
-    Args:
-      error: The error of `tx.update`.
-      init: `tx.init`.
-      params: The parameters of one worker.
-      opt_state: The state that the step received.
-    """
-    try:
-        expected: Any = jax.eval_shape(init, params)
-        difference = _difference(expected, opt_state)
-    except Exception:
-        difference = ""
-    if difference:
-        return ValueError(
-            f"The state does not belong to this `tx`: {difference}. Start from `jaxcomm.init(tx, "
-            "params, ...)`."
-        )
-    modules = {
-        frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)
-    }
-    for module, (wrapper, replacement) in _WRAPPERS.items():
-        if module in modules and any(part in str(error) for part in _COLLECTIVE_ERRORS):
-            return ValueError(
-                f"An aggregator or gossip cannot run inside `{wrapper}`: use `{replacement}`."
-            )
-    return error
 
 
 def require_used(

@@ -10,12 +10,13 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree, parts_of_value
+from jaxcomm._require import explained
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
 from jaxcomm.training._carry import Carry
+from jaxcomm.training._explanations import explain_loss_error, explain_update_error
 from jaxcomm.training._metrics import Metrics, diagnostics_of, reduce_metrics
 from jaxcomm.training._mistakes import (
-    explain_update_error,
     require_aux,
     require_gradients_of,
     require_means,
@@ -79,12 +80,12 @@ def worker_step(
         args = (*model_state.values(), batch, *key)
         require_gradients_of(loss_fn, params, args, has_key=bool(key))
 
-        def loss(params: PyTree) -> Any:
+        def loss(params: PyTree, *args: PyTree) -> Any:
             value = loss_fn(params, *args)
             require_parts(value, has_model_state, has_aux)
             return value
 
-        return tuple(_axis.local_value_and_grad(loss, has_rest, axis_name=all_axes)(params))
+        return tuple(_axis.local_value_and_grad(loss, has_rest, axis_name=all_axes)(params, *args))
 
     local_gradients = gradients or differentiate
 
@@ -102,7 +103,8 @@ def worker_step(
         taken_state = {"model_state": own_params(carry.model_state)} if has_model_state else {}
 
         def value_and_gradient(rows: PyTree) -> tuple[Any, ...]:
-            return local_gradients(loss_fn, local_params, rows, *own_key, **taken_state)
+            with explained(explain_loss_error):
+                return local_gradients(loss_fn, local_params, rows, *own_key, **taken_state)
 
         value, updates, *rest = value_and_gradient(batch)
         weight = rest[0] if rest else None
@@ -128,13 +130,8 @@ def worker_step(
         if inner:
             values, updates, weight = _over_devices(axis_name, inner, values, updates, weight)
         extra = {} if weight is None else {"weight": weight}
-        try:
+        with explained(lambda error: explain_update_error(error, tx.init, params, opt_state)):
             updates, new_opt_state = update(updates, opt_state, params, **extra, **extra_args)
-        except Exception as error:
-            cause = explain_update_error(error, tx.init, params, opt_state)
-            if cause is error:
-                raise
-            raise cause from error
         if not is_per_worker:
             _axis.require_replicated(
                 updates,

@@ -1,0 +1,149 @@
+"""Wrappers of optax around, before and after an aggregator: they train, or say what to use."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+import jaxcomm
+from tests.frameworks.test_flax import METHODS
+from tests.workers import mesh_of
+
+X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+
+
+def start() -> Any:
+    return {"w": jnp.full((4, 4), 0.1), "b": jnp.zeros(4)}
+
+
+def loss_fn(params: Any, x: jax.Array) -> jax.Array:
+    return jnp.mean((x @ params["w"] + params["b"][None] - 2 * x) ** 2)
+
+
+def aggregate(rate: float = -1.0) -> optax.GradientTransformation:
+    """Compressed means with error feedback, and SGD with that rate: -1 is the mean itself."""
+    return METHODS["feedback"](rate)
+
+
+def before(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """An aggregator before that optimizer."""
+    return optax.chain(aggregate(), optimizer)
+
+
+def masked() -> optax.GradientTransformation:
+    return optax.chain(
+        optax.masked(aggregate(), {"w": True, "b": False}),
+        optax.masked(jaxcomm.mean(), {"w": False, "b": True}),
+        optax.sgd(0.1),
+    )
+
+
+def by_label() -> optax.GradientTransformation:
+    exact = optax.chain(jaxcomm.mean(), optax.adam(0.1))
+    return optax.multi_transform(
+        {"large": aggregate(0.1), "small": exact}, {"w": "large", "b": "small"}
+    )
+
+
+def scheduled() -> optax.GradientTransformation:
+    decay = optax.adamw(
+        optax.warmup_cosine_decay_schedule(0, 0.1, 3, 30), mask={"w": True, "b": False}
+    )
+    return before(optax.chain(optax.clip_by_global_norm(1.0), decay))
+
+
+WORKS: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "inject_hyperparams around the optimizer": lambda: before(
+        optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    ),
+    "inject_hyperparams around all": lambda: optax.inject_hyperparams(
+        lambda rate: before(optax.sgd(rate))
+    )(rate=optax.cosine_decay_schedule(0.1, 30)),
+    "apply_if_finite around the optimizer": lambda: before(
+        optax.apply_if_finite(optax.sgd(0.1), 3)
+    ),
+    "MultiSteps around the optimizer": lambda: before(
+        optax.MultiSteps(optax.sgd(0.2), 2).gradient_transformation()
+    ),
+    "accumulate": lambda: jaxcomm.accumulate(aggregate(0.2), 2),
+    "skip_nonfinite": lambda: jaxcomm.skip_nonfinite(aggregate(0.1)),
+    "schedule_free around all": lambda: optax.contrib.schedule_free(aggregate(0.2), 0.2),
+    "schedule_free after": lambda: before(optax.contrib.schedule_free_adamw(0.1)),
+    "muon": lambda: before(optax.contrib.muon(0.1)),
+    "multi_transform": by_label,
+    "masked": masked,
+    "clip, decay with a mask, schedule": scheduled,
+    "flatten": lambda: optax.flatten(aggregate(0.1)),
+    "centralize before": lambda: optax.chain(optax.centralize(), aggregate(0.1)),
+    "reduce_on_plateau": lambda: before(
+        optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau())
+    ),
+}
+WITH_VALUE = {"reduce_on_plateau"}
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "MultiSteps": (lambda: optax.MultiSteps(aggregate(0.1), 2), r"jaxcomm.accumulate\(tx, k\)"),
+    "MultiSteps as a transformation": (
+        lambda: optax.MultiSteps(aggregate(0.1), 2).gradient_transformation(),
+        r"cannot run inside `optax.MultiSteps`: use `jaxcomm.accumulate\(tx, k\)`",
+    ),
+    "apply_if_finite": (
+        lambda: optax.apply_if_finite(aggregate(0.1), 3),
+        r"cannot run inside `optax.apply_if_finite`: use `jaxcomm.skip_nonfinite\(tx\)`",
+    ),
+    "conditionally_transform": (
+        lambda: optax.conditionally_transform(aggregate(0.1), lambda step, **extra: step % 2 == 0),
+        "cannot run inside `optax.conditionally_transform`: place it around",
+    ),
+    "a mask without the rest": (
+        lambda: optax.chain(optax.masked(aggregate(), {"w": True, "b": False}), optax.sgd(0.1)),
+        r"The update at \['b'\] differs by worker.*Place an aggregator",
+    ),
+    "Adam before the aggregator": (
+        lambda: optax.chain(optax.scale_by_adam(), aggregate(0.1)),
+        "Place the aggregator before the transformation that keeps this state",
+    ),
+    "a value that is missing": (
+        lambda: before(optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau())),
+        r"needs the extra arguments 'value': pass them to the step.*value=metrics\['loss'\]",
+    ),
+    "a line search": (
+        lambda: before(optax.lbfgs(0.1)),
+        "needs the extra arguments 'value', 'grad', and 'value_fn'.*Line searches.*not supported",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def promotion() -> Iterator[None]:
+    """Optax multiplies its counts of steps by floats."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_it_trains(name: str) -> None:
+    mesh, tx, params = mesh_of(4), WORKS[name](), start()
+    opt_state = jaxcomm.init(tx, params, mesh)
+    step = jaxcomm.make_step(loss_fn, tx, mesh)
+    losses = [float(loss_fn(params, X))]
+    for _ in range(30):
+        extra = {"value": jnp.float32(losses[-1])} if name in WITH_VALUE else {}
+        params, opt_state, metrics = step(params, opt_state, X, **extra)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.6 * losses[0]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused(name: str) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        tx = make()
+        opt_state = jaxcomm.init(tx, start(), mesh_of(4))
+        jaxcomm.make_step(loss_fn, tx, mesh_of(4))(start(), opt_state, X)
+    assert "\n" not in str(caught.value).split("\n---")[0]

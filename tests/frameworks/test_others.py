@@ -1,0 +1,113 @@
+"""Models of equinox and haiku: parameters without what is no array, and model state."""
+
+from typing import Any
+
+import equinox as eqx
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from tests.frameworks.test_flax import MESH, METHOD, METHODS, X, Y
+
+
+@METHOD
+def test_equinox(method: str) -> None:
+    model = eqx.nn.MLP(6, 1, 8, 1, key=jax.random.key(0))
+    params, rest = eqx.partition(model, eqx.is_inexact_array)
+    tx = METHODS[method](0.05)
+
+    def loss_fn(params: Any, batch: Any) -> jax.Array:
+        model = eqx.combine(params, rest)
+        return jnp.mean((jax.vmap(model)(batch[0]) - batch[1]) ** 2)
+
+    step = jaxcomm.make_step(loss_fn, tx, MESH)
+    opt_state = jaxcomm.init(tx, params, MESH)
+    losses = []
+    for _ in range(60):
+        params, opt_state, metrics = step(params, opt_state, (X, Y))
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.1 * losses[0]
+    prediction = jax.vmap(eqx.combine(params, rest))(X)
+    np.testing.assert_allclose(np.mean((prediction - Y) ** 2), losses[-1], rtol=0.5)
+
+
+def test_equinox_with_model_state() -> None:
+    keys = jax.random.split(jax.random.key(0))
+    layers = [eqx.nn.Linear(6, 8, key=keys[0]), eqx.nn.Linear(8, 1, key=keys[1])]
+    params, rest = eqx.partition(layers, eqx.is_inexact_array)
+    tx = METHODS["feedback"](0.05)
+
+    def loss_fn(params: Any, state: Any, batch: Any) -> Any:
+        first, last = eqx.combine(params, rest)
+        hidden = jax.vmap(first)(batch[0])
+        mean, variance = jnp.mean(hidden, 0, keepdims=True), jnp.var(hidden, 0, keepdims=True)
+        state = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, state, (mean, variance))
+        hidden = (hidden - mean) / jnp.sqrt(variance + 1e-5)
+        return jnp.mean((jax.vmap(last)(jax.nn.relu(hidden)) - batch[1]) ** 2), state
+
+    step = jaxcomm.make_step(loss_fn, tx, MESH, has_model_state=True)
+    opt_state, state = jaxcomm.init(tx, params, MESH), (jnp.zeros((1, 8)), jnp.ones((1, 8)))
+    losses = []
+    for _ in range(60):
+        params, state, opt_state, metrics = step(params, state, opt_state, (X, Y))
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.3 * losses[0]
+
+
+@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+def test_batch_norm_of_equinox_names_what_to_do(kind: str) -> None:
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(6, "batch", mode="batch")
+    params, rest = eqx.partition(norm, eqx.is_inexact_array)
+    tx = METHODS["global_qsgd"](0.1)
+
+    def loss_fn(params: Any, state: Any, x: jax.Array) -> Any:
+        norm = jax.vmap(eqx.combine(params, rest), (0, None), (0, None), axis_name="batch")
+        out, state = norm(x, state)
+        return jnp.mean(out**2), state
+
+    workers: Any = MESH if kind == "mesh" else 4
+    make: Any = jaxcomm.make_step if kind == "mesh" else jaxcomm.simulate
+    step = make(loss_fn, tx, workers, has_model_state=True)
+    with pytest.raises(ValueError, match=r"axis of `jax.vmap`.*BatchNorm.*over an axis of the bat"):
+        step(params, state, jaxcomm.init(tx, params, workers), X)
+
+
+@METHOD
+def test_haiku(method: str) -> None:
+    def forward(x: jax.Array) -> jax.Array:
+        hidden = hk.BatchNorm(True, True, decay_rate=0.9)(hk.Linear(8)(x), is_training=True)
+        return hk.Linear(1)(jax.nn.relu(hidden))
+
+    model = hk.transform_with_state(forward)
+    params, state = model.init(jax.random.key(0), X)
+    tx = METHODS[method](0.05)
+
+    def loss_fn(params: Any, state: Any, batch: Any, key: jax.Array) -> Any:
+        prediction, state = model.apply(params, state, key, batch[0])
+        return jnp.mean((prediction - batch[1]) ** 2), state
+
+    step = jaxcomm.make_step(loss_fn, tx, MESH, has_model_state=True)
+    opt_state = jaxcomm.init(tx, params, MESH)
+    losses = []
+    with jax.numpy_dtype_promotion("standard"):  # Haiku's moving average multiplies dtypes.
+        for number in range(60):
+            params, state, opt_state, metrics = step(
+                params, state, opt_state, (X, Y), key=jax.random.key(number)
+            )
+            losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.3 * losses[0]
+
+
+@pytest.mark.parametrize("make", [jaxcomm.init, None])
+def test_a_whole_equinox_module_is_refused(make: Any) -> None:
+    model, tx = eqx.nn.MLP(6, 1, 8, 1, key=jax.random.key(0)), METHODS["global_qsgd"](0.1)
+    with pytest.raises(
+        ValueError, match=r"`params.*` must be an array, got a `.*equinox.partition"
+    ):
+        if make:
+            make(tx, model, MESH)
+        else:
+            jaxcomm.make_step(lambda m, b: jnp.mean(jax.vmap(m)(b)), tx, MESH)(model, (), X)
