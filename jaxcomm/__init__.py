@@ -26,9 +26,10 @@ The public names, by purpose:
 """
 
 from jaxcomm import aggregation, compression, gossip, methods, synchronization, training, wire
-from jaxcomm._axis import local_params, local_value_and_grad
+from jaxcomm._axis import local_params
 from jaxcomm._base import Claims, Codec, Coins, Context, Diagnostics, Memory, PerWorker
 from jaxcomm._entries import Entries, SparseDecode
+from jaxcomm._local_gradients import local_value_and_grad
 from jaxcomm._per_worker import consensus, consensus_distance, per_worker, replicate
 from jaxcomm._state import init, state_specs
 from jaxcomm.aggregation import (

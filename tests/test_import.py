@@ -69,7 +69,12 @@ def test_what_only_some_need_is_not_loaded(loaded: tuple[list[str], list[str]], 
 
 
 # Packages whose installed name is not the imported one.
-IMPORTED_AS = {"scikit-learn": "sklearn", "orbax-checkpoint": "orbax", "pillow": "PIL"}
+IMPORTED_AS = {
+    "dm-haiku": "haiku",
+    "orbax-checkpoint": "orbax",
+    "pillow": "PIL",
+    "scikit-learn": "sklearn",
+}
 
 
 def declared(*extras: str) -> set[str]:

@@ -8,6 +8,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
+from jaxcomm._local_gradients import local_value_and_grad
 from jaxcomm.synchronization._wide import wide
 from jaxcomm.synchronization._windows import require_stale_params
 
@@ -91,7 +92,7 @@ def microbatch_gradients(
     count = jnp.clip(jnp.asarray(finished, jnp.int32), 0, most)
     has_model_state = model_state is not None
     has_parts = has_aux or has_model_state
-    local = _axis.local_value_and_grad(loss_fn, has_parts, axis_name=axis_name)
+    local = local_value_and_grad(loss_fn, has_parts, axis_name=axis_name)
 
     def of_one(number: jax.Array, *model_state: PyTree) -> GradientSums:
         batch = jax.tree.map(

@@ -8,6 +8,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
+from jaxcomm._local_gradients import local_value_and_grad
 
 
 class LossScaled(NamedTuple):
@@ -113,7 +114,7 @@ def loss_scaled_gradients(
         loss = jnp.asarray(loss).astype(jnp.float32)
         return loss * scale, (loss, state, aux)
 
-    (_, (loss, state, aux)), gradient = _axis.local_value_and_grad(
+    (_, (loss, state, aux)), gradient = local_value_and_grad(
         scaled, has_aux=True, axis_name=axis_name
     )(params, model_state.model_state, batch, *([] if key is None else [key]))
     gradient = jax.tree.map(lambda g: g / scale.astype(g.dtype), gradient)

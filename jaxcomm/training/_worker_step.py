@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree, parts_of_value
+from jaxcomm._local_gradients import local_value_and_grad
 from jaxcomm._require import explained
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
@@ -85,7 +86,7 @@ def worker_step(
             require_parts(value, has_model_state, has_aux)
             return value
 
-        return tuple(_axis.local_value_and_grad(loss, has_rest, axis_name=all_axes)(params, *args))
+        return tuple(local_value_and_grad(loss, has_rest, axis_name=all_axes)(params, *args))
 
     local_gradients = gradients or differentiate
 
