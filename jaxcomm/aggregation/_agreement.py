@@ -81,6 +81,38 @@ def to_vector(arrays: list[jax.Array]) -> tuple[jax.Array, Callable[[jax.Array],
     return jnp.concatenate([x.ravel() for x in arrays]), split
 
 
+def join_small(
+    leaves: list[jax.Array], large: int
+) -> tuple[list[jax.Array], Callable[[list[jax.Array]], list[jax.Array]]]:
+    """Concatenates leaves of less than `large` coordinates and of one type; undone by the function.
+
+    The type is the dtype and the axes over which a leaf varies.
+    """
+    members: dict[Any, list[int]] = {}
+    for position, leaf in enumerate(leaves):
+        key = position if leaf.size >= large else (leaf.dtype, _axis.varying(leaf))
+        members.setdefault(key, []).append(position)
+    groups = list(members.values())
+    vectors, splits = zip(
+        *(
+            (leaves[group[0]], lambda vector: [vector])
+            if len(group) == 1
+            else to_vector([leaves[i] for i in group])
+            for group in groups
+        ),
+        strict=True,
+    )
+
+    def restore(vectors: list[jax.Array]) -> list[jax.Array]:
+        restored = [*leaves]
+        for group, vector, split in zip(groups, vectors, splits, strict=True):
+            for position, part in zip(group, split(vector), strict=True):
+                restored[position] = part
+        return restored
+
+    return [*vectors], restore
+
+
 def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
     """The sums over workers of all leaves, in one collective.
 
@@ -91,26 +123,8 @@ def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
     leaves, treedef = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    large = LARGE_BY_GLOO if _rounds.by_gloo() else LARGE
-    members: dict[Any, list[int]] = {}
-    for position, leaf in enumerate(leaves):
-        key = position if leaf.size >= large else (leaf.dtype, _axis.varying(leaf))
-        members.setdefault(key, []).append(position)
-    groups = list(members.values())
-    vectors, undo = zip(
-        *(
-            (leaves[group[0]], lambda total: [total])
-            if len(group) == 1
-            else to_vector([leaves[i] for i in group])
-            for group in groups
-        ),
-        strict=True,
-    )
-    totals = lax.psum(list(vectors), axis_name)
-    for group, total, split in zip(groups, totals, undo, strict=True):
-        for position, part in zip(group, split(total), strict=True):
-            leaves[position] = part
-    return jax.tree.unflatten(treedef, leaves)
+    vectors, restore = join_small(leaves, LARGE_BY_GLOO if _rounds.by_gloo() else LARGE)
+    return jax.tree.unflatten(treedef, restore(lax.psum(vectors, axis_name)))
 
 
 def reduce_statistics(

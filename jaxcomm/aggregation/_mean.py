@@ -13,6 +13,7 @@ from jaxcomm._buckets import require_floating
 from jaxcomm._mesh import is_all_manual
 from jaxcomm._require import checked, require_state
 from jaxcomm.aggregation._agreement import sum_together
+from jaxcomm.aggregation._narrow_mean import is_narrow, narrow_mean
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._two_stage import two_stage_mean
 from jaxcomm.aggregation._weights import weigh
@@ -30,6 +31,28 @@ def _wire_codec(wire_dtype: Any, block_size: int) -> Codec:
     raise ValueError(f"`wire_dtype` must be bfloat16 or a float8, got {dtype}.")
 
 
+def _summed(
+    axis_name: AxisName, leaves: list[jax.Array], weight: jax.Array | float | None
+) -> list[jax.Array]:
+    """The mean over workers by an all-reduce in at least float32."""
+    workers = _axis.size(axis_name)
+    small = headroom(workers)
+    weighed = (lambda x: x) if weight is None else weigh(axis_name, weight)
+
+    def widened(x: jax.Array) -> jax.Array:
+        wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
+        return weighed(wide * small)
+
+    wide = [widened(x) for x in leaves]
+    # Concatenation would gather leaves that are sharded over an automatic axis.
+    concatenated = _rounds.by_gloo() and is_all_manual()
+    totals = (
+        sum_together(axis_name, wide) if concatenated else [lax.psum(x, axis_name) for x in wide]
+    )
+    means = zip(leaves, totals, strict=True)
+    return [(total / (workers * small)).astype(x.dtype) for x, total in means]
+
+
 @checked()
 def mean(
     axis_name: AxisName = "data", *, wire_dtype: Any = None, block_size: int = 256
@@ -38,19 +61,31 @@ def mean(
 
     .. math:: \bar x = \frac{1}{n} \sum_{i=1}^n x_i
 
-    A worker sends :math:`2 (n-1)/n` times 4 bytes per coordinate in a ring all-reduce, for any
-    dtype of the leaf (8 bytes for float64). A sum in 16 bits would send fewer bytes, but its
-    rounding error would cost more than it saves.
+    float32 leaves travel in a ring all-reduce: a worker sends :math:`2 (n-1)/n` times 4 bytes per
+    coordinate. This holds for float8 leaves too; float64 leaves take 8 bytes.
 
-    With `wire_dtype`, values travel in that dtype and are summed in float32. Each worker owns a
-    part of the vector. It receives this part from all workers, sums in float32, rounds the mean to
-    nearest, and sends it to all workers. This is :func:`jaxcomm.two_stage_mean` with a cast. A
-    worker sends :math:`2 (n-1)/n` times 2 bytes (bfloat16) or 1 byte (float8) per coordinate. For
-    float8 it also sends 4 bytes per block, since each block has one scale.
+    bfloat16 and float16 leaves travel as 16-bit words: :math:`2 (n-1)/n` times 2 bytes per
+    coordinate, with the leaves padded to n equal parts. Each worker owns a part. It receives this
+    part from all workers, sums in float32, rounds the mean to nearest, and sends it to all workers.
+    The result equals that of a float32 all-reduce that is rounded to the dtype of the leaf, up to
+    the order of the sum. Weights travel beside the parts, 4 bytes for each other worker. The owner
+    multiplies by them in float32, before the only rounding. Each stage of
+    :func:`jaxcomm.hierarchical` rounds once. A tree of mixed dtypes takes three collectives, and
+    one more with weights.
+
+    If an axis of the mesh is automatic, as with `jax.shard_map(axis_names={"data"})`, 16-bit leaves
+    are sent as float32 in an all-reduce, since the parts would gather sharded leaves.
+    :func:`jaxcomm.shard_local` sends 16-bit words there.
+
+    With `wire_dtype`, all leaves are rounded to that dtype before and after the sum, and travel in
+    the same two stages. This is :func:`jaxcomm.two_stage_mean` with a cast. A worker sends
+    :math:`2 (n-1)/n` times 2 bytes (bfloat16) or 1 byte (float8) per coordinate. For float8 it also
+    sends 4 bytes per block, since each block has one scale.
 
     Args:
       axis_name: The mesh axis, or axes, of the workers.
-      wire_dtype: `jnp.bfloat16`, or a float8 such as `jnp.float8_e4m3fn`. Default: exact.
+      wire_dtype: `jnp.bfloat16`, or a float8 such as `jnp.float8_e4m3fn`. Default: no
+        rounding before the sum, and the mean has the dtype of the leaf.
       block_size: The number of coordinates that share a scale, for float8.
 
     Returns:
@@ -90,25 +125,15 @@ def mean(
         require_state(state, optax.EmptyState, "the exact mean")
         require_floating(updates)
         _axis.require_local(updates, axis_name, outer_axes)
-        workers = _axis.size(axis_name)
-        small = headroom(workers)
-        weighed = (lambda x: x) if weight is None else weigh(axis_name, weight)
-
-        def widened(x: jax.Array) -> jax.Array:
-            wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
-            return weighed(wide * small)
-
-        wide = jax.tree.map(widened, updates)
-        # Concatenation would gather leaves that are sharded over an automatic axis.
-        concatenated = _rounds.by_gloo() and is_all_manual()
-        totals = (
-            sum_together(axis_name, wide)
-            if concatenated
-            else jax.tree.map(lambda x: lax.psum(x, axis_name), wide)
-        )
-        mean = jax.tree.map(
-            lambda x, total: (total / (workers * small)).astype(x.dtype), updates, totals
-        )
-        return mean, state
+        leaves, treedef = jax.tree.flatten(updates)
+        # Rows would gather leaves that are sharded over an automatic axis.
+        in_rows = _axis.size(axis_name) > 1 and is_all_manual()
+        narrow = [in_rows and is_narrow(x) for x in leaves]
+        wide = [x for x, each in zip(leaves, narrow, strict=True) if not each]
+        short = [x for x, each in zip(leaves, narrow, strict=True) if each]
+        summed = iter(_summed(axis_name, wide, weight) if wide or not short else [])
+        rounded = iter(narrow_mean(axis_name, short, weight) if short else [])
+        results = [next(rounded if each else summed) for each in narrow]
+        return jax.tree.unflatten(treedef, results), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

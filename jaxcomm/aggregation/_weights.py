@@ -11,6 +11,12 @@ from jaxcomm._base import AxisName
 from jaxcomm._require import own_weight
 
 
+def weighted(x: jax.Array, own: jax.Array, total: jax.Array, workers: int) -> jax.Array:
+    """Scales `x` by n w / sum(w); 0 if the weight is 0, even if `x` is NaN."""
+    share = own.astype(x.dtype) * workers / total.astype(x.dtype)
+    return jnp.where(own == 0, 0, x * share)
+
+
 def weigh(axis_name: AxisName, weight: jax.Array | float) -> Callable[[jax.Array], jax.Array]:
     r"""Scales a worker's update so that the plain mean becomes the weighted mean.
 
@@ -31,9 +37,4 @@ def weigh(axis_name: AxisName, weight: jax.Array | float) -> Callable[[jax.Array
     workers = _axis.size(axis_name)
     own = _axis.as_varying(own_weight(weight), axis_name)
     total = lax.psum(own, axis_name)
-
-    def scaled(x: jax.Array) -> jax.Array:
-        share = own.astype(x.dtype) * workers / total.astype(x.dtype)
-        return jnp.where(own == 0, 0, x * share)
-
-    return scaled
+    return lambda x: weighted(x, own, total, workers)

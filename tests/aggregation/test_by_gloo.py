@@ -20,14 +20,16 @@ Make = Callable[[], optax.GradientTransformation]
 SHAPES = {"a": (1024, 1024), "b": (700, 300), "c": (9,), "d": (11,)}
 
 
-def _updates(workers: int) -> dict[str, jax.Array]:
+def _updates(workers: int, dtype: str = "float32") -> dict[str, jax.Array]:
     draw = np.random.default_rng(0).standard_normal
-    return {name: jnp.asarray(draw((workers, *s), np.float32)) for name, s in SHAPES.items()}
+    return {name: jnp.asarray(draw((workers, *s)), dtype) for name, s in SHAPES.items()}
 
 
-def _averaged(make: Make, workers: int) -> tuple[dict[str, jax.Array], jaxcomm.wire.Account]:
+def _averaged(
+    make: Make, workers: int, dtype: str
+) -> tuple[dict[str, jax.Array], jaxcomm.wire.Account]:
     mesh = jax.make_mesh((workers,), ("data",), (AxisType.Auto,), devices=jax.devices()[:workers])
-    tx, updates = make(), _updates(workers)
+    tx, updates = make(), _updates(workers, dtype)
     state = jaxcomm.init(tx, jax.tree.map(lambda x: x[0], updates), mesh)
     specs, local = jaxcomm.state_specs(state), PartitionSpec("data")
 
@@ -39,11 +41,11 @@ def _averaged(make: Make, workers: int) -> tuple[dict[str, jax.Array], jaxcomm.w
 
 
 def _both(
-    make: Make, workers: int, monkeypatch: pytest.MonkeyPatch
+    make: Make, workers: int, monkeypatch: pytest.MonkeyPatch, dtype: str = "float32"
 ) -> tuple[tuple[Any, jaxcomm.wire.Account], tuple[Any, jaxcomm.wire.Account]]:
-    elsewhere = _averaged(make, workers)
+    elsewhere = _averaged(make, workers, dtype)
     monkeypatch.setattr(_rounds, "by_gloo", lambda: True)
-    return elsewhere, _averaged(make, workers)
+    return elsewhere, _averaged(make, workers, dtype)
 
 
 def _primitives(account: jaxcomm.wire.Account) -> list[str]:
@@ -52,16 +54,17 @@ def _primitives(account: jaxcomm.wire.Account) -> list[str]:
 
 @pytest.mark.parametrize(("workers", "rounds"), [(2, 0), (3, 2), (4, 6)])
 @pytest.mark.parametrize(
-    "make",
+    ("make", "dtype"),
     [
-        pytest.param(lambda: jaxcomm.mean(wire_dtype=jnp.bfloat16), id="bfloat16"),
-        pytest.param(lambda: two_stage_mean("data", dither(bits=8)), id="8 bits"),
+        pytest.param(lambda: jaxcomm.mean(wire_dtype=jnp.bfloat16), "float32", id="bfloat16"),
+        pytest.param(lambda: two_stage_mean("data", dither(bits=8)), "float32", id="8 bits"),
+        pytest.param(jaxcomm.mean, "bfloat16", id="mean of bfloat16"),
     ],
 )
 def test_rounds_move_what_all_to_all_does(
-    make: Make, workers: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+    make: Make, dtype: str, workers: int, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (expected, before), (found, after) = _both(make, workers, monkeypatch)
+    (expected, before), (found, after) = _both(make, workers, monkeypatch, dtype)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert after.bytes_per_worker == pytest.approx(before.bytes_per_worker)
     assert _primitives(before).count("all_to_all") == 1
