@@ -47,7 +47,7 @@ test-changed: venv ## the slow tests that changes since a revision ask for (SINC
 
 test-docs: venv ## every example in docstrings, the README and the docs
 	$(PY) -m pytest --doctest-modules -n 2 tests/conftest.py jaxcomm pallas_kernels $(ARGS)
-	$(PY) tools/run_readme.py README.md docs/guide.md docs/extending.md docs/kernels.md
+	$(PY) tools/run_readme.py README.md docs/guide.md docs/from_pytorch.md docs/extending.md docs/kernels.md
 
 test-aot: ## compile every kernel for TPU and GPU, without either (in .venv-aot, 1.1 GB)
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_aot $(ARGS)
