@@ -138,7 +138,9 @@ def worker_step(
                 updates,
                 axis_name,
                 "The update",
-                "Place an aggregator, such as `jaxcomm.mean()`, first in `optax.chain`; or, for "
+                "Place an aggregator, such as `jaxcomm.mean()`, first in `optax.chain`. A frozen "
+                "leaf needs `optax.stateless(lambda grads, params: optax.tree.zeros_like(params))` "
+                "instead of `optax.set_to_zero()`, whose zeros have the type of the gradient. For "
                 "gossip, let parameters differ by worker with `jaxcomm.replicate(params, mesh)`.",
             )
         _axis.require_replicated(
