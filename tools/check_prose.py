@@ -15,7 +15,14 @@ import tokenize
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parent.parent
-SOURCES = ("jaxcomm/*.py", "pallas_kernels/*.py", "experiments/*.py", "tools/*.py", "*.md")
+SOURCES = (
+    "jaxcomm/*.py",
+    "pallas_kernels/*.py",
+    "experiments/*.py",
+    "tools/*.py",
+    "docs/*.py",
+    "*.md",
+)
 EXEMPT = re.compile(r"CHANGELOG\.md|experiments/records/|tools/check_prose\.py")
 MOST_WORDS = 35  # of a sentence
 

@@ -46,7 +46,7 @@ def make_batch(key):
 
 def loss_fn(params, stats, batch, key):
     images, labels = batch
-    model = nnx.merge(graph, params, stats, copy=True)  # A copy, since BatchNorm changes `stats`.
+    model = nnx.merge(graph, params, stats)
     logits = model(images, rngs=nnx.Rngs(dropout=key))
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
     return loss, nnx.state(model, nnx.BatchStat)
