@@ -126,6 +126,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Ends a parallel run that ignores groups: it would take twice as long."""
+    gc.collect()
+    gc.freeze()  # Modules and tests stay until the end: no later collection looks at them.
     if not getattr(session.config.option, "loadgroup", False):
         return
     of_groups = [item for item in session.items if item.get_closest_marker("xdist_group")]

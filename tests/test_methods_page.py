@@ -21,7 +21,7 @@ from tests.cases._local import LOCAL as LOCAL_CASES
 from tests.mutants import remembers
 from tests.slow import slow
 from tests.test_complete import WITHOUT_ROW
-from tests.workers import gradients, initial
+from tests.workers import abstract, gradients
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = page.PAGE
@@ -257,7 +257,7 @@ def test_feedback_has_a_memory() -> None:
     """That it makes up for what is biased is `tests.laws.test_every_worker`."""
     for line, case in PRINTED:
         if "feedback" in page.unbiased(line):
-            assert remembers(initial(case.make(), gradients(WORKERS), "vmap")), line.row
+            assert remembers(abstract(case.make(), gradients(WORKERS), "vmap")), line.row
 
 
 def test_a_claim_that_no_row_makes_has_a_test() -> None:

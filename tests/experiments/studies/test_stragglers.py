@@ -191,6 +191,7 @@ def test_all_mini_batches_of_a_window_have_its_parameters_and_late_ones_older() 
     np.testing.assert_array_equal(when.window.finished[:3, 4:].sum(axis=1), [0, 0, 4])
     start = task.first_weights(0)
     before = [start, *trained]
+    gradient = jax.jit(jax.grad(task.loss))
 
     def gradients(window: int) -> list[Any]:
         from jaxcomm.synchronization import window_batches
@@ -199,7 +200,7 @@ def test_all_mini_batches_of_a_window_have_its_parameters_and_late_ones_older() 
             jax.random.key(0), shards, when.window.first[window], minibatches=1, batch_size=16
         )
         return [
-            jax.grad(task.loss)(
+            gradient(
                 before[window if worker < 4 else 0], jax.tree.map(lambda x, w=worker: x[w], batches)
             )
             for worker in range(WORKERS)
