@@ -17,7 +17,7 @@ from jaxcomm.compression.quantizers import dither
 
 Make = Callable[[], optax.GradientTransformation]
 
-SHAPES = {"a": (1024, 1024), "b": (700, 300), "c": (9,), "d": (11,)}
+SHAPES = {"a": (512, 1024), "b": (70, 300), "c": (9,), "d": (11,)}
 
 
 def _updates(workers: int, dtype: str = "float32") -> dict[str, jax.Array]:
