@@ -18,7 +18,7 @@ from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
 
 SIZE = 720_000  # Of 8 bits a coordinate, so many make over a megabyte on the wire.
-STEPS = 20
+STEPS = 10
 UNMEASURED = 3  # Steps before bytes are counted: the first places parameters and compiles.
 RATE = 0.1
 WORKERS = 4
