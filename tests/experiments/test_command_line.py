@@ -297,7 +297,7 @@ def test_estimate_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> 
 
 def test_an_interrupt_leaves_a_valid_partial_record(tmp_path: Path) -> None:
     keep = ["--records", str(tmp_path), "--record", "stopped"]
-    flags = "--xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=3"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=3"
     endless = ["train", "--method", "mean", *SMALL, "--steps", "1000000", *keep]
     process = start(*endless, XLA_FLAGS=flags)
     said = list(itertools.takewhile(lambda line: not line.startswith("step 4:"), process.stdout))
