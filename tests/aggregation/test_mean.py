@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -51,7 +50,7 @@ def oracle(rows: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         return mean.astype(np.float16)
     words = np.asarray(mean).view(np.uint32)
     words = (words + 0x7FFF + ((words >> 16) & 1)) >> 16
-    return words.astype(np.uint16).view(ml_dtypes.bfloat16)
+    return words.astype(np.uint16).view(jnp.bfloat16)
 
 
 def as_float(tree: Any) -> Any:

@@ -11,16 +11,11 @@ from experiments.study.command import read_results
 from experiments.study.figures import study_of
 
 RECORDS = sorted((Path(experiments.__file__).parent / "records").glob("*/metrics.jsonl"))
-REPLACED: set[str] = set()
 
 
 @pytest.mark.parametrize(
     "folder",
-    [
-        path.parent
-        for path in RECORDS
-        if study_of(path.parent) in studies.names() and path.parent.name not in REPLACED
-    ],
+    [path.parent for path in RECORDS if study_of(path.parent) in studies.names()],
     ids=lambda folder: folder.name,
 )
 def test_a_record_is_regenerated(folder: Path) -> None:
