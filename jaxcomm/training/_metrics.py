@@ -65,8 +65,9 @@ def _steps_so_far(opt_state: optax.OptState) -> jax.Array:
             if type(node).__name__.startswith(begins) and _is_counter(counter):
                 return jnp.asarray(counter)
     raise ValueError(
-        "`metrics` as a period needs a counter of steps, but no aggregator, Adam or schedule in "
-        "`tx` keeps one. Use 'mean' or 'own'."
+        "`metrics` as a period needs a counter of steps, but `tx` keeps none. Aggregators with a "
+        "codec, gossip, Adam and schedules keep one; `jaxcomm.mean` and plain SGD do not. Use "
+        "'mean' or 'own'."
     )
 
 

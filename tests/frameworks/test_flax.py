@@ -38,9 +38,7 @@ METHOD = pytest.mark.parametrize("method", METHODS)
 
 def placed(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """The same transformation for frameworks that call `tx.init` themselves."""
-    return optax.GradientTransformationExtraArgs(
-        lambda params: jaxcomm.init(tx, params, MESH), optax.with_extra_args_support(tx).update
-    )
+    return tx._replace(init=lambda params: jaxcomm.init(tx, params, MESH))
 
 
 @METHOD
@@ -90,6 +88,12 @@ def test_train_state_with_a_step_by_hand(method: str) -> None:
         state, loss = step(state, X, Y)
         losses.append(float(loss))
     assert losses[-1] < 0.1 * losses[0]
+
+
+def test_a_framework_that_calls_init_is_told_how() -> None:
+    params = nn.Dense(1).init(jax.random.key(0), X)["params"]
+    with pytest.raises(ValueError, match=r"calls `tx.init`.*pass `tx._replace\(init=lambda params"):
+        TrainState.create(apply_fn=None, params=params, tx=with_feedback(0.1))
 
 
 @METHOD
