@@ -43,6 +43,13 @@ def require_carry(carry: Carry, sizes: Mapping[str, int], axis_name: AxisName) -
                 f"`{name}` differs over the axes {[*tree.per_worker]}, but `axis_name` is "
                 f"{axis_name!r}."
             )
+    for path, _ in jax.tree_util.tree_leaves_with_path(carry.model_state):
+        if _axis.per_worker_axes(path) and not isinstance(carry.model_state, PerWorker):
+            raise ValueError(
+                f"`model_state{jax.tree_util.keystr(path)}` is in a `PerWorker`, but other leaves "
+                "are not: either all or none differ by worker. Pass the whole model state to "
+                "`jaxcomm.replicate`, such as `jaxcomm.replicate(loss_scaled(...), mesh)`."
+            )
     for tree, what in zip(carry, _DESCRIPTIONS, strict=True):
         require_workers(tree, sizes, what)
 

@@ -102,6 +102,10 @@ MISTAKES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         returning(new, lambda workers: jaxcomm.replicate(STATE, 4, axis_name="other")),
         r"`model_state` differs over the axes \['other'\], but `axis_name` is 'data'",
     ),
+    "a part that differs by worker": (
+        returning(new, lambda workers: {**STATE, "own": jaxcomm.replicate(STATE, workers)}),
+        r"`model_state\['own'\].*` is in a `PerWorker`.*whole model state to `jaxcomm.replicate`",
+    ),
     "a string in the model state": (
         returning(new, {**STATE, "name": "relu"}),
         r"`model_state\['name'\]` must be an array, got a `str`",
