@@ -120,7 +120,7 @@ def test_axes_have_to_be_those_of_the_step() -> None:
     tx = optax.sgd(0.1)
     step = jaxcomm.simulate(lambda x, b: jnp.sum(x) * jnp.mean(b), tx, {"data": 2, "model": 2})
     with pytest.raises(
-        ValueError, match=r"differ over the axes \['data,model'\], but `axis_name` is 'data'"
+        ValueError, match=r"differs over the axes \['data,model'\], but `axis_name` is 'data'"
     ):
         step(params, tx.init(jnp.ones(3)), jnp.ones(4))
     with pytest.raises(ValueError, match="does not have"):
