@@ -1,5 +1,6 @@
 """Loss scaling, which keeps small gradients representable in float16."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -9,12 +10,15 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
 from jaxcomm._local_gradients import local_value_and_grad
+from jaxcomm.training._mistakes import require_parts
+
+_MOST_SCALE = 2.0**24
 
 
 class LossScaled(NamedTuple):
     """A model state with a loss scale."""
 
-    scale: jax.Array  # float32[], a power of two
+    scale: jax.Array  # float32[], a power of two from 1 to 2^24
     finite_steps: jax.Array  # int32[], steps since the scale last changed
     model_state: PyTree = ()  # what the loss takes and returns
 
@@ -30,16 +34,15 @@ def loss_scaled(model_state: PyTree = (), scale: float = 2.0**15) -> LossScaled:
       A model state for `make_step(..., has_model_state=True)`.
 
     Raises:
-      ValueError: If `scale` is not a positive power of two: others would round gradients.
+      ValueError: If `scale` is not a power of two from 1 to 2^24. Others would round gradients.
 
     Example:
       >>> from jaxcomm.training import loss_scaled
       >>> print(loss_scaled().scale)
       32768.0
     """
-    mantissa, _ = jnp.frexp(jnp.float32(scale))
-    if not (scale > 0 and mantissa == 0.5):
-        raise ValueError(f"`scale` must be a positive power of two, got {scale!r}.")
+    if not (1 <= scale <= _MOST_SCALE and math.frexp(scale)[0] == 0.5):
+        raise ValueError(f"`scale` must be a power of two from 1 to 2**24, got {scale!r}.")
     return LossScaled(jnp.float32(scale), jnp.int32(0), model_state)
 
 
@@ -60,9 +63,10 @@ def loss_scaled_gradients(
               s' = \begin{cases} s / 2 & \text{if any } g_j \text{ is not finite} \\
               2 s & \text{after } k \text{ finite steps} \\ s & \text{else} \end{cases}
 
-    The scale is equal on all workers: they send one float32 per step, a minimum. Wrap the
-    optimizer in :func:`jaxcomm.skip_nonfinite`, which skips the steps in which the scale was too
-    large. Keep `params` in float32, and cast them to float16 in `loss_fn`.
+    The scale stays between 1 and :math:`2^{24}`. It is equal on all workers: they send one float32
+    per step, a minimum. Wrap the optimizer in :func:`jaxcomm.skip_nonfinite`, which skips the steps
+    in which the scale was too large. Keep `params` in float32, and cast them to float16 in
+    `loss_fn`.
 
     Args:
       loss_fn: `(params, model_state, batch) -> (loss, model_state)`; with `has_aux=True`, `(loss,
@@ -81,7 +85,8 @@ def loss_scaled_gradients(
       has the dtypes of `params`.
 
     Raises:
-      ValueError: If `model_state` is not a `LossScaled`, or `growth_interval` is less than 1.
+      ValueError: If `model_state` is not a `LossScaled`, `growth_interval` is less than 1, or
+        `axis_name` lacks an axis of the mesh.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -110,19 +115,32 @@ def loss_scaled_gradients(
     scale = model_state.scale
 
     def scaled(params: PyTree, *args: PyTree) -> Any:
-        loss, state, aux = parts_of_value(loss_fn(params, *args), True, has_aux)
+        value = loss_fn(params, *args)
+        require_parts(value, True, has_aux)
+        loss, state, aux = parts_of_value(value, True, has_aux)
         loss = jnp.asarray(loss).astype(jnp.float32)
         return loss * scale, (loss, state, aux)
 
     (_, (loss, state, aux)), gradient = local_value_and_grad(
         scaled, has_aux=True, axis_name=axis_name
     )(params, model_state.model_state, batch, *([] if key is None else [key]))
-    gradient = jax.tree.map(lambda g: g / scale.astype(g.dtype), gradient)
+    if others := sorted(_axis.varying(loss) - set(_axis.names(axis_name))):
+        raise ValueError(
+            f"`axis_name`={axis_name!r} must name all axes of the mesh, but the loss differs over "
+            f"{others} as well: use `functools.partial(loss_scaled_gradients, axis_name=(...))`."
+        )
+
+    def unscaled(g: jax.Array) -> jax.Array:
+        # The scale may be infinite in float16, and its reciprocal denormal.
+        wide = g.astype(jnp.float32) if g.dtype.itemsize < 4 else g
+        return (wide / scale.astype(wide.dtype)).astype(g.dtype)
+
+    gradient = jax.tree.map(unscaled, gradient)
     finite = jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradient)]).all()
     own = _axis.as_varying(finite.astype(jnp.float32), axis_name)
     all_finite = lax.pmin(own, _axis.names(axis_name)) > 0
     steps = jnp.where(all_finite, model_state.finite_steps + 1, 0)
     grows = steps >= growth_interval
     factor = jnp.where(all_finite, jnp.where(grows, 2, 1), 0.5).astype(jnp.float32)
-    new = LossScaled(jnp.clip(scale * factor, 1, 2.0**24), jnp.where(grows, 0, steps), state)
+    new = LossScaled(jnp.clip(scale * factor, 1, _MOST_SCALE), jnp.where(grows, 0, steps), state)
     return (loss, (new, aux) if has_aux else new), gradient
