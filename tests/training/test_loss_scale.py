@@ -91,22 +91,20 @@ def test_parameters_in_float16(kind: str, exponent: int) -> None:
         assert np.isinf(after[4]) and state.scale == 2.0**23  # 5 * 2^14 overflows.
 
 
-@pytest.mark.parametrize("exponent, value", [(24, 1.0), (0, np.inf)])
-def test_the_scale_stays_in_its_range(exponent: int, value: float) -> None:
+@pytest.mark.parametrize("before, value, after", [(24, 1.0, 24), (0, np.inf, 0), (3, np.inf, 2)])
+def test_the_scale_stays_in_its_range(before: int, value: float, after: int) -> None:
     gradients = functools.partial(loss_scaled_gradients, growth_interval=1)
     step = jaxcomm.simulate(
-        lambda w, s, b: (jnp.mean(w * b), s),
+        lambda p, s, b: (p["a"] + jnp.mean(p["b"] * b), s),
         jaxcomm.mean(),
         2,
         has_model_state=True,
         gradients=gradients,
     )
-    scaled, opt_state = (
-        loss_scaled(scale=2.0**exponent),
-        jaxcomm.init(jaxcomm.mean(), jnp.float32(0), 2),
-    )
-    state = step(jnp.float32(0), scaled, opt_state, jnp.full(2, value))[1]
-    assert state.scale == 2.0**exponent and state.finite_steps == 0
+    params = {"a": jnp.float32(0), "b": jnp.float32(0)}
+    opt_state = jaxcomm.init(jaxcomm.mean(), params, 2)
+    state = step(params, loss_scaled(scale=2.0**before), opt_state, jnp.full(2, value))[1]
+    assert state.scale == 2.0**after and state.finite_steps == 0
 
 
 @KINDS
