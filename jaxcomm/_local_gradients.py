@@ -37,8 +37,8 @@ def local_value_and_grad(
 
     def loss(params: PyTree, *args: PyTree, **kwargs: PyTree) -> PyTree:
         # The variables of flax.nnx belong to the trace in which they were last unflattened.
-        args, kwargs = jax.tree.map(lambda x: x, (args, kwargs))
-        return loss_fn(params, *args, **kwargs)
+        rebuilt = {name: jax.tree.map(lambda x: x, value) for name, value in kwargs.items()}
+        return loss_fn(params, *jax.tree.map(lambda x: x, args), **rebuilt)
 
     value_and_grad = jax.value_and_grad(loss, has_aux=has_aux)
 

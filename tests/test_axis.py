@@ -33,6 +33,19 @@ def on_mesh(
     return jax.jit(mapped)(*args)
 
 
+def test_arguments_of_a_loss_with_a_local_gradient() -> None:
+    def loss(w: jax.Array, x: jax.Array, scale: Any, **rest: Any) -> jax.Array:
+        assert [*rest] == ["name", "fn", "absent"] and rest["absent"] is None
+        return rest["fn"](w * x) * scale[rest["name"]]
+
+    def gradient(x: jax.Array) -> jax.Array:
+        local = jaxcomm.local_value_and_grad(loss)
+        return local(jnp.float32(1), x, {"two": 2}, name="two", fn=jnp.square, absent=None)[1]
+
+    gradients = jax.vmap(gradient, axis_name="data")(jnp.arange(3.0))
+    np.testing.assert_array_equal(gradients, [0, 4, 16])
+
+
 @pytest.mark.parametrize("check", [True, False])
 def test_gradients_are_local_in_shard_map(check: bool) -> None:
     def gradients(w: jax.Array, x: jax.Array) -> jax.Array:
