@@ -112,7 +112,8 @@ def consensus_distance(params: PerWorker) -> jax.Array:
     r"""Squared distance of the workers from their mean, :math:`\sum_i \|x_i - \bar x\|^2`.
 
     It is exact and therefore costly: on a mesh it averages all parameters. A gossip step computes
-    the distance between neighbors at no such cost, and reports it with `diagnostics=True`.
+    the distance between neighbors at no such cost, and reports it with `diagnostics=True`. Leaves
+    that have no mean, such as counters and keys, do not count.
 
     Args:
       params: Parameters that differ by worker.
@@ -135,7 +136,11 @@ def consensus_distance(params: PerWorker) -> jax.Array:
         from_mean = from_first - jnp.mean(from_first, axis=0, keepdims=True)
         return jnp.sum(jnp.square(from_mean.astype(jnp.float32)))
 
-    leaves = jax.tree.leaves(of_all(params, "consensus_distance"))
+    leaves = [
+        x
+        for x in jax.tree.leaves(of_all(params, "consensus_distance"))
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
     return sum((over_workers_of(distance, x) for x in leaves), jnp.float32(0))
 
 

@@ -9,6 +9,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
 from jaxcomm._local_gradients import local_value_and_grad
+from jaxcomm._require import same_model_state
 from jaxcomm.synchronization._wide import wide
 from jaxcomm.synchronization._windows import require_stale_params
 
@@ -105,6 +106,8 @@ def microbatch_gradients(
         value, gradients = local(point, *model_state, batch, *folded_key)
         loss, state, aux = parts_of_value(value, has_model_state, has_aux)
         loss, aux = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), (loss, aux))
+        if has_model_state:
+            state = same_model_state(state, model_state[0])
         state = jax.tree.map(lambda x: _axis.as_varying(x, axis_name), state)
         return GradientSums(wide(gradients), jnp.ones((), jnp.int32), loss, aux, state)
 

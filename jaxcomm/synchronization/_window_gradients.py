@@ -89,7 +89,8 @@ def window_gradients(
       has_aux: Whether `loss_fn` returns `(loss, aux)`. Also pass `has_aux=True` to `make_step`.
         Means of aux have the same weights as the loss.
       model_state: As for :func:`microbatch_gradients`. With `has_model_state=True`, `make_step`
-        passes it, and averages the workers' model states with the same weights.
+        passes it, and averages the workers' model states with the same weights. Counters and keys
+        in it differ by worker after a window: they need `jaxcomm.replicate(model_state, mesh)`.
       axis_name: The mesh axis, or axes, of the workers.
 
     Returns:

@@ -90,8 +90,8 @@ def require_parts(value: object, has_model_state: bool, has_aux: bool) -> None:
     if not valid:
         raise ValueError(
             f"With `{options}`, `loss_fn` (and the value of `gradients`) must be a pair, "
-            f"`{parts}`, got {jax.tree.structure(value)}. For `window_gradients`, use "
-            "`functools.partial(window_gradients, has_aux=True)`."
+            f"`{parts}`, got {jax.tree.structure(value)}. For `window_gradients` and "
+            "`loss_scaled_gradients`, use `functools.partial(window_gradients, has_aux=True)`."
         )
 
 

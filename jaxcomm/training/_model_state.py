@@ -4,55 +4,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._require import same_model_state
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
 
 
-def _type_of(x: Any) -> str:
-    return f"{x.dtype}{list(x.shape)}"
-
-
-def _require_same_types(new: PyTree, old: PyTree) -> None:
-    """Raises a ValueError unless the loss returns the model state with its structure and types."""
-
-    def types(tree: PyTree) -> dict[str, str]:
-        return {
-            jax.tree_util.keystr(path): _type_of(x)
-            for path, x in jax.tree_util.tree_leaves_with_path(tree)
-        }
-
-    returned, taken = types(new), types(old)
-    where = next((path for path in taken if path not in returned), None)
-    if where is not None:
+def _require_equal(
+    path: tuple[Any, ...], x: jax.Array, axes: tuple[str, ...], inner: tuple[str, ...]
+) -> None:
+    if not _axis.is_known_equal(x, inner):
         raise ValueError(
-            f"`loss_fn` must return the whole model state, but what it returned lacks "
-            f"`model_state{where}`. With `has_model_state=True` it returns `(loss, model_state)`, "
-            "or `(loss, (model_state, aux))` with aux."
+            f"`model_state{jax.tree_util.keystr(path)}` is {x.dtype} and differs over the devices "
+            f"of one worker, {list(inner)}, so it has no mean: let it not depend on the batch or "
+            "the key. A function of `gradients=` must reduce it over these axes too."
         )
-    where = next((path for path in returned if path not in taken), None)
-    if where is not None:
-        raise ValueError(
-            f"`loss_fn` returned `model_state{where}`, which the model state that it received does "
-            "not have: initialize it before the first step."
-        )
-    where = next((path for path in taken if taken[path] != returned[path]), None)
-    if where is not None:
-        raise ValueError(
-            f"`loss_fn` returned `model_state{where}` as {returned[where]}, but received it as "
-            f"{taken[where]}: return it with the same shape and dtype."
-        )
-
-
-def _as_array(x: Any) -> jax.Array:
-    return x if isinstance(x, jax.Array) else jnp.asarray(x, np.asarray(x).dtype)
-
-
-def _require_equal(path: tuple[Any, ...], x: jax.Array, axes: tuple[str, ...]) -> None:
     if not _axis.is_known_equal(x, axes):
         raise ValueError(
             f"`model_state{jax.tree_util.keystr(path)}` is {x.dtype} and differs by worker, so "
@@ -90,8 +59,7 @@ def reduce_model_state(
     """
     is_own = isinstance(model_state, PerWorker)
     before = own_params(model_state)
-    new = jax.tree.map(_as_array, returned)
-    _require_same_types(new, before)
+    new = same_model_state(returned, before)
     axes = inner if is_own else (*_axis.names(axis_name), *inner)
     changes: jax.Array | bool = True
     if weight is not None:
@@ -102,16 +70,15 @@ def reduce_model_state(
     for path, x in leaves:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             if all(_axis.mode(name) == "checked" for name in axes):
-                _require_equal(path, x, axes)
+                _require_equal(path, x, axes, inner)
         elif axes and not _axis.is_known_equal(x, axes):
-            wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-            differing[path] = _axis.as_varying(wide, axes)
+            differing[path] = _axis.as_varying(x, axes)
     if differing:
         tx = mean(axes)
         outer = _axis.names(axis_name) if is_own else ()
         means, _ = tx.update([*differing.values()], tx.init(None), weight=weight, outer_axes=outer)
         differing = dict(zip(differing, means, strict=True))
-    averaged = [differing[path].astype(x.dtype) if path in differing else x for path, x in leaves]
+    averaged = [differing.get(path, x) for path, x in leaves]
     after = jax.tree.map(
         lambda x, old: _unless_not_finite(x, old, changes),
         jax.tree.unflatten(structure, averaged),

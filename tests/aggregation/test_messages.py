@@ -195,3 +195,11 @@ def test_complex_leaves_are_averaged_as_the_message_says() -> None:
 def test_an_option_that_there_is_not_is_named() -> None:
     with pytest.raises(TypeError, match=r"`qsgd`: got an unexpected keyword argument 'sed'\."):
         jaxcomm.qsgd(sed=3)
+
+
+def test_an_error_of_code_without_a_module_is_not_hidden() -> None:
+    names: dict[str, Any] = {}
+    exec("def init(params): raise RuntimeError('its own')", names)
+    tx = optax.GradientTransformation(names["init"], lambda updates, state, params=None: updates)
+    with pytest.raises(RuntimeError, match="its own"):
+        jaxcomm.init(tx, PARAMS, 2)

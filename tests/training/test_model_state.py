@@ -298,3 +298,36 @@ def test_windows_pass_the_state_from_one_minibatch_to_the_next(kind: str) -> Non
     np.testing.assert_allclose(new, np.average(each, axis=0, weights=finished), rtol=1e-5)
     firsts = [rows[i, j, 0, 0] for i in range(2) for j in range(finished[i])]
     np.testing.assert_allclose(metrics["first"], np.mean(firsts), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["simulated", "Auto"])
+def test_a_running_minimum_starts_at_infinity(kind: str) -> None:
+    workers, (params, _) = workers_of(kind, 2), start()
+    step = make(lambda p, s, b: (jnp.mean(b @ p["w"]), jnp.minimum(s, b.min())), exact(), workers)
+    opt_state = jaxcomm.init(exact(), params, workers)
+    rows = batches()[0]
+    _, least, _, _ = step(params, jnp.float32(jnp.inf), opt_state, rows)
+    np.testing.assert_allclose(least, np.mean(rows.reshape(2, -1).min(axis=1)), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_of_python() -> None:
+    params, _ = start()
+    step = make(lambda p, s, b: (jnp.mean(b @ p["w"]), {"a": 0.25, "b": 3}), exact(), 2)
+    state = {"a": 1.0, "b": 2}
+    for _ in range(2):
+        _, state, _, _ = step(params, state, jaxcomm.init(exact(), params, 2), batches()[0])
+    assert state == {"a": 0.25, "b": 3} and state["a"].dtype == jnp.float32
+
+
+def test_distance_of_a_model_state() -> None:
+    own = jaxcomm.PerWorker(
+        {
+            "data": {
+                "mean": jnp.array([1.0, 4.0]),
+                "count": jnp.array([1, 9]),
+                "key": jax.random.split(jax.random.key(0)),
+            }
+        }
+    )
+    assert jaxcomm.consensus_distance(own) == 4.5

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.core import freeze
 from flax.training.train_state import TrainState
+from jax.sharding import AxisType
 
 import jaxcomm
-from jaxcomm.synchronization import precomputed_gradients
+from jaxcomm.synchronization import precomputed_gradients, window_gradients
 from tests.workers import mesh_of
 
 N = 4
@@ -51,6 +53,36 @@ def with_loss(loss: Callable[..., Any], **options: Any) -> Any:
         state = [STATE] if options.get("has_model_state") else []
         step = make(loss, TX, workers, donate=False, **options)
         return step(params_of(), *state, jaxcomm.init(TX, params_of(), workers), X)
+
+    return mistake
+
+
+def over_devices(state_of: Callable[[Any, Any], Any]) -> Any:
+    """One step of workers with two devices each, that keep their own state."""
+
+    def mistake(make: Any, workers: Any) -> Any:
+        if make is jaxcomm.make_step:
+            types = (AxisType.Auto,) * 2
+            workers = jax.make_mesh((2, 2), ("data", "model"), axis_types=types)
+        else:
+            workers = {"data": 2, "model": 2}
+        loss = lambda p, s, b: (jnp.mean(b @ p["w"]), state_of(s, b))  # noqa: E731
+        step = make(loss, TX, workers, has_model_state=True, donate=False)
+        state = jaxcomm.replicate(STATE, workers)
+        return step(params_of(), state, jaxcomm.init(TX, params_of(), workers), X)
+
+    return mistake
+
+
+def in_windows(state_of: Callable[[Any, Any], Any], **options: Any) -> Any:
+    """One step of windows, with that state after each mini-batch."""
+
+    def mistake(make: Any, workers: Any) -> Any:
+        loss = lambda p, s, b: (jnp.mean(b @ p["w"]), state_of(s, b))  # noqa: E731
+        gradients = window_gradients
+        step = make(loss, TX, workers, has_model_state=True, gradients=gradients, **options)
+        windows = (jnp.ones((2 * N, 2, 3)), jnp.ones(N, jnp.int32))
+        return step(params_of(), STATE, jaxcomm.init(TX, params_of(), workers), windows)
 
     return mistake
 
@@ -101,6 +133,26 @@ MISTAKES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a model state over another axis": (
         returning(new, lambda workers: jaxcomm.replicate(STATE, 4, axis_name="other")),
         r"`model_state` differs over the axes \['other'\], but `axis_name` is 'data'",
+    ),
+    "another container": (
+        returning(lambda rows: freeze(new(rows))),
+        r"returned the model state as .*FrozenDict.*but received it as .*: return the same contai",
+    ),
+    "a counter that differs over the devices of a worker": (
+        over_devices(lambda s, rows: {**s, "count": jnp.sum(rows > 0, dtype=jnp.int32)}),
+        r"`model_state\['count'\]` is int32 and differs over the devices of one worker",
+    ),
+    "windows: another dtype": (
+        in_windows(lambda s, rows: {**s, "mean": jnp.mean(rows, axis=0).astype(jnp.bfloat16)}),
+        r"returned `model_state\['mean'\]` as bfloat16\[3\], but received it as float32\[3\]",
+    ),
+    "windows: a leaf lost": (
+        in_windows(lambda s, rows: {"mean": s["mean"]}),
+        r"what it returned lacks `model_state\['count'\]`",
+    ),
+    "windows: aux without `has_aux` of the gradients": (
+        in_windows(lambda s, rows: (s, {"rows": jnp.mean(rows)}), has_aux=True),
+        r"lacks `model_state\['count'\]`.*`has_aux=True` \(of `gradients=` too\), `\(loss, \(model",
     ),
     "a part that differs by worker": (
         returning(new, lambda workers: {**STATE, "own": jaxcomm.replicate(STATE, workers)}),
