@@ -72,13 +72,14 @@ def reduce_model_state(
             if all(_axis.mode(name) == "checked" for name in axes):
                 _require_equal(path, x, axes, inner)
         elif axes and not _axis.is_known_equal(x, axes):
-            differing[path] = _axis.as_varying(x, axes)
+            wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+            differing[path] = _axis.as_varying(wide, axes)
     if differing:
         tx = mean(axes)
         outer = _axis.names(axis_name) if is_own else ()
         means, _ = tx.update([*differing.values()], tx.init(None), weight=weight, outer_axes=outer)
         differing = dict(zip(differing, means, strict=True))
-    averaged = [differing.get(path, x) for path, x in leaves]
+    averaged = [differing[path].astype(x.dtype) if path in differing else x for path, x in leaves]
     after = jax.tree.map(
         lambda x, old: _unless_not_finite(x, old, changes),
         jax.tree.unflatten(structure, averaged),

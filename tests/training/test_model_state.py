@@ -331,3 +331,20 @@ def test_distance_of_a_model_state() -> None:
         }
     )
     assert jaxcomm.consensus_distance(own) == 4.5
+
+
+@pytest.mark.parametrize("kind", ["simulated", "Auto"])
+def test_one_array_as_parameters_and_model_state_is_donated_once(kind: str) -> None:
+    build: Any = jaxcomm.simulate if kind == "simulated" else jaxcomm.make_step
+    step = build(
+        lambda w, s, b: (jnp.mean((b @ w) ** 2), s + 1),
+        exact(),
+        workers_of(kind),
+        has_model_state=True,
+    )
+    shared = jnp.arange(3.0)
+    opt_state = jaxcomm.init(exact(), shared, workers_of(kind))
+    params, state, opt_state, _ = step(shared, shared, opt_state, batches()[0])
+    assert state.tolist() == [1, 2, 3]
+    params, _, _, _ = step(params, params, opt_state, batches()[1])
+    assert np.isfinite(params).all() and shared.is_deleted()
