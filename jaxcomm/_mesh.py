@@ -139,6 +139,10 @@ def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
         on_mesh = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
         if on_mesh and x.sharding.is_equivalent_to(sharding, x.ndim):
             return x
+        if mesh.is_multi_process and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+            # `jax.device_put` cannot place a key on devices of other processes.
+            data = jax.device_put(jax.random.key_data(x), sharding)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
         return jax.device_put(x, sharding)
 
     return jax.tree_util.tree_map_with_path(put, tree, specs)

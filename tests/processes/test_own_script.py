@@ -61,6 +61,30 @@ def test_the_recipe_is_launched(tmp_path: Path) -> None:
     check(stdout, "[0] ")
 
 
+MODEL_STATE = """
+import jax.numpy as jnp, numpy as np, optax, jaxcomm
+from jax.sharding import NamedSharding, PartitionSpec
+mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+rows = np.float32([[jax.process_index()], [2]])
+rows = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("data")), rows)
+tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
+loss = lambda w, s, b: (w * jnp.mean(b), {"m": jnp.mean(b), "k": jax.random.split(s["k"])[0]})
+step = jaxcomm.make_step(loss, tx, mesh, has_model_state=True, donate=False)
+state = {"m": np.float32(0), "k": jax.random.key(3)}
+for each in (state, jaxcomm.replicate(state, mesh)):
+    _, new, _, _ = step(jnp.float32(0), each, jaxcomm.init(tx, jnp.float32(0), mesh), rows)
+    key, mean = (x.addressable_data(0).reshape(()) for x in jax.tree.leaves(new))
+    assert (jax.random.key_data(key) == jax.random.key_data(jax.random.split(state["k"])[0])).all()
+    assert mean == (1.25 if each is state else 1 + jax.process_index() / 2)
+"""
+
+
+def test_model_state_of_two_processes(tmp_path: Path) -> None:
+    process = start(tmp_path, JOIN + MODEL_STATE, "-m", "jaxcomm.launch", "--processes", "2", "--")
+    _, stderr = process.communicate(timeout=SECONDS)
+    assert (process.returncode, stderr) == (0, "")
+
+
 @pytest.mark.slow
 def test_the_recipe_joins_by_three_variables(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
