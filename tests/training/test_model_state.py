@@ -303,11 +303,26 @@ def test_windows_pass_the_state_from_one_minibatch_to_the_next(kind: str) -> Non
 @pytest.mark.parametrize("kind", ["simulated", "Auto"])
 def test_a_running_minimum_starts_at_infinity(kind: str) -> None:
     workers, (params, _) = workers_of(kind, 2), start()
-    step = make(lambda p, s, b: (jnp.mean(b @ p["w"]), jnp.minimum(s, b.min())), exact(), workers)
-    opt_state = jaxcomm.init(exact(), params, workers)
+    never = jnp.float32(jnp.inf)  # The second minimum stays infinite.
+
+    def loss(params: Any, least: jax.Array, rows: jax.Array) -> Any:
+        return jnp.mean(rows @ params["w"]), jnp.minimum(least, jnp.stack([rows.min(), never]))
+
+    step, opt_state = make(loss, exact(), workers), jaxcomm.init(exact(), params, workers)
     rows = batches()[0]
-    _, least, _, _ = step(params, jnp.float32(jnp.inf), opt_state, rows)
-    np.testing.assert_allclose(least, np.mean(rows.reshape(2, -1).min(axis=1)), rtol=1e-6)
+    _, least, _, _ = step(params, jnp.stack([never, never]), opt_state, rows)
+    np.testing.assert_allclose(least[0], np.mean(rows.reshape(2, -1).min(axis=1)), rtol=1e-6)
+    assert least[1] == np.inf
+
+
+def test_a_sharded_model_state_is_refused_by_its_type() -> None:
+    mesh, (params, _) = workers_of("Explicit"), start()
+    step = make(lambda p, s, b: (jnp.mean(b @ p["w"]), s), exact(), mesh)
+    opt_state = jaxcomm.init(exact(), params, mesh)
+    state = jax.device_put(jnp.zeros(N), jax.NamedSharding(mesh, jax.P("data")))
+    for run in (step, jax.jit(step)):
+        with pytest.raises(ValueError, match="model_state is sharded over devices"):
+            run(params, state, opt_state, batches()[0])
 
 
 @pytest.mark.filterwarnings("error")
