@@ -139,9 +139,9 @@ def require_bound(axis_name: AxisName) -> None:
     if not is_bound(axis_name):
         raise ValueError(
             f"This state differs by worker, but `axis_name`={axis_name!r} is not bound here. "
-            "Use `jaxcomm.init(tx, params, mesh)` instead of `tx.init(params)`. For a framework that "
-            "calls `tx.init`, such as `TrainState.create`, pass `tx._replace(init=lambda params: "
-            "jaxcomm.init(tx, params, mesh))`."
+            "Use `jaxcomm.init(tx, params, mesh)` instead of `tx.init(params)`. To a framework "
+            "that calls `tx.init`, such as `TrainState.create`, pass `tx._replace(init=lambda "
+            "params: jaxcomm.init(tx, params, mesh))`."
         )
 
 

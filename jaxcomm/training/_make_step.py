@@ -68,9 +68,9 @@ def make_step(
         `model_state=` if it has one. `tx` receives the weight, and metrics are weighted by it.
       metrics: `"mean"` for means over workers in every step; `"own"` for each worker's own values,
         which sends nothing; or a period k for means in the last of every k steps and NaN in the
-        other steps, which send no metrics. With a period, the step reads the number of steps so far from the
-        first step counter in the state of `tx`. Aggregators with a codec, gossip, methods with
-        local steps, Adam and schedules have such a counter.
+        other steps, which send no metrics. With a period, the step reads the number of steps so
+        far from the first step counter in the state of `tx`. Aggregators with a codec, gossip,
+        methods with local steps, Adam and schedules have such a counter.
       donate: Whether to donate the buffers of params and state to the new ones. If so, do not use
         the old arrays again.
 

@@ -92,7 +92,7 @@ def test_train_state_with_a_step_by_hand(method: str) -> None:
 
 def test_a_framework_that_calls_init_is_told_how() -> None:
     params = nn.Dense(1).init(jax.random.key(0), X)["params"]
-    with pytest.raises(ValueError, match=r"calls `tx.init`.*pass `tx._replace\(init=lambda params"):
+    with pytest.raises(ValueError, match=r"calls `tx.init`.*pass `tx._replace\(init=lambda"):
         TrainState.create(apply_fn=None, params=params, tx=with_feedback(0.1))
 
 
