@@ -8,12 +8,13 @@ Place one transformation before the optimizer, and `make_step` sends fewer bytes
 The public names, by purpose:
 
 - **Methods**, named as in their papers: `deep_gradient_compression`, `ef_sign_sgd`, `fetch_sgd`,
-  `global_qsgd`, `gtop_k`, `natural_compression`, `one_bit_sgd`, `parallax`, `qsgd`, `s2_reducer`,
-  `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k`.
+  `global_qsgd`, `gtop_k`, `natural_compression`, `one_bit_sgd`, `parallax`, `power_sgd`, `qsgd`,
+  `s2_reducer`, `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`,
+  `top_k`.
 - **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `majority_vote`, `mean`,
   `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`.
-- **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches` and `feedback`; wrappers
-  of codecs in `compression`.
+- **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches`, `low_rank` and
+  `feedback`; wrappers of codecs in `compression`.
 - **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `hierarchical`, `per_worker`,
   `shard_local`, `skip_nonfinite`, `warmup`; `warmup_schedule` for the learning rate.
 - **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
@@ -54,7 +55,7 @@ from jaxcomm.aggregation import (
     warmup,
     warmup_schedule,
 )
-from jaxcomm.compression import feedback, quantizers, sketches, sparsifiers
+from jaxcomm.compression import feedback, low_rank, quantizers, sketches, sparsifiers
 from jaxcomm.methods import (
     deep_gradient_compression,
     ef_sign_sgd,
@@ -62,6 +63,7 @@ from jaxcomm.methods import (
     natural_compression,
     one_bit_sgd,
     parallax,
+    power_sgd,
     qsgd,
     s2_reducer,
     sign_sgd,
@@ -84,6 +86,7 @@ __all__ = [
     "natural_compression",
     "one_bit_sgd",
     "parallax",
+    "power_sgd",
     "qsgd",
     "s2_reducer",
     "sign_sgd",
@@ -106,6 +109,7 @@ __all__ = [
     # Codecs
     "compression",
     "feedback",
+    "low_rank",
     "quantizers",
     "sketches",
     "sparsifiers",

@@ -24,6 +24,7 @@ PACKAGES: list[ModuleType] = [
     jaxcomm.aggregation,
     compression,
     compression.feedback,
+    compression.low_rank,
     compression.quantizers,
     compression.sketches,
     compression.sparsifiers,

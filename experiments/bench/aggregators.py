@@ -12,7 +12,15 @@ import jaxcomm
 from experiments.bench.programs import by_hand
 from experiments.bench.updates import BenchMethod
 from jaxcomm import Codec, all_gather_mean, all_reduce_mean, two_stage_mean
-from jaxcomm.compression import blockwise, feedback, quantizers, rotated, scaled, sparsifiers
+from jaxcomm.compression import (
+    blockwise,
+    feedback,
+    low_rank,
+    quantizers,
+    rotated,
+    scaled,
+    sparsifiers,
+)
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, min_max_dither
 from jaxcomm.compression.sketches import count_sketch
@@ -129,6 +137,10 @@ AGGREGATORS: Mapping[str, Rows] = {
         "threshold": _with_feedback(sparsifiers.threshold(THRESHOLD, ratio=2 * RATIO)),
         "ada_comp": _all_gather(sparsifiers.ada_comp()),
         "variance_based": _all_gather(sparsifiers.variance_based(ratio=RATIO), 8),
+    },
+    "low_rank": {
+        "power_sgd": BenchMethod(lambda: jaxcomm.power_sgd(rank=4)),
+        "power_iteration": _all_reduce(error_feedback(low_rank.power_iteration(1))),
     },
     "sketched": {
         "s2_reducer": BenchMethod(lambda: jaxcomm.s2_reducer(sketch_ratio=1.4, **S2)),

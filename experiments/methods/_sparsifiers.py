@@ -1,4 +1,4 @@
-"""The sparsifiers of the survey, most of them with error feedback."""
+"""The sparsifiers and low-rank methods of the survey, most of them with error feedback."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +35,10 @@ def _all_gather(codec: jaxcomm.Codec) -> Callable[[int], optax.GradientTransform
 
 def _with_feedback(codec: jaxcomm.Codec) -> Method:
     return Method(_all_gather(error_feedback(codec)), "feedback")
+
+
+def _power_sgd(rank: int) -> Method:
+    return Method(lambda seed: jaxcomm.power_sgd(rank=rank, seed=seed), "feedback")
 
 
 def _top(ratio: float) -> jaxcomm.Codec:
@@ -98,6 +102,9 @@ SPARSIFIERS: dict[str, Method] = {
         stage=_warm_up_stage,
         grid={"momentum": MOMENTA},
     ),
+    "power_sgd_rank_1": _power_sgd(1),
+    "power_sgd_rank_2": _power_sgd(2),
+    "power_sgd_rank_4": _power_sgd(4),
     "ef21_top_10_percent": Method(_all_gather(ef21(top_k(ratio=0.1))), "shifts"),
     "warm_up": Method(_warm_up, "feedback", stage=_warm_up_stage),
     "adaptive_ratio": Method(

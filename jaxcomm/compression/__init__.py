@@ -1,6 +1,6 @@
 """Codecs of one array. A codec names no mesh axis."""
 
-from jaxcomm.compression import feedback, quantizers, sketches, sparsifiers
+from jaxcomm.compression import feedback, low_rank, quantizers, sketches, sparsifiers
 from jaxcomm.compression._blockwise import blockwise
 from jaxcomm.compression._rotated import rotated
 from jaxcomm.compression._scaled import scaled
@@ -8,6 +8,7 @@ from jaxcomm.compression._scaled import scaled
 __all__ = [
     "blockwise",
     "feedback",
+    "low_rank",
     "quantizers",
     "rotated",
     "scaled",

@@ -5,6 +5,7 @@ from jaxcomm.methods._global_qsgd import global_qsgd, qsgd, sparse_global_qsgd
 from jaxcomm.methods._natural import natural_compression
 from jaxcomm.methods._one_bit import one_bit_sgd
 from jaxcomm.methods._parallax import parallax
+from jaxcomm.methods._power_sgd import power_sgd
 from jaxcomm.methods._s2_reducer import s2_reducer
 from jaxcomm.methods._signs import ef_sign_sgd, sign_sgd, signum
 from jaxcomm.methods._sparcml import sparcml
@@ -18,6 +19,7 @@ __all__ = [
     "natural_compression",
     "one_bit_sgd",
     "parallax",
+    "power_sgd",
     "qsgd",
     "s2_reducer",
     "sign_sgd",

@@ -9,6 +9,7 @@ from tests.cases._binary import BINARY
 from tests.cases._case import Case
 from tests.cases._exchanged import EXCHANGED
 from tests.cases._feedback import FEEDBACK
+from tests.cases._low_rank import LOW_RANK
 from tests.cases._quantized import QUANTIZED
 from tests.cases._sampled import SAMPLED
 from tests.cases._signs import SIGNS
@@ -36,6 +37,7 @@ FAMILIES = [
     SPARSE,
     BINARY,
     SAMPLED,
+    LOW_RANK,
     SKETCHED,
     EXCHANGED,
     SWITCHED,

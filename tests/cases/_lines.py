@@ -319,6 +319,14 @@ MEANS = [
         note=", built in",
     ),
     Line(
+        "power_iteration",
+        "jaxcomm.power_sgd(rank=R)",
+        "8 (n-1)/n (R (m + p) + p); leaves of m x p, other leaves 8 d (n-1)/n",
+        "Vogels et al. 2019",
+        error="1/d; d per leaf, in practice far more",
+        at={"R": 1, "p": 3, "m": "d/p"},
+    ),
+    Line(
         "s2_reducer",
         "jaxcomm.s2_reducer(density=υ, sketch_ratio=γ)",
         "2 (n-1)/n (4 γ υ d + r/8); r rows of the leaf",
@@ -560,6 +568,7 @@ VARIANTS = {
     "local_clip": ("deep_gradient_compression", PART),
     "rotated": ("global_qsgd", "a wrapper of any codec"),
     "rotated_blocks": ("qsgd", "a wrapper of any codec"),
+    "power_sgd": ("power_iteration", "most leaves of the laws are vectors, which are sent exactly"),
     "s2_reducer_median": ("s2_reducer", OPTIONS),
     "dpsgd_adapt_then_combine": ("dpsgd", OPTIONS),
     "dpsgd_in_turns": ("dpsgd", "another mixing"),

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import jaxcomm
 from jaxcomm import gossip
-from jaxcomm.compression import quantizers, sketches, sparsifiers
+from jaxcomm.compression import low_rank, quantizers, sketches, sparsifiers
 from jaxcomm.gossip import ring
 from tests.cases import CASES, Case
 from tests.cases._crowded import CROWDED
@@ -151,6 +151,7 @@ def tables() -> dict[str, list[str]]:
         "QUANTIZERS": [public(quantizers, jaxcomm.Codec)],
         "SPARSIFIERS": [public(sparsifiers, jaxcomm.Codec)],
         "SKETCHES": [public(sketches, jaxcomm.Codec)],
+        "LOW_RANK": [public(low_rank, jaxcomm.Codec)],
         "GRAPHS": [", ".join(f"`{name}`" for name in gossip.__all__ if is_graph(name))],
     }
 

@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import math
 import pathlib
 import re
 from typing import Any
@@ -13,9 +12,10 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import Claims, Codec, Context
+from jaxcomm import Claims, Context
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.testing import check_codec
+from tests.low_rank import of_matrices, power_sgd
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 WORKERS, STEPS = 3, 6
@@ -50,20 +50,6 @@ def test_each_codec_is_a_file_of_60_lines_without_private_imports() -> None:
         ]
         assert {words[1] for words in imports} <= PUBLIC
         assert not re.search(r"[. ]_(?!replace)", code)
-
-
-def power_sgd(updates: np.ndarray, q: np.ndarray, *, feedback: bool) -> list[np.ndarray]:
-    """Algorithms 1 and 2 of Vogels et al., of `updates` [steps, workers, rows, columns]."""
-    residuals, means = np.zeros_like(updates[0]), []
-    for matrices in updates:
-        given = matrices + residuals
-        basis, _ = np.linalg.qr(np.mean([m @ q for m in given], axis=0))
-        own = [m.T @ basis for m in given]
-        if feedback:
-            residuals = np.stack([m - basis @ q.T for m, q in zip(given, own, strict=True)])
-        q = np.mean(own, axis=0)
-        means.append(basis @ q.T)
-    return means
 
 
 @functools.cache
@@ -124,27 +110,6 @@ def test_each_worker_keeps_the_part_that_is_claimed_though_updates_cancel() -> N
         jax.jit(jax.vmap(compression_error))(jax.random.split(jax.random.key(1), 2000))
     )
     assert parts.mean() + 5 * parts.std() / 2000**0.5 <= 1 - claimed
-
-
-def of_matrices(codec: Codec, columns: int) -> Codec:
-    """The codec of units that are laid out as matrices, whatever their shape."""
-
-    def inside(context: Context) -> Context:
-        return context.replace(shape=(math.prod(context.shape) // columns, columns))
-
-    def finalize(context: Context, payload: Any, mean: jax.Array) -> Any:
-        update, memory = codec.finalize(inside(context), payload, mean.reshape(-1, columns))
-        return update.reshape(mean.shape), memory
-
-    return codec._replace(
-        init=lambda x: codec.init(x.reshape(-1, columns)),
-        measure=lambda context, x: codec.measure(inside(context), x.reshape(-1, columns)),
-        encode=lambda context, x: codec.encode(inside(context), x.reshape(-1, columns)),
-        decode=lambda context, payload: codec.decode(inside(context), payload).reshape(
-            context.shape
-        ),
-        finalize=finalize,
-    )
 
 
 def test_keeps_the_laws_of_codecs() -> None:

@@ -67,6 +67,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "natural_compression": {"bucket_bytes": 64, "seed": 3},
     "one_bit_sgd": {"decay": 0.9, "bucket_bytes": 64},
     "parallax": {"sparse": every_leaf, "density": 1.0, "union_density": 1.0, "granularity": 1},
+    "power_sgd": {"rank": 2, "drawn": 1, "decay": 0.9, "bucket_bytes": 64, "seed": 3},
     "qsgd": {"levels": 4, "bits": 8, **UNITS},
     "s2_reducer": {
         "density": 1.0,

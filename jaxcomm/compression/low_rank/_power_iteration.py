@@ -1,12 +1,17 @@
 """PowerSGD's compressor: one step of a power iteration per training step."""
 
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm.compression.low_rank._matrices import (
+    as_matrix,
+    matrix_shape,
+    product,
+    require_count,
+)
 
 
 class LeftFactor(NamedTuple):
@@ -21,45 +26,35 @@ class RightFactor(NamedTuple):
     values: jax.Array  # float32[columns, rank + drawn], M^T B; or the unit itself
 
 
-def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    columns = shape[-1] if shape else 1
-    return math.prod(shape[:-1]), columns
-
-
-def _matrix(x: jax.Array) -> jax.Array:
-    return x.reshape(_matrix_shape(x.shape))
-
-
-def _product(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b, precision="highest")  # The default of GPUs rounds to 10 bits or less.
-
-
 def power_iteration(rank: int, *, drawn: int = 1) -> Codec:
     r"""Sends two thin factors of a matrix, which all workers project on one basis.
 
     .. math:: P = \sum_i M_i Q, \qquad B = \operatorname{orth}([P, R]), \qquad
               \bar M \approx B \Big(\frac{1}{n} \sum_i M_i^T B\Big)^T, \qquad
-              Q' = \frac{1}{n} \sum_i M_i^T B
+              Q' = \frac{1}{n} \sum_i M_i^T P'
 
-    Here :math:`M_i` is a unit of worker i as a matrix, and :math:`Q` is kept from step to step, so
-    each step is one step of a power iteration. The last axis of a leaf is the columns, and the
-    other axes together are the rows: the kernel of a dense layer does not change, and that of a
-    convolution is `[height * width * inputs, outputs]`. A leaf of one axis, and one whose factors
-    would be as large as itself, is sent exactly.
+    Here :math:`M_i` is a unit of worker i as a matrix, and :math:`P'` is the part of :math:`B` that
+    spans the columns of :math:`P`. All workers keep the same :math:`Q` from step to step, so each
+    step is one step of a power iteration. The last axis of a leaf is the columns, and the other
+    axes together are the rows. The kernel of a dense layer does not change, and that of a
+    convolution is `[height * width * inputs, outputs]`. A leaf of one axis is sent exactly, and so
+    is a leaf whose factors have as many numbers as the leaf.
 
-    :math:`R` has `drawn` random columns, which all workers draw and nobody sends. They make the
-    codec a contraction: without them, a matrix that is orthogonal to :math:`Q`, or the sum of whose
-    left factors is 0, would never be sent.
+    :math:`R` has `drawn` random columns. All workers draw them with the public coin, so they are
+    not sent. They make the codec a contraction. Without them, a matrix that is orthogonal to
+    :math:`Q` would never be sent, nor would matrices whose left factors add up to 0.
 
     Args:
-      rank: The number of columns of :math:`Q`, at least 1; less for matrices that have fewer rows
-        or columns.
-      drawn: The number of random columns. With 0 the codec is that of the paper, which claims
-        nothing, and feedback refuses it.
+      rank: The number of columns of :math:`Q`, at least 1. Matrices with fewer rows or columns use
+        fewer.
+      drawn: The number of random columns. With 0, the codec is that of the paper. It then makes no
+        claim, and feedback refuses it.
 
     Returns:
-      A biased codec for :func:`jaxcomm.all_reduce_mean`. Its payload has `(rank + drawn) columns`
-      float32, and its statistic `rank rows`. It claims the `contraction` 1 / size.
+      A biased codec for :func:`jaxcomm.all_reduce_mean`. Its payload has `(rank + drawn) * columns`
+      float32 values, and its statistic `rank * rows`. It claims the `contraction` 1 / size. In
+      :func:`jaxcomm.all_gather_mean`, each worker has a separate basis and :math:`Q` stays as it
+      was drawn.
 
     Raises:
       ValueError: If `rank` or `drawn` is out of range.
@@ -79,16 +74,16 @@ def power_iteration(rank: int, *, drawn: int = 1) -> Codec:
     References:
       Vogels, Karimireddy, Jaggi, `PowerSGD <https://arxiv.org/abs/1905.13727>`_, 2019.
 
-    Differs from the paper: the random columns; columns of :math:`Q` are scaled to the largest
-    magnitude 1; Householder reflections orthogonalize, in place of Gram-Schmidt.
+    Differs from the paper: the random columns are new. The columns of :math:`Q` are divided by
+    their largest magnitude, since :math:`P` would otherwise grow with the square of the update.
+    Householder reflections orthogonalize, instead of Gram-Schmidt.
     """
-    for name, value, least in (("rank", rank, 1), ("drawn", drawn, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"`{name}` must be a Python int of at least {least}, got {value!r}.")
+    require_count("rank", rank, 1)
+    require_count("drawn", drawn, 0)
 
     def kept_rank(shape: tuple[int, ...]) -> int:
         """The columns of Q; 0 if the unit is sent exactly."""
-        rows, columns = _matrix_shape(shape)
+        rows, columns = matrix_shape(shape)
         kept = min(rank, rows, columns)
         return kept if kept * rows + (kept + drawn) * columns < rows * columns else 0
 
@@ -96,28 +91,29 @@ def power_iteration(rank: int, *, drawn: int = 1) -> Codec:
         kept = kept_rank(x.shape)
         if not kept:
             return Memory()
-        return Memory(shared=jax.random.normal(jax.random.key(0), (x.shape[-1], kept)))
+        key = jax.random.key(0, impl="threefry2x32")  # All workers need the same Q.
+        return Memory(shared=jax.random.normal(key, (x.shape[-1], kept), jnp.float32))
 
     def measure(context: Context, x: jax.Array) -> LeftFactor:
         if not kept_rank(context.shape):
             return LeftFactor(jnp.zeros(0, jnp.float32))
-        return LeftFactor(_product(_matrix(x), context.memory.shared))
+        return LeftFactor(product(as_matrix(x), context.memory.shared))
 
     def basis(context: Context) -> jax.Array:
         left = context.statistics.values
-        random = jax.random.normal(context.coins.public, (len(left), drawn))
+        random = jax.random.normal(context.coins.public, (len(left), drawn), jnp.float32)
         return jnp.linalg.qr(jnp.concatenate([left, random], axis=1))[0]
 
     def encode(context: Context, x: jax.Array) -> tuple[RightFactor, Memory]:
         if not kept_rank(context.shape):
             return RightFactor(x), context.memory
-        return RightFactor(_product(_matrix(x).T, basis(context))), context.memory
+        return RightFactor(product(as_matrix(x).T, basis(context))), context.memory
 
     def decode(context: Context, payload: RightFactor) -> jax.Array:
         if not kept_rank(context.shape):
             return payload.values / context.count
         right = payload.values / context.count
-        return _product(basis(context), right.T).reshape(context.shape)
+        return product(basis(context), right.T).reshape(context.shape)
 
     def finalize(
         context: Context, payload: RightFactor | None, mean: jax.Array

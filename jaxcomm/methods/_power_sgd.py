@@ -1,0 +1,87 @@
+"""PowerSGD: low-rank compression with error feedback and warm start."""
+
+from typing import Any, Unpack
+
+import optax
+
+from jaxcomm._base import AxisName
+from jaxcomm._require import checked
+from jaxcomm.aggregation import all_reduce_mean
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.low_rank import power_iteration
+from jaxcomm.compression.low_rank._matrices import require_count
+from jaxcomm.methods._leaves import require_leaves
+
+
+@checked("decay")
+@takes_options
+def power_sgd(
+    axis_name: AxisName = "data",
+    *,
+    rank: int,
+    drawn: int = 1,
+    decay: float = 1.0,
+    residual_dtype: Any = "float32",
+    **options: Unpack[AggregatorOptions],
+) -> optax.GradientTransformationExtraArgs:
+    r"""Sends two thin factors of each matrix, and adds the compression error to the next gradient.
+
+    .. math:: A_i = X_i + \beta E_i, \qquad P = \sum_i A_i Q, \qquad
+              B = \operatorname{orth}([P, R]), \qquad E_i' = A_i - B B^T A_i, \qquad
+              \text{update } B \Big(\frac{1}{n} \sum_i A_i^T B\Big)^T
+
+    :math:`X_i` is the gradient of a leaf on worker i, as a matrix of `rows * columns`: the last
+    axis is the columns, and the other axes together are the rows. :math:`Q`, `columns * rank`, is
+    the factor of the last step (warm start). It is equal on all workers. :math:`R` has `drawn`
+    random columns, which all workers draw, so they are not sent.
+    :func:`jaxcomm.compression.low_rank.power_iteration` explains the codec.
+
+    A worker sends :math:`2 (n - 1) / n` times `4 (rank rows + (rank + drawn) columns)` bytes per
+    matrix. Leaves of one axis, and leaves whose factors have as many numbers as the leaf, are sent
+    exactly in the same messages. All leaves together take two all-reduces: one for the left
+    factors, with a flag of 4 bytes that reports non-finite updates, and one for the right factors.
+    Small leaves of equal shape share one batched orthogonalization.
+
+    Args:
+      axis_name: The mesh axis, or axes, of the workers.
+      rank: The number of columns of :math:`Q`, at least 1. Matrices with fewer rows or columns use
+        fewer.
+      drawn: The number of random columns, at least 1. They guarantee that the residual stays
+        bounded.
+      decay: :math:`\beta`, in (0, 1].
+      residual_dtype: The dtype of :math:`E_i`: float32, or bfloat16 for half the memory.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` must be `"leaf"`, the
+        default.
+
+    Returns:
+      A transformation to place before the optimizer, with the guarantees of
+      :func:`jaxcomm.all_reduce_mean`. Each worker keeps one residual per coordinate. All workers
+      keep the same :math:`Q`.
+
+    Raises:
+      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
+        update is already summed.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> tx = jaxcomm.power_sgd(rank=1)
+      >>> average = lambda x: tx.update(x, tx.init(x))[0]
+      >>> x = jnp.arange(1.0, 3.0)[:, None, None] * jnp.ones((2, 6, 4))  # Two matrices of rank 1.
+      >>> means = jax.vmap(average, axis_name="data")(x)
+      >>> bool(jnp.allclose(means, 1.5, atol=1e-5))
+      True
+
+    References:
+      Vogels, Karimireddy, Jaggi, `PowerSGD <https://arxiv.org/abs/1905.13727>`_, 2019.
+
+    Differs from the paper: the random columns are new, and `columns` more numbers per matrix are
+    sent for each of them. The residual holds gradients, and the learning rate and momentum are
+    applied to the mean, by the optimizer. The orthogonalization uses Householder reflections,
+    instead of Gram-Schmidt.
+    """
+    require_leaves(options)
+    require_count("drawn", drawn, 1)
+    codec = power_iteration(rank, drawn=drawn)
+    feedback = error_feedback(codec, decay=decay, residual_dtype=residual_dtype)
+    return all_reduce_mean(axis_name, feedback, **options)

@@ -1,0 +1,93 @@
+"""Rows of low-rank methods.
+
+Most units of the laws are vectors, which low-rank codecs send exactly. So there are two rows of
+each method: one with the leaves in their shapes, and one in which each unit is laid out as a matrix
+of `COLUMNS` columns, padded with zeros.
+"""
+
+import math
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxcomm
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.low_rank import power_iteration
+from tests.cases._case import Case, Sizes, all_reduce
+from tests.low_rank import of_matrices
+
+COLUMNS = 3
+KERNEL = (5, 2)  # The only leaf of the laws of bytes that has two axes.
+
+
+def laid_out(x: np.ndarray) -> np.ndarray:
+    return np.pad(x, (0, -x.size % COLUMNS)).reshape(-1, COLUMNS)
+
+
+def padded(size: int) -> int:
+    return -(-size // COLUMNS) * COLUMNS
+
+
+def factors(rows: int, columns: int, left: int, right: int) -> int:
+    """The numbers of the factors; 0 if a matrix of that shape is sent exactly."""
+    most = left * rows + right * columns
+    return most if most < rows * columns else 0
+
+
+def power_sgd_numbers(size: int) -> int:
+    """Of a unit that is laid out: one left column, and two right ones with the drawn one."""
+    return factors(padded(size) // COLUMNS, COLUMNS, 1, 2) or padded(size)
+
+
+def power_sgd_leaves(sizes: Sizes) -> int:
+    kernel = factors(*KERNEL, 1, 2)
+    return sum(kernel if size == math.prod(KERNEL) else size for size in sizes)
+
+
+def power_iteration_moment(x: np.ndarray) -> float:
+    """The drawn direction is uniform in the space that is orthogonal to the left factor."""
+    matrix = laid_out(x)
+    if not factors(*matrix.shape, 1, 2):
+        return 0.0
+    key = jax.random.key(0, impl="threefry2x32")
+    left = matrix @ np.asarray(jax.random.normal(key, (COLUMNS, 1), jnp.float32), np.float64)
+    norm = np.linalg.norm(left)
+    found = np.sum((left.T @ matrix) ** 2) / norm**2 if norm else 0.0
+    return float(np.sum(x**2) - found) * (1 - 1 / (len(matrix) - 1))
+
+
+_MATRICES = of_matrices(power_iteration(1), COLUMNS)
+
+LOW_RANK = [
+    Case(
+        "power_sgd",
+        cache(lambda axis_name="data", seed=0: jaxcomm.power_sgd(axis_name, rank=1, seed=seed)),
+        bytes=lambda sizes, n: all_reduce(4 * power_sgd_leaves(sizes) + 4, n),
+        dtypes=lambda n: {"f32"},
+        unbiased=False,
+        variance=None,
+        codec=error_feedback(power_iteration(1)),
+        feedback=True,
+        common_coins=True,
+    ),
+    Case(
+        "power_iteration",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
+                axis_name, error_feedback(_MATRICES), seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: all_reduce(4 * sum(map(power_sgd_numbers, sizes)) + 4, n),
+        dtypes=lambda n: {"f32"},
+        unbiased=False,
+        variance=None,
+        codec=error_feedback(_MATRICES),
+        compressor=_MATRICES,
+        contraction=lambda d: 1 / d,
+        moment=power_iteration_moment,
+        feedback=True,
+        common_coins=True,
+    ),
+]

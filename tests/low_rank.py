@@ -1,0 +1,49 @@
+"""PowerSGD in NumPy, and codecs of matrices for tests whose units are vectors."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm import Codec, Context
+
+
+def of_matrices(codec: Codec, columns: int) -> Codec:
+    """The codec of units that are laid out as matrices, whatever their shapes."""
+
+    def matrix(x: jax.Array) -> jax.Array:
+        return jnp.pad(x.ravel(), (0, -x.size % columns)).reshape(-1, columns)
+
+    def unit(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return x.ravel()[: math.prod(shape)].reshape(shape)
+
+    def inside(context: Context) -> Context:
+        return context.replace(shape=(-(-math.prod(context.shape) // columns), columns))
+
+    def finalize(context: Context, payload: Any, mean: jax.Array) -> Any:
+        update, memory = codec.finalize(inside(context), payload, matrix(mean))
+        return unit(update, mean.shape), memory
+
+    return codec._replace(
+        init=lambda x: codec.init(matrix(x)),
+        measure=lambda context, x: codec.measure(inside(context), matrix(x)),
+        encode=lambda context, x: codec.encode(inside(context), matrix(x)),
+        decode=lambda context, payload: unit(codec.decode(inside(context), payload), context.shape),
+        finalize=finalize,
+    )
+
+
+def power_sgd(updates: np.ndarray, q: np.ndarray, *, feedback: bool) -> list[np.ndarray]:
+    """Algorithms 1 and 2 of Vogels et al., of `updates` [steps, workers, rows, columns]."""
+    residuals, means = np.zeros_like(updates[0]), []
+    for matrices in updates:
+        inputs = matrices + residuals
+        basis, _ = np.linalg.qr(np.mean([m @ q for m in inputs], axis=0))
+        right = [m.T @ basis for m in inputs]
+        if feedback:
+            residuals = np.stack([m - basis @ q.T for m, q in zip(inputs, right, strict=True)])
+        q = np.mean(right, axis=0)
+        means.append(basis @ q.T)
+    return means
