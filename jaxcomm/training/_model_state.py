@@ -37,6 +37,14 @@ def _unless_not_finite(new: jax.Array, old: jax.Array, changes: jax.Array | bool
     return jnp.where(jnp.all(jnp.isfinite(new) | ~jnp.isfinite(old)) & changes, new, old)
 
 
+def _or_common(average: jax.Array, x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """The average, or what all workers have: under `jax.vmap` no type says that it is equal."""
+    if any(_axis.mode(name) != "vmap" for name in axes):
+        return average
+    least, most = lax.pmin(x, axes), lax.pmax(x, axes)
+    return jnp.where(least == most, least, average)
+
+
 def reduce_model_state(
     returned: PyTree,
     model_state: PyTree,
@@ -78,6 +86,7 @@ def reduce_model_state(
         tx = mean(axes)
         outer = _axis.names(axis_name) if is_own else ()
         means, _ = tx.update([*differing.values()], tx.init(None), weight=weight, outer_axes=outer)
+        means = [_or_common(m, x, axes) for m, x in zip(means, differing.values(), strict=True)]
         differing = dict(zip(differing, means, strict=True))
     averaged = [differing[path].astype(x.dtype) if path in differing else x for path, x in leaves]
     after = jax.tree.map(

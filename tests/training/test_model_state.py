@@ -335,6 +335,16 @@ def test_numbers_of_python() -> None:
     assert state == {"a": 0.25, "b": 3} and state["a"].dtype == jnp.float32
 
 
+@pytest.mark.parametrize("kind", ["simulated", "Auto"])
+def test_what_the_loss_does_not_change_keeps_its_bits(kind: str) -> None:
+    workers, params = workers_of(kind, 7), start()[0]
+    rows = np.random.default_rng(2).normal(size=(7, 3)).astype(np.float32)
+    state = jnp.asarray(rows.ravel() ** 3)
+    step = make(lambda p, s, b: (jnp.mean(b @ p["w"]), s), exact(), workers)
+    _, after, _, _ = step(params, state, jaxcomm.init(exact(), params, workers), rows)
+    np.testing.assert_array_equal(after, state)
+
+
 def test_distance_of_a_model_state() -> None:
     own = jaxcomm.PerWorker(
         {
