@@ -284,7 +284,7 @@ def test_gradients_that_know_nothing_of_aux() -> None:
     gradients = lambda loss_fn, params, batch: (jnp.float32(0), params)  # noqa: E731
     step = jaxcomm.simulate(loss_fn, qsgd(), N, has_aux=True, gradients=gradients)
     with pytest.raises(
-        ValueError, match=r"must be a pair, `\(loss, aux\)`.*For `window_gradients`, use"
+        ValueError, match=r"must be a pair, `\(loss, aux\)`.*For `window_gradients`.*, use"
     ):
         step(start(), jaxcomm.init(qsgd(), start(), N), X)
 

@@ -15,6 +15,8 @@ from experiments.study.search import search
 from experiments.study.store import read
 from experiments.training.survey import REASONS, grid, settings
 
+# Methods that are newer than the record.
+NEWER = {label for label in ALL_LABELS if label.startswith(("power_sgd", "atomo"))}
 RECORD = max((Path(experiments.__file__).parent / "records").glob("*_survey"))
 
 
@@ -63,7 +65,7 @@ def test_the_first_rates_of_train_are_the_choices_of_the_survey() -> None:
 
 def test_the_readme_of_the_record_names_its_methods() -> None:
     results = command.read_results(STUDY, RECORD)
-    assert {line["method"] for line in results.lines} >= {*ALL_LABELS}
+    assert {line["method"] for line in results.lines} >= {*ALL_LABELS} - NEWER
     assert all(line["reached"] and line["kind"] in REASONS for line in results.lines)
 
 
