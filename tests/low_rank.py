@@ -1,4 +1,4 @@
-"""PowerSGD in NumPy, and codecs of matrices for tests whose units are vectors."""
+"""PowerSGD and ATOMO in NumPy, and codecs of matrices for tests whose units are vectors."""
 
 import math
 from typing import Any
@@ -47,3 +47,15 @@ def power_sgd(updates: np.ndarray, q: np.ndarray, *, feedback: bool) -> list[np.
         q = np.mean(right, axis=0)
         means.append(basis @ q.T)
     return means
+
+
+def atomo_probabilities(values: np.ndarray, budget: int) -> np.ndarray:
+    """Algorithm 1 of Wang et al. (2018), of descending magnitudes."""
+    p = np.zeros_like(values)
+    for i in range(len(values)):
+        rest = values[i:].sum()
+        if values[i] * budget <= rest:
+            p[i:] = values[i:] * budget / rest if rest else 0
+            break
+        p[i], budget = 1, budget - 1
+    return p

@@ -140,6 +140,8 @@ AGGREGATORS: Mapping[str, Rows] = {
     },
     "low_rank": {
         "power_sgd": BenchMethod(lambda: jaxcomm.power_sgd(rank=4)),
+        "atomo": BenchMethod(lambda: jaxcomm.atomo(rank=4)),
+        "spectral_sampling": _all_gather(low_rank.spectral_sampling(1)),
         "power_iteration": _all_reduce(error_feedback(low_rank.power_iteration(1))),
     },
     "sketched": {

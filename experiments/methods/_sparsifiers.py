@@ -102,6 +102,7 @@ SPARSIFIERS: dict[str, Method] = {
         stage=_warm_up_stage,
         grid={"momentum": MOMENTA},
     ),
+    "atomo_rank_4": Method(lambda seed: jaxcomm.atomo(rank=4, seed=seed), "unbiased"),
     "power_sgd_rank_1": _power_sgd(1),
     "power_sgd_rank_2": _power_sgd(2),
     "power_sgd_rank_4": _power_sgd(4),

@@ -1,5 +1,6 @@
 """Published methods under their papers' names; each composes a codec and an aggregator."""
 
+from jaxcomm.methods._atomo import atomo
 from jaxcomm.methods._deep_gradient_compression import deep_gradient_compression
 from jaxcomm.methods._global_qsgd import global_qsgd, qsgd, sparse_global_qsgd
 from jaxcomm.methods._natural import natural_compression
@@ -13,6 +14,7 @@ from jaxcomm.methods._terngrad import terngrad
 from jaxcomm.methods._top_k import top_k
 
 __all__ = [
+    "atomo",
     "deep_gradient_compression",
     "ef_sign_sgd",
     "global_qsgd",

@@ -327,6 +327,15 @@ MEANS = [
         at={"R": 1, "p": 3, "m": "d/p"},
     ),
     Line(
+        "spectral_sampling",
+        "jaxcomm.atomo(rank=R)",
+        "4 (n-1) R (m + p); leaves of m x p, other leaves 4 d (n-1)",
+        "Wang et al. 2018",
+        error="(√d/R - 1) / n²; d per leaf; exactly Σⱼ σⱼ²/pⱼ - |x|² per worker, with pⱼ the "
+        "probability of sending the singular value σⱼ",
+        at={"R": 1, "p": 2, "m": "d/p"},
+    ),
+    Line(
         "s2_reducer",
         "jaxcomm.s2_reducer(density=υ, sketch_ratio=γ)",
         "2 (n-1)/n (4 γ υ d + r/8); r rows of the leaf",
@@ -568,6 +577,7 @@ VARIANTS = {
     "local_clip": ("deep_gradient_compression", PART),
     "rotated": ("global_qsgd", "a wrapper of any codec"),
     "rotated_blocks": ("qsgd", "a wrapper of any codec"),
+    "atomo": ("spectral_sampling", "most leaves of the laws are vectors, which are sent exactly"),
     "power_sgd": ("power_iteration", "most leaves of the laws are vectors, which are sent exactly"),
     "s2_reducer_median": ("s2_reducer", OPTIONS),
     "dpsgd_adapt_then_combine": ("dpsgd", OPTIONS),

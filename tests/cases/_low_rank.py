@@ -14,9 +14,9 @@ import numpy as np
 
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.low_rank import power_iteration
+from jaxcomm.compression.low_rank import power_iteration, spectral_sampling
 from tests.cases._case import Case, Sizes, all_reduce
-from tests.low_rank import of_matrices
+from tests.low_rank import atomo_probabilities, of_matrices
 
 COLUMNS = 3
 KERNEL = (5, 2)  # The only leaf of the laws of bytes that has two axes.
@@ -60,7 +60,61 @@ def power_iteration_moment(x: np.ndarray) -> float:
 
 _MATRICES = of_matrices(power_iteration(1), COLUMNS)
 
+
+def atomo_numbers(shape: tuple[int, int]) -> int:
+    return factors(*shape, 1, 1) or math.prod(shape)
+
+
+def atomo_leaves(sizes: Sizes) -> int:
+    kernel = atomo_numbers(KERNEL)
+    return sum(kernel if size == math.prod(KERNEL) else size for size in sizes)
+
+
+def atomo_moment(x: np.ndarray) -> float:
+    """Components are orthogonal, so the variance is the sum of theirs."""
+    matrix = np.pad(x, (0, x.size % 2)).reshape(-1, 2)
+    if not factors(*matrix.shape, 1, 1):
+        return 0.0
+    values = np.linalg.svd(matrix, compute_uv=False)
+    p = atomo_probabilities(values, 1)
+    return float(sum(values[p > 0] ** 2 / p[p > 0]) - sum(x**2))
+
+
+_PAIRS = of_matrices(spectral_sampling(1), 2)  # Matrices of two columns and two components.
+
 LOW_RANK = [
+    Case(
+        "atomo",
+        cache(lambda axis_name="data", seed=0: jaxcomm.atomo(axis_name, rank=1, seed=seed)),
+        bytes=lambda sizes, n: (n - 1) * (4 * atomo_leaves(sizes) + 4),
+        dtypes=lambda n: {"u32"},
+        unbiased=True,
+        # Probabilities are multiples of 2**-31, or a part in a million smaller.
+        variance=lambda d, n: (max(d**0.5, 1) * (1 + 1e-5) - 1) / n,
+        # What is sent is at most the sum of two singular values in magnitude.
+        resolution=lambda n, d: 1 + (2 * d) ** 0.5,
+        codec=spectral_sampling(1),
+        fitted=True,
+        spreads=True,
+    ),
+    Case(
+        "spectral_sampling",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(axis_name, _PAIRS, seed=seed)
+        ),
+        bytes=lambda sizes, n: (
+            (n - 1) * (4 * sum(atomo_numbers((-(-size // 2), 2)) for size in sizes) + 4)
+        ),
+        dtypes=lambda n: {"u32"},
+        unbiased=True,
+        variance=lambda d, n: (max(d**0.5, 1) * (1 + 1e-5) - 1) / n,
+        resolution=lambda n, d: 1 + (2 * d) ** 0.5,
+        codec=_PAIRS,
+        compressor=_PAIRS,
+        moment=atomo_moment,
+        fitted=True,
+        spreads=True,
+    ),
     Case(
         "power_sgd",
         cache(lambda axis_name="data", seed=0: jaxcomm.power_sgd(axis_name, rank=1, seed=seed)),

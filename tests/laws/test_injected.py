@@ -44,6 +44,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "patience": 2,
         **UNITS,
     },
+    "atomo": {"rank": 2, "bucket_bytes": 64, "seed": 3},
     "deep_gradient_compression": {
         "ratio": 0.25,
         "momentum": 0.5,

@@ -6,23 +6,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm.compression import _systematic
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, pack_indices
 from jaxcomm.compression.sparsifiers._sparse import SparsePayload, from_payload, make_count
 
 ROUNDS = 2  # of the greedy algorithm, as in the paper
 MOST_COORDINATES = 2**28
-SLACK = 2.0**-20  # relative, of the sum of probabilities; more than its rounding error in float32
 ROW = 4096
-
-
-def _digits(count: int) -> int:
-    """The binary digits of a probability: the most with `count * 2**digits <= 2**31`.
-
-    The product exceeds 2**30, so each of 2**28 coordinates can have a code of at least 1.
-    """
-    return (2**31 // max(count, 1)).bit_length() - 1
 
 
 def _sum(x: jax.Array) -> jax.Array:
@@ -51,33 +42,13 @@ def _greedy(x: jax.Array, count: int) -> jax.Array:
     return probabilities
 
 
-def _fixed_point(x: jax.Array, count: int) -> jax.Array:
+def _codes(x: jax.Array, count: int) -> jax.Array:
     """Probabilities in units of `2**-digits`, uint32, whose exact sum is at most `count`."""
-    one = 2 ** _digits(count)
     if count == x.size:
-        return jnp.where(x != 0, jnp.uint32(one), jnp.uint32(0))
-    codes = jnp.ceil(_greedy(x, count) * float(one))
-    codes = jnp.where(x != 0, jnp.maximum(codes, 1), 0)
-    # Rounding up may increase the sum beyond `count`. The integer sum is exact; a float sum is not.
-    total = jnp.sum(codes.astype(jnp.uint32), dtype=jnp.uint32)
-    room = count * one * (1 - SLACK) - x.size
-    shrunk = jnp.ceil(codes * (room / jnp.maximum(total.astype(jnp.float32), 1)))
-    fits = total <= jnp.uint32(count * one)
-    return jnp.where(fits, codes, shrunk).astype(jnp.uint32)
-
-
-def _draw(codes: jax.Array, count: int, private: jax.Array) -> jax.Array:
-    """Draws coordinates with these probabilities: ascending uint32[count], padded with `size`.
-
-    The probabilities are intervals laid end to end. The coordinates whose intervals contain
-    :math:`u, u + 1, u + 2, ...` are drawn. With :math:`u` uniform in [0, 1), each is drawn with a
-    probability equal to its length.
-    """
-    digits = _digits(count)
-    offset = _noise.bits(private, (1,)) >> (32 - digits)
-    points = offset + jnp.arange(count, dtype=jnp.uint32) * jnp.uint32(2**digits)
-    ends = jnp.cumsum(codes, dtype=jnp.uint32)
-    return jnp.searchsorted(ends, points, side="right").astype(jnp.uint32)
+        one = jnp.uint32(2 ** _systematic.digits(count))
+        return jnp.where(x != 0, one, jnp.uint32(0))
+    codes, excess = _systematic.round_up(_greedy(x, count), x, count)
+    return jnp.where(excess > 0, _systematic.shrink(codes, count), codes)
 
 
 def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
@@ -145,10 +116,11 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
             return SparsePayload(
                 pack_indices(empty, layout_of(0)), jnp.zeros(0, jnp.float32)
             ), context.memory
-        codes = _fixed_point(flat, count)
-        indices = _draw(codes, count, context.coins.private)
-        inverse = 2.0 ** _digits(count) / jnp.maximum(codes, 1).astype(jnp.float32)
-        values = (flat * inverse).at[indices].get(mode="fill", fill_value=0)
+        codes = _codes(flat, count)
+        indices = _systematic.draw(codes, count, context.coins.private)
+        values = (
+            (flat * _systematic.inverse_of(codes, count)).at[indices].get(mode="fill", fill_value=0)
+        )
         return SparsePayload(pack_indices(indices, layout_of(x.size)), values), context.memory
 
     def decode(context: Context, payload: SparsePayload) -> jax.Array:
@@ -157,11 +129,7 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
 
     def variance(size: int, workers: int) -> float:
         count = kept(size)
-        if count == size:
-            return 0.0
-        total = count * 2 ** _digits(count)
-        # The second factor bounds how much shrinking reduces the probabilities.
-        return size / count * (total + size) / (total * (1 - SLACK) - size) - 1
+        return 0.0 if count == size else _systematic.excess(size, count) - 1
 
     return Codec(
         encode=encode,

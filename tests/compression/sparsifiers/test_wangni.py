@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxcomm import Coins
+from jaxcomm.compression import _systematic
 from jaxcomm.compression.sparsifiers import _wangni, random_k, wangni
 from tests.cases._sampled import wangni_probabilities
 from tests.codecs import context_of, send
@@ -22,8 +23,8 @@ def heavy(size: int) -> np.ndarray:
 )
 def test_probabilities_are_those_of_the_paper(k: int, size: int) -> None:
     x = heavy(size)
-    codes = np.asarray(_wangni._fixed_point(jnp.asarray(x), k), np.float64)
-    one = 2.0 ** _wangni._digits(k)
+    codes = np.asarray(_wangni._codes(jnp.asarray(x), k), np.float64)
+    one = 2.0 ** _systematic.digits(k)
     expected = wangni_probabilities(x.astype(np.float64), k)
     np.testing.assert_allclose(codes / one, expected, rtol=1e-5, atol=1 / one)
     assert codes.sum() <= k * one and codes.max() <= one and np.all(codes[x != 0] > 0)
@@ -31,7 +32,7 @@ def test_probabilities_are_those_of_the_paper(k: int, size: int) -> None:
 
 @pytest.mark.parametrize("k", [1, 2**7, 2**20, 2**26, 2**28])
 def test_sums_of_probabilities_cannot_wrap(k: int) -> None:
-    one = 2 ** _wangni._digits(k)
+    one = 2 ** _systematic.digits(k)
     assert one >= 8 and 2**30 < k * one <= 2**31
     assert 2**31 + _wangni.MOST_COORDINATES < 2**32
 
@@ -39,17 +40,19 @@ def test_sums_of_probabilities_cannot_wrap(k: int) -> None:
 def test_drawn_as_often_as_the_probability_says(monkeypatch: pytest.MonkeyPatch) -> None:
     # In sixteenths, adding up to three: all sixteen offsets together are the expectation, exactly.
     codes = jnp.asarray([3, 16, 0, 5, 1, 7, 16, 0], jnp.uint32)
-    monkeypatch.setattr(_wangni, "_digits", lambda count: 4)
-    monkeypatch.setattr(_wangni._noise, "bits", lambda offset, shape: offset[None] << 28)
-    drawn = jax.vmap(lambda offset: _wangni._draw(codes, 3, offset))(jnp.arange(16, dtype="uint32"))
+    monkeypatch.setattr(_systematic, "digits", lambda count: 4)
+    monkeypatch.setattr(_systematic._noise, "bits", lambda offset, shape: offset[None] << 28)
+    drawn = jax.vmap(lambda offset: _systematic.draw(codes, 3, offset))(
+        jnp.arange(16, dtype="uint32")
+    )
     np.testing.assert_array_equal(np.bincount(np.asarray(drawn).ravel(), minlength=8), codes)
     assert np.all(np.diff(np.asarray(drawn, np.int64), axis=1) > 0)
 
 
 def test_offsets_are_drawn_anew() -> None:
-    codes = jnp.full(64, 2 ** _wangni._digits(4) // 16, jnp.uint32)
+    codes = jnp.full(64, 2 ** _systematic.digits(4) // 16, jnp.uint32)
     keys = jax.random.split(jax.random.key(0), 4000)
-    drawn = jax.jit(jax.vmap(lambda key: _wangni._draw(codes, 4, key)))(keys)
+    drawn = jax.jit(jax.vmap(lambda key: _systematic.draw(codes, 4, key)))(keys)
     frequencies = np.bincount(np.asarray(drawn).ravel(), minlength=64) / 4000
     np.testing.assert_allclose(frequencies, 1 / 16, atol=5 * 0.25 / 4000**0.5)
 
@@ -122,7 +125,7 @@ def test_every_coordinate_has_a_part_of_the_room(k: int) -> None:
     for size in (2**20, 2**24 - 2**10, 2**24 + 2**10, 2**26, 2**28):
         if size <= k:
             continue
-        room = k * 2 ** _wangni._digits(k)
-        assert size < room * (1 - _wangni.SLACK) and room <= 2**31
+        room = k * 2 ** _systematic.digits(k)
+        assert size < room * (1 - _systematic.SLACK) and room <= 2**31
         # The bound for equal coordinates is d / k - 1; rounding costs a third at the most.
         assert size / k - 1 <= wangni(k=k).claims.variance(size, 1) < 1.4 * size / k
