@@ -17,7 +17,7 @@ from experiments.study.figures import main
 from tests.slow import slow
 
 RECORDS = Path(experiments.__file__).parent / "records"
-DRAWN = ["digits", "estimate", "gossip", "sparse", "stragglers", "survey"]
+DRAWN = ["digits", "estimate", "gossip", "sparse", "survey"]
 SEED = 16
 
 # The values that select the rows of a short record, for columns that it has.
