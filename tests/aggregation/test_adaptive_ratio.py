@@ -129,7 +129,7 @@ def test_any_family_and_any_way_to_form_a_mean() -> None:
         of_levels,
         [4, 8, 16],
         target_error=1e-3,
-        aggregate=jaxcomm.two_stage_mean,
+        aggregator=jaxcomm.two_stage_mean,
         diagnostics=True,
     )
     updates = jnp.asarray(np.random.default_rng(3).normal(size=(3, 40)), jnp.float32)
