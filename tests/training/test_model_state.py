@@ -235,6 +235,23 @@ def test_devices_of_one_worker() -> None:
         np.testing.assert_allclose(got, expected_means(4 if own else 1), rtol=1e-5)
 
 
+def test_beside_nested_stages() -> None:
+    """Two stages of aggregation over two axes; all devices are workers."""
+    axes = ("dcn", "ici")
+    mesh = jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
+    stages = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn"))
+    for own in (False, True):
+        tx = optax.chain(stages, optax.sgd(0.1))
+        params, state = start()
+        given = jaxcomm.replicate(state, mesh, axis_name=axes) if own else state
+        step = make(loss_fn, tx, mesh, axis_name=axes)
+        opt_state = jaxcomm.init(tx, params, mesh)
+        for rows in batches():
+            params, given, opt_state, _ = step(params, given, opt_state, rows)
+        got = given.per_worker["dcn,ici"]["mean"] if own else given["mean"][None]
+        np.testing.assert_allclose(got, expected_means(N if own else 1), rtol=1e-5)
+
+
 class Normalized(nn.Module):
     axis_name: str | None
 
