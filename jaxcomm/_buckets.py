@@ -35,7 +35,8 @@ def require_floating(tree: PyTree) -> None:
                 "Split real and imaginary parts into separate leaves with "
                 "`optax.contrib.split_real_and_imaginary(tx)`."
                 if jnp.issubdtype(leaf.dtype, jnp.complexfloating)
-                else "Mask it with `optax.masked`."
+                else "Mask it with `optax.masked`; or, if a framework keeps it beside the "
+                "parameters, pass the parameters only, as in `nnx.split(model, nnx.Param, ...)`."
             )
             raise ValueError(
                 f"The update at {jax.tree_util.keystr(path) or 'the root'} is {leaf.dtype}: only "

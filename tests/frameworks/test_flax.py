@@ -96,6 +96,12 @@ def test_a_framework_that_calls_init_is_told_how() -> None:
         TrainState.create(apply_fn=None, params=params, tx=with_feedback(0.1))
 
 
+def test_a_whole_nnx_module_is_refused() -> None:
+    model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"count.* is uint32.*only, as in `nnx.split\(model"):
+        jaxcomm.init(METHODS["global_qsgd"](0.1), model, MESH)
+
+
 @METHOD
 def test_nnx_optimizer(method: str) -> None:
     model = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
