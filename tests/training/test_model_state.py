@@ -18,7 +18,7 @@ from jaxcomm.synchronization import local_sgd, window_gradients
 from tests.training.test_metrics import COLLECTIVE
 
 N, ROWS, STEPS = 8, 16, 3
-KINDS = ["simulated", *AxisType.__members__.keys() - {"Manual"}]
+KINDS = ["simulated", "Auto", "Explicit"]
 
 
 def workers_of(kind: str, count: int = N) -> Any:
