@@ -1,0 +1,1 @@
+"""Training over links of a chosen bandwidth: jaxcomm's methods beside PyTorch's."""
