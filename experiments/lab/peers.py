@@ -1,6 +1,7 @@
-"""The version of PyTorch that the lab runs."""
+"""PyTorch's methods in the lab, described without importing PyTorch, which takes seconds."""
 
 import importlib.metadata
+from typing import NamedTuple
 
 from experiments.cli.errors import ExperimentError
 
@@ -8,8 +9,32 @@ TORCH = "2.13.0"  # As in the extra `peers`.
 REMEDY = "pip install 'jaxcomm[peers]'"
 
 
+class Peer(NamedTuple):
+    """How `DistributedDataParallel` is set up; everything else has its default.
+
+    Attributes:
+      is_fp16: Whether `fp16_compress_hook` is registered.
+      rank: The rank of `powerSGD_hook`; None: the hook is not registered.
+      communicates: Whether gradients are averaged. Otherwise all steps run under `no_sync()`.
+    """
+
+    is_fp16: bool = False
+    rank: int | None = None
+    communicates: bool = True
+
+
+METHODS = {
+    "ddp_none": Peer(communicates=False),
+    "ddp": Peer(),
+    "ddp_fp16": Peer(is_fp16=True),
+    "ddp_power_sgd_1": Peer(rank=1),
+    "ddp_power_sgd_2": Peer(rank=2),
+    "ddp_power_sgd_4": Peer(rank=4),
+}
+
+
 def require_torch() -> None:
-    """Checks the installed version without importing PyTorch, which takes seconds.
+    """Checks the installed version without importing PyTorch.
 
     Raises:
       ExperimentError: If PyTorch is missing, or another version is installed.
