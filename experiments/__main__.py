@@ -78,6 +78,8 @@ def reporting_jax_errors() -> Iterator[None]:
 def run(command: str, config: Any) -> int:
     """Runs a command and returns its exit code."""
     devices = getattr(config, "devices", None)
+    if before_jax := getattr(config, "before_jax", None):
+        before_jax()
     if getattr(config, "distributed", False):
         if devices is not None:
             raise ExperimentError(

@@ -1,1 +1,1 @@
-"""Training over links of a chosen bandwidth: jaxcomm's methods beside PyTorch's."""
+"""The slow-network lab: workers in network namespaces of one machine, joined by shaped links."""

@@ -10,6 +10,7 @@ from typing import Any
 from experiments.cli.errors import ExperimentError
 from experiments.lab import inputs
 from experiments.lab.peers import METHODS, Peer
+from experiments.lab.serve import bytes_sent
 from experiments.lab.torch_models import Network, held_out_loss
 
 import torch  # isort: skip  # After the check of its version, in torch_models.
@@ -17,7 +18,6 @@ from torch import Tensor, distributed  # isort: skip
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook  # isort: skip
 from torch.nn.parallel import DistributedDataParallel  # isort: skip
 
-SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 START = 2  # The least `start_powerSGD_iter` under error feedback: DDP rebuilds its buckets first.
 WARM_UP = START + 2
 ONE_BUCKET = 1000  # MB. With the default buckets, `powerSGD_hook` aborts on Gloo.
@@ -77,10 +77,10 @@ class TorchWorker:
         self._prepared[method] = replica
         return {"losses": [replica.step(self._batch(replica, self._seed)) for _ in range(WARM_UP)]}
 
-    def measure(self, method: str, steps: int) -> dict[str, Any]:
-        """Measures steps of a prepared method, after a step that is not measured.
+    def measure(self, method: str, warm_up: int, steps: int) -> dict[str, Any]:
+        """Measures steps of a prepared method, after `warm_up` steps that are not measured.
 
-        That step brings the memory of the method into the caches, after other methods have run.
+        Those bring the memory of the method into the caches, after other methods have run.
 
         Returns:
           `milliseconds` and `losses` per step, and `sent`: the bytes that the interface eth0 sent
@@ -89,7 +89,8 @@ class TorchWorker:
         if method not in self._prepared:
             raise ValueError(f"The method {method!r} must be prepared before it is measured.")
         replica = self._prepared[method]
-        replica.step(self._batch(replica, self._seed))
+        for _ in range(warm_up):
+            replica.step(self._batch(replica, self._seed))
         batches = [self._batch(replica, self._seed, ahead) for ahead in range(steps)]
         milliseconds, losses = [], []
         distributed.barrier()
@@ -195,7 +196,3 @@ class _Replica:
         self.steps += 1
         return loss.item()
 
-
-def bytes_sent() -> int | None:
-    """The bytes that the interface eth0 has sent, or None without one."""
-    return int(SENT.read_text()) if SENT.exists() else None

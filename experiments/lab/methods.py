@@ -1,0 +1,111 @@
+"""What the lab measures: every method of the experiments, as a whole transformation."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.flatten_util
+import optax
+from jax import lax
+
+import jaxcomm
+from experiments.methods import METHODS, parse_variant
+from jaxcomm import gossip, synchronization
+
+CONTROL, PLAIN = "no_communication", "plain_jax_psum"
+
+
+class LabMethod(NamedTuple):
+    """A method of the lab.
+
+    Attributes:
+      build: `(workers, optimizer) -> tx`.
+      own_parameters: Whether each worker has its own parameters.
+      period: The steps after which what is sent repeats; a measurement has whole periods.
+      share: The part of the steps that send the bytes of `jaxcomm.wire.account`, which counts the
+        heaviest step; None if it is random or depends on the state.
+      clusters: Whether the mesh has the axes `cluster` and `data` instead of `data` only.
+    """
+
+    build: Callable[[int, optax.GradientTransformation], optax.GradientTransformation]
+    own_parameters: bool = False
+    period: int = 1
+    share: float | None = 1.0
+    clusters: bool = False
+
+
+def _psum(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    """The mean as a JAX user writes it: one message."""
+    vector, restore = jax.flatten_util.ravel_pytree(updates)
+    return restore(lax.psum(vector, "data") / lax.axis_size("data")), state
+
+
+def _before(aggregator: Callable[[], optax.GradientTransformation]) -> LabMethod:
+    return LabMethod(lambda workers, optimizer: optax.chain(aggregator(), optimizer))
+
+
+def _after(
+    stage: Callable[[int], optax.GradientTransformation],
+    period: int = 1,
+    share: float | None = 1.0,
+) -> LabMethod:
+    return LabMethod(
+        lambda workers, optimizer: optax.chain(optimizer, stage(workers)),
+        own_parameters=True,
+        period=period,
+        share=share,
+    )
+
+
+def _top(ratio: float) -> jaxcomm.Codec:
+    return jaxcomm.compression.sparsifiers.top_k(ratio=ratio)
+
+
+OWN: Mapping[str, LabMethod] = {
+    CONTROL: LabMethod(lambda workers, optimizer: optimizer, own_parameters=True),
+    PLAIN: _before(lambda: optax.GradientTransformation(lambda params: optax.EmptyState(), _psum)),
+    "hierarchical": LabMethod(
+        lambda workers, optimizer: optax.chain(
+            jaxcomm.hierarchical(jaxcomm.mean("data"), jaxcomm.global_qsgd("cluster")), optimizer
+        ),
+        clusters=True,
+    ),
+    "dpsgd": _after(lambda n: gossip.dpsgd(gossip.ring(n))),
+    "matcha": _after(lambda n: gossip.matcha(gossip.matcha_plan(gossip.ring(n), 0.5)), 4, None),
+    "choco_sgd": _after(lambda n: gossip.choco_sgd(gossip.ring(n), _top(0.01), step_size=0.1)),
+    "deep_squeeze": _after(
+        lambda n: gossip.deep_squeeze(
+            gossip.ring(n), jaxcomm.compression.quantizers.dither(bits=4), step_size=0.5
+        )
+    ),
+    "d2": _after(lambda n: gossip.d2(gossip.lazy(gossip.ring(n)))),
+    "sgp": _after(lambda n: gossip.sgp(gossip.one_peer_exponential(n)), 2),
+    "overlap_sgp": _after(lambda n: gossip.sgp(gossip.one_peer_exponential(n), overlap=1), 2),
+    "ad_psgd": _after(lambda n: gossip.ad_psgd(gossip.ring(n), staleness=1), 4, None),
+    "local_sgd_8": _after(lambda n: synchronization.local_sgd(8), 8, 1 / 8),
+    "local_sgd_8_global_qsgd": _after(
+        lambda n: synchronization.local_sgd(8, jaxcomm.global_qsgd()), 8, 1 / 8
+    ),
+    "diloco_8": LabMethod(
+        lambda workers, optimizer: synchronization.diloco(
+            optimizer, optax.sgd(0.7, momentum=0.9, nesterov=True), 8, jaxcomm.mean()
+        ),
+        own_parameters=True,
+        period=8,
+        share=1 / 8,
+    ),
+}
+
+LABELS = (*OWN, *(label for label in METHODS))
+
+
+def find(label: str) -> LabMethod:
+    """The method of a label, such as `power_sgd_rank_1`, `global_qsgd:8` or `dpsgd`.
+
+    Raises:
+      ExperimentError: If there is none.
+    """
+    if label in OWN:
+        return OWN[label]
+    variant = parse_variant(label)
+    method = _before(lambda: variant.build(0))
+    return method if variant.stage is None else method._replace(share=None)

@@ -1,0 +1,177 @@
+"""How long is a step on a slow link, and where does the time go?"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.cli import options
+from experiments.cli.errors import ExperimentError
+from experiments.cli.options import option, positive_integer, positive_number
+from experiments.study import readme
+from experiments.study.claims import Claim, Results
+from experiments.study.columns import Column, Table, key
+from experiments.study.figure import Lines
+from experiments.study.groups import Group, extent, first, interval, max_of, mean_of
+from experiments.study.judges import is_at_most, is_within
+from experiments.study.late import late
+from experiments.study.panels import Axis
+from experiments.study.study import Study
+from experiments.study.tidy import Row, of_kind
+
+TOLERANCE = 0.08  # of counted bytes; headers of TCP and Ethernet are about 5 %.
+
+
+def parse_bandwidth(text: str) -> str:
+    """A bandwidth that `tc` reads."""
+    import argparse
+
+    from experiments.lab.network import bits_per_second
+
+    try:
+        bits_per_second(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class Lab:
+    """How long is a step on a slow link, and where does the time go?
+
+    Question: several processes of one machine train one model, each in a network namespace. `tc`
+    limits their links. How long is a step of each method, beside PyTorch's DistributedDataParallel
+    on Gloo if it is installed? Which part is compute, which is compression, and which is the link?
+    Are the bytes that the interface counts those of `jaxcomm.wire.account`?
+
+    Command: `python -m experiments lab --preset race`, as root or where unprivileged user
+    namespaces are permitted, on Linux with iproute2. Expected time: one hour on two idle cores.
+
+    Number: the time of a step, divided by that of DDP, of its hooks, and of `mean`.
+    """
+
+    preset: str = option("race", "race: 12 methods; full: all methods", choices=("race", "full"))
+    methods: tuple[str, ...] = option((), "methods instead of those of the preset", many=True)
+    bandwidth: tuple[str, ...] = option(
+        (), "bandwidths of each worker's link, such as 200mbit", parse_bandwidth, many=True
+    )
+    between: tuple[str, ...] = option(
+        (), "bandwidths of the link between two clusters that are fast inside", parse_bandwidth,
+        many=True
+    )
+    delay: str | None = option(None, "delay per direction of shaped links, such as 5ms")
+    model: str = option("mlp", "what trains", choices=("mlp", "transformer"))
+    workers: int = option(4, "number of workers, each a process", positive_integer)
+    threads: int = option(1, "threads that compute, per process", positive_integer)
+    rounds: int = option(5, "rounds, in which all methods are measured in turn", positive_integer)
+    steps: int = option(10, "timed steps of a measurement, at most", positive_integer)
+    seconds: float = option(10.0, "time limit of a measurement", positive_number)
+    record: str = options.record_option("lab")
+    records: str = options.records_option()
+    resume: str | None = options.resume_option()
+
+    def before_jax(self) -> None:
+        """Moves this process to a private network, which requires a single thread."""
+        from experiments.lab.isolation import isolate
+
+        isolate()
+
+
+REFERENCES = {
+    "over_mean": "mean",
+    "over_plain_jax": "plain_jax_psum",
+    "over_ddp": "ddp",
+    "over_fp16_hook": "ddp_fp16",
+    "over_hook_1": "ddp_power_sgd_1",
+    "over_hook_2": "ddp_power_sgd_2",
+    "over_hook_4": "ddp_power_sgd_4",
+}
+
+
+def derive(rows: Sequence[Row]) -> list[Row]:
+    """Adds ratios to other methods of the round, and the parts of a step."""
+    runs = {(row["link"], row["method"], row["seed"]): row for row in of_kind(rows, "run")}
+
+    def time_of(link: str, method: str, seed: int) -> float:
+        return runs.get((link, method, seed), {}).get("milliseconds", math.nan)
+
+    def derived(row: Row) -> Row:
+        seed, method = row["seed"], row["method"]
+        fast = time_of("unshaped", method, seed)
+        added = {
+            name: row["milliseconds"] / time_of(row["link"], other, seed)
+            for name, other in REFERENCES.items()
+        }
+        added |= {"codec": fast - time_of("unshaped", "no_communication", seed)}
+        added |= {"waiting": row["milliseconds"] - fast}
+        if row.get("accounted"):
+            added["counted"] = row["sent"] / row["accounted"]
+        return {**row, **added}
+
+    return [derived(row) if row["kind"] == "run" else row for row in rows]
+
+
+def counted(group: Group) -> float:
+    """The bytes of the interface over those of the account, for messages of 1 MB or more."""
+    values = [
+        row["counted"] for row in group.runs if row.get("accounted", 0) >= 1e6 and "counted" in row
+    ]
+    return max(values, key=lambda value: abs(value - 1), default=math.nan)
+
+
+TABLE = Table(
+    by=("link", "method"),
+    columns=(
+        key("link"),
+        key("method"),
+        Column("ms/step [range]", extent("milliseconds"), ".0f", "milliseconds"),
+        Column("of mean's", mean_of("over_mean"), ".2f", "over_mean"),
+        Column("of DDP's", mean_of("over_ddp"), ".2f", "over_ddp"),
+        Column("MB sent", mean_of("sent"), ".2f", "sent", 1e-6),
+        Column("counted/accounted", counted, ".3f", "counted"),
+        Column("compression, ms", mean_of("codec"), ".0f", "codec"),
+        Column("waiting for the link, ms", mean_of("waiting"), ".0f", "waiting"),
+        Column("control, ms", mean_of("control"), ".0f", "control", hidden=True),
+        Column("rejected", max_of("rejected"), ".0f", "rejected", hidden=True),
+        Column(None, interval("over_plain_jax"), name="over_plain_jax"),
+    ),
+    reference={"method": "mean"},
+)
+_ = first, ExperimentError, Any
+
+
+def _ratio(column: str, limit: float, method: str, other: str) -> Claim:
+    at = {"link": "200mbit", "method": method}
+    text = f"At 200 Mbit/s, a step of `{method}` takes at most {limit:g} times that of {other}."
+    return Claim(text, is_at_most(column, limit, methods=at))
+
+
+CLAIMS = (
+    _ratio("over_ddp", 1.05, "mean", "DDP"),
+    Claim(
+        "The interface counts the bytes of `wire.account` within 8 % wherever a step sends 1 MB.",
+        is_within("counted", 1 - TOLERANCE, 1 + TOLERANCE),
+    ),
+)
+
+
+def prose(results: Results) -> list[str]:
+    config = results.config
+    return [
+        f"{config.workers} processes of one machine, {config.threads} compute thread each, in "
+        "network namespaces; `tc` (a token bucket) limits both directions of each worker's link.",
+        readme.PROVENANCE,
+        readme.CLAIMS,
+        readme.TABLE,
+        readme.FIGURES,
+    ]
+
+
+STUDY = Study(
+    "lab", Lab, late("lab.settings"), late("lab.train"), TABLE, prose,
+    (Lines(file="step_time_against_bandwidth.png", caption="Step time against bandwidth",
+           by="method", at="megabits", x=(Axis("megabits", "Mbit/s of a worker's link"),),
+           y=Axis("milliseconds", "milliseconds per step"), size=(6.0, 5.0)),),
+    CLAIMS, seeds=lambda config: range(config.rounds), interleaved=True, derive=derive,
+    headline=("milliseconds", "over_mean"),
+)  # fmt: skip

@@ -1,0 +1,179 @@
+"""What the lab measures: settings, and measurements between two of a control."""
+
+import atexit
+import functools
+import importlib.util
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.cli.errors import ExperimentError
+from experiments.lab.methods import CONTROL, LABELS, LabMethod, find
+from experiments.lab.network import UNSHAPED, Link, Network, bits_per_second, check_delay
+from experiments.lab.peers import METHODS, require_torch
+from experiments.lab.processes import Group
+from experiments.methods import ALL, expand
+
+PEERS = tuple(METHODS)
+RACE = (
+    *("mean", "plain_jax_psum", "mean_bfloat16", "global_qsgd:8", "two_stage:4"),
+    *("ef_top_1_percent", "power_sgd_rank_1", "power_sgd_rank_4"),
+    *("ddp", "ddp_fp16", "ddp_power_sgd_1", "ddp_power_sgd_4"),
+)
+PRESETS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "race": (RACE, ("1gbit", "200mbit", "100mbit")),
+    "full": ((*LABELS[2:], *PEERS), ("1gbit", "200mbit", "100mbit", "20mbit")),
+}
+LEARNING_RATE = 1e-3
+CONTROL_STEPS, CONTROL_MOVES, ATTEMPTS = 16, 0.05, 4
+
+
+def labels(config: Any) -> list[str]:
+    """The methods of a config, and the control."""
+    chosen = config.methods
+    if not chosen:
+        chosen = PRESETS[config.preset][0]
+        if importlib.util.find_spec("torch") is None:
+            chosen = [name for name in chosen if name not in PEERS]
+    return [CONTROL, *(name for name in expand(chosen, (*LABELS, *PEERS)) if name != CONTROL)]
+
+
+def links(config: Any) -> list[Link]:
+    """The links of a config; first the unshaped one."""
+    rates = config.bandwidth or (PRESETS[config.preset][1] if not config.between else ())
+    found = [Link(), *(Link(rate) for rate in rates), *(Link(rate, 2) for rate in config.between)]
+    return list(dict.fromkeys(found))
+
+
+@functools.cache
+def settings(config: Any) -> Sequence[Mapping[str, Any]]:
+    """Every method on every link.
+
+    Raises:
+      ExperimentError: If an option is invalid, or PyTorch is required and not installed.
+    """
+    if config.workers < 2:
+        raise ExperimentError("--workers must be at least 2.")
+    if config.between and config.workers % 2:
+        raise ExperimentError(f"--between needs an even number of workers, got {config.workers}.")
+    check_delay(config.delay)
+    names = labels(config)
+    for name in names:
+        require_torch() if name in PEERS else find(name)
+    return [
+        {"link": link.name, "method": name}
+        for link in links(config)
+        for name in names
+        if name in PEERS or not find(name).clusters or link.clusters == 2 or link == Link()
+    ]
+
+
+def steps_of(config: Any, method: LabMethod | None, seconds: float) -> int:
+    """The timed steps: whole periods within the time limit, and at least one period."""
+    period = method.period if method else 1
+    most = min(config.steps, math.floor(config.seconds / max(seconds, 1e-3)))
+    return period * max(1, most // period)
+
+
+def milliseconds_of(answers: Sequence[Mapping[str, Any]], period: int) -> float:
+    """The median over periods of the milliseconds per step of the slowest worker."""
+    times = np.array([answer["milliseconds"] for answer in answers])  # [workers, steps]
+    periods = times.reshape(len(times), -1, period).mean(axis=2)
+    return float(np.median(periods.max(axis=0)))
+
+
+class Lab:
+    """The network and the workers of both frameworks, which stay for all measurements."""
+
+    def __init__(self, config: Any):
+        """Builds the network; workers start when they are needed."""
+        self._config = config
+        self.network = Network(config.workers, config.delay)
+        self._groups: dict[str, Group] = {}
+        self._prepared: dict[str, Mapping[str, Any]] = {}
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Ends all workers."""
+        for group in self._groups.values():
+            group.close()
+
+    def group(self, method: str) -> Group:
+        """The workers that run a method."""
+        framework = "torch" if method in PEERS else "jax"
+        if framework not in self._groups:
+            self._groups[framework] = Group(
+                framework,
+                self._config.workers,
+                self._config.threads,
+                {"model": self._config.model, "seed": 0},
+            )
+        return self._groups[framework]
+
+    def prepare(self, method: str) -> Mapping[str, Any]:
+        """Compiles the step of a method, on an unshaped link."""
+        if method not in self._prepared:
+            before = self.network.link
+            self.network.shape(Link())
+            self._prepared[method] = self.group(method).ask(
+                "prepare", method=method, learning_rate=LEARNING_RATE
+            )[0]
+            self.network.shape(before)
+        return self._prepared[method]
+
+    def measure(self, method: str, steps: int, warm_up: int) -> list[dict[str, Any]]:
+        """Measures steps on the present link."""
+        arguments = {"method": method, "steps": steps, "warm_up": warm_up}
+        return self.group(method).ask("measure", seconds=1800, **arguments)
+
+    def control(self) -> float:
+        """Milliseconds of a step without communication."""
+        self.prepare(CONTROL)
+        return milliseconds_of(self.measure(CONTROL, CONTROL_STEPS, 2), 1)
+
+
+@functools.cache
+def _lab(config: Any) -> Lab:
+    return Lab(config)
+
+
+def train(config: Any, setting: Mapping[str, str]) -> Callable[..., Iterator[Mapping[str, Any]]]:
+    """The trainer of one method on one link."""
+    (link,) = (link for link in links(config) if link.name == setting["link"])
+    name, lab, rate = setting["method"], _lab(config), bits_per_second(link.rate)
+    method = None if name in PEERS else find(name)
+
+    def trainer(
+        setting: Mapping[str, str], seed: int, parameters: Mapping[str, Any], **_: Any
+    ) -> Iterator[Mapping[str, Any]]:
+        accounted = lab.prepare(name).get("accounted")
+        lab.network.shape(link)
+        period = method.period if method else 1
+        for rejected in range(ATTEMPTS):
+            before = lab.control()
+            probe = lab.measure(name, period, period)
+            took = milliseconds_of(probe, period)
+            steps = steps_of(config, method, took / 1e3)
+            answers = lab.measure(name, steps, 0)
+            after = lab.control()
+            if is_steady := abs(after / before - 1) <= CONTROL_MOVES:
+                break
+        found = {
+            "milliseconds": milliseconds_of(answers, period),
+            "control": statistics.mean((before, after)),
+            "is_steady": is_steady,
+            "rejected": rejected + (not is_steady),
+            "steps": steps,
+            "sent": statistics.mean(answer["sent"] / steps for answer in answers),
+            "loss": statistics.mean(answer["losses"][-1] for answer in answers),
+        }
+        if accounted is not None:
+            found["accounted"] = accounted
+        if link.rate != UNSHAPED and link.clusters == 1:
+            yield {"megabits": rate / 1e6, "milliseconds": found["milliseconds"]}
+        yield found
+
+    return trainer
