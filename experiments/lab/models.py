@@ -22,7 +22,13 @@ def mlp_loss(params: Params, batch: jax.Array) -> jax.Array:
 
 def transformer_loss(params: Params, batch: jax.Array) -> jax.Array:
     """int32[rows, length + 1] -> the mean cross-entropy of each next byte, in nats."""
-    inputs, labels = batch[:, :-1], batch[:, 1:]
+    log_probabilities = jax.nn.log_softmax(transformer_logits(params, batch[:, :-1]))
+    labels = batch[:, 1:].reshape(-1, 1)
+    return -jnp.mean(jnp.take_along_axis(log_probabilities, labels, axis=1))
+
+
+def transformer_logits(params: Params, inputs: jax.Array) -> jax.Array:
+    """int32[rows, length] -> float32[rows * length, 256]."""
     rows, length = inputs.shape
     x = params["embedding"][inputs] + params["positions"][None, :length]
     x = x.reshape(rows * length, WIDTH)
@@ -35,9 +41,7 @@ def transformer_loss(params: Params, batch: jax.Array) -> jax.Array:
         x = x + _attention(own, _norm(own, "attention_norm", x), rows)
         hidden = _norm(own, "mlp_norm", x) @ own["up"] + own["up_bias"][None]
         x = x + jax.nn.gelu(hidden, approximate=True) @ own["down"] + own["down_bias"][None]
-    logits = _norm(params, "final_norm", x) @ params["head"]
-    log_probabilities = jax.nn.log_softmax(logits)
-    return -jnp.mean(jnp.take_along_axis(log_probabilities, labels.reshape(-1, 1), axis=1))
+    return _norm(params, "final_norm", x) @ params["head"]
 
 
 def _attention(params: Params, x: jax.Array, rows: int) -> jax.Array:

@@ -35,7 +35,8 @@ class TorchWorker:
     """Steps and training of one worker. All workers make the same calls in the same order.
 
     The environment has `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. Gloo sends through
-    the interface in `GLOO_SOCKET_IFNAME`.
+    the interface in `GLOO_SOCKET_IFNAME`. A second worker of the same process needs another
+    `MASTER_PORT`: its group would wait forever for the store of the first.
 
     Args:
       model: `mlp` or `transformer`.

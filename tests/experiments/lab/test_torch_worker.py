@@ -1,0 +1,190 @@
+"""Groups of two and four processes of PyTorch DDP on this machine."""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.cli.errors import ExperimentError
+from experiments.lab import inputs
+from experiments.lab.peers import METHODS, require_torch
+
+try:
+    require_torch()
+except ExperimentError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+import torch
+
+from experiments.lab import torch_worker
+from experiments.lab.torch_models import Network
+
+ROOT = Path(__file__).parents[3]
+SYNCHRONIZED = [name for name, peer in METHODS.items() if peer.communicates]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def group(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Any]]:
+    """The folder of a group that has ended, and what each process wrote."""
+    folder = tmp_path_factory.mktemp("group")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "WORLD_SIZE": str(request.param),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+    }
+    program = ["-m", "tests.experiments.lab.torch_program", str(folder), str(_free_port())]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *program],
+            env={**environment, "RANK": str(rank)},
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(request.param)
+    ]
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert not any(process.returncode for process in processes), errors
+    return folder, [
+        json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(errors))
+    ]
+
+
+def test_replicas_are_equal_after_steps(group: tuple[Path, list[Any]]) -> None:
+    _, written = group
+    for method in SYNCHRONIZED:
+        assert len({each[method]["weights"] for each in written}) == 1, method
+    assert len({each["ddp_none"]["weights"] for each in written}) == len(written)
+
+
+def test_each_hook_changes_the_weights(group: tuple[Path, list[Any]]) -> None:
+    written = group[1][0]
+    assert len({written[method]["weights"] for method in METHODS}) == len(METHODS)
+
+
+def test_plain_ddp_is_one_process_with_the_whole_batch(group: tuple[Path, list[Any]]) -> None:
+    folder, written = group
+    read = inputs.load("mlp")
+    network = Network("mlp", read.first_weights(1))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
+    for step in range(torch_worker.WARM_UP):
+        rows = [read.batch(1, worker, step) for worker in range(len(written))]
+        loss = network(torch.from_numpy(np.concatenate(rows)))
+        loss.backward()
+        own = [each["ddp"]["prepared"]["losses"][step] for each in written]
+        np.testing.assert_allclose(np.mean(own), loss.item(), rtol=1e-5)
+        optimizer.step()
+        optimizer.zero_grad()
+    first, distributed = read.first_weights(1), np.load(folder / "ddp.npz")
+    for name, parameter in network.named_parameters():
+        moved = parameter.detach().numpy() - first[name]
+        largest = np.abs(moved).max()
+        assert largest > 0
+        np.testing.assert_allclose(
+            distributed[name] - first[name], moved, rtol=1e-3, atol=1e-3 * largest, err_msg=name
+        )
+
+
+def test_a_measurement_has_an_entry_per_step(group: tuple[Path, list[Any]]) -> None:
+    for written in group[1]:
+        for method in METHODS:
+            measured = written[method]["measured"]
+            assert len(measured["milliseconds"]) == len(measured["losses"]) == 2
+            assert min(measured["milliseconds"]) > 0
+            assert measured["sent"] is None  # There is no such interface.
+
+
+@pytest.mark.parametrize("optimizer", list(torch_worker.OPTIMIZERS))
+def test_a_curve_has_an_entry_per_evaluation(group: tuple[Path, list[Any]], optimizer: str) -> None:
+    for written in group[1]:
+        curve = written[optimizer]
+        assert curve["steps"] == [0, 3, 5]
+        assert len(curve["losses"]) == 5
+        assert curve["held_out"] == group[1][0][optimizer]["held_out"]
+        assert abs(curve["held_out"][0] - math.log(256)) < 0.2
+        assert curve["held_out"][-1] < curve["held_out"][0]
+        assert 0 == curve["seconds"][0] < curve["seconds"][1] < curve["seconds"][2]
+
+
+def test_training_ends_when_it_diverges(group: tuple[Path, list[Any]]) -> None:
+    for written in group[1]:
+        curve = written["diverged"]
+        assert not math.isfinite(curve["held_out"][-1])
+        assert curve["steps"][-1] < 50
+
+
+def test_the_counter_of_the_interface_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_worker, "SENT", tmp_path / "tx_bytes")
+    assert torch_worker.bytes_sent() is None
+    (tmp_path / "tx_bytes").write_text("123\n")
+    assert torch_worker.bytes_sent() == 123
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A group of this process only."""
+    for name, value in zip(
+        torch_worker.ENVIRONMENT, ("0", "1", "127.0.0.1", str(_free_port())), strict=True
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    worker = torch_worker.TorchWorker("mlp", seed=0)
+    yield worker
+    worker.close()
+
+
+def test_wrong_names_are_one_line(alone: Any) -> None:
+    with pytest.raises(ExperimentError, match=r"method must be one of ddp_none, ddp, .*'dpp'"):
+        alone.prepare("dpp", 0.1)
+    with pytest.raises(ExperimentError, match=r"optimizer must be one of sgd, .*'sdg'"):
+        alone.train("ddp", 0.1, 1, 0, 1, optimizer="sdg")
+    with pytest.raises(ValueError, match="'ddp' must be prepared before"):
+        alone.measure("ddp", 1)
+    with pytest.raises(ValueError, match="evaluate_every must be at least 1, got 0"):
+        alone.train("ddp", 0.1, 1, 0, 0)
+
+
+def test_a_missing_variable_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in torch_worker.ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ExperimentError, match="needs WORLD_SIZE, MASTER_ADDR, MASTER_PORT"):
+        torch_worker.TorchWorker("mlp", seed=0)
+
+
+def test_a_port_in_use_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
+        for name, value in zip(
+            torch_worker.ENVIRONMENT, ("0", "2", "127.0.0.1", port), strict=True
+        ):
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ExperimentError, match=f"cannot connect at 127.0.0.1:{port}") as caught:
+            torch_worker.TorchWorker("mlp", seed=0)
+    assert "\n" not in str(caught.value)

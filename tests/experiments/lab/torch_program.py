@@ -1,0 +1,45 @@
+"""What each process of a group runs for `test_torch_worker`; it writes what it has computed."""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.lab import torch_worker
+from experiments.lab.peers import METHODS
+
+
+def main(folder: Path, second_port: str) -> None:
+    torch_worker.SENT = folder / "no_interface"
+    worker = torch_worker.TorchWorker("mlp", seed=1)
+    written: dict[str, Any] = {"workers": worker.workers}
+    for method in METHODS:
+        prepared = worker.prepare(method, 0.5)
+        weights = {
+            name: parameter.detach().numpy()
+            for name, parameter in worker._prepared[method].network.named_parameters()
+        }
+        joined = b"".join(array.tobytes() for array in weights.values())
+        written[method] = {"weights": hashlib.sha256(joined).hexdigest(), "prepared": prepared}
+        if method == "ddp" and worker.rank == 0:
+            np.savez(folder / "ddp.npz", **weights)
+    for method in METHODS:
+        written[method]["measured"] = worker.measure(method, 2)
+    worker.close()
+    os.environ["MASTER_PORT"] = second_port
+    worker = torch_worker.TorchWorker("transformer", seed=0)
+    for optimizer in torch_worker.OPTIMIZERS:
+        written[optimizer] = worker.train(
+            "ddp_power_sgd_4", 0.01, steps=5, seed=2, evaluate_every=3, optimizer=optimizer
+        )
+    written["diverged"] = worker.train("ddp", 1e30, steps=50, seed=2, evaluate_every=2)
+    worker.close()
+    (folder / f"{worker.rank}.json").write_text(json.dumps(written))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
