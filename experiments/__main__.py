@@ -78,7 +78,8 @@ def reporting_jax_errors() -> Iterator[None]:
 def run(command: str, config: Any) -> int:
     """Runs a command and returns its exit code."""
     devices = getattr(config, "devices", None)
-    if before_jax := getattr(config, "before_jax", None):
+    before_jax = getattr(config, "before_jax", None)
+    if before_jax:
         before_jax()
     if getattr(config, "distributed", False):
         if devices is not None:
@@ -89,7 +90,7 @@ def run(command: str, config: Any) -> int:
         with reporting_jax_errors():
             initialize(config.start_timeout)
     elif command not in WITHOUT_JAX:
-        set_up_jax(devices)
+        set_up_jax(devices, 1 if before_jax else DEFAULT_DEVICES)
         with reporting_jax_errors():
             pass
     if command in names():

@@ -128,6 +128,7 @@ EXPERIMENTS = [
     {"cli"},
     {"tasks"},
     {"methods"},
+    {"lab"},
     {"training"},
     {"study"},
     {"studies", "bench"},

@@ -25,7 +25,9 @@ def run(*command: str) -> str:
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1].rstrip(".")
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1].rstrip(
+            "."
+        )
         raise LabError(f"`{' '.join(command)}` fails: {last}")
     return done.stdout
 

@@ -73,7 +73,8 @@ class JaxWorker:
     def measure(self, method: str, warm_up: int, steps: int) -> dict[str, Any]:
         """Milliseconds of each of `steps` steps, after `warm_up` untimed ones, and bytes sent.
 
-        Training continues if the last measurement was of the same method, and starts anew otherwise.
+        Training continues if the last measurement was of the same method. Otherwise it starts
+        from the first weights.
         """
         _, _, _, step, sharding = self._programs[method]
         name, params, state = self._now

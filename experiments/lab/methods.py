@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax.flatten_util
+import jax.numpy as jnp
 import optax
 from jax import lax
 
@@ -39,6 +40,19 @@ def _psum(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     return restore(lax.psum(vector, "data") / lax.axis_size("data")), state
 
 
+def _int8_psum(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    """8 bits as a JAX user writes them: rounded to nearest, with one scale for all leaves."""
+    vector, restore = jax.flatten_util.ravel_pytree(updates)
+    workers = lax.axis_size("data")
+    scale = lax.pmax(jnp.max(jnp.abs(vector)), "data") / (127 // workers)
+    codes = jnp.round(vector / scale).astype(jnp.int8)  # int8 holds the sum.
+    return restore(lax.psum(codes, "data").astype(jnp.float32) * (scale / workers)), state
+
+
+def _stateless(update: Callable[..., tuple[Any, Any]]) -> LabMethod:
+    return _before(lambda: optax.GradientTransformation(lambda params: optax.EmptyState(), update))
+
+
 def _before(aggregator: Callable[[], optax.GradientTransformation]) -> LabMethod:
     return LabMethod(lambda workers, optimizer: optax.chain(aggregator(), optimizer))
 
@@ -62,7 +76,8 @@ def _top(ratio: float) -> jaxcomm.Codec:
 
 OWN: Mapping[str, LabMethod] = {
     CONTROL: LabMethod(lambda workers, optimizer: optimizer, own_parameters=True),
-    PLAIN: _before(lambda: optax.GradientTransformation(lambda params: optax.EmptyState(), _psum)),
+    PLAIN: _stateless(_psum),
+    "plain_jax_int8_psum": _stateless(_int8_psum),
     "hierarchical": LabMethod(
         lambda workers, optimizer: optax.chain(
             jaxcomm.hierarchical(jaxcomm.mean("data"), jaxcomm.global_qsgd("cluster")), optimizer

@@ -109,11 +109,12 @@ class Network:
         run("ip", "-n", SWITCH, *arguments)
 
     def _require_netem(self) -> None:
+        at = ("tc", "-n", SWITCH, "qdisc")
         try:
-            run("tc", "-n", SWITCH, "qdisc", "add", "dev", "trunk0", "root", "netem", "delay", "1ms")
+            run(*at, "add", "dev", "trunk0", "root", "netem", "delay", "1ms")
         except LabError as error:
             raise LabError("--delay needs the kernel module sch_netem, which is absent.") from error
-        run("tc", "-n", SWITCH, "qdisc", "delete", "dev", "trunk0", "root")
+        run(*at, "delete", "dev", "trunk0", "root")
 
     def _ends(self, clusters: int) -> Iterator[tuple[str, str]]:
         """The namespaces and devices of the shaped ends."""

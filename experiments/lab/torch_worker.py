@@ -196,4 +196,3 @@ class _Replica:
         self._optimizer.zero_grad()
         self.steps += 1
         return loss.item()
-

@@ -8,6 +8,7 @@ metrics.jsonl    raw metrics, one JSON object per line
 import dataclasses
 import datetime
 import importlib.metadata
+import importlib.util
 import itertools
 import json
 import math
@@ -28,6 +29,7 @@ from experiments.study.files import reporting_os_errors, write_atomically
 from experiments.training.cluster import is_main_process
 
 PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn")
+OPTIONAL = ("torch",)
 METRICS = "metrics.jsonl"
 NO_RECORD = "none"
 
@@ -59,11 +61,12 @@ def describe_command() -> str:
 def describe_environment() -> str:
     """Versions, machine, commit and command, one per line."""
     head, changed = commit()
+    found = [package for package in OPTIONAL if importlib.util.find_spec(package)]
     facts = {
         "command": describe_command(),
         "commit": head + (", with uncommitted changes" if changed else ""),
         "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in PACKAGES},
+        **{package: importlib.metadata.version(package) for package in (*PACKAGES, *found)},
         "platform": platform.platform(),
         "CPU count": os.cpu_count(),
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",

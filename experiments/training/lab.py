@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from experiments.cli.errors import ExperimentError
-from experiments.lab.methods import CONTROL, LABELS, LabMethod, find
+from experiments.lab.methods import CONTROL, LABELS, find
 from experiments.lab.network import UNSHAPED, Link, Network, bits_per_second, check_delay
 from experiments.lab.peers import METHODS, require_torch
 from experiments.lab.processes import Group
-from experiments.methods import ALL, expand
+from experiments.methods import expand
 
 PEERS = tuple(METHODS)
 RACE = (
@@ -28,7 +28,7 @@ PRESETS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "full": ((*LABELS[2:], *PEERS), ("1gbit", "200mbit", "100mbit", "20mbit")),
 }
 LEARNING_RATE = 1e-3
-CONTROL_STEPS, CONTROL_MOVES, ATTEMPTS = 16, 0.05, 4
+CONTROL_STEPS = 16
 
 
 def labels(config: Any) -> list[str]:
@@ -63,18 +63,19 @@ def settings(config: Any) -> Sequence[Mapping[str, Any]]:
     names = labels(config)
     for name in names:
         require_torch() if name in PEERS else find(name)
+    flat = [name for name in names if name in PEERS or not find(name).clusters]
     return [
         {"link": link.name, "method": name}
         for link in links(config)
-        for name in names
-        if name in PEERS or not find(name).clusters or link.clusters == 2 or link == Link()
+        for name in (
+            names if (config.between and link.rate == UNSHAPED) or link.clusters == 2 else flat
+        )
     ]
 
 
-def steps_of(config: Any, method: LabMethod | None, seconds: float) -> int:
-    """The timed steps: whole periods within the time limit, and at least one period."""
-    period = method.period if method else 1
-    most = min(config.steps, math.floor(config.seconds / max(seconds, 1e-3)))
+def steps_of(config: Any, period: int, seconds: float) -> int:
+    """The timed steps: whole periods within the limits, at least one, if a step takes `seconds`."""
+    most = min(config.steps, math.floor(config.seconds / seconds))
     return period * max(1, most // period)
 
 
@@ -152,20 +153,20 @@ def train(config: Any, setting: Mapping[str, str]) -> Callable[..., Iterator[Map
         accounted = lab.prepare(name).get("accounted")
         lab.network.shape(link)
         period = method.period if method else 1
-        for rejected in range(ATTEMPTS):
+        rejected, is_steady = 0, False
+        while not is_steady and rejected < config.attempts:
             before = lab.control()
-            probe = lab.measure(name, period, period)
-            took = milliseconds_of(probe, period)
-            steps = steps_of(config, method, took / 1e3)
+            took = milliseconds_of(lab.measure(name, period, period), period)
+            steps = steps_of(config, period, took / 1e3)
             answers = lab.measure(name, steps, 0)
             after = lab.control()
-            if is_steady := abs(after / before - 1) <= CONTROL_MOVES:
-                break
-        found = {
+            is_steady = abs(after / before - 1) <= config.drift
+            rejected += not is_steady
+        found: dict[str, Any] = {
             "milliseconds": milliseconds_of(answers, period),
             "control": statistics.mean((before, after)),
             "is_steady": is_steady,
-            "rejected": rejected + (not is_steady),
+            "rejected": rejected,
             "steps": steps,
             "sent": statistics.mean(answer["sent"] / steps for answer in answers),
             "loss": statistics.mean(answer["losses"][-1] for answer in answers),
