@@ -103,6 +103,6 @@ def imported(*packages: str) -> set[str]:
 def test_extras_install_what_their_part_imports() -> None:
     # matplotlib is for `gossip.draw` alone, whose error names it.
     assert imported("jaxcomm", "pallas_kernels") <= declared("gossip") | {"matplotlib"}
-    assert imported("experiments") <= declared("experiments")
-    assert imported("tests") <= declared("experiments", "test")
+    assert imported("experiments") <= declared("experiments", "peers")
+    assert imported("tests") <= declared("experiments", "peers", "test")
     assert "networkx" not in declared() and "networkx" in declared("experiments")
