@@ -131,6 +131,7 @@ EXPERIMENTS = [
     {"lab"},
     {"training"},
     {"study"},
+    {"lab"},
     {"studies", "bench"},
     {"train"},
     {"__main__"},
