@@ -36,7 +36,7 @@ class TorchWorker:
 
     The environment has `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. Gloo sends through
     the interface in `GLOO_SOCKET_IFNAME`. A second worker of the same process needs another
-    `MASTER_PORT`: its group would wait forever for the store of the first.
+    `MASTER_PORT`: with the same port its group may hang.
 
     Args:
       model: `mlp` or `transformer`.
