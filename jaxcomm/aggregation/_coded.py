@@ -14,11 +14,12 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets, _noise, _units
 from jaxcomm._base import AxisName, Codec, Coins, Context, Diagnostics, Memory, PerWorker, PyTree
+from jaxcomm._marked import bound_of, factors_of, product_of
 from jaxcomm._require import require_state
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._agreement import all_finite, nowhere_nan
 from jaxcomm.aggregation._diagnostics import initial_diagnostics, measure_diagnostics
-from jaxcomm.aggregation._exchange import Exchange, Exchanged, Part
+from jaxcomm.aggregation._exchange import Encoded, Exchange, Exchanged, Part
 from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._weights import weigh
@@ -49,6 +50,33 @@ def _separated(own: PyTree) -> PyTree:
 def _decoded_once(means: list[jax.Array]) -> list[jax.Array]:
     """The identity. On CPUs, XLA would decode the means again for each other consumer."""
     return lax.optimization_barrier(means) if target().platform == "cpu" else means
+
+
+def _all_finite_means(
+    parts: list[Part], encoded: list[Encoded], returned: list[jax.Array]
+) -> jax.Array:
+    """Whether all means are finite in the dtypes in which they are returned, bool[].
+
+    A product of factors is computed only if the bound from its factors is not finite.
+    """
+    computed, factored, in_range = [], [], []
+    for part, each, leaf in zip(parts, encoded, returned, strict=True):
+        context = each.context.received(each.context.workers)
+        factors = None if each.payload is None else factors_of(part.codec, context, each.payload)
+        if factors is None:
+            computed.append(leaf)
+        else:
+            factored.append((factors, leaf.dtype))
+            largest = min(float(jnp.finfo(dtype).max) for dtype in (leaf.dtype, jnp.float32))
+            in_range.append(bound_of(*factors) < largest / 2)  # The bound itself is rounded.
+    flags = [all_finite(_decoded_once(computed))] if computed else []
+
+    def in_full() -> jax.Array:
+        return all_finite(product_of(*factors).astype(dtype) for factors, dtype in factored)
+
+    if factored:
+        flags.append(lax.cond(jnp.all(jnp.stack(in_range)), lambda: jnp.array(True), in_full))
+    return jnp.all(jnp.stack(flags))
 
 
 def _persistent(memory: Memory) -> Memory:
@@ -245,7 +273,7 @@ def coded_mean(
                 leaves[units[number].leaves[0]] if units[number].form == "alone" else means[number]
                 for number in filled
             ]
-            commits = fits & all_finite(_decoded_once(returned))
+            commits = fits & _all_finite_means(parts, encoded, returned)
         kept = [*map(_persistent, _keep_if(commits, after, memories))]
         own = _separated([memory.own for memory in kept])
         metrics: Any = state.diagnostics

@@ -7,11 +7,18 @@ import jax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._marked import exposes_nonfinite
 from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
 from jaxcomm.aggregation._exchange import Encoded, Exchange, Exchanged, Part
 
 Combine: TypeAlias = Callable[[list[Part], list[PyTree]], list[PyTree]]
 """From this worker's payloads of all units to the payloads combined over workers."""
+
+
+def _checkable(codec: Codec, statistic: PyTree) -> list[jax.Array]:
+    """The statistics that are non-finite if the unit is; empty if there are none."""
+    leaves = jax.tree.leaves(statistic) if exposes_nonfinite(codec.measure) else []
+    return [leaf for leaf in leaves if leaf.size]
 
 
 def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exchange:
@@ -24,10 +31,16 @@ def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exc
             part.codec.measure(context, part.x)
             for context, part in zip(contexts, parts, strict=True)
         ]
+        # A statistic is much smaller than its unit.
+        checked = [
+            array
+            for part, statistic in zip(parts, measured, strict=True)
+            for array in (_checkable(part.codec, statistic) or [part.x])
+        ]
         groups = [part.unit.group for part in parts]
         of_groups = over_units(codec.reduce_statistics, measured, groups)
         statistics, finite = reduce_statistics(
-            axis_name, codec.reduce_statistics, of_groups, all_finite(part.x for part in parts)
+            axis_name, codec.reduce_statistics, of_groups, all_finite(checked)
         )
         contexts = [
             context.replace(statistics=statistics[group])

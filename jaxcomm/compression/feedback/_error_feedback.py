@@ -79,4 +79,5 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, residual_dtype: Any = jn
         require=lambda size, workers: require_contraction(codec, size, workers, "error_feedback"),
         compensates=True,
         elementwise=True,
+        coefficient=decay,
     )

@@ -12,6 +12,7 @@ from jax import lax
 
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory, PyTree
 from jaxcomm._entries import Entries, entries_of
+from jaxcomm._marked import Marked, exposes_nonfinite, is_linear
 
 
 class FeedbackMemory(NamedTuple):
@@ -62,6 +63,7 @@ def feedback_loop(
     require: Callable[[int, int], None] = lambda size, workers: None,
     compensates: bool = False,
     elementwise: bool = False,
+    coefficient: Any = None,
 ) -> Codec:
     r"""Compresses a corrected input, and updates the memory that corrects the next one.
 
@@ -80,6 +82,8 @@ def feedback_loop(
         exceeds its capacity.
       elementwise: Whether each coordinate of `s` depends on the same coordinate only. If the codec
         decodes to few nonzeros, the loop then updates only these coordinates from `sent`.
+      coefficient: The number c, if `corrected(s, x)` is `x + c * s` with an array `s`. A linear
+        codec then encodes `x` and `s` separately, and their sum is not written to memory.
 
     Returns:
       A codec that also keeps `s` on each worker. It states no bound on its error.
@@ -110,21 +114,34 @@ def feedback_loop(
         memory = codec.init(x)
         return Memory(FeedbackMemory(initial(x), memory.own), memory.shared)
 
+    def by_terms(
+        function: Callable[[Context, jax.Array], PyTree], context: Context, s: Any, x: jax.Array
+    ) -> PyTree:
+        """`function(context, x + coefficient * s)` of a linear function."""
+        of_x, of_s = function(context, x), function(context, s.astype(x.dtype))
+        return jax.tree.map(lambda a, b: a + jnp.asarray(coefficient, b.dtype) * b, of_x, of_s)
+
     def measure(context: Context, x: jax.Array) -> PyTree:
-        return codec.measure(_inner_context(context), corrected(context.memory.own.kept, x))
+        s, inner = context.memory.own.kept, _inner_context(context)
+        if coefficient is not None and is_linear(codec.measure):
+            return by_terms(codec.measure, inner, s, x)
+        return codec.measure(inner, corrected(s, x))
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         require(context.size, context.workers)
-        before = context.memory.own.kept
-        y = corrected(before, x)
-        payload, after = codec.encode(_inner_context(context), y)
+        before, inner = context.memory.own.kept, _inner_context(context)
+        if coefficient is not None and is_linear(codec.encode):
+            payload = by_terms(lambda *args: codec.encode(*args)[0], inner, before, x)
+            after = inner.memory
+        else:
+            payload, after = codec.encode(inner, corrected(before, x))
         received = context.received(), jax.tree.map(_as_sent, payload)
         entries = entries_of(codec) if elementwise else None
         if entries is None:
-            # Computes `y` again from its inputs. Otherwise `y` occupies memory until the collective
+            # Computes the corrected input again. Otherwise it occupies memory until the collective
             # finite check completes.
             before, x = lax.optimization_barrier((before, x))
-            kept = updated(before, x, codec.decode(*received).astype(y.dtype))
+            kept = updated(before, x, codec.decode(*received).astype(x.dtype))
         else:
             kept = _keep_at(updated, before, x, entries(*received))
         return payload, Memory(FeedbackMemory(kept, after.own), after.shared)
@@ -140,7 +157,7 @@ def feedback_loop(
 
     return codec._replace(
         init=init,
-        measure=measure,
+        measure=Marked(measure, exposes_nonfinite=exposes_nonfinite(codec.measure)),
         encode=encode,
         finalize=finalize,
         diagnose=diagnose,
@@ -153,5 +170,6 @@ def feedback_loop(
             updated=updated,
             require=require,
             elementwise=elementwise,
+            coefficient=coefficient,
         ),
     )

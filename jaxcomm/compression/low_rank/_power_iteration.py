@@ -4,8 +4,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._marked import FactoredDecode, Marked
 from jaxcomm.compression.low_rank._matrices import (
     as_matrix,
     matrix_shape,
@@ -107,13 +109,15 @@ def power_iteration(rank: int, *, drawn: int = 1) -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[RightFactor, Memory]:
         if not kept_rank(context.shape):
             return RightFactor(x), context.memory
-        return RightFactor(product(as_matrix(x).T, basis(context))), context.memory
+        # On CPUs, `x.T @ basis` takes several times as long. The barriers keep XLA from returning
+        # to it.
+        rows = product(lax.optimization_barrier(basis(context).T), as_matrix(x))
+        return RightFactor(lax.optimization_barrier(rows).T), context.memory
 
-    def decode(context: Context, payload: RightFactor) -> jax.Array:
+    def factors(context: Context, payload: RightFactor) -> tuple[jax.Array, jax.Array] | None:
         if not kept_rank(context.shape):
-            return payload.values / context.count
-        right = payload.values / context.count
-        return product(basis(context), right.T).reshape(context.shape)
+            return None
+        return basis(context), payload.values / context.count
 
     def finalize(
         context: Context, payload: RightFactor | None, mean: jax.Array
@@ -128,10 +132,10 @@ def power_iteration(rank: int, *, drawn: int = 1) -> Codec:
         return mean, context.memory._replace(shared=following)
 
     return Codec(
-        encode=encode,
-        decode=decode,
+        encode=Marked(encode, linear=True),
+        decode=FactoredDecode(factors, lambda context, payload: payload.values / context.count),
         init=init,
-        measure=measure,
+        measure=Marked(measure, linear=True, exposes_nonfinite=True),
         reduce_statistics=LeftFactor("sum"),
         finalize=finalize,
         combine="sum",

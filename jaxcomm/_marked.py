@@ -1,0 +1,99 @@
+"""Properties of a codec's functions that let aggregators and feedback read large arrays less often.
+
+Each property belongs to the function and not to the codec. A wrapper with another function
+therefore cannot keep a stale property.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm._base import Codec, Context, PyTree
+
+FEW_COLUMNS = 6
+"""Up to this number of columns, XLA for CPUs multiplies factors fastest without a dot."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Marked:
+    """A `measure` or `encode` with known properties.
+
+    Attributes:
+      function: The function itself.
+      linear: Whether the result is linear in `x`, for a fixed context. Feedback then applies the
+        function to the update and to the residual separately. Their sum would be one more array.
+      exposes_nonfinite: Whether a NaN or an infinity in `x` makes the result non-finite, if the
+        result is not empty. The finite check then reads the result instead of `x`.
+    """
+
+    function: Callable[[Context, jax.Array], PyTree]
+    linear: bool = False
+    exposes_nonfinite: bool = False
+
+    def __call__(self, context: Context, x: jax.Array) -> PyTree:
+        """The result of the function."""
+        return self.function(context, x)
+
+
+def is_linear(function: Callable[..., Any]) -> bool:
+    """Whether the function is marked as linear in `x`."""
+    return isinstance(function, Marked) and function.linear
+
+
+def exposes_nonfinite(function: Callable[..., Any]) -> bool:
+    """Whether the function is marked as non-finite for a non-finite `x`."""
+    return isinstance(function, Marked) and function.exposes_nonfinite
+
+
+@dataclasses.dataclass(frozen=True)
+class FactoredDecode:
+    r"""The `decode` of a codec whose payload decodes to a product of thin factors.
+
+    .. math:: \mathrm{decode}(\text{context}, \text{payload}) = L R^T
+
+    XLA fuses a product of few columns into the operations that read it, so that the product is
+    never written to memory.
+
+    Attributes:
+      factors: `(context, payload) -> (left, right)`, float32[rows, k] and float32[columns, k]; or
+        `None` if the payload decodes without factors.
+      exact: `(context, payload) -> x`, used if there are no factors.
+    """
+
+    factors: Callable[[Context, PyTree], tuple[jax.Array, jax.Array] | None]
+    exact: Callable[[Context, PyTree], jax.Array]
+
+    def __call__(self, context: Context, payload: PyTree) -> jax.Array:
+        """The dense array."""
+        factors = self.factors(context, payload)
+        if factors is None:
+            return self.exact(context, payload)
+        return product_of(*factors).reshape(context.shape)
+
+
+def product_of(left: jax.Array, right: jax.Array) -> jax.Array:
+    """`left @ right.T` in full float32, `[rows, columns]`."""
+    if left.shape[1] > FEW_COLUMNS:
+        return jnp.matmul(left, right.T, precision="highest")
+    # Without the barrier, XLA would compute the factors again for each coordinate.
+    left, right = jax.lax.optimization_barrier((left, right))
+    columns = range(left.shape[1])
+    terms = [left[:, column, None] * right[None, :, column] for column in columns]
+    return sum(terms[1:], terms[0])
+
+
+def bound_of(left: jax.Array, right: jax.Array) -> jax.Array:
+    """A bound on the magnitudes of `left @ right.T`, float32[], without computing it."""
+    left, right = (jnp.max(jnp.abs(factor), axis=0) for factor in (left, right))
+    return jnp.sum(left * right)
+
+
+def factors_of(
+    codec: Codec, context: Context, payload: PyTree
+) -> tuple[jax.Array, jax.Array] | None:
+    """The factors whose product the payload decodes to; `None` if it has none."""
+    factored = isinstance(codec.decode, FactoredDecode)
+    return codec.decode.factors(context, payload) if factored else None
