@@ -179,6 +179,69 @@ def test_a_tree_takes_two_all_reduces_and_one_orthogonalization_per_shape(rank: 
     assert len(re.findall(r'custom_call_target="lapack_sgeqrf', text)) == 3  # Shapes of matrices.
 
 
+def test_neither_the_corrected_gradient_nor_the_mean_is_written() -> None:
+    """The only temporary as large as the gradients is the gradients themselves."""
+    side, leaves = 300, 3
+    params = {f"w{i}": jnp.zeros((side, side)) for i in range(leaves)}
+    mesh = jax.make_mesh((1,), ("data",), (AxisType.Auto,), devices=jax.devices()[:1])
+    tx = optax.chain(jaxcomm.power_sgd(rank=1), optax.sgd(0.1))
+    state = jaxcomm.init(tx, params, mesh)
+    specs, local = jaxcomm.state_specs(state), PartitionSpec("data")
+
+    def train(params: Any, state: Any, x: jax.Array) -> Any:
+        given = jax.tree.map(lambda w: jnp.sin(x[0]) * (1 + w), jaxcomm.local_params(params))
+        updates, state = tx.update(given, state, params)
+        return optax.apply_updates(params, updates), state
+
+    whole = PartitionSpec()
+    sharded = jax.shard_map(
+        train, mesh=mesh, in_specs=(whole, specs, local), out_specs=(whole, specs)
+    )
+    compiled = jax.jit(sharded, donate_argnums=(0, 1)).lower(
+        params, state, jnp.ones((1, side, side))
+    )
+    gradients = leaves * 4 * side**2
+    assert compiled.compile().memory_analysis().temp_size_in_bytes < 1.5 * gradients
+
+
+@pytest.mark.parametrize("options", [{}, {"decay": 0.5}, {"residual_dtype": "bfloat16"}], ids=str)
+def test_terms_are_encoded_as_their_sum_is(options: Any) -> None:
+    codec = power_iteration(2)
+    plain = codec._replace(
+        encode=lambda context, x: codec.encode(context, x),
+        measure=lambda context, x: codec.measure(context, x),
+    )
+    by_terms, by_sum = (
+        run(jaxcomm.all_reduce_mean("data", error_feedback(each, **options)), updates((12, 7)))[0]
+        for each in (codec, plain)
+    )
+    narrow = "residual_dtype" in options
+    np.testing.assert_allclose(by_terms, by_sum, atol=3e-2 if narrow else 1e-4)
+
+
+def test_a_mean_close_to_the_largest_float_is_kept_though_its_bound_is_not_finite() -> None:
+    codec = power_iteration(1)
+    start = np.asarray(codec.init(jnp.zeros((12, 7))).shared)[:, 0]
+    given = np.zeros((1, 1, 12, 7), np.float32)
+    given[..., 3, np.argmin(np.abs(start))] = 3e38
+    means, states = run(jaxcomm.all_reduce_mean("data", error_feedback(codec)), given)
+    np.testing.assert_allclose(means, given, rtol=1e-5, atol=1e33)
+    (shared,) = states.shared
+    assert np.isfinite(shared).all() and not np.array_equal(shared[0, :, 0], start)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
+def test_the_left_factor_exposes_one_coordinate(value: float) -> None:
+    codec, x = power_iteration(1), np.zeros((12, 7), np.float32)
+    zero_column = codec.init(x)._replace(shared=jnp.zeros((7, 1)))  # 0 * inf is NaN.
+    for memory in (codec.init(x), zero_column):
+        for worker in range(2):
+            given = np.stack([x, x])
+            given[worker, 5, 2] = value
+            measured = [codec.measure(Context.of(x, memory=memory), each) for each in given]
+            assert not np.isfinite(measured[0].values + measured[1].values).all()
+
+
 def test_equal_shapes_are_encoded_as_if_each_were_alone() -> None:
     tx = jaxcomm.all_reduce_mean("data", without_claims(power_iteration(2, drawn=0)))
     several, _ = run(tx, {"a": updates((12, 7)), "b": 2 * updates((12, 7))[::-1]})
