@@ -95,5 +95,5 @@ def factors_of(
     codec: Codec, context: Context, payload: PyTree
 ) -> tuple[jax.Array, jax.Array] | None:
     """The factors whose product the payload decodes to; `None` if it has none."""
-    factored = isinstance(codec.decode, FactoredDecode)
-    return codec.decode.factors(context, payload) if factored else None
+    decode = codec.decode
+    return decode.factors(context, payload) if isinstance(decode, FactoredDecode) else None

@@ -21,6 +21,7 @@ def power_sgd(
     *,
     rank: int,
     drawn: int = 1,
+    memory_rank: int | None = None,
     decay: float = 1.0,
     residual_dtype: Any = "float32",
     **options: Unpack[AggregatorOptions],
@@ -49,6 +50,9 @@ def power_sgd(
         fewer.
       drawn: The number of random columns, at least 1. They guarantee that the residual stays
         bounded.
+      memory_rank: The number of columns of :math:`Q` that the state holds, at least `rank`, the
+        default. With the same number, methods of different ranks can be the stages of
+        :func:`jaxcomm.warmup`.
       decay: :math:`\beta`, in (0, 1].
       residual_dtype: The dtype of :math:`E_i`: float32, or bfloat16 for half the memory.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` must be `"leaf"`, the
@@ -82,6 +86,6 @@ def power_sgd(
     """
     require_leaves(options)
     require_count("drawn", drawn, 1)
-    codec = power_iteration(rank, drawn=drawn)
+    codec = power_iteration(rank, drawn=drawn, memory_rank=memory_rank)
     feedback = error_feedback(codec, decay=decay, residual_dtype=residual_dtype)
     return all_reduce_mean(axis_name, feedback, **options)

@@ -28,7 +28,7 @@ class RightFactor(NamedTuple):
     values: jax.Array  # float32[columns, rank + drawn], M^T B; or the unit itself
 
 
-def power_iteration(rank: int, *, drawn: int = 1) -> Codec:
+def power_iteration(rank: int, *, drawn: int = 1, memory_rank: int | None = None) -> Codec:
     r"""Sends two thin factors of a matrix, which all workers project on one basis.
 
     .. math:: P = \sum_i M_i Q, \qquad B = \operatorname{orth}([P, R]), \qquad
@@ -51,6 +51,9 @@ def power_iteration(rank: int, *, drawn: int = 1) -> Codec:
         fewer.
       drawn: The number of random columns. With 0, the codec is that of the paper. It then makes no
         claim, and feedback refuses it.
+      memory_rank: The number of columns of :math:`Q` that memory holds, at least `rank`, the
+        default. Codecs of different ranks then have memory of the same shapes, and can be the
+        stages of :func:`jaxcomm.warmup`. A step changes the first `rank` columns only.
 
     Returns:
       A biased codec for :func:`jaxcomm.all_reduce_mean`. Its payload has `(rank + drawn) * columns`
@@ -59,7 +62,7 @@ def power_iteration(rank: int, *, drawn: int = 1) -> Codec:
       was drawn.
 
     Raises:
-      ValueError: If `rank` or `drawn` is out of range.
+      ValueError: If `rank`, `drawn` or `memory_rank` is out of range.
 
     Example:
       >>> import jax.numpy as jnp
@@ -83,23 +86,37 @@ def power_iteration(rank: int, *, drawn: int = 1) -> Codec:
     require_count("rank", rank, 1)
     require_count("drawn", drawn, 0)
 
+    if memory_rank is not None:
+        require_count("memory_rank", memory_rank, rank)
+
+    def is_smaller(shape: tuple[int, ...], kept: int) -> bool:
+        """Whether factors with `kept` columns of Q have fewer numbers than the unit."""
+        rows, columns = matrix_shape(shape)
+        return 0 < kept * rows + (kept + drawn) * columns < rows * columns
+
     def kept_rank(shape: tuple[int, ...]) -> int:
         """The columns of Q; 0 if the unit is sent exactly."""
-        rows, columns = matrix_shape(shape)
-        kept = min(rank, rows, columns)
-        return kept if kept * rows + (kept + drawn) * columns < rows * columns else 0
+        kept = min(rank, *matrix_shape(shape))
+        return kept if is_smaller(shape, kept) else 0
+
+    def stored_rank(shape: tuple[int, ...]) -> int:
+        """The columns of Q in memory. With `memory_rank`, they do not depend on `rank`."""
+        if memory_rank is None:
+            return kept_rank(shape)
+        return min(memory_rank, *matrix_shape(shape)) if is_smaller(shape, 1) else 0
 
     def init(x: jax.Array) -> Memory:
-        kept = kept_rank(x.shape)
-        if not kept:
+        stored = stored_rank(x.shape)
+        if not stored:
             return Memory()
         key = jax.random.key(0, impl="threefry2x32")  # All workers need the same Q.
-        return Memory(shared=jax.random.normal(key, (x.shape[-1], kept), jnp.float32))
+        return Memory(shared=jax.random.normal(key, (x.shape[-1], stored), jnp.float32))
 
     def measure(context: Context, x: jax.Array) -> LeftFactor:
-        if not kept_rank(context.shape):
+        kept = kept_rank(context.shape)
+        if not kept:
             return LeftFactor(jnp.zeros(0, jnp.float32))
-        return LeftFactor(product(as_matrix(x), context.memory.shared))
+        return LeftFactor(product(as_matrix(x), context.memory.shared[:, :kept]))
 
     def basis(context: Context) -> jax.Array:
         left = context.statistics.values
@@ -128,8 +145,10 @@ def power_iteration(rank: int, *, drawn: int = 1) -> Codec:
         right = payload.values[:, :kept]  # The columns of P come first.
         largest = jnp.max(jnp.abs(right), axis=0, keepdims=True)
         # A column of zeros would stay zero.
-        following = jnp.where(largest > 0, right / largest, context.memory.shared)
-        return mean, context.memory._replace(shared=following)
+        before, others = jnp.split(context.memory.shared, [kept], axis=1)
+        following = jnp.where(largest > 0, right / largest, before)
+        shared = jnp.concatenate([following, others], axis=1)
+        return mean, context.memory._replace(shared=shared)
 
     return Codec(
         encode=Marked(encode, linear=True),

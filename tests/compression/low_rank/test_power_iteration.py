@@ -242,6 +242,36 @@ def test_the_left_factor_exposes_one_coordinate(value: float) -> None:
             assert not np.isfinite(measured[0].values + measured[1].values).all()
 
 
+def test_ranks_are_stages_of_a_warmup() -> None:
+    given = tree_updates()  # Five steps: two of rank 4, two of rank 1, one more of rank 1.
+    stages = [jaxcomm.power_sgd(rank=rank, memory_rank=4) for rank in (4, 1)]
+    means, states = run(jaxcomm.warmup(stages, every=2), given)
+    first, before = run(stages[0], jax.tree.map(lambda x: x[:2], given))
+    whole, after = run(stages[0], given)
+    for name in TREE:
+        np.testing.assert_allclose(means[name][:2], first[name], atol=1e-5)
+    assert not np.allclose(means["kernel"][2:], whole["kernel"][2:], atol=1e-2)
+    shapes = lambda tree: [x.shape for x in jax.tree.leaves(tree)]  # noqa: E731
+    assert shapes(states.inner.shared) == shapes(after.shared)
+    stored = [x for x in jax.tree.leaves(states.inner.shared) if x.size]
+    earlier = [x for x in jax.tree.leaves(before.shared) if x.size]
+    for last, second in zip(stored, earlier, strict=True):
+        assert last.shape[-1] == 4
+        np.testing.assert_allclose(last[..., 1:], second[..., 1:], atol=1e-5)
+    (memories,) = states.inner.own.per_worker.values()
+    total = {name: np.asarray(x, np.float64).mean(axis=1).sum(axis=0) for name, x in given.items()}
+    kept = {x.kept.shape[2:]: np.asarray(x.kept, np.float64)[:, 0].mean(axis=0) for x in memories}
+    for name in ("convolution", "heads"):
+        found = means[name].astype(np.float64)[:, 0].sum(axis=0) + kept[TREE[name]]
+        np.testing.assert_allclose(found, total[name], atol=1e-4)
+
+
+def test_ranks_without_a_common_memory_rank_are_no_stages() -> None:
+    stages = [jaxcomm.power_sgd(rank=rank) for rank in (4, 1)]
+    with pytest.raises(ValueError, match="stages of `warmup` share one state"):
+        run(jaxcomm.warmup(stages, every=2), tree_updates())
+
+
 def test_equal_shapes_are_encoded_as_if_each_were_alone() -> None:
     tx = jaxcomm.all_reduce_mean("data", without_claims(power_iteration(2, drawn=0)))
     several, _ = run(tx, {"a": updates((12, 7)), "b": 2 * updates((12, 7))[::-1]})
@@ -416,6 +446,7 @@ def test_it_trains_in_a_chain() -> None:
         ({"rank": 1.5}, "`rank` must be a Python int of at least 1, got 1.5"),
         ({"rank": True}, "`rank` must be a Python int of at least 1, got True"),
         ({"rank": 1, "drawn": 0}, "`drawn` must be a Python int of at least 1, got 0"),
+        ({"rank": 2, "memory_rank": 1}, "`memory_rank` must be a Python int of at least 2, got 1"),
         ({"rank": 1, "scope": "bucket"}, "`scope` must be 'leaf', got 'bucket'"),
         ({"rank": 1, "residual_dtype": "int8"}, "`residual_dtype` must be"),
     ],
