@@ -16,20 +16,26 @@ class Peer(NamedTuple):
       is_fp16: Whether `fp16_compress_hook` is registered.
       rank: The rank of `powerSGD_hook`; None: the hook is not registered.
       communicates: Whether gradients are averaged. Otherwise all steps run under `no_sync()`.
+      keeps_memory: Whether the allocator keeps freed memory, as it does under `jaxcomm.launch`. The
+        launcher of PyTorch does not change it.
     """
 
     is_fp16: bool = False
     rank: int | None = None
     communicates: bool = True
+    keeps_memory: bool = False
 
 
-METHODS = {
+_AS_SHIPPED = {
     "ddp_none": Peer(communicates=False),
     "ddp": Peer(),
     "ddp_fp16": Peer(is_fp16=True),
     "ddp_power_sgd_1": Peer(rank=1),
     "ddp_power_sgd_2": Peer(rank=2),
     "ddp_power_sgd_4": Peer(rank=4),
+}
+METHODS = _AS_SHIPPED | {
+    f"{name}_kept_memory": peer._replace(keeps_memory=True) for name, peer in _AS_SHIPPED.items()
 }
 
 

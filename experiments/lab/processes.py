@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from experiments.lab.isolation import LabError
 from experiments.lab.network import DEVICE, worker_address, worker_name
+from jaxcomm.launch._memory import memory_environment
 
 PORT = 1234
 POLL_SECONDS = 0.2
@@ -31,7 +32,15 @@ def last_lines(path: Path, count: int = 3) -> str:
 class Group:
     """All workers of one framework. They end when their standard input is closed."""
 
-    def __init__(self, framework: str, workers: int, threads: int, arguments: Mapping[str, Any]):
+    def __init__(
+        self,
+        framework: str,
+        workers: int,
+        threads: int,
+        arguments: Mapping[str, Any],
+        *,
+        keeps_memory: bool,
+    ):
         """Starts the processes.
 
         Args:
@@ -39,6 +48,7 @@ class Group:
           workers: The number of workers, whose namespaces exist.
           threads: The threads that compute in each process.
           arguments: Arguments of the worker's class.
+          keeps_memory: Whether the allocator keeps freed memory, as under `jaxcomm.launch`.
         """
         self.framework = framework
         self._stack = contextlib.ExitStack()
@@ -50,10 +60,11 @@ class Group:
             hosts.write_text(
                 f"127.0.0.1 localhost\n{worker_address(worker)} {socket.gethostname()}\n"
             )
+            on_cpus = {**os.environ, "JAX_PLATFORMS": "cpu"}
             environment = {
-                **os.environ,
+                **on_cpus,
+                **(memory_environment(on_cpus) if keeps_memory else {}),
                 "LAB_HOSTS": str(hosts),
-                "JAX_PLATFORMS": "cpu",
                 "XLA_FLAGS": "",
                 "NPROC": str(threads),  # The size of XLA's pool of threads.
                 "OMP_NUM_THREADS": str(threads),

@@ -93,7 +93,7 @@ class Lab:
         """Builds the network; workers start when they are needed."""
         self._config = config
         self.network = Network(config.workers, config.delay)
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[tuple[str, bool], Group] = {}
         self._prepared: dict[str, Mapping[str, Any]] = {}
         atexit.register(self.close)
 
@@ -105,14 +105,16 @@ class Lab:
     def group(self, method: str) -> Group:
         """The workers that run a method."""
         framework = "torch" if method in PEERS else "jax"
-        if framework not in self._groups:
-            self._groups[framework] = Group(
+        keeps_memory = framework == "jax" or METHODS[method].keeps_memory
+        if (framework, keeps_memory) not in self._groups:
+            self._groups[framework, keeps_memory] = Group(
                 framework,
                 self._config.workers,
                 self._config.threads,
                 {"model": self._config.model, "seed": 0},
+                keeps_memory=keeps_memory,
             )
-        return self._groups[framework]
+        return self._groups[framework, keeps_memory]
 
     def prepare(self, method: str) -> Mapping[str, Any]:
         """Compiles the step of a method, on an unshaped link."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from jaxcomm.launch._address import Address, parse_address
 from jaxcomm.launch._errors import LaunchError, shown
+from jaxcomm.launch._memory import memory_environment
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
@@ -117,6 +118,7 @@ def environment_of(
     threads = str(max(LEAST_THREADS, 2 * len(devices)))
     return {
         THREADS: threads,  # The size of XLA's thread pool; a small pool deadlocks many devices.
+        **memory_environment(base),
         **base,
         COORDINATOR: str(cluster.coordinator),
         BIND: str(cluster.coordinator),
