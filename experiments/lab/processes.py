@@ -17,7 +17,7 @@ from experiments.lab.isolation import LabError
 from experiments.lab.network import DEVICE, worker_address, worker_name
 from jaxcomm.launch._memory import memory_environment
 
-PORT = 1234
+FIRST_PORT = 1234
 POLL_SECONDS = 0.2
 # Gloo listens at the address of the machine's host name.
 _WITH_HOSTS = 'mount --bind "$LAB_HOSTS" /etc/hosts && exec "$@"'
@@ -40,6 +40,7 @@ class Group:
         arguments: Mapping[str, Any],
         *,
         keeps_memory: bool,
+        port: int,
     ):
         """Starts the processes.
 
@@ -49,6 +50,7 @@ class Group:
           threads: The threads that compute in each process.
           arguments: Arguments of the worker's class.
           keeps_memory: Whether the allocator keeps freed memory, as under `jaxcomm.launch`.
+          port: The port of the first worker, where the workers find each other.
         """
         self.framework = framework
         self._stack = contextlib.ExitStack()
@@ -68,11 +70,11 @@ class Group:
                 "XLA_FLAGS": "",
                 "NPROC": str(threads),  # The size of XLA's pool of threads.
                 "OMP_NUM_THREADS": str(threads),
-                "JAX_COORDINATOR_ADDRESS": f"{worker_address(0)}:{PORT}",
+                "JAX_COORDINATOR_ADDRESS": f"{worker_address(0)}:{port}",
                 "JAX_NUM_PROCESSES": str(workers),
                 "JAX_PROCESS_ID": str(worker),
                 "MASTER_ADDR": worker_address(0),
-                "MASTER_PORT": str(PORT + 1),
+                "MASTER_PORT": str(port),
                 "WORLD_SIZE": str(workers),
                 "RANK": str(worker),
                 "GLOO_SOCKET_IFNAME": DEVICE,

@@ -14,7 +14,7 @@ from experiments.cli.errors import ExperimentError
 from experiments.lab.methods import CONTROL, LABELS, find
 from experiments.lab.network import UNSHAPED, Link, Network, bits_per_second, check_delay
 from experiments.lab.peers import METHODS, require_torch
-from experiments.lab.processes import Group
+from experiments.lab.processes import FIRST_PORT, Group
 from experiments.methods import expand
 
 PEERS = tuple(METHODS)
@@ -113,6 +113,7 @@ class Lab:
                 self._config.threads,
                 {"model": self._config.model, "seed": 0},
                 keeps_memory=keeps_memory,
+                port=FIRST_PORT + len(self._groups),
             )
         return self._groups[framework, keeps_memory]
 

@@ -70,13 +70,18 @@ def test_the_port_is_free_or_the_one_asked_for() -> None:
 
 def test_what_each_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_command_line, "find_port", lambda options: Address("127.0.0.1", 7))
-    given = {"HOME": "/root", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    given = {
+        "HOME": "/root",
+        "JAX_PLATFORMS": "cuda",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
     options = read("--processes 3 --devices-per-process 2 --start-timeout 9 -- x")
     *_, told = environments_of(options, given)
     token = told.pop("JAXCOMM_TOKEN")
     assert re.fullmatch("[0-9a-f]{32}", token)
     assert told == {
         "HOME": "/root",
+        "JAX_PLATFORMS": "cuda",
         "JAX_COORDINATOR_ADDRESS": "127.0.0.1:7",
         "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:7",
         "JAX_NUM_PROCESSES": "3",

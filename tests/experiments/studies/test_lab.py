@@ -199,7 +199,7 @@ from experiments.lab.processes import Group
 
 isolate()
 Network(2)
-group = Group("jax", 2, 1, {"model": "mlp", "seed": 0}, keeps_memory=True)
+group = Group("jax", 2, 1, {"model": "mlp", "seed": 0}, keeps_memory=True, port=1234)
 pids = [process.pid for process in group._processes]
 os.kill(pids[1], signal.SIGKILL)
 try:
