@@ -26,7 +26,7 @@ class Peer(NamedTuple):
     keeps_memory: bool = False
 
 
-_AS_SHIPPED = {
+AS_SHIPPED = {
     "ddp_none": Peer(communicates=False),
     "ddp": Peer(),
     "ddp_fp16": Peer(is_fp16=True),
@@ -34,8 +34,8 @@ _AS_SHIPPED = {
     "ddp_power_sgd_2": Peer(rank=2),
     "ddp_power_sgd_4": Peer(rank=4),
 }
-METHODS = _AS_SHIPPED | {
-    f"{name}_kept_memory": peer._replace(keeps_memory=True) for name, peer in _AS_SHIPPED.items()
+METHODS = AS_SHIPPED | {
+    f"{name}_kept_memory": peer._replace(keeps_memory=True) for name, peer in AS_SHIPPED.items()
 }
 
 

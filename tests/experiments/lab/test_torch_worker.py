@@ -14,7 +14,7 @@ import pytest
 
 from experiments.cli.errors import ExperimentError
 from experiments.lab import inputs
-from experiments.lab.peers import METHODS, require_torch
+from experiments.lab.peers import AS_SHIPPED, require_torch
 
 try:
     require_torch()
@@ -27,7 +27,7 @@ from experiments.lab import torch_worker
 from experiments.lab.torch_models import Network
 
 ROOT = Path(__file__).parents[3]
-SYNCHRONIZED = [name for name, peer in METHODS.items() if peer.communicates]
+SYNCHRONIZED = [name for name, peer in AS_SHIPPED.items() if peer.communicates]
 
 
 def _free_port() -> int:
@@ -81,7 +81,7 @@ def test_replicas_are_equal_after_steps(group: tuple[Path, list[Any]]) -> None:
 
 def test_each_hook_changes_the_weights(group: tuple[Path, list[Any]]) -> None:
     written = group[1][0]
-    assert len({written[method]["weights"] for method in METHODS}) == len(METHODS)
+    assert len({written[method]["weights"] for method in AS_SHIPPED}) == len(AS_SHIPPED)
 
 
 def test_plain_ddp_is_one_process_with_the_whole_batch(group: tuple[Path, list[Any]]) -> None:
@@ -109,7 +109,7 @@ def test_plain_ddp_is_one_process_with_the_whole_batch(group: tuple[Path, list[A
 
 def test_a_measurement_has_an_entry_per_step(group: tuple[Path, list[Any]]) -> None:
     for written in group[1]:
-        for method in METHODS:
+        for method in AS_SHIPPED:
             measured = written[method]["measured"]
             assert len(measured["milliseconds"]) == len(measured["losses"]) == 2
             assert min(measured["milliseconds"]) > 0
@@ -135,15 +135,6 @@ def test_training_ends_when_it_diverges(group: tuple[Path, list[Any]]) -> None:
         assert curve["steps"][-1] < 50
 
 
-def test_the_counter_of_the_interface_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch_worker, "SENT", tmp_path / "tx_bytes")
-    assert torch_worker.bytes_sent() is None
-    (tmp_path / "tx_bytes").write_text("123\n")
-    assert torch_worker.bytes_sent() == 123
-
-
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A group of this process only."""
@@ -163,7 +154,7 @@ def test_wrong_names_are_one_line(alone: Any) -> None:
     with pytest.raises(ExperimentError, match=r"optimizer must be one of sgd, .*'sdg'"):
         alone.train("ddp", 0.1, 1, 0, 1, optimizer="sdg")
     with pytest.raises(ValueError, match="'ddp' must be prepared before"):
-        alone.measure("ddp", 1)
+        alone.measure("ddp", 1, 1)
     with pytest.raises(ValueError, match="evaluate_every must be at least 1, got 0"):
         alone.train("ddp", 0.1, 1, 0, 0)
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lab import torch_worker
-from experiments.lab.peers import METHODS
+from experiments.lab import serve, torch_worker
+from experiments.lab.peers import AS_SHIPPED
 
 
 def main(folder: Path, second_port: str) -> None:
-    torch_worker.SENT = folder / "no_interface"
+    serve.COUNTERS = folder / "no_interface"
     worker = torch_worker.TorchWorker("mlp", seed=1)
     written: dict[str, Any] = {"workers": worker.workers}
-    for method in METHODS:
+    for method in AS_SHIPPED:
         prepared = worker.prepare(method, 0.5)
         weights = {
             name: parameter.detach().numpy()
@@ -27,8 +27,8 @@ def main(folder: Path, second_port: str) -> None:
         written[method] = {"weights": hashlib.sha256(joined).hexdigest(), "prepared": prepared}
         if method == "ddp" and worker.rank == 0:
             np.savez(folder / "ddp.npz", **weights)
-    for method in METHODS:
-        written[method]["measured"] = worker.measure(method, 2)
+    for method in AS_SHIPPED:
+        written[method]["measured"] = worker.measure(method, 1, 2)
     worker.close()
     os.environ["MASTER_PORT"] = second_port
     worker = torch_worker.TorchWorker("transformer", seed=0)

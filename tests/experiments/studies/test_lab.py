@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from experiments.cli.errors import ExperimentError
+from experiments.lab import serve
 from experiments.lab.methods import LABELS, find
 from experiments.lab.network import Link, bits_per_second
 from experiments.lab.peers import METHODS as PEERS
@@ -128,6 +129,15 @@ def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ExperimentError, match=r"jaxcomm\[peers\]"):
         settings(Lab(methods=("ddp",), rounds=1))
     assert not {*labels(Lab())} & {*PEERS}
+
+
+def test_the_counter_of_the_interface_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "COUNTERS", tmp_path)
+    assert serve.bytes_sent() is None
+    (tmp_path / "tx_bytes").write_text("123\n")
+    assert serve.bytes_sent() == 123
 
 
 def in_the_lab(program: str, **options: Any) -> subprocess.CompletedProcess[str]:
