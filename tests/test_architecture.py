@@ -133,7 +133,6 @@ EXPERIMENTS = [
     {"lab"},
     {"training"},
     {"study"},
-    {"lab"},
     {"studies", "bench"},
     {"train"},
     {"__main__"},
