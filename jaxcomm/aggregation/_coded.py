@@ -53,16 +53,19 @@ def _decoded_once(means: list[jax.Array]) -> list[jax.Array]:
 
 
 def _all_finite_means(
-    parts: list[Part], encoded: list[Encoded], returned: list[jax.Array]
+    parts: list[Part], encoded: list[Encoded], finalized: list[jax.Array], returned: list[jax.Array]
 ) -> jax.Array:
     """Whether all means are finite in the dtypes in which they are returned, bool[].
 
-    A product of factors is computed only if the bound from its factors is not finite.
+    A product of factors is computed only if the bound from its factors is not finite, or if
+    `finalize` changed the mean.
     """
     computed, factored, in_range = [], [], []
-    for part, each, leaf in zip(parts, encoded, returned, strict=True):
+    for part, each, mean, leaf in zip(parts, encoded, finalized, returned, strict=True):
         context = each.context.received(each.context.workers)
-        factors = None if each.payload is None else factors_of(part.codec, context, each.payload)
+        factors = None
+        if each.payload is not None and mean is each.mean:
+            factors = factors_of(part.codec, context, each.payload)
         if factors is None:
             computed.append(leaf)
         else:
@@ -273,7 +276,8 @@ def coded_mean(
                 leaves[units[number].leaves[0]] if units[number].form == "alone" else means[number]
                 for number in filled
             ]
-            commits = fits & _all_finite_means(parts, encoded, returned)
+            finalized = [means[number] for number in filled]
+            commits = fits & _all_finite_means(parts, encoded, finalized, returned)
         kept = [*map(_persistent, _keep_if(commits, after, memories))]
         own = _separated([memory.own for memory in kept])
         metrics: Any = state.diagnostics

@@ -230,6 +230,19 @@ def test_a_mean_close_to_the_largest_float_is_kept_though_its_bound_is_not_finit
     assert np.isfinite(shared).all() and not np.array_equal(shared[0, :, 0], start)
 
 
+def test_a_finalized_mean_that_overflows_does_not_change_the_memory() -> None:
+    inner = power_iteration(1)
+
+    def finalize(context: Context, payload: Any, mean: jax.Array) -> Any:
+        return 3e38 * mean, inner.finalize(context, payload, mean)[1]
+
+    tx = jaxcomm.all_reduce_mean("data", inner._replace(finalize=finalize))
+    means, states = run(tx, 100 * updates((12, 7)))
+    assert not np.isfinite(means).all(axis=(1, 2, 3)).any()
+    (shared,) = states.shared
+    np.testing.assert_array_equal(shared[0], inner.init(jnp.zeros((12, 7))).shared)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
 def test_the_left_factor_exposes_one_coordinate(value: float) -> None:
     codec, x = power_iteration(1), np.zeros((12, 7), np.float32)
