@@ -130,7 +130,8 @@ def feedback_loop(
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         require(context.size, context.workers)
         before, inner = context.memory.own.kept, _inner_context(context)
-        if coefficient is not None and is_linear(codec.encode):
+        is_by_terms = coefficient is not None and is_linear(codec.encode)
+        if is_by_terms:
             payload = by_terms(lambda *args: codec.encode(*args)[0], inner, before, x)
             after = inner.memory
         else:
@@ -142,6 +143,9 @@ def feedback_loop(
             # finite check completes.
             before, x = lax.optimization_barrier((before, x))
             kept = updated(before, x, codec.decode(*received).astype(x.dtype))
+            if is_by_terms:
+                # The payload can be finite even if the sum of the terms overflows.
+                kept = jnp.where(kept - kept == 0, kept, before)
         else:
             kept = _keep_at(updated, before, x, entries(*received))
         return payload, Memory(FeedbackMemory(kept, after.own), after.shared)

@@ -36,14 +36,20 @@ def without_claims(codec: Codec) -> Codec:
     return error_feedback(codec._replace(claims=Claims(bounded=True)))
 
 
-def run(tx: Any, given: Any) -> tuple[Any, Any]:
+def run_traced(tx: Any, given: Any) -> tuple[Any, Any]:
     """The means of every step on every worker, [steps, workers, ...], and the last states."""
 
     def worker(steps: Any) -> Any:
         first = jax.tree.map(lambda x: x[0], steps)
         return jax.lax.scan(lambda s, x: tx.update(x, s)[::-1], tx.init(first), steps)
 
-    states, means = jax.jit(jax.vmap(worker, in_axes=1, out_axes=(0, 1), axis_name="data"))(given)
+    states, means = jax.vmap(worker, in_axes=1, out_axes=(0, 1), axis_name="data")(given)
+    return means, states
+
+
+def run(tx: Any, given: Any) -> tuple[Any, Any]:
+    """`run_traced`, compiled."""
+    means, states = jax.jit(functools.partial(run_traced, tx))(given)
     return jax.tree.map(np.asarray, means), states
 
 
@@ -228,6 +234,19 @@ def test_a_mean_close_to_the_largest_float_is_kept_though_its_bound_is_not_finit
     np.testing.assert_allclose(means, given, rtol=1e-5, atol=1e33)
     (shared,) = states.shared
     assert np.isfinite(shared).all() and not np.array_equal(shared[0, :, 0], start)
+
+
+def test_a_sum_of_terms_that_overflows_does_not_enter_the_residual() -> None:
+    """The terms have finite factors, which cancel over workers."""
+    codec = power_iteration(1)
+    column = np.argmin(np.abs(codec.init(jnp.zeros((12, 7))).shared))
+    given = np.zeros((12, 4, 2, 12, 7), np.float32)  # One trial per row.
+    given[np.arange(12), :2, 0, np.arange(12), column] = 3e38
+    given[:, :, 1] = -given[:, :, 0]
+    tx = jaxcomm.power_sgd(rank=1)
+    means, states = jax.jit(jax.vmap(functools.partial(run_traced, tx)))(given)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(states.own))
+    assert np.isfinite(means[:, 2:]).all()
 
 
 def test_a_finalized_mean_that_overflows_does_not_change_the_memory() -> None:
