@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from experiments.cli import options
 from experiments.cli.options import option, positive_integer, positive_number
+from experiments.lab.peers import METHODS as PEERS
 from experiments.study import readme
 from experiments.study.claims import Claim, Results
 from experiments.study.columns import Column, Table, key, only_in_csv
@@ -13,7 +14,7 @@ from experiments.study.figure import Lines
 from experiments.study.groups import Group, Value, extent, mean_of
 from experiments.study.judges import is_at_most, is_within
 from experiments.study.late import late
-from experiments.study.panels import Axis
+from experiments.study.panels import Axis, marked_style
 from experiments.study.study import Study
 from experiments.study.tidy import Row, of_kind
 
@@ -197,7 +198,9 @@ def prose(results: Results) -> list[str]:
         "PyTorch's DistributedDataParallel (DDP) runs on Gloo with its default buckets, except "
         "that its hook PowerSGD has one bucket, since it aborts on Gloo with more. DDP sends "
         "buckets while the backward pass computes the next ones. XLA does not overlap the two on "
-        "CPUs, so jaxcomm sends after it."
+        "CPUs, so jaxcomm sends after it. jaxcomm's processes keep freed memory, as "
+        "`jaxcomm.launch` sets it. PyTorch's launcher does not, except in rows that end in "
+        "`_kept_memory`."
         if peers
         else "PyTorch is not installed, so this record has none of its methods."
     )
@@ -232,7 +235,8 @@ STUDY = Study(
     "lab", Lab, late("lab.settings"), late("lab.train"), TABLE, prose,
     (Lines(file="step_time_against_bandwidth.png", caption="Step time against bandwidth",
            by="method", at="megabits", x=(Axis("megabits", "Mbit/s of a worker's link"),),
-           y=Axis("milliseconds", "milliseconds per step"), size=(6.0, 5.0)),),
+           y=Axis("milliseconds", "milliseconds per step"), size=(6.0, 5.0),
+           style=marked_style("mean", [*PEERS]), banded=lambda name: False),),
     CLAIMS, seeds=lambda config: range(config.rounds), interleaved=True, derive=derive,
     headline=("milliseconds", "over_mean"),
 )  # fmt: skip
