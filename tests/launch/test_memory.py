@@ -2,6 +2,7 @@
 
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -26,15 +27,15 @@ step = jaxcomm.make_step(
 )
 params = {name: jnp.ones((2048, 2560)) for name in "ab"}  # 20 MB each; the message has 40 MB.
 state, batch = jaxcomm.init(tx, params, mesh), jnp.ones((2, 2048))
-for number in range(12):
-    if number == 4:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for number in range(16):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     params, state, metrics = jax.block_until_ready(step(params, state, batch))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 8)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(**environment: str) -> float:
+def faults_of_a_step(**environment: str) -> float:
+    """The median, since the heap grows in those steps whose threads overlap as never before."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
@@ -42,13 +43,14 @@ def faults(**environment: str) -> float:
         text=True,
         check=True,
     )
-    return float(done.stdout)
+    return statistics.median(map(int, done.stdout.split()))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator of glibc is set")
 def test_temporaries_keep_their_pages() -> None:
     cpu = {"JAX_PLATFORMS": "cpu", "NPROC": "1"}
-    assert faults(**cpu, **memory_environment(cpu)) < faults(**cpu) / 4
+    kept = faults_of_a_step(**cpu, **memory_environment(cpu))
+    assert kept < faults_of_a_step(**cpu) / 4
 
 
 def test_the_choice_of_the_user_and_other_devices_keep_theirs() -> None:
