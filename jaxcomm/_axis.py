@@ -329,14 +329,19 @@ def varying_like(x: jax.Array, tree: PyTree) -> jax.Array:
 
 
 def over_shards(
-    fn: Callable[..., PyTree], axes: tuple[str, ...], specs: PyTree, axis_name: AxisName
+    fn: Callable[..., PyTree],
+    axes: tuple[str, ...],
+    in_specs: PyTree,
+    out_specs: PyTree,
+    axis_name: AxisName,
 ) -> Callable[..., PyTree]:
-    """Runs `fn(tree, *rest) -> (tree, rest)` on each device's shard of `tree`.
+    """Runs `fn` on each device's shards of its arguments.
 
     Args:
       fn: A function that sends only over `axis_name`.
-      axes: The automatic mesh axes that `specs` name.
-      specs: How the input and output `tree` are sharded over `axes`; `rest` is replicated.
+      axes: The automatic mesh axes that the specs name.
+      in_specs: How the arguments are sharded over `axes`.
+      out_specs: How the results are.
       axis_name: The axes that are manual already.
 
     Raises:
@@ -347,18 +352,13 @@ def over_shards(
         raise ValueError(
             f"`specs` name {missing}, which the mesh with axes {current.axis_names} does not have."
         )
-
-    def apply(tree: PyTree, *rest: PyTree) -> PyTree:
-        whole = jax.sharding.PartitionSpec()
-        return jax.shard_map(
-            fn,
-            in_specs=(specs, *(whole for _ in rest)),
-            out_specs=(specs, whole),
-            axis_names=set(axes),
-            check_vma=mode(names(axis_name)[0]) == "checked",
-        )(tree, *rest)
-
-    return apply
+    return jax.shard_map(
+        fn,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names=set(axes),
+        check_vma=mode(names(axis_name)[0]) == "checked",
+    )
 
 
 def as_varying(x: jax.Array, axis_name: AxisName) -> jax.Array:

@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec, reshard
 
 from jaxcomm._base import Layout, PyTree
+from jaxcomm._sharded import require_shards
 from jaxcomm._units import Scope, Unit, divide
 
 BUCKET_BYTES = 2**25
@@ -88,9 +89,10 @@ def split(
     automatic axes. `join` restores their sharding.
 
     Raises:
-      ValueError: If a leaf is not floating-point.
+      ValueError: If a leaf is not floating-point, or if a step says that parameters are sharded.
     """
     require_floating(tree)
+    require_shards()
     leaves, treedef = jax.tree.flatten(tree)
     specs = [*map(_spec, leaves)]
     leaves = [_reshard(leaf, PartitionSpec()) for leaf in leaves]

@@ -11,8 +11,21 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._sharded import all_restricted, axes_in, is_spec, joined, restricted, spec_on
 
 _REPLICATED = PartitionSpec()
+
+
+def require_shard_axes(mesh: Mesh, axis_name: AxisName, shard_axes: AxisName) -> tuple[str, ...]:
+    """The axes that shard parameters; raises unless `mesh` has them beside those of workers."""
+    axes = _axis.names(shard_axes)
+    valid = len(set(axes)) == len(axes) and set(axes) <= set(mesh.axis_names)
+    if not valid or set(axes) & set(_axis.names(axis_name)):
+        raise ValueError(
+            f"`shard_axes` must name distinct axes of the mesh, {mesh.axis_names}, other than "
+            f"those of the workers, got {shard_axes!r}."
+        )
+    return axes
 
 
 def require_distinct(axis_name: AxisName) -> None:
@@ -83,16 +96,21 @@ def _raise_sharded(where: str, sharding: object) -> None:
     raise ValueError(
         f"{where} is sharded over devices, {sharding}, but here it must be replicated, and jaxcomm "
         "does not gather it implicitly. Replicate it with `jax.device_put(x, NamedSharding(mesh, "
-        "PartitionSpec()))`, or keep it sharded and use `jaxcomm.shard_local` in your own step."
+        "PartitionSpec()))`; or keep it sharded over axes other than those of the workers, name "
+        "these axes in `shard_axes=`, and wrap the aggregator in `jaxcomm.shard_local`."
     )
 
 
-def require_whole_types(tree: PyTree, specs: PyTree, what: str) -> None:
-    """Raises if the type of a leaf that must be replicated says that it is sharded."""
+def require_whole_types(
+    tree: PyTree, specs: PyTree, what: str, shard_axes: tuple[str, ...] = ()
+) -> None:
+    """Raises if the type of a leaf says that it is sharded over other axes than `shard_axes`."""
 
     def check(path: tuple[Any, ...], x: Any, spec: PartitionSpec) -> None:
         sharding = _explicit(x)
-        if spec == _REPLICATED and sharding is not None and any(sharding.spec):
+        if sharding is None or spec != _REPLICATED:
+            return
+        if not set(axes_in(sharding.spec)) <= set(shard_axes):
             _raise_sharded(f"{what}{jax.tree_util.keystr(path)}", sharding.spec)
 
     jax.tree_util.tree_map_with_path(check, tree, specs)
@@ -120,6 +138,19 @@ def unshared(*trees: PyTree) -> tuple[PyTree, ...]:
     return tuple(jax.tree.map(copy_repeated, tree) for tree in trees)
 
 
+def kept_specs(tree: PyTree, mesh: Mesh, specs: PyTree, shard_axes: tuple[str, ...]) -> PyTree:
+    """The specs; or those of the arrays, if these are also sharded, but only over `shard_axes`."""
+
+    def kept(x: Any, spec: PartitionSpec) -> PartitionSpec:
+        own = restricted(spec_on(mesh, x), mesh.axis_names)  # As compiled programs return them.
+        is_kept = restricted(own, shard_axes) != _REPLICATED and (
+            restricted(own, tuple(set(mesh.axis_names) - set(shard_axes))) == spec
+        )
+        return own if is_kept else spec
+
+    return jax.tree.map(kept, tree, specs) if shard_axes else specs
+
+
 def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
     """Places the tree on the mesh; leaves that already have the right sharding are not copied.
 
@@ -138,7 +169,8 @@ def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
             _raise_sharded(f"{what}{jax.tree_util.keystr(path)}", x.sharding)
         on_mesh = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
         if on_mesh and x.sharding.is_equivalent_to(sharding, x.ndim):
-            return x
+            # Another spec of the same sharding would make `jax.jit` compile again.
+            return jax.device_put(x, sharding) if any(spec) and x.sharding.spec != spec else x
         if mesh.is_multi_process and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
             # `jax.device_put` cannot place a key on devices of other processes.
             data = jax.device_put(jax.random.key_data(x), sharding)
@@ -146,6 +178,15 @@ def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
         return jax.device_put(x, sharding)
 
     return jax.tree_util.tree_map_with_path(put, tree, specs)
+
+
+def constrained(tree: PyTree, mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> PyTree:
+    """The tree, whose leaves XLA shards as `specs` say, in order; without specs, as it chooses."""
+    if not specs or mesh.axis_types != (AxisType.Auto,) * mesh.devices.ndim:
+        return tree  # Types say how leaves are sharded over Explicit axes.
+    leaves, structure = jax.tree.flatten(tree)
+    shardings = [NamedSharding(mesh, spec) for spec in specs]
+    return jax.tree.unflatten(structure, [*map(lax.with_sharding_constraint, leaves, shardings)])
 
 
 def is_traced(tree: PyTree) -> bool:
@@ -164,13 +205,20 @@ def shard_map(
     mesh: Mesh | AbstractMesh,
     in_specs: tuple[PyTree, ...],
     out_specs: PyTree,
+    shard_axes: tuple[str, ...] = (),
 ) -> Callable[..., PyTree]:
-    """`jax.shard_map` over all axes, for arguments of any sharding.
+    """`jax.shard_map` over all axes except `shard_axes`, for arguments of any sharding.
 
     Over Explicit axes, `jax.shard_map` rejects arguments that are not sharded as in `in_specs`.
     This function reshards the arguments first if a mesh with Explicit axes is set. Otherwise it
-    treats the axes as Auto, and JAX reshards.
+    treats the axes as Auto, and JAX reshards. How arguments are sharded over `shard_axes` does not
+    change.
     """
+    manual = tuple(name for name in mesh.axis_names if name not in shard_axes)
+    in_specs, out_specs = (all_restricted(specs, manual) for specs in (in_specs, out_specs))
+    options: dict[str, Any] = {"in_specs": in_specs, "out_specs": out_specs}
+    if shard_axes:
+        options["axis_names"] = set(manual)
     auto = mesh
     if isinstance(mesh, Mesh):
         auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
@@ -178,15 +226,18 @@ def shard_map(
     def apply(*args: PyTree) -> PyTree:
         current = jax.sharding.get_abstract_mesh()
         if current.empty or not current.explicit_axes:
-            return jax.shard_map(fn, mesh=auto, in_specs=in_specs, out_specs=out_specs)(*args)
+            return jax.shard_map(fn, mesh=auto, **options)(*args)
 
         def reshard(spec: PartitionSpec, tree: PyTree) -> PyTree:
-            sharding = NamedSharding(mesh, spec)
-            return jax.tree.map(lambda x: jax.sharding.reshard(x, sharding), tree)
+            def one(x: jax.Array) -> jax.Array:
+                sharding = _explicit(x)
+                own = _REPLICATED if sharding is None else restricted(sharding.spec, shard_axes)
+                return jax.sharding.reshard(x, NamedSharding(mesh, joined(spec, own)))
 
-        is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
+            return jax.tree.map(one, tree)
+
         args = jax.tree.map(reshard, in_specs, args, is_leaf=is_spec)
-        return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs)(*args)
+        return jax.shard_map(fn, mesh=mesh, **options)(*args)
 
     return apply
 

@@ -12,15 +12,18 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import (
     is_traced,
+    kept_specs,
     place,
     require_distinct,
     require_kept,
     require_marked,
+    require_shard_axes,
     require_workers,
     shard_map,
     strong,
 )
 from jaxcomm._require import explain_init_error, explained, require_arrays, require_transformation
+from jaxcomm._sharded import specs_of_state, tracing
 
 
 def state_specs(state: PyTree) -> PyTree:
@@ -145,6 +148,7 @@ def init(
     workers: Mesh | int | Mapping[str, int],
     *,
     axis_name: AxisName = "data",
+    shard_axes: AxisName = (),
 ) -> optax.OptState:
     """The initial state of `tx`, initialized on all workers and placed for them.
 
@@ -158,6 +162,9 @@ def init(
       workers: A mesh; or, for :func:`jaxcomm.simulate`, a number of workers, or the sizes of
         several axes by name, outermost first.
       axis_name: The name of the axis, if `workers` is a number.
+      shard_axes: The axes of the mesh over which parameters are sharded, as for
+        :func:`jaxcomm.make_step`. Moments are sharded as their parameters: leaves with the shape of
+        a parameter, and a path that ends with its path.
 
     Returns:
       The state that `tx.init` returns on the workers.
@@ -165,7 +172,8 @@ def init(
     Raises:
       ValueError: If the number of workers is not a positive int; if `tx` is not a transformation,
         or names an axis that is missing; if state differs by worker and is not marked; or if
-        `params` were made for another number of workers, or are sharded over devices.
+        `params` were made for another number of workers, or are sharded over other axes than
+        `shard_axes`.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -204,14 +212,23 @@ def init(
     require_marked(params)
     require_workers(params, axes, "The parameters")
     require_kept(params, "params")
-    jax.eval_shape(shard_map(record, mesh, (param_specs,), ()), params)
-    specs = state_specs(structure[0])
     if not isinstance(mesh, Mesh):
+        if shard_axes:
+            raise ValueError("`shard_axes` needs a mesh: simulated workers have no such axes.")
+        jax.eval_shape(shard_map(record, mesh, (param_specs,), ()), params)
+        specs = state_specs(structure[0])
         simulated = over_workers(first, axes, (param_specs,), specs)
         return jax.jit(simulated)(jax.tree.map(strong, params))
-    run = shard_map(first, mesh, (param_specs,), specs)
-    if is_traced(params):
-        return run(params)
-    return jax.jit(run, out_shardings=jax.tree.map(lambda s: NamedSharding(mesh, s), specs))(
-        place(params, mesh, param_specs, "params")
-    )
+    shards = require_shard_axes(mesh, (), shard_axes)
+    with tracing(shards):
+        jax.eval_shape(shard_map(record, mesh, (param_specs,), (), shards), params)
+        specs = state_specs(structure[0])
+        run = shard_map(first, mesh, (param_specs,), specs, shards)
+        if is_traced(params):
+            return run(params)
+        placed = kept_specs(params, mesh, param_specs, shards)
+        if shards:
+            shapes = jax.eval_shape(run, params)
+            specs = specs_of_state(shapes, specs, params, placed)
+        out = jax.tree.map(lambda s: NamedSharding(mesh, s), specs)
+        return jax.jit(run, out_shardings=out)(place(params, mesh, placed, "params"))

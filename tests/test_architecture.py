@@ -30,6 +30,7 @@ ROWS = [
         "_entries",
         "_marked",
         "_message",
+        "_sharded",
         "_mesh",
         "_state",
         "_per_worker",

@@ -78,7 +78,10 @@ def _all_finite_means(
         return all_finite(product_of(*factors).astype(dtype) for factors, dtype in factored)
 
     if factored:
-        flags.append(lax.cond(jnp.all(jnp.stack(in_range)), lambda: jnp.array(True), in_full))
+        bounded = jnp.all(jnp.stack(in_range))
+        # Factors of shards differ over the axes of shards, and both branches need one type.
+        true = _axis.varying_like(jnp.array(True), [factors for factors, _ in factored])
+        flags.append(lax.cond(bounded, lambda: true, in_full))
     return jnp.all(jnp.stack(flags))
 
 
@@ -226,10 +229,11 @@ def coded_mean(
         *,
         weight: jax.Array | float | None = None,
         outer_axes: tuple[str, ...] = (),
+        shard_axes: tuple[str, ...] = (),
         **extra_args: object,
     ) -> tuple[PyTree, AggregatorState]:
         require_state(state, AggregatorState, "an aggregator with a codec")
-        _axis.require_local(updates, axis_name, outer_axes)
+        _axis.require_local(updates, axis_name, (*shard_axes, *outer_axes))
         split = divided(updates)
         arrays, units, join = split
         if not units:
@@ -241,9 +245,9 @@ def coded_mean(
             raise ValueError(
                 f"The aggregator over {axis_name!r} keeps memory, such as a residual, which would "
                 f"differ over {list(outer_axes)} as well. Only the last stage of `hierarchical` "
-                "may keep memory. An aggregator inside `shard_local` may not."
+                "may keep memory."
             )
-        all_axes = (*outer_axes, *_axis.names(axis_name))
+        all_axes = (*shard_axes, *outer_axes, *_axis.names(axis_name))
         coins = _noise.coins_of_units(
             _noise.placed_key(state.key, axis_name, updates),
             state.step if redraws else jnp.zeros_like(state.step),

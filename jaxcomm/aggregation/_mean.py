@@ -119,12 +119,13 @@ def mean(
         *,
         weight: jax.Array | float | None = None,
         outer_axes: tuple[str, ...] = (),
+        shard_axes: tuple[str, ...] = (),
         **extra_args: object,
     ) -> tuple[PyTree, optax.EmptyState]:
         del params, extra_args
         require_state(state, optax.EmptyState, "the exact mean")
         require_floating(updates)
-        _axis.require_local(updates, axis_name, outer_axes)
+        _axis.require_local(updates, axis_name, (*shard_axes, *outer_axes))
         leaves, treedef = jax.tree.flatten(updates)
         # Rows would gather leaves that are sharded over an automatic axis.
         in_rows = _axis.size(axis_name) > 1 and is_all_manual()

@@ -99,11 +99,12 @@ def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtra
         *,
         weight: jax.Array | float | None = None,
         outer_axes: tuple[str, ...] = (),
+        shard_axes: tuple[str, ...] = (),
         **extra_args: object,
     ) -> tuple[PyTree, optax.EmptyState]:
         del params, extra_args
         require_state(state, optax.EmptyState, "the exact mean")
-        _axis.require_local(updates, axis_name, outer_axes)
+        _axis.require_local(updates, axis_name, (*shard_axes, *outer_axes))
         units, _, join = _buckets.split(updates, "bucket", _buckets.BUCKET_BYTES)
         units = [x * headroom(_axis.size(axis_name)) for x in units]
         if units and weight is not None:

@@ -1,6 +1,7 @@
 """Aggregators for parameters that are sharded over other mesh axes."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -8,35 +9,93 @@ from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
-from jaxcomm._require import checked
-from jaxcomm.aggregation._stages import axes_of
+from jaxcomm._require import checked, require_state
+from jaxcomm._sharded import all_restricted, axes_in, is_spec
+from jaxcomm._state import state_specs
+from jaxcomm.aggregation._shard_state import as_structured, marked, marked_as_updated, unmarked
+from jaxcomm.aggregation._stages import averages_over, axes_of
+
+_WHOLE = PartitionSpec()
 
 
-def _axes_in(spec: PartitionSpec) -> frozenset[str]:
-    """The mesh axes that a spec shards over."""
-    entries = [entry for entry in spec if entry is not None]
-    return frozenset(
-        name for entry in entries for name in ([entry] if isinstance(entry, str) else entry)
-    )
+class ShardLocalState(NamedTuple):
+    """The states of an aggregator for leaves that are sharded over the same axes."""
+
+    groups: dict[str, PyTree]  # by these axes, joined by commas; "" for whole leaves
 
 
 def _spec_of_each(updates: PyTree, specs: PyTree) -> PyTree:
     """The specs of the leaves of `updates`: `optax.masked` and `optax.partition` omit some."""
     spec_at = {
         jax.tree_util.keystr(path): spec
-        for path, spec in jax.tree_util.tree_leaves_with_path(
-            specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
-        )
+        for path, spec in jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_spec)
     }
 
     def spec(path: tuple[Any, ...], leaf: jax.Array) -> PartitionSpec:
-        del leaf
         where = jax.tree_util.keystr(path)
-        if not isinstance(spec_at.get(where), PartitionSpec):
+        found = spec_at.get(where)
+        if not isinstance(found, PartitionSpec):
             raise ValueError(f"`specs` has no PartitionSpec at {where or 'the root'}.")
-        return spec_at[where]
+        if len(found) > leaf.ndim:
+            raise ValueError(
+                f"`specs` has {found} at {where or 'the root'}, where the update has only "
+                f"{leaf.ndim} axes."
+            )
+        return found
 
     return jax.tree_util.tree_map_with_path(spec, updates)
+
+
+def _labels(each: PyTree, workers: tuple[str, ...]) -> PyTree:
+    """The group of each leaf: the axes that shard it."""
+
+    def label(path: tuple[Any, ...], spec: PartitionSpec) -> str:
+        axes = axes_in(spec)
+        if len(set(axes)) < len(axes) or set(axes) & set(workers):
+            raise ValueError(
+                f"`specs` must shard each leaf over an axis at most once, and not over {workers}, "
+                f"the axes of the aggregator, got {spec} at "
+                f"{jax.tree_util.keystr(path) or 'the root'}."
+            )
+        return _axis.label(tuple(sorted(axes)))
+
+    return jax.tree_util.tree_map_with_path(label, each, is_leaf=is_spec)
+
+
+def _axes_of_label(label: str) -> tuple[str, ...]:
+    return tuple(label.split(",")) if label else ()
+
+
+def _selected(tree: PyTree, labels: PyTree, label: str) -> PyTree:
+    """The leaves of one group, at their paths."""
+    return jax.tree.map(lambda x, own: x if own == label else optax.MaskedNode(), tree, labels)
+
+
+def _require_shards(updates: PyTree, labels: PyTree) -> None:
+    """Raises if the type of a leaf says that all its shards are equal."""
+
+    def check(path: tuple[Any, ...], x: jax.Array, label: str) -> None:
+        axes = {name for name in _axes_of_label(label) if _axis.mode(name) == "checked"}
+        if missing := sorted(axes - _axis.varying(x)):
+            raise ValueError(
+                f"`specs` shards the leaf at {jax.tree_util.keystr(path) or 'the root'} over "
+                f"{missing}, but here each device has the same values. Shard the parameters, and "
+                "name the axes: `jaxcomm.init(..., shard_axes=...)` and `jaxcomm.make_step(..., "
+                "shard_axes=...)`."
+            )
+
+    jax.tree_util.tree_map_with_path(check, updates, labels)
+
+
+def _joined(groups: list[PyTree]) -> PyTree:
+    """The tree whose leaves are in one of the groups each."""
+    is_masked = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
+
+    def present(*nodes: PyTree) -> PyTree:
+        found = [node for node in nodes if not is_masked(node)]
+        return found[0] if found else nodes[0]
+
+    return jax.tree.map(present, *groups, is_leaf=is_masked)
 
 
 @checked()
@@ -45,29 +104,35 @@ def shard_local(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Applies an aggregator to each device's shard of an update.
 
-    If parameters are sharded over another mesh axis (tensor parallelism over `"model"`, say), flat
-    buckets of whole leaves would gather the shards first. This wrapper measures, encodes and
-    averages each shard separately over the axis of `tx`. Each shard has separate norms and random
-    draws. Nothing is sent over the axes of `specs`, except the means of metrics with
-    `diagnostics=True`. A worker sends the payload of `tx` for its shard.
+    .. math:: \bar x_{\cdot,m} = \operatorname{tx}(x_{1,m}, \ldots, x_{n,m})
+
+    for each shard m of the parameters. If parameters are sharded over another mesh axis (tensor
+    parallelism over `"model"`, say), flat buckets of whole leaves would gather the shards first.
+    This wrapper measures, encodes and averages each shard separately over the axis of `tx`. Each
+    shard has separate norms, random draws and memory. Nothing is sent over the axes of `specs`,
+    except the means of metrics with `diagnostics=True`. A device sends the payload of `tx` for its
+    shard. Leaves that are sharded over the same axes share messages; each such group has one state
+    and one set of collectives. All devices of a worker send the leaves that no axis shards.
 
     Args:
-      tx: An aggregator without memory.
+      tx: An aggregator.
       specs: A tree of `jax.sharding.PartitionSpec` with the structure of the updates: how each leaf
-        is sharded over axes other than that of `tx`. All leaves must be sharded over the same axes;
-        route the other leaves to another aggregator with `optax.partition`.
+        is sharded over axes other than that of `tx`. `PartitionSpec()` is a whole leaf. For
+        parameters on their devices, `jax.tree.map(lambda x: x.sharding.spec, params)`.
 
     Returns:
-      A transformation to place before the optimizer. In a `jax.shard_map` that leaves the axes of
-      `specs` automatic (`axis_names={"data"}`), updates are whole arrays and this wrapper splits
+      An aggregator. In a `jax.shard_map` that leaves the axes of `specs` automatic, such as that of
+      `jaxcomm.make_step(..., shard_axes="model")`, updates are whole arrays and this wrapper splits
       them. In a `jax.shard_map` over these axes, updates are already shards. Updates keep their
-      sharding and are equal on all workers of `tx`. NaN or infinity makes only its shard NaN. State
-      is equal on all devices, so `tx.init(params)` needs no mesh.
+      sharding and are equal on all workers of `tx`. NaN or infinity makes only the group's shard
+      NaN. Memory is `PerWorker` over the axes of `tx` and of the shards: make it with
+      `jaxcomm.init(tx, params, mesh, shard_axes="model")`. Without memory, state is equal on all
+      devices, and `tx.init(params)` needs no mesh.
 
     Raises:
-      ValueError: If `tx` is not an aggregator; in `update`, if `specs` lacks a leaf or `tx` has
-        memory; if leaves are sharded over different axes, over no axis, or over the axis of `tx`;
-        or if the mesh lacks an axis.
+      ValueError: If `tx` is not an aggregator; in `init` and `update`, if `specs` lacks a leaf, has
+        more axes than a leaf, or shards a leaf over an axis of `tx` or twice over an axis; if the
+        mesh lacks an axis; or if the leaves are not sharded as `specs` says.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -84,55 +149,98 @@ def shard_local(
       >>> print(jax.jit(average)(jnp.array([[3.0, 0.0]])))
       [[3. 0.]]
     """
-    own_axes = axes_of(tx, "shard_local")
+    workers = axes_of(tx, "shard_local")
 
-    def init_fn(params: PyTree) -> PyTree:
-        return tx.init(params)
+    named = [axes_in(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec) if is_spec(spec)]
+    axes = tuple(sorted({name for names in named for name in names}))
 
+    def on_shards(
+        fn: Callable[..., PyTree], in_specs: PyTree, out_specs: PyTree
+    ) -> Callable[..., PyTree]:
+        """`fn` over the axes of `specs`, unless they are manual already."""
+        if all(map(_axis.is_bound, axes)):
+            return fn
+        over = lambda specs: all_restricted(specs, axes)  # noqa: E731
+        return _axis.over_shards(fn, axes, over(in_specs), over(out_specs), workers)
+
+    def init_fn(params: PyTree) -> ShardLocalState:
+        each = _spec_of_each(params, specs)
+        labels = _labels(each, workers)
+        names = sorted(set(jax.tree.leaves(labels)))
+
+        def first(params: PyTree) -> ShardLocalState:
+            groups = {}
+            for label in names:
+                selected, own = _selected(params, labels, label), _axes_of_label(label)
+                state = tx.init(selected)
+                groups[label] = marked_as_updated(tx, selected, state, workers, own)
+            return ShardLocalState(groups)
+
+        if not _axis.is_bound(workers):
+            return ShardLocalState(
+                {label: tx.init(_selected(params, labels, label)) for label in names}
+            )
+        structure: list[PyTree] = []
+
+        def record(params: PyTree) -> tuple[()]:
+            _require_shards(params, labels)
+            structure.append(jax.tree.map(lambda _: 0, first(params)))
+            return ()
+
+        jax.eval_shape(on_shards(record, (each,), ()), params)
+        result: ShardLocalState = on_shards(first, (each,), state_specs(structure[0]))(params)
+        return result
+
+    @averages_over(workers)
     def update_fn(
         updates: PyTree,
-        state: PyTree,
+        state: ShardLocalState,
         params: PyTree = None,
         *,
-        weight: jax.Array | float | None = None,
-        **extra_args: object,
-    ) -> tuple[PyTree, PyTree]:
-        del params, extra_args
+        shard_axes: tuple[str, ...] = (),
+        **extra_args: Any,
+    ) -> tuple[PyTree, ShardLocalState]:
+        del params
+        require_state(state, ShardLocalState, "`shard_local`")
+        if shard_axes:
+            raise ValueError("`shard_local` cannot be inside another `shard_local`.")
         each = _spec_of_each(updates, specs)
-        cuts = {
-            jax.tree_util.keystr(path): _axes_in(spec)
-            for path, spec in jax.tree_util.tree_leaves_with_path(
-                each, is_leaf=lambda node: isinstance(node, PartitionSpec)
-            )
-        }
-        kinds = set(cuts.values())
-        if not kinds:
-            return tx.update(updates, state)
-        if len(kinds) > 1 or not min(kinds) or min(kinds) & set(own_axes):
-            cut = {where: sorted(axes) for where, axes in cuts.items()}
+        labels = _labels(each, workers)
+        names = sorted(set(jax.tree.leaves(labels)))
+        if names != sorted(state.groups):
             raise ValueError(
-                "`specs` must shard all leaves over the same axes, at least one, and not over "
-                f"{own_axes}, the axes of the aggregator, got {cut}. Separate the other "
-                "leaves with `optax.partition`."
+                f"This state of `shard_local` is for leaves over {sorted(state.groups)}, but "
+                f"`specs` shards the updates over {names}. Make a new state with `jaxcomm.init`."
             )
-        axes = tuple(sorted(kinds.pop()))
+        if not names:
+            return updates, state
+        static = {name: x for name, x in extra_args.items() if name == "outer_axes"}
+        arrays = {name: x for name, x in extra_args.items() if name not in static}
 
         def update(
-            updates: PyTree, leaves: list[jax.Array], weight: jax.Array | float | None
-        ) -> tuple[PyTree, list[jax.Array]]:
-            # Shards and whole leaves divide into different units, but neither has memory.
-            like, structure = jax.tree.flatten(jax.eval_shape(tx.init, updates))
-            if len(like) != len(leaves):
-                raise ValueError("`shard_local` takes only aggregators without memory.")
-            result, after = tx.update(
-                updates, jax.tree.unflatten(structure, leaves), outer_axes=axes, weight=weight
-            )
-            return result, jax.tree.leaves(after)
+            updates: PyTree, state: ShardLocalState, arrays: dict[str, PyTree]
+        ) -> tuple[PyTree, ShardLocalState]:
+            _require_shards(updates, labels)
+            results, groups = [], {}
+            for label in names:
+                selected, own = _selected(updates, labels, label), _axes_of_label(label)
+                before, varying = unmarked(state.groups[label], own)
+                like = jax.eval_shape(tx.init, selected)
+                result, after = tx.update(
+                    selected,
+                    as_structured(before, like, label),
+                    shard_axes=own,
+                    **static,
+                    **arrays,
+                )
+                after = jax.tree.unflatten(jax.tree.structure(before), jax.tree.leaves(after))
+                results.append(result)
+                groups[label] = marked(after, own, varying)
+            return _joined(results), ShardLocalState(groups)
 
-        leaves, structure = jax.tree.flatten(state)
-        if not all(map(_axis.is_bound, axes)):
-            update = _axis.over_shards(update, axes, each, own_axes)
-        result, after = update(updates, leaves, weight)
-        return result, jax.tree.unflatten(structure, after)
+        specs_after = state_specs(state)
+        run = on_shards(update, (each, specs_after, _WHOLE), (each, specs_after))
+        result: tuple[PyTree, ShardLocalState] = run(updates, state, arrays)
+        return result
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

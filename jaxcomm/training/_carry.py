@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import (
+    kept_specs,
     place,
     require_kept,
     require_marked,
@@ -60,16 +61,20 @@ def require_carry_kept(carry: Carry) -> None:
         require_kept(tree, name)
 
 
-def require_whole_carry(carry: Carry) -> None:
-    """Raises a ValueError if types say that parameters or model state are sharded."""
-    require_whole_types(carry.params, state_specs(carry.params), "params")
-    require_whole_types(carry.model_state, state_specs(carry.model_state), "model_state")
+def require_whole_carry(carry: Carry, shard_axes: tuple[str, ...]) -> None:
+    """Raises a ValueError if types say that other axes shard parameters or model state."""
+    for name, tree in (("params", carry.params), ("model_state", carry.model_state)):
+        require_whole_types(tree, state_specs(tree), name, shard_axes)
 
 
-def place_carry(carry: Carry, mesh: Mesh) -> Carry:
-    """Places the trees on the mesh: `PerWorker` leaves over their axes, the rest replicated."""
-    trees = carry._asdict()
-    return Carry(**{name: place(x, mesh, state_specs(x), name) for name, x in trees.items()})
+def place_carry(carry: Carry, mesh: Mesh, shard_axes: tuple[str, ...]) -> tuple[Carry, Carry]:
+    """Places the trees on the mesh: `PerWorker` leaves over their axes, the rest replicated.
+
+    Arrays that are sharded over `shard_axes` stay so. Returns the trees and their specs.
+    """
+    specs = kept_specs(carry, mesh, state_specs(carry), shard_axes)
+    trees = zip(carry._asdict().items(), specs, strict=True)
+    return Carry(*(place(tree, mesh, own, name) for (name, tree), own in trees)), specs
 
 
 def public_step(

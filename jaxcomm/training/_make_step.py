@@ -7,8 +7,19 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._mesh import is_traced, place, require_axes, shard_map, typed_as, unshared
+from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
+from jaxcomm._mesh import (
+    constrained,
+    is_traced,
+    kept_specs,
+    place,
+    require_axes,
+    require_shard_axes,
+    shard_map,
+    typed_as,
+    unshared,
+)
+from jaxcomm._sharded import is_spec, tracing
 from jaxcomm._state import state_specs
 from jaxcomm.training._carry import (
     Carry,
@@ -35,6 +46,7 @@ def make_step(
     mesh: Mesh,
     *,
     axis_name: AxisName = "data",
+    shard_axes: AxisName = (),
     has_aux: bool = False,
     has_model_state: bool = False,
     gradients: GradientFn | None = None,
@@ -59,6 +71,12 @@ def make_step(
       tx: An optax transformation with an aggregator before the optimizer, or gossip after it.
       mesh: The devices; its axes may be Auto or Explicit.
       axis_name: The mesh axis, or axes, of the workers.
+      shard_axes: The mesh axes over which parameters are sharded. They stay automatic: `loss_fn`
+        computes with whole arrays, and XLA's partitioner divides the work over these axes, or
+        `loss_fn` has a nested `jax.shard_map` over them. Parameters and state keep their sharding.
+        Wrap aggregators with a codec in :func:`jaxcomm.shard_local`. The batch is whole on these
+        axes unless it is placed otherwise, for instance sharded over
+        `PartitionSpec(("data", "fsdp"))`.
       has_aux: Whether `loss_fn` returns metrics.
       has_model_state: Whether `loss_fn` takes and returns a model state: values that the forward
         pass changes, such as the running statistics of BatchNorm.
@@ -104,7 +122,8 @@ def make_step(
       ValueError: If the mesh lacks an axis; if the global batch is empty, is not divisible by the
         devices or, on a mesh of several processes, belongs to one process only; if aux is not a
         dict of means; if updates or state would differ by worker; if the state belongs to another
-        `tx` or number of workers; if parameters are sharded over devices or were already donated;
+        `tx` or number of workers; if parameters are sharded over other axes than `shard_axes` or
+        were already donated; if a transformation would gather sharded parameters;
         or if no transformation in `tx` uses an extra argument.
 
     Example:
@@ -121,10 +140,10 @@ def make_step(
     require_axes(mesh, axis_name)
     require_step_of(loss_fn, tx, gradients, has_model_state)
     check_metrics(metrics)
-    names = _axis.names(axis_name)
-    inner = tuple(name for name in mesh.axis_names if name not in names)
+    names, shards = _axis.names(axis_name), require_shard_axes(mesh, axis_name, shard_axes)
+    inner = tuple(name for name in mesh.axis_names if name not in (*names, *shards))
     sizes = dict(mesh.shape)
-    devices = math.prod(sizes.values())
+    devices = math.prod(sizes[name] for name in (*names, *inner))
     step_of_worker = worker_step(
         loss_fn, tx, axis_name, inner, has_aux, has_model_state, gradients, metrics
     )
@@ -132,7 +151,11 @@ def make_step(
     metrics_spec = PartitionSpec(names) if metrics == "own" else whole
 
     def on_mesh(
-        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
+        carry: Carry,
+        batch: PyTree,
+        key: jax.Array | None,
+        extra_args: dict[str, PyTree],
+        kept: tuple[PartitionSpec, ...] = (),
     ) -> tuple[Carry, dict[str, jax.Array]]:
         specs = state_specs(carry)
         run = shard_map(
@@ -140,11 +163,13 @@ def make_step(
             mesh,
             in_specs=(specs, batch_spec, whole, whole),
             out_specs=(specs, metrics_spec, whole),
+            shard_axes=shards,
         )
-        new, values, diagnostics = run(carry, batch, key, extra_args)
-        return typed_as(new, carry), values | diagnostics
+        with tracing(shards):
+            new, values, diagnostics = run(carry, batch, key, extra_args)
+        return typed_as(constrained(new, mesh, kept), carry), values | diagnostics
 
-    jitted = jax.jit(on_mesh, donate_argnums=0 if donate else ())
+    jitted = jax.jit(on_mesh, donate_argnums=0 if donate else (), static_argnums=4)
     one_at_a_time = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
     used: set[str] = set()
 
@@ -154,8 +179,11 @@ def make_step(
         require_divisible(batch, devices)
         require_carry(carry, sizes, axis_name)
         traced = is_traced((carry, batch, key, extra_args))
+        kept: tuple[PartitionSpec, ...] = ()
+        if shards and isinstance(carry.params, PerWorker):
+            raise ValueError("Parameters that differ by worker do not support `shard_axes`.")
         if traced:
-            require_whole_carry(carry)
+            require_whole_carry(carry, shards)
         else:
             require_global(batch, mesh)
             require_carry_kept(carry)
@@ -163,14 +191,16 @@ def make_step(
                 jax.block_until_ready(carry)
             if donate:
                 carry, batch = unshared(carry, batch)
-            carry = place_carry(carry, mesh)
-            batch = place(batch, mesh, jax.tree.map(lambda _: batch_spec, batch), "batch")
+            carry, specs = place_carry(carry, mesh, shards)
+            kept = tuple(jax.tree.leaves(specs, is_leaf=is_spec)) if shards else ()
+            rows = jax.tree.map(lambda _: batch_spec, batch)
+            batch = place(batch, mesh, kept_specs(batch, mesh, rows, shards), "batch")
             if (
                 not mesh.is_multi_process
             ):  # With several, JAX would compare them across processes in each step.
                 rest = jax.tree.map(lambda _: whole, (key, extra_args))
                 key, extra_args = place((key, extra_args), mesh, rest, "extra")
         require_used(on_mesh, (carry, batch, key), extra_args, used, devices)
-        return (on_mesh if traced else jitted)(carry, batch, key, extra_args)
+        return (on_mesh if traced else jitted)(carry, batch, key, extra_args, kept)
 
     return public_step(run, has_model_state)

@@ -202,16 +202,20 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
     jaxpr = jax.make_jaxpr(getattr(fn, "on_mesh", fn))(*args, **kwargs)
     found = Account(collectives_of(jaxpr.jaxpr))
     automatic = {name for collective in found.collectives for name in collective.automatic}
+    sharded = []
     for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
         spec = getattr(getattr(leaf, "sharding", None), "spec", ())
         named = {
             name for part in spec for name in ([part] if isinstance(part, str) else part or ())
         }
         if over := sorted(named & automatic):
-            warnings.warn(
-                f"The argument at {jax.tree_util.keystr(path[1:])} is sharded over {over}, and XLA "
-                "may gather it before sending: the account counts the whole array, an upper bound. "
-                "`jaxcomm.shard_local(tx, specs)` sends each shard separately.",
-                stacklevel=2,
-            )
+            sharded.append(f"at {jax.tree_util.keystr(path[1:])} is sharded over {over}")
+    if sharded:
+        others = f" (and {len(sharded) - 1} other arguments)" if len(sharded) > 1 else ""
+        warnings.warn(
+            f"The argument {sharded[0]}{others}, and XLA may gather it before sending: the account "
+            "counts the whole array, an upper bound. `jaxcomm.shard_local(tx, specs)` sends each "
+            "shard separately.",
+            stacklevel=2,
+        )
     return found

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import jaxcomm
 from jaxcomm.aggregation import _narrow_mean
 from jaxcomm.testing._steps import Setting, require_visible
-from tests.aggregation.test_hierarchical import OVER_DATA
+from tests.aggregation.test_shard_local import OVER_DATA
 from tests.laws.test_wire import COLLECTIVE, compiled, compiled_collectives
 from tests.slow import slow
 from tests.workers import MODE_ROWS, Mode, aggregate, aggregator, initial
@@ -294,13 +294,14 @@ def test_shards(automatic: bool) -> None:
     updates = {"kernel": exact(2, "bfloat16")["kernel"]}
     # Without `shard_local` an all-reduce of float32 leaves the shards where they are.
     tx = jaxcomm.mean() if automatic else jaxcomm.shard_local(jaxcomm.mean(), specs)
+    average = lambda x: tx.update(x, tx.init(x))[0]  # noqa: E731
     placed = jax.device_put(
         jax.tree.map(jnp.asarray, updates),
         NamedSharding(mesh, PartitionSpec("data", None, "model")),
     )
     run = jax.jit(
         jax.shard_map(
-            lambda x: tx.update(jax.tree.map(lambda leaf: leaf[0], x), tx.init(x))[0],
+            lambda x: average(jax.tree.map(lambda leaf: leaf[0], x)),
             mesh=mesh,
             in_specs=PartitionSpec("data"),
             out_specs=PartitionSpec(),

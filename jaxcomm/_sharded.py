@@ -1,0 +1,123 @@
+"""Parameters that are sharded over mesh axes which are not axes of workers."""
+
+import contextlib
+import contextvars
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxcomm._base import PyTree
+
+_SHARDED_OVER: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
+    "sharded_over", default=()
+)
+
+
+@contextlib.contextmanager
+def tracing(axes: tuple[str, ...]) -> Iterator[None]:
+    """States, while a step is traced, which automatic axes shard the parameters."""
+    token = _SHARDED_OVER.set(axes)
+    try:
+        yield
+    finally:
+        _SHARDED_OVER.reset(token)
+
+
+def require_shards() -> None:
+    """Raises in a step whose parameters are sharded, except on their shards.
+
+    Flat buckets of whole leaves would make the partitioner gather the shards.
+    """
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    if axes := [name for name in _SHARDED_OVER.get() if name not in manual]:
+        raise ValueError(
+            f"The parameters are sharded over {axes}, and this transformation would gather them. "
+            "Wrap the aggregator: `jaxcomm.shard_local(aggregator, specs)` with `specs = "
+            "jax.tree.map(lambda x: x.sharding.spec, params)`. Gossip does not support sharded "
+            "parameters."
+        )
+
+
+def _names_in(entry: Any) -> tuple[str, ...]:
+    if isinstance(entry, str):
+        return (entry,)
+    return tuple(entry) if isinstance(entry, tuple | list) else ()
+
+
+def axes_in(spec: PartitionSpec) -> tuple[str, ...]:
+    """The mesh axes of a spec, in its order."""
+    return tuple(name for entry in spec for name in _names_in(entry))
+
+
+def restricted(spec: PartitionSpec, axes: tuple[str, ...]) -> PartitionSpec:
+    """The spec without the axes that are not in `axes`."""
+
+    def kept(entry: Any) -> Any:
+        names = tuple(name for name in _names_in(entry) if name in axes)
+        return names[0] if len(names) == 1 else names or None
+
+    entries = [*map(kept, spec)]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def joined(first: PartitionSpec, second: PartitionSpec) -> PartitionSpec:
+    """A spec that shards each axis as both do; `first` is the outer one."""
+    entries = itertools.zip_longest(first, second)
+    names = [(*_names_in(one), *_names_in(other)) for one, other in entries]
+    return PartitionSpec(*(each[0] if len(each) == 1 else each or None for each in names))
+
+
+def is_spec(node: object) -> bool:
+    """Whether a node of a tree is a spec, which is a leaf although it may be a tuple."""
+    return isinstance(node, PartitionSpec)
+
+
+def all_restricted(specs: PyTree, axes: tuple[str, ...]) -> PyTree:
+    """`restricted` for a tree of specs."""
+    return jax.tree.map(lambda spec: restricted(spec, axes), specs, is_leaf=is_spec)
+
+
+def spec_on(mesh: Mesh, x: Any) -> PartitionSpec:
+    """How an array, or a `jax.ShapeDtypeStruct`, is sharded over `mesh`."""
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.shape_tuple != mesh.shape_tuple:
+        return PartitionSpec()
+    return sharding.spec
+
+
+def specs_of_state(state: PyTree, base: PyTree, params: PyTree, param_specs: PyTree) -> PyTree:
+    """The specs of optimizer state: a moment is sharded as its parameter.
+
+    A leaf is the moment of a parameter if it has the shape of the parameter, after an axis of
+    workers if it has one, and if its path ends with the path of the parameter.
+
+    Args:
+      state: The state of an optimizer.
+      base: The specs of its leaves over the axes of workers.
+      params: The parameters.
+      param_specs: Their specs.
+    """
+    like = [
+        (path, x.shape, spec)
+        for (path, x), spec in zip(
+            jax.tree_util.tree_leaves_with_path(params),
+            jax.tree.leaves(param_specs, is_leaf=is_spec),
+            strict=True,
+        )
+    ]
+
+    def spec(path: tuple[Any, ...], x: Any, own: PartitionSpec) -> PartitionSpec:
+        lead = len(own)  # PerWorker leaves have an axis of workers.
+        found = [
+            param_spec
+            for end, shape, param_spec in like
+            if x.shape[lead:] == shape and path[len(path) - len(end) :] == end
+        ]
+        return PartitionSpec(*own, *found[0]) if len(found) == 1 else own
+
+    return jax.tree_util.tree_map_with_path(spec, state, base)
