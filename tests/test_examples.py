@@ -65,5 +65,5 @@ def test_its_marks(path: Path) -> None:
     assert f"| {stated} |" in row
 
 
-def test_there_are_six() -> None:
-    assert len(PROGRAMS) == 6 and QUICK.issubset(path.stem for path in PROGRAMS)
+def test_there_are_seven() -> None:
+    assert len(PROGRAMS) == 7 and QUICK.issubset(path.stem for path in PROGRAMS)

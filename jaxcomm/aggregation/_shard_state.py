@@ -106,22 +106,26 @@ def marked_as_updated(
                 "`jaxcomm.init`."
             )
         return state
-    varying: frozenset[str] = frozenset()
-    while True:
-        paths: list[str] = []
 
-        def record(
-            updates: PyTree, state: PyTree, varying: frozenset[str], paths: list[str]
-        ) -> tuple[()]:
-            state, _ = unmarked(marked(state, axes, varying), axes)
-            _, after = tx.update(updates, state, shard_axes=axes)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(after, is_leaf=_is_marked):
-                if not isinstance(leaf, PerWorker) and _axis.varying(leaf) & set(axes):
-                    paths.append(jax.tree_util.keystr(path))
-            return ()
+    def differing(state: PyTree) -> frozenset[str]:
+        leaves = jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_marked)
+        return frozenset(
+            jax.tree_util.keystr(path)
+            for path, leaf in leaves
+            if not _is_marked(leaf) and _axis.varying(leaf) & set(axes)
+        )
 
-        updates = _axis.local_params(params, workers)
-        jax.eval_shape(lambda u, s: record(u, s, varying, paths), updates, state)  # noqa: B023
-        if frozenset(paths) <= varying:
-            return marked(state, axes, varying)
-        varying |= frozenset(paths)
+    def after_update(varying: frozenset[str]) -> frozenset[str]:
+        found: list[frozenset[str]] = []
+
+        def update(updates: PyTree, state: PyTree) -> None:
+            before, _ = unmarked(marked(state, axes, varying), axes)
+            found.append(differing(tx.update(updates, before, shard_axes=axes)[1]))
+
+        jax.eval_shape(update, _axis.local_params(params, workers), state)
+        return found[0]
+
+    varying = differing(state)
+    while not (after := after_update(varying)) <= varying:
+        varying |= after
+    return marked(state, axes, varying)

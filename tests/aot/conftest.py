@@ -45,13 +45,33 @@ def eight_chips() -> Mesh:
 
 
 @pytest.fixture
-def h200() -> Mesh:
-    """A mesh of one H200."""
+def eight_chips_of_two_axes(eight_chips: Mesh) -> Mesh:
+    """Two workers of four chips each."""
+    return Mesh(eight_chips.devices.reshape(2, 4), ("data", "model"))
+
+
+def gpu_mesh(shape: tuple[int, ...], axes: tuple[str, ...]) -> Mesh:
+    """H200s of one host."""
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         pytest.skip("jax-cuda13-plugin is not installed: nothing can be compiled for GPU")
     if shutil.which("ptxas") is None:
         pytest.skip("there is no ptxas on PATH: nothing can be compiled for GPU")
+    count = int(np.prod(shape))
     described = topologies.get_topology_desc(
-        platform="cuda", target_config=(HERE / "h200.txtpb").read_text(), topology="1x1x1"
+        platform="cuda",
+        target_config=(HERE / "h200.txtpb").read_text(),
+        topology=f"1x1x{count}",
     )
-    return Mesh(np.array(described.devices), ("data",))
+    return Mesh(np.array(described.devices).reshape(shape), axes)
+
+
+@pytest.fixture
+def eight_h200_of_two_axes() -> Mesh:
+    """Two workers of four GPUs each."""
+    return gpu_mesh((2, 4), ("data", "model"))
+
+
+@pytest.fixture
+def h200() -> Mesh:
+    """A mesh of one H200."""
+    return gpu_mesh((1,), ("data",))

@@ -396,7 +396,7 @@ def test_mistakes() -> None:
             lambda: jaxcomm.make_step(linear, tx, other, shard_axes="model")(
                 start(other), state, rows(0, 4)
             ),
-            "for other parameters",
+            "is for 2 workers, but there are 4",
         ),
         (
             lambda: jaxcomm.init(

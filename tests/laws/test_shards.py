@@ -1,0 +1,65 @@
+"""Every aggregator beside sharded parameters."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+from tests.cases import CASES, Case, rows
+
+SPECS = {"kernel": P(None, "model"), "bias": P()}
+SHAPES = {"kernel": (6, 8), "bias": (5,)}
+
+
+def linear(params: Any, batch: Any) -> jax.Array:
+    """Its gradient is the worker's row."""
+    return sum(jnp.sum(params[name] * batch[name][0]) for name in params)
+
+
+def batches(workers: int) -> Any:
+    rng = np.random.default_rng(1)
+    return {
+        name: rng.normal(size=(workers, *shape)).astype(np.float32)
+        for name, shape in SHAPES.items()
+    }
+
+
+def trained(aggregator: Any, shards: int, params: Any, steps: int = 2, **options: Any) -> Any:
+    mesh = jax.make_mesh(
+        (2, shards), ("data", "model"), (AxisType.Auto,) * 2, devices=jax.devices()[: 2 * shards]
+    )
+    tx = optax.chain(aggregator, optax.sgd(1.0))
+    params = {k: jax.device_put(x, NamedSharding(mesh, SPECS[k])) for k, x in params.items()}
+    state = jaxcomm.init(tx, params, mesh, **options)
+    step = jaxcomm.make_step(linear, tx, mesh, **options)
+    rows = batches(2)
+    if not steps:
+        return jax.eval_shape(step, params, state, rows)[:2], (params, state)
+    for _ in range(steps):
+        params, state, _ = step(params, state, rows)
+    return jax.tree.map(np.asarray, params)
+
+
+@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+def test_one_shard_is_the_whole(case: Case) -> None:
+    """With one shard, the wrapper changes no bit of a group of leaves."""
+    for name, shape in SHAPES.items():
+        params = {name: np.zeros(shape, np.float32)}
+        wrapped = trained(jaxcomm.shard_local(case.make(), SPECS), 1, params, shard_axes="model")
+        np.testing.assert_array_equal(wrapped[name], trained(case.make(), 1, params)[name])
+
+
+@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+def test_types_prove_what_differs(case: Case) -> None:
+    """Parameters are equal on all workers; the state keeps its structure, shapes and marks."""
+    params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    tx = jaxcomm.shard_local(case.make(), SPECS)
+    after, before = trained(tx, 4, params, steps=0, shard_axes="model")
+    like = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
+    assert like(after) == like(before)
