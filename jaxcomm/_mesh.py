@@ -170,7 +170,7 @@ def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
         on_mesh = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
         if on_mesh and x.sharding.is_equivalent_to(sharding, x.ndim):
             # Another spec of the same sharding would make `jax.jit` compile again.
-            return jax.device_put(x, sharding) if any(spec) and x.sharding.spec != spec else x
+            return jax.device_put(x, sharding) if any(spec) and spec_on(mesh, x) != spec else x
         if mesh.is_multi_process and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
             # `jax.device_put` cannot place a key on devices of other processes.
             data = jax.device_put(jax.random.key_data(x), sharding)

@@ -93,8 +93,8 @@ def spec_on(mesh: Mesh, x: Any) -> PartitionSpec:
 def specs_of_state(state: PyTree, base: PyTree, params: PyTree, param_specs: PyTree) -> PyTree:
     """The specs of optimizer state: a moment is sharded as its parameter.
 
-    A leaf is the moment of a parameter if it has the shape of the parameter, after an axis of
-    workers if it has one, and if its path ends with the path of the parameter.
+    A moment has the shape of its parameter, after an axis of workers if it has one. Its path ends
+    with the path of the parameter.
 
     Args:
       state: The state of an optimizer.

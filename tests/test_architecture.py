@@ -56,6 +56,7 @@ CORE = [
     "_noise",
     "_units",
     "_counting",
+    "_sharded",
     "_buckets",
     "_entries",
     "_marked",

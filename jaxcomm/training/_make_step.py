@@ -59,9 +59,9 @@ def make_step(
               \qquad x' = x + \Delta
 
     `tx` determines what workers send; `metrics="mean"` adds one float32 per metric. See
-    :func:`jaxcomm.wire.account`. Mesh axes that are not in `axis_name` index the devices of one
-    worker. The worker's rows of the batch are split over these devices, and its gradient is the
-    exact mean over them in float32, rounded to the dtype of the gradient.
+    :func:`jaxcomm.wire.account`. Mesh axes that are neither in `axis_name` nor in `shard_axes`
+    index the devices of one worker. The worker's rows of the batch are split over these devices.
+    Its gradient is the exact mean over them in float32, rounded to the dtype of the gradient.
 
     Args:
       loss_fn: `(params, batch) -> loss`, the mean over its batch; with `has_aux=True`,
