@@ -137,7 +137,8 @@ def reduce_statistics(
 
     Args:
       axis_name: The axis to reduce over.
-      kinds: `"max"`, `"sum"` or `"or"` for each statistic of a group.
+      kinds: `"max"`, `"sum"` or `"or"` for each statistic of a group; or `"equal"` for one that is
+        equal on all workers already, which is not sent.
       statistics: One tree like `kinds` per group, with float32 leaves, or uint32 for `"or"`.
       finite: bool[], whether this worker's units are finite.
 
@@ -149,7 +150,7 @@ def reduce_statistics(
     arrays.append(jnp.where(finite, 0.0, 1.0).astype(jnp.float32))
     kind_of.append("sum" if "sum" in kind_of and "max" not in kind_of else "max")
     reduced = list(arrays)
-    for kind in dict.fromkeys(kind_of):
+    for kind in dict.fromkeys(kind for kind in kind_of if kind != "equal"):
         members = [i for i, other in enumerate(kind_of) if other == kind]
         vector, split = to_vector([arrays[i] for i in members])
         combined = _ACROSS_WORKERS[kind](vector, axis_name)

@@ -24,6 +24,10 @@ def _checkable(codec: Codec, statistic: PyTree) -> list[jax.Array]:
 def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exchange:
     """Reduces statistics, encodes with them, combines the payloads, and decodes once."""
 
+    # The sum of such payloads is not finite if a unit of any worker is not.
+    sends_statistics = {*jax.tree.leaves(codec.reduce_statistics)} - {"equal"}
+    flagged_by_payload = exposes_nonfinite(codec.encode) and not sends_statistics
+
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
         contexts = [part.context.replace(workers=workers) for part in parts]
@@ -39,9 +43,11 @@ def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exc
         ]
         groups = [part.unit.group for part in parts]
         of_groups = over_units(codec.reduce_statistics, measured, groups)
-        statistics, finite = reduce_statistics(
-            axis_name, codec.reduce_statistics, of_groups, all_finite(checked)
-        )
+        statistics: dict[int, PyTree] = of_groups
+        if not flagged_by_payload:
+            statistics, finite = reduce_statistics(
+                axis_name, codec.reduce_statistics, of_groups, all_finite(checked)
+            )
         contexts = [
             context.replace(statistics=statistics[group])
             for context, group in zip(contexts, groups, strict=True)
@@ -51,10 +57,13 @@ def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exc
             for context, part in zip(contexts, parts, strict=True)
         ]
         payloads = [payload for payload, _ in encoded]
+        totals = combine(parts, payloads)
+        if flagged_by_payload:
+            finite = all_finite(jax.tree.leaves(totals))
         units = [
             Encoded(context, memory, part.codec.decode(context.received(workers), total), total)
             for part, context, (_, memory), total in zip(
-                parts, contexts, encoded, combine(parts, payloads), strict=True
+                parts, contexts, encoded, totals, strict=True
             )
         ]
 

@@ -1,6 +1,6 @@
 """Aggregators that run one after another during training, and a learning-rate warm-up."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -78,19 +78,28 @@ def warmup(
       Lin et al., `Deep Gradient Compression <https://arxiv.org/abs/1712.01887>`_, 2018.
     """
     require_steps("every", every)
+    return in_stages(stages, lambda step: jnp.minimum(step // every, len(stages) - 1), "warmup")
+
+
+def in_stages(
+    stages: Sequence[optax.GradientTransformationExtraArgs],
+    stage_of: Callable[[jax.Array], jax.Array],
+    user: str,
+) -> optax.GradientTransformationExtraArgs:
+    """Runs stage number `stage_of(step)`; all stages share one state. Errors name `user`."""
     stages = tuple(stages)
-    axes = common_axes(stages, "warmup")
+    axes = common_axes(stages, user)
 
     def init_fn(params: PyTree) -> WarmupState:
-        return WarmupState(jnp.zeros((), jnp.int32), common_state(stages, params, "warmup"))
+        return WarmupState(jnp.zeros((), jnp.int32), common_state(stages, params, user))
 
     @averages_over(axes)
     def update_fn(
         updates: PyTree, state: WarmupState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, WarmupState]:
-        require_state(state, WarmupState, "`warmup`")
+        require_state(state, WarmupState, f"`{user}`")
         result, inner = collective_switch(
-            jnp.minimum(state.step // every, len(stages) - 1),
+            stage_of(state.step),
             [partial(stage.update, updates, state.inner, params, **extra_args) for stage in stages],
         )
         return result, WarmupState(optax.safe_increment(state.step), inner)

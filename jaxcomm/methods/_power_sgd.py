@@ -4,12 +4,14 @@ from typing import Any, Unpack
 
 import optax
 
-from jaxcomm._base import AxisName
+from jaxcomm._base import AxisName, Codec
 from jaxcomm._require import checked
 from jaxcomm.aggregation import all_reduce_mean
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.aggregation._warmup import in_stages
 from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.low_rank import power_iteration
+from jaxcomm.compression.low_rank import power_iteration, projection
+from jaxcomm.compression.low_rank._alternating_projection import Side
 from jaxcomm.compression.low_rank._matrices import require_count
 from jaxcomm.methods._leaves import require_leaves
 
@@ -22,6 +24,7 @@ def power_sgd(
     rank: int,
     drawn: int = 1,
     memory_rank: int | None = None,
+    alternate: bool = False,
     decay: float = 1.0,
     residual_dtype: Any = "float32",
     **options: Unpack[AggregatorOptions],
@@ -44,6 +47,18 @@ def power_sgd(
     factors, with a flag of 4 bytes that reports non-finite updates, and one for the right factors.
     Small leaves of equal shape share one batched orthogonalization.
 
+    With `alternate=True` (ACP-SGD), one factor is sent per step, in one all-reduce:
+
+    .. math:: t \text{ even: } B = \operatorname{orth}([Q, R]), \quad P = \frac{1}{n} \sum_i A_i B,
+              \quad \text{update } P B^T, \quad E_i' = A_i - A_i B B^T
+
+    .. math:: t \text{ odd: } B = \operatorname{orth}([P, R]), \quad Q = \frac{1}{n} \sum_i A_i^T B,
+              \quad \text{update } B Q^T, \quad E_i' = A_i - B B^T A_i
+
+    A worker then sends :math:`2 (n - 1) / n` times `4 (rank + drawn) rows` bytes per matrix in even
+    steps, and `4 (rank + drawn) columns` in odd steps. Each basis is one step old.
+    :func:`jaxcomm.compression.low_rank.projection` explains the codec.
+
     Args:
       axis_name: The mesh axis, or axes, of the workers.
       rank: The number of columns of :math:`Q`, at least 1. Matrices with fewer rows or columns use
@@ -53,6 +68,8 @@ def power_sgd(
       memory_rank: The number of columns of :math:`Q` that the state holds, at least `rank`, the
         default. With the same number, methods of different ranks can be the stages of
         :func:`jaxcomm.warmup`.
+      alternate: Whether to send one factor per step, in turn. It cannot be combined with
+        `memory_rank`.
       decay: :math:`\beta`, in (0, 1].
       residual_dtype: The dtype of :math:`E_i`: float32, or bfloat16 for half the memory.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `scope` must be `"leaf"`, the
@@ -77,7 +94,8 @@ def power_sgd(
       True
 
     References:
-      Vogels, Karimireddy, Jaggi, `PowerSGD <https://arxiv.org/abs/1905.13727>`_, 2019.
+      Vogels, Karimireddy, Jaggi, `PowerSGD <https://arxiv.org/abs/1905.13727>`_, 2019. Zhang et
+      al., `ACP-SGD <https://arxiv.org/abs/2306.08881>`_, 2023.
 
     Differs from the paper: the random columns are new, and `columns` more numbers per matrix are
     sent for each of them. The residual holds gradients, and the learning rate and momentum are
@@ -86,6 +104,15 @@ def power_sgd(
     """
     require_leaves(options)
     require_count("drawn", drawn, 1)
-    codec = power_iteration(rank, drawn=drawn, memory_rank=memory_rank)
-    feedback = error_feedback(codec, decay=decay, residual_dtype=residual_dtype)
-    return all_reduce_mean(axis_name, feedback, **options)
+
+    def aggregator(codec: Codec) -> optax.GradientTransformationExtraArgs:
+        feedback = error_feedback(codec, decay=decay, residual_dtype=residual_dtype)
+        return all_reduce_mean(axis_name, feedback, **options)
+
+    if not alternate:
+        return aggregator(power_iteration(rank, drawn=drawn, memory_rank=memory_rank))
+    if memory_rank is not None:
+        raise ValueError("`memory_rank` cannot be combined with `alternate`=True. Omit one of them.")
+    sides: tuple[Side, ...] = ("right", "left")
+    stages = [aggregator(projection(rank, side, drawn=drawn)) for side in sides]
+    return in_stages(stages, lambda step: step % 2, "power_sgd")

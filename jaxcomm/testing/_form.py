@@ -40,11 +40,13 @@ def _require_statistics(codec: Codec, measured: PyTree, what: str) -> None:
     for kind, leaf in zip(
         jax.tree.leaves(codec.reduce_statistics), jax.tree.leaves(measured), strict=True
     ):
-        dtype = {"sum": "float32", "max": "float32", "or": "uint32"}.get(kind)
+        dtype = {"sum": "float32", "max": "float32", "or": "uint32", "equal": "float32"}.get(
+            kind
+        )
         require_law(
             dtype is not None,
             STATISTICS,
-            f"`reduce_statistics` must consist of 'sum', 'max' or 'or', got {kind!r}.",
+            f"`reduce_statistics` must consist of 'sum', 'max', 'or' or 'equal', got {kind!r}.",
         )
         require_law(
             leaf.dtype == dtype,

@@ -162,7 +162,7 @@ def feedback_loop(
     return codec._replace(
         init=init,
         measure=Marked(measure, exposes_nonfinite=exposes_nonfinite(codec.measure)),
-        encode=encode,
+        encode=Marked(encode, exposes_nonfinite=exposes_nonfinite(codec.encode)),
         finalize=finalize,
         diagnose=diagnose,
         claims=Claims(),
