@@ -1,5 +1,6 @@
 """PowerSGD and ATOMO in NumPy, and codecs of matrices for tests whose units are vectors."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import Codec, Context
+from jaxcomm._marked import Marked
 
 
 def of_matrices(codec: Codec, columns: int) -> Codec:
@@ -26,10 +28,20 @@ def of_matrices(codec: Codec, columns: int) -> Codec:
         update, memory = codec.finalize(inside(context), payload, matrix(mean))
         return unit(update, mean.shape), memory
 
+    def of_vector(function: Any) -> Any:
+        """The function of the laid out unit, with its known properties."""
+
+        def changed(context: Context, x: jax.Array) -> Any:
+            inner = function.function if isinstance(function, Marked) else function
+            return inner(inside(context), matrix(x))
+
+        is_marked = isinstance(function, Marked)
+        return dataclasses.replace(function, function=changed) if is_marked else changed
+
     return codec._replace(
         init=lambda x: codec.init(matrix(x)),
-        measure=lambda context, x: codec.measure(inside(context), matrix(x)),
-        encode=lambda context, x: codec.encode(inside(context), matrix(x)),
+        measure=of_vector(codec.measure),
+        encode=of_vector(codec.encode),
         decode=lambda context, payload: unit(codec.decode(inside(context), payload), context.shape),
         finalize=finalize,
     )

@@ -112,7 +112,9 @@ def power_sgd(
     if not alternate:
         return aggregator(power_iteration(rank, drawn=drawn, memory_rank=memory_rank))
     if memory_rank is not None:
-        raise ValueError("`memory_rank` cannot be combined with `alternate`=True. Omit one of them.")
+        raise ValueError(
+            "`memory_rank` cannot be combined with `alternate`=True. Omit one of them."
+        )
     sides: tuple[Side, ...] = ("right", "left")
     stages = [aggregator(projection(rank, side, drawn=drawn)) for side in sides]
     return in_stages(stages, lambda step: step % 2, "power_sgd")

@@ -40,9 +40,7 @@ def _require_statistics(codec: Codec, measured: PyTree, what: str) -> None:
     for kind, leaf in zip(
         jax.tree.leaves(codec.reduce_statistics), jax.tree.leaves(measured), strict=True
     ):
-        dtype = {"sum": "float32", "max": "float32", "or": "uint32", "equal": "float32"}.get(
-            kind
-        )
+        dtype = {"sum": "float32", "max": "float32", "or": "uint32", "equal": "float32"}.get(kind)
         require_law(
             dtype is not None,
             STATISTICS,

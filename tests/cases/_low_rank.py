@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcomm
+from jaxcomm.aggregation._warmup import in_stages
 from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.low_rank import power_iteration, spectral_sampling
+from jaxcomm.compression.low_rank import power_iteration, projection, spectral_sampling
 from tests.cases._case import Case, Sizes, all_reduce
 from tests.low_rank import atomo_probabilities, of_matrices
 
@@ -58,6 +59,24 @@ def power_iteration_moment(x: np.ndarray) -> float:
     return float(np.sum(x**2) - found) * (1 - 1 / (len(matrix) - 1))
 
 
+def projection_numbers(size: int) -> int:
+    """Of a unit that is laid out, in a step of the right side: one column and the drawn one."""
+    rows = padded(size) // COLUMNS
+    return 2 * rows if 2 * max(rows, COLUMNS) < rows * COLUMNS else padded(size)
+
+
+def projection_moment(x: np.ndarray) -> float:
+    """The drawn direction is uniform in the space that is orthogonal to the known one."""
+    matrix = laid_out(x)
+    if 2 * max(matrix.shape) >= matrix.size:
+        return 0.0
+    key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), 1)
+    right = np.asarray(jax.random.normal(key, (COLUMNS, 1), jnp.float32), np.float64)
+    found = np.sum((matrix @ right) ** 2) / np.sum(right**2)
+    return float(np.sum(x**2) - found) * (1 - 1 / (COLUMNS - 1))
+
+
+_SIDES = [of_matrices(projection(1, side), COLUMNS) for side in ("right", "left")]
 _MATRICES = of_matrices(power_iteration(1), COLUMNS)
 
 
@@ -123,6 +142,29 @@ LOW_RANK = [
         unbiased=False,
         variance=None,
         codec=error_feedback(power_iteration(1)),
+        feedback=True,
+        common_coins=True,
+    ),
+    Case(
+        "power_sgd_alternate",
+        cache(
+            lambda axis_name="data", seed=0: in_stages(
+                [
+                    jaxcomm.all_reduce_mean(axis_name, error_feedback(side), seed=seed)
+                    for side in _SIDES
+                ],
+                lambda step: step % 2,
+                "power_sgd",
+            )
+        ),
+        bytes=lambda sizes, n: all_reduce(4 * sum(map(projection_numbers, sizes)), n),
+        dtypes=lambda n: {"f32"},
+        unbiased=False,
+        variance=None,
+        codec=error_feedback(_SIDES[0]),
+        compressor=_SIDES[0],
+        contraction=lambda d: 1 / d,
+        moment=projection_moment,
         feedback=True,
         common_coins=True,
     ),

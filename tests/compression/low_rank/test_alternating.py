@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 
 import jaxcomm
 from jaxcomm import Claims, Context
+from jaxcomm.aggregation._warmup import in_stages
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.low_rank import projection
 from jaxcomm.testing import check_codec
@@ -58,12 +59,8 @@ def run(tx: Any, given: Any) -> tuple[Any, Any]:
 
 def test_is_acp_sgd_without_drawn_columns() -> None:
     codecs = {side: projection(RANK, side, drawn=0) for side in ("right", "left")}
-    from jaxcomm.aggregation._warmup import in_stages
-
     stages = [
-        jaxcomm.all_reduce_mean(
-            "data", error_feedback(codec._replace(claims=Claims(bounded=True)))
-        )
+        jaxcomm.all_reduce_mean("data", error_feedback(codec._replace(claims=Claims(bounded=True))))
         for codec in codecs.values()
     ]
     tx = in_stages(stages, lambda step: step % 2, "power_sgd")
@@ -75,8 +72,7 @@ def test_is_acp_sgd_without_drawn_columns() -> None:
 
 def test_nothing_is_lost() -> None:
     means, states = run(jaxcomm.power_sgd(rank=RANK, alternate=True), updates())
-    (own,) = jax.tree.leaves(states.inner.own.trees["data"] if hasattr(states.inner.own, "trees")
-                             else states.inner.own)  # fmt: skip
+    (own,) = jax.tree.leaves(states.inner.own)
     left = np.asarray(own, np.float64).reshape(WORKERS, ROWS, COLUMNS).mean(axis=0)
     sent = means[:, 0].astype(np.float64).sum(axis=0)
     np.testing.assert_allclose(sent + left, updates().mean(axis=1).sum(axis=0), atol=1e-4)
@@ -92,23 +88,20 @@ def test_matrices_of_the_rank_arrive_in_full_from_the_second_step_on() -> None:
 
 @pytest.mark.parametrize("side, numbers", [("right", ROWS), ("left", COLUMNS)])
 def test_a_step_sends_one_factor_in_one_collective(side: Any, numbers: int) -> None:
-    tx = jaxcomm.all_reduce_mean("data", error_feedback(projection(RANK, side)))
+    aggregator = jaxcomm.all_reduce_mean("data", error_feedback(projection(RANK, side)))
+    tx = optax.chain(aggregator, optax.sgd(0.1))
     x = jnp.asarray(updates()[0, 0])
     mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
     step = jaxcomm.make_step(
         lambda params, batch: jnp.mean(batch) * jnp.sum(params["w"] ** 2 * x) + params["b"].sum(),
-        optax.chain(tx, optax.sgd(0.1)),
+        tx,
         mesh,
         metrics="own",
     )
     params = {"w": x, "b": jnp.ones(5)}
-    account = jaxcomm.wire.account(step, params, jaxcomm.init(tx_of(tx), params, mesh), jnp.ones(4))
+    account = jaxcomm.wire.account(step, params, jaxcomm.init(tx, params, mesh), jnp.ones(4))
     assert [each.primitive for each in account.collectives] == ["all_reduce"]
     assert account.bytes_per_worker == 2 * 3 / 4 * 4 * ((RANK + 1) * numbers + 5)
-
-
-def tx_of(tx: Any) -> Any:
-    return optax.chain(tx, optax.sgd(0.1))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
