@@ -138,7 +138,7 @@ def reduce_statistics(
     Args:
       axis_name: The axis to reduce over.
       kinds: `"max"`, `"sum"` or `"or"` for each statistic of a group; or `"equal"` for one that is
-        equal on all workers already, which is not sent.
+        already equal on all workers. It is not sent.
       statistics: One tree like `kinds` per group, with float32 leaves, or uint32 for `"or"`.
       finite: bool[], whether this worker's units are finite.
 

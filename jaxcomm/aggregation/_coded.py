@@ -170,12 +170,12 @@ def coded_mean(
     scope, capacity, seed, key, diagnostics = choose(options, codec)
     _units.check_layout(codec.layout)
     shares_tree = scope == "tree" and codec.layout != "independent"
-    if "or" in jax.tree.leaves(codec.reduce_statistics) and (
+    if {"or", "equal"} & {*jax.tree.leaves(codec.reduce_statistics)} and (
         shares_tree or codec.layout == "shared_statistics"
     ):
         raise ValueError(
             "With `scope`='tree' or `layout`='shared_statistics', several arrays share statistics. "
-            "The statistic of this codec is a bitmap of a single array. Use `scope`='leaf' or "
+            "This codec has a statistic of a single array, such as a bitmap. Use `scope`='leaf' or "
             "'bucket', and `layout`='concatenated'."
         )
     if shares_tree:

@@ -17,6 +17,7 @@ _REDUCTIONS: dict[str, Callable[..., jax.Array]] = {
     "sum": functools.partial(jnp.sum, axis=0),
     "max": functools.partial(jnp.max, axis=0),
     "or": lambda words: jax.lax.reduce(words, words.dtype.type(0), jax.lax.bitwise_or, (0,)),
+    "equal": lambda values: values[0],
 }
 
 

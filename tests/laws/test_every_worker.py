@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
+from jaxcomm.aggregation._warmup import WarmupState
 from tests.cases import CASES, Case
 from tests.laws.test_resolution import close_to_the_mean
 from tests.mutants import WORKERS, Mutant, given, honest, kept, returned
@@ -107,7 +108,8 @@ def check_shares(found: np.ndarray, aim: np.ndarray, off: float) -> None:
 
 def check_nothing_is_lost(case: Case, updates: np.ndarray, found: np.ndarray, state: Any) -> None:
     """The sent and the kept arrays add up to the input."""
-    ((memory,),) = state.own.per_worker.values()
+    aggregator = state.inner if isinstance(state, WarmupState) else state
+    ((memory,),) = aggregator.own.per_worker.values()
     residual = np.asarray(memory.kept, np.float64).reshape(WORKERS, -1).mean(axis=0)
     weights = case.discount ** np.arange(len(updates))[::-1]
     total = weights @ updates.astype(np.float64).mean(axis=1)

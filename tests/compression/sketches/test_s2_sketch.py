@@ -269,7 +269,7 @@ def test_feedback_refuses_what_may_diverge() -> None:
         ({"bits": 4}, "`bits` must be 8 or 32"),
         ({"bits": 8}, "needs `decode`='peel'"),
         ({"bits": 8, "decode": "peel", "rows": 1}, "`rows` must be at least 2"),
-        ({"scope": "tree", "granularity": "element"}, "bitmap of a single array"),
+        ({"scope": "tree", "granularity": "element"}, "statistic of a single array"),
         ({"scope": "bucket"}, "two axes or more"),
     ],
 )
