@@ -335,6 +335,14 @@ MEANS = [
         at={"R": 1, "p": 3, "m": "d/p"},
     ),
     Line(
+        "power_sgd_factor_codec",
+        "jaxcomm.power_sgd(rank=R, alternate=True, factor_codec=dither(bits=16))",
+        "4 (n-1)/n (R + 1) m; in odd steps p instead of m; other leaves 8 d (n-1)/n",
+        "Zhang et al. 2023, Xin et al. 2023",
+        error="1/(2 d²); d per leaf, in practice far more",
+        at={"R": 1, "p": 3, "m": "d/p"},
+    ),
+    Line(
         "spectral_sampling",
         "jaxcomm.atomo(rank=R)",
         "4 (n-1) R (m + p); leaves of m x p, other leaves 4 d (n-1)",

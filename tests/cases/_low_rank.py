@@ -11,11 +11,14 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import jaxcomm
+from jaxcomm import Codec
 from jaxcomm.aggregation._warmup import in_stages
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.low_rank import power_iteration, projection, spectral_sampling
+from jaxcomm.compression.quantizers import dither
 from tests.cases._case import Case, Sizes, all_reduce
 from tests.low_rank import atomo_probabilities, of_matrices
 
@@ -77,7 +80,23 @@ def projection_moment(x: np.ndarray) -> float:
 
 
 _SIDES = [of_matrices(projection(1, side), COLUMNS) for side in ("right", "left")]
+_CODED_SIDES = [
+    of_matrices(projection(1, side, factor_codec=dither(bits=16)), COLUMNS)
+    for side in ("right", "left")
+]
 _MATRICES = of_matrices(power_iteration(1), COLUMNS)
+
+
+def in_turn(sides: list[Codec], axis_name: str, seed: int) -> optax.GradientTransformationExtraArgs:
+    """The aggregator of `power_sgd(alternate=True)`, of other codecs."""
+    stages = [jaxcomm.all_reduce_mean(axis_name, error_feedback(side), seed=seed) for side in sides]
+    return in_stages(stages, lambda step: step % 2, "power_sgd")
+
+
+def coded_bytes(size: int) -> int:
+    """Of a unit that is laid out: 16 bits per number of the factor, and the largest magnitude."""
+    numbers = projection_numbers(size)
+    return 4 * numbers if numbers == padded(size) else 4 * -(-numbers // 2) + 4
 
 
 def atomo_numbers(shape: tuple[int, int]) -> int:
@@ -147,16 +166,7 @@ LOW_RANK = [
     ),
     Case(
         "power_sgd_alternate",
-        cache(
-            lambda axis_name="data", seed=0: in_stages(
-                [
-                    jaxcomm.all_reduce_mean(axis_name, error_feedback(side), seed=seed)
-                    for side in _SIDES
-                ],
-                lambda step: step % 2,
-                "power_sgd",
-            )
-        ),
+        cache(lambda axis_name="data", seed=0: in_turn(_SIDES, axis_name, seed)),
         bytes=lambda sizes, n: all_reduce(4 * sum(map(projection_numbers, sizes)), n),
         dtypes=lambda n: {"f32"},
         unbiased=False,
@@ -167,6 +177,18 @@ LOW_RANK = [
         moment=projection_moment,
         feedback=True,
         common_coins=True,
+    ),
+    Case(
+        "power_sgd_factor_codec",
+        cache(lambda axis_name="data", seed=0: in_turn(_CODED_SIDES, axis_name, seed)),
+        bytes=lambda sizes, n: all_reduce(sum(map(coded_bytes, sizes)) + 4, n),
+        dtypes=lambda n: {"u32"},
+        unbiased=False,
+        variance=None,
+        codec=error_feedback(_CODED_SIDES[0]),
+        compressor=_CODED_SIDES[0],
+        contraction=lambda d: 1 / (2 * d**2),
+        feedback=True,
     ),
     Case(
         "power_iteration",

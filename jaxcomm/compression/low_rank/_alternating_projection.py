@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Claims, Codec, Context, Memory
-from jaxcomm._marked import FactoredDecode, Marked
+from jaxcomm._base import Claims, Codec, Coins, Context, Memory, PyTree
+from jaxcomm._marked import FactoredDecode, Marked, exposes_nonfinite, is_linear
+from jaxcomm._require import require_codec
+from jaxcomm.compression._scaled import contraction_of
 from jaxcomm.compression.low_rank._matrices import (
     as_matrix,
     matrix_shape,
@@ -18,10 +20,11 @@ from jaxcomm.compression.low_rank._matrices import (
 Side: TypeAlias = Literal["left", "right"]
 
 
-class Basis(NamedTuple):
-    """The statistic of one unit, equal on all workers, so it is not sent."""
+class ProjectionStatistics(NamedTuple):
+    """The statistics of one unit."""
 
-    values: Any  # float32[rows or columns, rank + drawn], orthonormal; float32[0] if sent exactly
+    basis: Any  # float32[columns or rows, rank + drawn], orthonormal, equal on all workers
+    of_factor: PyTree  # those of the factor codec
 
 
 class Factors(NamedTuple):
@@ -32,12 +35,64 @@ class Factors(NamedTuple):
 
 
 class Projected(NamedTuple):
-    """The payload of one unit."""
+    """The payload of one unit, if it is sent exactly or there is no factor codec."""
 
-    values: jax.Array  # float32[columns or rows, rank + drawn]; or the unit itself
+    values: jax.Array  # float32[rank + drawn, rows or columns], a factor; or the unit itself
 
 
-def projection(rank: int, side: Side, *, drawn: int = 1) -> Codec:
+_EXACT = Codec(
+    encode=Marked(
+        lambda context, x: (Projected(x), context.memory), linear=True, exposes_nonfinite=True
+    ),
+    decode=lambda context, payload: payload.values / context.count,
+    combine="sum",
+)
+
+
+def _require_factor_codec(codec: Codec) -> None:
+    """Raises unless the payloads of factors can be summed, without memory or a capacity."""
+    require_codec(codec, "factor_codec", user="projection")
+    if codec.combine != "sum":
+        raise ValueError(
+            "`factor_codec` must be a codec whose payloads can be summed (`combine='sum'`), such "
+            f"as `dither(bits=16)`, got `combine`={codec.combine!r}."
+        )
+    if jax.tree.leaves(codec.init(jnp.zeros((1, 1)))) or codec.drop_overflow is not None:
+        raise ValueError(
+            "`factor_codec` must be a codec without memory and without a capacity: the two sides "
+            "have factors of different shapes. Put the feedback outside: "
+            "`error_feedback(projection(..., factor_codec=codec))`."
+        )
+
+
+def _require_small_error(codec: Codec, context: Context) -> None:
+    """Raises unless the relative error of the factor is below the claim of `projection`.
+
+    Claims refer to the size of the unit, from which the size of its factor does not follow.
+    """
+    delta = contraction_of(codec, context.size, context.workers)
+    if delta is not None and delta * context.size < 0.5:
+        raise ValueError(
+            f"`factor_codec` must have a relative error below 1: otherwise the residual may grow "
+            f"without bound. Its bound is {1 - delta:.3g} for a factor of {context.size} numbers "
+            f"on {context.workers} workers. Use more bits, `jaxcomm.compression.blockwise`, or "
+            "`jaxcomm.compression.scaled`."
+        )
+
+
+def _claims(factor_codec: Codec | None) -> Claims:
+    """The claims of a projection with a random direction, which captures 1 / size on average."""
+    if factor_codec is None:
+        return Claims(contraction=lambda size, workers: 1 / max(size, 1))
+    variance, contraction, bounded = factor_codec.claims
+    if variance is None and contraction is None:
+        return Claims(bounded=bounded)
+    return Claims(contraction=lambda size, workers: 1 / (2 * max(size, 1) ** 2))
+
+
+def projection(
+    rank: int, side: Side, *, drawn: int = 1, factor_codec: Codec | None = None
+) -> Codec:
     r"""Projects a matrix on a basis of one side; the mean is the basis of the other side's step.
 
     .. math:: \text{right: } B = \operatorname{orth}([Q, R]), \quad P_i = M_i B, \quad
@@ -52,6 +107,12 @@ def projection(rank: int, side: Side, *, drawn: int = 1) -> Codec:
     leaf of one axis is sent exactly, and so is a leaf with a factor that has as many numbers as
     the leaf.
 
+    With a `factor_codec` :math:`C`, workers send :math:`C(P_i)` or :math:`C(Q_i)`, and the mean of
+    what they send is the factor. Its unit is the transposed factor, `[rank + drawn, rows or
+    columns]`, so that its blocks do not mix columns.
+
+    .. math:: \|M - C(M B) B^T\|^2 = \|M - M B B^T\|^2 + \|M B - C(M B)\|^2
+
     :func:`jaxcomm.power_sgd` with `alternate=True` uses the two sides in turn.
 
     Args:
@@ -59,14 +120,19 @@ def projection(rank: int, side: Side, *, drawn: int = 1) -> Codec:
         use fewer.
       side: The side of the basis.
       drawn: The number of random columns. With 0, the codec makes no claim.
+      factor_codec: The codec of the factors, with `combine="sum"` and without memory, such as
+        `dither(bits=16)`. Default: factors are sent as float32.
 
     Returns:
       A biased codec for :func:`jaxcomm.all_reduce_mean`, which claims the `contraction` 1 / size.
       Its payload has `(rank + drawn) * rows` float32 values for the side `"right"`, and `(rank +
-      drawn) * columns` for `"left"`. It has no statistics to send.
+      drawn) * columns` for `"left"`. It has no statistics to send. With a `factor_codec`, payload
+      and statistics of a factor are those of that codec, and the claim is 1 / (2 size²), if that
+      codec has one.
 
     Raises:
-      ValueError: If an argument is out of range.
+      ValueError: If an argument is out of range. When encoding, if the relative error of
+        `factor_codec` may be 1 - 1 / (2 size) or more for the size of the factor.
 
     Example:
       >>> import jax.numpy as jnp
@@ -78,7 +144,7 @@ def projection(rank: int, side: Side, *, drawn: int = 1) -> Codec:
       >>> context = context.replace(statistics=codec.measure(context, x))
       >>> payload, _ = codec.encode(context, x)
       >>> payload.values.shape
-      (8, 3)
+      (3, 8)
 
     References:
       Zhang et al., `Evaluation and Optimization of Gradient Compression for Distributed Deep
@@ -91,7 +157,10 @@ def projection(rank: int, side: Side, *, drawn: int = 1) -> Codec:
     require_count("drawn", drawn, 0)
     if side not in get_args(Side):
         raise ValueError(f"`side` must be one of {get_args(Side)}, got {side!r}.")
+    if factor_codec is not None:
+        _require_factor_codec(factor_codec)
     on_right = side == "right"
+    coder = _EXACT if factor_codec is None else factor_codec
 
     def kept_rank(shape: tuple[int, ...]) -> int:
         """The columns of a factor in memory; 0 if the unit is sent exactly."""
@@ -112,38 +181,66 @@ def projection(rank: int, side: Side, *, drawn: int = 1) -> Codec:
             )
         )
 
-    def measure(context: Context, x: jax.Array) -> Basis:
-        if not kept_rank(context.shape):
-            return Basis(jnp.zeros(0, jnp.float32))
+    def of_factor(context: Context) -> Context:
+        """The context of the factor, whose coins are independent of those of the basis."""
+        kept, (rows, columns) = kept_rank(context.shape), matrix_shape(context.shape)
+        measured = context.statistics.of_factor if context.statistics else ()
+        return Context(
+            Coins(*(jax.random.fold_in(key, 1) for key in context.coins)),
+            statistics=measured,
+            workers=context.workers,
+            count=context.count,
+            shape=(kept + drawn, rows if on_right else columns),
+        )
+
+    def basis_of(context: Context) -> jax.Array:
         factors = context.memory.shared
         known = factors.right if on_right else factors.left
         random = jax.random.normal(context.coins.public, (len(known), drawn), jnp.float32)
-        return Basis(jnp.linalg.qr(jnp.concatenate([known, random], axis=1))[0])
+        return jnp.linalg.qr(jnp.concatenate([known, random], axis=1))[0]
 
-    def encode(context: Context, x: jax.Array) -> tuple[Projected, Memory]:
-        if not kept_rank(context.shape):
-            return Projected(x), context.memory
-        basis = context.statistics.values
+    def project(x: jax.Array, basis: jax.Array) -> jax.Array:
+        """The transposed factor."""
         if on_right:
-            return Projected(product(as_matrix(x), basis)), context.memory
+            return product(as_matrix(x), basis).T
         # On CPUs, `x.T @ basis` takes several times as long. The barriers keep XLA from returning
         # to it.
         rows = product(lax.optimization_barrier(basis.T), as_matrix(x))
-        return Projected(lax.optimization_barrier(rows).T), context.memory
+        return lax.optimization_barrier(rows)
 
-    def factors(context: Context, payload: Projected) -> tuple[jax.Array, jax.Array] | None:
+    def measure(context: Context, x: jax.Array) -> ProjectionStatistics:
+        inner = of_factor(context)
+        if not kept_rank(context.shape):  # Sends no statistics, in the structure of others.
+            one = jnp.zeros((1, 1), jnp.float32)
+            like = jax.eval_shape(lambda: coder.measure(inner.replace(shape=one.shape), one))
+            empty = jax.tree.map(lambda leaf: jnp.zeros(0, leaf.dtype), like)
+            return ProjectionStatistics(jnp.zeros(0, jnp.float32), empty)
+        basis = basis_of(context)
+        return ProjectionStatistics(basis, coder.measure(inner, project(x, basis)))
+
+    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+        if not kept_rank(context.shape):
+            return Projected(x), context.memory
+        inner = of_factor(context)
+        if factor_codec is not None:
+            _require_small_error(factor_codec, inner)
+        payload, _ = coder.encode(inner, project(x, context.statistics.basis))
+        return payload, context.memory
+
+    def factors(context: Context, payload: PyTree) -> tuple[jax.Array, jax.Array] | None:
         if not kept_rank(context.shape):
             return None
-        basis, mean = context.statistics.values, payload.values / context.count
-        return (mean, basis) if on_right else (basis, mean)
+        basis, factor = context.statistics.basis, coder.decode(of_factor(context), payload).T
+        return (factor, basis) if on_right else (basis, factor)
 
     def finalize(
-        context: Context, payload: Projected | None, mean: jax.Array
+        context: Context, payload: PyTree | None, mean: jax.Array
     ) -> tuple[jax.Array, Memory]:
         kept = kept_rank(context.shape)
         if payload is None or not kept:
             return mean, context.memory
-        new = payload.values[:, :kept]  # The columns of the known factor come first.
+        factor = coder.decode(of_factor(context.received(context.workers)), payload).T
+        new = factor[:, :kept]  # The columns of the known factor come first.
         largest = jnp.max(jnp.abs(new), axis=0, keepdims=True)
         before = context.memory.shared
         old = before.left if on_right else before.right
@@ -152,13 +249,17 @@ def projection(rank: int, side: Side, *, drawn: int = 1) -> Codec:
         return mean, context.memory._replace(shared=after)
 
     return Codec(
-        encode=Marked(encode, linear=True, exposes_nonfinite=True),
-        decode=FactoredDecode(factors, lambda context, payload: payload.values / context.count),
+        encode=Marked(
+            encode,
+            linear=is_linear(coder.encode),
+            exposes_nonfinite=exposes_nonfinite(coder.encode),
+        ),
+        decode=FactoredDecode(factors, _EXACT.decode),
         init=init,
         measure=measure,
-        reduce_statistics=Basis("equal"),
+        reduce_statistics=ProjectionStatistics("equal", coder.reduce_statistics),
         finalize=finalize,
         combine="sum",
         scope="leaf",
-        claims=Claims(contraction=lambda size, workers: 1 / max(size, 1)) if drawn else Claims(),
+        claims=_claims(factor_codec) if drawn else Claims(),
     )
