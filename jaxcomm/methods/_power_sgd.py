@@ -59,11 +59,13 @@ def power_sgd(
     A worker then sends :math:`2 (n - 1) / n` times `4 (rank + drawn) rows` bytes per matrix in even
     steps, and `4 (rank + drawn) columns` in odd steps. Each basis is one step old.
     :func:`jaxcomm.compression.low_rank.projection` explains the codec. The largest stable learning
-    rate is smaller than with two factors per step: about half, at rank 2, on linear regression.
+    rate is smaller than with two factors per step: about half, in a linear regression at ranks 1, 2
+    and 4.
 
-    With a `factor_codec` :math:`C`, workers send :math:`C(A_i B)` or :math:`C(A_i^T B)`, and one
-    small all-reduce of the statistics precedes. The residual also has the error of :math:`C`, so
-    nothing is lost. `dither(bits=16)` halves the bytes of the factors.
+    With a `factor_codec` :math:`C`, workers send :math:`C(A_i B)` or :math:`C(A_i^T B)`. One small
+    all-reduce of the statistics precedes, and leaves that are sent exactly may take another one.
+    The residual includes the error of :math:`C`, so nothing is lost. `dither(bits=16)` halves the
+    bytes of the factors.
 
     Args:
       axis_name: The mesh axis, or axes, of the workers.
