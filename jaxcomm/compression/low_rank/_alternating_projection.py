@@ -57,7 +57,13 @@ def _require_factor_codec(codec: Codec) -> None:
             "`factor_codec` must be a codec whose payloads can be summed (`combine='sum'`), such "
             f"as `dither(bits=16)`, got `combine`={codec.combine!r}."
         )
-    if jax.tree.leaves(codec.init(jnp.zeros((1, 1)))) or codec.drop_overflow is not None:
+    _require_no_memory(codec, (1, 1))
+
+
+def _require_no_memory(codec: Codec, shape: tuple[int, ...]) -> None:
+    """Raises if the codec has memory for a factor of this shape, or a capacity."""
+    memory = jax.eval_shape(codec.init, jax.ShapeDtypeStruct(shape, jnp.float32))
+    if jax.tree.leaves(memory) or codec.drop_overflow is not None:
         raise ValueError(
             "`factor_codec` must be a codec without memory and without a capacity: the two sides "
             "have factors of different shapes. Put the feedback outside: "
@@ -171,12 +177,14 @@ def projection(
     def init(x: jax.Array) -> Memory:
         if not (kept := kept_rank(x.shape)):
             return Memory()
+        rows, columns = matrix_shape(x.shape)
+        _require_no_memory(coder, (kept + drawn, rows if on_right else columns))
         key = jax.random.key(0, impl="threefry2x32")  # All workers need the same factors.
         return Memory(
             shared=Factors(
                 *(
                     jax.random.normal(jax.random.fold_in(key, number), (size, kept), jnp.float32)
-                    for number, size in enumerate(matrix_shape(x.shape))
+                    for number, size in enumerate((rows, columns))
                 )
             )
         )

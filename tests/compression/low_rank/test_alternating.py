@@ -208,6 +208,12 @@ def test_options_out_of_range_are_errors(options: Any, match: str) -> None:
         jaxcomm.power_sgd(rank=1, **options)
 
 
+def test_a_factor_codec_with_memory_for_large_factors_is_an_error() -> None:
+    tx = jaxcomm.power_sgd(rank=2, alternate=True, factor_codec=projection(1, "right"))
+    with pytest.raises(ValueError, match="without memory"):
+        tx.init(jnp.ones((100, 100)))
+
+
 def test_sides_out_of_range_are_errors() -> None:
     with pytest.raises(ValueError, match="`side` must be one of"):
         projection(1, "top")  # type: ignore[arg-type]
