@@ -219,6 +219,12 @@ def test_sides_out_of_range_are_errors() -> None:
         projection(1, "top")  # type: ignore[arg-type]
 
 
+def test_units_do_not_share_a_basis() -> None:
+    tx = jaxcomm.all_reduce_mean("data", projection(1, "right"), scope="tree")
+    with pytest.raises(ValueError, match="statistic of a single array"):
+        jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")(jnp.ones((2, 9, 7)))
+
+
 def test_a_coarse_factor_codec_is_an_error() -> None:
     tx = jaxcomm.power_sgd(rank=1, alternate=True, factor_codec=dither(levels=1))
     with pytest.raises(ValueError, match="for a factor of 24 numbers on 3 workers"):
