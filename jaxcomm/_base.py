@@ -190,8 +190,8 @@ class Codec(NamedTuple):
         packed bits; `()` for none. It gets the same coins as `encode` in that step.
       reduce_statistics: How workers combine each statistic before encoding: the statistics'
         NamedTuple with `"sum"` or `"max"` in place of each array, or `"or"` in place of packed
-        bits, or `"equal"` in place of an array that is already equal on all workers, and therefore
-        not reduced; `()` for none.
+        bits; `()` for none. An array with `"equal"` is not reduced: it is already equal on all
+        workers.
       finalize: `(context, payload, mean) -> (update, memory)`, called once per step after
         aggregation. The context holds the memory that `encode` returned. `payload` is the combined
         payload that was decoded to the mean, or `None` if each payload was decoded separately. The
