@@ -21,11 +21,12 @@ Weights = dict[str, np.ndarray]
 
 LAYERS, SIDE, ROWS = 10, 1024, 8  # of the MLP; rows per worker
 
-BYTES, WIDTH, BLOCKS, HEADS, CONTEXT, SEQUENCES = 256, 256, 4, 4, 64, 16  # of the transformer
-HELD_OUT = 128  # windows of the test set, or rows
+BYTES, WIDTH, BLOCKS, HEADS, CONTEXT, SEQUENCES = 256, 256, 4, 4, 64, 4  # of the transformer
+HELD_OUT = 128  # windows of the test set and of the validation set, or rows
+VALIDATION_PART = 0.1  # of the text before the test set
 
 # First entries of the seeds of independent random streams.
-_WEIGHTS, _BATCH, _HELD_OUT = range(3)
+_WEIGHTS, _BATCH, _HELD_OUT, _VALIDATION = range(4)
 
 
 class Inputs(NamedTuple):
@@ -34,14 +35,16 @@ class Inputs(NamedTuple):
     Attributes:
       first_weights: Maps a seed to the initial float32 arrays, in the order of the forward pass.
       batch: Maps a seed, a worker and a step to the worker's batch: float32[8, 1024] of the MLP,
-        int32[16, 65] of the transformer. The first 64 bytes of a row are the input, and the last
+        int32[4, 65] of the transformer. The first 64 bytes of a row are the input, and the last
         64 the labels.
       held_out: The 128 rows of the held-out loss: a fixed set, of the form of a batch.
+      validation: 128 other rows, by which learning rates are chosen. No batch contains them.
     """
 
     first_weights: Callable[[int], Weights]
     batch: Callable[[int, int, int], np.ndarray]
     held_out: np.ndarray
+    validation: np.ndarray
 
 
 def mlp_weights(seed: int) -> Weights:
@@ -95,16 +98,18 @@ def _mlp(data: Path | None) -> Inputs:
         mlp_weights,
         lambda seed, worker, step: rows([_BATCH, seed, worker, step], ROWS),
         rows([_HELD_OUT], HELD_OUT),
+        rows([_VALIDATION], HELD_OUT),
     )
 
 
 def _transformer(data: Path | None) -> Inputs:
     text = load_text(data, window=CONTEXT)
+    count = round(VALIDATION_PART * len(text.train_inputs))
     # The windows are adjacent, so batches may begin at any byte.
-    train = text.train_inputs.reshape(-1)
+    train = text.train_inputs[:-count].reshape(-1)
     last = len(train) - (CONTEXT + 1)
-    if last < 0 or len(text.test_inputs) < HELD_OUT:
-        least = 10 * HELD_OUT * CONTEXT
+    if last < 0 or min(len(text.test_inputs), count) < HELD_OUT:
+        least = 12 * HELD_OUT * CONTEXT
         raise ExperimentError(f"--data {data} is too short: about {least} bytes are needed.")
 
     def batch(seed: int, worker: int, step: int) -> np.ndarray:
@@ -112,11 +117,18 @@ def _transformer(data: Path | None) -> Inputs:
         starts = rng.integers(0, last, SEQUENCES, endpoint=True)
         return train[starts[:, None] + np.arange(CONTEXT + 1)].astype(np.int32)
 
-    # Spread over the whole test set.
-    chosen = np.linspace(0, len(text.test_inputs) - 1, HELD_OUT).astype(int)
-    first = text.test_inputs[chosen].astype(np.int32)
-    held_out = np.concatenate([first, text.test_labels[chosen, -1:]], axis=1)
-    return Inputs(transformer_weights, batch, held_out)
+    def spread(inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Windows that are spread over a whole set."""
+        chosen = np.linspace(0, len(inputs) - 1, HELD_OUT).astype(int)
+        first = inputs[chosen].astype(np.int32)
+        return np.concatenate([first, labels[chosen, -1:]], axis=1)
+
+    return Inputs(
+        transformer_weights,
+        batch,
+        spread(text.test_inputs, text.test_labels),
+        spread(text.train_inputs[-count:], text.train_labels[-count:]),
+    )
 
 
 _READERS = {"mlp": _mlp, "transformer": _transformer}

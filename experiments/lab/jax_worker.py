@@ -1,70 +1,115 @@
 """A worker of jaxcomm: one process with one CPU device, a step per method."""
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxcomm
-from experiments.lab import inputs
-from experiments.lab.methods import find
+from experiments.cli.errors import ExperimentError
+from experiments.lab import curves, inputs
+from experiments.lab.methods import LabMethod, find
 from experiments.lab.models import LOSSES
 from experiments.lab.serve import bytes_sent
 from jaxcomm import launch
 
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "sgd": optax.sgd,
+    "adam": optax.adam,
+}
+
+
+class _Program(NamedTuple):
+    """A compiled step, shared by all learning rates and seeds, which are in its state.
+
+    Attributes:
+      method: The method.
+      mesh: The workers.
+      step: The step.
+      sharding: The sharding of a batch.
+      transformation: `(learning_rate, seed) -> tx`.
+    """
+
+    method: LabMethod
+    mesh: Mesh
+    step: Callable[..., Any]
+    sharding: NamedSharding
+    transformation: Callable[[float, int], optax.GradientTransformation]
+
 
 class JaxWorker:
-    """Compiles steps, and measures them."""
+    """Compiles steps, measures them, and trains."""
 
     def __init__(self, model: str, seed: int):
         """Joins the other workers."""
         launch.initialize()
         self._loss, self._inputs = LOSSES[model], inputs.load(model)
-        self._weights = self._inputs.first_weights(seed)
+        self._evaluated_loss = jax.jit(self._loss)
         self._seed = seed
-        self._programs: dict[str, tuple[Any, ...]] = {}
+        self._programs: dict[tuple[str, str], _Program] = {}
+        self._prepared: dict[str, tuple[_Program, float]] = {}
         self._now: tuple[str, Any, Any] = ("", None, None)
 
-    def _make(self, method: str, learning_rate: float) -> tuple[Any, Any, Any, Any, Any]:
+    def _program(self, method: str, optimizer: str) -> _Program:
+        if optimizer not in OPTIMIZERS:
+            raise ExperimentError(
+                f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}."
+            )
+        if (method, optimizer) not in self._programs:
+            self._programs[method, optimizer] = self._make(method, optimizer)
+        return self._programs[method, optimizer]
+
+    def _make(self, method: str, optimizer: str) -> _Program:
         found, workers = find(method), jax.device_count()
         shape, names = (workers,), ("data",)
         if found.clusters:
             shape, names = (2, workers // 2), ("cluster", "data")
         mesh = jax.make_mesh(shape, names, (AxisType.Auto,) * len(names))
-        tx = found.build(workers, optax.sgd(learning_rate))
+
+        def transformation(learning_rate: float, seed: int) -> optax.GradientTransformation:
+            rated = optax.inject_hyperparams(OPTIMIZERS[optimizer])(learning_rate=learning_rate)
+            return find(method, seed).build(workers, rated)
+
         metrics = "own" if found.own_parameters else "mean"
+        tx = transformation(1.0, 0)
         step = jaxcomm.make_step(self._loss, tx, mesh, axis_name=names, metrics=metrics)
-        return found, mesh, tx, step, NamedSharding(mesh, PartitionSpec(names))
+        sharding = NamedSharding(mesh, PartitionSpec(names))
+        return _Program(found, mesh, step, sharding, transformation)
 
-    def _batch(self, sharding: NamedSharding, number: int) -> Any:
-        rows = self._inputs.batch(self._seed, jax.process_index(), number)
-        return jax.tree.map(
-            lambda each: jax.make_array_from_process_local_data(sharding, each), rows
-        )
+    def _batch(self, program: _Program, seed: int, number: int) -> jax.Array:
+        rows = self._inputs.batch(seed, jax.process_index(), number)
+        return jax.make_array_from_process_local_data(program.sharding, rows)
 
-    def _start(self, method: str) -> tuple[Any, Any]:
-        found, mesh, tx, _, _ = self._programs[method]
-        params = (
-            jaxcomm.replicate(self._weights, mesh)
-            if found.own_parameters
-            else jax.tree.map(jax.numpy.asarray, self._weights)
-        )
-        return params, jaxcomm.init(tx, params, mesh)
+    def _start(self, program: _Program, learning_rate: float, seed: int) -> tuple[Any, Any]:
+        """The first parameters, placed on the mesh, and the first state."""
+        mesh, weights = program.mesh, self._inputs.first_weights(seed)
+        if program.method.own_parameters:
+            params = jaxcomm.replicate(weights, mesh)
+        else:
+            everywhere = NamedSharding(mesh, PartitionSpec())
+            params = {
+                name: jax.make_array_from_process_local_data(everywhere, array)
+                for name, array in weights.items()
+            }
+        return params, jaxcomm.init(program.transformation(learning_rate, seed), params, mesh)
 
-    def prepare(self, method: str, learning_rate: float) -> dict[str, Any]:
+    def prepare(
+        self, method: str, learning_rate: float, optimizer: str = "sgd"
+    ) -> dict[str, Any]:
         """Compiles a step; returns the bytes that `jaxcomm.wire.account` counts."""
         began = time.perf_counter()
-        self._programs[method] = self._make(method, learning_rate)
-        _, _, _, step, sharding = self._programs[method]
-        params, state = self._start(method)
-        batch = self._batch(sharding, 0)
-        account = jaxcomm.wire.account(step, params, state, batch)
-        jax.block_until_ready(step(params, state, batch))
-        share = find(method).share
+        program = self._program(method, optimizer)
+        self._prepared[method] = program, learning_rate
+        params, state = self._start(program, learning_rate, self._seed)
+        batch = self._batch(program, self._seed, 0)
+        account = jaxcomm.wire.account(program.step, params, state, batch)
+        jax.block_until_ready(program.step(params, state, batch))
+        share = program.method.share
         return {
             "accounted": None if share is None else share * account.bytes_per_worker,
             "seconds": time.perf_counter() - began,
@@ -76,19 +121,19 @@ class JaxWorker:
         Training continues if the last measurement was of the same method. Otherwise it starts
         from the first weights.
         """
-        _, _, _, step, sharding = self._programs[method]
+        program, learning_rate = self._prepared[method]
         name, params, state = self._now
         if name != method:
-            params, state = self._start(method)
+            params, state = self._start(program, learning_rate, self._seed)
         self._now = ("", None, None)  # Its arrays are donated.
-        batch = self._batch(sharding, 0)
+        batch = self._batch(program, self._seed, 0)
         for _ in range(warm_up):
-            params, state, metrics = jax.block_until_ready(step(params, state, batch))
+            params, state, metrics = jax.block_until_ready(program.step(params, state, batch))
         multihost_utils.sync_global_devices("start")
         before, milliseconds, losses = bytes_sent(), [], []
         for _ in range(steps):
             began = time.perf_counter()
-            params, state, metrics = jax.block_until_ready(step(params, state, batch))
+            params, state, metrics = jax.block_until_ready(program.step(params, state, batch))
             milliseconds.append(1e3 * (time.perf_counter() - began))
             losses.append(float(np.mean(metrics["loss"].addressable_data(0))))
         self._now = (method, params, state)
@@ -96,3 +141,43 @@ class JaxWorker:
         after = bytes_sent()
         sent = None if before is None or after is None else after - before
         return {"milliseconds": milliseconds, "sent": sent, "losses": losses}
+
+    def train(
+        self,
+        method: str,
+        learning_rate: float,
+        steps: int,
+        seed: int,
+        evaluate_every: int,
+        optimizer: str = "sgd",
+        split: str = "held_out",
+    ) -> dict[str, Any]:
+        """Trains from the first weights of `seed`; see `curves.train`.
+
+        The evaluated loss is that of the rows `split`: `held_out` or `validation`. A step's loss is
+        the mean over workers.
+
+        Raises:
+          ValueError: If each worker has its own parameters.
+        """
+        program, rows = self._program(method, optimizer), getattr(self._inputs, split)
+        if program.method.own_parameters:
+            raise ValueError(f"The workers of {method} have no common parameters to evaluate.")
+        self._now = ("", None, None)
+        params, state = self._start(program, learning_rate, seed)
+        jax.block_until_ready((params, state))
+
+        def step(number: int) -> float:
+            nonlocal params, state
+            batch = self._batch(program, seed, number)
+            params, state, metrics = jax.block_until_ready(program.step(params, state, batch))
+            return float(metrics["loss"].addressable_data(0))
+
+        return curves.train(step, lambda: self._evaluate(params, rows), steps, evaluate_every)
+
+    def _evaluate(self, params: Any, rows: np.ndarray) -> float:
+        """The loss on rows. Each worker computes it on its share of them."""
+        own = rows[jax.process_index() :: jax.process_count()]
+        local = jax.tree.map(lambda x: x.addressable_data(0), params)
+        total = self._evaluated_loss(local, own) * len(own)
+        return float(np.sum(multihost_utils.process_allgather(total))) / len(rows)

@@ -113,8 +113,12 @@ OWN: Mapping[str, LabMethod] = {
 LABELS = (*OWN, *(label for label in METHODS))
 
 
-def find(label: str) -> LabMethod:
+def find(label: str, seed: int = 0) -> LabMethod:
     """The method of a label, such as `power_sgd_rank_1`, `global_qsgd:8` or `dpsgd`.
+
+    Args:
+      label: The label.
+      seed: The seed of its rounding. Methods of the lab only, such as `dpsgd`, have the seed 0.
 
     Raises:
       ExperimentError: If there is none.
@@ -122,5 +126,5 @@ def find(label: str) -> LabMethod:
     if label in OWN:
         return OWN[label]
     variant = parse_variant(label)
-    method = _before(lambda: variant.build(0))
+    method = _before(lambda: variant.build(seed))
     return method if variant.stage is None else method._replace(share=None)

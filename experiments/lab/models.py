@@ -9,8 +9,6 @@ from experiments.lab.inputs import BLOCKS, HEADS, LAYERS, WIDTH
 
 Params = Mapping[str, jax.Array]
 
-PIECE = 16  # Held-out rows of one forward pass.
-
 
 def mlp_loss(params: Params, batch: jax.Array) -> jax.Array:
     """float32[rows, 1024] -> the mean squared error of the network against its input."""
@@ -63,9 +61,3 @@ LOSSES: dict[str, Callable[[Params, jax.Array], jax.Array]] = {
     "mlp": mlp_loss,
     "transformer": transformer_loss,
 }
-
-
-def held_out_loss(model: str, params: Params, held_out: jax.Array) -> jax.Array:
-    """The loss on `Inputs.held_out`, in pieces of 16 rows. It may be jitted."""
-    pieces = held_out.reshape(-1, PIECE, held_out.shape[1])
-    return jnp.mean(jax.lax.map(lambda piece: LOSSES[model](params, piece), pieces))

@@ -1,14 +1,15 @@
 """One process of PyTorch's `DistributedDataParallel` (DDP) on Gloo, on one thread of a CPU."""
 
 import contextlib
-import math
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.cli.errors import ExperimentError
-from experiments.lab import inputs
+from experiments.lab import curves, inputs
 from experiments.lab.peers import METHODS, Peer
 from experiments.lab.serve import bytes_sent
 from experiments.lab.torch_models import Network, held_out_loss
@@ -27,7 +28,7 @@ ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OPTIMIZERS = {
     "sgd": torch.optim.SGD,
     "momentum": lambda params, lr: torch.optim.SGD(params, lr, momentum=0.9),
-    "adam": torch.optim.Adam,
+    "adam": torch.optim.Adam,  # Its defaults are those of `optax.adam`.
 }
 
 
@@ -65,8 +66,10 @@ class TorchWorker:
             ) from error
         self.rank, self.workers = distributed.get_rank(), distributed.get_world_size()
 
-    def prepare(self, method: str, learning_rate: float) -> dict[str, Any]:
-        """Builds a replica and runs `WARM_UP` steps of plain SGD; `measure` continues from there.
+    def prepare(
+        self, method: str, learning_rate: float, optimizer: str = "sgd"
+    ) -> dict[str, Any]:
+        """Builds a replica and runs `WARM_UP` steps; `measure` continues from there.
 
         A prepared method keeps its weights and DDP's bucket, and under PowerSGD the residual and
         the factors. Gradients are freed after each step.
@@ -74,7 +77,7 @@ class TorchWorker:
         Returns:
           The `losses` of the steps.
         """
-        replica = self._replica(method, learning_rate, "sgd", self._seed)
+        replica = self._replica(method, learning_rate, optimizer, self._seed)
         self._prepared[method] = replica
         return {"losses": [replica.step(self._batch(replica, self._seed)) for _ in range(WARM_UP)]}
 
@@ -113,32 +116,20 @@ class TorchWorker:
         seed: int,
         evaluate_every: int,
         optimizer: str = "sgd",
+        split: str = "held_out",
     ) -> dict[str, Any]:
-        """Trains a replica from the first weights of `seed`.
+        """Trains a replica from the first weights of `seed`; see `curves.train`.
 
-        Training ends early if the held-out loss is not finite.
-
-        Returns:
-          `losses` per step, and per evaluation `steps`, `held_out` and `seconds`: the time of all
-          steps before, without that of evaluations and batches. The first evaluation precedes
-          training, and the last follows it.
+        The evaluated loss is that of the rows `split`: `held_out` or `validation`.
         """
-        if evaluate_every < 1:
-            raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}.")
         replica = self._replica(method, learning_rate, optimizer, seed)
-        curve: dict[str, Any] = {"steps": [], "held_out": [], "seconds": [], "losses": []}
-        seconds = 0.0
-        while True:
-            if replica.steps % evaluate_every == 0 or replica.steps == steps:
-                curve["steps"].append(replica.steps)
-                curve["held_out"].append(self._evaluate(replica))
-                curve["seconds"].append(seconds)
-                if replica.steps == steps or not math.isfinite(curve["held_out"][-1]):
-                    return curve
-            batch = self._batch(replica, seed)
-            began = time.perf_counter()
-            curve["losses"].append(replica.step(batch))
-            seconds += time.perf_counter() - began
+        rows = getattr(self._inputs, split)
+        return curves.train(
+            lambda number: replica.step(self._batch(replica, seed)),
+            lambda: self._evaluate(replica, rows),
+            steps,
+            evaluate_every,
+        )
 
     def close(self) -> None:
         """Frees the prepared methods and leaves the group."""
@@ -158,15 +149,15 @@ class TorchWorker:
     def _batch(self, replica: "_Replica", seed: int, ahead: int = 0) -> Tensor:
         return torch.from_numpy(self._inputs.batch(seed, self.rank, replica.steps + ahead))
 
-    def _evaluate(self, replica: "_Replica") -> float:
-        """The held-out loss. Each worker computes it on its share of the rows.
+    def _evaluate(self, replica: "_Replica", rows: np.ndarray) -> float:
+        """The loss on rows. Each worker computes it on its share of them.
 
         The sum over workers makes all of them wait, so no step begins during an evaluation.
         """
-        rows = self._inputs.held_out[self.rank :: self.workers]
-        total = torch.tensor(held_out_loss(replica.network, rows) * len(rows), dtype=torch.float64)
+        own = rows[self.rank :: self.workers]
+        total = torch.tensor(held_out_loss(replica.network, own) * len(own), dtype=torch.float64)
         distributed.all_reduce(total)
-        return total.item() / len(self._inputs.held_out)
+        return total.item() / len(rows)
 
 
 class _Replica:

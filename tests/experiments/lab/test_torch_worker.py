@@ -122,16 +122,16 @@ def test_a_curve_has_an_entry_per_evaluation(group: tuple[Path, list[Any]], opti
         curve = written[optimizer]
         assert curve["steps"] == [0, 3, 5]
         assert len(curve["losses"]) == 5
-        assert curve["held_out"] == group[1][0][optimizer]["held_out"]
-        assert abs(curve["held_out"][0] - math.log(256)) < 0.2
-        assert curve["held_out"][-1] < curve["held_out"][0]
+        assert curve["evaluated"] == group[1][0][optimizer]["evaluated"]
+        assert abs(curve["evaluated"][0] - math.log(256)) < 0.2
+        assert curve["evaluated"][-1] < curve["evaluated"][0]
         assert 0 == curve["seconds"][0] < curve["seconds"][1] < curve["seconds"][2]
 
 
 def test_training_ends_when_it_diverges(group: tuple[Path, list[Any]]) -> None:
     for written in group[1]:
         curve = written["diverged"]
-        assert not math.isfinite(curve["held_out"][-1])
+        assert not math.isfinite(curve["evaluated"][-1])
         assert curve["steps"][-1] < 50
 
 
