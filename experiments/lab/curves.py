@@ -22,9 +22,9 @@ def train(
       evaluate_every: The steps between evaluations.
 
     Returns:
-      `losses` per step, and per evaluation `steps`, `evaluated` and `seconds`: the time of all steps
-      before it, without that of evaluations. The first evaluation precedes training, and the last
-      one follows it.
+      `losses` per step, and per evaluation `steps`, `evaluated` and `seconds`: the time of all
+      steps before it, without that of evaluations. The first evaluation precedes
+      training, and the last one follows it.
 
     Raises:
       ValueError: If `evaluate_every` is below 1.

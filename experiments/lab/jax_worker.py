@@ -73,6 +73,8 @@ class JaxWorker:
 
         def transformation(learning_rate: float, seed: int) -> optax.GradientTransformation:
             rated = optax.inject_hyperparams(OPTIMIZERS[optimizer])(learning_rate=learning_rate)
+            if found.own_parameters:
+                rated = jaxcomm.per_worker(rated)
             return find(method, seed).build(workers, rated)
 
         metrics = "own" if found.own_parameters else "mean"
@@ -98,9 +100,7 @@ class JaxWorker:
             }
         return params, jaxcomm.init(program.transformation(learning_rate, seed), params, mesh)
 
-    def prepare(
-        self, method: str, learning_rate: float, optimizer: str = "sgd"
-    ) -> dict[str, Any]:
+    def prepare(self, method: str, learning_rate: float, optimizer: str = "sgd") -> dict[str, Any]:
         """Compiles a step; returns the bytes that `jaxcomm.wire.account` counts."""
         began = time.perf_counter()
         program = self._program(method, optimizer)

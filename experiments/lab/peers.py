@@ -1,6 +1,7 @@
 """PyTorch's methods in the lab, described without importing PyTorch, which takes seconds."""
 
 import importlib.metadata
+from collections.abc import Collection
 from typing import NamedTuple
 
 from experiments.cli.errors import ExperimentError
@@ -34,9 +35,21 @@ AS_SHIPPED = {
     "ddp_power_sgd_2": Peer(rank=2),
     "ddp_power_sgd_4": Peer(rank=4),
 }
+KEPT = "_kept_memory"
 METHODS = AS_SHIPPED | {
-    f"{name}_kept_memory": peer._replace(keeps_memory=True) for name, peer in AS_SHIPPED.items()
+    f"{name}{KEPT}": peer._replace(keeps_memory=True) for name, peer in AS_SHIPPED.items()
 }
+
+
+def trained_as(name: str, methods: Collection[str]) -> str:
+    """The method of `methods` with the same arithmetic as `name`, which may be `name`.
+
+    Example:
+      >>> trained_as("ddp_kept_memory", ["ddp"]), trained_as("ddp_kept_memory", ["mean"])
+      ('ddp', 'ddp_kept_memory')
+    """
+    shipped = name.removesuffix(KEPT)
+    return shipped if shipped in methods else name
 
 
 def require_torch() -> None:

@@ -66,9 +66,7 @@ class TorchWorker:
             ) from error
         self.rank, self.workers = distributed.get_rank(), distributed.get_world_size()
 
-    def prepare(
-        self, method: str, learning_rate: float, optimizer: str = "sgd"
-    ) -> dict[str, Any]:
+    def prepare(self, method: str, learning_rate: float, optimizer: str = "sgd") -> dict[str, Any]:
         """Builds a replica and runs `WARM_UP` steps; `measure` continues from there.
 
         A prepared method keeps its weights and DDP's bucket, and under PowerSGD the residual and

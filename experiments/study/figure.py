@@ -100,7 +100,10 @@ class Lines(Panels):
         Raises:
           ExperimentError: If there is no point, or the figure cannot be written.
         """
-        rows = of_kind(results.rows, "point")
+        needed = {self.y.name, *(x.name for x in self.x)}
+        points = of_kind(results.rows, "point")
+        # A study may have points of several kinds. Without the columns in any, the error names one.
+        rows = [row for row in points if needed <= row.keys()] or points
         figure, panels, keys = self.grid(rows, len(self.x))
         keys = [line for line in keys for _ in self.x]
         for (place, axes), x in zip(

@@ -124,6 +124,7 @@ def is_no_worse(
     margin: float,
     *,
     methods: Mapping[str, Any] | None = None,
+    reference: Mapping[str, Any] | None = None,
     log: bool = False,
     significance: float = 0.05,
 ) -> Judge:
@@ -136,6 +137,7 @@ def is_no_worse(
       measure: The column of the runs; lower is better.
       margin: The margin; for ratios the largest ratio, such as 1.1 for 10 % more or 0.5 for half.
       methods: The keys of the groups that are claimed to be no worse; all by default.
+      reference: The keys of the groups than which they are no worse; those of the table by default.
       log: Whether to compare ratios, for positive values.
       significance: The level of each test.
     """
@@ -147,7 +149,7 @@ def is_no_worse(
         numbers = _describe(_compare(values, reference, log, True), log, "95")
         return outcome, f"{numbers}, margin {margin:g}"
 
-    return _judge_pairs(measure, methods or {}, judge)
+    return _judge_pairs(measure, methods or {}, judge, reference)
 
 
 def is_equivalent(

@@ -73,7 +73,8 @@ class Study:
       claims: The claims, which are written to the record before the first run.
       seeds: `config -> seeds` of every setting.
       shares: The keys that `train` depends on; all by default.
-      grid: `(config, setting) -> grid` of parameters that are tuned; none by default.
+      grid: `(config, setting) -> grid` of parameters that are tuned, or None for a setting without
+        tuning; none by default.
       budget: `config -> budget`, the same for all settings; with a grid only.
       inputs: `(config, rows, setting, seed) -> parameters` of a run that depend on earlier rows,
         such as measured times.
@@ -97,7 +98,7 @@ class Study:
     claims: Sequence[Claim] = ()
     seeds: Callable[[Any], Sequence[int]] = lambda config: range(config.seeds)
     shares: tuple[str, ...] | None = None
-    grid: Callable[[Any, Setting], Grid] | None = None
+    grid: Callable[[Any, Setting], Grid | None] = lambda config, setting: None
     budget: Callable[[Any], Budget] = lambda config: Budget(1)
     inputs: Callable[[Any, Sequence[Row], Setting, int], Mapping[str, Any]] = lambda *_: {}
     interleaved: bool = False
@@ -182,10 +183,11 @@ class _Runs:
 
     def tune(self, setting: Setting) -> Choice | None:
         """The parameters of a setting; None if there is nothing to tune."""
-        if self.study.grid is None:
+        grid = self.study.grid(self.config, setting)
+        if grid is None:
             return None
         return search(
-            self.study.grid(self.config, setting),
+            grid,
             self.study.budget(self.config),
             lambda parameters, number: self._train(
                 "trial", setting, max(self.seeds) + 1 + number, parameters
@@ -204,14 +206,16 @@ class _Runs:
     def missing(self, parts: Sequence[Part]) -> int:
         """The number of runs and trials before extensions that parts lack."""
         budget, names = self.study.budget(self.config), [*parts[0][0]]
-        trials = budget.points * budget.seeds if self.study.grid else 0
         runs = {(*setting.values(), seed) for setting, seeds in parts for seed in seeds}
-        settings = {tuple(setting.values()) for setting, _ in parts}
+        settings = {
+            tuple(setting.values()): self.study.grid(self.config, setting) for setting, _ in parts
+        }
+        tuned = sum(grid is not None for grid in settings.values())
         had = 0
         for row in self._ended:
             keys = tuple(row.get(name) for name in names)
             had += keys in settings if row["kind"] == "trial" else (*keys, row["seed"]) in runs
-        return max(0, len(runs) + trials * len(settings) - had)
+        return max(0, len(runs) + tuned * budget.points * budget.seeds - had)
 
     def headline(self, setting: Setting) -> list[str]:
         """The columns of the last line of a setting, such as `loss 0.52 ± 0.01`."""

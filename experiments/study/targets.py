@@ -11,10 +11,10 @@ from experiments.study.statistics import mean, paired_log_ratio, sd
 from experiments.study.tidy import Row, grouped, is_missing, of_kind
 
 
-def _half_way(points: Sequence[Row], measure: str) -> float:
-    """The measure at the last logged point of the first half of the run."""
-    first_half = [each for each in points if 2 * each["step"] <= points[-1]["step"]]
-    return (first_half or points)[-1][measure]
+def _at_part(points: Sequence[Row], measure: str, part: float) -> float:
+    """The measure at the last logged point of the first part of the run."""
+    last = part * points[-1]["step"] + 1e-9
+    return ([each for each in points if each["step"] <= last] or points)[-1][measure]
 
 
 def _needed(group: Group, column: str) -> list[float]:
@@ -121,6 +121,7 @@ def add_targets(
     columns: Sequence[str],
     *,
     interpolated: bool = False,
+    part: float = 0.5,
 ) -> list[Row]:
     """Adds to every run what it needed to reach the target of its setting.
 
@@ -135,6 +136,7 @@ def add_targets(
       measure: The column that is compared with the target; lower is better.
       columns: The columns of what is needed.
       interpolated: Whether to interpolate between that point and the one before it.
+      part: The part of the steps of the reference, if it is not a half.
 
     Example:
       >>> keys = {"method": "mean", "seed": 0}
@@ -148,7 +150,7 @@ def add_targets(
     halves: dict[tuple, list[float]] = {}
     for keys, of_run in points.items():
         if keys[len(within) : -1] == tuple(reference.values()):
-            halves.setdefault(keys[: len(within)], []).append(_half_way(of_run, measure))
+            halves.setdefault(keys[: len(within)], []).append(_at_part(of_run, measure, part))
 
     def reached(run: Row) -> Row:
         keys = tuple(run[name] for name in names)

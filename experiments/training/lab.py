@@ -5,8 +5,9 @@ import functools
 import importlib.util
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,7 @@ PRESETS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 LEARNING_RATE = 1e-3
 CONTROL_STEPS = 16
+RECENT_SECONDS = 1.0
 
 
 def labels(config: Any) -> list[str]:
@@ -73,9 +75,25 @@ def settings(config: Any) -> Sequence[Mapping[str, Any]]:
     ]
 
 
-def steps_of(config: Any, period: int, seconds: float) -> int:
+class Limits(NamedTuple):
+    """The limits of a measurement.
+
+    Attributes:
+      steps: The largest number of timed steps.
+      seconds: The time limit.
+      drift: The largest change of the control.
+      attempts: The number of attempts; the last one counts.
+    """
+
+    steps: int
+    seconds: float
+    drift: float
+    attempts: int
+
+
+def steps_of(limits: Limits, period: int, seconds: float) -> int:
     """The timed steps: whole periods within the limits, at least one, if a step takes `seconds`."""
-    most = min(config.steps, math.floor(config.seconds / seconds))
+    most = min(limits.steps, math.floor(limits.seconds / seconds))
     return period * max(1, most // period)
 
 
@@ -89,12 +107,13 @@ def milliseconds_of(answers: Sequence[Mapping[str, Any]], period: int) -> float:
 class Lab:
     """The network and the workers of both frameworks, which stay for all measurements."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: Any, model: str, optimizer: str = "sgd"):
         """Builds the network; workers start when they are needed."""
-        self._config = config
+        self._config, self._model, self._optimizer = config, model, optimizer
         self.network = Network(config.workers, config.delay)
         self._groups: dict[tuple[str, bool], Group] = {}
         self._prepared: dict[str, Mapping[str, Any]] = {}
+        self._last_control = (-math.inf, math.nan)  # When it ended, and its milliseconds.
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -111,7 +130,7 @@ class Lab:
                 framework,
                 self._config.workers,
                 self._config.threads,
-                {"model": self._config.model, "seed": 0},
+                {"model": self._model, "seed": 0},
                 keeps_memory=keeps_memory,
                 port=FIRST_PORT + len(self._groups),
             )
@@ -123,7 +142,7 @@ class Lab:
             before = self.network.link
             self.network.shape(Link())
             self._prepared[method] = self.group(method).ask(
-                "prepare", method=method, learning_rate=LEARNING_RATE
+                "prepare", method=method, learning_rate=LEARNING_RATE, optimizer=self._optimizer
             )[0]
             self.network.shape(before)
         return self._prepared[method]
@@ -136,34 +155,39 @@ class Lab:
     def control(self) -> float:
         """Milliseconds of a step without communication."""
         self.prepare(CONTROL)
-        return milliseconds_of(self.measure(CONTROL, CONTROL_STEPS, 2), 1)
+        milliseconds = milliseconds_of(self.measure(CONTROL, CONTROL_STEPS, 2), 1)
+        self._last_control = time.monotonic(), milliseconds
+        return milliseconds
 
+    def recent_control(self) -> float:
+        """The last control if it has just ended, as after a measurement; otherwise a new one."""
+        ended, milliseconds = self._last_control
+        is_recent = time.monotonic() - ended < RECENT_SECONDS
+        return milliseconds if is_recent else self.control()
 
-@functools.cache
-def _lab(config: Any) -> Lab:
-    return Lab(config)
+    def time_steps(self, method: str, link: Link, period: int, limits: Limits) -> dict[str, Any]:
+        """Measures steps on a link between two measurements of the control, until it is steady.
 
+        Args:
+          method: The method.
+          link: The link.
+          period: The steps after which what is sent repeats.
+          limits: The limits.
 
-def train(config: Any, setting: Mapping[str, str]) -> Callable[..., Iterator[Mapping[str, Any]]]:
-    """The trainer of one method on one link."""
-    (link,) = (link for link in links(config) if link.name == setting["link"])
-    name, lab, rate = setting["method"], _lab(config), bits_per_second(link.rate)
-    method = None if name in PEERS else find(name)
-
-    def trainer(
-        setting: Mapping[str, str], seed: int, parameters: Mapping[str, Any], **_: Any
-    ) -> Iterator[Mapping[str, Any]]:
-        accounted = lab.prepare(name).get("accounted")
-        lab.network.shape(link)
-        period = method.period if method else 1
+        Returns:
+          The values of a row: `milliseconds` per step, `control`, `is_steady`, `rejected`, `steps`,
+          and bytes `sent` per step, the `loss` of the last step, and bytes `accounted` if known.
+        """
+        accounted = self.prepare(method).get("accounted")
+        self.network.shape(link)
         rejected, is_steady = 0, False
-        while not is_steady and rejected < config.attempts:
-            before = lab.control()
-            took = milliseconds_of(lab.measure(name, period, period), period)
-            steps = steps_of(config, period, took / 1e3)
-            answers = lab.measure(name, steps, 0)
-            after = lab.control()
-            is_steady = abs(after / before - 1) <= config.drift
+        while not is_steady and rejected < limits.attempts:
+            before = self.recent_control()
+            took = milliseconds_of(self.measure(method, period, period), period)
+            steps = steps_of(limits, period, took / 1e3)
+            answers = self.measure(method, steps, 0)
+            after = self.control()
+            is_steady = abs(after / before - 1) <= limits.drift
             rejected += not is_steady
         found: dict[str, Any] = {
             "milliseconds": milliseconds_of(answers, period),
@@ -174,8 +198,25 @@ def train(config: Any, setting: Mapping[str, str]) -> Callable[..., Iterator[Map
             "sent": statistics.mean(answer["sent"] / steps for answer in answers),
             "loss": statistics.mean(answer["losses"][-1] for answer in answers),
         }
-        if accounted is not None:
-            found["accounted"] = accounted
+        return found if accounted is None else {**found, "accounted": accounted}
+
+
+@functools.cache
+def _lab(config: Any) -> Lab:
+    return Lab(config, config.model)
+
+
+def train(config: Any, setting: Mapping[str, str]) -> Callable[..., Iterator[Mapping[str, Any]]]:
+    """The trainer of one method on one link."""
+    (link,) = (link for link in links(config) if link.name == setting["link"])
+    name, lab, rate = setting["method"], _lab(config), bits_per_second(link.rate)
+    period = 1 if name in PEERS else find(name).period
+    limits = Limits(config.steps, config.seconds, config.drift, config.attempts)
+
+    def trainer(
+        setting: Mapping[str, str], seed: int, parameters: Mapping[str, Any], **_: Any
+    ) -> Iterator[Mapping[str, Any]]:
+        found = lab.time_steps(name, link, period, limits)
         if link.rate != UNSHAPED and link.clusters == 1:
             yield {"megabits": rate / 1e6, "milliseconds": found["milliseconds"]}
         yield found

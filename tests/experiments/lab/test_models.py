@@ -48,7 +48,9 @@ def test_weights_and_batches_follow_from_their_seeds(model: str) -> None:
     for other in [(0, 2, 3), (1, 0, 3), (1, 2, 0)]:
         assert (batch != read.batch(*other)).any()
     assert read.held_out.shape == (inputs.HELD_OUT, batch.shape[1])
-    assert read.held_out.dtype == batch.dtype
+    assert read.held_out.dtype == read.validation.dtype == batch.dtype
+    assert read.validation.shape == read.held_out.shape
+    assert (read.validation != read.held_out).any(axis=1).all()
     assert all(array.dtype == np.float32 for array in read.first_weights(0).values())
 
 
@@ -64,8 +66,14 @@ def test_batches_and_held_out_rows_are_windows_of_the_text(tmp_path: Path) -> No
     # The test set begins at a whole window.
     start = text.find(read.held_out[0, :-1].astype(np.uint8).tobytes())
     assert 89_900 < start < 90_100
-    assert all(row.astype(np.uint8).tobytes() in text[:start] for row in read.batch(0, 0, 0))
-    assert all(row.astype(np.uint8).tobytes() in text[start:] for row in read.held_out)
+    middle = text.find(read.validation[0, :-1].astype(np.uint8).tobytes())
+    assert 80_900 < middle < 81_100
+    for rows, part in (
+        (np.concatenate([read.batch(0, 0, step) for step in range(50)]), text[:middle]),
+        (read.validation, text[middle : start + 1]),
+        (read.held_out, text[start:]),
+    ):
+        assert all(row.astype(np.uint8).tobytes() in part for row in rows)
 
 
 def test_the_first_loss_of_the_transformer_is_that_of_guessing() -> None:
@@ -85,14 +93,6 @@ def test_no_prediction_depends_on_a_later_byte() -> None:
     )
     np.testing.assert_array_equal(logits[:, :20], others[:, :20])
     assert (logits[:, 20:] != others[:, 20:]).any(axis=(0, 2)).all()
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_the_held_out_loss_is_the_mean_over_pieces(model: str) -> None:
-    read = inputs.load(model)
-    weights, rows = _weights(read), jnp.asarray(read.held_out)
-    loss = models.held_out_loss(model, weights, rows)
-    np.testing.assert_allclose(loss, models.LOSSES[model](weights, rows), rtol=1e-5)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -121,17 +121,39 @@ def test_both_frameworks_have_the_same_loss_and_gradients(model: str, torch_mode
         np.testing.assert_allclose(
             gradient, parameter.grad, rtol=1e-3, atol=1e-4 * largest, err_msg=name
         )
-    held_out = models.held_out_loss(model, params, jnp.asarray(read.held_out))
+    held_out = models.LOSSES[model](params, jnp.asarray(read.held_out))
     np.testing.assert_allclose(
         held_out, torch_models.held_out_loss(network, read.held_out), rtol=1e-5
     )
+
+
+def test_both_frameworks_have_the_same_adam(torch_models: Any) -> None:
+    import torch
+
+    from experiments.lab.jax_worker import OPTIMIZERS
+    from experiments.lab.torch_worker import OPTIMIZERS as THEIRS
+
+    rng = np.random.default_rng(0)
+    first = rng.standard_normal(1000, np.float32)
+    tx = OPTIMIZERS["adam"](0.01)
+    ours, theirs = jnp.asarray(first), torch.nn.Parameter(torch.tensor(first))
+    state, optimizer = tx.init(ours), THEIRS["adam"]([theirs], lr=0.01)
+    for step in range(3):
+        gradient = 10.0 ** -rng.uniform(0, 10, 1000) * rng.standard_normal(1000)
+        gradient = np.where(np.arange(1000) % 7 == step, 0, gradient).astype(np.float32)
+        with jax.numpy_dtype_promotion("standard"):  # As optax needs it.
+            updates, state = tx.update(jnp.asarray(gradient), state, ours)
+        ours = ours + updates
+        theirs.grad = torch.tensor(gradient)
+        optimizer.step()
+        np.testing.assert_allclose(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_wrong_input_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="must be one of mlp, transformer, got 'cnn'"):
         inputs.load("cnn")
     (tmp_path / "text").write_bytes(b"short" * 1000)
-    with pytest.raises(ExperimentError, match="is too short: about 81920 bytes are needed"):
+    with pytest.raises(ExperimentError, match="is too short: about 98304 bytes are needed"):
         inputs.load("transformer", tmp_path / "text")
     with pytest.raises(ExperimentError, match="the MLP reads no file"):
         inputs.load("mlp", tmp_path / "text")

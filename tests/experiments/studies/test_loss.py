@@ -1,0 +1,286 @@
+"""Time to a loss: steps to the target, seconds on links, claims, resumption, frameworks."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.cli.errors import ExperimentError
+from experiments.lab.network import Link
+from experiments.lab.peers import trained_as
+from experiments.studies.loss import STUDY, Loss, confirmed, inputs, seconds_to_target, slowest
+from experiments.study import readme
+from experiments.study.command import analyze, main, read_results
+from experiments.study.tidy import make_row
+from experiments.training import loss as training
+from tests.experiments.studies.test_lab import in_the_lab, is_permitted
+
+LINKS = {"unshaped": 1.0, "1gbit": 2.0, "200mbit": 4.0}
+# Seconds of a step on unshaped links, and the held-out losses after 10, 20, ... steps.
+METHODS: Mapping[str, tuple[float, tuple[float, ...]]] = {
+    "mean": (0.1, (5.0, 4.0, 3.0, 2.0, 1.0)),
+    "power_sgd_rank_1": (0.01, (5.0, 4.5, 3.0, 2.0, 1.5)),
+    "power_sgd_rank_4": (0.001, (5.0, 4.5, 4.0, 3.5, 3.0)),  # It does not reach the target.
+    "ef_top_1_percent": (0.001, (5.0, 1.0, math.nan)),  # It diverges.
+    "ddp": (0.1, (5.0, 4.0, 3.0, 2.0, 1.0)),
+    "ddp_power_sgd_1": (0.02, (5.0, 4.0, 2.5, 1.5, 1.2)),
+    "ddp_power_sgd_1_kept_memory": (0.015, ()),
+}
+
+
+def rows() -> list[dict[str, Any]]:
+    found = []
+    for seed in (0, 1, 2):
+        for link, factor in LINKS.items():
+            for method, (seconds, losses) in METHODS.items():
+                keys = {"link": link, "method": method, "seed": seed}
+                values: dict[str, Any] = {
+                    "milliseconds": 1e3 * factor * seconds * (1 + 0.01 * seed),
+                    "control": 50.0, "is_steady": True, "rejected": 0, "steps": 4, "sent": 1e6,
+                }  # fmt: skip
+                if link != "unshaped":
+                    values["megabits"] = 1000.0 if link == "1gbit" else 200.0
+                elif losses:
+                    steps = [10 * (n + 1) for n in range(len(losses))]
+                    for step, loss in zip(steps, losses, strict=True):
+                        point = {"step": step, "held_out": loss * (1 + 0.001 * seed)}
+                        found.append(make_row("point", keys, point))
+                    values |= {"held_out": losses[-1], "trained_seconds": 1.0}
+                    keys["learning_rate"] = 0.001
+                if (link, method, seed) == ("200mbit", "power_sgd_rank_1", 2):
+                    keys |= {"learning_rate": 0.001, "confirmed_steps": 40}
+                    values |= {"confirmed_seconds": 1.7, "confirmed_loss": 2.0}
+                found.append(make_row("run", keys, values))
+    return found
+
+
+def test_seconds_are_steps_to_the_target_times_step_time() -> None:
+    lines = {line.where: line for line in analyze(STUDY, Loss(), rows(), "").lines}
+    # The mean over seeds of the loss of ddp at 80 % of 50 steps is 2 * 1.001.
+    assert lines["unshaped, ddp"].group.runs[0]["target"] == pytest.approx(2.002)
+    steps = [
+        next(run for run in lines["unshaped, ddp"].group.runs if run["seed"] == seed)
+        for seed in (0, 1, 2)
+    ]
+    # Seed 0 is at 2.0 after 40 steps and at 3.0 after 30: 2.002 is between them.
+    assert steps[0]["step_to_target"] == pytest.approx(39.98)
+    assert steps[1]["step_to_target"] == pytest.approx(40)
+    assert steps[2]["step_to_target"] == pytest.approx(40 + 10 * 0.002 / 1.002)
+    for link, factor in LINKS.items():
+        seconds = lines[f"{link}, ddp"].group.by_seed("seconds_to_target")
+        assert seconds[1] == pytest.approx(40 * 0.101 * factor)
+    hook = lines["200mbit, ddp_power_sgd_1"].group.by_seed("step_to_target")
+    assert hook[0] == pytest.approx(30 + 10 * (2.5 - 2.002) / (2.5 - 1.5))
+    kept = lines["200mbit, ddp_power_sgd_1_kept_memory"].group
+    assert kept.by_seed("step_to_target") == hook
+    assert kept.by_seed("seconds_to_target")[0] == pytest.approx(hook[0] * 0.06)
+    estimate = seconds_to_target(lines["unshaped, ddp"].group)
+    assert estimate is not None and estimate.low < estimate.mean < estimate.high
+
+
+@pytest.mark.parametrize("method", ["power_sgd_rank_4", "ef_top_1_percent"])
+def test_a_method_that_does_not_reach_the_target_is_printed_so(method: str) -> None:
+    results = analyze(STUDY, Loss(), rows(), "")
+    (line,) = (line for line in results.lines if line.where == f"200mbit, {method}")
+    assert line["reached"] == "0/3"
+    assert line["seconds_to_target"].mean == math.inf
+    text = STUDY.table.to_markdown(results.lines)
+    (shown,) = (row for row in text.splitlines() if f"| 200mbit | {method} |" in row)
+    assert shown.count("not reached") == 3  # Seconds, and both ratios.
+
+
+def test_claims_follow_from_the_rows() -> None:
+    results = analyze(STUDY, Loss(), rows(), "")
+    shipped, kept, rank, *others, confirmation = results.judgements
+    # 40 * 0.01 against 35 * 0.02.
+    assert shipped.summary == "holds in 2 of 2 settings"
+    assert shipped.findings[1].where == "200mbit, power_sgd_rank_1 against ddp_power_sgd_1"
+    assert kept.summary == "does not hold in 2 of 2 settings"  # 40 * 0.01 against 35 * 0.015.
+    assert rank.summary == "does not hold in 1 of 1 setting"  # 1.5 against 1.2.
+    assert others[-1].findings[0].outcome == "not tested"  # There is no such hook.
+    assert confirmation.summary == "holds in 1 of 1 setting"
+    (line,) = (line for line in results.lines if line.where == "200mbit, power_sgd_rank_1")
+    assert confirmed(line.group) == pytest.approx(1.7 / (40 * 0.04 * 1.01))
+
+
+def test_without_a_method_that_reaches_the_target_nothing_is_claimed() -> None:
+    ours = ("mean", "power_sgd_rank_1")
+    results = analyze(STUDY, Loss(), [row for row in rows() if row["method"] not in ours], "")
+    assert results.judgements[0].summary == "not tested in 2 of 2 settings"
+
+
+def test_without_pytorch_the_target_is_that_of_the_mean() -> None:
+    ours = [row for row in rows() if not row["method"].startswith("ddp")]
+    lines = analyze(STUDY, Loss(), ours, "").lines
+    assert lines[0].group.runs[0]["target"] == pytest.approx(2.002)
+    assert "PyTorch is not installed" in "".join(STUDY.prose(analyze(STUDY, Loss(), ours, "")))
+
+
+def test_the_steps_of_a_confirmation_are_those_to_the_target() -> None:
+    config = Loss(bandwidth=("1gbit", "200mbit"), confirm=("power_sgd_rank_1", "power_sgd_rank_4"))
+    assert slowest(config) == "200mbit"
+
+    def found(method: str, link: str = "200mbit", seed: int = 2) -> Mapping[str, Any]:
+        return inputs(config, rows(), {"link": link, "method": method}, seed)
+
+    assert found("power_sgd_rank_1") == {"learning_rate": 0.001, "confirmed_steps": 41}
+    assert found("power_sgd_rank_4") == {"learning_rate": 0.001, "confirmed_steps": 160}
+    for other in (found("ddp"), found("power_sgd_rank_1", seed=1), found("mean", "1gbit")):
+        assert other == {}
+
+
+def test_settings_and_what_is_tuned() -> None:
+    config = Loss(methods=("mean",), bandwidth=("200mbit",), learning_rates=(0.2, 0.1))
+    assert training.settings(config) == [
+        {"link": "unshaped", "method": "mean"},
+        {"link": "200mbit", "method": "mean"},
+    ]
+    assert training.links(config) == [Link(), Link("200mbit")]
+    first, second = [training.grid(config, each) for each in training.settings(config)]
+    assert first == {"learning_rate": ((0.1, 0.2),)} and second is None
+    assert trained_as("ddp_kept_memory", ["ddp"]) == "ddp"
+    assert trained_as("ddp_kept_memory", ["ddp_kept_memory"]) == "ddp_kept_memory"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"methods": ("foo",)}, "there is no method 'foo'"),
+        ({"confirm": ("foo",), "methods": ("mean",)}, "there is no method 'foo'"),
+        ({"methods": ("mean",), "workers": 1}, "--workers must be at least 2"),
+        ({"methods": ("mean",), "delay": "5"}, "--delay is a number with us, ms or s"),
+        ({"methods": ("mean", "dpsgd")}, "--methods has dpsgd, whose workers have no common"),
+        ({"methods": ("mean_bfloat16",)}, "--methods needs ddp or mean"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExperimentError, match=message) as caught:
+        training.settings(Loss(**options))
+    assert "\n" not in str(caught.value)
+
+
+class FakeLab:
+    """Answers as the lab does, without processes."""
+
+    def __init__(self, config: Any, model: str, optimizer: str) -> None:
+        self.network = self
+        self.trained: list[Mapping[str, Any]] = []
+        self.left = math.inf
+
+    def shape(self, link: Link) -> None:
+        pass
+
+    def group(self, method: str) -> "FakeLab":
+        return self
+
+    def ask(self, command: str, seconds: float, **arguments: Any) -> list[dict[str, Any]]:
+        if len(self.trained) >= self.left:
+            raise ExperimentError("the lab has ended.")
+        self.trained.append(arguments)
+        every, rate = arguments["evaluate_every"], arguments["learning_rate"]
+        steps = [*range(0, arguments["steps"] + 1, every)]
+        worse = abs(math.log(rate / 0.002)) + 0.001 * arguments["seed"]
+        losses = [5 - 0.02 * step + worse for step in steps]
+        return [{"steps": steps, "evaluated": losses, "seconds": [0.1 * step for step in steps]}]
+
+    def time_steps(self, method: str, link: Link, period: int, limits: Any) -> dict[str, Any]:
+        return {"milliseconds": 100.0, "control": 50.0, "is_steady": True, "rejected": 0,
+                "steps": 4, "sent": 1e6, "loss": 1.0}  # fmt: skip
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLab]:
+    fake = FakeLab(None, "", "")
+    monkeypatch.setattr(training, "_lab", lambda config: fake)
+    yield fake
+
+
+def test_a_run_that_was_interrupted_is_continued(lab: FakeLab, tmp_path: Path) -> None:
+    config = Loss(
+        methods=("mean", "power_sgd_rank_4"), bandwidth=("200mbit",), seeds=2, steps=100,
+        records=str(tmp_path),
+    )  # fmt: skip
+    lab.left = 8  # Of 12 trainings: in each of 2 rounds, 2 methods; 5 + 5 trials; 1 confirmation.
+    with pytest.raises(ExperimentError, match=r"the lab has ended\. Continue it with --resume"):
+        main(STUDY, config)
+    (folder,) = tmp_path.iterdir()
+    lab.left = math.inf
+    assert main(STUDY, dataclasses.replace(config, resume=str(folder))) == 0
+    whole = len(lab.trained)
+    main(STUDY, dataclasses.replace(config, record="again"))
+    assert len(lab.trained) == 2 * whole  # No training was repeated.
+    trials = [each for each in lab.trained if each.get("split") == "validation"]
+    assert {each["seed"] for each in trials} == {2} and {each["steps"] for each in trials} == {48}
+    chosen = [each for each in lab.trained if "split" not in each]
+    assert {each["learning_rate"] for each in chosen} == {0.002}
+    (again,) = tmp_path.glob("*_again")
+    for name in ("table.csv", "metrics.jsonl"):
+        assert (folder / name).read_text() == (again / name).read_text()
+    results = read_results(STUDY, folder)
+    assert readme.write(STUDY, results) == (folder / "README.md").read_text(encoding="utf-8")
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert "`power_sgd_rank_4` took 8.1 s for 81 steps on 200mbit" in text
+    assert (folder / "loss_against_seconds.png").exists()
+    (outcome,) = (each for each in results.judgements if "within 10 %" in each.claim.text)
+    assert outcome.summary == "holds in 1 of 1 setting"
+
+
+TRAINING = """
+import json
+from experiments.lab.isolation import isolate
+from experiments.lab.network import Network
+from experiments.lab.processes import Group
+
+isolate()
+Network(2)
+curves = {}
+for port, (framework, methods) in enumerate(METHODS.items()):
+    with Group(framework, 2, 1, {"model": "transformer", "seed": 0}, keeps_memory=True,
+               port=1234 + port) as group:
+        for method in methods:
+            for split in ("held_out", "validation"):
+                curves[method, split] = group.ask(
+                    "train", method=method, learning_rate=1e-3, steps=4, seed=3, evaluate_every=2,
+                    optimizer="adam", split=split)
+print(json.dumps([[*key, curve] for key, curve in curves.items()]))
+"""
+
+
+@pytest.mark.slow
+def test_both_frameworks_train_the_same() -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    methods = {"jax": ["mean", "mean_bfloat16"], "torch": ["ddp"]}
+    done = in_the_lab(f"METHODS = {methods}\n{TRAINING}")
+    if done.returncode:
+        assert not is_permitted(), done.stderr
+        return
+    curves = {(method, split): curve for method, split, curve in json.loads(done.stdout)}
+    for split in ("held_out", "validation"):
+        ours, theirs = (curves[method, split] for method in ("mean", "ddp"))
+        for worker in ours:
+            assert worker["evaluated"] == ours[0]["evaluated"]
+        np.testing.assert_allclose(ours[0]["evaluated"], theirs[0]["evaluated"], rtol=1e-4)
+        losses = np.mean([worker["losses"] for worker in theirs], axis=0)
+        np.testing.assert_allclose(ours[0]["losses"], losses, rtol=1e-4)
+        rounded = curves["mean_bfloat16", split][0]["evaluated"]
+        assert rounded != ours[0]["evaluated"]
+        np.testing.assert_allclose(rounded, ours[0]["evaluated"], rtol=1e-2)
+    assert curves["mean", "held_out"][0]["losses"] == curves["mean", "validation"][0]["losses"]
+    assert (
+        curves["mean", "held_out"][0]["evaluated"] != curves["mean", "validation"][0]["evaluated"]
+    )
+
+
+def test_the_module_imports_neither_framework() -> None:
+    done = in_the_lab(
+        "import sys, experiments.studies.loss\n"
+        "assert not {'jax', 'torch'} & {*sys.modules}, 'imported'"
+    )
+    assert not done.returncode, done.stderr
