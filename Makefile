@@ -8,7 +8,7 @@ NPROC := 16
 export NPROC
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip stragglers lab records test test-slow test-changed test-docs test-aot test-gpu test-wheel bench lint methods-page clean venv
+.PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-docs test-aot test-gpu test-wheel bench lint methods-page clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -33,6 +33,9 @@ stragglers: venv ## slow workers on a simulated clock: time to the same loss (an
 
 lab: venv ## steps on slow links, in network namespaces of this machine (Linux; an hour)
 	$(PY) -u -m experiments lab $(ARGS)
+
+loss: venv ## time to a held-out loss over slow links, beside PyTorch's DDP (Linux; 45 minutes)
+	$(PY) -u -m experiments loss $(ARGS)
 
 records: venv ## repeat all studies whose records are not of today, or continue them (hours)
 	$(PY) -u -m experiments records $(ARGS)

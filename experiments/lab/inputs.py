@@ -10,7 +10,7 @@ This module imports neither JAX nor PyTorch, so a process loads only the framewo
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,12 +39,14 @@ class Inputs(NamedTuple):
         64 the labels.
       held_out: The 128 rows of the held-out loss: a fixed set, of the form of a batch.
       validation: 128 other rows, by which learning rates are chosen. No batch contains them.
+
+    Batches and rows of the model `words` are pairs of arrays; see `words`.
     """
 
     first_weights: Callable[[int], Weights]
-    batch: Callable[[int, int, int], np.ndarray]
-    held_out: np.ndarray
-    validation: np.ndarray
+    batch: Callable[[int, int, int], Any]
+    held_out: Any
+    validation: Any
 
 
 def mlp_weights(seed: int) -> Weights:

@@ -1,7 +1,7 @@
 """A worker of jaxcomm: one process with one CPU device, a step per method."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +12,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxcomm
 from experiments.cli.errors import ExperimentError
-from experiments.lab import curves, inputs
+from experiments.lab import curves, inputs, words
 from experiments.lab.methods import LabMethod, find
 from experiments.lab.models import LOSSES
 from experiments.lab.serve import bytes_sent
+from experiments.methods.sparse import Capacity
 from jaxcomm import launch
 
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
@@ -45,10 +46,22 @@ class _Program(NamedTuple):
 class JaxWorker:
     """Compiles steps, measures them, and trains."""
 
-    def __init__(self, model: str, seed: int):
-        """Joins the other workers."""
+    def __init__(self, model: str, seed: int, capacities: Mapping[str, Sequence[float]] = {}):
+        """Joins the other workers.
+
+        Args:
+          model: `mlp`, `transformer` or `words`.
+          seed: The seed of weights and batches of `prepare` and `measure`.
+          capacities: The fields of the `Capacity` of each sparse leaf; for `words` only.
+        """
         launch.initialize()
-        self._loss, self._inputs = LOSSES[model], inputs.load(model)
+        self._find: Callable[[str, int], LabMethod] = find
+        if model == words.MODEL:
+            self._loss, self._inputs = words.load()
+            sizes = {path: Capacity(*fields) for path, fields in capacities.items()}
+            self._find = lambda label, seed: words.find(label, seed, sizes)
+        else:
+            self._loss, self._inputs = LOSSES[model], inputs.load(model)
         self._evaluated_loss = jax.jit(self._loss)
         self._seed = seed
         self._programs: dict[tuple[str, str], _Program] = {}
@@ -65,7 +78,7 @@ class JaxWorker:
         return self._programs[method, optimizer]
 
     def _make(self, method: str, optimizer: str) -> _Program:
-        found, workers = find(method), jax.device_count()
+        found, workers = self._find(method, 0), jax.device_count()
         shape, names = (workers,), ("data",)
         if found.clusters:
             shape, names = (2, workers // 2), ("cluster", "data")
@@ -75,7 +88,7 @@ class JaxWorker:
             rated = optax.inject_hyperparams(OPTIMIZERS[optimizer])(learning_rate=learning_rate)
             if found.own_parameters:
                 rated = jaxcomm.per_worker(rated)
-            return find(method, seed).build(workers, rated)
+            return self._find(method, seed).build(workers, rated)
 
         metrics = "own" if found.own_parameters else "mean"
         tx = transformation(1.0, 0)
@@ -83,9 +96,11 @@ class JaxWorker:
         sharding = NamedSharding(mesh, PartitionSpec(names))
         return _Program(found, mesh, step, sharding, transformation)
 
-    def _batch(self, program: _Program, seed: int, number: int) -> jax.Array:
+    def _batch(self, program: _Program, seed: int, number: int) -> Any:
         rows = self._inputs.batch(seed, jax.process_index(), number)
-        return jax.make_array_from_process_local_data(program.sharding, rows)
+        return jax.tree.map(
+            lambda each: jax.make_array_from_process_local_data(program.sharding, each), rows
+        )
 
     def _start(self, program: _Program, learning_rate: float, seed: int) -> tuple[Any, Any]:
         """The first parameters, placed on the mesh, and the first state."""
@@ -94,10 +109,9 @@ class JaxWorker:
             params = jaxcomm.replicate(weights, mesh)
         else:
             everywhere = NamedSharding(mesh, PartitionSpec())
-            params = {
-                name: jax.make_array_from_process_local_data(everywhere, array)
-                for name, array in weights.items()
-            }
+            params = jax.tree.map(
+                lambda each: jax.make_array_from_process_local_data(everywhere, each), weights
+            )
         return params, jaxcomm.init(program.transformation(learning_rate, seed), params, mesh)
 
     def prepare(self, method: str, learning_rate: float, optimizer: str = "sgd") -> dict[str, Any]:
@@ -175,9 +189,10 @@ class JaxWorker:
 
         return curves.train(step, lambda: self._evaluate(params, rows), steps, evaluate_every)
 
-    def _evaluate(self, params: Any, rows: np.ndarray) -> float:
+    def _evaluate(self, params: Any, rows: Any) -> float:
         """The loss on rows. Each worker computes it on its share of them."""
-        own = rows[jax.process_index() :: jax.process_count()]
+        own = jax.tree.map(lambda each: each[jax.process_index() :: jax.process_count()], rows)
         local = jax.tree.map(lambda x: x.addressable_data(0), params)
-        total = self._evaluated_loss(local, own) * len(own)
-        return float(np.sum(multihost_utils.process_allgather(total))) / len(rows)
+        total = self._evaluated_loss(local, own) * len(jax.tree.leaves(own)[0])
+        summed = np.sum(multihost_utils.process_allgather(total))
+        return float(summed) / len(jax.tree.leaves(rows)[0])

@@ -50,10 +50,11 @@ def _int8_psum(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
 
 
 def _stateless(update: Callable[..., tuple[Any, Any]]) -> LabMethod:
-    return _before(lambda: optax.GradientTransformation(lambda params: optax.EmptyState(), update))
+    return before(lambda: optax.GradientTransformation(lambda params: optax.EmptyState(), update))
 
 
-def _before(aggregator: Callable[[], optax.GradientTransformation]) -> LabMethod:
+def before(aggregator: Callable[[], optax.GradientTransformation]) -> LabMethod:
+    """The method that aggregates before the optimizer."""
     return LabMethod(lambda workers, optimizer: optax.chain(aggregator(), optimizer))
 
 
@@ -126,5 +127,5 @@ def find(label: str, seed: int = 0) -> LabMethod:
     if label in OWN:
         return OWN[label]
     variant = parse_variant(label)
-    method = _before(lambda: variant.build(seed))
+    method = before(lambda: variant.build(seed))
     return method if variant.stage is None else method._replace(share=None)

@@ -62,7 +62,11 @@ class Lab:
         many=True,
     )
     delay: str | None = option(None, "delay per direction of shaped links, such as 5ms")
-    model: str = option("mlp", "what trains", choices=("mlp", "transformer"))
+    model: str = option(
+        "mlp",
+        "what trains; words: methods for sparse updates",
+        choices=("mlp", "transformer", "words"),
+    )
     workers: int = option(4, "number of workers, each a process", positive_integer)
     threads: int = option(1, "threads that compute, per process", positive_integer)
     rounds: int = option(5, "rounds, in which all methods are measured in turn", positive_integer)
@@ -202,6 +206,10 @@ def prose(results: Results) -> list[str]:
         "`jaxcomm.launch` sets it. PyTorch's launcher does not, except in rows that end in "
         "`_kept_memory`."
         if peers
+        else "A leaf with a sparse gradient is aggregated as in the study `sparse`, with the "
+        "capacity that 20 batches need, and all other leaves by `mean`. The model has no methods "
+        "of PyTorch."
+        if config.model == "words"
         else "PyTorch is not installed, so this record has none of its methods."
     )
     return [

@@ -11,12 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.cli.choices import select
 from experiments.cli.errors import ExperimentError
-from experiments.lab.methods import CONTROL, LABELS, find
+from experiments.lab import words
+from experiments.lab.methods import CONTROL, LABELS, LabMethod, find
 from experiments.lab.network import UNSHAPED, Link, Network, bits_per_second, check_delay
 from experiments.lab.peers import METHODS, require_torch
 from experiments.lab.processes import FIRST_PORT, Group
+from experiments.lab.words import MODEL as WORDS
 from experiments.methods import expand
+from experiments.methods.sparse import SPARSE_METHODS, Capacity
+from experiments.training.densities import measure_densities
 
 PEERS = tuple(METHODS)
 RACE = (
@@ -30,11 +35,14 @@ PRESETS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 LEARNING_RATE = 1e-3
 CONTROL_STEPS = 16
+CALIBRATION = 20  # Batches that measure the densities of the model `words`.
 RECENT_SECONDS = 1.0
 
 
 def labels(config: Any) -> list[str]:
     """The methods of a config, and the control."""
+    if config.model == WORDS:
+        return [CONTROL, *select(config.methods or ("all",), [*SPARSE_METHODS], "--methods")]
     chosen = config.methods
     if not chosen:
         chosen = PRESETS[config.preset][0]
@@ -48,6 +56,18 @@ def links(config: Any) -> list[Link]:
     rates = config.bandwidth or (PRESETS[config.preset][1] if not config.between else ())
     found = [Link(), *(Link(rate) for rate in rates), *(Link(rate, 2) for rate in config.between)]
     return list(dict.fromkeys(found))
+
+
+def _find(config: Any, name: str) -> LabMethod:
+    """The method of a name; of the model `words` without its capacities."""
+    return words.find(name, 0, {}) if config.model == WORDS else find(name)
+
+
+def capacities(workers: int) -> dict[str, Capacity]:
+    """The capacity for each sparse leaf of the model `words`, from measured densities."""
+    params = words.task().first_weights(0)
+    leaves = measure_densities(words.task(), workers, params, words.batches(workers, CALIBRATION))
+    return {leaf.leaf: leaf.capacity for leaf in leaves if leaf.is_sparse}
 
 
 @functools.cache
@@ -64,8 +84,8 @@ def settings(config: Any) -> Sequence[Mapping[str, Any]]:
     check_delay(config.delay)
     names = labels(config)
     for name in names:
-        require_torch() if name in PEERS else find(name)
-    flat = [name for name in names if name in PEERS or not find(name).clusters]
+        require_torch() if name in PEERS else _find(config, name)
+    flat = [name for name in names if name in PEERS or not _find(config, name).clusters]
     return [
         {"link": link.name, "method": name}
         for link in links(config)
@@ -109,7 +129,10 @@ class Lab:
 
     def __init__(self, config: Any, model: str, optimizer: str = "sgd"):
         """Builds the network; workers start when they are needed."""
-        self._config, self._model, self._optimizer = config, model, optimizer
+        self._config, self._optimizer = config, optimizer
+        self._arguments: dict[str, Any] = {"model": model, "seed": 0}
+        if model == WORDS:
+            self._arguments["capacities"] = capacities(config.workers)
         self.network = Network(config.workers, config.delay)
         self._groups: dict[tuple[str, bool], Group] = {}
         self._prepared: dict[str, Mapping[str, Any]] = {}
@@ -130,7 +153,7 @@ class Lab:
                 framework,
                 self._config.workers,
                 self._config.threads,
-                {"model": self._model, "seed": 0},
+                self._arguments,
                 keeps_memory=keeps_memory,
                 port=FIRST_PORT + len(self._groups),
             )
@@ -210,7 +233,7 @@ def train(config: Any, setting: Mapping[str, str]) -> Callable[..., Iterator[Map
     """The trainer of one method on one link."""
     (link,) = (link for link in links(config) if link.name == setting["link"])
     name, lab, rate = setting["method"], _lab(config), bits_per_second(link.rate)
-    period = 1 if name in PEERS else find(name).period
+    period = 1 if name in PEERS else _find(config, name).period
     limits = Limits(config.steps, config.seconds, config.drift, config.attempts)
 
     def trainer(

@@ -15,14 +15,23 @@ from typing import Any
 import pytest
 
 from experiments.cli.errors import ExperimentError
-from experiments.lab import serve
+from experiments.lab import serve, words
 from experiments.lab.methods import LABELS, find
 from experiments.lab.network import Link, bits_per_second
 from experiments.lab.peers import METHODS as PEERS
 from experiments.studies.lab import STUDY, Lab, parse_bandwidth
 from experiments.study.command import analyze
 from experiments.study.tidy import make_row
-from experiments.training.lab import PRESETS, labels, links, milliseconds_of, settings, steps_of
+from experiments.training.lab import (
+    PRESETS,
+    Limits,
+    capacities,
+    labels,
+    links,
+    milliseconds_of,
+    settings,
+    steps_of,
+)
 
 ROOT = Path(__file__).parents[3]
 SECONDS = {"no_communication": 0.1, "mean": 2.0, "ddp": 1.95, "power_sgd_rank_1": 0.2,
@@ -72,11 +81,11 @@ def test_measurements_are_whole_periods_of_the_slowest_worker() -> None:
     answers = [{"milliseconds": [1.0, 9.0, 2.0, 8.0]}, {"milliseconds": [2.0, 2.0, 20.0, 2.0]}]
     assert milliseconds_of(answers, 1) == (9 + 8) / 2
     assert milliseconds_of(answers, 2) == (5 + 11) / 2
-    config = Lab(steps=10, seconds=4.0)
-    assert steps_of(config, 1, 0.1) == 10
-    assert steps_of(config, 1, 9.0) == 1
-    assert steps_of(config, 8, 0.1) == 8
-    assert steps_of(config, 8, 9.0) == 8
+    limits = Limits(steps=10, seconds=4.0, drift=0.05, attempts=4)
+    assert steps_of(limits, 1, 0.1) == 10
+    assert steps_of(limits, 1, 9.0) == 1
+    assert steps_of(limits, 8, 0.1) == 8
+    assert steps_of(limits, 8, 9.0) == 8
 
 
 def test_presets_and_links() -> None:
@@ -95,10 +104,27 @@ def test_presets_and_links() -> None:
         assert find(label).period >= 1
 
 
+def test_the_model_of_words_has_the_methods_for_sparse_updates() -> None:
+    names = labels(Lab(model="words"))
+    assert names[0] == "no_communication" and {"s2_peel", "all_gather", "parallax"} < {*names}
+    assert labels(Lab(model="words", methods=("s2_peel",))) == ["no_communication", "s2_peel"]
+    config = Lab(model="words", methods=("s2_peel",), bandwidth=("1gbit",))
+    assert [each["link"] for each in settings(config)] == ["unshaped"] * 2 + ["1gbit"] * 2
+    loss, inputs = words.load()
+    windows, following = inputs.batch(0, 1, 2)
+    assert windows.shape == (words.EXAMPLES, 4) and following.shape == (words.EXAMPLES,)
+    assert (windows != inputs.batch(0, 0, 2)[0]).any()
+    assert float(loss(inputs.first_weights(0), inputs.held_out)) == pytest.approx(8.5, abs=0.5)
+    sizes = capacities(4)
+    assert [*sizes] == ["Embed_0/embedding"]
+    assert 0 < sizes["Embed_0/embedding"].worker < sizes["Embed_0/embedding"].union < 0.2
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
         ({"methods": ("foo",)}, "there is no method 'foo'"),
+        ({"methods": ("ddp",), "model": "words"}, "--methods must be of mean, .*, got 'ddp'"),
         ({"methods": ("mean",), "workers": 1}, "--workers must be at least 2"),
         ({"methods": ("mean",), "between": ("1gbit",), "workers": 3}, "even number of workers"),
         ({"methods": ("mean",), "delay": "5"}, "--delay is a number with us, ms or s"),
@@ -229,6 +255,34 @@ def test_a_worker_that_dies_is_one_line() -> None:
     error, running = done.stdout.splitlines()
     assert re.match(r"LabError worker 1 \(jax\) has ended with exit code -9", error)
     assert running == "[False, False]"
+
+
+WORDS = """
+import json
+from experiments.lab.isolation import isolate
+isolate()
+from experiments.studies.lab import Lab as Config
+from experiments.training.lab import Lab
+
+lab = Lab(Config(workers=2), "words")
+for name in ("mean", "s2_peel", "union"):
+    lab.prepare(name)
+    answers = lab.measure(name, 3, 1)
+    print(json.dumps([answers[0]["losses"], answers[1]["losses"], answers[0]["sent"]]))
+lab.close()
+"""
+
+
+@pytest.mark.slow
+def test_methods_for_sparse_updates_take_the_same_steps() -> None:
+    done = in_the_lab(WORDS)
+    if done.returncode:
+        assert not is_permitted(), done.stderr
+        return
+    mean, *others = map(json.loads, done.stdout.splitlines())
+    for losses, others_losses, sent in others:
+        assert losses == others_losses == pytest.approx(mean[0], rel=1e-4)
+        assert sent < 0.7 * mean[2]
 
 
 def children(pid: int) -> list[int]:

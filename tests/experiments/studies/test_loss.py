@@ -130,7 +130,7 @@ def test_the_steps_of_a_confirmation_are_those_to_the_target() -> None:
         return inputs(config, rows(), {"link": link, "method": method}, seed)
 
     assert found("power_sgd_rank_1") == {"learning_rate": 0.001, "confirmed_steps": 41}
-    assert found("power_sgd_rank_4") == {"learning_rate": 0.001, "confirmed_steps": 160}
+    assert found("power_sgd_rank_4") == {"learning_rate": 0.001, "confirmed_steps": 120}
     for other in (found("ddp"), found("power_sgd_rank_1", seed=1), found("mean", "1gbit")):
         assert other == {}
 
@@ -216,7 +216,7 @@ def test_a_run_that_was_interrupted_is_continued(lab: FakeLab, tmp_path: Path) -
     main(STUDY, dataclasses.replace(config, record="again"))
     assert len(lab.trained) == 2 * whole  # No training was repeated.
     trials = [each for each in lab.trained if each.get("split") == "validation"]
-    assert {each["seed"] for each in trials} == {2} and {each["steps"] for each in trials} == {48}
+    assert {each["seed"] for each in trials} == {2} and {each["steps"] for each in trials} == {40}
     chosen = [each for each in lab.trained if "split" not in each]
     assert {each["learning_rate"] for each in chosen} == {0.002}
     (again,) = tmp_path.glob("*_again")
