@@ -67,7 +67,7 @@ class Loss:
     steps: int = option(120, "training steps of a run", positive_integer)
     points: int = option(10, "evaluations of a run", positive_integer)
     learning_rates: tuple[float, ...] = option(
-        (0.0005, 0.001, 0.002, 0.004), "the first grid", positive_number, many=True
+        (0.00025, 0.0005, 0.001, 0.002), "the first grid", positive_number, many=True
     )
     trials: int = option(4, "learning rates that each method tries", positive_integer)
     trial_steps: int = option(40, "training steps of a trial", positive_integer)
@@ -148,8 +148,8 @@ def inputs(config: Loss, rows: Sequence[Row], setting: Setting, seed: int) -> Ma
     They are those that the method needed on unshaped links with the last seed.
     """
     method = setting["method"]
-    is_last = seed == config.seeds - 1
-    if setting["link"] != slowest(config) or method not in config.confirm or not is_last:
+    is_slowest = UNSHAPED != setting["link"] == slowest(config)
+    if not is_slowest or method not in config.confirm or seed != config.seeds - 1:
         return {}
     (run,) = (
         row

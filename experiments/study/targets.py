@@ -95,7 +95,7 @@ def describe_missing(lines: Sequence[Line], key: str) -> str:
     """A sentence on the settings without a target, by the values of a key; empty if there is none.
 
     Example:
-      >>> runs = [{"target": math.nan}]
+      >>> runs = [{"kind": "run", "target": math.nan}]
       >>> describe_missing([Line(Group({"dataset": "text"}, runs, {}, {}), {})], "dataset")
       'The reference diverged with some seeds of text, which therefore has no target.'
     """

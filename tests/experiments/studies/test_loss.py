@@ -131,6 +131,8 @@ def test_the_steps_of_a_confirmation_are_those_to_the_target() -> None:
 
     assert found("power_sgd_rank_1") == {"learning_rate": 0.001, "confirmed_steps": 41}
     assert found("power_sgd_rank_4") == {"learning_rate": 0.001, "confirmed_steps": 120}
+    only = Loss(bandwidth=("unshaped",), confirm=("ddp",))
+    assert inputs(only, rows(), {"link": "unshaped", "method": "ddp"}, 2) == {}
     for other in (found("ddp"), found("power_sgd_rank_1", seed=1), found("mean", "1gbit")):
         assert other == {}
 
@@ -185,7 +187,7 @@ class FakeLab:
         self.trained.append(arguments)
         every, rate = arguments["evaluate_every"], arguments["learning_rate"]
         steps = [*range(0, arguments["steps"] + 1, every)]
-        worse = abs(math.log(rate / 0.002)) + 0.001 * arguments["seed"]
+        worse = abs(math.log(rate / 0.001)) + 0.001 * arguments["seed"]
         losses = [5 - 0.02 * step + worse for step in steps]
         return [{"steps": steps, "evaluated": losses, "seconds": [0.1 * step for step in steps]}]
 
@@ -218,7 +220,7 @@ def test_a_run_that_was_interrupted_is_continued(lab: FakeLab, tmp_path: Path) -
     trials = [each for each in lab.trained if each.get("split") == "validation"]
     assert {each["seed"] for each in trials} == {2} and {each["steps"] for each in trials} == {40}
     chosen = [each for each in lab.trained if "split" not in each]
-    assert {each["learning_rate"] for each in chosen} == {0.002}
+    assert {each["learning_rate"] for each in chosen} == {0.001}
     (again,) = tmp_path.glob("*_again")
     for name in ("table.csv", "metrics.jsonl"):
         assert (folder / name).read_text() == (again / name).read_text()
