@@ -35,10 +35,10 @@ RANKS = (1, 2, 4)
 class Loss:
     """How long does training over a slow link take to a held-out loss?
 
-    Question: four processes of one machine, each in a network namespace whose link `tc` limits,
-    train a transformer of 3.3 million parameters on text with Adam. How long does each method take
-    to the loss that PyTorch's DistributedDataParallel (DDP) has at 60 % of its steps, and how long
-    do the hooks of DDP take, if all methods are tuned with one budget?
+    Question: four processes of one machine train a transformer of 3.3 million parameters on text
+    with Adam. Each is in a network namespace whose link `tc` limits. How long does each method take
+    to the loss that PyTorch's DistributedDataParallel (DDP) has at 60 % of its steps? How long do
+    the hooks of DDP take? All methods are tuned with one budget.
 
     Command: `python -m experiments loss`, as root or where unprivileged user namespaces are
     permitted, on Linux with iproute2. Expected time: 45 minutes on two idle cores.
