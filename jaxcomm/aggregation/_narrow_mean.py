@@ -5,10 +5,10 @@ import jax.numpy as jnp
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName
-from jaxcomm._message import from_message, to_message
 from jaxcomm._require import own_weight
 from jaxcomm._units import LARGE
 from jaxcomm.aggregation._agreement import join_small
+from jaxcomm.aggregation._row_exchange import exchange_rows, gather_rows
 from jaxcomm.aggregation._rows import ROW_LAYOUTS
 from jaxcomm.aggregation._weights import weighted
 from jaxcomm.compression._means import headroom
@@ -21,11 +21,11 @@ def is_narrow(x: jax.Array) -> bool:
     return x.dtype.itemsize == 2 and x.size > 0
 
 
-def _mean_of_rows(rows: jax.Array, weights: jax.Array | None) -> jax.Array:
-    """The mean over the first axis, in float32, rounded once to the dtype of `rows`."""
+def mean_of_rows(rows: jax.Array, weights: jax.Array | None) -> jax.Array:
+    """The mean over the first axis, in at least float32, rounded once to the dtype of `rows`."""
     workers = len(rows)
     small = headroom(workers)
-    wide = rows.astype(jnp.float32) * small
+    wide = (rows if rows.dtype.itemsize >= 4 else rows.astype(jnp.float32)) * small
     if weights is not None:
         each = weights.reshape(-1, *[1] * (rows.ndim - 1))
         wide = weighted(wide, each, jnp.sum(weights), workers)
@@ -39,12 +39,8 @@ def _exchanged(
     workers = _axis.size(axis_name)
     rows = [_ROWS.apart(x, workers) for x in vectors]
     sent = rows, None if own is None else jnp.broadcast_to(own, (workers,))
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), sent)
-    messages = _axis.exchange(jax.vmap(to_message)(sent), axis_name)
-    received, weights = jax.vmap(lambda message: from_message(message, like))(messages)
-    means = [_mean_of_rows(x, weights) for x in received]
-    messages = _axis.gather(to_message(means), axis_name)
-    gathered = jax.vmap(lambda message: from_message(message, means))(messages)
+    received, weights = exchange_rows(axis_name, sent)
+    gathered = gather_rows(axis_name, [mean_of_rows(x, weights) for x in received])
     return [_ROWS.together(mean, x.shape) for mean, x in zip(gathered, vectors, strict=True)]
 
 

@@ -1,8 +1,7 @@
 """The mean in two stages: float32 sums between two coded exchanges."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, Unpack, get_args
+from typing import NamedTuple, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +18,8 @@ from jaxcomm._base import (
     PyTree,
     mean_is_update,
 )
-from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, everywhere, nan_unless_all_fit
-from jaxcomm.aggregation._all_gather import decoded_mean
 from jaxcomm.aggregation._coded import coded_mean
 from jaxcomm.aggregation._diagnostics import add_ratios, add_totals
 from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
@@ -33,10 +30,17 @@ from jaxcomm.aggregation._local import (
     without_global_diagnostics,
 )
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.aggregation._row_exchange import (
+    decode_rows,
+    encode_rows,
+    exchange_rows,
+    gather_rows,
+    map_stack,
+    mean_of_owned,
+    split_coins,
+)
 from jaxcomm.aggregation._rows import ROW_LAYOUTS, RowLayout, RowOwnership
 from jaxcomm.compression._diagnosed import diagnose_each
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class TwoStageMemory(NamedTuple):
@@ -103,18 +107,12 @@ def _stage_contexts(
 ) -> tuple[Context, Context]:
     """The contexts of the rows and of the mean; each row and the mean have independent coins."""
     coins, memory = context.coins, context.memory.own
-    row_coins = Coins(*(jax.random.split(key, workers) for key in coins))
+    row_coins = split_coins(coins, workers)
     mean_coins = Coins(*(jax.random.fold_in(key, workers) for key in coins))
     return (
         Context(row_coins, Memory(memory.sent, ()), shape=shape),
         Context(mean_coins, Memory(memory.mean, ()), shape=shape),
     )
-
-
-def _map_stack(part: Part, function: _Function, in_axes: Any = 0, out_axes: Any = 0) -> _Function:
-    """Maps a function of one leaf over a stack; in a message, the stack is the second axis."""
-    stacked = part.unit.form == "stacked"
-    return jax.vmap(function, in_axes, out_axes) if stacked else function
 
 
 @checked()
@@ -186,37 +184,25 @@ def two_stage_mean(
         def send(context: Context, x: jax.Array) -> tuple[PyTree, tuple[Context, Context, PyTree]]:
             rows = split.apart(x, workers)
             row, mean = _stage_contexts(context, workers, rows.shape[1:])
-            content, memory = jax.vmap(functools.partial(encode_local, row_codec))(row, rows)
-            return content, (row.replace(statistics=content[1]), mean, memory.own)
+            content, row, memory = encode_rows(row_codec, row, rows)
+            return content, (row, mean, memory)
 
-        sent = [_map_stack(part, send, 0, (1, 0))(part.context, part.x) for part in parts]
-        contents = [content for content, _ in sent]
-        like = jax.tree.map(lambda x: jax.eval_shape(lambda x: x[0], x), contents)
-        messages = _axis.exchange(jax.vmap(to_message)(contents), axis_name)
-        received = jax.vmap(lambda message: from_message(message, like))(messages)
-
-        def owned(row: Context, content: PyTree) -> jax.Array:
-            # All senders encoded this worker's row with the public coin of that row.
-            mine = jax.tree.map(lambda x: x[me], row.replace(memory=Memory()))
-            decode = functools.partial(decode_local, row_codec, mine)
-            return decoded_mean(decode, content, mine.replace(statistics=()), mine.shape)
-
+        sent = [map_stack(part.unit, send, 0, (1, 0))(part.context, part.x) for part in parts]
+        received = exchange_rows(axis_name, [content for content, _ in sent])
+        owned = functools.partial(mean_of_owned, row_codec, me)
         means = [
-            _map_stack(part, owned, (0, 1))(row, content)
+            map_stack(part.unit, owned, (0, 1))(row, content)
             for part, (_, (row, *_)), content in zip(parts, sent, received, strict=True)
         ]
         encode_mean = functools.partial(encode_local, own_codec)
         resent = [
-            _map_stack(part, encode_mean)(mean, x)
+            map_stack(part.unit, encode_mean)(mean, x)
             for part, (_, (_, mean, _)), x in zip(parts, sent, means, strict=True)
         ]
-        mean_contents = [content for content, _ in resent]
-        messages = _axis.gather(to_message(mean_contents), axis_name)
-        gathered = jax.vmap(lambda message: from_message(message, mean_contents))(messages)
+        gathered = gather_rows(axis_name, [content for content, _ in resent])
 
         def restore(context: Context, mean: Context, content: PyTree) -> jax.Array:
-            decode = functools.partial(decode_local, own_codec, mean)
-            return split.together(jax.vmap(decode)(content), context.shape)
+            return split.together(decode_rows(own_codec, mean, content), context.shape)
 
         units = []
         for part, (_, (row, mean, row_memory)), x, (own, mean_memory), content in zip(
@@ -224,7 +210,7 @@ def two_stage_mean(
         ):
             stages = _Stages(row, mean.replace(statistics=own[1]), x)
             after = Memory(TwoStageMemory(row_memory, mean_memory.own), ())
-            result = _map_stack(part, restore, (0, 0, 1))(part.context, mean, content)
+            result = map_stack(part.unit, restore, (0, 0, 1))(part.context, mean, content)
             units.append(Encoded(part.context.replace(statistics=stages), after, result))
         if codec.drop_overflow is not None:  # The codec of the mean may not preserve NaN.
             fitting = nan_unless_all_fit(axis_name, means, [each.mean for each in units])
@@ -236,7 +222,7 @@ def two_stage_mean(
 
         def decoded() -> list[jax.Array]:
             return [
-                _map_stack(part, own_rows, (0, 0, 1))(part.context, row, content)
+                map_stack(part.unit, own_rows, (0, 0, 1))(part.context, row, content)
                 for part, (content, (row, *_)) in zip(parts, sent, strict=True)
             ]
 

@@ -1,0 +1,72 @@
+"""The two halves of an exchange by owners of rows: rows to their owners, and rows to all workers.
+
+Between them, each worker has the mean of the row that it owns.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, Codec, Coins, Context, Memory, PyTree
+from jaxcomm._message import from_message, to_message
+from jaxcomm._units import Unit
+from jaxcomm.aggregation._all_gather import decoded_mean
+from jaxcomm.aggregation._local import decode_local, encode_local
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def map_stack(unit: Unit, function: _Function, in_axes: Any = 0, out_axes: Any = 0) -> _Function:
+    """Maps a function of one leaf over a stack; in a message, the stack is the second axis."""
+    stacked = unit.form == "stacked"
+    return jax.vmap(function, in_axes, out_axes) if stacked else function
+
+
+def split_coins(coins: Coins, workers: int) -> Coins:
+    """Independent coins for each row, key[workers] each."""
+    return Coins(*(jax.random.split(key, workers) for key in coins))
+
+
+def encode_rows(
+    codec: Codec, context: Context, rows: jax.Array
+) -> tuple[tuple[PyTree, PyTree], Context, PyTree]:
+    """Encodes rows `[workers, ...]`, each with separate coins, memory and statistics.
+
+    Returns:
+      The payloads with their statistics, [workers, ...]; the context with these statistics; and the
+      `Memory.own` after encoding.
+    """
+    content, memory = jax.vmap(functools.partial(encode_local, codec))(context, rows)
+    return content, context.replace(statistics=content[1]), memory.own
+
+
+def exchange_rows(axis_name: AxisName, contents: PyTree) -> PyTree:
+    """Sends row k of all leaves `[workers, ...]` to worker k; returns what this worker receives."""
+    like = jax.tree.map(lambda x: jax.eval_shape(lambda x: x[0], x), contents)
+    messages = _axis.exchange(jax.vmap(to_message)(contents), axis_name)
+    received: PyTree = jax.vmap(lambda message: from_message(message, like))(messages)
+    return received
+
+
+def mean_of_owned(codec: Codec, me: jax.Array, context: Context, content: PyTree) -> jax.Array:
+    """The mean of the received payloads of row `me`, float32; `context` is that of all rows."""
+    # All senders encoded this worker's row with the public coin of that row.
+    mine = jax.tree.map(lambda x: x[me], context.replace(memory=Memory()))
+    decode = functools.partial(decode_local, codec, mine)
+    return decoded_mean(decode, content, mine.replace(statistics=()), mine.shape)
+
+
+def gather_rows(axis_name: AxisName, contents: PyTree) -> PyTree:
+    """The contents of all workers, `[workers, ...]`, equal on all workers."""
+    messages = _axis.gather(to_message(contents), axis_name)
+    gathered: PyTree = jax.vmap(lambda message: from_message(message, contents))(messages)
+    return gathered
+
+
+def decode_rows(codec: Codec, context: Context, content: PyTree) -> jax.Array:
+    """Decodes the rows of all workers, whose public coins are that of `context`."""
+    rows: jax.Array = jax.vmap(functools.partial(decode_local, codec, context))(content)
+    return rows
