@@ -16,7 +16,7 @@ The public names, by purpose:
 - **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches`, `low_rank` and
   `feedback`; wrappers of codecs in `compression`.
 - **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `hierarchical`, `per_worker`,
-  `shard_local`, `skip_nonfinite`, `warmup`; `warmup_schedule` for the learning rate.
+  `shard_local`, `sharded_server`, `skip_nonfinite`, `warmup`; `warmup_schedule` for the rate.
 - **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
   DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`.
 - **State** of several workers: `PerWorker`, `replicate`, `consensus`, `consensus_distance`,
@@ -49,6 +49,7 @@ from jaxcomm.aggregation import (
     recursive_doubling_mean,
     ring_mean,
     shard_local,
+    sharded_server,
     sketched_sgd,
     skip_nonfinite,
     two_stage_mean,
@@ -121,6 +122,7 @@ __all__ = [
     "hierarchical",
     "per_worker",
     "shard_local",
+    "sharded_server",
     "skip_nonfinite",
     "warmup",
     "warmup_schedule",

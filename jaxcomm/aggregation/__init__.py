@@ -17,6 +17,7 @@ from jaxcomm.aggregation._or_reduce import or_reduce
 from jaxcomm.aggregation._recursive_doubling import recursive_doubling_mean
 from jaxcomm.aggregation._ring import ring_mean
 from jaxcomm.aggregation._shard_local import shard_local
+from jaxcomm.aggregation._sharded_server import ShardedServerState, sharded_server
 from jaxcomm.aggregation._sketched_sgd import sketched_sgd
 from jaxcomm.aggregation._skip_nonfinite import SkipNonfiniteState, skip_nonfinite
 from jaxcomm.aggregation._two_stage import two_stage_mean
@@ -27,6 +28,7 @@ __all__ = [
     "AdaptiveRatioState",
     "AggregatorOptions",
     "AggregatorState",
+    "ShardedServerState",
     "SkipNonfiniteState",
     "WarmupState",
     "accumulate",
@@ -42,6 +44,7 @@ __all__ = [
     "or_reduce",
     "ring_mean",
     "shard_local",
+    "sharded_server",
     "sketched_sgd",
     "skip_nonfinite",
     "all_reduce_mean",

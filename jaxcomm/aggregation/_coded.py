@@ -38,11 +38,11 @@ class AggregatorState(NamedTuple):
     diagnostics: Any = ()  # dict of float32[], with `diagnostics=True`
 
 
-def _keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+def keep_if(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
 
 
-def _separated(own: PyTree) -> PyTree:
+def separated(own: PyTree) -> PyTree:
     """The identity. XLA updates memory in place only if the same loop does not also reshape it."""
     return lax.optimization_barrier(own)
 
@@ -85,12 +85,12 @@ def _all_finite_means(
     return jnp.all(jnp.stack(flags))
 
 
-def _persistent(memory: Memory) -> Memory:
+def persistent(memory: Memory) -> Memory:
     """The memory; empty if it only carries `diagnostics` within one step."""
     return memory if remembers(memory) else Memory()
 
 
-def _restored(codec: Codec, x: jax.Array, persistent: Memory) -> Memory:
+def restored(codec: Codec, x: jax.Array, memory: Memory) -> Memory:
     """The memory from the last step, or the initial memory if the codec keeps none.
 
     Raises:
@@ -99,17 +99,17 @@ def _restored(codec: Codec, x: jax.Array, persistent: Memory) -> Memory:
     first = codec.init(x)
     if not remembers(first):
         return first
-    shapes_of = lambda memory: jax.tree.map(lambda leaf: leaf.shape, memory)  # noqa: E731
-    if shapes_of(first) != shapes_of(persistent):
+    shapes_of = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)  # noqa: E731
+    if shapes_of(first) != shapes_of(memory):
         raise ValueError(
-            f"This state has memory of shapes {shapes_of(persistent)} for a bucket or leaf that "
+            f"This state has memory of shapes {shapes_of(memory)} for a bucket or leaf that "
             f"needs {shapes_of(first)}. It was made for other parameters, for another codec, or "
             "for another `scope` or `bucket_bytes`: make a new state with `jaxcomm.init`."
         )
-    return persistent
+    return memory
 
 
-def _context(coins: Coins, unit: Unit, memory: Memory, x: jax.Array) -> Context:
+def unit_context(coins: Coins, unit: Unit, memory: Memory, x: jax.Array) -> Context:
     """The context of a unit, with its part of the coins of all buckets."""
     if unit.form == "stacked":
         selected, shape = jax.tree.map(lambda keys: keys[np.array(unit.coins)], coins), x.shape[1:]
@@ -191,7 +191,7 @@ def coded_mean(
     def init_fn(params: PyTree) -> AggregatorState:
         arrays, units, _ = divided(params)
         memories = [
-            _persistent(codec_for(unit).init(x)) for unit, x in zip(units, arrays, strict=True)
+            persistent(codec_for(unit).init(x)) for unit, x in zip(units, arrays, strict=True)
         ]
         own = [memory.own for memory in memories]
         samples = [x[0] if u.form == "stacked" else x for u, x in zip(units, arrays, strict=True)]
@@ -209,7 +209,7 @@ def coded_mean(
 
     def restore_memories(state: AggregatorState, split: _buckets.Split) -> list[Memory]:
         arrays, units, _ = split
-        own = _separated(_axis.own(state.own, axis_name))
+        own = separated(_axis.own(state.own, axis_name))
         if len(own) != len(units):
             raise ValueError(
                 f"This state has {len(own)} buckets or leaves, but these updates have "
@@ -217,7 +217,7 @@ def coded_mean(
                 "`bucket_bytes`: make a new state with `jaxcomm.init`."
             )
         return [
-            _restored(codec_for(unit), x, Memory(*pair))
+            restored(codec_for(unit), x, Memory(*pair))
             for unit, x, *pair in zip(units, arrays, own, state.shared, strict=True)
         ]
 
@@ -256,7 +256,7 @@ def coded_mean(
         )
         filled = [number for number, x in enumerate(arrays) if x.size]
         parts = [
-            Part(codec_for(unit), _context(coins, unit, memory, x), x, unit)
+            Part(codec_for(unit), unit_context(coins, unit, memory, x), x, unit)
             for unit, memory, x in zip(units, memories, arrays, strict=True)
             if x.size
         ]
@@ -282,8 +282,8 @@ def coded_mean(
             ]
             finalized = [means[number] for number in filled]
             commits = fits & _all_finite_means(parts, encoded, finalized, returned)
-        kept = [*map(_persistent, _keep_if(commits, after, memories))]
-        own = _separated([memory.own for memory in kept])
+        kept = [*map(persistent, keep_if(commits, after, memories))]
+        own = separated([memory.own for memory in kept])
         metrics: Any = state.diagnostics
         if diagnostics and parts:
             if sent is None:

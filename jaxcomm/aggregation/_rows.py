@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 RowOwnership = Literal["block", "cyclic"]
 
@@ -59,3 +60,29 @@ ROW_LAYOUTS: dict[str, RowLayout] = {
     "block": RowLayout(to_block_rows, from_block_rows),
     "cyclic": RowLayout(to_cyclic_rows, from_cyclic_rows),
 }
+
+
+def to_slices(x: jax.Array, workers: int) -> jax.Array:
+    """`[workers, ...]`: equal parts with as many dimensions as `x`, padded with zeros.
+
+    If `workers` divides the first axis, the other dimensions are kept. Otherwise a part has all
+    coordinates on its last axis. A scalar has one coordinate, in the first part.
+    """
+    if x.ndim and x.shape[0] % workers == 0:
+        return x.reshape(workers, x.shape[0] // workers, *x.shape[1:])
+    rows = to_rows(x, workers)
+    return rows.reshape(workers, *([1] * (x.ndim - 1) + [rows.shape[1]] if x.ndim else []))
+
+
+def from_slices(slices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The inverse of `to_slices` for an array of `shape`."""
+    return from_rows(slices, math.prod(shape)).reshape(shape)
+
+
+def without_padding(part: jax.Array, me: jax.Array, size: int, workers: int) -> jax.Array:
+    """Part `me` of an array of `size` coordinates, with zeros where it has padding."""
+    if part.size * workers == size:
+        return part
+    filled = np.clip(size - np.arange(workers) * part.size, 0, part.size)
+    position = jnp.arange(part.size).reshape(part.shape)
+    return jnp.where(position < jnp.asarray(filled)[me], part, jnp.zeros((), part.dtype))

@@ -1,0 +1,339 @@
+"""Checks while tracing that an optimizer is element-wise: a slice of each leaf suffices for it.
+
+The optimizer is traced twice, for whole leaves and for slices, and nothing is computed. In the
+program for whole leaves, no coordinate may depend on another one, nor on its position. The program
+for slices must be the same one, so that nothing depends on a shape.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, PyTree
+from jaxcomm.wire._program import branches, inlined, is_literal, jaxprs, live
+
+_COLLECTIVES = {
+    *("psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "psend", "precv"),
+    *("all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "axis_index"),
+    *("reduce_scatter", "unreduced_psum", "unreduced_reduce_scatter", "pbroadcast", "pgather"),
+}
+_ELEMENTWISE = {
+    *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh"),
+    *("bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz"),
+    *("convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "eq_to"),
+    *("erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igammac"),
+    *("integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "logistic", "lt"),
+    *("lt_to", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "or", "polygamma"),
+    *("population_count", "pow", "reduce_precision", "rem", "round", "rsqrt", "select_n"),
+    *("shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh"),
+    *("sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta"),
+}
+# Of each operand, one result of the same shape.
+_IDENTITIES = {
+    *("optimization_barrier", "pcast", "pvary", "device_put", "reshard", "sharding_constraint"),
+}
+# The identity if the shape does not change; of equal coordinates, they make equal coordinates.
+_SHAPED = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "rev", "slice"}
+
+
+class _Value(NamedTuple):
+    """What the coordinates of an array depend on.
+
+    `"same"`: they are equal, and equal on all workers. `"fixed"`: they depend on no gradient,
+    parameter or state, but may depend on their position. `"element"`: each depends on the same
+    coordinate of gradients, parameters and state only.
+    """
+
+    kind: Literal["same", "fixed", "element"]
+    where: str = ""  # The leaf on which an element depends.
+
+
+_SAME, _FIXED = _Value("same"), _Value("fixed")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ValueError(
+        "`tx` of `sharded_server` must be element-wise, since a worker has only its slice of each "
+        f"gradient, parameter and state, but {why}. Keep such an optimizer whole on each worker: "
+        "`optax.chain(jaxcomm.two_stage_mean(axis_name, codec), tx)`. A clip by norm may come "
+        "before `sharded_server` in `optax.chain`: it then clips each worker's gradient."
+    )
+
+
+def _named(where: str) -> str:
+    return f"the leaf at {where}" if where else "a leaf"
+
+
+def _source(eqn: Any) -> str:
+    """The line outside of JAX that applies an operation, if JAX recorded it."""
+    traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
+    for frame in getattr(traceback, "frames", ()):
+        name = str(frame.file_name).replace("\\", "/")
+        if "/jax/" not in name and "/jaxcomm/" not in name:
+            path = "/".join(name.split("/site-packages/")[-1].split("/")[-4:])
+            return f" (in `{frame.function_name}`, {path}:{frame.line_num})"
+    return ""
+
+
+def _size(atom: Any) -> int:
+    return math.prod(np.shape(atom.val) if is_literal(atom) else atom.aval.shape)
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(np.shape(atom.val) if is_literal(atom) else atom.aval.shape)
+
+
+def _joined(one: _Value, other: _Value) -> _Value:
+    """What a value depends on that may be either."""
+    if one.kind == other.kind or other.kind == "same":
+        return one
+    if one.kind == "same":
+        return other
+    _refuse(
+        f"{_named(one.where or other.where)} is replaced by an array that depends on the position "
+        "of a coordinate"
+    )
+
+
+def _loop(values: list[_Value], body: Callable[[list[_Value]], list[_Value]]) -> list[_Value]:
+    """What the carry of a loop depends on after any number of turns."""
+    while True:
+        after = [_joined(*pair) for pair in zip(values, body(values), strict=True)]
+        if [value.kind for value in after] == [value.kind for value in values]:
+            return after
+        values = after
+
+
+def _scan(eqn: Any, ins: list[_Value]) -> list[_Value]:
+    (body,) = jaxprs(eqn.params["jaxpr"])
+    consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+    for value in ins[consts + carries :]:
+        if value.kind == "element":
+            _refuse(f"it scans over the first axis of {_named(value.where)}{_source(eqn)}")
+    carry = _loop(
+        ins[consts : consts + carries],
+        lambda now: _results(body, [*ins[:consts], *now, *ins[consts + carries :]])[:carries],
+    )
+    stacked = _results(body, [*ins[:consts], *carry, *ins[consts + carries :]])[carries:]
+    for value in stacked:
+        if value.kind == "element":
+            _refuse(f"it stacks values of {_named(value.where)}{_source(eqn)}")
+    return [*carry, *(_FIXED for _ in stacked)]
+
+
+def _while(eqn: Any, ins: list[_Value]) -> list[_Value]:
+    (condition,), (body,) = jaxprs(eqn.params["cond_jaxpr"]), jaxprs(eqn.params["body_jaxpr"])
+    first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    consts = ins[first : first + second]
+    carry = _loop(ins[first + second :], lambda now: _results(body, [*consts, *now]))
+    (holds,) = _results(condition, [*ins[:first], *carry])
+    if holds.kind == "element":
+        _refuse(f"the length of a loop depends on {_named(holds.where)}{_source(eqn)}")
+    return carry
+
+
+def _cond(eqn: Any, ins: list[_Value]) -> list[_Value]:
+    if ins[0].kind == "element":
+        _refuse(f"a conditional depends on {_named(ins[0].where)}{_source(eqn)}")
+    first, *others = [_results(branch, ins[1:]) for branch in branches(eqn)]
+    for other in others:
+        first = [_joined(*pair) for pair in zip(first, other, strict=True)]
+    return first
+
+
+def _applied(eqn: Any, ins: list[_Value]) -> list[_Value]:
+    """What the results of an operation depend on."""
+    name = eqn.primitive.name
+    if name in _COLLECTIVES:
+        axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+        raise ValueError(
+            f"`tx` of `sharded_server` must not communicate, but it applies `{name}` over the axis "
+            f"{axes!r}{_source(eqn)}. `sharded_server` is the aggregator: pass the optimizer only, "
+            " without `jaxcomm.mean` or another aggregator, and place wrappers such as "
+            "`jaxcomm.skip_nonfinite` around `sharded_server`."
+        )
+    if (inner := inlined(eqn)) is not None:
+        return _results(inner, ins)
+    if name in ("scan", "while", "cond"):
+        return {"scan": _scan, "while": _while, "cond": _cond}[name](eqn, ins)
+    if name in _IDENTITIES and len(ins) == len(eqn.outvars):
+        return ins
+    element = next((value for value in ins if value.kind == "element"), None)
+    if element is None:
+        known = name in _ELEMENTWISE | _SHAPED and all(value.kind == "same" for value in ins)
+        return [_SAME if known or _size(out) == 1 else _FIXED for out in eqn.outvars]
+    shapes = {_shape(x) for x, v in zip(eqn.invars, ins, strict=True) if v.kind == "element"}
+    kept = shapes == {_shape(eqn.outvars[0])} and len(eqn.outvars) == 1
+    moves = name in {"transpose", "rev"} and _size(eqn.outvars[0]) > 1
+    if not kept or moves or name not in _ELEMENTWISE | _SHAPED:
+        _refuse(f"it applies `{name}` to {_named(element.where)}{_source(eqn)}")
+    if any(value.kind == "fixed" for value in ins):
+        _refuse(
+            f"it combines {_named(element.where)} with an array that may depend on the position of "
+            f"a coordinate, such as noise or a constant{_source(eqn)}"
+        )
+    return [element]
+
+
+def _results(jaxpr: Any, inputs: Iterable[_Value]) -> list[_Value]:
+    """What the results of a program depend on."""
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+    known |= {v: _SAME if _size(v) == 1 else _FIXED for v in jaxpr.constvars}
+
+    def read(atom: Any) -> _Value:
+        if is_literal(atom):
+            return _SAME if _size(atom) == 1 else _FIXED
+        return known[atom]
+
+    # Operands of dead operations, which `live` leaves out, are not read.
+    for eqn, _ in live(jaxpr, [True] * len(jaxpr.outvars))[0]:
+        results = _applied(eqn, [*map(read, eqn.invars)])
+        known |= dict(zip(eqn.outvars, results, strict=True))
+    return [*map(read, jaxpr.outvars)]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two constants are equal; those that are traced, or of several shapes, may be."""
+    if any(isinstance(x, jax.core.Tracer) for x in (one, other)) or np.shape(one) != np.shape(
+        other
+    ):
+        return True
+    if jnp.issubdtype(jnp.result_type(one), jax.dtypes.extended):
+        return True
+    return np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def _require_same(whole: Any, sliced: Any) -> None:
+    """Raises unless two programs differ in shapes only, and only element-wise operations see it."""
+    ones = [eqn for eqn, _ in live(whole, [True] * len(whole.outvars))[0]]
+    others = [eqn for eqn, _ in live(sliced, [True] * len(sliced.outvars))[0]]
+    names = [[eqn.primitive.name for eqn in eqns] for eqns in (ones, others)]
+    if names[0] != names[1]:
+        _refuse("its operations depend on the shapes of the leaves")
+    for one, other in zip(ones, others, strict=True):
+        name = one.primitive.name
+        pairs = [*zip(one.invars, other.invars, strict=True)]
+        for x, y in pairs:
+            if is_literal(x) != is_literal(y) or (is_literal(x) and not _equal(x.val, y.val)):
+                _refuse(f"a constant depends on the shapes of the leaves{_source(one)}")
+        inside = [[*jaxprs([*eqn.params.values()])] for eqn in (one, other)]
+        mixes = not inside[0] and name not in _ELEMENTWISE | _SHAPED | _IDENTITIES
+        if mixes and any(_shape(x) != _shape(y) for x, y in pairs):
+            _refuse(f"it applies `{name}` to arrays of the shapes of the leaves{_source(one)}")
+        for option, value in one.params.items():
+            simple = isinstance(value, int | float | str | np.dtype)
+            if simple and value != other.params.get(option):
+                _refuse(f"`{option}` of `{name}` depends on the shapes of the leaves{_source(one)}")
+        for nested in zip(*inside, strict=True):
+            _require_same(*nested)
+
+
+class _Programs(NamedTuple):
+    """The traced `init` and `update` of an optimizer; no `update` if it cannot be traced."""
+
+    init: Any
+    update: Any
+
+
+def _abstract(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def _trace(
+    tx: optax.GradientTransformationExtraArgs,
+    axis_name: AxisName,
+    updates: PyTree,
+    params: PyTree,
+    extra_args: dict[str, Any] | None,
+) -> tuple[_Programs, PyTree]:
+    """The programs for these shapes, and the state; nothing is computed."""
+
+    def init(params: PyTree) -> PyTree:
+        return tx.init(_axis.local_params(params, axis_name))
+
+    def update(updates: PyTree, state: PyTree, params: PyTree) -> PyTree:
+        args = _axis.local_params((updates, state, params), axis_name)
+        return tx.update(*args, **(extra_args or {}))
+
+    like = updates if params is None else params
+    begin, state = jax.make_jaxpr(init, return_shape=True)(like)
+    try:
+        then = jax.make_jaxpr(update)(updates, _abstract(state), params)
+    except Exception:
+        if extra_args is not None:
+            raise
+        then = None  # It may need arguments that only `update` receives.
+    return _Programs(begin, then), state
+
+
+def require_elementwise(
+    tx: optax.GradientTransformationExtraArgs,
+    axis_name: AxisName,
+    updates: PyTree,
+    params: PyTree,
+    slices: Callable[[PyTree], PyTree],
+    extra_args: dict[str, Any] | None = None,
+) -> None:
+    """Raises unless the slices of updates, parameters and state suffice to compute a slice.
+
+    Args:
+      tx: The optimizer.
+      axis_name: The axes of the workers.
+      updates: The whole gradients; only shapes and dtypes matter.
+      params: The whole parameters, or `None`.
+      slices: The function from a tree to the tree of one worker's slices.
+      extra_args: The extra arguments of `update`; `None` in `init`, in which `update` is not
+        checked if it needs any.
+
+    Raises:
+      ValueError: If `tx` is not element-wise or communicates. The error names the operation.
+    """
+    updates, params = _abstract(updates), _abstract(params)
+    whole, state = _trace(tx, axis_name, updates, params, extra_args)
+    several = lambda node: isinstance(node, optax.MultiStepsState)  # noqa: E731
+    if any(map(several, jax.tree.leaves(state, is_leaf=several))):
+        raise ValueError(
+            "`tx` of `sharded_server` contains `optax.MultiSteps`, which would communicate in "
+            "every mini-step: use `jaxcomm.accumulate(sharded_server(...), k)` instead."
+        )
+    elements = [
+        [_Value("element", jax.tree_util.keystr(path)) for path, _ in leaves]
+        for leaves in map(jax.tree_util.tree_leaves_with_path, (updates, params))
+    ]
+    first = elements[0] if params is None else elements[1]
+    values = _results(whole.init.jaxpr, first)
+    if whole.update is not None:
+        results = list[_Value]()
+
+        def body(values: list[_Value]) -> list[_Value]:
+            inputs = [*elements[0], *values, *elements[1]]
+            results[:] = _results(whole.update.jaxpr, inputs)
+            return results[-len(values) :] if values else []
+
+        _loop(values, body)
+        if any(value.kind == "fixed" for value in results[: len(results) - len(values)]):
+            _refuse("its update depends on the positions of coordinates")
+    parts = jax.eval_shape(slices, (updates, params))
+    parts = _abstract(parts[0]), _abstract(parts[1])
+    try:
+        sliced, _ = _trace(tx, axis_name, parts[0], parts[1], extra_args)
+    except Exception as error:
+        _refuse_from(error)
+    for one, other in zip(whole, sliced, strict=True):
+        if one is not None and other is not None:
+            if not all(map(_equal, one.consts, other.consts)):
+                _refuse("a constant depends on the shapes of the leaves")
+            _require_same(one.jaxpr, other.jaxpr)
+
+
+def _refuse_from(error: Exception) -> NoReturn:
+    try:
+        _refuse(f"it fails for arrays of the shapes of slices: {str(error).splitlines()[0]}")
+    except ValueError as refusal:
+        raise refusal from error

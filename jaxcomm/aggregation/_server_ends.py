@@ -1,0 +1,214 @@
+"""The two ends of `sharded_server`: gradients to the owners of slices, and updates to all workers.
+
+Each end sends exact values in their dtypes, or payloads of a codec. A tree of rows has leaves
+`[workers, ...]`, with one slice per worker; a tree of slices has those of one worker.
+"""
+
+import dataclasses
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import _axis, _buckets
+from jaxcomm._base import AxisName, Codec, Coins, Context, Memory, PyTree
+from jaxcomm._units import Scope, Unit
+from jaxcomm.aggregation._agreement import all_finite
+from jaxcomm.aggregation._coded import persistent, restored, separated, unit_context
+from jaxcomm.aggregation._local import encode_local, local_memory
+from jaxcomm.aggregation._narrow_mean import mean_of_rows
+from jaxcomm.aggregation._row_exchange import (
+    decode_rows,
+    encode_rows,
+    exchange_rows,
+    gather_rows,
+    map_stack,
+    mean_of_owned,
+    split_coins,
+)
+from jaxcomm.aggregation._weights import weigh
+from jaxcomm.compression._stacked import stacked
+
+
+class Pushed(NamedTuple):
+    """The result of the first exchange on one worker."""
+
+    means: PyTree  # its slices of the mean
+    finite: jax.Array  # bool[], whether all workers sent finite gradients; not typed as equal
+    memory: list[PyTree]  # the `Memory.own` of each unit after encoding
+
+
+class Pulled(NamedTuple):
+    """The result of the second exchange, equal on all workers except the memory."""
+
+    rows: PyTree  # of all workers
+    finite: jax.Array  # bool[], whether `finite` was true on all workers and the rows are finite
+    memory: list[PyTree]
+
+
+def _flag(finite: jax.Array) -> jax.Array:
+    """float32[], as wide as the values beside it, which therefore stay whole words."""
+    return jnp.where(finite, 0.0, 1.0).astype(jnp.float32)
+
+
+def push_exactly(axis_name: AxisName, rows: PyTree, weight: jax.Array | None) -> Pushed:
+    """Sends each owner its rows in their dtypes; the owner averages in at least float32."""
+    leaves, treedef = jax.tree.flatten(rows)
+    finite = all_finite(leaves)
+    if weight is not None:
+        finite = jnp.isfinite(weight) & (finite | (weight == 0))
+    each = lambda x: None if x is None else jnp.broadcast_to(x, (_axis.size(axis_name),))  # noqa: E731
+    received, flags, weights = exchange_rows(axis_name, (leaves, each(_flag(finite)), each(weight)))
+    means = [mean_of_rows(x, weights) for x in received]
+    return Pushed(jax.tree.unflatten(treedef, means), jnp.all(flags == 0), [])
+
+
+def pull_exactly(axis_name: AxisName, slices: PyTree, finite: jax.Array) -> Pulled:
+    """Sends this worker's slices to all workers in their dtypes."""
+    rows, flags = gather_rows(axis_name, (slices, _flag(finite)))
+    return Pulled(rows, jnp.all(flags == 0), [])
+
+
+@dataclasses.dataclass(frozen=True)
+class CodedEnd:
+    """An end with a codec, which encodes each slice, or several slices of a worker as one unit.
+
+    Attributes:
+      codec: The codec of a unit of one worker's slices.
+      scope: Which leaves form a unit.
+      bucket_bytes: The maximum size of a unit of several leaves, in float32 bytes.
+      of_rows: Whether the units are rows of all workers, as in the first exchange, each with
+        separate memory.
+    """
+
+    codec: Codec
+    scope: Scope
+    bucket_bytes: int
+    of_rows: bool
+
+    def _divide(self, slices: PyTree) -> _buckets.Split:
+        return _buckets.split(
+            slices, self.scope, self.bucket_bytes, layout=self.codec.layout, stacks=True
+        )
+
+    def _units(self, tree: PyTree) -> _buckets.Split:
+        """The units of slices, or of rows: `[leaves, workers, ...]` if they are stacks.
+
+        `join` is of the slices of one worker.
+        """
+        if not self.of_rows:
+            return self._divide(tree)
+        one = self._divide(jax.tree.map(lambda x: x[0], tree))
+        arrays = jax.vmap(lambda slices: self._divide(slices).arrays)(tree)
+        return one._replace(
+            arrays=[
+                jnp.swapaxes(x, 0, 1) if unit.form == "stacked" else x
+                for unit, x in zip(one.units, arrays, strict=True)
+            ]
+        )
+
+    def _codec_of(self, unit: Unit) -> Codec:
+        """The codec whose memory is that of a unit."""
+        codec = self.codec._replace(init=lambda x: Memory(self.codec.init(x).own))
+        if self.of_rows:
+            codec = stacked(codec)
+        return stacked(codec) if unit.form == "stacked" else codec
+
+    def init(self, tree: PyTree) -> list[PyTree]:
+        """The first `Memory.own` of each unit."""
+        local_memory(self.codec, jnp.zeros(1), "sharded_server", "the owner of a slice")
+        arrays, units, _ = self._units(tree)
+        return [
+            persistent(self._codec_of(unit).init(x)).own
+            for unit, x in zip(units, arrays, strict=True)
+        ]
+
+    def coins(self, tree: PyTree) -> int:
+        """The number of coins that the units of a tree take."""
+        return 1 + max((max(unit.coins) for unit in self._units(tree).units), default=-1)
+
+    def _contexts(self, split: _buckets.Split, coins: Coins, memory: list[PyTree]) -> list[Context]:
+        """The contexts of the units, with the memory of the last step."""
+        arrays, units, _ = split
+        if len(memory) != len(units):
+            raise ValueError(
+                f"This state has {len(memory)} buckets or leaves, but these updates have "
+                f"{len(units)}. It was made for other parameters, or for another `scope` or "
+                "`bucket_bytes`: make a new state with `jaxcomm.init`."
+            )
+        return [
+            unit_context(coins, unit, restored(self._codec_of(unit), x, Memory(own)), x)
+            for unit, x, own in zip(units, arrays, separated(memory), strict=True)
+        ]
+
+    def push(
+        self,
+        axis_name: AxisName,
+        rows: PyTree,
+        coins: Coins,
+        memory: list[PyTree],
+        weight: jax.Array | None,
+    ) -> Pushed:
+        """Sends each owner its rows, encoded; the owner averages in float32."""
+        workers, me = _axis.size(axis_name), _axis.index(axis_name)
+        split = self._units(rows)
+        weighed = (lambda x: x) if weight is None else weigh(axis_name, weight)
+        arrays = [*map(weighed, split.arrays)]
+        contexts = self._contexts(split, coins, memory)
+
+        def send(context: Context, rows: jax.Array) -> tuple[PyTree, tuple[Context, PyTree]]:
+            row = Context(split_coins(context.coins, workers), context.memory, shape=rows.shape[1:])
+            content, row, after = encode_rows(self.codec, row, rows)
+            return content, (row, after)
+
+        filled = [number for number, x in enumerate(arrays) if x.size]
+        sent = [map_stack(split.units[i], send, 0, (1, 0))(contexts[i], arrays[i]) for i in filled]
+        flags = jnp.broadcast_to(_flag(all_finite(arrays)), (workers,))
+        received, flags = exchange_rows(axis_name, ([content for content, _ in sent], flags))
+        owned = partial(mean_of_owned, self.codec, me)
+        means = [
+            x[:, 0] if u.form == "stacked" else x[0]
+            for u, x in zip(split.units, arrays, strict=True)
+        ]
+        after = [context.memory for context in contexts]
+        for i, (_, (row, own)), content in zip(filled, sent, received, strict=True):
+            means[i] = map_stack(split.units[i], owned, (0, 1))(row, content)
+            after[i] = Memory(own)
+        kept = [persistent(each).own for each in after]
+        return Pushed(split.join(means), jnp.all(flags == 0), kept)
+
+    def pull(
+        self,
+        axis_name: AxisName,
+        slices: PyTree,
+        coins: Coins,
+        memory: list[PyTree],
+        finite: jax.Array,
+    ) -> Pulled:
+        """Sends this worker's slices to all workers, encoded."""
+        split = self._units(slices)
+        contexts = self._contexts(split, coins, memory)
+        encode = partial(encode_local, self.codec)
+        filled = [number for number, x in enumerate(split.arrays) if x.size]
+        sent = []
+        for i in filled:
+            context = contexts[i]
+            of_one = (
+                split.arrays[i].shape[1:]
+                if split.units[i].form == "stacked"
+                else split.arrays[i].shape
+            )
+            contexts[i] = Context(context.coins, context.memory, shape=of_one)
+            sent.append(map_stack(split.units[i], encode)(contexts[i], split.arrays[i]))
+        gathered, flags = gather_rows(axis_name, ([content for content, _ in sent], _flag(finite)))
+        workers = _axis.size(axis_name)
+        rows = [jnp.zeros((workers, *x.shape), x.dtype) for x in split.arrays]
+        after = [context.memory for context in contexts]
+        decode = partial(decode_rows, self.codec)
+        for i, (_, own), content in zip(filled, sent, gathered, strict=True):
+            rows[i] = map_stack(split.units[i], decode, (0, 1), 1)(contexts[i], content)
+            after[i] = own
+        joined = jax.vmap(split.join)(rows)
+        fits = jnp.all(flags == 0) & all_finite(jax.tree.leaves(joined))
+        return Pulled(joined, fits, [persistent(each).own for each in after])

@@ -1,0 +1,230 @@
+"""A mean and an optimizer in one, with each worker as the server of a slice (ZeRO-1 and ZeRO-2)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcomm import _axis, _noise
+from jaxcomm._base import AxisName, Codec, Coins, PerWorker, PyTree
+from jaxcomm._buckets import require_floating
+from jaxcomm._mesh import is_all_manual, require_distinct
+from jaxcomm._require import checked, own_weight, require_codec, require_state
+from jaxcomm._units import Scope
+from jaxcomm.aggregation._agreement import all_finite
+from jaxcomm.aggregation._coded import keep_if
+from jaxcomm.aggregation._elementwise import require_elementwise
+from jaxcomm.aggregation._options import AggregatorOptions, choose
+from jaxcomm.aggregation._rows import from_slices, to_slices, without_padding
+from jaxcomm.aggregation._server_ends import CodedEnd, Pulled, Pushed, pull_exactly, push_exactly
+
+
+class ShardedServerState(NamedTuple):
+    """The state of `sharded_server`: `key` and `step` are equal on all workers."""
+
+    key: jax.Array  # key[]
+    step: jax.Array  # uint32[]
+    push: PerWorker  # the memory of the codec of the rows that a worker sends, one per unit
+    inner: PerWorker  # the state of the optimizer for this worker's slices
+    pull: PerWorker  # the memory of the codec of the updates of its slices, one per unit
+
+
+@checked()
+def sharded_server(
+    tx: optax.GradientTransformation,
+    push: Codec | None = None,
+    pull: Codec | None = None,
+    axis_name: AxisName = "data",
+    *,
+    scope: Scope | None = None,
+    bucket_bytes: int | None = None,
+    seed: int = 0,
+    key: jax.Array | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Averages and optimizes, with the optimizer state of each coordinate on one worker (ZeRO-2).
+
+    .. math:: \bar g_k = \frac{1}{n} \sum_i \mathrm{decode}(\mathrm{encode}(g_{i,k})), \qquad
+              (\Delta_k, s_k') = \mathrm{tx}(\bar g_k, s_k, x_k), \qquad
+              \Delta = (\mathrm{decode}(\mathrm{encode}(\Delta_1)), \ldots,
+              \mathrm{decode}(\mathrm{encode}(\Delta_n)))
+
+    Worker :math:`k` owns slice :math:`k` of each leaf. It receives this slice of all gradients,
+    averages in float32, updates the optimizer state that it keeps for this slice only, and sends
+    the update of the slice to all workers. So the optimizer state takes :math:`1/n` of the memory
+    per worker. Parameters stay whole and equal on all workers. It replaces `optax.chain(aggregator,
+    tx)`. With integer gradients whose sums are exact, and without codecs, results are those of
+    `optax.chain(jaxcomm.mean(), tx)`.
+
+    A worker sends :math:`(n-1)/n` payloads of gradients to the owners and :math:`n - 1` payloads of
+    its slices' updates, in two collectives. Without codecs these are :math:`2 (n-1)/n` times 4
+    bytes per coordinate, as in `mean`, and 2 bytes where leaves have 16 bits. A flag that reports
+    non-finite values travels with each payload, 4 bytes. A weight travels with the exact gradients,
+    4 bytes; with `push` it takes an all-reduce of one float32. Leaves are padded to n equal slices,
+    and a message of 2^16 words or more to a multiple of 4096 words.
+
+    Slices have the tree structure of the parameters and as many dimensions per leaf, so masks by
+    path or by `ndim` are correct. If n divides the first axis of a leaf, a slice consists of whole
+    rows of that axis; otherwise all its coordinates are on the last axis.
+
+    Args:
+      tx: An element-wise optimizer, such as `optax.adamw`: each coordinate of the update depends on
+        the same coordinate of gradients, parameters and state, and on scalars such as a step count.
+        It receives the slices of parameters, and the extra arguments except `weight`. Place
+        :func:`jaxcomm.skip_nonfinite` and :func:`jaxcomm.accumulate` around `sharded_server`.
+      push: The codec of gradients. Each slice (or bucket of slices) has separate statistics. Its
+        memory must be each worker's own, such as that of
+        :func:`jaxcomm.compression.feedback.error_feedback`. Default: exact.
+      pull: The codec of updates, kept by the owner of a slice; for instance
+        `jaxcomm.quantizers.cast("bfloat16")`. Default: exact.
+      axis_name: The mesh axis, or axes, of the workers.
+      scope: Which slices of a worker share statistics: those of each `"leaf"`, or of a `"bucket"`
+        of leaves. Default: the `scope` of each codec.
+      bucket_bytes: The maximum size of a bucket of slices in float32 bytes. Default: 32 MiB.
+      seed: Seed of the randomness; may be traced.
+      key: A typed threefry key, in place of `seed`.
+
+    Returns:
+      A transformation to use in place of the aggregator and the optimizer, for
+      :func:`jaxcomm.init`, :func:`jaxcomm.make_step` and :func:`jaxcomm.simulate`. Updates are
+      equal on all workers. If a gradient or a result is not finite on any worker, the update is NaN
+      on all workers and no memory and optimizer state changes. `update(..., weight=w)` uses a
+      weighted mean.
+
+    Raises:
+      ValueError: If an option is out of range or an axis is named twice; in `init` and `update`, if
+        `axis_name` is not bound, or if `tx` is not element-wise or communicates; in `init`, if a
+        codec has memory that workers share; in `update`, if an update is already summed or not
+        floating-point, or the state is for another number of workers.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jaxcomm
+      >>> tx = jaxcomm.sharded_server(optax.sgd(0.5, momentum=0.9))
+      >>> params = jnp.float32([3.0, 3.0, 3.0, 3.0])
+      >>> state = jaxcomm.init(tx, params, 2)
+      >>> state.inner.per_worker["data"][0].trace.shape
+      (2, 2)
+      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x) ** 2) * 2, tx, 2)
+      >>> params, state, _ = step(params, state, jnp.ones((2, 4)))
+      >>> print(params)
+      [2. 2. 2. 2.]
+
+    References:
+      Rajbhandari et al., `ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
+      <https://arxiv.org/abs/1910.02054>`_, 2020. Differences: parameters change by gathered
+      updates and not by gathered parameters, so that both messages can be compressed with feedback.
+      Li et al., `Scaling Distributed Machine Learning with the Parameter Server
+      <https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu>`_, 2014.
+    """
+    require_distinct(axis_name)
+    inner = optax.with_extra_args_support(tx)
+    axis = _axis.label(axis_name)
+
+    def coded(codec: Codec | None, option: str, *, of_rows: bool) -> CodedEnd | None:
+        if codec is None:
+            return None
+        require_codec(codec, option)
+        options: AggregatorOptions = {"scope": scope, "bucket_bytes": bucket_bytes}
+        chosen = choose(options, codec)
+        return CodedEnd(codec, chosen.scope, chosen.bucket_bytes, of_rows)
+
+    push_end, pull_end = coded(push, "push", of_rows=True), coded(pull, "pull", of_rows=False)
+
+    def mark(tree: PyTree) -> PerWorker:
+        return PerWorker({axis: jax.tree.map(lambda x: x[None], tree)})
+
+    def rows_of(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: to_slices(x, _axis.size(axis_name)), tree)
+
+    def slices_of(tree: PyTree) -> PyTree:
+        me = _axis.index(axis_name)
+        return jax.tree.map(lambda rows: rows[me], rows_of(tree))
+
+    def check(updates: PyTree, params: PyTree, extra_args: dict[str, Any] | None) -> None:
+        # A state for one worker must suit several, so it is checked with slices of at least two.
+        workers = max(_axis.size(axis_name), 2)
+        slices = lambda tree: jax.tree.map(lambda x: to_slices(x, workers)[0], tree)  # noqa: E731
+        require_elementwise(inner, axis_name, updates, params, slices, extra_args)
+
+    def init_fn(params: PyTree) -> ShardedServerState:
+        _axis.require_bound(axis_name)
+        check(params, params, None)
+        slices = slices_of(params)
+        return ShardedServerState(
+            key=_noise.make_key(seed, key),
+            step=jnp.zeros((), jnp.uint32),
+            push=mark(push_end.init(rows_of(params)) if push_end else []),
+            inner=mark(inner.init(slices)),
+            pull=mark(pull_end.init(slices) if pull_end else []),
+        )
+
+    def coins_of(state: ShardedServerState, rows: PyTree, updates: PyTree) -> tuple[Coins, Coins]:
+        """The coins of both ends."""
+        slices = jax.tree.map(lambda x: x[0], rows)
+        first = push_end.coins(rows) if push_end else 0
+        second = pull_end.coins(slices) if pull_end else 0
+        place = _noise.placed_key(state.key, axis_name, updates)
+        coins = _noise.coins_of_units(
+            place, state.step, max(first + second, 1), _axis.index(axis_name)
+        )
+        return Coins(*(keys[:first] for keys in coins)), Coins(*(keys[first:] for keys in coins))
+
+    def update_fn(
+        updates: PyTree,
+        state: ShardedServerState,
+        params: PyTree = None,
+        *,
+        weight: jax.Array | float | None = None,
+        **extra_args: Any,
+    ) -> tuple[PyTree, ShardedServerState]:
+        require_state(state, ShardedServerState, "`sharded_server`")
+        require_floating(updates)
+        _axis.require_local(updates, axis_name)
+        if not is_all_manual():
+            raise ValueError(
+                "`sharded_server` must run in a `jax.shard_map` over all axes of the mesh, such as "
+                "that of `jaxcomm.make_step`: its slices would gather leaves that are sharded over "
+                "an automatic axis."
+            )
+        check(updates, params, extra_args)
+        workers, me = _axis.size(axis_name), _axis.index(axis_name)
+        push_memory = _axis.own(state.push, axis_name)
+        before = _axis.own(state.inner, axis_name)
+        pull_memory = _axis.own(state.pull, axis_name)
+        own = None if weight is None else _axis.as_varying(own_weight(weight), axis_name)
+        rows = rows_of(updates)
+        push_coins, pull_coins = coins_of(state, rows, updates)
+
+        def padded_with_zeros(slices: PyTree) -> PyTree:
+            return jax.tree.map(
+                lambda x, whole: without_padding(x, me, whole.size, workers), slices, updates
+            )
+
+        pushed: Pushed = (
+            push_end.push(axis_name, rows, push_coins, push_memory, own)
+            if push_end
+            else push_exactly(axis_name, rows, own)
+        )
+        means = lax.optimization_barrier(padded_with_zeros(pushed.means))
+        slices, after = inner.update(means, before, slices_of(params), **extra_args)
+        slices = padded_with_zeros(slices)
+        finite = pushed.finite & all_finite([*jax.tree.leaves(means), *jax.tree.leaves(slices)])
+        pulled: Pulled = (
+            pull_end.pull(axis_name, slices, pull_coins, pull_memory, finite)
+            if pull_end
+            else pull_exactly(axis_name, slices, finite)
+        )
+        result = jax.tree.map(
+            lambda x, whole: jnp.where(pulled.finite, from_slices(x, whole.shape), jnp.nan),
+            pulled.rows,
+            updates,
+        )
+        kept = keep_if(
+            pulled.finite,
+            (pushed.memory, after, pulled.memory),
+            (push_memory, before, pull_memory),
+        )
+        return result, ShardedServerState(state.key, state.step + 1, *map(mark, kept))
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
