@@ -45,14 +45,15 @@ def require_floating(tree: PyTree) -> None:
             )
 
 
-def _spec(leaf: jax.Array) -> PartitionSpec:
+def explicit_spec(leaf: jax.Array) -> PartitionSpec:
     """The sharding of a leaf over Explicit mesh axes, from its type."""
     spec: PartitionSpec = jax.typeof(leaf).sharding.spec
     return spec if any(spec) else PartitionSpec()
 
 
-def _reshard(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
-    return leaf if _spec(leaf) == spec else reshard(leaf, spec)
+def resharded(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """The leaf with this sharding over Explicit mesh axes."""
+    return leaf if explicit_spec(leaf) == spec else reshard(leaf, spec)
 
 
 def _array_of(unit: Unit, leaves: list[jax.Array]) -> jax.Array:
@@ -94,8 +95,8 @@ def split(
     require_floating(tree)
     require_shards()
     leaves, treedef = jax.tree.flatten(tree)
-    specs = [*map(_spec, leaves)]
-    leaves = [_reshard(leaf, PartitionSpec()) for leaf in leaves]
+    specs = [*map(explicit_spec, leaves)]
+    leaves = [resharded(leaf, PartitionSpec()) for leaf in leaves]
     shapes, sizes = [leaf.shape for leaf in leaves], [leaf.size for leaf in leaves]
     units = divide(shapes, scope, bucket_bytes, layout, stacks=stacks)
 
@@ -106,7 +107,7 @@ def split(
         return jax.tree.unflatten(
             treedef,
             [
-                _reshard(pieces[number].reshape(leaf.shape).astype(leaf.dtype), spec)
+                resharded(pieces[number].reshape(leaf.shape).astype(leaf.dtype), spec)
                 for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True))
             ],
         )

@@ -6,8 +6,8 @@ for slices must be the same one, so that nothing depends on a shape.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm.wire._program import branches, inlined, is_literal, jaxprs, live
 
 _COLLECTIVES = {
@@ -54,6 +54,7 @@ class _Value(NamedTuple):
     where: str = ""  # The leaf on which an element depends.
 
 
+_Calls: TypeAlias = tuple[Any, ...]  # An operation, after those that contain it.
 _SAME, _FIXED = _Value("same"), _Value("fixed")
 
 
@@ -70,14 +71,19 @@ def _named(where: str) -> str:
     return f"the leaf at {where}" if where else "a leaf"
 
 
-def _source(eqn: Any) -> str:
-    """The line outside of JAX that applies an operation, if JAX recorded it."""
-    traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
-    for frame in getattr(traceback, "frames", ()):
-        name = str(frame.file_name).replace("\\", "/")
-        if "/jax/" not in name and "/jaxcomm/" not in name:
-            path = "/".join(name.split("/site-packages/")[-1].split("/")[-4:])
-            return f" (in `{frame.function_name}`, {path}:{frame.line_num})"
+def _source(calls: Sequence[Any]) -> str:
+    """The line outside of JAX that applies an operation, if JAX recorded it.
+
+    Args:
+      calls: The operation, after the calls that contain it.
+    """
+    for eqn in reversed(calls):
+        traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
+        for frame in getattr(traceback, "frames", ()):
+            name = str(frame.file_name).replace("\\", "/")
+            if "/jax/" not in name and "/jaxcomm/" not in name:
+                path = "/".join(name.split("/site-packages/")[-1].split("/")[-4:])
+                return f" (in `{frame.function_name}`, {path}:{frame.line_num})"
     return ""
 
 
@@ -110,58 +116,56 @@ def _loop(values: list[_Value], body: Callable[[list[_Value]], list[_Value]]) ->
         values = after
 
 
-def _scan(eqn: Any, ins: list[_Value]) -> list[_Value]:
-    (body,) = jaxprs(eqn.params["jaxpr"])
-    consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+def _scan(calls: _Calls, ins: list[_Value]) -> list[_Value]:
+    params = calls[-1].params
+    (body,) = jaxprs(params["jaxpr"])
+    consts, carries = params["num_consts"], params["num_carry"]
     for value in ins[consts + carries :]:
         if value.kind == "element":
-            _refuse(f"it scans over the first axis of {_named(value.where)}{_source(eqn)}")
-    carry = _loop(
-        ins[consts : consts + carries],
-        lambda now: _results(body, [*ins[:consts], *now, *ins[consts + carries :]])[:carries],
-    )
-    stacked = _results(body, [*ins[:consts], *carry, *ins[consts + carries :]])[carries:]
+            _refuse(f"it scans over the first axis of {_named(value.where)}{_source(calls)}")
+
+    def turn(carry: list[_Value]) -> list[_Value]:
+        return _results(body, [*ins[:consts], *carry, *ins[consts + carries :]], calls)
+
+    carry = _loop(ins[consts : consts + carries], lambda now: turn(now)[:carries])
+    stacked = turn(carry)[carries:]
     for value in stacked:
         if value.kind == "element":
-            _refuse(f"it stacks values of {_named(value.where)}{_source(eqn)}")
+            _refuse(f"it stacks values of {_named(value.where)}{_source(calls)}")
     return [*carry, *(_FIXED for _ in stacked)]
 
 
-def _while(eqn: Any, ins: list[_Value]) -> list[_Value]:
-    (condition,), (body,) = jaxprs(eqn.params["cond_jaxpr"]), jaxprs(eqn.params["body_jaxpr"])
-    first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+def _while(calls: _Calls, ins: list[_Value]) -> list[_Value]:
+    params = calls[-1].params
+    (condition,), (body,) = jaxprs(params["cond_jaxpr"]), jaxprs(params["body_jaxpr"])
+    first, second = params["cond_nconsts"], params["body_nconsts"]
     consts = ins[first : first + second]
-    carry = _loop(ins[first + second :], lambda now: _results(body, [*consts, *now]))
-    (holds,) = _results(condition, [*ins[:first], *carry])
+    carry = _loop(ins[first + second :], lambda now: _results(body, [*consts, *now], calls))
+    (holds,) = _results(condition, [*ins[:first], *carry], calls)
     if holds.kind == "element":
-        _refuse(f"the length of a loop depends on {_named(holds.where)}{_source(eqn)}")
+        _refuse(f"the length of a loop depends on {_named(holds.where)}{_source(calls)}")
     return carry
 
 
-def _cond(eqn: Any, ins: list[_Value]) -> list[_Value]:
+def _cond(calls: _Calls, ins: list[_Value], wanted: list[bool]) -> list[_Value]:
     if ins[0].kind == "element":
-        _refuse(f"a conditional depends on {_named(ins[0].where)}{_source(eqn)}")
-    first, *others = [_results(branch, ins[1:]) for branch in branches(eqn)]
+        _refuse(f"a conditional depends on {_named(ins[0].where)}{_source(calls)}")
+    first, *others = [_results(branch, ins[1:], calls, wanted) for branch in branches(calls[-1])]
     for other in others:
         first = [_joined(*pair) for pair in zip(first, other, strict=True)]
     return first
 
 
-def _applied(eqn: Any, ins: list[_Value]) -> list[_Value]:
+def _applied(calls: _Calls, ins: list[_Value], wanted: list[bool]) -> list[_Value]:
     """What the results of an operation depend on."""
+    eqn = calls[-1]
     name = eqn.primitive.name
-    if name in _COLLECTIVES:
-        axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-        raise ValueError(
-            f"`tx` of `sharded_server` must not communicate, but it applies `{name}` over the axis "
-            f"{axes!r}{_source(eqn)}. `sharded_server` is the aggregator: pass the optimizer only, "
-            " without `jaxcomm.mean` or another aggregator, and place wrappers such as "
-            "`jaxcomm.skip_nonfinite` around `sharded_server`."
-        )
     if (inner := inlined(eqn)) is not None:
-        return _results(inner, ins)
-    if name in ("scan", "while", "cond"):
-        return {"scan": _scan, "while": _while, "cond": _cond}[name](eqn, ins)
+        return _results(inner, ins, calls, wanted)
+    if name == "cond":
+        return _cond(calls, ins, wanted)
+    if name in ("scan", "while"):
+        return (_scan if name == "scan" else _while)(calls, ins)
     if name in _IDENTITIES and len(ins) == len(eqn.outvars):
         return ins
     element = next((value for value in ins if value.kind == "element"), None)
@@ -172,30 +176,63 @@ def _applied(eqn: Any, ins: list[_Value]) -> list[_Value]:
     kept = shapes == {_shape(eqn.outvars[0])} and len(eqn.outvars) == 1
     moves = name in {"transpose", "rev"} and _size(eqn.outvars[0]) > 1
     if not kept or moves or name not in _ELEMENTWISE | _SHAPED:
-        _refuse(f"it applies `{name}` to {_named(element.where)}{_source(eqn)}")
+        _refuse(f"it applies `{name}` to {_named(element.where)}{_source(calls)}")
     if any(value.kind == "fixed" for value in ins):
         _refuse(
             f"it combines {_named(element.where)} with an array that may depend on the position of "
-            f"a coordinate, such as noise or a constant{_source(eqn)}"
+            f"a coordinate, such as noise or a constant{_source(calls)}"
         )
     return [element]
 
 
-def _results(jaxpr: Any, inputs: Iterable[_Value]) -> list[_Value]:
-    """What the results of a program depend on."""
+def _results(
+    jaxpr: Any, inputs: list[_Value], calls: _Calls = (), wanted: list[bool] | None = None
+) -> list[_Value]:
+    """What the results of a program depend on.
+
+    Args:
+      jaxpr: The program.
+      inputs: What its inputs depend on.
+      calls: The operations that contain it, outermost first.
+      wanted: Which results are used. The others, and the operations for them alone, may be
+        anything, and are not read.
+    """
+    used = [True] * len(jaxpr.outvars) if wanted is None else wanted
     known = dict(zip(jaxpr.invars, inputs, strict=True))
     known |= {v: _SAME if _size(v) == 1 else _FIXED for v in jaxpr.constvars}
 
     def read(atom: Any) -> _Value:
         if is_literal(atom):
             return _SAME if _size(atom) == 1 else _FIXED
-        return known[atom]
+        return known.get(atom, _SAME)
 
-    # Operands of dead operations, which `live` leaves out, are not read.
-    for eqn, _ in live(jaxpr, [True] * len(jaxpr.outvars))[0]:
-        results = _applied(eqn, [*map(read, eqn.invars)])
+    for eqn, outs in live(jaxpr, used)[0]:
+        results = _applied((*calls, eqn), [*map(read, eqn.invars)], outs)
         known |= dict(zip(eqn.outvars, results, strict=True))
     return [*map(read, jaxpr.outvars)]
+
+
+def _operations(jaxpr: Any, calls: _Calls = ()) -> Iterator[_Calls]:
+    """All operations of a program, each after the calls that contain it."""
+    for eqn, _ in live(jaxpr, [True] * len(jaxpr.outvars))[0]:
+        yield (*calls, eqn)
+        for inner in jaxprs([*eqn.params.values()]):
+            yield from _operations(inner, (*calls, eqn))
+
+
+def _require_silent(jaxpr: Any) -> None:
+    """Raises if a program communicates, or depends on the worker."""
+    found = [calls for calls in _operations(jaxpr) if calls[-1].primitive.name in _COLLECTIVES]
+    # A transformation that asks for its worker usually communicates later.
+    for calls in sorted(found, key=lambda calls: calls[-1].primitive.name == "axis_index"):
+        params = calls[-1].params
+        axes = params.get("axes", params.get("axis_name", ()))
+        raise ValueError(
+            f"`tx` of `sharded_server` must not communicate, but it applies "
+            f"`{calls[-1].primitive.name}` over the axis {axes!r}{_source(calls)}. The aggregator "
+            "is `sharded_server`: pass the optimizer only, without `jaxcomm.mean` or another "
+            "aggregator, and place wrappers such as `jaxcomm.skip_nonfinite` around it."
+        )
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -221,15 +258,17 @@ def _require_same(whole: Any, sliced: Any) -> None:
         pairs = [*zip(one.invars, other.invars, strict=True)]
         for x, y in pairs:
             if is_literal(x) != is_literal(y) or (is_literal(x) and not _equal(x.val, y.val)):
-                _refuse(f"a constant depends on the shapes of the leaves{_source(one)}")
+                _refuse(f"a constant depends on the shapes of the leaves{_source([one])}")
         inside = [[*jaxprs([*eqn.params.values()])] for eqn in (one, other)]
         mixes = not inside[0] and name not in _ELEMENTWISE | _SHAPED | _IDENTITIES
         if mixes and any(_shape(x) != _shape(y) for x, y in pairs):
-            _refuse(f"it applies `{name}` to arrays of the shapes of the leaves{_source(one)}")
+            _refuse(f"it applies `{name}` to arrays of the shapes of the leaves{_source([one])}")
         for option, value in one.params.items():
             simple = isinstance(value, int | float | str | np.dtype)
             if simple and value != other.params.get(option):
-                _refuse(f"`{option}` of `{name}` depends on the shapes of the leaves{_source(one)}")
+                _refuse(
+                    f"`{option}` of `{name}` depends on the shapes of the leaves{_source([one])}"
+                )
         for nested in zip(*inside, strict=True):
             _require_same(*nested)
 
@@ -296,11 +335,15 @@ def require_elementwise(
     """
     updates, params = _abstract(updates), _abstract(params)
     whole, state = _trace(tx, axis_name, updates, params, extra_args)
-    several = lambda node: isinstance(node, optax.MultiStepsState)  # noqa: E731
-    if any(map(several, jax.tree.leaves(state, is_leaf=several))):
+    for program in filter(None, whole):
+        _require_silent(program.jaxpr)
+    kinds = (optax.MultiStepsState, PerWorker)
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kinds))
+    if any(isinstance(node, kinds) for node in nodes):
         raise ValueError(
-            "`tx` of `sharded_server` contains `optax.MultiSteps`, which would communicate in "
-            "every mini-step: use `jaxcomm.accumulate(sharded_server(...), k)` instead."
+            "`tx` of `sharded_server` must be the optimizer only. Place `jaxcomm.accumulate` "
+            "around `sharded_server`, also in place of `optax.MultiSteps`, and omit "
+            "`jaxcomm.per_worker`."
         )
     elements = [
         [_Value("element", jax.tree_util.keystr(path)) for path, _ in leaves]

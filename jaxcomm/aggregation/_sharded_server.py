@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, Codec, Coins, PerWorker, PyTree
-from jaxcomm._buckets import require_floating
-from jaxcomm._mesh import is_all_manual, require_distinct
+from jaxcomm._buckets import explicit_spec, require_floating, resharded
+from jaxcomm._mesh import require_distinct
 from jaxcomm._require import checked, own_weight, require_codec, require_state
 from jaxcomm._units import Scope
 from jaxcomm.aggregation._agreement import all_finite
@@ -105,8 +106,8 @@ def sharded_server(
       >>> state = jaxcomm.init(tx, params, 2)
       >>> state.inner.per_worker["data"][0].trace.shape
       (2, 2)
-      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x) ** 2) * 2, tx, 2)
-      >>> params, state, _ = step(params, state, jnp.ones((2, 4)))
+      >>> step = jaxcomm.simulate(lambda w, x: 2 * jnp.mean((w - jnp.mean(x)) ** 2), tx, 2)
+      >>> params, state, _ = step(params, state, jnp.ones(2))
       >>> print(params)
       [2. 2. 2. 2.]
 
@@ -134,6 +135,10 @@ def sharded_server(
     def mark(tree: PyTree) -> PerWorker:
         return PerWorker({axis: jax.tree.map(lambda x: x[None], tree)})
 
+    def whole(tree: PyTree) -> PyTree:
+        """Leaves that are sharded over other, Explicit axes, replicated over these."""
+        return jax.tree.map(lambda x: resharded(x, PartitionSpec()), tree)
+
     def rows_of(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: to_slices(x, _axis.size(axis_name)), tree)
 
@@ -149,6 +154,7 @@ def sharded_server(
 
     def init_fn(params: PyTree) -> ShardedServerState:
         _axis.require_bound(axis_name)
+        params = whole(params)
         check(params, params, None)
         slices = slices_of(params)
         return ShardedServerState(
@@ -181,12 +187,8 @@ def sharded_server(
         require_state(state, ShardedServerState, "`sharded_server`")
         require_floating(updates)
         _axis.require_local(updates, axis_name)
-        if not is_all_manual():
-            raise ValueError(
-                "`sharded_server` must run in a `jax.shard_map` over all axes of the mesh, such as "
-                "that of `jaxcomm.make_step`: its slices would gather leaves that are sharded over "
-                "an automatic axis."
-            )
+        specs = jax.tree.map(explicit_spec, updates)
+        updates, params = whole(updates), whole(params)
         check(updates, params, extra_args)
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
         push_memory = _axis.own(state.push, axis_name)
@@ -198,7 +200,7 @@ def sharded_server(
 
         def padded_with_zeros(slices: PyTree) -> PyTree:
             return jax.tree.map(
-                lambda x, whole: without_padding(x, me, whole.size, workers), slices, updates
+                lambda x, update: without_padding(x, me, update.size, workers), slices, updates
             )
 
         pushed: Pushed = (
@@ -215,11 +217,12 @@ def sharded_server(
             if pull_end
             else pull_exactly(axis_name, slices, finite)
         )
-        result = jax.tree.map(
-            lambda x, whole: jnp.where(pulled.finite, from_slices(x, whole.shape), jnp.nan),
-            pulled.rows,
-            updates,
-        )
+
+        def joined(x: jax.Array, update: jax.Array, spec: PartitionSpec) -> jax.Array:
+            result = jnp.where(pulled.finite, from_slices(x, update.shape), jnp.nan)
+            return resharded(result, spec)
+
+        result = jax.tree.map(joined, pulled.rows, updates, specs)
         kept = keep_if(
             pulled.finite,
             (pushed.memory, after, pulled.memory),

@@ -12,6 +12,7 @@ from tests.cases._feedback import FEEDBACK
 from tests.cases._low_rank import LOW_RANK
 from tests.cases._quantized import QUANTIZED
 from tests.cases._sampled import SAMPLED
+from tests.cases._sharded import SHARDED
 from tests.cases._signs import SIGNS
 from tests.cases._sketched import SKETCHED
 from tests.cases._sparse import SPARSE
@@ -27,6 +28,7 @@ REPRESENTATIVES = {
     "global_qsgd",  # summed
     "global_qsgd_exponential",  # merged
     "two_stage_8_bits",
+    "sharded_server",  # in two stages, with an optimizer between
     "top_k",  # gathered, feedback
     "diana",  # shared memory
 }
@@ -41,6 +43,7 @@ FAMILIES = [
     SKETCHED,
     EXCHANGED,
     SWITCHED,
+    SHARDED,
     FEEDBACK,
 ]
 CASES = [

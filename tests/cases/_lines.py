@@ -104,6 +104,14 @@ MEANS = [
         note=", if the codec is",
     ),
     Line(
+        "sharded_server",
+        "jaxcomm.sharded_server(optax.identity())",
+        "8 d (n-1)/n; each leaf padded to n slices; 2 p (n-1)/n with `push=codec, pull=codec`",
+        "Rajbhandari et al. 2020",
+        error="0",
+        suffix=", with the optimizer as argument",
+    ),
+    Line(
         "top_k",
         "jaxcomm.all_gather_mean(axis, error_feedback(top_k(k=k)))",
         "(n-1) k (4 + i)",
@@ -581,6 +589,8 @@ VARIANTS = {
     },
     **{f"qsgd_{name}": ("qsgd", OPTIONS) for name in ("4_bits", "16_bits", "l2", "leaf")},
     "two_stage_8_bits": ("two_stage_4_bits", CODEC),
+    "sharded_server_8_bits": ("sharded_server", CODEC),
+    "sharded_server_top_k": ("sharded_server", CODEC),
     "top_k_two_stage": ("two_stage_4_bits", CODEC),
     "top_k_bfloat16": ("top_k", OPTIONS),
     "top_k_blocks": ("top_k", OPTIONS),
