@@ -284,20 +284,49 @@ def _abstract(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
+def follows_leaves(tx: optax.GradientTransformation, params: PyTree) -> list[bool]:
+    """Which leaves of the state have a shape that depends on those of parameters.
+
+    Others, such as step counts, are equal on all workers. If the structure of the state depends on
+    shapes too, all leaves count as dependent.
+    """
+
+    def other(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(tuple(1 + d for d in x.shape) or (2,), x.dtype)
+
+    state = jax.eval_shape(tx.init, _abstract(params))
+    everything = [True] * len(jax.tree.leaves(state))
+    try:
+        changed = jax.eval_shape(tx.init, jax.tree.map(other, params))
+    except Exception:
+        return everything
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (changed, state)]
+    if structures[0] != structures[1]:
+        return everything
+    pairs = zip(*map(jax.tree.leaves, (state, changed)), strict=True)
+    return [one.shape != another.shape for one, another in pairs]
+
+
 def _trace(
     tx: optax.GradientTransformationExtraArgs,
     axis_name: AxisName,
     updates: PyTree,
     params: PyTree,
+    own: list[bool],
     extra_args: dict[str, Any] | None,
 ) -> tuple[_Programs, PyTree]:
     """The programs for these shapes, and the state; nothing is computed."""
 
+    def vary(tree: PyTree) -> PyTree:
+        return _axis.local_params(tree, axis_name)
+
     def init(params: PyTree) -> PyTree:
-        return tx.init(_axis.local_params(params, axis_name))
+        return tx.init(vary(params))
 
     def update(updates: PyTree, state: PyTree, params: PyTree) -> PyTree:
-        args = _axis.local_params((updates, state, params), axis_name)
+        leaves, treedef = jax.tree.flatten(state)
+        typed = [vary(x) if differs else x for x, differs in zip(leaves, own, strict=True)]
+        args = vary(updates), jax.tree.unflatten(treedef, typed), vary(params)
         return tx.update(*args, **(extra_args or {}))
 
     like = updates if params is None else params
@@ -311,11 +340,26 @@ def _trace(
     return _Programs(begin, then), state
 
 
+def _require_optimizer(programs: _Programs, state: PyTree) -> None:
+    """Raises unless the transformation is an optimizer only."""
+    for program in filter(None, programs):
+        _require_silent(program.jaxpr)
+    kinds = (optax.MultiStepsState, PerWorker)
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kinds))
+    if any(isinstance(node, kinds) for node in nodes):
+        raise ValueError(
+            "`tx` of `sharded_server` must be the optimizer only. Place `jaxcomm.accumulate` "
+            "around `sharded_server`, also in place of `optax.MultiSteps`, and omit "
+            "`jaxcomm.per_worker`."
+        )
+
+
 def require_elementwise(
     tx: optax.GradientTransformationExtraArgs,
     axis_name: AxisName,
     updates: PyTree,
     params: PyTree,
+    own: list[bool],
     slices: Callable[[PyTree], PyTree],
     extra_args: dict[str, Any] | None = None,
 ) -> None:
@@ -326,6 +370,7 @@ def require_elementwise(
       axis_name: The axes of the workers.
       updates: The whole gradients; only shapes and dtypes matter.
       params: The whole parameters, or `None`.
+      own: Which leaves of the state differ by worker.
       slices: The function from a tree to the tree of one worker's slices.
       extra_args: The extra arguments of `update`; `None` in `init`, in which `update` is not
         checked if it needs any.
@@ -334,38 +379,29 @@ def require_elementwise(
       ValueError: If `tx` is not element-wise or communicates. The error names the operation.
     """
     updates, params = _abstract(updates), _abstract(params)
-    whole, state = _trace(tx, axis_name, updates, params, extra_args)
-    for program in filter(None, whole):
-        _require_silent(program.jaxpr)
-    kinds = (optax.MultiStepsState, PerWorker)
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kinds))
-    if any(isinstance(node, kinds) for node in nodes):
-        raise ValueError(
-            "`tx` of `sharded_server` must be the optimizer only. Place `jaxcomm.accumulate` "
-            "around `sharded_server`, also in place of `optax.MultiSteps`, and omit "
-            "`jaxcomm.per_worker`."
-        )
+    whole, state = _trace(tx, axis_name, updates, params, own, extra_args)
+    _require_optimizer(whole, state)
     elements = [
         [_Value("element", jax.tree_util.keystr(path)) for path, _ in leaves]
         for leaves in map(jax.tree_util.tree_leaves_with_path, (updates, params))
     ]
-    first = elements[0] if params is None else elements[1]
-    values = _results(whole.init.jaxpr, first)
+    values = _results(whole.init.jaxpr, elements[0] if params is None else elements[1])
     if whole.update is not None:
         results = list[_Value]()
 
-        def body(values: list[_Value]) -> list[_Value]:
-            inputs = [*elements[0], *values, *elements[1]]
-            results[:] = _results(whole.update.jaxpr, inputs)
-            return results[-len(values) :] if values else []
+        def step(values: list[_Value]) -> list[_Value]:
+            results[:] = _results(whole.update.jaxpr, [*elements[0], *values, *elements[1]])
+            return results[len(results) - len(values) :]
 
-        _loop(values, body)
+        values = _loop(values, step)
         if any(value.kind == "fixed" for value in results[: len(results) - len(values)]):
             _refuse("its update depends on the positions of coordinates")
-    parts = jax.eval_shape(slices, (updates, params))
-    parts = _abstract(parts[0]), _abstract(parts[1])
+    for value, differs in zip(values, own, strict=True):
+        if value.kind == "element" and not differs:
+            _refuse(f"a scalar of its state depends on {_named(value.where)}")
+    some_updates, some_params = map(_abstract, jax.eval_shape(slices, (updates, params)))
     try:
-        sliced, _ = _trace(tx, axis_name, parts[0], parts[1], extra_args)
+        sliced, _ = _trace(tx, axis_name, some_updates, some_params, own, extra_args)
     except Exception as error:
         _refuse_from(error)
     for one, other in zip(whole, sliced, strict=True):

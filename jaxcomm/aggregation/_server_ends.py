@@ -117,8 +117,11 @@ class CodedEnd:
 
     def init(self, tree: PyTree) -> list[PyTree]:
         """The first `Memory.own` of each unit."""
-        local_memory(self.codec, jnp.zeros(1), "sharded_server", "the owner of a slice")
         arrays, units, _ = self._units(tree)
+        for unit, x in zip(units, arrays, strict=True):
+            axes = self.of_rows + (unit.form == "stacked")
+            one = x.reshape(-1, *x.shape[axes:])[0] if x.size else jnp.zeros(x.shape[axes:])
+            local_memory(self.codec, one, "sharded_server", "the owner of a slice")
         return [
             persistent(self._codec_of(unit).init(x)).own
             for unit, x in zip(units, arrays, strict=True)

@@ -16,20 +16,25 @@ from jaxcomm._require import checked, own_weight, require_codec, require_state
 from jaxcomm._units import Scope
 from jaxcomm.aggregation._agreement import all_finite
 from jaxcomm.aggregation._coded import keep_if
-from jaxcomm.aggregation._elementwise import require_elementwise
+from jaxcomm.aggregation._elementwise import follows_leaves, require_elementwise
 from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._rows import from_slices, to_slices, without_padding
 from jaxcomm.aggregation._server_ends import CodedEnd, Pulled, Pushed, pull_exactly, push_exactly
 
 
 class ShardedServerState(NamedTuple):
-    """The state of `sharded_server`: `key` and `step` are equal on all workers."""
+    """The state of `sharded_server`, equal on all workers except its `PerWorker` parts."""
 
     key: jax.Array  # key[]
     step: jax.Array  # uint32[]
     push: PerWorker  # the memory of the codec of the rows that a worker sends, one per unit
-    inner: PerWorker  # the state of the optimizer for this worker's slices
+    inner: Any  # the state of the optimizer; moments and the like are `PerWorker`, of its slices
     pull: PerWorker  # the memory of the codec of the updates of its slices, one per unit
+
+
+def is_marked(node: Any) -> bool:
+    """Whether a node of a state differs by worker."""
+    return isinstance(node, PerWorker)
 
 
 @checked()
@@ -104,7 +109,7 @@ def sharded_server(
       >>> tx = jaxcomm.sharded_server(optax.sgd(0.5, momentum=0.9))
       >>> params = jnp.float32([3.0, 3.0, 3.0, 3.0])
       >>> state = jaxcomm.init(tx, params, 2)
-      >>> state.inner.per_worker["data"][0].trace.shape
+      >>> state.inner[0].trace.per_worker["data"].shape
       (2, 2)
       >>> step = jaxcomm.simulate(lambda w, x: 2 * jnp.mean((w - jnp.mean(x)) ** 2), tx, 2)
       >>> params, state, _ = step(params, state, jnp.ones(2))
@@ -146,22 +151,31 @@ def sharded_server(
         me = _axis.index(axis_name)
         return jax.tree.map(lambda rows: rows[me], rows_of(tree))
 
-    def check(updates: PyTree, params: PyTree, extra_args: dict[str, Any] | None) -> None:
+    def check(
+        updates: PyTree, params: PyTree, own: list[bool], extra_args: dict[str, Any] | None
+    ) -> None:
         # A state for one worker must suit several, so it is checked with slices of at least two.
         workers = max(_axis.size(axis_name), 2)
         slices = lambda tree: jax.tree.map(lambda x: to_slices(x, workers)[0], tree)  # noqa: E731
-        require_elementwise(inner, axis_name, updates, params, slices, extra_args)
+        require_elementwise(inner, axis_name, updates, params, own, slices, extra_args)
+
+    def mark_some(state: PyTree, own: list[bool]) -> PyTree:
+        """The state of the optimizer, in which leaves that differ by worker are `PerWorker`."""
+        leaves, treedef = jax.tree.flatten(state)
+        marked = [mark(x) if differs else x for x, differs in zip(leaves, own, strict=True)]
+        return jax.tree.unflatten(treedef, marked)
 
     def init_fn(params: PyTree) -> ShardedServerState:
         _axis.require_bound(axis_name)
         params = whole(params)
-        check(params, params, None)
+        own = follows_leaves(inner, params)
+        check(params, params, own, None)
         slices = slices_of(params)
         return ShardedServerState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
             push=mark(push_end.init(rows_of(params)) if push_end else []),
-            inner=mark(inner.init(slices)),
+            inner=mark_some(inner.init(slices), own),
             pull=mark(pull_end.init(slices) if pull_end else []),
         )
 
@@ -189,12 +203,20 @@ def sharded_server(
         _axis.require_local(updates, axis_name)
         specs = jax.tree.map(explicit_spec, updates)
         updates, params = whole(updates), whole(params)
-        check(updates, params, extra_args)
+        nodes = jax.tree.leaves(state.inner, is_leaf=is_marked)
+        own = [*map(is_marked, nodes)]
+        check(updates, params, own, extra_args)
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
         push_memory = _axis.own(state.push, axis_name)
-        before = _axis.own(state.inner, axis_name)
+        before = jax.tree.map(
+            lambda node: (
+                _axis.own(node, axis_name, "The optimizer state") if is_marked(node) else node
+            ),
+            state.inner,
+            is_leaf=is_marked,
+        )
         pull_memory = _axis.own(state.pull, axis_name)
-        own = None if weight is None else _axis.as_varying(own_weight(weight), axis_name)
+        own_share = None if weight is None else _axis.as_varying(own_weight(weight), axis_name)
         rows = rows_of(updates)
         push_coins, pull_coins = coins_of(state, rows, updates)
 
@@ -204,9 +226,9 @@ def sharded_server(
             )
 
         pushed: Pushed = (
-            push_end.push(axis_name, rows, push_coins, push_memory, own)
+            push_end.push(axis_name, rows, push_coins, push_memory, own_share)
             if push_end
-            else push_exactly(axis_name, rows, own)
+            else push_exactly(axis_name, rows, own_share)
         )
         means = lax.optimization_barrier(padded_with_zeros(pushed.means))
         slices, after = inner.update(means, before, slices_of(params), **extra_args)
@@ -223,11 +245,13 @@ def sharded_server(
             return resharded(result, spec)
 
         result = jax.tree.map(joined, pulled.rows, updates, specs)
-        kept = keep_if(
+        sent, after, resent = keep_if(
             pulled.finite,
             (pushed.memory, after, pulled.memory),
             (push_memory, before, pull_memory),
         )
-        return result, ShardedServerState(state.key, state.step + 1, *map(mark, kept))
+        return result, ShardedServerState(
+            state.key, state.step + 1, mark(sent), mark_some(after, own), mark(resent)
+        )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -9,7 +9,7 @@ from jaxcomm import Codec
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
-from tests.cases._case import Case, Sizes, row_size, twice
+from tests.cases._case import LARGEST_OF_ALL, Case, Sizes, row_size, twice
 from tests.cases._sparse import top_quarter
 
 
@@ -58,5 +58,6 @@ SHARDED = [
         variance=None,
         random=False,
         staged=False,
+        alien=LARGEST_OF_ALL,
     ),
 ]
