@@ -117,9 +117,14 @@ def _loop(values: list[_Value], body: Callable[[list[_Value]], list[_Value]]) ->
 
 
 def _scan(calls: _Calls, ins: list[_Value]) -> list[_Value]:
-    params = calls[-1].params
-    (body,) = jaxprs(params["jaxpr"])
-    consts, carries = params["num_consts"], params["num_carry"]
+    eqn = calls[-1]
+    (body,) = jaxprs(eqn.params["jaxpr"])
+    # Scanned operands have one more axis outside; the others are constants, then carries.
+    whole = [len(_shape(x)) == y.aval.ndim for x, y in zip(eqn.invars, body.invars, strict=True)]
+    carries = sum(
+        x.aval.ndim == len(_shape(y)) for x, y in zip(eqn.outvars, body.outvars, strict=True)
+    )
+    consts = sum(whole) - carries
     for value in ins[consts + carries :]:
         if value.kind == "element":
             _refuse(f"it scans over the first axis of {_named(value.where)}{_source(calls)}")

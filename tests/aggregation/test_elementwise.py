@@ -1,0 +1,230 @@
+"""Which optimizers `sharded_server` accepts: those of which each coordinate is independent."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax import lax
+from optax import contrib
+
+import jaxcomm
+from tests.workers import mesh_of
+
+
+@pytest.fixture(autouse=True)
+def _promotion_that_optax_needs() -> Iterator[None]:
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+PARAMS = {"b": jnp.ones(3), "k": jnp.ones((130, 129)), "s": jnp.ones(())}
+
+
+def check(tx: Any, workers: int = 2, params: Any = PARAMS, **extra: Any) -> None:
+    """Traces `init` and a step."""
+    sharded = jaxcomm.sharded_server(tx)
+    state = jax.eval_shape(lambda p: jaxcomm.init(sharded, p, mesh_of(workers)), params)
+    loss = lambda p, b: sum(jnp.sum(x**2) for x in jax.tree.leaves(p)) * jnp.mean(b)  # noqa: E731
+    step = jaxcomm.make_step(loss, sharded, mesh_of(workers))
+    new = jax.eval_shape(lambda *args: step(*args, **extra), params, state, jnp.ones(workers))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), new[:2]) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), (params, state)
+    )
+
+
+def is_matrix(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.ndim > 1, tree)
+
+
+def each(fn: Callable[[jax.Array], jax.Array]) -> optax.GradientTransformation:
+    """Applies a function to each leaf."""
+    return optax.stateless(lambda updates, params: jax.tree.map(fn, updates))
+
+
+def stateful(
+    init: Callable[[Any], Any], fn: Callable[[jax.Array, Any], tuple[jax.Array, Any]]
+) -> optax.GradientTransformation:
+    """Applies a function to each leaf and to the state of that leaf."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        pairs = {name: fn(x, state[name]) for name, x in updates.items()}
+        return {k: u for k, (u, _) in pairs.items()}, {k: s for k, (_, s) in pairs.items()}
+
+    def start(params: Any) -> Any:
+        return {name: init(x) for name, x in params.items()}
+
+    return optax.GradientTransformation(start, update)
+
+
+def newton(x: jax.Array) -> jax.Array:
+    return lax.fori_loop(0, 3, lambda _, y: y - (y * y - x) / (2 * y + 1), x)
+
+
+def looped(x: jax.Array) -> jax.Array:
+    return lax.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, c[1] * 0.5), (0, x))[1]
+
+
+ACCEPTED = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(0.1, momentum=0.9),
+    "nesterov": optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adam": optax.adam(0.1),
+    "adam of 16 bits": optax.adam(0.1, mu_dtype=jnp.bfloat16),
+    "adamw": optax.adamw(0.1),
+    "adamw, masked by ndim": optax.adamw(0.1, mask=is_matrix),
+    "adamw, masked by path": optax.adamw(0.1, mask={"b": False, "k": True, "s": False}),
+    "lion": optax.lion(0.1),
+    "rmsprop": optax.rmsprop(0.1, momentum=0.9, centered=True),
+    "adagrad": optax.adagrad(0.1),
+    "adadelta": optax.adadelta(0.1),
+    "yogi": optax.yogi(0.1),
+    "nadam": optax.nadam(0.1),
+    "radam": optax.radam(0.1),
+    "amsgrad": optax.amsgrad(0.1),
+    "adan": optax.adan(0.1),
+    "rprop": optax.rprop(0.1),
+    "schedule": optax.adam(optax.warmup_cosine_decay_schedule(0, 1, 10, 100)),
+    "interpolated": optax.sgd(optax.piecewise_interpolate_schedule("linear", 1.0, {10: 0.1})),
+    "injected": optax.inject_hyperparams(optax.adamw)(0.1),
+    "clip by value": optax.chain(optax.clip(1.0), optax.sgd(0.1)),
+    "decay": optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1)),
+    "ema": optax.chain(optax.ema(0.9), optax.sgd(0.1)),
+    "masked": optax.masked(optax.adam(0.1), is_matrix),
+    "partition": optax.partition(
+        {"a": optax.adam(0.1), "b": optax.sgd(0.1)}, {"b": "a", "k": "b", "s": "a"}
+    ),
+    "schedule-free": contrib.schedule_free_sgd(0.1),
+    "every second": optax.chain(optax.sgd(0.1), optax.apply_every(2)),
+    "not negative": optax.chain(optax.sgd(0.1), optax.keep_params_nonnegative()),
+    "a conditional of the step": optax.conditionally_transform(optax.scale(2.0), lambda s: s > 3),
+    "a loop of each coordinate": each(newton),
+    "a loop with a counter": each(looped),
+    "a compiled function": each(jax.jit(lambda x: jnp.where(x > 0, x, jnp.zeros_like(x)))),
+    "dead norms": each(lambda x: (x, jnp.linalg.norm(x.ravel()))[0]),
+    "none": optax.identity(),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_an_elementwise_optimizer_is_accepted(name: str) -> None:
+    check(ACCEPTED[name])
+
+
+def of_position(x: jax.Array) -> jax.Array:
+    return x * jnp.arange(x.size, dtype=x.dtype).reshape(x.shape)
+
+
+def while_large(x: jax.Array) -> jax.Array:
+    return lax.while_loop(lambda y: jnp.max(jnp.abs(y)) > 1, lambda y: y * 0.5, x)
+
+
+def while_scalar(x: jax.Array) -> jax.Array:
+    return x if x.ndim else lax.while_loop(lambda y: y > 1, lambda y: y * 0.5, x)
+
+
+def scanned(x: jax.Array) -> jax.Array:
+    return lax.scan(lambda c, y: (c, 2 * y), 0, x)[1] if x.ndim else x
+
+
+REFUSED = {
+    "adafactor": (optax.adafactor(0.1), r"`reduce_sum` to the leaf at \['k'\].*factorized"),
+    "lamb": (optax.lamb(0.1), "`reduce_sum`"),
+    "lars": (optax.lars(0.1), "`reduce_sum`"),
+    "fromage": (optax.fromage(0.1), "`reduce_sum`"),
+    "novograd": (optax.novograd(0.1), "`reduce_sum`"),
+    "clip by global norm": (
+        optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)),
+        r"`reduce_sum` .*A clip by norm may come before `sharded_server`",
+    ),
+    "adaptive clip": (optax.adaptive_grad_clip(0.1), "`reduce_sum`"),
+    "muon": (contrib.muon(0.1), "`reshape`.*muon"),
+    "centralize": (optax.centralize(), r"`reduce_sum` to the leaf at \['k'\]"),
+    "lbfgs": (optax.scale_by_lbfgs(), "`dot_general`"),
+    "prodigy": (contrib.prodigy(), "`dot_general`"),
+    "a check for NaN": (optax.apply_if_finite(optax.adam(0.1), 3), "`reduce_and`"),
+    "noise": (optax.add_noise(0.1, 0.5, jax.random.key(0)), "noise or a constant"),
+    "flatten": (optax.flatten(optax.adam(0.1)), "`reshape`|`concatenate`"),
+    "cumsum": (each(lambda x: jnp.cumsum(x.ravel()).reshape(x.shape)), "`cumsum`|`reshape`"),
+    "reversed": (each(lambda x: x[::-1] if x.ndim else x), "`rev`"),
+    "sorted": (each(lambda x: jnp.sort(x) if x.ndim else x), "`sort`"),
+    "square transposed": (
+        each(lambda x: x.T),
+        r"`transpose` to the leaf at \['q'\]",
+    ),
+    "of the position": (each(of_position), "depend on the position"),
+    "a constant array": (
+        optax.stateless(lambda updates, params: jax.tree.map(jnp.multiply, updates, PARAMS)),
+        "noise or a constant",
+    ),
+    "of the size": (each(lambda x: x / x.size), "a constant depends on the shapes"),
+    "of the counted size": (
+        each(lambda x: x / jnp.sum(jnp.ones_like(x))),
+        "`reduce_sum` to arrays of the shapes of the leaves",
+    ),
+    "only large leaves": (
+        each(lambda x: x * 2.0 if x.size == 130 * 129 else x),
+        "operations depend on the shapes",
+    ),
+    "a loop of all coordinates": (each(while_large), "`reduce_max`"),
+    "a loop of a scalar leaf": (each(while_scalar), r"length of a loop depends on .*\['s'\]"),
+    "a scan over rows": (each(scanned), r"scans over the first axis of the leaf at \['b'\]"),
+    "a conditional of a scalar leaf": (
+        each(lambda x: x if x.ndim else lax.cond(x > 0, lambda x: x, lambda x: -x, x)),
+        r"a conditional depends on the leaf at \['s'\]",
+    ),
+    "a norm in the state": (
+        stateful(lambda x: jnp.linalg.norm(x.ravel()), lambda x, s: (x * s, s)),
+        "`reduce_sum`|`reshape`",
+    ),
+    "a scalar leaf in a counter": (
+        stateful(lambda x: jnp.zeros(()), lambda x, s: (x, s if x.ndim else s + x)),
+        r"a scalar of its state depends on the leaf at \['s'\]",
+    ),
+    "noise in the state": (
+        stateful(lambda x: jax.random.normal(jax.random.key(0), x.shape), lambda x, s: (x + s, s)),
+        "position of a coordinate",
+    ),
+    "an update without gradients": (
+        each(lambda x: jnp.arange(x.size, dtype=x.dtype).reshape(x.shape)),
+        "its update depends on the positions",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_another_optimizer_is_refused_by_name(name: str) -> None:
+    tx, message = REFUSED[name]
+    params = {"q": jnp.ones((4, 4))} if name == "square transposed" else PARAMS
+    with pytest.raises(ValueError, match=rf"(?s)must be element-wise.*({message})"):
+        check(tx, params=params)
+
+
+@pytest.mark.parametrize("name", ["lamb", "of the size", "only large leaves"])
+def test_one_worker_refuses_what_several_refuse(name: str) -> None:
+    """Otherwise a program that was written on one device would fail on two."""
+    with pytest.raises(ValueError, match="must be element-wise"):
+        check(REFUSED[name][0], workers=1)
+
+
+def test_extra_arguments_are_checked_in_update() -> None:
+    plateau = optax.chain(optax.sgd(0.5), contrib.reduce_on_plateau(factor=0.5, patience=1))
+    check(plateau, value=jnp.float32(1))
+
+    def update(updates: Any, state: Any, params: Any = None, *, mask: Any, **extra: Any) -> Any:
+        return jax.tree.map(lambda x: x * mask if x.ndim > 1 else x, updates), state
+
+    whole = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    with pytest.raises(ValueError, match="noise or a constant"):
+        check(whole, mask=jnp.ones((130, 129)))
+
+
+def test_scalars_of_the_state_are_equal_on_all_workers() -> None:
+    tx = jaxcomm.sharded_server(optax.inject_hyperparams(optax.adam)(0.1))
+    state = jaxcomm.init(tx, PARAMS, 2)
+    assert state.inner.hyperparams["learning_rate"].shape == ()
+    moments = state.inner.inner_state[0]
+    assert moments.count.shape == () and moments.mu["s"].per_worker["data"].shape == (2,)
+    assert moments.mu["k"].per_worker["data"].shape == (2, 65, 129)
