@@ -79,6 +79,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "bits": 32,
         **UNITS,
     },
+    "sharded_server": {"tx": optax.sgd(0.1), "push": dither(), "pull": dither(), **UNITS},
     "signum": {"momentum": 0.9},
     "sketched_sgd": {"ratio": 0.25, "candidates": 2.0, **SKETCH, **UNITS},
     "sparcml": {"density": 1.0, "union_density": 1.0, "granularity": 1, "bucket_bytes": 64},
