@@ -32,7 +32,7 @@ class ShardedServerState(NamedTuple):
     pull: PerWorker  # the memory of the codec of the updates of its slices, one per unit
 
 
-def is_marked(node: Any) -> bool:
+def _is_marked(node: Any) -> bool:
     """Whether a node of a state differs by worker."""
     return isinstance(node, PerWorker)
 
@@ -72,7 +72,9 @@ def sharded_server(
 
     Slices have the tree structure of the parameters and as many dimensions per leaf, so masks by
     path or by `ndim` are correct. If n divides the first axis of a leaf, a slice consists of whole
-    rows of that axis; otherwise all its coordinates are on the last axis.
+    rows of that axis; otherwise all its coordinates are on the last axis. Leaves that are sharded
+    over other mesh axes are gathered over these axes first. Leaves of the optimizer state whose
+    shape does not depend on that of the parameters, such as a step count, are equal on all workers.
 
     Args:
       tx: An element-wise optimizer, such as `optax.adamw`: each coordinate of the update depends on
@@ -100,9 +102,9 @@ def sharded_server(
 
     Raises:
       ValueError: If an option is out of range or an axis is named twice; in `init` and `update`, if
-        `axis_name` is not bound, or if `tx` is not element-wise or communicates; in `init`, if a
-        codec has memory that workers share; in `update`, if an update is already summed or not
-        floating-point, or the state is for another number of workers.
+        `axis_name` is not bound, if parameters differ by worker, or if `tx` is not element-wise or
+        communicates; in `init`, if a codec has memory that workers share; in `update`, if an update
+        is already summed or not floating-point, or the state is for another number of workers.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -140,6 +142,16 @@ def sharded_server(
     def mark(tree: PyTree) -> PerWorker:
         return PerWorker({axis: jax.tree.map(lambda x: x[None], tree)})
 
+    def require_equal(params: PyTree) -> None:
+        _axis.require_replicated(
+            params,
+            _axis.names(axis_name),
+            "The parameter",
+            "`sharded_server` needs parameters that are equal on all workers: pass neither "
+            "`jaxcomm.replicate(params, ...)` nor `jaxcomm.local_params(params)`, and do not nest "
+            "`sharded_server`.",
+        )
+
     def whole(tree: PyTree) -> PyTree:
         """Leaves that are sharded over other, Explicit axes, replicated over these."""
         return jax.tree.map(lambda x: resharded(x, PartitionSpec()), tree)
@@ -167,6 +179,7 @@ def sharded_server(
 
     def init_fn(params: PyTree) -> ShardedServerState:
         _axis.require_bound(axis_name)
+        require_equal(params)
         params = whole(params)
         own = follows_leaves(inner, params)
         check(params, params, own, None)
@@ -201,19 +214,20 @@ def sharded_server(
         require_state(state, ShardedServerState, "`sharded_server`")
         require_floating(updates)
         _axis.require_local(updates, axis_name)
+        require_equal(params)
         specs = jax.tree.map(explicit_spec, updates)
         updates, params = whole(updates), whole(params)
-        nodes = jax.tree.leaves(state.inner, is_leaf=is_marked)
-        own = [*map(is_marked, nodes)]
+        nodes = jax.tree.leaves(state.inner, is_leaf=_is_marked)
+        own = [*map(_is_marked, nodes)]
         check(updates, params, own, extra_args)
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
         push_memory = _axis.own(state.push, axis_name)
         before = jax.tree.map(
             lambda node: (
-                _axis.own(node, axis_name, "The optimizer state") if is_marked(node) else node
+                _axis.own(node, axis_name, "The optimizer state") if _is_marked(node) else node
             ),
             state.inner,
-            is_leaf=is_marked,
+            is_leaf=_is_marked,
         )
         pull_memory = _axis.own(state.pull, axis_name)
         own_share = None if weight is None else _axis.as_varying(own_weight(weight), axis_name)

@@ -430,7 +430,7 @@ MISTAKES = {
     ),
     "itself inside": (
         lambda: jaxcomm.sharded_server(jaxcomm.sharded_server(optax.sgd(1.0))),
-        "must not communicate, but it applies .* over the axis .*data",
+        "equal on all workers: .* do not nest `sharded_server`",
     ),
     "a stage": (
         lambda: jaxcomm.hierarchical(jaxcomm.sharded_server(optax.sgd(1.0))),
@@ -493,3 +493,33 @@ def test_state_of_another_number_of_workers_or_of_other_leaves() -> None:
         step(start(), other, gradients_of(3)[0])
     with pytest.raises(ValueError, match="only floating-point leaves"):
         trained(jaxcomm.sharded_server(optax.sgd(1.0)), 2, [{"w": jnp.ones((2, 3), jnp.int32)}])
+
+
+def test_parameters_that_differ_by_worker_are_refused() -> None:
+    tx = jaxcomm.sharded_server(optax.sgd(0.1))
+    for workers in (2, mesh_of(2)):
+        with pytest.raises(ValueError, match="needs parameters that are equal on all workers"):
+            jaxcomm.init(tx, jaxcomm.replicate(start(), workers), workers)
+
+
+def test_a_clip_by_norm_before_clips_each_gradient() -> None:
+    tx = optax.chain(optax.clip_by_global_norm(1.0), jaxcomm.sharded_server(optax.sgd(0.5)))
+    batch = gradients_of(3)[0]
+    params, _ = trained(tx, mesh_of(3), [batch])
+    norms = np.sqrt(sum(np.square(x).reshape(3, -1).sum(axis=1) for x in batch.values()))
+    for name, x in batch.items():
+        clipped = np.asarray(x) / np.maximum(norms, 1).reshape(-1, *[1] * (x.ndim - 1))
+        expected = np.asarray(start()[name]) - 0.5 * clipped.mean(axis=0)
+        np.testing.assert_allclose(params[name], expected, atol=1e-6)
+
+
+def test_the_number_of_collectives_does_not_depend_on_the_number_of_leaves() -> None:
+    codec = error_feedback(top_k(k=1))
+    for codecs in ((None, None), (codec, codec)):
+        tx = jaxcomm.sharded_server(optax.adam(0.1), *codecs, scope="leaf")
+        params = {str(i): jnp.ones((3, 1 + i % 3)) for i in range(60)}
+        state = jax.eval_shape(lambda p, tx=tx: jaxcomm.init(tx, p, 2), params)
+        loss_fn = lambda p, b: sum(jnp.sum(x) for x in p.values()) * jnp.mean(b)  # noqa: E731
+        step = jaxcomm.simulate(loss_fn, tx, 2, metrics="own")
+        sent = jaxcomm.wire.account(step, params, state, jnp.ones(2))
+        assert len(sent.collectives) == 2
