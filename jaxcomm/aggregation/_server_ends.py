@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Context, Memory, PyTree
-from jaxcomm._units import Scope, Unit
-from jaxcomm.aggregation._agreement import all_finite
+from jaxcomm._units import LARGE, Scope, Unit
+from jaxcomm.aggregation._agreement import all_finite, join_small
 from jaxcomm.aggregation._coded import persistent, restored, separated, unit_context
 from jaxcomm.aggregation._local import encode_local, local_memory
 from jaxcomm.aggregation._narrow_mean import mean_of_rows
@@ -52,10 +52,16 @@ def _flag(finite: jax.Array) -> jax.Array:
     return jnp.where(finite, 0.0, 1.0).astype(jnp.float32)
 
 
+def leaves_finite(tree: PyTree) -> jax.Array:
+    """Whether no coordinate of any leaf is NaN or infinite, bool[]; small leaves are joined."""
+    leaves = [x for x in jax.tree.leaves(tree) if x.size]
+    return all_finite(join_small(leaves, LARGE)[0]) if leaves else jnp.array(True)
+
+
 def push_exactly(axis_name: AxisName, rows: PyTree, weight: jax.Array | None) -> Pushed:
     """Sends each owner its rows in their dtypes; the owner averages in at least float32."""
     leaves, treedef = jax.tree.flatten(rows)
-    finite = all_finite(leaves)
+    finite = leaves_finite(leaves)
     if weight is not None:
         finite = jnp.isfinite(weight) & (finite | (weight == 0))
     each = lambda x: None if x is None else jnp.broadcast_to(x, (_axis.size(axis_name),))  # noqa: E731
@@ -97,7 +103,7 @@ class CodedEnd:
 
         `join` is of the slices of one worker.
         """
-        if not self.of_rows:
+        if not self.of_rows or not jax.tree.leaves(tree):
             return self._divide(tree)
         one = self._divide(jax.tree.map(lambda x: x[0], tree))
         arrays = jax.vmap(lambda slices: self._divide(slices).arrays)(tree)
@@ -167,7 +173,7 @@ class CodedEnd:
 
         filled = [number for number, x in enumerate(arrays) if x.size]
         sent = [map_stack(split.units[i], send, 0, (1, 0))(contexts[i], arrays[i]) for i in filled]
-        flags = jnp.broadcast_to(_flag(all_finite(arrays)), (workers,))
+        flags = jnp.broadcast_to(_flag(leaves_finite(arrays)), (workers,))
         received, flags = exchange_rows(axis_name, ([content for content, _ in sent], flags))
         owned = partial(mean_of_owned, self.codec, me)
         means = [
@@ -213,5 +219,5 @@ class CodedEnd:
             rows[i] = map_stack(split.units[i], decode, (0, 1), 1)(contexts[i], content)
             after[i] = own
         joined = jax.vmap(split.join)(rows)
-        fits = jnp.all(flags == 0) & all_finite(jax.tree.leaves(joined))
+        fits = jnp.all(flags == 0) & leaves_finite(joined)
         return Pulled(joined, fits, [persistent(each).own for each in after])

@@ -523,3 +523,19 @@ def test_the_number_of_collectives_does_not_depend_on_the_number_of_leaves() -> 
         step = jaxcomm.simulate(loss_fn, tx, 2, metrics="own")
         sent = jaxcomm.wire.account(step, params, state, jnp.ones(2))
         assert len(sent.collectives) == 2
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_trees_without_coordinates_send_nothing(coded: bool) -> None:
+    codec = error_feedback(top_k(k=1)) if coded else None
+    tx = jaxcomm.sharded_server(optax.adam(0.1), codec, codec)
+    for shapes in ({}, {"a": (0, 3), "b": (5, 0)}):
+        params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+        step = jaxcomm.make_step(
+            lambda p, b: jnp.mean(b), tx, mesh_of(2), metrics="own", donate=False
+        )
+        state = jaxcomm.init(tx, params, mesh_of(2))
+        after, state, _ = step(params, state, jnp.ones(2))
+        require_equal(after, params)
+        assert state.step == 1 and state.inner[0].count == 1
+        assert not jaxcomm.wire.account(step, params, state, jnp.ones(2)).bytes_per_worker
