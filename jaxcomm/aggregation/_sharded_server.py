@@ -65,7 +65,8 @@ def sharded_server(
     Worker :math:`k` owns slice :math:`k` of each leaf. It receives this slice of all gradients,
     averages in float32, updates the optimizer state that it keeps for this slice only, and sends
     the update of the slice to all workers. So the optimizer state takes :math:`1/n` of the memory
-    per worker. Parameters stay whole and equal on all workers. It replaces `optax.chain(aggregator,
+    per worker. Messages take temporary memory of two to four gradients during the update.
+    Parameters stay whole and equal on all workers. It replaces `optax.chain(aggregator,
     tx)`. With integer gradients whose sums are exact, and without codecs, results are those of
     `optax.chain(jaxcomm.mean(), tx)`.
 
@@ -108,9 +109,10 @@ def sharded_server(
 
     Raises:
       ValueError: If an option is out of range or an axis is named twice; in `init` and `update`, if
-        `axis_name` is not bound, if parameters differ by worker, or if `tx` is not element-wise or
-        communicates; in `init`, if a codec has memory that workers share; in `update`, if an update
-        is already summed or not floating-point, or the state is for another number of workers.
+        `axis_name` is not bound, or if `tx` is not element-wise or communicates; in `init`, if
+        parameters differ by worker, or a codec has memory that workers share; in `update`, if an
+        update is already summed or not floating-point, or the state is for another number of
+        workers.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -149,16 +151,6 @@ def sharded_server(
     def mark(tree: PyTree) -> PerWorker:
         return PerWorker({axis: jax.tree.map(lambda x: x[None], tree)})
 
-    def require_equal(params: PyTree) -> None:
-        _axis.require_replicated(
-            params,
-            _axis.names(axis_name),
-            "The parameter",
-            "`sharded_server` needs parameters that are equal on all workers: pass neither "
-            "`jaxcomm.replicate(params, ...)` nor `jaxcomm.local_params(params)`, and do not nest "
-            "`sharded_server`.",
-        )
-
     def whole(tree: PyTree) -> PyTree:
         """Leaves that are sharded over other, Explicit axes, replicated over these."""
         return jax.tree.map(lambda x: resharded(x, PartitionSpec()), tree)
@@ -194,7 +186,14 @@ def sharded_server(
 
     def init_fn(params: PyTree) -> ShardedServerState:
         _axis.require_bound(axis_name)
-        require_equal(params)
+        _axis.require_replicated(
+            params,
+            _axis.names(axis_name),
+            "The parameter",
+            "`sharded_server` needs parameters that are equal on all workers: pass neither "
+            "`jaxcomm.replicate(params, ...)` nor `jaxcomm.local_params(params)`, and do not nest "
+            "`sharded_server`.",
+        )
         params = whole(params)
         own = follows_leaves(inner, params)
         check(params, params, own, None)
@@ -229,7 +228,6 @@ def sharded_server(
         require_state(state, ShardedServerState, "`sharded_server`")
         require_floating(updates)
         _axis.require_local(updates, axis_name)
-        require_equal(params)
         specs = jax.tree.map(explicit_spec, updates)
         updates, params = whole(updates), whole(params)
         nodes = jax.tree.leaves(state.inner, is_leaf=_is_marked)
