@@ -26,13 +26,18 @@ def tracing(axes: tuple[str, ...]) -> Iterator[None]:
         _SHARDED_OVER.reset(token)
 
 
+def automatic_axes() -> tuple[str, ...]:
+    """The axes that shard the parameters of the traced step, except those that are manual here."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(name for name in _SHARDED_OVER.get() if name not in manual)
+
+
 def require_shards() -> None:
     """Raises in a step whose parameters are sharded, except on their shards.
 
     Flat buckets of whole leaves would make the partitioner gather the shards.
     """
-    manual = jax.sharding.get_abstract_mesh().manual_axes
-    if axes := [name for name in _SHARDED_OVER.get() if name not in manual]:
+    if axes := [*automatic_axes()]:
         raise ValueError(
             f"The parameters are sharded over {axes}, and this transformation would gather them. "
             "Wrap the aggregator: `jaxcomm.shard_local(aggregator, specs)` with `specs = "
@@ -94,7 +99,7 @@ def specs_of_state(state: PyTree, base: PyTree, params: PyTree, param_specs: PyT
     """The specs of optimizer state: a moment is sharded as its parameter.
 
     A moment has the shape of its parameter, after an axis of workers if it has one. Its path ends
-    with the path of the parameter.
+    with the path of the parameter, and with the longest one if it ends with several.
 
     Args:
       state: The state of an optimizer.
@@ -110,6 +115,7 @@ def specs_of_state(state: PyTree, base: PyTree, params: PyTree, param_specs: PyT
             strict=True,
         )
     ]
+    like.sort(key=lambda each: len(each[0]))
 
     def spec(path: tuple[Any, ...], x: Any, own: PartitionSpec) -> PartitionSpec:
         lead = len(own)  # PerWorker leaves have an axis of workers.
@@ -118,6 +124,8 @@ def specs_of_state(state: PyTree, base: PyTree, params: PyTree, param_specs: PyT
             for end, shape, param_spec in like
             if x.shape[lead:] == shape and path[len(path) - len(end) :] == end
         ]
-        return PartitionSpec(*own, *found[0]) if len(found) == 1 else own
+        if not found or set(axes_in(found[-1])) & set(axes_in(own)):
+            return own  # A leaf that has a slice for each shard is sharded already.
+        return PartitionSpec(*own, *found[-1])
 
     return jax.tree_util.tree_map_with_path(spec, state, base)

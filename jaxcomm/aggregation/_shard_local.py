@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
 from jaxcomm._require import checked, require_state
-from jaxcomm._sharded import all_restricted, axes_in, is_spec
+from jaxcomm._sharded import all_restricted, automatic_axes, axes_in, is_spec
 from jaxcomm._state import state_specs
 from jaxcomm.aggregation._shard_state import as_structured, marked, marked_as_updated, unmarked
 from jaxcomm.aggregation._stages import averages_over, axes_of
@@ -152,13 +152,15 @@ def shard_local(
     workers = axes_of(tx, "shard_local")
 
     named = [axes_in(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec) if is_spec(spec)]
-    axes = tuple(sorted({name for names in named for name in names}))
+    named_axes = {name for names in named for name in names}
 
     def on_shards(
         fn: Callable[..., PyTree], in_specs: PyTree, out_specs: PyTree
     ) -> Callable[..., PyTree]:
-        """`fn` over the axes of `specs`, unless they are manual already."""
-        if all(map(_axis.is_bound, axes)):
+        """`fn` over the axes of `specs` and of the step, except those that are manual already."""
+        wanted = sorted(named_axes | {*automatic_axes()})
+        axes = tuple(name for name in wanted if not _axis.is_bound(name))
+        if not axes:
             return fn
         over = lambda specs: all_restricted(specs, axes)  # noqa: E731
         return _axis.over_shards(fn, axes, over(in_specs), over(out_specs), workers)

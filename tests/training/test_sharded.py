@@ -422,3 +422,45 @@ def test_mistakes() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             run()
+
+
+@pytest.mark.parametrize("spec", [P("model"), P()])
+def test_an_axis_that_shards_no_leaf_of_the_specs(spec: P) -> None:
+    """`shard_axes` may name more axes than the specs: the aggregator runs on whole leaves there."""
+    mesh = jax.make_mesh((2, 2, 2), ("data", "model", "expert"), (AxisType.Auto,) * 3)
+    x = np.random.default_rng(0).normal(size=(2, 4, 6)).astype(np.float32)
+    params = jax.device_put(jnp.zeros((4, 6)), NamedSharding(mesh, spec))
+    tx = optax.chain(
+        jaxcomm.shard_local(jaxcomm.top_k(ratio=1.0), spec), optax.sgd(1.0, momentum=0.5)
+    )
+    state = jaxcomm.init(tx, params, mesh, shard_axes=("model", "expert"))
+    step = jaxcomm.make_step(
+        lambda w, x: jnp.sum(w * x[0]), tx, mesh, shard_axes=("model", "expert")
+    )
+    params, _, _ = step(params, state, x)
+    np.testing.assert_allclose(params, -x.mean(0), rtol=1e-6)
+    assert params.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
+
+
+def test_moments_of_parameters_whose_paths_end_equally() -> None:
+    mesh = mesh_of(AxisType.Auto, WORKERS, SHARDS)
+    specs = {"kernel": P("model"), "layer": {"kernel": P(None, "model")}}
+    params = jax.tree.map(
+        lambda spec: jax.device_put(jnp.zeros((8, 8)), NamedSharding(mesh, spec)), specs
+    )
+    tx = optax.chain(jaxcomm.shard_local(jaxcomm.mean(), specs), optax.sgd(1.0, momentum=0.5))
+    trace = jaxcomm.init(tx, params, mesh, shard_axes="model")[1][0].trace
+    assert jax.tree.map(lambda x: x.sharding.spec, trace) == specs
+
+
+def test_one_parameter_on_an_axis_of_one_device() -> None:
+    """Its residual has the shape of the parameter, but is sharded over the axis already."""
+    mesh = mesh_of(AxisType.Auto, 8, 1)
+    params = jax.device_put(jnp.zeros(4), NamedSharding(mesh, P("model")))
+    tx = jaxcomm.shard_local(METHODS["top_k"](), P("model"))
+    (held,) = [
+        x
+        for x in jax.tree.leaves(jaxcomm.init(tx, params, mesh, shard_axes="model"))
+        if x.shape == (8, 4)
+    ]
+    assert held.sharding.shard_shape(held.shape) == (1, 4)
