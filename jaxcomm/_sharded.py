@@ -41,8 +41,8 @@ def require_shards() -> None:
         raise ValueError(
             f"The parameters are sharded over {axes}, and this transformation would gather them. "
             "Wrap the aggregator: `jaxcomm.shard_local(aggregator, specs)` with `specs = "
-            "jax.tree.map(lambda x: x.sharding.spec, params)`. Gossip does not support sharded "
-            "parameters."
+            "jax.tree.map(lambda x: x.sharding.spec, params)`. Gossip and `sharded_server` do not "
+            "support sharded parameters."
         )
 
 

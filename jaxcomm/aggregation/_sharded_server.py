@@ -13,6 +13,7 @@ from jaxcomm._base import AxisName, Codec, Coins, PerWorker, PyTree
 from jaxcomm._buckets import explicit_spec, require_floating, resharded
 from jaxcomm._mesh import require_distinct
 from jaxcomm._require import checked, own_weight, require_codec, require_state
+from jaxcomm._sharded import require_shards
 from jaxcomm._units import Scope
 from jaxcomm.aggregation._coded import keep_if
 from jaxcomm.aggregation._elementwise import follows_leaves, require_elementwise
@@ -186,6 +187,7 @@ def sharded_server(
 
     def init_fn(params: PyTree) -> ShardedServerState:
         _axis.require_bound(axis_name)
+        require_shards()
         _axis.require_replicated(
             params,
             _axis.names(axis_name),
@@ -227,6 +229,7 @@ def sharded_server(
     ) -> tuple[PyTree, ShardedServerState]:
         require_state(state, ShardedServerState, "`sharded_server`")
         require_floating(updates)
+        require_shards()
         _axis.require_local(updates, axis_name)
         specs = jax.tree.map(explicit_spec, updates)
         updates, params = whole(updates), whole(params)

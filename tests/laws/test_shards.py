@@ -15,7 +15,13 @@ from tests.cases import CASES, Case, rows
 
 SPECS = {"kernel": P(None, "model"), "bias": P()}
 SHAPES = {"kernel": (6, 8), "bias": (5,)}
-NESTABLE = [case for case in CASES if case.name != "parallax"]  # `optax.partition` of two.
+# `parallax` is an `optax.partition` of two aggregators, and `sharded_server` an optimizer.
+NESTABLE = [
+    case for case in CASES if case.name != "parallax" and not case.name.startswith("sharded_server")
+]
+
+# Their collectives take leaves as they are.
+WITHOUT_FLATTENING = {"mean"}
 
 
 def linear(params: Any, batch: Any) -> jax.Array:
@@ -64,3 +70,13 @@ def test_types_prove_what_differs(case: Case) -> None:
     after, before = trained(tx, 4, params, steps=0, shard_axes="model")
     like = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     assert like(after) == like(before)
+
+
+@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+def test_whole_leaves_are_not_gathered_in_silence(case: Case) -> None:
+    params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    if case.name in WITHOUT_FLATTENING:
+        trained(case.make(), 4, params, steps=0, shard_axes="model")
+    else:
+        with pytest.raises(ValueError, match="would gather them"):
+            trained(case.make(), 4, params, steps=0, shard_axes="model")
