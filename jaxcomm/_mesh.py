@@ -25,6 +25,12 @@ def require_shard_axes(mesh: Mesh, axis_name: AxisName, shard_axes: AxisName) ->
             f"`shard_axes` must name distinct axes of the mesh, {mesh.axis_names}, other than "
             f"those of the workers, got {shard_axes!r}."
         )
+    if axes and len(set(mesh.axis_types)) > 1:
+        # A result with a type over some axes only would be gathered over the others.
+        raise ValueError(
+            "With `shard_axes`, the axes of the mesh must be all Auto or all Explicit, got "
+            f"{mesh.axis_types}."
+        )
     return axes
 
 

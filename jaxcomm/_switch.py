@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
@@ -13,7 +14,8 @@ from jaxcomm._base import PyTree
 def collective_switch(index: jax.Array, branches: Sequence[Callable[[], PyTree]]) -> PyTree:
     """Runs `branches[index]()` only, so that the other branches send nothing.
 
-    Each result is typed as varying over all axes over which it varies in any branch.
+    Each result is typed as varying over all axes over which it varies in any branch. Over Explicit
+    axes, it is sharded as in the first branch whose result is sharded.
 
     Args:
       index: int32[], equal on all workers. Otherwise some workers would wait for the others
@@ -35,6 +37,7 @@ def collective_switch(index: jax.Array, branches: Sequence[Callable[[], PyTree]]
 
     shapes = [jax.tree.leaves(jax.eval_shape(branch)) for branch in branches]
     axes = [*map(axes_of, *shapes)]
+    shardings = [*map(_explicit_spec, *shapes)]
 
     def aligned(tree: PyTree) -> PyTree:
         leaves, treedef = jax.tree.flatten(tree)
@@ -45,9 +48,19 @@ def collective_switch(index: jax.Array, branches: Sequence[Callable[[], PyTree]]
             lax.pcast(x, over, to="varying") if over else x
             for x, over in zip(leaves, missing, strict=True)
         ]
-        return jax.tree.unflatten(treedef, cast)
+        resharded = [
+            x if sharding is None else jax.sharding.reshard(x, sharding)
+            for x, sharding in zip(cast, shardings, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, resharded)
 
     return lax.switch(index, [lambda run=run: aligned(run()) for run in branches])
+
+
+def _explicit_spec(*shapes: jax.ShapeDtypeStruct) -> PartitionSpec | None:
+    """How Explicit axes shard the first of `shapes` that they shard."""
+    specs = [x.sharding.spec for x in shapes if isinstance(x.sharding, NamedSharding)]
+    return next((spec for spec in specs if any(spec)), None)
 
 
 def collective_cond(

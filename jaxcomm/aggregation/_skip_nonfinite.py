@@ -103,7 +103,9 @@ def skip_nonfinite(
             if not _axis.is_known_equal(leaves, axis_name):
                 keep = _finite_everywhere(keep, axis_name)
             return jax.tree.map(
-                lambda x, y: jnp.where(keep, x, y), done, (zeros(result), after_skip)
+                lambda x, y: jnp.where(keep, x, y),
+                done,
+                (jax.tree.map(jnp.zeros_like, result), after_skip),
             )
 
         def skip(shapes: tuple[PyTree, SkipNonfiniteState]) -> tuple[PyTree, SkipNonfiniteState]:

@@ -385,6 +385,15 @@ def test_mistakes() -> None:
             "other than those of the workers",
         ),
         (
+            lambda: jaxcomm.make_step(
+                linear,
+                tx,
+                jax.make_mesh((2, 4), ("data", "model"), (AxisType.Auto, AxisType.Explicit)),
+                shard_axes="model",
+            ),
+            "all Auto or all Explicit",
+        ),
+        (
             lambda: jaxcomm.make_step(linear, tx, mesh, shard_axes=("model", "model")),
             "distinct axes",
         ),
@@ -464,3 +473,17 @@ def test_one_parameter_on_an_axis_of_one_device() -> None:
         if x.shape == (8, 4)
     ]
     assert held.sharding.shard_shape(held.shape) == (1, 4)
+
+
+@pytest.mark.parametrize("wrap", [lambda tx: jaxcomm.accumulate(tx, 2), jaxcomm.skip_nonfinite])
+def test_wrappers_in_an_explicit_mesh_that_is_set(wrap: Any) -> None:
+    """Both branches of a step that waits or skips have the same type."""
+    found = []
+    for kind in KINDS:
+        mesh = mesh_of(kind, WORKERS, SHARDS)
+        with jax.set_mesh(mesh):
+            tx = optimized(wrap(jaxcomm.shard_local(METHODS["top_k"](), SPECS)))
+            found.append(by_steps(tx, mesh)[0])
+        for name, x in found[-1].items():
+            assert x.sharding.is_equivalent_to(NamedSharding(mesh, SPECS[name]), x.ndim)
+    chex.assert_trees_all_equal(*(jax.tree.map(np.asarray, params) for params in found))
