@@ -95,6 +95,18 @@ def spec_on(mesh: Mesh, x: Any) -> PartitionSpec:
     return sharding.spec
 
 
+def explicit_spec(*shapes: jax.ShapeDtypeStruct) -> PartitionSpec | None:
+    """How Explicit axes shard the first of `shapes` that they shard."""
+    specs = [x.sharding.spec for x in shapes if isinstance(x.sharding, NamedSharding)]
+    return next((spec for spec in specs if any(spec)), None)
+
+
+def zeros_as(shape: jax.ShapeDtypeStruct) -> jax.Array:
+    """Zeros that Explicit axes shard as `shape`."""
+    zeros, spec = jax.numpy.zeros(shape.shape, shape.dtype), explicit_spec(shape)
+    return zeros if spec is None else jax.sharding.reshard(zeros, spec)
+
+
 def specs_of_state(state: PyTree, base: PyTree, params: PyTree, param_specs: PyTree) -> PyTree:
     """The specs of optimizer state: a moment is sharded as its parameter.
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
+from jaxcomm._sharded import explicit_spec
 
 
 def collective_switch(index: jax.Array, branches: Sequence[Callable[[], PyTree]]) -> PyTree:
@@ -37,7 +37,7 @@ def collective_switch(index: jax.Array, branches: Sequence[Callable[[], PyTree]]
 
     shapes = [jax.tree.leaves(jax.eval_shape(branch)) for branch in branches]
     axes = [*map(axes_of, *shapes)]
-    shardings = [*map(_explicit_spec, *shapes)]
+    shardings = [*map(explicit_spec, *shapes)]
 
     def aligned(tree: PyTree) -> PyTree:
         leaves, treedef = jax.tree.flatten(tree)
@@ -55,12 +55,6 @@ def collective_switch(index: jax.Array, branches: Sequence[Callable[[], PyTree]]
         return jax.tree.unflatten(treedef, resharded)
 
     return lax.switch(index, [lambda run=run: aligned(run()) for run in branches])
-
-
-def _explicit_spec(*shapes: jax.ShapeDtypeStruct) -> PartitionSpec | None:
-    """How Explicit axes shard the first of `shapes` that they shard."""
-    specs = [x.sharding.spec for x in shapes if isinstance(x.sharding, NamedSharding)]
-    return next((spec for spec in specs if any(spec)), None)
 
 
 def collective_cond(

@@ -10,6 +10,7 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
 from jaxcomm._local_gradients import local_value_and_grad
 from jaxcomm._require import same_model_state
+from jaxcomm._sharded import zeros_as
 from jaxcomm.synchronization._wide import wide
 from jaxcomm.synchronization._windows import require_stale_params
 
@@ -122,7 +123,7 @@ def microbatch_gradients(
     first = jax.tree.map(lambda x: _axis.as_varying(x, axis_name), model_state)
     shapes = jax.eval_shape(of_one, jnp.zeros((), jnp.int32), *([first] if has_model_state else []))
     zeros = jax.tree.map(
-        lambda x: _axis.as_varying(jnp.zeros(x.shape, x.dtype), axis_name),
+        lambda x: _axis.as_varying(zeros_as(x), axis_name),
         shapes._replace(model_state=None),
     )
     count = _axis.as_varying(count, axis_name)

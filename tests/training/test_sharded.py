@@ -487,3 +487,31 @@ def test_wrappers_in_an_explicit_mesh_that_is_set(wrap: Any) -> None:
         for name, x in found[-1].items():
             assert x.sharding.is_equivalent_to(NamedSharding(mesh, SPECS[name]), x.ndim)
     chex.assert_trees_all_equal(*(jax.tree.map(np.asarray, params) for params in found))
+
+
+def test_windows_in_an_explicit_mesh_that_is_set() -> None:
+    """Workers finish different numbers of mini-batches, and the partitioner sends in each."""
+    x = np.random.default_rng(0).normal(size=(2 * WORKERS, 3, 6)).astype(np.float32)
+    finished, found = np.array([1, 2], np.int32), []
+
+    def loss(params: Any, x: jax.Array, **options: Any) -> jax.Array:
+        hidden = jnp.tanh((x * params["norm"][None]) @ params["up"] + params["bias"][None])
+        return jnp.mean((jnp.matmul(hidden, params["down"], **options) - x) ** 2)
+
+    for kind, options in (
+        (AxisType.Auto, {}),
+        (AxisType.Explicit, {"out_sharding": P(None, None)}),
+    ):
+        mesh = mesh_of(kind, WORKERS, SHARDS)
+        with jax.set_mesh(mesh):
+            tx, params = optimized(jaxcomm.shard_local(METHODS["top_k"](), SPECS)), start(mesh)
+            state = jaxcomm.init(tx, params, mesh, shard_axes="model")
+            step = jaxcomm.make_step(
+                functools.partial(loss, **options),
+                tx,
+                mesh,
+                shard_axes="model",
+                gradients=jaxcomm.synchronization.window_gradients,
+            )
+            found.append(step(params, state, (x, finished))[0])
+    chex.assert_trees_all_close(*(jax.tree.map(np.asarray, x) for x in found), rtol=1e-5, atol=1e-6)
