@@ -3,7 +3,8 @@
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -16,14 +17,44 @@ _SHARDED_OVER: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
 )
 
 
+_SPECS: contextvars.ContextVar[Mapping[tuple[str, tuple[int, ...]], PartitionSpec]] = (
+    contextvars.ContextVar("specs", default=MappingProxyType({}))
+)
+
+
 @contextlib.contextmanager
-def tracing(axes: tuple[str, ...]) -> Iterator[None]:
-    """States, while a step is traced, which automatic axes shard the parameters."""
-    token = _SHARDED_OVER.set(axes)
+def tracing(
+    axes: tuple[str, ...], params: PyTree = (), specs: Sequence[PartitionSpec] = ()
+) -> Iterator[None]:
+    """States, while a step is traced, which automatic axes shard the parameters.
+
+    Args:
+      axes: The axes.
+      params: The parameters.
+      specs: How they are sharded, leaf by leaf, if known.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    keys = [(jax.tree_util.keystr(path), x.shape) for path, x in leaves]
+    tokens = _SHARDED_OVER.set(axes), _SPECS.set(dict(zip(keys, specs, strict=False)))
     try:
         yield
     finally:
-        _SHARDED_OVER.reset(token)
+        _SHARDED_OVER.reset(tokens[0])
+        _SPECS.reset(tokens[1])
+
+
+def require_specs(path: tuple[Any, ...], shape: tuple[int, ...], spec: PartitionSpec) -> None:
+    """Raises if the parameter at `path` is sharded, and not as `spec` says."""
+    where = jax.tree_util.keystr(path)
+    sizes = jax.sharding.get_abstract_mesh().shape
+    over = tuple(name for name in automatic_axes() if sizes[name] > 1)
+    actual = restricted(_SPECS.get().get((where, shape), PartitionSpec()), over)
+    if axes_in(actual) and actual != restricted(spec, over):
+        raise ValueError(
+            f"`specs` has {spec} at {where or 'the root'}, but the parameter is sharded as "
+            f"{actual}, and its shards would be gathered. Pass "
+            "`jax.tree.map(lambda x: x.sharding.spec, params)`."
+        )
 
 
 def automatic_axes() -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from jaxcomm._mesh import (
     strong,
 )
 from jaxcomm._require import explain_init_error, explained, require_arrays, require_transformation
-from jaxcomm._sharded import specs_of_state, tracing
+from jaxcomm._sharded import is_spec, specs_of_state, tracing
 
 
 def state_specs(state: PyTree) -> PyTree:
@@ -220,13 +220,13 @@ def init(
         simulated = over_workers(first, axes, (param_specs,), specs)
         return jax.jit(simulated)(jax.tree.map(strong, params))
     shards = require_shard_axes(mesh, (), shard_axes)
-    with tracing(shards):
+    placed = param_specs if is_traced(params) else kept_specs(params, mesh, param_specs, shards)
+    with tracing(shards, params, jax.tree.leaves(placed, is_leaf=is_spec)):
         jax.eval_shape(shard_map(record, mesh, (param_specs,), (), shards), params)
         specs = state_specs(structure[0])
         run = shard_map(first, mesh, (param_specs,), specs, shards)
         if is_traced(params):
             return run(params)
-        placed = kept_specs(params, mesh, param_specs, shards)
         if shards:
             shapes = jax.eval_shape(run, params)
             specs = specs_of_state(shapes, specs, params, placed)

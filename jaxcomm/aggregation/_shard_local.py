@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
 from jaxcomm._require import checked, require_state
-from jaxcomm._sharded import all_restricted, automatic_axes, axes_in, is_spec
+from jaxcomm._sharded import all_restricted, automatic_axes, axes_in, is_spec, require_specs
 from jaxcomm._state import state_specs
 from jaxcomm.aggregation._shard_state import as_structured, marked, marked_as_updated, unmarked
 from jaxcomm.aggregation._stages import averages_over, axes_of
@@ -41,6 +41,7 @@ def _spec_of_each(updates: PyTree, specs: PyTree) -> PyTree:
                 f"`specs` has {found} at {where or 'the root'}, where the update has only "
                 f"{leaf.ndim} axes."
             )
+        require_specs(path, leaf.shape, found)
         return found
 
     return jax.tree_util.tree_map_with_path(spec, updates)

@@ -165,7 +165,7 @@ def make_step(
             out_specs=(specs, metrics_spec, whole),
             shard_axes=shards,
         )
-        with tracing(shards):
+        with tracing(shards, carry.params, kept):  # The specs of the parameters are the first.
             new, values, diagnostics = run(carry, batch, key, extra_args)
         return typed_as(constrained(new, mesh, kept), carry), values | diagnostics
 

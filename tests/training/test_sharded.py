@@ -417,6 +417,24 @@ def test_mistakes() -> None:
             r"at \['norm'\], where the update has only 1 axes",
         ),
         (
+            lambda: jaxcomm.init(
+                jaxcomm.shard_local(jaxcomm.top_k(ratio=0.3), dict(SPECS, down=P())),
+                params,
+                mesh,
+                shard_axes="model",
+            ),
+            r"at \['down'\], but the parameter is sharded",
+        ),
+        (
+            lambda: jaxcomm.make_step(
+                linear,
+                jaxcomm.shard_local(jaxcomm.mean(), dict(SPECS, up=P("model"))),
+                mesh,
+                shard_axes="model",
+            )(params, jaxcomm.shard_local(jaxcomm.mean(), SPECS).init(params), rows(0)),
+            r"at \['up'\], but the parameter is sharded",
+        ),
+        (
             lambda: jaxcomm.make_step(linear, nested, mesh, shard_axes="model")(
                 params, nested.init(whole), rows(0)
             ),
