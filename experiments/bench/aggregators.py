@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import optax
 
 import jaxcomm
 from experiments.bench.programs import by_hand
@@ -54,6 +55,10 @@ def _all_reduce(codec: Codec) -> BenchMethod:
 
 def _two_stage(codec: Codec, goal: float | None = None) -> BenchMethod:
     return BenchMethod(lambda: two_stage_mean("data", codec), goal)
+
+
+def _server(codec: Codec | None) -> BenchMethod:
+    return BenchMethod(lambda: jaxcomm.sharded_server(optax.identity(), codec, codec))
 
 
 def _with_feedback(codec: Codec, goal: float | None = None) -> BenchMethod:
@@ -140,6 +145,10 @@ AGGREGATORS: Mapping[str, Rows] = {
     },
     "low_rank": {
         "power_sgd": BenchMethod(lambda: jaxcomm.power_sgd(rank=4)),
+        "power_sgd_alternate": BenchMethod(lambda: jaxcomm.power_sgd(rank=4, alternate=True)),
+        "power_sgd_factor_codec": BenchMethod(
+            lambda: jaxcomm.power_sgd(rank=4, alternate=True, factor_codec=dither(bits=16))
+        ),
         "atomo": BenchMethod(lambda: jaxcomm.atomo(rank=4)),
         "spectral_sampling": _all_gather(low_rank.spectral_sampling(1)),
         "power_iteration": _all_reduce(error_feedback(low_rank.power_iteration(1))),
@@ -160,6 +169,9 @@ AGGREGATORS: Mapping[str, Rows] = {
         "nonzero": _with_feedback(sparsifiers.nonzero(overflow="drop", **SPARSE)),
     },
     "exchanged": {
+        "sharded_server": _server(None),
+        "sharded_server_8_bits": _server(dither(bits=8)),
+        "sharded_server_top_k": _server(error_feedback(top_k(ratio=RATIO))),
         "sparcml": BenchMethod(lambda: jaxcomm.sparcml(**SPARSE)),
         "parallax": BenchMethod(
             lambda: jaxcomm.parallax(sparse=_matrices, density=RATIO, union_density=2 * RATIO)

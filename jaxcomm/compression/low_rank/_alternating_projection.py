@@ -71,7 +71,7 @@ def _require_no_memory(codec: Codec, shape: tuple[int, ...]) -> None:
         )
 
 
-def _require_small_error(codec: Codec, context: Context) -> None:
+def _require_small_error(codec: Codec, context: Context, size: int) -> None:
     """Raises unless the relative error of the factor is below the claim of `projection`.
 
     Claims refer to the size of the unit, from which the size of its factor does not follow.
@@ -80,9 +80,9 @@ def _require_small_error(codec: Codec, context: Context) -> None:
     if delta is not None and delta * context.size < 0.5:
         raise ValueError(
             f"`factor_codec` must have a relative error below 1: otherwise the residual may grow "
-            f"without bound. Its bound is {1 - delta:.3g} for a factor of {context.size} numbers "
-            f"on {context.workers} workers. Use more bits, `jaxcomm.compression.blockwise`, or "
-            "`jaxcomm.compression.scaled`."
+            f"without bound. Its bound is {1 - delta:.3g} for a factor of {context.size} numbers, "
+            f"of a leaf of {size}, on {context.workers} workers. Use `jaxcomm.compression.scaled`, "
+            "more bits, or `jaxcomm.compression.blockwise` with smaller blocks."
         )
 
 
@@ -231,7 +231,7 @@ def projection(
             return Projected(x), context.memory
         inner = of_factor(context)
         if factor_codec is not None:
-            _require_small_error(factor_codec, inner)
+            _require_small_error(factor_codec, inner, x.size)
         payload, _ = coder.encode(inner, project(x, context.statistics.basis))
         return payload, context.memory
 
