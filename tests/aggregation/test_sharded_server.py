@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,14 +111,42 @@ def require_equal(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("workers", [3, 8, slow(1), slow(2), slow(5)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_equals_the_unsharded_method_bit_for_bit(name: str, workers: int) -> None:
+def test_equals_the_unsharded_method(name: str, workers: int) -> None:
+    """Bit for bit, if the quotient by the number of workers is exact.
+
+    Otherwise, XLA may contract it with the operations of the optimizer, in one of the programs.
+    """
     # The square of a mean must be exact too.
     batches = gradients_of(workers, factor=1 if name in ("sgd", "nesterov") else workers)
     mesh = mesh_of(workers)
     expected, _ = trained(optax.chain(jaxcomm.mean(), OPTIMIZERS[name]()), mesh, batches)
     found, _ = trained(jaxcomm.sharded_server(OPTIMIZERS[name]()), mesh, batches)
-    require_equal(found, expected)
+    if workers in (1, 2, 8):
+        require_equal(found, expected)
+    else:
+        chex.assert_trees_all_close(found, expected, rtol=1e-6, atol=2.0**-22)
     assert any(np.any(np.asarray(x)) for x in jax.tree.leaves(found))
+
+
+@pytest.mark.parametrize("workers", [3, 8, slow(1), slow(2), slow(5)])
+def test_the_mean_is_that_of_the_unsharded_method_bit_for_bit(workers: int) -> None:
+    mesh, batch = mesh_of(workers), gradients_of(workers, steps=1)[0]
+
+    def average(tx: Any) -> Any:
+        state = jaxcomm.init(tx, start(), mesh)
+        specs = jaxcomm.state_specs(state)
+        return jax.jit(
+            jax.shard_map(
+                lambda rows, state: tx.update(jax.tree.map(lambda x: x[0], rows), state, start())[
+                    0
+                ],
+                mesh=mesh,
+                in_specs=(PartitionSpec("data"), specs),
+                out_specs=PartitionSpec(),
+            )
+        )(batch, state)
+
+    require_equal(average(jaxcomm.sharded_server(optax.identity())), average(jaxcomm.mean()))
 
 
 @pytest.mark.parametrize("workers", [3, slow(8)])

@@ -226,7 +226,9 @@ def test_units_do_not_share_a_basis() -> None:
 
 def test_a_coarse_factor_codec_is_an_error() -> None:
     tx = jaxcomm.power_sgd(rank=1, alternate=True, factor_codec=dither(levels=1))
-    with pytest.raises(ValueError, match="for a factor of 24 numbers, of a leaf of 84, on 3 workers"):
+    with pytest.raises(
+        ValueError, match="for a factor of 24 numbers, of a leaf of 84, on 3 workers"
+    ):
         run(tx, updates())
     unclaimed = dither(bits=16)._replace(claims=Claims())
     with pytest.raises(ValueError, match="no bound is known"):
