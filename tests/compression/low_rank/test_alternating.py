@@ -107,6 +107,16 @@ def test_nothing_is_lost(name: str, dtype: Any, steps: int) -> None:
     np.testing.assert_allclose(sent + residual, total, atol=1e-4 if dtype == jnp.float32 else 0.1)
 
 
+@pytest.mark.parametrize(("name", "near"), [("float32", 1e-5), ("16 bits", 1e-3)])
+def test_a_single_worker_gets_the_projection_of_its_update(name: str, near: float) -> None:
+    tx = jaxcomm.power_sgd(rank=RANK, alternate=True, factor_codec=FACTOR_CODECS[name])
+    given = updates()[:1, :1]
+    means, _ = run(tx, given)
+    sent, left = means[0, 0], given[0, 0] - means[0, 0]
+    assert np.linalg.matrix_rank(sent, tol=1e-3) == RANK + 1  # One column is drawn.
+    np.testing.assert_allclose(left @ sent.T, 0, atol=near * np.sum(given**2))
+
+
 def test_matrices_of_the_rank_arrive_in_full_from_the_second_step_on() -> None:
     rng = np.random.default_rng(1)
     x = rng.normal(size=(ROWS, RANK)) @ rng.normal(size=(RANK, COLUMNS))
