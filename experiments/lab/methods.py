@@ -58,6 +58,11 @@ def before(aggregator: Callable[[], optax.GradientTransformation]) -> LabMethod:
     return LabMethod(lambda workers, optimizer: optax.chain(aggregator(), optimizer))
 
 
+def _alternating(rank: int) -> LabMethod:
+    method = before(lambda: jaxcomm.power_sgd("data", rank=rank, alternate=True))
+    return method._replace(period=2, share=None)
+
+
 def _after(
     stage: Callable[[int], optax.GradientTransformation],
     period: int = 1,
@@ -85,6 +90,10 @@ OWN: Mapping[str, LabMethod] = {
         ),
         clusters=True,
     ),
+    **{
+        f"acp_sgd_rank_{rank}": _alternating(rank)  # The two factors differ in size.
+        for rank in (1, 2, 4)
+    },
     "dpsgd": _after(lambda n: gossip.dpsgd(gossip.ring(n))),
     "matcha": _after(lambda n: gossip.matcha(gossip.matcha_plan(gossip.ring(n), 0.5)), 4, None),
     "choco_sgd": _after(lambda n: gossip.choco_sgd(gossip.ring(n), _top(0.01), step_size=0.1)),

@@ -17,7 +17,7 @@ MODEL, OPTIMIZER = "transformer", "adam"
 REFERENCES = ("ddp", "mean")
 METHODS = (
     *("mean", "mean_bfloat16", "global_qsgd:8", "ef_top_1_percent"),
-    *("power_sgd_rank_1", "power_sgd_rank_2", "power_sgd_rank_4"),
+    *("power_sgd_rank_1", "power_sgd_rank_2", "power_sgd_rank_4", "acp_sgd_rank_4"),
     *("ddp", "ddp_fp16", "ddp_power_sgd_1", "ddp_power_sgd_2", "ddp_power_sgd_4"),
     *("ddp_power_sgd_1_kept_memory", "ddp_power_sgd_4_kept_memory"),
 )
