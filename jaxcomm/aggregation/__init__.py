@@ -22,6 +22,7 @@ from jaxcomm.aggregation._sketched_sgd import sketched_sgd
 from jaxcomm.aggregation._skip_nonfinite import SkipNonfiniteState, skip_nonfinite
 from jaxcomm.aggregation._two_stage import two_stage_mean
 from jaxcomm.aggregation._warmup import WarmupState, warmup, warmup_schedule
+from jaxcomm.aggregation._weight_gather import weight_gather
 
 __all__ = [
     "AccumulateState",
@@ -52,4 +53,5 @@ __all__ = [
     "majority_vote",
     "warmup",
     "warmup_schedule",
+    "weight_gather",
 ]
