@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._base import Codec, Context, Diagnostics, Memory
+from jaxcomm.compression._compressed_memory import CompressedArray
 
 Ratios: TypeAlias = dict[str, tuple[jax.Array, jax.Array]]
 """`{name: (part, whole)}`."""
@@ -95,10 +96,11 @@ def measure_diagnostics(
         energy = jnp.sum(squares)
         loss = sum(square(q / scale - x / scale) for q, x in zip(sent, units, strict=True))
         nonzero = sum(jnp.sum(q != 0, dtype=jnp.uint32).astype(jnp.float32) for q in sent)
+        is_compressed = lambda node: isinstance(node, CompressedArray)  # noqa: E731
         residual = sum(
-            square(e.astype(jnp.float32))
-            for e in jax.tree.leaves([memory.own for memory in memories])
-            if jnp.issubdtype(e.dtype, jnp.floating)
+            jnp.sum(e.square_norm) if is_compressed(e) else square(e.astype(jnp.float32))
+            for e in jax.tree.leaves([memory.own for memory in memories], is_leaf=is_compressed)
+            if is_compressed(e) or jnp.issubdtype(e.dtype, jnp.floating)
         )
         totals = add_totals(each.totals for each in diagnosed)
         ratios = add_ratios(each.ratios for each in diagnosed) | weighted_errors(squares, diagnosed)

@@ -2,11 +2,14 @@
 
 from jaxcomm.compression import feedback, low_rank, quantizers, sketches, sparsifiers
 from jaxcomm.compression._blockwise import blockwise
+from jaxcomm.compression._compressed_memory import CompressedArray, compressed_memory
 from jaxcomm.compression._rotated import rotated
 from jaxcomm.compression._scaled import scaled
 
 __all__ = [
+    "CompressedArray",
     "blockwise",
+    "compressed_memory",
     "feedback",
     "low_rank",
     "quantizers",

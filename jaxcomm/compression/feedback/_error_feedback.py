@@ -19,19 +19,28 @@ def require_residual_dtype(dtype: Any) -> jnp.dtype:
     return kept
 
 
-def error_feedback(codec: Codec, *, decay: float = 1.0, residual_dtype: Any = jnp.float32) -> Codec:
+def error_feedback(
+    codec: Codec,
+    *,
+    decay: float = 1.0,
+    averaging: float = 1.0,
+    residual_dtype: Any = jnp.float32,
+) -> Codec:
     r"""Adds the residual, the compression error of earlier updates, to each update.
 
-    .. math:: a^t = x^t + \gamma e^t, \qquad m^t = C(a^t), \qquad e^{t+1} = a^t - m^t
+    .. math:: a^t = x^t + \gamma e^t, \qquad m^t = C(a^t), \qquad
+              e^{t+1} = (1 - \beta) e^t + \beta (a^t - m^t)
 
-    :math:`\gamma` is the option `decay`. With :math:`\gamma = 1` nothing is lost: :math:`\sum_t m^t
-    = \sum_t x^t - e^T`. Sends the same payload as `codec`.
+    :math:`\gamma` is the option `decay`, and :math:`\beta` is `averaging`. With both 1 nothing is
+    lost: :math:`\sum_t m^t = \sum_t x^t - e^T`. Sends the same payload as `codec`.
 
     Args:
       codec: A contraction, :math:`\mathbb{E}\|C(a) - a\|^2 \le (1 - \delta) \|a\|^2` with
         :math:`\delta > 0`, or a codec with such a bound plus a constant (`bounded`), such as a
         fixed threshold.
       decay: :math:`\gamma` in (0, 1]; may be traced.
+      averaging: :math:`\beta` in (0, 1]; may be traced. Below 1, the residual is an average over
+        steps, as in LoCo; :func:`jaxcomm.compression.compressed_memory` keeps it in 8 bits.
       residual_dtype: The dtype of each worker's residual: float32, float64, or bfloat16 for half
         the memory. The rounding error of bfloat16 is lost (1/256 of the residual).
 
@@ -58,24 +67,33 @@ def error_feedback(codec: Codec, *, decay: float = 1.0, residual_dtype: Any = jn
 
     References:
       Karimireddy et al., `Error Feedback Fixes SignSGD <https://arxiv.org/abs/1901.09847>`_, 2019.
-      Stich et al., `Sparsified SGD with Memory <https://arxiv.org/abs/1809.07599>`_, 2018.
+      Stich et al., `Sparsified SGD with Memory <https://arxiv.org/abs/1809.07599>`_, 2018. Xie et
+      al., `LoCo <https://arxiv.org/abs/2407.04480>`_, 2024, for `averaging`.
 
     Differs from the papers: the learning rate is applied afterwards, so a residual is scaled by the
     learning rate of the step that sends it.
     """
     require_codec(codec, user="error_feedback")
-    if not isinstance(decay, jax.core.Tracer) and not 0 < decay <= 1:
-        raise ValueError(f"`decay` must be in (0, 1], got {decay}.")
+    for option, value in (("decay", decay), ("averaging", averaging)):
+        if not isinstance(value, jax.core.Tracer) and not 0 < value <= 1:
+            raise ValueError(f"`{option}` must be in (0, 1], got {value}.")
     kept = require_residual_dtype(residual_dtype)
 
     def corrected(residual: jax.Array, x: jax.Array) -> jax.Array:
         return x + jnp.asarray(decay, x.dtype) * residual.astype(x.dtype)
 
+    def updated(residual: jax.Array, x: jax.Array, sent: jax.Array) -> jax.Array:
+        error = corrected(residual, x) - sent
+        if isinstance(averaging, jax.core.Tracer) or averaging != 1:
+            before, share = residual.astype(x.dtype), jnp.asarray(averaging, x.dtype)
+            error = before + share * (error - before)
+        return error.astype(kept)
+
     return feedback_loop(
         codec,
         initial=lambda x: jnp.zeros(x.shape, kept),
         corrected=corrected,
-        updated=lambda residual, x, sent: (corrected(residual, x) - sent).astype(kept),
+        updated=updated,
         require=lambda size, workers: require_contraction(codec, size, workers, "error_feedback"),
         compensates=True,
         elementwise=True,

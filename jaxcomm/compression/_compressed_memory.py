@@ -1,0 +1,149 @@
+"""Keeps the memory of a codec, such as the residual of feedback, compressed between steps."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm import _noise
+from jaxcomm._base import Codec, Coins, Context, Diagnostics, Memory, PyTree
+from jaxcomm._marked import Marked, exposes_nonfinite
+from jaxcomm._require import require_codec
+from jaxcomm.compression._overflow import remembers
+
+
+class CompressedArray(NamedTuple):
+    """An array of a memory, as the payload of a codec."""
+
+    payload: PyTree
+    statistics: PyTree
+    seeds: jax.Array  # uint32[2], the words of the public key with which it was encoded
+    square_norm: jax.Array  # float32[], of what it decodes to, for diagnostics
+
+
+def _coins_of_array(coins: Coins, number: int) -> Coins:
+    """Coins for an array of the memory; the codec itself draws from `coins`."""
+    mask = np.uint32([0x57_04_ED_00 + number, 0xA5_5A_C3_3C])
+    return Coins(*(_noise.key_of(_noise.seeds(key) ^ mask) for key in coins))
+
+
+def compressed_memory(codec: Codec, storage: Codec) -> Codec:
+    r"""Keeps the arrays of a codec's memory as payloads of `storage`, for instance in 8 bits.
+
+    .. math:: e^{t+1} = S(\text{new memory}), \qquad S = \mathrm{decode} \circ \mathrm{encode}
+              \text{ of } `storage`
+
+    It sends the same payload as `codec`. The memory takes the bytes of a payload of `storage` per
+    unit, and 12 more. What `storage` rounds away is lost to feedback; if `storage` is unbiased, the
+    expected loss is 0. With :func:`jaxcomm.compression.feedback.error_feedback` and its option
+    `averaging`, this is LoCo.
+
+    Args:
+      codec: A codec with memory of each worker's own. Arrays of the unit's shape are stored
+        compressed; all others, such as counters, stay as they are.
+      storage: A codec without memory, such as `jaxcomm.quantizers.dither(bits=8)`.
+
+    Returns:
+      A codec in place of `codec`.
+
+    Raises:
+      ValueError: If an argument is not a codec; in `init`, if `codec` keeps no array like the unit,
+        or `storage` has memory.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
+      >>> from jaxcomm.compression import compressed_memory
+      >>> from jaxcomm.compression.feedback import error_feedback
+      >>> from jaxcomm.compression.quantizers import dither
+      >>> from jaxcomm.compression.sparsifiers import top_k
+      >>> codec = compressed_memory(error_feedback(top_k(k=1)), dither(bits=8))
+      >>> codec.init(jnp.zeros(100)).own.kept.payload.codes.dtype
+      dtype('int8')
+
+    References:
+      Xie et al., `LoCo: Low-Bit Communication Adaptor for Large-scale Model Training
+      <https://arxiv.org/abs/2407.04480>`_, 2024. Differences: rounding is that of `storage`, so it
+      may be unbiased; the residual is never reset.
+    """
+    require_codec(codec, user="compressed_memory")
+    require_codec(storage, "storage", user="compressed_memory")
+
+    def is_stored(node: Any) -> bool:
+        return isinstance(node, CompressedArray)
+
+    def context_of(words: jax.Array, private: jax.Array, shape: tuple[int, ...]) -> Context:
+        return Context(Coins(_noise.key_of(words), private), shape=shape)
+
+    def load(stored: CompressedArray, shape: tuple[int, ...]) -> jax.Array:
+        words = stored.seeds
+        context = context_of(words, _noise.key_of(words), shape)
+        return storage.decode(context.replace(statistics=stored.statistics), stored.payload)
+
+    def store(x: jax.Array, coins: Coins) -> CompressedArray:
+        words = _noise.seeds(coins.public)
+        context = context_of(words, coins.private, x.shape)
+        wide = x.astype(jnp.float32)
+        measured = storage.measure(context, wide)
+        payload, _ = storage.encode(context.replace(statistics=measured), wide)
+        stored = CompressedArray(payload, measured, words, jnp.zeros((), jnp.float32))
+        return stored._replace(square_norm=jnp.sum(jnp.square(load(stored, x.shape))))
+
+    def is_array_of(x: Any, shape: tuple[int, ...]) -> bool:
+        return x.shape == shape and jnp.issubdtype(x.dtype, jnp.floating)
+
+    def loaded(memory: Memory, shape: tuple[int, ...]) -> Memory:
+        own = jax.tree.map(
+            lambda x: load(x, shape) if is_stored(x) else x, memory.own, is_leaf=is_stored
+        )
+        return memory._replace(own=own)
+
+    def stored(memory: Memory, coins: Coins, shape: tuple[int, ...]) -> Memory:
+        leaves, treedef = jax.tree.flatten(memory.own)
+        kept = [
+            store(x, _coins_of_array(coins, number)) if is_array_of(x, shape) else x
+            for number, x in enumerate(leaves)
+        ]
+        return memory._replace(own=jax.tree.unflatten(treedef, kept))
+
+    def inner(context: Context) -> Context:
+        return context.replace(memory=loaded(context.memory, context.shape))
+
+    def init(x: jax.Array) -> Memory:
+        if remembers(storage.init(x)):
+            raise ValueError("`storage` of `compressed_memory` must be a codec without memory.")
+        memory = codec.init(x)
+        if not any(is_array_of(leaf, x.shape) for leaf in jax.tree.leaves(memory.own)):
+            raise ValueError(
+                "`compressed_memory` takes a codec that keeps an array like the update, such as "
+                "`error_feedback(codec)`; this one keeps none."
+            )
+        return stored(memory, Context.of(x).coins, x.shape)
+
+    def measure(context: Context, x: jax.Array) -> PyTree:
+        return codec.measure(inner(context), x)
+
+    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+        payload, after = codec.encode(inner(context), x)
+        return payload, stored(after, context.coins, x.shape)
+
+    def finalize(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
+        before = inner(context)
+        update, after = codec.finalize(before, payload, mean)
+        arrays = jax.tree.leaves(before.memory.own), jax.tree.leaves(after.own)
+        if any(new is not old for old, new in zip(*arrays, strict=True)):
+            return update, stored(after, context.coins, context.shape)
+        return update, after._replace(own=context.memory.own)  # Not rounded a second time.
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        return codec.diagnose(inner(context), x, loaded(after, context.shape))
+
+    return codec._replace(
+        init=init,
+        measure=Marked(measure, exposes_nonfinite=exposes_nonfinite(codec.measure)),
+        encode=Marked(encode, exposes_nonfinite=exposes_nonfinite(codec.encode)),
+        finalize=finalize,
+        diagnose=diagnose,
+        drop_overflow=codec.drop_overflow and compressed_memory(codec.drop_overflow, storage),
+    )

@@ -1,0 +1,150 @@
+"""Memory in the payloads of a codec: what is lost is the rounding, and nothing else changes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm import Codec, Coins, Context
+from jaxcomm.compression import CompressedArray, blockwise, compressed_memory, rotated
+from jaxcomm.compression.feedback import diana, ef21, error_feedback
+from jaxcomm.compression.quantizers import cast, dither
+from jaxcomm.compression.sparsifiers import top_k
+from tests.codecs import context_of
+
+
+def run(codec: Codec, given: jax.Array, seed: int = 0) -> tuple[np.ndarray, Any]:
+    """What a worker alone sends at each step, and its memories."""
+
+    def step(memory: object, inputs: tuple[jax.Array, jax.Array]) -> tuple[object, object]:
+        key, x = inputs
+        context = context_of(codec, x, Coins(*jax.random.split(key)), memory)
+        payload, memory = codec.encode(context, x)
+        return memory, (codec.decode(context.received(), payload), memory)
+
+    keys = jax.random.split(jax.random.key(seed), len(given))
+    _, results = jax.jit(lambda m: jax.lax.scan(step, m, (keys, given)))(codec.init(given[0]))
+    return np.asarray(results[0], np.float64), results[1]
+
+
+GIVEN = jnp.asarray(np.random.default_rng(0).normal(size=(40, 5, 8)), jnp.float32)
+
+
+@pytest.mark.parametrize("codec", [error_feedback(top_k(k=3)), ef21(top_k(k=3))])
+def test_an_exact_storage_changes_nothing(codec: Codec) -> None:
+    exact = compressed_memory(codec, cast("float32"))
+    np.testing.assert_array_equal(run(exact, GIVEN)[0], run(codec, GIVEN)[0])
+
+
+@pytest.mark.parametrize(
+    ("storage", "step"),
+    [
+        (dither(bits=8), 1 / 127),
+        (blockwise(dither(bits=8), 8), 1 / 127),
+        (rotated(dither(bits=8)), 8 / 127),
+        (cast("bfloat16"), 2.0**-8),
+    ],
+)
+def test_what_is_lost_is_the_rounding_of_the_storage(storage: Codec, step: float) -> None:
+    """x + e = m + e' up to a step of the storage, which is e' here as it decodes."""
+    codec = compressed_memory(error_feedback(top_k(k=3)), storage)
+    plain = error_feedback(top_k(k=3))
+    memory, lost = codec.init(GIVEN[0]), []
+    for number, x in enumerate(GIVEN[:8]):
+        context = Context.of(x, number, memory)
+        before = decoded(storage, memory.own.kept, x.shape)
+        payload, memory = codec.encode(context, x)
+        sent = codec.decode(context.received(), payload)
+        exact = plain.encode(Context.of(x, number, plain.init(x)), x + before)[1].own.kept
+        np.testing.assert_allclose(sent + exact, x + before, rtol=0, atol=1e-6)
+        kept = decoded(storage, memory.own.kept, x.shape)
+        lost.append(np.abs(kept - exact).max() / np.abs(exact).max())
+        norm = np.sum(np.square(np.asarray(kept, np.float64)))
+        np.testing.assert_allclose(memory.own.kept.square_norm, norm, rtol=1e-5)
+    assert 0 < max(lost) <= step
+
+
+def decoded(storage: Codec, kept: CompressedArray, shape: tuple[int, ...]) -> jax.Array:
+    """By the storage's own functions, from the words that are kept."""
+    key = jax.random.wrap_key_data(kept.seeds, impl="threefry2x32")
+    context = Context(Coins(key, key), statistics=kept.statistics, shape=shape)
+    return storage.decode(context, kept.payload)
+
+
+def test_8_bits_take_a_quarter_of_the_memory() -> None:
+    size = lambda codec: sum(x.nbytes for x in jax.tree.leaves(codec.init(jnp.zeros(10_000))))  # noqa: E731
+    plain = error_feedback(top_k(ratio=0.01))
+    assert size(plain) == 40_000
+    assert size(compressed_memory(plain, dither(bits=8))) == 10_000 + 4 + 12
+
+
+def test_an_average_over_steps() -> None:
+    """One coordinate is never sent: its errors are those of an average with weight 1/2."""
+    given = jnp.tile(jnp.array([[8.0, 1.0]]), (10, 1))
+    codec = error_feedback(top_k(k=1), averaging=0.5)
+    _, memories = run(codec, given)
+    expected, kept = [], 0.0
+    for _ in range(10):
+        kept = 0.5 * kept + 0.5 * (1.0 + kept)
+        expected.append(kept)
+    np.testing.assert_array_equal(memories.own.kept[:, 1], expected)
+    with pytest.raises(ValueError, match=r"`averaging` must be in \(0, 1\], got 0"):
+        error_feedback(top_k(k=1), averaging=0)
+
+
+def loco() -> Codec:
+    short = blockwise(dither(bits=4), 32)
+    return compressed_memory(error_feedback(short, averaging=0.5), dither(bits=8))
+
+
+def test_loco_has_less_error_over_time_than_4_bits_alone() -> None:
+    """The error of the sum of what was sent, for gradients that change slowly."""
+    rng = np.random.default_rng(1)
+    given = jnp.asarray(rng.normal(size=(1, 400)) + 0.1 * rng.normal(size=(200, 400)), jnp.float32)
+    total = np.asarray(given, np.float64).sum(axis=0)
+    errors = {
+        name: np.linalg.norm(run(codec, given)[0].sum(axis=0) - total)
+        for name, codec in (("alone", blockwise(dither(bits=4), 32)), ("loco", loco()))
+    }
+    assert errors["loco"] < 0.5 * errors["alone"]
+
+
+@pytest.mark.parametrize("workers", [3, 8])
+def test_in_a_sharded_server_beside_the_mean(workers: int) -> None:
+    """Trains as `mean` does; the memory is 8 bits wide, and steps are traced once."""
+    rng = np.random.default_rng(2)
+    inputs = jnp.asarray(rng.normal(size=(workers * 4, 20)), jnp.float32)
+    labels = inputs @ jnp.asarray(rng.normal(size=(20, 3)), jnp.float32)
+
+    def loss(w: jax.Array, batch: Any) -> jax.Array:
+        return jnp.mean((batch[0] @ w - batch[1]) ** 2)
+
+    def last(tx: Any) -> float:
+        step = jaxcomm.simulate(loss, tx, workers)
+        w = jnp.zeros((20, 3))
+        state = jaxcomm.init(tx, w, workers)
+        for _ in range(60):
+            w, state, metrics = step(w, state, (inputs, labels))
+        return float(metrics["loss"])
+
+    exact = last(optax.chain(jaxcomm.mean(), optax.sgd(0.2)))
+    found = last(jaxcomm.sharded_server(optax.sgd(0.2), push=loco(), pull=cast("bfloat16")))
+    assert found < exact + 1e-3
+    diagnosed = jaxcomm.all_gather_mean("data", loco(), diagnostics=True)
+    state = jaxcomm.init(diagnosed, jnp.zeros((20, 3)), workers)
+    step = jaxcomm.simulate(loss, optax.chain(diagnosed, optax.sgd(0.2)), workers)
+    _, _, metrics = step(jnp.zeros((20, 3)), (state, optax.sgd(0.2).init(0)), (inputs, labels))
+    assert 0 < metrics["diagnostics/residual_norm"] < 1
+
+
+def test_mistakes() -> None:
+    with pytest.raises(ValueError, match="`storage` of `compressed_memory` must be a codec"):
+        compressed_memory(error_feedback(top_k(k=1)), dither)
+    with pytest.raises(ValueError, match="this one keeps none"):
+        compressed_memory(top_k(k=1), dither()).init(jnp.zeros(3))
+    with pytest.raises(ValueError, match="must be a codec without memory"):
+        compressed_memory(error_feedback(top_k(k=1)), diana(dither())).init(jnp.zeros(3))
