@@ -103,7 +103,9 @@ def _raise_sharded(where: str, sharding: object) -> None:
         f"{where} is sharded over devices, {sharding}, but here it must be replicated, and jaxcomm "
         "does not gather it implicitly. Replicate it with `jax.device_put(x, NamedSharding(mesh, "
         "PartitionSpec()))`; or keep it sharded over axes other than those of the workers, name "
-        "these axes in `shard_axes=`, and wrap the aggregator in `jaxcomm.shard_local`."
+        "these axes in `shard_axes=`, and wrap the aggregator in `jaxcomm.shard_local`. For "
+        "parameters that are sharded over the axes of the workers, use "
+        "`jaxcomm.training.fully_sharded_value_and_grad`."
     )
 
 

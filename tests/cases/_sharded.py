@@ -6,6 +6,7 @@ import optax
 
 import jaxcomm
 from jaxcomm import Codec
+from jaxcomm.compression import blockwise, compressed_memory
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
@@ -24,6 +25,21 @@ def _both_ends(codec: Codec | None):
             optax.identity(), codec, codec, axis_name, seed=seed
         )
     )
+
+
+LOCO = compressed_memory(
+    error_feedback(blockwise(dither(bits=4), 8), averaging=0.5), dither(bits=8)
+)
+
+
+@cache
+def _loco(axis_name="data", seed=0):
+    return jaxcomm.all_gather_mean(axis_name, LOCO, seed=seed)
+
+
+def _blocks(sizes: Sizes) -> int:
+    """The bytes of 4 bits and a norm for each 8 coordinates of the bucket."""
+    return -(-sum(sizes) // 8) * (4 + 4)
 
 
 # A flag travels with each payload.
@@ -59,5 +75,15 @@ SHARDED = [
         random=False,
         staged=False,
         alien=LARGEST_OF_ALL,
+    ),
+    Case(
+        "loco",
+        _loco,
+        bytes=lambda sizes, n: (n - 1) * _blocks(sizes),
+        dtypes=lambda n: {"u8"},
+        unbiased=False,
+        variance=None,
+        codec=LOCO,
+        staged=False,
     ),
 ]
