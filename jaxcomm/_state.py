@@ -209,6 +209,11 @@ def init(
         else AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
     )
     require_arrays(params, "params")
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
+        raise ValueError(
+            "`params` has leaves that are `jax.ShapeDtypeStruct`, which have no values. For the "
+            "shapes of a state: `jax.eval_shape(lambda p: jaxcomm.init(tx, p, mesh), params)`."
+        )
     require_marked(params)
     require_workers(params, axes, "The parameters")
     require_kept(params, "params")

@@ -13,6 +13,7 @@ from experiments.methods import METHODS, parse_variant
 from jaxcomm import gossip, synchronization
 
 CONTROL, PLAIN = "no_communication", "plain_jax_psum"
+START = "_start_2"  # The end of labels of methods whose first two steps are exact.
 
 
 class LabMethod(NamedTuple):
@@ -58,9 +59,19 @@ def before(aggregator: Callable[[], optax.GradientTransformation]) -> LabMethod:
     return LabMethod(lambda workers, optimizer: optax.chain(aggregator(), optimizer))
 
 
+def _power_sgd(rank: int, alternate: bool = False) -> optax.GradientTransformation:
+    return jaxcomm.power_sgd("data", rank=rank, alternate=alternate)
+
+
 def _alternating(rank: int) -> LabMethod:
-    method = before(lambda: jaxcomm.power_sgd("data", rank=rank, alternate=True))
-    return method._replace(period=2, share=None)
+    # The two factors differ in size.
+    return before(lambda: _power_sgd(rank, alternate=True))._replace(period=2, share=None)
+
+
+def _started(aggregator: Callable[[], Any], period: int = 1) -> LabMethod:
+    """The method with two exact steps first, as PyTorch's hook of PowerSGD has at least."""
+    stages = lambda: [jaxcomm.mean("data"), aggregator()]  # noqa: E731
+    return before(lambda: jaxcomm.warmup(stages(), every=2))._replace(period=period, share=None)
 
 
 def _after(
@@ -90,10 +101,13 @@ OWN: Mapping[str, LabMethod] = {
         ),
         clusters=True,
     ),
+    **{f"acp_sgd_rank_{rank}": _alternating(rank) for rank in (1, 2, 4)},
     **{
-        f"acp_sgd_rank_{rank}": _alternating(rank)  # The two factors differ in size.
+        f"power_sgd_rank_{rank}{START}": _started(lambda rank=rank: _power_sgd(rank))
         for rank in (1, 2, 4)
     },
+    f"acp_sgd_rank_4{START}": _started(lambda: _power_sgd(4, alternate=True), period=2),
+    f"ef_top_1_percent{START}": _started(lambda: jaxcomm.top_k(ratio=0.01)),
     "dpsgd": _after(lambda n: gossip.dpsgd(gossip.ring(n))),
     "matcha": _after(lambda n: gossip.matcha(gossip.matcha_plan(gossip.ring(n), 0.5)), 4, None),
     "choco_sgd": _after(lambda n: gossip.choco_sgd(gossip.ring(n), _top(0.01), step_size=0.1)),

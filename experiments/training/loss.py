@@ -16,8 +16,9 @@ from experiments.training.lab import Lab, Limits
 MODEL, OPTIMIZER = "transformer", "adam"
 REFERENCES = ("ddp", "mean")
 METHODS = (
-    *("mean", "mean_bfloat16", "global_qsgd:8", "ef_top_1_percent"),
-    *("power_sgd_rank_1", "power_sgd_rank_2", "power_sgd_rank_4", "acp_sgd_rank_4"),
+    *("mean", "mean_bfloat16", "global_qsgd:8", "ef_top_1_percent_start_2", "power_sgd_rank_4"),
+    *("power_sgd_rank_1_start_2", "power_sgd_rank_2_start_2", "power_sgd_rank_4_start_2"),
+    "acp_sgd_rank_4_start_2",
     *("ddp", "ddp_fp16", "ddp_power_sgd_1", "ddp_power_sgd_2", "ddp_power_sgd_4"),
     *("ddp_power_sgd_1_kept_memory", "ddp_power_sgd_4_kept_memory"),
 )

@@ -63,14 +63,22 @@ def common_axes(stages: Sequence[optax.GradientTransformation], user: str) -> tu
     return axes[0]
 
 
+def is_stateless(stage: optax.GradientTransformation, like: PyTree) -> bool:
+    """Whether the state of a stage for a tree has no arrays, as that of `mean`."""
+    return not jax.tree.leaves(jax.eval_shape(stage.init, like))
+
+
 def common_state(
     stages: Sequence[optax.GradientTransformation], params: PyTree, user: str
 ) -> PyTree:
-    """The initial state of the first stage, which all stages can use.
+    """The initial state of the first stage that has one, which all others with a state can use.
 
     Raises:
       ValueError: If the state of another stage differs in structure, shape or dtype.
     """
+    numbers = [i for i, stage in enumerate(stages) if not is_stateless(stage, params)]
+    if not numbers:
+        numbers = [0]
 
     def described(stage: optax.GradientTransformation) -> dict[str, str]:
         leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(stage.init, params))
@@ -79,17 +87,19 @@ def common_state(
     def structure(stage: optax.GradientTransformation) -> Any:
         return jax.tree.structure(jax.eval_shape(stage.init, params))
 
-    first, *others = map(described, stages)
-    for number, other in enumerate(others, 1):
+    origin = numbers[0]
+    first = described(stages[origin])
+    for number in numbers[1:]:
+        other = described(stages[number])
         paths = [path for path in first | other if first.get(path) != other.get(path)]
         difference = [
-            f"{path} is {first.get(path, 'absent')} in stage 0 and {other.get(path, 'absent')} in "
-            f"stage {number}"
+            f"{path} is {first.get(path, 'absent')} in stage {origin} and "
+            f"{other.get(path, 'absent')} in stage {number}"
             for path in paths
         ]
         # Paths do not show nodes without leaves.
-        if not difference and structure(stages[number]) != structure(stages[0]):
-            difference = [f"{structure(stages[0])} is not {structure(stages[number])}"]
+        if not difference and structure(stages[number]) != structure(stages[origin]):
+            difference = [f"{structure(stages[origin])} is not {structure(stages[number])}"]
         if difference:
             raise ValueError(
                 f"The stages of `{user}` share one state, so their states must have the same "
@@ -97,4 +107,4 @@ def common_state(
                 "in all stages, and codecs of one `layout`, such as "
                 "`codec._replace(layout='concatenated')`."
             )
-    return stages[0].init(params)
+    return stages[origin].init(params)

@@ -64,8 +64,12 @@ def _codec_of_units(
     """The codec of a whole unit, with the memory and diagnostics of the codecs of its rows."""
 
     def init(x: jax.Array) -> Memory:
+        one = x if x.size else jnp.zeros(1)
         memories = [
-            local_memory(each, jnp.zeros(1), "two_stage_mean", "the owner of a row")
+            jax.eval_shape(
+                lambda x, each=each: local_memory(each, x, "two_stage_mean", "the owner of a row"),
+                one,
+            )
             for each in (codec, mean_codec)
         ]
         if not jax.tree.leaves(memories):

@@ -11,7 +11,7 @@ import optax
 from jaxcomm._base import PyTree
 from jaxcomm._require import checked, require_state
 from jaxcomm._switch import collective_switch
-from jaxcomm.aggregation._stages import averages_over, common_axes, common_state
+from jaxcomm.aggregation._stages import averages_over, common_axes, common_state, is_stateless
 
 
 class WarmupState(NamedTuple):
@@ -46,9 +46,13 @@ def warmup(
     stages share one state, which continues from stage to stage. A worker sends the payload of the
     current stage; :func:`jaxcomm.wire.account` reports each branch, and counts the largest.
 
+    A stage without state, such as :func:`jaxcomm.mean`, may precede any other one. Two exact steps
+    before a compressor with a large error help Adam: its second moments then begin at the scale of
+    gradients. Otherwise they begin near zero where the first compressed updates are.
+
     Args:
       stages: Aggregators over the same axes, whose states have the same structure, shapes and
-        dtypes; for example, the same codec at decreasing ratios.
+        dtypes; for example, the same codec at decreasing ratios. Stages without state fit all.
       every: The number of steps per stage, a Python int.
 
     Returns:
@@ -98,9 +102,16 @@ def in_stages(
         updates: PyTree, state: WarmupState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, WarmupState]:
         require_state(state, WarmupState, f"`{user}`")
+
+        def run(stage: optax.GradientTransformationExtraArgs) -> tuple[PyTree, PyTree]:
+            if is_stateless(stage, updates):
+                return stage.update(updates, stage.init(updates), params, **extra_args)[
+                    0
+                ], state.inner
+            return stage.update(updates, state.inner, params, **extra_args)
+
         result, inner = collective_switch(
-            stage_of(state.step),
-            [partial(stage.update, updates, state.inner, params, **extra_args) for stage in stages],
+            stage_of(state.step), [partial(run, stage) for stage in stages]
         )
         return result, WarmupState(optax.safe_increment(state.step), inner)
 

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
-from tests.workers import MODE_ROWS, Mode, aggregator, initial
+from tests.workers import MODE_ROWS, Mode, aggregator, initial, mesh_of
 
 
 def top(k: int, axis_name: Any = "data", **options: Any) -> Any:
@@ -107,12 +108,49 @@ def test_a_state_that_differs_is_named() -> None:
     tx = jaxcomm.warmup([top(2), top(1, diagnostics=True)], every=1)
     with pytest.raises(ValueError, match=r"compression_error'.* is absent in stage 0 and float32"):
         jaxcomm.init(tx, jnp.zeros(4), 2)
-    tx = jaxcomm.warmup([jaxcomm.mean(), jaxcomm.global_qsgd()], every=1)
-    with pytest.raises(ValueError, match="is absent in stage 0"):
+    others = [jaxcomm.mean(), jaxcomm.global_qsgd(), jaxcomm.hierarchical(jaxcomm.global_qsgd())]
+    tx = jaxcomm.warmup(others, every=1)
+    with pytest.raises(ValueError, match="absent in stage"):
         jaxcomm.init(tx, jnp.zeros(4), 2)
-    tx = jaxcomm.warmup([jaxcomm.mean(), jaxcomm.hierarchical(jaxcomm.mean())], every=1)
-    with pytest.raises(ValueError, match=r"share one state.*is not PyTreeDef"):
-        jaxcomm.init(tx, jnp.zeros(4), 2)
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+@pytest.mark.parametrize(
+    "method",
+    [top(1), jaxcomm.power_sgd(rank=1), jaxcomm.power_sgd(rank=1, alternate=True)],
+    ids=["top_k", "power_sgd", "acp_sgd"],
+)
+def test_exact_steps_first(method: Any, workers: int) -> None:
+    """Exact means, then the method as if it began then: its state waits."""
+    tx = jaxcomm.warmup([jaxcomm.mean(), method], every=2)
+    rng = np.random.default_rng(0)
+    gradients = jnp.asarray(rng.normal(size=(4, workers, 6, 5)), jnp.float32)
+    mesh = mesh_of(workers)
+
+    def run(tx: Any, gradients: jax.Array) -> Any:
+        state = jaxcomm.init(tx, gradients[0, 0], mesh)
+        specs = jaxcomm.state_specs(state)
+
+        def body(state: Any, rows: jax.Array) -> Any:
+            update, state = tx.update(rows[0], state)
+            return state, update
+
+        worker = lambda state, rows: jax.lax.scan(body, state, rows)  # noqa: E731
+        return jax.jit(
+            jax.shard_map(
+                worker,
+                mesh=mesh,
+                in_specs=(specs, PartitionSpec(None, "data")),
+                out_specs=(specs, PartitionSpec()),
+            )
+        )(state, gradients)
+
+    state, found = run(tx, gradients)
+    alone, expected = run(method, gradients[2:])
+    np.testing.assert_allclose(found[:2], gradients[:2].mean(axis=1), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(found[2:], expected, rtol=1e-5, atol=1e-6)
+    assert int(state.step) == 4
+    assert jax.tree.structure(state.inner) == jax.tree.structure(alone)
 
 
 @pytest.mark.parametrize(

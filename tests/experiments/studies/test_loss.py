@@ -25,8 +25,8 @@ LINKS = {"unshaped": 1.0, "1gbit": 2.0, "200mbit": 4.0}
 # Seconds of a step on unshaped links, and the held-out losses after 10, 20, ... steps.
 METHODS: Mapping[str, tuple[float, tuple[float, ...]]] = {
     "mean": (0.1, (5.0, 4.0, 3.0, 2.0, 1.0, 0.9, 0.8)),
-    "power_sgd_rank_1": (0.01, (5.0, 4.5, 3.0, 2.0, 1.5)),
-    "power_sgd_rank_4": (0.001, (5.0, 4.5, 4.0, 3.5, 3.0)),  # It does not reach the target.
+    "power_sgd_rank_1_start_2": (0.01, (5.0, 4.5, 3.0, 2.0, 1.5)),
+    "power_sgd_rank_4_start_2": (0.001, (5.0, 4.5, 4.0, 3.5, 3.0)),  # It does not reach the target.
     "ef_top_1_percent": (0.001, (5.0, 1.0, math.nan)),  # It diverges.
     "ddp": (0.1, (5.0, 4.0, 3.0, 2.0, 1.0, 0.9, 0.8)),
     "ddp_power_sgd_1": (0.02, (5.0, 4.0, 2.5, 1.5, 1.2)),
@@ -53,7 +53,7 @@ def rows() -> list[dict[str, Any]]:
                         found.append(make_row("point", keys, point))
                     values |= {"held_out": losses[-1], "trained_seconds": 1.0}
                     keys["learning_rate"] = 0.001
-                if (link, method, seed) == ("200mbit", "power_sgd_rank_1", 2):
+                if (link, method, seed) == ("200mbit", "power_sgd_rank_1_start_2", 2):
                     keys |= {"learning_rate": 0.001, "confirmed_steps": 40}
                     values |= {"confirmed_seconds": 1.7, "confirmed_loss": 2.0}
                 found.append(make_row("run", keys, values))
@@ -84,7 +84,7 @@ def test_seconds_are_steps_to_the_target_times_step_time() -> None:
     assert estimate is not None and estimate.low < estimate.mean < estimate.high
 
 
-@pytest.mark.parametrize("method", ["power_sgd_rank_4", "ef_top_1_percent"])
+@pytest.mark.parametrize("method", ["power_sgd_rank_4_start_2", "ef_top_1_percent"])
 def test_a_method_that_does_not_reach_the_target_is_printed_so(method: str) -> None:
     results = analyze(STUDY, Loss(), rows(), "")
     (line,) = (line for line in results.lines if line.where == f"200mbit, {method}")
@@ -100,17 +100,17 @@ def test_claims_follow_from_the_rows() -> None:
     shipped, kept, rank, *others, confirmation = results.judgements
     # 40 * 0.01 against 35 * 0.02.
     assert shipped.summary == "holds in 2 of 2 settings"
-    assert shipped.findings[1].where == "200mbit, power_sgd_rank_1 against ddp_power_sgd_1"
+    assert shipped.findings[1].where == "200mbit, power_sgd_rank_1_start_2 against ddp_power_sgd_1"
     assert kept.summary == "does not hold in 2 of 2 settings"  # 40 * 0.01 against 35 * 0.015.
     assert rank.summary == "does not hold in 1 of 1 setting"  # 1.5 against 1.2.
     assert others[-1].findings[0].outcome == "not tested"  # There is no such hook.
     assert confirmation.summary == "holds in 1 of 1 setting"
-    (line,) = (line for line in results.lines if line.where == "200mbit, power_sgd_rank_1")
+    (line,) = (line for line in results.lines if line.where == "200mbit, power_sgd_rank_1_start_2")
     assert confirmed(line.group) == pytest.approx(1.7 / (40 * 0.04 * 1.01))
 
 
 def test_without_a_method_that_reaches_the_target_nothing_is_claimed() -> None:
-    ours = ("mean", "power_sgd_rank_1")
+    ours = ("mean", "power_sgd_rank_1_start_2")
     results = analyze(STUDY, Loss(), [row for row in rows() if row["method"] not in ours], "")
     assert results.judgements[0].summary == "not tested in 2 of 2 settings"
 
@@ -123,17 +123,20 @@ def test_without_pytorch_the_target_is_that_of_the_mean() -> None:
 
 
 def test_the_steps_of_a_confirmation_are_those_to_the_target() -> None:
-    config = Loss(bandwidth=("1gbit", "200mbit"), confirm=("power_sgd_rank_1", "power_sgd_rank_4"))
+    config = Loss(
+        bandwidth=("1gbit", "200mbit"),
+        confirm=("power_sgd_rank_1_start_2", "power_sgd_rank_4_start_2"),
+    )
     assert slowest(config) == "200mbit"
 
     def found(method: str, link: str = "200mbit", seed: int = 2) -> Mapping[str, Any]:
         return inputs(config, rows(), {"link": link, "method": method}, seed)
 
-    assert found("power_sgd_rank_1") == {"learning_rate": 0.001, "confirmed_steps": 41}
-    assert found("power_sgd_rank_4") == {"learning_rate": 0.001, "confirmed_steps": 120}
+    assert found("power_sgd_rank_1_start_2") == {"learning_rate": 0.001, "confirmed_steps": 41}
+    assert found("power_sgd_rank_4_start_2") == {"learning_rate": 0.001, "confirmed_steps": 120}
     only = Loss(bandwidth=("unshaped",), confirm=("ddp",))
     assert inputs(only, rows(), {"link": "unshaped", "method": "ddp"}, 2) == {}
-    for other in (found("ddp"), found("power_sgd_rank_1", seed=1), found("mean", "1gbit")):
+    for other in (found("ddp"), found("power_sgd_rank_1_start_2", seed=1), found("mean", "1gbit")):
         assert other == {}
 
 
@@ -205,7 +208,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLab]:
 
 def test_a_run_that_was_interrupted_is_continued(lab: FakeLab, tmp_path: Path) -> None:
     config = Loss(
-        methods=("mean", "power_sgd_rank_4"), bandwidth=("200mbit",), seeds=2, steps=100,
+        methods=("mean", "power_sgd_rank_4_start_2"), bandwidth=("200mbit",), seeds=2, steps=100,
         records=str(tmp_path),
     )  # fmt: skip
     lab.left = 8  # Of 12 trainings: in each of 2 rounds, 2 methods; 5 + 5 trials; 1 confirmation.
@@ -227,7 +230,7 @@ def test_a_run_that_was_interrupted_is_continued(lab: FakeLab, tmp_path: Path) -
     results = read_results(STUDY, folder)
     assert readme.write(STUDY, results) == (folder / "README.md").read_text(encoding="utf-8")
     text = (folder / "README.md").read_text(encoding="utf-8")
-    assert "`power_sgd_rank_4` took 6.1 s for 61 steps on 200mbit" in text
+    assert "`power_sgd_rank_4_start_2` took 6.1 s for 61 steps on 200mbit" in text
     assert (folder / "loss_against_seconds.png").exists()
     (outcome,) = (each for each in results.judgements if "within 10 %" in each.claim.text)
     assert outcome.summary == "holds in 1 of 1 setting"
