@@ -15,6 +15,7 @@ from experiments.bench.updates import BenchMethod
 from jaxcomm import Codec, all_gather_mean, all_reduce_mean, two_stage_mean
 from jaxcomm.compression import (
     blockwise,
+    compressed_memory,
     feedback,
     low_rank,
     quantizers,
@@ -172,6 +173,9 @@ AGGREGATORS: Mapping[str, Rows] = {
         "sharded_server": _server(None),
         "sharded_server_8_bits": _server(dither(bits=8)),
         "sharded_server_top_k": _server(error_feedback(top_k(ratio=RATIO))),
+        "compressed_memory": _all_gather(
+            compressed_memory(error_feedback(top_k(ratio=RATIO)), dither(bits=8))
+        ),
         "sparcml": BenchMethod(lambda: jaxcomm.sparcml(**SPARSE)),
         "parallax": BenchMethod(
             lambda: jaxcomm.parallax(sparse=_matrices, density=RATIO, union_density=2 * RATIO)

@@ -591,6 +591,7 @@ VARIANTS = {
     "two_stage_8_bits": ("two_stage_4_bits", CODEC),
     "sharded_server_8_bits": ("sharded_server", CODEC),
     "sharded_server_top_k": ("sharded_server", CODEC),
+    "compressed_memory": ("top_k", OPTIONS),
     "top_k_two_stage": ("two_stage_4_bits", CODEC),
     "top_k_bfloat16": ("top_k", OPTIONS),
     "top_k_blocks": ("top_k", OPTIONS),

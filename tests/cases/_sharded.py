@@ -6,7 +6,7 @@ import optax
 
 import jaxcomm
 from jaxcomm import Codec
-from jaxcomm.compression import blockwise, compressed_memory
+from jaxcomm.compression import compressed_memory
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
@@ -27,19 +27,12 @@ def _both_ends(codec: Codec | None):
     )
 
 
-LOCO = compressed_memory(
-    error_feedback(blockwise(dither(bits=4), 8), averaging=0.5), dither(bits=8)
-)
+SHORT_MEMORY = compressed_memory(error_feedback(top_k(ratio=0.25)), dither(bits=8))
 
 
 @cache
-def _loco(axis_name="data", seed=0):
-    return jaxcomm.all_gather_mean(axis_name, LOCO, seed=seed)
-
-
-def _blocks(sizes: Sizes) -> int:
-    """The bytes of 4 bits and a norm for each 8 coordinates of the bucket."""
-    return -(-sum(sizes) // 8) * (4 + 4)
+def _short_memory(axis_name="data", seed=0):
+    return jaxcomm.all_gather_mean(axis_name, SHORT_MEMORY, seed=seed)
 
 
 # A flag travels with each payload.
@@ -77,13 +70,15 @@ SHARDED = [
         alien=LARGEST_OF_ALL,
     ),
     Case(
-        "loco",
-        _loco,
-        bytes=lambda sizes, n: (n - 1) * _blocks(sizes),
-        dtypes=lambda n: {"u8"},
+        "compressed_memory",
+        _short_memory,
+        bytes=lambda sizes, n: (n - 1) * (top_quarter(sum(sizes)) + 4),
+        dtypes=lambda n: {"u32"},
         unbiased=False,
         variance=None,
-        codec=LOCO,
+        random=False,
+        codec=SHORT_MEMORY,
         staged=False,
+        alien=LARGEST_OF_ALL,
     ),
 ]
