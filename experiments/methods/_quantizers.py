@@ -1,9 +1,11 @@
 """The quantizers of the survey, with and without feedback."""
 
+import optax
+
 import jaxcomm
 from experiments.methods._means import BLOCK_SIZE, two_stage
 from experiments.methods._method import Method
-from jaxcomm.compression import blockwise, rotated
+from jaxcomm.compression import blockwise, compressed_memory, rotated
 from jaxcomm.compression.feedback import diana, ecq, error_feedback
 from jaxcomm.compression.quantizers import (
     adaptive_levels,
@@ -22,6 +24,17 @@ MOMENTA = ((0.8, 0.9, 0.95), 0.5, 0.99)
 def _blocks(bits: int) -> jaxcomm.Codec:
     """Blocks reduce the variance bound, on which `ecq` and `diana` depend."""
     return blockwise(dither(bits=bits), BLOCK_SIZE)
+
+
+def _server(push: jaxcomm.Codec, pull: jaxcomm.Codec, seed: int) -> optax.GradientTransformation:
+    """The mean by owners of slices; the optimizer follows, so it has no slices here."""
+    return jaxcomm.sharded_server(optax.identity(), push, pull, seed=seed)
+
+
+def _loco(seed: int) -> optax.GradientTransformation:
+    """4 bits with a residual of 8 bits, and differences of 8 bits with feedback."""
+    push = error_feedback(blockwise(dither(bits=4), 32), averaging=0.5)
+    return _server(compressed_memory(push, dither(bits=8)), error_feedback(_blocks(8)), seed)
 
 
 QUANTIZERS: dict[str, Method] = {
@@ -60,4 +73,8 @@ QUANTIZERS: dict[str, Method] = {
     "diana": Method(
         lambda seed: jaxcomm.all_reduce_mean("data", diana(_blocks(8)), seed=seed), "shifts"
     ),
+    "sharded_server_8_bits": Method(
+        lambda seed: _server(_blocks(8), _blocks(8), seed), "unbiased"
+    ),
+    "sharded_server_loco": Method(_loco, "feedback"),
 }

@@ -16,7 +16,7 @@ from experiments.study.store import read
 from experiments.training.survey import REASONS, grid, settings
 
 # Methods that are newer than the record.
-NEWER = {label for label in ALL_LABELS if label.startswith(("power_sgd", "atomo"))}
+NEWER = {label for label in ALL_LABELS if label.startswith(("power_sgd", "atomo", "sharded"))}
 RECORD = max((Path(experiments.__file__).parent / "records").glob("*_survey"))
 
 
