@@ -73,8 +73,6 @@ QUANTIZERS: dict[str, Method] = {
     "diana": Method(
         lambda seed: jaxcomm.all_reduce_mean("data", diana(_blocks(8)), seed=seed), "shifts"
     ),
-    "sharded_server_8_bits": Method(
-        lambda seed: _server(_blocks(8), _blocks(8), seed), "unbiased"
-    ),
+    "sharded_server_8_bits": Method(lambda seed: _server(_blocks(8), _blocks(8), seed), "unbiased"),
     "sharded_server_loco": Method(_loco, "feedback"),
 }

@@ -136,6 +136,8 @@ def fully_sharded_value_and_grad(
       `value_and_grad(params, batch, key=None) -> (loss, gradients)`, or `((loss, aux),
       gradients)`, with means over workers. With a codec, `key` is a typed threefry key, new in each
       step. If a gradient is not finite on any worker, the gradients of all sliced leaves are NaN.
+      On CPU devices, wait for each step with `jax.block_until_ready`, since several steps in flight
+      may deadlock there.
 
     Raises:
       ValueError: If the mesh has other axes; when called, if specs do not fit the parameters, the

@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
+from jaxcomm.compression import rotated
 from jaxcomm.compression.feedback import diana, error_feedback
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import nonzero, top_k
@@ -568,3 +569,44 @@ def test_trees_without_coordinates_send_nothing(coded: bool) -> None:
         require_equal(after, params)
         assert state.step == 1 and state.inner[0].count == 1
         assert not jaxcomm.wire.account(step, params, state, jnp.ones(2)).bytes_per_worker
+
+
+@pytest.mark.parametrize("shape", [(3, 2), slow((2, 4))], ids=str)
+def test_two_levels_by_composition(shape: tuple[int, int]) -> None:
+    """8 bits within a node, 4 rotated bits between nodes, and differences of 8 bits with feedback.
+
+    The optimizer state is divided over nodes. Groups of any size are possible.
+    """
+    axes, devices = ("node", "device"), jax.devices()[: shape[0] * shape[1]]
+    mesh = jax.make_mesh(shape, axes, devices=devices, axis_types=(AxisType.Auto,) * 2)
+    rng = np.random.default_rng(3)
+    inputs = jnp.asarray(rng.normal(size=(24, 20)), jnp.float32)
+    labels = inputs @ jnp.asarray(rng.normal(size=(20, 3)), jnp.float32)
+
+    def loss(w: jax.Array, batch: Any) -> jax.Array:
+        return jnp.mean((batch[0] @ w - batch[1]) ** 2)
+
+    def train(tx: Any) -> tuple[float, Any, Any]:
+        step = jaxcomm.make_step(loss, tx, mesh, axis_name=axes)
+        w = jnp.zeros((20, 3))
+        state = jaxcomm.init(tx, w, mesh)
+        sent = jaxcomm.wire.account(step, w, state, (inputs, labels)).bytes_by_axis
+        for _ in range(60):
+            w, state, metrics = step(w, state, (inputs, labels))
+        return float(metrics["loss"]), state, sent
+
+    inner = jaxcomm.all_reduce_mean("device", dither(bits=8))
+    server = jaxcomm.sharded_server(
+        optax.sgd(0.2, momentum=0.5),
+        rotated(dither(bits=4)),
+        error_feedback(dither(bits=8)),
+        axis_name="node",
+    )
+    exact, *_ = train(
+        optax.chain(jaxcomm.mean(axes), optax.sgd(0.2, momentum=0.5)),
+    )
+    found, state, sent = train(optax.chain(inner, server))
+    assert found < exact + 1e-2
+    moments = state[1].inner[0].trace.per_worker["node"]
+    assert moments.shape[0] == shape[0] and moments.size == 60
+    assert set(sent) >= {"node", "device"} and sent["node"] < 4 * 60
