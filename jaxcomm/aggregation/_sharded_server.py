@@ -1,5 +1,6 @@
 """A mean and an optimizer in one, with each worker as the server of a slice (ZeRO-1 and ZeRO-2)."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +14,14 @@ from jaxcomm._base import AxisName, Codec, Coins, PerWorker, PyTree
 from jaxcomm._buckets import explicit_spec, require_floating, resharded
 from jaxcomm._mesh import require_distinct
 from jaxcomm._require import checked, own_weight, require_codec, require_state
+from jaxcomm._resizing import resized_by
 from jaxcomm._sharded import require_shards
 from jaxcomm._units import Scope
 from jaxcomm.aggregation._coded import keep_if
 from jaxcomm.aggregation._elementwise import follows_leaves, require_elementwise
 from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._rows import from_slices, to_slices, without_padding
+from jaxcomm.aggregation._server_resize import recut, resize_memory
 from jaxcomm.aggregation._server_ends import (
     CodedEnd,
     Pulled,
@@ -200,12 +203,38 @@ def sharded_server(
         own = follows_leaves(inner, params)
         check(params, params, own, None)
         slices = slices_of(params)
-        return ShardedServerState(
+        state = ShardedServerState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
             push=mark(push_end.init(rows_of(params)) if push_end else []),
             inner=mark_some(inner.init(slices), own),
             pull=mark(pull_end.init(slices) if pull_end else []),
+        )
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+        return resized_by(state, functools.partial(resized, like))
+
+    def resized(
+        like: PyTree, old: ShardedServerState, new: ShardedServerState
+    ) -> ShardedServerState:
+        """The state for other owners of slices."""
+
+        def end_of(end: CodedEnd | None, before: PerWorker, after: PerWorker) -> PerWorker:
+            if end is None:
+                return after
+            memories = before.per_worker[axis], after.per_worker[axis]
+            return PerWorker({axis: resize_memory(end, like, *memories)})
+
+        return ShardedServerState(
+            key=old.key,
+            step=old.step,
+            push=end_of(push_end, old.push, new.push),
+            inner=jax.tree.map(
+                lambda a, b: jax.tree.map(recut, a, b) if _is_marked(a) else a,
+                old.inner,
+                new.inner,
+                is_leaf=_is_marked,
+            ),
+            pull=end_of(pull_end, old.pull, new.pull),
         )
 
     def coins_of(state: ShardedServerState, rows: PyTree, updates: PyTree) -> tuple[Coins, Coins]:
