@@ -28,7 +28,6 @@ from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._stacked import stacked
 from pallas_kernels._dispatch import target
 
-
 ResizeUnit = Callable[[Unit, tuple[int, ...], PyTree, PyTree], PyTree]
 """`(unit, its shape, memory [workers, ...], initial memory [new workers, ...]) -> memory`."""
 

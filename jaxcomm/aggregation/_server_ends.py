@@ -136,7 +136,8 @@ class CodedEnd:
     def units_of(self, rows: PyTree) -> list[jax.Array]:
         """The units of the rows of all workers, as memory holds them.
 
-        Memory of rows has the axis of workers after that of a stack, and memory of owners before it.
+        In memory of rows, the axis of a stack precedes that of workers; in memory of owners, it
+        follows.
         """
         return self._units(rows).arrays if self.of_rows else jax.vmap(self._arrays)(rows)
 

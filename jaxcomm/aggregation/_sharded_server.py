@@ -21,7 +21,6 @@ from jaxcomm.aggregation._coded import keep_if
 from jaxcomm.aggregation._elementwise import follows_leaves, require_elementwise
 from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._rows import from_slices, to_slices, without_padding
-from jaxcomm.aggregation._server_resize import recut, resize_memory
 from jaxcomm.aggregation._server_ends import (
     CodedEnd,
     Pulled,
@@ -30,6 +29,7 @@ from jaxcomm.aggregation._server_ends import (
     pull_exactly,
     push_exactly,
 )
+from jaxcomm.aggregation._server_resize import recut, resize_memory
 
 
 class ShardedServerState(NamedTuple):
