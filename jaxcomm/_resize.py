@@ -34,7 +34,10 @@ def _leaf_by_default(path: tuple[Any, ...], old: Any, new: Any) -> Any:
 def _applied(raw: PyTree, noted: list[Noted], old: PyTree, new: PyTree) -> PyTree:
     """The old state by the rules of its nodes, which are found in `raw` by identity."""
     rules = {id(each.node): each.rule for each in noted}
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(raw, is_leaf=lambda x: id(x) in rules)
+    flat: tuple[list[tuple[Any, Any]], Any] = jax.tree_util.tree_flatten_with_path(
+        raw, is_leaf=lambda x: id(x) in rules
+    )
+    leaves, treedef = flat
     if len(rules) > sum(id(node) in rules for _, node in leaves):
         raise ValueError(
             "A wrapper in `tx`, such as `shard_local`, has a state whose rule for another number "
@@ -53,7 +56,10 @@ def _applied(raw: PyTree, noted: list[Noted], old: PyTree, new: PyTree) -> PyTre
 
     news = treedef.flatten_up_to(new)
     triples = zip(leaves, olds, news, strict=True)
-    return treedef.unflatten([resized(*leaf, before, after) for leaf, before, after in triples])
+    whole: PyTree = treedef.unflatten(
+        [resized(*leaf, before, after) for leaf, before, after in triples]
+    )
+    return whole
 
 
 def resize_workers(
@@ -71,7 +77,7 @@ def resize_workers(
     So the mean of residuals, and with it what later updates make up for, does not change. The same
     holds for momenta and other floating-point state that differs by worker. State of owners of
     slices, as of :func:`jaxcomm.sharded_server` and :func:`jaxcomm.two_stage_mean`, is concatenated
-    and cut anew. State that is equal on all workers stays as it is. Memory of gossip starts anew.
+    and cut again. State that is equal on all workers stays as it is. Memory of gossip starts again.
     Parameters that differ by worker start from their consensus.
 
     Args:

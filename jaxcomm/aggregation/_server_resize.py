@@ -1,4 +1,4 @@
-"""The state of `sharded_server` for other owners: slices are joined and cut anew."""
+"""The state of `sharded_server` for other owners: slices are joined and cut again."""
 
 from typing import Any
 

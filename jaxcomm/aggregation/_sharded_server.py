@@ -30,6 +30,7 @@ from jaxcomm.aggregation._server_ends import (
     push_exactly,
 )
 from jaxcomm.aggregation._server_resize import recut, resize_memory
+from jaxcomm.aggregation._stages import averages_over
 
 
 class ShardedServerState(NamedTuple):
@@ -80,6 +81,9 @@ def sharded_server(
     non-finite values travels with each payload, 4 bytes. A weight travels with the exact gradients,
     4 bytes; with `push` it takes an all-reduce of one float32. Leaves are padded to n equal slices,
     and a message of 2^16 words or more to a multiple of 4096 words.
+
+    As the last stage of :func:`jaxcomm.hierarchical`, it divides the state over the last axis only,
+    and other aggregators reduce gradients over the axes before.
 
     Slices have the tree structure of the parameters and as many dimensions per leaf, so masks by
     path or by `ndim` are correct. If n divides the first axis of a leaf, a slice consists of whole
@@ -248,15 +252,24 @@ def sharded_server(
         )
         return Coins(*(keys[:first] for keys in coins)), Coins(*(keys[first:] for keys in coins))
 
+    @averages_over(axis_name)
     def update_fn(
         updates: PyTree,
         state: ShardedServerState,
         params: PyTree = None,
         *,
         weight: jax.Array | float | None = None,
+        outer_axes: tuple[str, ...] = (),
+        shard_axes: tuple[str, ...] = (),
         **extra_args: Any,
     ) -> tuple[PyTree, ShardedServerState]:
         require_state(state, ShardedServerState, "`sharded_server`")
+        if outer_axes or shard_axes:
+            raise ValueError(
+                "`sharded_server` contains the optimizer, so it must be the last stage of "
+                "`hierarchical`, and `shard_local` cannot wrap it; updates also differ over "
+                f"{[*outer_axes, *shard_axes]} here."
+            )
         require_floating(updates)
         require_shards()
         _axis.require_local(updates, axis_name)

@@ -1,7 +1,7 @@
 """The mean in two stages: float32 sums between two coded exchanges."""
 
 import functools
-from typing import NamedTuple, Unpack, get_args
+from typing import Any, NamedTuple, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -122,14 +122,14 @@ def _stage_contexts(
 
 
 def _resize_rows(layout: RowLayout) -> ResizeUnit:
-    """The memory of both stages: vectors of rows, which are joined and split anew."""
+    """The memory of both stages: vectors of rows, which are joined and split again."""
 
     def resize(
         unit: Unit, shape: tuple[int, ...], old: TwoStageMemory, new: TwoStageMemory
     ) -> TwoStageMemory:
         stacked = unit.form == "stacked"
 
-        def recut(rows: jax.Array, like: jax.Array, workers: int) -> jax.Array:
+        def recut(rows: jax.Array, like: Any, workers: int) -> jax.Array:
             """`[old workers, *row] -> [workers, *row]`."""
             if rows.shape != jax.eval_shape(lambda x: layout.apart(x, len(rows)), like).shape:
                 raise ValueError(
