@@ -20,7 +20,7 @@ The public names, by purpose:
 - **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
   DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`.
 - **State** of several workers: `PerWorker`, `replicate`, `consensus`, `consensus_distance`,
-  `state_specs`.
+  `resize_workers`, `state_specs`.
 - **The wire**: `wire.account` counts bytes and collectives; `gradient_density`, `or_reduce`.
 - **Your own codecs**: `Codec`, `Context`, `Claims`, `Coins`, `Diagnostics`, `Memory`, `Entries`,
   `SparseDecode`; `jaxcomm.testing` checks them.
@@ -32,6 +32,7 @@ from jaxcomm._base import Claims, Codec, Coins, Context, Diagnostics, Memory, Pe
 from jaxcomm._entries import Entries, SparseDecode
 from jaxcomm._local_gradients import local_value_and_grad
 from jaxcomm._per_worker import consensus, consensus_distance, per_worker, replicate
+from jaxcomm._resize import resize_workers
 from jaxcomm._state import init, state_specs
 from jaxcomm.aggregation import (
     accumulate,
@@ -140,6 +141,7 @@ __all__ = [
     "consensus",
     "consensus_distance",
     "replicate",
+    "resize_workers",
     "state_specs",
     # The wire
     "gradient_density",

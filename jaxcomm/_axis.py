@@ -215,8 +215,8 @@ def own(marked: PerWorker, axis_name: AxisName, what: str = "The state") -> PyTr
             )
         raise ValueError(
             f"{where} is for {slices * workers} workers, but there are {workers} over {axis!r}. "
-            f"Continue with {slices * workers} workers, or make a new state with `jaxcomm.init`, "
-            "and new parameters with `jaxcomm.replicate(jaxcomm.consensus(params), workers)`."
+            f"Continue with {slices * workers} workers; or make state and parameters for the new "
+            "number with `jaxcomm.resize_workers(tx, opt_state, params, workers)`."
         )
 
     return jax.tree_util.tree_map_with_path(take, marked.per_worker[axis])

@@ -83,7 +83,8 @@ def require_workers(tree: PyTree, sizes: Mapping[str, int], what: str) -> None:
             raise ValueError(
                 f"{what} at {jax.tree_util.keystr(path)} is for {slices} workers, but there are "
                 f"{workers} here. Values that differ by worker are tied to the number of workers "
-                "they were made for: call `jaxcomm.init` with the new number."
+                "they were made for: call `jaxcomm.resize_workers(tx, opt_state, params, "
+                "workers)`, or `jaxcomm.init` for a new state."
             )
 
 

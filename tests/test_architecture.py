@@ -18,6 +18,7 @@ ROWS = [
     {"pallas_kernels"},
     {
         "_base",
+        "_resizing",
         "_require",
         "_rounds",
         "_axis",
@@ -34,6 +35,7 @@ ROWS = [
         "_mesh",
         "_state",
         "_per_worker",
+        "_resize",
         "wire",
     },
     {"compression", "perf"},
@@ -48,6 +50,7 @@ ROWS = [
 # Within their row, in this order.
 CORE = [
     "_base",
+    "_resizing",
     "_require",
     "_rounds",
     "_axis",
@@ -64,6 +67,7 @@ CORE = [
     "_mesh",
     "_state",
     "_per_worker",
+    "_resize",
 ]
 
 

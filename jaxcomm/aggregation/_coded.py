@@ -3,7 +3,7 @@
 Aggregators differ only in the exchange, which turns the workers' units into one mean.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from jaxcomm import _axis, _buckets, _noise, _units
 from jaxcomm._base import AxisName, Codec, Coins, Context, Diagnostics, Memory, PerWorker, PyTree
 from jaxcomm._marked import bound_of, factors_of, product_of
 from jaxcomm._require import require_state
+from jaxcomm._resizing import resized_by
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._agreement import all_finite, nowhere_nan
 from jaxcomm.aggregation._diagnostics import initial_diagnostics, measure_diagnostics
@@ -26,6 +27,9 @@ from jaxcomm.aggregation._weights import weigh
 from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._stacked import stacked
 from pallas_kernels._dispatch import target
+
+ResizeUnit = Callable[[Unit, tuple[int, ...], PyTree, PyTree], PyTree]
+"""`(unit, its shape, memory [workers, ...], initial memory [new workers, ...]) -> memory`."""
 
 
 class AggregatorState(NamedTuple):
@@ -151,6 +155,7 @@ def coded_mean(
     diagnosed: Sequence[Codec] | None = None,
     redraws: bool = True,
     stacks: bool = False,
+    resize: ResizeUnit | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Builds an aggregator from a codec of whole units and an exchange.
 
@@ -166,6 +171,8 @@ def coded_mean(
       diagnosed: The codecs whose diagnostics `codec.diagnose` combines. Default: only `codec`.
       redraws: Whether coins change in each step. Otherwise all steps use those of the first step.
       stacks: Whether the exchange accepts stacks of leaves: parts whose codec is `stacked`.
+      resize: The memory of a unit for another number of workers, if it is not the mean over
+        workers.
     """
     scope, capacity, seed, key, diagnostics = choose(options, codec)
     _units.check_layout(codec.layout)
@@ -197,7 +204,7 @@ def coded_mean(
         samples = [x[0] if u.form == "stacked" else x for u, x in zip(units, arrays, strict=True)]
         if jax.tree.leaves(own):
             _axis.require_bound(axis_name)
-        return AggregatorState(
+        state = AggregatorState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
             own=PerWorker({axis: jax.tree.map(lambda x: x[None], own)}),
@@ -206,6 +213,16 @@ def coded_mean(
             if diagnostics
             else (),
         )
+        if resize is None or not jax.tree.leaves(own):
+            return state
+        shapes = [sample.shape for sample in samples]
+
+        def resized(old: AggregatorState, new: AggregatorState) -> AggregatorState:
+            before, after = (each.own.per_worker[axis] for each in (old, new))
+            memory = [*map(resize, units, shapes, before, after)]
+            return old._replace(own=PerWorker({axis: memory}))
+
+        return resized_by(state, resized)
 
     def restore_memories(state: AggregatorState, split: _buckets.Split) -> list[Memory]:
         arrays, units, _ = split

@@ -133,6 +133,24 @@ class CodedEnd:
             for unit, x in zip(units, arrays, strict=True)
         ]
 
+    def units_of(self, rows: PyTree) -> list[jax.Array]:
+        """The units of the rows of all workers, as memory holds them.
+
+        In memory of rows, the axis of a stack precedes that of workers; in memory of owners, it
+        follows.
+        """
+        return self._units(rows).arrays if self.of_rows else jax.vmap(self._arrays)(rows)
+
+    def _arrays(self, slices: PyTree) -> list[jax.Array]:
+        return self._divide(slices).arrays
+
+    def join_rows(self, units: list[jax.Array], slices: PyTree) -> PyTree:
+        """The inverse of `units_of`; `slices` are like those of one worker."""
+        split = self._divide(slices)
+        axes = [int(self.of_rows and unit.form == "stacked") for unit in split.units]
+        rows: PyTree = jax.vmap(split.join, in_axes=(axes,))(units)
+        return rows
+
     def coins(self, tree: PyTree) -> int:
         """The number of coins that the units of a tree take."""
         return 1 + max((max(unit.coins) for unit in self._units(tree).units), default=-1)

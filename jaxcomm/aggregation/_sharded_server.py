@@ -1,5 +1,6 @@
 """A mean and an optimizer in one, with each worker as the server of a slice (ZeRO-1 and ZeRO-2)."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from jaxcomm._base import AxisName, Codec, Coins, PerWorker, PyTree
 from jaxcomm._buckets import explicit_spec, require_floating, resharded
 from jaxcomm._mesh import require_distinct
 from jaxcomm._require import checked, own_weight, require_codec, require_state
+from jaxcomm._resizing import resized_by
 from jaxcomm._sharded import require_shards
 from jaxcomm._units import Scope
 from jaxcomm.aggregation._coded import keep_if
@@ -27,6 +29,8 @@ from jaxcomm.aggregation._server_ends import (
     pull_exactly,
     push_exactly,
 )
+from jaxcomm.aggregation._server_resize import recut, resize_memory
+from jaxcomm.aggregation._stages import averages_over
 
 
 class ShardedServerState(NamedTuple):
@@ -77,6 +81,9 @@ def sharded_server(
     non-finite values travels with each payload, 4 bytes. A weight travels with the exact gradients,
     4 bytes; with `push` it takes an all-reduce of one float32. Leaves are padded to n equal slices,
     and a message of 2^16 words or more to a multiple of 4096 words.
+
+    As the last stage of :func:`jaxcomm.hierarchical`, it divides the state over the last axis only,
+    and other aggregators reduce gradients over the axes before.
 
     Slices have the tree structure of the parameters and as many dimensions per leaf, so masks by
     path or by `ndim` are correct. If n divides the first axis of a leaf, a slice consists of whole
@@ -200,12 +207,38 @@ def sharded_server(
         own = follows_leaves(inner, params)
         check(params, params, own, None)
         slices = slices_of(params)
-        return ShardedServerState(
+        state = ShardedServerState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
             push=mark(push_end.init(rows_of(params)) if push_end else []),
             inner=mark_some(inner.init(slices), own),
             pull=mark(pull_end.init(slices) if pull_end else []),
+        )
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+        return resized_by(state, functools.partial(resized, like))
+
+    def resized(
+        like: PyTree, old: ShardedServerState, new: ShardedServerState
+    ) -> ShardedServerState:
+        """The state for other owners of slices."""
+
+        def end_of(end: CodedEnd | None, before: PerWorker, after: PerWorker) -> PerWorker:
+            if end is None:
+                return after
+            memories = before.per_worker[axis], after.per_worker[axis]
+            return PerWorker({axis: resize_memory(end, like, *memories)})
+
+        return ShardedServerState(
+            key=old.key,
+            step=old.step,
+            push=end_of(push_end, old.push, new.push),
+            inner=jax.tree.map(
+                lambda a, b: jax.tree.map(recut, a, b) if _is_marked(a) else a,
+                old.inner,
+                new.inner,
+                is_leaf=_is_marked,
+            ),
+            pull=end_of(pull_end, old.pull, new.pull),
         )
 
     def coins_of(state: ShardedServerState, rows: PyTree, updates: PyTree) -> tuple[Coins, Coins]:
@@ -219,15 +252,24 @@ def sharded_server(
         )
         return Coins(*(keys[:first] for keys in coins)), Coins(*(keys[first:] for keys in coins))
 
+    @averages_over(axis_name)
     def update_fn(
         updates: PyTree,
         state: ShardedServerState,
         params: PyTree = None,
         *,
         weight: jax.Array | float | None = None,
+        outer_axes: tuple[str, ...] = (),
+        shard_axes: tuple[str, ...] = (),
         **extra_args: Any,
     ) -> tuple[PyTree, ShardedServerState]:
         require_state(state, ShardedServerState, "`sharded_server`")
+        if outer_axes or shard_axes:
+            raise ValueError(
+                "`sharded_server` contains the optimizer, so it must be the last stage of "
+                "`hierarchical`, and `shard_local` cannot wrap it; updates also differ over "
+                f"{[*outer_axes, *shard_axes]} here."
+            )
         require_floating(updates)
         require_shards()
         _axis.require_local(updates, axis_name)

@@ -10,6 +10,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm._require import require_transformation
+from jaxcomm._resizing import noting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,12 @@ def common_axes(stages: Sequence[optax.GradientTransformation], user: str) -> tu
 
 def is_stateless(stage: optax.GradientTransformation, like: PyTree) -> bool:
     """Whether the state of a stage for a tree has no arrays, as that of `mean`."""
-    return not jax.tree.leaves(jax.eval_shape(stage.init, like))
+    return not jax.tree.leaves(_shapes_of(stage, like))
+
+
+def _shapes_of(stage: optax.GradientTransformation, like: PyTree) -> PyTree:
+    with noting():  # Rules of states that are discarded do not count.
+        return jax.eval_shape(stage.init, like)
 
 
 def common_state(
@@ -81,11 +87,11 @@ def common_state(
         numbers = [0]
 
     def described(stage: optax.GradientTransformation) -> dict[str, str]:
-        leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(stage.init, params))
+        leaves = jax.tree_util.tree_leaves_with_path(_shapes_of(stage, params))
         return {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
 
     def structure(stage: optax.GradientTransformation) -> Any:
-        return jax.tree.structure(jax.eval_shape(stage.init, params))
+        return jax.tree.structure(_shapes_of(stage, params))
 
     origin = numbers[0]
     first = described(stages[origin])

@@ -1,7 +1,7 @@
 """The mean in two stages: float32 sums between two coded exchanges."""
 
 import functools
-from typing import NamedTuple, Unpack, get_args
+from typing import Any, NamedTuple, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,10 @@ from jaxcomm._base import (
     mean_is_update,
 )
 from jaxcomm._require import checked
+from jaxcomm._resizing import mean_over_workers
+from jaxcomm._units import Unit
 from jaxcomm.aggregation._agreement import all_finite, everywhere, nan_unless_all_fit
-from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._coded import ResizeUnit, coded_mean
 from jaxcomm.aggregation._diagnostics import add_ratios, add_totals
 from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
 from jaxcomm.aggregation._local import (
@@ -117,6 +119,45 @@ def _stage_contexts(
         Context(row_coins, Memory(memory.sent, ()), shape=shape),
         Context(mean_coins, Memory(memory.mean, ()), shape=shape),
     )
+
+
+def _resize_rows(layout: RowLayout) -> ResizeUnit:
+    """The memory of both stages: vectors of rows, which are joined and split again."""
+
+    def resize(
+        unit: Unit, shape: tuple[int, ...], old: TwoStageMemory, new: TwoStageMemory
+    ) -> TwoStageMemory:
+        stacked = unit.form == "stacked"
+
+        def recut(rows: jax.Array, like: Any, workers: int) -> jax.Array:
+            """`[old workers, *row] -> [workers, *row]`."""
+            if rows.shape != jax.eval_shape(lambda x: layout.apart(x, len(rows)), like).shape:
+                raise ValueError(
+                    "A codec of `two_stage_mean` keeps memory that is no array like its row, so it "
+                    "cannot be cut for another number of workers. Make a new state with "
+                    "`jaxcomm.init`."
+                )
+            return layout.apart(layout.together(rows, shape), workers)
+
+        def split(rows: jax.Array, workers: int) -> jax.Array:
+            like = jax.ShapeDtypeStruct(shape, rows.dtype)
+            one = lambda rows: recut(rows, like, workers)  # noqa: E731
+            return jax.vmap(one)(rows) if stacked else one(rows)
+
+        def sent(before: jax.Array, after: jax.Array) -> jax.Array:
+            mean = mean_over_workers(before, 1, " of `two_stage_mean`")[0]
+            return jnp.broadcast_to(split(mean, len(after)), after.shape)
+
+        def owned(before: jax.Array, after: jax.Array) -> jax.Array:
+            if not stacked:
+                return split(before, len(after))
+            return jnp.swapaxes(split(jnp.swapaxes(before, 0, 1), len(after)), 0, 1)
+
+        return TwoStageMemory(
+            jax.tree.map(sent, old.sent, new.sent), jax.tree.map(owned, old.mean, new.mean)
+        )
+
+    return resize
 
 
 @checked()
@@ -234,5 +275,11 @@ def two_stage_mean(
 
     unit_codec = _codec_of_units(axis_name, row_codec, own_codec, split)
     return coded_mean(
-        axis_name, unit_codec, exchange, options, diagnosed=(row_codec, own_codec), stacks=True
+        axis_name,
+        unit_codec,
+        exchange,
+        options,
+        diagnosed=(row_codec, own_codec),
+        stacks=True,
+        resize=_resize_rows(split),
     )

@@ -31,7 +31,7 @@ class _Level:
 
     Attributes:
       axis_name: The axis.
-      workers: All axes of the workers, which draw apart.
+      workers: All axes of the workers, whose draws are independent.
       push: The end of gradients; `None` if they travel exactly.
       pull: The end of weights.
     """

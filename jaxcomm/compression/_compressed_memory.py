@@ -24,7 +24,7 @@ class CompressedArray(NamedTuple):
 
 def _coins_of_array(coins: Coins, number: int) -> Coins:
     """Coins for an array of the memory; the codec itself draws from `coins`."""
-    mask = np.uint32([0x57_04_ED_00 + number, 0xA5_5A_C3_3C])
+    mask = np.array([0x57_04_ED_00 + number, 0xA5_5A_C3_3C], np.uint32)
     return Coins(*(_noise.key_of(_noise.seeds(key) ^ mask) for key in coins))
 
 

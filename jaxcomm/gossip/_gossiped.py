@@ -15,6 +15,7 @@ from jax import lax
 from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._require import own_weight
+from jaxcomm._resizing import resized_by, total_on_the_first
 from jaxcomm._switch import collective_cond
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, to_links
@@ -143,8 +144,8 @@ def gossiped(
         return GossipState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
-            own=as_per_worker(memory),
-            skipped_steps=as_per_worker(jnp.zeros((), jnp.int32)),
+            own=resized_by(as_per_worker(memory), lambda old, new: new),
+            skipped_steps=resized_by(as_per_worker(jnp.zeros((), jnp.int32)), total_on_the_first),
             diagnostics=zeros,
         )
 

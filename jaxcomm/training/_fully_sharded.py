@@ -176,7 +176,7 @@ def fully_sharded_value_and_grad(
             value = loss_fn(gathered(slices, key), batch)
         else:
             leaves, treedef = jax.tree.flatten(slices)
-            value = loss_fn(treedef.unflatten(averaged(leaves, axis_name)), batch, key)
+            value = loss_fn(jax.tree.unflatten(treedef, averaged(leaves, axis_name)), batch, key)
         require_parts(value, False, has_aux)
         return value
 

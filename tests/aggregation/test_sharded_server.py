@@ -462,14 +462,6 @@ MISTAKES = {
         lambda: jaxcomm.sharded_server(jaxcomm.sharded_server(optax.sgd(1.0))),
         "equal on all workers: .* do not nest `sharded_server`",
     ),
-    "a stage": (
-        lambda: jaxcomm.hierarchical(jaxcomm.sharded_server(optax.sgd(1.0))),
-        "`hierarchical` takes aggregators .* Chain the optimizer after `hierarchical`",
-    ),
-    "in turns": (
-        lambda: jaxcomm.warmup([jaxcomm.sharded_server(optax.sgd(1.0))], 2),
-        "`warmup` takes aggregators",
-    ),
     "MultiSteps": (
         lambda: jaxcomm.sharded_server(optax.MultiSteps(optax.sgd(1.0), 2)),
         "use `jaxcomm.accumulate",
@@ -605,8 +597,10 @@ def test_two_levels_by_composition(shape: tuple[int, int]) -> None:
     exact, *_ = train(
         optax.chain(jaxcomm.mean(axes), optax.sgd(0.2, momentum=0.5)),
     )
-    found, state, sent = train(optax.chain(inner, server))
+    found, state, sent = train(jaxcomm.hierarchical(inner, server))
     assert found < exact + 1e-2
+    with pytest.raises(ValueError, match="it must be the last stage of `hierarchical`"):
+        train(jaxcomm.hierarchical(server._replace(), jaxcomm.mean("device")))
     moments = state[1].inner[0].trace.per_worker["node"]
     assert moments.shape[0] == shape[0] and moments.size == 60
     assert set(sent) >= {"node", "device"} and sent["node"] < 4 * 60

@@ -1,0 +1,128 @@
+"""Optimizer state and parameters for another number of workers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._mesh import shard_map
+from jaxcomm._per_worker import consensus, replicate
+from jaxcomm._resizing import Noted, mean_over_workers, noting
+from jaxcomm._state import init, own_params, state_specs, worker_axes
+
+
+def _leaf_by_default(path: tuple[Any, ...], old: Any, new: Any) -> Any:
+    """A leaf that differs by worker takes its mean; others stay."""
+    where = jax.tree_util.keystr(path)
+    if getattr(path[-1] if path else None, "name", "") == "overflow":
+        return new  # Of the last step, for diagnostics only.
+    if _axis.per_worker_axes(path):
+        old = mean_over_workers(old, new.shape[0], where)
+    if old.shape != new.shape or old.dtype != new.dtype:
+        raise ValueError(
+            f"The state{where} is {old.dtype}{list(old.shape)}, but the new workers need "
+            f"{new.dtype}{list(new.shape)}: it was made for other parameters or another `tx`, or "
+            "its shape depends on the number of workers."
+        )
+    return old
+
+
+def _applied(raw: PyTree, noted: list[Noted], old: PyTree, new: PyTree) -> PyTree:
+    """The old state by the rules of its nodes, which are found in `raw` by identity."""
+    rules = {id(each.node): each.rule for each in noted}
+    flat: tuple[list[tuple[Any, Any]], Any] = jax.tree_util.tree_flatten_with_path(
+        raw, is_leaf=lambda x: id(x) in rules
+    )
+    leaves, treedef = flat
+    if len(rules) > sum(id(node) in rules for _, node in leaves):
+        raise ValueError(
+            "A wrapper in `tx`, such as `shard_local`, has a state whose rule for another number "
+            "of workers is unknown. Make a new state with `jaxcomm.init`."
+        )
+    try:
+        olds = treedef.flatten_up_to(old)
+    except ValueError as error:
+        raise ValueError(
+            f"`opt_state` does not belong to this `tx`: {str(error).splitlines()[0]}"
+        ) from error
+
+    def resized(path: tuple[Any, ...], node: Any, before: Any, after: Any) -> Any:
+        rule = rules.get(id(node))
+        return _leaf_by_default(path, before, after) if rule is None else rule(before, after)
+
+    news = treedef.flatten_up_to(new)
+    triples = zip(leaves, olds, news, strict=True)
+    whole: PyTree = treedef.unflatten(
+        [resized(*leaf, before, after) for leaf, before, after in triples]
+    )
+    return whole
+
+
+def resize_workers(
+    tx: optax.GradientTransformation,
+    opt_state: optax.OptState,
+    params: PyTree,
+    workers: Mesh | int | Mapping[str, int],
+    *,
+    axis_name: AxisName = "data",
+) -> tuple[optax.OptState, PyTree]:
+    r"""The optimizer state and the parameters for another number of workers, or another mesh.
+
+    .. math:: e_j' = \frac{1}{n} \sum_{i=1}^{n} e_i, \qquad j = 1, \ldots, m
+
+    So the mean of residuals, and with it what later updates make up for, does not change. The same
+    holds for momenta and other floating-point state that differs by worker. State of owners of
+    slices, as of :func:`jaxcomm.sharded_server` and :func:`jaxcomm.two_stage_mean`, is concatenated
+    and cut again. State that is equal on all workers stays as it is. Memory of gossip starts again.
+    Parameters that differ by worker start from their consensus.
+
+    Args:
+      tx: The transformation for the new workers: that of the state, or, for gossip, the same method
+        with a graph of as many workers.
+      opt_state: The state for the old workers.
+      params: The parameters: equal on all workers, or a `PerWorker` for the old workers.
+      workers: A mesh, a number of workers, or sizes of axes by name, as for :func:`jaxcomm.init`.
+      axis_name: The mesh axis, or axes, of the workers.
+
+    Returns:
+      `(opt_state, params)`, placed for the new workers. Nothing is sent except to place them.
+
+    Raises:
+      ValueError: If the state belongs to another `tx` or other parameters; or if a leaf has no mean
+        and its transformation states no rule. The error names the leaf.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jaxcomm
+      >>> tx = optax.chain(jaxcomm.top_k(ratio=0.5), optax.sgd(1.0))
+      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean(w * x), tx, 4)
+      >>> params = jnp.ones(2)
+      >>> batch = jnp.float32([[1, 2], [1, 4], [3, 2], [3, 4]])
+      >>> params, state, _ = step(params, jaxcomm.init(tx, params, 4), batch)
+      >>> state, params = jaxcomm.resize_workers(tx, state, params, 2)
+      >>> print(state[0].own.per_worker["data"][0].kept)
+      [[0.375 0.25 ]
+       [0.375 0.25 ]]
+    """
+    if isinstance(params, PerWorker):
+        params = replicate(consensus(params), workers, axis_name=axis_name)
+    fresh = init(tx, params, workers, axis_name=axis_name)
+    axes = dict(workers.shape) if isinstance(workers, Mesh) else worker_axes(workers, axis_name)
+    mesh = (
+        workers
+        if isinstance(workers, Mesh)
+        else AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
+    )
+    raw: list[PyTree] = []
+
+    def record(params: PyTree) -> tuple[()]:
+        raw.append(tx.init(own_params(params)))
+        return ()
+
+    with noting() as noted:
+        jax.eval_shape(shard_map(record, mesh, (state_specs(params),), ()), params)
+    resized = _applied(raw[0], noted, opt_state, fresh)
+    return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), resized, fresh), params

@@ -1,0 +1,245 @@
+"""State for another number of workers: no residual is lost, and training goes on."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm import gossip
+from jaxcomm.compression import compressed_memory
+from jaxcomm.compression.feedback import error_feedback, momentum
+from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.sparsifiers import top_k
+from tests.cases import CASES, Case, rows
+from tests.cases._local import LocalCase, local_rows
+from tests.slow import slow
+from tests.workers import gradients, mesh_of
+
+SHAPES = {"a": (6, 5), "b": (7,), "c": (10,), "d": (7,), "e": ()}
+COUNTS = [(8, 4), (4, 3), slow(4, 8), slow(3, 1), slow(1, 5)]
+
+
+@pytest.fixture(autouse=True)
+def _promotion_that_optax_needs() -> Iterator[None]:
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def start() -> Any:
+    rng = np.random.default_rng(0)
+    return {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in SHAPES.items()}
+
+
+def batch_of(workers: int, seed: int = 0) -> Any:
+    rng = np.random.default_rng([1, seed])
+    return {k: jnp.asarray(rng.normal(size=(workers, *s)), jnp.float32) for k, s in SHAPES.items()}
+
+
+def given(loss_fn: Any, params: Any, batch: Any) -> Any:
+    """The gradients are the batch."""
+    del loss_fn, params
+    return jnp.zeros((), jnp.float32), jax.tree.map(lambda x: x[0], batch)
+
+
+def after(tx: Any, where: Any, params: Any, state: Any, steps: int = 2) -> Any:
+    make = jaxcomm.simulate if isinstance(where, int) else jaxcomm.make_step
+    step = make(lambda p, b: jnp.zeros(()), tx, where, gradients=given, donate=False)
+    workers = where if isinstance(where, int) else where.size
+    for number in range(steps):
+        params, state, _ = step(params, state, batch_of(workers, number))
+    return params, state
+
+
+def trained(tx: Any, where: Any, steps: int = 2) -> Any:
+    return after(tx, where, start(), jaxcomm.init(tx, start(), where), steps)
+
+
+def types(tree: Any) -> Any:
+    return jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
+
+
+@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+def test_every_aggregator_goes_on(case: Case) -> None:
+    """The state is that of the new workers, finite, and equal where it was equal."""
+    tx, updates = case.make(), gradients(8)
+    params = jax.tree.map(lambda x: x[0], updates)
+    step = jaxcomm.simulate(
+        lambda p, b: jnp.zeros(()), optax.chain(tx, optax.sgd(0.1)), 8, gradients=given
+    )
+    state = jaxcomm.init(optax.chain(tx, optax.sgd(0.1)), params, 8)
+    params, state, _ = step(params, state, updates)
+    whole = optax.chain(tx, optax.sgd(0.1))
+    for workers in (3, 8):
+        resized, same = jaxcomm.resize_workers(whole, state, params, workers)
+        assert types(resized) == types(jaxcomm.init(whole, params, workers))
+        assert same is params
+        go_on = jaxcomm.simulate(
+            lambda p, b: jnp.zeros(()), whole, workers, gradients=given, donate=False
+        )
+        few = jax.tree.map(lambda x, n=workers: x[:n], updates)
+        moved, _, _ = go_on(params, resized, few)
+        assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(moved))
+
+
+def residual_of(state: Any, layout: str = "block") -> np.ndarray:
+    """What later updates make up for: the mean of residuals, plus those of owners, flat."""
+    own = state.own.per_worker["data"]
+    total = []
+    for memory in own:
+        if not hasattr(memory, "sent"):
+            total.append(np.asarray(memory.kept, np.float64).mean(axis=0).ravel())
+            continue
+        sent = np.asarray(memory.sent.kept, np.float64).mean(axis=0)
+        rows = sent + np.asarray(memory.mean.kept, np.float64)
+        total.append(rows.T.ravel() if layout == "cyclic" else rows.ravel())
+    return total
+
+
+@pytest.mark.parametrize(("old", "new"), COUNTS)
+@pytest.mark.parametrize("method", ["gathered", "block", "cyclic"])
+def test_the_mean_of_residuals_is_kept(method: str, old: int, new: int) -> None:
+    """One vector of all leaves, of which the last rows are padded."""
+    codec = error_feedback(top_k(ratio=0.2))
+    if method == "gathered":
+        tx = jaxcomm.all_gather_mean("data", codec, scope="bucket")
+    else:
+        tx = jaxcomm.two_stage_mean("data", codec, scope="bucket", layout=method)
+    _, state = trained(tx, old)
+    resized, _ = jaxcomm.resize_workers(tx, state, start(), new)
+    size = sum(int(np.prod(s)) for s in SHAPES.values())
+    (before,), (found,) = residual_of(state, method), residual_of(resized, method)
+    assert np.abs(before).max() > 0.1
+    np.testing.assert_allclose(found[:size], before[:size], rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(found[size:], 0)
+
+
+@pytest.mark.parametrize("scope", ["leaf", "bucket"])
+@pytest.mark.parametrize(("old", "new"), COUNTS)
+def test_slices_are_joined_and_cut_anew(old: int, new: int, scope: str) -> None:
+    """What is sent in the end: updates, and the residuals at both ends, add up to all gradients."""
+    rate, codec = 0.25, error_feedback(top_k(ratio=0.25))
+    tx = jaxcomm.sharded_server(optax.sgd(rate, momentum=0.5), codec, codec, scope=scope)
+    params, state = trained(tx, old, steps=4)
+    resized, _ = jaxcomm.resize_workers(tx, state, params, new)
+    back, _ = jaxcomm.resize_workers(tx, resized, params, old)
+
+    def moments(state: Any) -> Any:
+        return {
+            k: np.asarray(x.per_worker["data"]).ravel()[: int(np.prod(SHAPES[k]))]
+            for k, x in state.inner[0].trace.items()
+        }
+
+    for name, x in moments(state).items():
+        np.testing.assert_array_equal(moments(resized)[name], x)
+        assert np.any(x)
+
+    def mean_of_senders(state: Any) -> list[np.ndarray]:
+        return [np.asarray(x, np.float64).mean(axis=0) for x in jax.tree.leaves(state.push)]
+
+    for x, y in zip(mean_of_senders(back), mean_of_senders(state), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
+    assert any(np.any(x) for x in mean_of_senders(state))
+    for x, y in zip(jax.tree.leaves(back.pull), jax.tree.leaves(state.pull), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
+    # With gradients of zero, residuals are sent in the end, whatever the number of workers.
+    flushed = []
+    for count, of_count in ((old, state), (new, resized)):
+        quiet = jax.tree.map(lambda x: x * 0, batch_of(count))
+        step = jaxcomm.simulate(
+            lambda p, b: jnp.zeros(()), tx, count, gradients=given, donate=False
+        )
+        moved = params
+        for _ in range(60):
+            moved, of_count, _ = step(moved, of_count, quiet)
+        flushed.append(moved)
+    for x, y in zip(*map(jax.tree.leaves, flushed), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(8, 4), (4, 8)], ids=str)
+def test_from_mesh_to_mesh(sizes: tuple[int, int]) -> None:
+    tx = optax.chain(
+        jaxcomm.skip_nonfinite(jaxcomm.all_gather_mean("data", error_feedback(top_k(k=3)))),
+        optax.adam(0.1),
+    )
+    old, new = map(mesh_of, sizes)
+    params, state = trained(tx, old)
+    resized, placed = jaxcomm.resize_workers(tx, state, params, new)
+    kept = resized[0].inner.own.per_worker["data"]
+    assert all(x.sharding.mesh.size == sizes[1] for x in jax.tree.leaves(kept))
+    moved, _ = after(tx, new, placed, resized)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(moved))
+    np.testing.assert_array_equal(resized[1][0].mu["a"], state[1][0].mu["a"])
+
+
+def test_a_window_keeps_its_mean() -> None:
+    """Four mini-batches, of which two come after the change, have equal weights."""
+    tx = jaxcomm.accumulate(optax.chain(jaxcomm.mean(), optax.sgd(1.0)), 4)
+    params, state = trained(tx, 8, steps=2)
+    resized, params = jaxcomm.resize_workers(tx, state, params, 3)
+    found, _ = after(tx, 3, params, resized)
+    for name, x in start().items():
+        means = [np.asarray(batch_of(n, i)[name]).mean(0) for n in (8, 3) for i in range(2)]
+        np.testing.assert_allclose(found[name], x - np.mean(means, axis=0), rtol=0, atol=1e-6)
+
+
+def test_momenta_of_workers_take_their_mean() -> None:
+    tx = optax.chain(jaxcomm.per_worker(optax.adam(0.1)), gossip.dpsgd(gossip.ring(8)))
+    params = jaxcomm.replicate(start(), 8)
+    params, state = after(tx, 8, params, jaxcomm.init(tx, params, 8))
+    other = optax.chain(jaxcomm.per_worker(optax.adam(0.1)), gossip.dpsgd(gossip.ring(5)))
+    resized, new = jaxcomm.resize_workers(other, state, params, 5)
+    before, found = (s[0].per_worker["data"][0].mu["a"] for s in (state, resized))
+    for moment in found:
+        np.testing.assert_allclose(moment, np.asarray(before).mean(axis=0), rtol=1e-6)
+    np.testing.assert_array_equal(resized[0].per_worker["data"][0].count, [2] * 5)
+    for x in new.per_worker["data"]["a"]:
+        np.testing.assert_array_equal(x, jaxcomm.consensus(params)["a"])
+    moved, _ = after(other, 5, new, resized)
+    assert np.all(np.isfinite(moved.per_worker["data"]["a"]))
+
+
+@pytest.mark.parametrize("case", local_rows(), ids=lambda case: case.name)
+def test_local_methods_keep_their_anchor(case: LocalCase) -> None:
+    """In the middle of a period."""
+    tx = case.make(optax.sgd(0.1, momentum=0.5))
+    params = jaxcomm.replicate(start(), 8)
+    params, state = after(tx, 8, params, jaxcomm.init(tx, params, 8), steps=4)
+    resized, new = jaxcomm.resize_workers(tx, state, params, 3)
+    specs = jaxcomm.state_specs(state)
+    for spec, x, y in zip(*map(jax.tree.leaves, (specs, state, resized)), strict=True):
+        if not tuple(spec):
+            np.testing.assert_array_equal(x, y)
+    moved, _ = after(tx, 3, new, resized)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(moved))
+
+
+def test_what_has_no_rule_is_named() -> None:
+    tx = jaxcomm.all_gather_mean("data", compressed_memory(error_feedback(top_k(k=1)), dither()))
+    _, state = trained(tx, 4)
+    with pytest.raises(ValueError, match="codes is uint32 and differs by worker, so it has"):
+        jaxcomm.resize_workers(tx, state, start(), 2)
+    other = optax.chain(jaxcomm.mean(), optax.adam(0.1))
+    with pytest.raises(ValueError, match="`opt_state` does not belong to this `tx`"):
+        jaxcomm.resize_workers(other, state, start(), 2)
+    with pytest.raises(ValueError, match=r"it was made for other parameters or another `tx`"):
+        jaxcomm.resize_workers(
+            jaxcomm.all_gather_mean("data", error_feedback(top_k(k=1))),
+            trained(jaxcomm.all_gather_mean("data", error_feedback(top_k(k=1))), 4)[1],
+            {"a": jnp.zeros(3), "b": jnp.zeros(2), "c": jnp.zeros(1), "d": jnp.ones(2)},
+            2,
+        )
+
+
+def test_several_arrays_of_memory() -> None:
+    tx = jaxcomm.sharded_server(optax.sgd(0.1), momentum(error_feedback(top_k(ratio=0.3))))
+    params, state = trained(tx, 4)
+    resized, _ = jaxcomm.resize_workers(tx, state, params, 3)
+    assert len(jax.tree.leaves(resized.push)) == len(jax.tree.leaves(state.push))
+    moved, _ = after(tx, 3, params, resized)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(moved))
