@@ -24,7 +24,9 @@ class CompressedArray(NamedTuple):
 
 def _coins_of_array(coins: Coins, number: int) -> Coins:
     """Coins for an array of the memory; the codec itself draws from `coins`."""
-    mask = np.array([0x57_04_ED_00 + number, 0xA5_5A_C3_3C], np.uint32)
+    # Both words differ by array: with one equal word, the first coordinates would draw the same.
+    words = 0x57_04_ED_00 + number, 0xA5_5A_C3_3C ^ (number * 0x9E_37_79_B1 % 2**32)
+    mask = np.array(words, np.uint32)
     return Coins(*(_noise.key_of(_noise.seeds(key) ^ mask) for key in coins))
 
 
@@ -36,7 +38,8 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
 
     It sends the same payload as `codec`. The memory takes the bytes of a payload of `storage` per
     unit, and 12 more. What `storage` rounds away is lost to feedback; if `storage` is unbiased, the
-    expected loss is 0. With :func:`jaxcomm.compression.feedback.error_feedback` and its option
+    expected loss is 0. An array whose payload would not decode to finite numbers keeps its old
+    value. With :func:`jaxcomm.compression.feedback.error_feedback` and its option
     `averaging`, this is LoCo.
 
     Args:
@@ -49,7 +52,7 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
 
     Raises:
       ValueError: If an argument is not a codec; in `init`, if `codec` keeps no array like the unit,
-        or `storage` has memory.
+        or one that all workers share, or `storage` has memory.
 
     Example:
       >>> import jax.numpy as jnp
@@ -69,6 +72,7 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
     """
     require_codec(codec, user="compressed_memory")
     require_codec(storage, "storage", user="compressed_memory")
+    storage = storage.drop_overflow or storage  # Feedback survives what is dropped, and no NaN.
 
     def is_stored(node: Any) -> bool:
         return isinstance(node, CompressedArray)
@@ -81,14 +85,20 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
         context = context_of(words, _noise.key_of(words), shape)
         return storage.decode(context.replace(statistics=stored.statistics), stored.payload)
 
-    def store(x: jax.Array, coins: Coins) -> CompressedArray:
+    def store(x: jax.Array, coins: Coins, before: CompressedArray | None) -> CompressedArray:
         words = _noise.seeds(coins.public)
         context = context_of(words, coins.private, x.shape)
         wide = x.astype(jnp.float32)
         measured = storage.measure(context, wide)
         payload, _ = storage.encode(context.replace(statistics=measured), wide)
         stored = CompressedArray(payload, measured, words, jnp.zeros((), jnp.float32))
-        return stored._replace(square_norm=jnp.sum(jnp.square(load(stored, x.shape))))
+        kept = load(stored, x.shape)
+        stored = stored._replace(square_norm=jnp.sum(jnp.square(kept)))
+        if before is None:
+            return stored
+        # A finite array may exceed the range of `storage`; a NaN would return in every step.
+        fits = jnp.all(jnp.isfinite(kept))
+        return jax.tree.map(lambda new, old: jnp.where(fits, new, old), stored, before)
 
     def is_array_of(x: Any, shape: tuple[int, ...]) -> bool:
         return x.shape == shape and jnp.issubdtype(x.dtype, jnp.floating)
@@ -99,11 +109,16 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
         )
         return memory._replace(own=own)
 
-    def stored(memory: Memory, coins: Coins, shape: tuple[int, ...]) -> Memory:
+    def stored(
+        memory: Memory, coins: Coins, shape: tuple[int, ...], before: Memory | None
+    ) -> Memory:
         leaves, treedef = jax.tree.flatten(memory.own)
+        nodes = [None] * len(leaves)
+        if before is not None:
+            nodes = jax.tree.leaves(before.own, is_leaf=is_stored)
         kept = [
-            store(x, _coins_of_array(coins, number)) if is_array_of(x, shape) else x
-            for number, x in enumerate(leaves)
+            store(x, _coins_of_array(coins, number), old) if is_array_of(x, shape) else x
+            for number, (x, old) in enumerate(zip(leaves, nodes, strict=True))
         ]
         return memory._replace(own=jax.tree.unflatten(treedef, kept))
 
@@ -119,21 +134,27 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
                 "`compressed_memory` takes a codec that keeps an array like the update, such as "
                 "`error_feedback(codec)`; this one keeps none."
             )
-        return stored(memory, Context.of(x).coins, x.shape)
+        if any(is_array_of(leaf, x.shape) for leaf in jax.tree.leaves(memory.shared)):
+            raise ValueError(
+                "`compressed_memory` takes a codec whose memory is each worker's own, such as "
+                "`error_feedback(codec)`. The shifts of `ef21` and `diana` are sums that receivers "
+                "keep too, and rounding on one side only would add up."
+            )
+        return stored(memory, Context.of(x).coins, x.shape, None)
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         return codec.measure(inner(context), x)
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         payload, after = codec.encode(inner(context), x)
-        return payload, stored(after, context.coins, x.shape)
+        return payload, stored(after, context.coins, x.shape, context.memory)
 
     def finalize(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
         before = inner(context)
         update, after = codec.finalize(before, payload, mean)
         arrays = jax.tree.leaves(before.memory.own), jax.tree.leaves(after.own)
         if any(new is not old for old, new in zip(*arrays, strict=True)):
-            return update, stored(after, context.coins, context.shape)
+            return update, stored(after, context.coins, context.shape, context.memory)
         return update, after._replace(own=context.memory.own)  # Not rounded a second time.
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:

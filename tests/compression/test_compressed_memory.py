@@ -10,10 +10,12 @@ import pytest
 
 import jaxcomm
 from jaxcomm import Codec, Coins, Context
+from jaxcomm._noise import bits
 from jaxcomm.compression import CompressedArray, blockwise, compressed_memory, rotated
-from jaxcomm.compression.feedback import diana, ef21, error_feedback
+from jaxcomm.compression._compressed_memory import _coins_of_array
+from jaxcomm.compression.feedback import diana, ef21, error_feedback, momentum, momentum_correction
 from jaxcomm.compression.quantizers import cast, dither
-from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.compression.sparsifiers import threshold, top_k
 from tests.codecs import context_of
 
 
@@ -34,7 +36,7 @@ def run(codec: Codec, given: jax.Array, seed: int = 0) -> tuple[np.ndarray, Any]
 GIVEN = jnp.asarray(np.random.default_rng(0).normal(size=(40, 5, 8)), jnp.float32)
 
 
-@pytest.mark.parametrize("codec", [error_feedback(top_k(k=3)), ef21(top_k(k=3))])
+@pytest.mark.parametrize("codec", [error_feedback(top_k(k=3)), momentum(top_k(k=3))])
 def test_an_exact_storage_changes_nothing(codec: Codec) -> None:
     exact = compressed_memory(codec, cast("float32"))
     np.testing.assert_array_equal(run(exact, GIVEN)[0], run(codec, GIVEN)[0])
@@ -141,7 +143,35 @@ def test_in_a_sharded_server_beside_the_mean(workers: int) -> None:
     assert 0 < metrics["diagnostics/residual_norm"] < 1
 
 
+@pytest.mark.parametrize("storage", [rotated(dither(bits=8)), cast("float16"), threshold(0.1, k=1)])
+def test_a_payload_that_is_not_finite_is_not_kept(storage: Codec) -> None:
+    """Residuals of 1e38 exceed the range of the storage once; later steps must not see a NaN."""
+    codec = compressed_memory(error_feedback(top_k(k=3)), storage)
+    sent, memories = run(codec, GIVEN.clip(-1, 1).at[1].multiply(1e38))
+    assert np.all(np.isfinite(sent))
+    for x in jax.tree.leaves(memories.own.kept.payload):
+        assert not jnp.issubdtype(x.dtype, jnp.floating) or np.all(np.isfinite(x))
+
+
+def test_each_array_of_a_memory_draws_apart() -> None:
+    """Also their first coordinates; over many keys, the bits of two arrays are independent."""
+    keys = jax.random.split(jax.random.key(1, impl="threefry2x32"), 64)
+    first, second = (
+        np.array([bits(_coins_of_array(Coins(key, key), i).private, (8,)) for key in keys])
+        for i in (0, 1)
+    )
+    assert not np.any(first == second)
+    sizes = momentum_correction(error_feedback(top_k(k=1)))
+    own = compressed_memory(sizes, dither(bits=8)).init(jnp.zeros(9)).own
+    stored = [own.kept, own.inner.kept]
+    assert all(isinstance(each, CompressedArray) for each in stored)
+    assert np.all(stored[0].seeds != stored[1].seeds)
+
+
 def test_mistakes() -> None:
+    for shared in (ef21(top_k(k=1)), diana(dither())):
+        with pytest.raises(ValueError, match="memory is each worker's own"):
+            compressed_memory(shared, dither(bits=8)).init(jnp.zeros(3))
     with pytest.raises(ValueError, match="`storage` of `compressed_memory` must be a codec"):
         compressed_memory(error_feedback(top_k(k=1)), dither)
     with pytest.raises(ValueError, match="this one keeps none"):
