@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jaxcomm.aggregation._mean import mean
 from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._row_exchange import gather_rows
 from jaxcomm.aggregation._server_ends import CodedEnd, leaves_finite, push_exactly
+from jaxcomm.compression._overflow import remembers
 
 Codecs = Codec | Mapping[str, Codec] | None
 Gather = Callable[..., PyTree]
@@ -42,7 +44,8 @@ class _Level:
     pull: CodedEnd | None
 
     def _coins(self, end: CodedEnd, tree: PyTree, key: jax.Array, direction: int) -> Coins:
-        place = _noise.placed_key(key, self.axis_name, tree)
+        # `key` is placed by the paths of the leaves, and the same place again would undo that.
+        place = _noise.placed_key(key, ("level", *_axis.names(self.axis_name)), ())
         return _noise.coins_of_units(
             place, jnp.uint32(direction), end.coins(tree), _axis.index(self.workers)
         )
@@ -66,13 +69,26 @@ class _Level:
 
 
 def _stateless(end: CodedEnd, tree: PyTree) -> list[PyTree]:
-    memory = end.init(tree)
-    if jax.tree.leaves(memory):
+    if remembers(jax.eval_shape(end.codec.init, jnp.zeros(1))):
         raise ValueError(
             "`weight_gather` takes codecs without memory, since a loss has no state. For feedback "
             "use `jaxcomm.sharded_server`, which keeps it beside the optimizer state."
         )
-    return memory
+    return end.init(tree)
+
+
+def _only_once(function: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
+    """The function; its derivative raises, since messages of words have none and it would be 0."""
+
+    def refuse(*_: Any) -> Any:
+        raise ValueError(
+            "The gradient of `weight_gather` has no derivative: take second derivatives of a loss "
+            "of whole weights, outside of `jax.shard_map`."
+        )
+
+    once = jax.custom_vjp(function)
+    once.defvjp(refuse, refuse)
+    return once
 
 
 def _levels(
@@ -128,8 +144,16 @@ def _dimensions(specs: PyTree, like: PyTree, axis_name: AxisName) -> list[int | 
     found: list[int | None] = []
 
     def add(path: tuple[Any, ...], spec: PartitionSpec, part: PyTree) -> None:
-        dimension = sliced_dimension(spec, axis_name, f" at {jax.tree_util.keystr(path)}")
-        found.extend([dimension] * len(jax.tree.leaves(part)))
+        where = jax.tree_util.keystr(path) or "the root"
+        dimension = sliced_dimension(spec, axis_name, f" at {where}")
+        for x in jax.tree.leaves(part):
+            if dimension is not None and dimension >= x.ndim:
+                raise ValueError(
+                    f"The spec at {where}, {spec}, slices dimension {dimension} of an array "
+                    f"{list(x.shape)}, which does not have it. Within a layer, pass the spec of "
+                    "its slices."
+                )
+            found.append(dimension)
 
     jax.tree_util.tree_map_with_path(add, specs, like, is_leaf=is_spec)
     return found
@@ -197,7 +221,8 @@ def weight_gather(
 
     Raises:
       ValueError: If an axis is named twice or a codec is for another axis; when called, if a spec
-        names other axes, a codec has memory, a leaf is not floating-point, or a key is missing.
+        names other axes or does not fit a leaf, a codec has memory, a leaf is not floating-point,
+        or a key is missing; if the gradient is differentiated again.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -232,14 +257,17 @@ def weight_gather(
             whole = [_joined(x, len(levels), d) for x, d in zip(rows, dimensions, strict=True)]
             return [*_axis.local_params(whole, axis_name)]
 
+        def scattered(rows: list[jax.Array], key: Any) -> list[jax.Array]:
+            for level in reversed(levels):
+                rows = level.scatter(rows, key)
+            return rows
+
         def forward(slices: list[jax.Array], key: Any) -> tuple[list[jax.Array], Any]:
             return whole_of(slices, key), key
 
         def backward(key: Any, gradients: list[jax.Array]) -> tuple[list[jax.Array], None]:
             rows = [_parted(x, sizes, d) for x, d in zip(gradients, dimensions, strict=True)]
-            for level in reversed(levels):
-                rows = level.scatter(rows, key)
-            return rows, None
+            return _only_once(partial(scattered, key=key))(rows), None
 
         gather = jax.custom_vjp(whole_of)
         gather.defvjp(forward, backward)
@@ -283,7 +311,7 @@ def averaged(leaves: list[jax.Array], axis_name: AxisName) -> list[jax.Array]:
         return [*_axis.local_params(leaves, axis_name)]
 
     def backward(_: None, gradients: list[jax.Array]) -> tuple[list[jax.Array]]:
-        return (average.update(gradients, average.init(gradients))[0],)
+        return (_only_once(lambda each: average.update(each, average.init(each))[0])(gradients),)
 
     same = jax.custom_vjp(local)
     same.defvjp(lambda leaves: (local(leaves), None), backward)

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._mesh import require_axes, shard_map
+from jaxcomm._mesh import require_axes, shard_map, typed_as
 from jaxcomm._sharded import is_spec
 from jaxcomm._units import Scope
 from jaxcomm.aggregation._weight_gather import (
@@ -19,7 +19,7 @@ from jaxcomm.aggregation._weight_gather import (
     sliced_dimension,
     weight_gather,
 )
-from jaxcomm.training._mistakes import require_aux, require_divisible, require_parts
+from jaxcomm.training._mistakes import require_aux, require_divisible, require_means, require_parts
 
 
 def slice_specs(
@@ -71,7 +71,7 @@ def _require_slices(params: PyTree, specs: PyTree, axis_name: AxisName, workers:
 
     def check(path: tuple[Any, ...], spec: PartitionSpec, part: PyTree) -> None:
         for inside, x in jax.tree_util.tree_leaves_with_path(part):
-            where = jax.tree_util.keystr((*path, *inside))
+            where = jax.tree_util.keystr((*path, *inside)) or "the root"
             dimension = sliced_dimension(spec, axis_name, f" at {where}")
             if dimension is not None and (
                 dimension >= jnp.ndim(x) or jnp.shape(x)[dimension] % workers
@@ -130,18 +130,22 @@ def fully_sharded_value_and_grad(
       scope: Which slices of a worker share statistics.
       bucket_bytes: The maximum size of a bucket of slices in float32 bytes.
       has_aux: Whether `loss_fn` returns metrics.
-      gather: Whether to gather all weights at once, in one collective.
+      gather: Whether to gather all weights at once, in one collective. With `False`, the loss must
+        use slices only through `weight_gather`, which has the codecs. A slice that it uses
+        directly, as in a penalty on weights, has the gradient of its worker's loss, not divided by
+        n.
 
     Returns:
       `value_and_grad(params, batch, key=None) -> (loss, gradients)`, or `((loss, aux),
       gradients)`, with means over workers. With a codec, `key` is a typed threefry key, new in each
-      step. If a gradient is not finite on any worker, the gradients of all sliced leaves are NaN.
-      On CPU devices, wait for each step with `jax.block_until_ready`, since several steps in flight
-      may deadlock there.
+      step. If the gradient of a sliced leaf is not finite on any worker, the gradients of all
+      sliced leaves are NaN. On CPU devices, wait for each step with `jax.block_until_ready`, since
+      several steps in flight may deadlock there.
 
     Raises:
-      ValueError: If the mesh has other axes; when called, if specs do not fit the parameters, the
-        batch is not divisible by the workers, a codec has memory, or a key is missing.
+      ValueError: If the mesh has other axes, or an option would have no effect with
+        `gather=False`; when called, if specs do not fit the parameters, the batch is not divisible
+        by the workers, aux has one value per example, a codec has memory, or a key is missing.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -167,6 +171,12 @@ def fully_sharded_value_and_grad(
             "parameters that are sharded over other axes than those of the workers, use "
             "`jaxcomm.make_step(..., shard_axes=)`."
         )
+    options = {"push": push, "pull": pull, "scope": scope, "bucket_bytes": bucket_bytes}
+    if not gather and (given := [name for name, value in options.items() if value is not None]):
+        raise ValueError(
+            f"With `gather=False`, `loss_fn` gathers the weights itself, so `{given[0]}` would "
+            "have no effect here: pass it to the `jaxcomm.aggregation.weight_gather` of the loss."
+        )
     gathered = weight_gather(
         specs, axis_name, push=push, pull=pull, scope=scope, bucket_bytes=bucket_bytes
     )
@@ -187,6 +197,7 @@ def fully_sharded_value_and_grad(
         value, gradients = jax.value_and_grad(local, has_aux=has_aux)(slices, batch, key)
         if has_aux:
             require_aux(value[1], {"loss"})
+            require_means(lambda rows: local(slices, rows, key)[1], value[1], batch, "")
         return jax.tree.map(mean, value), gradients
 
     def value_and_grad(params: PyTree, batch: PyTree, key: jax.Array | None = None) -> Any:
@@ -194,6 +205,7 @@ def fully_sharded_value_and_grad(
         _require_slices(params, specs, axis_name, mesh.size)
         whole = PartitionSpec()
         run = shard_map(of_worker, mesh, (specs, PartitionSpec(names), whole), (whole, specs))
-        return run(params, batch, key)
+        value, gradients = run(params, batch, key)
+        return value, typed_as(gradients, params)
 
     return value_and_grad

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 import jaxcomm
 from jaxcomm.aggregation import weight_gather
 from jaxcomm.compression import blockwise, rotated
-from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.feedback import ef21, error_feedback
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.training import fully_sharded_value_and_grad, slice_specs
@@ -300,6 +300,9 @@ def test_specs_slice_the_largest_dimension() -> None:
         (None, {"pull": {"model": dither()}}, r"`pull` names \['model'\]"),
         (None, {"pull": dither(), "key": None}, "needs a key that is new in each step"),
         (None, {"rows": 12}, "not divisible by 8 workers"),
+        (None, {"push": ef21(top_k(k=1))}, "takes codecs without memory"),
+        (None, {"gather": False, "push": dither()}, "`push` would have no effect here"),
+        (None, {"gather": False, "scope": "leaf"}, "`scope` would have no effect here"),
     ],
 )  # fmt: skip
 def test_mistakes(specs: Any, options: dict[str, Any], message: str) -> None:
@@ -366,3 +369,67 @@ def test_digits_train_beside_whole_weights(name: str) -> None:
         codes = sharded(push=bits_of(mesh), pull=blockwise(dither(bits=8), 64))
         assert whole < 0.6
         assert codes == pytest.approx(whole, rel=0.05)
+
+
+def test_aux_of_single_examples_is_refused() -> None:
+    mesh, specs, params = prepared("eight")
+    function = fully_sharded_value_and_grad(
+        lambda p, x: (loss(p, x), {"rows": x[:, 0]}), mesh, specs, has_aux=True
+    )
+    with pytest.raises(
+        ValueError, match=r"`aux\['rows'\]` has shape \(6,\), one value per example"
+    ):
+        function(params, batch_of())
+
+
+@pytest.mark.parametrize("leaf", ["in", "bias"], ids=["sliced", "whole"])
+def test_second_derivatives_are_refused(leaf: str) -> None:
+    """They would be 0: messages of words have no derivative."""
+    mesh, specs, params = prepared("eight")
+    gather = weight_gather(specs)
+
+    def of_gradient(slices: Any, x: jax.Array) -> jax.Array:
+        gradient = jax.grad(lambda p: loss(gather(p), x))(slices)
+        return jnp.sum(gradient[leaf])
+
+    second = jax.shard_map(
+        jax.grad(of_gradient), mesh=mesh, in_specs=(specs, P("data")), out_specs=specs
+    )
+    with pytest.raises(ValueError, match="has no derivative"):
+        second(params, batch_of())
+
+
+def test_a_spec_beyond_the_dimensions_of_a_slice_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"at the root.*dimension 1 of an array \[3\]"):
+        jax.vmap(weight_gather(P(None, "data")), axis_name="data")(jnp.ones((2, 3)))
+
+
+def test_calls_over_different_lists_draw_apart() -> None:
+    """As calls over different dicts do: the coins come from the paths of all leaves of a call."""
+    gather = weight_gather(P("data"), pull=dither(bits=4))
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64)), jnp.float32)
+    key = jax.random.key(0)
+
+    def first(slices: list[jax.Array]) -> jax.Array:
+        return jax.vmap(lambda slices: gather(slices, key)[0], axis_name="data")(slices)
+
+    alone, beside = first([weights]), first([weights, weights[:, :32]])
+    assert np.array_equal(alone, first([weights]))
+    assert not np.array_equal(alone, beside)
+
+
+@pytest.mark.parametrize("name", ["explicit", "odd"])
+def test_a_step_over_explicit_axes_needs_no_mesh_that_is_set(name: str) -> None:
+    mesh, specs, params = prepared(name)
+    tx = optax.sgd(0.5, momentum=0.9)
+    function = fully_sharded_value_and_grad(loss, mesh, specs, axis_name=mesh.axis_names)
+
+    @jax.jit
+    def step(params: Any, state: Any, x: jax.Array) -> Any:
+        _, gradient = function(params, x)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    found, _ = step(params, tx.init(params), batch_of())
+    expected = jax.tree.map(lambda w, g: w - g / 2, start(), jax.grad(loss)(start(), batch_of()))
+    close(found, expected)
