@@ -163,7 +163,7 @@ def _joined(rows: jax.Array, levels: int, dimension: int) -> jax.Array:
     """The whole leaf of its slices, `[innermost axis, ..., outermost axis, *slice]`."""
     order = [*reversed(range(levels)), *range(levels, rows.ndim)]
     shape = rows.shape[levels:]
-    slices = rows.transpose(order).reshape(-1, *shape)
+    slices = rows.transpose(order).reshape(math.prod(rows.shape[:levels]), *shape)
     whole = (*shape[:dimension], len(slices) * shape[dimension], *shape[dimension + 1 :])
     return jnp.moveaxis(slices, 0, dimension).reshape(whole)
 

@@ -433,3 +433,19 @@ def test_a_step_over_explicit_axes_needs_no_mesh_that_is_set(name: str) -> None:
     found, _ = step(params, tx.init(params), batch_of())
     expected = jax.tree.map(lambda w, g: w - g / 2, start(), jax.grad(loss)(start(), batch_of()))
     close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["eight", "odd"])
+def test_empty_leaves(name: str) -> None:
+    """Sliced or whole, they send nothing and have empty gradients."""
+    mesh, specs, params = prepared(name)
+    specs |= {"none": specs["in"], "nothing": P()}
+    empty = {"none": jnp.zeros((0, HIDDEN)), "nothing": jnp.zeros(0)}
+    codecs = {"push": dither(bits=8), "pull": cast("float32")}
+    for options in ({}, codecs):
+        function = fully_sharded_value_and_grad(
+            loss, mesh, specs, axis_name=mesh.axis_names, **options
+        )
+        _, gradient = function(params | empty, batch_of(), jax.random.key(0))
+        assert {k: gradient[k].shape for k in empty} == {k: x.shape for k, x in empty.items()}
+        close(gradient["bias"], jax.grad(loss)(start(), batch_of())["bias"])
