@@ -49,7 +49,7 @@ def slice_specs(
       ...     {"w": jnp.zeros((3, 512)), "b": jnp.zeros(3)}, mesh
       ... )
       >>> print(specs["w"], specs["b"])
-      PartitionSpec(None, 'data') PartitionSpec()
+      P(None, 'data') P()
     """
     require_axes(mesh, axis_name)
     names = _axis.names(axis_name)
