@@ -104,8 +104,8 @@ def resize_workers(
       >>> params, state, _ = step(params, jaxcomm.init(tx, params, 4), batch)
       >>> state, params = jaxcomm.resize_workers(tx, state, params, 2)
       >>> print(state[0].own.per_worker["data"][0].kept)
-      [[0.375 0.25 ]
-       [0.375 0.25 ]]
+      [[0.625 0.25 ]
+       [0.625 0.25 ]]
     """
     if isinstance(params, PerWorker):
         params = replicate(consensus(params), workers, axis_name=axis_name)
