@@ -11,15 +11,15 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import shard_map
 from jaxcomm._per_worker import consensus, replicate
-from jaxcomm._resizing import Noted, mean_over_workers, noting
+from jaxcomm._resizing import Noted, is_of_last_step, mean_over_workers, noting
 from jaxcomm._state import init, own_params, state_specs, worker_axes
 
 
 def _leaf_by_default(path: tuple[Any, ...], old: Any, new: Any) -> Any:
     """A leaf that differs by worker takes its mean; others stay."""
     where = jax.tree_util.keystr(path)
-    if getattr(path[-1] if path else None, "name", "") == "overflow":
-        return new  # Of the last step, for diagnostics only.
+    if is_of_last_step(path):
+        return new
     if _axis.per_worker_axes(path):
         old = mean_over_workers(old, new.shape[0], where)
     if old.shape != new.shape or old.dtype != new.dtype:

@@ -50,6 +50,11 @@ def resized_by(node: _Node, rule: Rule) -> _Node:
     return node
 
 
+def is_of_last_step(path: tuple[Any, ...]) -> bool:
+    """Whether a leaf only reports the last step, such as the overflow of a codec."""
+    return getattr(path[-1] if path else None, "name", "") == "overflow"
+
+
 def mean_over_workers(x: Any, workers: int, where: str) -> Any:
     """`[old workers, ...] -> [workers, ...]`: the mean, on each worker, in at least float32.
 

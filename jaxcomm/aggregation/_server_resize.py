@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._base import PyTree
-from jaxcomm._resizing import mean_over_workers
+from jaxcomm._resizing import is_of_last_step, mean_over_workers
 from jaxcomm.aggregation._rows import from_slices, to_slices
 from jaxcomm.aggregation._server_ends import CodedEnd
 
@@ -32,11 +32,16 @@ def resize_memory(
     Raises:
       ValueError: If the codec keeps memory that is no array like the unit.
     """
-    olds, news = ([jax.tree.leaves(memory) for memory in tree] for tree in (old, new))
-    if not any(olds):
+    flat = [[jax.tree_util.tree_leaves_with_path(memory) for memory in tree] for tree in (old, new)]
+    if not any(flat[0]):
         return new
-    columns = zip(*olds, strict=True), zip(*news, strict=True)
-    resized = [_resize_arrays(end, like, [*a], [*b]) for a, b in zip(*columns, strict=True)]
+    olds, news = ([*zip(*leaves, strict=True)] for leaves in flat)
+    resized = [
+        [x for _, x in b]
+        if is_of_last_step(a[0][0])
+        else _resize_arrays(end, like, [x for _, x in a], [x for _, x in b])
+        for a, b in zip(olds, news, strict=True)
+    ]
     return [
         jax.tree.unflatten(jax.tree.structure(memory), [column[unit] for column in resized])
         for unit, memory in enumerate(new)

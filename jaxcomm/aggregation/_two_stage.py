@@ -19,7 +19,7 @@ from jaxcomm._base import (
     mean_is_update,
 )
 from jaxcomm._require import checked
-from jaxcomm._resizing import mean_over_workers
+from jaxcomm._resizing import is_of_last_step, mean_over_workers
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._agreement import all_finite, everywhere, nan_unless_all_fit
 from jaxcomm.aggregation._coded import ResizeUnit, coded_mean
@@ -144,17 +144,22 @@ def _resize_rows(layout: RowLayout) -> ResizeUnit:
             one = lambda rows: recut(rows, like, workers)  # noqa: E731
             return jax.vmap(one)(rows) if stacked else one(rows)
 
-        def sent(before: jax.Array, after: jax.Array) -> jax.Array:
+        def sent(path: tuple[Any, ...], before: jax.Array, after: jax.Array) -> jax.Array:
+            if is_of_last_step(path):
+                return after
             mean = mean_over_workers(before, 1, " of `two_stage_mean`")[0]
             return jnp.broadcast_to(split(mean, len(after)), after.shape)
 
-        def owned(before: jax.Array, after: jax.Array) -> jax.Array:
+        def owned(path: tuple[Any, ...], before: jax.Array, after: jax.Array) -> jax.Array:
+            if is_of_last_step(path):
+                return after
             if not stacked:
                 return split(before, len(after))
             return jnp.swapaxes(split(jnp.swapaxes(before, 0, 1), len(after)), 0, 1)
 
+        map_leaves = jax.tree_util.tree_map_with_path
         return TwoStageMemory(
-            jax.tree.map(sent, old.sent, new.sent), jax.tree.map(owned, old.mean, new.mean)
+            map_leaves(sent, old.sent, new.sent), map_leaves(owned, old.mean, new.mean)
         )
 
     return resize
