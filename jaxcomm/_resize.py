@@ -31,6 +31,18 @@ def _leaf_by_default(path: tuple[Any, ...], old: Any, new: Any) -> Any:
     return old
 
 
+def _require_axes_of_workers(state: PyTree, axis_name: AxisName) -> None:
+    """Raises if state differs over axes that are not of workers: shards have no common mean."""
+    for path, _ in jax.tree_util.tree_leaves_with_path(state):
+        axes = _axis.per_worker_axes(path)
+        if not {*axes} <= {*_axis.names(axis_name)}:
+            raise ValueError(
+                f"The state{jax.tree_util.keystr(path)} differs over {axes}, "
+                f"but `axis_name` is {axis_name!r}. Name all axes of the workers; state of shards, "
+                "from `shard_local`, cannot be resized."
+            )
+
+
 def _applied(raw: PyTree, noted: list[Noted], old: PyTree, new: PyTree) -> PyTree:
     """The old state by the rules of its nodes, which are found in `raw` by identity."""
     rules = {id(each.node): each.rule for each in noted}
@@ -86,13 +98,14 @@ def resize_workers(
       opt_state: The state for the old workers.
       params: The parameters: equal on all workers, or a `PerWorker` for the old workers.
       workers: A mesh, a number of workers, or sizes of axes by name, as for :func:`jaxcomm.init`.
-      axis_name: The mesh axis, or axes, of the workers.
+      axis_name: The mesh axis, or axes, of the workers, on a mesh too.
 
     Returns:
       `(opt_state, params)`, placed for the new workers. Nothing is sent except to place them.
 
     Raises:
-      ValueError: If the state belongs to another `tx` or other parameters; or if a leaf has no mean
+      ValueError: If the state belongs to another `tx` or other parameters, or differs over axes
+        that are not of workers; or if a leaf has no mean
         and its transformation states no rule. The error names the leaf.
 
     Example:
@@ -107,6 +120,7 @@ def resize_workers(
       [[0.625 0.25 ]
        [0.625 0.25 ]]
     """
+    _require_axes_of_workers(opt_state, axis_name)
     if isinstance(params, PerWorker):
         params = replicate(consensus(params), workers, axis_name=axis_name)
     fresh = init(tx, params, workers, axis_name=axis_name)

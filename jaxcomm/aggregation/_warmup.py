@@ -46,9 +46,9 @@ def warmup(
     stages share one state, which continues from stage to stage. A worker sends the payload of the
     current stage; :func:`jaxcomm.wire.account` reports each branch, and counts the largest.
 
-    A stage without state, such as :func:`jaxcomm.mean`, may precede any other one. Two exact steps
-    before a compressor with a large error help Adam: its second moments then begin at the scale of
-    gradients. Otherwise they begin near zero where the first compressed updates are.
+    A stage without state, such as :func:`jaxcomm.mean`, may precede any other one. With Adam, two
+    exact steps first let its second moments begin at the scale of gradients. Otherwise they begin
+    near zero where the first compressed updates are.
 
     Args:
       stages: Aggregators over the same axes, whose states have the same structure, shapes and

@@ -83,13 +83,12 @@ def _require_slices(params: PyTree, specs: PyTree, axis_name: AxisName, workers:
                 )
 
     try:
-        jax.tree_util.tree_map_with_path(check, specs, params, is_leaf=is_spec)
+        jax.tree.map(lambda spec, part: None, specs, params, is_leaf=is_spec)
     except ValueError as error:
-        if "The spec at" in str(error):
-            raise
         raise ValueError(
             f"`specs` must have a `PartitionSpec` for each parameter, or be a prefix: {error}"
         ) from error
+    jax.tree_util.tree_map_with_path(check, specs, params, is_leaf=is_spec)
 
 
 def fully_sharded_value_and_grad(

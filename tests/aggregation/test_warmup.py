@@ -114,6 +114,17 @@ def test_a_state_that_differs_is_named() -> None:
         jaxcomm.init(tx, jnp.zeros(4), 2)
 
 
+def test_an_exact_step_first_is_weighted() -> None:
+    tx = jaxcomm.warmup([jaxcomm.mean(), top(1)], every=1)
+    x, weights = jnp.float32([[1, 2], [5, 10]]), jnp.float32([1, 3])
+
+    def first(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return tx.update(x, tx.init(x), weight=weight)[0]
+
+    for update in jax.vmap(first, axis_name="data")(x, weights):
+        np.testing.assert_array_equal(update, [4, 8])
+
+
 @pytest.mark.parametrize("workers", [2, 8])
 @pytest.mark.parametrize(
     "method",

@@ -243,6 +243,13 @@ def test_what_has_no_rule_is_named() -> None:
         )
 
 
+def test_state_of_shards_is_refused() -> None:
+    """Shards are parts of an array, so a mean over them would be wrong."""
+    state = jaxcomm.PerWorker({"data,model": jnp.arange(8.0)})
+    with pytest.raises(ValueError, match=r"differs over \('data', 'model'\)"):
+        jaxcomm.resize_workers(optax.identity(), state, start(), 4)
+
+
 def test_several_arrays_of_memory() -> None:
     codec = momentum(
         error_feedback(nonzero(density=0.5, granularity=1))

@@ -320,6 +320,26 @@ def test_other_axes_of_the_mesh_are_refused() -> None:
         fully_sharded_value_and_grad(loss, mesh_named("two_levels"), P(), axis_name="device")
 
 
+def test_groups_of_3_by_8() -> None:
+    """Simulated: the mean of 24 gradients, with 8 bits within a node and 4 rotated bits between."""
+    codecs = {"device": dither(bits=8), "node": rotated(dither(bits=4))}
+    gather = weight_gather(P(("node", "device")), ("node", "device"), push=codecs)
+    rng = np.random.default_rng(0)
+    slopes = jnp.asarray(rng.normal(size=(3, 8, 48)), jnp.float32)
+
+    def gradient(part: jax.Array, slope: jax.Array, key: jax.Array) -> jax.Array:
+        return jax.grad(lambda part: jnp.sum(gather(part, key) * slope))(part)
+
+    over_devices = jax.vmap(gradient, (0, 0, None), axis_name="device")
+    over_nodes = jax.vmap(over_devices, (0, 0, None), axis_name="node")
+    draw = lambda key: over_nodes(jnp.zeros((3, 8, 2)), slopes, key).ravel()  # noqa: E731
+    drawn = np.asarray(jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), 200)), float)
+    mean = np.asarray(slopes, float).mean(axis=(0, 1))
+    spread = drawn.std(axis=0).max()
+    assert 0 < spread < 0.2
+    assert np.abs(drawn.mean(axis=0) - mean).max() < 6 * spread / 200**0.5
+
+
 def test_integer_leaves_are_refused() -> None:
     mesh = mesh_named("eight")
     function = fully_sharded_value_and_grad(lambda p, x: jnp.mean(x), mesh, P("data"))
