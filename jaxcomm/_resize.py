@@ -5,7 +5,14 @@ from typing import Any
 
 import jax
 import optax
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
@@ -41,6 +48,11 @@ def _require_axes_of_workers(state: PyTree, axis_name: AxisName) -> None:
                 f"but `axis_name` is {axis_name!r}. Name all axes of the workers; state of shards, "
                 "from `shard_local`, cannot be resized."
             )
+
+
+def _on_one_device(tree: PyTree) -> PyTree:
+    """Without the types of the old mesh, by which an index of a worker would be ambiguous."""
+    return jax.device_put(tree, SingleDeviceSharding(jax.local_devices()[0]))
 
 
 def _applied(raw: PyTree, noted: list[Noted], old: PyTree, new: PyTree) -> PyTree:
@@ -111,18 +123,24 @@ def resize_workers(
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
       >>> tx = optax.chain(jaxcomm.top_k(ratio=0.5), optax.sgd(1.0))
-      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean(w * x), tx, 4)
+      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean(x @ w), tx, 4)
       >>> params = jnp.ones(2)
       >>> batch = jnp.float32([[1, 2], [1, 4], [3, 2], [3, 4]])
       >>> params, state, _ = step(params, jaxcomm.init(tx, params, 4), batch)
       >>> state, params = jaxcomm.resize_workers(tx, state, params, 2)
       >>> print(state[0].own.per_worker["data"][0].kept)
-      [[0.625 0.25 ]
-       [0.625 0.25 ]]
+      [[1.25 0.5 ]
+       [1.25 0.5 ]]
     """
     _require_axes_of_workers(opt_state, axis_name)
-    if isinstance(params, PerWorker):
-        params = replicate(consensus(params), workers, axis_name=axis_name)
+    opt_state, params = _on_one_device(opt_state), _on_one_device(params)
+    differ = isinstance(params, PerWorker)
+    if differ:
+        params = consensus(params)
+    if isinstance(workers, Mesh):
+        params = jax.device_put(params, NamedSharding(workers, PartitionSpec()))
+    if differ:
+        params = replicate(params, workers, axis_name=axis_name)
     fresh = init(tx, params, workers, axis_name=axis_name)
     axes = dict(workers.shape) if isinstance(workers, Mesh) else worker_axes(workers, axis_name)
     mesh = (

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, Mesh
 
 import jaxcomm
 from jaxcomm import gossip
@@ -15,10 +16,11 @@ from jaxcomm.compression import compressed_memory
 from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import nonzero, top_k
+from jaxcomm.synchronization import local_sgd
 from tests.cases import CASES, Case, rows
 from tests.cases._local import LocalCase, local_rows
 from tests.slow import slow
-from tests.workers import gradients, mesh_of
+from tests.workers import gradients
 
 WITHOUT_MEAN = {"compressed_memory"}
 """Rows whose memory cannot be resized, which is an error."""
@@ -62,6 +64,14 @@ def trained(tx: Any, where: Any, steps: int = 2) -> Any:
     return after(tx, where, start(), jaxcomm.init(tx, start(), where), steps)
 
 
+def words(tree: Any) -> Any:
+    """Keys as integers."""
+    return jax.tree.map(
+        lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x,
+        tree,
+    )
+
+
 def types(tree: Any) -> Any:
     return jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
 
@@ -84,7 +94,7 @@ def test_every_aggregator_goes_on(case: Case) -> None:
     for workers in (3, 8):
         resized, same = jaxcomm.resize_workers(whole, state, params, workers)
         assert types(resized) == types(jaxcomm.init(whole, params, workers))
-        assert same is params
+        jax.tree.map(np.testing.assert_array_equal, same, params)
         go_on = jaxcomm.simulate(
             lambda p, b: jnp.zeros(()), whole, workers, gradients=given, donate=False
         )
@@ -168,20 +178,52 @@ def test_slices_are_joined_and_cut_anew(old: int, new: int, scope: str) -> None:
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("sizes", [(8, 4), (4, 8)], ids=str)
-def test_from_mesh_to_mesh(sizes: tuple[int, int]) -> None:
+def workers_on(workers: int, kind: AxisType) -> Mesh:
+    devices = jax.devices()[:workers]
+    return jax.make_mesh((workers,), ("data",), axis_types=(kind,), devices=devices)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("sizes", [(8, 4), (4, 8), (8, 1)], ids=str)
+def test_from_mesh_to_mesh(sizes: tuple[int, int], kind: AxisType) -> None:
+    """Memory of senders and of owners, and state that is equal on all; parameters move too."""
     tx = optax.chain(
-        jaxcomm.skip_nonfinite(jaxcomm.all_gather_mean("data", error_feedback(top_k(k=3)))),
+        jaxcomm.skip_nonfinite(jaxcomm.two_stage_mean("data", error_feedback(top_k(k=3)))),
         optax.adam(0.1),
     )
-    old, new = map(mesh_of, sizes)
+    old, new = (workers_on(n, kind) for n in sizes)
     params, state = trained(tx, old)
     resized, placed = jaxcomm.resize_workers(tx, state, params, new)
-    kept = resized[0].inner.own.per_worker["data"]
-    assert all(x.sharding.mesh.size == sizes[1] for x in jax.tree.leaves(kept))
+    for x in jax.tree.leaves((resized, placed)):
+        assert x.sharding.mesh == new
     moved, _ = after(tx, new, placed, resized)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(moved))
     np.testing.assert_array_equal(resized[1][0].mu["a"], state[1][0].mu["a"])
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
+def test_slices_and_own_parameters_from_mesh_to_mesh(kind: AxisType) -> None:
+    old, new = (workers_on(n, kind) for n in (8, 3))
+    codec = error_feedback(top_k(k=3))
+    tx = jaxcomm.sharded_server(optax.sgd(0.1, momentum=0.5), codec, codec)
+    params, state = trained(tx, old)
+    resized, placed = jaxcomm.resize_workers(tx, state, params, new)
+    simulated, _ = jaxcomm.resize_workers(tx, state, params, 3)
+    for x, y in zip(*map(jax.tree.leaves, (words(resized), words(simulated))), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after(tx, new, placed, resized)[0]))
+
+    local = optax.chain(jaxcomm.per_worker(optax.sgd(0.1, momentum=0.5)), local_sgd(3))
+    own = jaxcomm.replicate(start(), old)
+    own, state = after(local, old, own, jaxcomm.init(local, own, old))
+    resized, placed = jaxcomm.resize_workers(local, state, own, new)
+    np.testing.assert_array_equal(
+        placed.per_worker["data"]["a"],
+        jaxcomm.replicate(jaxcomm.consensus(own), 3).per_worker["data"]["a"],
+    )
+    assert all(
+        np.all(np.isfinite(x)) for x in jax.tree.leaves(after(local, new, placed, resized)[0])
+    )
 
 
 def test_a_window_keeps_its_mean() -> None:
