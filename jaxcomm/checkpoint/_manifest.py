@@ -1,0 +1,138 @@
+"""What a checkpoint says of itself: its format; path, shape, dtype and checksum of each leaf."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxcomm.checkpoint._errors import CheckpointError
+from jaxcomm.checkpoint._leaves import Leaf
+
+FORMAT = 1
+"""The format that this release writes."""
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""For each older format, the manifest in the format after it."""
+
+_AXES = re.compile(r"\.per_worker\['([^']*)'\]|\['per_worker'\]\['([^']*)'\]")
+
+
+class Entry(NamedTuple):
+    """A leaf of a checkpoint."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    checksum: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class Manifest(NamedTuple):
+    """A checkpoint's description of itself; arrays are stored in the order of `leaves`."""
+
+    step: int
+    position: Any
+    leaves: dict[str, Entry]
+
+
+def entry_of(leaf: Leaf, checksum: int = 0) -> Entry:
+    """The description of a leaf."""
+    return Entry(tuple(leaf.shape), str(leaf.dtype), checksum)
+
+
+def to_json(manifest: Manifest) -> dict[str, Any]:
+    """The manifest in today's format."""
+    leaves = [
+        {"path": path, "shape": list(x.shape), "dtype": x.dtype, "checksum": x.checksum}
+        for path, x in manifest.leaves.items()
+    ]
+    return {
+        "format": FORMAT,
+        "step": manifest.step,
+        "position": manifest.position,
+        "leaves": leaves,
+    }
+
+
+def from_json(value: Any, where: str) -> Manifest:
+    """Reads a manifest of this format or an older one.
+
+    Raises:
+      CheckpointError: If it is of a newer format, or is not a manifest.
+    """
+    number = value.get("format") if isinstance(value, dict) else None
+    if not isinstance(number, int) or number < 1:
+        raise CheckpointError(f"{where} is not a checkpoint of jaxcomm: it has no format.")
+    if number > FORMAT:
+        raise CheckpointError(
+            f"{where} has format {number}, and this release reads formats 1 to {FORMAT}: "
+            "install a newer jaxcomm."
+        )
+    try:
+        for older in range(number, FORMAT):
+            value = MIGRATIONS[older](value)
+        leaves = {
+            str(leaf["path"]): Entry(
+                tuple(int(n) for n in leaf["shape"]), str(leaf["dtype"]), int(leaf["checksum"])
+            )
+            for leaf in value["leaves"]
+        }
+        return Manifest(int(value["step"]), value["position"], leaves)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{where} is damaged: its manifest lacks {error}.") from error
+
+
+def axes_of(path: str) -> str | None:
+    """The axes of workers over which a leaf differs, such as `"data"`; None if it does not."""
+    found = _AXES.search(path)
+    return (found[1] or found[2]) if found else None
+
+
+def require_same_leaves(saved: Mapping[str, Entry], start: Mapping[str, Entry], where: str) -> None:
+    """Raises unless both have the same leaves, of the same dtypes.
+
+    Raises:
+      CheckpointError: If a leaf is missing in one of them, or has another dtype.
+    """
+    advice = "It is of another model, method or version: restore with the program that saved it."
+    for path in start:
+        if path not in saved:
+            raise CheckpointError(f"{where} lacks the leaf `{path}`. {advice}")
+    for path, entry in saved.items():
+        if path not in start:
+            raise CheckpointError(
+                f"{where} has the leaf `{path}`, which this program lacks. {advice}"
+            )
+        if entry.dtype != start[path].dtype:
+            raise CheckpointError(
+                f"{where} has the leaf `{path}` as {entry}, and this program has {start[path]}. {advice}"
+            )
+
+
+def other_workers(
+    saved: Mapping[str, Entry], start: Mapping[str, Entry], where: str
+) -> tuple[int, int] | None:
+    """The numbers of workers of the checkpoint and of `start`, or None if they are equal.
+
+    Raises:
+      CheckpointError: If a leaf that is equal on all workers has another shape.
+    """
+    different = None
+    for path, entry in saved.items():
+        old, new = entry.shape, start[path].shape
+        if axes_of(path) is not None and old and new and old[0] != new[0]:
+            different = different or (old[0], new[0])
+    for path, entry in saved.items():
+        of_workers = different and axes_of(path) is not None
+        if entry.shape != start[path].shape and not of_workers:
+            raise CheckpointError(
+                f"{where} has the leaf `{path}` as {entry}, and this program has {start[path]}. It is "
+                "of another model or method: restore with the program that saved it."
+            )
+    return different
+
+
+def size_of(entry: Entry) -> int:
+    """The number of values of a leaf."""
+    return math.prod(entry.shape)

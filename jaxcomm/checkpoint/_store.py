@@ -1,0 +1,95 @@
+"""Arrays and a manifest in one directory a step, by orbax."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcomm.checkpoint._leaves import Leaf, empty
+from jaxcomm.checkpoint._manifest import Entry, Manifest, from_json, size_of, to_json
+
+
+def _orbax() -> Any:
+    try:
+        return importlib.import_module("orbax.checkpoint")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f'`jaxcomm.checkpoint` needs {error.name}: `pip install "jaxcomm[checkpoint]"`.'
+        ) from error
+
+
+class Store:
+    """Writes in the background; a directory gets its final name when it is complete."""
+
+    def __init__(self, directory: Path, keep: int | None, complete: Callable[[], None]) -> None:
+        """Opens the directory, and creates it if necessary; `complete` is called after a save."""
+        self._ocp = _orbax()
+        options = self._ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            create=True,
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=True,
+            async_options=self._ocp.options.AsyncOptions(post_finalization_callback=complete),
+        )
+        self._manager = self._ocp.CheckpointManager(directory, options=options)
+
+    def steps(self) -> list[int]:
+        """The complete checkpoints, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def reload(self) -> None:
+        """Reads the directory again."""
+        self._manager.reload()
+
+    def save(self, manifest: Manifest, arrays: Sequence[Any]) -> None:
+        """Copies the arrays to the host, and writes them in the background."""
+        args = self._ocp.args
+        tree = {str(i): x for i, x in enumerate(arrays) if x.size}
+        self._manager.save(
+            manifest.step,
+            args=args.Composite(
+                state=args.PyTreeSave(tree), manifest=args.JsonSave(to_json(manifest))
+            ),
+            force=True,
+        )
+
+    def manifest(self, step: int, where: str) -> Manifest:
+        """The manifest of a checkpoint."""
+        args = self._ocp.args
+        found = self._manager.restore(step, args=args.Composite(manifest=args.JsonRestore()))
+        return from_json(found["manifest"], where)
+
+    def arrays(self, step: int, entries: Sequence[Entry], like: Sequence[Leaf]) -> list[Any]:
+        """The arrays of a checkpoint, where those of `like` are; NumPy arrays where it has those.
+
+        Keys are integers.
+        """
+        ocp = self._ocp
+        restore_args = {
+            str(i): (
+                ocp.RestoreArgs(restore_type=np.ndarray)
+                if isinstance(x, np.ndarray) or x.sharding is None
+                else ocp.ArrayRestoreArgs(sharding=x.sharding, restore_type=jax.Array)
+            )
+            for i, (entry, x) in enumerate(zip(entries, like, strict=True))
+            if size_of(entry)
+        }
+        args = ocp.args.PyTreeRestore(
+            item=dict.fromkeys(restore_args, 0), restore_args=restore_args
+        )
+        found = self._manager.restore(step, args=ocp.args.Composite(state=args))["state"]
+        return [
+            found[str(i)] if size_of(entry) else empty(x)
+            for i, (entry, x) in enumerate(zip(entries, like, strict=True))
+        ]
+
+    def wait(self) -> None:
+        """Waits for the save in the background; raises its error."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, and ends the threads."""
+        self._manager.close()
