@@ -79,6 +79,8 @@ class Checkpoints:
         self._directory = Path(directory).absolute()
         self._saving: int | None = None
         self._checked = False
+        if self._directory.exists() and not self._directory.is_dir():
+            raise CheckpointError(f"`directory`={self._directory} is a file. Choose another.")
         with explained(f"`directory`={self._directory} cannot be used", "Choose another."):
             self._store = Store(self._directory, keep, self._complete)
 

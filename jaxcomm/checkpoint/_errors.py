@@ -1,11 +1,26 @@
 """The error of checkpoints."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be saved, or cannot be restored into this program. One line."""
+
+
+_SYSTEM = re.compile(r"OS error \d+: (?:\w*[A-Z]{3}\w* )?([^\]]*)\]")
+"""How tensorstore reports an error of the system, at the end of a long line."""
+
+_LONGEST = 300
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip()
+    if found := _SYSTEM.search(text):
+        return found[1]
+    first = text.partition("\n")[0] or type(error).__name__
+    return first[:_LONGEST].rstrip(".")
 
 
 @contextlib.contextmanager
@@ -20,6 +35,4 @@ def explained(what: str, advice: str) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
-        raise CheckpointError(f"{what}: {reason[:300].rstrip('.')}. {advice}") from error
+        raise CheckpointError(f"{what}: {_reason(error)}. {advice}") from error

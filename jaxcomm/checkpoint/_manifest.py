@@ -106,7 +106,8 @@ def require_same_leaves(saved: Mapping[str, Entry], start: Mapping[str, Entry], 
             )
         if entry.dtype != start[path].dtype:
             raise CheckpointError(
-                f"{where} has the leaf `{path}` as {entry}, and this program has {start[path]}. {advice}"
+                f"{where} has the leaf `{path}` as {entry}, and this program has {start[path]}. "
+                f"{advice}"
             )
 
 
@@ -127,8 +128,8 @@ def other_workers(
         of_workers = different and axes_of(path) is not None
         if entry.shape != start[path].shape and not of_workers:
             raise CheckpointError(
-                f"{where} has the leaf `{path}` as {entry}, and this program has {start[path]}. It is "
-                "of another model or method: restore with the program that saved it."
+                f"{where} has the leaf `{path}` as {entry}, and this program has {start[path]}. "
+                "It is of another model or method: restore with the program that saved it."
             )
     return different
 

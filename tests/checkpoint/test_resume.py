@@ -16,6 +16,7 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from tests.cases._gossip import GossipCase, gossip_rows
 from tests.cases._local import LocalCase, local_rows
+from tests.checkpoint.trees import assert_equal
 
 WORKERS = 8
 STEPS = 7
@@ -38,21 +39,6 @@ def given(loss_fn: Any, params: Any, batch: Any) -> Any:
     del loss_fn
     gradients = jax.tree.map(lambda x, p: x[0].astype(p.dtype), batch, params)
     return jnp.zeros((), jnp.float32), gradients
-
-
-def words(tree: Any) -> Any:
-    """Keys as integers."""
-    return jax.tree.map(
-        lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x,
-        tree,
-    )
-
-
-def assert_equal(tree: Any, other: Any) -> None:
-    assert jax.tree.structure(tree) == jax.tree.structure(other)
-    for x, y in zip(*(jax.tree.leaves(words(t)) for t in (tree, other)), strict=True):
-        np.testing.assert_array_equal(x, y)
-        assert x.dtype == y.dtype
 
 
 def check(tx: Any, step: Any, begin: Any, directory: pathlib.Path) -> None:

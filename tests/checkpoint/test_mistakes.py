@@ -1,0 +1,180 @@
+"""A clear error before training, and nothing overwritten."""
+
+import gc
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm.checkpoint import CheckpointError, Checkpoints
+from tests.checkpoint.trees import assert_equal
+
+TX = optax.chain(jaxcomm.top_k(ratio=0.5), optax.sgd(0.1))
+
+
+def start(tx: Any = TX, workers: int = 4, size: int = 6) -> dict[str, Any]:
+    params = {"w": jnp.arange(size, dtype=jnp.float32)}
+    return {"params": params, "opt_state": jaxcomm.init(tx, params, workers)}
+
+
+@pytest.fixture
+def saved(tmp_path: pathlib.Path) -> pathlib.Path:
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in (3, 5):
+            checkpoints.save(step, start())
+    return tmp_path
+
+
+def contents(directory: pathlib.Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+def test_the_oldest_go(saved: pathlib.Path) -> None:
+    with Checkpoints(saved, keep=2) as checkpoints:
+        assert checkpoints.steps == (3, 5)
+        checkpoints.save(8, start())
+        checkpoints.wait()
+        assert checkpoints.steps == (5, 8)
+    with Checkpoints(saved, keep=None) as checkpoints:
+        for step in (9, 10, 11, 12):
+            checkpoints.save(step, start())
+    with Checkpoints(saved) as checkpoints:
+        assert checkpoints.steps == (5, 8, 9, 10, 11, 12)
+        assert checkpoints.restore(start(), 9).step == 9
+
+
+OTHERS = {
+    "model": (
+        lambda: start(size=7),
+        r"\.kept` as float32\[4, 6\], and this program has float32\[4, 7\]",
+    ),
+    "method": (
+        lambda: start(optax.chain(jaxcomm.global_qsgd(bits=8), optax.sgd(0.1))),
+        "has the leaf|lacks the leaf",
+    ),
+    "optimizer": (
+        lambda: start(optax.chain(TX, optax.adam(0.1))),
+        r"lacks the leaf `\['opt_state'",
+    ),
+    "dtype": (
+        lambda: jax.tree.map(
+            lambda x: x.astype(jnp.float16) if x.dtype == jnp.float32 else x, start()
+        ),
+        "this program has float16",
+    ),
+    "leaf": (lambda: {**start(), "clock": jnp.zeros(3)}, r"lacks the leaf `\['clock'\]`"),
+    "workers": (lambda: start(workers=3), r"is of 4 workers, and `start` is for 3: pass `tx`"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_of_another_program(saved: pathlib.Path, name: str) -> None:
+    make, message = OTHERS[name]
+    before = contents(saved)
+    with Checkpoints(saved) as checkpoints:
+        with pytest.raises(CheckpointError, match=message):
+            checkpoints.restore(make())
+        if name != "workers":
+            with pytest.raises(CheckpointError, match=message):
+                checkpoints.save(9, make())
+    assert contents(saved) == before
+
+
+def test_arguments(saved: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with Checkpoints(saved) as checkpoints:
+        for step in (5, 4, True, -1):
+            with pytest.raises(ValueError, match=r"`step` must be above 5, the newest checkpoint"):
+                checkpoints.save(step, start())
+        with pytest.raises(TypeError):
+            checkpoints.save(7.5, start())  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"`position` must be a value that JSON can hold"):
+            checkpoints.save(9, start(), position={1j})
+        with pytest.raises(ValueError, match=r"`state\['rate'\]` is of type float, but a checkpo"):
+            checkpoints.save(9, {**start(), "rate": 0.1})
+        with pytest.raises(ValueError, match=r"array of <U1, but a checkpoint holds arrays of num"):
+            checkpoints.save(9, {**start(), "name": np.array(["x"])})
+        with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 4 .* steps \[3, 5\]"):
+            checkpoints.restore(start(), 4)
+        with pytest.raises(ValueError, match="needs both `tx` and `workers`"):
+            checkpoints.restore(start(), tx=TX)
+    with Checkpoints(tmp_path_factory.mktemp("empty")) as checkpoints:
+        assert checkpoints.steps == ()
+        with pytest.raises(FileNotFoundError, match="There is no checkpoint in"):
+            checkpoints.restore(start())
+    for keep in (0, True, -2):
+        with pytest.raises(ValueError, match=r"`keep` must be at least 1, or None to keep all"):
+            Checkpoints(saved, keep=keep)
+    file = saved / "file"
+    file.write_text("")
+    with pytest.raises(CheckpointError, match=r"`directory`=.*file is a file"):
+        Checkpoints(file)
+
+
+def change_manifest(directory: pathlib.Path, **changes: Any) -> None:
+    path = directory / "5" / "manifest" / "metadata"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 99}, "has format 99, and this release reads formats 1 to 1: install a newer"),
+        ({"format": None}, "is not a checkpoint of jaxcomm: it has no format"),
+        ({"leaves": [{"path": "a"}]}, "is damaged: its manifest lacks 'shape'"),
+        ({"leaves": 3}, "is damaged: its manifest"),
+    ],
+)
+def test_manifests(saved: pathlib.Path, changes: dict[str, Any], message: str) -> None:
+    change_manifest(saved, **changes)
+    with Checkpoints(saved) as checkpoints:
+        with pytest.raises(CheckpointError, match=message):
+            checkpoints.restore(start())
+        assert checkpoints.restore(start(), 3).step == 3
+
+
+def test_a_directory_of_others(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "weights.bin").write_bytes(b"123")
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(CheckpointError, match=r"The checkpoint of step 7 in .* cannot be read"):
+            checkpoints.restore(start())
+        with pytest.raises(CheckpointError, match=r"The checkpoint of step 7 in .* cannot be read"):
+            checkpoints.save(8, start())
+    assert (tmp_path / "7" / "weights.bin").read_bytes() == b"123"
+
+
+# tensorstore reports to an event loop that orbax has closed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("how", ["one bit", "half", "missing"])
+def test_damaged_files(saved: pathlib.Path, how: str) -> None:
+    """Whichever file is damaged: the state that was saved, or an error; then an older one."""
+    files = [p for p in (saved / "5").rglob("*") if p.is_file() and p.stat().st_size]
+    assert len(files) > 8
+    errors = 0
+    for path in files:
+        whole = path.read_bytes()
+        middle = len(whole) // 2
+        if how == "missing":
+            path.unlink()
+        elif how == "half":
+            path.write_bytes(whole[:middle])
+        else:
+            path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :])
+        with Checkpoints(saved) as checkpoints:
+            try:
+                state = checkpoints.restore(start(), 5).state
+            except (CheckpointError, FileNotFoundError) as error:
+                errors += 1
+                assert "\n" not in str(error)
+            else:
+                assert_equal(state, start())
+            assert checkpoints.restore(start(), 3).step == 3
+        path.write_bytes(whole)
+    gc.collect()  # So that warnings about coroutines come here.
+    assert errors >= 3
