@@ -1,6 +1,7 @@
 """The error of checkpoints."""
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be saved, or cannot be restored into this program. One line."""
 
 
-_SYSTEM = re.compile(r"OS error \d+: (?:\w*[A-Z]{3}\w* )?([^\]]*)\]")
+_SYSTEM = re.compile(r"os_error_code='(\d+)'")
 """How tensorstore reports an error of the system, at the end of a long line."""
 
 _LONGEST = 300
@@ -18,7 +19,7 @@ _LONGEST = 300
 def _reason(error: Exception) -> str:
     text = str(error).strip()
     if found := _SYSTEM.search(text):
-        return found[1]
+        return os.strerror(int(found[1]))
     first = text.partition("\n")[0] or type(error).__name__
     return first[:_LONGEST].rstrip(".")
 
