@@ -4,19 +4,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import (
     AbstractMesh,
     AxisType,
     Mesh,
     NamedSharding,
-    PartitionSpec,
     SingleDeviceSharding,
 )
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._mesh import shard_map
+from jaxcomm._mesh import require_axes, shard_map
 from jaxcomm._per_worker import consensus, replicate
 from jaxcomm._resizing import Noted, is_of_last_step, mean_over_workers, noting
 from jaxcomm._state import init, own_params, state_specs, worker_axes
@@ -50,9 +51,26 @@ def _require_axes_of_workers(state: PyTree, axis_name: AxisName) -> None:
             )
 
 
-def _on_one_device(tree: PyTree) -> PyTree:
+def _on_one_device(tree: PyTree, what: str) -> PyTree:
     """Without the types of the old mesh, by which an index of a worker would be ambiguous."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise ValueError(
+                f"`{what}{jax.tree_util.keystr(path)}` is on devices of several processes: save "
+                "it, and resize it with `jaxcomm.checkpoint.Checkpoints.restore(start, tx=, "
+                "workers=)`."
+            )
     return jax.device_put(tree, SingleDeviceSharding(jax.local_devices()[0]))
+
+
+def place(x: Any, sharding: Any) -> Any:
+    """On these devices, of which other processes may have some."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.device_put(np.asarray(x), sharding)
+    data = jax.device_put(np.asarray(jax.random.key_data(x)), sharding)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
 
 
 def _applied(raw: PyTree, noted: list[Noted], old: PyTree, new: PyTree) -> PyTree:
@@ -118,7 +136,8 @@ def resize_workers(
     Raises:
       ValueError: If the state belongs to another `tx` or other parameters, or differs over axes
         that are not of workers; or if a leaf has no mean
-        and its transformation states no rule. The error names the leaf.
+        and its transformation states no rule; or if it is on devices of several processes. The
+        error names the leaf.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -133,21 +152,16 @@ def resize_workers(
        [1.25 0.5 ]]
     """
     _require_axes_of_workers(opt_state, axis_name)
-    opt_state, params = _on_one_device(opt_state), _on_one_device(params)
-    differ = isinstance(params, PerWorker)
-    if differ:
-        params = consensus(params)
+    opt_state, params = _on_one_device(opt_state, "opt_state"), _on_one_device(params, "params")
     if isinstance(workers, Mesh):
-        params = jax.device_put(params, NamedSharding(workers, PartitionSpec()))
-    if differ:
-        params = replicate(params, workers, axis_name=axis_name)
-    fresh = init(tx, params, workers, axis_name=axis_name)
-    axes = dict(workers.shape) if isinstance(workers, Mesh) else worker_axes(workers, axis_name)
-    mesh = (
-        workers
-        if isinstance(workers, Mesh)
-        else AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
-    )
+        require_axes(workers, axis_name)
+        sizes = {name: workers.shape[name] for name in _axis.names(axis_name)}
+    else:
+        sizes = worker_axes(workers, axis_name)
+    if isinstance(params, PerWorker):
+        params = replicate(consensus(params), sizes, axis_name=axis_name)
+    fresh = init(tx, params, sizes, axis_name=axis_name)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
     raw: list[PyTree] = []
 
     def record(params: PyTree) -> tuple[()]:
@@ -156,5 +170,8 @@ def resize_workers(
 
     with noting() as noted:
         jax.eval_shape(shard_map(record, mesh, (state_specs(params),), ()), params)
-    resized = _applied(raw[0], noted, opt_state, fresh)
-    return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), resized, fresh), params
+    result: tuple[optax.OptState, PyTree] = _applied(raw[0], noted, opt_state, fresh), params
+    if isinstance(workers, Mesh):
+        specs = state_specs(result)
+        result = jax.tree.map(lambda x, spec: place(x, NamedSharding(workers, spec)), result, specs)
+    return result

@@ -3,10 +3,11 @@
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import consensus, replicate
-from jaxcomm._resize import resize_workers
+from jaxcomm._resize import place, resize_workers
 
 
 def resized(
@@ -32,8 +33,8 @@ def resized(
 
     def other(old: Any, new: Any) -> Any:
         if isinstance(old, PerWorker):
-            return replicate(consensus(old), workers, axis_name=axis_name)
-        return jax.device_put(old, new.sharding) if isinstance(new, jax.Array) else old
+            return replicate(jax.tree.map(np.asarray, consensus(old)), workers, axis_name=axis_name)
+        return place(old, new.sharding) if isinstance(new, jax.Array) else old
 
     is_marked = lambda x: isinstance(x, PerWorker)  # noqa: E731
     rest = {
