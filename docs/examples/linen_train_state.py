@@ -1,4 +1,4 @@
-"""A flax.linen TrainState with orbax checkpoints; training goes on from a checkpoint.
+"""A flax.linen TrainState with checkpoints; training goes on from a checkpoint.
 
 Run it on 8 fake devices, or without XLA_FLAGS on GPUs:
 
@@ -8,7 +8,7 @@ Each worker sends the signs of its gradient and keeps the error for the next ste
 the state halfway, trains to the end, and repeats the second half from the checkpoint. It prints the
 first and last loss and the bytes sent, for the signs and for the exact mean in float32. The errors
 of all workers are part of the state, so the repeated losses are equal to the last bit.
-10 lines differ from the ordinary program: those that end in `# jaxcomm`.
+14 lines differ from the ordinary program: those that end in `# jaxcomm`.
 """
 
 import tempfile
@@ -17,10 +17,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-import orbax.checkpoint as ocp
 from flax.training.train_state import TrainState
 
 import jaxcomm  # jaxcomm
+from jaxcomm.checkpoint import Checkpoints  # jaxcomm
 
 STEPS, ROWS = 100, 128
 model = nn.Sequential([nn.Dense(128), nn.gelu, nn.Dense(10)])
@@ -59,11 +59,10 @@ def train(name, aggregator, folder):  # jaxcomm
         return state, losses
 
     state, first_half = run(new_state(), STEPS // 2)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(f"{folder}/{name}", state)
-        checkpointer.wait_until_finished()
+    with Checkpoints(f"{folder}/{name}") as checkpoints:  # jaxcomm
+        checkpoints.save(STEPS // 2, state)  # jaxcomm
         _, second_half = run(state, STEPS)
-        state, repeated = run(checkpointer.restore(f"{folder}/{name}", new_state()), STEPS)
+        state, repeated = run(checkpoints.restore(new_state()).state, STEPS)  # jaxcomm
     assert repeated == second_half and len(repeated) == STEPS // 2
 
     batch = make_batch(0)

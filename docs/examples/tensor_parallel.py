@@ -7,7 +7,7 @@ Run it on 8 fake devices, or without XLA_FLAGS on GPUs:
 Two devices share the hidden units, with their moments and residuals, and each sends the largest
 coordinates of its shards. Halfway, training goes on from a checkpoint. The program prints the first
 and last loss and the bytes sent, for top-k and for the exact mean in float32.
-9 lines differ from the ordinary program: those that end in `# jaxcomm`.
+13 lines differ from the ordinary program: those that end in `# jaxcomm`.
 """
 
 import tempfile
@@ -16,11 +16,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm  # jaxcomm
+from jaxcomm.checkpoint import Checkpoints  # jaxcomm
 
 STEPS, ROWS, LENGTH, WIDTH, WORDS = 100, 32, 16, 64, 64
 
@@ -63,10 +63,9 @@ def train(name, aggregator, folder):  # jaxcomm
     losses = []
     for number in range(STEPS):
         if number == STEPS // 2:
-            with ocp.StandardCheckpointer() as checkpointer:
-                checkpointer.save(f"{folder}/{name}", state)
-                checkpointer.wait_until_finished()
-                state = checkpointer.restore(f"{folder}/{name}", state)
+            with Checkpoints(f"{folder}/{name}") as checkpoints:  # jaxcomm
+                checkpoints.save(number, state)  # jaxcomm
+                state = checkpoints.restore(state).state  # jaxcomm
         *state, metrics = step(*state, make_batch(number))
         losses.append(float(metrics["loss"]))
     sent = jaxcomm.wire.account(step, *state, make_batch(0))  # jaxcomm

@@ -24,6 +24,7 @@ from jaxcomm.checkpoint._manifest import (
     require_same_leaves,
 )
 from jaxcomm.checkpoint._store import Store
+from jaxcomm.launch._run_directory import report_checkpoint
 
 
 class Restored(NamedTuple):
@@ -202,7 +203,8 @@ class Checkpoints:
         self.close()
 
     def _complete(self) -> None:
-        pass
+        if jax.process_index() == 0:
+            report_checkpoint(self._directory / str(self._saving))
 
     def _explained_save(self) -> Any:
         return explained(
