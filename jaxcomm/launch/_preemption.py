@@ -8,6 +8,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from jaxcomm.launch._errors import LaunchError
+from jaxcomm.launch._run_directory import PREEMPTED, report
 
 SERVICE = "jax_enable_preemption_service"
 
@@ -46,9 +47,7 @@ class _Notice:
                 "`jaxcomm.launch.initialize(save_on_sigterm=True)`."
             )
         # JAX answers for one number only, the largest that any process had given, plus one.
-        return any(
-            [multihost_utils.reached_preemption_sync_point(n) for n in range(first, step + 1)]
-        )
+        return any(multihost_utils.reached_preemption_sync_point(n) for n in range(first, step + 1))
 
     def is_preempted(self, step: int) -> bool:
         if self._asked is not None and step < self._asked:
@@ -60,6 +59,8 @@ class _Notice:
             first = step if self._asked is None else self._asked + 1
             if self._reached(first, step):
                 self._step = step
+                if not jax.distributed.is_initialized() or jax.process_index() == 0:
+                    report(PREEMPTED)
             self._asked = step
         return self._step is not None
 

@@ -1,100 +1,85 @@
 """A private directory of one launch, in which process 0 tells the launcher how far it is.
 
-`joined`: process 0 begins its roll call. `connected`: JAX has connected all processes.
-`checkpoint`: one line, the absolute path of the newest complete checkpoint.
+JAXCOMM_RUN_DIRECTORY is its path. The files in it:
+
+- `joined`: process 0 begins its roll call;
+- `started`: the roll call is complete;
+- `preempted`: all processes save and end, because one has received SIGTERM;
+- `checkpoint`: one line, the absolute path of the newest complete checkpoint.
 """
 
+import contextlib
 import os
-import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
 
 from jaxcomm.launch._errors import LaunchError
 
 RUN_DIRECTORY = "JAXCOMM_RUN_DIRECTORY"
-JOINED, CONNECTED, CHECKPOINT = "joined", "connected", "checkpoint"
+JOINED, STARTED, PREEMPTED, CHECKPOINT = "joined", "started", "preempted", "checkpoint"
 
 
-def _write(name: str, line: str, environment: Mapping[str, str] | None) -> None:
-    """Writes a file by rename, so that the launcher reads all of it or none."""
-    if not (directory := (os.environ if environment is None else environment).get(RUN_DIRECTORY)):
-        return
-    part = Path(directory, f"{name}.part")
-    part.write_text(line, encoding="utf-8", errors="surrogateescape")
-    part.replace(Path(directory, name))
+def report(name: str, line: str = "") -> None:
+    """Writes a file for the launcher, by rename; without a launcher, does nothing."""
+    if directory := os.environ.get(RUN_DIRECTORY):
+        part = Path(directory, f"{name}.part")
+        part.write_bytes(os.fsencode(line))
+        part.replace(Path(directory, name))
 
 
-def report_joined(environment: Mapping[str, str] | None = None) -> None:
-    """Tells the launcher that process 0 begins its roll call; without a launcher, does nothing."""
-    _write(JOINED, "", environment)
+def report_checkpoint(path: str | Path) -> None:
+    """Tells the launcher the newest checkpoint; without a launcher, does nothing.
 
-
-def report_connected(environment: Mapping[str, str] | None = None) -> None:
-    """Tells the launcher that all processes are connected; without a launcher, does nothing."""
-    _write(CONNECTED, "", environment)
-
-
-def report_checkpoint(path: str | Path, environment: Mapping[str, str] | None = None) -> None:
-    """Tells the launcher the newest complete checkpoint; without a launcher, does nothing.
-
-    Process 0 calls this, once the checkpoint can be restored.
+    Process 0 calls this once the checkpoint is complete.
     """
-    _write(CHECKPOINT, f"{Path(path).absolute()}\n", environment)
-
-
-class Reported(NamedTuple):
-    """A checkpoint that process 0 has reported."""
-
-    path: str
-    changed: tuple[int, int]  # Differs for two reports, also of the same path.
+    report(CHECKPOINT, f"{Path(path).absolute()}\n")
 
 
 class RunDirectory:
-    """The launcher's side: makes the directory, reads it, and removes it."""
+    """The launcher's side of the directory."""
 
-    def __enter__(self) -> Self:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def forget_start(self) -> None:
+        """Removes what concerns one start; the checkpoint stays."""
+        for name in (JOINED, STARTED, PREEMPTED):
+            (self.path / name).unlink(missing_ok=True)
+
+    def has(self, name: str) -> bool:
+        """Whether process 0 has written this file."""
+        return (self.path / name).exists()
+
+    def checkpoint(self) -> str | None:
+        """Returns the path of the newest checkpoint; None if there is none."""
         try:
-            self._path = Path(tempfile.mkdtemp(prefix="jaxcomm-launch-"))  # Mode 0700.
-        except OSError as error:
-            raise LaunchError(
-                f"launch cannot make a directory in {tempfile.gettempdir()}: {error.strerror}; "
-                "set TMPDIR to a directory that it may write to."
-            ) from error
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        shutil.rmtree(self._path, ignore_errors=True)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variable that tells the processes of this directory."""
-        return {RUN_DIRECTORY: str(self._path)}
-
-    def begin(self) -> None:
-        """Forgets the roll call of the start before; the checkpoint stays."""
-        for name in (JOINED, CONNECTED):
-            (self._path / name).unlink(missing_ok=True)
-
-    def has_joined(self) -> bool:
-        return (self._path / JOINED).exists()
-
-    def has_connected(self) -> bool:
-        return (self._path / CONNECTED).exists()
-
-    def checkpoint(self) -> Reported | None:
-        """Returns the newest checkpoint, if one was reported."""
-        try:
-            with open(self._path / CHECKPOINT, encoding="utf-8", errors="surrogateescape") as file:
-                status = os.fstat(file.fileno())
-                line = file.readline().strip()
+            line = os.fsdecode((self.path / CHECKPOINT).read_bytes())
         except FileNotFoundError:
             return None
-        return Reported(line, (status.st_ino, status.st_mtime_ns)) if line else None
+        return line.rstrip("\n") or None
+
+    def checkpoint_version(self) -> tuple[int, int] | None:
+        """Returns what differs between two reports of a checkpoint, even of one path."""
+        try:
+            status = (self.path / CHECKPOINT).stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+
+@contextlib.contextmanager
+def run_directory() -> Iterator[RunDirectory]:
+    """Makes the directory, which only this user can read, and removes it at the end.
+
+    Raises:
+      LaunchError: If it cannot be made.
+    """
+    try:
+        directory = tempfile.TemporaryDirectory(prefix="jaxcomm-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise LaunchError(
+            f"no temporary directory can be made: {error.strerror}; set TMPDIR to another."
+        ) from error
+    with directory as path:
+        yield RunDirectory(Path(path))
