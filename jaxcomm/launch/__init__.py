@@ -5,9 +5,11 @@ script calls :func:`initialize` before other code uses a device. On a cluster, t
 manager starts the script.
 """
 
-from jaxcomm.launch._command_line import LaunchOptions, parse, start
+from jaxcomm.launch._command_line import start
 from jaxcomm.launch._errors import LaunchError, LostProcessError
 from jaxcomm.launch._join import initialize, is_initialized, is_main_process, reraise_lost_process
+from jaxcomm.launch._options import LaunchOptions, parse
+from jaxcomm.launch._preemption import is_preempted
 
 __all__ = [
     "LaunchError",
@@ -15,6 +17,7 @@ __all__ = [
     "LaunchOptions",
     "is_initialized",
     "is_main_process",
+    "is_preempted",
     "initialize",
     "parse",
     "reraise_lost_process",

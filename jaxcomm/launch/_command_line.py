@@ -1,135 +1,27 @@
 """`python -m jaxcomm.launch --processes 4 -- script.py` runs a script in several processes."""
 
-import argparse
+import contextlib
 import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from types import FrameType
 
-from jaxcomm.launch._address import Address, listen, parse_host
+from jaxcomm.launch._address import Address, listen
 from jaxcomm.launch._environment import (
-    MOST_PROCESSES,
-    MOST_SECONDS,
+    HEARTBEAT_TIMEOUT,
+    RESTARTS,
     Cluster,
     environment_of,
-    seconds_of,
-    whole_number,
 )
 from jaxcomm.launch._errors import LaunchError, shown
-from jaxcomm.launch._processes import Outcome, ProcessGroup
-
-DESCRIPTION = """\
-Starts several processes of a program on this machine, joined by jax.distributed over the loopback
-interface. When one process fails, and on Ctrl+C or SIGTERM, it stops all of them. The exit code is
-that of the first process that failed.
-
-The words after `--` are passed to Python: a script, or -m and a module, then their arguments. The
-script joins the other processes with `jaxcomm.launch.initialize()`.
-"""
-
-
-class LaunchOptions(NamedTuple):
-    """The parsed options and the command to start."""
-
-    processes: int
-    devices_per_process: int
-    port: int
-    coordinator_address: str
-    start_timeout: float
-    command: tuple[str, ...]
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that raises one-line errors instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise LaunchError(message)
-
-
-def _count(text: str) -> int:
-    if (value := whole_number(text, 1, MOST_PROCESSES)) is None:
-        raise argparse.ArgumentTypeError(
-            f"must be an integer of at least 1 and at most {MOST_PROCESSES}, got {shown(text)}"
-        )
-    return value
-
-
-def _port(text: str) -> int:
-    if (value := whole_number(text, 0, 2**16 - 1)) is None:
-        raise argparse.ArgumentTypeError(f"must be an integer from 0 to 65535, got {shown(text)}")
-    return value
-
-
-def _host(text: str) -> str:
-    if (host := parse_host(text)) is None:
-        raise argparse.ArgumentTypeError(
-            f"must be the name or address of a host, got {shown(text)}"
-        )
-    return host
-
-
-def _seconds(text: str) -> float:
-    if (value := seconds_of(text)) is None:
-        raise argparse.ArgumentTypeError(
-            f"must be a number above 0 and at most {MOST_SECONDS:.0f}, a week, got {shown(text)}"
-        )
-    return value
-
-
-def parse(arguments: Sequence[str], program: str) -> LaunchOptions:
-    """Parses the options before `--` and the command after it.
-
-    Args:
-      arguments: The command-line arguments; `--help` prints the help and exits.
-      program: The program name in the help.
-
-    Raises:
-      LaunchError: If an option is unknown or invalid, or there is no command.
-
-    Example:
-      >>> from jaxcomm import launch
-      >>> launch.parse(["--processes", "4", "--", "train.py", "--steps", "9"], "launch").command
-      ('train.py', '--steps', '9')
-    """
-    parser = _Parser(
-        prog=program,
-        usage="%(prog)s [OPTIONS] -- COMMAND",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--processes", type=_count, default=2, help="number of processes (default: 2)")
-    add(
-        "--devices-per-process",
-        type=_count,
-        default=1,
-        help="GPUs, or simulated CPU devices, of each process (default: 1)",
-    )
-    add("--port", type=_port, default=0, help="port of the coordinator (default: any free port)")
-    add(
-        "--coordinator-address",
-        type=_host,
-        default="127.0.0.1",
-        help="address of this machine at which the coordinator listens (default: 127.0.0.1)",
-    )
-    add(
-        "--start-timeout",
-        type=_seconds,
-        default=120.0,
-        help="seconds in which all processes must start (default: 120)",
-    )
-    words = list(arguments)
-    end = words.index("--") if "--" in words else len(words)
-    values = vars(parser.parse_args(words[:end]))
-    if end == len(words):
-        raise LaunchError("launch needs a command after its options and `--`.")
-    if not words[end + 1 :]:
-        raise LaunchError("launch needs a command after --, such as: -- script.py --steps 100")
-    return LaunchOptions(**values, command=tuple(words[end + 1 :]))
+from jaxcomm.launch._options import LaunchOptions, parse
+from jaxcomm.launch._processes import ProcessGroup
+from jaxcomm.launch._restarts import Plan
+from jaxcomm.launch._run_directory import RUN_DIRECTORY, RunDirectory, run_directory
+from jaxcomm.launch._start_watch import StartWatch
 
 
 def find_port(options: LaunchOptions) -> Address:
@@ -142,50 +34,76 @@ def find_port(options: LaunchOptions) -> Address:
         return Address(options.coordinator_address, server.getsockname()[1])
 
 
-def environments_of(options: LaunchOptions, base: Mapping[str, str]) -> list[dict[str, str]]:
+def environments_of(
+    options: LaunchOptions, base: Mapping[str, str], slots: Sequence[int] | None = None
+) -> list[dict[str, str]]:
     """Returns the environment of each process; chooses a free port and a token.
+
+    Process i uses the devices of slot `slots[i]`; by default, of slot i.
 
     Raises:
       LaunchError: If the port is in use, or the address does not belong to this machine.
     """
     coordinator, token = find_port(options), secrets.token_hex(16)
+    used = range(options.processes) if slots is None else slots
 
-    def environment(process: int) -> dict[str, str]:
-        first = process * options.devices_per_process
+    def environment(process: int, slot: int) -> dict[str, str]:
+        first = slot * options.devices_per_process
         devices = list(range(first, first + options.devices_per_process))
-        cluster = Cluster(coordinator, options.processes, process, devices)
-        return environment_of(cluster, options.start_timeout, token, base)
+        cluster = Cluster(coordinator, len(used), process, devices)
+        return {
+            **environment_of(cluster, options.start_timeout, token, base),
+            HEARTBEAT_TIMEOUT: str(options.heartbeat_timeout),
+        }
 
-    return [environment(process) for process in range(options.processes)]
+    return [environment(process, slot) for process, slot in enumerate(used)]
 
 
-def name_of(number: int) -> str:
-    """Returns the name of a signal; real-time signals have only a number."""
+@contextlib.contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """Ends this process in order on a SIGTERM that comes while no processes run."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
-        return f"signal {signal.Signals(number).name}"
-    except ValueError:
-        return f"signal {number}"
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def explain(outcome: Outcome, processes: int) -> str | None:
-    """Returns why the launch ended, or None if a process has explained it."""
-    if outcome.failed is None and outcome.signal is not None:
-        name = name_of(outcome.signal).removeprefix("signal ")
-        return f"interrupted: {name} has stopped all processes."
-    if outcome.failed is None or outcome.explained:
-        return None
-    how = f"exit code {outcome.code}" if outcome.signal is None else name_of(outcome.signal)
-    return (
-        f"error: process {outcome.failed} of {processes} has ended with {how}; "
-        "the others were stopped."
-    )
+def _supervise(
+    options: LaunchOptions, program: str, given: Mapping[str, str], directory: RunDirectory
+) -> int:
+    """Starts the processes, and starts them again while the plan says so."""
+    command = [sys.executable, *options.command]
+    plan = Plan(options, directory)
+    while True:
+        directory.forget_start()
+        own = {RUN_DIRECTORY: str(directory.path)}
+        if options.restarts:
+            own[RESTARTS] = str(plan.starts)
+        environments = [
+            {**environment, **own} for environment in environments_of(options, given, plan.slots)
+        ]
+        group = ProcessGroup(grace=options.grace)
+        outcome = group.run(
+            command,
+            environments,
+            lambda outcome: plan.conclude(outcome, program),
+            StartWatch(options.start_timeout, environments, directory, plan.watch),
+        )
+        if not plan.starts_again:
+            return plan.code_of(outcome)
 
 
 def start(options: LaunchOptions, program: str, given: Mapping[str, str] = os.environ) -> int:
     """Starts the Python processes, waits for them and returns the exit code of the first failure.
 
-    Ctrl+C and SIGTERM are passed on to the processes. Call this from the main thread, which
-    receives signals.
+    Ctrl+C and SIGTERM are passed on to the processes. With `--restarts`, processes are started
+    again after a failure, and the code is that of the last start. Call this from the main thread,
+    which receives signals.
 
     Args:
       options: The options that :func:`parse` returns.
@@ -200,13 +118,8 @@ def start(options: LaunchOptions, program: str, given: Mapping[str, str] = os.en
       >>> launch.start(launch.parse(["--", "-c", "raise SystemExit(0)"], "launch"), "launch")
       0
     """
-
-    def final_message(outcome: Outcome) -> str | None:
-        line = explain(outcome, options.processes)
-        return line and f"{program}: {line}"
-
-    command = [sys.executable, *options.command]
-    return ProcessGroup().run(command, environments_of(options, given), final_message).code
+    with _ending_on_sigterm(), run_directory() as directory:
+        return _supervise(options, program, given, directory)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,6 +15,8 @@ PROCESS = "JAX_PROCESS_ID"
 LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
 TOKEN = "JAXCOMM_TOKEN"
 START_TIMEOUT = "JAXCOMM_START_TIMEOUT"
+HEARTBEAT_TIMEOUT = "JAXCOMM_HEARTBEAT_TIMEOUT"
+RESTARTS = "JAXCOMM_RESTARTS"
 
 DEVICE_COUNT = "--xla_force_host_platform_device_count"
 THREADS = "NPROC"
@@ -23,6 +25,7 @@ LEAST_THREADS = 16
 MOST_PROCESSES = 2**16
 MOST_SECONDS = 7 * 24 * 3600.0
 DEFAULT_SECONDS = 300.0
+DEFAULT_HEARTBEAT = 100  # That of JAX; the launcher, on one machine, needs less.
 
 
 class Cluster(NamedTuple):
@@ -106,6 +109,26 @@ def start_seconds(environment: Mapping[str, str], timeout: float | None) -> floa
         raise LaunchError(
             f"{name} must be a number of seconds above 0 and at most {MOST_SECONDS:.0f}, a week, "
             f"got {shown(text)}."
+        )
+    return seconds
+
+
+def heartbeat_seconds(environment: Mapping[str, str], timeout: int | None) -> int:
+    """Returns the heartbeat timeout: `timeout`, or the environment's, or JAX's 100 seconds.
+
+    Raises:
+      LaunchError: If it is not an integer of at least 1 and at most a week.
+    """
+    name, text = "`heartbeat_timeout`", str(timeout)
+    if timeout is None:
+        name, text = (
+            HEARTBEAT_TIMEOUT,
+            environment.get(HEARTBEAT_TIMEOUT, str(DEFAULT_HEARTBEAT)),
+        )
+    if (seconds := whole_number(text, 1, int(MOST_SECONDS))) is None:
+        raise LaunchError(
+            f"{name} must be an integer of seconds of at least 1 and at most {MOST_SECONDS:.0f}, "
+            f"a week, got {shown(text)}."
         )
     return seconds
 

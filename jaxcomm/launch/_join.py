@@ -12,9 +12,10 @@ from typing import NoReturn, TypeAlias
 import jax
 
 from jaxcomm.launch._cluster import bind_address, find_cluster
-from jaxcomm.launch._environment import TOKEN, start_seconds
+from jaxcomm.launch._environment import TOKEN, heartbeat_seconds, start_seconds
 from jaxcomm.launch._errors import LOST_PROCESS, WRONG_INPUT, LaunchError, LostProcessError
 from jaxcomm.launch._roll_call import answer, call
+from jaxcomm.launch._run_directory import JOINED, STARTED, report
 
 # The least time that JAX gets to connect the processes after the roll call.
 CONNECT_SECONDS = 60.0
@@ -62,7 +63,13 @@ def _exit_hook(show: Hook) -> Hook:
     return end
 
 
-def initialize(timeout: float | None = None, *, only_main_process_prints: bool = False) -> None:
+def initialize(
+    timeout: float | None = None,
+    *,
+    only_main_process_prints: bool = False,
+    heartbeat_timeout: int | None = None,
+    save_on_sigterm: bool = False,
+) -> None:
     """Joins this process to its cluster; then `jax.devices()` has the devices of all processes.
 
     Call this before other code uses a device. `python -m jaxcomm.launch` or the variables
@@ -80,9 +87,15 @@ def initialize(timeout: float | None = None, *, only_main_process_prints: bool =
         JAXCOMM_START_TIMEOUT, or 300.
       only_main_process_prints: Whether to discard the standard output of all processes except
         process 0 from now on.
+      heartbeat_timeout: The seconds after which a process that does not answer, for instance
+        because it is suspended, counts as lost; JAX then ends the others. Default:
+        JAXCOMM_HEARTBEAT_TIMEOUT, which `python -m jaxcomm.launch` sets, or 100 as in JAX.
+      save_on_sigterm: Whether SIGTERM asks :func:`is_preempted` to stop all processes after the
+        same step, so that they can save first. If not, SIGTERM ends this process at once.
 
     Raises:
-      LaunchError: If processes are missing, or no cluster is defined or detected.
+      LaunchError: If processes are missing, no cluster is defined or detected, or an argument is
+        out of range.
 
     Example:
       >>> import os
@@ -95,12 +108,15 @@ def initialize(timeout: float | None = None, *, only_main_process_prints: bool =
       >>> del os.environ["JAX_NUM_PROCESSES"]
     """
     seconds = start_seconds(os.environ, timeout)
+    heartbeat = heartbeat_seconds(os.environ, heartbeat_timeout)
     deadline = time.monotonic() + seconds
     cluster = find_cluster(os.environ, seconds)
     bind = bind_address(os.environ, cluster.coordinator)
     token = os.environ.get(TOKEN, "")
     if cluster.process == 0:
+        report(JOINED)
         call(bind, cluster.processes, seconds, token)
+        report(STARTED)
     else:
         answer(cluster.coordinator, cluster.process, cluster.processes, seconds, token)
     if cluster.process and only_main_process_prints:
@@ -108,8 +124,8 @@ def initialize(timeout: float | None = None, *, only_main_process_prints: bool =
         with open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), sys.stdout.fileno())
 
-    # Without this, JAX would treat SIGTERM as a preemption notice.
-    jax.config.update("jax_enable_preemption_service", False)
+    # If this is on, JAX receives SIGTERM, and the process does not end.
+    jax.config.update("jax_enable_preemption_service", save_on_sigterm)
     left = max(deadline - time.monotonic(), CONNECT_SECONDS)
     with _exit_after(
         left,
@@ -124,6 +140,7 @@ def initialize(timeout: float | None = None, *, only_main_process_prints: bool =
                 cluster.local_devices,
                 cluster_detection_method="deactivate",
                 initialization_timeout=round(left) + 60,
+                heartbeat_timeout_seconds=heartbeat,
                 coordinator_bind_address=str(bind),
             )
             jax.devices()

@@ -1,13 +1,10 @@
 """A group of processes on this machine; when one fails, all are stopped."""
 
 import collections
-import contextlib
 import math
-import os
 import queue
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +14,7 @@ from typing import NamedTuple
 from jaxcomm.launch._errors import LOST_PROCESS, LaunchError
 from jaxcomm.launch._guard import Guard
 from jaxcomm.launch._output import ROOM_BYTES, Output, read_lines, write_to
+from jaxcomm.launch._process import Process
 
 STDOUT, STDERR = write_to(1), write_to(2)
 
@@ -41,56 +39,8 @@ class Outcome(NamedTuple):
     failed: int | None = None  # the number of the first process that failed
     signal: int | None = None  # the signal that ended this process, or all processes
     explained: bool = False  # whether the failed process has printed why
-
-
-class _Process:
-    """One process and its children, which form a process group of the system."""
-
-    def __init__(
-        self, number: int, command: Sequence[str], environment: Mapping[str, str], guard: Guard
-    ) -> None:
-        self.number = number
-        self.explained = False
-        self._guard = guard
-        self._has_ended = False
-        # A new session, so that Ctrl+C reaches only the launcher, which passes it on once.
-        self.popen = subprocess.Popen(
-            command,
-            env={**environment, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-        guard.watch(self.popen.pid)
-        self.readers: list[threading.Thread] = []
-
-    def is_running(self) -> bool:
-        """Whether the process runs; kills its children when it has ended."""
-        if not self._has_ended and self.popen.poll() is not None:
-            self._has_ended = True
-            self.send(signal.SIGKILL)
-            self._guard.forget(self.popen.pid)
-        return not self._has_ended
-
-    def end(self) -> None:
-        """Kills the process and its children."""
-        if self.is_running():
-            self.send(signal.SIGKILL)
-            self.popen.wait()
-            self.is_running()
-
-    def send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.popen.pid, number)
-
-    def close(self) -> None:
-        """Closes the pipes, unless a child that could not be killed still writes to them."""
-        if not any(reader.is_alive() for reader in self.readers):
-            for pipe in (self.popen.stdout, self.popen.stderr):
-                if pipe is not None:
-                    pipe.close()
+    reason: str | None = None  # why the launcher itself has stopped all
+    interrupted: int | None = None  # a signal to the launcher after the first failure
 
 
 class ProcessGroup:
@@ -100,16 +50,21 @@ class ProcessGroup:
         self,
         stdout: Callable[[bytes], object] = STDOUT,
         stderr: Callable[[bytes], object] = STDERR,
+        grace: float | None = None,
     ) -> None:
-        """Forwards the processes' lines to `stdout` and `stderr`, which write bytes."""
+        """Forwards the processes' lines to `stdout` and `stderr`, which write bytes.
+
+        Processes that are asked to end are killed after `grace` seconds.
+        """
+        self._grace = GRACE_SECONDS if grace is None else grace
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._stdout, self._stderr = (
             Output(write, lambda: self._signals.put(signal.SIGPIPE)) for write in (stdout, stderr)
         )
-        self._processes: list[_Process] = []
+        self._processes: list[Process] = []
         # Guards the attributes below; no thread blocks while it holds the lock.
         self._lock = threading.Lock()
-        self._held: collections.deque[tuple[float, _Process, bytes]] = collections.deque()
+        self._held: collections.deque[tuple[float, Process, bytes]] = collections.deque()
         self._held_bytes = 0
         self._forwarded: int | None = None  # The only process whose lines are still forwarded.
         self._failure_time: float | None = None  # When the first failure was noticed.
@@ -120,13 +75,15 @@ class ProcessGroup:
         command: Sequence[str],
         environments: Sequence[Mapping[str, str]],
         final_message: Callable[[Outcome], str | None] = lambda outcome: None,
+        watch: Callable[[], Outcome | None] = lambda: None,
     ) -> Outcome:
         """Runs until all processes have ended; stops all when one fails or on a signal.
 
         Ctrl+C and SIGTERM are passed on; a second signal kills the processes. Each line gets the
         number of its process as a prefix. Lines of the standard error are delayed by a moment, so
         that once a process has failed, the errors that this causes in others are dropped. The
-        result of `final_message` goes to the standard error.
+        result of `final_message` goes to the standard error. `watch` is called often, and stops all
+        by returning an outcome.
 
         Raises:
           LaunchError: If a process cannot be started.
@@ -142,6 +99,7 @@ class ProcessGroup:
                 self._start(number, command, environment, guard, len(environments))
             while self._outcome is None and any(p.is_running() for p in self._processes):
                 self._poll(POLL_SECONDS)
+                self._consult(watch)
             self._poll(0)
             if self._outcome is not None:
                 stopped = self._outcome.failed is None
@@ -170,7 +128,7 @@ class ProcessGroup:
         processes: int,
     ) -> None:
         try:
-            process = _Process(number, command, environment, guard)
+            process = Process(number, command, environment, guard)
         except OSError as error:
             raise LaunchError(
                 f"process {number} of {processes} cannot be started: {error.strerror}."
@@ -188,18 +146,18 @@ class ProcessGroup:
             process.readers.append(reader)
 
     def _forward(
-        self, process: _Process, take: Callable[[_Process, bytes], Output], source: int
+        self, process: Process, take: Callable[[Process, bytes], Output], source: int
     ) -> None:
         for line in read_lines(source):
             with self._lock:
                 output = take(process, line)
             output.wait_for_room()
 
-    def _take(self, process: _Process, line: bytes) -> Output:
+    def _take(self, process: Process, line: bytes) -> Output:
         self._put(self._stdout, process, line)
         return self._stdout
 
-    def _hold(self, process: _Process, line: bytes) -> Output:
+    def _hold(self, process: Process, line: bytes) -> Output:
         """Delays a line of the standard error until it is known whether to drop it."""
         process.explained |= EXPLANATION.match(line) is not None
         self._held.append((time.monotonic() + HOLD_SECONDS, process, line))
@@ -213,7 +171,7 @@ class ProcessGroup:
         self._held_bytes -= len(line)
         self._put(self._stderr, process, line)
 
-    def _put(self, output: Output, process: _Process, line: bytes) -> None:
+    def _put(self, output: Output, process: Process, line: bytes) -> None:
         if self._forwarded in (None, process.number):
             output.put(b"[%d] %s\n" % (process.number, line))
 
@@ -235,8 +193,10 @@ class ProcessGroup:
         causes = [p for p in failed if p.popen.returncode not in CONSEQUENCES]
         if not causes and any(running) and time.monotonic() < self._failure_time + HOLD_SECONDS:
             return
-        process = (causes or failed)[0]
-        code = process.popen.returncode
+        suspended = [process for process in self._processes if process.is_suspended()]
+        process = (causes or suspended or failed)[0]
+        # A suspended process has no exit code: the others were lost because it did not answer.
+        code = -signal.SIGSTOP if process in suspended else process.popen.returncode
         ended_by = -code if code < 0 else None
         self._outcome = Outcome(128 - code if code < 0 else code, process.number, ended_by)
         self._forwarded = process.number
@@ -248,9 +208,8 @@ class ProcessGroup:
         except queue.Empty:
             number = None
         with self._lock:
-            if number is not None and self._outcome is None:
-                self._outcome = Outcome(128 + number, signal=number)
-                self._forwarded = 0
+            if number is not None:
+                self._interrupt(number)
             self._find_failure()
         self._forward_held(time.monotonic())
         if number is not None:
@@ -258,13 +217,31 @@ class ProcessGroup:
             self._stderr.stop_blocking()
         return number
 
+    def _interrupt(self, number: int) -> None:
+        if self._outcome is None:
+            self._outcome = Outcome(128 + number, signal=number)
+            self._forwarded = 0
+        elif self._outcome.failed is not None or self._outcome.reason is not None:
+            self._outcome = self._outcome._replace(interrupted=number)
+
+    def _consult(self, watch: Callable[[], Outcome | None]) -> None:
+        if self._outcome is None and (outcome := watch()) is not None:
+            with self._lock:
+                self._outcome = outcome
+                self._forwarded = 0
+
     def _end(self, number: int) -> None:
         """Stops all processes; kills them after the grace period or at a second signal."""
         number = signal.SIGTERM if number == signal.SIGPIPE else number
         for process in self._processes:
-            if process.is_running():
+            if process.is_suspended():
+                process.end()  # It would not react to another signal.
+            elif process.is_running():
                 process.send(number)
-        deadline = time.monotonic() + GRACE_SECONDS
+        # After a failure nothing can be saved: the others wait in collectives.
+        failed = self._outcome is not None and self._outcome.failed is not None
+        grace = min(self._grace, GRACE_SECONDS) if failed else self._grace
+        deadline = time.monotonic() + grace
         while any(process.is_running() for process in self._processes):
             if self._poll(POLL_SECONDS) is not None or time.monotonic() > deadline:
                 break

@@ -7,11 +7,13 @@ import pytest
 
 from jaxcomm.launch import _command_line
 from jaxcomm.launch._address import Address
-from jaxcomm.launch._command_line import environments_of, explain, find_port, main, parse
+from jaxcomm.launch._command_line import environments_of, find_port, main
+from jaxcomm.launch._messages import explain
+from jaxcomm.launch._options import LaunchOptions, parse
 from jaxcomm.launch._processes import Outcome
 
 
-def read(arguments: str) -> _command_line.LaunchOptions:
+def read(arguments: str) -> LaunchOptions:
     return parse(arguments.split(), "launch")
 
 
@@ -88,6 +90,7 @@ def test_what_each_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         "JAX_PROCESS_ID": "2",
         "JAX_LOCAL_DEVICE_IDS": "4,5",
         "JAXCOMM_START_TIMEOUT": "9",
+        "JAXCOMM_HEARTBEAT_TIMEOUT": "20",
         "NPROC": "16",
         "XLA_FLAGS": f"{given['XLA_FLAGS']} --xla_force_host_platform_device_count=2",
     }

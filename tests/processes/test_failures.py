@@ -1,0 +1,220 @@
+"""Processes that are killed, suspended or preempted in the middle of training."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import jaxcomm
+from tests.compiled import UNKEPT
+
+pytestmark = [
+    pytest.mark.xdist_group("processes"),
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+ROOT = Path(jaxcomm.__file__).parents[1]
+SECONDS = 150
+
+# Each process counts steps in a collective over Gloo; process 0 writes the count as a checkpoint.
+TRAINING = """
+import os, pathlib, sys, time
+from jaxcomm import launch
+from jaxcomm.launch._run_directory import report_checkpoint
+launch.initialize(save_on_sigterm=SAVES)
+import jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+sharding = NamedSharding(mesh, PartitionSpec("data"))
+ones = jax.make_array_from_process_local_data(sharding, jnp.ones(1))
+total = jax.jit(jnp.sum)
+folder = pathlib.Path("checkpoints")
+def save(step):
+    if launch.is_main_process():
+        folder.mkdir(exist_ok=True)
+        (folder / f"{step:06}").touch()
+        report_checkpoint(folder / f"{step:06}")
+first = max((int(path.name) for path in folder.glob("*")), default=-1) + 1
+print("pid", jax.process_index(), os.getpid(), flush=True)
+print("from", first, jax.process_count(), os.environ.get("JAXCOMM_RESTARTS"), flush=True)
+for step in range(first, 10**6):
+    assert total(ones) == jax.process_count()
+    if step == first + 5:
+        print("steady", flush=True)
+    time.sleep(0.02)
+    if step % 10 == 0:
+        save(step)
+    if SAVES and launch.is_preempted(step):
+        save(step)
+        print("saved", step, flush=True)
+        break
+"""
+
+
+class Launched:
+    """A launcher whose processes are training, and what it has printed so far."""
+
+    def __init__(self, folder: Path, processes: int, *options: str, saves: bool = False) -> None:
+        self.folder, self.processes = folder, processes
+        script = folder / "script.py"
+        script.write_text(f"SAVES = {saves}\n{TRAINING}", encoding="utf-8")
+        given = {**os.environ, **UNKEPT, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        given.pop("XLA_FLAGS", None)
+        command = [sys.executable, "-m", "jaxcomm.launch", "--processes", str(processes)]
+        self.stdout, self.stderr = folder / "stdout", folder / "stderr"
+        with self.stdout.open("wb") as stdout, self.stderr.open("wb") as stderr:
+            self.popen = subprocess.Popen(
+                [*command, *options, "--", str(script)],
+                cwd=folder,
+                env=given,
+                stdout=stdout,
+                stderr=stderr,
+            )
+
+    def said(self) -> str:
+        return self.stdout.read_text()
+
+    def until(self, happened: Callable[[], bool], seconds: float = SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            over = self.popen.poll() is not None or time.monotonic() > deadline
+            assert not over, f"{self.said()[-3000:]}\n{self.stderr.read_text()[-3000:]}"
+            time.sleep(0.1)
+
+    def until_steady(self, times: int) -> None:
+        """Waits until so many processes, over all starts, have trained a few steps."""
+        self.until(lambda: self.said().count("steady") >= times)
+
+    def pid(self, process: int) -> int:
+        """The newest process of this number."""
+        return int(re.findall(rf"pid {process} (\d+)", self.said())[-1])
+
+    def end(self) -> str:
+        """Waits; checks that no process is left; returns the standard error."""
+        self.popen.wait(SECONDS)
+        pids = [int(pid) for pid in re.findall(r"pid \d+ (\d+)", self.said())]
+        assert pids and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        return self.stderr.read_text()
+
+    def checkpoint(self) -> str:
+        return str(max((self.folder / "checkpoints").glob("*")))
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Callable[..., Launched]:
+    started: list[Launched] = []
+
+    def launch(processes: int, *options: str, saves: bool = False) -> Launched:
+        started.append(Launched(tmp_path, processes, *options, saves=saves))
+        return started[-1]
+
+    yield launch
+    for each in started:
+        each.popen.kill()
+        each.popen.wait()
+
+
+@pytest.mark.parametrize("process", [0, 2])
+def test_one_that_is_killed_ends_all(launched: Callable[..., Launched], process: int) -> None:
+    run = launched(4)
+    run.until_steady(4)
+    os.kill(run.pid(process), signal.SIGKILL)
+    started = time.monotonic()
+    stderr = run.end()
+    assert time.monotonic() - started < 15
+    assert run.popen.returncode == 128 + signal.SIGKILL
+    assert stderr == (
+        f"jaxcomm.launch: error: process {process} of 4 has ended with signal SIGKILL; the others "
+        f"were stopped; the newest checkpoint is {run.checkpoint()}.\n"
+    )
+
+
+@pytest.mark.parametrize("process", [0, 2])
+def test_one_that_is_suspended_ends_all(launched: Callable[..., Launched], process: int) -> None:
+    run = launched(4, "--heartbeat-timeout", "5")
+    run.until_steady(4)
+    os.kill(run.pid(process), signal.SIGSTOP)
+    started = time.monotonic()
+    stderr = run.end()
+    assert 3 < time.monotonic() - started < 40
+    assert run.popen.returncode == 128 + signal.SIGSTOP
+    assert stderr.splitlines()[-1] == (
+        f"jaxcomm.launch: error: process {process} of 4 was stopped (SIGSTOP) and did not answer; "
+        f"the others were stopped; the newest checkpoint is {run.checkpoint()}."
+    )
+
+
+def test_a_short_suspension_ends_nothing(launched: Callable[..., Launched]) -> None:
+    run = launched(2, "--heartbeat-timeout", "20")
+    run.until_steady(2)
+    os.kill(run.pid(1), signal.SIGSTOP)
+    time.sleep(2)
+    before = run.checkpoint()
+    os.kill(run.pid(1), signal.SIGCONT)
+    run.until(lambda: run.checkpoint() > before)
+    run.popen.send_signal(signal.SIGTERM)
+    assert "interrupted: SIGTERM has stopped all" in run.end()
+
+
+@pytest.mark.parametrize("to", ["launcher", "process"])
+def test_all_save_the_same_step_before_they_end(launched: Callable[..., Launched], to: str) -> None:
+    run = launched(4, "--grace", "60", saves=True)
+    run.until_steady(4)
+    os.kill(run.popen.pid if to == "launcher" else run.pid(2), signal.SIGTERM)
+    stderr = run.end()
+    assert run.popen.returncode == 128 + signal.SIGTERM, stderr
+    saved = re.findall(r"saved (\d+)", run.said())
+    assert len(set(saved)) == 1 and len(saved) == (1 if to == "launcher" else 4)
+    assert Path(run.checkpoint()).name == f"{int(saved[0]):06}"
+    assert stderr.splitlines()[-1] == (
+        "jaxcomm.launch: interrupted: SIGTERM has stopped all processes; the newest checkpoint is "
+        f"{run.checkpoint()}."
+    )
+
+
+def test_all_start_again_from_the_newest_checkpoint(launched: Callable[..., Launched]) -> None:
+    run = launched(4, "--restarts", "2")
+    for start, process in enumerate((3, 0)):
+        run.until_steady(4 * (start + 1))
+        os.kill(run.pid(process), signal.SIGKILL)
+    run.until_steady(12)
+    run.popen.send_signal(signal.SIGTERM)
+    lines = run.end().splitlines()
+    assert run.popen.returncode == 128 + signal.SIGTERM
+    for start, process in enumerate((3, 0)):
+        said = re.fullmatch(
+            rf"jaxcomm.launch: process {process} of 4 has ended with signal SIGKILL; 4 start again "
+            rf"from the checkpoint (\S+) \(restart {start + 1} of 2\)\.",
+            lines[start],
+        )
+        assert said and f"from {int(Path(said[1]).name) + 1} 4 {start + 1}" in run.said()
+    assert lines[2].startswith("jaxcomm.launch: interrupted: SIGTERM") and len(lines) == 3
+
+
+def test_fewer_go_on_and_more_join_later(launched: Callable[..., Launched], tmp_path: Path) -> None:
+    available = tmp_path / "available"
+    available.write_text("3")
+    options = ("--restarts", "1", "--min-processes", "2", "--available", str(available))
+    run = launched(3, *options, "--grace", "60", saves=True)
+    run.until_steady(3)
+    available.write_text("2")
+    os.kill(run.pid(2), signal.SIGKILL)
+    run.until_steady(5)
+    available.write_text("3")
+    run.until_steady(8)
+    run.popen.send_signal(signal.SIGTERM)
+    lines = run.end().splitlines()
+    assert "process 2 of 3 has ended with signal SIGKILL; 2 start again from" in lines[0]
+    assert "there is room for more than 2 processes; 3 start again from the checkpoint" in lines[1]
+    assert len(lines) == 3 and run.popen.returncode == 128 + signal.SIGTERM
+    starts = re.findall(r"\[0\] from (\d+) (\d) (\d)", run.said())
+    assert [start[1:] for start in starts] == [("3", "0"), ("2", "1"), ("3", "2")]
+    steps = [int(start[0]) for start in starts]
+    assert steps == sorted(steps) and steps[0] < steps[1] < steps[2]
