@@ -1,100 +1,89 @@
-"""A private directory of one launch, in which process 0 tells the launcher how far it is.
+"""A directory that the launcher shares with its processes, in which process 0 reports progress.
 
-`joined`: process 0 begins its roll call. `connected`: JAX has connected all processes.
-`checkpoint`: one line, the absolute path of the newest complete checkpoint.
+The launcher makes it, private to its user, names it in JAXCOMM_RUN_DIRECTORY, and removes it.
 """
 
+import contextlib
 import os
-import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
 
+from jaxcomm.launch._environment import PROCESS
 from jaxcomm.launch._errors import LaunchError
 
 RUN_DIRECTORY = "JAXCOMM_RUN_DIRECTORY"
-JOINED, CONNECTED, CHECKPOINT = "joined", "connected", "checkpoint"
 
-
-def _write(name: str, line: str, environment: Mapping[str, str] | None) -> None:
-    """Writes a file by rename, so that the launcher reads all of it or none."""
-    if not (directory := (os.environ if environment is None else environment).get(RUN_DIRECTORY)):
-        return
-    part = Path(directory, f"{name}.part")
-    part.write_text(line, encoding="utf-8", errors="surrogateescape")
-    part.replace(Path(directory, name))
-
-
-def report_joined(environment: Mapping[str, str] | None = None) -> None:
-    """Tells the launcher that process 0 begins its roll call; without a launcher, does nothing."""
-    _write(JOINED, "", environment)
-
-
-def report_connected(environment: Mapping[str, str] | None = None) -> None:
-    """Tells the launcher that all processes are connected; without a launcher, does nothing."""
-    _write(CONNECTED, "", environment)
-
-
-def report_checkpoint(path: str | Path, environment: Mapping[str, str] | None = None) -> None:
-    """Tells the launcher the newest complete checkpoint; without a launcher, does nothing.
-
-    Process 0 calls this, once the checkpoint can be restored.
-    """
-    _write(CHECKPOINT, f"{Path(path).absolute()}\n", environment)
-
-
-class Reported(NamedTuple):
-    """A checkpoint that process 0 has reported."""
-
-    path: str
-    changed: tuple[int, int]  # Differs for two reports, also of the same path.
+JOINED = "joined"  # Process 0 has begun its roll call.
+STARTED = "started"  # All processes have answered it.
+PREEMPTED = "preempted"  # `is_preempted` has told the processes to save and end.
+CHECKPOINT = "checkpoint"  # One line: the path of the newest complete checkpoint.
 
 
 class RunDirectory:
-    """The launcher's side: makes the directory, reads it, and removes it."""
+    """The launcher's view of the directory."""
 
-    def __enter__(self) -> Self:
-        try:
-            self._path = Path(tempfile.mkdtemp(prefix="jaxcomm-launch-"))  # Mode 0700.
-        except OSError as error:
-            raise LaunchError(
-                f"launch cannot make a directory in {tempfile.gettempdir()}: {error.strerror}; "
-                "set TMPDIR to a directory that it may write to."
-            ) from error
-        return self
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        shutil.rmtree(self._path, ignore_errors=True)
+    def has(self, name: str) -> bool:
+        """Whether process 0 has reported this since the last `forget_start`."""
+        return (self.path / name).exists()
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variable that tells the processes of this directory."""
-        return {RUN_DIRECTORY: str(self._path)}
+    def forget_start(self) -> None:
+        """Removes what the next start must report anew; the checkpoint stays."""
+        for name in (JOINED, STARTED, PREEMPTED):
+            (self.path / name).unlink(missing_ok=True)
 
-    def begin(self) -> None:
-        """Forgets the roll call of the start before; the checkpoint stays."""
-        for name in (JOINED, CONNECTED):
-            (self._path / name).unlink(missing_ok=True)
+    def checkpoint(self) -> str | None:
+        """Returns the path of the newest complete checkpoint, if one was reported."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.path / CHECKPOINT).read_text(encoding="utf-8").rstrip("\n") or None
+        return None
 
-    def has_joined(self) -> bool:
-        return (self._path / JOINED).exists()
+    def checkpoint_version(self) -> tuple[int, int] | None:
+        """Returns a value that differs after each report of a checkpoint."""
+        with contextlib.suppress(FileNotFoundError):
+            status = (self.path / CHECKPOINT).stat()
+            return status.st_ino, status.st_mtime_ns
+        return None
 
-    def has_connected(self) -> bool:
-        return (self._path / CONNECTED).exists()
 
-    def checkpoint(self) -> Reported | None:
-        """Returns the newest checkpoint, if one was reported."""
-        try:
-            with open(self._path / CHECKPOINT, encoding="utf-8", errors="surrogateescape") as file:
-                status = os.fstat(file.fileno())
-                line = file.readline().strip()
-        except FileNotFoundError:
-            return None
-        return Reported(line, (status.st_ino, status.st_mtime_ns)) if line else None
+@contextlib.contextmanager
+def run_directory() -> Iterator[RunDirectory]:
+    """Makes a directory with mode 0700 and removes it at the end of the block.
+
+    Raises:
+      LaunchError: If no directory can be made.
+    """
+    try:
+        directory = tempfile.TemporaryDirectory(prefix="jaxcomm-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise LaunchError(
+            f"launch cannot make a temporary directory: {error.strerror}; set TMPDIR to a "
+            "directory in which it can."
+        ) from error
+    with directory as path:
+        yield RunDirectory(Path(path))
+
+
+def _reports_to() -> Path | None:
+    """Returns the directory in process 0 of a launcher; None elsewhere."""
+    path = os.environ.get(RUN_DIRECTORY)
+    return Path(path) if path and os.environ.get(PROCESS, "0") == "0" else None
+
+
+def report(name: str) -> None:
+    """Reports progress to the launcher; does nothing except in process 0 of a launcher."""
+    if directory := _reports_to():
+        with contextlib.suppress(FileNotFoundError):  # The launcher was killed.
+            (directory / name).touch()
+
+
+def report_checkpoint(path: str | os.PathLike[str]) -> None:
+    """Reports the newest complete checkpoint; does nothing except in process 0 of a launcher."""
+    if directory := _reports_to():
+        with contextlib.suppress(FileNotFoundError):  # The launcher was killed.
+            written = directory / f".{CHECKPOINT}-{os.getpid()}"
+            written.write_text(f"{os.path.abspath(path)}\n", encoding="utf-8")
+            written.replace(directory / CHECKPOINT)

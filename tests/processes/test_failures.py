@@ -32,7 +32,8 @@ launch.initialize(save_on_sigterm=SAVES)
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-ones = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("data")), jnp.ones(1))
+sharding = NamedSharding(mesh, PartitionSpec("data"))
+ones = jax.make_array_from_process_local_data(sharding, jnp.ones(1))
 total = jax.jit(jnp.sum)
 folder = pathlib.Path("checkpoints")
 def save(step):
