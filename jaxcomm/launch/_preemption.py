@@ -1,86 +1,87 @@
-"""SIGTERM lets the script save: all processes agree on the step after which they stop."""
+"""Saving before the end: SIGTERM asks all processes to stop after the same step."""
 
-import operator
 import signal
 from types import FrameType
 
 import jax
-from jax.experimental import multihost_utils
 
 from jaxcomm.launch._errors import LaunchError
 from jaxcomm.launch._run_directory import PREEMPTED, report
 
-SERVICE = "jax_enable_preemption_service"
 
-
-class _Notice:
-    """What this process knows of a preemption."""
+class _Preemption:
+    """What this process knows of a SIGTERM."""
 
     def __init__(self) -> None:
-        self._received = False  # Without a cluster.
-        self._listens = False
-        self._asked: int | None = None  # The last step of which this process has asked.
-        self._step: int | None = None  # The step at which all stop.
+        self._reached = False  # Whether the step after which all stop is reached.
+        self._last: int | None = None  # The last step that was asked about.
+        self._received = False
+        self._has_handler = False
 
     def _listen(self) -> None:
-        def note(number: int, frame: FrameType | None) -> None:
-            self._received = True
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # A second one ends the process.
+        try:
+            before = signal.getsignal(signal.SIGTERM)
 
-        if not self._listens:
-            try:
-                signal.signal(signal.SIGTERM, note)
-            except ValueError as error:
-                raise LaunchError(
-                    "`is_preempted` must be called in the main thread at first: Python handles "
-                    "signals there."
-                ) from error
-            self._listens = True
+            def receive(number: int, frame: FrameType | None) -> None:
+                self._received = True
+                signal.signal(number, before)  # A second one ends the process.
 
-    def _reached(self, first: int, step: int) -> bool:
-        if not jax.distributed.is_initialized():
-            self._listen()
-            return self._received
-        if not getattr(jax.config, SERVICE):
+            signal.signal(signal.SIGTERM, receive)
+        except ValueError as error:
             raise LaunchError(
-                "`is_preempted` needs JAX's preemption service: call "
-                "`jaxcomm.launch.initialize(save_on_sigterm=True)`."
-            )
-        # JAX answers for one number only, the largest that any process had given, plus one.
-        return any(multihost_utils.reached_preemption_sync_point(n) for n in range(first, step + 1))
+                "`is_preempted` must first be called in the main thread, since only that can "
+                "receive SIGTERM."
+            ) from error
+        self._has_handler = True
 
-    def is_preempted(self, step: int) -> bool:
-        if self._asked is not None and step < self._asked:
-            raise ValueError(
-                f"`step` must not fall: {step} comes after {self._asked}; pass the number of the "
-                "step."
-            )
-        if self._step is None and step != self._asked:
-            first = step if self._asked is None else self._asked + 1
-            if self._reached(first, step):
-                self._step = step
-                if not jax.distributed.is_initialized() or jax.process_index() == 0:
-                    report(PREEMPTED)
-            self._asked = step
-        return self._step is not None
+    def _reached_in_cluster(self, step: int) -> bool:
+        from jax.experimental.multihost_utils import reached_preemption_sync_point
+
+        first = step if self._last is None else self._last + 1
+        try:
+            # JAX says yes for exactly one number, which a step of more than 1 could pass over.
+            return any(reached_preemption_sync_point(number) for number in range(first, step + 1))
+        except RuntimeError as error:
+            raise LaunchError(
+                "`is_preempted` needs JAX's preemption service, which is off: join the cluster "
+                "with `launch.initialize(save_on_sigterm=True)`."
+            ) from error
+
+    def ask(self, step: int) -> bool:
+        if self._reached:
+            return True
+        if jax.distributed.is_initialized():
+            self._reached = self._reached_in_cluster(step)
+        else:
+            if not self._has_handler:
+                self._listen()
+            self._reached = self._received
+        self._last = step
+        if self._reached:
+            report(PREEMPTED)
+        return self._reached
 
 
-_NOTICE = _Notice()
+_PREEMPTION = _Preemption()
 
 
 def is_preempted(step: int) -> bool:
-    """Returns whether this run shall save and end: a process has received SIGTERM.
+    """Returns whether to save and stop after this step, because a process has received SIGTERM.
 
-    Call it in every process after each step, with the number of the step. In a cluster it is True
-    from the same step on in all processes, so that they can save together; this needs
-    `initialize(save_on_sigterm=True)`. In a process without a cluster, the first call starts to
-    listen for SIGTERM. A second SIGTERM ends the process.
+    In a cluster, all processes must call it with the same increasing numbers. JAX's preemption
+    service then tells all of them to stop after the same step, a few steps after the signal;
+    :func:`initialize` must have been called with `save_on_sigterm=True`. Without a cluster, the
+    first call begins to listen for SIGTERM.
 
     Args:
-      step: The number of the step. It must not fall; it may rise by more than one.
+      step: The number of the step that has just ended.
+
+    Returns:
+      True from one step on, which is the same in all processes; False before.
 
     Raises:
-      LaunchError: If this process has joined a cluster without `save_on_sigterm`.
+      LaunchError: If JAX's preemption service is off in this cluster, or if the first call without
+        a cluster is not in the main thread.
 
     Example:
       >>> import os, signal
@@ -88,9 +89,9 @@ def is_preempted(step: int) -> bool:
       >>> for step in range(100):
       ...     if launch.is_preempted(step):
       ...         break  # after saving a checkpoint
-      ...     if step == 7:
-      ...         os.kill(os.getpid(), signal.SIGTERM)
+      ...     if step == 2:
+      ...         os.kill(os.getpid(), signal.SIGTERM)  # as a cluster manager does
       >>> step
-      8
+      3
     """
-    return _NOTICE.is_preempted(operator.index(step))
+    return _PREEMPTION.ask(step)

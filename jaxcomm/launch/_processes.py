@@ -112,6 +112,7 @@ class ProcessGroup:
             guard.close()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+        self._poll(0)  # A signal during the last lines.
         return self._result()
 
     def _result(self) -> Outcome:

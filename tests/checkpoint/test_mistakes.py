@@ -3,6 +3,7 @@
 import gc
 import json
 import pathlib
+import sys
 from typing import Any
 
 import jax
@@ -178,3 +179,9 @@ def test_damaged_files(saved: pathlib.Path, how: str) -> None:
         path.write_bytes(whole)
     gc.collect()  # So that warnings about coroutines come here.
     assert errors >= 3
+
+
+def test_without_orbax(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(ImportError, match=r'needs orbax.*: `pip install "jaxcomm\[checkpoint\]"`'):
+        Checkpoints(tmp_path)
