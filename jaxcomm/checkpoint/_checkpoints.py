@@ -59,7 +59,7 @@ class Checkpoints:
       ...     checkpoints.save(10, state, position={"epoch": 0, "batch": 10})
       ...     step, state, position = checkpoints.restore(state)
       >>> step, position
-      (10, {'batch': 10, 'epoch': 0})
+      (10, {'epoch': 0, 'batch': 10})
     """
 
     def __init__(self, directory: str | Path, *, keep: int | None = 3) -> None:

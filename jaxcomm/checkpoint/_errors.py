@@ -33,7 +33,7 @@ def explained(what: str, advice: str) -> Iterator[None]:
     """
     try:
         yield
-    except CheckpointError:
+    except (CheckpointError, ImportError):
         raise
     except Exception as error:
         raise CheckpointError(f"{what}: {_reason(error)}. {advice}") from error
