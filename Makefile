@@ -8,7 +8,7 @@ NPROC := 16
 export NPROC
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-docs test-aot test-gpu test-wheel bench lint methods-page clean venv
+.PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-docs test-aot test-gpu test-wheel bench audit lint methods-page clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -67,6 +67,9 @@ test-wheel: ## build the wheel, install it alone, import all of it, run the READ
 bench: venv ## time, memory and compiled programs of every method, beside the last record (25 minutes)
 	$(PY) -u -m experiments bench $(ARGS)
 
+audit: venv ## known vulnerabilities of the packages in .venv (in .venv-audit; needs a network)
+	@tools/audit $(ARGS)
+
 lint: venv ## formatting, ruff, mypy, spelling, prose
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
@@ -78,7 +81,7 @@ methods-page: venv ## write docs/methods.md from the tables of cases and docs/me
 	$(PY) -m tests.cases.page
 
 clean: ## remove the virtual environments, caches and builds
-	rm -rf .venv .venv-other .venv-aot .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
+	rm -rf .venv .venv-other .venv-aot .venv-audit .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

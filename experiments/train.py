@@ -19,6 +19,7 @@ from experiments.study.study import Study
 from experiments.study.tidy import make_row
 from experiments.tasks.task import Task
 from experiments.training import cluster
+from experiments.training.finite import FiniteSteps
 from experiments.training.train import make_mesh, make_program, train
 
 DIVERGED = 2  # Times the loss of the first weights.
@@ -75,7 +76,8 @@ def main(config: Train) -> int:
             f"{variant.label} on {config.dataset}, {config.optimizer} with the learning rate "
             f"{rate:g} ({origin}), {mesh.size} workers on {jax.default_backend()}{processes}"
         )
-        for values in train(program, config.seed, config.steps, config.log_every):
+        finite = FiniteSteps(task.loss, mesh)
+        for values in train(program, config.seed, config.steps, config.log_every, finite):
             rows.append(make_row("point" if "step" in values else "run", keys, values))
             record.add(rows[-1])
             if "step" in values:

@@ -17,6 +17,7 @@ from experiments.methods import TrainableMethod
 from experiments.tasks.task import Task
 from experiments.training.compression_error import UPDATE_ERROR, make_compression_error, with_error
 from experiments.training.diagnostics import read_diagnostics, update_maxima
+from experiments.training.finite import FiniteSteps
 from experiments.training.optimizers import MOMENTUM, OPTIMIZERS
 from experiments.training.sharding import global_batches
 
@@ -174,8 +175,21 @@ def make_program(
     )
 
 
-def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[dict[str, Any]]:
-    """Trains once; yields metrics every `log_every` steps, and at last those of the run."""
+def train(
+    program: Program, seed: int, steps: int, log_every: int, finite: FiniteSteps | None = None
+) -> Iterator[dict[str, Any]]:
+    """Trains once; yields metrics every `log_every` steps, and at last those of the run.
+
+    Args:
+      program: The step.
+      seed: The seed of weights and batches.
+      steps: The number of steps.
+      log_every: The steps between two logged points.
+      finite: If given, ends the run at a step that is not finite; otherwise, losses show it.
+
+    Raises:
+      ExperimentError: If a step is not finite, with `finite`.
+    """
     task = program.task
     params, opt_state = program.start(seed)
     batches = program.batches(task, seed)
@@ -186,10 +200,13 @@ def train(program: Program, seed: int, steps: int, log_every: int) -> Iterator[d
         logged = number % log_every == 0 or number == steps
         if logged and program.compression_error:
             errors.append(float(program.compression_error(params, opt_state[0], batch)))
+        before = finite.before(params) if finite else None
         start = time.perf_counter()
         params, opt_state, metrics = program.step(params, opt_state, batch)
         batch_loss = float(metrics["loss"])
         milliseconds.append(1e3 * (time.perf_counter() - start))
+        if finite:
+            finite.require(number, batch_loss, before, params, batch)
         maxima |= update_maxima(maxima, diagnostics := read_diagnostics(metrics))
         if logged:
             if not program.compression_error:

@@ -3,10 +3,12 @@
 from jaxcomm.training._fully_sharded import fully_sharded_value_and_grad, slice_specs
 from jaxcomm.training._loss_scale import LossScaled, loss_scaled, loss_scaled_gradients
 from jaxcomm.training._make_step import make_step
+from jaxcomm.training._nonfinite import describe_nonfinite
 from jaxcomm.training._simulate import simulate
 
 __all__ = [
     "LossScaled",
+    "describe_nonfinite",
     "fully_sharded_value_and_grad",
     "loss_scaled",
     "loss_scaled_gradients",

@@ -1,6 +1,8 @@
 """The training loop and its metrics."""
 
 import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from experiments.cli.errors import ExperimentError
 from experiments.methods import METHODS, make_variant, parse_variant
 from experiments.tasks.task import Task
+from experiments.training.finite import FiniteSteps
 from experiments.training.train import make_mesh, make_program, train
 from tests.slow import slow
 
@@ -103,3 +106,28 @@ def test_the_exact_mean_has_no_compression_error(task: Task) -> None:
     params, opt_state = program.start(0)
     batch = next(task.batches(0, 64))
     assert float(program.compression_error(params, opt_state[0], batch)) == 0
+
+
+@pytest.mark.parametrize("poisoned", [True, False])
+def test_a_run_ends_at_the_worker_whose_data_is_not_finite(task: Task, poisoned: bool) -> None:
+    mesh = make_mesh(4)
+    program = make_program(task, make_variant("mean", None), "sgd", 0.05, 64, mesh)
+
+    def batches(task: Task, seed: int) -> Iterator[Any]:
+        for number, (inputs, labels) in enumerate(task.batches(seed, 64), 1):
+            inputs = inputs.astype(np.float32)
+            if poisoned and number == 3:
+                inputs[40] = np.nan
+            yield inputs, labels
+
+    steps = train(program._replace(batches=batches), 0, 4, 1, FiniteSteps(task.loss, mesh))
+    if not poisoned:
+        assert len([*steps]) == 5
+        return
+    assert [next(steps)["step"], next(steps)["step"]] == [1, 2]
+    message = (
+        r"the loss of step 3 is not finite: worker 2 of 4: NaN in the loss and NaN in the gradient "
+        r"of `Conv_0/kernel`, `Conv_1/kernel`, `Dense_0/kernel` and \d+ more\. Correct the data"
+    )
+    with pytest.raises(ExperimentError, match=message):
+        next(steps)

@@ -1,12 +1,14 @@
 """NaN and infinity reach every worker."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxcomm
 from jaxcomm.testing._steps import Setting, require_visible
 from tests.cases import CASES, Case, rows
-from tests.workers import MODE_ROWS, ONE_LEAF, Mode, gradients
+from tests.workers import MODE_ROWS, ONE_LEAF, Mode, flat, gradients
 
 
 def check_visible(case: Case, value: float, mode: Mode) -> None:
@@ -30,3 +32,22 @@ def test_infinity_is_visible(case: Case, value: float) -> None:
 def test_opposite_infinities_do_not_cancel(case: Case) -> None:
     setting, opposite = Setting(case.make(), ONE_LEAF[0], "data"), {0: np.inf, 1: -np.inf}
     require_visible(setting, jnp.zeros(ONE_LEAF), opposite, shows=case.nonfinite)
+
+
+def bits(tree: object) -> list[np.ndarray]:
+    keys = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return [np.asarray(jax.random.key_data(x) if keys(x) else x) for x in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("mode", MODE_ROWS)
+@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+def test_with_skip_nonfinite_all_skip_it_and_nothing_changes(case: Case, mode: Mode) -> None:
+    """Neither residuals nor coins; and the step is counted."""
+    setting, updates = Setting(jaxcomm.skip_nonfinite(case.make()), 4, "data"), gradients(4)
+    _, state = setting.step(updates, setting.first(updates, mode), mode)
+    spoiled = {**updates, "kernel": updates["kernel"].at[2, 1, 1].set(np.nan)}
+    results, after = setting.step(spoiled, state, mode)
+    assert (flat(results) == 0).all()
+    assert (state.skipped_steps, after.skipped_steps) == (0, 1)
+    for x, y in zip(bits(after.inner), bits(state.inner), strict=True):
+        np.testing.assert_array_equal(x, y)
