@@ -9,7 +9,6 @@
 """
 
 import datetime
-import json
 import math
 import os
 import platform
@@ -22,7 +21,17 @@ import jax
 
 from experiments.cli.errors import ExperimentError
 from experiments.study.record import METRICS, commit, describe_command
-from experiments.study.rows import read_rows
+from experiments.study.rows import (
+    Check,
+    is_amount,
+    is_count,
+    is_measured,
+    is_name,
+    is_size,
+    read_rows,
+)
+from experiments.study.store import read_settings
+from experiments.study.tidy import is_missing
 
 SCHEMA = 1
 RENAMED = {"warm_up": "warmup", "exact_average": "periodic_averaging"}
@@ -39,11 +48,37 @@ COUNTS = {
 }
 """Columns of a method that have no noise, and their names in a report."""
 
-REQUIRED: Mapping[str, Sequence[str]] = {
-    "bench": ("began", "command", "commit", "changed", *KEY),
-    "bench_row": ("family", "name", "nanoseconds", "baseline", "compile_seconds", *COUNTS),
-    "bench_memory": ("family", "name", "arguments", "peak", "resident"),
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_measured(value: Any) -> bool:
+    return is_missing(value) or is_measured(value)
+
+
+def _are_times(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_size, value))
+
+
+CHECKS: Mapping[str, Mapping[str, Check]] = {
+    "bench": {
+        **dict.fromkeys(("began", "command", "commit", "machine", "jax"), _is_text),
+        "changed": lambda value: isinstance(value, bool),
+        **dict.fromkeys(("coordinates", "parameters", "schema"), is_count),
+    },
+    "bench_row": {
+        **dict.fromkeys(("family", "name"), is_name),
+        **dict.fromkeys(("nanoseconds", "baseline"), _are_times),
+        **dict.fromkeys(("compile_seconds", *COUNTS), is_amount),
+    },
+    "bench_memory": {
+        **dict.fromkeys(("family", "name"), is_name),
+        **dict.fromkeys(("arguments", "peak", "resident"), _is_measured),
+    },
 }
+"""The columns per kind, and which values each allows."""
+
 Row = dict[str, Any]
 
 
@@ -102,12 +137,23 @@ def read(folder: Path) -> BenchRecord:
     """The record in a folder.
 
     Raises:
-      ExperimentError: If there is none, or it has another schema.
+      ExperimentError: If there is none, it has another schema, or a row lacks a column or has a
+        value that is not allowed.
     """
-    rows: dict[str, list[Row]] = {kind: [] for kind in REQUIRED}
+    rows: dict[str, list[Row]] = {kind: [] for kind in CHECKS}
     for row in read_rows(folder / METRICS):
-        if any(name not in row for name in REQUIRED.get(row["kind"], ())):
-            raise ExperimentError(f"{folder} has a row of kind {row['kind']} that lacks a column.")
+        for name, is_correct in CHECKS.get(row["kind"], {}).items():
+            if name not in row:
+                raise ExperimentError(
+                    f"{folder} has a row of kind {row['kind']} that lacks a column."
+                )
+            if not is_correct(row[name]):
+                raise ExperimentError(
+                    f"{folder} has a row of kind {row['kind']} whose `{name}` is "
+                    f"{str(row[name])[:40]!r}, which is not allowed."
+                )
+        if bool(row.get("nanoseconds")) != bool(row.get("baseline")):
+            raise ExperimentError(f"{folder} has a row with times of a method or baseline only.")
         rows.setdefault(row["kind"], []).append(row)
     headers = rows["bench"]
     if len(headers) != 1 or headers[0]["schema"] != SCHEMA:
@@ -118,9 +164,8 @@ def read(folder: Path) -> BenchRecord:
 def _finished(folder: Path) -> list[BenchRecord]:
     """The record in a folder, if it is finished and has this schema."""
     try:
-        finished = json.loads((folder / "config.json").read_text())["finished"]
-        return [read(folder)] if finished else []
-    except (OSError, ValueError, KeyError, ExperimentError):
+        return [read(folder)] if read_settings(folder).get("finished") else []
+    except ExperimentError:
         return []
 
 

@@ -83,6 +83,25 @@ def option(
     return dataclasses.field(default=default, metadata={"option": settings})
 
 
+def is_allowed(field: dataclasses.Field, value: Any) -> bool:
+    """Whether a value that a file holds is one that the command line could have set."""
+    if type(value) is type(field.default) and value == field.default:
+        return True
+    settings = field.metadata.get("option")
+    if settings is None:
+        return type(value) is type(field.default)
+    if settings["many"] != isinstance(value, tuple):
+        return False
+    try:
+        each = value if settings["many"] else (value,)
+        return all(
+            settings["type"](str(one)) == one and one in (settings["choices"] or (one,))
+            for one in each
+        )
+    except (argparse.ArgumentTypeError, ValueError):
+        return False
+
+
 def flag(text: str) -> Any:
     """A field that is `--its-name` on the command line, without a value; False by default."""
     return dataclasses.field(default=False, metadata={"flag": {"help": text}})

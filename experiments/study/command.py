@@ -89,7 +89,7 @@ def main(study: Study, config: Any) -> int:
         with record, Progress(parts) as progress, cluster.reraise_lost_process():
             progress.print(f"{study.name}: {settings} settings, {seeds} seeds each")
             rows = run(study, config, record, progress, rows)
-            written = (record.folder / "environment.txt").read_text() if record.folder else None
+            written = environment(record.folder) if record.folder else None
             results = analyze(study, config, rows, written or describe_environment())
             progress.print(study.table.to_rich(results.lines))
             for judgement in results.judgements:

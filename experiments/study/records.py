@@ -35,7 +35,7 @@ def command_of(study: Study, config: Records) -> Sequence[str] | None:
     if study.processes > 1:
         arguments = ["launch", "--processes", str(study.processes), "--", *arguments]
     record = newest(Path(config.records), study.name)
-    if record and not read_settings(record)["finished"]:
+    if record and not read_settings(record).get("finished"):
         return [*arguments, "--resume", str(record)]
     return None if record and record.name[:DATE] >= config.date else arguments
 

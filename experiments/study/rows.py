@@ -1,6 +1,5 @@
 """Reads rows of metrics, one JSON object per line, and checks the columns of each kind."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.errors import ExperimentError
+from experiments.study.json_files import parse_json, read_parsed
 from experiments.study.tidy import LARGEST
 from experiments.training.diagnostics import RECORDED_MAXIMA
 
@@ -32,60 +32,64 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether the value is an integer of at least 0."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
-def _is_amount(value: Any) -> bool:
+def is_amount(value: Any) -> bool:
+    """Whether the value is a number of at least 0."""
     return _is_number(value) and 0 <= value <= LARGEST
 
 
-def _is_size(value: Any) -> bool:
-    return _is_amount(value) and value > 0
+def is_size(value: Any) -> bool:
+    """Whether the value is a number above 0."""
+    return is_amount(value) and value > 0
 
 
-def _is_measured(value: Any) -> bool:
+def is_measured(value: Any) -> bool:
+    """Whether the value is a number, or None or NaN where it is not finite."""
     return value is None or (_is_number(value) and abs(value) <= LARGEST)
 
 
 def _is_loss(value: Any) -> bool:
-    return value is None or _is_amount(value)
+    return value is None or is_amount(value)
 
 
 RULES: Mapping[Check, str] = {
     is_name: "a short name of letters and digits",
-    _is_count: "an integer of at least 0",
-    _is_amount: "a number of at least 0",
-    _is_size: "a number above 0",
-    _is_measured: "a number, or null where it is not finite",
+    is_count: "an integer of at least 0",
+    is_amount: "a number of at least 0",
+    is_size: "a number above 0",
+    is_measured: "a number, or null where it is not finite",
     _is_loss: "a number of at least 0, or null where it is not finite",
 }
 
-_RUN_KEYS = {"method": is_name, "optimizer": is_name, "seed": _is_count}
+_RUN_KEYS = {"method": is_name, "optimizer": is_name, "seed": is_count}
 _STRAGGLER_KEYS = {"dataset": is_name, "speeds": is_name, "strategy": is_name}
 
 COLUMNS: Mapping[str, Mapping[str, Check]] = {
-    "step": {**_RUN_KEYS, "bytes_sent": _is_amount, "train_loss": _is_loss},
+    "step": {**_RUN_KEYS, "bytes_sent": is_amount, "train_loss": _is_loss},
     "run": {
         **_RUN_KEYS,
         "train_loss": _is_loss,
         "test_loss": _is_loss,
         "test_accuracy": _is_loss,
-        "bytes_per_step": _is_amount,
+        "bytes_per_step": is_amount,
         "compression_error": _is_loss,
         "step_milliseconds": _is_loss,
     },
-    "tuning": {**_RUN_KEYS, "learning_rate": _is_amount, "validation_loss": _is_loss},
+    "tuning": {**_RUN_KEYS, "learning_rate": is_amount, "validation_loss": _is_loss},
     "straggler": {
         **_STRAGGLER_KEYS,
-        "seed": _is_count,
-        "seconds": _is_size,
+        "seed": is_count,
+        "seconds": is_size,
         "train_loss": _is_loss,
     },
     "straggler_run": {
         **_STRAGGLER_KEYS,
-        "seed": _is_count,
-        "learning_rate": _is_amount,
+        "seed": is_count,
+        "learning_rate": is_amount,
         "train_loss": _is_loss,
     },
 }
@@ -93,15 +97,11 @@ COLUMNS: Mapping[str, Mapping[str, Check]] = {
 
 OPTIONAL: Mapping[str, Mapping[str, Check]] = {
     "run": {
-        "learning_rate": _is_amount,
-        **{f"max_{name}": _is_measured for name in RECORDED_MAXIMA},
+        "learning_rate": is_amount,
+        **{f"max_{name}": is_measured for name in RECORDED_MAXIMA},
     }
 }
 """Columns that some rows of a kind lack."""
-
-
-def _not_finite(name: str) -> float:
-    raise ValueError(f"{name} is not valid JSON")
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
@@ -110,10 +110,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
     Raises:
       ValueError: If the line is not such an object.
     """
-    try:
-        row = json.loads(line, parse_constant=_not_finite)
-    except RecursionError as error:
-        raise ValueError("too many brackets") from error
+    row = parse_json(line)
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
         raise ValueError("not an object with a kind")
     return row
@@ -136,12 +133,9 @@ def read_lines(path: Path) -> list[bytes]:
     """The lines of a file, with their ends.
 
     Raises:
-      ExperimentError: If the file cannot be read.
+      ExperimentError: If the file cannot be read, or is too large.
     """
-    try:
-        return path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
+    return read_parsed(path).splitlines(keepends=True)
 
 
 def parse_lines(

@@ -1,14 +1,15 @@
 """Reads, repairs and continues the record of a study."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from experiments.cli.errors import ExperimentError
+from experiments.cli.options import is_allowed
 from experiments.study import record as recording
 from experiments.study.files import write_atomically
+from experiments.study.json_files import parse_json, read_parsed, read_utf8
 from experiments.study.rows import is_name, parse_lines, parse_object, read_lines
 from experiments.study.tidy import LARGEST, SCHEMA, Row, migrate
 
@@ -82,10 +83,7 @@ def environment(folder: Path) -> str:
     Raises:
       ExperimentError: If the file cannot be read.
     """
-    try:
-        return (folder / "environment.txt").read_text()
-    except OSError as error:
-        raise ExperimentError(f"{error.filename} cannot be read: {error.strerror}.") from error
+    return read_utf8(folder / "environment.txt")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -96,9 +94,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        settings = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from error
+        settings = parse_json(read_parsed(path))
     except ValueError as error:
         raise ExperimentError(f"{path} is not a config: {error}.") from error
     if not isinstance(settings, dict):
@@ -120,7 +116,8 @@ def resumed_config(config: Any, folder: Path) -> Any:
     """The config of a record. Options that `config` sets must have the values of the record.
 
     Raises:
-      ExperimentError: If the folder is not a record of this study, or an option differs.
+      ExperimentError: If the folder is not a record of this study, or an option differs or has a
+        value in the record that is not allowed.
     """
     settings, fields = read_settings(folder), dataclasses.fields(config)
     if any(field.name not in settings for field in fields):
@@ -128,9 +125,14 @@ def resumed_config(config: Any, folder: Path) -> Any:
     recorded = {}
     for field in fields:
         value, recorded[field.name] = getattr(config, field.name), settings[field.name]
+        option = field.name.replace("_", "-")
+        if not is_allowed(field, recorded[field.name]):
+            shown = str(recorded[field.name])[:40]
+            raise ExperimentError(
+                f"--{option} is {shown} in {folder}, which is not allowed. Begin a new record."
+            )
         is_free = field.name in _OF_THE_MACHINE
         if not is_free and value not in (field.default, recorded[field.name]):
-            option = field.name.replace("_", "-")
             raise ExperimentError(
                 f"--{option} is {recorded[field.name]} in {folder}, got {value}. Omit the option "
                 "or begin a new record."
@@ -167,7 +169,7 @@ def require_claims(folder: Path, stated: str) -> None:
       ExperimentError: If they differ.
     """
     path = folder / CLAIMS
-    if path.exists() and path.read_text() != stated:
+    if path.exists() and read_utf8(path) != stated:
         raise ExperimentError(
             f"The claims of the study are not those of {path}, which were stated before the run. "
             "Begin a new record."

@@ -1,7 +1,7 @@
 """Wraps `jaxcomm.launch` for the commands; imports it late, since it imports JAX."""
 
 import contextlib
-import pickle
+import json
 import sys
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -57,17 +57,21 @@ def reraise_lost_process() -> Iterator[None]:
 def from_main_process(value: Value) -> Value:
     """The value of the first process, in all processes of a cluster, which must all call it.
 
-    Without a cluster, it is `value`.
+    Without a cluster, it is `value`. In a cluster, it has been sent as JSON, so tuples are lists
+    and NumPy's numbers are Python's.
 
     Raises:
+      TypeError: If JSON cannot represent the value.
       LostProcessError: If another process has ended.
     """
     if not in_cluster():
         return value
     from jax.experimental.multihost_utils import broadcast_one_to_all as broadcast
 
-    content = pickle.dumps(value) if is_main_process() else b""
+    content = b""
+    if is_main_process():
+        content = json.dumps(value, default=np.generic.item).encode()
     with reraise_lost_process():
         size = int(broadcast(np.int32(len(content))))
         sent: Any = broadcast(np.frombuffer(content.ljust(size, b"\0"), np.uint8))
-    return pickle.loads(sent.tobytes())
+    return json.loads(sent.tobytes()[:size])

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+MAX_TRACE_BYTES = 2**26  # Lines and numbers of a trace take up to 70 times its bytes.
+
 
 class Straggler(NamedTuple):
     """A model of mini-batch times.
@@ -217,8 +219,9 @@ def recorded_times(file: str | pathlib.Path) -> Straggler:
       The straggler model, for :func:`windows` and :func:`run_time`.
 
     Raises:
-      ValueError: If the file is not a table of positive numbers in the range of float32; when used,
-        if the number of columns is not the number of workers.
+      OSError: If the file cannot be read.
+      ValueError: If the file is not a table of positive numbers in the range of float32, or has
+        more than 64 MiB; when used, if the number of columns is not the number of workers.
 
     Example:
       >>> import pathlib, tempfile
@@ -229,7 +232,11 @@ def recorded_times(file: str | pathlib.Path) -> Straggler:
       [1. 4.]
     """
     try:
-        lines = pathlib.Path(file).read_text(encoding="utf-8").splitlines()
+        with open(file, "rb") as opened:
+            raw = opened.read(MAX_TRACE_BYTES + 1)
+        if len(raw) > MAX_TRACE_BYTES:
+            raise ValueError(f"it has more than {MAX_TRACE_BYTES} bytes")
+        lines = raw.decode().splitlines()
         with warnings.catch_warnings(action="ignore"):  # An empty file raises the error below.
             times = np.loadtxt(lines, delimiter=",", ndmin=2)
     except ValueError as error:

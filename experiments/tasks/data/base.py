@@ -22,6 +22,8 @@ class Dataset(NamedTuple):
 
 
 MAX_BYTES = 2**30
+MAX_PARSED_BYTES = 2**27
+"""Of a file whose words or lines become Python objects, which take up to 40 times its bytes."""
 PART = 2**20  # Bytes of one read.
 
 VALIDATION_PART = 0.2
@@ -81,27 +83,31 @@ def read_start(path: Path, limit: int) -> bytes:
     return bytes(raw)
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, limit: int | None = None) -> bytes:
     """The contents of a file, decompressed if its name ends in `.gz`.
 
+    Args:
+      path: The file.
+      limit: The most bytes. Default: `MAX_BYTES`.
+
     Raises:
-      ExperimentError: If the file cannot be read, or has more than `MAX_BYTES`, which a small gzip
-        file may.
+      ExperimentError: If the file cannot be read, or has more bytes, which a small gzip file may.
     """
-    raw = read_start(path, MAX_BYTES + 1)
-    if len(raw) > MAX_BYTES:
-        raise ExperimentError(f"{path} holds more than {MAX_BYTES} bytes.")
+    limit = MAX_BYTES if limit is None else limit
+    raw = read_start(path, limit + 1)
+    if len(raw) > limit:
+        raise ExperimentError(f"{path} holds more than {limit} bytes.")
     return raw
 
 
-def read_text(file: Path | None, dataset: str) -> bytes:
+def read_text(file: Path | None, dataset: str, limit: int | None = None) -> bytes:
     """The contents of a plain-text file; by default the topics of Python's `help()`.
 
     The topics differ slightly between versions of Python.
     """
     if file is None:
         return "\n".join(topics.values()).encode()
-    return read_bytes(require_file(file, dataset, "a plain-text file"))
+    return read_bytes(require_file(file, dataset, "a plain-text file"), limit)
 
 
 def require_examples(dataset: Dataset, where: object) -> Dataset:

@@ -7,6 +7,7 @@ import numpy as np
 
 from experiments.cli.errors import ExperimentError
 from experiments.tasks.data.base import (
+    MAX_PARSED_BYTES,
     Dataset,
     read_bytes,
     require_examples,
@@ -28,7 +29,7 @@ def read_ratings(path: Path) -> np.ndarray:
       ExperimentError: If a line is not four integers, or a rating is not from 1 to 5.
     """
     rows = []
-    for number, line in enumerate(read_bytes(path).splitlines(), 1):
+    for number, line in enumerate(read_bytes(path, MAX_PARSED_BYTES).splitlines(), 1):
         if not (found := _NUMBERS.fullmatch(line)):
             raise ExperimentError(
                 f"{path} line {number} is not user, item, rating and time with tabs between them: "

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.cli.errors import ExperimentError
-from experiments.tasks.data.base import Dataset, read_text
+from experiments.tasks.data.base import MAX_PARSED_BYTES, Dataset, read_text
 
 CONTEXT = 4
 VOCABULARY = 5000
@@ -48,10 +48,10 @@ def load_words(data: Path | None, vocabulary: int = VOCABULARY) -> Dataset:
       vocabulary: The number of words with a distinct number.
 
     Raises:
-      ExperimentError: If the file is missing, is not text, or has fewer distinct words.
+      ExperimentError: If the file is missing, too large or not text, or has fewer distinct words.
     """
     try:
-        text = read_text(data, "words").decode()
+        text = read_text(data, "words", MAX_PARSED_BYTES).decode()
     except UnicodeDecodeError as error:
         raise ExperimentError(f"{data} is not UTF-8 text: {error.reason}.") from error
     words = split_words(text)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments.cli.errors import ExperimentError, Interrupted
+from experiments.studies.digits import Digits
 from experiments.study import command, readme
 from experiments.study import record as recording
 from experiments.study.claims import Claim
@@ -22,7 +23,7 @@ from experiments.study.columns import Column, Table, key
 from experiments.study.groups import spread
 from experiments.study.judges import is_better
 from experiments.study.search import Axis, Budget
-from experiments.study.store import CLAIMS, read
+from experiments.study.store import CLAIMS, read, resumed_config
 from experiments.study.study import Study, run, show_duration
 from experiments.study.tidy import make_row
 
@@ -333,6 +334,14 @@ def test_a_folder_that_is_no_record_is_not_continued(
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ExperimentError, match=message):
         command.main(make(Counting()), Config(resume=str(tmp_path)))
+
+
+@pytest.mark.parametrize("steps", ['"many"', "-1", "1.5", "[3]", "true", "null"])
+def test_a_record_whose_option_is_not_allowed_is_not_continued(tmp_path: Path, steps: str) -> None:
+    config = json.dumps({**dataclasses.asdict(Digits()), "steps": "STEPS"})
+    (tmp_path / "config.json").write_text(config.replace('"STEPS"', steps))
+    with pytest.raises(ExperimentError, match=r"--steps is .*, which is not allowed"):
+        resumed_config(Digits(), tmp_path)
 
 
 @pytest.mark.parametrize(

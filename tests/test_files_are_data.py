@@ -1,0 +1,139 @@
+"""Files are read, never executed: no function that runs what it reads, and no shell."""
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+SOURCES = sorted(
+    path
+    for package in ("jaxcomm", "pallas_kernels", "experiments")
+    for path in (ROOT / package).rglob("*.py")
+)
+
+RUNS_WHAT_IT_READS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "jsonpickle"}
+RUNS_WHAT_IT_READS |= {"marshal", "shelve", "code", "codeop", "pdb"}
+# Nothing reads archives, so no member can leave its folder. What does must bring its own rule.
+READS_ARCHIVES = {"tarfile", "zipfile"}
+MODULES = RUNS_WHAT_IT_READS | READS_ARCHIVES
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+# By their last two names; the first may be an alias of the module.
+ATTRIBUTES = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"}
+ATTRIBUTES |= {"asyncio.create_subprocess_shell", "shutil.unpack_archive", "torch.load"}
+ATTRIBUTES |= {"yaml.load", "yaml.unsafe_load", "yaml.full_load", "pandas.read_pickle"}
+ATTRIBUTES |= {"serialize_executable.deserialize_and_load"}  # Which unpickles.
+NUMPY = {"np", "numpy", "jnp", "onp"}
+METHODS = {"extractall", "unpack_archive", "read_pickle"}
+
+EXCEPTIONS: dict[str, str] = {}
+"""Findings that stay, as `path: finding`, and why."""
+
+
+def _dotted(node: ast.expr) -> str:
+    """`a.b.c` of an attribute, or an empty string."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def _is_false(call: ast.Call, name: str) -> bool | None:
+    """Whether a keyword is the constant False; None if it is not given."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+    return None
+
+
+def _of_call(call: ast.Call) -> Iterator[str]:
+    if isinstance(call.func, ast.Name) and call.func.id in BUILTINS:
+        yield f"{call.func.id}("
+    name = _dotted(call.func)
+    head, _, last = name.rpartition(".")
+    if ".".join(name.split(".")[-2:]) in ATTRIBUTES:
+        yield f"{name}("
+    if isinstance(call.func, ast.Attribute) and call.func.attr in METHODS:
+        yield f".{call.func.attr}("
+    if head in NUMPY and last == "load" and not _is_false(call, "allow_pickle"):
+        yield f"{name} without allow_pickle=False"
+    for option in ("allow_pickle", "shell"):
+        if _is_false(call, option) is False:
+            yield f"{option}="
+
+
+def findings(tree: ast.AST) -> set[str]:
+    """What a module uses that runs what it reads."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {f"import {a.name}" for a in node.names if a.name.split(".")[0] in MODULES}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if node.module.split(".")[0] in MODULES:
+                found.add(f"import {node.module}")
+            names = {f"{node.module.rpartition('.')[2]}.{alias.name}" for alias in node.names}
+            found |= {f"from {name}" for name in names & ATTRIBUTES}
+        elif isinstance(node, ast.Call):
+            found |= {*_of_call(node)}
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_is_executed(path: pathlib.Path) -> None:
+    name = str(path.relative_to(ROOT))
+    found = {f"{name}: {each}" for each in findings(ast.parse(path.read_text(encoding="utf-8")))}
+    assert found - EXCEPTIONS.keys() == set()
+
+
+def test_every_exception_is_needed() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {each}"
+        for path in SOURCES
+        for each in findings(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert EXCEPTIONS.keys() <= found and all(EXCEPTIONS.values())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import pickle as p",
+        "from marshal import loads",
+        "import shelve",
+        "import zipfile",
+        "from torch import load",
+        "eval(text)",
+        "exec(text)",
+        "np.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "jax.numpy.save(path, x, allow_pickle=True)",
+        "np.load(path, allow_pickle=chosen)",
+        "archive.extractall(folder)",
+        "opened().extractall(folder)",
+        "torch.load(path)",
+        "yaml.load(text)",
+        "subprocess.run(command, shell=True)",
+        "subprocess.Popen(command, shell=chosen)",
+        "os.system(command)",
+    ],
+)
+def test_the_rule_sees_a_violation(source: str) -> None:
+    assert len(findings(ast.parse(source))) >= 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "model.eval()",
+        "jitted.lower(x).compile()",
+        "np.load(path, allow_pickle=False)",
+        "json.load(file)",
+        "subprocess.run(command, shell=False)",
+        "studies.load(name)",
+    ],
+)
+def test_the_rule_allows_what_is_data(source: str) -> None:
+    assert findings(ast.parse(source)) == set()
