@@ -15,7 +15,7 @@ from jaxcomm._base import AxisName, PyTree
 from jaxcomm.checkpoint import _resized
 from jaxcomm.checkpoint._checksum import checksums
 from jaxcomm.checkpoint._errors import CheckpointError, explained
-from jaxcomm.checkpoint._leaves import Leaf, named, on_all_processes, restored, stored
+from jaxcomm.checkpoint._leaves import Leaf, named, on_all_processes, once, restored, stored
 from jaxcomm.checkpoint._manifest import (
     Entry,
     Manifest,
@@ -123,6 +123,7 @@ class Checkpoints:
         entries = {path: entry_of(x, c) for (path, x), c in zip(leaves.items(), sums, strict=True)}
         self._saving = operator.index(step)
         with self._explained_save():
+            arrays = [once(x) for x in arrays]
             self._store.save(Manifest(self._saving, position, entries), arrays)
 
     def restore(

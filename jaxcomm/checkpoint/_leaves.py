@@ -72,6 +72,13 @@ def on_all_processes(leaves: list[Leaf]) -> list[Leaf]:
     return [placed(leaf) for leaf in leaves]
 
 
+def once(array: Any) -> Any:
+    """In one process, one of the equal copies, since orbax would write a part of each."""
+    if jax.process_count() > 1 or not isinstance(array, jax.Array):
+        return array
+    return array.addressable_data(0) if array.is_fully_replicated else array
+
+
 def stored(leaf: Leaf) -> Any:
     """What is stored of a leaf: the integers of keys, and other arrays as they are."""
     value: Any = leaf
