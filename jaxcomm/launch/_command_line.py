@@ -95,7 +95,8 @@ def _supervise(
             StartWatch(options.start_timeout, environments, directory, plan.watch),
         )
         # A signal may have come after the plan was made.
-        if not plan.starts_again or outcome.interrupted is not None:
+        signalled = outcome.failed is None and outcome.signal is not None
+        if not plan.starts_again or signalled or outcome.interrupted is not None:
             return plan.code_of(outcome)
 
 

@@ -69,7 +69,7 @@ def is_preempted(step: int) -> bool:
     """Returns whether to save and stop after this step, because a process has received SIGTERM.
 
     In a cluster, all processes must call it with the same increasing numbers. JAX's preemption
-    service then tells all of them to stop after the same step, a few steps after the signal;
+    service then makes all of them stop after the same step, a few steps after the signal;
     :func:`initialize` must have been called with `save_on_sigterm=True`. Without a cluster, the
     first call begins to listen for SIGTERM.
 

@@ -16,7 +16,7 @@ RUN_DIRECTORY = "JAXCOMM_RUN_DIRECTORY"
 
 JOINED = "joined"  # Process 0 has begun its roll call.
 STARTED = "started"  # All processes have answered it.
-PREEMPTED = "preempted"  # `is_preempted` has told the processes to save and end.
+PREEMPTED = "preempted"  # `is_preempted` has returned True.
 CHECKPOINT = "checkpoint"  # One line: the path of the newest complete checkpoint.
 
 
@@ -31,7 +31,7 @@ class RunDirectory:
         return (self.path / name).exists()
 
     def forget_start(self) -> None:
-        """Removes what the next start must report anew; the checkpoint stays."""
+        """Removes what the next start must report again; the checkpoint stays."""
         for name in (JOINED, STARTED, PREEMPTED):
             (self.path / name).unlink(missing_ok=True)
 

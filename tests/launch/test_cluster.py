@@ -7,7 +7,7 @@ import pytest
 from jaxcomm.launch import LaunchError
 from jaxcomm.launch._address import Address
 from jaxcomm.launch._cluster import bind_address, find_cluster
-from jaxcomm.launch._environment import start_seconds
+from jaxcomm.launch._environment import heartbeat_seconds, start_seconds
 
 TOLD = {
     "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234",
@@ -134,3 +134,13 @@ def test_seconds_are_of_a_week_at_most(text: str) -> None:
         LaunchError, match="`timeout` must be a number of seconds above 0 and at most 604800"
     ):
         start_seconds({}, 1e10)
+
+
+def test_the_heartbeat_timeout_is_of_whole_seconds() -> None:
+    assert heartbeat_seconds({}, None) == 100
+    assert heartbeat_seconds({"JAXCOMM_HEARTBEAT_TIMEOUT": "7"}, None) == 7
+    assert heartbeat_seconds({"JAXCOMM_HEARTBEAT_TIMEOUT": "7"}, 3) == 3
+    with pytest.raises(LaunchError, match="JAXCOMM_HEARTBEAT_TIMEOUT must be an integer of sec"):
+        heartbeat_seconds({"JAXCOMM_HEARTBEAT_TIMEOUT": "0.5"}, None)
+    with pytest.raises(LaunchError, match="`heartbeat_timeout` must be an integer of seconds"):
+        heartbeat_seconds({}, 0)

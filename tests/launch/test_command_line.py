@@ -35,6 +35,14 @@ MISTAKES = [
     ("--start-timeout 0 -- x", "--start-timeout: must be a number above 0"),
     ("--start-timeout 1e10 -- x", "above 0 and at most 604800, a week, got '1e10'"),
     ("--start-timeout nan -- x", "--start-timeout: must be a number above 0"),
+    ("--heartbeat-timeout 0 -- x", "--heartbeat-timeout: must be an integer of at least 1"),
+    ("--heartbeat-timeout 0.5 -- x", "at least 1 and at most 604800, a week, got '0.5'"),
+    ("--grace 0 -- x", "--grace: must be a number above 0"),
+    ("--restarts -1 -- x", "--restarts: must be an integer from 0 to 65536, got '-1'"),
+    ("--restarts 1 --min-processes 3 -- x", "--min-processes must be at most --processes, 2, got"),
+    ("--min-processes 1 -- x", "--min-processes and --available need --restarts of at least 1"),
+    ("--available file -- x", "--min-processes and --available need --restarts of at least 1"),
+    ("--restarts 1 --available no_such_file -- -c 1", "'no_such_file' cannot be read: No such"),
     ("--coordinator-address a/b -- x", "must be the name or address of a host, got 'a/b'"),
     ("--coordinator-address a..b -- x", "must be the name or address of a host, got 'a..b'"),
     ("--devices 2 -- x", "unrecognized arguments: --devices 2"),
@@ -108,12 +116,16 @@ def test_what_each_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (Outcome(2, failed=1, explained=True), None),
         (Outcome(1, failed=1), "error: process 1 of 4 has ended with exit code 1; the others were"),
         (Outcome(139, failed=3, signal=11), "error: process 3 of 4 has ended with signal SIGSEGV;"),
+        (Outcome(2, reason="why"), "error: why."),
+        (Outcome(147, failed=1, signal=19), "error: process 1 of 4 was stopped (SIGSTOP) and did"),
         (Outcome(168, failed=0, signal=40), "error: process 0 of 4 has ended with signal 40; the"),
     ],
 )
 def test_what_no_process_has_said_the_launcher_says(outcome: Outcome, line: str | None) -> None:
     said = explain(outcome, 4)
     assert said is None if line is None else said is not None and said.startswith(line)
+    if outcome.code:
+        assert str(explain(outcome, 4, "/steps/7")).endswith("the newest checkpoint is /steps/7.")
 
 
 def test_the_exit_code_is_that_of_the_first_that_failed(

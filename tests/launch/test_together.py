@@ -87,6 +87,15 @@ def test_a_consequence_is_not_taken_for_the_cause(end: str) -> None:
     assert stderr == ""
 
 
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="tells that a process is suspended")
+def test_one_that_is_suspended_is_the_cause() -> None:
+    outcome, _, stderr = run(
+        "time.sleep(0.5); print('no answer', file=sys.stderr, flush=True); os.abort()",
+        "os.kill(os.getpid(), 19)",
+    )
+    assert outcome == Outcome(147, failed=1, signal=signal.SIGSTOP) and stderr == ""
+
+
 def test_an_abort_of_its_own_is_reported() -> None:
     outcome, _, stderr = run("time.sleep(100)", "print('F1', file=sys.stderr); os.abort()")
     assert outcome == Outcome(134, failed=1, signal=signal.SIGABRT)
@@ -141,6 +150,22 @@ def test_a_second_signal_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     started = time.monotonic()
     outcome, _, _ = run(stubborn)
     assert outcome == Outcome(130, signal=signal.SIGINT) and time.monotonic() - started < 50
+
+
+def test_a_watch_stops_all_and_a_signal_then_is_noted() -> None:
+    asked = []
+
+    def watch() -> Outcome | None:
+        asked.append(time.monotonic())
+        if len(asked) < 3:
+            return None
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return Outcome(9, reason="enough")
+
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)"
+    group = ProcessGroup(io.BytesIO().write, io.BytesIO().write, grace=100)
+    outcome = group.run([sys.executable, "-c", stubborn], [os.environ] * 2, watch=watch)
+    assert outcome == Outcome(9, reason="enough", interrupted=signal.SIGTERM) and len(asked) == 3
 
 
 LAUNCHER = """

@@ -85,30 +85,6 @@ def test_model_state_of_two_processes(tmp_path: Path) -> None:
     assert (process.returncode, stderr) == (0, "")
 
 
-NONFINITE = """
-import jax.numpy as jnp, numpy as np, optax, jaxcomm
-from jaxcomm.training import describe_nonfinite
-from jax.sharding import NamedSharding, PartitionSpec
-mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-rows = np.float32([[np.nan if jax.process_index() == 1 else 1]])  # Each knows its own row only.
-rows = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("data")), rows)
-tx = jaxcomm.skip_nonfinite(optax.chain(jaxcomm.mean(), optax.sgd(0.1)))
-loss = lambda params, batch: params["w"] * jnp.mean(batch)
-params = {"w": jnp.float32(1)}
-step = jaxcomm.make_step(loss, tx, mesh)
-params, state, metrics = step(params, jaxcomm.init(tx, params, mesh), rows)
-assert np.isnan(metrics["loss"]) and params["w"] == 1 and state.skipped_steps == 1
-found = describe_nonfinite(loss, params, rows, mesh)
-assert found == "worker 1 of 2: NaN in the loss and NaN in the gradient of `w`", found
-"""
-
-
-def test_both_processes_know_whose_row_has_a_nan(tmp_path: Path) -> None:
-    process = start(tmp_path, JOIN + NONFINITE, "-m", "jaxcomm.launch", "--processes", "2", "--")
-    _, stderr = process.communicate(timeout=SECONDS)
-    assert (process.returncode, stderr) == (0, "")
-
-
 @pytest.mark.slow
 def test_the_recipe_joins_by_three_variables(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
