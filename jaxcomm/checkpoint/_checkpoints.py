@@ -66,8 +66,8 @@ class Checkpoints:
         """Opens a directory of checkpoints, and creates it if there is none.
 
         Args:
-          directory: A local path. An unfinished checkpoint in it, of a run that has crashed, is
-            removed.
+          directory: A local path. One program at a time may save there; any number may restore.
+            The first save removes an unfinished checkpoint of a run that has crashed.
           keep: How many checkpoints to keep, the newest ones; None keeps all.
 
         Raises:

@@ -79,7 +79,7 @@ def from_json(value: Any, where: str) -> Manifest:
             for leaf in value["leaves"]
         }
         return Manifest(int(value["step"]), value["position"], leaves)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{where} is damaged: its manifest lacks {error}.") from error
 
 

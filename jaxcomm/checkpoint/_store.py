@@ -27,25 +27,35 @@ class Store:
     def __init__(self, directory: Path, keep: int | None, complete: Callable[[], None]) -> None:
         """Opens the directory, and creates it if necessary; `complete` is called after a save."""
         self._ocp = _orbax()
-        options = self._ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            create=True,
-            cleanup_tmp_directories=True,
-            enable_async_checkpointing=True,
-            async_options=self._ocp.options.AsyncOptions(post_finalization_callback=complete),
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        # Not to remove what another program is writing, before this one writes.
+        self._manager = self._open(read_only=True)
+        self._writes = False
+        self._writer_options = {
+            "max_to_keep": keep,
+            "cleanup_tmp_directories": True,
+            "enable_async_checkpointing": True,
+            "async_options": self._ocp.options.AsyncOptions(post_finalization_callback=complete),
+        }
+
+    def _open(self, **options: Any) -> Any:
+        return self._ocp.CheckpointManager(
+            self._directory, options=self._ocp.CheckpointManagerOptions(**options)
         )
-        self._manager = self._ocp.CheckpointManager(directory, options=options)
 
     def steps(self) -> list[int]:
         """The complete checkpoints, oldest first."""
+        if not self._writes:
+            self._manager.reload()
         return sorted(self._manager.all_steps())
-
-    def reload(self) -> None:
-        """Reads the directory again."""
-        self._manager.reload()
 
     def save(self, manifest: Manifest, arrays: Sequence[Any]) -> None:
         """Copies the arrays to the host, and writes them in the background."""
+        if not self._writes:
+            self._manager.close()
+            self._manager = self._open(**self._writer_options)
+            self._writes = True
         args = self._ocp.args
         tree = {str(i): x for i, x in enumerate(arrays) if x.size}
         self._manager.save(

@@ -7,7 +7,10 @@ import signal
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import pytest
+
+from jaxcomm.checkpoint import Checkpoints
 
 PROGRAM = """
 import sys
@@ -63,6 +66,22 @@ def test_a_full_disk(tmp_path: pathlib.Path) -> None:
     assert "No space left on device" in lines[2]
     assert lines[2].endswith("Earlier checkpoints are as they were.")
     assert lines[3:] == ["restored 2"] * 2, ran.stderr
+
+
+def test_a_reader_leaves_the_writer_alone(tmp_path: pathlib.Path) -> None:
+    """Another program that restores sees new checkpoints, and removes nothing."""
+    state = {"w": jnp.ones(4)}
+    with Checkpoints(tmp_path) as writer, Checkpoints(tmp_path) as reader:
+        writer.save(1, state)
+        writer.wait()
+        assert reader.steps == (1,)
+        (tmp_path / "2.orbax-checkpoint-tmp").mkdir()
+        with Checkpoints(tmp_path) as other:
+            assert other.restore(state).step == 1
+        assert (tmp_path / "2.orbax-checkpoint-tmp").exists()
+    with Checkpoints(tmp_path) as writer:
+        writer.save(3, state)
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "3"}
 
 
 @pytest.mark.slow
