@@ -94,7 +94,9 @@ def _supervise(
             lambda outcome: plan.conclude(outcome, program),
             StartWatch(options.start_timeout, environments, directory, plan.watch),
         )
-        if not plan.starts_again:
+        # A signal may have come after the plan was made.
+        signalled = outcome.failed is None and outcome.signal is not None
+        if not plan.starts_again or signalled or outcome.interrupted is not None:
             return plan.code_of(outcome)
 
 

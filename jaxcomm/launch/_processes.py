@@ -112,6 +112,7 @@ class ProcessGroup:
             guard.close()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+        self._poll(0)  # A signal during the last lines.
         return self._result()
 
     def _result(self) -> Outcome:
@@ -238,7 +239,10 @@ class ProcessGroup:
                 process.end()  # It would not react to another signal.
             elif process.is_running():
                 process.send(number)
-        deadline = time.monotonic() + self._grace
+        # After a failure nothing can be saved: the others wait in collectives.
+        failed = self._outcome is not None and self._outcome.failed is not None
+        grace = min(self._grace, GRACE_SECONDS) if failed else self._grace
+        deadline = time.monotonic() + grace
         while any(process.is_running() for process in self._processes):
             if self._poll(POLL_SECONDS) is not None or time.monotonic() > deadline:
                 break

@@ -15,8 +15,12 @@ CONNECT_SECONDS = 0.5
 
 
 def _somebody_listens(address: Address) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(address, timeout=CONNECT_SECONDS):
-        return True
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(address, timeout=CONNECT_SECONDS) as connection,
+    ):
+        # A port of this machine without a listener may be connected to itself.
+        return bool(connection.getsockname() != connection.getpeername())
     return False
 
 
