@@ -200,6 +200,23 @@ def test_a_launch_starts_again(
     assert len(set(re.findall(r"port \S+ (\S+)", stdout))) == 2  # A new token for each start.
 
 
+def test_a_launch_goes_on_without_a_slot_that_cannot_start(
+    script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = script(
+        "slot, processes = os.environ['JAX_LOCAL_DEVICE_IDS'], os.environ['JAX_NUM_PROCESSES']\n"
+        "print('of', processes)\n"
+        "time.sleep(0.3)\n"
+        "sys.exit(5 if slot == '1' else 0)"
+    )
+    options = ["--processes", "3", "--restarts", "3", "--min-processes", "2", "--", path]
+    assert main(options) == 0
+    stdout, stderr = capfd.readouterr()
+    again = [re.search(r"(\d) start again", line) for line in stderr.splitlines()]
+    assert [found and found[1] for found in again] == ["3", "2"]
+    assert stdout.count("of 2") == 2
+
+
 def test_a_script_that_never_joins_is_ended(
     script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:
