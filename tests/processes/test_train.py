@@ -125,9 +125,7 @@ def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None
     (folder,) = tmp_path.iterdir()
     config, rows, _ = read(folder)
     assert config["finished"]
-    by_strategy = {
-        (row["clock"], row["strategy"]): row for row in rows if row["kind"] == "pace_run"
-    }
+    by_strategy = {(row["clock"], row["strategy"]): row for row in rows if row["kind"] == "run"}
     assert len(by_strategy) == 4
     waiting, other = (by_strategy["wall", name] for name in ("synchronous", "non_blocking"))
     assert waiting["minibatches"] == 2 * 4 * 8
