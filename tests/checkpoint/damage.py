@@ -1,0 +1,56 @@
+"""Damages each file of a checkpoint in turn: what was saved comes back, or an error."""
+
+import pathlib
+import sys
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+import jaxcomm
+from jaxcomm.checkpoint import CheckpointError, Checkpoints
+from tests.checkpoint.trees import assert_equal
+
+TX = optax.chain(jaxcomm.top_k(ratio=0.5), optax.sgd(0.1))
+
+
+def start(tx: Any = TX, workers: int = 4, size: int = 6) -> dict[str, Any]:
+    """A state with memory of each worker."""
+    params = {"w": jnp.arange(size, dtype=jnp.float32)}
+    return {"params": params, "opt_state": jaxcomm.init(tx, params, workers)}
+
+
+def damaged(whole: bytes, how: str) -> bytes:
+    """The bytes with one bit changed in the middle, or their first half."""
+    middle = len(whole) // 2
+    if how == "half":
+        return whole[:middle]
+    return whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :]
+
+
+def main(saved: pathlib.Path, how: str) -> None:
+    """Prints how many damaged files were an error; each time the older checkpoint is read."""
+    files = [p for p in (saved / "5").rglob("*") if p.is_file() and p.stat().st_size]
+    assert len(files) > 8
+    errors = 0
+    for path in files:
+        whole = path.read_bytes()
+        if how == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(damaged(whole, how))
+        with Checkpoints(saved) as checkpoints:
+            try:
+                state = checkpoints.restore(start(), 5).state
+            except (CheckpointError, FileNotFoundError) as error:
+                errors += 1
+                assert "\n" not in str(error)
+            else:
+                assert_equal(state, start())
+            assert checkpoints.restore(start(), 3).step == 3
+        path.write_bytes(whole)
+    print(errors)
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]), sys.argv[2])
