@@ -8,6 +8,17 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
 
 
+def rebuilt_value_and_grad(loss_fn: LossFn, has_aux: bool = False) -> LossFn:
+    """`jax.value_and_grad` of a loss whose arguments are rebuilt when it is traced."""
+
+    def loss(params: PyTree, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        # The variables of flax.nnx belong to the trace in which they were last unflattened.
+        rebuilt = {name: jax.tree.map(lambda x: x, value) for name, value in kwargs.items()}
+        return loss_fn(params, *jax.tree.map(lambda x: x, args), **rebuilt)
+
+    return jax.value_and_grad(loss, has_aux=has_aux)
+
+
 def local_value_and_grad(
     loss_fn: LossFn, has_aux: bool = False, *, axis_name: AxisName = "data"
 ) -> LossFn:
@@ -35,12 +46,7 @@ def local_value_and_grad(
       [0. 1. 2.]
     """
 
-    def loss(params: PyTree, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        # The variables of flax.nnx belong to the trace in which they were last unflattened.
-        rebuilt = {name: jax.tree.map(lambda x: x, value) for name, value in kwargs.items()}
-        return loss_fn(params, *jax.tree.map(lambda x: x, args), **rebuilt)
-
-    value_and_grad = jax.value_and_grad(loss, has_aux=has_aux)
+    value_and_grad = rebuilt_value_and_grad(loss_fn, has_aux)
 
     @functools.wraps(loss_fn)
     def local(params: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:

@@ -18,6 +18,7 @@ ROWS = [
     {"pallas_kernels"},
     {
         "_base",
+        "_deferred",
         "_resizing",
         "_require",
         "_rounds",
@@ -51,6 +52,7 @@ ROWS = [
 # Within their row, in this order.
 CORE = [
     "_base",
+    "_deferred",
     "_resizing",
     "_require",
     "_rounds",

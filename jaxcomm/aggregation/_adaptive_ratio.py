@@ -14,7 +14,7 @@ from jaxcomm._require import checked, require_state
 from jaxcomm._switch import collective_switch
 from jaxcomm.aggregation._all_gather import all_gather_mean
 from jaxcomm.aggregation._options import AggregatorOptions, require_switch, takes_options
-from jaxcomm.aggregation._stages import averages_over, common_axes, common_state
+from jaxcomm.aggregation._stages import averages_over, common_axes, common_state, needs_whole
 from jaxcomm.aggregation._warmup import require_steps
 
 
@@ -141,7 +141,7 @@ def adaptive_ratio(
         stage, steps_below_target = (jnp.asarray(n, jnp.int32) for n in (len(steps) - 1, patience))
         return AdaptiveRatioState(stage, steps_below_target, inner, metrics)
 
-    @averages_over(common_axes(stages, "adaptive_ratio"))
+    @averages_over(common_axes(stages, "adaptive_ratio"), needs_whole(stages))
     def update_fn(
         updates: PyTree, state: AdaptiveRatioState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, AdaptiveRatioState]:

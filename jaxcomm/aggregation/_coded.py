@@ -238,7 +238,7 @@ def coded_mean(
             for unit, x, *pair in zip(units, arrays, own, state.shared, strict=True)
         ]
 
-    @averages_over(axis_name)
+    @averages_over(axis_name, "`scope`='tree'" if scope == "tree" else "")
     def update_fn(
         updates: PyTree,
         state: AggregatorState,

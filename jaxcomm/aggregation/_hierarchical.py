@@ -7,7 +7,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
 from jaxcomm._require import own_weight
-from jaxcomm.aggregation._stages import averages_over, axes_of
+from jaxcomm.aggregation._stages import averages_over, axes_of, needs_whole
 
 
 def hierarchical(
@@ -56,7 +56,7 @@ def hierarchical(
     def init_fn(params: PyTree) -> tuple[PyTree, ...]:
         return tuple(stage.init(params) for stage in stages)
 
-    @averages_over(tuple(name for names in reversed(axes) for name in names))
+    @averages_over(tuple(name for names in reversed(axes) for name in names), needs_whole(stages))
     def update_fn(
         updates: PyTree,
         state: tuple[PyTree, ...],

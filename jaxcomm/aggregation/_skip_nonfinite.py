@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._deferred import backward_of
 from jaxcomm._require import checked, own_weight, require_state
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation._agreement import all_finite
@@ -44,7 +45,8 @@ def skip_nonfinite(
     too. If the result is equal on all workers, this check sends nothing. If it differs by worker,
     as in local methods and gossip, or if JAX does not track this in its type (`check_vma=False`),
     the check sends a second flag. `optax.apply_if_finite` checks each worker separately: around a
-    collective it deadlocks, or JAX rejects it.
+    collective it deadlocks, or JAX rejects it. With `jaxcomm.scheduling.wait_free` in `tx`, workers
+    send while gradients are computed: such a step is skipped afterwards, without a flag.
 
     Args:
       tx: A whole chain of aggregator and optimizer: `skip_nonfinite(optax.chain(...))`.
@@ -76,10 +78,26 @@ def skip_nonfinite(
         diagnostics = {"skipped_steps": jnp.zeros((), jnp.float32)}
         return SkipNonfiniteState(jnp.zeros((), jnp.int32), inner.init(params), diagnostics)
 
+    def skipped_once(state: SkipNonfiniteState) -> SkipNonfiniteState:
+        skipped = optax.safe_increment(state.skipped_steps)
+        return state._replace(
+            skipped_steps=skipped, diagnostics={"skipped_steps": skipped.astype(jnp.float32)}
+        )
+
     def update_fn(
         updates: PyTree, state: SkipNonfiniteState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, SkipNonfiniteState]:
         require_state(state, SkipNonfiniteState, "`skip_nonfinite`")
+        backward = backward_of(updates)
+        if backward is not None:
+            # Workers aggregate while gradients are computed, so the step is skipped afterwards.
+            result, after = inner.update(updates, state.inner, params, **extra_args)
+            keep = backward.finite & all_finite(jax.tree.leaves(result) or [jnp.zeros(())])
+            return jax.tree.map(
+                lambda x, y: jnp.where(keep, x, y),
+                (result, state._replace(inner=after)),
+                (jax.tree.map(jnp.zeros_like, result), skipped_once(state)),
+            )
         _axis.require_local(updates, axis_name)
         finite = all_finite(jax.tree.leaves(updates) or [jnp.zeros(())])
         if extra_args.get("weight") is not None:
@@ -90,10 +108,7 @@ def skip_nonfinite(
         def zeros(like: PyTree) -> PyTree:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
-        skipped = optax.safe_increment(state.skipped_steps)
-        after_skip = state._replace(
-            skipped_steps=skipped, diagnostics={"skipped_steps": skipped.astype(jnp.float32)}
-        )
+        after_skip = skipped_once(state)
 
         def update() -> tuple[PyTree, SkipNonfiniteState]:
             result, after = inner.update(updates, state.inner, params, **extra_args)

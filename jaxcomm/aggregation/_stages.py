@@ -1,7 +1,7 @@
 """Declares the axes over which an aggregator averages, so that wrappers can compose aggregators."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -23,15 +23,23 @@ class AveragingUpdate:
 
     update: Callable[..., Any]
     axes: tuple[str, ...]
+    needs_whole: str = ""  # the option by which it needs all gradients at once
 
     def __call__(self, *args: Any, **extra_args: Any) -> Any:
         """Calls the update function, as optax does."""
         return self.update(*args, **extra_args)
 
 
-def averages_over(axis_name: AxisName) -> Callable[[Callable[..., Any]], AveragingUpdate]:
+def averages_over(
+    axis_name: AxisName, needs_whole: str = ""
+) -> Callable[[Callable[..., Any]], AveragingUpdate]:
     """Wraps an update function in an `AveragingUpdate` over `axis_name`."""
-    return lambda update: AveragingUpdate(update, _axis.names(axis_name))
+    return lambda update: AveragingUpdate(update, _axis.names(axis_name), needs_whole)
+
+
+def needs_whole(stages: Iterable[optax.GradientTransformation]) -> str:
+    """The option by which one of these aggregators needs all gradients at once; empty if none."""
+    return next(filter(None, (getattr(stage.update, "needs_whole", "") for stage in stages)), "")
 
 
 def axes_of(tx: optax.GradientTransformation, user: str) -> tuple[str, ...]:

@@ -11,7 +11,13 @@ import optax
 from jaxcomm._base import PyTree
 from jaxcomm._require import checked, require_state
 from jaxcomm._switch import collective_switch
-from jaxcomm.aggregation._stages import averages_over, common_axes, common_state, is_stateless
+from jaxcomm.aggregation._stages import (
+    averages_over,
+    common_axes,
+    common_state,
+    is_stateless,
+    needs_whole,
+)
 
 
 class WarmupState(NamedTuple):
@@ -97,7 +103,7 @@ def in_stages(
     def init_fn(params: PyTree) -> WarmupState:
         return WarmupState(jnp.zeros((), jnp.int32), common_state(stages, params, user))
 
-    @averages_over(axes)
+    @averages_over(axes, needs_whole(stages))
     def update_fn(
         updates: PyTree, state: WarmupState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, WarmupState]:

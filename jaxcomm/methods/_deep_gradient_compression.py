@@ -124,7 +124,7 @@ def deep_gradient_compression(
     if max_norm is None:
         return sparse
 
-    @averages_over(axis_name)
+    @averages_over(axis_name, "`max_norm`")
     def update_fn(
         updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, Any]:

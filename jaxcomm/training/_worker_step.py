@@ -10,10 +10,12 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree, parts_of_value
-from jaxcomm._local_gradients import local_value_and_grad
+from jaxcomm._deferred import Backward
+from jaxcomm._local_gradients import local_value_and_grad, rebuilt_value_and_grad
 from jaxcomm._require import explained
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
+from jaxcomm.scheduling import aggregates_in_backward
 from jaxcomm.training._carry import Carry
 from jaxcomm.training._explanations import explain_loss_error, explain_update_error
 from jaxcomm.training._metrics import Metrics, diagnostics_of, reduce_metrics
@@ -75,10 +77,7 @@ def worker_step(
     all_axes = (*_axis.names(axis_name), *inner)
     has_rest = has_aux or has_model_state
 
-    def differentiate(
-        loss_fn: LossFn, params: PyTree, batch: PyTree, *key: jax.Array, **model_state: PyTree
-    ) -> tuple[Any, ...]:
-        args = (*model_state.values(), batch, *key)
+    def checked_loss(loss_fn: LossFn, params: PyTree, args: tuple[PyTree, ...], key: Any) -> LossFn:
         require_gradients_of(loss_fn, params, args, has_key=bool(key))
 
         def loss(params: PyTree, *args: PyTree) -> Any:
@@ -86,7 +85,26 @@ def worker_step(
             require_parts(value, has_model_state, has_aux)
             return value
 
+        return loss
+
+    def differentiate(
+        loss_fn: LossFn, params: PyTree, batch: PyTree, *key: jax.Array, **model_state: PyTree
+    ) -> tuple[Any, ...]:
+        args = (*model_state.values(), batch, *key)
+        loss = checked_loss(loss_fn, params, args, key)
         return tuple(local_value_and_grad(loss, has_rest, axis_name=all_axes)(params, *args))
+
+    def deferred(params: PyTree, batch: PyTree, *key: jax.Array, **model_state: PyTree) -> Backward:
+        args = (*model_state.values(), batch, *key)
+        value_and_gradient = rebuilt_value_and_grad(
+            checked_loss(loss_fn, params, args, key), has_rest
+        )
+
+        def run(params: PyTree) -> tuple[Any, PyTree]:
+            with explained(explain_loss_error):
+                return value_and_gradient(params, *args)
+
+        return Backward(run, all_axes, inner)
 
     local_gradients = gradients or differentiate
 
@@ -107,9 +125,20 @@ def worker_step(
             with explained(explain_loss_error):
                 return local_gradients(loss_fn, local_params, rows, *own_key, **taken_state)
 
-        value, updates, *rest = value_and_gradient(batch)
-        weight = rest[0] if rest else None
-        require_parts(value, has_model_state, has_aux)
+        def update_from(updates: PyTree, **extra: PyTree) -> tuple[PyTree, PyTree]:
+            with explained(lambda error: explain_update_error(error, tx.init, params, opt_state)):
+                return update(updates, opt_state, params, **extra, **extra_args)
+
+        backward = None
+        weight = None
+        if gradients is None and aggregates_in_backward(opt_state):
+            backward = deferred(params, batch, *own_key, **taken_state)
+            updates, new_opt_state = update_from(backward.deferred(params))
+            value = backward.value
+        else:
+            value, updates, *rest = value_and_gradient(batch)
+            weight = rest[0] if rest else None
+            require_parts(value, has_model_state, has_aux)
         loss, returned_state, aux = parts_of_value(value, has_model_state, has_aux)
         aux = aux if has_aux else {}
         require_aux(aux, {"loss"} if weight is None else {"loss", "weight"})
@@ -128,11 +157,16 @@ def worker_step(
                 returned_state, carry.model_state, axis_name, inner, weight
             )
         values = {"loss": loss, **aux}
-        if inner:
-            values, updates, weight = _over_devices(axis_name, inner, values, updates, weight)
-        extra = {} if weight is None else {"weight": weight}
-        with explained(lambda error: explain_update_error(error, tx.init, params, opt_state)):
-            updates, new_opt_state = update(updates, opt_state, params, **extra, **extra_args)
+        if backward is not None:
+            values, _, _ = (
+                _over_devices(axis_name, inner, values, (), None) if inner else (values, (), None)
+            )
+        else:
+            if inner:
+                values, updates, weight = _over_devices(axis_name, inner, values, updates, weight)
+            updates, new_opt_state = update_from(
+                updates, **({} if weight is None else {"weight": weight})
+            )
         if not is_per_worker:
             _axis.require_replicated(
                 updates,

@@ -1,0 +1,192 @@
+"""Aggregation at the point of the backward pass where the gradient of a layer is complete."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm import _axis
+from jaxcomm._base import PyTree
+from jaxcomm.scheduling._as_floats import as_floats
+
+Aggregate = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
+"""`(gradient of a layer, state, params, extra arguments) -> (mean, next state)`."""
+
+
+class _Hook:
+    """The identity on the parameters of a layer, whose derivative aggregates."""
+
+    def __init__(
+        self,
+        aggregate: Aggregate,
+        restore: Callable[[PyTree], PyTree],
+        axes: tuple[str, ...],
+        shapes: PyTree,
+        where: str,
+    ):
+        self.shapes, self.where = shapes, where
+        self._uses = 0
+
+        @jax.custom_vjp
+        def local(params: PyTree, carried: PyTree) -> PyTree:
+            return _axis.local_params(params, axes)
+
+        def forward(params: PyTree, carried: PyTree) -> tuple[PyTree, Any]:
+            return _axis.local_params(params, axes), (params, carried)
+
+        def backward(residuals: Any, gradient: PyTree) -> tuple[PyTree, PyTree]:
+            self._uses += 1
+            if self._uses > 1:
+                raise ValueError(
+                    f"The loss uses the layers {where} more than once, so their gradients are "
+                    "complete only at the end: leave them out of `stacked`."
+                )
+            params, carried = residuals
+            state, extra = restore({**carried, "uses": ()})["given"]
+            mean, after = aggregate(gradient, state, params, extra)
+            floats, _ = as_floats(after)
+            unused = jax.tree.map(_zeros, carried["given"][1])
+            return mean, {"given": (floats, unused), "uses": jnp.ones_like(carried["uses"])}
+
+        local.defvjp(forward, backward)
+        self.local = local
+
+    def __call__(self, params: PyTree, carried: PyTree) -> PyTree:
+        shapes = jax.tree.map(jnp.shape, params)
+        if shapes != self.shapes:
+            raise ValueError(
+                f"`aggregate_in_backward` takes one layer of {self.where}, with leaves of shapes "
+                f"{self.shapes}, got {shapes}. Call it in the body of `jax.lax.scan` over layers."
+            )
+        return self.local(params, carried)
+
+
+def _zeros(x: jax.Array) -> jax.Array:
+    return _axis.varying_like(jnp.zeros(x.shape, x.dtype), x)
+
+
+@jax.tree_util.register_pytree_node_class
+class Layers:
+    """Stacked layers with their state, in place of their parameters in the loss."""
+
+    def __init__(self, params: PyTree, carried: PyTree, hook: _Hook):
+        self.params, self.carried, self.hook = params, carried, hook
+
+    def tree_flatten(self) -> tuple[tuple[PyTree, PyTree], _Hook]:
+        """The arrays, which a scan slices, and the hook."""
+        return (self.params, self.carried), self.hook
+
+    @classmethod
+    def tree_unflatten(cls, hook: _Hook, children: tuple[PyTree, PyTree]) -> "Layers":
+        """The inverse of `tree_flatten`."""
+        return cls(*children, hook)
+
+    def __getitem__(self, key: object) -> NoReturn:
+        raise ValueError(
+            f"`wait_free` aggregates {self.hook.where} layer by layer, so the loss must pass each "
+            "layer through `layer = jaxcomm.scheduling.aggregate_in_backward(layer)` before it "
+            "uses it."
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+
+def hooked(
+    params: PyTree,
+    state: PyTree,
+    extra: PyTree,
+    aggregate: Aggregate,
+    axes: tuple[str, ...],
+    where: str,
+) -> Layers:
+    """The layers whose gradient is aggregated where the loss calls `aggregate_in_backward`.
+
+    Args:
+      params: The parameters, `[layers, ...]`, equal on all workers.
+      state: The state of each layer, `[layers, ...]`.
+      extra: Extra arguments of the aggregator, for all layers.
+      aggregate: The aggregation of one layer.
+      axes: All axes over which local gradients differ.
+      where: The path of the layers, for messages.
+    """
+    count = jax.tree.leaves(params)[0].shape[0]
+    repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), extra)
+    floats, restore = as_floats({"given": (state, repeated), "uses": ()})
+    carried = {**floats, "uses": jnp.zeros(count)}
+    shapes = jax.tree.map(lambda x: x.shape[1:], params)
+    return Layers(params, carried, _Hook(aggregate, restore, axes, shapes, where))
+
+
+def aggregated(gradient: Layers, state: PyTree) -> tuple[PyTree, PyTree]:
+    """The means and the next state from the derivative with respect to `Layers`.
+
+    A layer that the loss did not use has the mean 0 and keeps its state. JAX adds the derivatives
+    of a layer that it used twice, and no state is a sum: its mean is NaN, and it keeps its state.
+    """
+    _, restore = as_floats({"given": (state, ()), "uses": ()})
+    floats, _ = gradient.carried["given"]
+    after, _ = restore({"given": (floats, ()), "uses": ()})["given"]
+    uses = gradient.carried["uses"]
+
+    def over_layers(flags: jax.Array, x: jax.Array) -> jax.Array:
+        return flags.reshape(-1, *[1] * (x.ndim - 1))
+
+    means = jax.tree.map(lambda x: jnp.where(over_layers(uses > 1, x), jnp.nan, x), gradient.params)
+    kept = jax.tree.map(
+        lambda new, old: jnp.where(over_layers(uses == 1, new), new, old), after, state
+    )
+    return means, kept
+
+
+def aggregate_in_backward(layer: PyTree) -> PyTree:
+    r"""Marks where the loss begins to use a layer, so that its gradient is aggregated there.
+
+    .. math:: \text{forward: } w \mapsto w, \qquad
+              \text{backward: } (g_i, s) \mapsto \mathrm{tx}(g_i, s)
+
+    Under :func:`wait_free`, the backward pass aggregates the gradient of this layer as soon as it
+    is complete, and while the gradients of earlier layers are computed. Otherwise it is the
+    identity, so that the same loss can be evaluated with plain parameters. Call it once for each
+    layer, in the body of a `jax.lax.scan` over stacked layers. `jax.checkpoint` may contain it.
+
+    Args:
+      layer: The parameters of one layer.
+
+    Returns:
+      The parameters of the layer.
+
+    Raises:
+      ValueError: If `layer` is a stack of layers.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import scheduling
+      >>> def model(layers, x):
+      ...     def body(h, layer):
+      ...         layer = scheduling.aggregate_in_backward(layer)
+      ...         return jnp.tanh(h @ layer["w"]), None
+      ...
+      ...     return jax.lax.scan(body, x, layers)[0]
+      >>> model({"w": jnp.zeros((12, 4, 4))}, jnp.ones((2, 4))).shape
+      (2, 4)
+    """
+    if isinstance(layer, Layers):
+        return layer.hook(layer.params, layer.carried)
+    return layer
+
+
+def aggregate_at_end(
+    gradient: PyTree, state: PyTree, params: PyTree, extra: PyTree, aggregate: Aggregate
+) -> tuple[PyTree, PyTree]:
+    """Aggregates stacked layers after the backward pass, the last layer first."""
+
+    def body(_: None, layer: tuple[PyTree, PyTree, PyTree]) -> tuple[None, tuple[PyTree, PyTree]]:
+        return None, aggregate(*layer, extra)
+
+    _, result = lax.scan(body, None, (gradient, state, params), reverse=True)
+    return result

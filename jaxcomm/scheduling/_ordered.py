@@ -1,0 +1,28 @@
+"""An order of messages that compilers keep."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import _axis
+from jaxcomm._base import PyTree
+
+
+def after(updates: PyTree, earlier: PyTree) -> PyTree:
+    """`updates`, whose messages start when those that lead to `earlier` have arrived.
+
+    XLA drops barriers before it combines collectives of several groups in one. So one coordinate of
+    each leaf depends on `earlier`: it adds `0 x`, which XLA does not know to be 0, since `x` might
+    be NaN. It is not: other groups stay finite if one is not.
+    """
+    previous = [x for x in jax.tree.leaves(earlier) if x.size]
+    if not previous:
+        return updates
+    first = previous[0].reshape(-1)[0].astype(jnp.float32)
+    zero = jnp.where(jnp.isfinite(first), first, 0) * 0
+
+    def depending(x: jax.Array) -> jax.Array:
+        if not x.size:
+            return x
+        return x.at[(0,) * x.ndim].add(_axis.varying_like(zero, x).astype(x.dtype))
+
+    return jax.tree.map(depending, updates)
