@@ -11,14 +11,14 @@ def after(updates: PyTree, earlier: PyTree) -> PyTree:
     """`updates`, whose messages start when those that lead to `earlier` have arrived.
 
     XLA drops barriers before it combines collectives of several groups in one. So one coordinate of
-    each leaf depends on `earlier`: it adds `0 x`, which XLA does not know to be 0, since `x` might
+    each leaf depends on all of `earlier`: it adds `0 x`, which XLA does not know to be 0, since `x` might
     be NaN. It is not: other groups stay finite if one is not.
     """
     previous = [x for x in jax.tree.leaves(earlier) if x.size]
     if not previous:
         return updates
-    first = previous[0].reshape(-1)[0].astype(jnp.float32)
-    zero = jnp.where(jnp.isfinite(first), first, 0) * 0
+    firsts = jnp.stack([x.reshape(-1)[0].astype(jnp.float32) for x in previous])
+    zero = jnp.sum(jnp.where(jnp.isfinite(firsts), firsts, 0) * 0)
 
     def depending(x: jax.Array) -> jax.Array:
         if not x.size:

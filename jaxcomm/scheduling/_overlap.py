@@ -1,0 +1,163 @@
+"""Which computation a compiled program schedules while its messages are on the way."""
+
+import re
+from typing import Any, NamedTuple
+
+from jaxcomm.scheduling._scheduled_program import Cost, Instruction, Program, bytes_of
+
+_KINDS = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
+
+
+class Overlap(NamedTuple):
+    """One collective of a compiled program, and what is scheduled until its result is awaited.
+
+    Attributes:
+      kind: The collective, such as `"all-reduce"`.
+      bytes: The bytes of its result, on one device.
+      asynchronous: Whether the program has a start and a done.
+      during: Seconds of backward computation between the two.
+      remaining: Seconds of backward computation after the start, in the same loop body or program.
+      times: How often it runs.
+    """
+
+    kind: str
+    bytes: float
+    asynchronous: bool
+    during: float
+    remaining: float
+    times: int
+
+    @property
+    def share(self) -> float:
+        """The part of the remaining backward computation that may hide the message, 0 to 1."""
+        return self.during / self.remaining if self.remaining else 0.0
+
+
+class OverlapReport:
+    """The collectives of a compiled program in the order of their starts; print it for a table."""
+
+    def __init__(self, overlaps: tuple[Overlap, ...]):
+        self.overlaps = overlaps
+
+    @property
+    def share(self) -> float:
+        r"""The mean share of the remaining backward computation, weighted by bytes.
+
+        .. math:: \sum_j b_j\, c_j / r_j \Big/ \sum_j b_j
+
+        over all messages :math:`j` but the last one, which has nothing left to hide behind:
+        :math:`b_j` bytes, and :math:`c_j` of the remaining :math:`r_j` seconds of computation
+        before its result is awaited. A message that starts when nothing remains counts as 0.
+        """
+        early = self.overlaps[:-1]
+        total = sum(each.bytes * each.times for each in early)
+        return sum(each.bytes * each.times * each.share for each in early) / total if total else 0.0
+
+    def __str__(self) -> str:
+        rows = [("collective", "bytes", "times", "form", "during", "remaining", "share")]
+        rows += [
+            (
+                each.kind,
+                f"{each.bytes:,.0f}",
+                str(each.times),
+                "start/done" if each.asynchronous else "synchronous",
+                f"{each.during:.3g} s",
+                f"{each.remaining:.3g} s",
+                f"{each.share:.0%}",
+            )
+            for each in self.overlaps
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return "\n".join([*lines, f"share of the remaining backward pass, by bytes: {self.share:.0%}"])
+
+    __repr__ = __str__
+
+
+def _kind_of(each: Instruction) -> str:
+    """The collective that an instruction starts or runs; empty if there is none."""
+    opcode = each.opcode.removesuffix("-start")
+    if opcode in _KINDS:
+        return opcode
+    if each.opcode == "async-start":
+        called = re.search(r"calls=%?([\w\-]+)", each.rest)
+        for kind in _KINDS:
+            if called and kind in called[1].replace("_", "-"):
+                return kind
+    return ""
+
+
+def overlap_report(
+    compiled: Any, *, flops_per_second: float = 4e14, bytes_per_second: float = 4e12
+) -> OverlapReport:
+    r"""Reports which backward computation a compiled step schedules during each collective.
+
+    A program in which a collective has a start and a done computes between the two while the
+    message is on the way. The seconds are a roofline estimate,
+
+    .. math:: t = \max(\text{operations} / F,\ \text{bytes} / B),
+
+    of the instructions that come from a backward pass. Nothing runs, so the devices for which the
+    program was compiled need not exist.
+
+    Args:
+      compiled: A compiled step, `jax.jit(step).lower(...).compile()`, or its text.
+      flops_per_second: :math:`F`; by default about that of an H200 for float32 products.
+      bytes_per_second: :math:`B`; by default about that of the memory of an H200.
+
+    Returns:
+      A report with one row per collective; print it for a table.
+
+    Raises:
+      ValueError: If `compiled` is not a compiled program, or a rate is not positive.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import scheduling
+      >>> compiled = jax.jit(jnp.sin).lower(jnp.zeros(3)).compile()
+      >>> print(scheduling.overlap_report(compiled).share)
+      0.0
+    """
+    for name, rate in (
+        ("flops_per_second", flops_per_second),
+        ("bytes_per_second", bytes_per_second),
+    ):
+        if not rate > 0:
+            raise ValueError(f"`{name}` must be positive, got {rate!r}.")
+    text = compiled if isinstance(compiled, str) else compiled.as_text()
+    program = Program(text)
+
+    def seconds(each: Instruction) -> float:
+        cost: Cost = program.cost(each) if each.is_backward and not _kind_of(each) else Cost(0, 0)
+        return max(cost.flops / flops_per_second, cost.bytes / bytes_per_second)
+
+    found: list[Overlap] = []
+    for instructions, times in program.computations_that_run():
+        costs = [seconds(each) for each in instructions]
+        for position, each in enumerate(instructions):
+            if not (kind := _kind_of(each)):
+                continue
+            starts = each.opcode.endswith("-start")
+            done = next(
+                (
+                    number
+                    for number, other in enumerate(instructions)
+                    if starts and each.name in other.operands and other.opcode.endswith("-done")
+                ),
+                position,
+            )
+            result = instructions[done]
+            found.append(
+                Overlap(
+                    kind,
+                    bytes_of(result.type),
+                    starts,
+                    sum(costs[position + 1 : done]),
+                    sum(costs[position + 1 :]),
+                    times,
+                )
+            )
+    return OverlapReport(tuple(found))

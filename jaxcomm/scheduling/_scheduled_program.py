@@ -1,0 +1,167 @@
+"""Reads the text of a compiled program: its instructions in the order in which they run."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$")
+_ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*|token)\[([\d,]*)\]")
+_CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|branch_computations)=(?:\{([^}]*)\}|%?([\w.\-]+))")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_FREE = {"parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all", "partition-id"}
+
+
+class Cost(NamedTuple):
+    """What an instruction computes and moves."""
+
+    flops: float
+    bytes: float
+
+    def __add__(self, other: object) -> "Cost":
+        return Cost(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[call-overload]
+
+    def __mul__(self, times: object) -> "Cost":
+        return Cost(*(a * times for a in self))  # type: ignore[operator]
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One instruction of a computation."""
+
+    name: str
+    type: str
+    opcode: str
+    rest: str  # operands and attributes
+    operands: tuple[str, ...]
+    computation: str
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The computations that it calls."""
+        return tuple(
+            name.strip(" %")
+            for several, one in _CALLED.findall(self.rest)
+            for name in (several or one).split(",")
+        )
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it comes from the transpose of the derivative of a function."""
+        found = re.search(r'op_name="([^"]*)"', self.rest)
+        return bool(found) and "transpose(" in found[1]  # type: ignore[index]
+
+
+def _shapes(type_: str) -> list[tuple[str, tuple[int, ...]]]:
+    return [
+        (dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in _ARRAY.findall(type_)
+    ]
+
+
+def _itemsize(dtype: str) -> float:
+    if dtype in ("token", "opaque"):
+        return 0
+    bits = re.search(r"\d+", dtype)
+    return 1 if bits is None else int(bits[0]) / 8
+
+
+def bytes_of(type_: str) -> float:
+    """The bytes of all arrays of a type such as `(f32[2,3]{1,0}, s8[4]{0})`."""
+    return sum(math.prod(dims) * _itemsize(dtype) for dtype, dims in _shapes(type_))
+
+
+class Program:
+    """The computations of a compiled program, each with its instructions in order."""
+
+    def __init__(self, text: str):
+        self.computations: dict[str, list[Instruction]] = {}
+        self.entry = ""
+        current = ""
+        for line in text.splitlines():
+            if begins := _COMPUTATION.match(line):
+                current = begins[2]
+                self.computations[current] = []
+                self.entry = current if begins[1] else self.entry
+            elif current and (found := _INSTRUCTION.match(line)):
+                name, type_, opcode, rest = found.groups()
+                operands = tuple(re.findall(r"%([\w.\-]+)", rest.split("), ")[0]))
+                self.computations[current].append(
+                    Instruction(name, type_, opcode, rest, operands, current)
+                )
+        if not self.entry:
+            raise ValueError(
+                "This is not the text of a compiled program: pass `jax.jit(step).lower(...)."
+                "compile()`, or its `as_text()`."
+            )
+        self._types = {
+            (each.computation, each.name): each.type
+            for instructions in self.computations.values()
+            for each in instructions
+        }
+        self._costs: dict[str, float] = {}
+
+    def _operand_type(self, each: Instruction, number: int) -> str:
+        if number >= len(each.operands):
+            return ""
+        return self._types.get((each.computation, each.operands[number]), "")
+
+    def trips(self, each: Instruction) -> int:
+        """How often a loop runs; 1 if the program does not say it."""
+        found = _TRIPS.search(each.rest)
+        return int(found[1]) if found else 1
+
+    def _product_flops(self, each: Instruction) -> float:
+        """The operations of a product of matrices or a convolution."""
+        results = _shapes(each.type)
+        if not results:
+            return 0
+        size = math.prod(results[0][1])
+        if labels := re.search(r"dim_labels=\w+?_(\w+)->", each.rest):
+            kernel = _shapes(self._operand_type(each, 1))
+            sizes = kernel[0][1] if kernel else ()
+            inner = [n for n, label in zip(sizes, labels[1], strict=False) if label != "o"]
+            return 2 * size * math.prod(inner)
+        found = re.search(r"lhs_contracting_dim(?:s=\{|ensions\":\[)([\d,\"]*)", each.rest)
+        left = _shapes(self._operand_type(each, 0))
+        if not found or not left:
+            return 0
+        dims = [int(n) for n in re.findall(r"\d+", found[1])]
+        return 2 * size * math.prod(left[0][1][n] for n in dims if n < len(left[0][1]))
+
+    def _flops(self, computation: str) -> float:
+        if computation not in self._costs:
+            self._costs[computation] = 0.0
+            self._costs[computation] = sum(
+                self.cost(each).flops for each in self.computations.get(computation, ())
+            )
+        return self._costs[computation]
+
+    def cost(self, each: Instruction) -> Cost:
+        """The operations of products, and the bytes read and written; loops count all trips."""
+        if each.opcode in _FREE:
+            return Cost(0, 0)
+        if each.opcode == "while":
+            whole = Cost(0, 0)
+            for name in each.called:
+                for inner in self.computations.get(name, ()):
+                    whole += self.cost(inner)
+            return whole * self.trips(each)
+        moved = bytes_of(each.type) + sum(
+            bytes_of(self._operand_type(each, number)) for number in range(len(each.operands))
+        )
+        if each.opcode in ("dot", "convolution") or "$matmul" in each.rest or "$gemm" in each.rest:
+            return Cost(self._product_flops(each), moved)
+        return Cost(sum(map(self._flops, each.called)), moved)
+
+    def computations_that_run(self) -> Iterator[tuple[list[Instruction], int]]:
+        """The entry and the bodies of loops, with the number of times that each runs."""
+        pending = [(self.entry, 1)]
+        while pending:
+            name, times = pending.pop()
+            instructions = self.computations[name]
+            yield instructions, times
+            for each in instructions:
+                if each.opcode == "while":
+                    pending += [(body, times * self.trips(each)) for body in each.called]
