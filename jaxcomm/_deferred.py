@@ -17,21 +17,30 @@ class Backward:
     """A backward pass that runs once, when a transformation asks for the gradients.
 
     Attributes:
+      evaluate: `(params, batch, part) -> (value, gradient)`. If a batch has several parts, `part`
+        is the number of this one, and changes the key of the loss.
+      batch: The rows of this device.
+      has_model_state: Whether the loss changes a model state.
       axes: All axes over which a local gradient differs.
       inner: Those of `axes` that index the devices of one worker.
       value: What the loss returned; `None` before the backward pass.
-      finite: Whether all means were finite, bool[], equal on all workers; set by the transformation.
+      finite: Whether all means were finite, bool[], equal on all workers. The transformation sets
+        it.
     """
 
     finite: jax.Array
 
     def __init__(
         self,
-        value_and_gradient: Callable[[PyTree], tuple[Any, PyTree]],
+        value_and_gradient: Callable[..., tuple[Any, PyTree]],
+        batch: PyTree,
         axes: tuple[str, ...],
         inner: tuple[str, ...],
+        has_model_state: bool = False,
     ):
-        self._value_and_gradient = value_and_gradient
+        self.evaluate = value_and_gradient
+        self.batch = batch
+        self.has_model_state = has_model_state
         self.axes = axes
         self.inner = inner
         self.has_run = False
@@ -41,13 +50,11 @@ class Backward:
         """A deferred gradient in place of each parameter."""
         return jax.tree.map(lambda _: DeferredGradient(self), params)
 
-    def run(self, params: PyTree) -> PyTree:
-        """The gradient at `params`, whose leaves are typed as local where nothing aggregates."""
+    def begin(self) -> None:
+        """Raises if another transformation has run this backward pass."""
         if self.has_run:
             raise ValueError("`tx` has several `wait_free`, and one backward pass serves one only.")
         self.has_run = True
-        self.value, gradient = self._value_and_gradient(params)
-        return gradient
 
 
 def _refuse(*args: object, **kwargs: object) -> NoReturn:

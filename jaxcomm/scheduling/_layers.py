@@ -22,12 +22,12 @@ class _Hook:
         self,
         aggregate: Aggregate,
         restore: Callable[[PyTree], PyTree],
+        joined: Callable[[PyTree, PyTree], PyTree],
         axes: tuple[str, ...],
         shapes: PyTree,
         where: str,
     ):
         self.shapes, self.where = shapes, where
-        self._uses = 0
 
         @jax.custom_vjp
         def local(params: PyTree, carried: PyTree) -> PyTree:
@@ -37,18 +37,13 @@ class _Hook:
             return _axis.local_params(params, axes), (params, carried)
 
         def backward(residuals: Any, gradient: PyTree) -> tuple[PyTree, PyTree]:
-            self._uses += 1
-            if self._uses > 1:
-                raise ValueError(
-                    f"The loss uses the layers {where} more than once, so their gradients are "
-                    "complete only at the end: leave them out of `stacked`."
-                )
             params, carried = residuals
-            state, extra = restore({**carried, "uses": ()})["given"]
-            mean, after = aggregate(gradient, state, params, extra)
-            floats, _ = as_floats(after)
-            unused = jax.tree.map(_zeros, carried["given"][1])
-            return mean, {"given": (floats, unused), "uses": jnp.ones_like(carried["uses"])}
+            state, extra = restore(carried["given"])
+            mean, after = aggregate(joined(gradient, carried["earlier"]), state, params, extra)
+            floats, _ = as_floats((after, extra))
+            zeros = jax.tree.map(_zeros, carried)
+            uses = jnp.ones_like(carried["uses"])
+            return mean, {**zeros, "given": (floats[0], zeros["given"][1]), "uses": uses}
 
         local.defvjp(forward, backward)
         self.local = local
@@ -84,22 +79,25 @@ class Layers:
         return cls(*children, hook)
 
     def __getitem__(self, key: object) -> NoReturn:
+        """Raises: the parameters are those that `aggregate_in_backward` returns."""
         raise ValueError(
             f"`wait_free` aggregates {self.hook.where} layer by layer, so the loss must pass each "
             "layer through `layer = jaxcomm.scheduling.aggregate_in_backward(layer)` before it "
             "uses it."
         )
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self[name]
+        return self.__getitem__(name)
 
 
 def hooked(
     params: PyTree,
     state: PyTree,
     extra: PyTree,
+    earlier: PyTree,
+    joined: Callable[[PyTree, PyTree], PyTree],
     aggregate: Aggregate,
     axes: tuple[str, ...],
     where: str,
@@ -110,16 +108,18 @@ def hooked(
       params: The parameters, `[layers, ...]`, equal on all workers.
       state: The state of each layer, `[layers, ...]`.
       extra: Extra arguments of the aggregator, for all layers.
+      earlier: The sum of gradients of earlier parts of the batch, `[layers, ...]`; or `None`.
+      joined: The gradient of a layer from that of the last part, and this sum.
       aggregate: The aggregation of one layer.
       axes: All axes over which local gradients differ.
       where: The path of the layers, for messages.
     """
     count = jax.tree.leaves(params)[0].shape[0]
     repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), extra)
-    floats, restore = as_floats({"given": (state, repeated), "uses": ()})
-    carried = {**floats, "uses": jnp.zeros(count)}
+    floats, restore = as_floats((state, repeated))
+    carried = {"given": floats, "earlier": earlier, "uses": jnp.zeros(count)}
     shapes = jax.tree.map(lambda x: x.shape[1:], params)
-    return Layers(params, carried, _Hook(aggregate, restore, axes, shapes, where))
+    return Layers(params, carried, _Hook(aggregate, restore, joined, axes, shapes, where))
 
 
 def aggregated(gradient: Layers, state: PyTree) -> tuple[PyTree, PyTree]:
@@ -128,9 +128,8 @@ def aggregated(gradient: Layers, state: PyTree) -> tuple[PyTree, PyTree]:
     A layer that the loss did not use has the mean 0 and keeps its state. JAX adds the derivatives
     of a layer that it used twice, and no state is a sum: its mean is NaN, and it keeps its state.
     """
-    _, restore = as_floats({"given": (state, ()), "uses": ()})
-    floats, _ = gradient.carried["given"]
-    after, _ = restore({"given": (floats, ()), "uses": ()})["given"]
+    _, restore = as_floats(state)
+    after = restore(gradient.carried["given"][0])
     uses = gradient.carried["uses"]
 
     def over_layers(flags: jax.Array, x: jax.Array) -> jax.Array:

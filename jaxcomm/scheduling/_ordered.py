@@ -10,9 +10,9 @@ from jaxcomm._base import PyTree
 def after(updates: PyTree, earlier: PyTree) -> PyTree:
     """`updates`, whose messages start when those that lead to `earlier` have arrived.
 
-    XLA drops barriers before it combines collectives of several groups in one. So one coordinate of
-    each leaf depends on all of `earlier`: it adds `0 x`, which XLA does not know to be 0, since `x` might
-    be NaN. It is not: other groups stay finite if one is not.
+    XLA drops barriers before it combines collectives of several groups in one. So one coordinate
+    of each leaf depends on all of `earlier`: it adds `0 x`, which XLA does not know to be 0, since
+    `x` might be NaN. Here it is not, so that other groups stay finite if one is not.
     """
     previous = [x for x in jax.tree.leaves(earlier) if x.size]
     if not previous:

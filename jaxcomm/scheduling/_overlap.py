@@ -72,7 +72,9 @@ class OverlapReport:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        return "\n".join([*lines, f"share of the remaining backward pass, by bytes: {self.share:.0%}"])
+        return "\n".join(
+            [*lines, f"share of the remaining backward pass, by bytes: {self.share:.0%}"]
+        )
 
     __repr__ = __str__
 

@@ -9,9 +9,19 @@ from typing import NamedTuple
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*|token)\[([\d,]*)\]")
-_CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|branch_computations)=(?:\{([^}]*)\}|%?([\w.\-]+))")
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|condition|branch_computations)=(?:\{([^}]*)\}|%?([\w.\-]+))"
+)
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_FREE = {"parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all", "partition-id"}
+_FREE = {
+    "parameter",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "constant",
+    "after-all",
+    "partition-id",
+}
 
 
 class Cost(NamedTuple):
@@ -56,7 +66,8 @@ class Instruction:
 
 def _shapes(type_: str) -> list[tuple[str, tuple[int, ...]]]:
     return [
-        (dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in _ARRAY.findall(type_)
+        (dtype, tuple(int(n) for n in dims.split(",") if n))
+        for dtype, dims in _ARRAY.findall(type_)
     ]
 
 

@@ -15,7 +15,9 @@ from jaxcomm._require import require_state
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._agreement import all_finite
 from jaxcomm.aggregation._stages import axes_of, needs_whole
+from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.scheduling._layers import Layers, aggregate_at_end, aggregated, hooked
+from jaxcomm.scheduling._micro_batches import run_in_parts
 from jaxcomm.scheduling._ordered import after
 from jaxcomm.scheduling._partition import Divided, divide, layers_first, workers_first
 
@@ -53,6 +55,7 @@ def wait_free(
     stacked: PyTree = False,
     bucket_bytes: int = BUCKET_BYTES,
     ordered: bool = True,
+    micro_batches: int = 1,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Aggregates each group of gradients as soon as it is complete (WFBP).
 
@@ -76,6 +79,8 @@ def wait_free(
       bucket_bytes: The size of a group, if there is no plan, in float32 bytes.
       ordered: Whether the messages of a group wait for those of the previous group. Otherwise
         compilers may combine the messages of several groups, which then wait for the last of them.
+      micro_batches: The number of parts in which a device computes the gradient of its rows, one
+        after the other. Only the last backward pass sends.
 
     Returns:
       A transformation in place of `tx`. Its updates are those of `tx` for each group. A non-finite
@@ -116,6 +121,7 @@ def wait_free(
             "`wait_free` aggregates groups of leaves as soon as they are complete, but this "
             f"aggregator has {option}, which needs all gradients first: leave it out."
         )
+    require_steps("micro_batches", micro_batches)
     update = optax.with_extra_args_support(tx).update
 
     def divided(tree: PyTree) -> Divided:
@@ -139,7 +145,7 @@ def wait_free(
         updates: PyTree, state: WaitFreeState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, WaitFreeState]:
         require_state(state, WaitFreeState, "`wait_free`")
-        backward = backward_of(updates)
+        backward, total, without_params = backward_of(updates), None, params is None
         states = [*map(layers_first, state.layers)]
 
         def aggregate(
@@ -150,20 +156,36 @@ def wait_free(
                 gradient, _ = average.update(
                     gradient, average.init(gradient), outer_axes=_axis.names(axes)
                 )
-            return update(gradient, state, params, **extra)
+            return update(gradient, state, None if without_params else params, **extra)
 
-        held = divided(params)
+        def joined(gradient: PyTree, earlier: PyTree) -> PyTree:
+            if earlier is None:
+                return gradient
+            return jax.tree.map(lambda x, y: (x + y) / micro_batches, gradient, earlier)
+
+        held = divided(updates if params is None else params)
         if backward is not None:
-            stacks = [
-                hooked(stack, own, extra_args, aggregate, backward.axes, where)
-                for stack, own, where in zip(held.stacks, states, held.paths, strict=True)
-            ]
-            local = _axis.local_params(held.groups, backward.axes)
-            updates = backward.run(held.joined(local, stacks))
+            local = _axis.local_params(params, backward.axes)
+
+            def with_hooks(earlier: PyTree) -> PyTree:
+                sums = [None] * len(states) if earlier is None else divided(earlier).stacks
+                stacks = [
+                    hooked(stack, own, extra_args, one_sum, joined, aggregate, backward.axes, where)
+                    for stack, own, one_sum, where in zip(
+                        held.stacks, states, sums, held.paths, strict=True
+                    )
+                ]
+                return held.joined(divided(local).groups, stacks)
+
+            updates, total = run_in_parts(backward, local, micro_batches, with_hooks)
         gradients = divided(updates)
         means: list[PyTree] = []
         groups: list[PyTree] = []
-        for group, own, weights in zip(gradients.groups, state.groups, held.groups, strict=True):
+        sums = [None] * len(held.groups) if total is None else divided(total).groups
+        for group, earlier, own, weights in zip(
+            gradients.groups, sums, state.groups, held.groups, strict=True
+        ):
+            group = joined(group, earlier)
             ready = after(group, means[-1]) if ordered and means else group
             one_mean, new = aggregate(ready, own, weights, extra_args)
             means.append(one_mean)

@@ -100,11 +100,17 @@ def worker_step(
             checked_loss(loss_fn, params, args, key), has_rest
         )
 
-        def run(params: PyTree) -> tuple[Any, PyTree]:
+        def evaluate(
+            params: PyTree, rows: PyTree, part: jax.Array | None = None
+        ) -> tuple[Any, PyTree]:
+            keys = key if part is None else [jax.random.fold_in(each, part) for each in key]
             with explained(explain_loss_error):
-                return value_and_gradient(params, *args)
+                result: tuple[Any, PyTree] = value_and_gradient(
+                    params, *model_state.values(), rows, *keys
+                )
+            return result
 
-        return Backward(run, all_axes, inner)
+        return Backward(evaluate, batch, all_axes, inner, has_model_state)
 
     local_gradients = gradients or differentiate
 
