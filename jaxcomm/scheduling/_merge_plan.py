@@ -28,11 +28,8 @@ class _Problem:
         # The seconds to decode a layer and all later ones.
         self.left = np.cumsum(times.decode[::-1])[::-1]
         self.computed = float(self.ready[-1] + self.left[0])
-
-    def sends(self, first: int | slice, last: int) -> np.ndarray:
-        """The seconds on the link of the layers from `first` to before `last`."""
-        sent = self.offsets[last] - self.offsets[first]
-        return np.asarray(self.link.latency + sent / self.link.bytes_per_second)
+        # Of Python floats, whose sums are those of NumPy but take less time one by one.
+        self.lists = self.ready.tolist(), self.offsets.tolist(), self.left.tolist()
 
     def earliest(self, bound: float) -> tuple[float, list[int]]:
         """The earliest arrival of all layers, and the first layers of its groups.
@@ -43,7 +40,8 @@ class _Problem:
         arrivals = np.zeros(self.count + 1)
         firsts = np.zeros(self.count + 1, int)
         for last in range(1, self.count + 1):
-            ends = np.maximum(arrivals[:last], self.ready[last]) + self.sends(slice(last), last)
+            sent = self.offsets[last] - self.offsets[:last]
+            ends = np.maximum(arrivals[:last], self.ready[last]) + self.link.seconds(sent)
             ends[ends + self.left[:last] > bound] = math.inf
             firsts[last] = np.argmin(ends)
             arrivals[last] = ends[firsts[last]]
@@ -56,14 +54,15 @@ class _Problem:
     def seconds(self, starts: list[int]) -> float:
         """The seconds until all layers are decoded."""
         free, decoded = 0.0, self.computed
+        ready, offsets, left = self.lists
         for first, last in zip(starts, [*starts[1:], self.count], strict=True):
-            free = max(free, float(self.ready[last])) + float(self.sends(first, last))
-            decoded = max(decoded, free + float(self.left[first]))
+            free = max(free, ready[last]) + self.link.seconds(offsets[last] - offsets[first])
+            decoded = max(decoded, free + left[first])
         return decoded
 
 
 def _optimal(problem: _Problem) -> list[int]:
-    """The partition with the fewest seconds, by bisection of the bound of a dynamic program."""
+    """A partition with the fewest seconds, by bisection of the bound of a dynamic program."""
     arrival, best = problem.earliest(math.inf)
     most = problem.seconds(best)
     # The last layer is decoded after all have arrived.
@@ -81,11 +80,12 @@ def _optimal(problem: _Problem) -> list[int]:
 
 def _greedy(problem: _Problem) -> list[int]:
     """The rule of the paper: merge while the next layer is ready before it pays to have sent."""
+    ready, offsets, _ = problem.lists
     starts, free = [0], 0.0
     for last in range(1, problem.count):
-        begins = max(free, float(problem.ready[last]))
-        ends = begins + float(problem.sends(starts[-1], last))
-        following = float(problem.ready[last + 1])
+        begins = max(free, ready[last])
+        ends = begins + problem.link.seconds(offsets[last] - offsets[starts[-1]])
+        following = ready[last + 1]
         waits = begins > following or following - begins < problem.link.latency
         if not (following < ends and waits):
             starts.append(last)
@@ -108,7 +108,8 @@ def merge_plan(
     If layers are decoded, a group that begins at layer :math:`i` must arrive before
     :math:`C - D_i` for the step to end at :math:`C`, with :math:`D_i` the seconds to decode the
     layers from :math:`i` on. A bisection finds the smallest :math:`C` for which the minimum under
-    this condition is finite.
+    this condition is finite. Of the fastest plans it is one that sends early: a message that hides
+    anyway is not merged further, which would leave less time to spare on a slower link.
 
     The cost is :math:`O(L^2)` for :math:`L` layers without decoding, and at most some 60 times as
     much with it.
@@ -137,7 +138,7 @@ def merge_plan(
     References:
       Shi, Chu, Li, `MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD
       Algorithms <https://arxiv.org/abs/1811.11141>`_, 2019, which calls its greedy rule optimal. In
-      its model it is up to a fifth slower than the optimum. The paper neither encodes nor decodes.
+      its model it was slower than the optimum in 180 of 360 random cases, by up to 31 %.
     """
     problem = _Problem(require_times(times), require_link(link))
     if method not in ("optimal", "greedy"):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+_Bytes = TypeVar("_Bytes", float, np.ndarray)
 _SECONDS = ("backward", "encode", "decode", "forward")
 
 
@@ -47,8 +48,8 @@ class Link(NamedTuple):
     latency: float
     bytes_per_second: float
 
-    def seconds(self, size: float) -> float:
-        """The seconds of a message of `size` bytes."""
+    def seconds(self, size: _Bytes) -> _Bytes:
+        """The seconds of a message of `size` bytes, or of each of several."""
         return self.latency + size / self.bytes_per_second
 
 

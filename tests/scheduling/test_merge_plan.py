@@ -95,6 +95,14 @@ def test_a_plan_is_a_partition_in_order_and_the_timeline_agrees(method: str) -> 
         assert step == _seconds(times, link, plan) + sum(times.forward), seed
 
 
+def test_of_the_fastest_plans_one_that_sends_early() -> None:
+    # All plans of these layers end one message after the last layer is ready; the first two layers
+    # could wait for each other at no cost.
+    times, link = LayerTimes(sizes=[1, 1, 1], backward=[50, 50, 50]), Link(1.0, 1.0)
+    assert seconds_of(times, link, ((0, 1), (2,))) == seconds_of(times, link, ((0,), (1,), (2,)))
+    assert merge_plan(times, link).groups == ((0,), (1,), (2,))
+
+
 def test_the_unit_of_time_does_not_matter() -> None:
     times, link = random_case(5)
     fields = {
