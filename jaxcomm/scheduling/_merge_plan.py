@@ -98,17 +98,18 @@ def merge_plan(
 ) -> Plan:
     r"""The consecutive layers to merge into one message, for the shortest step: MG-WFBP.
 
-    A merged message saves latencies, but begins later. With :math:`r_j` the time at which the first
-    :math:`j` layers are encoded, and :math:`S_{ij}` the bytes of the layers from :math:`i` to
-    before :math:`j`, the earliest time at which the first :math:`j` layers have arrived is
+    A merged message saves latencies, but begins later. The first :math:`j` layers are encoded at
+    :math:`r_j`, and the layers from :math:`i` to before :math:`j` have :math:`S_{ij}` bytes. So the
+    earliest time at which the first :math:`j` layers have arrived is
 
     .. math:: A_j = \min_{i < j} \left( \max(A_i, r_j) + \alpha + \beta S_{ij} \right), \qquad
               A_0 = 0 .
 
-    If layers are decoded, a group that begins at layer :math:`i` must arrive before
-    :math:`C - D_i` for the step to end at :math:`C`, with :math:`D_i` the seconds to decode the
-    layers from :math:`i` on. A bisection finds the smallest :math:`C` for which the minimum under
-    this condition is finite. Of the fastest plans it is one that sends early: a message that hides
+    Let :math:`D_i` be the seconds to decode the layers from :math:`i` on. For the step to end at
+    :math:`C`, a group that begins at layer :math:`i` must arrive until :math:`C - D_i`. A bisection
+    finds the smallest :math:`C` for which the minimum under this condition is finite.
+
+    Of the fastest plans it is one that sends early: a message that hides
     anyway is not merged further, which would leave less time to spare on a slower link.
 
     The cost is :math:`O(L^2)` for :math:`L` layers without decoding, and at most some 60 times as

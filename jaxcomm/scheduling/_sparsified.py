@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from jaxcomm.scheduling._merge_plan import merge_plan
 from jaxcomm.scheduling._plan import Plan, wait_free_plan
@@ -18,6 +19,8 @@ from jaxcomm.scheduling._times import (
 
 def _hidden_bytes(times: LayerTimes, link: Link, least: list[float]) -> list[float]:
     """The bytes of each layer: as many as hide, between `least` and those of the dense layer."""
+    if math.isinf(link.bytes_per_second):
+        return list(times.sizes)
     ready, free, sizes = ready_seconds(times), 0.0, []
     for layer, dense in enumerate(times.sizes):
         begins = max(free, float(ready[layer + 1]))
@@ -49,7 +52,7 @@ def sparsified_plan(
     of its coordinates, with :math:`e` the `expansion`. If the bytes of all of its coordinates
     without indices hide, or are no more than those with indices, it is sent as it is, with the
     ratio 1. Behind the first layer of the model, nothing is left to compute, so it sends
-    :math:`1 / c_\text{max}`.
+    :math:`1 / c_\text{max}`. With infinite bandwidth, all layers are sent as they are.
 
     Then the dynamic program of :func:`merge_plan` merges messages that are mostly latency.
 
