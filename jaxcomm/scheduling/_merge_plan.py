@@ -79,17 +79,18 @@ def _optimal(problem: _Problem) -> list[int]:
 
 
 def _greedy(problem: _Problem) -> list[int]:
-    """The rule of the paper: merge while the next layer is ready before it pays to have sent."""
+    """The rule of the paper: wait for the next layer if that takes less than a latency.
+
+    The paper also asks whether the next layer is ready before the message has been sent, which
+    follows.
+    """
     ready, offsets, _ = problem.lists
     starts, free = [0], 0.0
     for last in range(1, problem.count):
         begins = max(free, ready[last])
-        ends = begins + problem.link.seconds(offsets[last] - offsets[starts[-1]])
-        following = ready[last + 1]
-        waits = begins > following or following - begins < problem.link.latency
-        if not (following < ends and waits):
+        if ready[last + 1] - begins >= problem.link.latency:
+            free = begins + problem.link.seconds(offsets[last] - offsets[starts[-1]])
             starts.append(last)
-            free = ends
     return starts
 
 
@@ -119,9 +120,9 @@ def merge_plan(
       times: The layers.
       link: The link.
       method: `"optimal"`: no partition into consecutive layers is faster in the model. `"greedy"`:
-        the rule of the paper, which looks at one layer ahead: it merges if the next layer is ready
-        before the message has been sent, and less than a latency after it could begin. It is never
-        slower than a single message, nor, if decoding takes no time, than no merging.
+        the rule of the paper, which looks one layer ahead: it merges if the next layer is ready
+        less than a latency after the message could begin. It is never slower than a single message,
+        nor, if decoding takes no time, than no merging.
 
     Returns:
       A plan of consecutive layers, first come, first served.
