@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import jaxcomm
-from jaxcomm import checkpoint, gossip, launch, methods, testing
+from jaxcomm import checkpoint, gossip, launch, methods, scheduling, testing
 from tests.cases import CASES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -228,6 +228,7 @@ FUNCTIONS = sorted(
         jaxcomm.compression.sketches,
         jaxcomm.compression.sparsifiers,
         gossip,
+        scheduling,
         jaxcomm.synchronization,
         jaxcomm.wire,
         launch,

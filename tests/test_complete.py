@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm import compression, gossip, methods, synchronization, testing
+from jaxcomm import compression, gossip, methods, scheduling, synchronization, testing
 from tests.cases import CASES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -32,7 +32,7 @@ PACKAGES: list[ModuleType] = [
     gossip,
     synchronization,
 ]
-OTHERS: list[ModuleType] = [jaxcomm, jaxcomm.wire, testing]
+OTHERS: list[ModuleType] = [jaxcomm, jaxcomm.wire, scheduling, testing]
 TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationExtraArgs)
 
 

@@ -8,13 +8,13 @@ from types import ModuleType
 import pytest
 
 import jaxcomm
-from jaxcomm import gossip, synchronization
+from jaxcomm import gossip, scheduling, synchronization
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = "".join((ROOT / "docs" / page).read_text() for page in ("names.md", "methods.md"))
 CALLABLES = [
     f"{module.__name__}.{name}"
-    for module in (jaxcomm, gossip, synchronization)
+    for module in (jaxcomm, gossip, scheduling, synchronization)
     for name in module.__all__
     if not isinstance(getattr(module, name), ModuleType)
 ]

@@ -94,9 +94,7 @@ class Layers:
 
 def hooked(
     params: PyTree,
-    state: PyTree,
-    extra: PyTree,
-    earlier: PyTree,
+    given: tuple[PyTree, PyTree, PyTree],
     joined: Callable[[PyTree, PyTree], PyTree],
     aggregate: Aggregate,
     axes: tuple[str, ...],
@@ -106,14 +104,14 @@ def hooked(
 
     Args:
       params: The parameters, `[layers, ...]`, equal on all workers.
-      state: The state of each layer, `[layers, ...]`.
-      extra: Extra arguments of the aggregator, for all layers.
-      earlier: The sum of gradients of earlier parts of the batch, `[layers, ...]`; or `None`.
+      given: The state of each layer, `[layers, ...]`; extra arguments of the aggregator, for all
+        layers; and the sum of gradients of earlier parts of the batch, `[layers, ...]`, or `None`.
       joined: The gradient of a layer from that of the last part, and this sum.
       aggregate: The aggregation of one layer.
       axes: All axes over which local gradients differ.
       where: The path of the layers, for messages.
     """
+    state, extra, earlier = given
     count = jax.tree.leaves(params)[0].shape[0]
     repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), extra)
     floats, restore = as_floats((state, repeated))

@@ -9,6 +9,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
 from jaxcomm._deferred import Backward
+from jaxcomm.aggregation import mean
 
 
 def _split(batch: PyTree, parts: int) -> PyTree:
@@ -23,45 +24,57 @@ def _split(batch: PyTree, parts: int) -> PyTree:
     return jax.tree.map(split, batch)
 
 
+def joined(parts: int, gradient: PyTree, sums: PyTree) -> PyTree:
+    """The mean gradient of all parts, from that of the last part and the sum of the others."""
+    if sums is None:
+        return gradient
+    return jax.tree.map(lambda x, y: (x + y) / parts, gradient, sums)
+
+
+def mean_of_devices(backward: Backward, axes: tuple[str, ...], gradient: PyTree) -> PyTree:
+    """The mean over the devices of one worker, each of which has a part of its rows."""
+    if not backward.inner:
+        return gradient
+    average = mean(backward.inner)
+    return average.update(gradient, average.init(gradient), outer_axes=axes)[0]
+
+
 def run_in_parts(
     backward: Backward, params: PyTree, parts: int, with_hooks: Callable[[PyTree], PyTree]
 ) -> PyTree:
-    """The gradient of the last part; those of earlier parts are added to it, or in its hooks.
+    """The gradient of the last part of a batch, after those of the other parts.
 
     Args:
       backward: The backward pass.
-      params: The parameters, typed as local.
+      params: The parameters.
       parts: The number of parts.
       with_hooks: The function from the sum of earlier gradients to the parameters for the last
         part; the sum is `None` if there is only one part.
 
     Returns:
-      The gradient of the last part, at `with_hooks(sum)`, and the sum.
+      The gradient of the last part, at `with_hooks(sum)`.
     """
     backward.begin()
     if parts == 1:
         backward.value, gradient = backward.evaluate(with_hooks(None), backward.batch)
-        return gradient, None
+        return gradient
     if backward.has_model_state:
         raise ValueError(
             "`wait_free` with `micro_batches` does not support `has_model_state=True`: each part "
             "would change the state that the next one reads."
         )
     rows = _split(backward.batch, parts)
-    zeros = _axis.local_params(jax.tree.map(jnp.zeros_like, params), backward.axes)
+    local = _axis.local_params(params, backward.axes)
 
-    def body(total: PyTree, part: tuple[jax.Array, PyTree]) -> tuple[PyTree, PyTree]:
+    def body(sums: PyTree, part: tuple[jax.Array, PyTree]) -> tuple[PyTree, PyTree]:
         number, batch = part
-        value, gradient = backward.evaluate(params, batch, number)
-        return jax.tree.map(jnp.add, total, gradient), value
+        value, gradient = backward.evaluate(local, batch, number)
+        return jax.tree.map(jnp.add, sums, gradient), value
 
-    earlier = jax.tree.map(lambda x: x[:-1], rows)
-    total, values = lax.scan(body, zeros, (jnp.arange(parts - 1), earlier))
+    zeros = _axis.local_params(jax.tree.map(jnp.zeros_like, params), backward.axes)
+    earlier = (jnp.arange(parts - 1), jax.tree.map(lambda x: x[:-1], rows))
+    sums, values = lax.scan(body, zeros, earlier)
     last = jax.tree.map(lambda x: x[-1], rows)
-    value, gradient = backward.evaluate(with_hooks(total), last, jnp.asarray(parts - 1))
-
-    def mean(before: jax.Array, x: jax.Array) -> jax.Array:
-        return (jnp.sum(before, axis=0) + x) / parts
-
-    backward.value = jax.tree.map(mean, values, value)
-    return gradient, total
+    value, gradient = backward.evaluate(with_hooks(sums), last, jnp.asarray(parts - 1))
+    backward.value = jax.tree.map(lambda x, y: (jnp.sum(x, axis=0) + y) / parts, values, value)
+    return gradient

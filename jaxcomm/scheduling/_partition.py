@@ -15,18 +15,18 @@ from jaxcomm.scheduling._layers import Layers
 
 @dataclasses.dataclass(frozen=True)
 class Divided:
-    """A tree as groups of leaves and stacks of layers."""
+    """A tree as groups of leaves and, after them, stacks of layers."""
 
     structure: Any
-    groups: list[dict[str, jax.Array]]  # by path
-    stacks: list[PyTree]
+    groups: int
+    parts: list[PyTree]  # groups by path, then stacks
     paths: list[str]  # of the stacks
     places: list[tuple[int, str | None]]  # of each node: a group and a path, or a stack
 
-    def joined(self, groups: Sequence[dict[str, jax.Array]], stacks: Sequence[PyTree]) -> PyTree:
-        """The tree, with other values in its groups and stacks."""
+    def joined(self, parts: Sequence[PyTree]) -> PyTree:
+        """The tree, with other values in its parts."""
         nodes = [
-            stacks[number] if path is None else groups[number][path] for number, path in self.places
+            parts[number] if path is None else parts[number][path] for number, path in self.places
         ]
         return jax.tree.unflatten(self.structure, nodes)
 
@@ -88,11 +88,11 @@ def divide(
     sizes = {path: math.prod(jnp.shape(leaf)) for path, leaf in leaves.items()}
     groups = _by_size(sizes, bucket_bytes) if plan is None else _checked(plan, set(leaves))
     group_of = {path: number for number, group in enumerate(groups) for path in group}
-    order = iter(range(len(stacks)))
+    order = iter(range(len(groups), len(groups) + len(stacks)))
     return Divided(
         structure,
-        [{path: leaves[path] for path in group} for group in groups],
-        [stack.tree for stack in stacks],
+        len(groups),
+        [*({path: leaves[path] for path in group} for group in groups), *(s.tree for s in stacks)],
         [stack.path for stack in stacks],
         [(group_of[path], path) if path in leaves else (next(order), None) for path, _ in named],
     )

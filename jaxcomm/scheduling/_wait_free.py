@@ -1,6 +1,7 @@
 """Aggregation of groups of leaves and of layers, while the backward pass goes on."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -12,16 +13,15 @@ from jaxcomm._base import PyTree
 from jaxcomm._buckets import BUCKET_BYTES
 from jaxcomm._deferred import backward_of
 from jaxcomm._require import require_state
-from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._agreement import all_finite
-from jaxcomm.aggregation._stages import axes_of, needs_whole
+from jaxcomm.aggregation._stages import common_axes, needs_whole
 from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.scheduling._layers import Layers, aggregate_at_end, aggregated, hooked
-from jaxcomm.scheduling._micro_batches import run_in_parts
+from jaxcomm.scheduling._micro_batches import joined, mean_of_devices, run_in_parts
 from jaxcomm.scheduling._ordered import after
 from jaxcomm.scheduling._partition import Divided, divide, layers_first, workers_first
 
-Plan: TypeAlias = Sequence[Sequence[str]]
+Groups: TypeAlias = Sequence[Sequence[str]]
 """Groups of leaves, by path as `jax.tree_util.keystr` prints it, in the order of their messages."""
 
 
@@ -49,9 +49,9 @@ def _with_own_coins(state: PyTree, number: int | jax.Array) -> PyTree:
 
 
 def wait_free(
-    tx: optax.GradientTransformation,
+    tx: optax.GradientTransformation | Sequence[optax.GradientTransformation],
     *,
-    plan: Plan | None = None,
+    plan: Groups | None = None,
     stacked: PyTree = False,
     bucket_bytes: int = BUCKET_BYTES,
     ordered: bool = True,
@@ -68,10 +68,13 @@ def wait_free(
     the compiler; see :func:`overlap_report`. As many bytes are sent, and more messages.
 
     Args:
-      tx: An aggregator, such as `jaxcomm.global_qsgd()`. Place the optimizer after `wait_free`.
+      tx: An aggregator, such as `jaxcomm.global_qsgd()`. Place the optimizer after `wait_free`. Or
+        one for each group and then for each stack of layers, over the same axes, such as `top_k` of
+        the ratios of a :func:`sparsified_plan`.
       plan: The groups, in the order in which they are sent, as lists of paths such as
-        `"['head']['kernel']"`; for instance from :func:`backward_order`. Default: consecutive
-        leaves of up to `bucket_bytes`, the last ones of the tree first.
+        `"['head']['kernel']"`. :func:`backward_order` returns the paths in order, and
+        `merge_plan(times, link).named(times)` the groups of a plan. Default: consecutive leaves of
+        up to `bucket_bytes`, the last ones of the tree first.
       stacked: Which parameters are stacks of layers, `[layers, ...]`, over which the loss runs
         `jax.lax.scan`: a bool, or a tree of bools that is a prefix of the parameters, as for
         `optax.masked`. Each layer is aggregated separately, inside the scan of the backward pass.
@@ -115,92 +118,99 @@ def wait_free(
     complete. Here the order of messages is a part of the compiled program, and not decided when it
     runs; state of the aggregator belongs to a group or layer.
     """
-    axes = axes_of(tx, "wait_free")
-    if option := needs_whole([tx]):
+    aggregators = [*tx] if isinstance(tx, list | tuple) and not hasattr(tx, "update") else [tx]
+    axes = common_axes(aggregators, "wait_free")
+    if option := needs_whole(aggregators):
         raise ValueError(
             "`wait_free` aggregates groups of leaves as soon as they are complete, but this "
             f"aggregator has {option}, which needs all gradients first: leave it out."
         )
     require_steps("micro_batches", micro_batches)
-    update = optax.with_extra_args_support(tx).update
 
     def divided(tree: PyTree) -> Divided:
         return divide(tree, plan, stacked, bucket_bytes)
 
+    def aggregator_of_each(parts: list[PyTree]) -> list[Any]:
+        if len(aggregators) not in (1, len(parts)):
+            raise ValueError(
+                f"`tx` has {len(aggregators)} aggregators, but the parameters have {len(parts)} "
+                "groups and stacks of layers: pass one for all, or one for each."
+            )
+        found = aggregators * len(parts) if len(aggregators) == 1 else aggregators
+        return [*map(optax.with_extra_args_support, found)]
+
     def init_fn(params: PyTree) -> WaitFreeState:
         _axis.require_bound(axes)
-        parts = divided(params)
-        groups = tuple(
-            _with_own_coins(tx.init(group), number) for number, group in enumerate(parts.groups)
-        )
-        layers = []
-        for number, stack in enumerate(parts.stacks):
-            count = jax.tree.leaves(stack)[0].shape[0]
-            own = jax.vmap(lambda layer, i: _with_own_coins(tx.init(layer), i))
-            state = own(stack, len(groups) + number * count + jnp.arange(count))
-            layers.append(workers_first(state))
-        return WaitFreeState(groups, tuple(layers))
+        held = divided(params)
+        states: list[PyTree] = []
+        number = 0
+        for one, part in zip(aggregator_of_each(held.parts), held.parts, strict=True):
+            if len(states) < held.groups:
+                states.append(_with_own_coins(one.init(part), number))
+                number += 1
+                continue
+            layers = jax.tree.leaves(part)[0].shape[0]
+            each = jax.vmap(lambda layer, i, one=one: _with_own_coins(one.init(layer), i))
+            states.append(workers_first(each(part, number + jnp.arange(layers))))
+            number += layers
+        return WaitFreeState(tuple(states[: held.groups]), tuple(states[held.groups :]))
 
     def update_fn(
         updates: PyTree, state: WaitFreeState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, WaitFreeState]:
         require_state(state, WaitFreeState, "`wait_free`")
-        backward, total, without_params = backward_of(updates), None, params is None
-        states = [*map(layers_first, state.layers)]
+        held = divided(updates if params is None else params)
+        states = [*state.groups, *map(layers_first, state.layers)]
+        backward = backward_of(updates)
 
         def aggregate(
-            gradient: PyTree, state: PyTree, params: PyTree, extra: PyTree
+            one: Any, gradient: PyTree, state: PyTree, params: PyTree, extra: PyTree
         ) -> tuple[PyTree, PyTree]:
-            if backward is not None and backward.inner:
-                average = mean(backward.inner)
-                gradient, _ = average.update(
-                    gradient, average.init(gradient), outer_axes=_axis.names(axes)
-                )
-            return update(gradient, state, None if without_params else params, **extra)
+            if backward is not None:
+                gradient = mean_of_devices(backward, axes, gradient)
+            result: tuple[PyTree, PyTree] = one.update(gradient, state, params, **extra)
+            return result
 
-        def joined(gradient: PyTree, earlier: PyTree) -> PyTree:
-            if earlier is None:
-                return gradient
-            return jax.tree.map(lambda x, y: (x + y) / micro_batches, gradient, earlier)
-
-        held = divided(updates if params is None else params)
+        aggregate_of_each = [partial(aggregate, one) for one in aggregator_of_each(held.parts)]
+        earlier: list[PyTree] = [None] * len(held.parts)
         if backward is not None:
-            local = _axis.local_params(params, backward.axes)
+            parts = divided(_axis.local_params(params, backward.axes)).parts
 
-            def with_hooks(earlier: PyTree) -> PyTree:
-                sums = [None] * len(states) if earlier is None else divided(earlier).stacks
-                stacks = [
-                    hooked(stack, own, extra_args, one_sum, joined, aggregate, backward.axes, where)
-                    for stack, own, one_sum, where in zip(
-                        held.stacks, states, sums, held.paths, strict=True
+            def with_hooks(sums: PyTree) -> PyTree:
+                if sums is not None:
+                    earlier[:] = divided(sums).parts
+                for number in range(held.groups, len(parts)):
+                    parts[number] = hooked(
+                        held.parts[number],
+                        (states[number], extra_args, earlier[number]),
+                        partial(joined, micro_batches),
+                        aggregate_of_each[number],
+                        backward.axes,
+                        held.paths[number - held.groups],
                     )
-                ]
-                return held.joined(divided(local).groups, stacks)
+                return held.joined(parts)
 
-            updates, total = run_in_parts(backward, local, micro_batches, with_hooks)
-        gradients = divided(updates)
+            updates = run_in_parts(backward, params, micro_batches, with_hooks)
         means: list[PyTree] = []
-        groups: list[PyTree] = []
-        sums = [None] * len(held.groups) if total is None else divided(total).groups
-        for group, earlier, own, weights in zip(
-            gradients.groups, sums, state.groups, held.groups, strict=True
+        new: list[PyTree] = []
+        for one, gradient, sums, own, weights in zip(
+            aggregate_of_each, divided(updates).parts, earlier, states, held.parts, strict=True
         ):
-            group = joined(group, earlier)
-            ready = after(group, means[-1]) if ordered and means else group
-            one_mean, new = aggregate(ready, own, weights, extra_args)
-            means.append(one_mean)
-            groups.append(new)
-        of_stacks: list[PyTree] = []
-        layers: list[PyTree] = []
-        for stack, own, weights in zip(gradients.stacks, states, held.stacks, strict=True):
-            if isinstance(stack, Layers):
-                one_mean, new = aggregated(stack, own)
+            weights = None if params is None else weights
+            if isinstance(gradient, Layers):
+                result = aggregated(gradient, own)
+            elif len(means) >= held.groups:
+                result = aggregate_at_end(gradient, own, weights, extra_args, one)
             else:
-                one_mean, new = aggregate_at_end(stack, own, weights, extra_args, aggregate)
-            of_stacks.append(one_mean)
-            layers.append(workers_first(new))
+                ready = joined(micro_batches, gradient, sums)
+                if ordered and means:
+                    ready = after(ready, means[-1])
+                result = one(ready, own, weights, extra_args)
+            means.append(result[0])
+            new.append(result[1])
         if backward is not None:
-            backward.finite = all_finite(x for x in jax.tree.leaves((means, of_stacks)) if x.size)
-        return gradients.joined(means, of_stacks), WaitFreeState(tuple(groups), tuple(layers))
+            backward.finite = all_finite(x for x in jax.tree.leaves(means) if x.size)
+        layers = tuple(map(workers_first, new[held.groups :]))
+        return held.joined(means), WaitFreeState(tuple(new[: held.groups]), layers)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -15,7 +15,7 @@ from jaxcomm._local_gradients import local_value_and_grad, rebuilt_value_and_gra
 from jaxcomm._require import explained
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
-from jaxcomm.scheduling import aggregates_in_backward
+from jaxcomm.scheduling._wait_free import aggregates_in_backward
 from jaxcomm.training._carry import Carry
 from jaxcomm.training._explanations import explain_loss_error, explain_update_error
 from jaxcomm.training._metrics import Metrics, diagnostics_of, reduce_metrics

@@ -4,6 +4,7 @@ from experiments.cli.configs.bench import Bench
 from experiments.cli.configs.figures import Figures
 from experiments.cli.configs.launch import Launch
 from experiments.cli.configs.records import Records
+from experiments.cli.configs.timeline import Timeline
 from experiments.cli.configs.train import Train
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "Figures",
     "Launch",
     "Records",
+    "Timeline",
     "Train",
 ]

@@ -1,0 +1,195 @@
+"""What plans and timelines start from: seconds and bytes of each layer, and a link."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+_Bytes = TypeVar("_Bytes", float, np.ndarray)
+_SECONDS = ("backward", "encode", "decode", "forward")
+
+
+def require_number(value: object, option: str, rule: str, least: float, *, strict: bool) -> float:
+    """Returns a finite number as a float.
+
+    Raises:
+      ValueError: If it is no finite number of at least `least`, or above it if `strict`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise ValueError(f"`{option}` must be {rule}, got {value!r}.")
+    number = float(value)
+    if not math.isfinite(number) or number < least or (strict and number == least):
+        raise ValueError(f"`{option}` must be {rule}, got {value!r}.")
+    return number
+
+
+class Link(NamedTuple):
+    r"""The model of a link: a message of :math:`s` bytes takes :math:`\alpha + \beta s` seconds.
+
+    :math:`\alpha` is the latency, and :math:`1 / \beta` the bandwidth. The link carries one message
+    at a time. Both numbers belong to the whole collective: with all workers, and with what the
+    library adds. A linear regression of measured times on bytes gives them.
+
+    Attributes:
+      latency: :math:`\alpha` in seconds.
+      bytes_per_second: :math:`1 / \beta`; it may be infinite.
+
+    Example:
+      >>> from jaxcomm import scheduling
+      >>> link = scheduling.Link(latency=1e-3, bytes_per_second=1e9)
+      >>> link.seconds(4e6)
+      0.005
+    """
+
+    latency: float
+    bytes_per_second: float
+
+    def seconds(self, size: _Bytes) -> _Bytes:
+        """The seconds of a message of `size` bytes, or of each of several."""
+        return self.latency + size / self.bytes_per_second
+
+
+def require_link(link: object) -> Link:
+    """Returns the link.
+
+    Raises:
+      ValueError: If it is no link, its latency is negative, or its bandwidth is not positive.
+    """
+    if not isinstance(link, Link):
+        raise ValueError(
+            "`link` must be a link, such as `scheduling.Link(latency=1e-3, bytes_per_second=1e9)`, "
+            f"got {link!r}."
+        )
+    require_number(
+        link.latency, "link.latency", "a finite number of seconds, at least 0", 0.0, strict=False
+    )
+    if link.bytes_per_second != math.inf:
+        require_number(
+            link.bytes_per_second, "link.bytes_per_second", "a number above 0", 0.0, strict=True
+        )
+    return link
+
+
+def ring_link(workers: int, *, latency: float, bytes_per_second: float) -> Link:
+    r"""The link of a ring all-reduce whose hops have a latency and a bandwidth.
+
+    .. math:: \alpha + \beta s = 2 (n - 1) \left( a + \frac{s}{n b} \right)
+
+    for :math:`n` workers, latency :math:`a` and bandwidth :math:`b` of a hop, and :math:`s` bytes
+    that are summed. The workers add in no time.
+
+    Args:
+      workers: The number of workers, at least 2.
+      latency: Seconds of a hop, besides those of its bytes.
+      bytes_per_second: The bandwidth of each worker in one direction.
+
+    Returns:
+      A link for the bytes of the summed arrays. For the bytes that a worker *sends*, which
+      :func:`jaxcomm.wire.account` counts, use `Link` with the bandwidth of the worker.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    Example:
+      >>> from jaxcomm import scheduling
+      >>> link = scheduling.ring_link(4, latency=1e-5, bytes_per_second=1e9)
+      >>> round(link.latency, 7), round(link.bytes_per_second)
+      (6e-05, 666666667)
+
+    References:
+      Patarasuk, Yuan: *Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations*, 2009.
+    """
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 2:
+        raise ValueError(f"`workers` must be an integer of at least 2, got {workers!r}.")
+    hop = require_link(Link(latency, bytes_per_second))
+    hops = 2 * (workers - 1)
+    return Link(hops * hop.latency, hop.bytes_per_second * workers / hops)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerTimes:
+    """The bytes and the seconds of each layer, in backward order: the last layer comes first.
+
+    A layer is whatever is sent as a whole: a leaf, or the leaves of a block. Seconds are those of
+    one worker. Several layers in one message take the sum of their seconds to encode and decode,
+    since codecs encode each leaf separately.
+
+    Attributes:
+      sizes: The bytes that a layer sends, above 0.
+      backward: The seconds of its backward pass; 0 for a leaf whose layer has another leaf.
+      encode: The seconds to encode it; all 0 by default.
+      decode: The seconds to decode its mean, and to update it; all 0 by default.
+      forward: The seconds of its forward pass; all 0 by default.
+      names: Names for events and pictures; by default `layer0` for the *first* layer of the model.
+
+    Raises:
+      ValueError: If a size is not positive, a time is negative, a number is not finite, or the
+        lengths differ.
+
+    Example:
+      >>> from jaxcomm import scheduling
+      >>> times = scheduling.LayerTimes(sizes=[8e6, 4e6], backward=[2e-3, 1e-3])
+      >>> times.names, len(times), times.encode
+      (('layer1', 'layer0'), 2, (0.0, 0.0))
+    """
+
+    sizes: Sequence[float]
+    backward: Sequence[float]
+    encode: Sequence[float] = ()
+    decode: Sequence[float] = ()
+    forward: Sequence[float] = ()
+    names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        count = len(tuple(self.sizes))
+        if not count:
+            raise ValueError("`sizes` must have a number per layer, got none.")
+        names = tuple(self.names) or tuple(f"layer{count - 1 - i}" for i in range(count))
+        object.__setattr__(self, "names", names)
+        for field in ("sizes", *_SECONDS):
+            found = tuple(getattr(self, field))
+            if not found and field in _SECONDS[1:]:
+                found = (0.0,) * count
+            rule = "a finite number" + (" above 0" if field == "sizes" else ", at least 0")
+            checked = tuple(
+                require_number(x, f"{field}[{i}]", rule, 0.0, strict=field == "sizes")
+                for i, x in enumerate(found)
+            )
+            object.__setattr__(self, field, checked)
+        for field in (*_SECONDS, "names"):
+            if (length := len(getattr(self, field))) != count:
+                raise ValueError(
+                    f"`{field}` must have one entry per layer, as `sizes` has, got {length} for "
+                    f"{count} layers."
+                )
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def ready_seconds(times: LayerTimes) -> np.ndarray:
+    """When the first k layers are encoded, for k = 0, 1, ..., if nothing stops the backward pass.
+
+    A group is encoded after the backward pass of its last layer; so the sum does not depend on the
+    groups.
+    """
+    each = np.add(times.backward, times.encode)
+    return np.concatenate([[0.0], np.cumsum(each)])
+
+
+def require_times(times: object) -> LayerTimes:
+    """Returns the times.
+
+    Raises:
+      ValueError: If they are no `LayerTimes`.
+    """
+    if not isinstance(times, LayerTimes):
+        raise ValueError(
+            "`times` must be the times of layers, such as `scheduling.LayerTimes(sizes=[...], "
+            f"backward=[...])`, got {type(times).__name__}."
+        )
+    return times

@@ -1,0 +1,121 @@
+"""MG-WFBP: the dynamic program and the greedy rule against all partitions."""
+
+import dataclasses
+
+import pytest
+
+from jaxcomm.scheduling import (
+    LayerTimes,
+    Link,
+    Plan,
+    at_end_plan,
+    merge_plan,
+    timeline,
+    wait_free_plan,
+)
+from tests.scheduling.cases import partitions, random_case, seconds_of
+from tests.slow import slow
+
+# Seeds of the cases, and the most layers of a case, which has a partition per set of cuts.
+RUNS = [(range(60), 7), slow(range(60, 360), 12)]
+
+
+def _seconds(times: LayerTimes, link: Link, plan: Plan) -> float:
+    return seconds_of(times, link, plan.groups)
+
+
+@pytest.mark.parametrize("codec", [False, True], ids=["no_codec", "codec"])
+@pytest.mark.parametrize(("seeds", "most"), RUNS)
+def test_the_dynamic_program_is_the_best_partition(seeds: range, most: int, codec: bool) -> None:
+    for seed in seeds:
+        times, link = random_case(seed, most=most, codec=codec)
+        best = min(seconds_of(times, link, groups) for groups in partitions(len(times)))
+        found = _seconds(times, link, merge_plan(times, link))
+        assert found == best, (seed, found, best)  # Equal: all times are multiples of 1/8 s.
+
+
+@pytest.mark.parametrize(("seeds", "most"), RUNS)
+def test_the_greedy_rule_against_the_best_partition(seeds: range, most: int) -> None:
+    worse = 0
+    for seed in seeds:
+        times, link = random_case(seed, most=most, codec=False)
+        best = _seconds(times, link, merge_plan(times, link))
+        greedy = _seconds(times, link, merge_plan(times, link, method="greedy"))
+        assert greedy <= _seconds(times, link, wait_free_plan(times)), seed
+        assert greedy <= _seconds(times, link, at_end_plan(times)), seed
+        assert best <= greedy <= 1.35 * best
+        worse += greedy > best
+    assert worse  # The rule is not optimal.
+
+
+def test_the_greedy_rule_with_a_codec_is_no_slower_than_one_message() -> None:
+    for seed in range(100):
+        times, link = random_case(seed)
+        greedy = _seconds(times, link, merge_plan(times, link, method="greedy"))
+        assert greedy <= _seconds(times, link, at_end_plan(times)), seed
+
+
+def test_the_greedy_rule_by_hand() -> None:
+    # Of three equal layers, the second is ready while the first is sent: less than a latency later
+    # than the first could begin, so that the two merge; the third is ready much later.
+    link = Link(latency=2.0, bytes_per_second=1.0)
+    times = LayerTimes(sizes=[4, 4, 4], backward=[3, 1, 20])
+    assert merge_plan(times, link, method="greedy").groups == ((0, 1), (2,))
+    # A latency later than the first could begin, it is no longer worth waiting.
+    times = LayerTimes(sizes=[4, 4, 4], backward=[3, 2, 20])
+    assert merge_plan(times, link, method="greedy").groups == ((0,), (1,), (2,))
+
+
+@pytest.mark.parametrize("method", ["optimal", "greedy"])
+def test_without_latency_no_plan_is_faster_than_no_merging(method: str) -> None:
+    for seed in range(100):
+        times, link = random_case(seed, codec=method == "optimal")
+        link = link._replace(latency=0.0)
+        found = _seconds(times, link, merge_plan(times, link, method=method))  # type: ignore[arg-type]
+        assert found == _seconds(times, link, wait_free_plan(times)), seed
+
+
+@pytest.mark.parametrize("method", ["optimal", "greedy"])
+def test_a_large_latency_merges_all(method: str) -> None:
+    for seed in range(100):
+        times, link = random_case(seed)
+        plan = merge_plan(times, link._replace(latency=1e6), method=method)  # type: ignore[arg-type]
+        assert plan.groups == (tuple(range(len(times))),), seed
+
+
+@pytest.mark.parametrize("method", ["optimal", "greedy"])
+def test_a_plan_is_a_partition_in_order_and_the_timeline_agrees(method: str) -> None:
+    for seed in range(100):
+        times, link = random_case(seed)
+        plan = merge_plan(times, link, method=method)  # type: ignore[arg-type]
+        assert [layer for group in plan.groups for layer in group] == [*range(len(times))]
+        sent = sum(plan.message_bytes(group) for group in range(len(plan.groups)))
+        assert sent == sum(times.sizes) and plan.messages == len(plan.groups)
+        step = timeline(times, link, plan).step_seconds
+        assert step == _seconds(times, link, plan) + sum(times.forward), seed
+
+
+def test_of_the_fastest_plans_one_that_sends_early() -> None:
+    # All plans of these layers end one message after the last layer is ready; the first two layers
+    # could wait for each other at no cost.
+    times, link = LayerTimes(sizes=[1, 1, 1], backward=[50, 50, 50]), Link(1.0, 1.0)
+    assert seconds_of(times, link, ((0, 1), (2,))) == seconds_of(times, link, ((0,), (1,), (2,)))
+    assert merge_plan(times, link).groups == ((0,), (1,), (2,))
+
+
+def test_the_unit_of_time_does_not_matter() -> None:
+    times, link = random_case(5)
+    fields = {
+        name: [x * 1e-3 for x in getattr(times, name)]
+        for name in ("backward", "encode", "decode", "forward")
+    }
+    scaled = merge_plan(
+        dataclasses.replace(times, **fields),
+        Link(link.latency * 1e-3, link.bytes_per_second * 1e3),
+    )
+    assert scaled.groups == merge_plan(times, link).groups
+
+
+def test_an_unknown_method() -> None:
+    with pytest.raises(ValueError, match='`method` must be "optimal" or "greedy", got'):
+        merge_plan(LayerTimes([1], [1]), Link(0, 1), method="best")  # type: ignore[arg-type]

@@ -1,0 +1,93 @@
+"""Ratios per layer that hide their messages behind computation."""
+
+import math
+
+import pytest
+
+from jaxcomm.scheduling import (
+    LayerTimes,
+    Link,
+    merge_plan,
+    sparsified_plan,
+    timeline,
+    wait_free_plan,
+)
+from tests.scheduling.cases import random_case
+
+
+def test_by_hand() -> None:
+    # Windows of 5, 3, 20 and 0 seconds, of which the latency takes 1; two bytes a second.
+    times = LayerTimes(sizes=[100, 100, 10, 100], backward=[7, 5, 3, 20])
+    plan = sparsified_plan(times, Link(1.0, 2.0), max_compression=50, expansion=2, merge=False)
+    assert plan.sizes == (8.0, 4.0, 10.0, 4.0) and plan.ratios == (0.04, 0.02, 1.0, 0.02)
+
+
+def test_a_window_is_less_while_the_link_is_busy() -> None:
+    # The first layer needs 5 s even at the largest compression, and then 3 of 8 s are left.
+    times = LayerTimes(sizes=[200, 100, 100], backward=[1, 2, 8])
+    plan = sparsified_plan(times, Link(1.0, 1.0), max_compression=100, expansion=2, merge=False)
+    assert plan.sizes == (4.0, 4.0, 2.0)
+    busy = timeline(times, Link(1.0, 1.0), plan)
+    assert [event.end for event in busy.events if event.kind == "send"] == [6.0, 11.0, 14.0]
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_ratios_are_in_their_bounds(merge: bool) -> None:
+    for seed in range(60):
+        times, link = random_case(seed)
+        plan = sparsified_plan(times, link, max_compression=20, expansion=2, merge=merge)
+        for ratio, size, dense in zip(plan.ratios, plan.sizes, times.sizes, strict=True):
+            assert 1 / 20 * (1 - 1e-12) <= ratio <= 0.5 or ratio == 1.0
+            assert size == pytest.approx(dense if ratio == 1.0 else 2 * ratio * dense)
+
+
+def test_a_layer_above_the_bound_hides() -> None:
+    for seed in range(60):
+        times, link = random_case(seed)
+        plan = sparsified_plan(times, link, max_compression=20, merge=False)
+        events = timeline(times, link, plan).events
+        sent = [event for event in events if event.kind == "send"]
+        ready, clock = [], 0.0
+        for backward, encode in zip(times.backward, times.encode, strict=True):
+            clock += backward + encode
+            ready.append(clock)
+        for layer, event in enumerate(sent[:-1]):
+            if plan.ratios[layer] > 1 / 20 * (1 + 1e-9):
+                assert event.end <= ready[layer + 1] + 1e-9, seed
+
+
+def test_fewer_bytes_and_merging_are_never_slower() -> None:
+    for seed in range(60):
+        times, link = random_case(seed)
+        seconds = {
+            (most, merge): timeline(
+                times, link, sparsified_plan(times, link, max_compression=most, merge=merge)
+            ).step_seconds
+            for most in (5, 50, 500)
+            for merge in (False, True)
+        }
+        slack = 1e-9
+        assert seconds[5, True] <= timeline(times, link, merge_plan(times, link)).step_seconds
+        assert (
+            seconds[5, False] <= timeline(times, link, wait_free_plan(times)).step_seconds + slack
+        )
+        for few, many in ((50, 5), (500, 50)):
+            assert seconds[few, False] <= seconds[many, False] + slack
+            assert seconds[few, True] <= seconds[few, False] + slack
+
+
+def test_without_compression_or_on_a_free_link_all_is_sent() -> None:
+    times, link = random_case(3)
+    for plan in (
+        sparsified_plan(times, link, max_compression=1),
+        sparsified_plan(times, link, max_compression=2, expansion=2),
+        sparsified_plan(times, Link(0.0, math.inf)),
+    ):
+        assert plan.ratios == (1.0,) * len(times) and plan.sizes == times.sizes
+
+
+@pytest.mark.parametrize("option", ["max_compression", "expansion"])
+@pytest.mark.parametrize("wrong", [0.5, 0, math.inf, math.nan, None])
+def test_wrong_options(option: str, wrong: float) -> None:
+    with pytest.raises(ValueError, match=f"`{option}` must be a finite number of at least 1, got"):
+        sparsified_plan(LayerTimes([1], [1]), Link(0, 1), **{option: wrong})  # type: ignore[arg-type]

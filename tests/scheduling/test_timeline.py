@@ -1,0 +1,182 @@
+"""The timeline against a simulation in small steps of time, and against closed forms."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from jaxcomm.scheduling import (
+    LayerTimes,
+    Link,
+    Plan,
+    Timeline,
+    at_end_plan,
+    bucket_plan,
+    merge_plan,
+    priority_plan,
+    sparsified_plan,
+    timeline,
+    wait_free_plan,
+)
+from tests.scheduling.cases import random_case
+from tests.scheduling.ticks import step_seconds
+from tests.slow import slow
+
+
+def plans(times: LayerTimes, link: Link) -> dict[str, Plan]:
+    return {
+        "at end": at_end_plan(times),
+        "at end, by layer": at_end_plan(times, bucket=False),
+        "wait-free": wait_free_plan(times),
+        "buckets": bucket_plan(times, bucket_bytes=50),
+        "merged": merge_plan(times, link),
+        "sparsified": sparsified_plan(times, link),
+        "priority": priority_plan(times, link),
+    }
+
+
+def random_plan(seed: int, count: int) -> Plan:
+    """Any groups, also of layers that are not neighbors, with any priorities and parts."""
+    rng = np.random.default_rng(seed)
+    owners = rng.integers(0, int(rng.integers(1, count + 1)), count)
+    groups = tuple(
+        tuple(int(i) for i in np.flatnonzero(owners == owner)) for owner in np.unique(owners)
+    )
+    return Plan(
+        groups,
+        tuple(float(x) for x in rng.integers(1, 40, count)),
+        tuple(int(x) for x in rng.choice([1, 2, 4], len(groups))),
+        tuple(int(x) for x in rng.integers(0, 4, len(groups))),
+        (1.0,) * count,
+        overlap=bool(rng.integers(0, 4)),
+        barrier=bool(rng.integers(0, 2)),
+    )
+
+
+@pytest.mark.parametrize("seeds", [range(40), slow(range(40, 640))])
+def test_the_timeline_is_the_slow_simulation(seeds: range) -> None:
+    for seed in seeds:
+        times, link = random_case(seed, most=8)
+        plan = random_plan(seed, len(times))
+        assert timeline(times, link, plan).step_seconds == step_seconds(times, link, plan), seed
+
+
+def check_streams(times: LayerTimes, plan: Plan, found: Timeline) -> None:
+    """Streams do one thing at a time, everything happens once, and causes precede effects."""
+    for stream in ("compute", "link"):
+        own = [event for event in found.events if event.stream == stream]
+        for before, after in itertools.pairwise(own):
+            assert before.start <= before.end <= after.start
+    ends: dict[tuple[str, int], float] = {}
+    starts: dict[tuple[str, int], float] = {}
+    for event in found.events:
+        for layer in event.layers:
+            key = event.kind, layer
+            ends[key] = max(event.end, ends.get(key, 0.0))
+            starts[key] = min(event.start, starts.get(key, math.inf))
+    order = ("backward", "encode", "send", "decode", "forward")
+    for layer in range(len(times)):
+        there = [kind for kind in order if (kind, layer) in ends]
+        assert "send" in there
+        for before, after in itertools.pairwise(there):
+            assert ends[before, layer] <= starts[after, layer]
+    sent = [event for event in found.events if event.kind == "send"]
+    assert len(sent) == plan.messages
+    work = sum(sum(getattr(times, k)) for k in ("backward", "encode", "decode", "forward"))
+    assert found.compute_seconds == pytest.approx(work)
+    assert found.link_seconds == pytest.approx(sum(e.end - e.start for e in sent))
+    assert found.step_seconds >= max(work, max(event.end for event in found.events)) - 1e-9
+
+
+def test_events_of_all_plans() -> None:
+    for seed in range(40):
+        times, link = random_case(seed)
+        for plan in plans(times, link).values():
+            check_streams(times, plan, timeline(times, link, plan))
+        plan = random_plan(seed, len(times))
+        check_streams(times, plan, timeline(times, link, plan))
+
+
+def test_one_layer_is_a_sum() -> None:
+    times = LayerTimes(sizes=[8], backward=[5], encode=[1], decode=[2], forward=[3])
+    link = Link(latency=4, bytes_per_second=2)
+    for name, plan in plans(times, link).items():
+        sent = link.latency + plan.sizes[0] / 2 if name == "sparsified" else 8.0
+        found = timeline(times, link, plan)
+        # Parts of the only layer would only add latencies.
+        assert plan.messages == 1 and found.step_seconds == pytest.approx(11 + sent)
+        assert found.exposed_seconds == pytest.approx(sent) and found.overlap == pytest.approx(0)
+
+
+def test_a_free_link_leaves_the_computation() -> None:
+    link = Link(latency=0.0, bytes_per_second=math.inf)
+    for seed in range(20):
+        times, _ = random_case(seed)
+        for plan in plans(times, link).values():
+            found = timeline(times, link, plan)
+            assert found.step_seconds == found.compute_seconds
+            assert found.exposed_seconds == 0.0 and found.overlap == 1.0
+
+
+def test_without_overlap_seconds_add_up() -> None:
+    for seed in range(20):
+        times, link = random_case(seed)
+        found = timeline(times, link, at_end_plan(times))
+        sent = link.latency + sum(times.sizes) / link.bytes_per_second
+        assert found.step_seconds == pytest.approx(found.compute_seconds + sent)
+        by_layer = timeline(times, link, at_end_plan(times, bucket=False))
+        assert by_layer.link_seconds == pytest.approx(sent + (len(times) - 1) * link.latency)
+
+
+def test_equal_layers_without_latency_are_a_pipeline() -> None:
+    count, link = 10, Link(latency=0.0, bytes_per_second=1.0)
+    # The slower of two stages, and once the faster one.
+    for size, backward in ((3.0, 5.0), (5.0, 3.0)):
+        times = LayerTimes(sizes=[size] * count, backward=[backward] * count)
+        expected = count * max(size, backward) + min(size, backward)
+        assert timeline(times, link, wait_free_plan(times)).step_seconds == expected
+
+
+def test_no_link_is_faster_than_the_plan_that_overlaps() -> None:
+    for seed in range(40):
+        times, link = random_case(seed)
+        seconds = {
+            name: timeline(times, link, p).step_seconds for name, p in plans(times, link).items()
+        }
+        assert seconds["merged"] <= min(seconds[n] for n in ("at end", "wait-free", "buckets"))
+        assert seconds["wait-free"] <= seconds["at end, by layer"]
+
+
+def test_names_of_events() -> None:
+    times = LayerTimes([4, 4], [1, 1], names=["head", "body"])
+    link = Link(0, 1)
+    names = {e.name for e in timeline(times, link, at_end_plan(times)).events}
+    assert names == {"head", "body", "head-body"}
+    parts = timeline(times, link, priority_plan(times, link, part_bytes=2)).events
+    assert [e.name for e in parts if e.kind == "send"] == [
+        "head 1/2",
+        "body 1/2",
+        "body 2/2",
+        "head 2/2",
+    ]
+
+
+def test_a_plan_of_other_layers() -> None:
+    link, times = Link(0, 1), LayerTimes([1, 1], [1, 1])
+    other = wait_free_plan(LayerTimes([1], [1]))
+    with pytest.raises(ValueError, match=r"`plan\.groups` must have each of 2 layers exactly once"):
+        timeline(times, link, other)
+    own = wait_free_plan(times)
+    for wrong, text in (
+        (own._replace(groups=((0,), (0, 1))), "`plan.groups` must have"),
+        (own._replace(groups=((0, 1), ())), "`plan.groups` must have"),
+        (own._replace(parts=(1,)), "`plan.parts` must have 2 entries, got 1"),
+        (own._replace(priorities=()), "`plan.priorities` must have 2 entries"),
+        (own._replace(sizes=(1.0,)), "`plan.sizes` must have 2 entries"),
+        (own._replace(parts=(1, 0)), r"`plan.parts\[1\]` must be an integer of at least 1"),
+        (own._replace(sizes=(1.0, 0.0)), r"`plan.sizes\[1\]` must be a finite number above 0"),
+        (((0,), (1,)), "`plan` must be a plan"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            timeline(times, link, wrong)  # type: ignore[arg-type]

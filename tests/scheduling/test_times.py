@@ -1,0 +1,78 @@
+"""Layers and links: defaults, and one-line errors."""
+
+import math
+
+import numpy as np
+import pytest
+
+from jaxcomm.scheduling import LayerTimes, Link, merge_plan, ring_link, timeline, wait_free_plan
+
+
+def test_defaults() -> None:
+    times = LayerTimes(sizes=np.array([1, 2]), backward=[0, 0.5])
+    assert times.sizes == (1.0, 2.0) and times.backward == (0.0, 0.5)
+    assert times.encode == times.decode == times.forward == (0.0, 0.0)
+    assert times.names == ("layer1", "layer0") and len(times) == 2
+    assert hash(times) == hash(LayerTimes([1, 2], [0, 0.5])) and times == LayerTimes(
+        [1, 2], [0, 0.5]
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"sizes": [], "backward": []}, "`sizes` must have a number per layer"),
+        ({"sizes": [0], "backward": [1]}, r"`sizes\[0\]` must be a finite number above 0, got 0"),
+        ({"sizes": [1, -1], "backward": [1, 1]}, r"`sizes\[1\]`"),
+        ({"sizes": [1], "backward": [-1]}, r"`backward\[0\]` must be a finite number, at least 0"),
+        ({"sizes": [1], "backward": [math.nan]}, r"`backward\[0\]`"),
+        ({"sizes": [1], "backward": [math.inf]}, r"`backward\[0\]`"),
+        ({"sizes": [1], "backward": [True]}, r"`backward\[0\]`"),
+        ({"sizes": [1], "backward": ["1"]}, r"`backward\[0\]`"),
+        ({"sizes": [1], "backward": []}, "`backward` must have one entry per layer"),
+        ({"sizes": [1], "backward": [1], "decode": [1, 2]}, "`decode` .* got 2 for 1 layers"),
+        ({"sizes": [1], "backward": [1], "names": ["a", "b"]}, "`names` must have one entry"),
+    ],
+)
+def test_wrong_layers(fields: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=text) as error:
+        LayerTimes(**fields)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("link", "text"),
+    [
+        (Link(-1e-3, 1e9), "`link.latency` must be a finite number of seconds, at least 0"),
+        (Link(math.nan, 1e9), "`link.latency`"),
+        (Link(math.inf, 1e9), "`link.latency`"),
+        (Link(0, 0), "`link.bytes_per_second` must be a number above 0, got 0"),
+        (Link(0, -1), "`link.bytes_per_second`"),
+        (Link(0, math.nan), "`link.bytes_per_second`"),
+        ((1e-3, 1e9), "`link` must be a link"),
+    ],
+)
+def test_wrong_links(link: Link, text: str) -> None:
+    times = LayerTimes([1], [1])
+    for use in (merge_plan, lambda t, a: timeline(t, a, wait_free_plan(t))):
+        with pytest.raises(ValueError, match=text):
+            use(times, link)
+
+
+def test_wrong_times() -> None:
+    with pytest.raises(ValueError, match="`times` must be the times of layers"):
+        wait_free_plan([1.0, 2.0])  # type: ignore[arg-type]
+
+
+def test_a_ring_takes_its_hops() -> None:
+    workers, latency, bandwidth, size = 6, 3e-5, 1.25e9, 4e7
+    hops = 2 * (workers - 1) * (latency + size / workers / bandwidth)
+    link = ring_link(workers, latency=latency, bytes_per_second=bandwidth)
+    assert link.seconds(size) == pytest.approx(hops, rel=1e-12)
+    assert ring_link(2, latency=0, bytes_per_second=math.inf) == Link(0.0, math.inf)
+
+
+@pytest.mark.parametrize("workers", [1, 0, 2.0, True])
+def test_wrong_workers(workers: int) -> None:
+    with pytest.raises(ValueError, match="`workers` must be an integer of at least 2"):
+        ring_link(workers, latency=0, bytes_per_second=1)
