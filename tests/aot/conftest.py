@@ -72,6 +72,12 @@ def eight_h200_of_two_axes() -> Mesh:
 
 
 @pytest.fixture
+def eight_h200() -> Mesh:
+    """Eight workers of one GPU each."""
+    return gpu_mesh((8,), ("data",))
+
+
+@pytest.fixture
 def h200() -> Mesh:
     """A mesh of one H200."""
     return gpu_mesh((1,), ("data",))

@@ -1,0 +1,128 @@
+"""What computes while a wait-free step sends, compiled for eight GPUs and TPUs.
+
+Groups of eight layers are three buckets. XLA has one collective in flight at a time by default, so
+that a bucket overlaps at most the next bucket's part of the backward pass.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+from jaxcomm import scheduling
+from jaxcomm.compression import quantizers
+
+LAYERS, SIDE, ROWS = 24, 2048, 512  # 100,663,296 parameters.
+# A bucket of 128 MiB must be one message, and XLA combines at most 30 MiB by default.
+COMBINE = {"xla_gpu_all_reduce_combine_threshold_bytes": str(2**30)}
+METHODS = {
+    "mean": jaxcomm.mean,
+    "global_qsgd": jaxcomm.global_qsgd,
+    "power_sgd": lambda: jaxcomm.power_sgd(rank=4),
+    "two_stage": lambda: jaxcomm.two_stage_mean("data", quantizers.dither(bits=4)),
+}
+
+
+def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    for name in sorted(params):
+        x = jax.nn.relu(x @ params[name])
+    return jnp.mean(x**2)
+
+
+def report(mesh: Mesh, tx: Any, **options: str | bool) -> scheduling.OverlapReport:
+    chain = optax.chain(tx, optax.sgd(0.1))
+    whole = NamedSharding(mesh, P())
+    shape = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32, sharding=whole)
+    params = {f"w{number:02d}": shape for number in range(LAYERS)}
+    state = jax.eval_shape(lambda p: jaxcomm.init(chain, p, mesh), params)
+    state = jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
+        state,
+        jaxcomm.state_specs(state),
+    )
+    rows = NamedSharding(mesh, P("data"))
+    batch = jax.ShapeDtypeStruct((8 * ROWS, SIDE), jnp.float32, sharding=rows)
+    step = jaxcomm.make_step(loss, chain, mesh, metrics="own")
+    on_gpu = mesh.devices.flat[0].platform != "tpu"
+    quick: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"} if on_gpu else {}
+    lowered = jax.jit(step).lower(params, state, batch)
+    return scheduling.overlap_report(lowered.compile(compiler_options={**quick, **options}))
+
+
+def grouped(method: str, layers: int) -> Any:
+    names = [f"['w{number:02d}']" for number in reversed(range(LAYERS))]
+    plan = [names[i : i + layers] for i in range(0, LAYERS, layers)]
+    return scheduling.wait_free(METHODS[method](), plan=plan)
+
+
+@pytest.mark.parametrize("method", ["mean", "global_qsgd"])
+def test_summed_codecs_overlap_on_gpus(method: str, eight_h200: Mesh) -> None:
+    found = report(eight_h200, grouped(method, 8), **COMBINE)
+    print(found)
+    assert found.share >= 0.6
+
+
+def test_without_groups_nothing_overlaps(eight_h200: Mesh) -> None:
+    found = report(eight_h200, jaxcomm.global_qsgd())
+    assert found.share == 0.0
+
+
+def test_at_the_default_threshold(eight_h200: Mesh) -> None:
+    """Buckets of 24 MiB of codes are below it; four of them may overlap at most 61 %."""
+    found = report(eight_h200, grouped("global_qsgd", 6))
+    large = [each for each in found.overlaps if each.bytes > 2**20]
+    assert [each.bytes for each in large] == [6 * SIDE * SIDE] * 4
+    assert all(each.asynchronous for each in large)
+    assert found.share >= 0.5
+
+
+def test_without_order_small_messages_merge(eight_h200: Mesh) -> None:
+    """XLA combines the norms of all groups in one message, which waits for the last of them."""
+    names = [f"['w{number:02d}']" for number in reversed(range(LAYERS))]
+    plan = [names[i : i + 6] for i in range(0, LAYERS, 6)]
+    tx = scheduling.wait_free(jaxcomm.global_qsgd(), plan=plan, ordered=False)
+    found = report(eight_h200, tx)
+    assert found.share < 0.1
+
+
+@pytest.mark.slow
+def test_low_rank_overlaps_in_its_first_bucket_only(eight_h200: Mesh) -> None:
+    """XLA moves the rest of the backward pass beside the first factor; the others come after it."""
+    found = report(eight_h200, grouped("power_sgd", 12))
+    print(found)
+    first, second = found.overlaps[:2]
+    assert first.share >= 0.9
+    assert second.share >= 0.9
+    assert [each.share for each in found.overlaps[2:]] == [0.0] * (len(found.overlaps) - 2)
+
+
+@pytest.mark.slow
+def test_two_stages_on_gpus(eight_h200: Mesh) -> None:
+    """The first exchanges overlap; all-to-alls are asynchronous since JAX 0.12."""
+    found = report(eight_h200, grouped("two_stage", 8))
+    print(found)
+    kinds = {each.kind for each in found.overlaps if each.bytes > 2**20}
+    assert kinds == {"all-to-all", "all-gather"}
+
+
+@pytest.mark.parametrize("method", ["mean", "global_qsgd"])
+def test_all_reduces_are_synchronous_on_tpus(method: str, eight_chips: Mesh) -> None:
+    found = report(eight_chips, grouped(method, 8))
+    assert not any(each.asynchronous for each in found.overlaps)
+
+
+@pytest.mark.slow
+def test_a_flag_makes_all_to_alls_asynchronous_on_tpus(eight_chips: Mesh) -> None:
+    tx = grouped("two_stage", 12)
+    before = report(eight_chips, tx)
+    assert not any(each.asynchronous for each in before.overlaps)
+    found = report(eight_chips, tx, xla_tpu_enable_async_all_to_all=True)
+    print(found)
+    rows = [each for each in found.overlaps if each.kind == "all-to-all"]
+    assert all(each.asynchronous for each in rows)
+    assert rows[0].share > 0.5

@@ -1,0 +1,69 @@
+"""The report of overlap, on programs written by hand and compiled ones."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxcomm import scheduling
+
+# Two products of 2 * 8^3 operations after the start of the first message, one of them before its
+# end; nothing after the start of the second one. The third one is synchronous, in a loop.
+BACKWARD = 'metadata={op_name="jit(step)/transpose(jvp())/dot_general"}'
+DOT = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+TRIPS = 'backend_config={"known_trip_count":{"n":"5"}}'
+PROGRAM = f"""HloModule jit_step, is_scheduled=true
+
+%body (p: (f32[8,8])) -> (f32[8,8]) {{
+  %p = (f32[8,8]{{1,0}}) parameter(0)
+  %x = f32[8,8]{{1,0}} get-tuple-element(%p), index=0
+  %dot.9 = f32[8,8]{{1,0}} dot(%x, %x), {DOT}, {BACKWARD}
+  %all-reduce.9 = f32[8,8]{{1,0}} all-reduce(%dot.9), to_apply=%add
+  ROOT %t = (f32[8,8]{{1,0}}) tuple(%all-reduce.9)
+}}
+
+ENTRY %main (a: f32[8,8], b: s8[16]) -> f32[8,8] {{
+  %a = f32[8,8]{{1,0}} parameter(0)
+  %b = s8[16]{{0}} parameter(1)
+  %forward = f32[8,8]{{1,0}} dot(%a, %a), {DOT}, metadata={{op_name="jit(step)/jvp()/dot_general"}}
+  %all-reduce-start = ((s8[16]{{0}}), s8[16]{{0}}) all-reduce-start(%b), to_apply=%add
+  %dot.1 = f32[8,8]{{1,0}} dot(%a, %a), {DOT}, {BACKWARD}
+  %all-reduce-done = s8[16]{{0}} all-reduce-done(%all-reduce-start)
+  %dot.2 = f32[8,8]{{1,0}} dot(%dot.1, %a), {DOT}, {BACKWARD}
+  %all-gather-start = ((s8[4]{{0}}), s8[32]{{0}}) async-start(%b), calls=%async_all-gather
+  %all-gather-done = s8[32]{{0}} async-done(%all-gather-start)
+  %init = (f32[8,8]{{1,0}}) tuple(%dot.2)
+  %loop = (f32[8,8]{{1,0}}) while(%init), body=%body, {TRIPS}
+  ROOT %out = f32[8,8]{{1,0}} get-tuple-element(%loop), index=0
+}}
+"""
+
+
+def test_a_program_by_hand() -> None:
+    report = scheduling.overlap_report(PROGRAM, flops_per_second=1024.0, bytes_per_second=1e30)
+    first, second, third = report.overlaps
+    # Each product takes a second; the loop has five of them.
+    assert first == scheduling.Overlap("all-reduce", 16, True, 1.0, 2.0, 1)
+    assert first.share == 0.5
+    assert second == scheduling.Overlap("all-gather", 32, True, 0.0, 0.0, 1)
+    assert third == scheduling.Overlap("all-reduce", 256, False, 0.0, 0.0, 5)
+    assert report.share == 16 * 0.5 / (16 + 32)
+    lines = str(report).splitlines()
+    assert lines[1].split()[:4] == ["all-reduce", "16", "1", "start/done"]
+    assert lines[-1] == "share of the remaining backward pass, by bytes: 17%"
+
+
+def test_bytes_bound_small_products() -> None:
+    report = scheduling.overlap_report(PROGRAM, flops_per_second=1e30, bytes_per_second=768.0)
+    assert report.overlaps[0].during == 1.0
+
+
+def test_a_compiled_program() -> None:
+    compiled = jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4))).compile()
+    assert scheduling.overlap_report(compiled).overlaps == ()
+
+
+def test_mistakes() -> None:
+    with pytest.raises(ValueError, match="text of a compiled program"):
+        scheduling.overlap_report("")
+    with pytest.raises(ValueError, match="`flops_per_second` must be positive"):
+        scheduling.overlap_report(PROGRAM, flops_per_second=0.0)
