@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 import jaxcomm
 from jaxcomm import scheduling
 from jaxcomm.compression import feedback, quantizers
-from tests.cases import CASES, Case, rows
+from tests.cases import CASES, Case
 from tests.scheduling import models
 from tests.scheduling.models import STACKED, at_end, batch, loss, params, plain, train
 from tests.slow import slow
@@ -55,7 +55,8 @@ def test_equals_the_end(method: str, workers: Any) -> None:
     chex.assert_trees_all_equal(plain(inside), plain(after))
 
 
-@pytest.mark.parametrize("case", [slow(case) for case in rows(CASES)], ids=repr)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_every_row_equals_the_end(case: Case) -> None:
     try:
         tx = wait_free(case.make())
