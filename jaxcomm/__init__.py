@@ -22,11 +22,21 @@ The public names, by purpose:
 - **State** of several workers: `PerWorker`, `replicate`, `consensus`, `consensus_distance`,
   `resize_workers`, `state_specs`.
 - **The wire**: `wire.account` counts bytes and collectives; `gradient_density`, `or_reduce`.
+- **The cost**: `perf` predicts the seconds of a step on a link.
 - **Your own codecs**: `Codec`, `Context`, `Claims`, `Coins`, `Diagnostics`, `Memory`, `Entries`,
   `SparseDecode`; `jaxcomm.testing` checks them.
 """
 
-from jaxcomm import aggregation, compression, gossip, methods, synchronization, training, wire
+from jaxcomm import (
+    aggregation,
+    compression,
+    gossip,
+    methods,
+    perf,
+    synchronization,
+    training,
+    wire,
+)
 from jaxcomm._axis import local_params
 from jaxcomm._base import Claims, Codec, Coins, Context, Diagnostics, Memory, PerWorker
 from jaxcomm._entries import Entries, SparseDecode
@@ -147,6 +157,8 @@ __all__ = [
     "gradient_density",
     "or_reduce",
     "wire",
+    # The cost
+    "perf",
     # Your own codecs
     "Claims",
     "Codec",

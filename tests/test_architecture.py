@@ -38,10 +38,11 @@ ROWS = [
         "_resize",
         "wire",
     },
-    {"compression", "perf"},
+    {"compression"},
     {"aggregation", "gossip"},
     {"synchronization", "scheduling"},
     {"methods", "training"},
+    {"perf"},  # Traces whole steps.
     {"__init__"},
     {"testing"},  # Which nothing of the package imports.
     {"launch"},  # Which imports nothing of ours.
@@ -228,6 +229,8 @@ FUNCTIONS = sorted(
         gossip,
         jaxcomm.synchronization,
         jaxcomm.wire,
+        jaxcomm.perf,
+        jaxcomm.perf.models,
         launch,
         checkpoint,
         testing,

@@ -32,7 +32,7 @@ PACKAGES: list[ModuleType] = [
     gossip,
     synchronization,
 ]
-OTHERS: list[ModuleType] = [jaxcomm, jaxcomm.wire, testing]
+OTHERS: list[ModuleType] = [jaxcomm, jaxcomm.wire, jaxcomm.perf, jaxcomm.perf.models, testing]
 TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationExtraArgs)
 
 
