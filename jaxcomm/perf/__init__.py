@@ -1,6 +1,7 @@
 """Predicts the seconds of a step: on a nominal link, or on one that was measured."""
 
 from jaxcomm.perf import models
+from jaxcomm.perf._calibrate import calibrate
 from jaxcomm.perf._calibration import Calibration, read_calibration
 from jaxcomm.perf._error import ErrorModel, error_of
 from jaxcomm.perf._link import Link, parse_link
@@ -15,6 +16,7 @@ __all__ = [
     "ErrorModel",
     "Link",
     "Prediction",
+    "calibrate",
     "error_of",
     "models",
     "parse_link",

@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from jaxcomm.perf._link import Link
+from jaxcomm.perf._require import require_at_least
 
 FORMAT = 1
 """The format that this release writes and reads."""
@@ -16,6 +16,7 @@ FORMAT = 1
 MOST_BYTES = 2**20
 PRIMITIVES = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "ppermute")
 _MOST_NAMES = 1000  # Axes and methods of a file.
+_MOST_SHOWN = 200  # Characters of a reason.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,40 +115,41 @@ def read_calibration(path: str | pathlib.Path) -> Calibration:
     if len(raw) > MOST_BYTES:
         raise ValueError(f"{path} is no calibration: it has more than {MOST_BYTES} bytes.")
     try:
-        return _from_json(json.loads(raw), str(path))
-    except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is no calibration: it is not JSON ({error}).") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged: it lacks or mistypes {error}.") from error
+        value = json.loads(raw)
+    except (RecursionError, ValueError) as error:  # Of the decoder, or of a long number.
+        raise ValueError(f"{path} is no calibration: it is not JSON.") from error
+    try:
+        return _from_json(value)
+    except (AttributeError, KeyError, OverflowError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: it lacks or mistypes a field.") from error
+    except ValueError as error:
+        shown = " ".join(str(error)[:_MOST_SHOWN].split())
+        raise ValueError(f"{path} is no calibration, or damaged: {shown}") from error
 
 
-def _from_json(value: Any, where: str) -> Calibration:
+def _from_json(value: Any) -> Calibration:
     number = value.get("format") if isinstance(value, dict) else None
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ValueError(f"{where} is no calibration of jaxcomm: it has no format.")
+        raise ValueError("it has no format.")
     if number > FORMAT:
         raise ValueError(
-            f"{where} has format {number}, and this release reads format {FORMAT}: install a newer "
+            f"it has format {number}, and this release reads format {FORMAT}: install a newer "
             "jaxcomm."
         )
     axes, codecs = value["links"], value["codecs"]
     if len(axes) > _MOST_NAMES or len(codecs) > _MOST_NAMES:
-        raise ValueError(f"{where} is damaged: it has more than {_MOST_NAMES} axes or methods.")
+        raise ValueError(f"it has more than {_MOST_NAMES} axes or methods.")
     links: dict[str, dict[str, Link]] = {}
     for axis, each in axes.items():
         if not set(each) <= set(PRIMITIVES):
-            raise ValueError(f"{where} is damaged: it has collectives beside {PRIMITIVES}.")
+            raise ValueError(f"it has collectives beside {PRIMITIVES}.")
         links[axis] = {
-            name: Link(
-                one["bytes_per_second"], one["latency"], f"{axis} {name}", f"calibrated, {where}"
-            )
+            name: Link(one["bytes_per_second"], one["latency"], f"{axis} {name}", "calibrated")
             for name, one in each.items()
         }
     for name, seconds in codecs.items():
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not is_number or not 0 <= seconds < math.inf:
-            raise ValueError(f"{where} is damaged: the seconds of {name!r} are {seconds!r}.")
+        require_at_least(0, seconds, name)
     texts = (value["device"], value["jax_version"])
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{where} is damaged: `device` and `jax_version` must be texts.")
+        raise ValueError("`device` and `jax_version` must be texts.")
     return Calibration(links, dict(codecs), *texts)

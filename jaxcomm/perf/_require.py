@@ -4,7 +4,9 @@ import math
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -math.inf < value < math.inf  # `math.isfinite` raises for an int beyond floats.
 
 
 def require_positive(value: object, option: str) -> None:
