@@ -22,7 +22,7 @@ The public names, by purpose:
 - **State** of several workers: `PerWorker`, `replicate`, `consensus`, `consensus_distance`,
   `resize_workers`, `state_specs`.
 - **The wire**: `wire.account` counts bytes and collectives; `gradient_density`, `or_reduce`.
-- **The cost**: `perf` predicts the seconds of a step on a link.
+- **The cost**: `perf` predicts the seconds of a step on a link; `advise` recommends a method.
 - **Your own codecs**: `Codec`, `Context`, `Claims`, `Coins`, `Diagnostics`, `Memory`, `Entries`,
   `SparseDecode`; `jaxcomm.testing` checks them.
 """
@@ -44,6 +44,7 @@ from jaxcomm._local_gradients import local_value_and_grad
 from jaxcomm._per_worker import consensus, consensus_distance, per_worker, replicate
 from jaxcomm._resize import resize_workers
 from jaxcomm._state import init, state_specs
+from jaxcomm.advise import advise
 from jaxcomm.aggregation import (
     accumulate,
     adaptive_ratio,
@@ -158,6 +159,7 @@ __all__ = [
     "or_reduce",
     "wire",
     # The cost
+    "advise",
     "perf",
     # Your own codecs
     "Claims",

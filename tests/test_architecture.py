@@ -43,6 +43,7 @@ ROWS = [
     {"synchronization", "scheduling"},
     {"methods", "training"},
     {"perf"},  # Traces whole steps.
+    {"advise"},
     {"__init__"},
     {"testing"},  # Which nothing of the package imports.
     {"launch"},  # Which imports nothing of ours.

@@ -5,7 +5,7 @@ from jaxcomm.perf._calibrate import calibrate
 from jaxcomm.perf._calibration import Calibration, read_calibration
 from jaxcomm.perf._error import ErrorModel, error_of
 from jaxcomm.perf._link import Link, parse_link
-from jaxcomm.perf._predict import Prediction, predict
+from jaxcomm.perf._predict import Prediction, overlapped_seconds, predict
 from jaxcomm.perf._presets import DEVICES, LINKS, Device
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "calibrate",
     "error_of",
     "models",
+    "overlapped_seconds",
     "parse_link",
     "predict",
     "read_calibration",

@@ -81,7 +81,7 @@ def parse_link(text: str) -> Link:
       Link(bytes_per_second=25000000.0, latency=0.001, name='200mbit', source='given as text')
     """
     bandwidth, _, delay = (part.strip() for part in text.partition(","))
-    # The case of the B tells bytes from bits; that of the prefix does not matter.
+    # A capital B means bytes, a small one bits; the case of the prefix does not matter.
     lowered = bandwidth[:-3].lower() + bandwidth[-3:]
     lowered = lowered if lowered.endswith("B/s") else lowered.lower()
     rate, waits = _BANDWIDTH.fullmatch(lowered), _LATENCY.fullmatch(delay)

@@ -68,9 +68,31 @@ def overlapped_seconds(
     .. math:: T = T_\text{forward} + \max(T_\text{backward}, (1 - u)\, T_\text{network})
                   + u\, T_\text{network} + T_\text{codec}
 
-    Here :math:`u` is the share of the last bucket, which is sent when the backward pass is over.
-    A method that needs all gradients first, e.g. for a norm, does not reach this time.
+    Here :math:`u` is the share of the last bucket, of 25 MiB, which is sent when the backward pass
+    is over. Two thirds of the computation are the backward pass. A method that needs all gradients
+    first, e.g. for a norm, does not reach this time.
+
+    Args:
+      compute: The seconds of forward and backward pass and optimizer.
+      codec: The seconds of encoding and decoding.
+      network: The seconds of all messages.
+      gradient_bytes: The bytes of the gradients.
+
+    Returns:
+      The seconds of the step.
+
+    Raises:
+      ValueError: If a number is negative, or there are no bytes.
+
+    Example:
+      >>> from jaxcomm import perf
+      >>> perf.overlapped_seconds(0.3, 0.0, 0.1, gradient_bytes=100 * 2**20)
+      0.325
     """
+    require_at_least(0, compute, "compute")
+    require_at_least(0, codec, "codec")
+    require_at_least(0, network, "network")
+    require_positive(gradient_bytes, "gradient_bytes")
     last = min(1.0, BUCKET_BYTES / gradient_bytes)
     backward = BACKWARD * compute
     return compute - backward + max(backward, (1 - last) * network) + last * network + codec
@@ -87,7 +109,8 @@ def predict(
     device: Device | str = "a100",
     codec_seconds: float | None = None,
     method: str | None = None,
-    claims: Claims | None = None,
+    state_bytes: float | None = None,
+    error: ErrorModel | Claims = UNKNOWN,
 ) -> Prediction:
     """Predicts the seconds of a step on a link.
 
@@ -107,7 +130,9 @@ def predict(
       codec_seconds: The seconds of encoding and decoding. By default those of `method` in the
         calibration, or else those of a roofline; see :func:`roofline_seconds`.
       method: The name of the method in the calibration.
-      claims: The claims of the codec, such as `dither(bits=8).claims`, for the error.
+      state_bytes: The bytes of the codec's state on one worker, for the roofline. By default those
+        of the transformation, or 0.
+      error: The claims of the codec, such as `dither(bits=8).claims`, or an error model.
 
     Returns:
       The prediction; print it.
@@ -130,7 +155,7 @@ def predict(
     if not args:
         raise ValueError("`predict` needs the parameters after the program, got none.")
     params = shapes_of(args[0])
-    account, state_bytes, count = _accounted(program, args, params, workers, axis_name)
+    account, kept, count = _accounted(program, args, params, workers, axis_name)
     gradient_bytes = bytes_of_tree(params)
     network = network_seconds(account, links_of(link), share)
     if codec_seconds is None and isinstance(link, Calibration) and method is not None:
@@ -141,7 +166,10 @@ def predict(
         codec_seconds = link.codecs[method] * count_of_tree(params)
     if codec_seconds is None:
         codec_seconds = share * roofline_seconds(
-            account, gradient_bytes, state_bytes, to_device(device)
+            account,
+            gradient_bytes,
+            kept if state_bytes is None else state_bytes,
+            to_device(device),
         )
     require_at_least(0, codec_seconds, "codec_seconds")
     return Prediction(
@@ -151,7 +179,7 @@ def predict(
         overlapped_seconds(compute_seconds, codec_seconds, network, gradient_bytes),
         account.amortized_bytes_per_worker(share),
         account.messages,
-        UNKNOWN if claims is None else error_of(claims, count_of_tree(params), count),
+        error if isinstance(error, ErrorModel) else error_of(error, count_of_tree(params), count),
     )
 
 

@@ -26,6 +26,8 @@ class Method(NamedTuple):
       steps: The factor on the number of steps that the ranking assumes; None if the method has
         missed the loss of the exact mean, so that it is never recommended.
       risk: What is given up, and where `steps` is from.
+      overlaps: Whether each bucket can be sent as soon as its gradients are there: the ranking
+        then has the time with overlap, in favor of not compressing.
     """
 
     line: str
@@ -33,6 +35,7 @@ class Method(NamedTuple):
     error: Callable[[int, int], ErrorModel]
     steps: float | None
     risk: str
+    overlaps: bool = False
 
     def code(self, axis_name: str) -> str:
         """The line for an axis."""
@@ -60,6 +63,7 @@ RECOMMENDED: tuple[Method, ...] = (
         lambda size, workers: EXACT,
         1.0,
         "none",
+        overlaps=True,
     ),
     Method(
         'jaxcomm.mean({axis}, wire_dtype="bfloat16")',
@@ -67,6 +71,7 @@ RECOMMENDED: tuple[Method, ...] = (
         lambda size, workers: UNKNOWN._replace(source="rounds to nearest, float32 sums"),
         1.05,
         "small: rounds to 8 bits of mantissa",
+        overlaps=True,
     ),
     Method(
         "jaxcomm.global_qsgd({axis})",

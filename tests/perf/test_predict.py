@@ -143,10 +143,10 @@ def test_a_slower_memory_takes_longer_to_encode() -> None:
 
 
 def test_the_error_is_that_of_the_claims() -> None:
-    unbiased = seen(jaxcomm.global_qsgd(bits=8), claims=dither(bits=8).claims).error
+    unbiased = seen(jaxcomm.global_qsgd(bits=8), error=dither(bits=8).claims).error
     assert unbiased.kind == "unbiased" and unbiased.value is not None
     assert unbiased.steps == (1.0, 1.0 + unbiased.value)
-    biased = seen(jaxcomm.top_k(ratio=0.01), claims=top_k(ratio=0.01).claims).error
+    biased = seen(jaxcomm.top_k(ratio=0.01), error=top_k(ratio=0.01).claims).error
     assert (biased.kind, biased.value, biased.steps) == ("biased", 0.01, None)
     unknown = seen(jaxcomm.mean()).error
     assert (unknown.kind, unknown.value) == ("unknown", None) and "unknown" in str(unknown)
