@@ -14,7 +14,7 @@ from jaxcomm.perf._link import Link
 from jaxcomm.wire import Collective
 
 SENT_BYTES = (2**12, 2**16, 2**19, 2**21)
-"""About so many bytes are sent by a worker in each collective that is timed."""
+"""The bytes that a worker sends in each collective that is timed, about."""
 
 FEW, MANY = 1, 5
 """Collectives in a program; the difference of the times has no overhead of the program."""
@@ -27,7 +27,7 @@ _Timed: TypeAlias = Callable[[jax.Array, str, int], jax.Array]
 
 
 def _all_gather(x: jax.Array, axis: str, n: int) -> jax.Array:
-    # What comes from the neighbor, so that no part can be left out.
+    # What comes from the neighbor, so that the compiler keeps the collective.
     gathered = lax.all_gather(x, axis)
     return lax.dynamic_index_in_dim(gathered, (lax.axis_index(axis) + 1) % n, keepdims=False)
 
