@@ -1,5 +1,6 @@
 """Ranks the recommended methods for a model, a number of workers and a link."""
 
+import functools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from jaxcomm.perf._predict import BACKWARD
 from jaxcomm.perf._presets import LINKS, to_device
 from jaxcomm.perf._recommended import RECOMMENDED, Method
 from jaxcomm.perf._require import require_positive, require_workers
-from jaxcomm.perf._traced import count_of_tree, shapes_of, traced
+from jaxcomm.perf._traced import Traced, count_of_tree, shapes_of, traced
 
 TIMED = 5
 
@@ -130,6 +131,18 @@ def _measured(loss_fn: Any, params: PyTree, batch: PyTree) -> float:
     return float(np.median(seconds))
 
 
+@functools.lru_cache(maxsize=256)  # Links and step times are often varied for one model.
+def _traced(
+    method: Method,
+    leaves: tuple[jax.ShapeDtypeStruct, ...],
+    structure: jax.tree_util.PyTreeDef,
+    workers: int,
+    axis_name: str,
+) -> Traced:
+    shapes = jax.tree.unflatten(structure, leaves)
+    return traced(method.build(axis_name), shapes, workers, axis_name)
+
+
 def _row(
     method: Method,
     shapes: PyTree,
@@ -139,8 +152,9 @@ def _row(
     step_seconds: float,
     device: Device,
 ) -> Row:
-    code, tx = method.code(axis_name), method.build(axis_name)
-    found = traced(tx, shapes, workers, axis_name)
+    code = method.code(axis_name)
+    leaves, structure = jax.tree.flatten(shapes)
+    found = _traced(method, tuple(leaves), structure, workers, axis_name)
     known = isinstance(link, Calibration) and code in link.codecs
     prediction = predict(
         found.account,

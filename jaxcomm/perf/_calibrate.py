@@ -26,9 +26,9 @@ def calibrate(
     """Measures what messages and codecs cost on a mesh.
 
     Each collective is timed over each axis in four sizes, and seconds per message and per byte are
-    fitted. Each method is timed in updates of 4 million coordinates by one worker. In a program of
-    several processes all of them call this function. It returns the same calibration in all: the
-    time of the slowest process.
+    fitted. Each method is timed in updates of 4 million coordinates by one worker, which also
+    decodes only its own payload. In a program of several processes all of them call this function.
+    It returns the same calibration in all: the time of the slowest process.
 
     Args:
       mesh: The mesh that trains. Axes of one device send nothing and have no link.
@@ -52,7 +52,8 @@ def calibrate(
       {}
     """
     require_at_least(1, repeats, "repeats")
-    timed = transformations(axis_name) if methods is None else methods
+    workers = mesh.shape.get(axis_name, mesh.devices.size)
+    timed = transformations(axis_name, workers) if methods is None else methods
     for name, tx in timed.items():
         require_transformation(tx, f"methods[{name!r}]")
     plain = automatic(mesh)

@@ -127,8 +127,9 @@ def predict(
       axis_name: The axis or axes of the workers, for a transformation.
       share: The fraction of the steps that send, if only some do: 1 / H for local SGD.
       device: The device whose memory limits the codec, if its time is not known.
-      codec_seconds: The seconds of encoding and decoding. By default those of `method` in the
-        calibration, or else those of a roofline; see :func:`roofline_seconds`.
+      codec_seconds: The seconds of encoding and decoding in an average step. By default `share`
+        times those of `method` in the calibration, or else those of moving gradients, state and
+        payloads through memory at a quarter of the bandwidth of `device`.
       method: The name of the method in the calibration.
       state_bytes: The bytes of the codec's state on one worker, for the roofline. By default those
         of the transformation, or 0.
@@ -163,7 +164,7 @@ def predict(
             raise ValueError(
                 f"`method`={method!r} is not in the calibration, which has {sorted(link.codecs)}."
             )
-        codec_seconds = link.codecs[method] * count_of_tree(params)
+        codec_seconds = share * link.codecs[method] * count_of_tree(params)
     if codec_seconds is None:
         codec_seconds = share * roofline_seconds(
             account,

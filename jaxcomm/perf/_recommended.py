@@ -9,6 +9,8 @@ from jaxcomm import aggregation, methods
 from jaxcomm._base import Claims, Codec
 from jaxcomm.compression import blockwise, low_rank
 from jaxcomm.compression.quantizers import dither, scaled_signs
+from jaxcomm.compression.quantizers._dither import DEFAULT_LEVELS
+from jaxcomm.compression.quantizers._fields import choose_field
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.perf._error import EXACT, UNKNOWN, ErrorModel, error_of
 
@@ -28,6 +30,8 @@ class Method(NamedTuple):
       risk: What is given up, and where `steps` is from.
       overlaps: Whether each bucket can be sent as soon as its gradients are there: the ranking
         then has the time with overlap, in favor of not compressing.
+      timed: `(axis_name, workers) -> tx` for the time of one worker among several, if the method
+        chooses its fields by the number of workers.
     """
 
     line: str
@@ -36,6 +40,7 @@ class Method(NamedTuple):
     steps: float | None
     risk: str
     overlaps: bool = False
+    timed: Callable[[str, int], optax.GradientTransformationExtraArgs] | None = None
 
     def code(self, axis_name: str) -> str:
         """The line for an axis."""
@@ -45,6 +50,12 @@ class Method(NamedTuple):
 def _of(codec: Callable[[], Codec], shared: bool = False) -> Callable[[int, int], ErrorModel]:
     """The error of a codec, whose statistics may be shared by all workers."""
     return lambda size, workers: error_of(codec().claims, size, workers if shared else 1)
+
+
+def _field_of(axis_name: str, workers: int) -> optax.GradientTransformationExtraArgs:
+    """`global_qsgd` with the field that its default is for a number of workers."""
+    field = choose_field(DEFAULT_LEVELS, None, workers)
+    return methods.global_qsgd(axis_name, levels=DEFAULT_LEVELS, bits=field.width)
 
 
 def _twice(size: int, workers: int) -> ErrorModel:
@@ -79,6 +90,7 @@ RECOMMENDED: tuple[Method, ...] = (
         _of(dither, shared=True),
         1.2,
         f"small: unbiased; {_RECORDS}: 0.97 [0.86, 1.10] of the loss with SGD, 1.17 with Adam",
+        timed=_field_of,
     ),
     Method(
         "jaxcomm.two_stage_mean({axis}, jaxcomm.compression.blockwise("
@@ -120,6 +132,11 @@ RECOMMENDED: tuple[Method, ...] = (
 )
 
 
-def transformations(axis_name: str) -> Mapping[str, optax.GradientTransformation]:
-    """The recommended methods by their code."""
-    return {method.code(axis_name): method.build(axis_name) for method in RECOMMENDED}
+def transformations(axis_name: str, workers: int) -> Mapping[str, optax.GradientTransformation]:
+    """The recommended methods by their code, as one of `workers` workers runs them."""
+    return {
+        method.code(axis_name): method.timed(axis_name, workers)
+        if method.timed
+        else method.build(axis_name)
+        for method in RECOMMENDED
+    }

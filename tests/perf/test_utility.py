@@ -9,6 +9,8 @@ Times of other models are scaled, by parameters and by operations. The list of s
 
 import pytest
 
+import jaxcomm
+from jaxcomm.advise._sizes import shapes_of_count
 from jaxcomm.perf import models
 
 COORDINATES = {"resnet50": 25.6e6, "resnet101": 44.5e6, "bert": 110e6}
@@ -96,3 +98,21 @@ def test_the_baseline_by_hand() -> None:
     assert models.synchronous_seconds(0.2, 102.4e6, 2, 1e9, 1e-3, slowdown=1.1) == pytest.approx(
         0.22 + 3.4e-3
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gigabits", "count"), [(10, 10), (25, 0)])
+def test_how_often_advise_recommends_compression(gigabits: int, count: int) -> None:
+    """Of 35 models, batches and workers; the forward pass takes half of the backward pass."""
+    advised = [
+        jaxcomm.advise(
+            shapes_of_count(round(COORDINATES[model])),
+            workers,
+            link=f"{gigabits}Gbit, 25us",
+            step_seconds=1.5 * backward,
+            device="v100",
+        ).compress
+        for (model, _), backward in BACKWARD.items()
+        for workers in WORKERS
+    ]
+    assert len(advised) == 35 and sum(advised) == count
