@@ -8,7 +8,8 @@ import optax
 from jax.sharding import Mesh
 
 from jaxcomm import wire
-from jaxcomm._base import AxisName, Claims, PyTree
+from jaxcomm._base import AxisName, Claims, Codec, PyTree
+from jaxcomm._require import require_transformation
 from jaxcomm.perf._calibration import Calibration
 from jaxcomm.perf._codec_time import roofline_seconds
 from jaxcomm.perf._error import UNKNOWN, ErrorModel, error_of
@@ -202,6 +203,9 @@ def _accounted(
         if not isinstance(sizes, Mapping):
             require_workers(sizes)
         account, kept = traced(program, params, sizes, axis_name)
+    elif isinstance(program, Codec) or hasattr(program, "init") or not callable(program):
+        require_transformation(program, "program")  # Says what it is instead.
+        raise ValueError(f"`program` must be an optax transformation, got {program!r}.")
     else:
         account = wire.account(program, *args)
     return account, kept, max((each.workers for each in account.collectives), default=1)

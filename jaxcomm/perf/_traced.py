@@ -1,7 +1,7 @@
 """What a transformation sends and keeps, from its traced program; nothing runs."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,14 +27,23 @@ class Traced(NamedTuple):
     state_bytes: float
 
 
-def bytes_of_tree(tree: PyTree) -> int:
-    """The bytes of all leaves."""
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def _own(tree: PyTree, size: Callable[[Any], float]) -> float:
+    """A sum over the leaves of one worker; leaves that differ by worker have all workers'."""
+    total = 0.0
+    for node in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, PerWorker)):
+        for leaf in jax.tree.leaves(node):
+            total += size(leaf) / (leaf.shape[0] if isinstance(node, PerWorker) else 1)
+    return total
+
+
+def bytes_of_tree(tree: PyTree) -> float:
+    """The bytes of all leaves, of one worker."""
+    return _own(tree, lambda leaf: math.prod(leaf.shape) * leaf.dtype.itemsize)
 
 
 def count_of_tree(tree: PyTree) -> int:
-    """The number of coordinates of all leaves."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+    """The number of coordinates of all leaves, of one worker."""
+    return round(_own(tree, lambda leaf: math.prod(leaf.shape)))
 
 
 def shapes_of(params: PyTree) -> PyTree:
@@ -55,13 +64,6 @@ def _loss(params: PyTree, batch: jax.Array) -> jax.Array:
     return total * jnp.mean(batch)
 
 
-def _own_bytes(leaf: Any) -> float:
-    """The bytes of one worker, of a leaf that may differ by worker."""
-    if not isinstance(leaf, PerWorker):
-        return bytes_of_tree(leaf)
-    return sum(bytes_of_tree(each) / each.shape[0] for each in jax.tree.leaves(leaf))
-
-
 def traced(
     tx: optax.GradientTransformation,
     params: PyTree,
@@ -79,6 +81,4 @@ def traced(
     state = jax.eval_shape(lambda params: init(tx, params, workers, axis_name=axis_name), shapes)
     step = simulate(_loss, tx, workers, axis_name=axis_name)
     batch = jax.ShapeDtypeStruct((devices,), jnp.float32)
-    is_own = lambda leaf: isinstance(leaf, PerWorker)  # noqa: E731
-    kept = sum(_own_bytes(leaf) for leaf in jax.tree.leaves(state, is_leaf=is_own))
-    return Traced(wire.account(step, shapes, state, batch), kept)
+    return Traced(wire.account(step, shapes, state, batch), bytes_of_tree(state))

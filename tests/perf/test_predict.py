@@ -96,8 +96,12 @@ def test_gossip_is_predicted() -> None:
     step = jaxcomm.simulate(lambda p, x: jnp.sum(p["w"] ** 2) * jnp.mean(x), tx, workers=N)
     state = jax.eval_shape(lambda p: jaxcomm.init(tx, p, N), params)
     batch = jax.ShapeDtypeStruct((N,), jnp.float32)
-    found = perf.predict(step, params, state, batch, link=LINK, compute_seconds=0.1)
+    options: Any = {"link": LINK, "compute_seconds": 0.1, "codec_seconds": 0.01}
+    found = perf.predict(step, params, state, batch, **options)
     assert found.bytes_per_worker == pytest.approx(2 * 4 * D, rel=1e-4)
+    # Of a worker's own 4 MB, all are in the last bucket.
+    assert found.overlapped == pytest.approx(found.seconds)
+    assert perf.predict(tx, params, workers=N, **options).seconds == pytest.approx(found.seconds)
 
 
 def test_local_steps_send_in_a_share_of_the_steps() -> None:
@@ -190,6 +194,19 @@ def test_what_is_out_of_range_is_named(options: Any, message: str) -> None:
     tx = jaxcomm.all_gather_mean("data", natural())
     with pytest.raises(ValueError, match=message):
         seen(tx, **options)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (dither(), "A codec is not an optax transformation"),
+        (jaxcomm.mean, "`program` must be an optax transformation, got the function `mean`: call"),
+        (3, "`program` must be an optax transformation, got 3"),
+    ],
+)
+def test_what_is_no_program_is_named(program: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        seen(program)
 
 
 def test_parameters_are_required() -> None:
