@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from experiments.cli.configs import Bench, Figures, Launch, Records, Timeline, Train
+from experiments.cli.configs import Bench, Figures, Launch, Predict, Records, Timeline, Train
 from experiments.cli.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
 from experiments.cli.options import device_number
 from experiments.cli.parse import Command, first_line, parse
@@ -24,6 +24,7 @@ OTHERS: dict[str, tuple[type, str]] = {
     "launch": (Launch, "cli.launch"),
     "bench": (Bench, "bench.run"),
     "figures": (Figures, "study.figures"),
+    "predict": (Predict, "study.predictions"),
     "records": (Records, "study.records"),
     "timeline": (Timeline, "bench.timeline"),
 }

@@ -18,15 +18,27 @@ The public names, by purpose:
 - **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `hierarchical`, `per_worker`,
   `shard_local`, `sharded_server`, `skip_nonfinite`, `warmup`; `warmup_schedule` for the rate.
 - **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
-  DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`.
+  DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`; sending
+  during the backward pass in `scheduling`.
 - **State** of several workers: `PerWorker`, `replicate`, `consensus`, `consensus_distance`,
   `resize_workers`, `state_specs`.
 - **The wire**: `wire.account` counts bytes and collectives; `gradient_density`, `or_reduce`.
+- **The cost**: `perf` predicts the seconds of a step on a link; `advise` recommends a method.
 - **Your own codecs**: `Codec`, `Context`, `Claims`, `Coins`, `Diagnostics`, `Memory`, `Entries`,
   `SparseDecode`; `jaxcomm.testing` checks them.
 """
 
-from jaxcomm import aggregation, compression, gossip, methods, synchronization, training, wire
+from jaxcomm import (
+    aggregation,
+    compression,
+    gossip,
+    methods,
+    perf,
+    scheduling,
+    synchronization,
+    training,
+    wire,
+)
 from jaxcomm._axis import local_params
 from jaxcomm._base import Claims, Codec, Coins, Context, Diagnostics, Memory, PerWorker
 from jaxcomm._entries import Entries, SparseDecode
@@ -34,6 +46,7 @@ from jaxcomm._local_gradients import local_value_and_grad
 from jaxcomm._per_worker import consensus, consensus_distance, per_worker, replicate
 from jaxcomm._resize import resize_workers
 from jaxcomm._state import init, state_specs
+from jaxcomm.advise import advise
 from jaxcomm.aggregation import (
     accumulate,
     adaptive_ratio,
@@ -133,6 +146,7 @@ __all__ = [
     "local_params",
     "local_value_and_grad",
     "make_step",
+    "scheduling",
     "simulate",
     "synchronization",
     "training",
@@ -147,6 +161,9 @@ __all__ = [
     "gradient_density",
     "or_reduce",
     "wire",
+    # The cost
+    "advise",
+    "perf",
     # Your own codecs
     "Claims",
     "Codec",

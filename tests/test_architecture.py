@@ -39,10 +39,12 @@ ROWS = [
         "_resize",
         "wire",
     },
-    {"compression", "perf"},
+    {"compression"},
     {"aggregation", "gossip"},
     {"synchronization", "scheduling"},
     {"methods", "training"},
+    {"perf"},  # Traces whole steps.
+    {"advise"},
     {"__init__"},
     {"testing"},  # Which nothing of the package imports.
     {"launch"},  # Which imports nothing of ours.
@@ -231,6 +233,8 @@ FUNCTIONS = sorted(
         scheduling,
         jaxcomm.synchronization,
         jaxcomm.wire,
+        jaxcomm.perf,
+        jaxcomm.perf.models,
         launch,
         checkpoint,
         testing,

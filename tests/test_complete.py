@@ -32,7 +32,14 @@ PACKAGES: list[ModuleType] = [
     gossip,
     synchronization,
 ]
-OTHERS: list[ModuleType] = [jaxcomm, jaxcomm.wire, scheduling, testing]
+OTHERS: list[ModuleType] = [
+    jaxcomm,
+    jaxcomm.wire,
+    jaxcomm.perf,
+    jaxcomm.perf.models,
+    scheduling,
+    testing,
+]
 TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationExtraArgs)
 
 

@@ -8,6 +8,7 @@ import jax
 
 from jaxcomm.wire._collective import (
     Collective,
+    Cost,
     Node,
     amortized,
     bytes_of,
@@ -80,6 +81,14 @@ class Account:
             totals[axis] = totals.get(axis, 0.0) + collective.bytes_per_worker
         return totals
 
+    def heaviest(self, cost: Cost) -> list[Collective]:
+        """The collectives that run if every conditional takes the branch with the largest cost.
+
+        Args:
+          cost: `collectives -> number`, for the collectives of a branch.
+        """
+        return heaviest(self._nodes, cost)
+
     def seconds(self, bytes_per_second: float, latency: float = 0.0) -> float:
         r"""Returns the time on a link without overlap: messages x latency + bytes / bandwidth.
 
@@ -108,7 +117,7 @@ class Account:
         def cost(collectives: list[Collective]) -> float:
             return messages_of(collectives) * latency + bytes_of(collectives) / bytes_per_second
 
-        return cost(heaviest(self._nodes, cost))
+        return cost(self.heaviest(cost))
 
     def __str__(self) -> str:
         header = ("collective", "axis", "workers", "dtype", "shape", "times", "bytes", "within")

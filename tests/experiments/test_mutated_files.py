@@ -22,6 +22,7 @@ from experiments.study import store
 from experiments.tasks.data import load
 from experiments.tasks.data.cifar import read_batch
 from experiments.tasks.data.idx import read_idx
+from jaxcomm.perf import read_calibration
 from jaxcomm.synchronization import recorded_times
 from tests.experiments.bench.test_table import FAMILY, HEADER, ROW
 from tests.experiments.test_readers import IMAGES, LABELS, idx
@@ -84,6 +85,10 @@ RATINGS = b"".join(b"%d\t%d\t%d\t88125%d\n" % (i % 7, i % 5, 1 + i % 5, i) for i
 TIMES = b"".join(b"%d.5,%d,0.%d\n" % (i, i + 1, i + 2) for i in range(30))
 CONFIG = json.dumps({**dataclasses.asdict(Digits()), "study": "digits", "finished": False}).encode()
 METRICS = "metrics.jsonl"
+CALIBRATION = json.dumps(
+    {"format": 1, "device": "é", "jax_version": "0.12", "codecs": {"mean": 1.5e-9},
+     "links": {"data": {"all_reduce": {"latency": 1e-5, "bytes_per_second": 1e9}}}}
+).encode()  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +114,7 @@ READERS = {
     "words": Reader(lambda path: load("words", str(path), vocabulary=20), "words", TEXT),
     "words in gzip": Reader(lambda path: load("words", str(path), vocabulary=20), "words.gz", TEXT),
     "movielens": Reader(lambda path: load("movielens", str(path)), "u.data", RATINGS),
+    "calibration": Reader(read_calibration, "links.json", CALIBRATION, ValueError),
     "recorded_times": Reader(recorded_times, "times.csv", TIMES, ValueError),
     "record": Reader(lambda path: store.read(path.parent), METRICS, lines(POINT, RUN, POINT)),
     "older record": Reader(lambda path: store.read(path.parent), METRICS, lines(OLD, TUNED, OLD)),

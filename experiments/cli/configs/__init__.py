@@ -3,6 +3,7 @@
 from experiments.cli.configs.bench import Bench
 from experiments.cli.configs.figures import Figures
 from experiments.cli.configs.launch import Launch
+from experiments.cli.configs.predict import Predict
 from experiments.cli.configs.records import Records
 from experiments.cli.configs.timeline import Timeline
 from experiments.cli.configs.train import Train
@@ -11,6 +12,7 @@ __all__ = [
     "Bench",
     "Figures",
     "Launch",
+    "Predict",
     "Records",
     "Timeline",
     "Train",

@@ -1,0 +1,187 @@
+"""The table, the recommendation and its line, and the command."""
+
+import os
+import pathlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm import advise, perf
+from jaxcomm.advise import Advice
+from jaxcomm.advise.__main__ import main
+from jaxcomm.advise._sizes import parse_count, shapes_of_count
+from jaxcomm.perf._recommended import RECOMMENDED
+from jaxcomm.perf._traced import count_of_tree, traced
+
+ROOT = str(Path(jaxcomm.__file__).parents[1])
+PARAMS = {"w": jax.ShapeDtypeStruct((4000, 4000), jnp.float32)}
+OPTIONS: Any = {"link": "1Gbit", "step_seconds": 0.3}
+
+
+def test_the_name_is_the_function_and_the_package() -> None:
+    import jaxcomm.advise
+
+    assert advise is jaxcomm.advise
+    assert isinstance(sys.modules["jaxcomm.advise"], ModuleType)
+    assert isinstance(advise(PARAMS, 2, **OPTIONS), Advice)
+
+
+@pytest.mark.parametrize("method", RECOMMENDED, ids=lambda method: method.line)
+@pytest.mark.parametrize("axis", ["data", "dcn"])
+def test_the_line_of_a_method_is_what_was_predicted_and_runs(method: Any, axis: str) -> None:
+    names: dict[str, Any] = {"jaxcomm": jaxcomm, "optax": optax, "optimizer": optax.sgd(0.1)}
+    exec(f"tx = optax.chain({method.code(axis)}, optimizer)", names)
+    params = {"w": jnp.ones((8, 8)), "b": jnp.ones(3)}
+    pasted, built = (
+        traced(tx, params, 4, axis).account for tx in (names["tx"], method.build(axis))
+    )
+    assert str(pasted) == str(built)
+    step = jaxcomm.simulate(
+        lambda p, x: jnp.mean((x @ p["w"]) ** 2) + jnp.sum(p["b"] ** 2), names["tx"], 4,
+        axis_name=axis,
+    ) if axis == "data" else None  # fmt: skip
+    if step is not None:
+        state = jaxcomm.init(names["tx"], params, 4)
+        _, _, metrics = step(params, state, jnp.ones((4, 8)))
+        assert jnp.isfinite(metrics["loss"])
+
+
+def test_a_slow_link_is_worth_compressing_and_a_fast_one_is_not() -> None:
+    slow = advise(PARAMS, 8, link="100Mbit", step_seconds=0.1)
+    fast = advise(PARAMS, 8, link="nvlink-a100", step_seconds=0.1)
+    assert slow.compress and "Compress: " in str(slow)
+    assert not fast.compress and fast.line == 'tx = optax.chain(jaxcomm.mean("data"), optimizer)'
+    assert str(fast).endswith(f"Do not compress.\n{fast.line}")
+
+
+def test_a_single_worker_does_not_compress() -> None:
+    assert not advise(PARAMS, 1, **OPTIONS).compress
+
+
+def test_the_16_bit_baseline_can_be_enough() -> None:
+    found = advise({"w": jax.ShapeDtypeStruct((100, 2**20), jnp.float32)}, 8, link="10Gbit",
+                   step_seconds=0.5)  # fmt: skip
+    assert not found.compress and "bfloat16" in found.line
+    assert "Do not compress further than to 16 bits." in str(found)
+
+
+def test_rows_are_ranked_and_what_missed_the_loss_is_last() -> None:
+    found = advise(PARAMS, 8, **OPTIONS)
+    costs = [row.cost for row in found.rows]
+    assert costs == sorted(costs) and len(found.rows) == len(RECOMMENDED) == 8
+    assert found.rows[-1].steps is None and "rank=1" in found.rows[-1].code
+    assert found.recommended.cost <= 1.05 * costs[0]
+    # The residual of PowerSGD has the size of the gradients.
+    memory = {row.code: row.state_bytes for row in found.rows}
+    assert memory['jaxcomm.power_sgd("data", rank=4)'] > 64e6 > memory['jaxcomm.mean("data")']
+
+
+def test_a_calibration_has_the_times_of_codecs() -> None:
+    names = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter")
+    links = {"data": {name: perf.Link(1e9, 0.0) for name in names}}
+    codecs = {'jaxcomm.power_sgd("data", rank=4)': 1e-9, 'jaxcomm.mean("data")': 2e-9, "mine": 0.0}
+    found = advise(PARAMS, 8, link=perf.Calibration(links, codecs), step_seconds=0.1)
+    seconds = {row.code: row.prediction.codec_seconds for row in found.rows}
+    assert seconds.keys() == codecs.keys() - {"mine"}  # Others would be of another device.
+    assert seconds['jaxcomm.power_sgd("data", rank=4)'] == pytest.approx(16e-3)
+    assert "2 of 8 methods were timed" in found.assumptions[2]
+    without = advise(PARAMS, 8, link=perf.Calibration(links, {}), step_seconds=0.1)
+    assert len(without.rows) == 8
+
+
+def test_a_mesh_has_the_workers() -> None:
+    mesh = jax.make_mesh((2, 4), ("data", "model"))
+    assert advise(PARAMS, mesh, **OPTIONS).rows == advise(PARAMS, 2, **OPTIONS).rows
+    with pytest.raises(ValueError, match=r"must be an axis of the mesh, which has \('data', 'mo"):
+        advise(PARAMS, mesh, axis_name="dcn", **OPTIONS)
+
+
+def test_a_loss_is_timed() -> None:
+    params = {"w": jnp.ones((64, 64))}
+    loss_fn = lambda p, x: jnp.mean((x @ p["w"]) ** 2)  # noqa: E731
+    found = advise(loss_fn, 4, link="1Gbit", params=params, batch=jnp.ones((8, 64)))
+    assert found.rows[0].prediction.compute_seconds > 0
+    assert "(measured)" in found.assumptions[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step_seconds": 0}, "`step_seconds` must be a finite number above 0, got 0"),
+        ({"step_seconds": None}, "`step_seconds` is required"),
+        ({"workers": 0}, "`workers` must be an int of at least 1, got 0"),
+        ({"workers": "8"}, "`workers` must be an int of at least 1, got '8'"),
+        ({"link": "soon"}, "Presets: "),
+        ({"device": "abacus"}, "`device` must be"),
+        ({"model": {}}, "`params` must have at least one array"),
+        ({"model": lambda p, x: 0.0}, "`params` is required if the first argument is a loss"),
+    ],
+)
+def test_mistakes_are_named(change: Any, message: str) -> None:
+    given = {"model": PARAMS, "workers": 8, **OPTIONS, **change}
+    with pytest.raises(ValueError, match=message):
+        advise(**given)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("125M", 125_000_000), ("1.3b", 1_300_000_000), ("7", 7), ("35e3", 35_000)]
+)
+def test_a_number_of_parameters_is_read(text: str, count: int) -> None:
+    assert parse_count(text) == count == count_of_tree(shapes_of_count(count))
+
+
+COMMAND = ["--params", "2M", "--workers", "8", "--link", "200mbit", "--step", "0.1"]
+
+
+def test_the_command_prints_the_table(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "ppermute")
+    links = {"data": {name: perf.Link(1e9, 0.0) for name in names}}
+    codecs = {'jaxcomm.mean("data")': 1e-9, 'jaxcomm.ef_sign_sgd("data")': 1e-9}
+    perf.Calibration(links, codecs, "a device").save(tmp_path / "a.json")
+    given = [*COMMAND[:4], "--step", "0.1", "--calibration", str(tmp_path / "a.json")]
+    assert main(given) == 0
+    said = capsys.readouterr()
+    assert said.err == "" and "calibrated on a device" in said.out
+    assert said.out.splitlines()[-1] == 'tx = optax.chain(jaxcomm.mean("data"), optimizer)'
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--params", "many"], "`params` must be a number such as 125M or 1.3B, got 'many'"),
+        (["--workers", "0"], "`workers` must be an int of at least 1, got 0"),
+        (["--workers", "few"], "invalid int value: 'few'"),
+        (["--link", "soon"], "Presets: "),
+        (["--step", "-1"], "`step_seconds` must be a finite number above 0, got -1.0"),
+        (["--step", "nan"], "`step_seconds` must be a finite number above 0, got nan"),
+        (["--device", "abacus"], "`device` must be"),
+        (["--calibration", "/nowhere"], "give either --link or --calibration"),
+        (["--bits", "8"], "unrecognized arguments: --bits 8"),
+    ],
+)
+def test_mistakes_of_the_command_are_one_line(
+    change: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMAND, *change]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.startswith("advise: error: ") and said.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_module_runs_without_a_warning() -> None:
+    environment = {**os.environ, "PYTHONPATH": ROOT, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-W", "error", "-m", "jaxcomm.advise", *COMMAND]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0 and ran.stderr == "", ran.stderr
+    assert ran.stdout.count("jaxcomm.") >= 9
+    assert "tx = optax.chain(" in ran.stdout

@@ -1,0 +1,88 @@
+"""The cost model against records of the lab."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.cli.configs import Predict
+from experiments.cli.errors import ExperimentError
+from experiments.study import predictions
+
+RECORD = Path(__file__).parents[3] / "experiments" / "records" / "2026-11-23_lab"
+
+
+def record(folder: Path, milliseconds: dict[tuple[str, str], float], **settings: Any) -> Path:
+    """A record of the lab with one round."""
+    settings = {"study": "lab", "model": "mlp", "workers": 4, **settings}
+    (folder / "config.json").write_text(json.dumps(settings))
+    rows = [
+        {"schema": 1, "kind": "run", "link": link, "method": method, "seed": 0,
+         "milliseconds": taken, "sent": 63e6}
+        for (link, method), taken in milliseconds.items()
+    ]  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+TIMES = {
+    ("unshaped", "no_communication"): 100.0,
+    ("unshaped", "mean"): 150.0,
+    ("unshaped", "global_qsgd:8"): 200.0,
+    ("unshaped", "ddp"): 150.0,
+    ("100mbit", "mean"): 5500.0,
+    ("100mbit", "global_qsgd:8"): 1500.0,
+    ("100mbit", "ddp"): 5400.0,
+    ("2 clusters 100mbit", "mean"): 1.0,
+}
+
+
+def test_a_prediction_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measured = predictions.read_measured(record(tmp_path, TIMES))
+    lines = {line.method: line for line in predictions.predicted_lines(measured)}
+    assert all(line.link == "100mbit" for line in lines.values()) and len(lines) == 3
+    # A ring of 4 sends 1.5 times the 10,496,000 coordinates and the loss.
+    rate = 12.5e6 * 1448 / 1514
+    sent = 1.5 * 10_496_000
+    assert lines["mean"].predicted == pytest.approx(150 + 1e3 * 4 * sent / rate, rel=1e-4)
+    assert lines["global_qsgd:8"].predicted == pytest.approx(200 + 1e3 * sent / rate, rel=1e-3)
+    # Counted bytes have the headers, and most of them are sent during the backward pass.
+    assert lines["ddp"].predicted == pytest.approx(150 + 1e3 * 63e6 / 12.5e6 - 200 / 3, rel=1e-3)
+    (text,) = predictions.summary(measured, [*lines.values()])
+    assert "Fastest: global_qsgd:8; predicted: global_qsgd:8, 1.00 x its time" in text
+    assert "steps too: global_qsgd:8, 1.00 x its time." in text
+    assert predictions.main(Predict(str(tmp_path))) == 0
+    assert "100mbit: median error" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"study": "digits"}, "is not a record of the study `lab`"),
+        ({"model": "words"}, "must have one of the models mlp, transformer"),
+        ({"workers": "four"}, "cannot be predicted"),
+    ],
+)
+def test_what_is_no_record_of_the_lab_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        predictions.main(Predict(str(record(tmp_path, TIMES, **change))))
+
+
+def test_the_unshaped_link_is_required(tmp_path: Path) -> None:
+    times = {pair: taken for pair, taken in TIMES.items() if pair != ("unshaped", "mean")}
+    with pytest.raises(ExperimentError, match="lacks `mean` on the unshaped link"):
+        predictions.read_measured(record(tmp_path, times))
+
+
+@pytest.mark.slow
+def test_the_committed_record_is_predicted_within_15_percent() -> None:
+    measured = predictions.read_measured(RECORD)
+    lines = predictions.predicted_lines(measured)
+    assert len(lines) == 36 and max(abs(line.error) for line in lines) < 0.15
+    for text in predictions.summary(measured, lines):
+        assert float(text.partition("median error ")[2].partition("%")[0]) < 5
+        assert "predicted: power_sgd_rank_1, 1.00 x" in text
+        assert "steps too: power_sgd_rank_4" in text

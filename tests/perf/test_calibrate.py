@@ -1,0 +1,111 @@
+"""Links and codecs that are measured."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm import perf
+from jaxcomm.perf._calibration import PRIMITIVES
+from jaxcomm.perf._collective_times import automatic, fit, slowest
+from jaxcomm.perf._recommended import RECOMMENDED
+
+MESSAGES, SENT = [6.0, 6.0, 6.0, 6.0], [1e3, 1e5, 1e6, 4e6]
+
+
+def test_the_fit_finds_both_parts() -> None:
+    seconds = [2e-5 * m + b / 3e8 for m, b in zip(MESSAGES, SENT, strict=True)]
+    link = fit(MESSAGES, SENT, seconds)
+    assert link.latency == pytest.approx(2e-5) and link.bytes_per_second == pytest.approx(3e8)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_fit_bears_noise(seed: int) -> None:
+    noise = np.random.default_rng(seed).uniform(0.9, 1.1, 4)
+    seconds = [(2e-5 * m + b / 3e8) * e for m, b, e in zip(MESSAGES, SENT, noise, strict=True)]
+    link = fit(MESSAGES, SENT, seconds)
+    assert link.latency == pytest.approx(2e-5, rel=0.25)
+    assert link.bytes_per_second == pytest.approx(3e8, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [[1e-3, 1e-3, 1e-3, 1e-3], [1e-6, 1e-3, 2e-2, 9e-2], [4e-3, 3e-3, 2e-3, 1e-3], [0.0] * 4],
+)
+def test_the_fit_has_no_negative_part(seconds: list[float]) -> None:
+    link = fit(MESSAGES, SENT, seconds)
+    assert link.latency >= 0 and 0 < link.bytes_per_second < math.inf
+
+
+def test_the_links_of_a_mesh_of_two_axes() -> None:
+    mesh = jax.make_mesh((2, 4, 1), ("slow", "fast", "alone"))
+    measured = perf.calibrate(mesh, methods={}, repeats=1)
+    assert set(measured.links) == {"slow", "fast"} and measured.codecs == {}
+    assert all(set(each) == set(PRIMITIVES) for each in measured.links.values())
+    assert measured.jax_version == jax.__version__ and measured.device
+
+
+def test_the_slowest_process_counts() -> None:
+    mesh = automatic(jax.make_mesh((2, 4), ("a", "b")))
+    assert slowest(mesh, [1.0, 0.25]) == [1.0, 0.25]
+
+
+def test_a_named_method_is_timed() -> None:
+    mesh = jax.make_mesh((1,), ("data",))
+    measured = perf.calibrate(mesh, methods={"mine": jaxcomm.mean()}, repeats=1)
+    assert measured.links == {} and 0 <= measured.codecs["mine"] < 1e-5
+
+
+def test_mistakes_are_named() -> None:
+    mesh = jax.make_mesh((1,), ("data",))
+    with pytest.raises(ValueError, match=r"`methods\['mine'\]` must be an optax transformation"):
+        perf.calibrate(mesh, methods={"mine": jaxcomm.mean})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="`repeats` must be a finite number of at least 1, got 0"):
+        perf.calibrate(mesh, methods={"mine": optax.identity()}, repeats=0)
+
+
+@pytest.mark.slow
+def test_the_recommended_methods_take_less_than_two_minutes() -> None:
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    measured = perf.calibrate(mesh, repeats=3)
+    assert list(measured.codecs) == [method.code("data") for method in RECOMMENDED]
+    assert all(0 <= seconds < 1e-6 for seconds in measured.codecs.values())
+
+
+PROGRAM = """
+import sys
+import jax
+from jaxcomm import launch, perf
+launch.initialize()
+import jaxcomm
+mesh = jax.make_mesh((jax.device_count(),), ("data",))
+tx = {"qsgd": jaxcomm.global_qsgd()}
+perf.calibrate(mesh, methods=tx, repeats=2).save(f"{sys.argv[1]}/{jax.process_index()}.json")
+"""
+
+
+@pytest.mark.slow
+def test_all_processes_have_the_same_calibration(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "jaxcomm.launch", "--processes", "2", "--"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(jaxcomm.__file__).parents[1])}
+    environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    ran = subprocess.run(
+        [*command, str(program), str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ran.returncode == 0, ran.stderr
+    first, second = ((tmp_path / f"{i}.json").read_text() for i in range(2))
+    assert first == second
+    assert set(perf.read_calibration(tmp_path / "0.json").links["data"]) == set(PRIMITIVES)

@@ -1,0 +1,217 @@
+"""Predictions against times by hand, for any composition, and what is refused."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxcomm
+from jaxcomm import gossip, perf, synchronization, wire
+from jaxcomm.compression.quantizers import dither, natural
+from jaxcomm.compression.sparsifiers import top_k
+
+N, D = 8, 1_000_000
+PARAMS = {"w": jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
+LINK = perf.Link(1e9, 1e-3)
+
+
+def seen(tx: optax.GradientTransformation, **options: Any) -> perf.Prediction:
+    options = {"link": LINK, "compute_seconds": 0.3, "workers": N, **options}
+    return perf.predict(tx, PARAMS, **options)
+
+
+def test_an_all_reduce_by_hand() -> None:
+    # The gradients, the loss and the weight: the scalars are in messages of their own.
+    found = seen(jaxcomm.mean())
+    assert found.bytes_per_worker == pytest.approx(2 * 7 / 8 * 4 * D, rel=1e-4)
+    assert found.network_seconds == pytest.approx(found.messages * 1e-3 + 7e-3, rel=1e-3)
+    assert found.codec_seconds == 0 and found.seconds == 0.3 + found.network_seconds
+
+
+def test_an_account_and_a_step_predict_the_same() -> None:
+    tx = optax.chain(jaxcomm.global_qsgd(), optax.sgd(0.1))
+    params = {"w": jnp.zeros((100, 10))}
+    opt_state = jaxcomm.init(tx, params, N)
+    step = jaxcomm.simulate(lambda p, x: jnp.mean((x @ p["w"]) ** 2), tx, workers=N)
+    batch = jnp.ones((N, 100))
+    options: Any = {"link": LINK, "compute_seconds": 0.1, "codec_seconds": 0.25}
+    of_step = perf.predict(step, params, opt_state, batch, **options)
+    account = wire.account(step, params, opt_state, batch)
+    assert of_step == perf.predict(account, params, **options)
+    assert of_step.network_seconds == pytest.approx(account.seconds(1e9, 1e-3))
+    assert of_step.seconds == pytest.approx(0.35 + of_step.network_seconds)
+
+
+def test_each_axis_has_its_own_link() -> None:
+    tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn", bits=8))
+    sizes = {"dcn": 2, "ici": 4}
+    axes = ("dcn", "ici")
+    links = {"dcn": perf.Link(1e6, 0.0), "ici": perf.Link(1e12, 0.0)}
+    slow = seen(tx, workers=sizes, axis_name=axes, link=links)
+    fast = seen(tx, workers=sizes, axis_name=axes, link=dict.fromkeys(axes, links["ici"]))
+    # 8 bits of the whole gradient over the slow axis: D bytes from each of 2 workers.
+    assert slow.network_seconds == pytest.approx(1.0, rel=1e-3)
+    assert fast.network_seconds < 1e-5
+    with pytest.raises(ValueError, match=r"no link for the axis 'dcn', only for \['ici'\]"):
+        seen(tx, workers=sizes, axis_name=axes, link={"ici": "1Gbit"})
+
+
+def test_a_collective_over_two_axes_uses_the_slower_link() -> None:
+    links = {"dcn": perf.Link(1e6, 0.0), "ici": perf.Link(1e12, 0.0)}
+    options: Any = {"workers": {"dcn": 2, "ici": 4}, "axis_name": ("dcn", "ici"), "link": links}
+    found = seen(jaxcomm.mean(("dcn", "ici")), **options)
+    assert found.network_seconds == pytest.approx(2 * 7 / 8 * 4, rel=1e-3)
+
+
+def test_each_collective_has_its_own_calibrated_link() -> None:
+    slow, fast = perf.Link(1e6, 0.0), perf.Link(1e12, 0.0)
+    names = ("all_gather", "all_to_all", "reduce_scatter", "ppermute")
+    calibration = perf.Calibration({"data": {"all_reduce": slow, **dict.fromkeys(names, fast)}}, {})
+    gathered = jaxcomm.all_gather_mean("data", natural())
+    assert seen(jaxcomm.mean(), link=calibration).network_seconds == pytest.approx(7, rel=1e-3)
+    assert seen(gathered, link=calibration).network_seconds < 0.1
+    with pytest.raises(ValueError, match=r"no axis 'model', only \['data'\]"):
+        seen(jaxcomm.mean("model"), axis_name="model", link=calibration)
+    with pytest.raises(ValueError, match=r"`method`='top_k' is not in the calibration"):
+        seen(gathered, link=calibration, method="top_k")
+
+
+def test_a_calibrated_codec_has_its_seconds() -> None:
+    calibration = perf.Calibration({"data": {}}, {"mine": 2e-9})
+    scalar = perf.predict(
+        jaxcomm.mean(), PARAMS, link=calibration, compute_seconds=1.0, workers=1, method="mine"
+    )
+    assert scalar.codec_seconds == pytest.approx(2e-3) and scalar.network_seconds == 0
+
+
+def test_gossip_is_predicted() -> None:
+    # D-PSGD on a ring sends the parameters to two neighbors.
+    tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(N)))
+    params = jax.eval_shape(lambda: jaxcomm.replicate({"w": jnp.zeros((1000, 1000))}, N))
+    step = jaxcomm.simulate(lambda p, x: jnp.sum(p["w"] ** 2) * jnp.mean(x), tx, workers=N)
+    state = jax.eval_shape(lambda p: jaxcomm.init(tx, p, N), params)
+    batch = jax.ShapeDtypeStruct((N,), jnp.float32)
+    options: Any = {"link": LINK, "compute_seconds": 0.1, "codec_seconds": 0.01}
+    found = perf.predict(step, params, state, batch, **options)
+    assert found.bytes_per_worker == pytest.approx(2 * 4 * D, rel=1e-4)
+    # Of a worker's own 4 MB, all are in the last bucket.
+    assert found.overlapped == pytest.approx(found.seconds)
+    assert perf.predict(tx, params, workers=N, **options).seconds == pytest.approx(found.seconds)
+
+
+def test_local_steps_send_in_a_share_of_the_steps() -> None:
+    tx = optax.chain(optax.sgd(0.1), synchronization.local_sgd(8))
+    params = jax.eval_shape(lambda: jaxcomm.replicate({"w": jnp.zeros((1000, 1000))}, N))
+    step = jaxcomm.simulate(lambda p, x: jnp.sum(p["w"] ** 2) * jnp.mean(x), tx, workers=N)
+    state = jax.eval_shape(lambda p: jaxcomm.init(tx, p, N), params)
+    batch = jax.ShapeDtypeStruct((N,), jnp.float32)
+    options: Any = {"link": perf.Link(1e9, 0.0), "compute_seconds": 0.1, "codec_seconds": 0.0}
+    every, eighth = (
+        perf.predict(step, params, state, batch, share=share, **options) for share in (1.0, 1 / 8)
+    )
+    assert eighth.network_seconds == pytest.approx(every.network_seconds / 8, rel=1e-3)
+    assert eighth.bytes_per_worker == pytest.approx(every.bytes_per_worker / 8, rel=1e-3)
+
+
+def test_overlap_hides_at_most_the_backward_pass() -> None:
+    large = {"w": jax.ShapeDtypeStruct((100, 2**20), jnp.float32)}  # 400 MiB: 16 buckets.
+    found = perf.predict(
+        jaxcomm.mean(), large, link=perf.Link(1e10, 0.0), compute_seconds=0.3, workers=N
+    )
+    network = found.network_seconds
+    assert network < 0.2
+    assert found.overlapped == pytest.approx(0.3 + network / 16)
+    slow = perf.predict(
+        jaxcomm.mean(), large, link=perf.Link(1e8, 0.0), compute_seconds=0.3, workers=N
+    )
+    assert slow.overlapped == pytest.approx(0.1 + slow.network_seconds)
+    # One bucket is sent when the backward pass is over.
+    small = seen(jaxcomm.mean())
+    assert small.overlapped == pytest.approx(small.seconds)
+
+
+def test_a_slower_memory_takes_longer_to_encode() -> None:
+    options: Any = {"link": LINK, "compute_seconds": 0.1, "workers": N}
+    seconds = [
+        perf.predict(jaxcomm.top_k(ratio=0.01), PARAMS, device=device, **options).codec_seconds
+        for device in ("cpu-core", "a100")
+    ]
+    assert seconds[0] / seconds[1] == pytest.approx(2039 / 10)
+    # Gradients and residuals, read and written, at a quarter of the bandwidth.
+    assert seconds[0] > 16 * D / 2.5e9
+
+
+def test_the_error_is_that_of_the_claims() -> None:
+    unbiased = seen(jaxcomm.global_qsgd(bits=8), error=dither(bits=8).claims).error
+    assert unbiased.kind == "unbiased" and unbiased.value is not None
+    assert unbiased.steps == (1.0, 1.0 + unbiased.value)
+    biased = seen(jaxcomm.top_k(ratio=0.01), error=top_k(ratio=0.01).claims).error
+    assert (biased.kind, biased.value, biased.steps) == ("biased", 0.01, None)
+    unknown = seen(jaxcomm.mean()).error
+    assert (unknown.kind, unknown.value) == ("unknown", None) and "unknown" in str(unknown)
+
+
+def test_a_loop_of_unknown_length_has_no_time() -> None:
+    mesh = jax.make_mesh((N,), ("data",), axis_types=(AxisType.Auto,))
+    send = lambda x: lax.psum(x, "data") / N  # noqa: E731
+
+    def loop(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda x: jnp.sum(x) < 1, send, x)
+
+    mapped = jax.shard_map(
+        loop, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+    )
+    with pytest.raises(
+        ValueError, match=r"A loop of unknown length sends .*so the time is unknown"
+    ):
+        perf.predict(mapped, jnp.ones(4), link="1Gbit", compute_seconds=1.0)
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, math.nan, math.inf, "0.3", None, True])
+def test_compute_seconds_are_positive(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="`compute_seconds` must be a finite number above 0, got"):
+        seen(jaxcomm.mean(), compute_seconds=wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "`workers` must be an int of at least 1, got 0"),
+        ({"workers": 2.0}, "`workers` must be an int of at least 1, got 2.0"),
+        ({"workers": None}, "`workers` is required with a transformation"),
+        ({"share": 2}, "`share` must be a number from 0 to 1, got 2"),
+        ({"codec_seconds": -1}, "`codec_seconds` must be a finite number of at least 0, got -1"),
+        ({"device": "z80"}, "`device` must be a `perf.Device` or a preset"),
+        ({"link": "fast"}, "Presets: wan-100mbit"),
+    ],
+)
+def test_what_is_out_of_range_is_named(options: Any, message: str) -> None:
+    tx = jaxcomm.all_gather_mean("data", natural())
+    with pytest.raises(ValueError, match=message):
+        seen(tx, **options)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (dither(), "A codec is not an optax transformation"),
+        (jaxcomm.mean, "`program` must be an optax transformation, got the function `mean`: call"),
+        (3, "`program` must be an optax transformation, got 3"),
+    ],
+)
+def test_what_is_no_program_is_named(program: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        seen(program)
+
+
+def test_parameters_are_required() -> None:
+    options: Any = {"link": LINK, "compute_seconds": 1.0, "workers": 2}
+    with pytest.raises(ValueError, match="needs the parameters after the program, got none"):
+        perf.predict(jaxcomm.mean(), **options)
+    with pytest.raises(ValueError, match="`params` must have at least one array"):
+        perf.predict(jaxcomm.mean(), {}, **options)
