@@ -67,6 +67,7 @@ WITHOUT_ROW = {
     "hierarchical": "goes around any two rows: tests/aggregation/test_hierarchical.py",
     "shard_local": "goes around any row, on a mesh of two axes: tests/aggregation",
     "skip_nonfinite": "goes around any row: tests/aggregation/test_skip_nonfinite.py",
+    "wait_free": "goes around any row: tests/scheduling/test_wait_free.py",
     "per_worker": "keeps an optimizer's state and sends nothing: tests/test_per_worker.py",
     "proximal_point": "sends nothing: tests/synchronization/test_growing_batch.py",
     "scale_by_finished": "sends a count: tests/synchronization/test_microbatches.py",

@@ -78,7 +78,7 @@ def test_at_the_default_threshold(eight_h200: Mesh) -> None:
     large = [each for each in found.overlaps if each.bytes > 2**20]
     assert [each.bytes for each in large] == [6 * SIDE * SIDE] * 4
     assert all(each.asynchronous for each in large)
-    assert found.share >= 0.5
+    assert found.share >= 0.45
 
 
 def test_without_order_small_messages_merge(eight_h200: Mesh) -> None:

@@ -556,6 +556,11 @@ AROUND = [
         "finite",
     ),
     Line(
+        "wait_free",
+        "jaxcomm.scheduling.wait_free(aggregator)",
+        "As the inner aggregator for each group of leaves and each layer of a stack",
+    ),
+    Line(
         "hierarchical",
         'jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn"))',
         "On each axis, as the aggregator of this axis",

@@ -3,7 +3,8 @@
 The paper (Agarwal et al., MLSys 2022, arXiv 2103.00543) reports 6 of more than 200 set-ups. The
 authors' repository (uw-mad-dash/GradCompressionUtility) has the models, the batches of 16, 32 and
 64 images, ranks 4, 8 and 16, and nodes p3.8xlarge. These numbers are checked; that such a node has
-10 Gbit/s is from memory. Times are not checked: we could not read the tables, and `CODEC` and `BACKWARD` of ResNet-50 are recalled.
+10 Gbit/s is from memory. Times are not checked: we could not read the tables. `CODEC` and
+`BACKWARD` of ResNet-50 are recalled.
 Times of other models are scaled, by parameters and by operations. The list of set-ups is ours.
 """
 
