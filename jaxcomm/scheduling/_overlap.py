@@ -16,7 +16,8 @@ class Overlap(NamedTuple):
       bytes: The bytes of its result, on one device.
       asynchronous: Whether the program has a start and a done.
       during: Seconds of backward computation between the two.
-      remaining: Seconds of backward computation after the start, in the same loop body or program.
+      remaining: Seconds of backward computation after the start, in the program; in a loop, until
+        the end of the iteration.
       times: How often it runs.
     """
 
@@ -45,11 +46,12 @@ class OverlapReport:
 
         .. math:: \sum_j b_j\, c_j / r_j \Big/ \sum_j b_j
 
-        over all messages :math:`j` but the last one, which has nothing left to hide behind:
+        over all messages :math:`j` but the last one outside loops, which cannot hide behind anything:
         :math:`b_j` bytes, and :math:`c_j` of the remaining :math:`r_j` seconds of computation
         before its result is awaited. A message that starts when nothing remains counts as 0.
         """
-        early = self.overlaps[:-1]
+        once = [number for number, each in enumerate(self.overlaps) if each.times == 1]
+        early = [each for number, each in enumerate(self.overlaps) if number not in once[-1:]]
         total = sum(each.bytes * each.times for each in early)
         return sum(each.bytes * each.times * each.share for each in early) / total if total else 0.0
 

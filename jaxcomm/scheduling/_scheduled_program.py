@@ -141,6 +141,30 @@ class Program:
         dims = [int(n) for n in re.findall(r"\d+", found[1])]
         return 2 * size * math.prod(left[0][1][n] for n in dims if n < len(left[0][1]))
 
+    def _moved(self, each: Instruction) -> float:
+        """The bytes read and written; of an array that is sliced or updated, only the slice."""
+        sizes = [bytes_of(self._operand_type(each, i)) for i in range(len(each.operands))]
+        written = bytes_of(each.type)
+        inner = self.computations.get(each.called[0], []) if each.opcode == "fusion" else [each]
+        names = {
+            found.name: int(found.rest.split(")")[0])
+            for found in inner
+            if found.opcode == "parameter" and each.opcode == "fusion"
+        } or {name: number for number, name in enumerate(each.operands)}
+        for found in inner:
+            slices, updates = (
+                found.opcode == "dynamic-slice",
+                found.opcode == "dynamic-update-slice",
+            )
+            if not (slices or updates) or not found.operands:
+                continue
+            part = bytes_of(found.type if slices else self._operand_type(found, 1))
+            if updates:
+                written = min(written, written - bytes_of(found.type) + part)
+            if (number := names.get(found.operands[0])) is not None and number < len(sizes):
+                sizes[number] = min(sizes[number], part)
+        return written + sum(sizes)
+
     def _flops(self, computation: str) -> float:
         if computation not in self._costs:
             self._costs[computation] = 0.0
@@ -159,9 +183,7 @@ class Program:
                 for inner in self.computations.get(name, ()):
                     whole += self.cost(inner)
             return whole * self.trips(each)
-        moved = bytes_of(each.type) + sum(
-            bytes_of(self._operand_type(each, number)) for number in range(len(each.operands))
-        )
+        moved = self._moved(each)
         if each.opcode in ("dot", "convolution") or "$matmul" in each.rest or "$gemm" in each.rest:
             return Cost(self._product_flops(each), moved)
         return Cost(sum(map(self._flops, each.called)), moved)

@@ -46,14 +46,43 @@ def test_a_program_by_hand() -> None:
     assert first.share == 0.5
     assert second == scheduling.Overlap("all-gather", 32, True, 0.0, 0.0, 1)
     assert third == scheduling.Overlap("all-reduce", 256, False, 0.0, 0.0, 5)
-    assert report.share == 16 * 0.5 / (16 + 32)
+    # The second one is the last outside loops.
+    assert report.share == 16 * 0.5 / (16 + 5 * 256)
     lines = str(report).splitlines()
     assert lines[1].split()[:4] == ["all-reduce", "16", "1", "start/done"]
-    assert lines[-1] == "share of the remaining backward pass, by bytes: 17%"
+    assert lines[-1] == "share of the remaining backward pass, by bytes: 1%"
 
 
 def test_bytes_bound_small_products() -> None:
     report = scheduling.overlap_report(PROGRAM, flops_per_second=1e30, bytes_per_second=768.0)
+    assert report.overlaps[0].during == 1.0
+
+
+SLICED = """HloModule jit_step, is_scheduled=true
+
+%fused (q: f32[64,8,8], r: f32[8,8], i: s32[]) -> f32[64,8,8] {
+  %q = f32[64,8,8]{2,1,0} parameter(0)
+  %r = f32[8,8]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %u = f32[1,8,8]{2,1,0} bitcast(%r)
+  ROOT %d = f32[64,8,8]{2,1,0} dynamic-update-slice(%q, %u, %i, %i, %i)
+}
+
+ENTRY %main (q: f32[64,8,8], r: f32[8,8], i: s32[]) -> f32[64,8,8] {
+  %q = f32[64,8,8]{2,1,0} parameter(0)
+  %r = f32[8,8]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %all-reduce-start = (f32[8,8]{1,0}, f32[8,8]{1,0}) all-reduce-start(%r), to_apply=%add
+  ROOT %f = f32[64,8,8]{2,1,0} fusion(%q, %r, %i), kind=kLoop, calls=%fused, BACKWARD
+  %all-reduce-done = f32[8,8]{1,0} all-reduce-done(%all-reduce-start)
+}
+"""
+
+
+def test_a_slice_counts_as_its_own_bytes() -> None:
+    """A layer is written into its stack: the layer, the slice twice, and an index."""
+    text = SLICED.replace("BACKWARD", BACKWARD)
+    report = scheduling.overlap_report(text, flops_per_second=1e30, bytes_per_second=772.0)
     assert report.overlaps[0].during == 1.0
 
 
