@@ -23,6 +23,7 @@ from jaxcomm.checkpoint._manifest import (
     other_workers,
     require_same_leaves,
 )
+from jaxcomm.checkpoint._pack import pack
 from jaxcomm.checkpoint._store import Store
 from jaxcomm.launch._run_directory import report_checkpoint
 
@@ -118,13 +119,13 @@ class Checkpoints:
                 f"{step!r}: restore it and go on from there, or choose another directory."
             )
         self._require_own(newest, {path: entry_of(x) for path, x in leaves.items()})
-        arrays = [stored(x) for x in values]
-        sums = checksums(arrays)
-        entries = {path: entry_of(x, c) for (path, x), c in zip(leaves.items(), sums, strict=True)}
+        arrays = [once(stored(x)) for x in values]
+        packed, offsets = pack(arrays)
+        described = zip(leaves.values(), checksums(arrays), offsets, strict=True)
+        entries = dict(zip(leaves, (entry_of(*leaf) for leaf in described), strict=True))
         self._saving = operator.index(step)
         with self._explained_save():
-            arrays = [once(x) for x in arrays]
-            self._store.save(Manifest(self._saving, position, entries), arrays)
+            self._store.save(Manifest(self._saving, position, entries), packed, arrays)
 
     def restore(
         self,

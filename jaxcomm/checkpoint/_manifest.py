@@ -8,10 +8,16 @@ from typing import Any, NamedTuple
 from jaxcomm.checkpoint._errors import CheckpointError
 from jaxcomm.checkpoint._leaves import Leaf
 
-FORMAT = 1
+FORMAT = 2
 """The format that this release writes."""
 
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+def _without_a_pack(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 stored each leaf as an array of its own."""
+    return {**manifest, "leaves": [{**leaf, "offset": None} for leaf in manifest["leaves"]]}
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _without_a_pack}
 """For each older format, the manifest in the format after it."""
 
 _AXES = re.compile(r"\.per_worker\['([^']*)'\]|\['per_worker'\]\['([^']*)'\]")
@@ -23,30 +29,28 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     checksum: int
+    offset: int | None = None  # Where it begins in the pack, in bytes; None: an array of its own.
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
 
 
 class Manifest(NamedTuple):
-    """A checkpoint's description of itself; arrays are stored in the order of `leaves`."""
+    """A checkpoint's description of itself; arrays are numbered in the order of `leaves`."""
 
     step: int
     position: Any
     leaves: dict[str, Entry]
 
 
-def entry_of(leaf: Leaf, checksum: int = 0) -> Entry:
+def entry_of(leaf: Leaf, checksum: int = 0, offset: int | None = None) -> Entry:
     """The description of a leaf."""
-    return Entry(tuple(leaf.shape), str(leaf.dtype), checksum)
+    return Entry(tuple(leaf.shape), str(leaf.dtype), checksum, offset)
 
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
     """The manifest in today's format."""
-    leaves = [
-        {"path": path, "shape": list(x.shape), "dtype": x.dtype, "checksum": x.checksum}
-        for path, x in manifest.leaves.items()
-    ]
+    leaves = [{"path": path, **entry._asdict()} for path, entry in manifest.leaves.items()]
     return {
         "format": FORMAT,
         "step": manifest.step,
@@ -74,7 +78,10 @@ def from_json(value: Any, where: str) -> Manifest:
             value = MIGRATIONS[older](value)
         leaves = {
             str(leaf["path"]): Entry(
-                tuple(int(n) for n in leaf["shape"]), str(leaf["dtype"]), int(leaf["checksum"])
+                tuple(int(n) for n in leaf["shape"]),
+                str(leaf["dtype"]),
+                int(leaf["checksum"]),
+                None if leaf["offset"] is None else int(leaf["offset"]),
             )
             for leaf in value["leaves"]
         }

@@ -10,6 +10,9 @@ import numpy as np
 
 from jaxcomm.checkpoint._leaves import Leaf, empty
 from jaxcomm.checkpoint._manifest import Entry, Manifest, from_json, size_of, to_json
+from jaxcomm.checkpoint._pack import unpack
+
+_PACK = "pack"
 
 
 def _orbax() -> Any:
@@ -50,14 +53,24 @@ class Store:
             self._manager.reload()
         return sorted(self._manager.all_steps())
 
-    def save(self, manifest: Manifest, arrays: Sequence[Any]) -> None:
-        """Copies the arrays to the host, and writes them in the background."""
+    def save(self, manifest: Manifest, packed: np.ndarray, arrays: Sequence[Any]) -> None:
+        """Copies the arrays to the host, and writes them in the background.
+
+        Those with an offset in the manifest are in `packed`.
+        """
         if not self._writes:
             self._manager.close()
             self._manager = self._open(**self._writer_options)
             self._writes = True
         args = self._ocp.args
-        tree = {str(i): x for i, x in enumerate(arrays) if x.size}
+        entries = manifest.leaves.values()
+        tree = {
+            str(i): x
+            for i, (entry, x) in enumerate(zip(entries, arrays, strict=True))
+            if x.size and entry.offset is None
+        }
+        if packed.size:
+            tree[_PACK] = packed
         self._manager.save(
             manifest.step,
             args=args.Composite(
@@ -78,23 +91,29 @@ class Store:
         Keys are integers.
         """
         ocp = self._ocp
+        on_host = ocp.RestoreArgs(restore_type=np.ndarray)
         restore_args = {
             str(i): (
-                ocp.RestoreArgs(restore_type=np.ndarray)
+                on_host
                 if isinstance(x, np.ndarray) or x.sharding is None
                 else ocp.ArrayRestoreArgs(sharding=x.sharding, restore_type=jax.Array)
             )
             for i, (entry, x) in enumerate(zip(entries, like, strict=True))
-            if size_of(entry)
+            if size_of(entry) and entry.offset is None
         }
+        if any(entry.offset is not None for entry in entries):
+            restore_args[_PACK] = on_host
         args = ocp.args.PyTreeRestore(
             item=dict.fromkeys(restore_args, 0), restore_args=restore_args
         )
         found = self._manager.restore(step, args=ocp.args.Composite(state=args))["state"]
-        return [
-            found[str(i)] if size_of(entry) else empty(x)
-            for i, (entry, x) in enumerate(zip(entries, like, strict=True))
-        ]
+
+        def array(number: int, entry: Entry, x: Leaf) -> Any:
+            if entry.offset is not None:
+                return unpack(found[_PACK], entry, x)
+            return found[str(number)] if size_of(entry) else empty(x)
+
+        return [array(i, *pair) for i, pair in enumerate(zip(entries, like, strict=True))]
 
     def wait(self) -> None:
         """Waits for the save in the background; raises its error."""

@@ -1,5 +1,6 @@
-"""A checkpoint of format 1, kept in `data/format_1`, is read until 1.0."""
+"""Checkpoints of each format, kept in `data`, are read until 1.0."""
 
+import json
 import pathlib
 import shutil
 from typing import Any
@@ -13,11 +14,12 @@ import jaxcomm
 from jaxcomm.checkpoint import Checkpoints, _manifest
 from tests.checkpoint.trees import assert_equal
 
-KEPT = pathlib.Path(__file__).parent / "data" / "format_1"
+KEPT = pathlib.Path(__file__).parent / "data"
+FORMATS = [1, 2]
 
 
 def state() -> dict[str, Any]:
-    """All kinds of leaves; `python -m tests.checkpoint.test_format` has written them."""
+    """All kinds of leaves; `python -m tests.checkpoint.test_format` writes them."""
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     return {
@@ -37,15 +39,33 @@ def state() -> dict[str, Any]:
     }
 
 
-def test_format_1_is_read(tmp_path: pathlib.Path) -> None:
-    shutil.copytree(KEPT, tmp_path / "kept")
+def state_of(number: int) -> dict[str, Any]:
+    """Format 2 stores small leaves together, so it is kept with a large one too."""
+    large = jnp.arange(2**18 + 1, dtype=jnp.float32) % 5
+    return state() if number == 1 else {**state(), "large": large}
+
+
+@pytest.mark.parametrize("number", FORMATS)
+def test_each_format_is_read(number: int, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(KEPT / f"format_{number}", tmp_path / "kept")
+    expected = state_of(number)
     start = jax.tree.map(
-        lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x * 0, state()
+        lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x * 0, expected
     )
     with Checkpoints(tmp_path / "kept") as checkpoints:
         step, restored, position = checkpoints.restore(start)
     assert (step, position) == (3, {"epoch": 1, "batch": 40})
-    assert_equal(restored, state())
+    assert_equal(restored, expected)
+
+
+def test_the_newest_format_is_kept() -> None:
+    assert max(FORMATS) == _manifest.FORMAT
+    saved = KEPT / f"format_{max(FORMATS)}" / "3" / "manifest" / "metadata"
+    leaves = json.loads(saved.read_text())["leaves"]
+    assert {leaf["path"] for leaf in leaves if leaf["offset"] is None} == {
+        "['large']",
+        "['params']['none']",
+    }
 
 
 def test_migrations_run_in_turn(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,14 +78,16 @@ def test_migrations_run_in_turn(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
         ]
         return {**manifest, "leaves": leaves}
 
-    monkeypatch.setattr(_manifest, "FORMAT", 2)
-    monkeypatch.setattr(_manifest, "MIGRATIONS", {1: rename})
-    shutil.copytree(KEPT, tmp_path / "kept")
+    migrations = {**_manifest.MIGRATIONS, _manifest.FORMAT: rename}
+    monkeypatch.setattr(_manifest, "FORMAT", _manifest.FORMAT + 1)
+    monkeypatch.setattr(_manifest, "MIGRATIONS", migrations)
+    shutil.copytree(KEPT / "format_1", tmp_path / "kept")
     expected = {("coins" if name == "key" else name): x for name, x in state().items()}
     with Checkpoints(tmp_path / "kept") as checkpoints:
         assert_equal(checkpoints.restore(expected).state, expected)
 
 
 if __name__ == "__main__":
-    with Checkpoints(KEPT) as checkpoints:
-        checkpoints.save(3, state(), position={"epoch": 1, "batch": 40})
+    newest = KEPT / f"format_{_manifest.FORMAT}"
+    with Checkpoints(newest) as checkpoints:
+        checkpoints.save(3, state_of(_manifest.FORMAT), position={"epoch": 1, "batch": 40})
