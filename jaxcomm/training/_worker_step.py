@@ -112,7 +112,7 @@ def worker_step(
                 )
             return result
 
-        return Backward(evaluate, batch, all_axes, inner, has_model_state)
+        return Backward(evaluate, params, batch, all_axes, inner, has_model_state)
 
     local_gradients = gradients or differentiate
 
@@ -141,7 +141,7 @@ def worker_step(
         weight = None
         if gradients is None and aggregates_in_backward(opt_state):
             backward = deferred(params, batch, *own_key, **taken_state)
-            updates, new_opt_state = update_from(backward.deferred(params))
+            updates, new_opt_state = update_from(backward.deferred())
             value = backward.value
         else:
             value, updates, *rest = value_and_gradient(batch)

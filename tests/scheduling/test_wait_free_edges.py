@@ -230,6 +230,22 @@ def test_a_penalty_on_each_layer() -> None:
     chex.assert_trees_all_close(found[0], expected[0], rtol=1e-6, atol=1e-7)
 
 
+def _by_label() -> Any:
+    other = jaxcomm.mean()
+    parts = {"a": scheduling.wait_free(jaxcomm.mean()), "b": other}
+    return optax.multi_transform(parts, {"first": "a", "layers": "b", "last": "b"})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: optax.masked(wait_free(jaxcomm.mean()), {**STACKED, "first": True}), _by_label],
+    ids=["masked", "multi_transform"],
+)
+def test_a_part_of_the_parameters(make: Any) -> None:
+    with pytest.raises(ValueError, match="needs all parameters"):
+        train(4, make())
+
+
 def test_two_of_them() -> None:
     with pytest.raises(ValueError, match=r"several `wait_free`|Place `wait_free` first|summed"):
         train(4, optax.chain(wait_free(jaxcomm.mean()), wait_free(jaxcomm.mean())))
