@@ -19,6 +19,7 @@ class Backward:
     Attributes:
       evaluate: `(params, batch, part) -> (value, gradient)`. If a batch has several parts, `part`
         is the number of this one, and changes the key of the loss.
+      params: The parameters at which the gradient is taken.
       batch: The rows of this device.
       has_model_state: Whether the loss changes a model state.
       axes: All axes over which a local gradient differs.
@@ -33,12 +34,14 @@ class Backward:
     def __init__(
         self,
         value_and_gradient: Callable[..., tuple[Any, PyTree]],
+        params: PyTree,
         batch: PyTree,
         axes: tuple[str, ...],
         inner: tuple[str, ...],
         has_model_state: bool = False,
     ):
         self.evaluate = value_and_gradient
+        self.params = params
         self.batch = batch
         self.has_model_state = has_model_state
         self.axes = axes
@@ -46,12 +49,19 @@ class Backward:
         self.has_run = False
         self.value: Any = None
 
-    def deferred(self, params: PyTree) -> PyTree:
+    def deferred(self) -> PyTree:
         """A deferred gradient in place of each parameter."""
-        return jax.tree.map(lambda _: DeferredGradient(self), params)
+        return jax.tree.map(lambda _: DeferredGradient(self), self.params)
 
-    def begin(self) -> None:
-        """Raises if another transformation has run this backward pass."""
+    def begin(self, updates: PyTree) -> None:
+        """Raises if a transformation has some of the gradients, or another one has run this."""
+        found: Any = jax.tree.structure(updates)
+        if found != jax.tree.structure(self.params):
+            raise ValueError(
+                "`wait_free` runs the backward pass, so it needs all parameters, and not the part "
+                "that `optax.masked` or `optax.multi_transform` gives it. Place it before them, "
+                "with one aggregator for each group: `wait_free([first, second], plan=...)`."
+            )
         if self.has_run:
             raise ValueError("`tx` has several `wait_free`, and one backward pass serves one only.")
         self.has_run = True

@@ -15,6 +15,10 @@ Aggregate = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 """`(gradient of a layer, state, params, extra arguments) -> (mean, next state)`."""
 
 
+_GUARD = "unsafe_rbg"
+"""A kind of keys that losses do not use, so that an error that names it is about a guard."""
+
+
 class _Hook:
     """The identity on the parameters of a layer, whose derivative aggregates."""
 
@@ -25,9 +29,10 @@ class _Hook:
         joined: Callable[[PyTree, PyTree], PyTree],
         axes: tuple[str, ...],
         shapes: PyTree,
+        dtypes: list[Any],
         where: str,
     ):
-        self.shapes, self.where = shapes, where
+        self.shapes, self.dtypes, self.where = shapes, dtypes, where
 
         @jax.custom_vjp
         def local(params: PyTree, carried: PyTree) -> PyTree:
@@ -55,7 +60,22 @@ class _Hook:
                 f"`aggregate_in_backward` takes one layer of {self.where}, with leaves of shapes "
                 f"{self.shapes}, got {shapes}. Call it in the body of `jax.lax.scan` over layers."
             )
+        if _dtypes((params, carried)) != self.dtypes:
+            raise ValueError(computed_with(self.where))
         return self.local(params, carried)
+
+
+def _dtypes(tree: PyTree) -> list[Any]:
+    return [x.dtype for x in jax.tree.leaves(tree)]
+
+
+def computed_with(where: str) -> str:
+    """The message for a loss that computes with stacked layers instead of one layer."""
+    return (
+        f"`wait_free` aggregates {where} layer by layer, so the loss must not compute with stacked "
+        "layers, as in a cast or a norm of all parameters: do so with the layer that "
+        "`aggregate_in_backward` returns, or decay weights in the optimizer."
+    )
 
 
 def _zeros(x: jax.Array) -> jax.Array:
@@ -66,17 +86,29 @@ def _zeros(x: jax.Array) -> jax.Array:
 class Layers:
     """Stacked layers with their state, in place of their parameters in the loss."""
 
-    def __init__(self, params: PyTree, carried: PyTree, hook: _Hook):
-        self.params, self.carried, self.hook = params, carried, hook
+    def __init__(self, params: PyTree, carried: PyTree, hook: _Hook, guards: PyTree = None):
+        self.params, self.carried, self.hook, self.guards = params, carried, hook, guards
 
-    def tree_flatten(self) -> tuple[tuple[PyTree, PyTree], _Hook]:
+    def tree_flatten(self) -> tuple[tuple[PyTree, PyTree, PyTree], _Hook]:
         """The arrays, which a scan slices, and the hook."""
-        return (self.params, self.carried), self.hook
+        return (self.params, self.carried, self.guards), self.hook
 
     @classmethod
-    def tree_unflatten(cls, hook: _Hook, children: tuple[PyTree, PyTree]) -> "Layers":
+    def tree_unflatten(cls, hook: _Hook, children: tuple[PyTree, PyTree, PyTree]) -> "Layers":
         """The inverse of `tree_flatten`."""
-        return cls(*children, hook)
+        params, carried, guards = children
+        return cls(params, carried, hook, guards)
+
+    def guarded(self) -> "Layers":
+        """With a random key beside each leaf, so that JAX refuses to compute with all leaves.
+
+        Otherwise a norm of all parameters would include the state, and add to its derivative.
+        """
+        key = jax.random.key(0, impl=_GUARD)
+        guards = jax.tree.map(
+            lambda x: jnp.broadcast_to(key, (len(x), *[1] * (x.ndim - 1))), self.params
+        )
+        return Layers(self.params, self.carried, self.hook, guards)
 
     def __getitem__(self, key: object) -> NoReturn:
         """Raises: the parameters are those that `aggregate_in_backward` returns."""
@@ -115,9 +147,25 @@ def hooked(
     count = jax.tree.leaves(params)[0].shape[0]
     repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), extra)
     floats, restore = as_floats((state, repeated))
-    carried = {"given": floats, "earlier": earlier, "uses": jnp.zeros(count)}
+    # Not zeros, so that its derivative shows whether the loss computes with it.
+    uses = jnp.ones((count, 1, 1))
+    carried = {"given": floats, "earlier": earlier, "uses": uses}
     shapes = jax.tree.map(lambda x: x.shape[1:], params)
-    return Layers(params, carried, _Hook(aggregate, restore, joined, axes, shapes, where))
+    dtypes = _dtypes((params, carried))
+    return Layers(params, carried, _Hook(aggregate, restore, joined, axes, shapes, dtypes, where))
+
+
+def guarded(params: PyTree) -> PyTree:
+    """The parameters of a loss, with guards in `Layers`."""
+    is_layers = lambda node: isinstance(node, Layers)  # noqa: E731
+    return jax.tree.map(lambda x: x.guarded() if is_layers(x) else x, params, is_leaf=is_layers)
+
+
+def explain_guard(error: Exception) -> Exception:
+    """Returns an error that names the cause of an error about a guard, or else the error itself."""
+    if "key<urbg>" in str(error):
+        return ValueError(computed_with("stacked parameters"))
+    return error
 
 
 def aggregated(gradient: Layers, state: PyTree) -> tuple[PyTree, PyTree]:
@@ -125,15 +173,17 @@ def aggregated(gradient: Layers, state: PyTree) -> tuple[PyTree, PyTree]:
 
     A layer that the loss did not use has the mean 0 and keeps its state. JAX adds the derivatives
     of a layer that it used twice, and no state is a sum: its mean is NaN, and it keeps its state.
+    So it is if the loss computed with the layers without their mark.
     """
     _, restore = as_floats(state)
     after = restore(gradient.carried["given"][0])
     uses = gradient.carried["uses"]
+    twice = (uses != 0) & (uses != 1)
 
     def over_layers(flags: jax.Array, x: jax.Array) -> jax.Array:
         return flags.reshape(-1, *[1] * (x.ndim - 1))
 
-    means = jax.tree.map(lambda x: jnp.where(over_layers(uses > 1, x), jnp.nan, x), gradient.params)
+    means = jax.tree.map(lambda x: jnp.where(over_layers(twice, x), jnp.nan, x), gradient.params)
     kept = jax.tree.map(
         lambda new, old: jnp.where(over_layers(uses == 1, new), new, old), after, state
     )

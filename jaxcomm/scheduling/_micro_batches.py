@@ -39,14 +39,11 @@ def mean_of_devices(backward: Backward, axes: tuple[str, ...], gradient: PyTree)
     return average.update(gradient, average.init(gradient), outer_axes=axes)[0]
 
 
-def run_in_parts(
-    backward: Backward, params: PyTree, parts: int, with_hooks: Callable[[PyTree], PyTree]
-) -> PyTree:
+def run_in_parts(backward: Backward, parts: int, with_hooks: Callable[[PyTree], PyTree]) -> PyTree:
     """The gradient of the last part of a batch, after those of the other parts.
 
     Args:
       backward: The backward pass.
-      params: The parameters.
       parts: The number of parts.
       with_hooks: The function from the sum of earlier gradients to the parameters for the last
         part; the sum is `None` if there is only one part.
@@ -54,7 +51,6 @@ def run_in_parts(
     Returns:
       The gradient of the last part, at `with_hooks(sum)`.
     """
-    backward.begin()
     if parts == 1:
         backward.value, gradient = backward.evaluate(with_hooks(None), backward.batch)
         return gradient
@@ -64,14 +60,14 @@ def run_in_parts(
             "would change the state that the next one reads."
         )
     rows = _split(backward.batch, parts)
-    local = _axis.local_params(params, backward.axes)
+    local = _axis.local_params(backward.params, backward.axes)
 
     def body(sums: PyTree, part: tuple[jax.Array, PyTree]) -> tuple[PyTree, PyTree]:
         number, batch = part
         value, gradient = backward.evaluate(local, batch, number)
         return jax.tree.map(jnp.add, sums, gradient), value
 
-    zeros = _axis.local_params(jax.tree.map(jnp.zeros_like, params), backward.axes)
+    zeros = _axis.local_params(jax.tree.map(jnp.zeros_like, backward.params), backward.axes)
     earlier = (jnp.arange(parts - 1), jax.tree.map(lambda x: x[:-1], rows))
     sums, values = lax.scan(body, zeros, earlier)
     last = jax.tree.map(lambda x: x[-1], rows)

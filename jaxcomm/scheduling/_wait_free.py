@@ -159,9 +159,12 @@ def wait_free(
         updates: PyTree, state: WaitFreeState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, WaitFreeState]:
         require_state(state, WaitFreeState, "`wait_free`")
+        backward = backward_of(updates)
+        if backward is not None:
+            backward.begin(updates)
+            params = backward.params
         held = divided(updates if params is None else params)
         states = [*state.groups, *map(layers_first, state.layers)]
-        backward = backward_of(updates)
 
         def aggregate(
             one: Any, gradient: PyTree, state: PyTree, params: PyTree, extra: PyTree
@@ -190,7 +193,7 @@ def wait_free(
                     )
                 return held.joined(parts)
 
-            updates = run_in_parts(backward, params, micro_batches, with_hooks)
+            updates = run_in_parts(backward, micro_batches, with_hooks)
         means: list[PyTree] = []
         new: list[PyTree] = []
         for one, gradient, sums, own, weights in zip(

@@ -15,6 +15,7 @@ from jaxcomm._local_gradients import local_value_and_grad, rebuilt_value_and_gra
 from jaxcomm._require import explained
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
+from jaxcomm.scheduling._layers import explain_guard, guarded
 from jaxcomm.scheduling._wait_free import aggregates_in_backward
 from jaxcomm.training._carry import Carry
 from jaxcomm.training._explanations import explain_loss_error, explain_update_error
@@ -96,21 +97,22 @@ def worker_step(
 
     def deferred(params: PyTree, batch: PyTree, *key: jax.Array, **model_state: PyTree) -> Backward:
         args = (*model_state.values(), batch, *key)
+        loss = checked_loss(loss_fn, params, args, key)
         value_and_gradient = rebuilt_value_and_grad(
-            checked_loss(loss_fn, params, args, key), has_rest
+            lambda params, *args: loss(guarded(params), *args), has_rest
         )
 
         def evaluate(
             params: PyTree, rows: PyTree, part: jax.Array | None = None
         ) -> tuple[Any, PyTree]:
             keys = key if part is None else [jax.random.fold_in(each, part) for each in key]
-            with explained(explain_loss_error):
+            with explained(explain_guard), explained(explain_loss_error):
                 result: tuple[Any, PyTree] = value_and_gradient(
                     params, *model_state.values(), rows, *keys
                 )
             return result
 
-        return Backward(evaluate, batch, all_axes, inner, has_model_state)
+        return Backward(evaluate, params, batch, all_axes, inner, has_model_state)
 
     local_gradients = gradients or differentiate
 
@@ -139,7 +141,7 @@ def worker_step(
         weight = None
         if gradients is None and aggregates_in_backward(opt_state):
             backward = deferred(params, batch, *own_key, **taken_state)
-            updates, new_opt_state = update_from(backward.deferred(params))
+            updates, new_opt_state = update_from(backward.deferred())
             value = backward.value
         else:
             value, updates, *rest = value_and_gradient(batch)

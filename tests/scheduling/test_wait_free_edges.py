@@ -177,6 +177,75 @@ def test_a_mark_on_all_layers() -> None:
         train(4, wait_free(jaxcomm.mean()), on_all)
 
 
+def _squares(p: Any) -> jax.Array:
+    return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(p))  # type: ignore[return-value]
+
+
+def _halves(x: Any) -> Any:
+    return x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+@pytest.mark.parametrize(
+    "with_all",
+    [
+        lambda p, x: loss(p, x) + _squares(p),
+        lambda p, x: loss(p, x) + sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(p)),
+        lambda p, x: loss(p, x) + optax.tree.norm(p["layers"]),
+        lambda p, x: loss(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), p), x),
+        lambda p, x: loss(jax.tree.map(_halves, p), x),
+    ],
+    ids=["penalty", "vdot", "norm", "cast", "cast of floats"],
+)
+def test_a_loss_that_computes_with_all_layers(with_all: Any) -> None:
+    """Else a norm would include the state, and a cast would round keys."""
+    with pytest.raises(ValueError, match="must not compute with stacked layers"):
+        train(4, wait_free(jaxcomm.top_k(ratio=0.25)), with_all, steps=1)
+
+
+@pytest.mark.slow
+def test_computing_with_floats_of_layers_is_nan() -> None:
+    """What passes over the guards is visible, and not a wrong mean."""
+
+    def penalty(p: Any, x: jax.Array) -> jax.Array:
+        leaves = [x for x in jax.tree.leaves(p) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return loss(p, x) + 0.1 * _squares(leaves)
+
+    p, state, _ = train(4, wait_free(jaxcomm.top_k(ratio=0.25)), penalty, steps=1)
+    assert np.all(np.isnan(p["layers"]["w"]))
+    np.testing.assert_array_equal(state[0].layers[0].step, [0, 0, 0])
+
+
+@pytest.mark.slow
+def test_a_penalty_on_each_layer() -> None:
+    def penalized(p: Any, x: jax.Array) -> jax.Array:
+        def body(carry: Any, weights: Any) -> Any:
+            weights = aggregate_in_backward(weights)
+            return (layer(carry[0], weights), carry[1] + _squares(weights)), None
+
+        (h, squares), _ = lax.scan(body, (x @ p["first"], 0 * jnp.sum(x)), p["layers"])
+        return jnp.mean((h @ p["last"]) ** 2) + squares
+
+    found = train(mesh_of(4), wait_free(jaxcomm.mean()), penalized)
+    expected = train(mesh_of(4), jaxcomm.mean(), penalized)
+    chex.assert_trees_all_close(found[0], expected[0], rtol=1e-6, atol=1e-7)
+
+
+def _by_label() -> Any:
+    other = jaxcomm.mean()
+    parts = {"a": scheduling.wait_free(jaxcomm.mean()), "b": other}
+    return optax.multi_transform(parts, {"first": "a", "layers": "b", "last": "b"})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: optax.masked(wait_free(jaxcomm.mean()), {**STACKED, "first": True}), _by_label],
+    ids=["masked", "multi_transform"],
+)
+def test_a_part_of_the_parameters(make: Any) -> None:
+    with pytest.raises(ValueError, match="needs all parameters"):
+        train(4, make())
+
+
 def test_two_of_them() -> None:
     with pytest.raises(ValueError, match=r"several `wait_free`|Place `wait_free` first|summed"):
         train(4, optax.chain(wait_free(jaxcomm.mean()), wait_free(jaxcomm.mean())))
