@@ -47,8 +47,9 @@ class OverlapReport:
         .. math:: \sum_j b_j\, c_j / r_j \Big/ \sum_j b_j
 
         over all messages :math:`j` but the last one outside loops, which has nothing to hide
-        behind: :math:`b_j` bytes, and :math:`c_j` of the remaining :math:`r_j` seconds of computation
-        before its result is awaited. A message that starts when nothing remains counts as 0.
+        behind. A message has :math:`b_j` bytes, and :math:`c_j` of the remaining :math:`r_j`
+        seconds of computation before its result is awaited. One that starts when nothing remains
+        counts as 0.
         """
         once = [number for number, each in enumerate(self.overlaps) if each.times == 1]
         early = [each for number, each in enumerate(self.overlaps) if number not in once[-1:]]
