@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--params",
         required=True,
-        help=f"number of parameters, such as 125M; taken as {LAYERS} square matrices",
+        help=f"number of parameters, such as 125M; taken as {LAYERS} or more square matrices",
     )
     parser.add_argument("--workers", required=True, type=int, help="number of workers")
     parser.add_argument("--link", help=f"bandwidth such as 10Gbit, or a preset: {', '.join(LINKS)}")
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         given = _parser().parse_args(arguments)
         if (given.link is None) == (given.calibration is None):
             raise ValueError("give either --link or --calibration.")
-        link = given.link or read_calibration(given.calibration)
+        link = read_calibration(given.calibration) if given.link is None else given.link
         shapes = shapes_of_count(parse_count(given.params))
         found = advise(
             shapes,

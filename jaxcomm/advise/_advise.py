@@ -46,7 +46,8 @@ def advise(
         `batch=`.
       workers: The number of workers, or the mesh that trains.
       link: A :class:`jaxcomm.perf.Link`, a bandwidth such as "10Gbit", a preset's name, or a
-        :class:`jaxcomm.perf.Calibration`. If it has timed codecs, only these methods are compared.
+        :class:`jaxcomm.perf.Calibration`. If it has timed codecs, only these methods and the exact
+        mean are compared.
       step_seconds: The seconds of a step that does not communicate. If it is not given, `loss_fn`
         and its gradient are timed on one device.
       params: The parameters, if `model` is a loss.
@@ -55,7 +56,8 @@ def advise(
       device: The device whose memory limits codecs that are not calibrated.
 
     Returns:
-      The advice: print it, or read its `rows`, `recommended` and `line`.
+      The advice: print it, or read its `rows`, `recommended` and `line`. Its assumptions name the
+      methods that are omitted, e.g. since a leaf is too large for a codec, and why.
 
     Raises:
       ValueError: If `step_seconds` is not positive, or is missing and cannot be measured; if there
@@ -79,17 +81,22 @@ def advise(
     links_of(link)  # Raises for what is no link.
     used = to_device(device)
     timed = _timed(link, axis_name)
-    rows = [
-        _row(method, shapes, count, axis_name, link, step_seconds, used)
-        for method in timed or RECOMMENDED
-    ]
+    rows, omitted = [], []
+    for method in timed or RECOMMENDED:
+        try:
+            rows.append(_row(method, shapes, count, axis_name, link, step_seconds, used))
+        except ValueError as error:
+            if method.steps == 1:  # The exact mean has no limits of its own.
+                raise
+            omitted.append(f"Omitted: {method.code(axis_name)}: {error}")
     ranked = sorted(rows, key=lambda row: (row.cost, row.prediction.seconds))
     assumptions = (
         f"{count_of_tree(shapes):,} parameters, {count} workers, "
         f"{1e3 * step_seconds:.4g} ms of computation ({'measured' if measured else 'given'}); "
         f"overlap: at most {BACKWARD:.0%} of it hide messages.",
         f"Link: {_described(link)}.",
-        f"Codecs: {_codecs(used, len(timed))}.",
+        f"Codecs: {_codecs(used, link, [method.code(axis_name) for method in timed])}.",
+        *omitted,
     )
     return Advice(tuple(ranked), assumptions)
 
@@ -103,6 +110,8 @@ def _parameters(model: Any, params: PyTree) -> PyTree:
 
 
 def _count(workers: int | Mesh, axis_name: str) -> int:
+    if not axis_name:
+        raise ValueError(f"`axis_name` must be the name of a mesh axis, got {axis_name!r}.")
     if not isinstance(workers, Mesh):
         require_workers(workers)
         return workers
@@ -178,14 +187,22 @@ def _described(link: LinkLike) -> str:
 
 
 def _timed(link: LinkLike, axis_name: str) -> list[Method]:
-    """The methods whose codecs the calibration has timed: others would be of another device."""
+    """The methods whose codecs the calibration has timed: others would be of another device.
+
+    The exact mean is always there, since it encodes nothing, and all others are compared with it.
+    """
     codecs = link.codecs if isinstance(link, Calibration) else {}
-    return [method for method in RECOMMENDED if method.code(axis_name) in codecs]
+    timed = [method for method in RECOMMENDED if method.code(axis_name) in codecs]
+    return [method for method in RECOMMENDED if method in timed or method.steps == 1] * bool(timed)
 
 
-def _codecs(device: Device, timed: int) -> str:
-    if timed:
-        return f"calibrated; {timed} of {len(RECOMMENDED)} methods were timed and are compared"
+def _codecs(device: Device, link: LinkLike, timed: list[str]) -> str:
+    if isinstance(link, Calibration) and timed:
+        count = sum(code in link.codecs for code in timed)
+        beside = "" if count == len(timed) else " with the exact mean, which encodes nothing"
+        return (
+            f"calibrated; {count} of {len(RECOMMENDED)} methods were timed and are compared{beside}"
+        )
     return (
         f"a quarter of the memory bandwidth of {device.name} ({device.source}), which "
         "`perf.calibrate` replaces"

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 _COUNT = re.compile(r"([0-9.]{1,20}(?:e[0-9]{1,2})?)([kmbt]?)")
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 LAYERS = 12
-MOST = 10**14
+MOST = 10**12
+_MOST_OF_LEAF = 2**31 - 1  # What codecs support.
 
 
 def parse_count(text: str) -> int:
@@ -30,8 +31,9 @@ def parse_count(text: str) -> int:
 
 def shapes_of_count(count: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Square float32 matrices, and a vector of what is left."""
-    side = math.isqrt(count // LAYERS)
-    shapes = {f"matrix_{i}": (side, side) for i in range(LAYERS if side else 0)}
+    layers = max(LAYERS, math.ceil(count / _MOST_OF_LEAF))
+    side = math.isqrt(count // layers)
+    shapes = {f"matrix_{i}": (side, side) for i in range(layers if side else 0)}
     left = count - len(shapes) * side**2
     found = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     return {**found, "vector": jax.ShapeDtypeStruct((left,), jnp.float32)} if left else found

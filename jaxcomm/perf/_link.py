@@ -1,16 +1,19 @@
 """A link: seconds per message and bytes per second, with the source of both."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
+
+from jaxcomm.perf._require import is_number
 
 LATENCY = 50e-6
 """Seconds per message of a link that is given by its bandwidth alone: Ethernet with TCP."""
 
 _BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_BANDWIDTH = re.compile(r"([0-9.]{1,20}(?:e[0-9]{1,2})?) ?([kmgt]?)(bit/s|bits|bit|bps|b/s|B/s)")
+_BANDWIDTH = re.compile(
+    r"([0-9.]{1,20}(?:e[0-9]{1,2})?) ?([kmgt]?)(bit/s|bits|bit|bps|b/s|Bps|B/s)"
+)
 _LATENCY = re.compile(r"([0-9.]{1,20}(?:e-?[0-9]{1,2})?) ?(s|ms|us|µs|ns)")
 _FORMS = 'such as "10Gbit", "200mbit", "1GB/s" or "10Gbit, 50us"'
 
@@ -40,12 +43,12 @@ class Link:
     source: str = "given by the caller"
 
     def __post_init__(self) -> None:
-        if not _is_number(self.bytes_per_second) or not 0 < self.bytes_per_second < math.inf:
+        if not (is_number(self.bytes_per_second) and self.bytes_per_second > 0):
             raise ValueError(
                 f"`bytes_per_second` of the link {self.name!r} must be positive and finite, got "
                 f"{self.bytes_per_second!r}: a link needs a bandwidth."
             )
-        if not _is_number(self.latency) or not 0 <= self.latency < math.inf:
+        if not (is_number(self.latency) and self.latency >= 0):
             raise ValueError(
                 f"`latency` of the link {self.name!r} must be seconds of at least 0, got "
                 f"{self.latency!r}."
@@ -56,10 +59,6 @@ class Link:
             f"{self.name}: {8e-9 * self.bytes_per_second:.3g} Gbit/s, "
             f"{1e6 * self.latency:.3g} us per message ({self.source})"
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def parse_link(text: str) -> Link:
@@ -83,12 +82,12 @@ def parse_link(text: str) -> Link:
     bandwidth, _, delay = (part.strip() for part in text.partition(","))
     # A capital B means bytes, a small one bits; the case of the prefix does not matter.
     lowered = bandwidth[:-3].lower() + bandwidth[-3:]
-    lowered = lowered if lowered.endswith("B/s") else lowered.lower()
+    lowered = lowered if lowered.endswith(("B/s", "Bps")) else lowered.lower()
     rate, waits = _BANDWIDTH.fullmatch(lowered), _LATENCY.fullmatch(delay)
     if not rate or (delay and not waits):
         raise ValueError(f"`link` must be a bandwidth {_FORMS}, or a preset, got {text!r}.")
     try:
-        bits = float(rate[1]) * _BITS[rate[2]] * (8 if rate[3] == "B/s" else 1)
+        bits = float(rate[1]) * _BITS[rate[2]] * (8 if "B" in rate[3] else 1)
         latency = float(waits[1]) * _SECONDS[waits[2]] if waits else LATENCY
     except ValueError as error:
         raise ValueError(f"`link` has a number that cannot be read, got {text!r}.") from error

@@ -66,7 +66,7 @@ def to_device(value: Device | str) -> Device:
     """
     if isinstance(value, Device):
         return value
-    if value not in DEVICES:
+    if not isinstance(value, str) or value not in DEVICES:
         raise ValueError(
             f"`device` must be a `perf.Device` or a preset ({', '.join(DEVICES)}), got {value!r}."
         )

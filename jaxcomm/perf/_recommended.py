@@ -1,5 +1,6 @@
 """The methods that `advise` compares and `calibrate` times, with their default options."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ class Method(NamedTuple):
 
     def code(self, axis_name: str) -> str:
         """The line for an axis."""
-        return self.line.replace("{axis}", repr(axis_name).replace("'", '"'))
+        return self.line.replace("{axis}", json.dumps(axis_name, ensure_ascii=False))
 
 
 def _of(codec: Callable[[], Codec], shared: bool = False) -> Callable[[int, int], ErrorModel]:

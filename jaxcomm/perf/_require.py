@@ -1,29 +1,30 @@
 """Checks of numbers, whose errors name the argument, the rule and the value."""
 
-import math
+import sys
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return -math.inf < value < math.inf  # `math.isfinite` raises for an int beyond floats.
+    most = sys.float_info.max  # `math.isfinite` raises for an int beyond floats.
+    return -most <= value <= most
 
 
 def require_positive(value: object, option: str) -> None:
     """Raises unless `value` is a finite number above 0."""
-    if not (_is_number(value) and value > 0):  # type: ignore[operator]
+    if not (is_number(value) and value > 0):  # type: ignore[operator]
         raise ValueError(f"`{option}` must be a finite number above 0, got {value!r}.")
 
 
 def require_at_least(least: float, value: object, option: str) -> None:
     """Raises unless `value` is a finite number of at least `least`."""
-    if not (_is_number(value) and value >= least):  # type: ignore[operator]
+    if not (is_number(value) and value >= least):  # type: ignore[operator]
         raise ValueError(f"`{option}` must be a finite number of at least {least}, got {value!r}.")
 
 
 def require_share(value: object, option: str) -> None:
     """Raises unless `value` is a number from 0 to 1."""
-    if not (_is_number(value) and 0 <= value <= 1):  # type: ignore[operator]
+    if not (is_number(value) and 0 <= value <= 1):  # type: ignore[operator]
         raise ValueError(f"`{option}` must be a number from 0 to 1, got {value!r}.")
 
 

@@ -10,6 +10,7 @@ import optax
 
 from jaxcomm import wire
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._local_gradients import local_value_and_grad
 from jaxcomm._require import require_arrays, require_transformation
 from jaxcomm._state import init
 from jaxcomm.training import simulate
@@ -79,6 +80,10 @@ def traced(
     shapes = shapes_of(params)
     devices = workers if isinstance(workers, int) else math.prod(workers.values())
     state = jax.eval_shape(lambda params: init(tx, params, workers, axis_name=axis_name), shapes)
-    step = simulate(_loss, tx, workers, axis_name=axis_name)
+    # `gradients=`, since the loss does not mark the layers of `wait_free`: they send as much.
+    gradients = local_value_and_grad(_loss, axis_name=axis_name)
+    step = simulate(
+        _loss, tx, workers, axis_name=axis_name, gradients=lambda _, *args: gradients(*args)
+    )
     batch = jax.ShapeDtypeStruct((devices,), jnp.float32)
     return Traced(wire.account(step, shapes, state, batch), bytes_of_tree(state))

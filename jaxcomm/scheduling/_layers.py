@@ -48,6 +48,9 @@ class _Hook:
             floats, _ = as_floats((after, extra))
             zeros = jax.tree.map(_zeros, carried)
             uses = jnp.ones_like(carried["uses"])
+            mean = jax.tree.map(
+                _axis.varying_like, mean, params
+            )  # Parameters may differ by worker.
             return mean, {**zeros, "given": (floats[0], zeros["given"][1]), "uses": uses}
 
         local.defvjp(forward, backward)

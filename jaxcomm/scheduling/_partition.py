@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -45,10 +45,25 @@ def _by_size(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:
     return groups
 
 
+def as_groups(plan: Iterable[Iterable[str]]) -> list[list[str]]:
+    """The groups of a plan as lists.
+
+    Raises:
+      ValueError: If it has no groups.
+    """
+    try:
+        each = [*plan]
+        if any(isinstance(group, str) for group in (plan, *each)):
+            raise TypeError
+        return [[*group] for group in each]
+    except TypeError:
+        raise ValueError(
+            f"`plan` must be groups of paths, such as [[\"['w']\"]], got {plan!r}."
+        ) from None
+
+
 def _checked(plan: Sequence[Sequence[str]], paths: set[str]) -> list[list[str]]:
     listed = [path for group in plan for path in group]
-    if isinstance(plan, str) or any(isinstance(group, str) for group in plan):
-        raise ValueError(f"`plan` must be groups of paths, such as [[\"['w']\"]], got {plan!r}.")
     for path in listed:
         if path not in paths:
             raise ValueError(

@@ -19,7 +19,7 @@ from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.scheduling._layers import Layers, aggregate_at_end, aggregated, hooked
 from jaxcomm.scheduling._micro_batches import joined, mean_of_devices, run_in_parts
 from jaxcomm.scheduling._ordered import after
-from jaxcomm.scheduling._partition import Divided, divide, layers_first, workers_first
+from jaxcomm.scheduling._partition import Divided, as_groups, divide, layers_first, workers_first
 
 Groups: TypeAlias = Sequence[Sequence[str]]
 """Groups of leaves, by path as `jax.tree_util.keystr` prints it, in the order of their messages."""
@@ -126,9 +126,11 @@ def wait_free(
             f"aggregator has {option}, which needs all gradients first: leave it out."
         )
     require_steps("micro_batches", micro_batches)
+    require_steps("bucket_bytes", bucket_bytes)
+    groups = None if plan is None else as_groups(plan)
 
     def divided(tree: PyTree) -> Divided:
-        return divide(tree, plan, stacked, bucket_bytes)
+        return divide(tree, groups, stacked, bucket_bytes)
 
     def aggregator_of_each(parts: list[PyTree]) -> list[Any]:
         if len(aggregators) not in (1, len(parts)):

@@ -139,7 +139,7 @@ def worker_step(
 
         backward = None
         weight = None
-        if gradients is None and aggregates_in_backward(opt_state):
+        if gradients is None and aggregates_in_backward(opt_state) and jax.tree.leaves(params):
             backward = deferred(params, batch, *own_key, **taken_state)
             updates, new_opt_state = update_from(backward.deferred())
             value = backward.value

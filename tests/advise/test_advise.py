@@ -1,5 +1,7 @@
 """The table, the recommendation and its line, and the command."""
 
+import ast
+import math
 import os
 import pathlib
 import subprocess
@@ -97,6 +99,36 @@ def test_a_calibration_has_the_times_of_codecs() -> None:
     assert len(without.rows) == 8
 
 
+def test_a_timed_method_is_compared_with_the_exact_mean() -> None:
+    links = {"data": {name: perf.Link(1e9, 0.0) for name in ("all_reduce", "all_gather")}}
+    codecs = {'jaxcomm.power_sgd("data", rank=1)': 1e-9}
+    found = advise(PARAMS, 8, link=perf.Calibration(links, codecs), step_seconds=0.1)
+    assert {row.code for row in found.rows} == codecs.keys() | {'jaxcomm.mean("data")'}
+    assert str(found).splitlines()[-1] == 'tx = optax.chain(jaxcomm.mean("data"), optimizer)'
+    assert "1 of 8 methods were timed" in found.assumptions[2]
+
+
+@pytest.mark.slow
+def test_what_a_model_is_too_large_for_is_omitted() -> None:
+    found = advise(shapes_of_count(3 * 10**9), 8, link="100Gbit", step_seconds=1.0)
+    assert len(found.rows) == 7
+    assert found.assumptions[-1].startswith('Omitted: jaxcomm.top_k("data", ratio=0.01): A bucket')
+
+
+@pytest.mark.parametrize("axis", ['a"b', "a'b", "{axis}"])
+@pytest.mark.parametrize("method", RECOMMENDED, ids=lambda method: method.line)
+def test_a_line_has_any_axis(method: Any, axis: str) -> None:
+    call = ast.parse(method.code(axis), mode="eval").body
+    assert isinstance(call, ast.Call) and ast.literal_eval(call.args[0]) == axis
+
+
+@pytest.mark.parametrize("count", [10**9, 25 * 10**9, 10**12])
+def test_no_matrix_is_larger_than_a_codec_takes(count: int) -> None:
+    shapes = shapes_of_count(count)
+    assert count_of_tree(shapes) == count
+    assert all(math.prod(x.shape) < 2**31 for x in shapes.values())
+
+
 def test_a_mesh_has_the_workers() -> None:
     mesh = jax.make_mesh((2, 4), ("data", "model"))
     assert advise(PARAMS, mesh, **OPTIONS).rows == advise(PARAMS, 2, **OPTIONS).rows
@@ -162,6 +194,8 @@ def test_the_command_prints_the_table(
         (["--workers", "0"], "`workers` must be an int of at least 1, got 0"),
         (["--workers", "few"], "invalid int value: 'few'"),
         (["--link", "soon"], "Presets: "),
+        (["--link", ""], "Presets: "),
+        (["--axis", ""], "`axis_name` must be the name of a mesh axis"),
         (["--step", "-1"], "`step_seconds` must be a finite number above 0, got -1.0"),
         (["--step", "nan"], "`step_seconds` must be a finite number above 0, got nan"),
         (["--device", "abacus"], "`device` must be"),

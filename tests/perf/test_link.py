@@ -21,6 +21,8 @@ from jaxcomm.perf._presets import to_device
         ("1Gb/s", 125e6),
         ("1GB/s", 1e9),
         ("1gB/s", 1e9),
+        ("10MBps", 10e6),
+        ("10Mbps", 1.25e6),
         ("2.5e3 kbit", 312500.0),
         ("8bit", 1.0),
         ("1TB/s", 1e12),
@@ -49,7 +51,7 @@ def test_what_is_no_bandwidth_is_refused(text: str) -> None:
         perf.parse_link(text)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, math.nan, math.inf, None, "fast", True])
+@pytest.mark.parametrize("wrong", [0, -1, math.nan, math.inf, 10**400, None, "fast", True])
 def test_a_link_needs_a_bandwidth(wrong: Any) -> None:
     with pytest.raises(ValueError, match="`bytes_per_second` of the link 'mine' must be positive"):
         perf.Link(wrong, 0.0, "mine")

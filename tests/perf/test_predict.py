@@ -215,3 +215,13 @@ def test_parameters_are_required() -> None:
         perf.predict(jaxcomm.mean(), **options)
     with pytest.raises(ValueError, match="`params` must have at least one array"):
         perf.predict(jaxcomm.mean(), {}, **options)
+
+
+def test_layers_inside_the_backward_pass_send_what_is_sent_after_it() -> None:
+    params = {"w": jax.ShapeDtypeStruct((3, 100, 100), jnp.float32)}
+    plain, layers = (
+        perf.predict(tx, params, link="1Gbit", compute_seconds=1.0, workers=4)
+        for tx in (jaxcomm.mean(), jaxcomm.scheduling.wait_free(jaxcomm.mean(), stacked=True))
+    )
+    assert layers.bytes_per_worker == plain.bytes_per_worker
+    assert layers.messages > plain.messages

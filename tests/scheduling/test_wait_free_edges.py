@@ -146,6 +146,8 @@ def test_what_needs_all_gradients_is_refused(make: Any, message: str) -> None:
         ({"plan": [["['last']", "['last']"], ["['first']"]]}, "twice"),
         ({"plan": [["['last']", "['none']"], ["['first']"]]}, "not the path"),
         ({"plan": ["['last']"]}, "must be groups of paths"),
+        ({"plan": 3}, "must be groups of paths"),
+        ({"bucket_bytes": "32MB"}, "`bucket_bytes` must be"),
         ({"micro_batches": 0}, "`micro_batches` must be"),
         ({"micro_batches": 3}, "does not divide"),
     ],
@@ -228,6 +230,29 @@ def test_a_penalty_on_each_layer() -> None:
     found = train(mesh_of(4), wait_free(jaxcomm.mean()), penalized)
     expected = train(mesh_of(4), jaxcomm.mean(), penalized)
     chex.assert_trees_all_close(found[0], expected[0], rtol=1e-6, atol=1e-7)
+
+
+def test_groups_from_an_iterator() -> None:
+    groups = iter([["['last']"], ["['first']"]])
+    train(4, wait_free(jaxcomm.mean(), plan=groups), steps=1)
+
+
+def test_no_parameters() -> None:
+    _, _, metrics = train(
+        4, scheduling.wait_free(jaxcomm.mean()), lambda p, x: jnp.mean(x), p={}, steps=1
+    )
+    np.testing.assert_allclose(metrics["loss"], jnp.mean(batch()), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_parameters_that_differ_by_worker() -> None:
+    """The mean of gradients moves all replicas alike, as with the aggregator alone."""
+    mesh, ends = mesh_of(4), []
+    for tx in (wait_free(jaxcomm.mean()), jaxcomm.mean()):
+        chain = optax.chain(tx, optax.sgd(0.1))
+        p, state = jaxcomm.replicate(params(), mesh), jaxcomm.init(chain, params(), mesh)
+        ends.append(models.build(mesh, loss, chain)(p, state, batch())[0])
+    chex.assert_trees_all_close(*ends, rtol=1e-6, atol=1e-7)
 
 
 def _by_label() -> Any:
