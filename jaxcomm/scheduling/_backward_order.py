@@ -152,7 +152,7 @@ def estimated_times(
     found, backward = _completions(loss_fn, params, args, has_aux)
     done = np.concatenate([[0.0], np.cumsum(backward)])
     at = np.array([done[position + 1] for _, _, position in found])
-    whole = at[-1] or 1.0
+    whole = (at[-1] if len(at) else 0.0) or 1.0
     parts = np.diff(np.concatenate([[0.0], at])) / whole
     return LayerTimes(
         sizes=[float(size) for _, size, _ in found],

@@ -18,7 +18,7 @@ class Overlap(NamedTuple):
       during: Seconds of backward computation between the two.
       remaining: Seconds of backward computation after the start, in the program; in a loop, until
         the end of the iteration.
-      times: How often it runs.
+      times: How often it runs at most: all branches of a conditional are listed.
     """
 
     kind: str
@@ -130,10 +130,10 @@ def overlap_report(
         ("flops_per_second", flops_per_second),
         ("bytes_per_second", bytes_per_second),
     ):
-        if not rate > 0:
+        if not (isinstance(rate, int | float) and rate > 0):
             raise ValueError(f"`{name}` must be positive, got {rate!r}.")
-    text = compiled if isinstance(compiled, str) else compiled.as_text()
-    program = Program(text)
+    as_text = getattr(compiled, "as_text", lambda: "")
+    program = Program(compiled if isinstance(compiled, str) else as_text())
 
     def seconds(each: Instruction) -> float:
         cost: Cost = program.cost(each) if each.is_backward and not _kind_of(each) else Cost(0, 0)

@@ -10,7 +10,8 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*|token)\[([\d,]*)\]")
 _CALLED = re.compile(
-    r"\b(?:calls|to_apply|body|condition|branch_computations)=(?:\{([^}]*)\}|%?([\w.\-]+))"
+    r"\b(?:calls|to_apply|body|condition|branch_computations|true_computation"
+    r"|false_computation)=(?:\{([^}]*)\}|%?([\w.\-]+))"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _FREE = {
@@ -189,12 +190,12 @@ class Program:
         return Cost(sum(map(self._flops, each.called)), moved)
 
     def computations_that_run(self) -> Iterator[tuple[list[Instruction], int]]:
-        """The entry and the bodies of loops, with the number of times that each runs."""
+        """The entry, the bodies of loops and all branches, with how often each runs at most."""
         pending = [(self.entry, 1)]
         while pending:
             name, times = pending.pop()
             instructions = self.computations[name]
             yield instructions, times
             for each in instructions:
-                if each.opcode == "while":
+                if each.opcode in ("while", "conditional", "call"):
                     pending += [(body, times * self.trips(each)) for body in each.called]

@@ -91,7 +91,29 @@ def test_a_compiled_program() -> None:
     assert scheduling.overlap_report(compiled).overlaps == ()
 
 
+def test_branches_are_listed() -> None:
+    branch = """%{0} (q: f32[8]) -> f32[8] {{
+  %q.{0} = f32[8]{{0}} parameter(0)
+  ROOT %r.{0} = f32[8]{{0}} all-reduce(%q.{0}), to_apply=%add
+}}
+"""
+    entry = """ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %p = pred[] constant(true)
+  %i = s32[] constant(0)
+  %c = f32[8]{0} conditional(%p, %a, %a), true_computation=%one, false_computation=%two
+  ROOT %d = f32[8]{0} conditional(%i, %c, %c), branch_computations={%one, %two}
+}
+"""
+    report = scheduling.overlap_report(branch.format("one") + branch.format("two") + entry)
+    assert [(each.kind, each.bytes, each.times) for each in report.overlaps] == [
+        ("all-reduce", 32, 1)
+    ] * 4
+
+
 def test_mistakes() -> None:
+    with pytest.raises(ValueError, match="text of a compiled program"):
+        scheduling.overlap_report(None)
     with pytest.raises(ValueError, match="text of a compiled program"):
         scheduling.overlap_report("")
     with pytest.raises(ValueError, match="`flops_per_second` must be positive"):
