@@ -96,9 +96,8 @@ def method(family: str, name: str, workers: int, on_mesh: bool) -> Method:
 class Program:
     """Does a sequence; `restart` stands for a new process."""
 
-    def __init__(self, of: Sequence, directory: Path) -> None:
-        self.of, self.directory = of, directory
-        self.workers = of.workers
+    def __init__(self, of: Sequence, directory: Path, workers: int) -> None:
+        self.of, self.directory, self.workers = of, directory, workers
         self.oracle: dict[History, Any] = {}
         self.checkpoints = Checkpoints(directory, keep=KEEP)
         self.state = self.method().start()
@@ -202,7 +201,7 @@ def run(of: Sequence) -> None:
       AssertionError: If a state is not that of the oracle.
     """
     with jax.numpy_dtype_promotion("standard"), tempfile.TemporaryDirectory() as directory:
-        program = Program(of, Path(directory))
+        program = Program(of, Path(directory), of.workers)
         done = []
         try:
             for op in of.ops:
@@ -219,13 +218,12 @@ def run_until_killed(of: Sequence, directory: Path) -> None:
     reached = directory / "reached"
     first = int(reached.read_text()) if reached.exists() else 0
     with jax.numpy_dtype_promotion("standard"):
-        program = Program(of, directory / "saves")
+        program = Program(of, directory / "saves", of.ops[first].workers)
         for number, op in enumerate(of.ops[first:], first):
             if op.kind == "kill":
                 program.checkpoints.wait()
                 reached.write_text(str(number + 1))
                 os.kill(os.getpid(), signal.SIGKILL)
-            program.workers = op.workers if number == first else program.workers
             program.do(op)
         program.checkpoints.close()
 

@@ -3,9 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxcomm
+from jaxcomm import gossip
+from jaxcomm.synchronization import local_sgd
 from jaxcomm.testing._steps import Setting, require_visible
 from tests.cases import CASES, Case, rows
 from tests.workers import MODE_ROWS, ONE_LEAF, Mode, flat, gradients
@@ -51,3 +54,28 @@ def test_with_skip_nonfinite_all_skip_it_and_nothing_changes(case: Case, mode: M
     assert (state.skipped_steps, after.skipped_steps) == (0, 1)
     for x, y in zip(bits(after.inner), bits(state.inner), strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("method", ["local_sgd", "gossip"])
+def test_per_worker_skips_together_before_methods_of_many(method: str) -> None:
+    """All skip the step of one worker; its number is counted on each, and training goes on."""
+    own = jaxcomm.per_worker(jaxcomm.skip_nonfinite(optax.sgd(0.5, momentum=0.5)))
+    exchange = local_sgd(1) if method == "local_sgd" else gossip.dpsgd(gossip.ring(4))
+    tx = optax.chain(own, exchange)
+    step = jaxcomm.simulate(lambda w, x: jnp.mean(x @ w), tx, 4, donate=False)
+    params = jaxcomm.replicate(jnp.ones(3), 4)
+    rows = np.random.default_rng(0).normal(size=(3, 4, 3)).astype(np.float32)
+    spoiled = rows[1].copy()
+    spoiled[2] = np.nan
+    with jax.numpy_dtype_promotion("standard"):
+        before, state, _ = step(params, jaxcomm.init(tx, params, 4), rows[0])
+        skipped, after, _ = step(before, state, spoiled)
+        moved, _, _ = step(skipped, after, rows[2])
+    momentum, same = (s[0].per_worker["data"].inner for s in (state, after))
+    assert jax.tree.structure(momentum) == jax.tree.structure(same)
+    for x, y in zip(bits(momentum), bits(same), strict=True):
+        np.testing.assert_array_equal(x, y)
+    np.testing.assert_array_equal(after[0].per_worker["data"].skipped_steps, [1] * 4)
+    mean = [np.asarray(x.per_worker["data"]).mean(axis=0) for x in (before, skipped, moved)]
+    np.testing.assert_allclose(mean[0], mean[1], rtol=1e-6)
+    assert np.isfinite(mean[2]).all() and np.abs(mean[2] - mean[1]).min() > 1e-3
