@@ -211,6 +211,7 @@ def loss(params: Any, rows: jax.Array) -> jax.Array:
     return jnp.mean(rows, axis=0) @ flat
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [8, 1])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_steps_and_scans_as_simulated(kind: AxisType, workers: int) -> None:

@@ -114,6 +114,7 @@ def test_trials_are_shorter_and_do_not_train_on_the_validation_set(
     assert seen == [(0.2, 5, 3, 3, 1150), (0.2, 0, 7, 2, 1437), (0.05, 0, 7, 2, 1437)]
 
 
+@pytest.mark.slow
 def test_the_options_of_a_method_are_used(task: Task) -> None:
     run = trainer.make_trainer(CONFIG, "signum", "sgd", task, steps=2, log_every=2, simulated=True)
     losses = [

@@ -12,7 +12,7 @@ from tests.cases import CASES, Case, rows
 from tests.workers import aggregate
 
 SIZE = 1 << 17
-QUICK = {"global_qsgd", "sparse_global_qsgd", "adaptive_threshold", "top_k", "s2_reducer"}
+QUICK = {"top_k"}
 
 
 @pytest.mark.parametrize("case", rows(CASES, QUICK), ids=repr)

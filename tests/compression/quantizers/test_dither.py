@@ -118,6 +118,7 @@ def test_codes_equal_a_numpy_twin_bit_for_bit(levels: int, shape: tuple[int, ...
     np.testing.assert_array_equal(codes, _numpy_codes(x, levels, norm, seeds))
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("scale", [1e-30, 1e-10, 1.0, 1e15, 1e30])
 @pytest.mark.parametrize("size", [1, 2, 1000])
 def test_l2_norms_at_every_scale(scale: float, size: int) -> None:
