@@ -137,7 +137,7 @@ def test_the_mean_of_residuals_is_kept(method: str, old: int, new: int) -> None:
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("scope", ["leaf", "bucket"])
+@pytest.mark.parametrize("scope", ["bucket", "leaf"])
 @pytest.mark.parametrize(("old", "new"), COUNTS)
 def test_slices_are_joined_and_cut_anew(old: int, new: int, scope: str) -> None:
     """What is sent in the end: updates, and the residuals at both ends, add up to all gradients."""

@@ -53,6 +53,7 @@ TILES = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("size", "rows", "columns", "planes"), TILES)
 def test_tiles_are_the_oracle(size: int, rows: int, columns: int, planes: int) -> None:
     places = oracle.by_tiles(size, SEEDS, rows, columns, planes)
@@ -133,6 +134,7 @@ def test_fixed_point_neither_overflows_nor_vanishes(scale: float, size: int) -> 
     np.testing.assert_allclose(table[0, 0], np.float32(scale), rtol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("hashing", ["tiles", "elements"])
 def test_subnormal_zero_and_bfloat16(hashing: str) -> None:
     options = {"rows": 2, "columns": 1024, "hashing": hashing}

@@ -80,6 +80,7 @@ def z_score(samples: np.ndarray, expected: float) -> float:
     return float((samples.mean() - expected) / (samples.std(ddof=1) / math.sqrt(samples.size)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("hashing", ["tiles", "elements"])
 @pytest.mark.parametrize("name", [*SUPPORTS[:3:2], *map(slow, SUPPORTS[1:2] + SUPPORTS[3:])])
 def test_unbiased_with_the_variance_of_theory(name: str, hashing: str) -> None:
@@ -106,6 +107,7 @@ def test_the_error_of_ones_is_k_minus_one_over_c(hashing: str) -> None:
     assert abs(z_score((error**2).mean(axis=1), expected)) < Z
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("hashing", ["tiles", "elements"])
 @pytest.mark.parametrize("name", ["one sublane of each tile", slow("periodic in tiles")])
 def test_rows_are_independent(name: str, hashing: str) -> None:
