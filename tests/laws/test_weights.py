@@ -29,6 +29,7 @@ def check_weights(case: Case, weights: list[float], mode: Mode) -> None:
     assert np.abs(results - np.sum(shares * given, axis=0)).max() <= bound
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
 def test_weights(case: Case, weights: str) -> None:

@@ -15,6 +15,7 @@ SIZE = 1 << 17
 QUICK = {"top_k"}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", rows(CASES, QUICK), ids=repr)
 def test_wide_numbers_change_no_update(case: Case) -> None:
     x = np.random.default_rng(0).standard_normal((4, SIZE)).astype(np.float32)

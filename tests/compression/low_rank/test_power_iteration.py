@@ -367,6 +367,7 @@ def test_bfloat16_gradients() -> None:
         np.testing.assert_array_equal(found[name], np.asarray(expected))
 
 
+@pytest.mark.slow
 def test_wide_numbers_change_nothing() -> None:
     given = updates((12, 7))
     tx = jaxcomm.power_sgd(rank=2)
@@ -385,6 +386,7 @@ def test_residuals_in_bfloat16() -> None:
     assert memory.kept.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_the_last_stage_of_a_hierarchy_may_have_memory() -> None:
     rng = np.random.default_rng(4)
     given = (rng.normal(size=(12, 1)) @ rng.normal(size=(2, 3, 1, 7))).astype(np.float32)

@@ -87,6 +87,7 @@ def test_a_matrix_of_that_rank_is_exact(rank: int) -> None:
     np.testing.assert_allclose(decoded, np.broadcast_to(x, decoded.shape), atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_tree_takes_one_message_and_the_bytes_that_are_claimed() -> None:
     shapes: dict[str, tuple[int, ...]] = {
         "a": (12, 7), "b": (12, 7), "convolution": (3, 3, 2, 8), "bias": (7,), "scale": (),

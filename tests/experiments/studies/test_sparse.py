@@ -232,6 +232,7 @@ def test_ratings_have_four_sparse_leaves(tmp_path: Path) -> None:
     assert "squared error" in (folder / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -124,6 +124,7 @@ def test_sums_of_floats_do_not_depend_on_their_order() -> None:
     assert np.float32(np.sum(x)) != np.float32(np.cumsum(x[::-1])[-1])  # Floats would.
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("scale", [1e-34, 1e-30, 1.0, 1e30, 3e38])
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_fixed_point_neither_overflows_nor_vanishes(scale: float, size: int) -> None:

@@ -193,6 +193,7 @@ def test_columns_of_elements_are_uniform(stride: int) -> None:
     assert abs(z_of_counts(np.append(pairs, 0), columns**2)) < Z
 
 
+@pytest.mark.slow
 def test_an_even_number_of_rows_keeps_the_median_unbiased() -> None:
     # The lower of two independent normal errors is off by -1/sqrt(pi) of their deviation.
     error = errors(np.ones(SIZE), "elements", 2, "median")
