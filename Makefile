@@ -7,6 +7,9 @@ PY := .venv/bin/python
 NPROC := 16
 export NPROC
 
+# Assertions that pytest has rewritten are kept for the next run, also where Python keeps no bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-docs test-aot test-gpu test-wheel bench audit lint methods-page clean venv
 

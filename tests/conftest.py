@@ -8,7 +8,7 @@ import tempfile
 import time
 from typing import Any
 
-from tests import changed, compiled
+from tests import changed, compiled, slow
 
 _COUNT = "--xla_force_host_platform_device_count"
 if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # A count the user has set wins.
@@ -113,6 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     They share compiled programs there, and compiling is what takes the time.
     """
+    slow.leave_few_quick(items)
     for item in items:
         if _LAWS in item.path.parents:
             item.add_marker(pytest.mark.law)

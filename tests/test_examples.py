@@ -22,6 +22,7 @@ MARK = "  # jaxcomm"
 RESULT = re.compile(r"(\w+): ([\d,]+) bytes per worker and step, loss ([\d.]+) to ([\d.]+)")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "path", [path if path.stem in QUICK else slow(path) for path in PROGRAMS], ids=lambda p: p.stem
 )

@@ -77,6 +77,7 @@ def test_lines_are_traced(line: Line) -> None:
         assert (sent == 0) == ("noop" in line.theirs)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "line", [each if RUN in each.theirs else slow(each) for each in LINES], ids=repr
 )

@@ -100,6 +100,7 @@ def imported(*packages: str) -> set[str]:
     return names - sys.stdlib_module_names - {"jaxcomm", "pallas_kernels", "experiments", "tests"}
 
 
+@pytest.mark.slow
 def test_extras_install_what_their_part_imports() -> None:
     # matplotlib is for `gossip.draw` alone, whose error names it.
     assert imported("jaxcomm", "pallas_kernels") <= declared("gossip") | {"matplotlib"}

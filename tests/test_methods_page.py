@@ -172,6 +172,7 @@ def check_parameters(line: Line, size: int) -> None:
     assert largest(after) <= 2 * largest(batch)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("size", [SMALL, slow(LARGE)])
 @pytest.mark.parametrize("line", LINES, ids=repr)
 def test_a_line_runs_as_it_is_printed(line: Line, size: int) -> None:

@@ -19,12 +19,14 @@ class Peer(NamedTuple):
       communicates: Whether gradients are averaged. Otherwise all steps run under `no_sync()`.
       keeps_memory: Whether the allocator keeps freed memory, as it does under `jaxcomm.launch`. The
         launcher of PyTorch does not change it.
+      is_one_bucket: Whether all gradients are in one bucket, which is sent after the backward pass.
     """
 
     is_fp16: bool = False
     rank: int | None = None
     communicates: bool = True
     keeps_memory: bool = False
+    is_one_bucket: bool = False
 
 
 AS_SHIPPED = {
@@ -36,9 +38,15 @@ AS_SHIPPED = {
     "ddp_power_sgd_4": Peer(rank=4),
 }
 KEPT = "_kept_memory"
-METHODS = AS_SHIPPED | {
-    f"{name}{KEPT}": peer._replace(keeps_memory=True) for name, peer in AS_SHIPPED.items()
-}
+ONE_BUCKET = "_one_bucket"
+METHODS = (
+    AS_SHIPPED
+    | {f"{name}{KEPT}": peer._replace(keeps_memory=True) for name, peer in AS_SHIPPED.items()}
+    | {
+        f"{name}{ONE_BUCKET}": AS_SHIPPED[name]._replace(is_one_bucket=True)
+        for name in ("ddp", "ddp_fp16")
+    }
+)
 
 
 def trained_as(name: str, methods: Collection[str]) -> str:
@@ -48,7 +56,7 @@ def trained_as(name: str, methods: Collection[str]) -> str:
       >>> trained_as("ddp_kept_memory", ["ddp"]), trained_as("ddp_kept_memory", ["mean"])
       ('ddp', 'ddp_kept_memory')
     """
-    shipped = name.removesuffix(KEPT)
+    shipped = name.removesuffix(KEPT).removesuffix(ONE_BUCKET)
     return shipped if shipped in methods else name
 
 

@@ -163,7 +163,7 @@ class _Replica:
 
     def __init__(self, peer: Peer, network: Network, learning_rate: float, optimizer: str) -> None:
         self.network, self.steps = network, 0
-        bucket = None if peer.rank is None else ONE_BUCKET
+        bucket = ONE_BUCKET if peer.is_one_bucket or peer.rank is not None else None
         # Without init_sync, which sends the weights: they are the same on all workers.
         self._ddp = DistributedDataParallel(network, bucket_cap_mb=bucket, init_sync=False)
         if peer.is_fp16:

@@ -36,6 +36,7 @@ def test_the_name_is_the_function_and_the_package() -> None:
     assert isinstance(advise(PARAMS, 2, **OPTIONS), Advice)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("method", RECOMMENDED, ids=lambda method: method.line)
 @pytest.mark.parametrize("axis", ["data", "dcn"])
 def test_the_line_of_a_method_is_what_was_predicted_and_runs(method: Any, axis: str) -> None:

@@ -98,6 +98,7 @@ def test_a_step_that_is_not_finite_moves_nothing() -> None:
     assert seen == [(1, 50), (1, 50), (0, 50), (0, 50)]
 
 
+@pytest.mark.slow
 def test_a_mean_of_the_errors_decides_for_all() -> None:
     """One worker's updates are concentrated, another's are flat: all send at one ratio."""
     updates = np.concatenate([concentrated(12, 1), flat(12, 1)], axis=1)

@@ -59,6 +59,7 @@ def collectives(tx: Any, leaves: int) -> int:
     return len(COLLECTIVE.findall(jax.jit(run).lower(given, state).compile().as_text()))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scope", ["leaf", "bucket"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("leaves", [5, slow(24)])

@@ -184,6 +184,7 @@ LEVELS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name",
     [

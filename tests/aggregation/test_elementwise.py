@@ -108,6 +108,7 @@ ACCEPTED = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_an_elementwise_optimizer_is_accepted(name: str) -> None:
     check(ACCEPTED[name])

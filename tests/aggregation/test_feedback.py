@@ -106,6 +106,7 @@ def test_both_ends_of_two_stages(workers: int, size: int, mode: Mode) -> None:
     assert columns == 1 or min(np.abs(senders).max(), np.abs(owners).max()) > 0.1
 
 
+@pytest.mark.quick(1)
 @IN_TWO_MODES
 @pytest.mark.parametrize("aggregate", [jaxcomm.all_gather_mean, jaxcomm.two_stage_mean])
 @pytest.mark.parametrize("skip", [False, True])

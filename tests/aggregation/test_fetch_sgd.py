@@ -84,6 +84,7 @@ def test_workers_remember_nothing_of_their_own() -> None:
     assert not jax.tree.leaves(state.own)
 
 
+@pytest.mark.slow
 def test_cells_that_an_update_hits_are_emptied() -> None:
     given = jnp.zeros((WORKERS, SIZE)).at[:, 4].set(2.0).at[:, 7].set(1.0)
     tx = jaxcomm.fetch_sgd(sketch_ratio=WIDE, k=1, momentum=0.5, hashing="elements")

@@ -98,12 +98,14 @@ def both_layouts(
     return second_update(form(codec)), second_update(form(joined))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", SUMMED)
 def test_sums_are_those_of_a_joined_bucket(name: str) -> None:
     shared, joined = both_layouts(lambda codec: all_reduce_mean("data", codec), SUMMED[name])
     assert_same_draws(shared, joined)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", GATHERED)
 def test_means_are_those_of_a_joined_bucket(name: str) -> None:
     shared, joined = both_layouts(lambda codec: all_gather_mean("data", codec), GATHERED[name])
@@ -146,6 +148,7 @@ STACKED = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("diagnostics", [False, True])
 @pytest.mark.parametrize(("form", "codec"), STACKED)
 def test_a_stack_is_its_leaves(
@@ -225,6 +228,7 @@ def test_blocks_with_feedback_may_be_of_a_tree() -> None:
     assert_same_draws(second_update(of_tree), second_update(of_bucket))
 
 
+@pytest.mark.slow
 def test_nested_stages_are_those_of_joined_buckets() -> None:
     def nested(codec: Codec) -> dict[str, jax.Array]:
         tx = hierarchical(all_reduce_mean("inner", dither(bits=8)), all_gather_mean("outer", codec))

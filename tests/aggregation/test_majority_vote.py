@@ -66,6 +66,7 @@ def test_against_numpy_on_a_mesh(workers: int) -> None:
     check_election(workers, "checked")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("workers", "mode"), [(3, "unchecked"), (5, "vmap"), (16, "vmap")])
 def test_against_numpy_elsewhere(workers: int, mode: Mode) -> None:
     check_election(workers, mode)

@@ -64,6 +64,7 @@ def check(found: Any, updates: Any, weights: np.ndarray | None = None) -> None:
         np.testing.assert_array_equal(found[name], np.broadcast_to(expected, found[name].shape))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", MODE_ROWS)
 @pytest.mark.parametrize("workers", [8, 2, slow(3), slow(5), slow(1)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -211,6 +212,7 @@ def loss(params: Any, rows: jax.Array) -> jax.Array:
     return jnp.mean(rows, axis=0) @ flat
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [8, 1])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_steps_and_scans_as_simulated(kind: AxisType, workers: int) -> None:

@@ -52,6 +52,7 @@ def test_what_has_no_room_comes_later(density: float, union: float | None) -> No
     np.testing.assert_array_equal(total, given.mean(axis=0))
 
 
+@pytest.mark.slow
 def test_what_rounding_up_let_in_comes_later_too() -> None:
     """Two rows of each of two workers find room at first; their union has room for three."""
     given = jnp.zeros((2, 10, 1)).at[0, :2].set(1.0).at[1, 5:7].set(1.0)

@@ -110,6 +110,7 @@ def require_equal(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(np.asarray(x, np.float32), np.asarray(y, np.float32))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [3, 8, slow(1), slow(2), slow(5)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_equals_the_unsharded_method(name: str, workers: int) -> None:
@@ -237,6 +238,7 @@ def compiled(workers: int, sharded: bool) -> Any:
     return jax.jit(step).lower(*args).compile()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_memory_of_the_optimizer_falls_as_1_over_n(workers: int) -> None:
     """Of the compiled program, per device: parameters, a gradient, and two moments."""
@@ -255,6 +257,7 @@ def test_no_gradient_is_summed_in_an_all_reduce() -> None:
     assert len(re.findall(r" all-to-all(?:-start)?\(", text)) == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scope", ["leaf", "bucket"])
 def test_feedback_at_both_ends_loses_nothing(scope: str) -> None:
     """The updates, the residuals of the owners and those of the senders add up to all gradients."""
@@ -299,6 +302,7 @@ def loss(params: Any, batch: Any) -> jax.Array:
     return jnp.mean((jnp.tanh(x @ params["w"]) @ params["v"] - y) ** 2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["exact", "8 bits, feedback at both ends"])
 def test_loss_beside_mean(name: str) -> None:
     rng = np.random.default_rng(3)
@@ -328,6 +332,7 @@ def test_loss_beside_mean(name: str) -> None:
 BAD = {"nan": np.nan, "inf": np.inf, "overflow of the update": 3e38}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("coded", [False, True])
 @pytest.mark.parametrize("bad", BAD)
 def test_a_step_that_is_not_finite_changes_nothing(bad: str, coded: bool) -> None:
@@ -357,6 +362,7 @@ def test_a_step_that_is_not_finite_changes_nothing(bad: str, coded: bool) -> Non
     assert skipped.skipped_steps == 1 and metrics["diagnostics/skipped_steps"] == 1
 
 
+@pytest.mark.slow
 def test_overflow_at_either_end_is_nan_on_all_workers() -> None:
     few = nonzero(density=0.2, granularity="element")
     for ends in ({"push": few}, {"pull": few}):
@@ -371,6 +377,7 @@ def test_overflow_at_either_end_is_nan_on_all_workers() -> None:
         np.testing.assert_allclose(params["w"], expected, rtol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("coded", [False, True])
 def test_weights_are_those_of_the_mean(coded: bool) -> None:
     """A worker of weight 0 does not count, even if its gradient is NaN."""
@@ -389,6 +396,7 @@ def test_weights_are_those_of_the_mean(coded: bool) -> None:
     assert all(np.isnan(x).all() for x in jax.tree.leaves(bad))
 
 
+@pytest.mark.slow
 def test_several_axes_and_inner_devices() -> None:
     """Over two axes a slice is for each of their devices; over one, for each of its workers."""
     mesh = jax.make_mesh(
@@ -407,6 +415,7 @@ def test_several_axes_and_inner_devices() -> None:
     require_equal(simulated, expected)
 
 
+@pytest.mark.slow
 def test_inside_of_wrappers() -> None:
     """`accumulate`, and `optax.partition` of the leaves."""
     batches = gradients_of(2)
@@ -535,6 +544,7 @@ def test_a_clip_by_norm_before_clips_each_gradient() -> None:
         np.testing.assert_allclose(params[name], expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_number_of_collectives_does_not_depend_on_the_number_of_leaves() -> None:
     codec = error_feedback(top_k(k=1))
     for codecs in ((None, None), (codec, codec)):

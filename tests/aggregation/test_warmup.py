@@ -125,6 +125,7 @@ def test_an_exact_step_first_is_weighted() -> None:
         np.testing.assert_array_equal(update, [4, 8])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [2, 8])
 @pytest.mark.parametrize(
     "method",

@@ -18,7 +18,17 @@ from tests.cases._sketched import SKETCHED
 from tests.cases._sparse import SPARSE
 from tests.cases._switched import SWITCHED
 
-__all__ = ["CASES", "FAMILIES", "FRAME", "MEANS", "WEIGHTED", "Case", "rows", "rows_by_workers"]
+__all__ = [
+    "CASES",
+    "FAMILIES",
+    "FEW",
+    "FRAME",
+    "MEANS",
+    "WEIGHTED",
+    "Case",
+    "rows",
+    "rows_by_workers",
+]
 
 # One for each way in which updates are exchanged and memory is kept. The others share their code
 # with one of these, but for the codec and what tests of their own are for, and are variants.
@@ -55,6 +65,9 @@ CASES = [
 # A mean without a codec, one of codes, and one with memory: enough for laws about the code that
 # all aggregators share around exchange and codec.
 FRAME = {"mean", "global_qsgd", "top_k"}
+
+# Without memory and with it: enough in the quick run for laws that take long.
+FEW = {"global_qsgd", "top_k"}
 
 
 def rows(cases: list[Case], quick: set[str] = REPRESENTATIVES) -> list:

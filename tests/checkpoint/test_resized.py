@@ -53,6 +53,7 @@ def go_on(state: dict[str, Any], mesh: Any) -> dict[str, Any]:
     return {**state, "params": params, "opt_state": opt_state}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("counts", [(8, 4), (4, 8), (4, 3)], ids=str)
 def test_as_resize_workers_does(

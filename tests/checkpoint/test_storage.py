@@ -42,6 +42,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a file system in memory, for one process")
 def test_a_full_disk(tmp_path: pathlib.Path) -> None:
     """Two checkpoints of 2 MB fit in 5 MB; the third does not, beside them."""

@@ -80,6 +80,7 @@ def holds(errors: np.ndarray, bound: float) -> bool:
     return bool(np.all(errors.mean(axis=1) - slack <= bound * (1 + 1e-5) + 1e-12))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [slow(1), 4])
 @pytest.mark.parametrize(
     ("make", "levels"),

@@ -36,12 +36,14 @@ def run(codec: Codec, given: jax.Array, seed: int = 0) -> tuple[np.ndarray, Any]
 GIVEN = jnp.asarray(np.random.default_rng(0).normal(size=(40, 5, 8)), jnp.float32)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("codec", [error_feedback(top_k(k=3)), momentum(top_k(k=3))])
 def test_an_exact_storage_changes_nothing(codec: Codec) -> None:
     exact = compressed_memory(codec, cast("float32"))
     np.testing.assert_array_equal(run(exact, GIVEN)[0], run(codec, GIVEN)[0])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("storage", "step"),
     [
@@ -115,6 +117,7 @@ def test_loco_has_less_error_over_time_than_4_bits_alone() -> None:
     assert errors["loco"] < 0.5 * errors["alone"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [3, 8])
 def test_in_a_sharded_server_beside_the_mean(workers: int) -> None:
     """Trains as `mean` does; the memory is 8 bits wide, and steps are traced once."""
@@ -143,6 +146,7 @@ def test_in_a_sharded_server_beside_the_mean(workers: int) -> None:
     assert 0 < metrics["diagnostics/residual_norm"] < 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("storage", [rotated(dither(bits=8)), cast("float16"), threshold(0.1, k=1)])
 def test_a_payload_that_is_not_finite_is_not_kept(storage: Codec) -> None:
     """Residuals of 1e38 exceed the range of the storage once; later steps must not see a NaN."""

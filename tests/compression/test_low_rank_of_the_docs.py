@@ -87,6 +87,7 @@ def test_feedback_refuses_power_sgd_as_published() -> None:
         means_of(error_feedback(low_rank()(2, drawn=0)), updates((12, 7)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", [(), (5,), (1, 4)])
 def test_a_single_row_is_sent_whole(shape: tuple[int, ...]) -> None:
     given = updates(shape)
@@ -112,5 +113,6 @@ def test_each_worker_keeps_the_part_that_is_claimed_though_updates_cancel() -> N
     assert parts.mean() + 5 * parts.std() / 2000**0.5 <= 1 - claimed
 
 
+@pytest.mark.slow
 def test_keeps_the_laws_of_codecs() -> None:
     check_codec(of_matrices(low_rank()(2), columns=6))

@@ -196,6 +196,7 @@ def test_train_prints_its_progress_and_its_bytes(run_here: Run, tmp_path: Path) 
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_train_warns_once_of_divergence_and_votes_have_no_error(
     run_here: Run, tmp_path: Path
 ) -> None:
@@ -251,6 +252,7 @@ def test_settings_of_the_user_are_kept(
     assert os.environ == {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": threads}
 
 
+@pytest.mark.slow
 def test_digits_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> None:
     methods = ["--methods", "mean", "global_qsgd:8", "--optimizers", "sgd"]
     lengths = ["--seeds", "2", "--steps", "4", "--records", str(tmp_path), "--record", "tiny"]
@@ -308,6 +310,7 @@ def test_estimate_leaves_a_record_that_parses(run_here: Run, tmp_path: Path) -> 
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_valid_partial_record(tmp_path: Path) -> None:
     keep = ["--records", str(tmp_path), "--record", "stopped"]
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=3"

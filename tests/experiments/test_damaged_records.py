@@ -77,6 +77,7 @@ def joined(lines: list[str]) -> bytes:
     return "".join(line + "\n" for line in lines).encode()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("record", "ends"), [("survey", 6), ("gossip", 4), *(slow(name, 1000) for name in DRAWN)]
 )
@@ -153,6 +154,7 @@ def mutant(lines: list[str], choice: random.Random) -> bytes:
     return raw[: choice.randrange(len(raw))] if choice.random() < 0.1 else raw
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("record", "count"), [*((name, 2) for name in DRAWN), *(slow(name, 100) for name in DRAWN)]
 )

@@ -10,6 +10,7 @@ from flax import linen
 from experiments.tasks.models import Conv
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("shape", "size", "options", "flax"),
     [

@@ -228,6 +228,7 @@ def most_resident() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("count", [300, slow(-(-ALL // len(READERS)))])
 def test_a_reader_names_the_error_in_a_mutant(tmp_path: Path, name: str, count: int) -> None:

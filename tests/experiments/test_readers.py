@@ -46,6 +46,7 @@ def test_mnist_is_read(mnist: Path) -> None:
     assert dataset.train_inputs.dtype == np.uint8 and dataset.train_labels.dtype == np.int32
 
 
+@pytest.mark.slow
 def test_glyphs_are_of_all_characters_in_fonts_of_one_set_only() -> None:
     dataset = load("glyphs", None)
     for inputs, labels, fonts in (

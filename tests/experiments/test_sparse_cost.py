@@ -121,6 +121,7 @@ def test_bytes_are_those_of_the_sparse_leaves() -> None:
     assert sent("mean_bfloat16") == sent("mean") / 2 + ring * flag
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [name for name, each in SPARSE_METHODS.items() if each.grid])
 def test_tuning_does_not_change_the_bytes(name: str) -> None:
     ((option, arguments),) = SPARSE_METHODS[name].grid.items()

@@ -56,6 +56,7 @@ def test_the_simulation_agrees_with_devices(task: Task, program: Program) -> Non
     assert found["bytes_per_step"] == expected["bytes_per_step"] > 0
 
 
+@pytest.mark.slow
 def test_a_learning_rate_is_used_and_shares_the_step(task: Task, program: Program) -> None:
     def moved(rate: float) -> float:
         tried = program._replace(learning_rate=rate)
@@ -114,6 +115,7 @@ def test_trials_are_shorter_and_do_not_train_on_the_validation_set(
     assert seen == [(0.2, 5, 3, 3, 1150), (0.2, 0, 7, 2, 1437), (0.05, 0, 7, 2, 1437)]
 
 
+@pytest.mark.slow
 def test_the_options_of_a_method_are_used(task: Task) -> None:
     run = trainer.make_trainer(CONFIG, "signum", "sgd", task, steps=2, log_every=2, simulated=True)
     losses = [
@@ -123,6 +125,7 @@ def test_the_options_of_a_method_are_used(task: Task) -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.slow
 def test_the_compression_error_of_votes_means_nothing(task: Task) -> None:
     program = simulated(task, make_variant("sign_sgd", None))
     assert all(math.isnan(row["compression_error"]) for row in train(program, 0, 1, 1))

@@ -52,6 +52,7 @@ def test_the_score_is_exact_over_the_whole_set(task: Task) -> None:
     assert accuracy == (logits.argmax(axis=1) == labels).mean()
 
 
+@pytest.mark.slow
 def test_a_run_logs_steps_and_then_itself(task: Task) -> None:
     program = make_program(task, make_variant("global_qsgd", 8), "sgd", 0.05, 64, make_mesh(4))
     *steps, last = train(program, seed=0, steps=25, log_every=10)
@@ -67,6 +68,7 @@ def test_a_run_logs_steps_and_then_itself(task: Task) -> None:
 QUICK = {"mean", "global_qsgd", "two_stage", "warm_up", "adaptive_ratio", "signum"}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("method", [m if m in QUICK else slow(m) for m in METHODS])
 def test_every_method_can_be_accounted(task: Task, method: str) -> None:
     program = make_program(task, make_variant(method, None), "sgd", 0.05, 64, make_mesh(2))
@@ -108,6 +110,7 @@ def test_the_exact_mean_has_no_compression_error(task: Task) -> None:
     assert float(program.compression_error(params, opt_state[0], batch)) == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("poisoned", [True, False])
 def test_a_run_ends_at_the_worker_whose_data_is_not_finite(task: Task, poisoned: bool) -> None:
     mesh = make_mesh(4)

@@ -41,6 +41,7 @@ def placed(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     return tx._replace(init=lambda params: jaxcomm.init(tx, params, MESH))
 
 
+@pytest.mark.quick(1)
 @METHOD
 def test_train_state_with_make_step(method: str) -> None:
     model, tx = nn.Dense(1), METHODS[method](0.1)
@@ -60,6 +61,7 @@ def test_train_state_with_make_step(method: str) -> None:
     assert losses[-1] < 0.1 * losses[0] and state.step == 20
 
 
+@pytest.mark.quick(1)
 @METHOD
 def test_train_state_with_a_step_by_hand(method: str) -> None:
     model, tx = nn.Dense(1), METHODS[method](0.1)
@@ -102,6 +104,7 @@ def test_a_whole_nnx_module_is_refused() -> None:
         jaxcomm.init(METHODS["global_qsgd"](0.1), model, MESH)
 
 
+@pytest.mark.quick(1)
 @METHOD
 def test_nnx_optimizer(method: str) -> None:
     model = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
@@ -146,6 +149,7 @@ class NormalizedNnx(nnx.Module):
         return self.last(self.dropout(nnx.relu(self.norm(self.first(x))), rngs=rngs))
 
 
+@pytest.mark.quick(1)
 @METHOD
 def test_nnx_with_make_step(method: str) -> None:
     graph, params, state = nnx.split(NormalizedNnx(nnx.Rngs(0)), nnx.Param, ...)

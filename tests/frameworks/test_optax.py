@@ -126,6 +126,7 @@ def promotion() -> Iterator[None]:
         yield
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", WORKS)
 def test_it_trains(name: str) -> None:
     mesh, tx, params = mesh_of(4), WORKS[name](), start()
@@ -139,6 +140,7 @@ def test_it_trains(name: str) -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused(name: str) -> None:
     make, message = REFUSED[name]

@@ -13,6 +13,7 @@ import jaxcomm
 from tests.frameworks.test_flax import MESH, METHOD, METHODS, X, Y
 
 
+@pytest.mark.quick(1)
 @METHOD
 def test_equinox(method: str) -> None:
     model = eqx.nn.MLP(6, 1, 8, 1, key=jax.random.key(0))
@@ -75,6 +76,7 @@ def test_batch_norm_of_equinox_names_what_to_do(kind: str) -> None:
         step(params, state, jaxcomm.init(tx, params, workers), X)
 
 
+@pytest.mark.quick(1)
 @METHOD
 def test_haiku(method: str) -> None:
     def forward(x: jax.Array) -> jax.Array:

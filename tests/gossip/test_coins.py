@@ -60,6 +60,7 @@ def test_codes_are_drawn_apart(name: str) -> None:
     np.testing.assert_array_equal(changes(make("data"), start(8)), data)  # Built anew.
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", DRAWN)
 def test_who_meets_is_drawn_alike(name: str) -> None:
     """So that parts of parameters are mixed as the whole is, and clocks need no leaves."""

@@ -15,6 +15,7 @@ from tests.slow import slow
 FEW, MANY = 12, 300
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
 def test_float64_is_mixed_in_float64(case: GossipCase) -> None:
     x, updates = start(8).astype(np.float64), steps(FEW, 8).astype(np.float64)
@@ -28,6 +29,7 @@ def test_float64_is_mixed_in_float64(case: GossipCase) -> None:
         np.testing.assert_allclose(found[-1].mean(axis=0), kept, rtol=0, atol=1e-14 * FEW)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", gossip_rows(8, {"matcha", "choco_sgd"}), ids=repr)
 def test_float32_stays_float32_where_float64_is_possible(case: GossipCase) -> None:
     exact = gossip.periodic_averaging(3, case.make(8))

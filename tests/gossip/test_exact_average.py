@@ -16,6 +16,7 @@ EVERY, COUNT = 3, 12
 ALL = {case.name for case in GOSSIP}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", gossip_rows(8, ALL), ids=repr)
 def test_every_method_is_set_to_its_exact_mean_and_goes_on_rightly(case: GossipCase) -> None:
     """The mean of what was there at first and of all steps since, on all workers, each time.
@@ -55,6 +56,7 @@ def test_push_sum_of_unequal_masses() -> None:
 PRESENT = np.array([True, True, False, True, True, False, True, True])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
 def test_who_is_absent_is_not_averaged(case: GossipCase) -> None:
     if not case.absence:

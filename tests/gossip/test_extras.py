@@ -20,6 +20,7 @@ def without(matrices: np.ndarray, present: np.ndarray) -> np.ndarray:
     return left + np.eye(len(present)) * (1 - left.sum(axis=1, keepdims=True))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
 def test_present_and_weight_are_in_the_formula(case: GossipCase) -> None:
     x, updates = start(8), steps(COUNT, 8)

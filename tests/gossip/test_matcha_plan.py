@@ -69,6 +69,7 @@ def test_one_worker_and_two() -> None:
     np.testing.assert_allclose([pair.alpha, pair.rho], [0.5, 0], atol=1e-6)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     "graph,budget,message",
     [

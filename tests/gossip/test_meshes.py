@@ -38,6 +38,7 @@ def simulated(case: GossipCase, workers: int) -> np.ndarray:
     return np.asarray(params.per_worker["data"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [1, 8])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("case", gossip_rows(8, {"matcha", "choco_sgd", "overlap_sgp"}), ids=repr)

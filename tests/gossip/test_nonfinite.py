@@ -25,6 +25,7 @@ def spoiled(value: float) -> tuple[np.ndarray, np.ndarray]:
     return updates, lost
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("value", [np.nan, slow(np.inf)])
 @pytest.mark.parametrize("case", gossip_rows(8, ALL), ids=repr)
 def test_a_worker_leaves_its_own_step_out_and_mixes(case: GossipCase, value: float) -> None:
@@ -36,6 +37,7 @@ def test_a_worker_leaves_its_own_step_out_and_mixes(case: GossipCase, value: flo
     np.testing.assert_array_equal(counts, np.arange(8) == WHO)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
 def test_with_skip_nonfinite_all_leave_it_out_and_nothing_is_lost(case: GossipCase) -> None:
     """As if the step had not been: parameters, memory, coins and turns."""

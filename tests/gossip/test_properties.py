@@ -88,6 +88,7 @@ def test_the_step_size_of_theory() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("method", [gossip.choco_sgd, gossip.deep_squeeze])
 def test_a_codec_that_loses_nothing_makes_it_dpsgd(method: object) -> None:
     x, updates = start(8), steps(8, 8)

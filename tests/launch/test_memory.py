@@ -46,6 +46,7 @@ def faults_of_a_step(**environment: str) -> float:
     return statistics.median(map(int, done.stdout.split()))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator of glibc is set")
 def test_temporaries_keep_their_pages() -> None:
     cpu = {"JAX_PLATFORMS": "cpu", "NPROC": "1"}

@@ -22,6 +22,7 @@ def launch(*options: str, code: str) -> int:
     return start(parse([*options, "--", "-c", code], "launch"), "launch")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("code", "ended"), [(FAILS, 3), (PREEMPTED, 143)])
 def test_a_signal_after_the_plan_ends_the_launch(
     code: str, ended: int, monkeypatch: pytest.MonkeyPatch

@@ -242,6 +242,7 @@ def test_last_words_come_last() -> None:
     assert stderr.getvalue().decode() == "[0] why\nended with 5\n"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_it_is_stopped_while_nobody_reads_its_output(stream: str) -> None:
     reading, writing = os.pipe()

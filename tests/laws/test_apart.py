@@ -48,6 +48,7 @@ def check_stages(inner: Case, outer: Case, seed: int = 0) -> None:
     assert np.all(np.abs(sample.mean(axis=0) - truth) <= threshold * deviation + unseen + 1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "case", rows(STAGED, {"random_k", "global_qsgd", "two_stage_8_bits"}), ids=repr
 )
@@ -69,11 +70,13 @@ def check_branches(case: Case, seed: int = 0) -> None:
     assert np.any(result["a"] != result["b"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
 def test_branches_draw_apart(case: Case) -> None:
     check_branches(case)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
 def test_an_optimizer_built_anew_draws_as_before(case: Case) -> None:
     given = _halfway(case)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxcomm
-from tests.cases import CASES, FRAME, Case, rows
+from tests.cases import CASES, FEW, FRAME, Case, rows
 from tests.workers import aggregate, flat, gradients, mesh_of, of_one_worker, one_leaf
 
 
@@ -19,7 +19,7 @@ def test_chain(case: Case) -> None:
     np.testing.assert_array_equal(scaled, (alone * np.float32(-0.5)))
 
 
-@pytest.mark.parametrize("case", rows(CASES, FRAME), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_masked_and_partition(case: Case) -> None:
     updates = {"bias": one_leaf(1), "kernel": one_leaf()}
     mask = {"bias": False, "kernel": True}
@@ -36,7 +36,7 @@ def test_masked_and_partition(case: Case) -> None:
         np.testing.assert_array_equal(results["kernel"], alone["kernel"])
 
 
-@pytest.mark.parametrize("case", rows(CASES, FRAME), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_injected_hyperparameters_and_schedules(case: Case) -> None:
     schedule = optax.linear_schedule(1.0, 0.0, 4)
     build = optax.inject_hyperparams(lambda rate: optax.chain(case.make(), optax.sgd(rate)))

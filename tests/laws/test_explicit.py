@@ -61,6 +61,7 @@ def test_every_method_takes_leaves_that_are_cut(case: Case) -> None:
         jax.eval_shape(program(case.make(), mesh), *given(mesh))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "tx",
     [jaxcomm.global_qsgd(), jaxcomm.shard_local(jaxcomm.global_qsgd(), SPECS)],

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType
 
 import jaxcomm
-from tests.cases import CASES, Case, rows
+from tests.cases import CASES, FEW, Case, rows
 from tests.workers import gradients, of_one_worker
 
 
@@ -30,7 +30,7 @@ def one_step(case: Case, where: Any, batch: Any) -> Any:
 
 
 @pytest.mark.parametrize("workers", [1, 8])
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_one_step_on_any_mesh(case: Case, workers: int) -> None:
     batch = gradients(workers)
     expected = one_step(case, workers, batch)

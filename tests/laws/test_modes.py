@@ -8,7 +8,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
 from jaxcomm import _noise
-from tests.cases import CASES, FRAME, Case, rows
+from tests.cases import CASES, FEW, Case, rows
 from tests.workers import aggregator, count, flat, gradients, initial
 
 
@@ -26,7 +26,7 @@ def _after_three_steps(case: Case, mode: str, workers: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "workers", [4, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_modes_agree(case: Case, workers: int) -> None:
     checked, unchecked, simulated = (
         _after_three_steps(case, mode, workers) for mode in ("checked", "unchecked", "vmap")
@@ -39,7 +39,7 @@ def test_modes_agree(case: Case, workers: int) -> None:
 
 
 @pytest.mark.parametrize("inner", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", rows(CASES, FRAME | {"two_stage_8_bits"}), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_two_axes_are_as_good_as_one(case: Case, inner: int) -> None:
     workers = 2 * inner
     updates = gradients(workers)

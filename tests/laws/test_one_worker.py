@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxcomm import Coins
-from tests.cases import CASES, Case, rows
+from tests.cases import CASES, FEW, Case, rows
 from tests.codecs import context_of
 from tests.workers import aggregate
 
@@ -15,7 +15,7 @@ PROJECTED = {"power_sgd_alternate", "power_sgd_factor_codec"}
 CODED = [c for c in CASES if c.codec and c.name not in PROJECTED]
 
 
-@pytest.mark.parametrize("case", rows(CODED), ids=repr)
+@pytest.mark.parametrize("case", rows(CODED, FEW), ids=repr)
 def test_one_worker(case: Case) -> None:
     codec = case.codec
     x = jnp.asarray(np.random.default_rng(6).normal(size=9), jnp.float32)

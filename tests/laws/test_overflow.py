@@ -19,6 +19,7 @@ def check_overflow(case: Case, workers: int) -> None:
         np.testing.assert_allclose(np.asarray(results), np.asarray(extreme), rtol=0, atol=bound)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("case", "workers"), rows_by_workers(MEANS, [3, 64], [], (1, 2, 4, 5, 8, 16)), ids=repr
 )
@@ -27,6 +28,7 @@ def test_overflow(case: Case, workers: int) -> None:
     check_overflow(case, workers)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("case", "workers"), rows_by_workers(MEANS, [3, 8], []), ids=repr)
 def test_the_largest_float(case: Case, workers: int) -> None:
     # A wire of bfloat16 ends a little below float32.

@@ -17,7 +17,7 @@ from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import nonzero, top_k
 from jaxcomm.synchronization import local_sgd
-from tests.cases import CASES, Case, rows
+from tests.cases import CASES, FEW, Case, rows
 from tests.cases._local import LocalCase, local_rows
 from tests.slow import slow
 from tests.workers import gradients
@@ -76,7 +76,7 @@ def types(tree: Any) -> Any:
     return jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
 
 
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_every_aggregator_goes_on(case: Case) -> None:
     """The state is that of the new workers, finite, and equal where it was equal."""
     tx, updates = case.make(), gradients(8)
@@ -117,6 +117,7 @@ def residual_of(state: Any, layout: str = "block") -> np.ndarray:
     return total
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("old", "new"), COUNTS)
 @pytest.mark.parametrize("method", ["gathered", "block", "cyclic"])
 def test_the_mean_of_residuals_is_kept(method: str, old: int, new: int) -> None:
@@ -135,7 +136,8 @@ def test_the_mean_of_residuals_is_kept(method: str, old: int, new: int) -> None:
     np.testing.assert_array_equal(found[size:], 0)
 
 
-@pytest.mark.parametrize("scope", ["leaf", "bucket"])
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("scope", ["bucket", "leaf"])
 @pytest.mark.parametrize(("old", "new"), COUNTS)
 def test_slices_are_joined_and_cut_anew(old: int, new: int, scope: str) -> None:
     """What is sent in the end: updates, and the residuals at both ends, add up to all gradients."""
@@ -183,6 +185,7 @@ def workers_on(workers: int, kind: AxisType) -> Mesh:
     return jax.make_mesh((workers,), ("data",), axis_types=(kind,), devices=devices)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("sizes", [(8, 4), (4, 8), (8, 1)], ids=str)
 def test_from_mesh_to_mesh(sizes: tuple[int, int], kind: AxisType) -> None:
@@ -201,6 +204,7 @@ def test_from_mesh_to_mesh(sizes: tuple[int, int], kind: AxisType) -> None:
     np.testing.assert_array_equal(resized[1][0].mu["a"], state[1][0].mu["a"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
 def test_slices_and_own_parameters_from_mesh_to_mesh(kind: AxisType) -> None:
     old, new = (workers_on(n, kind) for n in (8, 3))
@@ -237,6 +241,7 @@ def test_a_window_keeps_its_mean() -> None:
         np.testing.assert_allclose(found[name], x - np.mean(means, axis=0), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_momenta_of_workers_take_their_mean() -> None:
     tx = optax.chain(jaxcomm.per_worker(optax.adam(0.1)), gossip.dpsgd(gossip.ring(8)))
     params = jaxcomm.replicate(start(), 8)
@@ -253,6 +258,7 @@ def test_momenta_of_workers_take_their_mean() -> None:
     assert np.all(np.isfinite(moved.per_worker["data"]["a"]))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", local_rows(), ids=lambda case: case.name)
 def test_local_methods_keep_their_anchor(case: LocalCase) -> None:
     """In the middle of a period."""
@@ -292,6 +298,7 @@ def test_state_of_shards_is_refused() -> None:
         jaxcomm.resize_workers(optax.identity(), state, start(), 4)
 
 
+@pytest.mark.slow
 def test_several_arrays_of_memory() -> None:
     codec = momentum(
         error_feedback(nonzero(density=0.5, granularity=1))

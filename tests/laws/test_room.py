@@ -43,6 +43,7 @@ def of_info(state: Any) -> float:
     return float(state.diagnostics["overflow"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", crowded([c for c in CROWDED if not c.keeps]), ids=repr)
 def test_without_feedback_it_is_nan_on_all_and_changes_no_memory(case: Crowded) -> None:
     tx, too_much = case.make("nan"), filled(case.filled)
@@ -69,6 +70,7 @@ def test_without_feedback_it_is_nan_on_all_and_changes_no_memory(case: Crowded) 
         assert of_info(after) == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", crowded([c for c in CROWDED if not c.keeps]), ids=repr)
 def test_where_it_is_dropped_the_metric_tells(case: Crowded) -> None:
     tx, too_much = case.make("drop"), filled(case.filled)
@@ -80,6 +82,7 @@ def test_where_it_is_dropped_the_metric_tells(case: Crowded) -> None:
     assert of_info(run(filled(FITTING), state, ONES)[1]) == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", crowded([c for c in CROWDED if c.keeps]), ids=repr)
 def test_feedback_loses_nothing(case: Crowded) -> None:
     tx, too_much = case.make("nan"), filled(case.filled)
@@ -147,6 +150,7 @@ CODECS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "wrap"),
     [
@@ -213,6 +217,7 @@ AGGREGATORS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("way", "name"),
     [
@@ -244,6 +249,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_wrap_both_forms(name: str) -> None:
     strict = sketches.s2_sketch(density=0.25, sketch_ratio=1.0, granularity="element")

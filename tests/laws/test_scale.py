@@ -36,6 +36,7 @@ def ratio(case: Case) -> float:
     return float((moved / given) ** 0.5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", rows([c for c in BIASED if not c.alien], QUICK), ids=repr)
 def test_a_small_layer_moves_at_its_own_rate(case: Case) -> None:
     assert 0.2 < ratio(case) < 5

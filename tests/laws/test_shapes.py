@@ -28,6 +28,7 @@ def check_shapes_and_replicas(case: Case, mode: Mode, workers: int) -> None:
         np.testing.assert_array_equal(replicas, np.broadcast_to(replicas[:1], replicas.shape))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", MODE_ROWS)
 @pytest.mark.parametrize("case", rows(CASES, FRAME | {"two_stage_8_bits"}), ids=repr)
 def test_shapes_and_replicas(case: Case, mode: Mode) -> None:

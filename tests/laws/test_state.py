@@ -14,7 +14,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm.checkpoint import Checkpoints
-from tests.cases import CASES, FRAME, Case, rows
+from tests.cases import CASES, FEW, Case, rows
 from tests.workers import MODE_ROWS, Mode, aggregator, gradients, initial, mesh_of, of_one_worker
 
 
@@ -59,7 +59,7 @@ def _start(tx: optax.GradientTransformation) -> tuple[dict[str, jax.Array], Any,
 
 
 @pytest.mark.parametrize("donate", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", rows(CASES, FRAME), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_scanned_donated_and_stepped_alike(case: Case, donate: bool) -> None:
     tx, step = _step(case.make(), donate)
     params, state, batch = _start(tx)
@@ -76,7 +76,7 @@ def test_scanned_donated_and_stepped_alike(case: Case, donate: bool) -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("case", rows(CASES, FRAME | {"diana"}), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_checkpoint_and_resume_bit_equal(case: Case, tmp_path: pathlib.Path) -> None:
     """The state is donated to the next step while it is written; a run begins as if anew."""
     tx, step = _step(case.make(), donate=True)

@@ -17,6 +17,7 @@ def check_sums(case: Case, workers: int) -> None:
     require_sums(case.codec, workers=workers)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [slow(1), slow(2), 5, 8])
 @pytest.mark.parametrize("case", SUMMABLE, ids=repr)
 def test_sums(case: Case, workers: int) -> None:
@@ -31,6 +32,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("case", MERGED, ids=repr)
 def test_what_merges_merges_when_wrapped(case: Case, wrapper: str) -> None:

@@ -15,7 +15,7 @@ import jaxcomm
 from jaxcomm import Claims, Codec, Context, Entries, Memory, PerWorker, SparseDecode
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.testing import check_aggregator, check_codec
-from tests.cases import CASES, FRAME, Case, rows
+from tests.cases import CASES, FEW, Case, rows
 
 
 class CodecRow(NamedTuple):
@@ -40,12 +40,12 @@ def _codecs() -> list[CodecRow]:
 
 
 @pytest.mark.filterwarnings("ignore:`bits`=.* leaves .* levels:UserWarning")  # Of 3 workers.
-@pytest.mark.parametrize("case", rows(_codecs(), FRAME), ids=repr)
+@pytest.mark.parametrize("case", rows(_codecs(), FEW), ids=repr)
 def test_every_codec(case: CodecRow) -> None:
     check_codec(case.codec)
 
 
-@pytest.mark.parametrize("case", rows(CASES, FRAME), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_every_aggregator(case: Case) -> None:
     coordinates = 14
     check_aggregator(
@@ -283,11 +283,13 @@ def named(law: str) -> str:
     return re.escape(f"law {law!r}: ")
 
 
+@pytest.mark.slow
 def test_the_honest_codec_passes() -> None:
     check_codec(whole(), size=16, workers=[3])
     check_codec(with_memory(OWN), size=16, workers=[2])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mistake", BROKEN_CODECS)
 def test_a_broken_codec_is_caught(mistake: str) -> None:
     law, codec = BROKEN_CODECS[mistake]
@@ -428,6 +430,7 @@ BROKEN_AGGREGATORS = {
 }
 
 
+@pytest.mark.slow
 def test_the_honest_aggregators_pass() -> None:
     params = jnp.zeros((2, 4))
     check_aggregator(_counting(jnp.int32), params=params, resolution=0.0, nonfinite="coordinate")
@@ -435,6 +438,7 @@ def test_the_honest_aggregators_pass() -> None:
     check_aggregator(coded, params=params, resolution=1 / 42, unbiased=True)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mistake", BROKEN_AGGREGATORS)
 def test_a_broken_aggregator_is_caught(mistake: str) -> None:
     law, make, claimed = BROKEN_AGGREGATORS[mistake]

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxcomm
-from tests.cases import CASES, WEIGHTED, Case, rows
+from tests.cases import CASES, FEW, WEIGHTED, Case, rows
 from tests.workers import MODE_ROWS, Mode, aggregate, flat, gradients, initial, one_leaf
 
 WEIGHTS = {
@@ -29,6 +29,7 @@ def check_weights(case: Case, weights: list[float], mode: Mode) -> None:
     assert np.abs(results - np.sum(shares * given, axis=0)).max() <= bound
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
 def test_weights(case: Case, weights: str) -> None:
@@ -36,7 +37,7 @@ def test_weights(case: Case, weights: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODE_ROWS[:2])
-@pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
+@pytest.mark.parametrize("case", rows(WEIGHTED, FEW), ids=repr)
 def test_weights_on_a_mesh(case: Case, mode: Mode) -> None:
     check_weights(case, WEIGHTS["some_zero"], mode)
 

@@ -12,9 +12,10 @@ from tests.cases import CASES, Case, rows
 from tests.workers import aggregate
 
 SIZE = 1 << 17
-QUICK = {"global_qsgd", "sparse_global_qsgd", "adaptive_threshold", "top_k", "s2_reducer"}
+QUICK = {"top_k"}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", rows(CASES, QUICK), ids=repr)
 def test_wide_numbers_change_no_update(case: Case) -> None:
     x = np.random.default_rng(0).standard_normal((4, SIZE)).astype(np.float32)

@@ -46,6 +46,7 @@ def test_turns_need_less_room_than_runs() -> None:
     assert (aggregate(runs, given)[0] != exact).any()
 
 
+@pytest.mark.slow
 def test_dense_leaves_go_with_the_exact_mean() -> None:
     given = {"embedding": jnp.asarray(frequent_rows()), "bias": jnp.eye(WORKERS)}
     tx = jaxcomm.parallax(

@@ -44,6 +44,7 @@ def test_the_fit_has_no_negative_part(seconds: list[float]) -> None:
     assert link.latency >= 0 and 0 < link.bytes_per_second < math.inf
 
 
+@pytest.mark.slow
 def test_the_links_of_a_mesh_of_two_axes() -> None:
     mesh = jax.make_mesh((2, 4, 1), ("slow", "fast", "alone"))
     measured = perf.calibrate(mesh, methods={}, repeats=1)

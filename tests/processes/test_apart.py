@@ -42,6 +42,7 @@ print([float(shard.data[0]) for shard in told["loss"].addressable_shards])
 """
 
 
+@pytest.mark.slow
 def test_a_process_steps_on_while_another_waits(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))

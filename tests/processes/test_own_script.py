@@ -79,6 +79,7 @@ for each in (state, jaxcomm.replicate(state, mesh)):
 """
 
 
+@pytest.mark.slow
 def test_model_state_of_two_processes(tmp_path: Path) -> None:
     process = start(tmp_path, JOIN + MODEL_STATE, "-m", "jaxcomm.launch", "--processes", "2", "--")
     _, stderr = process.communicate(timeout=SECONDS)
@@ -100,6 +101,7 @@ def test_the_recipe_joins_by_three_variables(tmp_path: Path) -> None:
     check(said[0][0])
 
 
+@pytest.mark.slow
 def test_an_exception_of_one_ends_all_at_once(tmp_path: Path) -> None:
     code = f"{JOIN}if jax.process_index() == 1:\n    raise KeyError('mine')\n"
     code += "import time\ntime.sleep(1000)\n"

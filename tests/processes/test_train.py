@@ -172,12 +172,14 @@ def test_a_signal_leaves_a_valid_partial_record(number: signal.Signals, tmp_path
     assert not config["finished"] and rows and all(row["kind"] == "step" for row in rows)
 
 
+@pytest.mark.slow
 def test_what_all_processes_find_wrong_is_said_once() -> None:
     code, _, stderr = run("launch", "--processes", "3", "--", "train", "--method", "foo")
     assert code == 2 and stderr.count("\n") == 1
     assert re.match(r"\[\d\] experiments: error: there is no method 'foo'", stderr)
 
 
+@pytest.mark.slow
 def test_a_worker_that_never_starts(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NEVER_STARTS, encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
@@ -188,6 +190,7 @@ def test_a_worker_that_never_starts(tmp_path: Path) -> None:
     assert stderr == "[0] experiments: error: process 1 of 2 has not started within 2 s.\n"
 
 
+@pytest.mark.slow
 def test_a_cluster_that_cannot_come_together(taken: Address) -> None:
     """Without a launcher, as under a cluster's own manager; all at once, since each takes long."""
     disagreed = free_address()

@@ -111,6 +111,7 @@ def top_k(ratio: float) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_ratios_of_a_sparsified_plan() -> None:
     """Each group is sent at the ratio of its layer."""
     params, x = chain_params(), jnp.asarray(np.random.default_rng(1).normal(size=(8, 4)), "float32")

@@ -41,6 +41,7 @@ def explicit(workers: int) -> Any:
     return jax.sharding.Mesh(devices, ("data",), axis_types=(AxisType.Explicit,))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "workers",
     [pytest.param(mesh_of(4), id="mesh"), *map(slow, [4, explicit(4), mesh_of(1), mesh_of(8)])],
@@ -79,6 +80,7 @@ def linear_loss(p: Any, x: jax.Array) -> jax.Array:
     return total
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("layer", range(models.LAYERS))
 def test_a_layer_equals_the_aggregator_alone(layer: int) -> None:
     """An oracle without `wait_free`: the parameters of one layer, in an aggregator of their own."""
@@ -124,6 +126,7 @@ def test_forms_of_the_loop(variant: str) -> None:
         chex.assert_trees_all_equal(plain(a.step), plain(b.step))
 
 
+@pytest.mark.slow
 def test_bfloat16_parameters() -> None:
     p = params(jnp.bfloat16)
     inside = train(4, wait_free(jaxcomm.global_qsgd()), p=p)
@@ -132,6 +135,7 @@ def test_bfloat16_parameters() -> None:
     chex.assert_trees_all_equal(plain(inside), plain(after))
 
 
+@pytest.mark.slow
 def test_two_axes_of_workers_nested() -> None:
     mesh = jax.make_mesh((2, 2), ("dcn", "ici"), axis_types=(AxisType.Auto,) * 2)
     tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.top_k("dcn", ratio=0.25))

@@ -22,6 +22,7 @@ def wait_free(tx: Any, **options: Any) -> Any:
     return scheduling.wait_free(tx, stacked=STACKED, **options)
 
 
+@pytest.mark.slow
 def test_an_unused_layer_keeps_its_state() -> None:
     def without_the_second(p: Any, x: jax.Array) -> jax.Array:
         h = x @ p["first"]
@@ -101,6 +102,7 @@ def test_a_nan_of_one_group_stays_there() -> None:
     assert np.all(np.isfinite(p["b"]))
 
 
+@pytest.mark.slow
 def test_resized() -> None:
     tx = optax.chain(wait_free(jaxcomm.top_k(ratio=0.25)), optax.sgd(0.1, momentum=0.9))
     p, state, _ = train(4, wait_free(jaxcomm.top_k(ratio=0.25)))

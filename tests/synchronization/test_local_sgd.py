@@ -158,6 +158,7 @@ def test_post_local_sgd_meets_in_every_step_at_first() -> None:
     assert equal == [True, True, False, False, True, False, False, True]
 
 
+@pytest.mark.slow
 def test_compressed_with_feedback_on_a_mesh_and_simulated() -> None:
     aggregator = jaxcomm.all_gather_mean("data", error_feedback(top_k(k=2)))
     tx = diloco(optax.sgd(0.1, momentum=0.9), optax.sgd(0.7, momentum=0.5), 2, aggregator)

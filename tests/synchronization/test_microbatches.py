@@ -117,6 +117,7 @@ def loss_of_one(w: jax.Array, x: jax.Array) -> jax.Array:
     return w * jnp.mean(x).astype(w.dtype)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float32"), slow("float64")])
 @pytest.mark.parametrize("add_up", [_in_a_window, _in_a_loop, _in_many_steps])
 def test_sums_are_in_the_dtype_that_they_need(add_up: Any, dtype: str) -> None:

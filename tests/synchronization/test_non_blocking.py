@@ -73,6 +73,7 @@ def _dealt(name: str) -> Any:
     return run
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1), name=st.sampled_from([*MACHINES][:3]))
 def test_an_epoch_holds_each_example_just_once(seed: int, name: str) -> None:
@@ -108,6 +109,7 @@ AGGREGATORS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name", ["ring_mean", "global_qsgd", slow("mean"), slow("gathered"), slow("two_stage")]
 )

@@ -87,6 +87,7 @@ def test_against_numpy(fragments: int, overlap: int, mixing: float, workers: Any
             np.testing.assert_allclose(x[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_fragment_that_arrives_at_once_is_diloco() -> None:
     both = optax.sgd(0.1, momentum=0.9), optax.sgd(**OUTER)
     streaming, _ = run(streaming_diloco(*both, 3, fragments=1), 7)
@@ -96,6 +97,7 @@ def test_one_fragment_that_arrives_at_once_is_diloco() -> None:
             np.testing.assert_allclose(x[name], y[name], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_step_sends_one_fragment_at_most_and_compressed_if_asked() -> None:
     aggregator = jaxcomm.all_gather_mean("data", error_feedback(top_k(k=1)))
     counts = 4 * 2  # Steps that were taken, and left out.
@@ -116,6 +118,7 @@ def test_a_step_sends_one_fragment_at_most_and_compressed_if_asked() -> None:
             assert all(np.abs(leaf).max() > 0 for leaves in kept for leaf in leaves)
 
 
+@pytest.mark.slow
 def test_equal_leaves_of_two_fragments_are_rounded_apart() -> None:
     # Before its first meeting, a fragment moves by so many equal steps: signs and norms agree.
     aggregator = jaxcomm.all_gather_mean("data", dither(levels=1, norm="l2"))

@@ -78,6 +78,7 @@ def _windows(trigger: Any, in_flight: Any) -> Any:
     return scan
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**31 - 1),

@@ -75,6 +75,7 @@ def close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
         )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MESHES)
 def test_equals_the_gradient_of_whole_weights(name: str) -> None:
     mesh, specs, params = prepared(name)
@@ -87,6 +88,7 @@ def test_equals_the_gradient_of_whole_weights(name: str) -> None:
             assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, spec), leaf.ndim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eight", "odd"])
 def test_training_in_a_scan_equals_that_of_whole_weights(name: str) -> None:
     mesh, specs, params = prepared(name)
@@ -119,6 +121,7 @@ def test_training_in_a_scan_equals_that_of_whole_weights(name: str) -> None:
     close(found, expected, 2e-5)
 
 
+@pytest.mark.slow
 def test_weights_travel_as_their_codec_says() -> None:
     """A gradient at weights in bfloat16; the whole leaves do not travel, and stay float32."""
     mesh, specs, _ = prepared("eight")
@@ -131,6 +134,7 @@ def test_weights_travel_as_their_codec_says() -> None:
     assert not np.allclose(expected[1]["in"], jax.grad(loss)(fine, batch_of())["in"], 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eight", "two_levels", "odd"])
 def test_16_bit_weights_travel_in_16_bits(name: str) -> None:
     mesh, specs, params = prepared(name, jnp.bfloat16)
@@ -150,6 +154,7 @@ def bits_of(mesh: jax.sharding.Mesh) -> Any:
     return {"device": dither(bits=8), "node": rotated(dither(bits=4))}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["eight", "two_levels", "odd", slow("explicit"), slow("one")])
 def test_compressed_gradients_have_the_right_mean(name: str) -> None:
     """The mean over many keys of unbiased gradients, for a linear loss; each draw differs."""
@@ -179,6 +184,7 @@ def test_compressed_gradients_have_the_right_mean(name: str) -> None:
         assert 0 < spread < largest * np.abs(slopes[leaf]).max() / 7  # 4 bits have 7 levels.
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("push", [None, dither(bits=8)], ids=["exact", "8_bits"])
 def test_one_workers_nan_reaches_all_slices(push: Any) -> None:
     mesh, specs, params = prepared("eight")
@@ -190,6 +196,7 @@ def test_one_workers_nan_reaches_all_slices(push: Any) -> None:
         assert np.all(np.isnan(gradient[leaf]))
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_not_finite_is_not_hidden() -> None:
     mesh, specs, _ = prepared("eight")
     broken = {**start(), "out": start()["out"].at[3, 1].set(jnp.inf)}
@@ -266,6 +273,7 @@ def compiled(name: str, **options: Any) -> Any:
         return jax.jit(step).lower(weights, state, rows).compile()
 
 
+@pytest.mark.slow
 def test_memory_falls_as_1_over_n() -> None:
     """Weights and two moments, per device; layer by layer, no whole model is ever in memory."""
     whole = 4 * 8 * 128 * 128
@@ -320,6 +328,7 @@ def test_other_axes_of_the_mesh_are_refused() -> None:
         fully_sharded_value_and_grad(loss, mesh_named("two_levels"), P(), axis_name="device")
 
 
+@pytest.mark.slow
 def test_groups_of_3_by_8() -> None:
     """Simulated: the mean of 24 gradients, with 8 bits within a node and 4 rotated bits between."""
     codecs = {"device": dither(bits=8), "node": rotated(dither(bits=4))}
@@ -347,6 +356,7 @@ def test_integer_leaves_are_refused() -> None:
         function(jnp.arange(8), batch_of())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eight", slow("two_levels")])
 def test_digits_train_beside_whole_weights(name: str) -> None:
     """Losses after 60 steps of Adam on scikit-learn's digits, with codecs at both ends."""
@@ -402,6 +412,7 @@ def test_aux_of_single_examples_is_refused() -> None:
         function(params, batch_of())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaf", ["in", "bias"], ids=["sliced", "whole"])
 def test_second_derivatives_are_refused(leaf: str) -> None:
     """They would be 0: messages of words have no derivative."""
@@ -424,6 +435,7 @@ def test_a_spec_beyond_the_dimensions_of_a_slice_is_refused() -> None:
         jax.vmap(weight_gather(P(None, "data")), axis_name="data")(jnp.ones((2, 3)))
 
 
+@pytest.mark.slow
 def test_calls_over_different_lists_draw_apart() -> None:
     """As calls over different dicts do: the coins come from the paths of all leaves of a call."""
     gather = weight_gather(P("data"), pull=dither(bits=4))
@@ -455,6 +467,7 @@ def test_a_step_over_explicit_axes_needs_no_mesh_that_is_set(name: str) -> None:
     close(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eight", "odd"])
 def test_empty_leaves(name: str) -> None:
     """Sliced or whole, they send nothing and have empty gradients."""

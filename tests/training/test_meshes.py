@@ -56,6 +56,7 @@ def states(method: str, workers: Any, count: int) -> tuple[Any, Any, Any]:
     return tx, params, jaxcomm.init(tx, params, workers)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("method", METHODS)
 def test_called_jitted_scanned_and_accounted(method: str, devices: int) -> None:

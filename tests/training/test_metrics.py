@@ -144,6 +144,7 @@ def branches(text: str) -> set[str]:
     return found
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", LOCAL)
 def test_an_inner_step_sends_nothing_but_by_its_own_rule(name: str) -> None:
     step, params, state = build("mesh", LOCAL[name], True, metrics="own")

@@ -262,6 +262,7 @@ class Normalized(nn.Module):
         return nn.Dense(1)(nn.relu(hidden))[:, 0]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["simulated", "Auto"])
 def test_batch_norm_over_all_workers_is_that_of_one_device(kind: str) -> None:
     workers, outcomes = workers_of(kind), []

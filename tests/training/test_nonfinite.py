@@ -113,6 +113,7 @@ def test_what_else_a_step_may_have() -> None:
     assert describe_nonfinite(loss_fn, start(), rows, WORKERS, gradients=weighted) is None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["simulated", "mesh"])
 def test_after_a_step(kind: str) -> None:
     """Without `skip_nonfinite` all parameters are NaN; with it, they are those before."""

@@ -142,6 +142,7 @@ def by_shards(tx: Any, mesh: Mesh) -> Any:
     return params, state
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("kind", "run"),
     [
@@ -172,6 +173,7 @@ def test_in_a_mesh_that_is_set(kind: AxisType) -> None:
     require_trained_alone("top_k", params)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("method", ["mean", "top_k", "power_sgd"])
 def test_nothing_is_gathered_over_the_axis_of_shards(method: str) -> None:
     """Devices that hold shards of one worker exchange scalars of the loss only."""
@@ -203,6 +205,7 @@ def test_bytes_are_those_of_a_shard() -> None:
     assert sent.bytes_per_worker == 4 * coordinates * 2 * (WORKERS - 1) / WORKERS
 
 
+@pytest.mark.slow
 def test_memory_of_a_device_falls_with_the_shards() -> None:
     """Parameters, moments and residuals: the arguments of the compiled step."""
     side, held = 256, []
@@ -222,6 +225,7 @@ def test_memory_of_a_device_falls_with_the_shards() -> None:
         assert whole / shards <= size < whole / shards + 8 * side
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("run", ["steps", "shards"])
 def test_a_nan_in_one_shard(run: str) -> None:
     """It spoils this shard on all workers, and no memory of it."""
@@ -269,6 +273,7 @@ def test_the_norm_of_the_whole_gradient() -> None:
     chex.assert_trees_all_close(*found, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_loss_over_shards() -> None:
     """Tensor parallelism by hand: `gradients=` is a nested `jax.shard_map`."""
     mesh = mesh_of(AxisType.Auto, WORKERS, SHARDS)
@@ -493,6 +498,7 @@ def test_one_parameter_on_an_axis_of_one_device() -> None:
     assert held.sharding.shard_shape(held.shape) == (1, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda tx: jaxcomm.accumulate(tx, 2), jaxcomm.skip_nonfinite])
 def test_wrappers_in_an_explicit_mesh_that_is_set(wrap: Any) -> None:
     """Both branches of a step that waits or skips have the same type."""
@@ -507,6 +513,7 @@ def test_wrappers_in_an_explicit_mesh_that_is_set(wrap: Any) -> None:
     chex.assert_trees_all_equal(*(jax.tree.map(np.asarray, params) for params in found))
 
 
+@pytest.mark.slow
 def test_windows_in_an_explicit_mesh_that_is_set() -> None:
     """Workers finish different numbers of mini-batches, and the partitioner sends in each."""
     x = np.random.default_rng(0).normal(size=(2 * WORKERS, 3, 6)).astype(np.float32)

@@ -38,6 +38,7 @@ def advanced(tx: Any, steps: int, mode: Any = "vmap") -> tuple[Any, Any, np.ndar
     return run, state, np.stack(results)
 
 
+@pytest.mark.quick(1)
 @AGGREGATORS
 @pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 def test_shifts_and_their_rate(aggregate: Any, mode: Any) -> None:

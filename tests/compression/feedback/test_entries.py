@@ -36,6 +36,7 @@ def loop(*, elementwise: bool, updated: Any) -> jaxcomm.Codec:
     )
 
 
+@pytest.mark.slow
 def test_entries_are_kept_as_the_whole_array_is() -> None:
     dense, sparse = (
         kept_after(loop(elementwise=each, updated=lambda kept, x, sent: kept + x - sent))

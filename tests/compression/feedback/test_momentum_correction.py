@@ -15,6 +15,7 @@ def draw() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(STEPS, D))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("masking", [False, True])
 def test_the_recursion(nesterov: bool, masking: bool) -> None:

@@ -70,6 +70,7 @@ def run(tx: Any, given: Any) -> tuple[Any, Any]:
     return jax.tree.map(np.asarray, means), states
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "near"), [("float32", 1e-4), ("16 bits", 1e-2)])
 def test_is_acp_sgd_without_drawn_columns(name: str, near: float) -> None:
     codecs = [
@@ -86,6 +87,7 @@ def test_is_acp_sgd_without_drawn_columns(name: str, near: float) -> None:
         np.testing.assert_allclose(found, np.tile(expected, (WORKERS, 1, 1)), atol=near)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "dtype", "steps"),
     [
@@ -107,6 +109,7 @@ def test_nothing_is_lost(name: str, dtype: Any, steps: int) -> None:
     np.testing.assert_allclose(sent + residual, total, atol=1e-4 if dtype == jnp.float32 else 0.1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "near"), [("float32", 1e-5), ("16 bits", 1e-3)])
 def test_a_single_worker_gets_the_projection_of_its_update(name: str, near: float) -> None:
     tx = jaxcomm.power_sgd(rank=RANK, alternate=True, factor_codec=FACTOR_CODECS[name])
@@ -165,6 +168,7 @@ def test_a_step_sends_one_factor_in_one_collective() -> None:
     assert not re.search(r" (all-gather|all-to-all|collective-permute|reduce-scatter)\(", text)
 
 
+@pytest.mark.slow
 def test_a_coded_factor_takes_half_of_the_bytes() -> None:
     tx = jaxcomm.power_sgd(rank=RANK, alternate=True, factor_codec=dither(bits=16))
     step, arguments = step_of(tx, LEAVES)
@@ -180,6 +184,7 @@ def test_a_coded_factor_takes_half_of_the_bytes() -> None:
     assert all_reduces(text) == sorted([*expected, *[f"f32[{EXACT}]", f"f32[{flags}]"] * 2])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("leaf", ["w", "b"])
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -195,6 +200,7 @@ def test_one_worker_that_is_not_finite(bad: float, leaf: str, name: str) -> None
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(states.inner.shared))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_keeps_the_laws_of_codecs(side: Any, name: str) -> None:
@@ -295,6 +301,7 @@ def loss_after(tx: Any, steps: int = 400) -> float:
     return float(metrics["loss"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["float32", "16 bits", "8 bits"])
 def test_it_trains_as_the_mean_does(name: str) -> None:
     tx = jaxcomm.power_sgd(rank=2, alternate=True, factor_codec=FACTOR_CODECS[name])

@@ -53,6 +53,7 @@ def run(tx: Any, given: Any) -> tuple[Any, Any]:
     return jax.tree.map(np.asarray, means), states
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("feedback", [False, True])
 def test_is_power_sgd(feedback: bool, shape: tuple[int, ...]) -> None:
@@ -84,6 +85,7 @@ def test_the_basis_spans_the_left_factors_and_the_drawn_columns(drawn: int) -> N
     np.testing.assert_allclose(found, basis @ (basis.T @ np.asarray(x)), atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_a_mean_of_that_rank_is_exact(rank: int) -> None:
     rng = np.random.default_rng(rank)
@@ -175,6 +177,7 @@ def step(rank: int, kind: AxisType = AxisType.Auto, workers: int = 2) -> Any:
     return text, jaxcomm.wire.account(sharded, given, state)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_tree_takes_two_all_reduces_and_one_orthogonalization_per_shape(rank: int) -> None:
     text, sent = step(rank)
@@ -210,6 +213,7 @@ def test_neither_the_corrected_gradient_nor_the_mean_is_written() -> None:
     assert compiled.compile().memory_analysis().temp_size_in_bytes < 1.5 * gradients
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", [{}, {"decay": 0.5}, {"residual_dtype": "bfloat16"}], ids=str)
 def test_terms_are_encoded_as_their_sum_is(options: Any) -> None:
     codec = power_iteration(2)
@@ -274,6 +278,7 @@ def test_the_left_factor_exposes_one_coordinate(value: float) -> None:
             assert not np.isfinite(measured[0].values + measured[1].values).all()
 
 
+@pytest.mark.slow
 def test_ranks_are_stages_of_a_warmup() -> None:
     given = tree_updates()  # Five steps: two of rank 4, two of rank 1, one more of rank 1.
     stages = [jaxcomm.power_sgd(rank=rank, memory_rank=4) for rank in (4, 1)]
@@ -312,6 +317,7 @@ def test_equal_shapes_are_encoded_as_if_each_were_alone() -> None:
         np.testing.assert_allclose(several[name], alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_weights() -> None:
     rng = np.random.default_rng(3)
     left, right = rng.normal(size=(12, 1)), rng.normal(size=(WORKERS, 1, 7))
@@ -324,6 +330,7 @@ def test_weights() -> None:
     np.testing.assert_allclose(means, np.stack([expected] * WORKERS), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_nan_on_one_worker_leaves_memory_unchanged() -> None:
     given = tree_updates()
     tx = jaxcomm.power_sgd(rank=1)
@@ -348,6 +355,7 @@ def test_a_nan_on_one_worker_leaves_memory_unchanged() -> None:
         assert all(same) == (own is after.own) and same
 
 
+@pytest.mark.slow
 def test_bfloat16_gradients() -> None:
     narrow = tree_updates(jnp.bfloat16)
     tx = jaxcomm.power_sgd(rank=1)
@@ -359,6 +367,7 @@ def test_bfloat16_gradients() -> None:
         np.testing.assert_array_equal(found[name], np.asarray(expected))
 
 
+@pytest.mark.slow
 def test_wide_numbers_change_nothing() -> None:
     given = updates((12, 7))
     tx = jaxcomm.power_sgd(rank=2)
@@ -377,6 +386,7 @@ def test_residuals_in_bfloat16() -> None:
     assert memory.kept.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_the_last_stage_of_a_hierarchy_may_have_memory() -> None:
     rng = np.random.default_rng(4)
     given = (rng.normal(size=(12, 1)) @ rng.normal(size=(2, 3, 1, 7))).astype(np.float32)
@@ -441,6 +451,7 @@ def test_small_units_are_exact(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(means, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_keeps_the_laws_of_codecs() -> None:
     check_codec(of_matrices(power_iteration(2), columns=6))
     check_codec(power_iteration(2))

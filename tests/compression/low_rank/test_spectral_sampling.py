@@ -22,6 +22,7 @@ KINDS = {
 }
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rank", "size"), [(1, 2), (1, 40), (4, 9), (10, 200)])
 def test_probabilities_are_those_of_the_paper(rank: int, size: int, kind: str) -> None:
@@ -53,6 +54,7 @@ def moment(x: np.ndarray, rank: int) -> float:
     return float(np.sum(values**2 / atomo_probabilities(values, rank)) - np.sum(values**2))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rank", [1, 3, 6])
 def test_the_mean_and_the_variance_are_exact(rank: int) -> None:
     draws, x = 6000, matrix()
@@ -67,6 +69,7 @@ def test_the_mean_and_the_variance_are_exact(rank: int) -> None:
     assert np.linalg.matrix_rank(sample[0], tol=1e-4) <= rank
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", [(12, 7), (3, 4, 7), (2, 3, 2, 7)], ids=str)
 def test_leaves_of_more_axes_are_matrices(shape: tuple[int, ...]) -> None:
     x = jnp.asarray(matrix(12, 7))
@@ -75,6 +78,7 @@ def test_leaves_of_more_axes_are_matrices(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(folded.reshape(3, 12, 7), flat, atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_a_matrix_of_that_rank_is_exact(rank: int) -> None:
     rng = np.random.default_rng(rank)
@@ -83,6 +87,7 @@ def test_a_matrix_of_that_rank_is_exact(rank: int) -> None:
     np.testing.assert_allclose(decoded, np.broadcast_to(x, decoded.shape), atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_tree_takes_one_message_and_the_bytes_that_are_claimed() -> None:
     shapes: dict[str, tuple[int, ...]] = {
         "a": (12, 7), "b": (12, 7), "convolution": (3, 3, 2, 8), "bias": (7,), "scale": (),

@@ -110,6 +110,7 @@ def test_workers_draw_apart() -> None:
     assert 0.05 < np.mean(first != second) < 0.6
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "x",
     [

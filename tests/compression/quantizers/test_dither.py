@@ -108,6 +108,7 @@ def _numpy_codes(x: np.ndarray, levels: int, norm: np.float32, seeds: np.ndarray
     return (fixed + noise.astype(np.int64)) >> digits
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("levels", [1, 3, 15, 127, 4095, 2**20])
 @pytest.mark.parametrize("shape", [(1001,), (7, 9), ()])
 def test_codes_equal_a_numpy_twin_bit_for_bit(levels: int, shape: tuple[int, ...]) -> None:
@@ -118,6 +119,7 @@ def test_codes_equal_a_numpy_twin_bit_for_bit(levels: int, shape: tuple[int, ...
     np.testing.assert_array_equal(codes, _numpy_codes(x, levels, norm, seeds))
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("scale", [1e-30, 1e-10, 1.0, 1e15, 1e30])
 @pytest.mark.parametrize("size", [1, 2, 1000])
 def test_l2_norms_at_every_scale(scale: float, size: int) -> None:

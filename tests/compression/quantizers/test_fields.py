@@ -51,6 +51,7 @@ def test_nothing_fits() -> None:
         choose_field(3, None, 10**9)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("width", [*range(2, 17), 32])
 @pytest.mark.parametrize("shape", [(3, 5), slow(()), slow((1,)), slow((7,)), slow((0,))])
 @pytest.mark.parametrize("workers", [3, slow(1), slow(64)])

@@ -32,6 +32,7 @@ def table_size(size: int, **options: Any) -> int:
     return payload.table.size
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("ratio", [0.01, 0.5, 2.0])
 @pytest.mark.parametrize("size", [10**3, 10**4, 10**5, 10**6, 2**22 + 1])

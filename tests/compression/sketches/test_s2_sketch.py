@@ -45,6 +45,7 @@ def errors(codec: Codec, x: np.ndarray) -> np.ndarray:
 build = functools.partial(s2_sketch, density=NON_ZERO / SIZE, granularity="element")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("rows", "ratio", "decode", "omega"),
     [
@@ -216,6 +217,7 @@ def test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap(seed: in
     assert (np.asarray(decoded)[mean == 0] == 0).all() and (np.asarray(decoded) != 0).any()
 
 
+@pytest.mark.slow
 def test_codes_that_do_not_peel_are_nan_or_zero() -> None:
     x = np.random.default_rng(3).normal(size=(200, 4)).astype(np.float32)
     x = jnp.asarray(x)

@@ -36,6 +36,7 @@ def expected(ratio: float, x: np.ndarray) -> np.ndarray:
     return result
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ratio", [0.01, 0.25, 0.999, 1.0])
 @pytest.mark.parametrize("positive", [0, 1, 40, 79, 80])
 def test_of_each_sign_its_part(ratio: float, positive: int) -> None:
@@ -49,6 +50,7 @@ def test_of_each_sign_its_part(ratio: float, positive: int) -> None:
     assert 1 - left >= codec.claims.contraction(80, 1) * (1 - 1e-6)
 
 
+@pytest.mark.slow
 def test_zeros_are_not_sent_and_edges_hold() -> None:
     sparse = np.array([0.0, 0.0, 3.0, 0.0, -1.0, 0.0, 0.0, 0.0])
     np.testing.assert_allclose(sent(0.5, sparse), sparse, rtol=1e-6)

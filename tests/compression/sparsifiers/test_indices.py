@@ -31,6 +31,7 @@ def drawn(count: int, size: int) -> list[np.ndarray]:
     return [random, np.arange(count), np.arange(size - count, size)]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("size", [1, 2, 32, slow(333)])
 def test_round_trip(size: int) -> None:
     for count in sorted({0, 1, size // 5, size - 1, size}):
@@ -38,6 +39,7 @@ def test_round_trip(size: int) -> None:
             round_trip(drawn(count, size), choose_layout(count, size, distinct=distinct))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("low", [0, 3, slow(1), slow(6)])
 @pytest.mark.parametrize("count", [0, 1, 40, slow(100)])
 def test_round_trip_of_elias_fano(count: int, low: int) -> None:

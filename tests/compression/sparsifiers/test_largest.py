@@ -24,6 +24,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("k", [1, 31, 500, SIZE])
 def test_a_threshold_finds_what_a_sort_does(name: str, k: int) -> None:
@@ -31,6 +32,7 @@ def test_a_threshold_finds_what_a_sort_does(name: str, k: int) -> None:
     np.testing.assert_array_equal(jax.jit(by_threshold, static_argnums=1)(x, k), by_sort(x, k))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64])
 def test_any_size(size: int) -> None:
     x = jnp.asarray(INPUTS["ties"][:size])
@@ -40,6 +42,7 @@ def test_any_size(size: int) -> None:
         np.testing.assert_array_equal(sampled, by_sort(x, k))
 
 
+@pytest.mark.slow
 def test_rows_of_their_own() -> None:
     x = jnp.asarray(INPUTS["ties"][:1000]).reshape(10, 100)
     each = jnp.stack([by_threshold(row, 7) for row in x])
@@ -76,6 +79,7 @@ OFTEN_MISSED = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", OFTEN_MISSED)
 def test_a_sample_finds_what_a_sort_does_however_it_misleads(name: str) -> None:
     x = OFTEN_MISSED[name]
@@ -84,6 +88,7 @@ def test_a_sample_finds_what_a_sort_does_however_it_misleads(name: str) -> None:
         np.testing.assert_array_equal(select(jnp.asarray(x), k), in_order(x, k), err_msg=str(k))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("k", [2, WIDE - 1, WIDE])
 def test_a_sample_of_as_many_as_there_are(k: int) -> None:
     x = OFTEN_MISSED["half unwanted"]
@@ -119,6 +124,7 @@ def test_as_many_as_are_told_while_running(k: int) -> None:
     np.testing.assert_array_equal(np.flatnonzero(taken), expected[numbers[expected] > 0])
 
 
+@pytest.mark.slow
 def test_places_of_marks_beyond_the_room_and_of_none() -> None:
     marks = OFTEN_MISSED["99 % zeros"] > 0
     for wanted, room in ((marks, 100), (marks, WIDE // 50), (np.zeros_like(marks), 5)):

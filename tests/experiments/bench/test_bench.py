@@ -144,6 +144,7 @@ def test_memory_of_a_mean_is_one_copy_of_the_gradients() -> None:
     assert 8 * size <= arguments <= 8 * size + 100 and 4 * size <= peak <= 4.1 * size
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not memory.STATUS.exists(), reason="Only Linux reports resident memory.")
 def test_resident_memory_is_that_of_the_compiled_program() -> None:
     resident = memory.resident_in_subprocess("mean", 1024)

@@ -153,6 +153,7 @@ def test_untimed_rows_have_no_time_in_the_table() -> None:
     assert cells[5] == ["25.0", "25.0"] and cells[6] == ["2.0", "2.0"]
 
 
+@pytest.mark.slow
 def test_groups_are_timed_with_the_baseline_in_a_subprocess() -> None:
     (group,) = timing.time_in_subprocess(["mean", "qsgd"], 8, 2)
     assert [*group] == ["baseline", "mean", "qsgd"]
@@ -161,6 +162,7 @@ def test_groups_are_timed_with_the_baseline_in_a_subprocess() -> None:
         list(timing.time_in_subprocess(["no such row"], 8, 2))
 
 
+@pytest.mark.slow
 def test_the_bench_records_what_it_prints_and_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,12 +76,14 @@ def test_batches_and_held_out_rows_are_windows_of_the_text(tmp_path: Path) -> No
         assert all(row.astype(np.uint8).tobytes() in part for row in rows)
 
 
+@pytest.mark.slow
 def test_the_first_loss_of_the_transformer_is_that_of_guessing() -> None:
     read = inputs.load("transformer")
     loss = models.transformer_loss(_weights(read), jnp.asarray(read.batch(0, 0, 0)))
     assert abs(loss - np.log(256)) < 0.2
 
 
+@pytest.mark.slow
 def test_no_prediction_depends_on_a_later_byte() -> None:
     read = inputs.load("transformer")
     weights, rows = _weights(read), read.batch(0, 0, 0)[:2, :-1]

@@ -106,6 +106,7 @@ def test_mistakes(options: dict[str, Any], message: str) -> None:
         settings(Gossip(**options))
 
 
+@pytest.mark.slow
 def test_a_study_leaves_a_record_that_regenerates(tmp_path: Path) -> None:
     few = {"graphs": ("ring_8",), "splits": ("skewed",), "methods": ("dpsgd", "matcha")}
     lengths = {"seeds": 2, "steps": 4, "log_every": 2, "learning_rates": (0.1, 0.2)}
@@ -135,6 +136,7 @@ def test_a_study_leaves_a_record_that_regenerates(tmp_path: Path) -> None:
     assert (folder / STUDY.figures[0].file).stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_rates_splits_and_seeds_share_a_program() -> None:
     setting = {"graph": "ring_8", "method": "dpsgd", "split": "iid"}
     trainer = Trainer(Gossip(steps=4, log_every=2), setting)

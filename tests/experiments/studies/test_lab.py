@@ -104,6 +104,7 @@ def test_presets_and_links() -> None:
         assert find(label).period >= 1
 
 
+@pytest.mark.slow
 def test_the_model_of_words_has_the_methods_for_sparse_updates() -> None:
     names = labels(Lab(model="words"))
     assert names[0] == "no_communication" and {"s2_peel", "all_gather", "parallax"} < {*names}
@@ -135,6 +136,7 @@ def test_mistakes(options: dict[str, Any], message: str) -> None:
         settings(Lab(**options))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("text", ["200mb", "0mbit", "-1gbit", "mbit", ""])
 def test_a_bandwidth_that_tc_cannot_read(text: str) -> None:
     with pytest.raises(ValueError, match="a bandwidth is a number with kbit, mbit or gbit"):

@@ -150,6 +150,7 @@ def test_settings_and_what_is_tuned() -> None:
     first, second = [training.grid(config, each) for each in training.settings(config)]
     assert first == {"learning_rate": ((0.1, 0.2),)} and second is None
     assert trained_as("ddp_kept_memory", ["ddp"]) == "ddp"
+    assert trained_as("ddp_fp16_one_bucket", ["ddp_fp16"]) == "ddp_fp16"
     assert trained_as("ddp_kept_memory", ["ddp_kept_memory"]) == "ddp_kept_memory"
 
 

@@ -176,6 +176,7 @@ def fake(program: Program, seed: int, steps: int, log_every: int) -> list[dict[s
     return [{**scores, "compression_error": 0.0}]
 
 
+@pytest.mark.slow
 def test_a_study_leaves_a_record_that_parses(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_study_leaves_a_record_that_parses(
     assert sparse_leaves(folder) == ["Embed_0/embedding"]
 
 
+@pytest.mark.slow
 def test_a_method_trains(tmp_path: Path, text: str) -> None:
     line = check_record(tiny(tmp_path, text, ("all_gather",), seeds=1))["all_gather"]
     assert line["overflow"] == 0 and line["encode_milliseconds"] > 0
@@ -230,6 +232,7 @@ def test_ratings_have_four_sparse_leaves(tmp_path: Path) -> None:
     assert "squared error" in (folder / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

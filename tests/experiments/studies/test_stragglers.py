@@ -75,6 +75,7 @@ def test_gossip_waits_for_fewer_workers() -> None:
     assert steps[0] >= steps[1] >= 0.9 * len(clock("all_reduce", BLOCKING, "3:1").seconds)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_timeline_ends_at_the_time_and_has_at_least_one_step(method: str) -> None:
     for form in forms_of(method, "exponential"):
@@ -164,6 +165,7 @@ def run(form: str, method: str = "all_reduce", speeds: str = "equal") -> list[di
     return [*Trainer(config)(setting, 0, parameters, validation=False)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("method", ["all_reduce", "dpsgd"])
 def test_forms_are_the_same_with_equal_workers(method: str, monkeypatch: Any) -> None:
     equal = Speeds("", lambda s: deterministic([s] * WORKERS))
@@ -177,6 +179,7 @@ def test_forms_are_the_same_with_equal_workers(method: str, monkeypatch: Any) ->
             assert point["seconds"] > expected["seconds"]  # By the signal.
 
 
+@pytest.mark.slow
 def test_all_mini_batches_of_a_window_have_its_parameters_and_late_ones_older() -> None:
     """A fast worker beside slow ones: gradients against those of plain SGD, by hand."""
     import jax
@@ -220,6 +223,7 @@ SHORT = Stragglers(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_short_study_leaves_a_record(tmp_path: Path) -> None:
     assert command.main(STUDY, dataclasses.replace(SHORT, records=str(tmp_path))) == 0
     (folder,) = tmp_path.iterdir()

@@ -69,6 +69,7 @@ def test_the_readme_of_the_record_names_its_methods() -> None:
     assert all(line["reached"] and line["kind"] in REASONS for line in results.lines)
 
 
+@pytest.mark.slow
 def test_a_small_survey_of_two_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On digits, and on a text that the user names."""
     text = tmp_path / "a.txt"

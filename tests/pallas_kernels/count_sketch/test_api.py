@@ -24,6 +24,7 @@ def normal(*shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("hashing", "columns"), FAMILIES)
 @pytest.mark.parametrize(
     "shape", [(0,), (5, 7, 41), slow(()), slow((129,)), slow((1,)), slow((127,)), slow((3, 0))]

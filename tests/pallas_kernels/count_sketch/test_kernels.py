@@ -108,6 +108,7 @@ def test_vmap_and_shard_map(platform: str) -> None:
     np.testing.assert_array_equal(jax.jit(mean_over_workers)(x[:1]), expected[0])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("platform", KERNELS)
 @pytest.mark.parametrize(
     ("rows", "columns", "dtype", "estimate"),

@@ -53,6 +53,7 @@ TILES = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("size", "rows", "columns", "planes"), TILES)
 def test_tiles_are_the_oracle(size: int, rows: int, columns: int, planes: int) -> None:
     places = oracle.by_tiles(size, SEEDS, rows, columns, planes)
@@ -123,6 +124,7 @@ def test_sums_of_floats_do_not_depend_on_their_order() -> None:
     assert np.float32(np.sum(x)) != np.float32(np.cumsum(x[::-1])[-1])  # Floats would.
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("scale", [1e-34, 1e-30, 1.0, 1e30, 3e38])
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_fixed_point_neither_overflows_nor_vanishes(scale: float, size: int) -> None:
@@ -133,6 +135,7 @@ def test_fixed_point_neither_overflows_nor_vanishes(scale: float, size: int) -> 
     np.testing.assert_allclose(table[0, 0], np.float32(scale), rtol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("hashing", ["tiles", "elements"])
 def test_subnormal_zero_and_bfloat16(hashing: str) -> None:
     options = {"rows": 2, "columns": 1024, "hashing": hashing}

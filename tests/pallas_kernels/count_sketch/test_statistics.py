@@ -80,6 +80,7 @@ def z_score(samples: np.ndarray, expected: float) -> float:
     return float((samples.mean() - expected) / (samples.std(ddof=1) / math.sqrt(samples.size)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("hashing", ["tiles", "elements"])
 @pytest.mark.parametrize("name", [*SUPPORTS[:3:2], *map(slow, SUPPORTS[1:2] + SUPPORTS[3:])])
 def test_unbiased_with_the_variance_of_theory(name: str, hashing: str) -> None:
@@ -106,6 +107,7 @@ def test_the_error_of_ones_is_k_minus_one_over_c(hashing: str) -> None:
     assert abs(z_score((error**2).mean(axis=1), expected)) < Z
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("hashing", ["tiles", "elements"])
 @pytest.mark.parametrize("name", ["one sublane of each tile", slow("periodic in tiles")])
 def test_rows_are_independent(name: str, hashing: str) -> None:
@@ -191,6 +193,7 @@ def test_columns_of_elements_are_uniform(stride: int) -> None:
     assert abs(z_of_counts(np.append(pairs, 0), columns**2)) < Z
 
 
+@pytest.mark.slow
 def test_an_even_number_of_rows_keeps_the_median_unbiased() -> None:
     # The lower of two independent normal errors is off by -1/sqrt(pi) of their deviation.
     error = errors(np.ones(SIZE), "elements", 2, "median")

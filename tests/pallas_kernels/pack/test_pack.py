@@ -27,6 +27,7 @@ def numbers_below(limit: int, size: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, limit, size, dtype=np.uint64).astype(np.uint32)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("bits", [b if b in (1, 3, 7, 8, 16, 32) else slow(b) for b in WIDTHS])
 def test_words_are_those_of_the_formula(bits):
     @jax.jit

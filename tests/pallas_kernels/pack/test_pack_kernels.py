@@ -63,6 +63,7 @@ def test_kernels_take_narrow_dtypes(platform, bits, dtype):
     np.testing.assert_array_equal(packed, reference.pack(numbers, bits=bits))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("platform", MODULES)
 def test_numbers_too_large_spill_alike(platform):
     """What is not promised is at least the same on every backend."""
@@ -87,6 +88,7 @@ def test_kernels_under_vmap(platform, monkeypatch):
     np.testing.assert_array_equal(jax.vmap(unpack_each)(packed), numbers)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("platform", MODULES)
 @pytest.mark.parametrize("bits,size", [(1, 2**18), (3, 2**18), (4, 2**18 - 77), (8, 2**18)])
 def test_kernels_are_lowered(platform, bits, size):

@@ -81,6 +81,7 @@ def test_tpu_blocks_of_both_axes() -> None:
     assert_equal_to_reference("tpu", Case(100, 8), x, 2.0)
 
 
+@pytest.mark.slow
 def test_tpu_ragged_last_block() -> None:
     assert mosaic_tpu._view((140_000,), 8).grid == (2, 1)
     assert_equal_to_reference(

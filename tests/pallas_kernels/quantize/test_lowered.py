@@ -38,6 +38,7 @@ def calls(text: str, platform: str) -> int:
     return text.count(f"@{CALLS[platform]}")
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("platform", NAMES)
 @pytest.mark.parametrize("case", BY_WIDTH, ids=str)
 def test_every_width(platform: str, case: Case) -> None:
@@ -45,6 +46,7 @@ def test_every_width(platform: str, case: Case) -> None:
     assert calls(lowered(f, *types(shape=(2**18 - 77,)), platform=platform), platform) == 2
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("platform", NAMES)
 @pytest.mark.parametrize("dtype", [jnp.float32, slow(jnp.bfloat16)])
 @pytest.mark.parametrize(
