@@ -204,7 +204,7 @@ def test_from_mesh_to_mesh(sizes: tuple[int, int], kind: AxisType) -> None:
     np.testing.assert_array_equal(resized[1][0].mu["a"], state[1][0].mu["a"])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
 def test_slices_and_own_parameters_from_mesh_to_mesh(kind: AxisType) -> None:
     old, new = (workers_on(n, kind) for n in (8, 3))

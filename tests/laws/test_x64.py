@@ -12,7 +12,7 @@ from tests.cases import CASES, Case, rows
 from tests.workers import aggregate
 
 SIZE = 1 << 17
-QUICK = {"top_k"}
+QUICK = {"global_qsgd"}
 
 
 @pytest.mark.quick(1)

@@ -200,7 +200,7 @@ def test_one_worker_that_is_not_finite(bad: float, leaf: str, name: str) -> None
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(states.inner.shared))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_keeps_the_laws_of_codecs(side: Any, name: str) -> None:

@@ -165,7 +165,7 @@ def run(form: str, method: str = "all_reduce", speeds: str = "equal") -> list[di
     return [*Trainer(config)(setting, 0, parameters, validation=False)]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["all_reduce", "dpsgd"])
 def test_forms_are_the_same_with_equal_workers(method: str, monkeypatch: Any) -> None:
     equal = Speeds("", lambda s: deterministic([s] * WORKERS))
