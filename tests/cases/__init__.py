@@ -16,6 +16,7 @@ from tests.cases._sharded import SHARDED
 from tests.cases._signs import SIGNS
 from tests.cases._sketched import SKETCHED
 from tests.cases._sparse import SPARSE
+from tests.cases._stale import STALE
 from tests.cases._switched import SWITCHED
 
 __all__ = ["CASES", "FAMILIES", "FRAME", "MEANS", "WEIGHTED", "Case", "rows", "rows_by_workers"]
@@ -44,6 +45,7 @@ FAMILIES = [
     EXCHANGED,
     SWITCHED,
     SHARDED,
+    STALE,
     FEEDBACK,
 ]
 CASES = [
