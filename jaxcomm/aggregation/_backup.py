@@ -26,9 +26,9 @@ def is_among_first(times: jax.Array, index: jax.Array, count: int) -> jax.Array:
     """Whether worker `index` is one of the first `count`, bool[]; ties go to the smaller index."""
     known = jnp.where(jnp.isnan(times), jnp.inf, times)
     own = known[index]
-    others = jnp.arange(len(times))
+    others = jnp.arange(len(times), dtype=jnp.int32)
     earlier = (known < own) | ((known == own) & (others < index))
-    return (jnp.sum(earlier) < count) & jnp.isfinite(own)
+    return (jnp.sum(earlier, dtype=jnp.int32) < count) & jnp.isfinite(own)
 
 
 def _times_of_all(finish_times: Any, axis_name: AxisName, workers: int) -> jax.Array:

@@ -130,7 +130,8 @@ def delayed(
         require_shards()
         require_last_stage(outer_axes, axes)
         _axis.require_local(updates, axes, extra_args.get("shard_axes", ()))
-        ring = _axis.own(state.own, axes)
+        # A state that `init` has just made is not typed as different by worker.
+        ring = _axis.local_params(_axis.own(state.own, axes), axes)
         own = _axis.as_varying(own_weight(1.0 if weight is None else weight), axes)
         # A mean over no samples is often NaN, which would make means of the ring NaN.
         counted = jax.tree.map(lambda x: jnp.where(own == 0, jnp.zeros((), x.dtype), x), updates)

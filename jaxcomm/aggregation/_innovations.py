@@ -1,5 +1,6 @@
 """The memory of lazy uploads, and when the difference to the last upload is worth sending."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -39,7 +40,7 @@ class Upload(NamedTuple):
     """What a worker keeps for one unit: `Memory.own`. All units have one `skipped`."""
 
     last: Any  # Sum, of all uploaded innovations: what the others know of this worker
-    error: Any  # float32[], the squared rounding error of the last upload
+    error: Any  # float32[], the mean square of the rounding error of the last upload
     skipped: Any  # float32[], steps since then; a float, so that it has a mean over workers
 
 
@@ -47,7 +48,7 @@ class Aggregate(NamedTuple):
     """What all workers keep for one unit: `Memory.shared`."""
 
     mean: Any  # Sum, the mean over workers of their last uploads
-    squares: Any  # float32[memory], the squared norms of the last aggregates, the newest first
+    squares: Any  # float32[memory], the mean squares of the last aggregates, the newest first
 
 
 def first_memory(x: jax.Array, memory: int) -> Memory:
@@ -57,9 +58,9 @@ def first_memory(x: jax.Array, memory: int) -> Memory:
     return Memory(Upload(no_sum(x), zero, zero), Aggregate(no_sum(x), squares))
 
 
-def squared_norm(x: jax.Array) -> jax.Array:
-    """The squared l2 norm, float32[]."""
-    return jnp.sum(jnp.square(x.astype(jnp.float32)))
+def mean_square(x: jax.Array) -> jax.Array:
+    """The mean of the squares, float32[]."""
+    return jnp.mean(jnp.square(x))
 
 
 def is_worth_it(
@@ -75,16 +76,20 @@ def is_worth_it(
     Args:
       memories: The memory of each unit.
       sent: The innovation of each unit, as others would decode it.
-      errors: float32[] each, its squared rounding error.
+      errors: float32[] each, the mean square of its rounding error.
       threshold: The number :math:`\xi`.
     """
     if threshold == 0:
         return jnp.array(True)
-    innovation = sum(map(squared_norm, sent), jnp.float32(0))
-    change = sum((jnp.mean(each.shared.squares) for each in memories), jnp.float32(0))
-    last_errors = sum((each.own.error for each in memories), jnp.float32(0))
-    rounding = 3 * (sum(errors, jnp.float32(0)) + last_errors)
-    return innovation >= threshold * change + rounding
+
+    def total(mean_squares: Iterable[jax.Array]) -> jax.Array:
+        """The squared norm of all units together."""
+        each = zip(sent, mean_squares, strict=True)
+        return sum((x.size * square for x, square in each), jnp.float32(0))
+
+    change = total(jnp.mean(each.shared.squares) for each in memories)
+    rounding = total(errors) + total(each.own.error for each in memories)
+    return total(map(mean_square, sent)) >= threshold * change + 3 * rounding
 
 
 def uploaded(own: Upload, uploads: jax.Array, sent: jax.Array, error: jax.Array) -> Upload:
@@ -101,6 +106,6 @@ def aggregated(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.
     del payload
     before = context.memory.shared
     total = add(before.mean, mean)
-    newest = squared_norm(total.total)[None]
+    newest = mean_square(total.total)[None]
     squares = jnp.concatenate([newest, before.squares[:-1]])
     return total.total, Memory(context.memory.own, Aggregate(total, squares))

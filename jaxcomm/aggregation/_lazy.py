@@ -22,7 +22,7 @@ from jaxcomm.aggregation._innovations import (
     aggregated,
     first_memory,
     is_worth_it,
-    squared_norm,
+    mean_square,
     uploaded,
 )
 from jaxcomm.aggregation._local import decode_local, encode_local
@@ -162,7 +162,7 @@ def lazy(
         for part in plain:
             content, _ = encode_local(inner, part.context, part.x)
             decoded.append(decode_local(inner, part.context, content))
-        errors = [squared_norm(part.x - q) for part, q in zip(plain, decoded, strict=True)]
+        errors = [mean_square(part.x - q) for part, q in zip(plain, decoded, strict=True)]
         overdue = memories[0].own.skipped >= max_skip
         uploads = is_worth_it(memories, decoded, errors, threshold) | overdue
         non_finite = ~all_finite(part.x for part in parts)

@@ -1,46 +1,15 @@
-"""Rows of old gradients, of workers that are dropped, and of uploads that are skipped."""
+"""Rows of old gradients, and of uploads that are skipped."""
 
 from functools import cache
-from typing import Any
-
-import optax
 
 import jaxcomm
-from jaxcomm import _axis
-from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.compression import blockwise
-from jaxcomm.compression.quantizers import dither
-from jaxcomm.synchronization import exponential
+from jaxcomm.compression.quantizers import scaled_cast
 from tests.cases._case import Case, all_reduce
 from tests.mutants import FORGETFUL
 
 BLOCK = 16
 FIRST_AGAIN = ((FORGETFUL, "Each step is then a first one, in which all workers upload."),)
-
-
-def one_spare(axis_name: Any, seed: int) -> optax.GradientTransformationExtraArgs:
-    """One backup worker, and none if there is only one worker, which must count."""
-
-    def of_size() -> optax.GradientTransformationExtraArgs:
-        spares = min(1, _axis.size(axis_name) - 1)
-        times = exponential(1.0).sample
-        return jaxcomm.backup(jaxcomm.mean(axis_name), spares, times=times, seed=seed)
-
-    @averages_over(axis_name)
-    def update(*args: Any, **extra_args: Any) -> Any:
-        return of_size().update(*args, **extra_args)
-
-    def init(params: Any) -> Any:
-        _axis.require_bound(axis_name)
-        return of_size().init(params)
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _blocks(size: int) -> int:
-    return -(-size // BLOCK)
-
-
 STALE = [
     Case(
         "delayed",
@@ -52,17 +21,6 @@ STALE = [
         variance=None,
         random=False,
         staged=False,
-    ),
-    Case(
-        "backup",
-        cache(lambda axis_name="data", seed=0: one_spare(axis_name, seed)),
-        # And the sum of weights.
-        bytes=lambda sizes, n: all_reduce(4 * sum(sizes) + 4, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=False,
-        variance=None,
-        random=False,
-        nonfinite="coordinate",
     ),
     Case(
         "lazy",
@@ -81,16 +39,20 @@ STALE = [
         "laq",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.lazy(
-                axis_name, blockwise(dither(bits=8), BLOCK), threshold=0.8, seed=seed
+                axis_name,
+                blockwise(scaled_cast("float8_e4m3fn"), BLOCK),
+                threshold=0.8,
+                max_skip=4,
             )
         ),
-        # Norms of blocks, two flags before them, and one with them.
-        bytes=lambda sizes, n: all_reduce(
-            BLOCK * _blocks(sum(sizes)) + 4 * _blocks(sum(sizes)) + 12, n
+        # Blocks of codes with one norm each, and the flag of the gather; before it, two flags.
+        bytes=lambda sizes, n: (
+            (n - 1) * ((BLOCK + 4) * -(-sum(sizes) // BLOCK) + 4) + all_reduce(8, n)
         ),
-        dtypes=lambda n: {"s8"},
+        dtypes=lambda n: {"u8"},
         unbiased=False,
         variance=None,
+        random=False,
         exempt=FIRST_AGAIN,
         staged=False,
     ),
