@@ -65,8 +65,8 @@ def lazy(
               \hat x_i \gets \hat x_i + \delta_i \;\text{ for } i \in U, \qquad
               \bar x^t = \bar x^{t-1} + \frac{1}{n} \sum_{i \in U} \delta_i
 
-    So :math:`\bar x = \frac{1}{n} \sum_i \hat x_i` always: a worker that skips contributes its last
-    upload :math:`\hat x_i`. Worker :math:`i` is in :math:`U`, i.e. uploads, if
+    So :math:`\bar x = \frac{1}{n} \sum_i \hat x_i`, up to rounding: a worker that skips contributes
+    its last upload :math:`\hat x_i`. Worker :math:`i` is in :math:`U`, i.e. uploads, if
 
     .. math:: \|\delta_i\|^2 \ge \frac{\xi}{D} \sum_{d=1}^{D} \|\bar x^{t-d}\|^2
               + 3 \big(\|\epsilon_i\|^2 + \|\hat\epsilon_i\|^2\big)
