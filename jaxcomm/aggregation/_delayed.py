@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import PerWorker, PyTree
 from jaxcomm._buckets import require_floating
+from jaxcomm._ordered import after
 from jaxcomm._require import checked, own_weight, remedy, require_state
 from jaxcomm._resizing import resized_by, weighted_mean_of_workers
 from jaxcomm._sharded import require_shards
@@ -48,11 +49,11 @@ def delayed(
               g_i^t = 0 \text{ for } t < 0
 
     where :math:`\tau` is `staleness`. What `tx` sends depends on the state only, and not on the
-    gradients of this step. So the compiler may send during the whole forward and backward pass.
-    With :func:`jaxcomm.mean`, this is the delayed update of Pipe-SGD and of delayed gradient
-    averaging. More than one step hides no more: a program cannot send beyond its end. Larger values
-    show what staleness costs. Whether a compiler overlaps is shown by
-    :func:`jaxcomm.scheduling.overlap_report`. On CPUs nothing is gained.
+    gradients of this step. So the compiler may send it during the whole forward and backward pass.
+    XLA for GPUs does so; XLA for CPUs does not. :func:`jaxcomm.scheduling.overlap_report` shows it
+    for a compiled step. More than one step hides no more, since a program cannot send beyond its
+    end, and shows what staleness costs. In each step all workers still wait for the last of them,
+    so the wait for a slow worker is not hidden.
 
     A worker sends what `tx` sends, and 4 bytes in an all-reduce of a flag that reports non-finite
     gradients. It keeps :math:`\tau` gradients in their dtypes.
@@ -135,21 +136,25 @@ def delayed(
         own = _axis.as_varying(own_weight(1.0 if weight is None else weight), axes)
         # A mean over no samples is often NaN, which would make means of the ring NaN.
         counted = jax.tree.map(lambda x: jnp.where(own == 0, jnp.zeros((), x.dtype), x), updates)
-        leaves = [x for x in jax.tree.leaves(counted) if x.size] or [own]
-        finite = everywhere(axes, jnp.isfinite(own) & all_finite(leaves))
-
         old = jax.tree.map(
             lambda x: lax.dynamic_index_in_dim(x, state.oldest, keepdims=False), ring
         )
         given = extra_args if weight is None else {**extra_args, "weight": old["weight"]}
         result, inner = tx.update(old["mean"], state.inner, params, **given)
-        new = keep_if(finite, {"mean": counted, "weight": own}, old)
+        leaves = [x for x in jax.tree.leaves(counted) if x.size] or [own]
+        # XLA has one collective in flight at a time. If the flag came first, the others would wait
+        # for it, and with it for the backward pass.
+        spoiled = jnp.where(jnp.isfinite(own) & all_finite(leaves), 0.0, 1.0)
+        finite = everywhere(axes, after(spoiled, result) == 0)
+        # Without the barrier, XLA computes the payload together with what replaces it in the ring.
+        kept, _ = lax.optimization_barrier((old, finite))
+        new = keep_if(finite, {"mean": counted, "weight": own}, kept)
         ring = jax.tree.map(
             lambda x, one: lax.dynamic_update_index_in_dim(x, one, state.oldest, 0), ring, new
         )
-        following = jnp.where(finite, (state.oldest + 1) % staleness, state.oldest)
-        after = DelayedState(following, mark(ring), keep_if(finite, inner, state.inner))
+        oldest = jnp.where(finite, (state.oldest + 1) % staleness, state.oldest)
+        new_state = DelayedState(oldest, mark(ring), keep_if(finite, inner, state.inner))
         nan = lambda x: jnp.where(finite, x, jnp.full((), jnp.nan, x.dtype))  # noqa: E731
-        return jax.tree.map(nan, result), after
+        return jax.tree.map(nan, result), new_state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -17,7 +17,7 @@ def after(updates: PyTree, earlier: PyTree) -> PyTree:
     previous = [x for x in jax.tree.leaves(earlier) if x.size]
     if not previous:
         return updates
-    firsts = jnp.stack([x.reshape(-1)[0].astype(jnp.float32) for x in previous])
+    firsts = jnp.stack([x[(0,) * x.ndim].astype(jnp.float32) for x in previous])
     zero = jnp.sum(jnp.where(jnp.isfinite(firsts), firsts, 0) * 0)
 
     def depending(x: jax.Array) -> jax.Array:
