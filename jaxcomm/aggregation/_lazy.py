@@ -79,8 +79,8 @@ def lazy(
     part in the collective, with zeros. Workers first agree whether any uploads, 8 bytes in an
     all-reduce. If one does, a worker sends the payload of `codec`: :math:`2 (n-1)/n` payloads if
     they can be summed, :math:`n - 1` otherwise. :func:`jaxcomm.wire.account` reports both branches
-    and counts the larger one. With noisy gradients, innovations do not become small, and nobody
-    skips: lazy uploads are for full or large batches.
+    and counts the larger one. With noisy gradients, innovations do not become small, and all
+    workers upload: lazy uploads are for full or large batches.
 
     Args:
       axis_name: The mesh axis, or axes, of the workers.
