@@ -60,6 +60,12 @@ def test_it_is_the_mean_of_an_earlier_step(staleness: int, mode: Mode) -> None:
     assert state.oldest == STEPS % staleness
 
 
+def test_two_delays_add_up() -> None:
+    twice, _ = results_of(jaxcomm.delayed(jaxcomm.delayed(jaxcomm.mean(), 2), 1), given())
+    once, _ = results_of(jaxcomm.delayed(jaxcomm.mean(), 3), given())
+    chex.assert_trees_all_equal(twice, once)
+
+
 def test_with_memory_it_is_the_aggregator_of_an_earlier_step() -> None:
     """The residual is that of the same gradients, which come later."""
     inner, updates = jaxcomm.all_gather_mean("data", error_feedback(top_k(k=2))), given()

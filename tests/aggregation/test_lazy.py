@@ -12,7 +12,7 @@ import pytest
 import jaxcomm
 from jaxcomm import Claims, Codec
 from jaxcomm.compression import blockwise
-from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.feedback import ef21, error_feedback
 from jaxcomm.compression.quantizers import dither, signs
 from jaxcomm.compression.sparsifiers import top_k
 from tests.slow import slow
@@ -184,7 +184,22 @@ def test_with_a_threshold_of_0_it_is_the_mean() -> None:
         assert state.diagnostics["uploads"] == 1
 
 
-def test_nobody_skips_more_than_the_most() -> None:
+@pytest.mark.parametrize("combined", ["summed", "gathered"])
+def test_with_a_threshold_of_0_it_is_ef21(combined: str) -> None:
+    """Whose workers send the difference to their estimate in each step."""
+    codec = blockwise(dither(bits=8), 2)._replace(combine="sum" if combined == "summed" else None)
+    mean = jaxcomm.all_reduce_mean if combined == "summed" else jaxcomm.all_gather_mean
+    given = np.random.default_rng(0).normal(size=(4, WORKERS, SIZE)).astype(np.float32)
+    results = []
+    for tx in (jaxcomm.lazy("data", codec, threshold=0.0), mean("data", ef21(codec))):
+        run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.asarray(given[0]), "vmap")
+        for updates in given:
+            result, state = run(updates, state, jnp.ones(WORKERS))
+            results.append(np.asarray(result))
+    np.testing.assert_allclose(results[:4], results[4:], rtol=0, atol=1e-6)
+
+
+def test_no_worker_skips_more_than_the_most() -> None:
     tx = jaxcomm.lazy(threshold=1e6, memory=1, max_skip=3, diagnostics=True)
     given = np.random.default_rng(0).normal(size=(9, WORKERS, SIZE)).astype(np.float32)
     run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.asarray(given[0]), "vmap")
