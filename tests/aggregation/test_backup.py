@@ -17,6 +17,7 @@ from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.synchronization import exponential
 from tests.cases import WEIGHTED, Case
+from tests.slow import slow
 from tests.workers import aggregator, draws, flat, gradients, initial, mesh_of
 
 TIMES = exponential(1.0).sample
@@ -86,7 +87,7 @@ COUNTED = {
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("mode", ["checked", "vmap"])
+@pytest.mark.parametrize("mode", [slow("checked"), "vmap"])
 def test_measured_times_choose_the_first(mode: str, whole: bool) -> None:
     updates = np.random.default_rng(0).normal(size=(WORKERS, 5)).astype(np.float32)
     for times, counts in COUNTED.values():
@@ -126,7 +127,7 @@ def test_weights_are_those_of_the_first() -> None:
         np.testing.assert_allclose(flat(results)[0], shares @ flat(updates), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["checked", "vmap"])
+@pytest.mark.parametrize("mode", [slow("checked"), "vmap"])
 def test_a_dropped_residual_is_not_lost(mode: str) -> None:
     """All updates and the residuals add up to the gradients of the workers that counted."""
     steps = 12
@@ -160,6 +161,7 @@ def test_around_any_row_it_is_the_row_with_weights(case: Case) -> None:
     np.testing.assert_array_equal(flat(found), flat(expected))
 
 
+@pytest.mark.slow
 def test_with_a_clock_on_meshes_of_both_kinds() -> None:
     """The times of all workers are an extra argument of the step, as of a clock outside of it."""
     tx = optax.chain(

@@ -12,8 +12,10 @@ import pytest
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
-from tests.workers import MODE_ROWS, Mode, aggregator, initial, of_one_worker
+from tests.slow import slow
+from tests.workers import Mode, aggregator, initial, of_one_worker
 
+MODES = pytest.mark.parametrize("mode", ["vmap", slow("checked"), slow("unchecked")])
 WORKERS, STEPS = 4, 6
 
 
@@ -45,8 +47,8 @@ def results_of(
     return results, state
 
 
-@pytest.mark.parametrize("mode", MODE_ROWS)
-@pytest.mark.parametrize("staleness", [1, 3])
+@MODES
+@pytest.mark.parametrize("staleness", [slow(1), 3])
 def test_it_is_the_mean_of_an_earlier_step(staleness: int, mode: Mode) -> None:
     updates = given()
     results, state = results_of(jaxcomm.delayed(jaxcomm.mean(), staleness), updates, mode)
@@ -95,7 +97,7 @@ def test_a_weight_goes_with_its_gradient() -> None:
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(ring))
 
 
-@pytest.mark.parametrize("mode", MODE_ROWS)
+@MODES
 def test_a_nan_is_seen_in_its_own_step_and_changes_nothing(mode: Mode) -> None:
     """Training then goes on as if this step had not been."""
     tx = jaxcomm.delayed(jaxcomm.all_gather_mean("data", error_feedback(top_k(k=2))), 2)

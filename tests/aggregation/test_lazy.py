@@ -16,8 +16,9 @@ from jaxcomm.compression.feedback import ef21, error_feedback
 from jaxcomm.compression.quantizers import dither, signs
 from jaxcomm.compression.sparsifiers import top_k
 from tests.slow import slow
-from tests.workers import MODE_ROWS, Mode, aggregator, initial, mesh_of
+from tests.workers import Mode, aggregator, initial, mesh_of
 
+MODES = pytest.mark.parametrize("mode", ["vmap", slow("checked"), slow("unchecked")])
 WORKERS, SIZE, RATE = 4, 6, 0.1
 BITS = 3
 
@@ -114,7 +115,7 @@ def train(tx: Any, steps: int, mode: Mode = "vmap") -> tuple[np.ndarray, np.ndar
     return np.asarray(results[:, 0]), np.asarray(rates), state
 
 
-@pytest.mark.parametrize("mode", MODE_ROWS)
+@MODES
 @pytest.mark.parametrize("method", ["LAG-WK", "LAQ"])
 def test_it_is_the_algorithm_of_the_paper(method: str, mode: Mode) -> None:
     """With thresholds on the parameters there, and on the aggregates here."""
@@ -151,7 +152,8 @@ def test_the_aggregate_is_the_mean_of_the_last_uploads_exactly() -> None:
     assert len({*rates}) > 2
 
 
-@pytest.mark.parametrize("combined", ["summed", slow("gathered")])
+@pytest.mark.slow
+@pytest.mark.parametrize("combined", ["summed", "gathered"])
 def test_of_other_numbers_it_is_so_to_rounding(combined: str) -> None:
     """Each mean of innovations is rounded once, so that errors add up as those of a random walk."""
     codec = blockwise(dither(bits=8), 2)
@@ -184,7 +186,7 @@ def test_with_a_threshold_of_0_it_is_the_mean() -> None:
         assert state.diagnostics["uploads"] == 1
 
 
-@pytest.mark.parametrize("combined", ["summed", "gathered"])
+@pytest.mark.parametrize("combined", [slow("summed"), "gathered"])
 def test_with_a_threshold_of_0_it_is_ef21(combined: str) -> None:
     """Whose workers send the difference to their estimate in each step."""
     codec = blockwise(dither(bits=8), 2)._replace(combine="sum" if combined == "summed" else None)
@@ -224,7 +226,8 @@ def test_bytes_fall_only_if_all_skip() -> None:
     assert sent.amortized_bytes_per_worker(0.25) == 2 * 3 / 4 * (1000 + 8)
 
 
-@pytest.mark.parametrize("mode", MODE_ROWS)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["vmap", "checked", "unchecked"])
 def test_after_a_nan_all_goes_on_as_before(mode: Mode) -> None:
     tx = jaxcomm.lazy("data", blockwise(dither(bits=8), 4))
     given = np.random.default_rng(0).normal(size=(3, WORKERS, SIZE)).astype(np.float32)
@@ -242,7 +245,7 @@ def test_after_a_nan_all_goes_on_as_before(mode: Mode) -> None:
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("workers", [3, 8])
+@pytest.mark.parametrize("workers", [3, slow(8)])
 def test_other_workers_have_last_uploads_of_the_same_mean(workers: int) -> None:
     tx = jaxcomm.lazy(threshold=0.5)
     given = np.random.default_rng(0).integers(-8, 8, (4, WORKERS, SIZE)).astype(np.float32)
