@@ -13,7 +13,7 @@ def after(updates: PyTree, earlier: PyTree) -> PyTree:
     XLA drops barriers before it combines collectives of several groups in one. So one coordinate
     of each leaf depends on all of `earlier`: it adds `0 x`, which XLA does not know to be 0, since
     `x` might be NaN. Here it is not, so that other groups stay finite if one is not. Leaves that
-    Explicit axes shard are left out, since one coordinate of them would have to be sent.
+    Explicit axes shard are omitted, since one coordinate of them would have to be sent.
     """
     is_sharded = lambda x: any(jax.typeof(x).sharding.spec)  # noqa: E731
     previous = [x for x in jax.tree.leaves(earlier) if x.size and not is_sharded(x)]
