@@ -11,12 +11,13 @@ The public names, by purpose:
   `global_qsgd`, `gtop_k`, `natural_compression`, `one_bit_sgd`, `parallax`, `qsgd`, `s2_reducer`,
   `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k`. Of low
   rank: `atomo`, `power_sgd`.
-- **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `majority_vote`, `mean`,
-  `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`.
+- **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `lazy`, `majority_vote`,
+  `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`.
 - **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches`, `low_rank` and
   `feedback`; wrappers of codecs in `compression`.
-- **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `hierarchical`, `per_worker`,
-  `shard_local`, `sharded_server`, `skip_nonfinite`, `warmup`; `warmup_schedule` for the rate.
+- **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `backup`, `delayed`,
+  `hierarchical`, `per_worker`, `shard_local`, `sharded_server`, `skip_nonfinite`, `warmup`;
+  `warmup_schedule` for the rate.
 - **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
   DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`; sending
   during the backward pass in `scheduling`.
@@ -52,10 +53,13 @@ from jaxcomm.aggregation import (
     adaptive_ratio,
     all_gather_mean,
     all_reduce_mean,
+    backup,
+    delayed,
     fetch_sgd,
     gradient_density,
     gtop_k,
     hierarchical,
+    lazy,
     majority_vote,
     mean,
     merged_mean,
@@ -117,6 +121,7 @@ __all__ = [
     "aggregation",
     "all_gather_mean",
     "all_reduce_mean",
+    "lazy",
     "majority_vote",
     "mean",
     "merged_mean",
@@ -133,6 +138,8 @@ __all__ = [
     # Wrappers of transformations
     "accumulate",
     "adaptive_ratio",
+    "backup",
+    "delayed",
     "hierarchical",
     "per_worker",
     "shard_local",

@@ -79,3 +79,24 @@ def mean_over_workers(x: Any, workers: int, where: str) -> Any:
 def total_on_the_first(old: PerWorker, new: PerWorker) -> PerWorker:
     """The rule of counters: the first worker has the total, the others have 0."""
     return jax.tree.map(lambda a, b: b.at[0].set(jnp.sum(a, axis=0)), old, new)
+
+
+def weighted_mean_of_workers(old: PerWorker, new: PerWorker) -> PerWorker:
+    """The rule of `{"mean": ..., "weight": ...}`: the weighted mean, and the mean weight, on each.
+
+    Weights are `[workers, ...]`, and the leaves of the mean have further axes.
+    """
+    ((axis, running),) = old.per_worker.items()
+    weights, workers = running["weight"], len(new.per_worker[axis]["weight"])
+    total = jnp.sum(weights, axis=0)
+    shares = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1)[None], 0)
+
+    def mean(x: jax.Array) -> jax.Array:
+        wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
+        aligned = shares.reshape(*shares.shape, *[1] * (x.ndim - shares.ndim)).astype(wide.dtype)
+        one = jnp.sum(jnp.broadcast_to(aligned, wide.shape) * wide, axis=0).astype(x.dtype)
+        return jnp.broadcast_to(one, (workers, *one.shape))
+
+    means = jax.tree.map(mean, running["mean"])
+    weight = jnp.broadcast_to(total / len(weights), (workers, *total.shape))
+    return PerWorker({axis: {"mean": means, "weight": weight}})

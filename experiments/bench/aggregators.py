@@ -197,6 +197,11 @@ AGGREGATORS: Mapping[str, Rows] = {
             lambda: jaxcomm.deep_gradient_compression(ratio=RATIO), 20
         ),
     },
+    "stale": {
+        "delayed": BenchMethod(lambda: jaxcomm.delayed(jaxcomm.mean())),
+        "lazy": BenchMethod(jaxcomm.lazy),
+        "laq": BenchMethod(lambda: jaxcomm.lazy("data", blockwise(dither(bits=8), BLOCK))),
+    },
     "feedback": {
         "ef21": _all_gather(feedback.ef21(top_k(ratio=RATIO))),
         "diana": _all_reduce(feedback.diana(dither(bits=8))),

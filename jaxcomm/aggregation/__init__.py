@@ -4,11 +4,14 @@ from jaxcomm.aggregation._accumulate import AccumulateState, accumulate
 from jaxcomm.aggregation._adaptive_ratio import AdaptiveRatioState, adaptive_ratio
 from jaxcomm.aggregation._all_gather import all_gather_mean
 from jaxcomm.aggregation._all_reduce import all_reduce_mean
+from jaxcomm.aggregation._backup import BackupState, backup
 from jaxcomm.aggregation._coded import AggregatorState
+from jaxcomm.aggregation._delayed import DelayedState, delayed
 from jaxcomm.aggregation._density import gradient_density
 from jaxcomm.aggregation._fetch_sgd import fetch_sgd
 from jaxcomm.aggregation._gtop_k import gtop_k
 from jaxcomm.aggregation._hierarchical import hierarchical
+from jaxcomm.aggregation._lazy import lazy
 from jaxcomm.aggregation._majority_vote import majority_vote
 from jaxcomm.aggregation._mean import mean
 from jaxcomm.aggregation._merged import merged_mean
@@ -29,11 +32,16 @@ __all__ = [
     "AdaptiveRatioState",
     "AggregatorOptions",
     "AggregatorState",
+    "BackupState",
+    "DelayedState",
     "ShardedServerState",
     "SkipNonfiniteState",
     "WarmupState",
     "accumulate",
     "adaptive_ratio",
+    "backup",
+    "delayed",
+    "lazy",
     "recursive_doubling_mean",
     "fetch_sgd",
     "all_gather_mean",

@@ -10,24 +10,8 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._buckets import require_floating
 from jaxcomm._require import checked, own_weight, require_state
-from jaxcomm._resizing import resized_by
+from jaxcomm._resizing import resized_by, weighted_mean_of_workers
 from jaxcomm._switch import collective_cond
-
-
-def _one_mean(old: PerWorker, new: PerWorker) -> PerWorker:
-    """The weighted mean of all workers so far, and the mean of their weights, on each worker."""
-    ((axis, running),) = old.per_worker.items()
-    weights, workers = running["weight"], len(new.per_worker[axis]["weight"])
-    total = jnp.sum(weights)
-    shares = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), 0)
-
-    def mean(x: jax.Array) -> jax.Array:
-        one = jnp.tensordot(shares.astype(x.dtype), x, 1)
-        return jnp.broadcast_to(one, (workers, *one.shape))
-
-    means = jax.tree.map(mean, running["mean"])
-    weight = jnp.full((workers,), total / len(weights))
-    return PerWorker({axis: {"mean": means, "weight": weight}})
 
 
 class AccumulateState(NamedTuple):
@@ -102,7 +86,7 @@ def accumulate(
     def init_fn(params: PyTree) -> AccumulateState:
         _axis.require_bound(axis_name)
         require_floating(params)
-        own = resized_by(empty(params), _one_mean)
+        own = resized_by(empty(params), weighted_mean_of_workers)
         return AccumulateState(jnp.zeros((), jnp.int32), own, inner.init(params))
 
     def update_fn(

@@ -1,55 +1,15 @@
 """The mean of payloads that are gathered and decoded separately."""
 
-from collections.abc import Callable
-from typing import TypeVar, Unpack
+from typing import Unpack
 
-import jax
-import jax.numpy as jnp
 import optax
-from jax import lax
 
-from jaxcomm import _axis
-from jaxcomm._base import AxisName, Codec, Context, PyTree
-from jaxcomm._entries import Entries, entries_of
-from jaxcomm._message import from_message, to_message
+from jaxcomm._base import AxisName, Codec
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
 from jaxcomm.aggregation._coded import coded_mean, require_own_statistics
-from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
+from jaxcomm.aggregation._gathered import gather_payloads
 from jaxcomm.aggregation._local import without_global_diagnostics
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
-from pallas_kernels._dispatch import target
-
-Decoded = TypeVar("Decoded")
-
-
-def decoded_mean(
-    decode: Callable[[PyTree], jax.Array],
-    contents: PyTree,
-    context: Context,
-    shape: tuple[int, ...],
-    entries: Callable[[PyTree], Entries] | None = None,
-    start: jax.Array | float = 0.0,
-) -> jax.Array:
-    """The mean of the decoded `contents[i]`, leaves `[workers, ...]`, summed in worker order.
-
-    `entries` returns the same as `decode` in sparse form; if it is passed, only these entries are
-    added. `start` is the initial value of the sum: 0, or NaN to make the mean NaN.
-    """
-    workers = jax.tree.leaves(contents)[0].shape[0]
-
-    # Divides before it adds, because the sum of huge updates may overflow.
-    def add(total: jax.Array, content: PyTree) -> tuple[jax.Array, None]:
-        if entries is None:
-            return total + decode(content) / workers, None
-        indices, values = entries(content)
-        more = total.ravel().at[indices].add(values / workers, mode="drop")
-        return more.reshape(shape), None
-
-    inputs = (contents, context.coins.public, context.statistics)
-    first = _axis.varying_like(jnp.full(shape, start, jnp.float32), inputs)
-    total, _ = lax.scan(add, first, contents)
-    return total
 
 
 @checked()
@@ -101,70 +61,7 @@ def all_gather_mean(
        [1.5 2.5]]
     """
 
-    def exchange(parts: list[Part]) -> Exchanged:
-        measured = [part.codec.measure(part.context, part.x) for part in parts]
-        groups = [part.unit.group for part in parts]
-        of_groups = over_units(codec.reduce_statistics, measured, groups)
-        finite = all_finite(part.x for part in parts)
-        if share_statistics:
-            of_groups, finite = reduce_statistics(
-                axis_name, codec.reduce_statistics, of_groups, finite
-            )
-        contexts = [part.context.replace(statistics=of_groups[part.unit.group]) for part in parts]
-        encoded = [
-            part.codec.encode(context, part.x)
-            for context, part in zip(contexts, parts, strict=True)
-        ]
-        payloads = [payload for payload, _ in encoded]
-        # Statistics that were reduced over workers need not travel.
-        content = (payloads, *(() if share_statistics else (of_groups, finite.astype(jnp.uint32))))
-        received = _axis.gather(to_message(content), axis_name)
-        gathered, *others = jax.vmap(lambda message: from_message(message, content))(received)
-        statistics = [others[0][group] if others else () for group in groups]
-        if others:
-            finite = jnp.all(others[1] == 1)
-        # On CPUs it depends on the received message, so that XLA allocates the mean only then.
-        start = jnp.where(finite, 0.0, jnp.nan) if target().platform == "cpu" else 0.0
-
-        def decoded(
-            part: Part, context: Context, payloads: PyTree, statistics: PyTree
-        ) -> jax.Array:
-            def from_sender(
-                decode: Callable[[Context, PyTree], Decoded],
-            ) -> Callable[[tuple[PyTree, PyTree]], Decoded]:
-                def apply(content: tuple[PyTree, PyTree]) -> Decoded:
-                    payload, own = content
-                    sender = context if share_statistics else context.replace(statistics=own)
-                    return decode(sender.received(), payload)
-
-                return apply
-
-            common = context if share_statistics else context.replace(statistics=())
-            sparse = entries_of(part.codec)
-            return decoded_mean(
-                from_sender(part.codec.decode),
-                (payloads, statistics),
-                common,
-                part.x.shape,
-                from_sender(sparse) if sparse else None,
-                start,
-            )
-
-        units = [
-            Encoded(context, memory, decoded(part, context, *contents))
-            for part, context, (_, memory), *contents in zip(
-                parts, contexts, encoded, gathered, statistics, strict=True
-            )
-        ]
-
-        def sent() -> list[jax.Array]:
-            return [
-                part.codec.decode(context.received(), payload)
-                for part, context, payload in zip(parts, contexts, payloads, strict=True)
-            ]
-
-        return Exchanged(units, finite, sent)
-
+    exchange = gather_payloads(axis_name, codec, share_statistics)
     unit_codec = (
         require_own_statistics(codec, "`share_statistics`=True")
         if share_statistics

@@ -22,7 +22,7 @@ from jaxcomm.aggregation._agreement import all_finite, nowhere_nan
 from jaxcomm.aggregation._diagnostics import initial_diagnostics, measure_diagnostics
 from jaxcomm.aggregation._exchange import Encoded, Exchange, Exchanged, Part
 from jaxcomm.aggregation._options import AggregatorOptions, choose
-from jaxcomm.aggregation._stages import averages_over
+from jaxcomm.aggregation._stages import averages_over, require_last_stage
 from jaxcomm.aggregation._weights import weigh
 from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._stacked import stacked
@@ -258,12 +258,8 @@ def coded_mean(
         if weight is not None:
             arrays = [*map(weigh(axis_name, weight), arrays)]
         memories = restore_memories(state, split)
-        if outer_axes and any(map(remembers, memories)):
-            raise ValueError(
-                f"The aggregator over {axis_name!r} keeps memory, such as a residual, which would "
-                f"differ over {list(outer_axes)} as well. Only the last stage of `hierarchical` "
-                "may keep memory."
-            )
+        if any(map(remembers, memories)):
+            require_last_stage(outer_axes, axis_name)
         all_axes = (*shard_axes, *outer_axes, *_axis.names(axis_name))
         coins = _noise.coins_of_units(
             _noise.placed_key(state.key, axis_name, updates),

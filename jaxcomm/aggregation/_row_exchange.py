@@ -13,7 +13,7 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, Coins, Context, Memory, PyTree
 from jaxcomm._message import from_message, to_message
 from jaxcomm._units import Unit
-from jaxcomm.aggregation._all_gather import decoded_mean
+from jaxcomm.aggregation._gathered import decoded_mean
 from jaxcomm.aggregation._local import decode_local, encode_local
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

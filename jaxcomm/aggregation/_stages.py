@@ -122,3 +122,13 @@ def common_state(
                 "`codec._replace(layout='concatenated')`."
             )
     return stages[origin].init(params)
+
+
+def require_last_stage(outer_axes: tuple[str, ...], axis_name: AxisName) -> None:
+    """Raises if an aggregator with memory is a stage of `hierarchical` before the last one."""
+    if outer_axes:
+        raise ValueError(
+            f"The aggregator over {axis_name!r} keeps memory, such as a residual, which would "
+            f"differ over {list(outer_axes)} as well. Only the last stage of `hierarchical` may "
+            "keep memory."
+        )

@@ -12,13 +12,13 @@ from jaxcomm import _axis
 from jaxcomm._base import PyTree
 from jaxcomm._buckets import BUCKET_BYTES
 from jaxcomm._deferred import backward_of
+from jaxcomm._ordered import after
 from jaxcomm._require import require_state
 from jaxcomm.aggregation._agreement import all_finite
 from jaxcomm.aggregation._stages import common_axes, needs_whole
 from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.scheduling._layers import Layers, aggregate_at_end, aggregated, hooked
 from jaxcomm.scheduling._micro_batches import joined, mean_of_devices, run_in_parts
-from jaxcomm.scheduling._ordered import after
 from jaxcomm.scheduling._partition import Divided, as_groups, divide, layers_first, workers_first
 
 Groups: TypeAlias = Sequence[Sequence[str]]

@@ -90,6 +90,14 @@ def test_without_order_small_messages_merge(eight_h200: Mesh) -> None:
     assert found.share < 0.1
 
 
+@pytest.mark.parametrize("method", ["mean", "global_qsgd"])
+def test_old_gradients_overlap_without_groups(method: str, eight_h200: Mesh) -> None:
+    """What is sent is in the state, so it overlaps with the forward pass as well."""
+    found = report(eight_h200, jaxcomm.delayed(METHODS[method]()), **COMBINE)
+    print(found)
+    assert found.share >= 0.9
+
+
 @pytest.mark.slow
 def test_low_rank_overlaps_in_its_first_bucket_only(eight_h200: Mesh) -> None:
     """XLA moves the rest of the backward pass beside the first factor; the others come after it."""

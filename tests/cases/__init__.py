@@ -16,6 +16,7 @@ from tests.cases._sharded import SHARDED
 from tests.cases._signs import SIGNS
 from tests.cases._sketched import SKETCHED
 from tests.cases._sparse import SPARSE
+from tests.cases._stale import STALE
 from tests.cases._switched import SWITCHED
 
 __all__ = [
@@ -54,6 +55,7 @@ FAMILIES = [
     EXCHANGED,
     SWITCHED,
     SHARDED,
+    STALE,
     FEEDBACK,
 ]
 CASES = [

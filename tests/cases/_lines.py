@@ -144,6 +144,15 @@ MEANS = [
         at={"p": "d"},
     ),
     Line(
+        "lazy",
+        "jaxcomm.lazy()",
+        "8 d (n-1)/n; only 16 (n-1)/n in steps in which all workers skip; 2 p (n-1)/n with a codec",
+        "Chen et al. 2018, Sun et al. 2019",
+        claim="the exact mean of last uploads",
+        tested="tests/aggregation/test_lazy.py"
+        "::test_the_aggregate_is_the_mean_of_the_last_uploads_exactly",
+    ),
+    Line(
         "deep_gradient_compression",
         "jaxcomm.deep_gradient_compression(ratio=k/d)",
         "(n-1) k (4 + i); more during the warm-up",
@@ -577,6 +586,19 @@ AROUND = [
         "As the codec of the ratio that is used in the step, plus 24 (n-1)/n to measure its error",
     ),
     Line(
+        "delayed",
+        "jaxcomm.delayed(aggregator, staleness=2)",
+        "As the inner aggregator, but of gradients of two steps ago; plus 8 (n-1)/n for a flag",
+        "Li et al. 2018",
+    ),
+    Line(
+        "backup",
+        "jaxcomm.backup(aggregator, 2, times=synchronization.exponential(1.0).sample)",
+        "As the inner aggregator with a weight; plus 4 (n-1) if each worker measures its own time; "
+        "dropped workers send as much as others",
+        "Chen et al. 2016",
+    ),
+    Line(
         "proximal_point",
         "optax.chain(aggregator, synchronization.proximal_point(0.1, restart_period=10))",
         "As the aggregator; the proximal term sends nothing",
@@ -585,6 +607,7 @@ AROUND = [
 
 OPTIONS, CODEC, PART = "other options", "another codec", "a part of it, as a wrapper of any codec"
 VARIANTS = {
+    "laq": ("lazy", CODEC),
     **{
         f"global_qsgd_{name}": ("global_qsgd", OPTIONS)
         for name in (

@@ -14,6 +14,7 @@ from jaxcomm import aggregation
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, exponential_dither
 from jaxcomm.compression.sparsifiers import nonzero, top_k
+from jaxcomm.synchronization import exponential
 
 
 def largest(ratio: float) -> jaxcomm.Codec:
@@ -45,6 +46,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         **UNITS,
     },
     "atomo": {"rank": 2, "bucket_bytes": 64, "seed": 3},
+    "backup": {"tx": jaxcomm.mean(), "backups": 1, "times": exponential(1.0).sample, "seed": 3},
     "deep_gradient_compression": {
         "ratio": 0.25,
         "momentum": 0.5,
@@ -53,6 +55,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "warmup_every": 2,
         "bucket_bytes": 64,
     },
+    "delayed": {"tx": jaxcomm.mean(), "staleness": 2},
     "recursive_doubling_mean": {
         "axis_name": "data",
         "codec_for": lambda added: nonzero(density=1.0, granularity="element"),
@@ -63,6 +66,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "all_gather_mean": {"axis_name": "data", "codec": dither(), **UNITS},
     "global_qsgd": {"levels": 4, "bits": 8, **UNITS},
     "gtop_k": {"k": 2, "bucket_bytes": 64},
+    "lazy": {"codec": dither(), "threshold": 0.5, "memory": 2, "max_skip": 3, **UNITS},
     "mean": {"block_size": 8, "wire_dtype": "float8_e4m3fn"},
     "merged_mean": {"axis_name": "data", "codec": exponential_dither(), **UNITS},
     "natural_compression": {"bucket_bytes": 64, "seed": 3},

@@ -1,0 +1,204 @@
+"""Lazy uploads: a worker sends the change of its gradient only if the change is large enough."""
+
+import math
+from typing import Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, Codec, Context, Diagnostics, Memory
+from jaxcomm._require import checked
+from jaxcomm._switch import collective_cond
+from jaxcomm.aggregation._agreement import all_finite, sum_together
+from jaxcomm.aggregation._coded import coded_mean
+from jaxcomm.aggregation._combined import combine_payloads
+from jaxcomm.aggregation._exchange import Encoded, Exchange, Exchanged, Part
+from jaxcomm.aggregation._gathered import gather_payloads
+from jaxcomm.aggregation._innovations import (
+    EXACT,
+    aggregated,
+    first_memory,
+    is_worth_it,
+    mean_square,
+    uploaded,
+)
+from jaxcomm.aggregation._local import decode_local, encode_local
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.aggregation._warmup import require_steps
+from jaxcomm.compression._overflow import remembers
+from jaxcomm.compression._scaled import require_contraction
+
+
+def _exchange_of(axis_name: AxisName, codec: Codec) -> Exchange:
+    if codec.combine == "sum":
+        return combine_payloads(
+            axis_name, codec, lambda parts, payloads: sum_together(axis_name, payloads)
+        )
+    return gather_payloads(axis_name, codec, share_statistics=False)
+
+
+def _anywhere(axis_name: AxisName, flags: list[jax.Array]) -> list[jax.Array]:
+    """Which flags are true on any worker, bool[] each; one collective."""
+    own = _axis.as_varying(jnp.stack(flags).astype(jnp.float32), axis_name)
+    # Over axes of shards too: all shards of a worker run the same branch.
+    others = sorted(_axis.varying(own) - {*_axis.names(axis_name)})
+    return [*(lax.pmax(own, (*_axis.names(axis_name), *others)) > 0)]
+
+
+@checked()
+@takes_options
+def lazy(
+    axis_name: AxisName = "data",
+    codec: Codec | None = None,
+    *,
+    threshold: float = 1.0,
+    memory: int = 10,
+    max_skip: int = 100,
+    **options: Unpack[AggregatorOptions],
+) -> optax.GradientTransformationExtraArgs:
+    r"""Lazily aggregated gradients: workers whose gradient has changed little skip the upload.
+
+    .. math:: \delta_i = Q(x_i^t - \hat x_i), \qquad
+              \hat x_i \gets \hat x_i + \delta_i \;\text{ for } i \in U, \qquad
+              \bar x^t = \bar x^{t-1} + \frac{1}{n} \sum_{i \in U} \delta_i
+
+    So :math:`\bar x = \frac{1}{n} \sum_i \hat x_i`, up to rounding: a worker that skips contributes
+    its last upload :math:`\hat x_i`. Worker :math:`i` is in :math:`U`, i.e. uploads, if
+
+    .. math:: \|\delta_i\|^2 \ge \frac{\xi}{D} \sum_{d=1}^{D} \|\bar x^{t-d}\|^2
+              + 3 \big(\|\epsilon_i\|^2 + \|\hat\epsilon_i\|^2\big)
+
+    or if it has skipped `max_skip` steps. Here :math:`\xi` is `threshold`, :math:`D` is `memory`,
+    and :math:`\epsilon_i` and :math:`\hat\epsilon_i` are the rounding errors of this innovation and
+    of the last upload. Without a codec this is LAG-WK with :math:`\xi_d = \xi / D`; with one, LAQ.
+
+    *On a mesh, bytes fall only in steps in which all workers skip.* A worker that skips still takes
+    part in the collective, with zeros. Workers first agree whether any uploads, 8 bytes in an
+    all-reduce. If one does, a worker sends the payload of `codec`: :math:`2 (n-1)/n` payloads if
+    they can be summed, :math:`n - 1` otherwise. :func:`jaxcomm.wire.account` reports both branches
+    and counts the larger one. With noisy gradients, innovations do not become small, and all
+    workers upload: lazy uploads are for full or large batches.
+
+    Args:
+      axis_name: The mesh axis, or axes, of the workers.
+      codec: A codec without memory that is a contraction, such as `blockwise(dither(bits=8), 256)`.
+        Default: innovations are sent in float32.
+      threshold: :math:`\xi`, a Python float of at least 0. With 0, all workers upload in each step.
+      memory: :math:`D`, a Python int.
+      max_skip: The number of steps in a row that a worker may skip, a Python int.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `diagnostics` also reports
+        `uploads`, the fraction of workers that upload.
+
+    Returns:
+      A transformation to place before the optimizer. Updates are equal on all workers and keep
+      their shape and dtype. A non-finite coordinate on any worker makes them NaN on all workers,
+      and changes no memory. `update(..., weight=w)` computes a weighted mean, in which a change of
+      weights is an innovation.
+
+    Raises:
+      ValueError: If an option is out of range; in `init`, if the codec has memory; in `update`, if
+        the codec is no contraction or no bound is known, if `axis_name` is not bound, or an update
+        is already summed.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> tx = jaxcomm.lazy(threshold=0.1)
+      >>> def two_steps(g, h):
+      ...     first, state = tx.update(g, tx.init(g))
+      ...     second, state = tx.update(h, state)
+      ...     return first, second
+      >>> g, h = jnp.array([4.0, 8.0]), jnp.array([4.5, 12.0])
+      >>> for update in jax.jit(jax.vmap(two_steps, axis_name="data"))(g, h):
+      ...     print(update)
+      [6. 6.]
+      [8. 8.]
+
+    References:
+      Chen et al., `LAG: Lazily Aggregated Gradient <https://arxiv.org/abs/1805.09965>`_, 2018. Sun
+      et al., `Lazily Aggregated Quantized Gradients <https://arxiv.org/abs/1909.07588>`_, 2019.
+
+    Differs from the papers: the thresholds there compare with changes of the parameters,
+    :math:`\frac{1}{\alpha^2 n^2} \sum_d \xi_d \|\theta^{t+1-d} - \theta^{t-d}\|^2`. For gradient
+    descent with the rate :math:`\alpha` and the sum of gradients this is the same; for other
+    optimizers the aggregates are compared. LAQ rounds to nearest; with `dither`, the rounding is
+    stochastic.
+    """
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+        raise ValueError(f"`threshold` must be a Python float, got {threshold!r}.")
+    if not 0 <= threshold < math.inf:
+        raise ValueError(f"`threshold` must be finite and at least 0, got {threshold!r}.")
+    require_steps("memory", memory)
+    require_steps("max_skip", max_skip)
+    # A later innovation has what this one drops.
+    inner = EXACT if codec is None else codec.drop_overflow or codec
+    exchange_innovations = _exchange_of(axis_name, inner)
+
+    def init(x: jax.Array) -> Memory:
+        if remembers(inner.init(x)):
+            raise ValueError(
+                "`lazy` takes a codec without memory: what is not sent stays in the difference to "
+                "the last upload. Remove the feedback around this codec."
+            )
+        return first_memory(x, memory)
+
+    def exchange(parts: list[Part]) -> Exchanged:
+        memories = [part.context.memory for part in parts]
+        workers = _axis.size(axis_name) if inner.combine == "sum" else 1
+        plain = [
+            part._replace(
+                codec=inner,
+                context=part.context.replace(memory=Memory(), workers=workers),
+                x=part.x - part.context.memory.own.last.total,
+            )
+            for part in parts
+        ]
+        if codec is not None:
+            for part in plain:
+                require_contraction(inner, part.context.size, workers, "lazy")
+        decoded = []
+        for part in plain:
+            content, _ = encode_local(inner, part.context, part.x)
+            decoded.append(decode_local(inner, part.context, content))
+        errors = [mean_square(part.x - q) for part, q in zip(plain, decoded, strict=True)]
+        overdue = memories[0].own.skipped >= max_skip
+        uploads = is_worth_it(memories, decoded, errors, threshold) | overdue
+        non_finite = ~all_finite(part.x for part in parts)
+        none_finite, anyone = _anywhere(axis_name, [non_finite, uploads])
+        given = [part._replace(x=jnp.where(uploads, part.x, 0)) for part in plain]
+
+        def send() -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
+            exchanged = exchange_innovations(given)
+            assert exchanged.sent is not None
+            return [each.mean for each in exchanged.units], exchanged.sent(), exchanged.finite
+
+        def skip(
+            shapes: tuple[list[jax.Array], list[jax.Array], jax.Array],
+        ) -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
+            zeros = [[jnp.zeros(x.shape, x.dtype) for x in arrays] for arrays in shapes[:2]]
+            return zeros[0], zeros[1], jnp.array(True)
+
+        means, sent, fits = collective_cond(anyone & ~none_finite, send, skip)
+        units = [
+            Encoded(
+                part.context,
+                Memory(uploaded(before.own, uploads, q, error), before.shared),
+                mean,
+            )
+            for part, before, q, error, mean in zip(
+                parts, memories, sent, errors, means, strict=True
+            )
+        ]
+        return Exchanged(units, fits & ~none_finite, lambda: sent)
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        one = jnp.ones((), jnp.float32)
+        ratios = {"uploads": (jnp.where(after.own.skipped == 0, one, 0), one)}
+        return Diagnostics(x - context.memory.own.last.total, ratios=ratios)
+
+    unit_codec = inner._replace(
+        init=init, finalize=aggregated, diagnose=diagnose, drop_overflow=None
+    )
+    return coded_mean(axis_name, unit_codec, exchange, options)

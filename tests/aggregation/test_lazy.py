@@ -1,0 +1,277 @@
+"""Lazy uploads: who uploads, that the aggregate is the mean of last uploads, and what is sent."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm import Claims, Codec
+from jaxcomm.compression import blockwise
+from jaxcomm.compression.feedback import ef21, error_feedback
+from jaxcomm.compression.quantizers import dither, signs
+from jaxcomm.compression.sparsifiers import top_k
+from tests.slow import slow
+from tests.workers import Mode, aggregator, initial, mesh_of
+
+MODES = pytest.mark.parametrize("mode", ["vmap", slow("checked"), slow("unchecked")])
+WORKERS, SIZE, RATE = 4, 6, 0.1
+BITS = 3
+
+
+class GridPayload(NamedTuple):
+    """LAQ's codes and their radius."""
+
+    codes: jax.Array  # uint8[shape]
+    radius: jax.Array  # float32[]
+
+
+def grid() -> Codec:
+    """LAQ's quantizer: to the nearest of 2^b points between -R and R, with R the largest size."""
+    steps = 2**BITS - 1
+
+    def encode(context: Any, x: jax.Array) -> Any:
+        radius = jnp.max(jnp.abs(x))
+        safe = jnp.where(radius > 0, radius, 1)
+        codes = jnp.floor((x + safe) * (steps / 2) / safe + 0.5).astype(jnp.uint8)
+        return GridPayload(codes, radius), context.memory
+
+    def decode(context: Any, payload: GridPayload) -> jax.Array:
+        return payload.radius * (payload.codes.astype(jnp.float32) * (2 / steps) - 1)
+
+    # |error| is at most R / 7 in each of 6 coordinates, and R is at most the norm.
+    return Codec(encode=encode, decode=decode, claims=Claims(contraction=lambda d, n: 1 - d / 49))
+
+
+def on_grid(x: np.ndarray) -> np.ndarray:
+    """The same by Sun et al.'s formula, in NumPy."""
+    tau, radius = 1 / (2**BITS - 1), np.abs(x).max()
+    if radius == 0:
+        return np.zeros_like(x)
+    codes = np.floor((x + radius) / (2 * tau * radius) + 0.5)
+    assert codes.min() >= 0 and codes.max() <= 2**BITS - 1
+    return np.asarray(2 * tau * radius * codes - radius)
+
+
+def problem() -> tuple[np.ndarray, np.ndarray]:
+    """Quadratics with different curvatures and minima, [workers, size] each."""
+    rng = np.random.default_rng(0)
+    curvatures = np.array([0.2, 0.5, 1.0, 4.0])[:, None] * rng.uniform(0.5, 1, (WORKERS, SIZE))
+    return curvatures, rng.normal(size=(WORKERS, SIZE))
+
+
+def by_hand(
+    steps: int, quantize: Callable[[np.ndarray], np.ndarray], xi: float, depth: int, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The papers' algorithm with their thresholds on parameters: [steps, size], bool[steps, n]."""
+    curvatures, minima = problem()
+    theta, history = np.zeros(SIZE), [np.zeros(SIZE)] * (depth + 1)
+    last, total = np.zeros((WORKERS, SIZE)), np.zeros(SIZE)
+    errors, clocks = np.zeros(WORKERS), np.zeros(WORKERS, int)
+    results, uploads = [], []
+    for _ in range(steps):
+        moved = sum(np.sum((new - old) ** 2) for new, old in itertools.pairwise(history))
+        threshold = xi / depth * moved / (RATE / WORKERS * WORKERS) ** 2
+        who = np.zeros(WORKERS, bool)
+        for worker in range(WORKERS):
+            innovation = curvatures[worker] * (theta - minima[worker]) - last[worker]
+            sent = quantize(innovation)
+            error = np.sum((innovation - sent) ** 2)
+            bound = threshold + 3 * (error + errors[worker])
+            who[worker] = np.sum(sent**2) >= bound or clocks[worker] >= most
+            clocks[worker] += 1
+            if who[worker]:
+                last[worker] += sent
+                total += sent
+                errors[worker], clocks[worker] = error, 0
+        theta = theta - RATE / WORKERS * total
+        history = [theta, *history[:-1]]
+        results.append(total / WORKERS)
+        uploads.append(who)
+    return np.stack(results), np.stack(uploads)
+
+
+def train(tx: Any, steps: int, mode: Mode = "vmap") -> tuple[np.ndarray, np.ndarray, Any]:
+    """The same gradient descent with a transformation: results, upload rates, the last state."""
+    curvatures, minima = (jnp.asarray(x, jnp.float32) for x in problem())
+    run, ones = aggregator(tx, WORKERS, mode), jnp.ones(WORKERS)
+
+    @jax.jit
+    def go(state: Any) -> Any:
+        def step(carry: Any, _: None) -> Any:
+            theta, state = carry
+            results, state = run(curvatures * (theta[None] - minima), state, ones)
+            said = (results, state.diagnostics["uploads"])
+            return (theta - RATE * results[0], state), said
+
+        return jax.lax.scan(step, (jnp.zeros(SIZE), state), length=steps)
+
+    (_, state), (results, rates) = go(initial(tx, jnp.zeros((WORKERS, SIZE)), mode))
+    np.testing.assert_array_equal(results, np.broadcast_to(results[:, :1], results.shape))
+    return np.asarray(results[:, 0]), np.asarray(rates), state
+
+
+@MODES
+@pytest.mark.parametrize("method", ["LAG-WK", "LAQ"])
+def test_it_is_the_algorithm_of_the_paper(method: str, mode: Mode) -> None:
+    """With thresholds on the parameters there, and on the aggregates here."""
+    codec, quantize = (None, lambda x: x) if method == "LAG-WK" else (grid(), on_grid)
+    options: dict[str, Any] = {"threshold": 0.8, "memory": 5, "max_skip": 7}
+    steps = 40
+    found, rates, _ = train(jaxcomm.lazy("data", codec, **options, diagnostics=True), steps, mode)
+    results, uploads = by_hand(steps, quantize, 0.8, 5, 7)
+    np.testing.assert_allclose(rates, uploads.mean(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(found, results, rtol=0, atol=2e-6)
+    assert uploads[0].all() and 0.05 < uploads.mean() < 0.7
+    assert not uploads.any(axis=1).all()  # In some steps all skip.
+
+
+def held_by(state: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The last uploads of the workers, and the aggregate."""
+    (own,), (shared,) = state.own.per_worker["data"], state.shared
+    return np.asarray(own.last.total, np.float64), np.asarray(shared.mean.total, np.float64)
+
+
+def test_the_aggregate_is_the_mean_of_the_last_uploads_exactly() -> None:
+    """Of integers, whose sums and means are exact."""
+    rng = np.random.default_rng(1)
+    tx = jaxcomm.lazy(threshold=0.5, memory=3, diagnostics=True)
+    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.zeros((WORKERS, SIZE)), "vmap")
+    rates, center = [], rng.integers(-64, 64, (WORKERS, SIZE))
+    for _ in range(20):
+        given = center + rng.integers(-48, 48, (WORKERS, 1)) * rng.integers(0, 2, (WORKERS, 1))
+        results, state = run(jnp.asarray(given, jnp.float32), state, jnp.ones(WORKERS))
+        last, aggregate = held_by(state)
+        np.testing.assert_array_equal(last.mean(axis=0), aggregate)
+        np.testing.assert_array_equal(results, np.tile(aggregate, (WORKERS, 1)))
+        rates.append(float(state.diagnostics["uploads"]))
+    assert len({*rates}) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combined", ["summed", "gathered"])
+def test_of_other_numbers_it_is_so_to_rounding(combined: str) -> None:
+    """Each mean of innovations is rounded once, so that errors add up as those of a random walk."""
+    codec = blockwise(dither(bits=8), 2)
+    if combined == "gathered":
+        codec = codec._replace(combine=None)
+    tx, steps = jaxcomm.lazy("data", codec, threshold=0.01, memory=2), 3000
+    run, ones = aggregator(tx, WORKERS, "vmap"), jnp.ones(WORKERS)
+
+    @jax.jit
+    def go(state: Any) -> Any:
+        def step(state: Any, key: jax.Array) -> Any:
+            return run(1 + jax.random.normal(key, (WORKERS, SIZE)), state, ones)[1], None
+
+        return jax.lax.scan(step, state, jax.random.split(jax.random.key(0), steps))[0]
+
+    last, aggregate = held_by(go(initial(tx, jnp.zeros((WORKERS, SIZE)), "vmap")))
+    np.testing.assert_allclose(last.mean(axis=0), aggregate, rtol=0, atol=steps**0.5 * 2e-7)
+    assert np.abs(last).max() > 1
+
+
+def test_with_a_threshold_of_0_it_is_the_mean() -> None:
+    tx, exact = jaxcomm.lazy(threshold=0.0, diagnostics=True), jaxcomm.mean()
+    given = np.random.default_rng(0).normal(size=(5, WORKERS, SIZE)).astype(np.float32)
+    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.asarray(given[0]), "vmap")
+    plain = aggregator(exact, WORKERS, "vmap")
+    for updates in (*given, given[-1]):  # Also without a change.
+        results, state = run(updates, state, jnp.ones(WORKERS))
+        means, _ = plain(updates, exact.init(updates), jnp.ones(WORKERS))
+        np.testing.assert_allclose(results, means, rtol=0, atol=1e-6)
+        assert state.diagnostics["uploads"] == 1
+
+
+@pytest.mark.parametrize("combined", [slow("summed"), "gathered"])
+def test_with_a_threshold_of_0_it_is_ef21(combined: str) -> None:
+    """Whose workers send the difference to their estimate in each step."""
+    codec = blockwise(dither(bits=8), 2)._replace(combine="sum" if combined == "summed" else None)
+    mean = jaxcomm.all_reduce_mean if combined == "summed" else jaxcomm.all_gather_mean
+    given = np.random.default_rng(0).normal(size=(4, WORKERS, SIZE)).astype(np.float32)
+    results = []
+    for tx in (jaxcomm.lazy("data", codec, threshold=0.0), mean("data", ef21(codec))):
+        run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.asarray(given[0]), "vmap")
+        for updates in given:
+            result, state = run(updates, state, jnp.ones(WORKERS))
+            results.append(np.asarray(result))
+    np.testing.assert_allclose(results[:4], results[4:], rtol=0, atol=1e-6)
+
+
+def test_no_worker_skips_more_than_the_most() -> None:
+    tx = jaxcomm.lazy(threshold=1e6, memory=1, max_skip=3, diagnostics=True)
+    given = np.random.default_rng(0).normal(size=(9, WORKERS, SIZE)).astype(np.float32)
+    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.asarray(given[0]), "vmap")
+    rates = []
+    for updates in given:
+        results, state = run(updates, state, jnp.ones(WORKERS))
+        rates.append(float(state.diagnostics["uploads"]))
+    assert rates == [1, 0, 0, 0, 1, 0, 0, 0, 1]
+    np.testing.assert_allclose(results[0], given[8].mean(axis=0), rtol=0, atol=1e-6)
+
+
+def test_bytes_fall_only_if_all_skip() -> None:
+    """What is sent outside of the conditional are two flags; a branch is without collectives."""
+    run = aggregator(jaxcomm.lazy(), WORKERS, "checked")
+    updates = jnp.zeros((WORKERS, 1000))
+    state = initial(jaxcomm.lazy(), updates, "checked")
+    sent = jaxcomm.wire.account(run, updates, state, jnp.ones(WORKERS))
+    always = [c for c in sent.collectives if not any("cond" in part for part in c.path)]
+    assert sum(c.bytes_per_worker for c in always) == 2 * 3 / 4 * 8
+    assert sent.bytes_per_worker == 2 * 3 / 4 * (4000 + 8)
+    assert {part for c in sent.collectives for part in c.path if "cond" in part} == {"cond 2/2"}
+    assert sent.amortized_bytes_per_worker(0.25) == 2 * 3 / 4 * (1000 + 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["vmap", "checked", "unchecked"])
+def test_after_a_nan_all_goes_on_as_before(mode: Mode) -> None:
+    tx = jaxcomm.lazy("data", blockwise(dither(bits=8), 4))
+    given = np.random.default_rng(0).normal(size=(3, WORKERS, SIZE)).astype(np.float32)
+    run, state = aggregator(tx, WORKERS, mode), initial(tx, jnp.asarray(given[0]), mode)
+    _, before = run(given[0], state, jnp.ones(WORKERS))
+    spoiled = given[1].copy()
+    spoiled[2, 3] = np.nan
+    results, after = run(spoiled, before, jnp.ones(WORKERS))
+    assert np.isnan(results).all()
+    for x, y in zip(
+        jax.tree.leaves((after.own, after.shared)),
+        jax.tree.leaves((before.own, before.shared)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("workers", [3, slow(8)])
+def test_other_workers_have_last_uploads_of_the_same_mean(workers: int) -> None:
+    tx = jaxcomm.lazy(threshold=0.5)
+    given = np.random.default_rng(0).integers(-8, 8, (4, WORKERS, SIZE)).astype(np.float32)
+    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.asarray(given[0]), "vmap")
+    for updates in given:
+        _, state = run(updates, state, jnp.ones(WORKERS))
+    resized, _ = jaxcomm.resize_workers(tx, state, jnp.zeros(SIZE), workers)
+    last, aggregate = held_by(resized)
+    assert last.shape == (workers, SIZE)
+    np.testing.assert_array_equal(last, np.tile(aggregate, (workers, 1)))
+    np.testing.assert_array_equal(aggregate, held_by(state)[1])
+
+
+def test_mistakes_are_named() -> None:
+    for option, wrong in [("memory", 0), ("max_skip", 0), ("max_skip", 1.5)]:
+        with pytest.raises(ValueError, match=f"`{option}` must be a Python int of at least 1"):
+            jaxcomm.lazy(**{option: wrong})
+    for threshold in (-0.1, np.inf, np.nan):
+        with pytest.raises(ValueError, match="`threshold` must be finite and at least 0"):
+            jaxcomm.lazy(threshold=threshold)
+    x = jnp.zeros(SIZE)
+    with pytest.raises(ValueError, match="`lazy` takes a codec without memory"):
+        jaxcomm.init(jaxcomm.lazy("data", error_feedback(top_k(k=1))), x, mesh_of(2))
+    for codec in (dither(levels=1), signs()):
+        tx = jaxcomm.lazy("data", codec)
+        state = jaxcomm.init(tx, jnp.zeros(200), 2)
+        run = aggregator(tx, 2, "vmap")
+        with pytest.raises(ValueError, match="`lazy` needs a codec with a relative error below 1"):
+            jax.eval_shape(run, jnp.zeros((2, 200)), state, jnp.ones(2))
