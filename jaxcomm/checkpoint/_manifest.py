@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from jaxcomm.checkpoint._errors import CheckpointError
@@ -129,20 +129,26 @@ def require_same_leaves(saved: Mapping[str, Entry], start: Mapping[str, Entry], 
 
 
 def other_workers(
-    saved: Mapping[str, Entry], start: Mapping[str, Entry], where: str
+    saved: Mapping[str, Entry], start: Mapping[str, Entry], where: str, by_worker: Collection[str]
 ) -> tuple[int, int] | None:
     """The numbers of workers of the checkpoint and of `start`, or None if they are equal.
+
+    `by_worker` are the paths of other leaves with a row per worker, such as those of a clock.
 
     Raises:
       CheckpointError: If a leaf that is equal on all workers has another shape.
     """
+
+    def has_rows(path: str) -> bool:
+        return axes_of(path) is not None or path in by_worker
+
     different = None
     for path, entry in saved.items():
         old, new = entry.shape, start[path].shape
-        if axes_of(path) is not None and old and new and old[0] != new[0]:
+        if has_rows(path) and old and new and old[0] != new[0]:
             different = different or (old[0], new[0])
     for path, entry in saved.items():
-        of_workers = different and axes_of(path) is not None
+        of_workers = different and has_rows(path)
         if entry.shape != start[path].shape and not of_workers:
             raise CheckpointError(
                 f"{where} has the leaf `{path}` as {entry}, and this program has {start[path]}. "
