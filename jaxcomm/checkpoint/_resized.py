@@ -10,7 +10,6 @@ from jaxcomm._per_worker import consensus, replicate
 from jaxcomm._resize import place, resize_workers
 from jaxcomm.synchronization import Clock, Deal, StaleParams, redeal, resize_clock
 
-
 _BY_WORKER = Clock, Deal, StaleParams
 
 

@@ -38,6 +38,9 @@ def resize_clock(clock: Clock, workers: int) -> Clock:
       clock: The clock of the old workers.
       workers: The number of new workers, for which :func:`windows` is called again.
 
+    Returns:
+      The clock of the new workers.
+
     Raises:
       ValueError: If `workers` is not a positive int.
 

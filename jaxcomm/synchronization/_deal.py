@@ -37,6 +37,9 @@ def new_deal(key: jax.Array, examples: int, workers: int) -> Deal:
       examples: N, the number of examples of all workers.
       workers: n, at most N.
 
+    Returns:
+      The deal, of which nothing is taken.
+
     Raises:
       ValueError: If a number is not positive, or there are more workers than examples.
 
@@ -129,9 +132,12 @@ def take_examples(deal: Deal, counts: jax.Array) -> Deal:
 
     Args:
       deal: The deal.
-      counts: int32[workers], the examples of *finished* mini-batches, such as `window.finished * b`.
-        With several processes, these are the counts of all workers. A worker may take at most
-        2^31 - 1 examples in total.
+      counts: int32[workers], the examples of *finished* mini-batches: `window.finished * b`. With
+        several processes, these are the counts of all workers. A worker may take at most 2^31 - 1
+        examples in total.
+
+    Returns:
+      The deal, with these examples taken.
 
     Raises:
       ValueError: If there is not one count per worker.
@@ -164,6 +170,9 @@ def redeal(deal: Deal, workers: int) -> Deal:
       deal: The deal of the old workers.
       workers: The number of new workers, at most that of examples. They start at position 0: use
         :func:`resize_clock` beside it.
+
+    Returns:
+      The deal of the new workers, with another key.
 
     Raises:
       ValueError: If `workers` is out of range.

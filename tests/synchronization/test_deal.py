@@ -34,14 +34,17 @@ from jaxcomm.synchronization import (
 )
 from tests.slow import slow
 
-BATCH, WINDOW, EXAMPLES = 3, 4, 40
+BATCH, WINDOW, E@pytest.mark.parametrize("counts", CHANGES, ids=str)
+AMPLES = 3, 4, 40
 KEY = jax.random.key(3)
+CHANGES = [(4, 3), slow((8, 4, 3, 8)), slow((4, 8, 4)), slow((5, 1, 7, 2, 3))]
 
 
 class Ledger:
     """Counts by hand which examples each worker has taken since the last deal, in order."""
 
-    def __init__(self, workers: int, examples: int = EXAMPLES) -> None:
+    def __init__(self, workers: int, examples: int = E@pytest.mark.parametrize("counts", CHANGES, ids=str)
+AMPLES) -> None:
         self.examples, self.due = examples, Counter[int]()
         self.taken = Counter[int]()
         self.begin(workers, [[] for _ in range(workers)])
@@ -87,13 +90,14 @@ def upcoming(deal: Deal) -> np.ndarray:
 
 
 @pytest.mark.parametrize("in_flight", ["finish_late", "abort"])
-@pytest.mark.parametrize("counts", [(4, 3, 8), slow((8, 4, 8)), slow((5, 1, 7, 2, 3))], ids=str)
+@pytest.mark.parametrize("counts", CHANGES, ids=str)
 def test_nothing_is_lost_on_a_simulated_clock(counts: tuple[int, ...], in_flight: Any) -> None:
     """Of 40 examples in mini-batches of 3, so epochs end within mini-batches and 3 cuts unevenly.
 
     In flight are mini-batches at every change.
     """
-    deal, ledger, clock = new_deal(KEY, EXAMPLES, counts[0]), Ledger(counts[0]), None
+    deal, ledger, clock = new_deal(KEY, E@pytest.mark.parametrize("counts", CHANGES, ids=str)
+AMPLES, counts[0]), Ledger(counts[0]), None
     late = 0
     for round_number, workers in enumerate(counts):
         start, close = windows(
@@ -126,11 +130,13 @@ def test_nothing_is_lost_on_a_simulated_clock(counts: tuple[int, ...], in_flight
 
 
 def test_nothing_is_lost_in_real_time() -> None:
-    """Through `RealTimeWindow`, on its simulated clock with 4 and 3 workers, then the wall clock."""
-    data = jnp.arange(EXAMPLES, dtype=jnp.float32)
+    """Through `RealTimeWindow`: 4 and 3 workers on its simulated clock, 1 on the wall clock."""
+    data = jnp.arange(E@pytest.mark.parametrize("counts", CHANGES, ids=str)
+AMPLES, dtype=jnp.float32)
     loss = lambda w, x: jnp.mean((w - x) ** 2)  # noqa: E731
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.01))
-    deal, ledger = new_deal(KEY, EXAMPLES, 4), Ledger(4)
+    deal, ledger = new_deal(KEY, E@pytest.mark.parametrize("counts", CHANGES, ids=str)
+AMPLES, 4), Ledger(4)
     for workers, steps in ((4, 3), (3, 3), (1, 4)):
         if len(deal.taken) != workers:
             deal = redeal(deal, workers)
@@ -165,12 +171,14 @@ def test_nothing_is_lost_in_real_time() -> None:
 
 
 def test_orders_are_those_of_window_batches() -> None:
-    shards = jnp.arange(EXAMPLES).reshape(8, 5)
+    shards = jnp.arange(E@pytest.mark.parametrize("counts", CHANGES, ids=str)
+AMPLES).reshape(8, 5)
     taken = jnp.arange(8, dtype=jnp.int32) * BATCH
     expected = window_batches(
         KEY, shards, jnp.arange(8, dtype=jnp.int32), minibatches=WINDOW, batch_size=BATCH
     )
-    found = upcoming(take_examples(new_deal(KEY, EXAMPLES, 8), taken))
+    found = upcoming(take_examples(new_deal(KEY, E@pytest.mark.parametrize("counts", CHANGES, ids=str)
+AMPLES, 8), taken))
     np.testing.assert_array_equal(found, expected.reshape(8, -1))
 
 
@@ -183,7 +191,8 @@ def start_of(workers: int) -> dict[str, Any]:
         "params": params,
         "opt_state": jaxcomm.init(tx, params, workers),
         "clock": clock,
-        "deal": new_deal(KEY, EXAMPLES, workers),
+        "deal": new_deal(KEY, E@pytest.mark.parametrize("counts", CHANGES, ids=str)
+AMPLES, workers),
         "stale": StaleParams(stale),
     }
 
@@ -193,7 +202,7 @@ def test_a_checkpoint_of_another_number_of_workers(tmp_path: pathlib.Path) -> No
     state = start_of(8)
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
     _, close = windows(exponential(1.0), deadline(1.5), workers=8, minibatches=WINDOW)
-    window, clock = close(state["clock"])
+    window, clock = jax.jit(close)(state["clock"])
     stale = stale_params(window, clock.queue, *(state["stale"].params,) * 2, state["stale"].params)
     deal = take_examples(state["deal"], window.finished * BATCH)
     state |= {"clock": clock, "deal": deal, "stale": StaleParams(stale)}
