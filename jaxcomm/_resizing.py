@@ -59,7 +59,7 @@ class Coding(NamedTuple):
 
 
 class _Static:
-    """A value of a node that structures do not compare: states of one structure are alike."""
+    """A value of a node that structures do not compare: all are equal."""
 
     def __init__(self, coding: Coding) -> None:
         self.coding = coding

@@ -34,8 +34,7 @@ from jaxcomm.synchronization import (
 )
 from tests.slow import slow
 
-BATCH, WINDOW, E@pytest.mark.parametrize("counts", CHANGES, ids=str)
-AMPLES = 3, 4, 40
+BATCH, WINDOW, EXAMPLES = 3, 4, 40
 KEY = jax.random.key(3)
 CHANGES = [(4, 3), slow((8, 4, 3, 8)), slow((4, 8, 4)), slow((5, 1, 7, 2, 3))]
 
@@ -43,8 +42,7 @@ CHANGES = [(4, 3), slow((8, 4, 3, 8)), slow((4, 8, 4)), slow((5, 1, 7, 2, 3))]
 class Ledger:
     """Counts by hand which examples each worker has taken since the last deal, in order."""
 
-    def __init__(self, workers: int, examples: int = E@pytest.mark.parametrize("counts", CHANGES, ids=str)
-AMPLES) -> None:
+    def __init__(self, workers: int, examples: int = EXAMPLES) -> None:
         self.examples, self.due = examples, Counter[int]()
         self.taken = Counter[int]()
         self.begin(workers, [[] for _ in range(workers)])
@@ -96,8 +94,7 @@ def test_nothing_is_lost_on_a_simulated_clock(counts: tuple[int, ...], in_flight
 
     In flight are mini-batches at every change.
     """
-    deal, ledger, clock = new_deal(KEY, E@pytest.mark.parametrize("counts", CHANGES, ids=str)
-AMPLES, counts[0]), Ledger(counts[0]), None
+    deal, ledger, clock = new_deal(KEY, EXAMPLES, counts[0]), Ledger(counts[0]), None
     late = 0
     for round_number, workers in enumerate(counts):
         start, close = windows(
@@ -131,12 +128,10 @@ AMPLES, counts[0]), Ledger(counts[0]), None
 
 def test_nothing_is_lost_in_real_time() -> None:
     """Through `RealTimeWindow`: 4 and 3 workers on its simulated clock, 1 on the wall clock."""
-    data = jnp.arange(E@pytest.mark.parametrize("counts", CHANGES, ids=str)
-AMPLES, dtype=jnp.float32)
+    data = jnp.arange(EXAMPLES, dtype=jnp.float32)
     loss = lambda w, x: jnp.mean((w - x) ** 2)  # noqa: E731
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.01))
-    deal, ledger = new_deal(KEY, E@pytest.mark.parametrize("counts", CHANGES, ids=str)
-AMPLES, 4), Ledger(4)
+    deal, ledger = new_deal(KEY, EXAMPLES, 4), Ledger(4)
     for workers, steps in ((4, 3), (3, 3), (1, 4)):
         if len(deal.taken) != workers:
             deal = redeal(deal, workers)
@@ -171,14 +166,12 @@ AMPLES, 4), Ledger(4)
 
 
 def test_orders_are_those_of_window_batches() -> None:
-    shards = jnp.arange(E@pytest.mark.parametrize("counts", CHANGES, ids=str)
-AMPLES).reshape(8, 5)
+    shards = jnp.arange(EXAMPLES).reshape(8, 5)
     taken = jnp.arange(8, dtype=jnp.int32) * BATCH
     expected = window_batches(
         KEY, shards, jnp.arange(8, dtype=jnp.int32), minibatches=WINDOW, batch_size=BATCH
     )
-    found = upcoming(take_examples(new_deal(KEY, E@pytest.mark.parametrize("counts", CHANGES, ids=str)
-AMPLES, 8), taken))
+    found = upcoming(take_examples(new_deal(KEY, EXAMPLES, 8), taken))
     np.testing.assert_array_equal(found, expected.reshape(8, -1))
 
 
@@ -191,8 +184,7 @@ def start_of(workers: int) -> dict[str, Any]:
         "params": params,
         "opt_state": jaxcomm.init(tx, params, workers),
         "clock": clock,
-        "deal": new_deal(KEY, E@pytest.mark.parametrize("counts", CHANGES, ids=str)
-AMPLES, workers),
+        "deal": new_deal(KEY, EXAMPLES, workers),
         "stale": StaleParams(stale),
     }
 
