@@ -1,5 +1,6 @@
 """Optimizer state and parameters for another number of workers."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,14 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import require_axes, shard_map
 from jaxcomm._per_worker import consensus, replicate
-from jaxcomm._resizing import Noted, is_of_last_step, mean_over_workers, noting
+from jaxcomm._resizing import (
+    Noted,
+    is_encoded,
+    is_of_last_step,
+    mean_over_workers,
+    noting,
+    with_arrays,
+)
 from jaxcomm._state import init, own_params, state_specs, worker_axes
 
 
@@ -73,11 +81,11 @@ def place(x: Any, sharding: Any) -> Any:
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
 
 
-def _applied(raw: PyTree, noted: list[Noted], old: PyTree, new: PyTree) -> PyTree:
+def _applied(of_old: PyTree, raw: PyTree, noted: list[Noted], old: PyTree, new: PyTree) -> PyTree:
     """The old state by the rules of its nodes, which are found in `raw` by identity."""
     rules = {id(each.node): each.rule for each in noted}
     flat: tuple[list[tuple[Any, Any]], Any] = jax.tree_util.tree_flatten_with_path(
-        raw, is_leaf=lambda x: id(x) in rules
+        raw, is_leaf=lambda x: id(x) in rules or is_encoded(x)
     )
     leaves, treedef = flat
     if len(rules) > sum(id(node) in rules for _, node in leaves):
@@ -92,16 +100,41 @@ def _applied(raw: PyTree, noted: list[Noted], old: PyTree, new: PyTree) -> PyTre
             f"`opt_state` does not belong to this `tx`: {str(error).splitlines()[0]}"
         ) from error
 
-    def resized(path: tuple[Any, ...], node: Any, before: Any, after: Any) -> Any:
-        rule = rules.get(id(node))
-        return _leaf_by_default(path, before, after) if rule is None else rule(before, after)
+    def resized(leaf: tuple[Any, Any], node_of_old: Any, before: Any, after: Any) -> Any:
+        path, node = leaf
+        rule = rules.get(id(node), functools.partial(_leaf_by_default, path))
+        return with_arrays(rule, node_of_old, node)(before, after)
 
-    news = treedef.flatten_up_to(new)
-    triples = zip(leaves, olds, news, strict=True)
-    whole: PyTree = treedef.unflatten(
-        [resized(*leaf, before, after) for leaf, before, after in triples]
-    )
+    parts = leaves, treedef.flatten_up_to(of_old), olds, treedef.flatten_up_to(new)
+    whole: PyTree = treedef.unflatten([resized(*each) for each in zip(*parts, strict=True)])
     return whole
+
+
+def _recorded(
+    tx: optax.GradientTransformation, params: PyTree, sizes: Mapping[str, int]
+) -> tuple[PyTree, list[Noted]]:
+    """The initial state of a worker among so many, while it is traced, and the rules of nodes."""
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
+    raw: list[PyTree] = []
+
+    def record(params: PyTree) -> tuple[()]:
+        raw.append(tx.init(own_params(params)))
+        return ()
+
+    with noting() as noted:
+        jax.eval_shape(shard_map(record, mesh, (state_specs(params),), ()), params)
+    return raw[0], noted
+
+
+def _old_sizes(
+    opt_state: PyTree, fresh: PyTree, sizes: Mapping[str, int]
+) -> Mapping[str, int] | None:
+    """The number of old workers, if the state of a worker has other shapes among so many."""
+    leaves = [jax.tree_util.tree_leaves_with_path(tree) for tree in (opt_state, fresh)]
+    for (path, old), (_, new) in zip(*leaves, strict=False):
+        if _axis.per_worker_axes(path) and old.shape[1:] != new.shape[1:]:
+            return {name: len(old) for name in sizes} if len(sizes) == 1 else None
+    return None
 
 
 def resize_workers(
@@ -117,7 +150,9 @@ def resize_workers(
     .. math:: e_j' = \frac{1}{n} \sum_{i=1}^{n} e_i, \qquad j = 1, \ldots, m
 
     So the mean of residuals, and with it what later updates make up for, does not change. The same
-    holds for momenta and other floating-point state that differs by worker. State of owners of
+    holds for momenta and other floating-point state that differs by worker. Memory that
+    :func:`jaxcomm.compression.compressed_memory` keeps is decoded and encoded again: the rounding
+    error of the mean is that of one encoding, divided by the number of workers. State of owners of
     slices, as of :func:`jaxcomm.sharded_server` and :func:`jaxcomm.two_stage_mean`, is concatenated
     and cut again. State that is equal on all workers stays as it is. Memory of gossip starts again.
     Parameters that differ by worker start from their consensus.
@@ -161,16 +196,13 @@ def resize_workers(
     if isinstance(params, PerWorker):
         params = replicate(consensus(params), sizes, axis_name=axis_name)
     fresh = init(tx, params, sizes, axis_name=axis_name)
-    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
-    raw: list[PyTree] = []
-
-    def record(params: PyTree) -> tuple[()]:
-        raw.append(tx.init(own_params(params)))
-        return ()
-
-    with noting() as noted:
-        jax.eval_shape(shard_map(record, mesh, (state_specs(params),), ()), params)
-    result: tuple[optax.OptState, PyTree] = _applied(raw[0], noted, opt_state, fresh), params
+    recorded, noted = _recorded(tx, params, sizes)
+    old_sizes = _old_sizes(opt_state, fresh, sizes)
+    of_old = recorded if old_sizes is None else _recorded(tx, params, old_sizes)[0]
+    result: tuple[optax.OptState, PyTree] = (
+        _applied(of_old, recorded, noted, opt_state, fresh),
+        params,
+    )
     if isinstance(workers, Mesh):
         specs = state_specs(result)
         result = jax.tree.map(lambda x, spec: place(x, NamedSharding(workers, spec)), result, specs)

@@ -2,8 +2,9 @@
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,79 @@ def resized_by(node: _Node, rule: Rule) -> _Node:
     if noted is not None:
         noted.append(Noted(node, rule))
     return node
+
+
+class Coding(NamedTuple):
+    """How a part of a state, such as a residual in 8 bits, encodes an array."""
+
+    decode: Callable[[PyTree], jax.Array]  # part -> [workers, ...]
+    encode: Callable[[jax.Array, PyTree, PyTree], PyTree]  # (array, old, new initial part) -> part
+
+
+class _Static:
+    """A value of a node that structures do not compare: all are equal."""
+
+    def __init__(self, coding: Coding) -> None:
+        self.coding = coding
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Static)
+
+    def __hash__(self) -> int:
+        return hash(_Static)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Encoded:
+    part: PyTree
+    how: _Static = dataclasses.field(metadata={"static": True})
+
+
+def is_encoded(node: Any) -> bool:
+    """Whether a node of a recorded state stands for an array."""
+    return isinstance(node, _Encoded)
+
+
+def encoded_by(part: _Node, coding: Coding) -> _Node:
+    """Returns `part`, a part of an initial state, and states how it encodes an array.
+
+    Rules for other numbers of workers then see the array. While rules are collected, the part is
+    inside a node, since transformations of JAX keep those, and not the identity of a part.
+    """
+    return part if _NOTED.get() is None else cast(_Node, _Encoded(part, _Static(coding)))
+
+
+def with_arrays(rule: Rule, of_old: PyTree, of_new: PyTree) -> Rule:
+    """The rule for a part of a state, which sees arrays in place of what encodes them.
+
+    Args:
+      rule: The rule for arrays.
+      of_old: The part as recorded for the old workers. Shapes of slices depend on their number.
+      of_new: The part as recorded for the new ones.
+    """
+    flat: tuple[list[Any], Any] = jax.tree.flatten(of_new, is_leaf=is_encoded)
+    nodes, treedef = flat
+    if not any(map(is_encoded, nodes)):
+        return rule
+    codings = treedef.flatten_up_to(of_old), nodes
+
+    def applied(old: PyTree, new: PyTree) -> PyTree:
+        parts = [treedef.flatten_up_to(tree) for tree in (old, new)]
+        arrays = [
+            treedef.unflatten(
+                each.how.coding.decode(part) if is_encoded(each) else part
+                for each, part in zip(*both, strict=True)
+            )
+            for both in zip(codings, parts, strict=True)
+        ]
+        result = treedef.flatten_up_to(rule(*arrays))
+        return treedef.unflatten(
+            each.how.coding.encode(x, before, after) if is_encoded(each) else x
+            for each, x, before, after in zip(nodes, result, *parts, strict=True)
+        )
+
+    return applied
 
 
 def is_of_last_step(path: tuple[Any, ...]) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -118,10 +118,13 @@ class Checkpoints:
                 f"`step` must be above {newest}, the newest checkpoint in {self._directory}, got "
                 f"{step!r}: restore it and go on from there, or choose another directory."
             )
-        self._require_own(newest, {path: entry_of(x) for path, x in leaves.items()})
+        entries_now = {path: entry_of(x) for path, x in leaves.items()}
+        self._require_own(newest, entries_now, _resized.by_worker(state))
         arrays = [once(stored(x)) for x in values]
         packed, offsets = pack(arrays)
-        described = zip(leaves.values(), checksums(arrays), offsets, strict=True)
+        sums = iter(checksums([x for x, n in zip(arrays, offsets, strict=True) if n is None]))
+        of_leaves = [next(sums) if offset is None else 0 for offset in offsets]
+        described = zip(leaves.values(), of_leaves, offsets, strict=True)
         entries = dict(zip(leaves, (entry_of(*leaf) for leaf in described), strict=True))
         self._saving = operator.index(step)
         with self._explained_save():
@@ -144,6 +147,7 @@ class Checkpoints:
           step: Which checkpoint. Default: the newest.
           tx: If given, a checkpoint of another number of workers is resized to `workers`; `start`
             is then a dict with `"params"` and `"opt_state"`. See :func:`jaxcomm.resize_workers`.
+            A `Clock`, `Deal` and `StaleParams` of :mod:`jaxcomm.synchronization` in it follow too.
           workers: With `tx`: the mesh, or the number of workers, of `start`.
           axis_name: With `tx`: the axis, or axes, of the workers.
 
@@ -161,7 +165,7 @@ class Checkpoints:
         manifest = self._manifest(step)
         wanted = {path: entry_of(x) for path, x in leaves.items()}
         require_same_leaves(manifest.leaves, wanted, where)
-        counts = other_workers(manifest.leaves, wanted, where)
+        counts = other_workers(manifest.leaves, wanted, where, _resized.by_worker(start))
         if counts and tx is None:
             old, new = counts
             raise CheckpointError(
@@ -233,13 +237,15 @@ class Checkpoints:
         others = [other for other in self.steps if other != step]
         return f"Others that may be whole: {others}." if others else "There is no other."
 
-    def _require_own(self, newest: int, entries: dict[str, Entry]) -> None:
+    def _require_own(
+        self, newest: int, entries: dict[str, Entry], by_worker: Collection[str]
+    ) -> None:
         """Raises if the directory has checkpoints of another program, which `keep` would remove."""
         if not self._checked and newest >= 0:
             where = f"The checkpoint of step {newest} in {self._directory}"
             saved = self._manifest(newest).leaves
             require_same_leaves(saved, entries, where)
-            other_workers(saved, entries, where)
+            other_workers(saved, entries, where, by_worker)
         self._checked = True
 
     def _read(self, manifest: Manifest, like: Mapping[str, Leaf], start: PyTree) -> PyTree:
@@ -247,14 +253,16 @@ class Checkpoints:
         where = f"The checkpoint of step {manifest.step} in {self._directory}"
         order = {path: number for number, path in enumerate(manifest.leaves)}
         with explained(f"{where} cannot be read", self._others(manifest.step)):
-            arrays = self._store.arrays(
+            arrays, found = self._store.arrays(
                 manifest.step,
                 [*manifest.leaves.values()],
                 [like[path] for path in manifest.leaves],
             )
-        sums = checksums(arrays)
-        for (path, entry), found in zip(manifest.leaves.items(), sums, strict=True):
-            if found != entry.checksum:
+        others = [number for number in order.values() if number not in found]
+        sums = dict(zip(others, checksums([arrays[i] for i in others]), strict=True))
+        for path, entry in manifest.leaves.items():
+            of_leaf = (found | sums)[order[path]]
+            if of_leaf != (entry.checksum if order[path] in sums else entry.crc32):
                 raise CheckpointError(
                     f"{where} is damaged: the leaf `{path}` is not what was saved. "
                     f"{self._others(manifest.step)}"

@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from jaxcomm.checkpoint._errors import CheckpointError
 from jaxcomm.checkpoint._leaves import Leaf
 
-FORMAT = 2
+FORMAT = 3
 """The format that this release writes."""
 
 
@@ -17,7 +17,15 @@ def _without_a_pack(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**manifest, "leaves": [{**leaf, "offset": None} for leaf in manifest["leaves"]]}
 
 
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _without_a_pack}
+def _with_checksums_only(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 had the same kind of checksum for all leaves."""
+    return {**manifest, "leaves": [{**leaf, "crc32": None} for leaf in manifest["leaves"]]}
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: _without_a_pack,
+    2: _with_checksums_only,
+}
 """For each older format, the manifest in the format after it."""
 
 _AXES = re.compile(r"\.per_worker\['([^']*)'\]|\['per_worker'\]\['([^']*)'\]")
@@ -28,8 +36,9 @@ class Entry(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-    checksum: int
+    checksum: int  # That of `_checksum.py`, if there is no `crc32`.
     offset: int | None = None  # Where it begins in the pack, in bytes; None: an array of its own.
+    crc32: int | None = None  # Of its bytes in the pack.
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -44,7 +53,7 @@ class Manifest(NamedTuple):
 
 
 def entry_of(leaf: Leaf, checksum: int = 0, offset: int | None = None) -> Entry:
-    """The description of a leaf."""
+    """The description of a leaf; `save` adds the CRC-32 of a packed one."""
     return Entry(tuple(leaf.shape), str(leaf.dtype), checksum, offset)
 
 
@@ -82,6 +91,7 @@ def from_json(value: Any, where: str) -> Manifest:
                 str(leaf["dtype"]),
                 int(leaf["checksum"]),
                 None if leaf["offset"] is None else int(leaf["offset"]),
+                None if leaf["crc32"] is None else int(leaf["crc32"]),
             )
             for leaf in value["leaves"]
         }
@@ -119,20 +129,26 @@ def require_same_leaves(saved: Mapping[str, Entry], start: Mapping[str, Entry], 
 
 
 def other_workers(
-    saved: Mapping[str, Entry], start: Mapping[str, Entry], where: str
+    saved: Mapping[str, Entry], start: Mapping[str, Entry], where: str, by_worker: Collection[str]
 ) -> tuple[int, int] | None:
     """The numbers of workers of the checkpoint and of `start`, or None if they are equal.
+
+    `by_worker` are the paths of other leaves with a row per worker, such as those of a clock.
 
     Raises:
       CheckpointError: If a leaf that is equal on all workers has another shape.
     """
+
+    def has_rows(path: str) -> bool:
+        return axes_of(path) is not None or path in by_worker
+
     different = None
     for path, entry in saved.items():
         old, new = entry.shape, start[path].shape
-        if axes_of(path) is not None and old and new and old[0] != new[0]:
+        if has_rows(path) and old and new and old[0] != new[0]:
             different = different or (old[0], new[0])
     for path, entry in saved.items():
-        of_workers = different and axes_of(path) is not None
+        of_workers = different and has_rows(path)
         if entry.shape != start[path].shape and not of_workers:
             raise CheckpointError(
                 f"{where} has the leaf `{path}` as {entry}, and this program has {start[path]}. "

@@ -8,6 +8,32 @@ import numpy as np
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import consensus, replicate
 from jaxcomm._resize import place, resize_workers
+from jaxcomm.synchronization import Clock, Deal, StaleParams, redeal, resize_clock
+
+_BY_WORKER = Clock, Deal, StaleParams
+
+
+def _is_by_worker(node: Any) -> bool:
+    return isinstance(node, _BY_WORKER)
+
+
+def by_worker(state: PyTree) -> set[str]:
+    """The paths of leaves in nodes that have a row per worker, and a rule for other workers."""
+    nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_by_worker)
+    return {
+        jax.tree_util.keystr((*path, *inner))
+        for path, node in nodes
+        if _is_by_worker(node)
+        for inner, _ in jax.tree_util.tree_leaves_with_path(node)
+    }
+
+
+def _stale(params: PyTree, workers: int) -> PyTree:
+    """Each worker's parameters, `[workers, ...]`."""
+    if isinstance(params, PerWorker):
+        (own,) = params.per_worker.values()
+        return own
+    return jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (workers, *x.shape)), params)
 
 
 def resized(
@@ -20,7 +46,8 @@ def resized(
     """The state for the workers of `start`.
 
     Parameters and optimizer state follow :func:`jaxcomm.resize_workers`. Of the rest, a
-    `PerWorker` starts from its consensus, and what is equal on all workers stays.
+    `PerWorker` starts from its consensus; clocks and deals of examples go on, with nothing in
+    flight; and what is equal on all workers stays.
 
     Raises:
       ValueError: If `state` is no dict with `"params"` and `"opt_state"`, or cannot be resized.
@@ -32,11 +59,20 @@ def resized(
     )
 
     def other(old: Any, new: Any) -> Any:
+        if _is_by_worker(old):
+            if isinstance(old, Clock):
+                node: Any = resize_clock(old, len(new.queue.position))
+            elif isinstance(old, Deal):
+                node = redeal(old, len(new.taken))
+            else:
+                count = len(jax.tree.leaves(new)[0])
+                node = StaleParams(_stale(jax.tree.map(np.asarray, params), count))
+            return jax.tree.map(other, node, new)
         if isinstance(old, PerWorker):
             return replicate(jax.tree.map(np.asarray, consensus(old)), workers, axis_name=axis_name)
         return place(old, new.sharding) if isinstance(new, jax.Array) else old
 
-    is_marked = lambda x: isinstance(x, PerWorker)  # noqa: E731
+    is_marked = lambda x: isinstance(x, PerWorker) or _is_by_worker(x)  # noqa: E731
     rest = {
         name: jax.tree.map(other, state[name], start[name], is_leaf=is_marked)
         for name in state

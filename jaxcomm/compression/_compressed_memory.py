@@ -10,6 +10,7 @@ from jaxcomm import _noise
 from jaxcomm._base import Codec, Coins, Context, Diagnostics, Memory, PyTree
 from jaxcomm._marked import Marked, exposes_nonfinite
 from jaxcomm._require import require_codec
+from jaxcomm._resizing import Coding, encoded_by
 from jaxcomm.compression._overflow import remembers
 
 
@@ -100,6 +101,55 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
         fits = jnp.all(jnp.isfinite(kept))
         return jax.tree.map(lambda new, old: jnp.where(fits, new, old), stored, before)
 
+    def each(function: Any, axes: int) -> Any:
+        for _ in range(axes):
+            function = jax.vmap(function)
+        return function
+
+    def coding_of(shape: tuple[int, ...]) -> Coding:
+        """Of a memory on all workers; stacks and rows may add more axes in front."""
+
+        @jax.jit
+        def decode(part: CompressedArray) -> jax.Array:
+            axes = part.seeds.ndim - 1
+            expected = jax.eval_shape(
+                lambda: store(jnp.zeros(shape), Context.of(jnp.zeros(())).coins, None)
+            )
+            found = [x.shape[axes:] for x in jax.tree.leaves(part)]
+            if found != [x.shape for x in jax.tree.leaves(expected)]:
+                raise ValueError(
+                    "A memory of `compressed_memory` is of slices among workers of several axes, "
+                    "so its shape is not known. Make a new state with `jaxcomm.init`."
+                )
+            return each(lambda one: load(one, shape), axes)(part)
+
+        @jax.jit
+        def encode(x: jax.Array, old: CompressedArray, new: CompressedArray) -> CompressedArray:
+            axes = new.seeds.ndim - 2
+            # Public words may differ by row, of which there may be another number now.
+            words = jnp.broadcast_to(old.seeds.reshape(-1, 2)[0], new.seeds.shape)
+            numbers = jnp.arange(new.square_norm.size, dtype=jnp.uint32)
+
+            def one(
+                wanted: jax.Array, words: jax.Array, number: jax.Array, before: CompressedArray
+            ) -> tuple[jax.Array, CompressedArray]:
+                public = jax.random.fold_in(_noise.key_of(words), 0)
+                coins = Coins(public, jax.random.fold_in(public, number + 1))
+                stored = store(wanted, coins, before)
+                return wanted - load(stored, shape), stored
+
+            def worker(lost: jax.Array, given: Any) -> tuple[jax.Array, CompressedArray]:
+                wanted, *rest = given
+                error, stored = each(one, axes)(wanted + lost, *rest)
+                return jnp.where(is_mean, error, 0), stored
+
+            wide = x.astype(jnp.float32)
+            is_mean = jnp.all(wide == wide[:1])  # Owners keep slices, which have no common mean.
+            given = wide, words, numbers.reshape(new.square_norm.shape), new
+            return jax.lax.scan(worker, jnp.zeros_like(wide[0]), given)[1]
+
+        return Coding(decode, encode)
+
     def is_array_of(x: Any, shape: tuple[int, ...]) -> bool:
         return x.shape == shape and jnp.issubdtype(x.dtype, jnp.floating)
 
@@ -120,6 +170,9 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
             store(x, _coins_of_array(coins, number), old) if is_array_of(x, shape) else x
             for number, (x, old) in enumerate(zip(leaves, nodes, strict=True))
         ]
+        if before is None:
+            coding = coding_of(shape)
+            kept = [encoded_by(x, coding) if is_stored(x) else x for x in kept]
         return memory._replace(own=jax.tree.unflatten(treedef, kept))
 
     def inner(context: Context) -> Context:

@@ -12,7 +12,15 @@ from jaxcomm.synchronization._barriers import (
     wait_at_barrier,
 )
 from jaxcomm.synchronization._by_samples import scale_by_finished
-from jaxcomm.synchronization._clock import Clock, Windows, windows
+from jaxcomm.synchronization._clock import Clock, Windows, resize_clock, windows
+from jaxcomm.synchronization._deal import (
+    Deal,
+    new_deal,
+    next_examples,
+    queues_of,
+    redeal,
+    take_examples,
+)
 from jaxcomm.synchronization._diloco import diloco
 from jaxcomm.synchronization._growing_batch import growing_batch, proximal_point
 from jaxcomm.synchronization._local_sgd import local_sgd, post_local
@@ -46,10 +54,25 @@ from jaxcomm.synchronization._triggers import (
 )
 from jaxcomm.synchronization._window_batches import window_batches
 from jaxcomm.synchronization._window_gradients import precomputed_gradients, window_gradients
-from jaxcomm.synchronization._windows import Queue, Window, close_window, new_queue, stale_params
+from jaxcomm.synchronization._windows import (
+    Queue,
+    StaleParams,
+    Window,
+    close_window,
+    new_queue,
+    stale_params,
+)
 
 __all__ = [
     "Clock",
+    "Deal",
+    "StaleParams",
+    "new_deal",
+    "next_examples",
+    "queues_of",
+    "redeal",
+    "resize_clock",
+    "take_examples",
     "WindowResult",
     "GradientSums",
     "Barrier",

@@ -26,6 +26,38 @@ class Clock(NamedTuple):
     compensation: jax.Array  # float32[], the rounding error of `seconds`
 
 
+def resize_clock(clock: Clock, workers: int) -> Clock:
+    """The clock for another number of workers: time goes on, and no mini-batch is in flight.
+
+    Positions start at 0 again, since they count mini-batches of a worker's own examples; what the
+    old workers have left is dealt by :func:`redeal`. A mini-batch in flight has not finished and
+    starts again, also with `in_flight="finish_late"`: its worker may be gone. So the new workers
+    have no stale parameters. The first worker has the total of `starved`.
+
+    Args:
+      clock: The clock of the old workers.
+      workers: The number of new workers, for which :func:`windows` is called again.
+
+    Returns:
+      The clock of the new workers.
+
+    Raises:
+      ValueError: If `workers` is not a positive int.
+
+    Example:
+      >>> from jaxcomm.synchronization import deterministic, fastest_worker, resize_clock, windows
+      >>> start, close = windows(
+      ...     deterministic([1.0, 3.0]), fastest_worker(), workers=2, minibatches=4
+      ... )
+      >>> clock = resize_clock(close(start)[1], 3)
+      >>> print(clock.seconds, clock.minibatches, clock.queue.position)
+      4.0 5 [0 0 0]
+    """
+    require_int(workers, "workers")
+    starved = jnp.zeros(workers, jnp.int32).at[0].set(jnp.sum(clock.starved, dtype=jnp.int32))
+    return clock._replace(queue=new_queue(workers), starved=starved)
+
+
 class Windows(NamedTuple):
     """A state machine: `window, clock = close(clock)`, under `jax.jit` and in `jax.lax.scan`."""
 

@@ -129,6 +129,16 @@ def close_window(
     return window, Queue(queue.position + finished, left)
 
 
+class StaleParams(NamedTuple):
+    """Marks the result of :func:`stale_params` in a state that is saved.
+
+    It is :math:`z`, leaves [workers, ...]. A checkpoint that is restored for another number of
+    workers then starts it from their parameters, since no mini-batch is in flight there.
+    """
+
+    params: PyTree
+
+
 def stale_params(
     window: Window, queue: Queue, previous: PyTree, before: PyTree, after: PyTree
 ) -> PyTree:

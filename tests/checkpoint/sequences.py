@@ -12,7 +12,6 @@ from tests.cases import CASES
 from tests.cases._gossip import GOSSIP
 from tests.cases._local import LOCAL
 
-WITHOUT_MEAN = {"compressed_memory"}
 KEEP = 3
 SHARED = 4  # So many seeds, one after the other, have one method, whose steps compile once.
 ERRORS = 0.16  # The part of sequences that make one mistake.
@@ -78,7 +77,6 @@ MISTAKES = {
     "restore another method": ("CheckpointError", "of another model, method or version"),
     "save another method": ("CheckpointError", "of another model, method or version"),
     "restore other workers": ("CheckpointError", "pass `tx` and `workers`"),
-    "resize without a mean": ("ValueError", "so it has no mean"),
 }
 """The type of the error, and a part of its message."""
 
@@ -108,9 +106,6 @@ class _Generator:
     def done(self) -> int:
         return sum(event.kind == "step" for event in self.history)
 
-    def resizable(self) -> bool:
-        return self.name not in WITHOUT_MEAN
-
     def other(self) -> int:
         return self.draw.choice([n for n in self.counts if n != self.workers])
 
@@ -127,14 +122,14 @@ class _Generator:
         return self.add("save")
 
     def resize(self) -> None:
-        if self.history and self.resizable():
+        if self.history:
             self.workers = self.other()
             self.history += (Event("resize", self.done, self.workers),)
             self.add("resize")
 
     def kill(self) -> None:
         """The next program may have other workers; it restores, or begins anew."""
-        if self.resizable() and self.draw.random() < 0.3:
+        if self.draw.random() < 0.3:
             self.workers = self.other()
         self.history = ()
         self.add("kill")
@@ -152,8 +147,6 @@ class _Generator:
             possible += ["save another method"]
             if self.family != "aggregator":  # Not all of those have state that differs by worker.
                 possible += 3 * ["restore other workers"]
-        if self.history and not self.resizable():
-            possible = ["resize without a mean"]
         self.add(self.draw.choice(possible))
 
 

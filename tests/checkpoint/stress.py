@@ -146,7 +146,6 @@ class Program:
                 10**6, {**other, "opt_state": jnp.ones(3)}
             ),
             "restore other workers": lambda: self.checkpoints.restore(self.method(16).start()),
-            "resize without a mean": lambda: self.method(self.workers - 1).resize(self.state),
         }[kind]()
 
     def _fresh(self) -> Checkpoints:

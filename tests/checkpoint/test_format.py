@@ -1,6 +1,5 @@
 """Checkpoints of each format, kept in `data`, are read until 1.0."""
 
-import json
 import pathlib
 import shutil
 from typing import Any
@@ -12,10 +11,11 @@ import pytest
 
 import jaxcomm
 from jaxcomm.checkpoint import Checkpoints, _manifest
+from jaxcomm.checkpoint._handler import MANIFEST, verified
 from tests.checkpoint.trees import assert_equal
 
 KEPT = pathlib.Path(__file__).parent / "data"
-FORMATS = [1, 2]
+FORMATS = [1, 2, 3]
 
 
 def state() -> dict[str, Any]:
@@ -40,7 +40,7 @@ def state() -> dict[str, Any]:
 
 
 def state_of(number: int) -> dict[str, Any]:
-    """Format 2 stores small leaves together, so it is kept with a large one too."""
+    """Newer formats store small leaves together, so they are kept with a large one too."""
     large = jnp.arange(2**18 + 1, dtype=jnp.float32) % 5
     return state() if number == 1 else {**state(), "large": large}
 
@@ -60,8 +60,8 @@ def test_each_format_is_read(number: int, tmp_path: pathlib.Path) -> None:
 
 def test_the_newest_format_is_kept() -> None:
     assert max(FORMATS) == _manifest.FORMAT
-    saved = KEPT / f"format_{max(FORMATS)}" / "3" / "manifest" / "metadata"
-    leaves = json.loads(saved.read_text())["leaves"]
+    saved = KEPT / f"format_{max(FORMATS)}" / "3" / MANIFEST
+    leaves = verified(saved.read_bytes())["leaves"]
     assert {leaf["path"] for leaf in leaves if leaf["offset"] is None} == {
         "['large']",
         "['params']['none']",

@@ -1,6 +1,5 @@
 """A clear error before training, and nothing overwritten."""
 
-import json
 import os
 import pathlib
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm.checkpoint import CheckpointError, Checkpoints
+from jaxcomm.checkpoint._handler import MANIFEST, signed, verified
 from tests.checkpoint.damage import TX, start
 
 
@@ -112,14 +112,14 @@ def test_arguments(saved: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def change_manifest(directory: pathlib.Path, **changes: Any) -> None:
-    path = directory / "5" / "manifest" / "metadata"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path = directory / "5" / MANIFEST
+    path.write_bytes(signed({**verified(path.read_bytes()), **changes}))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 99}, "has format 99, and this release reads formats 1 to 2: install a newer"),
+        ({"format": 99}, "has format 99, and this release reads formats 1 to 3: install a newer"),
         ({"format": None}, "is not a checkpoint of jaxcomm: it has no format"),
         ({"leaves": [{"path": "a"}]}, "is damaged: its manifest lacks 'shape'"),
         ({"leaves": 3}, "is damaged: its manifest"),
@@ -158,7 +158,7 @@ def test_damaged_files(saved: pathlib.Path, how: str) -> None:
         timeout=240,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert int(ran.stdout) >= 3
+    assert int(ran.stdout) == 2  # Only the mark that orbax adds does not matter.
 
 
 def test_without_orbax(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

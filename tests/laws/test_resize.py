@@ -22,9 +22,6 @@ from tests.cases._local import LocalCase, local_rows
 from tests.slow import slow
 from tests.workers import gradients
 
-WITHOUT_MEAN = {"compressed_memory"}
-"""Rows whose memory cannot be resized, which is an error."""
-
 SHAPES = {"a": (6, 5), "b": (7,), "c": (10,), "d": (7,), "e": ()}
 COUNTS = [(8, 4), (4, 3), slow(4, 8), slow(3, 1), slow(1, 5)]
 
@@ -87,10 +84,6 @@ def test_every_aggregator_goes_on(case: Case) -> None:
     state = jaxcomm.init(optax.chain(tx, optax.sgd(0.1)), params, 8)
     params, state, _ = step(params, state, updates)
     whole = optax.chain(tx, optax.sgd(0.1))
-    if case.name in WITHOUT_MEAN:
-        with pytest.raises(ValueError, match="so it has no mean"):
-            jaxcomm.resize_workers(whole, state, params, 3)
-        return
     for workers in (3, 8):
         resized, same = jaxcomm.resize_workers(whole, state, params, workers)
         assert types(resized) == types(jaxcomm.init(whole, params, workers))
@@ -115,6 +108,51 @@ def residual_of(state: Any, layout: str = "block") -> np.ndarray:
         rows = sent + np.asarray(memory.mean.kept, np.float64)
         total.append(rows.T.ravel() if layout == "cyclic" else rows.ravel())
     return total
+
+
+def decoded(part: Any) -> np.ndarray:
+    """What 8 bits of each worker stand for, in float64."""
+    scale = np.asarray(part.statistics.max_abs, np.float64)[..., None]
+    return np.asarray(part.payload.codes, np.float64) * scale / 127
+
+
+EIGHT_BITS = compressed_memory(error_feedback(top_k(ratio=0.2)), dither(bits=8))
+
+
+@pytest.mark.parametrize(("old", "new"), [(8, 3), slow(4, 8), slow(3, 1)])
+def test_a_memory_in_8_bits_keeps_its_mean(old: int, new: int) -> None:
+    """Within one step of the codes, divided by the number of workers, of which one rounds last."""
+    tx = jaxcomm.all_gather_mean("data", EIGHT_BITS, scope="bucket")
+    params, state = trained(tx, old)
+    resized, _ = jaxcomm.resize_workers(tx, state, params, new)
+    again, _ = jaxcomm.resize_workers(tx, state, params, new)
+    jax.tree.map(np.testing.assert_array_equal, words(resized), words(again))
+    before, found = (s.own.per_worker["data"][0].kept for s in (state, resized))
+    step = np.asarray(found.statistics.max_abs, np.float64).max() / 127
+    error = np.abs(decoded(found).mean(axis=0) - decoded(before).mean(axis=0))
+    assert 0 < error.max() <= (step + 1e-6) / new
+    assert np.abs(decoded(before).mean(axis=0)).max() > 10 * step
+    np.testing.assert_allclose(found.square_norm, (decoded(found) ** 2).sum(axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["block", slow("cyclic")])
+def test_slices_in_8_bits_are_joined_and_cut_anew(layout: str) -> None:
+    """The owners' residuals, and the mean of the senders', within a step of the codes."""
+    tx = jaxcomm.two_stage_mean("data", EIGHT_BITS, scope="bucket", layout=layout)
+    params, state = trained(tx, 8)
+    resized, _ = jaxcomm.resize_workers(tx, state, params, 3)
+    size = sum(int(np.prod(s)) for s in SHAPES.values())
+
+    def whole(state: Any) -> np.ndarray:
+        (memory,) = state.own.per_worker["data"]
+        rows = decoded(memory.sent.kept).mean(axis=0) + decoded(memory.mean.kept)
+        return (rows.T if layout == "cyclic" else rows).ravel()
+
+    (memory,) = resized.own.per_worker["data"]
+    scales = memory.sent.kept.statistics.max_abs / 3, memory.mean.kept.statistics.max_abs
+    step = sum(float(jnp.max(x)) for x in scales) / 127
+    np.testing.assert_allclose(whole(resized)[:size], whole(state)[:size], rtol=0, atol=step)
+    assert np.abs(whole(state)).max() > 10 * step
 
 
 @pytest.mark.quick(1)
@@ -275,9 +313,12 @@ def test_local_methods_keep_their_anchor(case: LocalCase) -> None:
 
 
 def test_what_has_no_rule_is_named() -> None:
-    tx = jaxcomm.all_gather_mean("data", compressed_memory(error_feedback(top_k(k=1)), dither()))
-    _, state = trained(tx, 4)
-    with pytest.raises(ValueError, match="codes is uint32 and differs by worker, so it has"):
+    tx = optax.GradientTransformation(
+        lambda params: jaxcomm.PerWorker({"data": jnp.zeros((1,), jnp.uint32)}),
+        lambda updates, state, params=None: (updates, state),
+    )
+    state = jaxcomm.PerWorker({"data": jnp.arange(4, dtype=jnp.uint32)})
+    with pytest.raises(ValueError, match="is uint32 and differs by worker, so it has no mean"):
         jaxcomm.resize_workers(tx, state, start(), 2)
     other = optax.chain(jaxcomm.mean(), optax.adam(0.1))
     with pytest.raises(ValueError, match="`opt_state` does not belong to this `tx`"):
