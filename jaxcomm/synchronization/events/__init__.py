@@ -1,0 +1,31 @@
+"""Asynchronous and stale training, simulated event by event on one device.
+
+A policy says what an event changes and which workers begin after it; :func:`event_loop` runs any
+policy on the clock of any straggler model.
+"""
+
+from jaxcomm.synchronization.events._elastic import eamsgd, easgd
+from jaxcomm.synchronization.events._engine import EventLoop, Progress, Record, event_loop
+from jaxcomm.synchronization.events._parameter_server import inverse_staleness, parameter_server
+from jaxcomm.synchronization.events._policy import Event, Policy, Sent, Work, sent
+from jaxcomm.synchronization.events._stale_synchronous import stale_synchronous
+from jaxcomm.synchronization.events._synchronous import backup_workers, bulk_synchronous
+
+__all__ = [
+    "Event",
+    "EventLoop",
+    "Policy",
+    "Progress",
+    "Record",
+    "Sent",
+    "Work",
+    "backup_workers",
+    "bulk_synchronous",
+    "eamsgd",
+    "easgd",
+    "event_loop",
+    "inverse_staleness",
+    "parameter_server",
+    "sent",
+    "stale_synchronous",
+]
