@@ -63,9 +63,7 @@ def easgd(tx: optax.GradientTransformation, *, elasticity: float, period: int = 
     return _elastic(tx, lambda params, optimizer: params, elasticity, period)
 
 
-def eamsgd(
-    learning_rate: float, momentum: float, *, elasticity: float, period: int = 1
-) -> Policy:
+def eamsgd(learning_rate: float, momentum: float, *, elasticity: float, period: int = 1) -> Policy:
     r"""Elastic averaging SGD with Nesterov's momentum on each worker (EAMSGD).
 
     .. math:: v_i \gets \delta v_i - \eta\, g_i(x_i + \delta v_i), \qquad

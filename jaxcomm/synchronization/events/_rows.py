@@ -2,13 +2,18 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxcomm._base import PyTree
 
 
 def row(tree: PyTree, worker: jax.Array) -> PyTree:
-    """The values of one worker."""
-    return jax.tree.map(lambda x: x[worker], tree)
+    """The values of one worker.
+
+    The barrier makes the rows arrays of their own. Otherwise XLA may read them from `tree` after
+    the write of :func:`with_row`, and copies all of `tree` in each event to keep the old values.
+    """
+    return lax.optimization_barrier(jax.tree.map(lambda x: x[worker], tree))
 
 
 def with_row(tree: PyTree, worker: jax.Array, values: PyTree) -> PyTree:

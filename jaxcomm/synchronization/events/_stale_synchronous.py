@@ -112,9 +112,7 @@ def stale_synchronous(tx: optax.GradientTransformation, staleness: int) -> Polic
         by_clock = jax.tree.map(
             lambda ring, u: ring.at[clock % slots].add(u), state.by_clock, update
         )
-        own = jax.tree.map(
-            lambda ring, u: ring.at[worker, clock % kept].set(u), state.own, update
-        )
+        own = jax.tree.map(lambda ring, u: ring.at[worker, clock % kept].set(u), state.own, update)
         before = jnp.min(state.clocks)
         oldest, moves = (before - staleness) % slots, jnp.min(clocks) > before
         complete = row(by_clock, oldest)

@@ -25,7 +25,9 @@ class StepState(NamedTuple):
     total: PyTree  # the sum of the gradients that arrived in this step
     count: jax.Array  # int32[], their number
     step: jax.Array  # int32[]
-    next_step: jax.Array  # int32[workers], the step of the gradient that a worker computes, or waits for
+    next_step: (
+        jax.Array
+    )  # int32[workers], the step of the gradient that a worker computes, or waits for
     dropped: jax.Array  # int32[], the gradients of earlier steps that arrived
 
 
@@ -51,7 +53,9 @@ def bulk_synchronous(tx: optax.GradientTransformation) -> Policy:
       >>> import jax, jax.numpy as jnp, optax
       >>> from jaxcomm.synchronization import deterministic, events
       >>> def work(x, event):
-      ...     return jax.value_and_grad(lambda x: 0.5 * (x - event.worker.astype(x.dtype)) ** 2)(x)
+      ...     return jax.value_and_grad(lambda x: 0.5 * (x - event.worker.astype(x.dtype)) ** 2)(
+      ...         x
+      ...     )
       >>> loop = events.event_loop(
       ...     events.bulk_synchronous(optax.sgd(1.0)), work, deterministic([1.0, 3.0]), workers=2
       ... )

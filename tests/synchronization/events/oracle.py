@@ -1,0 +1,147 @@
+"""Policies in NumPy, from their equations, and a replay of their events on a clock in float64."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.synchronization.events.problem import SIZE, START, WORKERS, gradient
+
+BYTES = 4 * SIZE
+
+
+@dataclasses.dataclass
+class Happened:
+    """What an oracle says of one event."""
+
+    worker: int
+    number: int
+    staleness: int
+    seconds: float
+    messages: tuple[int, int, int, int]
+
+
+def replay(
+    rule: Any,
+    times: Callable[[int, int], float],
+    events: int,
+    travel: Callable[[tuple[int, int, int, int]], float] = lambda messages: 0.0,
+) -> list[Happened]:
+    """The events of a rule, whose state changes on the way."""
+    idle = {*range(WORKERS)} - {*rule.begins({*range(WORKERS)})}
+    due = {j: times(j, 0) for j in range(WORKERS)}
+    arrived, began, finished = [0.0] * WORKERS, [0] * WORKERS, [0] * WORKERS
+    releases, seen = 1, []
+    for index in range(events):
+        i = min({*range(WORKERS)} - idle, key=lambda j: (due[j], j))
+        now, staleness = due[i], index - began[i]
+        messages = rule.finish(i, finished[i], staleness, now)
+        seen.append(Happened(i, finished[i], staleness, now, messages))
+        arrived[i], finished[i] = now + travel(messages), finished[i] + 1
+        idle.add(i)
+        opening = max(arrived[j] for j in idle)
+        beginning = rule.begins(idle)
+        for j in beginning:
+            due[j] = opening + times(j, releases if rule.restarts else finished[j])
+            began[j] = index + 1
+        idle -= {*beginning}
+        releases += bool(beginning)
+    return seen
+
+
+class Rule:
+    """Workers that never wait."""
+
+    restarts = False
+
+    def begins(self, idle: set[int]) -> set[int]:
+        return {*idle}
+
+
+class Backup(Rule):
+    """The first n - b gradients of a step make it."""
+
+    def __init__(self, rate: float, backups: int, aborts: bool = False) -> None:
+        self.x, self.rate, self.wanted = START.copy(), rate, WORKERS - backups
+        self.gradients: list[np.ndarray] = []
+        self.step, self.next_step, self.restarts = 0, [0] * WORKERS, aborts
+        self.dropped, self.used = 0, []
+
+    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+        if self.next_step[i] == self.step:
+            self.gradients.append(gradient(self.x, i, number))
+            self.used.append((self.step, i))
+            self.next_step[i] += 1
+        else:
+            self.dropped += 1
+            self.next_step[i] = self.step
+        if len(self.gradients) == self.wanted:
+            self.x = self.x - self.rate * np.mean(self.gradients, axis=0)
+            self.gradients, self.step = [], self.step + 1
+            self.next_step = [self.step] * WORKERS if self.restarts else self.next_step
+        return 1, BYTES, 1, BYTES
+
+    def begins(self, idle: set[int]) -> set[int]:
+        if self.restarts:
+            return set() if self.gradients else {*range(WORKERS)}
+        return {j for j in idle if self.next_step[j] <= self.step}
+
+
+class StaleSynchronous(Rule):
+    """Every update with its worker and clock; reads add up those that they may see."""
+
+    def __init__(self, rate: float, staleness: int) -> None:
+        self.rate, self.staleness = rate, staleness
+        self.updates: dict[tuple[int, int], np.ndarray] = {}
+        self.clocks = [0] * WORKERS
+
+    def read(self, i: int) -> np.ndarray:
+        certain = self.clocks[i] - self.staleness - 1
+        assert all((j, k) in self.updates for j in range(WORKERS) for k in range(certain + 1))
+        seen = [u for (j, k), u in self.updates.items() if k <= certain or j == i]
+        return START + sum(seen, start=np.zeros(SIZE)) / WORKERS
+
+    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+        self.updates[i, self.clocks[i]] = -self.rate * gradient(self.read(i), i, number)
+        self.clocks[i] += 1
+        return 1, BYTES, 1, BYTES
+
+    def begins(self, idle: set[int]) -> set[int]:
+        return {j for j in idle if min(self.clocks) >= self.clocks[j] - self.staleness}
+
+    @property
+    def x(self) -> np.ndarray:
+        return START + sum(self.updates.values(), start=np.zeros(SIZE)) / WORKERS
+
+
+class Server(Rule):
+    """Gradients at what a worker has read, with a weight."""
+
+    def __init__(self, rate: float, weight: Callable[[int], float] = lambda staleness: 1.0) -> None:
+        self.x, self.rate, self.weight = START.copy(), rate, weight
+        self.read = [START.copy() for _ in range(WORKERS)]
+
+    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+        self.x = self.x - self.rate * self.weight(staleness) * gradient(self.read[i], i, number)
+        self.read[i] = self.x
+        return 1, BYTES, 1, BYTES
+
+
+class Elastic(Rule):
+    """A center and workers, with Nesterov's momentum if it is not 0."""
+
+    def __init__(self, rate: float, elasticity: float, period: int, momentum: float = 0.0) -> None:
+        self.x, self.rate, self.elasticity = START.copy(), rate, elasticity
+        self.period, self.momentum = period, momentum
+        self.own = np.tile(START, (WORKERS, 1))
+        self.velocity = np.zeros((WORKERS, SIZE))
+
+    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+        g = gradient(self.own[i] + self.momentum * self.velocity[i], i, number)
+        self.velocity[i] = self.momentum * self.velocity[i] - self.rate * g
+        due = number % self.period == 0
+        pull = self.elasticity * (self.own[i] - self.x) * due
+        self.own[i] += self.velocity[i] - pull
+        self.x = self.x + pull
+        return (1, BYTES, 1, BYTES) if due else (0, 0, 0, 0)

@@ -1,0 +1,87 @@
+"""The policies, each with the oracle that replays it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import optax
+
+from jaxcomm.synchronization import Straggler, deterministic, events, exponential
+from jaxcomm.synchronization.events import Policy, Work
+from tests.synchronization.events import oracle, problem
+
+UNEVEN = deterministic([1.0, 1.0, 1.75, 3.5])
+RANDOM = exponential(1.0, shift=0.1)
+
+
+class Row(NamedTuple):
+    """A policy and its oracle."""
+
+    name: str
+    policy: Callable[[int], Policy]  # from the number of workers
+    rule: Callable[[], Any]
+    straggler: Straggler = RANDOM
+    seconds_per_byte: float = 0.0
+    work: Work = problem.work
+    plain: Work = problem.halved  # of any size
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def inverse(staleness: int) -> float:
+    return 1 / max(staleness, 1)
+
+
+ROWS = [
+    Row(
+        "bulk_synchronous",
+        lambda n: events.bulk_synchronous(optax.sgd(0.3)),
+        lambda: oracle.Backup(0.3, 0),
+        seconds_per_byte=0.01,
+    ),
+    Row(
+        "backup_workers",
+        lambda n: events.backup_workers(optax.sgd(0.3), 1),
+        lambda: oracle.Backup(0.3, 1),
+        UNEVEN,
+    ),
+    Row(
+        "backup_workers_abort",
+        lambda n: events.backup_workers(optax.sgd(0.3), 1, in_flight="abort"),
+        lambda: oracle.Backup(0.3, 1, aborts=True),
+    ),
+    Row(
+        "stale_synchronous_0",
+        lambda n: events.stale_synchronous(optax.sgd(0.3), 0),
+        lambda: oracle.Backup(0.3, 0),
+    ),
+    Row(
+        "stale_synchronous_2",
+        lambda n: events.stale_synchronous(optax.sgd(0.3), 2),
+        lambda: oracle.StaleSynchronous(0.3, 2),
+        UNEVEN,
+        seconds_per_byte=0.01,
+    ),
+    Row(
+        "parameter_server",
+        lambda n: events.parameter_server(optax.sgd(0.2)),
+        lambda: oracle.Server(0.2),
+        seconds_per_byte=0.01,
+    ),
+    Row(
+        "parameter_server_aware",
+        lambda n: events.parameter_server(optax.sgd(0.2), weight=events.inverse_staleness),
+        lambda: oracle.Server(0.2, inverse),
+        UNEVEN,
+    ),
+    Row(
+        "easgd",
+        lambda n: events.easgd(optax.sgd(0.2), elasticity=0.8 / n, period=2),
+        lambda: oracle.Elastic(0.2, 0.2, 2),
+    ),
+    Row(
+        "eamsgd",
+        lambda n: events.eamsgd(0.1, 0.8, elasticity=0.8 / n, period=2),
+        lambda: oracle.Elastic(0.1, 0.2, 2, momentum=0.8),
+    ),
+]
