@@ -4,6 +4,8 @@ A policy says what an event changes and which workers begin after it; :func:`eve
 policy on the clock of any straggler model.
 """
 
+from jaxcomm.synchronization.events._ad_psgd import ad_psgd
+from jaxcomm.synchronization.events._admm import Subproblem, d_admm, jacobi_admm
 from jaxcomm.synchronization.events._elastic import eamsgd, easgd
 from jaxcomm.synchronization.events._engine import EventLoop, Progress, Record, event_loop
 from jaxcomm.synchronization.events._parameter_server import inverse_staleness, parameter_server
@@ -18,13 +20,17 @@ __all__ = [
     "Progress",
     "Record",
     "Sent",
+    "Subproblem",
     "Work",
+    "ad_psgd",
     "backup_workers",
     "bulk_synchronous",
+    "d_admm",
     "eamsgd",
     "easgd",
     "event_loop",
     "inverse_staleness",
+    "jacobi_admm",
     "parameter_server",
     "sent",
     "stale_synchronous",

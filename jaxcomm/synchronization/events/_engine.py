@@ -150,7 +150,7 @@ def event_loop(
         event = Event(
             worker=worker,
             number=progress.finished[worker],
-            index=progress.events,
+            position=progress.events,
             staleness=progress.events - progress.began[worker],
             seconds=now.high,
             key=jax.random.fold_in(event_key, progress.events),

@@ -14,7 +14,7 @@ class Event(NamedTuple):
 
     worker: jax.Array  # int32[]
     number: jax.Array  # int32[], the gradients that it finished before: its clock
-    index: jax.Array  # int32[], the events before this one
+    position: jax.Array  # int32[], the events before this one
     staleness: jax.Array  # int32[], the events of others since it began this gradient
     seconds: jax.Array  # float32[], the simulated time
     key: jax.Array  # key[], different for each event

@@ -6,8 +6,10 @@ from jax import lax
 
 from jaxcomm._base import PyTree
 
+Index = jax.Array | tuple[jax.Array, ...]
 
-def row(tree: PyTree, worker: jax.Array) -> PyTree:
+
+def row(tree: PyTree, worker: Index) -> PyTree:
     """The values of one worker.
 
     The barrier makes the rows arrays of their own. Otherwise XLA may read them from `tree` after
@@ -16,7 +18,7 @@ def row(tree: PyTree, worker: jax.Array) -> PyTree:
     return lax.optimization_barrier(jax.tree.map(lambda x: x[worker], tree))
 
 
-def with_row(tree: PyTree, worker: jax.Array, values: PyTree) -> PyTree:
+def with_row(tree: PyTree, worker: Index, values: PyTree) -> PyTree:
     """The tree with the values of one worker replaced: in a scan, a write in place."""
     return jax.tree.map(lambda x, y: x.at[worker].set(y), tree, values)
 

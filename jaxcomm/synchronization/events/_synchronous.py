@@ -23,7 +23,7 @@ class StepState(NamedTuple):
     params: PyTree
     optimizer: Any
     total: PyTree  # the sum of the gradients that arrived in this step
-    count: jax.Array  # int32[], their number
+    arrived: jax.Array  # int32[], their number
     step: jax.Array  # int32[]
     next_step: (
         jax.Array
@@ -131,7 +131,7 @@ def backup_workers(
             params=params,
             optimizer=tx.init(params),
             total=jax.tree.map(jnp.zeros_like, wide(params)),
-            count=zero,
+            arrived=zero,
             step=zero,
             next_step=jnp.zeros(workers, jnp.int32),
             dropped=zero,
@@ -141,7 +141,7 @@ def backup_workers(
         wanted = len(state.next_step) - backups
         fresh = state.next_step[event.worker] == state.step
         total = chosen(fresh, plus(state.total, gradient), state.total)
-        count = state.count + fresh.astype(jnp.int32)
+        count = state.arrived + fresh.astype(jnp.int32)
 
         def step() -> tuple[PyTree, Any, PyTree]:
             mean = narrow(scaled(total, 1 / wanted), state.params)
@@ -162,7 +162,7 @@ def backup_workers(
             params=params,
             optimizer=optimizer,
             total=total,
-            count=jnp.where(ends, 0, count),
+            arrived=jnp.where(ends, 0, count),
             step=number,
             next_step=next_step,
             dropped=state.dropped + (~fresh).astype(jnp.int32),
@@ -172,7 +172,7 @@ def backup_workers(
 
     def begins(state: StepState, idle: jax.Array) -> jax.Array:
         if aborts:
-            return jnp.full(idle.shape, state.count == 0)
+            return jnp.full(idle.shape, state.arrived == 0)
         return idle & (state.next_step <= state.step)
 
     return Policy(

@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from tests.synchronization.events.problem import SIZE, START, WORKERS, gradient
+from tests.synchronization.events.problem import (
+    CURVATURE,
+    MINIMUM,
+    SIZE,
+    START,
+    WORKERS,
+    gradient,
+)
 
 BYTES = 4 * SIZE
 
@@ -145,3 +152,70 @@ class Elastic(Rule):
         self.own[i] += self.velocity[i] - pull
         self.x = self.x + pull
         return (1, BYTES, 1, BYTES) if due else (0, 0, 0, 0)
+
+
+class Pairs(Rule):
+    """Averages with partners that were drawn before."""
+
+    def __init__(self, rate: float, partners: list[list[int]]) -> None:
+        self.rate, self.partners, self.position = rate, partners, 0
+        self.own = np.tile(START, (WORKERS, 1))
+        self.read = self.own.copy()
+
+    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+        j = self.partners[self.position][i]
+        self.position += 1
+        self.own[[i, j]] = (self.own[i] + self.own[j]) / 2
+        self.own[i] -= self.rate * gradient(self.read[i], i, number)
+        self.read[i] = self.own[i]
+        return 1, BYTES, 1, BYTES
+
+    @property
+    def x(self) -> np.ndarray:
+        return self.own.mean(axis=0)
+
+
+class Consensus(Rule):
+    """All iterates of ADMM on a graph; duals are sums over the iterates so far."""
+
+    def __init__(
+        self, neighbors: list[list[int]], penalty: float, colors: list[int] | None = None
+    ) -> None:
+        self.neighbors, self.penalty = neighbors, penalty
+        self.colors = colors or [0] * WORKERS
+        self.proximal = colors is None
+        self.iterates = [[START.copy()] for _ in range(WORKERS)]
+
+    def number(self, i: int) -> int:
+        return len(self.iterates[i]) - 1
+
+    def needed(self, i: int, j: int) -> int:
+        return self.number(i) + (self.colors[j] < self.colors[i])
+
+    def dual(self, i: int) -> np.ndarray:
+        differences = [
+            self.iterates[i][k] - self.iterates[j][k]
+            for j in self.neighbors[i]
+            for k in range(1, self.number(i) + 1)
+        ]
+        return self.penalty * sum(differences, start=np.zeros(SIZE))
+
+    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+        linear, curvature = self.dual(i), self.penalty * len(self.neighbors[i])
+        for j in self.neighbors[i]:
+            linear = linear - self.penalty * self.iterates[j][self.needed(i, j)]
+        if self.proximal:
+            linear = linear - curvature * self.iterates[i][-1]
+            curvature = 2 * curvature
+        self.iterates[i].append((CURVATURE[i] * MINIMUM[i] - linear) / (CURVATURE[i] + curvature))
+        degree = len(self.neighbors[i])
+        return degree, degree * BYTES, 0, 0
+
+    def begins(self, idle: set[int]) -> set[int]:
+        return {
+            i for i in idle if all(self.number(j) >= self.needed(i, j) for j in self.neighbors[i])
+        }
+
+    @property
+    def x(self) -> np.ndarray:
+        return np.mean([iterates[-1] for iterates in self.iterates], axis=0)

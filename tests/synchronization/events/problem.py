@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.synchronization.events import Event
+from jaxcomm.synchronization.events import Event, Subproblem
 
 WORKERS, SIZE, BATCHES = 4, 6, 5
 _DRAW = np.random.default_rng(0)
@@ -51,3 +51,18 @@ def halved(point: Any, event: Event) -> tuple[jax.Array, Any]:
     """The squared norm and its half's gradient, for parameters of any shape."""
     losses = [jnp.vdot(x, x).astype(jnp.float32) for x in jax.tree.leaves(point)]
     return sum(losses, start=jnp.float32(0)), point
+
+
+def solve(point: Subproblem, event: Event) -> tuple[jax.Array, Any]:
+    """The minimum of a subproblem of ADMM, whose function is the noiseless quadratic."""
+    dtype = point.curvature.dtype
+    curvature, minimum = jnp.asarray(CURVATURE, dtype), jnp.asarray(MINIMUM, dtype)
+    v = jnp.concatenate([point.linear["a"], point.linear["b"].ravel()])
+    c, m = curvature[event.worker], minimum[event.worker]
+    x = (c * m - v) / (c + point.curvature)
+    return jnp.sum(x), {"a": x[:4], "b": x[4:].reshape(1, 2)}
+
+
+def at_zero(point: Subproblem, event: Event) -> tuple[jax.Array, Any]:
+    """The minimum of a subproblem whose function is 0, for parameters of any shape."""
+    return jnp.float32(0), jax.tree.map(lambda v: -v / point.curvature, point.linear)

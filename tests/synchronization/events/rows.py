@@ -3,8 +3,12 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
+from jaxcomm import gossip
 from jaxcomm.synchronization import Straggler, deterministic, events, exponential
 from jaxcomm.synchronization.events import Policy, Work
 from tests.synchronization.events import oracle, problem
@@ -23,9 +27,24 @@ class Row(NamedTuple):
     seconds_per_byte: float = 0.0
     work: Work = problem.work
     plain: Work = problem.halved  # of any size
+    grows: bool = False  # whether an event costs more for more workers, as its docstring states
 
     def __repr__(self) -> str:
         return self.name
+
+
+RING = [[1, 3], [0, 2], [1, 3], [0, 2]]
+
+
+def partners(events: int, seed: int = 0) -> list[list[int]]:
+    """The partner of each worker of a ring, if an event is its own."""
+    key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), jnp.uint32(2**32 - 1))
+
+    def draw(position: jax.Array) -> jax.Array:
+        return jax.random.randint(jax.random.fold_in(key, position), (), 0, 2)
+
+    drawn = np.asarray(jax.vmap(draw)(jnp.arange(events)))
+    return [[others[side] for others in RING] for side in drawn]
 
 
 def inverse(staleness: int) -> float:
@@ -83,5 +102,35 @@ ROWS = [
         "eamsgd",
         lambda n: events.eamsgd(0.1, 0.8, elasticity=0.8 / n, period=2),
         lambda: oracle.Elastic(0.1, 0.2, 2, momentum=0.8),
+    ),
+    Row(
+        "ad_psgd",
+        lambda n: events.ad_psgd(optax.sgd(0.2), gossip.ring(n)),
+        lambda: oracle.Pairs(0.2, partners(60)),
+        seconds_per_byte=0.01,
+    ),
+    Row(
+        "d_admm",
+        lambda n: events.d_admm(gossip.ring(n), 0.4),
+        lambda: oracle.Consensus(RING, 0.4, [0, 1, 0, 1]),
+        work=problem.solve,
+        plain=problem.at_zero,
+    ),
+    Row(
+        "d_admm_colors",
+        lambda n: events.d_admm(gossip.complete(n), 0.2, [*range(n)]),
+        lambda: oracle.Consensus([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]], 0.2, [0, 1, 2, 3]),
+        UNEVEN,
+        seconds_per_byte=0.01,
+        work=problem.solve,
+        plain=problem.at_zero,
+        grows=True,
+    ),
+    Row(
+        "jacobi_admm",
+        lambda n: events.jacobi_admm(gossip.ring(n), 0.4),
+        lambda: oracle.Consensus(RING, 0.4),
+        work=problem.solve,
+        plain=problem.at_zero,
     ),
 ]

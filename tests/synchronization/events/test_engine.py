@@ -136,7 +136,12 @@ def temporaries(row: Row, workers: int, size: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=() if row.name in QUICK else pytest.mark.slow) for row in ROWS],
+    "row",
+    [
+        pytest.param(row, marks=() if row.name in QUICK else pytest.mark.slow)
+        for row in ROWS
+        if not row.grows
+    ],
     ids=repr,
 )  # fmt: skip
 def test_an_event_copies_no_array_of_all_workers(row: Row) -> None:
