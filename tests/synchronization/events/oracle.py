@@ -219,3 +219,151 @@ class Consensus(Rule):
     @property
     def x(self) -> np.ndarray:
         return np.mean([iterates[-1] for iterates in self.iterates], axis=0)
+
+
+def on_grid(x: np.ndarray, bits: int) -> np.ndarray:
+    """LAQ's nearest point, leaf by leaf."""
+    parts = []
+    for leaf in (x[:4], x[4:]):
+        radius, step = np.abs(leaf).max(), 1 / (2**bits - 1)
+        codes = np.floor((leaf + radius) / (2 * step * radius) + 0.5)
+        parts.append(2 * step * radius * codes - radius)
+    return np.concatenate(parts)
+
+
+class Lazy(Rule):
+    """Last uploads, with a threshold by past steps; of LAG-WK, LAQ with bits, LAG-PS if asked."""
+
+    def __init__(
+        self, rate: float, threshold: float, memory: int, max_skip: int, *,
+        bits: int | None = None, smoothness: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        self.x, self.rate, self.memory, self.max_skip = START.copy(), rate, memory, max_skip
+        self.weights = [threshold / memory] * memory
+        self.bits, self.smoothness = bits, smoothness
+        self.uploads = np.zeros((WORKERS, SIZE))
+        self.read = np.tile(START, (WORKERS, 1))
+        self.path = [START.copy()] * (memory + 1)
+        self.skipped, self.errors = [max_skip] * WORKERS, [0.0] * WORKERS
+        self.expected = {*range(WORKERS)}
+
+    def limit(self) -> float:
+        moves = [np.sum((a - b) ** 2) for a, b in zip(self.path[1:], self.path, strict=False)]
+        return sum(w * m for w, m in zip(self.weights, moves[::-1], strict=False)) / self.rate**2
+
+    def step(self) -> None:
+        self.x = self.x - self.rate * self.uploads.mean(axis=0)
+        self.path = [*self.path, self.x][-self.memory - 1 :]
+
+    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+        change = CURVATURE[i] * (self.x - MINIMUM[i]) - self.uploads[i]
+        sent = change if self.bits is None else on_grid(change, self.bits)
+        error = np.sum((sent - change) ** 2)
+        size, norm = BYTES, np.sum(sent**2)
+        if self.bits is None:
+            uploads = norm >= self.limit() or self.smoothness is not None
+        else:
+            uploads = norm > self.limit() + 3 * (error + self.errors[i])
+            size = 4 * sum(-(-count // (32 // self.bits)) for count in (4, 2)) + 2 * 4
+        uploads |= self.skipped[i] >= self.max_skip
+        self.expected -= {i}
+        if uploads:
+            self.uploads[i] += sent
+            self.read[i], self.skipped[i], self.errors[i] = self.x, 0, error
+        else:
+            self.skipped[i] += 1
+        while not self.expected:
+            self.step()
+            self.expected = {j for j in range(WORKERS) if self.asks(j)}
+            if self.smoothness is not None:
+                others = {*range(WORKERS)} - self.expected
+                self.skipped = [s + (j in others) for j, s in enumerate(self.skipped)]
+        return (1, size, 1, BYTES) if uploads else (0, 0, 1, BYTES)
+
+    def asks(self, j: int) -> bool:
+        if self.smoothness is None:
+            return True
+        distance = self.smoothness[j] ** 2 * np.sum((self.read[j] - self.x) ** 2)
+        return distance >= self.limit() or self.skipped[j] >= self.max_skip
+
+    def begins(self, idle: set[int]) -> set[int]:
+        return idle & self.expected
+
+
+class VarianceReduced(Rule):
+    """Asynchronous proximal SVRG without rounding."""
+
+    def __init__(self, rate: float, steps: int, shrink: float) -> None:
+        self.rate, self.steps, self.shrink = rate, steps, shrink
+        self.x = START.copy()
+        self.new_epoch()
+
+    def new_epoch(self) -> None:
+        self.snapshot, self.full = self.x.copy(), []
+        self.read = [self.x] * WORKERS
+        self.done = 0
+
+    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+        if len(self.full) < WORKERS:
+            self.full.append(CURVATURE[i] * (self.snapshot - MINIMUM[i]))
+            return 1, BYTES, 1, BYTES
+        change = gradient(self.read[i], i, number) - gradient(self.snapshot, i, number)
+        x = self.x - self.rate * (change + np.mean(self.full, axis=0))
+        self.x = np.sign(x) * np.maximum(np.abs(x) - self.rate * self.shrink, 0)
+        self.read[i] = self.x
+        self.done += 1
+        if self.done == self.steps:
+            self.new_epoch()
+        return 1, BYTES + 2 * 4, 1, BYTES
+
+    def begins(self, idle: set[int]) -> set[int]:
+        if len(self.full) < WORKERS:
+            return set() if self.full else idle
+        return idle if self.done + WORKERS - len(idle) < self.steps else set()
+
+
+class Decoupled(Rule):
+    """A list of displacements that wait for a merge, by Nesterov's momentum."""
+
+    def __init__(
+        self, rate: float, outer_rate: float, momentum: float, period: int, quorum: int,
+        grace: float, tokens: list[float],
+    ) -> None:  # fmt: skip
+        self.rate, self.outer_rate, self.momentum = rate, outer_rate, momentum
+        self.period, self.quorum, self.grace, self.tokens = period, quorum, grace, tokens
+        self.x, self.velocity = START.copy(), np.zeros(SIZE)
+        self.own, self.base = np.tile(START, (WORKERS, 1)), np.tile(START, (WORKERS, 1))
+        self.waiting: list[tuple[int, float, np.ndarray]] = []
+        self.deadline: float | None = None
+        self.version, self.seen = 0, [0] * WORKERS
+        self.sizes: list[int] = []
+        self.sent_by = {i: np.zeros(SIZE) for i in range(WORKERS)}
+
+    def merge(self) -> None:
+        total = sum(weight for _, weight, _ in self.waiting)
+        descent = -sum(weight * d for _, weight, d in self.waiting) / total
+        self.velocity = self.momentum * self.velocity + descent
+        self.x = self.x - self.outer_rate * (descent + self.momentum * self.velocity)
+        self.sizes.append(len({i for i, _, _ in self.waiting}))
+        self.waiting, self.deadline, self.version = [], None, self.version + 1
+
+    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+        self.own[i] -= self.rate * gradient(self.own[i], i, number)
+        if self.deadline is not None and now > self.deadline:
+            self.merge()
+        receives = self.seen[i] < self.version
+        if receives:
+            self.own[i] += self.x - self.base[i]
+            self.base[i], self.seen[i] = self.x, self.version
+        sends = (number + 1) % self.period == 0
+        if sends:
+            tokens = self.period * self.tokens[i]
+            self.waiting.append((i, tokens * tokens / self.period, self.own[i] - self.base[i]))
+            self.sent_by[i] += self.own[i] - self.base[i]
+            self.base[i] = self.own[i]
+        learners = {j for j, _, _ in self.waiting}
+        if sends and len(learners) >= self.quorum and self.deadline is None:
+            self.deadline = now + self.grace
+        if len(learners) == WORKERS:
+            self.merge()
+        return sends, BYTES * sends, receives, BYTES * receives

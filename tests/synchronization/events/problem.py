@@ -53,6 +53,19 @@ def halved(point: Any, event: Event) -> tuple[jax.Array, Any]:
     return sum(losses, start=jnp.float32(0)), point
 
 
+def whole(point: Any, event: Event) -> tuple[jax.Array, Any]:
+    """The gradient of all batches of a worker, as a `Work`."""
+    curvature, minimum = (jnp.asarray(x, jnp.float32) for x in (CURVATURE, MINIMUM))
+    x = jnp.concatenate([point["a"], point["b"].ravel()])
+    g = curvature[event.worker] * (x - minimum[event.worker])
+    return jnp.float32(0), {"a": g[:4], "b": g[4:].reshape(1, 2)}
+
+
+def shrunk(x: Any, rate: float) -> Any:
+    """The proximal operator of a tenth of the absolute values."""
+    return jax.tree.map(lambda x: jnp.sign(x) * jnp.maximum(jnp.abs(x) - 0.1 * rate, 0), x)
+
+
 def solve(point: Subproblem, event: Event) -> tuple[jax.Array, Any]:
     """The minimum of a subproblem of ADMM, whose function is the noiseless quadratic."""
     dtype = point.curvature.dtype

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from jaxcomm import gossip
+from jaxcomm.compression.quantizers import dither
 from jaxcomm.synchronization import Straggler, deterministic, events, exponential
 from jaxcomm.synchronization.events import Policy, Work
 from tests.synchronization.events import oracle, problem
@@ -22,11 +23,11 @@ class Row(NamedTuple):
 
     name: str
     policy: Callable[[int], Policy]  # from the number of workers
-    rule: Callable[[], Any]
+    rule: Callable[[], Any] | None  # `None` if rounding is random
     straggler: Straggler = RANDOM
     seconds_per_byte: float = 0.0
     work: Work = problem.work
-    plain: Work = problem.halved  # of any size
+    plain: Work | None = problem.halved  # of any size
     grows: bool = False  # whether an event costs more for more workers, as its docstring states
 
     def __repr__(self) -> str:
@@ -133,4 +134,60 @@ ROWS = [
         work=problem.solve,
         plain=problem.at_zero,
     ),
+    Row(
+        "lag_wk",
+        lambda n: events.lag_wk(0.2, threshold=0.8, memory=3, max_skip=4),
+        lambda: oracle.Lazy(0.2, 0.8, 3, 4),
+        seconds_per_byte=0.05,
+        work=problem.whole,
+    ),
+    Row(
+        "laq",
+        lambda n: events.laq(0.2, 3, threshold=0.5, memory=3, max_skip=4),
+        lambda: oracle.Lazy(0.2, 0.5, 3, 4, bits=3),
+        UNEVEN,
+        work=problem.whole,
+        seconds_per_byte=0.05,
+    ),
+    Row(
+        "lag_ps",
+        lambda n: events.lag_ps(0.2, [1.5] * n, threshold=0.8, memory=3, max_skip=4),
+        lambda: oracle.Lazy(0.2, 0.8, 3, 4, smoothness=np.full(4, 1.5)),
+        work=problem.whole,
+        seconds_per_byte=0.05,
+        grows=True,
+    ),
+    Row(
+        "asy_lpg",
+        lambda n: events.asy_lpg(
+            problem.whole,
+            0.1,
+            3 * n,
+            precision=0.0,
+            codec=dither(bits=32),
+            proximal=problem.shrunk,
+        ),
+        lambda: oracle.VarianceReduced(0.1, 12, 0.1),
+        plain=None,
+        seconds_per_byte=0.01,
+    ),
+    Row(
+        "asy_lpg_rounded",
+        lambda n: events.asy_lpg(problem.halved, 0.1, n),
+        None,
+    ),
+    Row(
+        "decoupled_diloco",
+        lambda n: events.decoupled_diloco(
+            optax.sgd(0.1),
+            optax.sgd(0.7, momentum=0.5, nesterov=True),
+            2,
+            quorum=2,
+            grace=0.4,
+            tokens=[1.0, 2.0, 1.0, 3.0] * (n // 4),
+        ),
+        lambda: oracle.Decoupled(0.1, 0.7, 0.5, 2, 2, 0.4, [1.0, 2.0, 1.0, 3.0]),
+    ),
 ]
+REPLAYED = [row for row in ROWS if row.rule]
+PLAIN = [row for row in ROWS if row.plain]

@@ -54,6 +54,7 @@ def run_of(row: Row) -> Run:
         return progress, records, loop.model(progress)
 
     progress, records, model = simulate(problem.tree(problem.START))
+    assert row.rule is not None
     times, rule = times_of(row.straggler), row.rule()
     happened = oracle.replay(
         rule,
