@@ -367,3 +367,22 @@ class Decoupled(Rule):
         if len(learners) == WORKERS:
             self.merge()
         return sends, BYTES * sends, receives, BYTES * receives
+
+
+class SparseServer(Server):
+    """Gradients of which each leaf's largest coordinate is sent, with error feedback."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__(rate)
+        self.residual = np.zeros((WORKERS, SIZE))
+
+    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+        wanted = gradient(self.read[i], i, number) + self.residual[i]
+        sent = np.zeros(SIZE)
+        for leaf in (slice(0, 4), slice(4, 6)):
+            largest = leaf.start + np.abs(wanted[leaf]).argmax()
+            sent[largest] = wanted[largest]
+        self.residual[i] = wanted - sent
+        self.x = self.x - self.rate * sent
+        self.read[i] = self.x
+        return 1, 2 * (4 + 4), 1, BYTES

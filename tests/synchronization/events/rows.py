@@ -9,7 +9,9 @@ import numpy as np
 import optax
 
 from jaxcomm import gossip
+from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.synchronization import Straggler, deterministic, events, exponential
 from jaxcomm.synchronization.events import Policy, Work
 from tests.synchronization.events import oracle, problem
@@ -93,6 +95,11 @@ ROWS = [
         lambda n: events.parameter_server(optax.sgd(0.2), weight=events.inverse_staleness),
         lambda: oracle.Server(0.2, inverse),
         UNEVEN,
+    ),
+    Row(
+        "parameter_server_top_k",
+        lambda n: events.parameter_server(optax.sgd(0.1), codec=error_feedback(top_k(k=1))),
+        lambda: oracle.SparseServer(0.1),
     ),
     Row(
         "easgd",
