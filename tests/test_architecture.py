@@ -232,6 +232,7 @@ FUNCTIONS = sorted(
         gossip,
         scheduling,
         jaxcomm.synchronization,
+        jaxcomm.synchronization.events,
         jaxcomm.wire,
         jaxcomm.perf,
         jaxcomm.perf.models,

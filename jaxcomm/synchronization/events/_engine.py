@@ -146,7 +146,9 @@ def event_loop(
 
     def take(progress: Progress) -> tuple[Progress, Record]:
         worker = first(progress.due, ~progress.idle)
-        now = Seconds(progress.due.high[worker], progress.due.low[worker])
+        # A policy in which all workers wait for each other is seen.
+        stuck = jnp.all(progress.idle)
+        now = Seconds(*(jnp.where(stuck, jnp.nan, x[worker]) for x in progress.due))
         event = Event(
             worker=worker,
             number=progress.finished[worker],

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxcomm._base import PyTree
@@ -177,7 +178,7 @@ def lag_ps(
         raise ValueError(
             f"`smoothness` must have a positive, finite number per worker, got {smoothness!r}."
         )
-    squares = jnp.square(jnp.asarray(smoothness, jnp.float32))
+    lipschitz = np.asarray(smoothness, np.float32)
 
     def init(params: PyTree, workers: int) -> LazyState:
         if len(smoothness) != workers:
@@ -189,10 +190,12 @@ def lag_ps(
         )
 
     def asked(state: LazyState) -> jax.Array:
-        away = jax.tree.map(lambda x, y: x - y[None], state.read, wide(state.params))
-        distances = jax.vmap(squared_norm)(away).astype(jnp.float32)
+        distances = jnp.zeros(lipschitz.shape, jnp.float32)
+        for x, y in zip(*map(jax.tree.leaves, (state.read, wide(state.params))), strict=True):
+            squared = jnp.sum(jnp.square(x - y[None]), axis=tuple(range(1, x.ndim)))
+            distances = distances + squared.astype(jnp.float32)
         limit = _limit(state, threshold, learning_rate)
-        return ~(squares * distances < limit) | (state.skipped >= max_skip)
+        return ~(jnp.asarray(lipschitz**2) * distances < limit) | (state.skipped >= max_skip)
 
     def next_round(state: LazyState) -> LazyState:
         def step(state: LazyState) -> LazyState:

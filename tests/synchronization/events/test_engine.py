@@ -145,3 +145,16 @@ def temporaries(row: Row, workers: int, size: int) -> int:
 def test_an_event_copies_no_array_of_all_workers(row: Row) -> None:
     # A copy would take 4 x 512 x 2048 = 4 MiB.
     assert temporaries(row, 512, 2048) - temporaries(row, 8, 2048) < 2**17
+
+
+def test_workers_that_all_wait_are_seen() -> None:
+    stuck = events.parameter_server(optax.sgd(0.1))._replace(
+        begins=lambda state, idle: idle & (jnp.sum(idle) == 3)
+    )
+    loop = compiled(stuck, exponential(1.0), workers=3)
+    _, records = loop.run(loop.start(jnp.ones(2)), 10)
+    assert np.isfinite(records.seconds[:3]).all()
+    stuck = stuck._replace(begins=lambda state, idle: idle & (state.params[0] == 1))
+    loop = compiled(stuck, exponential(1.0), workers=3)
+    _, records = loop.run(loop.start(jnp.ones(2)), 10)
+    assert np.isfinite(records.seconds[:3]).all() and np.isnan(records.seconds[3:]).all()
