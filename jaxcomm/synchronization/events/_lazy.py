@@ -17,6 +17,7 @@ from jaxcomm.synchronization.events._messages import Message, bytes_of, message
 from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
 from jaxcomm.synchronization.events._rows import (
     chosen,
+    exchange_row,
     minus,
     plus,
     row,
@@ -33,7 +34,8 @@ class LazyState(NamedTuple):
     params: PyTree
     total: PyTree  # the sum of the last uploads
     uploads: PyTree  # leaves [workers, ...], the last uploads, in float32 at least
-    read: PyTree  # leaves [workers, ...], the parameters of the last uploads; LAG-PS only
+    path: PyTree  # leaves [max_skip + 1, ...], the parameters of the last rounds; LAG-PS only
+    uploaded: jax.Array  # int32[workers], the round of its last upload; LAG-PS only
     moves: jax.Array  # float32[memory], the squared norms of the last steps
     skipped: jax.Array  # int32[workers], the rounds since its last upload
     errors: jax.Array  # float32[workers], the squared rounding error of its last upload
@@ -156,8 +158,9 @@ def lag_ps(
       max_skip: As for :func:`lag_wk`.
 
     Returns:
-      A policy, as of :func:`lag_wk`. The server compares all :math:`\hat x_i` after each round, so
-      a round costs the number of workers times the parameters.
+      A policy, as of :func:`lag_wk`. Workers that uploaded in one round have the same
+      :math:`\hat x_i`. So the server compares the parameters of the last `max_skip` rounds, however
+      many workers there are.
 
     Raises:
       ValueError: As for :func:`lag_wk`, or if a number of `smoothness` is not positive; when
@@ -178,7 +181,7 @@ def lag_ps(
         raise ValueError(
             f"`smoothness` must have a positive, finite number per worker, got {smoothness!r}."
         )
-    lipschitz = np.asarray(smoothness, np.float32)
+    lipschitz, rounds = np.asarray(smoothness, np.float32), max_skip + 1
 
     def init(params: PyTree, workers: int) -> LazyState:
         if len(smoothness) != workers:
@@ -186,33 +189,39 @@ def lag_ps(
                 f"`smoothness` must have one number per worker, {workers}, got {len(smoothness)}."
             )
         return _start(params, workers, memory, max_skip)._replace(
-            read=rows_of(wide(params), workers)
+            path=rows_of(wide(params), rounds)
         )
 
     def asked(state: LazyState) -> jax.Array:
-        distances = jnp.zeros(lipschitz.shape, jnp.float32)
-        for x, y in zip(*map(jax.tree.leaves, (state.read, wide(state.params))), strict=True):
+        distances = jnp.zeros(rounds, jnp.float32)
+        for x, y in zip(*map(jax.tree.leaves, (state.path, wide(state.params))), strict=True):
             squared = jnp.sum(jnp.square(x - y[None]), axis=tuple(range(1, x.ndim)))
             distances = distances + squared.astype(jnp.float32)
+        own = distances[state.uploaded % rounds]
         limit = _limit(state, threshold, learning_rate)
-        return ~(jnp.asarray(lipschitz**2) * distances < limit) | (state.skipped >= max_skip)
+        return ~(jnp.asarray(lipschitz**2) * own < limit) | (state.skipped >= max_skip)
 
     def next_round(state: LazyState) -> LazyState:
         def step(state: LazyState) -> LazyState:
             after = _step(state, learning_rate)
             expected = asked(after)
             skipped = jnp.where(expected, after.skipped, after.skipped + 1)
-            return after._replace(expected=expected, skipped=skipped)
+            path = with_row(after.path, after.rounds % rounds, wide(after.params))
+            return after._replace(expected=expected, skipped=skipped, path=path)
 
-        return lax.while_loop(lambda state: ~jnp.any(state.expected), step, state)
+        # The rows of all workers stay outside of the loop, which might copy them.
+        after = lax.while_loop(
+            lambda state: ~jnp.any(state.expected), step, state._replace(uploads=())
+        )
+        return after._replace(uploads=state.uploads)
 
     def finish(state: LazyState, event: Event, gradient: PyTree) -> tuple[LazyState, Sent]:
-        worker, own = event.worker, row(state.uploads, event.worker)
-        size = bytes_of(state.params)
+        worker, size = event.worker, bytes_of(state.params)
+        last, uploads = exchange_row(state.uploads, worker, wide(gradient))
         arrived = state._replace(
-            total=plus(state.total, minus(wide(gradient), own)),
-            uploads=with_row(state.uploads, worker, wide(gradient)),
-            read=with_row(state.read, worker, wide(state.params)),
+            total=plus(state.total, minus(wide(gradient), last)),
+            uploads=uploads,
+            uploaded=state.uploaded.at[worker].set(state.rounds),
             skipped=state.skipped.at[worker].set(0),
             expected=state.expected.at[worker].set(False),
         )
@@ -246,7 +255,8 @@ def _start(params: PyTree, workers: int, memory: int, max_skip: int) -> LazyStat
         params=params,
         total=zeros,
         uploads=rows_of(zeros, workers),
-        read=(),
+        path=(),
+        uploaded=jnp.zeros(workers, jnp.int32),
         moves=jnp.zeros(memory, jnp.float32),
         skipped=jnp.full(workers, max_skip, jnp.int32),
         errors=jnp.zeros(workers, jnp.float32),

@@ -85,8 +85,8 @@ class Policy(NamedTuple):
       begins: `(state, idle) -> bool[workers]`, the workers that now begin their next gradient.
         `idle`, bool[workers], has the workers that compute nothing. By default, all of them. If no
         worker computes, all later times are NaN.
-      work: A function from the user's `(point, event) -> (loss, result)` to that of the policy, such
-        as one that evaluates a gradient at two points. By default, the same.
+      work: A function from the user's `(point, event) -> (loss, result)` to that of the policy,
+        such as one that evaluates a gradient at two points. By default, the same.
       restarts: Whether a worker in `begins` that is not idle abandons its gradient and restarts.
     """
 

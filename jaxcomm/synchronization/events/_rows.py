@@ -23,6 +23,15 @@ def with_row(tree: PyTree, worker: Index, values: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: x.at[worker].set(y), tree, values)
 
 
+def exchange_row(tree: PyTree, worker: Index, values: PyTree) -> tuple[PyTree, PyTree]:
+    """The old values of one worker, and the tree with the new ones.
+
+    For values that do not depend on the old ones: the barrier makes the write wait for the read.
+    """
+    old, values = lax.optimization_barrier((row(tree, worker), values))
+    return old, with_row(tree, worker, values)
+
+
 def rows_of(tree: PyTree, workers: int) -> PyTree:
     """The same values for each worker, leaves [workers, ...]."""
     return jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], workers, axis=0), tree)

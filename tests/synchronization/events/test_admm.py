@@ -28,7 +28,7 @@ def solve(point: Subproblem, event: Event) -> tuple[jax.Array, jax.Array]:
         pytest.param(events.d_admm(gossip.complete(8), 0.1), marks=pytest.mark.slow),
         pytest.param(events.d_admm(nx.wheel_graph(8), 0.3), marks=pytest.mark.slow),
         pytest.param(events.jacobi_admm(gossip.path(8), 0.5), marks=pytest.mark.slow),
-        events.jacobi_admm(gossip.ring(8), 0.5),
+        pytest.param(events.jacobi_admm(gossip.ring(8), 0.5), marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_quadratics_reach_the_optimum_of_their_sum(policy: Policy) -> None:

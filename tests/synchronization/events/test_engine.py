@@ -21,9 +21,9 @@ from jaxcomm.synchronization import (
 from jaxcomm.synchronization.events import Event, EventLoop, Policy
 from jaxcomm.synchronization.events._seconds import Seconds, first, last, later, no_seconds
 from tests.synchronization.events.problem import halved
-from tests.synchronization.events.rows import PLAIN, Row
+from tests.synchronization.events.rows import PLAIN, Row, marked
 
-QUICK = ("easgd",)  # Without the barrier of `row`, this one copies.
+COPIES = {"easgd"}  # Without the barrier of `row`, this one copies.
 
 
 def compiled(policy: Policy, straggler: Straggler, **options: Any) -> EventLoop:
@@ -111,7 +111,7 @@ def test_a_gradient_that_is_not_finite_is_seen() -> None:
     assert finals == [False, True]
 
 
-@pytest.mark.parametrize("row", PLAIN, ids=repr)
+@pytest.mark.parametrize("row", marked(PLAIN, {"decoupled_diloco"}))
 def test_parameters_keep_their_dtypes(row: Row) -> None:
     assert row.plain is not None
     params = {"a": jnp.ones(4, jnp.bfloat16), "b": jnp.ones((1, 2), jnp.bfloat16)}
@@ -133,15 +133,7 @@ def temporaries(row: Row, workers: int, size: int) -> int:
     return memory.temp_size_in_bytes
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row, marks=() if row.name in QUICK else pytest.mark.slow)
-        for row in PLAIN
-        if not row.grows
-    ],
-    ids=repr,
-)  # fmt: skip
+@pytest.mark.parametrize("row", marked([row for row in PLAIN if not row.grows], COPIES))
 def test_an_event_copies_no_array_of_all_workers(row: Row) -> None:
     # A copy would take 4 x 512 x 2048 = 4 MiB.
     assert temporaries(row, 512, 2048) - temporaries(row, 8, 2048) < 2**17

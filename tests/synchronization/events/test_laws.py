@@ -48,6 +48,7 @@ def test_stale_reads_do_not_depend_on_speeds() -> None:
         np.testing.assert_allclose(losses[0][pair], losses[1][pair], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_no_staleness_is_synchronous_with_momentum_too() -> None:
     tx = optax.sgd(0.1, momentum=0.9, nesterov=True)
     models = [
@@ -62,6 +63,7 @@ def test_no_staleness_is_synchronous_with_momentum_too() -> None:
     np.testing.assert_allclose(models, [x, x], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_elastic_steps_and_pairs_conserve_the_sum() -> None:
     away = events.easgd(optax.sgd(1.0), elasticity=0.2)
     state = run(away, 9, lambda point, event: (jnp.float32(0), _only_late(point, event)))[0].policy
@@ -86,6 +88,7 @@ def _only_late(point: Any, event: Event) -> Any:
     return jax.tree.map(lambda x: jnp.where(event.position < 5, jnp.ones_like(x), 0), point)
 
 
+@pytest.mark.slow
 def test_a_threshold_of_0_uploads_always_and_others_save() -> None:
     full = np.sum(problem.CURVATURE * problem.MINIMUM, axis=0) / np.sum(problem.CURVATURE, axis=0)
     uploads, sizes = [], []
@@ -104,23 +107,30 @@ def test_a_threshold_of_0_uploads_always_and_others_save() -> None:
     assert sizes[0] == 160 * 24 and sizes[1] == 160 * (4 + 4 + 2 * 4)
 
 
-def test_points_of_the_grid_are_the_nearest() -> None:
-    for bits in (1, 3, 8):
-        x = jnp.asarray(np.random.default_rng(bits).normal(size=1000), jnp.float32)
-        codec, context = nearest_on_grid(bits), Context.of(x)
+@pytest.mark.parametrize(
+    "bits", [3, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (1, 8, 16))]
+)
+def test_points_of_the_grid_are_the_nearest(bits: int) -> None:
+    codec = nearest_on_grid(bits)
+
+    @jax.jit
+    def there_and_back(x: jax.Array) -> tuple[Any, jax.Array]:
+        context = Context.of(x)
         context = context.replace(statistics=codec.measure(context, x))
         payload, _ = codec.encode(context, x)
-        decoded = np.asarray(codec.decode(context.received(), payload))
-        radius = float(jnp.max(jnp.abs(x)))
-        grid = np.linspace(-radius, radius, 2**bits)
-        nearest = grid[np.abs(np.asarray(x)[:, None] - grid).argmin(axis=1)]
-        np.testing.assert_allclose(decoded, nearest, atol=1e-5)
-        assert payload.codes.size == -(-1000 // (32 // bits))
-        zeros = jnp.zeros(5)
-        context = Context.of(zeros).replace(statistics=codec.measure(context, zeros))
-        assert not codec.decode(context, codec.encode(context, zeros)[0]).any()
+        return payload, codec.decode(context.received(), payload)
+
+    x = np.random.default_rng(bits).normal(size=300).astype(np.float32)
+    payload, decoded = there_and_back(jnp.asarray(x))
+    radius = np.abs(x).max()
+    grid = np.linspace(-radius, radius, 2**bits)
+    nearest = grid[np.abs(x[:, None] - grid).argmin(axis=1)]
+    np.testing.assert_allclose(decoded, nearest, atol=1e-5)
+    assert payload.codes.size == -(-300 // (32 // bits))
+    assert not there_and_back(jnp.zeros(300))[1].any()
 
 
+@pytest.mark.slow
 def test_the_rounding_error_of_the_precision_rule_is_exact() -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=2000), jnp.float32)
     codec, context = dither(bits=4), Context.of(x)
@@ -135,6 +145,7 @@ def test_the_rounding_error_of_the_precision_rule_is_exact() -> None:
     assert abs(float(jnp.mean(errors)) - float(rounding_error({"a": x}, 4))) < 5 * deviation
 
 
+@pytest.mark.slow
 def test_a_reply_has_the_fewest_bits_that_the_rule_allows() -> None:
     policy = events.asy_lpg(problem.whole, 0.1, 12, precision=0.3, bits=(4, 6, 8))
     loop = events.event_loop(policy, problem.work, exponential(1.0), workers=4)
@@ -171,6 +182,7 @@ def _expected_error(x: np.ndarray, bits: int) -> float:
     return total
 
 
+@pytest.mark.slow
 def test_variance_reduction_converges_where_stochastic_gradients_do_not() -> None:
     minimum = np.sum(problem.CURVATURE * problem.MINIMUM, axis=0) / problem.CURVATURE.sum(axis=0)
     rounded = events.asy_lpg(problem.whole, 0.1, 20)
@@ -182,9 +194,9 @@ def test_variance_reduction_converges_where_stochastic_gradients_do_not() -> Non
     assert errors[0] < 1e-3 < 0.05 < errors[1]
 
 
-@pytest.mark.parametrize("name", ["parameter_server_top_k"])
-def test_what_feedback_withholds_is_kept(name: str) -> None:
-    found = run_named(name)
+@pytest.mark.slow
+def test_what_feedback_withholds_is_kept() -> None:
+    found = run_named("parameter_server_top_k")
     residuals = [
         np.asarray(leaf).reshape(4, -1) for leaf in jax.tree.leaves(found.progress.policy.memory)
     ]

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from tests.synchronization.events.problem import vector
-from tests.synchronization.events.rows import REPLAYED, Row
+from tests.synchronization.events.rows import REPLAYED, Row, marked
 from tests.synchronization.events.simulated import run_named, run_of
 
 
-@pytest.mark.parametrize("row", REPLAYED, ids=repr)
+@pytest.mark.parametrize("row", marked(REPLAYED))
 def test_a_policy_equals_its_oracle(row: Row) -> None:
     run = run_of(row)
     for field in ("worker", "number", "staleness"):
@@ -41,7 +41,10 @@ def test_late_gradients_are_dropped_and_counted() -> None:
     assert (uses[:-1] == 3).all() and steps[-1] == run.progress.policy.step
 
 
-@pytest.mark.parametrize("name", ["lag_wk", "laq", "lag_ps"])
+@pytest.mark.parametrize(
+    "name",
+    ["laq", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lag_wk", "lag_ps"))],
+)
 def test_the_server_keeps_the_sum_of_the_last_uploads(name: str) -> None:
     run = run_named(name)
     state = run.progress.policy
@@ -52,6 +55,7 @@ def test_the_server_keeps_the_sum_of_the_last_uploads(name: str) -> None:
     assert 8 < uploads <= events and (uploads < events or name == "lag_ps")
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_less_than_everything() -> None:
     run = run_named("lag_ps")
     assert int(run.progress.policy.rounds) > 1.3 * len(run.happened) / 4
