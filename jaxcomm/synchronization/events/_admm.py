@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxcomm._base import PyTree
 from jaxcomm.gossip._extras import networkx
@@ -17,7 +16,15 @@ from jaxcomm.synchronization._wide import narrow, wide
 from jaxcomm.synchronization.events._graph import Neighbors, require_size, to_neighbors
 from jaxcomm.synchronization.events._messages import bytes_of
 from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
-from jaxcomm.synchronization.events._rows import minus, plus, row, rows_of, scaled, with_row
+from jaxcomm.synchronization.events._rows import (
+    minus,
+    plus,
+    row,
+    row_before,
+    rows_of,
+    scaled,
+    with_row,
+)
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -199,9 +206,8 @@ def _consensus(
         solved = wide(x)
         # The second end of a link to reach a number updates the duals of both ends.
         both = linked & (state.solved[others] >= number)
-        theirs = iterate(state, others, jnp.broadcast_to(number, others.shape))
-        # The write below waits for this read, see `row`.
-        theirs, solved = lax.optimization_barrier((theirs, solved))
+        at = others, jnp.broadcast_to(number % 2, others.shape)
+        theirs, solved = row_before(state.params, at, solved)
         steps = jax.tree.map(
             lambda x, y: jnp.where(
                 both.reshape(-1, *[1] * x.ndim), jnp.asarray(penalty, y.dtype) * (x[None] - y), 0

@@ -17,10 +17,10 @@ from jaxcomm.synchronization.events._messages import Message, bytes_of, message
 from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
 from jaxcomm.synchronization.events._rows import (
     chosen,
-    exchange_row,
     minus,
     plus,
     row,
+    row_before,
     rows_of,
     scaled,
     squared_norm,
@@ -217,10 +217,10 @@ def lag_ps(
 
     def finish(state: LazyState, event: Event, gradient: PyTree) -> tuple[LazyState, Sent]:
         worker, size = event.worker, bytes_of(state.params)
-        last, uploads = exchange_row(state.uploads, worker, wide(gradient))
+        last, upload = row_before(state.uploads, worker, wide(gradient))
         arrived = state._replace(
-            total=plus(state.total, minus(wide(gradient), last)),
-            uploads=uploads,
+            total=plus(state.total, minus(upload, last)),
+            uploads=with_row(state.uploads, worker, upload),
             uploaded=state.uploaded.at[worker].set(state.rounds),
             skipped=state.skipped.at[worker].set(0),
             expected=state.expected.at[worker].set(False),

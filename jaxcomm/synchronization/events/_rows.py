@@ -10,26 +10,32 @@ Index = jax.Array | tuple[jax.Array, ...]
 
 
 def row(tree: PyTree, worker: Index) -> PyTree:
-    """The values of one worker.
+    """The values of one worker."""
+    return row_before(tree, worker, ())[0]
 
-    The barrier makes the rows arrays of their own. Otherwise XLA may read them from `tree` after
-    the write of :func:`with_row`, and copies all of `tree` in each event to keep the old values.
+
+def row_before(tree: PyTree, worker: Index, values: PyTree) -> tuple[PyTree, PyTree]:
+    """The values of one worker, and `values`, which are available only after this read.
+
+    A write whose values do not depend on the row must take its values from here. Otherwise XLA may
+    read the row after the write, and copies all of `tree` in each event to keep the old row. The
+    condition always holds. XLA does not move a read out of a branch, which it would do with an
+    optimization barrier in some versions.
     """
-    return lax.optimization_barrier(jax.tree.map(lambda x: x[worker], tree))
+    index = worker[0] if isinstance(worker, tuple) else worker
+
+    def read() -> tuple[PyTree, PyTree]:
+        return jax.tree.map(lambda x: x[worker], tree), values
+
+    def nothing() -> tuple[PyTree, PyTree]:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(read))
+
+    return lax.cond(jnp.all(index >= 0), read, nothing)
 
 
 def with_row(tree: PyTree, worker: Index, values: PyTree) -> PyTree:
     """The tree with the values of one worker replaced: in a scan, a write in place."""
     return jax.tree.map(lambda x, y: x.at[worker].set(y), tree, values)
-
-
-def exchange_row(tree: PyTree, worker: Index, values: PyTree) -> tuple[PyTree, PyTree]:
-    """The old values of one worker, and the tree with the new ones.
-
-    For values that do not depend on the old ones: the barrier makes the write wait for the read.
-    """
-    old, values = lax.optimization_barrier((row(tree, worker), values))
-    return old, with_row(tree, worker, values)
 
 
 def rows_of(tree: PyTree, workers: int) -> PyTree:
