@@ -163,8 +163,8 @@ def lag_ps(
       many workers there are.
 
     Raises:
-      ValueError: As for :func:`lag_wk`, or if a number of `smoothness` is not positive; when
-        started, if it has another number of workers.
+      ValueError: As for :func:`lag_wk`, if a number of `smoothness` is not positive, or if
+        :math:`\eta` times their mean is above 1; when started, if there is another number of them.
 
     Example:
       >>> from jaxcomm.synchronization import events
@@ -180,6 +180,12 @@ def lag_ps(
     if not len(smoothness) or not all(0 < value < math.inf for value in smoothness):
         raise ValueError(
             f"`smoothness` must have a positive, finite number per worker, got {smoothness!r}."
+        )
+    mean = math.fsum(smoothness) / len(smoothness)
+    if learning_rate * mean > 1 + 1e-9:
+        raise ValueError(
+            f"`learning_rate`={learning_rate:g} times the mean of `smoothness`, {mean:g}, must be at "
+            f"most 1, so that a step descends: use at most {1 / mean:g}."
         )
     lipschitz, rounds = np.asarray(smoothness, np.float32), max_skip + 1
 

@@ -201,3 +201,20 @@ def test_what_feedback_withholds_is_kept() -> None:
         np.asarray(leaf).reshape(4, -1) for leaf in jax.tree.leaves(found.progress.policy.memory)
     ]
     np.testing.assert_allclose(np.hstack(residuals), found.rule.residual, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_rates_can_be_mapped() -> None:
+    def final(rate: jax.Array) -> Any:
+        loop = events.event_loop(
+            events.stale_synchronous(optax.sgd(rate), 1), problem.work, exponential(1.0), workers=4
+        )
+        start = loop.start(problem.tree(problem.START))
+        return loop.model(loop.run(start, 40)[0])
+
+    rates = jnp.array([0.1, 0.3])
+    mapped = jax.jit(jax.vmap(final))(rates)
+    for number in range(2):
+        one = jax.jit(final)(rates[number])
+        found = jax.tree.map(lambda x: x[number], mapped)  # noqa: B023
+        np.testing.assert_allclose(problem.vector(found), problem.vector(one), rtol=1e-5)

@@ -47,6 +47,7 @@ MADE: list[tuple[Callable[[], Any], str]] = [
     (lambda: events.lag_wk(0.1, max_skip=-1), "`max_skip` must be a Python int of at least 0"),
     (lambda: events.laq(0.1, 17), "`bits` must be at most 16"),
     (lambda: events.lag_ps(0.1, [1.0, 0.0]), "`smoothness` must have a positive"),
+    (lambda: events.lag_ps(0.5, [1.0, 4.0]), "must be at most 1, so that a step descends: use at"),
     (lambda: events.asy_lpg(whole, 0.1, 8, precision=1.0), r"`precision` must be in \[0, 1\)"),
     (lambda: events.asy_lpg(whole, 0.1, 8, bits=(8, 4)), "`bits` must be in increasing order"),
     (lambda: events.asy_lpg(whole, 0.0, 8), "`learning_rate` must be positive"),
