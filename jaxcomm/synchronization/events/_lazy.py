@@ -184,8 +184,8 @@ def lag_ps(
     mean = math.fsum(smoothness) / len(smoothness)
     if learning_rate * mean > 1 + 1e-9:
         raise ValueError(
-            f"`learning_rate`={learning_rate:g} times the mean of `smoothness`, {mean:g}, must be at "
-            f"most 1, so that a step descends: use at most {1 / mean:g}."
+            f"`learning_rate`={learning_rate:g} times the mean of `smoothness`, {mean:g}, must be "
+            f"at most 1, so that a step descends: use at most {1 / mean:g}."
         )
     lipschitz, rounds = np.asarray(smoothness, np.float32), max_skip + 1
 
