@@ -234,6 +234,7 @@ FUNCTIONS = sorted(
         gossip,
         scheduling,
         jaxcomm.synchronization,
+        jaxcomm.synchronization.events,
         jaxcomm.wire,
         jaxcomm.perf,
         jaxcomm.perf.models,

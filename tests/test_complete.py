@@ -38,6 +38,7 @@ OTHERS: list[ModuleType] = [
     jaxcomm.perf,
     jaxcomm.perf.models,
     scheduling,
+    synchronization.events,
     testing,
 ]
 TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationExtraArgs)

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGES = "".join((ROOT / "docs" / page).read_text() for page in ("names.md", "methods.md"))
 CALLABLES = [
     f"{module.__name__}.{name}"
-    for module in (jaxcomm, gossip, scheduling, synchronization)
+    for module in (jaxcomm, gossip, scheduling, synchronization, synchronization.events)
     for name in module.__all__
     if not isinstance(getattr(module, name), ModuleType)
 ]

@@ -45,6 +45,15 @@ def _paired_rounds(matrix: np.ndarray) -> list[Round]:
     return [(*matching, *((j, i) for i, j in matching)) for matching in matchings]
 
 
+def toward(
+    local: list[jax.Array], received: list[jax.Array], weight: jax.Array
+) -> tuple[list[jax.Array], jax.Array]:
+    r""":math:`W_{ij} (x_j - x_i)` of each unit, and :math:`W_{ij} \|x_j - x_i\|^2`."""
+    differences = [x - y for x, y in zip(received, local, strict=True)]
+    squares = sum(jnp.sum(jnp.square(x)) for x in differences)
+    return [weight * x for x in differences], weight * squares
+
+
 class MixingStep(NamedTuple):
     """The view of one worker on one mixing step."""
 
@@ -125,9 +134,7 @@ class MixingStep(NamedTuple):
         def contribution(
             received: list[jax.Array], weight: jax.Array
         ) -> tuple[list[jax.Array], jax.Array]:
-            differences = [x.astype(self.wide) - y for x, y in zip(received, local, strict=True)]
-            squares = sum(jnp.sum(jnp.square(x)) for x in differences)
-            return [weight * x for x in differences], weight * squares
+            return toward(local, [x.astype(self.wide) for x in received], weight)
 
         zeros = [*map(jnp.zeros_like, local)], self.zero
         return self.sum_over_neighbors(sent, contribution, zeros)

@@ -5,6 +5,7 @@ one exchange, in which workers may finish different numbers of mini-batches.
 """
 
 from jaxcomm._require import answer_uncalled
+from jaxcomm.synchronization import events
 from jaxcomm.synchronization._barriers import (
     Barrier,
     global_barrier,
@@ -117,6 +118,7 @@ __all__ = [
     "window_gradients",
     "windows",
     "windows_run_time",
+    "events",
 ]
 
 answer_uncalled(

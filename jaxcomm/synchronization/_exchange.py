@@ -54,6 +54,19 @@ def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
     return lambda step: jnp.full((), period, jnp.int32)
 
 
+def outer_step(
+    outer: optax.GradientTransformationExtraArgs,
+    mean: PyTree,
+    state: Any,
+    anchor: PyTree,
+    **extra_args: Any,
+) -> tuple[PyTree, Any]:
+    r"""The anchor after a step on the mean displacement, :math:`a + \mathrm{outer}(-\bar d)`."""
+    descent = jax.tree.map(jnp.negative, mean)
+    change, state = outer.update(descent, state, anchor, **extra_args)
+    return optax.apply_updates(anchor, change), state
+
+
 def average_every(
     period: Period,
     outer: optax.GradientTransformation,
@@ -104,9 +117,9 @@ def average_every(
                 axis_name=axis_name,
                 extra_args=extra_args,
             )
-            descent = jax.tree.map(jnp.negative, averaged.mean)
-            change, outer_state = outer_tx.update(descent, state.outer, state.anchor, **extra_args)
-            anchor = optax.apply_updates(state.anchor, change)
+            anchor, outer_state = outer_step(
+                outer_tx, averaged.mean, state.outer, state.anchor, **extra_args
+            )
             new_updates = jax.tree.map(
                 lambda a, u: jnp.where(participates, a, u), updates_to(anchor, params), updates
             )

@@ -1,0 +1,155 @@
+"""Elastic averaging: workers are pulled to a center, and pull it."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomm._base import PyTree
+from jaxcomm._require import require_transformation
+from jaxcomm.synchronization._require import require_int
+from jaxcomm.synchronization._wide import narrow, wide
+from jaxcomm.synchronization.events._messages import bytes_of
+from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
+from jaxcomm.synchronization.events._rows import minus, plus, row, rows_of, scaled, with_row
+
+
+class ElasticState(NamedTuple):
+    """The parameters of the center and of each worker."""
+
+    center: PyTree  # in float32 at least
+    params: PyTree  # leaves [workers, ...], in float32 at least
+    optimizer: Any  # leaves [workers, ...]
+    dtypes: PyTree  # leaves [0], of the dtypes of the parameters
+
+
+def easgd(tx: optax.GradientTransformation, *, elasticity: float, period: int = 1) -> Policy:
+    r"""Asynchronous elastic averaging SGD (EASGD).
+
+    .. math:: x_i \gets x_i - \alpha (x_i - c) + \mathrm{tx}_i(g_i(x_i)), \qquad
+              c \gets c + \alpha (x_i - c)
+
+    Both lines use the old :math:`x_i` and :math:`c`, so the elastic step keeps
+    :math:`c + \sum_i x_i`. It takes place with the first and then every `period`-th gradient of a
+    worker. Each elastic step is one message to the center and one reply; the other steps send
+    nothing. No worker waits.
+
+    Args:
+      tx: The optimizer of each worker.
+      elasticity: :math:`\alpha`, at least 0, with :math:`n \alpha \le 1` for n workers. The paper
+        recommends :math:`n \alpha = 0.9`.
+      period: The number of gradients of a worker between its elastic steps.
+
+    Returns:
+      A policy, for :func:`event_loop`. Its model is the center.
+
+    Raises:
+      ValueError: If `elasticity` is negative or `period` is not a positive int; when started, if
+        :math:`n \alpha > 1`.
+
+    Example:
+      >>> import optax
+      >>> from jaxcomm.synchronization import events
+      >>> policy = events.easgd(optax.sgd(0.1), elasticity=0.9 / 8, period=4)
+
+    References:
+      Zhang et al., `Deep learning with Elastic Averaging SGD <https://arxiv.org/abs/1412.6651>`_,
+      2015.
+    """
+    require_transformation(tx)
+    return _elastic(tx, lambda params, optimizer: params, elasticity, period)
+
+
+def eamsgd(learning_rate: float, momentum: float, *, elasticity: float, period: int = 1) -> Policy:
+    r"""Elastic averaging SGD with Nesterov's momentum on each worker (EAMSGD).
+
+    .. math:: v_i \gets \delta v_i - \eta\, g_i(x_i + \delta v_i), \qquad
+              x_i \gets x_i - \alpha (x_i - c) + v_i, \qquad c \gets c + \alpha (x_i - c)
+
+    The elastic step and its messages are those of :func:`easgd`.
+
+    Args:
+      learning_rate: :math:`\eta`, above 0.
+      momentum: :math:`\delta` in [0, 1).
+      elasticity: :math:`\alpha`, as for :func:`easgd`.
+      period: As for :func:`easgd`.
+
+    Returns:
+      A policy, for :func:`event_loop`. Its model is the center.
+
+    Raises:
+      ValueError: As :func:`easgd`, or if `learning_rate` or `momentum` is out of range.
+
+    Example:
+      >>> from jaxcomm.synchronization import events
+      >>> policy = events.eamsgd(0.1, momentum=0.9, elasticity=0.9 / 8, period=4)
+
+    References:
+      Zhang et al., `Deep learning with Elastic Averaging SGD <https://arxiv.org/abs/1412.6651>`_,
+      2015.
+    """
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"`learning_rate` must be positive and finite, got {learning_rate!r}.")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"`momentum` must be in [0, 1), got {momentum!r}.")
+    tx = optax.chain(optax.scale(-learning_rate), optax.trace(momentum))
+
+    def ahead(params: PyTree, optimizer: Any) -> PyTree:
+        return plus(params, scaled(optimizer[1].trace, momentum))
+
+    return _elastic(tx, ahead, elasticity, period)
+
+
+def _elastic(
+    tx: optax.GradientTransformation,
+    look: Callable[[PyTree, Any], PyTree],
+    elasticity: float,
+    period: int,
+) -> Policy:
+    """Elastic averaging whose gradients are taken at `look(params, optimizer)`."""
+    require_int(period, "period")
+    if not 0 <= elasticity < math.inf:
+        raise ValueError(f"`elasticity` must be at least 0 and finite, got {elasticity!r}.")
+
+    def init(params: PyTree, workers: int) -> ElasticState:
+        if workers * elasticity > 1 + 1e-9:
+            raise ValueError(
+                f"`elasticity`={elasticity:g} with {workers} workers: n alpha must be at most 1, "
+                f"so that the center stays a mean; use at most {1 / workers:g}."
+            )
+        center = wide(params)
+        return ElasticState(
+            center=center,
+            params=rows_of(center, workers),
+            optimizer=rows_of(tx.init(params), workers),
+            dtypes=jax.tree.map(lambda x: jnp.zeros(0, x.dtype), params),
+        )
+
+    def point(state: ElasticState, event: Event) -> PyTree:
+        own = narrow(row(state.params, event.worker), state.dtypes)
+        return look(own, row(state.optimizer, event.worker))
+
+    def finish(state: ElasticState, event: Event, gradient: PyTree) -> tuple[ElasticState, Sent]:
+        own = row(state.params, event.worker)
+        due = event.number % period == 0
+        pull = scaled(minus(own, state.center), jnp.where(due, elasticity, 0.0))
+        updates, optimizer = tx.update(
+            gradient, row(state.optimizer, event.worker), narrow(own, state.dtypes)
+        )
+        size = jnp.where(due, bytes_of(gradient), 0)
+        return ElasticState(
+            center=plus(state.center, pull),
+            params=with_row(state.params, event.worker, plus(minus(own, pull), updates)),
+            optimizer=with_row(state.optimizer, event.worker, optimizer),
+            dtypes=state.dtypes,
+        ), sent(due, size, due, size)
+
+    return Policy(
+        init=init,
+        point=point,
+        finish=finish,
+        model=lambda state: narrow(state.center, state.dtypes),
+    )

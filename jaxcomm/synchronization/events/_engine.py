@@ -1,0 +1,203 @@
+"""The event engine: a scan over the gradients that workers finish, in the order of a clock."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm import _noise
+from jaxcomm._base import PyTree
+from jaxcomm.synchronization._require import require_int, require_seconds
+from jaxcomm.synchronization._stragglers import Straggler
+from jaxcomm.synchronization.events._policy import Event, Policy, Sent, Work
+from jaxcomm.synchronization.events._seconds import Seconds, first, last, later, no_seconds
+
+
+class Progress(NamedTuple):
+    """The state of a simulation between two events."""
+
+    policy: Any  # the state of the policy
+    events: jax.Array  # int32[], the number of events so far
+    due: Seconds  # [workers], when each worker finishes its gradient, if it computes one
+    arrived: Seconds  # [workers], when the messages of its last event have arrived
+    idle: jax.Array  # bool[workers], whether it computes nothing
+    finished: jax.Array  # int32[workers], the gradients that it has finished
+    began: jax.Array  # int32[workers], the events before it began its gradient
+    next_seconds: jax.Array  # float32[workers], the seconds of its next gradient
+    releases: jax.Array  # int32[], the events after which a worker began
+
+
+class Record(NamedTuple):
+    """One event, as the engine reports it; of a run, leaves [events]."""
+
+    worker: jax.Array  # int32[]
+    number: jax.Array  # int32[], the gradients that the worker finished before
+    staleness: jax.Array  # int32[], the events of others since it began
+    seconds: jax.Array  # float32[], the simulated time
+    loss: jax.Array  # what the user's function returned
+    sent: Sent
+
+
+class EventLoop(NamedTuple):
+    """A simulation.
+
+    Attributes:
+      start: `params -> Progress`, before the first event.
+      run: `(progress, events) -> (progress, records)`; `events` is a Python int. Call it under
+        `jax.jit` with `static_argnums=1`, and donate `progress` to save a copy of the state.
+      model: `progress -> params`, the parameters that the method returns at this point.
+    """
+
+    start: Callable[[PyTree], Progress]
+    run: Callable[[Progress, int], tuple[Progress, Record]]
+    model: Callable[[Progress], PyTree]
+
+
+def event_loop(
+    policy: Policy,
+    work: Work,
+    straggler: Straggler,
+    *,
+    workers: int,
+    communication_seconds: float | Callable[[Sent], jax.Array] = 0.0,
+    seed: int = 0,
+) -> EventLoop:
+    r"""Simulates workers that finish gradients at different times, one event after the other.
+
+    .. math:: i = \arg\min_j d_j, \qquad t = d_i, \qquad
+              d_j \gets t_j + \tau_{j, k_j + 1} \;\text{ for all } j \text{ that begin}
+
+    Here :math:`d_j` is when worker j finishes its gradient, and :math:`\tau_{jk}` is the time of
+    its k-th gradient. Worker i finishes its gradient, the policy changes its state, and some idle
+    workers begin. A worker begins when the messages of all workers that are idle then have arrived;
+    if none waits, these are its own. Ties go to the lowest index. An event costs a few operations
+    on arrays [workers] beside the gradient and the policy, which changes a few rows. The same seed
+    gives the same run. Nothing is sent: bytes are counted in the records.
+
+    Args:
+      policy: Decides what an event changes and who begins, such as :func:`stale_synchronous`.
+      work: `(params, event) -> (loss, gradient)`. It selects the batch by `event.worker` and
+        `event.number`, and may draw from `event.key`.
+      straggler: The model of gradient times. Gradient k of a worker takes the time that
+        :func:`jaxcomm.synchronization.windows` with `minibatches=1` and the same seed draws in
+        window k.
+      workers: The number of workers.
+      communication_seconds: The seconds between the end of a gradient and the arrival of its
+        messages and of the reply; or a function of the messages, if the seconds vary.
+      seed: Seed of the times and of `event.key`.
+
+    Returns:
+      The functions `start`, `run` and `model` of the simulation.
+
+    Raises:
+      ValueError: If a number is out of range, or the straggler is for another number of workers;
+        when started, if the policy does not accept the number of workers.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from jaxcomm.synchronization import deterministic, events
+      >>> def work(params, event):
+      ...     return jax.value_and_grad(lambda x: 0.5 * x**2)(params)
+      >>> loop = events.event_loop(
+      ...     events.parameter_server(optax.sgd(0.5)),
+      ...     work,
+      ...     deterministic([1.0, 2.5]),
+      ...     workers=2,
+      ... )
+      >>> progress, records = loop.run(loop.start(jnp.float32(8.0)), 4)
+      >>> print(records.worker, records.seconds, records.staleness)
+      [0 0 1 0] [1.  2.  2.5 3. ] [0 0 2 1]
+      >>> print(loop.model(progress))
+      -3.0
+
+    References:
+      Chen et al., `Revisiting Distributed Synchronous SGD <https://arxiv.org/abs/1604.00981>`_,
+      2016, describe most of the strategies; each policy names its own paper.
+    """
+    require_int(workers, "workers")
+    if not callable(communication_seconds):
+        require_seconds(communication_seconds, "communication_seconds")
+    key = _noise.make_key(seed, None)
+    event_key = jax.random.fold_in(key, jnp.uint32(0xFFFFFFFF))
+    compute = policy.work(work)
+
+    def draw(number: jax.Array) -> jax.Array:
+        return straggler.sample(key, number, (workers, 1))[:, 0]
+
+    def start(params: PyTree) -> Progress:
+        state = policy.init(jax.tree.map(jnp.asarray, params), workers)
+        none, zero = jnp.zeros(workers, jnp.int32), jnp.zeros((), jnp.int32)
+        seconds, times = draw(zero), no_seconds((workers,))
+        begins = policy.begins(state, jnp.ones(workers, bool))
+        return Progress(
+            policy=state,
+            events=zero,
+            due=later(times, seconds),
+            arrived=times,
+            idle=~begins,
+            finished=none,
+            began=none,
+            next_seconds=seconds,
+            releases=zero + 1,
+        )
+
+    def take(progress: Progress) -> tuple[Progress, Record]:
+        worker = first(progress.due, ~progress.idle)
+        # A policy in which all workers wait for each other is seen.
+        stuck = jnp.all(progress.idle)
+        now = Seconds(*(jnp.where(stuck, jnp.nan, x[worker]) for x in progress.due))
+        event = Event(
+            worker=worker,
+            number=progress.finished[worker],
+            position=progress.events,
+            staleness=progress.events - progress.began[worker],
+            seconds=now.high,
+            key=jax.random.fold_in(event_key, progress.events),
+        )
+        loss, result = compute(policy.point(progress.policy, event), event)
+        state, messages = policy.finish(progress.policy, event, result)
+        travel = (
+            communication_seconds(messages)
+            if callable(communication_seconds)
+            else jnp.float32(communication_seconds)
+        )
+        reached = later(now, travel)
+        arrived = Seconds(
+            *(x.at[worker].set(y) for x, y in zip(progress.arrived, reached, strict=True))
+        )
+        idle = progress.idle.at[worker].set(True)
+        begins = policy.begins(state, idle)
+        if policy.restarts:
+            next_seconds = draw(progress.releases)
+        else:
+            begins = begins & idle
+            again = draw(event.number + 1)[worker]
+            next_seconds = progress.next_seconds.at[worker].set(again)
+        opening = last(arrived, idle)
+        due = later(Seconds(*(jnp.broadcast_to(x, (workers,)) for x in opening)), next_seconds)
+        count = progress.events + 1
+        return Progress(
+            policy=state,
+            events=count,
+            due=Seconds(*(jnp.where(begins, x, y) for x, y in zip(due, progress.due, strict=True))),
+            arrived=arrived,
+            idle=idle & ~begins,
+            finished=progress.finished.at[worker].add(1),
+            began=jnp.where(begins, count, progress.began),
+            next_seconds=next_seconds,
+            releases=progress.releases + jnp.any(begins).astype(jnp.int32),
+        ), Record(worker, event.number, event.staleness, event.seconds, loss, messages)
+
+    def run(progress: Progress, events: int) -> tuple[Progress, Record]:
+        require_int(events, "events")
+        return lax.scan(lambda carry, _: take(carry), progress, length=events)
+
+    jax.eval_shape(draw, jnp.zeros((), jnp.int32))
+    return EventLoop(start, run, functools.partial(_model, policy))
+
+
+def _model(policy: Policy, progress: Progress) -> PyTree:
+    return policy.model(progress.policy)

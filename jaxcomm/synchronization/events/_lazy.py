@@ -1,0 +1,334 @@
+"""Lazy uploads: a worker sends the change of its gradient only if the change is large enough."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcomm._base import PyTree
+from jaxcomm.synchronization._require import require_int
+from jaxcomm.synchronization._wide import narrow, wide
+from jaxcomm.synchronization.events._grid import nearest_on_grid
+from jaxcomm.synchronization.events._messages import Message, bytes_of, message
+from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
+from jaxcomm.synchronization.events._rows import (
+    chosen,
+    minus,
+    plus,
+    row,
+    row_before,
+    rows_of,
+    scaled,
+    squared_norm,
+    with_row,
+)
+
+
+class LazyState(NamedTuple):
+    """The state of a server that remembers the last upload of each worker."""
+
+    params: PyTree
+    total: PyTree  # the sum of the last uploads
+    uploads: PyTree  # leaves [workers, ...], the last uploads, in float32 at least
+    path: PyTree  # leaves [max_skip + 1, ...], the parameters of the last rounds; LAG-PS only
+    uploaded: jax.Array  # int32[workers], the round of its last upload; LAG-PS only
+    moves: jax.Array  # float32[memory], the squared norms of the last steps
+    skipped: jax.Array  # int32[workers], the rounds since its last upload
+    errors: jax.Array  # float32[workers], the squared rounding error of its last upload
+    expected: jax.Array  # bool[workers], whose gradients the round still waits for
+    rounds: jax.Array  # int32[]
+
+
+def lag_wk(
+    learning_rate: float, *, threshold: float = 0.5, memory: int = 10, max_skip: int = 100
+) -> Policy:
+    r"""Lazily aggregated gradients (LAG-WK): workers decide whether to upload.
+
+    .. math:: \|\hat g_i - g_i\|^2 \ge \frac{1}{\eta^2} \sum_{d=1}^{D} \frac{\xi}{D}
+              \|x^{k + 1 - d} - x^{k - d}\|^2 \;\Rightarrow\; \hat g_i \gets g_i, \qquad
+              x^{k+1} = x^k - \eta \frac{1}{n} \sum_i \hat g_i
+
+    A round waits for all workers. Each receives the parameters, and sends the change of its
+    gradient since its last upload, if the change is large or it has skipped `max_skip` rounds. The
+    server keeps the sum of the last uploads. With noisy gradients, changes stay large, and all
+    workers upload.
+
+    Args:
+      learning_rate: :math:`\eta`, above 0. The paper's rate is :math:`\eta / n`, of the sum.
+      threshold: :math:`\xi` in [0, 1). With 0, all workers upload in each round.
+      memory: :math:`D`, the number of steps that the threshold looks back.
+      max_skip: The most rounds in a row that a worker skips.
+
+    Returns:
+      A policy, for :func:`event_loop`. It keeps the last upload of each worker.
+
+    Raises:
+      ValueError: If `learning_rate` is not positive, or another option is out of range.
+
+    Example:
+      >>> from jaxcomm.synchronization import events
+      >>> policy = events.lag_wk(0.1, threshold=0.2)
+
+    References:
+      Chen et al., `LAG: Lazily Aggregated Gradient for Communication-Efficient Distributed Learning
+      <https://arxiv.org/abs/1805.09965>`_, 2018.
+
+    Differs from the paper: `max_skip`, which is from LAQ.
+    """
+    return _by_workers(learning_rate, threshold, memory, max_skip, message(None), strict=False)
+
+
+def laq(
+    learning_rate: float,
+    bits: int = 4,
+    *,
+    threshold: float = 0.5,
+    memory: int = 10,
+    max_skip: int = 100,
+) -> Policy:
+    r"""Lazily aggregated quantized gradients (LAQ): LAG-WK whose uploads have few bits.
+
+    .. math:: \delta_i = Q_b(g_i - \hat g_i), \qquad
+              \|\delta_i\|^2 > \frac{1}{\eta^2} \sum_{d=1}^{D} \frac{\xi}{D}
+              \|x^{k + 1 - d} - x^{k - d}\|^2 + 3 (\|\varepsilon_i\|^2 + \|\hat\varepsilon_i\|^2)
+              \;\Rightarrow\; \hat g_i \gets \hat g_i + \delta_i
+
+    :math:`Q_b` rounds to the nearest of :math:`2^b` points between the largest magnitudes of a
+    leaf, so that :math:`\|Q_b(x) - x\|_\infty \le \|x\|_\infty / (2^b - 1)`. The rounding errors of
+    this change and of the last upload are :math:`\varepsilon_i` and :math:`\hat\varepsilon_i`. An
+    upload has b bits per coordinate and a float32 per leaf. Rounds are those of :func:`lag_wk`.
+
+    Args:
+      learning_rate: As for :func:`lag_wk`.
+      bits: b, an int from 1 to 16.
+      threshold: As for :func:`lag_wk`.
+      memory: As for :func:`lag_wk`.
+      max_skip: As for :func:`lag_wk`. With 0, all workers upload in each round.
+
+    Returns:
+      A policy, as of :func:`lag_wk`.
+
+    Raises:
+      ValueError: As for :func:`lag_wk`, or if `bits` is out of range.
+
+    Example:
+      >>> from jaxcomm.synchronization import events
+      >>> policy = events.laq(0.1, bits=3)
+
+    References:
+      Sun et al., `Communication-Efficient Distributed Learning via Lazily Aggregated Quantized
+      Gradients <https://arxiv.org/abs/1909.07588>`_, 2019.
+
+    Differs from the paper: each leaf has its own largest magnitude.
+    """
+    require_int(bits, "bits")
+    if bits > 16:
+        raise ValueError(f"`bits` must be at most 16, got {bits}.")
+    upload = message(nearest_on_grid(bits))
+    return _by_workers(learning_rate, threshold, memory, max_skip, upload, strict=True)
+
+
+def lag_ps(
+    learning_rate: float,
+    smoothness: Sequence[float],
+    *,
+    threshold: float = 0.5,
+    memory: int = 10,
+    max_skip: int = 100,
+) -> Policy:
+    r"""Lazily aggregated gradients (LAG-PS): the server decides whom to ask.
+
+    .. math:: L_i^2 \|\hat x_i - x^k\|^2 \ge \frac{1}{\eta^2} \sum_{d=1}^{D} \frac{\xi}{D}
+              \|x^{k + 1 - d} - x^{k - d}\|^2 \;\Rightarrow\; \text{worker } i \text{ is asked}
+
+    Here :math:`\hat x_i` is the parameters of the worker's last upload. The server sends parameters
+    to the workers that it asks. They compute a gradient and upload its change; the others compute
+    nothing. If no worker is asked, the server takes more steps at once, until one is.
+
+    Args:
+      learning_rate: As for :func:`lag_wk`.
+      smoothness: :math:`L_i`, one number above 0 per worker: the Lipschitz constant of its
+        gradient.
+      threshold: As for :func:`lag_wk`.
+      memory: As for :func:`lag_wk`.
+      max_skip: As for :func:`lag_wk`.
+
+    Returns:
+      A policy, as of :func:`lag_wk`. Workers that uploaded in one round have the same
+      :math:`\hat x_i`. So the server compares the parameters of the last `max_skip` rounds, however
+      many workers there are.
+
+    Raises:
+      ValueError: As for :func:`lag_wk`, if a number of `smoothness` is not positive, or if
+        :math:`\eta` times their mean is above 1; when started, if there is another number of them.
+
+    Example:
+      >>> from jaxcomm.synchronization import events
+      >>> policy = events.lag_ps(0.1, smoothness=[1.0, 1.0, 4.0, 9.0])
+
+    References:
+      Chen et al., `LAG: Lazily Aggregated Gradient for Communication-Efficient Distributed Learning
+      <https://arxiv.org/abs/1805.09965>`_, 2018.
+
+    Differs from the paper: `max_skip`, which is from LAQ.
+    """
+    _require(learning_rate, threshold, memory, max_skip)
+    if not len(smoothness) or not all(0 < value < math.inf for value in smoothness):
+        raise ValueError(
+            f"`smoothness` must have a positive, finite number per worker, got {smoothness!r}."
+        )
+    mean = math.fsum(smoothness) / len(smoothness)
+    if learning_rate * mean > 1 + 1e-9:
+        raise ValueError(
+            f"`learning_rate`={learning_rate:g} times the mean of `smoothness`, {mean:g}, must be "
+            f"at most 1, so that a step descends: use at most {1 / mean:g}."
+        )
+    lipschitz, rounds = np.asarray(smoothness, np.float32), max_skip + 1
+
+    def init(params: PyTree, workers: int) -> LazyState:
+        if len(smoothness) != workers:
+            raise ValueError(
+                f"`smoothness` must have one number per worker, {workers}, got {len(smoothness)}."
+            )
+        return _start(params, workers, memory, max_skip)._replace(
+            path=rows_of(wide(params), rounds)
+        )
+
+    def asked(state: LazyState) -> jax.Array:
+        distances = jnp.zeros(rounds, jnp.float32)
+        for x, y in zip(*map(jax.tree.leaves, (state.path, wide(state.params))), strict=True):
+            squared = jnp.sum(jnp.square(x - y[None]), axis=tuple(range(1, x.ndim)))
+            distances = distances + squared.astype(jnp.float32)
+        own = distances[state.uploaded % rounds]
+        limit = _limit(state, threshold, learning_rate)
+        return ~(jnp.asarray(lipschitz**2) * own < limit) | (state.skipped >= max_skip)
+
+    def next_round(state: LazyState) -> LazyState:
+        def step(state: LazyState) -> LazyState:
+            after = _step(state, learning_rate)
+            expected = asked(after)
+            skipped = jnp.where(expected, after.skipped, after.skipped + 1)
+            path = with_row(after.path, after.rounds % rounds, wide(after.params))
+            return after._replace(expected=expected, skipped=skipped, path=path)
+
+        # The rows of all workers stay outside of the loop, which might copy them.
+        after = lax.while_loop(
+            lambda state: ~jnp.any(state.expected), step, state._replace(uploads=())
+        )
+        return after._replace(uploads=state.uploads)
+
+    def finish(state: LazyState, event: Event, gradient: PyTree) -> tuple[LazyState, Sent]:
+        worker, size = event.worker, bytes_of(state.params)
+        last, upload = row_before(state.uploads, worker, wide(gradient))
+        arrived = state._replace(
+            total=plus(state.total, minus(upload, last)),
+            uploads=with_row(state.uploads, worker, upload),
+            uploaded=state.uploaded.at[worker].set(state.rounds),
+            skipped=state.skipped.at[worker].set(0),
+            expected=state.expected.at[worker].set(False),
+        )
+        return next_round(arrived), sent(1, bytes_of(gradient), 1, size)
+
+    return Policy(
+        init=init,
+        point=lambda state, event: state.params,
+        finish=finish,
+        model=lambda state: state.params,
+        begins=lambda state, idle: idle & state.expected,
+    )
+
+
+def _require(learning_rate: float, threshold: float, memory: int, max_skip: int) -> None:
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"`learning_rate` must be positive and finite, got {learning_rate!r}.")
+    if not 0 <= threshold < 1:
+        raise ValueError(
+            f"`threshold` must be in [0, 1), got {threshold!r}: descent is certain only if the "
+            "weights of past steps add to less than 1."
+        )
+    require_int(memory, "memory")
+    require_int(max_skip, "max_skip", least=0)
+
+
+def _start(params: PyTree, workers: int, memory: int, max_skip: int) -> LazyState:
+    """All workers are expected, and must upload."""
+    zeros = jax.tree.map(jnp.zeros_like, wide(params))
+    return LazyState(
+        params=params,
+        total=zeros,
+        uploads=rows_of(zeros, workers),
+        path=(),
+        uploaded=jnp.zeros(workers, jnp.int32),
+        moves=jnp.zeros(memory, jnp.float32),
+        skipped=jnp.full(workers, max_skip, jnp.int32),
+        errors=jnp.zeros(workers, jnp.float32),
+        expected=jnp.ones(workers, bool),
+        rounds=jnp.zeros((), jnp.int32),
+    )
+
+
+def _limit(state: LazyState, threshold: float, learning_rate: float) -> jax.Array:
+    return threshold * jnp.mean(state.moves) / learning_rate**2
+
+
+def _step(state: LazyState, learning_rate: float) -> LazyState:
+    """The server's step with the mean of the last uploads."""
+    change = scaled(state.total, -learning_rate / len(state.skipped))
+    move = squared_norm(change).astype(jnp.float32)
+    return state._replace(
+        params=narrow(plus(wide(state.params), change), state.params),
+        moves=jnp.roll(state.moves, 1).at[0].set(move),
+        rounds=state.rounds + 1,
+    )
+
+
+def _by_workers(
+    learning_rate: float,
+    threshold: float,
+    memory: int,
+    max_skip: int,
+    upload: Message,
+    *,
+    strict: bool,
+) -> Policy:
+    """Lazy uploads that workers decide on; `strict` if an upload must exceed the limit."""
+    _require(learning_rate, threshold, memory, max_skip)
+
+    def finish(state: LazyState, event: Event, gradient: PyTree) -> tuple[LazyState, Sent]:
+        worker, own = event.worker, row(state.uploads, event.worker)
+        target = minus(wide(gradient), own)
+        change, _ = upload.send(upload.init(target), event.key, target)
+        error = squared_norm(minus(target, change)).astype(jnp.float32)
+        norm = squared_norm(change).astype(jnp.float32)
+        limit = _limit(state, threshold, learning_rate) + 3 * (error + state.errors[worker])
+        # Negated, so that NaN is uploaded.
+        small = norm <= limit if strict else norm < limit
+        uploads = ~small | (state.skipped[worker] >= max_skip)
+        after = state._replace(
+            total=chosen(uploads, plus(state.total, change), state.total),
+            uploads=with_row(state.uploads, worker, chosen(uploads, plus(own, change), own)),
+            skipped=state.skipped.at[worker].set(jnp.where(uploads, 0, state.skipped[worker] + 1)),
+            errors=state.errors.at[worker].set(jnp.where(uploads, error, state.errors[worker])),
+            expected=state.expected.at[worker].set(False),
+        )
+        ends = ~jnp.any(after.expected)
+        stepped = _step(after, learning_rate)
+        size = jnp.where(uploads, upload.bytes(target), 0)
+        return after._replace(
+            params=chosen(ends, stepped.params, after.params),
+            moves=jnp.where(ends, stepped.moves, after.moves),
+            rounds=jnp.where(ends, stepped.rounds, after.rounds),
+            expected=after.expected | ends,
+        ), sent(uploads, size, 1, bytes_of(state.params))
+
+    return Policy(
+        init=lambda params, workers: _start(params, workers, memory, max_skip),
+        point=lambda state, event: state.params,
+        finish=finish,
+        model=lambda state: state.params,
+        begins=lambda state, idle: idle & state.expected,
+    )

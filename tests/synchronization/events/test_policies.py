@@ -1,0 +1,71 @@
+"""Every policy does what its equations say, event by event, and counts its messages."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.synchronization.events.problem import vector
+from tests.synchronization.events.rows import REPLAYED, Row, marked
+from tests.synchronization.events.simulated import run_named, run_of
+
+
+@pytest.mark.parametrize("row", marked(REPLAYED))
+def test_a_policy_equals_its_oracle(row: Row) -> None:
+    run = run_of(row)
+    for field in ("worker", "number", "staleness"):
+        expected = [getattr(event, field) for event in run.happened]
+        assert np.asarray(getattr(run.records, field)).tolist() == expected, field
+    seconds = [event.seconds for event in run.happened]
+    np.testing.assert_allclose(run.records.seconds, seconds, rtol=1e-6)
+    messages = np.stack([np.asarray(x) for x in run.records.sent], axis=1)
+    assert messages.tolist() == [[*event.messages] for event in run.happened]
+    np.testing.assert_allclose(run.model, run.rule.x, rtol=2e-4, atol=2e-5)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(run.model))
+
+
+@pytest.mark.parametrize(("name", "staleness"), [("stale_synchronous_2", 2)])
+def test_clocks_are_at_most_so_far_apart(name: str, staleness: int) -> None:
+    run = run_named(name)
+    clocks, gaps = np.zeros(4, int), []
+    for worker in np.asarray(run.records.worker):
+        clocks[worker] += 1
+        gaps.append(clocks.max() - clocks.min())
+    assert max(gaps) == staleness + 1
+    np.testing.assert_array_equal(run.progress.policy.clocks, clocks)
+
+
+def test_late_gradients_are_dropped_and_counted() -> None:
+    run = run_named("backup_workers")
+    assert run.progress.policy.dropped == run.rule.dropped > 0
+    steps, uses = np.unique([step for step, _ in run.rule.used], return_counts=True)
+    assert (uses[:-1] == 3).all() and steps[-1] == run.progress.policy.step
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["laq", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lag_wk", "lag_ps"))],
+)
+def test_the_server_keeps_the_sum_of_the_last_uploads(name: str) -> None:
+    run = run_named(name)
+    state = run.progress.policy
+    total = vector(jax.tree.map(lambda x: x[None], state.total))[0]
+    np.testing.assert_allclose(total, vector(state.uploads).sum(axis=0), atol=1e-5)
+    np.testing.assert_allclose(vector(state.uploads), run.rule.uploads, atol=1e-4)
+    uploads, events = int(run.records.sent.uploads.sum()), len(run.happened)
+    assert 8 < uploads <= events and (uploads < events or name == "lag_ps")
+
+
+@pytest.mark.slow
+def test_what_is_asked_for_is_less_than_everything() -> None:
+    run = run_named("lag_ps")
+    assert int(run.progress.policy.rounds) > 1.3 * len(run.happened) / 4
+
+
+def test_every_displacement_is_merged_once() -> None:
+    run = run_named("decoupled_diloco")
+    state = run.progress.policy
+    assert state.merges == len(run.rule.sizes) and {2, 3} <= {*run.rule.sizes}
+    np.testing.assert_allclose(vector(state.params), run.rule.own, atol=1e-4)
+    np.testing.assert_allclose(vector(state.base), run.rule.base, atol=1e-4)
+    waiting = sum(weight for _, weight, _ in run.rule.waiting)
+    np.testing.assert_allclose(state.weight, waiting)
