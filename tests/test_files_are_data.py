@@ -80,6 +80,7 @@ def findings(tree: ast.AST) -> set[str]:
     return found
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_file_is_executed(path: pathlib.Path) -> None:
     name = str(path.relative_to(ROOT))

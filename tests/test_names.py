@@ -28,6 +28,7 @@ def test_every_public_name_is_on_a_page(name: str) -> None:
     assert re.search(rf"\b{name.rsplit('.')[-1]}\b", PAGES)
 
 
+@pytest.mark.slow
 def test_the_list_of_names(capsys: pytest.CaptureFixture[str]) -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "public_names.py"))
     tool["main"]()

@@ -36,6 +36,7 @@ def begin(workers: Any) -> tuple[Any, Any]:
 BATCH = np.random.default_rng(1).normal(size=(16, 3)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_a_mesh_and_the_simulator_train_alike() -> None:
     outcomes = []
     for workers, make in ((mesh_of(WORKERS), jaxcomm.make_step), (WORKERS, jaxcomm.simulate)):
@@ -59,6 +60,7 @@ def test_a_mesh_and_the_simulator_train_alike() -> None:
     np.testing.assert_allclose(jaxcomm.consensus_distance(params), apart, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_worker_has_its_own_gradient_and_optimizer() -> None:
     """One step by hand: gradients at each worker's part of the batch."""
     params, state = begin(WORKERS)

@@ -39,6 +39,7 @@ def test_two_workers_have_no_rounds() -> None:
     assert _rounds.rounds(2) is None and _rounds.rounds(1) is None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [3, 4, 6])
 def test_in_rounds_arrives_what_all_to_all_moves(workers: int) -> None:
     schedule = _rounds.rounds(workers)

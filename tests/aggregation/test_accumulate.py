@@ -168,6 +168,7 @@ def loss_fn(params: Any, batch: Any) -> jax.Array:
     return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mesh", slow("simulated")])
 def test_steps_scanned_trained_and_compiled_once(kind: str) -> None:
     tx = jaxcomm.accumulate(optax.chain(jaxcomm.mean(), optax.rmsprop(0.05)), 2)

@@ -45,6 +45,7 @@ def flat(steps: int, workers: int = 3, size: int = 64) -> np.ndarray:
     return np.random.default_rng(steps).choice([-1.0, 1.0], size=(steps, workers, size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODE_ROWS)
 def test_down_where_energy_concentrates_and_up_where_it_is_flat(mode: Mode) -> None:
     tx = adaptive(0.6, patience=PATIENCE)

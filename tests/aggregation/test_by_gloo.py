@@ -52,7 +52,7 @@ def _primitives(account: jaxcomm.wire.Account) -> list[str]:
     return [each.primitive for each in account.collectives]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "rounds"), [(2, 0), (3, 2), (4, 6)])
 @pytest.mark.parametrize(
     ("make", "dtype"),

@@ -131,6 +131,7 @@ def loss_fn(params: Any, batch: jax.Array) -> jax.Array:
     return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mesh", slow("simulated")])
 def test_metrics(kind: str) -> None:
     workers = mesh_of(4) if kind == "mesh" else 4
@@ -162,6 +163,7 @@ def test_metrics(kind: str) -> None:
     assert told["diagnostics/compression_error"] == 0  # Nothing has been sent yet.
 
 
+@pytest.mark.slow
 def test_in_a_hierarchy_all_workers_count() -> None:
     inner = jaxcomm.global_qsgd("ici", levels=4, diagnostics=True)
     tx = jaxcomm.hierarchical(inner, jaxcomm.global_qsgd("dcn", diagnostics=True))

@@ -195,6 +195,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", REFUSED)
 def test_another_optimizer_is_refused_by_name(name: str) -> None:
     tx, message = REFUSED[name]

@@ -47,6 +47,7 @@ CODECS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
@@ -89,6 +90,7 @@ def test_weighted(mode: Mode) -> None:
     assert np.abs(lacking).max() > 1e-1
 
 
+@pytest.mark.slow
 @IN_TWO_MODES
 @pytest.mark.parametrize(("workers", "size"), [(3, 20), slow(8, 30), slow(8, 5)])
 def test_both_ends_of_two_stages(workers: int, size: int, mode: Mode) -> None:

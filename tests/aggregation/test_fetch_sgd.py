@@ -26,6 +26,7 @@ def steps_of(tx, given: np.ndarray, steps: int) -> list[np.ndarray]:
     return found
 
 
+@pytest.mark.slow
 def test_without_collisions_or_masking_it_is_momentum_sgd() -> None:
     given = np.random.default_rng(0).normal(size=(WORKERS, SIZE))
     tx = jaxcomm.fetch_sgd(

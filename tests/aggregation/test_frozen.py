@@ -70,6 +70,7 @@ def trained(loss_fn: Any, tx: Any, params: Any) -> tuple[Any, jaxcomm.wire.Accou
     return jax.device_get(params), account, elements
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_the_wire_carries_nothing_of_frozen_leaves(name: str) -> None:
     """As if the base were no parameter, but a constant of the loss."""
@@ -90,6 +91,7 @@ def test_the_wire_carries_nothing_of_frozen_leaves(name: str) -> None:
             )
 
 
+@pytest.mark.slow
 def test_wrappers_of_the_whole_chain() -> None:
     tx = jaxcomm.skip_nonfinite(jaxcomm.accumulate(freezing("mean", "partition"), every=2))
     params, account, _ = trained(loss, tx, PARAMS)

@@ -56,6 +56,7 @@ def check_against_the_tree(workers: int, mode: Mode) -> None:
         np.testing.assert_allclose(sent + residuals.sum(axis=0), given, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [5, slow(1), slow(2), slow(3), slow(8)])
 def test_against_a_tree_by_hand(workers: int) -> None:
     check_against_the_tree(workers, "checked")

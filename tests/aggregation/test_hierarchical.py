@@ -79,6 +79,7 @@ def test_a_group_whose_weights_cancel_is_no_group_without_weight() -> None:
     assert np.all(np.isnan(flat(program(tx, "checked", weighted=True)(gradients(8), weights))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stages",
     [
@@ -127,6 +128,7 @@ def start() -> Any:
 BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(16, 50)), jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mesh", slow("simulated")])
 def test_a_step_trains_and_sends_float32_over_ici_and_int8_over_dcn(kind: str) -> None:
     stages = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn", bits=8))

@@ -98,20 +98,21 @@ def both_layouts(
     return second_update(form(codec)), second_update(form(joined))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUMMED)
 def test_sums_are_those_of_a_joined_bucket(name: str) -> None:
     shared, joined = both_layouts(lambda codec: all_reduce_mean("data", codec), SUMMED[name])
     assert_same_draws(shared, joined)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GATHERED)
 def test_means_are_those_of_a_joined_bucket(name: str) -> None:
     shared, joined = both_layouts(lambda codec: all_gather_mean("data", codec), GATHERED[name])
     assert_same_draws(shared, joined)
 
 
+@pytest.mark.slow
 def test_trees_are_those_of_joined_buckets() -> None:
     shared, joined = both_layouts(
         lambda codec: all_reduce_mean("data", codec, scope="tree", bucket_bytes=4 * 80),
@@ -120,6 +121,7 @@ def test_trees_are_those_of_joined_buckets() -> None:
     assert_same_draws(shared, joined)
 
 
+@pytest.mark.slow
 def test_a_sum_of_squares_is_rounded_otherwise() -> None:
     codec = dither(levels=3, norm="l2")
     shared, joined = both_layouts(lambda codec: all_reduce_mean("data", codec), codec)
@@ -148,7 +150,7 @@ STACKED = [
 ]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("diagnostics", [False, True])
 @pytest.mark.parametrize(("form", "codec"), STACKED)
 def test_a_stack_is_its_leaves(
@@ -222,6 +224,7 @@ def test_a_bitmap_is_not_shared() -> None:
         all_gather_mean("data", codec, share_statistics=True)
 
 
+@pytest.mark.slow
 def test_blocks_with_feedback_may_be_of_a_tree() -> None:
     codec = error_feedback(blockwise(dither(levels=15), 4))
     of_tree, of_bucket = (all_reduce_mean("data", codec, scope=s) for s in ("tree", "bucket"))

@@ -30,7 +30,7 @@ SUM_INTEGERS = {
 }  # The others add what float decoding rounded.
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "kind"),
     [

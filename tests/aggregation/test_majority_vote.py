@@ -61,6 +61,7 @@ def check_election(workers: int, mode: Mode) -> None:
     assert not jax.tree.leaves((state.own, state.shared, state.diagnostics))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [1, 5, slow(2), slow(3), slow(8)])
 def test_against_numpy_on_a_mesh(workers: int) -> None:
     check_election(workers, "checked")

@@ -23,6 +23,7 @@ def sparse_rows(workers: int, each: int, seed: int = 0) -> np.ndarray:
     return given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [3, *map(slow, (1, 2, 4, 5, 6, 7, 8))])
 def test_sums_that_fit_are_exact_for_any_number_of_workers(workers: int) -> None:
     given = sparse_rows(workers, 2)
@@ -37,6 +38,7 @@ def test_rounds_of_workers_beyond_a_power_of_two() -> None:
     assert _rounds(3) == ([(2, 1), (1, 2)], 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("density,union", [slow(1 / ROWS, None), (2 / ROWS, 4 / ROWS)])
 def test_what_has_no_room_comes_later(density: float, union: float | None) -> None:
     workers, steps = 4, 16

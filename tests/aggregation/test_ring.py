@@ -58,6 +58,7 @@ def check_ring(workers: int, mode: Mode) -> None:
     np.testing.assert_allclose(results[0], exact, rtol=0, atol=2.0**-22)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
 def test_the_order_of_the_sums_on_a_mesh(workers: int) -> None:
     check_ring(workers, "checked")
@@ -70,6 +71,7 @@ def test_the_order_of_the_sums_elsewhere(workers: int, mode: Mode) -> None:
     check_ring(workers, mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODE_ROWS)
 def test_equal_to_a_psum_up_to_rounding(mode: Mode) -> None:
     given, weights = updates(5), [1.0, 0.0, 2.5, 4.0, 1.0]

@@ -70,6 +70,7 @@ def collectives(run: Any, *args: Any) -> list[str]:
 MANUAL = pytest.mark.parametrize("manual", [{"data"}, {"data", "model"}], ids=["partial", "full"])
 
 
+@pytest.mark.quick(1)
 @MANUAL
 @pytest.mark.parametrize("check", [True, slow(False)])
 @pytest.mark.parametrize("method", [jaxcomm.global_qsgd, slow(jaxcomm.mean), slow(jaxcomm.qsgd)])
@@ -125,6 +126,7 @@ def test_shards_have_norms_and_draws_of_their_own() -> None:
     assert min(apart) > 0.2
 
 
+@pytest.mark.slow
 def test_whole_leaves_beside_shards() -> None:
     """They are averaged on all devices of a worker, in messages of their own."""
     whole, placed = sharded_gradients()

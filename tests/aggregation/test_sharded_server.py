@@ -130,6 +130,7 @@ def test_equals_the_unsharded_method(name: str, workers: int) -> None:
     assert any(np.any(np.asarray(x)) for x in jax.tree.leaves(found))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [3, 8, slow(1), slow(2), slow(5)])
 def test_the_mean_is_that_of_the_unsharded_method_bit_for_bit(workers: int) -> None:
     mesh, batch = mesh_of(workers), gradients_of(workers, steps=1)[0]
@@ -151,6 +152,7 @@ def test_the_mean_is_that_of_the_unsharded_method_bit_for_bit(workers: int) -> N
     require_equal(average(jaxcomm.sharded_server(optax.identity())), average(jaxcomm.mean()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [3, slow(8)])
 def test_explicit_axes_simulation_and_scan_give_the_same(workers: int) -> None:
     tx = jaxcomm.sharded_server(OPTIMIZERS["adamw"]())
@@ -171,6 +173,7 @@ def test_explicit_axes_simulation_and_scan_give_the_same(workers: int) -> None:
     require_equal(scanned, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [3, slow(8)])
 def test_16_bit_leaves_travel_in_16_bits(workers: int) -> None:
     """They are rounded once, as `mean` rounds them."""
@@ -201,6 +204,7 @@ def sent_bytes(tx: Any, workers: int, dtype: Any = jnp.float32) -> float:
     return sent.bytes_per_worker
 
 
+@pytest.mark.slow
 def test_bytes_of_both_ends_do_not_depend_on_each_other() -> None:
     n, size = 3, slice_size(3)
     exact, short, codes = 4 * size + 4, 2 * size + 4, size + 4 + 4
@@ -257,7 +261,7 @@ def test_no_gradient_is_summed_in_an_all_reduce() -> None:
     assert len(re.findall(r" all-to-all(?:-start)?\(", text)) == 1
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["leaf", "bucket"])
 def test_feedback_at_both_ends_loses_nothing(scope: str) -> None:
     """The updates, the residuals of the owners and those of the senders add up to all gradients."""
@@ -302,7 +306,7 @@ def loss(params: Any, batch: Any) -> jax.Array:
     return jnp.mean((jnp.tanh(x @ params["w"]) @ params["v"] - y) ** 2)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exact", "8 bits, feedback at both ends"])
 def test_loss_beside_mean(name: str) -> None:
     rng = np.random.default_rng(3)
@@ -332,7 +336,7 @@ def test_loss_beside_mean(name: str) -> None:
 BAD = {"nan": np.nan, "inf": np.inf, "overflow of the update": 3e38}
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("coded", [False, True])
 @pytest.mark.parametrize("bad", BAD)
 def test_a_step_that_is_not_finite_changes_nothing(bad: str, coded: bool) -> None:
@@ -377,7 +381,7 @@ def test_overflow_at_either_end_is_nan_on_all_workers() -> None:
         np.testing.assert_allclose(params["w"], expected, rtol=1e-6)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("coded", [False, True])
 def test_weights_are_those_of_the_mean(coded: bool) -> None:
     """A worker of weight 0 does not count, even if its gradient is NaN."""
@@ -573,6 +577,7 @@ def test_trees_without_coordinates_send_nothing(coded: bool) -> None:
         assert not jaxcomm.wire.account(step, params, state, jnp.ones(2)).bytes_per_worker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(3, 2), slow((2, 4))], ids=str)
 def test_two_levels_by_composition(shape: tuple[int, int]) -> None:
     """8 bits within a node, 4 rotated bits between nodes, and differences of 8 bits with feedback.

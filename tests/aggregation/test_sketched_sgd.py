@@ -28,6 +28,7 @@ def numpy_updates(given: np.ndarray, momentum: float, masking: bool) -> list[np.
     return updates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("momentum", "masking"), [(0.9, True), slow(0.9, False), slow(0.0, True)])
 def test_with_all_as_candidates_it_is_the_true_top_k(momentum: float, masking: bool) -> None:
     given = np.random.default_rng(0).normal(size=(WORKERS, SIZE))
@@ -64,6 +65,7 @@ def test_what_is_large_together_is_found_though_small_on_each() -> None:
     assert set(np.flatnonzero(of_pairs)) != set(shared)
 
 
+@pytest.mark.slow
 def test_nothing_is_lost() -> None:
     given = jnp.asarray(np.random.default_rng(2).normal(size=(WORKERS, SIZE)), jnp.float32)
     tx = jaxcomm.sketched_sgd(sketch_ratio=1.0, rows=3, k=K, momentum=0.0, hashing="elements")

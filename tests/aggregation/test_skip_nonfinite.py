@@ -32,6 +32,7 @@ def bits(tree: Any) -> list[np.ndarray]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("mode", MODE_ROWS)
 def test_as_if_the_step_had_not_been(mode: Mode, value: float) -> None:
@@ -86,6 +87,7 @@ def test_one_flag_is_sent_and_the_rest_within_the_condition(mode: Mode) -> None:
     assert len(COLLECTIVE.findall(text[text.index("ENTRY") :])) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 def test_a_mean_that_found_no_room_is_left_out(mode: Mode) -> None:
     sparse = {"a": jnp.zeros((WORKERS, 8)).at[:, 1].set(1.0)}
@@ -115,6 +117,7 @@ def loss_fn(params: Any, batch: jax.Array) -> jax.Array:
     return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mesh", slow("simulated")])
 def test_training_goes_on(kind: str) -> None:
     tx = jaxcomm.skip_nonfinite(optax.chain(jaxcomm.global_qsgd(), optax.rmsprop(0.1)))

@@ -41,7 +41,7 @@ def test_messages_come_back_bit_for_bit() -> None:
         assert back.dtype == given.dtype
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint16, jnp.float32])
 def test_messages_in_tiles_come_back(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a TPU lays them out: what fills tiles first, and of it each tile of 8 rows by itself."""

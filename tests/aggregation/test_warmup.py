@@ -43,6 +43,7 @@ def by_hand(updates: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
     return means, residual
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODE_ROWS)
 def test_stages_take_turns_and_memory_goes_on(mode: Mode) -> None:
     updates = given(3)
@@ -72,6 +73,7 @@ def test_each_stage_is_a_branch_and_the_heaviest_is_billed() -> None:
     assert sent.bytes_per_worker == expected[0]
 
 
+@pytest.mark.slow
 def test_the_stage_of_a_late_step_sends_less() -> None:
     updates = jnp.zeros((4, 64))
     state = initial(TX, updates, "checked")
@@ -125,7 +127,7 @@ def test_an_exact_step_first_is_weighted() -> None:
         np.testing.assert_array_equal(update, [4, 8])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 8])
 @pytest.mark.parametrize(
     "method",

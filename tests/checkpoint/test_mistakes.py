@@ -144,7 +144,7 @@ def test_a_directory_of_others(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "7" / "weights.bin").read_bytes() == b"123"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["one bit", "half", "missing"])
 def test_damaged_files(saved: pathlib.Path, how: str) -> None:
     """In a process of its own: after an error, orbax leaves coroutines that warn at any time."""

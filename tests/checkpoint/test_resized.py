@@ -53,7 +53,7 @@ def go_on(state: dict[str, Any], mesh: Any) -> dict[str, Any]:
     return {**state, "params": params, "opt_state": opt_state}
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("counts", [(8, 4), (4, 8), (4, 3)], ids=str)
 def test_as_resize_workers_does(
@@ -78,6 +78,7 @@ def test_as_resize_workers_does(
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(moved["params"]))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("largest", [0, 40])
 def test_large_leaves_are_arrays_of_their_own(
     largest: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

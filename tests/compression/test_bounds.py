@@ -80,7 +80,7 @@ def holds(errors: np.ndarray, bound: float) -> bool:
     return bool(np.all(errors.mean(axis=1) - slack <= bound * (1 + 1e-5) + 1e-12))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [slow(1), 4])
 @pytest.mark.parametrize(
     ("make", "levels"),
@@ -100,6 +100,7 @@ def test_dither(make: Callable[[], Codec], levels: int | dict[int, int], workers
     assert errors.mean(axis=1).max() > bound / 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [slow(1), 4])
 def test_dither_comes_near_its_bound(workers: int) -> None:
     # One level, constant vectors: sum of p (1 - p) of p = 1 / sqrt(n d) is sqrt(n d) - 1.

@@ -36,14 +36,14 @@ def run(codec: Codec, given: jax.Array, seed: int = 0) -> tuple[np.ndarray, Any]
 GIVEN = jnp.asarray(np.random.default_rng(0).normal(size=(40, 5, 8)), jnp.float32)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", [error_feedback(top_k(k=3)), momentum(top_k(k=3))])
 def test_an_exact_storage_changes_nothing(codec: Codec) -> None:
     exact = compressed_memory(codec, cast("float32"))
     np.testing.assert_array_equal(run(exact, GIVEN)[0], run(codec, GIVEN)[0])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("storage", "step"),
     [
@@ -105,6 +105,7 @@ def loco() -> Codec:
     return compressed_memory(error_feedback(short, averaging=0.5), dither(bits=8))
 
 
+@pytest.mark.slow
 def test_loco_has_less_error_over_time_than_4_bits_alone() -> None:
     """The error of the sum of what was sent, for gradients that change slowly."""
     rng = np.random.default_rng(1)
@@ -117,7 +118,7 @@ def test_loco_has_less_error_over_time_than_4_bits_alone() -> None:
     assert errors["loco"] < 0.5 * errors["alone"]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [3, 8])
 def test_in_a_sharded_server_beside_the_mean(workers: int) -> None:
     """Trains as `mean` does; the memory is 8 bits wide, and steps are traced once."""
@@ -157,6 +158,7 @@ def test_a_payload_that_is_not_finite_is_not_kept(storage: Codec) -> None:
         assert not jnp.issubdtype(x.dtype, jnp.floating) or np.all(np.isfinite(x))
 
 
+@pytest.mark.slow
 def test_each_array_of_a_memory_draws_apart() -> None:
     """Also their first coordinates; over many keys, the bits of two arrays are independent."""
     keys = jax.random.split(jax.random.key(1, impl="threefry2x32"), 64)

@@ -48,6 +48,7 @@ def test_the_transform_against_its_matrix(size: int) -> None:
     np.testing.assert_allclose(result, matrix(size) @ x, atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("shape", "scale"),
     [((), 1.0), ((0,), 1.0), ((64,), 1.0), ((65,), 1e37), ((7, 5), 1e-30), ((2, 0), 1.0)],
@@ -114,6 +115,7 @@ def test_a_spiky_vector(levels: int) -> None:
     assert errors["rotated"] > errors["plain"] / 512
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("blocks", [False, True])
 def test_sums_decode_to_sums(blocks: bool) -> None:
     workers, size = 3, 21

@@ -87,6 +87,7 @@ def trace(codec: Codec, size: int) -> jax.Array:
     return jax.eval_shape(once, jax.random.key(0), jax.ShapeDtypeStruct((size,), jnp.float32))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [2**31, 3 * 10**9, 5 * 10**9])
 @pytest.mark.parametrize("name", CODECS)
 def test_more_than_an_int32_counts(name: str, size: int) -> None:

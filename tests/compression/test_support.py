@@ -53,6 +53,7 @@ def _members(words: jax.Array, first: jax.Array, room: int, parts: Any) -> jax.A
     return _support.members(words, first, room, parts)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("density", [0.0, slow(0.03), 0.5, 1.0])
 @pytest.mark.parametrize("room", [1, slow(7), 64, 1000])
 def test_windows_of_members_are_all_of_them_once(density: float, room: int) -> None:

@@ -86,6 +86,7 @@ def read_config(folder: Path) -> dict:
     return json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -214,6 +215,7 @@ def test_train_warns_once_of_divergence_and_votes_have_no_error(
     assert cells[heading.index("compression error")] == "-"
 
 
+@pytest.mark.slow
 def test_train_ends_in_one_line_at_a_step_that_is_not_finite(run_here: Run, tmp_path: Path) -> None:
     options = ["--learning-rate", "1e38", "--steps", "6", "--records", str(tmp_path)]
     code, _, stderr = run_here("train", "--method", "mean", *SMALL, *options, "--record", "x")

@@ -13,6 +13,7 @@ from experiments.study.figures import study_of
 RECORDS = sorted((Path(experiments.__file__).parent / "records").glob("*/metrics.jsonl"))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "folder",
     [path.parent for path in RECORDS if study_of(path.parent) in studies.names()],

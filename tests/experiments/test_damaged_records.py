@@ -77,7 +77,7 @@ def joined(lines: list[str]) -> bytes:
     return "".join(line + "\n" for line in lines).encode()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("record", "ends"), [("survey", 6), ("gossip", 4), *(slow(name, 1000) for name in DRAWN)]
 )

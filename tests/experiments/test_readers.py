@@ -195,6 +195,7 @@ def test_the_split_of_digits_is_fixed() -> None:
     assert first.train_inputs.max() == 16
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["words", "movielens"])
 def test_text_that_becomes_objects_has_a_lower_limit(tmp_path: Path, name: str) -> None:
     """A gzip file of 130 KB, whose words or ratings would take gigabytes."""

@@ -52,6 +52,7 @@ def test_densities_are_those_of_the_words_in_a_batch(task: Task) -> None:
     assert LeafDensity.of(embedding._asdict()) == embedding
 
 
+@pytest.mark.slow
 def test_calibration_errors(task: Task) -> None:
     params, rows = task.first_weights(0), task.dataset.train_inputs[:400]
     batch = rows, task.dataset.train_labels[:400]
@@ -132,6 +133,7 @@ def test_tuning_does_not_change_the_bytes(name: str) -> None:
     assert max(found) - min(found) <= 2 * 4 and sent(name) in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -110,7 +110,7 @@ def test_the_exact_mean_has_no_compression_error(task: Task) -> None:
     assert float(program.compression_error(params, opt_state[0], batch)) == 0
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("poisoned", [True, False])
 def test_a_run_ends_at_the_worker_whose_data_is_not_finite(task: Task, poisoned: bool) -> None:
     mesh = make_mesh(4)

@@ -41,7 +41,7 @@ def placed(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     return tx._replace(init=lambda params: jaxcomm.init(tx, params, MESH))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @METHOD
 def test_train_state_with_make_step(method: str) -> None:
     model, tx = nn.Dense(1), METHODS[method](0.1)
@@ -181,6 +181,7 @@ class Normalized(nn.Module):
         return nn.Dense(1)(nn.relu(x))
 
 
+@pytest.mark.slow
 def test_batch_norm() -> None:
     model = Normalized()
     variables = model.init(jax.random.key(0), X, train=True)

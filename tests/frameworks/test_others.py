@@ -13,7 +13,7 @@ import jaxcomm
 from tests.frameworks.test_flax import MESH, METHOD, METHODS, X, Y
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @METHOD
 def test_equinox(method: str) -> None:
     model = eqx.nn.MLP(6, 1, 8, 1, key=jax.random.key(0))
@@ -35,6 +35,7 @@ def test_equinox(method: str) -> None:
     np.testing.assert_allclose(np.mean((prediction - Y) ** 2), losses[-1], rtol=0.5)
 
 
+@pytest.mark.slow
 def test_equinox_with_model_state() -> None:
     keys = jax.random.split(jax.random.key(0))
     layers = [eqx.nn.Linear(6, 8, key=keys[0]), eqx.nn.Linear(8, 1, key=keys[1])]
@@ -76,7 +77,7 @@ def test_batch_norm_of_equinox_names_what_to_do(kind: str) -> None:
         step(params, state, jaxcomm.init(tx, params, workers), X)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @METHOD
 def test_haiku(method: str) -> None:
     def forward(x: jax.Array) -> jax.Array:

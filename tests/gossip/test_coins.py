@@ -50,6 +50,7 @@ def in_branches(make: Any) -> Any:
     return changes(tx, {"a": start(8), "b": start(8)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["choco_random_k", *map(slow, [*CODED][1:])])
 def test_codes_are_drawn_apart(name: str) -> None:
     make = CODED[name]
@@ -60,7 +61,7 @@ def test_codes_are_drawn_apart(name: str) -> None:
     np.testing.assert_array_equal(changes(make("data"), start(8)), data)  # Built anew.
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
 def test_who_meets_is_drawn_alike(name: str) -> None:
     """So that parts of parameters are mixed as the whole is, and clocks need no leaves."""

@@ -35,6 +35,7 @@ def test_all_matchings_at_once_are_the_best_constant(base: Base) -> None:
     np.testing.assert_allclose([plan.alpha, plan.rho], [base.alpha, base.rho], atol=1e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("base", GRAPHS, ids=repr)
 def test_what_is_left_on_average_is_that_of_the_formula(base: Base) -> None:
     """Mean squared distance after a step, of what contracts least, over drawn matrices."""

@@ -72,6 +72,7 @@ def test_d2_reaches_the_optimum_of_unlike_workers_and_dpsgd_does_not() -> None:
     assert np.sum(exact**2) < 1e-8 and np.sum(off**2) > 0.1
 
 
+@pytest.mark.slow
 def test_choco_converges_at_its_step_size_and_not_far_beyond() -> None:
     x, nothing = start(8), np.zeros((1500, 8, 12), np.float32)
     slow_but_sure, _ = trajectory(gossip.choco_sgd(gossip.ring(8), TOP, step_size=0.3), x, nothing)
@@ -97,6 +98,7 @@ def test_a_codec_that_loses_nothing_makes_it_dpsgd(method: object) -> None:
     np.testing.assert_allclose(found, exact, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_both_ends_of_a_link_have_the_same_copies() -> None:
     plan = gossip.matcha_plan(gossip.ring(8), budget=0.5)
     tx = gossip.choco_sgd(plan, TOP, step_size=0.3)
@@ -202,6 +204,7 @@ def test_a_worker_without_weight_only_mixes() -> None:
 PRESENT = jnp.asarray([True, True, False, True, True, True, False, True])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "tx",
     [
@@ -231,6 +234,7 @@ def test_push_sum_keeps_its_sums_without_those_who_are_absent() -> None:
     np.testing.assert_array_equal(found[-1][2], x[2])
 
 
+@pytest.mark.slow
 def test_info_tells_how_far_neighbours_are_apart() -> None:
     x = start(8)
     w = gossip.mixing_matrix(gossip.ring(8))

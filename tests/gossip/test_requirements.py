@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import jaxcomm
 
 # Everything that needs a library, in a process that has none of them.
@@ -58,6 +60,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said_by_what_needs_it() -> None:
     root = str(Path(jaxcomm.__file__).parents[1])
     ran = subprocess.run(

@@ -189,6 +189,7 @@ def _is_alive(process: int) -> bool:
     return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_no_orphan_is_left_of_a_launcher_that_is_killed() -> None:
     launcher = subprocess.Popen(
@@ -242,7 +243,7 @@ def test_last_words_come_last() -> None:
     assert stderr.getvalue().decode() == "[0] why\nended with 5\n"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_it_is_stopped_while_nobody_reads_its_output(stream: str) -> None:
     reading, writing = os.pipe()

@@ -90,6 +90,7 @@ class _Leaves(NamedTuple):
     b: jax.Array
 
 
+@pytest.mark.slow
 def test_the_kind_of_tree_does_not_matter_and_its_paths_do() -> None:
     x = jnp.tile(jnp.linspace(0, 1, 100), (4, 1))
     results = [

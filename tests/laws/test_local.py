@@ -134,6 +134,7 @@ def test_a_step_of_weight_0_is_as_if_it_had_not_been(case: LocalCase) -> None:
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in LOCAL if case.aggregates], ids=repr)
 def test_where_the_mean_finds_no_room_workers_go_on(case: LocalCase) -> None:
     """One coordinate fits, all do not; the next averaging round includes their movements."""

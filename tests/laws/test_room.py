@@ -70,7 +70,7 @@ def test_without_feedback_it_is_nan_on_all_and_changes_no_memory(case: Crowded) 
         assert of_info(after) == 0
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", crowded([c for c in CROWDED if not c.keeps]), ids=repr)
 def test_where_it_is_dropped_the_metric_tells(case: Crowded) -> None:
     tx, too_much = case.make("drop"), filled(case.filled)
@@ -82,7 +82,7 @@ def test_where_it_is_dropped_the_metric_tells(case: Crowded) -> None:
     assert of_info(run(filled(FITTING), state, ONES)[1]) == 0
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", crowded([c for c in CROWDED if c.keeps]), ids=repr)
 def test_feedback_loses_nothing(case: Crowded) -> None:
     tx, too_much = case.make("nan"), filled(case.filled)
@@ -150,7 +150,7 @@ CODECS = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrap"),
     [
@@ -171,6 +171,7 @@ def test_what_keeps_nothing_may_be_cut_into_blocks_and_told(name: str, wrap: str
     assert np.isnan(np.asarray(results)).all() != wrap.startswith("error_feedback")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["threshold", *map(slow, ("nonzero", "nonzeros"))])
 def test_what_keeps_nothing_may_be_an_inner_stage(name: str) -> None:
     tx = jaxcomm.hierarchical(
@@ -217,7 +218,7 @@ AGGREGATORS = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "name"),
     [
@@ -249,7 +250,7 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_wrap_both_forms(name: str) -> None:
     strict = sketches.s2_sketch(density=0.25, sketch_ratio=1.0, granularity="element")

@@ -55,6 +55,7 @@ def by_hand(
     return np.stack(means), u, v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nesterov", "mode"), [slow(False, "vmap"), (True, "checked")])
 def test_against_the_equations(nesterov: bool, mode: str) -> None:
     tx = jaxcomm.deep_gradient_compression(
@@ -68,7 +69,7 @@ def test_against_the_equations(nesterov: bool, mode: str) -> None:
         np.testing.assert_allclose(mine, other, atol=1e-5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"scope": "leaf"}, {"bucket_bytes": 4 * SIZE // 3}], ids=str)
 def test_the_clip_is_of_the_whole_gradient_whatever_is_sent_as_one(options: dict) -> None:
     def apart(step: np.ndarray) -> dict[str, jnp.ndarray]:

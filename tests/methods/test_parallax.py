@@ -15,6 +15,7 @@ from tests.workers import aggregate, aggregator, initial
 WORKERS, ROWS, WIDTH = 4, 16, 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", [(7, 3), (5,), (), (0, 2)])
 @pytest.mark.parametrize("layout", ROW_LAYOUTS)
 def test_rows_come_back(layout: str, shape: tuple[int, ...]) -> None:
@@ -57,6 +58,7 @@ def test_dense_leaves_go_with_the_exact_mean() -> None:
         np.testing.assert_array_equal(result[0], np.asarray(given[name]).mean(axis=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("density,union", [slow(0.25, 0.5), (0.5, 0.25)])
 def test_what_has_no_room_at_either_end_comes_later(density: float, union: float) -> None:
     given = jnp.zeros((WORKERS, ROWS, WIDTH)).at[:, ::4].set(4.0)  # All of one server.

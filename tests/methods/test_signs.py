@@ -34,6 +34,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [slow(1.0), 0.5])
 @pytest.mark.parametrize("name", METHODS)
 def test_against_numpy(name: str, decay: float) -> None:

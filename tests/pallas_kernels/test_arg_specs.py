@@ -12,6 +12,7 @@ from pallas_kernels.arg_specs import ROWS, Row, columns_for
 PACKAGE = pathlib.Path(pallas_kernels.__path__[0])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
 def test_a_row_is_of_any_size(row: Row) -> None:
     traffic = [row.traffic(size) for size in (0, 1, 129, 2**20)]  # Traces it.
@@ -48,6 +49,7 @@ def test_columns_are_what_tiles_take() -> None:
     assert columns_for(2**28 - 1) == 2**18
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.op == "quantize.quantize"], ids=lambda row: row.label
 )

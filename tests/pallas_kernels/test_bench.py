@@ -13,6 +13,7 @@ from pallas_kernels.benchmark.goals import Measurement, verdicts
 from pallas_kernels.benchmark.timing import Candidate, Times, time_in_turn
 
 
+@pytest.mark.slow
 def test_a_run_is_a_record(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "made" / "record"
     arguments = ["--ops", "pack", "--sizes", "8", "--samples", "3", "--output", str(folder)]

@@ -221,6 +221,7 @@ def test_a_cluster_that_cannot_come_together(taken: Address) -> None:
         assert message in stderr
 
 
+@pytest.mark.slow
 def test_a_launch_at_a_port_in_use(taken: Address) -> None:
     code, stdout, stderr = run("launch", "--port", str(taken.port), "--", "train")
     assert (code, stdout) == (2, "")

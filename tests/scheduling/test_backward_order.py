@@ -85,6 +85,7 @@ def test_seconds_must_be_positive(seconds: float) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_plan_trains() -> None:
     """From the loss to a plan to a step, which sends the messages of the plan."""
     params, x = chain_params(), jnp.ones((8, 4))

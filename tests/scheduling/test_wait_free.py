@@ -80,7 +80,7 @@ def linear_loss(p: Any, x: jax.Array) -> jax.Array:
     return total
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", range(models.LAYERS))
 def test_a_layer_equals_the_aggregator_alone(layer: int) -> None:
     """An oracle without `wait_free`: the parameters of one layer, in an aggregator of their own."""
@@ -105,6 +105,7 @@ def test_a_layer_equals_the_aggregator_alone(layer: int) -> None:
     chex.assert_trees_all_equal(jax.tree.map(lambda leaf: leaf[layer], both[0]["layers"]), both[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant",
     ["remat", *map(slow, ["unroll", "unroll_all", "remat_of_all", "jit", "jit_of_remat"])],
@@ -148,6 +149,7 @@ def test_two_axes_of_workers_nested() -> None:
     chex.assert_trees_all_equal(plain(inside), plain(after))
 
 
+@pytest.mark.slow
 def test_devices_of_one_worker() -> None:
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     inside = train(mesh, wait_free(jaxcomm.mean()))
@@ -156,6 +158,7 @@ def test_devices_of_one_worker() -> None:
     np.testing.assert_allclose(inside[2]["loss"], whole[2]["loss"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_steps_in_a_scan() -> None:
     mesh = mesh_of(4)
     chain = optax.chain(wait_free(jaxcomm.top_k(ratio=0.25)), optax.sgd(0.1, momentum=0.9))
@@ -172,6 +175,7 @@ def test_steps_in_a_scan() -> None:
     chex.assert_trees_all_close(plain(found[0]), plain(expected[0]), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_weights_at_the_end() -> None:
     """Weighted gradients come from `gradients=`, after the backward pass."""
 
@@ -184,6 +188,7 @@ def test_weights_at_the_end() -> None:
     chex.assert_trees_all_close(found[0], expected[0], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["mean", slow("top_k")])
 def test_micro_batches(method: str) -> None:
     make = METHODS[method]
@@ -240,6 +245,7 @@ def test_groups_are_independent() -> None:
     assert np.any(np.asarray(p["a"]) != np.asarray(p["b"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [True, slow(False)])
 def test_order_changes_no_number(ordered: bool) -> None:
     plan = [["['last']"], ["['first']"]]

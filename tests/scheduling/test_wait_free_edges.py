@@ -50,6 +50,7 @@ def test_layers_that_the_loss_ignores() -> None:
     np.testing.assert_array_equal(p["layers"]["w"], params()["layers"]["w"])
 
 
+@pytest.mark.slow
 def test_a_tied_leaf_is_aggregated_once() -> None:
     """The gradient of a leaf outside stacks is the sum over its uses."""
 
@@ -62,6 +63,7 @@ def test_a_tied_leaf_is_aggregated_once() -> None:
     chex.assert_trees_all_close(found[0], expected[0], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_tied_layers_are_nan() -> None:
     """JAX adds the next states of two uses; neither this sum nor a mean of parts may come out."""
 
@@ -76,6 +78,7 @@ def test_tied_layers_are_nan() -> None:
     np.testing.assert_array_equal(state[0].layers[0].step, [0, 0, 0])
 
 
+@pytest.mark.slow
 def test_one_workers_nan() -> None:
     tx = optax.chain(wait_free(jaxcomm.top_k(ratio=0.25)), optax.sgd(0.1))
     skipping = jaxcomm.skip_nonfinite(tx)

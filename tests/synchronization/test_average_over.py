@@ -37,6 +37,7 @@ def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
     return 0.5 * jnp.sum((x - batch) ** 2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("average_over", FORMS)
 @pytest.mark.parametrize("name", ["dpsgd", slow("matcha")])
 def test_a_worker_moves_by_the_sum_or_the_mean_of_its_gradients(

@@ -42,6 +42,7 @@ def compiled(*args: Any, **options: Any) -> Windows:
     return Windows(start, jax.jit(close))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("straggler", "waits_for"),
     [(exponential(mean=2.0), 8), (exponential(1.0, shift=0.5), 6), (pareto(1.0, 4.0), 8)],
@@ -80,6 +81,7 @@ def test_the_first_of_exponential_workers_takes_an_nth() -> None:
     np.testing.assert_allclose(windows_run_time(machine).seconds_per_update, 0.1, rtol=0.05)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("straggler", [exponential(mean=1.0), pareto(1.0, 1.5), TWO_SPEEDS])
 def test_the_clock_goes_on_and_first_done_is_never_after_everybody(straggler: Any) -> None:
     @functools.partial(jax.jit, static_argnums=0)
@@ -183,6 +185,7 @@ def test_a_slow_worker_slows_a_ring_as_much_as_it_slows_all_but_later() -> None:
     np.testing.assert_array_equal(clocks, [9, 7, 5, 3, 5, 7, 9, 9])
 
 
+@pytest.mark.slow
 def test_the_clock_of_matcha_draws_what_matcha_does() -> None:
     import optax
 

@@ -145,6 +145,7 @@ def test_a_window_in_which_nobody_finished_changes_nothing() -> None:
         np.testing.assert_array_equal(params[name], PARAMS[name])
 
 
+@pytest.mark.slow
 def test_with_gossip_who_finished_nothing_only_mixes() -> None:
     """Non-blocking D-PSGD over CHOCO: one expression."""
 

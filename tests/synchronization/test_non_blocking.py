@@ -93,6 +93,7 @@ def test_an_epoch_holds_each_example_just_once(seed: int, name: str) -> None:
     assert len({order for order in orders if len(order) == EXAMPLES}) > 2  # They are shuffled.
 
 
+@pytest.mark.slow
 def test_a_window_that_is_longer_than_an_epoch() -> None:
     dealt = window_batches(
         jax.random.key(0), jnp.arange(5)[None], jnp.array([1]), minibatches=8, batch_size=2
@@ -154,6 +155,7 @@ def train(
     return rows, clock
 
 
+@pytest.mark.slow
 def test_everybody_is_the_synchronous_baseline() -> None:
     machine = windows(exponential(mean=1.0), all_workers(), workers=N, minibatches=M)
     rows, clock = train(optax.chain(jaxcomm.mean(), optax.sgd(0.3)), machine, 4)

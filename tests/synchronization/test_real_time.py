@@ -36,6 +36,7 @@ def make(tx: Any, workers: int, **options: Any) -> Any:
     return RealTimeWindow(loss, step, mesh, **{"minibatches": M, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True])
 def test_on_fake_devices_it_is_the_windows_of_the_clock(apart: bool) -> None:
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.3))

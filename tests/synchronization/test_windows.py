@@ -37,6 +37,7 @@ TRIGGERS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", TRIGGERS)
 def test_triggers_by_hand(name: str) -> None:
     trigger, seconds, finished = TRIGGERS[name]

@@ -154,7 +154,7 @@ def bits_of(mesh: jax.sharding.Mesh) -> Any:
     return {"device": dither(bits=8), "node": rotated(dither(bits=4))}
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eight", "two_levels", "odd", slow("explicit"), slow("one")])
 def test_compressed_gradients_have_the_right_mean(name: str) -> None:
     """The mean over many keys of unbiased gradients, for a linear loss; each draw differs."""
@@ -184,7 +184,7 @@ def test_compressed_gradients_have_the_right_mean(name: str) -> None:
         assert 0 < spread < largest * np.abs(slopes[leaf]).max() / 7  # 4 bits have 7 levels.
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("push", [None, dither(bits=8)], ids=["exact", "8_bits"])
 def test_one_workers_nan_reaches_all_slices(push: Any) -> None:
     mesh, specs, params = prepared("eight")
@@ -401,6 +401,7 @@ def test_digits_train_beside_whole_weights(name: str) -> None:
         assert codes == pytest.approx(whole, rel=0.05)
 
 
+@pytest.mark.slow
 def test_aux_of_single_examples_is_refused() -> None:
     mesh, specs, params = prepared("eight")
     function = fully_sharded_value_and_grad(
@@ -450,6 +451,7 @@ def test_calls_over_different_lists_draw_apart() -> None:
     assert not np.array_equal(alone, beside)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["explicit", "odd"])
 def test_a_step_over_explicit_axes_needs_no_mesh_that_is_set(name: str) -> None:
     mesh, specs, params = prepared(name)

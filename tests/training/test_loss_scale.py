@@ -68,6 +68,7 @@ def test_one_workers_overflow_halves_the_scale_of_all(kind: str) -> None:
     assert metrics["rows"] == 4 and state.model_state == 5
 
 
+@pytest.mark.quick(1)
 @KINDS
 @pytest.mark.parametrize("exponent", [0, 15, 16, 24])
 def test_parameters_in_float16(kind: str, exponent: int) -> None:

@@ -56,7 +56,7 @@ def states(method: str, workers: Any, count: int) -> tuple[Any, Any, Any]:
     return tx, params, jaxcomm.init(tx, params, workers)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("method", METHODS)
 def test_called_jitted_scanned_and_accounted(method: str, devices: int) -> None:
@@ -86,6 +86,7 @@ def test_called_jitted_scanned_and_accounted(method: str, devices: int) -> None:
         chex.assert_trees_all_close(params, expected, rtol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("devices", [1, 8])
 def test_one_compilation(devices: int, kind: AxisType, caplog: pytest.LogCaptureFixture) -> None:
@@ -132,6 +133,7 @@ def test_an_array_in_two_leaves(kind: Any) -> None:
     np.testing.assert_array_equal(params["w"], params["v"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_mean_of_replicas(kind: AxisType) -> None:
     mesh = mesh_of(kind, 8)
@@ -172,6 +174,7 @@ def test_parameters_that_are_cut_are_not_put_together_in_silence(kind: AxisType)
             jax.jit(lambda p, s, b: step(p, s, b)[0])(cut, state, rows()[0])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("axis_name", ["dcn", "ici"])
 def test_the_devices_of_a_worker_share_its_rows(kind: AxisType, axis_name: str) -> None:

@@ -72,6 +72,7 @@ def expected_means(workers: int) -> np.ndarray:
     return state
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("count", [1, N])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_mean_over_workers(kind: str, count: int) -> None:
@@ -106,6 +107,7 @@ def test_the_mean_over_workers(kind: str, count: int) -> None:
     np.testing.assert_allclose(params["w"], alone, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_workers_own(kind: str) -> None:
     workers = workers_of(kind)
@@ -159,6 +161,7 @@ def test_bytes_of_the_mean() -> None:
     assert sent(synchronized, state) - plain == 3 * 4 * 2 * (N - 1) / N  # Its own mean only.
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["simulated", "Auto"])
 @pytest.mark.parametrize("own", [False, True])
 def test_weights(kind: str, own: bool) -> None:
@@ -192,6 +195,7 @@ def test_weights(kind: str, own: bool) -> None:
         np.testing.assert_array_equal(kept["mean"], state["mean"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["simulated", "Auto"])
 @pytest.mark.parametrize("own", [False, True])
 def test_one_workers_nan(kind: str, own: bool) -> None:
@@ -222,6 +226,7 @@ def test_one_workers_nan(kind: str, own: bool) -> None:
     )
 
 
+@pytest.mark.slow
 def test_devices_of_one_worker() -> None:
     for own in (False, True):
         mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -262,7 +267,7 @@ class Normalized(nn.Module):
         return nn.Dense(1)(nn.relu(hidden))[:, 0]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["simulated", "Auto"])
 def test_batch_norm_over_all_workers_is_that_of_one_device(kind: str) -> None:
     workers, outcomes = workers_of(kind), []

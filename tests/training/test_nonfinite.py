@@ -42,6 +42,7 @@ def layout(kind: str) -> Any:
 LAYOUTS = ["simulated", "mesh", "explicit"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_it_names_the_worker_and_the_leaves(kind: str) -> None:
     where = layout(kind)
@@ -113,7 +114,7 @@ def test_what_else_a_step_may_have() -> None:
     assert describe_nonfinite(loss_fn, start(), rows, WORKERS, gradients=weighted) is None
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["simulated", "mesh"])
 def test_after_a_step(kind: str) -> None:
     """Without `skip_nonfinite` all parameters are NaN; with it, they are those before."""
@@ -132,6 +133,7 @@ def test_after_a_step(kind: str) -> None:
             assert (metrics["diagnostics/skipped_steps"], state.skipped_steps) == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["simulated", "mesh"])
 def test_gossip_keeps_a_nan_from_the_neighbors(kind: str) -> None:
     """The worker with the NaN only mixes; nobody's parameters or moments are ever non-finite."""

@@ -164,6 +164,7 @@ def test_each_shard_is_trained_as_if_alone(method: str, kind: AxisType, run: Any
         assert moment.sharding.is_equivalent_to(NamedSharding(mesh, SPECS[name]), moment.ndim)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_a_mesh_that_is_set(kind: AxisType) -> None:
     mesh = mesh_of(kind, WORKERS, SHARDS)
@@ -225,7 +226,7 @@ def test_memory_of_a_device_falls_with_the_shards() -> None:
         assert whole / shards <= size < whole / shards + 8 * side
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["steps", "shards"])
 def test_a_nan_in_one_shard(run: str) -> None:
     """It spoils this shard on all workers, and no memory of it."""
@@ -308,6 +309,7 @@ def test_a_loss_over_shards() -> None:
     assert losses[0] < float(automatic(start(), jnp.asarray(x))) / 4
 
 
+@pytest.mark.slow
 def test_fully_sharded_within_a_rack() -> None:
     """Parameters and rows over `fsdp`, workers over `dcn`; compared with workers of one device."""
     mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"), (AxisType.Auto,) * 2)
@@ -337,6 +339,7 @@ def test_fully_sharded_within_a_rack() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16])
 def test_bfloat16_accumulation_and_model_state(dtype: Any) -> None:
     mesh = mesh_of(AxisType.Auto, WORKERS, SHARDS)
@@ -456,6 +459,7 @@ def test_mistakes() -> None:
             run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [P("model"), P()])
 def test_an_axis_that_shards_no_leaf_of_the_specs(spec: P) -> None:
     """`shard_axes` may name more axes than the specs: the aggregator runs on whole leaves there."""

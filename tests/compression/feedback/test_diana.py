@@ -38,7 +38,7 @@ def advanced(tx: Any, steps: int, mode: Any = "vmap") -> tuple[Any, Any, np.ndar
     return run, state, np.stack(results)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @AGGREGATORS
 @pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 def test_shifts_and_their_rate(aggregate: Any, mode: Any) -> None:
@@ -82,6 +82,7 @@ def test_without_shifts_it_is_the_quantizer(aggregate: Any) -> None:
     np.testing.assert_array_equal(shifts(state)[0], 0)
 
 
+@pytest.mark.slow
 def test_a_wrapper_hands_shared_memory_on() -> None:
     _, _, bare = advanced(jaxcomm.all_reduce_mean("data", diana(quantizer())), 5)
     wrapped = momentum_correction(diana(quantizer()), 0.0, momentum_masking=False)

@@ -30,6 +30,7 @@ def draw(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(WORKERS, D))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 @pytest.mark.parametrize("codec", [top_k(k=2), scaled(dither(levels=1))])
 def test_the_update_is_the_mean_of_the_estimates(codec: Codec, mode: Any) -> None:

@@ -52,6 +52,7 @@ def test_coordinates_that_depend_on_others_are_not_touched_one_by_one() -> None:
     np.testing.assert_allclose(kept_after(codec, 1), X - largest.sum(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "kind"),
     [

@@ -40,6 +40,7 @@ def test_identities_are_exact_on_dyadic_numbers(compressor: Codec) -> None:
     assert np.count_nonzero(kept) > 40 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compressor", [top_k(k=3), cast("bfloat16")])
 def test_identities_in_float64(compressor: Codec) -> None:
     with jax.enable_x64(True):
@@ -110,6 +111,7 @@ def test_what_is_refused() -> None:
         codec.encode(context_of(codec, x, workers=64), x)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("codec", [scaled(coarse()), blockwise(dither(levels=3, norm="l2"), 8)])
 def test_what_is_made_a_contraction_stays_bounded(codec: Codec) -> None:
     given = np.random.default_rng(3).normal(size=(300, 400))

@@ -87,7 +87,7 @@ def test_is_acp_sgd_without_drawn_columns(name: str, near: float) -> None:
         np.testing.assert_allclose(found, np.tile(expected, (WORKERS, 1, 1)), atol=near)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype", "steps"),
     [
@@ -109,7 +109,7 @@ def test_nothing_is_lost(name: str, dtype: Any, steps: int) -> None:
     np.testing.assert_allclose(sent + residual, total, atol=1e-4 if dtype == jnp.float32 else 0.1)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "near"), [("float32", 1e-5), ("16 bits", 1e-3)])
 def test_a_single_worker_gets_the_projection_of_its_update(name: str, near: float) -> None:
     tx = jaxcomm.power_sgd(rank=RANK, alternate=True, factor_codec=FACTOR_CODECS[name])
@@ -120,6 +120,7 @@ def test_a_single_worker_gets_the_projection_of_its_update(name: str, near: floa
     np.testing.assert_allclose(left @ sent.T, 0, atol=near * np.sum(given**2))
 
 
+@pytest.mark.slow
 def test_matrices_of_the_rank_arrive_in_full_from_the_second_step_on() -> None:
     rng = np.random.default_rng(1)
     x = rng.normal(size=(ROWS, RANK)) @ rng.normal(size=(RANK, COLUMNS))
@@ -157,6 +158,7 @@ NUMBERS = [(2 * length + other) * (RANK + 1) for length, other in ENDS.values()]
 EXACT = 6  # Numbers of the leaves that are sent exactly.
 
 
+@pytest.mark.slow
 def test_a_step_sends_one_factor_in_one_collective() -> None:
     step, arguments = step_of(jaxcomm.power_sgd(rank=RANK, alternate=True), LEAVES)
     account = jaxcomm.wire.account(step, *arguments)
@@ -258,6 +260,7 @@ def test_a_leaf_with_a_large_factor_is_exact() -> None:
     np.testing.assert_array_equal(payload.values, x)
 
 
+@pytest.mark.slow
 def test_skip_nonfinite_leaves_parameters_and_state() -> None:
     tx = jaxcomm.skip_nonfinite(jaxcomm.power_sgd(rank=RANK, alternate=True))
     given = updates().copy()
@@ -267,6 +270,7 @@ def test_skip_nonfinite_leaves_parameters_and_state() -> None:
     assert np.isfinite(means).all()
 
 
+@pytest.mark.slow
 def test_the_last_stage_of_a_hierarchy_may_alternate() -> None:
     rng = np.random.default_rng(4)
     given = (rng.normal(size=(12, 1)) @ rng.normal(size=(2, 3, 1, 7))).astype(np.float32)
@@ -301,7 +305,7 @@ def loss_after(tx: Any, steps: int = 400) -> float:
     return float(metrics["loss"])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float32", "16 bits", "8 bits"])
 def test_it_trains_as_the_mean_does(name: str) -> None:
     tx = jaxcomm.power_sgd(rank=2, alternate=True, factor_codec=FACTOR_CODECS[name])

@@ -71,6 +71,7 @@ def test_is_power_sgd(feedback: bool, shape: tuple[int, ...]) -> None:
         )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("drawn", [1, 3])
 def test_the_basis_spans_the_left_factors_and_the_drawn_columns(drawn: int) -> None:
     codec, x = power_iteration(2, drawn=drawn), jnp.asarray(updates((12, 7))[0, 0])
@@ -85,7 +86,7 @@ def test_the_basis_spans_the_left_factors_and_the_drawn_columns(drawn: int) -> N
     np.testing.assert_allclose(found, basis @ (basis.T @ np.asarray(x)), atol=1e-5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_a_mean_of_that_rank_is_exact(rank: int) -> None:
     rng = np.random.default_rng(rank)
@@ -177,7 +178,7 @@ def step(rank: int, kind: AxisType = AxisType.Auto, workers: int = 2) -> Any:
     return text, jaxcomm.wire.account(sharded, given, state)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_tree_takes_two_all_reduces_and_one_orthogonalization_per_shape(rank: int) -> None:
     text, sent = step(rank)
@@ -188,6 +189,7 @@ def test_a_tree_takes_two_all_reduces_and_one_orthogonalization_per_shape(rank: 
     assert len(re.findall(r'custom_call_target="lapack_sgeqrf', text)) == 3  # Shapes of matrices.
 
 
+@pytest.mark.slow
 def test_neither_the_corrected_gradient_nor_the_mean_is_written() -> None:
     """The only temporary as large as the gradients is the gradients themselves."""
     side, leaves = 300, 3
@@ -213,7 +215,7 @@ def test_neither_the_corrected_gradient_nor_the_mean_is_written() -> None:
     assert compiled.compile().memory_analysis().temp_size_in_bytes < 1.5 * gradients
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"decay": 0.5}, {"residual_dtype": "bfloat16"}], ids=str)
 def test_terms_are_encoded_as_their_sum_is(options: Any) -> None:
     codec = power_iteration(2)
@@ -240,6 +242,7 @@ def test_a_mean_close_to_the_largest_float_is_kept_though_its_bound_is_not_finit
     assert np.isfinite(shared).all() and not np.array_equal(shared[0, :, 0], start)
 
 
+@pytest.mark.slow
 def test_a_sum_of_terms_that_overflows_does_not_enter_the_residual() -> None:
     """The terms have finite factors, which cancel over workers."""
     codec = power_iteration(1)
@@ -309,6 +312,7 @@ def test_ranks_without_a_common_memory_rank_are_no_stages() -> None:
         run(jaxcomm.warmup(stages, every=2), tree_updates())
 
 
+@pytest.mark.slow
 def test_equal_shapes_are_encoded_as_if_each_were_alone() -> None:
     tx = jaxcomm.all_reduce_mean("data", without_claims(power_iteration(2, drawn=0)))
     several, _ = run(tx, {"a": updates((12, 7)), "b": 2 * updates((12, 7))[::-1]})
@@ -430,6 +434,7 @@ def test_each_worker_keeps_the_part_that_is_claimed_though_matrices_cancel() -> 
     assert lost.mean() - 5 * deviation <= 1 - 1 / 6
 
 
+@pytest.mark.slow
 def test_the_drawn_columns_bound_the_residual() -> None:
     steps = 100
     given = np.broadcast_to(cancelling(), (steps, 2, 6, 4))
@@ -465,6 +470,7 @@ def test_gathered_matrices_have_a_basis_per_worker() -> None:
     np.testing.assert_allclose(means[0, 0], given.mean(axis=0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_trains_in_a_chain() -> None:
     rng = np.random.default_rng(7)
     inputs = jnp.asarray(rng.normal(size=(64, 40)), jnp.float32)

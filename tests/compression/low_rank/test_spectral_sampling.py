@@ -34,6 +34,7 @@ def test_probabilities_are_those_of_the_paper(rank: int, size: int, kind: str) -
     assert codes.sum() <= rank * one and np.all(codes[values > 1e-37] > 0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("k", [1, 5, 20])
 def test_of_entries_they_are_those_of_wangni(k: int) -> None:
     x = np.random.default_rng(k).normal(size=64).astype(np.float32)

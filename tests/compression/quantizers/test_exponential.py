@@ -42,12 +42,14 @@ def test_the_papers_example() -> None:
     assert scipy.stats.binomtest(int(np.sum(codes == 1)), DRAWS, 0.2).pvalue > 1e-6
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("y", [0.5, 0.25, -0.125, 2.0**-126, 0.0, -0.0])
 def test_powers_of_two_and_zero_are_exact(y: float) -> None:
     codes = np.asarray(round_to_powers(jnp.full(100, y, jnp.float32), jax.random.key(0)))
     np.testing.assert_array_equal(_value(codes), y)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("a", "b"),
     [

@@ -44,6 +44,7 @@ def test_the_bound_is_nearly_attained() -> None:
     assert min_max_dither(levels=2).claims.variance(100, 1) * 2 == 100.0
 
 
+@pytest.mark.slow
 def test_two_levels_are_one_bit_and_workers_add_up() -> None:
     x = jnp.linspace(-1, 1, 64)
     statistics = MinMax(jnp.float32(1), jnp.float32(1))

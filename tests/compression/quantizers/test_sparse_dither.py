@@ -42,6 +42,7 @@ def _sent_simulated(tx: object, given: jnp.ndarray) -> float:
     return sum(c.bytes_per_worker for c in account.collectives if c.primitive == "all_gather")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [4, slow(16)])
 def test_bytes_shrink_by_the_root_of_the_workers(workers: int) -> None:
     _bytes_shrink(workers, _sent_simulated)
@@ -67,6 +68,7 @@ def _bytes_shrink(workers: int, sent: object) -> None:
         assert np.isfinite(draws(tx, given, 3)).all()  # The room sufficed.
 
 
+@pytest.mark.slow
 def test_too_little_room_is_seen_by_every_worker() -> None:
     given = jnp.ones((3, 64)).at[:, 0].set(4.0)
     tx = jaxcomm.sparse_global_qsgd(capacity=1, levels=100)

@@ -33,6 +33,7 @@ def solve(
     return peel(table, index, sign, real, wrap)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "cells", "rounds"),
     [

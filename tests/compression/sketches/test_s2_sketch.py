@@ -45,7 +45,7 @@ def errors(codec: Codec, x: np.ndarray) -> np.ndarray:
 build = functools.partial(s2_sketch, density=NON_ZERO / SIZE, granularity="element")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "ratio", "decode", "omega"),
     [
@@ -109,6 +109,7 @@ def test_of_more_than_was_foreseen_as_many_are_sent(options: dict[str, Any]) -> 
     assert np.sum(error**2, axis=1).mean() == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["row", slow("element"), slow(16)])
 def test_peeling_is_exact_and_rows_are_whole(granularity: Any) -> None:
     x = np.zeros((300, 8), np.float32)
@@ -140,6 +141,7 @@ def workers_with_rows_of_their_own(workers: int) -> np.ndarray:
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 def test_the_mean_of_workers_with_other_rows(mode: Any) -> None:
     x = workers_with_rows_of_their_own(4)
@@ -155,6 +157,7 @@ def test_the_mean_of_workers_with_other_rows(mode: Any) -> None:
     assert float(state.diagnostics["unpeeled"]) == 0
 
 
+@pytest.mark.slow
 def test_info_tells_the_density_and_the_error_to_be_expected() -> None:
     x = workers_with_rows_of_their_own(4)
     tx = s2_reducer(density=0.05, sketch_ratio=1, overflow="drop", diagnostics=True)
@@ -186,6 +189,7 @@ def test_own_parts_decode_to_the_decoded_sum() -> None:
     np.testing.assert_allclose(together, sum(alone) / 3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, slow(1)])
 def test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap(seed: int) -> None:
     x = np.repeat(workers_with_rows_of_their_own(8).sum(axis=0, keepdims=True), 8, axis=0)
@@ -229,6 +233,7 @@ def test_codes_that_do_not_peel_are_nan_or_zero() -> None:
     assert (np.abs(decoded - x)[found] <= step).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "codec",
     [

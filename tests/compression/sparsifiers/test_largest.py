@@ -32,7 +32,7 @@ def test_a_threshold_finds_what_a_sort_does(name: str, k: int) -> None:
     np.testing.assert_array_equal(jax.jit(by_threshold, static_argnums=1)(x, k), by_sort(x, k))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64])
 def test_any_size(size: int) -> None:
     x = jnp.asarray(INPUTS["ties"][:size])
@@ -79,7 +79,7 @@ OFTEN_MISSED = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OFTEN_MISSED)
 def test_a_sample_finds_what_a_sort_does_however_it_misleads(name: str) -> None:
     x = OFTEN_MISSED[name]
@@ -95,6 +95,7 @@ def test_a_sample_of_as_many_as_there_are(k: int) -> None:
     np.testing.assert_array_equal(jax.jit(by_sample, static_argnums=1)(x, k), in_order(x, k))
 
 
+@pytest.mark.slow
 def test_a_sample_for_each_of_those_mapped_over() -> None:
     names = ["normal", "constant", "99 % zeros", "small where sampled"]
     x = np.stack([OFTEN_MISSED[name] for name in names])
@@ -102,6 +103,7 @@ def test_a_sample_for_each_of_those_mapped_over() -> None:
     np.testing.assert_array_equal(found, [in_order(row, 1000) for row in x])
 
 
+@pytest.mark.slow
 def test_a_sample_on_a_mesh_in_a_loop() -> None:
     x = np.stack([OFTEN_MISSED[name] for name in ("constant", "normal")])
     mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])

@@ -34,7 +34,7 @@ def mean_of(tx: Any, x: np.ndarray) -> tuple[np.ndarray, Any]:
     return np.asarray(results)[0], state
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [

@@ -51,6 +51,7 @@ def test_each_block_sends_its_own() -> None:
     np.testing.assert_array_equal(sent(top_k(k=2, block_size=8), x), expected)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_sample_finds_the_largest_or_half_as_many(seed: int) -> None:
     # The estimate of the threshold varies; what is chosen are the largest all the same.
@@ -61,6 +62,7 @@ def test_a_sample_finds_the_largest_or_half_as_many(seed: int) -> None:
     np.testing.assert_array_equal(q, exact(x, count))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["sampled_too_large", "sampled_too_small", "constant"])
 def test_a_misleading_sample_is_not_believed(name: str) -> None:
     x = normal(1000, seed=1)

@@ -18,6 +18,7 @@ def heavy(size: int) -> np.ndarray:
     return np.random.default_rng(size).standard_t(1.5, size=size).astype(np.float32)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "k, size", [(1, 7), slow(5, 64), slow(30, 64), slow(100, 10000), (3000, 10000)]
 )
@@ -79,6 +80,7 @@ def test_all_of_it_is_the_identity() -> None:
 EIGHT = wangni(k=8)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scale", [1e-37, slow(1.0), 3e36])
 def test_any_magnitude(scale: float) -> None:
     x = (np.linspace(-1, 1, 24) * scale).astype(np.float32)

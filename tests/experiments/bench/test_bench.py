@@ -106,6 +106,7 @@ def test_the_handwritten_update_is_the_mean_up_to_rounding() -> None:
     chex.assert_trees_all_close(found, mean, atol=1 / 31)
 
 
+@pytest.mark.slow
 def test_a_program_is_of_one_worker_and_its_peak_excludes_arguments() -> None:
     params = programs.transformer(width=4, layers=1)
     size = sum(x.size for x in params.values())

@@ -249,6 +249,7 @@ print([process.poll() is None for process in group._processes])
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_one_line() -> None:
     done = in_the_lab(DEATH)
     if done.returncode:

@@ -207,6 +207,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLab]:
     yield fake
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_is_continued(lab: FakeLab, tmp_path: Path) -> None:
     config = Loss(
         methods=("mean", "power_sgd_rank_4_start_2"), bandwidth=("200mbit",), seeds=2, steps=100,

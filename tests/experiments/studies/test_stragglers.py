@@ -47,6 +47,7 @@ def clock(method: str, form: str, speeds: str, **options: Any) -> Timeline:
     return timeline(method, form, speeds, LINK, minibatch_seconds=0.01, **{**defaults, **options})
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("method", "form", "minibatches", "seconds"),
     [
@@ -75,7 +76,7 @@ def test_gossip_waits_for_fewer_workers() -> None:
     assert steps[0] >= steps[1] >= 0.9 * len(clock("all_reduce", BLOCKING, "3:1").seconds)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_timeline_ends_at_the_time_and_has_at_least_one_step(method: str) -> None:
     for form in forms_of(method, "exponential"):
@@ -88,6 +89,7 @@ def test_a_timeline_ends_at_the_time_and_has_at_least_one_step(method: str) -> N
         assert shorter.seconds[0] == found.seconds[0]
 
 
+@pytest.mark.slow
 def test_only_restarts_with_a_new_time_finish_more_than_workers_that_never_wait() -> None:
     """Of heavy tails, a new time is likely to be shorter than the one that was aborted."""
     link = Link(0.0, 0.0, 0.0)

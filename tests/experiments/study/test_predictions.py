@@ -38,6 +38,7 @@ TIMES = {
 }
 
 
+@pytest.mark.slow
 def test_a_prediction_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measured = predictions.read_measured(record(tmp_path, TIMES))
     lines = {line.method: line for line in predictions.predicted_lines(measured)}

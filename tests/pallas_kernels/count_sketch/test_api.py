@@ -40,6 +40,7 @@ def test_shapes(shape: tuple[int, ...], hashing: Any, columns: int) -> None:
         np.testing.assert_allclose(result, x, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hashing", "columns"), [FAMILIES[0], slow(*FAMILIES[1])])
 def test_mask(hashing: Any, columns: int) -> None:
     x = normal(50, 100)
@@ -96,6 +97,7 @@ def test_gradients_are_the_transpose(hashing: Any, columns: int) -> None:
         )(table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hashing", "columns"), [FAMILIES[0], slow(*FAMILIES[1])])
 def test_transformations(hashing: Any, columns: int) -> None:
     encode = jax.jit(

@@ -62,12 +62,14 @@ LARGE = [
 CASES = [*map(slow, SMALL[:1]), *SMALL[1:], *map(slow, LARGE)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_tpu_kernels(case: Any) -> None:
     size, dtype, *sizes = case
     assert_equal_to_reference("tpu", array(size, dtype), *sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_gpu_kernels(case: Any) -> None:
     size, dtype, *sizes = case
@@ -81,6 +83,7 @@ def test_nan_and_infinity(platform: str) -> None:
     assert_equal_to_reference(platform, x, 1, 1024, 1, "median")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
 def test_vmap_and_shard_map(platform: str) -> None:
     kernels, interpret = KERNELS[platform]

@@ -53,7 +53,7 @@ TILES = [
 ]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "rows", "columns", "planes"), TILES)
 def test_tiles_are_the_oracle(size: int, rows: int, columns: int, planes: int) -> None:
     places = oracle.by_tiles(size, SEEDS, rows, columns, planes)
@@ -80,6 +80,7 @@ def test_tiles_are_the_oracle(size: int, rows: int, columns: int, planes: int) -
         assert (np.abs(mean - values.astype(np.float64).mean(axis=0)) <= bound).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "rows", "columns"),
     [(2000, 2, 37), (1, 1, 2**30 + 7), slow(2000, 3, 2500), slow(500, 4, 1)],
@@ -135,7 +136,7 @@ def test_fixed_point_neither_overflows_nor_vanishes(scale: float, size: int) -> 
     np.testing.assert_allclose(table[0, 0], np.float32(scale), rtol=1e-5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("hashing", ["tiles", "elements"])
 def test_subnormal_zero_and_bfloat16(hashing: str) -> None:
     options = {"rows": 2, "columns": 1024, "hashing": hashing}
@@ -151,6 +152,7 @@ def test_subnormal_zero_and_bfloat16(hashing: str) -> None:
     np.testing.assert_array_equal(narrow, wide)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hashing", ["tiles", "elements"])
 def test_nan_and_infinity_stay_in_their_columns(hashing: str) -> None:
     x = jnp.asarray(normal(6000))

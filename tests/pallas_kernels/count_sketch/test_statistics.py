@@ -107,7 +107,7 @@ def test_the_error_of_ones_is_k_minus_one_over_c(hashing: str) -> None:
     assert abs(z_score((error**2).mean(axis=1), expected)) < Z
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("hashing", ["tiles", "elements"])
 @pytest.mark.parametrize("name", ["one sublane of each tile", slow("periodic in tiles")])
 def test_rows_are_independent(name: str, hashing: str) -> None:
@@ -173,6 +173,7 @@ def test_signs_are_fair_and_uncorrelated(signs_of: Callable[[int, int], np.ndarr
     assert (np.abs(triple) < Z / math.sqrt(size - 3072)).all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stride", [1, 64, 1000, 4096])
 def test_columns_of_elements_are_uniform(stride: int) -> None:
     count, columns = 2**17, 96
