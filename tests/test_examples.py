@@ -16,13 +16,12 @@ from tests.slow import slow
 ROOT = Path(jaxcomm.__file__).parents[1]
 FOLDER = ROOT / "docs" / "examples"
 PROGRAMS = sorted(FOLDER.glob("*.py"))
-QUICK = {"gossip", "nnx_cnn"}
+QUICK = {"gossip"}
 LAUNCH = ("-m", "jaxcomm.launch", "--processes", "2", "--")
 MARK = "  # jaxcomm"
 RESULT = re.compile(r"(\w+): ([\d,]+) bytes per worker and step, loss ([\d.]+) to ([\d.]+)")
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "path", [path if path.stem in QUICK else slow(path) for path in PROGRAMS], ids=lambda p: p.stem
 )

@@ -100,6 +100,7 @@ def trained(tx: optax.GradientTransformation, workers: Any, make: Any, axes: Any
     return np.asarray(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [

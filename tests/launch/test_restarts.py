@@ -217,6 +217,7 @@ def test_a_launch_goes_on_without_a_slot_that_cannot_start(
     assert stdout.count("of 2") == 2
 
 
+@pytest.mark.slow
 def test_a_script_that_never_joins_is_ended(
     script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:

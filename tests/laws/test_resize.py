@@ -135,6 +135,7 @@ def test_a_memory_in_8_bits_keeps_its_mean(old: int, new: int) -> None:
     np.testing.assert_allclose(found.square_norm, (decoded(found) ** 2).sum(axis=1), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["block", slow("cyclic")])
 def test_slices_in_8_bits_are_joined_and_cut_anew(layout: str) -> None:
     """The owners' residuals, and the mean of the senders', within a step of the codes."""
@@ -174,7 +175,7 @@ def test_the_mean_of_residuals_is_kept(method: str, old: int, new: int) -> None:
     np.testing.assert_array_equal(found[size:], 0)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["bucket", "leaf"])
 @pytest.mark.parametrize(("old", "new"), COUNTS)
 def test_slices_are_joined_and_cut_anew(old: int, new: int, scope: str) -> None:
@@ -223,7 +224,7 @@ def workers_on(workers: int, kind: AxisType) -> Mesh:
     return jax.make_mesh((workers,), ("data",), axis_types=(kind,), devices=devices)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("sizes", [(8, 4), (4, 8), (8, 1)], ids=str)
 def test_from_mesh_to_mesh(sizes: tuple[int, int], kind: AxisType) -> None:

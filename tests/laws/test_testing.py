@@ -39,6 +39,7 @@ def _codecs() -> list[CodecRow]:
     return [CodecRow(name, codec) for codec, name in first.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`bits`=.* leaves .* levels:UserWarning")  # Of 3 workers.
 @pytest.mark.parametrize("case", rows(_codecs(), {"top_k"}), ids=repr)
 def test_every_codec(case: CodecRow) -> None:

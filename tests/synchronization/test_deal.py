@@ -126,6 +126,7 @@ def test_nothing_is_lost_on_a_simulated_clock(counts: tuple[int, ...], in_flight
     ledger.redealt(redeal(deal, 1))
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_in_real_time() -> None:
     """Through `RealTimeWindow`: 4 and 3 workers on its simulated clock, 1 on the wall clock."""
     data = jnp.arange(EXAMPLES, dtype=jnp.float32)
@@ -189,6 +190,7 @@ def start_of(workers: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_number_of_workers(tmp_path: pathlib.Path) -> None:
     """Clock and deal follow, and nothing is in flight, so parameters are not stale."""
     state = start_of(8)

@@ -45,6 +45,7 @@ def test_entries_are_kept_as_the_whole_array_is() -> None:
     np.testing.assert_array_equal(sparse, dense)
 
 
+@pytest.mark.slow
 def test_coordinates_that_depend_on_others_are_not_touched_one_by_one() -> None:
     codec = loop(elementwise=False, updated=lambda kept, x, sent: x - jnp.sum(sent))
     flat = np.asarray(X).ravel()
