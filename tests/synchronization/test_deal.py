@@ -166,6 +166,7 @@ def test_nothing_is_lost_in_real_time() -> None:
     ledger.redealt(redeal(deal, 2))
 
 
+@pytest.mark.slow
 def test_orders_are_those_of_window_batches() -> None:
     shards = jnp.arange(EXAMPLES).reshape(8, 5)
     taken = jnp.arange(8, dtype=jnp.int32) * BATCH
