@@ -82,8 +82,8 @@ def d_admm(graph: nx.Graph, penalty: float, colors: Sequence[int] | None = None)
       >>> from jaxcomm import gossip
       >>> from jaxcomm.synchronization import deterministic, events
       >>> def solve(problem, event):  # f_i(x) = (x - i)^2 / 2
-      ...     x = (event.worker - problem.linear) / (1 + problem.curvature)
-      ...     return jnp.float32(0), x
+      ...     target = event.worker.astype(jnp.float32)
+      ...     return jnp.float32(0), (target - problem.linear) / (1 + problem.curvature)
       >>> loop = events.event_loop(
       ...     events.d_admm(gossip.ring(4), 0.5), solve, deterministic([1.0] * 4), workers=4
       ... )
