@@ -178,6 +178,7 @@ class Program:
             self.workers = op.workers
             self.state = self.method().resize(self.state)
         if op.kind in ("restore", "kill") or op.kind in MISTAKES or op is self.of.ops[-1]:
+            self.checkpoints.wait()
             assert self.checkpoints.steps == op.steps, (self.checkpoints.steps, op.steps)
             assert_equal(self.state, self.expected(op.history))
         if self.of.family == "aggregator":
