@@ -11,7 +11,16 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from experiments.cli.configs import Bench, Figures, Launch, Predict, Records, Timeline, Train
+from experiments.cli.configs import (
+    Bench,
+    Figures,
+    Launch,
+    Predict,
+    Profile,
+    Records,
+    Timeline,
+    Train,
+)
 from experiments.cli.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
 from experiments.cli.options import device_number
 from experiments.cli.parse import Command, first_line, parse
@@ -25,6 +34,7 @@ OTHERS: dict[str, tuple[type, str]] = {
     "bench": (Bench, "bench.run"),
     "figures": (Figures, "study.figures"),
     "predict": (Predict, "study.predictions"),
+    "profile": (Profile, "lab.profile"),
     "records": (Records, "study.records"),
     "timeline": (Timeline, "bench.timeline"),
 }

@@ -11,20 +11,17 @@ import pytest
 
 import jaxcomm
 from tests.compiled import UNKEPT
-from tests.slow import slow
 
 ROOT = Path(jaxcomm.__file__).parents[1]
 FOLDER = ROOT / "docs" / "examples"
 PROGRAMS = sorted(FOLDER.glob("*.py"))
-QUICK = {"gossip"}
 LAUNCH = ("-m", "jaxcomm.launch", "--processes", "2", "--")
 MARK = "  # jaxcomm"
 RESULT = re.compile(r"(\w+): ([\d,]+) bytes per worker and step, loss ([\d.]+) to ([\d.]+)")
 
 
-@pytest.mark.parametrize(
-    "path", [path if path.stem in QUICK else slow(path) for path in PROGRAMS], ids=lambda p: p.stem
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_it_trains_and_sends_less_than_the_mean(path: Path) -> None:
     before = LAUNCH if path.stem.endswith("_processes") else ()
     process = subprocess.run(
@@ -66,4 +63,4 @@ def test_its_marks(path: Path) -> None:
 
 
 def test_there_are_seven() -> None:
-    assert len(PROGRAMS) == 7 and QUICK.issubset(path.stem for path in PROGRAMS)
+    assert len(PROGRAMS) == 7

@@ -1,7 +1,9 @@
 """A worker of jaxcomm: one process with one CPU device, a step per method."""
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxcomm
 from experiments.cli.errors import ExperimentError
-from experiments.lab import curves, inputs, words
+from experiments.lab import curves, inputs, traces, words
 from experiments.lab.methods import LabMethod, find
 from experiments.lab.models import LOSSES
 from experiments.lab.serve import bytes_sent
@@ -155,6 +157,24 @@ class JaxWorker:
         after = bytes_sent()
         sent = None if before is None or after is None else after - before
         return {"milliseconds": milliseconds, "sent": sent, "losses": losses}
+
+    def profile(self, method: str, steps: int, file: str) -> dict[str, Any]:
+        """Traces steps; the first worker keeps its trace in a file.
+
+        Returns:
+          Of the first worker, milliseconds per step by operation; of the others, nothing.
+        """
+        self.measure(method, 2, 1)
+        if jax.process_index():
+            self.measure(method, 0, steps)
+            return {}
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder, profiler_options=options):
+                self.measure(method, 0, steps)
+            found = traces.keep(Path(folder), Path(file))
+        return {"milliseconds": {name: took / 1e3 / steps for name, took in found.items()}}
 
     def train(
         self,

@@ -33,14 +33,14 @@ class Family(NamedTuple):
         of the workers: all ways to run it agree bit for bit.
       weighted: Whether workers count unequally.
       size: Coordinates; so many make over a megabyte on the wire, of votes a fifth of it.
-      variant: Made of what others are made of: left to the slow run.
+      slow: Left to the slow run.
     """
 
     make: Callable[[], optax.GradientTransformationExtraArgs]
     integer_sum: bool
     weighted: bool = False
     size: int = SIZE
-    variant: bool = False
+    slow: bool = False
 
 
 def _dithering() -> jaxcomm.Codec:
@@ -50,23 +50,23 @@ def _dithering() -> jaxcomm.Codec:
 FAMILIES: dict[str, Family] = {
     "mean": Family(jaxcomm.mean, False, size=SIZE // 4),
     "mean, weighted": Family(jaxcomm.mean, False, weighted=True, size=SIZE // 4),
-    "ring": Family(jaxcomm.ring_mean, False, size=SIZE // 4),
+    "ring": Family(jaxcomm.ring_mean, False, size=SIZE // 4, slow=True),
     "summed": Family(lambda: jaxcomm.global_qsgd(bits=8), True),
     "summed, weighted": Family(
-        lambda: jaxcomm.global_qsgd(bits=8), True, weighted=True, variant=True
+        lambda: jaxcomm.global_qsgd(bits=8), True, weighted=True, slow=True
     ),
-    "gathered": Family(lambda: jaxcomm.qsgd(bits=8), True, size=SIZE // 2, variant=True),
+    "gathered": Family(lambda: jaxcomm.qsgd(bits=8), True, size=SIZE // 2, slow=True),
     "merged": Family(
-        lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="tree"), True, variant=True
+        lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="tree"), True, slow=True
     ),
     "recipe in two stages": Family(
-        lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="two_stage"), True, variant=True
+        lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="two_stage"), True, slow=True
     ),
-    "two stages": Family(lambda: jaxcomm.two_stage_mean("data", _dithering()), True, variant=True),
+    "two stages": Family(lambda: jaxcomm.two_stage_mean("data", _dithering()), True, slow=True),
     "two stages, feedback at both ends": Family(
-        lambda: jaxcomm.two_stage_mean("data", error_feedback(_dithering())), True
+        lambda: jaxcomm.two_stage_mean("data", error_feedback(_dithering())), True, slow=True
     ),
-    "votes": Family(jaxcomm.majority_vote, True),
+    "votes": Family(jaxcomm.majority_vote, True, slow=True),
     "feedback": Family(
         lambda: jaxcomm.all_gather_mean("data", error_feedback(top_k(ratio=0.75))),
         True,
@@ -76,7 +76,7 @@ FAMILIES: dict[str, Family] = {
         lambda: jaxcomm.all_gather_mean("data", ef21(_dithering())),
         True,
         size=SIZE // 2,
-        variant=True,
+        slow=True,
     ),
 }
 

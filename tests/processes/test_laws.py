@@ -26,7 +26,7 @@ MOST_OVERHEAD = 0.08
 ROUNDING = 2e-6
 
 families = pytest.mark.parametrize(
-    "name", [slow(name) if family.variant else name for name, family in FAMILIES.items()]
+    "name", [slow(name) if family.slow else name for name, family in FAMILIES.items()]
 )
 
 

@@ -4,6 +4,7 @@ from experiments.cli.configs.bench import Bench
 from experiments.cli.configs.figures import Figures
 from experiments.cli.configs.launch import Launch
 from experiments.cli.configs.predict import Predict
+from experiments.cli.configs.profile import Profile
 from experiments.cli.configs.records import Records
 from experiments.cli.configs.timeline import Timeline
 from experiments.cli.configs.train import Train
@@ -13,6 +14,7 @@ __all__ = [
     "Figures",
     "Launch",
     "Predict",
+    "Profile",
     "Records",
     "Timeline",
     "Train",

@@ -1,0 +1,67 @@
+"""Times of operations in a trace, against traces made by hand."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.cli.configs import Profile
+from experiments.cli.errors import ExperimentError
+from experiments.lab import profile, traces
+from experiments.lab.traces import Span
+
+
+def event(name: str, begin: float, length: float, thread: int = 0, **more: Any) -> dict[str, Any]:
+    arguments = {"hlo_op": name, "hlo_module": "jit_step"}
+    return {"ph": "X", "pid": 1, "tid": thread, "ts": begin, "dur": length, "args": arguments, **more}
+
+
+def test_a_span_is_without_those_inside() -> None:
+    nested = [Span("while", 0, 10), Span("body", 2, 5), Span("add", 3, 4), Span("add", 6, 7)]
+    assert traces.self_times([*reversed(nested), Span("add", 10, 12)]) == {
+        "while": 10 - 3 - 1,
+        "body": 3 - 1,
+        "add": 1 + 1 + 2,
+    }
+
+
+def test_operations_are_summed_over_threads(tmp_path: Path) -> None:
+    events = [
+        event("call", 0, 8),
+        event("dot", 1, 3),
+        event("dot", 2, 5, thread=1),
+        {"ph": "X", "pid": 1, "tid": 0, "ts": 20, "dur": 5, "name": "host"},
+        {"ph": "M", "pid": 1, "name": "thread_name", "args": {"name": "main"}},
+    ]
+    folder = tmp_path / "plugins" / "profile" / "now"
+    folder.mkdir(parents=True)
+    packed = gzip.compress(json.dumps({"traceEvents": events}).encode())
+    (folder / "host.trace.json.gz").write_bytes(packed)
+    kept = tmp_path / "kept.trace.json.gz"
+    assert traces.keep(tmp_path, kept) == {"dot": 8, "call": 5}
+    assert kept.read_bytes() == packed
+    with pytest.raises(FileNotFoundError, match="no trace"):
+        traces.keep(tmp_path / "empty", kept)
+
+
+def test_the_table_has_the_longest_operations_and_all_of_the_time() -> None:
+    text = profile.table({"mean": {"b": 3.0, "a": 6.0, "c": 1.0}}, 1)
+    assert text.splitlines()[2:] == [
+        "| mean | a | 6.0 | 60% |",
+        "| mean | all others | 4.0 | 40% |",
+        "| mean | total | 10.0 | 100% |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": ("mean", "ddp")}, "`ddp` is no method of jaxcomm"),
+        ({"bandwidth": "fast"}, "--bandwidth"),
+    ],
+)
+def test_wrong_options_are_one_line(tmp_path: Path, change: Any, message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        profile.main(Profile(str(tmp_path), **change))
