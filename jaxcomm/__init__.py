@@ -16,8 +16,8 @@ The public names, by purpose:
 - **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches`, `low_rank` and
   `feedback`; wrappers of codecs in `compression`.
 - **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `backup`, `delayed`,
-  `hierarchical`, `per_worker`, `shard_local`, `sharded_server`, `skip_nonfinite`, `warmup`;
-  `warmup_schedule` for the rate.
+  `hierarchical`, `per_worker`, `shard_local`, `sharded_server`, `skip_nonfinite`, `sliced`,
+  `warmup`; `warmup_schedule` for the rate.
 - **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
   DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`; sending
   during the backward pass in `scheduling`.
@@ -70,6 +70,7 @@ from jaxcomm.aggregation import (
     sharded_server,
     sketched_sgd,
     skip_nonfinite,
+    sliced,
     two_stage_mean,
     warmup,
     warmup_schedule,
@@ -145,6 +146,7 @@ __all__ = [
     "shard_local",
     "sharded_server",
     "skip_nonfinite",
+    "sliced",
     "warmup",
     "warmup_schedule",
     # Training

@@ -67,6 +67,7 @@ WITHOUT_ROW = {
     "backup": "drops workers, which no mean may: tests/aggregation/test_backup.py",
     "accumulate": "goes around any row: tests/aggregation/test_accumulate.py",
     "hierarchical": "goes around any two rows: tests/aggregation/test_hierarchical.py",
+    "sliced": "is the last stage of `hierarchical`: tests/aggregation/test_sliced.py",
     "shard_local": "goes around any row, on a mesh of two axes: tests/aggregation",
     "skip_nonfinite": "goes around any row: tests/aggregation/test_skip_nonfinite.py",
     "wait_free": "goes around any row: tests/scheduling/test_wait_free.py",

@@ -101,6 +101,15 @@ OWN: Mapping[str, LabMethod] = {
         ),
         clusters=True,
     ),
+    "hierarchical_sliced": LabMethod(
+        lambda workers, optimizer: optax.chain(
+            jaxcomm.hierarchical(
+                jaxcomm.mean("data"), jaxcomm.sliced(jaxcomm.global_qsgd("cluster"), "data")
+            ),
+            optimizer,
+        ),
+        clusters=True,
+    ),
     **{f"acp_sgd_rank_{rank}": _alternating(rank) for rank in (1, 2, 4)},
     **{
         f"power_sgd_rank_{rank}{START}": _started(lambda rank=rank: _power_sgd(rank))

@@ -16,7 +16,10 @@ TABLE = "profile.md"
 
 def table(found: Mapping[str, Mapping[str, float]], longest: int) -> str:
     """The longest operations of each method: milliseconds per step."""
-    lines = ["| method | operation | ms per step | of all operations |", "| --- | --- | ---: | ---: |"]
+    lines = [
+        "| method | operation | ms per step | of all operations |",
+        "| --- | --- | ---: | ---: |",
+    ]
     for method, milliseconds in found.items():
         total = sum(milliseconds.values())
         first = sorted(milliseconds.items(), key=lambda pair: -pair[1])[:longest]

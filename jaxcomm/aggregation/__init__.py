@@ -23,6 +23,7 @@ from jaxcomm.aggregation._shard_local import shard_local
 from jaxcomm.aggregation._sharded_server import ShardedServerState, sharded_server
 from jaxcomm.aggregation._sketched_sgd import sketched_sgd
 from jaxcomm.aggregation._skip_nonfinite import SkipNonfiniteState, skip_nonfinite
+from jaxcomm.aggregation._sliced import sliced
 from jaxcomm.aggregation._two_stage import two_stage_mean
 from jaxcomm.aggregation._warmup import WarmupState, warmup, warmup_schedule
 from jaxcomm.aggregation._weight_gather import weight_gather
@@ -56,6 +57,7 @@ __all__ = [
     "sharded_server",
     "sketched_sgd",
     "skip_nonfinite",
+    "sliced",
     "all_reduce_mean",
     "two_stage_mean",
     "majority_vote",

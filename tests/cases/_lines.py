@@ -575,6 +575,13 @@ AROUND = [
         "On each axis, as the aggregator of this axis",
     ),
     Line(
+        "sliced",
+        'jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.sliced(jaxcomm.global_qsgd("dcn"), '
+        '"ici"))',
+        "As the inner aggregator for 1/m of the coordinates, with m devices of the axis; plus "
+        "4 (m-1)/m d over this axis",
+    ),
+    Line(
         "warmup",
         "jaxcomm.warmup([jaxcomm.all_gather_mean(axis, family(ratio)) for ratio in (0.1, 0.01)], "
         "every=2)",

@@ -32,6 +32,17 @@ def test_any_pattern_of_messages(pattern: np.ndarray) -> None:
     check(pattern.astype(float))
 
 
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(1, 12).flatmap(lambda n: arrays.arrays(bool, (n, n), elements=st.booleans())))
+def test_no_two_workers_send_to_each_other_in_a_graph_of_even_degree(pattern: np.ndarray) -> None:
+    weights = np.triu(pattern, 1).astype(float)
+    weights += weights.T
+    check(weights)
+    if largest_degree(weights) % 2 == 0:
+        for each in gossip.to_rounds(weights):
+            assert not set(each) & {(receiver, sender) for sender, receiver in each}
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8, 64])
 def test_rings_take_two_and_one_peer_graphs_one(workers: int) -> None:
     assert len(gossip.to_rounds(gossip.mixing_matrix(gossip.ring(workers)))) == min(workers - 1, 2)

@@ -15,7 +15,15 @@ from experiments.lab.traces import Span
 
 def event(name: str, begin: float, length: float, thread: int = 0, **more: Any) -> dict[str, Any]:
     arguments = {"hlo_op": name, "hlo_module": "jit_step"}
-    return {"ph": "X", "pid": 1, "tid": thread, "ts": begin, "dur": length, "args": arguments, **more}
+    return {
+        "ph": "X",
+        "pid": 1,
+        "tid": thread,
+        "ts": begin,
+        "dur": length,
+        "args": arguments,
+        **more,
+    }
 
 
 def test_a_span_is_without_those_inside() -> None:

@@ -1,0 +1,130 @@
+"""Aggregation of a slice of the update by each device of an axis over which updates are equal."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, PyTree
+from jaxcomm._require import checked, require_state
+from jaxcomm.aggregation._shard_state import marked, unmarked
+from jaxcomm.aggregation._stages import averages_over, axes_of, is_stateless, needs_whole
+
+
+class SlicedState(NamedTuple):
+    """The state of an aggregator for the slices, `PerWorker` over the axis of slices as well."""
+
+    inner: PyTree
+
+
+def _slice(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """This device's slice: of the first axis if it divides that, else of all coordinates."""
+    devices = _axis.size(axis_name)
+    if not x.ndim or x.shape[0] % devices:
+        x = jnp.pad(x.reshape(-1), (0, -x.size % devices))
+    rows = x.shape[0] // devices
+    return lax.dynamic_slice_in_dim(x, _axis.index(axis_name) * rows, rows)
+
+
+def _join(own: jax.Array, axis_name: AxisName, like: jax.Array) -> jax.Array:
+    """The leaf of which each device has a slice, equal on all devices."""
+    whole = _axis.gather(own, axis_name)
+    return whole.reshape(-1)[: like.size].reshape(like.shape)
+
+
+def _paths(state: PyTree) -> frozenset[str]:
+    return frozenset(
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)
+    )
+
+
+@checked()
+def sliced(
+    tx: optax.GradientTransformationExtraArgs, axis_name: AxisName
+) -> optax.GradientTransformationExtraArgs:
+    r"""Shares the work of an aggregator between devices whose updates are equal.
+
+    .. math:: \bar x = \big(\operatorname{tx}(x_{1,1}, \ldots, x_{n,1}), \ldots,
+        \operatorname{tx}(x_{1,m}, \ldots, x_{n,m})\big)
+
+    where :math:`x_{k,j}` is slice j of the update of worker k. The m devices of worker k all have
+    this update. Without `sliced`, each of them would send all of it to other workers, often over
+    one link that they share. Here device j aggregates slice j, and the devices then exchange the
+    aggregated slices: the slow link carries each coordinate once per worker.
+
+    `hierarchical(mean("ici"), sliced(global_qsgd("dcn"), "ici"))` is the usual way to average over
+    islands of m devices. XLA makes one reduce-scatter of the mean and the slices where it can.
+
+    A leaf is cut along its first axis if m divides it. Otherwise it is flattened, and padded with
+    zeros. Each slice has separate statistics, random draws and memory.
+
+    Args:
+      tx: An aggregator over other axes.
+      axis_name: The mesh axis, or axes, of the devices. Updates are equal over it, as after
+        `mean(axis_name)`.
+
+    Returns:
+      An aggregator over the axes of `tx`. Updates are equal over `axis_name` too. A device sends
+      the payload of `tx` for 1/m of the coordinates, and :math:`(m-1)/m` of the mean over
+      `axis_name`, in the dtype of the leaf. NaN or infinity makes only its slice NaN. All state is
+      `PerWorker` over `axis_name`: make it with `jaxcomm.init(tx, params, mesh)`.
+
+    Raises:
+      ValueError: If `tx` is not an aggregator, or is one over `axis_name`. In `update`, if updates
+        differ over `axis_name`, or the axis is not bound.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> tx = jaxcomm.hierarchical(
+      ...     jaxcomm.mean("ici"), jaxcomm.sliced(jaxcomm.global_qsgd("dcn"), "ici")
+      ... )
+      >>> average = lambda x: tx.update(x, tx.init(x))[0]
+      >>> over_ici = jax.vmap(average, axis_name="ici")
+      >>> average = jax.jit(jax.vmap(over_ici, axis_name="dcn"))
+      >>> print(average(jnp.array([[[1.0, 5.0], [3.0, 5.0]], [[2.0, 4.0], [2.0, 6.0]]])))
+      [[[2. 5.]
+        [2. 5.]]
+      <BLANKLINE>
+       [[2. 5.]
+        [2. 5.]]]
+    """
+    workers, devices = axes_of(tx, "sliced"), _axis.names(axis_name)
+    if common := sorted({*workers} & {*devices}):
+        raise ValueError(
+            f"`axis_name`={axis_name!r} of `sliced` names {common}, over which the aggregator "
+            "averages. Slices are those of other axes, over which updates are equal."
+        )
+
+    def init_fn(params: PyTree) -> SlicedState:
+        if not _axis.is_bound(axis_name) and is_stateless(tx, params):
+            return SlicedState(tx.init(params))
+        state = tx.init(jax.tree.map(lambda x: _slice(x, axis_name), params))
+        return SlicedState(marked(state, devices, _paths(state)))
+
+    @averages_over(workers, needs_whole([tx]))
+    def update_fn(
+        updates: PyTree,
+        state: SlicedState,
+        params: PyTree = None,
+        *,
+        shard_axes: tuple[str, ...] = (),
+        **extra_args: Any,
+    ) -> tuple[PyTree, SlicedState]:
+        del params
+        require_state(state, SlicedState, "`sliced`")
+        _axis.require_replicated(
+            updates,
+            devices,
+            "The update that `sliced` takes",
+            f"Average over {axis_name!r} before, as in `hierarchical(mean({axis_name!r}), ...)`.",
+        )
+        before, varying = unmarked(state.inner, devices)
+        slices = jax.tree.map(lambda x: _slice(x, axis_name), updates)
+        means, after = tx.update(slices, before, shard_axes=(*shard_axes, *devices), **extra_args)
+        joined = jax.tree.map(lambda own, x: _join(own, axis_name, x), means, updates)
+        return joined, SlicedState(marked(after, devices, varying))
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
