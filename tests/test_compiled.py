@@ -70,6 +70,7 @@ def test_a_process_compiles_what_is_of_several_devices_once() -> None:
     np.testing.assert_array_equal(again(np.ones(2, np.float32)), [2])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="Linux counts mappings")
 def test_programs_are_forgotten_beyond_a_share_of_the_mappings() -> None:
     double = jax.jit(lambda x: 2 * x)

@@ -75,18 +75,21 @@ def simulated(tx: Any, own: bool, directory: pathlib.Path) -> None:
     check(tx, step, begin, directory)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", gossip_rows(WORKERS), ids=repr)
 def test_gossip(case: GossipCase, tmp_path: pathlib.Path) -> None:
     method = optax.chain(jaxcomm.per_worker(optax.sgd(0.1, momentum=0.5)), case.make(WORKERS))
     simulated(method, True, tmp_path)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", local_rows(), ids=lambda case: case.name)
 def test_local_steps(case: LocalCase, tmp_path: pathlib.Path) -> None:
     """In the middle of a period."""
     simulated(case.make(optax.sgd(0.1, momentum=0.5)), True, tmp_path)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
 def test_owners_of_slices_on_a_mesh(kind: AxisType, tmp_path: pathlib.Path) -> None:
     """A key, residuals of senders and owners, moments in slices, and a window half full."""

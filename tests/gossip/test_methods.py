@@ -67,6 +67,7 @@ def check(case: GossipCase, workers: int, mutant: Mutant | None = None) -> None:
     np.testing.assert_array_equal(skipped_steps, np.arange(workers) == workers - 1)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", gossip_rows(4), ids=repr)
 def test_devices_compute_what_the_simulator_does(case: GossipCase) -> None:
     x, updates = start(4), steps(4, 4)

@@ -203,6 +203,7 @@ def of_targets(tx: Any) -> Any:
     return run
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("case", local_rows())
 def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, place: str) -> None:

@@ -29,6 +29,7 @@ def one_step(case: Case, where: Any, batch: Any) -> Any:
     return params, numbers
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("workers", [1, 8])
 @pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_one_step_on_any_mesh(case: Case, workers: int) -> None:

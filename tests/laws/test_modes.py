@@ -23,6 +23,7 @@ def _after_three_steps(case: Case, mode: str, workers: int) -> np.ndarray:
     return np.stack(results)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "workers", [4, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
 )

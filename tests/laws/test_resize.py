@@ -73,6 +73,7 @@ def types(tree: Any) -> Any:
     return jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_every_aggregator_goes_on(case: Case) -> None:
     """The state is that of the new workers, finite, and equal where it was equal."""

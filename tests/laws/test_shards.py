@@ -53,6 +53,7 @@ def trained(aggregator: Any, shards: int, params: Any, steps: int = 2, **options
     return jax.tree.map(np.asarray, params)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", rows(NESTABLE, FEW), ids=repr)
 def test_one_shard_is_the_whole(case: Case) -> None:
     """With one shard, the wrapper changes no bit of a group of leaves."""

@@ -130,6 +130,7 @@ def numbers(rank: int, drawn: int) -> int:
     return kernels + rank * 18 + (rank + drawn) * 8 + rank * 20 + (rank + drawn) * 6 + 7 + 1 + 9
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_and_replicas_are_equal() -> None:
     given = tree_updates()
     means, states = run(jaxcomm.power_sgd(rank=1), given)
