@@ -147,8 +147,13 @@ def predicted_lines(measured: Measured) -> list[Line]:
     return lines
 
 
-def _advised(measured: Measured, link: Link) -> str:
-    """The method of the lab that `jaxcomm.advise` recommends, from the same numbers."""
+def _advised(measured: Measured, link: Link) -> tuple[str, dict[str, float]]:
+    """What `jaxcomm.advise` says from the same numbers.
+
+    Returns:
+      The method of the lab that it recommends; and of each method that it may recommend, the factor
+      on the number of steps by which it multiplies the time of a step.
+    """
     shapes = shapes_of_model(measured.settings["model"])
     count = sum(each.size for each in shapes.values())
     known = {label: code for label, code in CODES.items() if (UNSHAPED, label) in
@@ -162,7 +167,8 @@ def _advised(measured: Measured, link: Link) -> str:
         shapes, measured.settings["workers"], link=calibration, step_seconds=measured.compute
     )
     codes = {code: label for label, code in CODES.items()}
-    return codes.get(found.recommended.code, found.recommended.code)
+    steps = {codes[row.code]: row.steps for row in found.rows if row.steps is not None}
+    return codes[found.recommended.code], steps
 
 
 def summary(measured: Measured, lines: Sequence[Line]) -> list[str]:
@@ -179,17 +185,15 @@ def summary(measured: Measured, lines: Sequence[Line]) -> list[str]:
             continue
         best = min(ours.values(), key=lambda line: line.measured)
         chosen = min(ours.values(), key=lambda line: line.predicted)
-        advised = _advised(measured, link)
+        advised, steps = _advised(measured, link)
+        weighed = {name: ours[name].measured * steps[name] for name in steps if name in ours}
         texts.append(
             f"{name}: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, of "
             f"{len(errors)} methods. Fastest: {best.method}; predicted: {chosen.method}, "
             f"{chosen.measured / best.measured:.2f} x its time. `advise`, which weighs steps too: "
-            f"{advised}"
-            + (
-                f", {ours[advised].measured / best.measured:.2f} x its time."
-                if advised in ours
-                else "."
-            )
+            f"{advised}, {ours[advised].measured / best.measured:.2f} x its time, and "
+            f"{weighed[advised] / min(weighed.values()):.2f} x the least measured time with the "
+            "same weights."
         )
     return texts
 
