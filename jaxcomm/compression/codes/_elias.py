@@ -73,12 +73,12 @@ def _write_levels(rows: jax.Array, alphabet: Alphabet) -> Written:
     code = gamma((jnp.abs(rows) + 1).astype(jnp.uint32))
     with_sign = signed(code, rows < 0)
     fields = [jnp.where(rows == 0, x, y) for x, y in zip(code, with_sign, strict=True)]
-    return or_plain(BitFields(*fields), jnp.zeros(len(rows), jnp.int32), rows, alphabet)
+    return or_plain(BitFields(*fields), jnp.zeros(rows.shape[1], jnp.int32), rows, alphabet)
 
 
 def _write_gaps(rows: jax.Array, alphabet: Alphabet) -> Written:
     fields = BitFields(*gamma((rows + 1).astype(jnp.uint32)))
-    return or_plain(fields, jnp.zeros(len(rows), jnp.int32), rows, alphabet)
+    return or_plain(fields, jnp.zeros(rows.shape[1], jnp.int32), rows, alphabet)
 
 
 def _reader(has_signs: bool) -> Callable[[Stream, int, Alphabet], jax.Array]:

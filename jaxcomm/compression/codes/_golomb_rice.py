@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxcomm import _axis
 from jaxcomm._base import Codec
 from jaxcomm.compression._integers import Alphabet
 from jaxcomm.compression._overflow import Policy
@@ -98,28 +99,33 @@ def _level(rows: jax.Array, alphabet: Alphabet) -> Gamma:
     return signed(Gamma(nothing, nothing.astype(jnp.uint32), nothing), rows < 0)
 
 
+def _gaps_before(here: jax.Array) -> jax.Array:
+    """The zeros before each coordinate since the last one that is sent, int32[n + 1, rows].
+
+    The last gap reaches the end of the row, so that reading needs no count.
+    """
+
+    def count(zeros: jax.Array, here: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.where(here, 0, zeros + 1), zeros
+
+    first = _axis.varying_like(jnp.zeros(here.shape[1], jnp.int32), here)
+    last, gaps = lax.scan(count, first, here)
+    return jnp.concatenate([gaps, last[None]])
+
+
 def _write_levels(rows: jax.Array, alphabet: Alphabet) -> Written:
-    number, n = rows.shape
-    place = jnp.broadcast_to(lax.iota(jnp.int32, n), rows.shape)
+    n, number = rows.shape
     here = rows != 0
-    last = lax.cummax(jnp.where(here, place, -1), axis=1)
-    before = jnp.concatenate([jnp.full((number, 1), -1, jnp.int32), last], axis=1)
-    ones = jnp.sum(here, axis=1, dtype=jnp.int32)
+    ones = jnp.sum(here, axis=0, dtype=jnp.int32)
     parameter = rice_parameter(n - ones, ones + 1)
-    width = _gap_width(n)
-    # The last gap reaches the end of the row, so that reading needs no count.
-    of_gaps = rice(
-        jnp.concatenate([place, jnp.full((number, 1), n, jnp.int32)], axis=1) - before - 1,
-        parameter[:, None],
-        width,
-    )
-    sent = jnp.concatenate([here, jnp.ones((number, 1), bool)], axis=1)
+    of_gaps = rice(_gaps_before(here), parameter[None], _gap_width(n))
+    sent = jnp.concatenate([here, jnp.ones((1, number), bool)])
     of_gaps = Gamma(*(jnp.where(sent, x, 0) for x in of_gaps))
     of_levels = Gamma(*(jnp.where(here, x, 0) for x in _level(rows, alphabet)))
 
     def in_turn(gap: jax.Array, level: jax.Array) -> jax.Array:
-        pairs = jnp.stack([gap[:, :-1], level], axis=2).reshape(number, 2 * n)
-        return jnp.concatenate([pairs, gap[:, -1:]], axis=1)
+        pairs = jnp.stack([gap[:-1], level], axis=1).reshape(2 * n, number)
+        return jnp.concatenate([pairs, gap[-1:]])
 
     fields = BitFields(*map(in_turn, of_gaps, of_levels))
     return or_plain(fields, parameter, rows, alphabet)
@@ -159,9 +165,9 @@ def _read_levels(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
 
 def _write_gaps(rows: jax.Array, alphabet: Alphabet) -> Written:
     # The sum of distinct indices' gaps is below their range, so it is an int32.
-    count = jnp.full(len(rows), rows.shape[1], jnp.int32)
-    parameter = rice_parameter(jnp.sum(rows, axis=1, dtype=jnp.int32), count)
-    fields = BitFields(*rice(rows, parameter[:, None], alphabet.width))
+    count = jnp.full(rows.shape[1], len(rows), jnp.int32)
+    parameter = rice_parameter(jnp.sum(rows, axis=0, dtype=jnp.int32), count)
+    fields = BitFields(*rice(rows, parameter[None], alphabet.width))
     return or_plain(fields, parameter, rows, alphabet)
 
 

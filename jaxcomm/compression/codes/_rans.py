@@ -91,12 +91,12 @@ def _write(rows: jax.Array, alphabet: Alphabet) -> Written:
     first = jnp.cumsum(count, dtype=jnp.int32) - count
     cost = jnp.log2(TOTAL / jnp.maximum(count, 1).astype(jnp.float32)) * COST_UNIT
     own_cost = jnp.ceil(cost).astype(jnp.int32)[levels]
-    plain_cost = rows.shape[1] * alphabet.width * COST_UNIT
-    is_plain = jnp.sum(own_cost, axis=1, dtype=jnp.int32) >= plain_cost
+    plain_cost = len(rows) * alphabet.width * COST_UNIT
+    is_plain = jnp.sum(own_cost, axis=0, dtype=jnp.int32) >= plain_cost
     # Equal counts of all numbers of the width are the plain form.
     shift = PRECISION - alphabet.width
-    frequency = jnp.where(is_plain[:, None], 1 << shift, count[levels]).astype(jnp.uint32)
-    start = jnp.where(is_plain[:, None], levels << shift, first[levels]).astype(jnp.uint32)
+    frequency = jnp.where(is_plain[None], 1 << shift, count[levels]).astype(jnp.uint32)
+    start = jnp.where(is_plain[None], levels << shift, first[levels]).astype(jnp.uint32)
 
     def push(state: jax.Array, level: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
         frequency, start = level
@@ -107,18 +107,14 @@ def _write(rows: jax.Array, alphabet: Alphabet) -> Written:
         state = (quotient << PRECISION) + (state - quotient * frequency) + start
         return state, (emits, low)
 
-    least = jnp.full(len(rows), LEAST_STATE, jnp.uint32)
+    least = jnp.full(rows.shape[1], LEAST_STATE, jnp.uint32)
     # The last level is pushed first: reading pops them in order.
     state, (emits, low) = lax.scan(
-        push, _axis.varying_like(least, rows), (frequency.T, start.T), reverse=True
+        push, _axis.varying_like(least, rows), (frequency, start), reverse=True
     )
-    width = jnp.where(emits.T, 16, 0)
-    bits = jnp.where(emits.T, low.T, 0)
-    fields = BitFields(
-        jnp.zeros((rows.shape[0], rows.shape[1] + 1), jnp.int32),
-        jnp.concatenate([state[:, None], bits], axis=1),
-        jnp.concatenate([jnp.full((len(rows), 1), 32, jnp.int32), width], axis=1),
-    )
+    width = jnp.concatenate([jnp.full((1, rows.shape[1]), 32), jnp.where(emits, 16, 0)])
+    bits = jnp.concatenate([state[None], jnp.where(emits, low, 0)])
+    fields = BitFields(jnp.zeros_like(width), bits, width)
     table = Counts(_bits.pack_numbers(count.astype(jnp.uint32), 16))
     return Written(fields, jnp.where(is_plain, PLAIN, 0), table)
 

@@ -46,8 +46,8 @@ class RowCode(NamedTuple):
     Attributes:
       most: The most integers in a row: the number of sequential steps that reading takes.
       require: `alphabet -> None`, raises if the code has no words for its integers.
-      write: `(int32[rows, n], alphabet) -> Written`. No row is longer than `plain_words`.
-      read: `(stream, n, alphabet) -> int32[rows, n]`.
+      write: `(int32[n, rows], alphabet) -> Written`.
+      read: `(stream, n, alphabet) -> int32[n, rows]`.
       plain_words: `(n, alphabet) -> words`, the length of a row in its plain form.
       expected: `likely -> Length`, for what `Integers.likely` returns.
     """
@@ -72,17 +72,17 @@ def plain_words(n: int, alphabet: Alphabet) -> int:
 
 def or_plain(fields: BitFields, parameter: jax.Array, rows: jax.Array, alphabet: Alphabet) -> Written:
     """The rows in their plain form where the code is not shorter."""
-    missing = fields.bits.shape[1] - rows.shape[1]
-    shape, padding = rows.shape, ((0, 0), (0, missing))
+    shape, padding = rows.shape, ((0, len(fields.bits) - len(rows)), (0, 0))
     plain = BitFields(
         jnp.zeros(fields.zeros.shape, jnp.int32),
         jnp.pad((rows - alphabet.low).astype(jnp.uint32), padding),
         jnp.pad(jnp.full(shape, alphabet.width, jnp.int32), padding),
     )
+    fields = BitFields(*lax.optimization_barrier(tuple(fields)))
     words = (bits_of_rows(fields) + 31) >> 5
-    is_plain = words >= plain_words(rows.shape[1], alphabet)
+    is_plain = words >= plain_words(len(rows), alphabet)
     chosen = [
-        jnp.where(is_plain[:, None], of_plain, of_code)
+        jnp.where(is_plain[None], of_plain, of_code)
         for of_plain, of_code in zip(plain, fields, strict=True)
     ]
     return Written(BitFields(*chosen), jnp.where(is_plain, PLAIN, parameter))
@@ -100,7 +100,7 @@ def read_rows(
     stream: Stream,
     n: int,
 ) -> jax.Array:
-    """Reads the next integer of all rows at once, `n` times.
+    """Reads the next integer of all rows at once, `n` times: int32[n, rows].
 
     Args:
       step: `(state, bits_at) -> (state, int32[rows])`; `bits_at` returns the 64 bits from a bit of
@@ -117,5 +117,5 @@ def read_rows(
         return step(state, bits_at)
 
     varying = jax.tree.map(lambda x: _axis.varying_like(x, stream), first)
-    _, columns = lax.scan(next_integers, varying, None, length=n)
-    return columns.T
+    _, integers = lax.scan(next_integers, varying, None, length=n)
+    return integers

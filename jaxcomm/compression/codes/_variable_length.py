@@ -158,7 +158,7 @@ def variable_length(
             nothing = jnp.zeros(0, jnp.uint32)
             return VariableLengthPayload(nothing, nothing, (), rest), Memory(no_overflow(), ())
         rows = jnp.pad(_to_gaps(values) if are_indices else values, padding)
-        written = code.write(rows.reshape(place.rows, place.length), alphabet)
+        written = code.write(rows.reshape(place.rows, place.length).T, alphabet)
         lengths = (bits_of_rows(written.fields) + 31) >> 5
         ends = jnp.cumsum(lengths, dtype=jnp.int32)
         fits = ends[-1] <= place.room
@@ -205,11 +205,12 @@ def variable_length(
         stream = Stream(payload.words, ends - lengths, parameter, payload.table)
 
         def from_rows() -> jax.Array:
-            values = code.read(stream, place.length, alphabet).ravel()[:count]
+            values = code.read(stream, place.length, alphabet).T.ravel()[:count]
             return _to_indices(values) if are_indices else values
 
         def from_window() -> jax.Array:
-            numbers = _bits.unpack_numbers(payload.words, alphabet.width, place.plain)
+            used = payload.words[: _bits.words(alphabet.width * place.plain)]
+            numbers = _bits.unpack_numbers(used, alphabet.width, place.plain)
             here = _place(context.coins.public, count)
             sent = numbers.astype(jnp.int32).at[here].get(mode="fill", fill_value=0) + alphabet.low
             return _filled(sent, here < place.plain) if are_indices else sent
