@@ -33,6 +33,10 @@ MOST_ZEROS = 16
 
 MOST_PARAMETER = 30
 GOLDEN_RATIO = (1 + 5**0.5) / 2
+LEAST_MEANS = [
+    1 / math.expm1(-math.log(GOLDEN_RATIO - 1) / 2 ** (k - 1)) for k in range(1, MOST_PARAMETER + 1)
+]
+"""The least mean of the gaps from which the parameter is 1, 2, ..."""
 
 
 class GapState(NamedTuple):
@@ -55,11 +59,10 @@ def rice_parameter(gaps: jax.Array, count: jax.Array) -> jax.Array:
     Returns:
       int32[rows], 0 to 30.
     """
-    inverse = count.astype(jnp.float32) / jnp.maximum(gaps, 1).astype(jnp.float32)
-    ratio = -math.log(GOLDEN_RATIO - 1) / jnp.log1p(inverse)
-    k = 1 + jnp.floor(jnp.log2(jnp.maximum(ratio, 0.25)))
-    k = jnp.clip(k, 0, MOST_PARAMETER).astype(jnp.int32)
-    return jnp.where(gaps > 0, k, 0)
+    # One product and one comparison each, so that compiled and other programs agree.
+    total, number = gaps.astype(jnp.float32), count.astype(jnp.float32)
+    reached = [(total >= mean * number).astype(jnp.int32) for mean in LEAST_MEANS]
+    return sum(reached[1:], reached[0])
 
 
 def rice(gaps: jax.Array, parameter: jax.Array, width: int) -> Gamma:

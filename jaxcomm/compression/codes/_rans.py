@@ -47,10 +47,26 @@ class RansState(NamedTuple):
     bit: jax.Array  # int32[rows]
 
 
+def _fractions(counts: jax.Array, whole: int) -> jax.Array:
+    """`floor(2**14 counts / whole)`, int32, of uint32 counts of at most `whole`, bit by bit.
+
+    The product does not fit in 32 bits, and floats would round it in compiled programs only.
+    """
+    divisor = jnp.uint32(whole)
+    quotient = (counts >= divisor).astype(jnp.uint32)
+    rest = counts - quotient * divisor
+    for _ in range(PRECISION):
+        rest = rest << 1
+        bit = (rest >= divisor).astype(jnp.uint32)
+        quotient, rest = (quotient << 1) | bit, rest - bit * divisor
+    return quotient.astype(jnp.int32)
+
+
 def scaled_counts(levels: jax.Array, number: int) -> jax.Array:
     r"""How often each level occurs, scaled to a sum of exactly :math:`M = 2^{14}`.
 
-    .. math:: f_s = [h_s > 0] + \Big\lfloor \frac{h_s}{m} (M - K) \Big\rfloor
+    .. math:: f_s = [h_s > 0] + \Big\lfloor \frac{M - K}{M} \Big\lfloor \frac{h_s M}{m}
+              \Big\rfloor \Big\rfloor
 
     for :math:`m` numbers with :math:`K` different ones; the most frequent one gets the rest. So no
     level that occurs has the count 0.
@@ -63,11 +79,10 @@ def scaled_counts(levels: jax.Array, number: int) -> jax.Array:
       int32[number].
     """
     counts = jnp.zeros(number, jnp.int32).at[levels.ravel()].add(1)
-    occurs = counts > 0
-    # A little less, so that rounding in float32 never exceeds the exact share.
-    free = (TOTAL - jnp.sum(occurs, dtype=jnp.int32)).astype(jnp.float32) * (1 - 2.0**-20)
-    share = jnp.floor(counts.astype(jnp.float32) / levels.size * free).astype(jnp.int32)
-    scaled = occurs.astype(jnp.int32) + share
+    occurs = (counts > 0).astype(jnp.int32)
+    free = TOTAL - jnp.sum(occurs, dtype=jnp.int32)
+    share = (_fractions(counts.astype(jnp.uint32), levels.size) * free) >> PRECISION
+    scaled = occurs + share
     return scaled.at[jnp.argmax(counts)].add(TOTAL - jnp.sum(scaled, dtype=jnp.int32))
 
 
@@ -112,7 +127,8 @@ def _write(rows: jax.Array, alphabet: Alphabet) -> Written:
     state, (emits, low) = lax.scan(
         push, _axis.varying_like(least, rows), (frequency, start), reverse=True
     )
-    width = jnp.concatenate([jnp.full((1, rows.shape[1]), 32), jnp.where(emits, 16, 0)])
+    width = jnp.where(emits, jnp.int32(16), 0)
+    width = jnp.concatenate([jnp.full((1, rows.shape[1]), 32, jnp.int32), width])
     bits = jnp.concatenate([state[None], jnp.where(emits, low, 0)])
     fields = BitFields(jnp.zeros_like(width), bits, width)
     table = Counts(_bits.pack_numbers(count.astype(jnp.uint32), 16))
@@ -139,7 +155,7 @@ def _read(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
         refills = state < LEAST_STATE
         low, _ = bits_at(pop.bit)
         state = jnp.where(refills, (state << 16) | (low & jnp.uint32(0xFFFF)), state)
-        return RansState(state, pop.bit + jnp.where(refills, 16, 0)), level + alphabet.low
+        return RansState(state, pop.bit + jnp.where(refills, jnp.int32(16), 0)), level + alphabet.low
 
     begin = stream.words.at[stream.starts].get(mode="clip")
     at = jnp.full(len(stream.starts), 32, jnp.int32)
