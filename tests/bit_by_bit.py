@@ -65,7 +65,8 @@ def rice_levels(row: Sequence[int], low: int, high: int) -> tuple[Bits, int]:
 
 def to_words(bits: Bits) -> list[int]:
     padded = bits + [0] * (-len(bits) % 32)
-    return [sum(bit << i for i, bit in enumerate(padded[at : at + 32])) for at in range(0, len(padded), 32)]
+    words = [padded[at : at + 32] for at in range(0, len(padded), 32)]
+    return [sum(bit << i for i, bit in enumerate(word)) for word in words]
 
 
 def rows_of(values: Sequence[int], most: int) -> list[list[int]]:

@@ -138,8 +138,8 @@ def measure(x: Any, inner: Any, wrap: Any) -> Measured:
 
 def main() -> None:
     """Prints the table."""
-    print("| update | integers | entropy | fixed | code | length | sent | encode, ms | decode, ms |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    columns = "update", "integers", "entropy", "fixed", "code", "length", "sent", "encode", "decode"
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
     for of_update, x in updates().items():
         for of_codec, (inner, wraps) in codecs().items():
             for name, wrap in wraps.items():

@@ -1,4 +1,4 @@
-"""Variable-length codes: functions from a codec of integers to one that sends them in fewer bits."""
+"""Variable-length codes: wrappers of a codec of integers, which send these in fewer bits."""
 
 from jaxcomm.compression.codes._elias import elias
 from jaxcomm.compression.codes._golomb_rice import golomb_rice

@@ -13,7 +13,14 @@ from jaxcomm._base import Codec
 from jaxcomm.compression._integers import Alphabet
 from jaxcomm.compression._overflow import Policy
 from jaxcomm.compression.codes._bit_fields import BitFields, after_zeros, low_bits, window
-from jaxcomm.compression.codes._elias import Gamma, gamma, positive_of, require_magnitudes, signed
+from jaxcomm.compression.codes._elias import (
+    Gamma,
+    any_gap,
+    gamma,
+    positive_of,
+    require_magnitudes,
+    signed,
+)
 from jaxcomm.compression.codes._rows import (
     PLAIN,
     Length,
@@ -225,7 +232,7 @@ def _bits_of_levels(probabilities: np.ndarray) -> Length:
 LEVELS = RowCode(
     MOST, require_magnitudes, _write_levels, _read_levels, plain_words, _bits_of_levels
 )
-GAPS = RowCode(MOST, require_magnitudes, _write_gaps, _read_gaps, plain_words, _bits_of_gaps)
+GAPS = RowCode(MOST, any_gap, _write_gaps, _read_gaps, plain_words, _bits_of_gaps)
 
 
 def golomb_rice(

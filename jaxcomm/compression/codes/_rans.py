@@ -155,7 +155,8 @@ def _read(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
         refills = state < LEAST_STATE
         low, _ = bits_at(pop.bit)
         state = jnp.where(refills, (state << 16) | (low & jnp.uint32(0xFFFF)), state)
-        return RansState(state, pop.bit + jnp.where(refills, jnp.int32(16), 0)), level + alphabet.low
+        after = RansState(state, pop.bit + jnp.where(refills, jnp.int32(16), 0))
+        return after, level + alphabet.low
 
     begin = stream.words.at[stream.starts].get(mode="clip")
     at = jnp.full(len(stream.starts), 32, jnp.int32)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxcomm._require import require_untraced
 from jaxcomm.compression._integers import Alphabet
+from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.codes._rows import RowCode, words_of
 
 SLACK = 64
@@ -69,7 +70,7 @@ def cut(
       room: Bits per integer.
       default: `count -> bits`, used if `room` is None.
     """
-    rows, length = rows_of(count, code)
+    rows, length = rows_of(require_countable(count), code)
     most = rows * code.plain_words(length, alphabet)
     if words_of(count * alphabet.width) <= SLACK:
         words = most

@@ -1,7 +1,7 @@
 """What a variable-length code states: how it writes and reads rows of integers."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,9 @@ from jaxcomm import _axis
 from jaxcomm._base import PyTree
 from jaxcomm.compression._integers import Alphabet
 from jaxcomm.compression.codes._bit_fields import BitFields, bits_of_rows, low_bits, window
+
+BitsAt: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+"""From a bit of each row, int32[rows], to the 64 bits from there on, as two uint32[rows]."""
 
 PLAIN = 31
 """The parameter of a row in its plain form, a fixed number of bits per integer."""
@@ -70,7 +73,9 @@ def plain_words(n: int, alphabet: Alphabet) -> int:
     return words_of(n * alphabet.width)
 
 
-def or_plain(fields: BitFields, parameter: jax.Array, rows: jax.Array, alphabet: Alphabet) -> Written:
+def or_plain(
+    fields: BitFields, parameter: jax.Array, rows: jax.Array, alphabet: Alphabet
+) -> Written:
     """The rows in their plain form where the code is not shorter."""
     shape, padding = rows.shape, ((0, len(fields.bits) - len(rows)), (0, 0))
     plain = BitFields(
@@ -95,7 +100,7 @@ def read_plain(low: jax.Array, alphabet: Alphabet) -> jax.Array:
 
 
 def read_rows(
-    step: Callable[[Any, Callable[[jax.Array], tuple[jax.Array, jax.Array]]], tuple[Any, jax.Array]],
+    step: Callable[[Any, BitsAt], tuple[Any, jax.Array]],
     first: Any,
     stream: Stream,
     n: int,

@@ -168,10 +168,9 @@ def variable_length(
 
         def as_window() -> jax.Array:
             start = _start(context.coins.public, place.count)
-            chosen = values[_cyclic(lax.iota(jnp.int32, place.plain) - (place.count - start), place.count)]
-            packed = _bits.pack_numbers(
-                (chosen - alphabet.low).astype(jnp.uint32), alphabet.width
-            )
+            before_end = lax.iota(jnp.int32, place.plain) - (place.count - start)
+            chosen = values[_cyclic(before_end, place.count)] - alphabet.low
+            packed = _bits.pack_numbers(chosen.astype(jnp.uint32), alphabet.width)
             return jnp.pad(packed, (0, place.room - packed.size))
 
         words = lax.cond(fits, as_rows, as_window)
