@@ -5,6 +5,7 @@ normal numbers, numbers of a Student's t-distribution, and gradients of a networ
 at its start and after 200 steps. All sizes are in bits per integer.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -47,7 +48,7 @@ def updates() -> Mapping[str, Any]:
     sizes = (64, HIDDEN, HIDDEN + 90, 10)
     params = [
         jnp.asarray(random.normal(size=pair) / np.sqrt(pair[0]), jnp.float32)
-        for pair in zip(sizes[:-1], sizes[1:], strict=True)
+        for pair in itertools.pairwise(sizes)
     ]
 
     def loss(params: Any, inputs: Any, labels: Any) -> Any:

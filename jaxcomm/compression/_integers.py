@@ -74,9 +74,7 @@ def _normal_excess(t: np.ndarray) -> np.ndarray:
     return excess
 
 
-def rounded_normal(
-    low: int, high: int, spread: float, mean: float = 0.0
-) -> np.ndarray | None:
+def rounded_normal(low: int, high: int, spread: float, mean: float = 0.0) -> np.ndarray | None:
     r"""The probabilities of the levels to which normal numbers are rounded without bias.
 
     .. math:: P(c) = \mathbb{E} \max(1 - |y - c|, 0) = H(c - 1) - 2 H(c) + H(c + 1), \quad

@@ -14,7 +14,7 @@ from jaxcomm._entries import Entries, SparseDecode, entries_of
 from jaxcomm._marked import Marked
 from jaxcomm._require import require_codec
 from jaxcomm.compression import _bits
-from jaxcomm.compression._integers import Alphabet, Integers, integers_of
+from jaxcomm.compression._integers import Integers, integers_of
 from jaxcomm.compression._overflow import (
     Overflow,
     Policy,
@@ -269,9 +269,7 @@ def variable_length(
     return choose_form(overflow, drop_overflow=form(True), strict=form(False))
 
 
-def _claims_of_window(
-    codec: Codec, integers: Integers, fraction: Callable[[int], float]
-) -> Claims:
+def _claims_of_window(codec: Codec, integers: Integers, fraction: Callable[[int], float]) -> Claims:
     r"""The bound of the form that drops: each integer is sent with a probability of at least p.
 
     .. math:: \mathbb{E} \|C(x) - x\|^2 \le p\, \|Q(x) - x\|^2 + (1 - p) \|x\|^2

@@ -72,9 +72,9 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
       <https://arxiv.org/abs/1903.02891>`_, 2019.
 
     Differs from the paper: indices use the Elias-Fano code, whose length does not depend on the
-    data, instead of Golomb's, which is half a bit shorter;
-    :func:`jaxcomm.compression.codes.golomb_rice` of this codec uses that. Zeros among the :math:`k` are sent as
-    :math:`+\mu`.
+    data, instead of Golomb's, which is half a bit shorter; that is
+    :func:`jaxcomm.compression.codes.golomb_rice` of this codec. Zeros among the :math:`k` are sent
+    as :math:`+\mu`.
     """
     kept = make_count(ratio, k)
 

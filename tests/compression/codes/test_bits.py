@@ -168,5 +168,5 @@ def test_the_largest_integers(code: Any) -> None:
     given = np.float32([[most, -most, 0, 1, -1, most // 2, 2**20, -5] * 9])
     _, decoded, _ = both(code(plain(-(2**30) + 1, 2**30 - 1), **ROOMY))(given)
     np.testing.assert_array_equal(decoded, given)
-    with pytest.raises(ValueError, match="integers up to 1073741823 in magnitude.* 1073741824"):
+    with pytest.raises(ValueError, match=r"integers up to 1073741823 in magnitude.* 1073741824"):
         both(code(plain(-(2**30), 2**30), **ROOMY))(given)

@@ -13,7 +13,7 @@ import jaxcomm
 from jaxcomm import Codec, Context
 from jaxcomm.compression.codes import elias, golomb_rice, measured_room, rans
 from jaxcomm.compression.quantizers import dither
-from jaxcomm.compression.sparsifiers import top_k
+from tests.workers import abstract, aggregator
 
 SIZE, DRAWS = 2**14, 8
 
@@ -134,6 +134,6 @@ def test_what_is_sent() -> None:
     for code, words in sizes.items():
         codec = code(dither(levels=7), room=3.0)
         tx = jaxcomm.all_gather_mean("data", codec)
-        run = jax.vmap(lambda x, tx=tx: tx.update(x, tx.init(x))[0], axis_name="data")
-        sent = jaxcomm.wire.account(run, x).bytes_per_worker
+        run, state = aggregator(tx, 3, "checked"), abstract(tx, x, "checked")
+        sent = jaxcomm.wire.account(run, x, state, jnp.ones(3)).collectives[0].bytes_per_worker
         assert sent == 2 * 4 * (words + 2)  # to 2 workers; the norm and the flag are a word each

@@ -156,7 +156,7 @@ def test_claims() -> None:
 def test_mistakes() -> None:
     inner = dither(levels=7)
     for options, message in [
-        ({"room": 0.0}, "`room` must be a positive Python float.* got 0.0"),
+        ({"room": 0.0}, r"`room` must be a positive Python float.* got 0.0"),
         ({"room": True}, "`room` must be a positive Python float.* got True"),
         ({"room": jnp.float32(2)}, "`room` must be a Python float.* float32"),
         ({"quantile": 0.3}, r"`quantile` must be a Python float in \[0.5, 1\), got 0.3"),
@@ -175,7 +175,7 @@ def test_mistakes() -> None:
         elias(dither)
     with pytest.raises(ValueError, match="at most 2048 levels, but the codec has 8191"):
         mean_of(rans(dither(levels=4095)))(given())
-    with pytest.raises(ValueError, match="`elias` needs `room`.* a unit of 5000 coordinates"):
+    with pytest.raises(ValueError, match=r"`elias` needs `room`.* a unit of 5000 coordinates"):
         mean_of(elias(dither(levels=2**20)))(given())
     with pytest.raises(ValueError, match="`quantile` must be a Python float in"):
         measured_room(elias(inner), given(), quantile=1.5)
