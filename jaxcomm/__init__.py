@@ -13,8 +13,8 @@ The public names, by purpose:
   rank: `atomo`, `power_sgd`.
 - **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `lazy`, `majority_vote`,
   `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`.
-- **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches`, `low_rank` and
-  `feedback`; wrappers of codecs in `compression`.
+- **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches`, `low_rank`, `codes`
+  and `feedback`; wrappers of codecs in `compression`.
 - **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `backup`, `delayed`,
   `hierarchical`, `per_worker`, `shard_local`, `sharded_server`, `skip_nonfinite`, `sliced`,
   `warmup`; `warmup_schedule` for the rate.
@@ -75,7 +75,7 @@ from jaxcomm.aggregation import (
     warmup,
     warmup_schedule,
 )
-from jaxcomm.compression import feedback, low_rank, quantizers, sketches, sparsifiers
+from jaxcomm.compression import codes, feedback, low_rank, quantizers, sketches, sparsifiers
 from jaxcomm.methods import (
     atomo,
     deep_gradient_compression,
@@ -130,6 +130,7 @@ __all__ = [
     "ring_mean",
     "two_stage_mean",
     # Codecs
+    "codes",
     "compression",
     "feedback",
     "low_rank",

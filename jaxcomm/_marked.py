@@ -27,11 +27,13 @@ class Marked:
         function to the update and to the residual separately. Their sum would be one more array.
       exposes_nonfinite: Whether a NaN or an infinity in `x` makes the result non-finite, if the
         result is not empty. The finite check then reads the result instead of `x`.
+      code: The name of a variable-length code in which an `encode` sends, for error messages.
     """
 
     function: Callable[[Context, jax.Array], PyTree]
     linear: bool = False
     exposes_nonfinite: bool = False
+    code: str = ""
 
     def __call__(self, context: Context, x: jax.Array) -> PyTree:
         """The result of the function."""
@@ -46,6 +48,18 @@ def is_linear(function: Callable[..., Any]) -> bool:
 def exposes_nonfinite(function: Callable[..., Any]) -> bool:
     """Whether the function is marked as non-finite for a non-finite `x`."""
     return isinstance(function, Marked) and function.exposes_nonfinite
+
+
+def code_of(encode: Callable[..., Any]) -> str:
+    """The name of the variable-length code in which the function sends; empty for none."""
+    return encode.code if isinstance(encode, Marked) else ""
+
+
+def combine_of(codec: Codec) -> str:
+    """How payloads combine, for the error message of a function that cannot combine them so."""
+    code = code_of(codec.encode)
+    reason = f": words of the variable-length code `{code}` cannot be added" if code else ""
+    return f"`combine`={codec.combine!r}{reason}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ METHODS_PAGE = ROOT / "docs" / "methods.md"
 PACKAGES: list[ModuleType] = [
     jaxcomm.aggregation,
     compression,
+    compression.codes,
     compression.feedback,
     compression.low_rank,
     compression.quantizers,

@@ -23,6 +23,7 @@ from jaxcomm.compression import (
     scaled,
     sparsifiers,
 )
+from jaxcomm.compression.codes import elias, golomb_rice, rans
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, min_max_dither
 from jaxcomm.compression.sketches import count_sketch
@@ -121,6 +122,12 @@ AGGREGATORS: Mapping[str, Rows] = {
         "top_k_blocks": _with_feedback(top_k(k=10, block_size=1000)),
         "top_k_sampled": _with_feedback(top_k(ratio=RATIO, sample_ratio=0.1)),
         "top_k_two_stage": _two_stage(_top()),
+    },
+    "coded": {
+        "elias": _all_gather(elias(dither(levels=7), room=3.5)),
+        "golomb_rice": _all_gather(golomb_rice(dither(levels=1, norm="l2"))),
+        "rans": _all_gather(rans(dither(levels=7), room=3.5)),
+        "golomb_rice_top_k": _with_feedback(golomb_rice(top_k(ratio=RATIO))),
     },
     "binary": {
         "stc": _with_feedback(sparsifiers.stc(ratio=RATIO)),

@@ -1,11 +1,14 @@
 """The quantizers of the survey, with and without feedback."""
 
+from collections.abc import Callable
+
 import optax
 
 import jaxcomm
 from experiments.methods._means import BLOCK_SIZE, two_stage
 from experiments.methods._method import Method
 from jaxcomm.compression import blockwise, compressed_memory, rotated
+from jaxcomm.compression.codes import elias, golomb_rice, rans
 from jaxcomm.compression.feedback import diana, ecq, error_feedback
 from jaxcomm.compression.quantizers import (
     adaptive_levels,
@@ -37,6 +40,10 @@ def _loco(seed: int) -> optax.GradientTransformation:
     return _server(compressed_memory(push, dither(bits=8)), error_feedback(_blocks(8)), seed)
 
 
+def _coded(codec: jaxcomm.Codec) -> Callable[[int], optax.GradientTransformationExtraArgs]:
+    return lambda seed: jaxcomm.all_gather_mean("data", codec, seed=seed)
+
+
 QUANTIZERS: dict[str, Method] = {
     "terngrad": Method(lambda seed: jaxcomm.terngrad(seed=seed), "unbiased"),
     "terngrad_shared": Method(lambda seed: jaxcomm.terngrad(scale="shared", seed=seed), "unbiased"),
@@ -51,6 +58,11 @@ QUANTIZERS: dict[str, Method] = {
         lambda seed: two_stage(seed, rotated(min_max_dither(levels=16))), "unbiased"
     ),
     "adaptive_levels": Method(lambda seed: two_stage(seed, adaptive_levels(levels=7)), "unbiased"),
+    "elias": Method(_coded(elias(dither(levels=7))), "unbiased"),
+    "golomb_rice": Method(
+        _coded(golomb_rice(blockwise(dither(levels=1, norm="l2"), 32))), "unbiased"
+    ),
+    "rans": Method(_coded(rans(min_max_dither(levels=16))), "unbiased"),
     "sign_sgd": Method(lambda seed: jaxcomm.sign_sgd(), "signs"),
     "signum": Method(
         lambda seed, **options: jaxcomm.signum(**options),

@@ -5,6 +5,7 @@ from typing import Unpack
 import optax
 
 from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._marked import combine_of
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import sum_together
 from jaxcomm.aggregation._coded import coded_mean
@@ -56,7 +57,7 @@ def all_reduce_mean(
     if codec.combine != "sum":
         raise ValueError(
             "`all_reduce_mean` needs a codec whose payloads can be summed (`combine='sum'`), got "
-            f"`combine`={codec.combine!r}. Use `all_gather_mean`."
+            f"{combine_of(codec)}. Use `all_gather_mean`."
         )
 
     def add(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:

@@ -9,6 +9,7 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, Coins, PyTree
+from jaxcomm._marked import combine_of
 from jaxcomm._message import from_message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._coded import coded_mean
@@ -79,7 +80,7 @@ def merged_mean(
     if not callable(merge):
         raise ValueError(
             "`merged_mean` needs a codec whose payloads can be merged (`combine` a function), got "
-            f"`combine`={merge!r}. Use `all_reduce_mean` or `all_gather_mean`."
+            f"{combine_of(codec)}. Use `all_reduce_mean` or `all_gather_mean`."
         )
 
     def merge_rows(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:

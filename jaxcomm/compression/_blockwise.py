@@ -11,6 +11,7 @@ from jax import lax
 from jaxcomm._base import Codec, Coins, Context, Diagnostics, Memory, PyTree
 from jaxcomm._require import require_codec
 from jaxcomm.compression._diagnosed import diagnose_each
+from jaxcomm.compression._integers import IntegerEncode, Integers, integers_of
 from jaxcomm.compression._overflow import remembers
 from pallas_kernels._dispatch import target
 
@@ -116,10 +117,39 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
     ) -> Callable[[int, int], float] | None:
         return bound and (lambda size, workers: bound(block_size, workers))
 
+    def integers_of_blocks(inner: Integers) -> Integers:
+        """The levels of all blocks, one block after the other."""
+
+        def of_block(context: Context) -> Context:
+            return context.replace(shape=(block_size,))
+
+        def split(context: Context, payload: PyTree) -> tuple[jax.Array, PyTree]:
+            levels, rest = jax.vmap(per_block(inner.split, context))(
+                *coins_and_statistics(context), payload
+            )
+            return levels.ravel(), rest
+
+        def join(context: Context, levels: jax.Array, rest: PyTree) -> PyTree:
+            return jax.vmap(per_block(inner.join, context))(
+                *coins_and_statistics(context), levels.reshape(-1, block_size), rest
+            )
+
+        return inner._replace(
+            alphabet=lambda context: inner.alphabet(of_block(context)),
+            count=lambda context: -(-math.prod(context.shape) // block_size) * block_size,
+            split=split,
+            join=join,
+            likely=lambda size: inner.likely(block_size),
+        )
+
+    integers = integers_of(codec)
+    has_levels = integers is not None and integers.kind == "levels"
     return codec._replace(
         init=init,
         measure=measure,
-        encode=encode,
+        encode=IntegerEncode(encode, integers=integers_of_blocks(integers))
+        if integers is not None and has_levels
+        else encode,
         decode=decode,
         diagnose=diagnose,
         claims=codec.claims._replace(

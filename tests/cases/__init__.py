@@ -7,6 +7,7 @@ import pytest
 
 from tests.cases._binary import BINARY
 from tests.cases._case import Case
+from tests.cases._coded import CODED
 from tests.cases._exchanged import EXCHANGED
 from tests.cases._feedback import FEEDBACK
 from tests.cases._low_rank import LOW_RANK
@@ -51,6 +52,7 @@ FAMILIES = [
     BINARY,
     SAMPLED,
     LOW_RANK,
+    CODED,
     SKETCHED,
     EXCHANGED,
     SWITCHED,

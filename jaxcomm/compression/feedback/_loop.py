@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory, PyTree
 from jaxcomm._entries import Entries, entries_of
-from jaxcomm._marked import Marked, exposes_nonfinite, is_linear
+from jaxcomm._marked import Marked, code_of, exposes_nonfinite, is_linear
 
 
 class FeedbackMemory(NamedTuple):
@@ -162,7 +162,11 @@ def feedback_loop(
     return codec._replace(
         init=init,
         measure=Marked(measure, exposes_nonfinite=exposes_nonfinite(codec.measure)),
-        encode=Marked(encode, exposes_nonfinite=exposes_nonfinite(codec.encode)),
+        encode=Marked(
+            encode,
+            exposes_nonfinite=exposes_nonfinite(codec.encode),
+            code=code_of(codec.encode),
+        ),
         finalize=finalize,
         diagnose=diagnose,
         claims=Claims(),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._base import Claims, Codec, Coins, Context, Memory, PyTree
-from jaxcomm._marked import FactoredDecode, Marked, exposes_nonfinite, is_linear
+from jaxcomm._marked import FactoredDecode, Marked, combine_of, exposes_nonfinite, is_linear
 from jaxcomm._require import require_codec
 from jaxcomm.compression._scaled import contraction_of
 from jaxcomm.compression.low_rank._matrices import (
@@ -55,7 +55,7 @@ def _require_factor_codec(codec: Codec) -> None:
     if codec.combine != "sum":
         raise ValueError(
             "`factor_codec` must be a codec whose payloads can be summed (`combine='sum'`), such "
-            f"as `dither(bits=16)`, got `combine`={codec.combine!r}."
+            f"as `dither(bits=16)`, got {combine_of(codec)}."
         )
     _require_no_memory(codec, (1, 1))
 

@@ -1,12 +1,15 @@
 """Standard dithering: unbiased stochastic rounding to uniform fractions of a norm."""
 
+import math
 import warnings
 from typing import Literal, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers, rounded_normal
 from jaxcomm.compression.quantizers import _fields, _norms
 from pallas_kernels.quantize import dequantize, quantize
 
@@ -184,8 +187,32 @@ def dither(
         field = _fields.choose_field(levels, bits, workers)
         return workers * variance_constant(size, field.levels, workers)
 
+    def alphabet(context: Context) -> Alphabet:
+        field = _fields.choose_field(levels, bits, context.workers)
+        return Alphabet(-field.levels, field.levels)
+
+    def split(context: Context, payload: DitherPayload) -> tuple[jax.Array, tuple[()]]:
+        field = _fields.choose_field(levels, bits, context.workers)
+        return _fields.unpack(payload.codes, field, 1, context.shape).ravel(), ()
+
+    def join(context: Context, codes: jax.Array, rest: tuple[()]) -> DitherPayload:
+        field = _fields.choose_field(levels, bits, context.workers)
+        return DitherPayload(_fields.pack(codes.reshape(context.shape), field))
+
+    def likely(size: int) -> np.ndarray | None:
+        most = _fields.choose_field(levels, bits, 1).levels
+        return rounded_normal(-most, most, most / chosen.of_normal(size))
+
+    integers = Integers(
+        "levels",
+        alphabet,
+        count=lambda context: math.prod(context.shape),
+        split=split,
+        join=join,
+        likely=likely,
+    )
     return Codec(
-        encode=encode,
+        encode=IntegerEncode(encode, integers=integers),
         decode=decode,
         measure=measure,
         reduce_statistics=chosen.reduce_statistics,

@@ -1,13 +1,16 @@
 """Stochastic rounding to equally spaced levels between the least and the largest coordinate."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers, rounded_normal
 from jaxcomm.compression.quantizers import _fields
 from jaxcomm.compression.quantizers._dither import round_to_levels
+from jaxcomm.compression.quantizers._norms import small_peak
 from pallas_kernels.pack import bits_for_sum, pack, unpack
 
 
@@ -82,7 +85,8 @@ def min_max_dither(*, levels: int) -> Codec:
       Suresh et al., `Distributed Mean Estimation with Limited Communication
       <https://arxiv.org/abs/1611.00429>`_, 2017.
 
-    Differs from the paper: no variable-length code, whose length would depend on the data.
+    Differs from the paper: codes have a fixed width. :func:`jaxcomm.compression.codes.rans` of this
+    codec has the paper's variable length.
     """
     if not isinstance(levels, int) or isinstance(levels, bool):
         raise ValueError(
@@ -113,8 +117,33 @@ def min_max_dither(*, levels: int) -> Codec:
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return Diagnostics(target=x, constants={"levels": levels})
 
+    # The middle level is the most frequent one.
+    middle = (levels - 1) // 2
+
+    def split(context: Context, payload: MinMaxPayload) -> tuple[jax.Array, tuple[()]]:
+        width = _width(levels, context.workers)
+        codes = unpack(payload.codes, bits=width, shape=context.shape)
+        return codes.ravel().astype(jnp.int32) - middle, ()
+
+    def join(context: Context, integers: jax.Array, rest: tuple[()]) -> MinMaxPayload:
+        codes = (integers + middle).astype(jnp.uint32).reshape(context.shape)
+        return MinMaxPayload(pack(codes, bits=_width(levels, context.workers)))
+
+    alphabet = Alphabet(-middle, levels - 1 - middle)
+    # The middle of the range may be half a step from the middle level.
+    off = (levels - 1) / 2 - middle
+    integers = Integers(
+        "levels",
+        lambda context: alphabet,
+        count=lambda context: math.prod(context.shape),
+        split=split,
+        join=join,
+        likely=lambda size: rounded_normal(
+            *alphabet, spread=(levels - 1) / 2 / small_peak(size), mean=off
+        ),
+    )
     return Codec(
-        encode=encode,
+        encode=IntegerEncode(encode, integers=integers),
         decode=decode,
         measure=_measure,
         reduce_statistics=MinMax("max", "max"),

@@ -5,6 +5,7 @@ With :math:`\ell_q` over the coordinates of a worker and :math:`\ell_p` over wor
 """
 
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -18,11 +19,14 @@ class Norm(NamedTuple):
       measure: `x -> statistics`, a NamedTuple of float32[].
       reduce_statistics: the same NamedTuple of `"max"` or `"sum"`.
       value: `statistics -> float32[]`, the norm of one worker's vector, or of all workers' vectors.
+      of_normal: `size -> norm` of that many standard normal numbers; of one thousand draws, about
+        one is smaller.
     """
 
     measure: Callable[[jax.Array], "Statistics"]
     reduce_statistics: "Statistics"
     value: Callable[[Any], jax.Array]
+    of_normal: Callable[[int], float]
 
 
 class MaxAbs(NamedTuple):
@@ -66,15 +70,23 @@ def _l2_value(squares: SumOfSquares) -> jax.Array:
     return _l2_norm(jnp.stack([large * 2.0**80, medium, small * 2.0**-80]))
 
 
+def small_peak(size: int) -> float:
+    """The largest magnitude of standard normal numbers exceeds it in 999 of 1000 draws."""
+    within = 0.001 ** (1 / size)  # The probability that one number does not exceed it.
+    return max(-NormalDist().inv_cdf((1 - within) / 2), 0.1) if within < 1 else 0.1
+
+
 NORMS = {
     "max": Norm(
         measure=lambda x: MaxAbs(jnp.max(jnp.abs(x), initial=0)),
         reduce_statistics=MaxAbs("max"),
         value=lambda statistics: statistics.max_abs,
+        of_normal=lambda size: small_peak(size),
     ),
     "l2": Norm(
         measure=_l2_measure,
         reduce_statistics=SumOfSquares("sum", "sum", "sum"),
         value=_l2_value,
+        of_normal=lambda size: max(size - 4.4 * size**0.5, 1.0) ** 0.5,
     ),
 }

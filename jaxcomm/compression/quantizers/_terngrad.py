@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._base import Claims, Codec, Context, Memory, PyTree
+from jaxcomm.compression._integers import IntegerEncode, integers_of, rounded_normal
 from jaxcomm.compression.quantizers._dither import dither
 
 
@@ -81,4 +82,12 @@ def ternary(*, clip: float | None = None) -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         return codec.encode(context, _clipped(x, clip))
 
-    return codec._replace(measure=measure, encode=encode, claims=Claims(), layout="concatenated")
+    integers = integers_of(codec)
+    assert integers is not None
+    clipped = integers._replace(likely=lambda size: rounded_normal(-1, 1, 1 / clip))
+    return codec._replace(
+        measure=measure,
+        encode=IntegerEncode(encode, integers=clipped),
+        claims=Claims(),
+        layout="concatenated",
+    )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
+from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression.sparsifiers._indices import (
     Layout,
@@ -71,8 +72,9 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
       <https://arxiv.org/abs/1903.02891>`_, 2019.
 
     Differs from the paper: indices use the Elias-Fano code, whose length does not depend on the
-    data, instead of Golomb's, which is half a bit shorter. Zeros among the :math:`k` are sent as
-    :math:`+\mu`.
+    data, instead of Golomb's, which is half a bit shorter; that is
+    :func:`jaxcomm.compression.codes.golomb_rice` of this codec. Zeros among the :math:`k` are sent
+    as :math:`+\mu`.
     """
     kept = make_count(ratio, k)
 
@@ -94,8 +96,29 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
         values = jnp.where(positive, mean, -mean)
         return to_dense(values, unpack_indices(payload.indices, layout), context.shape)
 
+    def split(
+        context: Context, payload: TernaryPayload
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        indices = unpack_indices(payload.indices, layout_of(math.prod(context.shape)))
+        return indices.astype(jnp.int32), (payload.signs, payload.mean)
+
+    def join(
+        context: Context, indices: jax.Array, rest: tuple[jax.Array, jax.Array]
+    ) -> TernaryPayload:
+        layout = layout_of(math.prod(context.shape))
+        return TernaryPayload(pack_indices(indices.astype(jnp.uint32), layout), *rest)
+
+    integers = Integers(
+        "indices",
+        lambda context: Alphabet(0, max(math.prod(context.shape) - 1, 0)),
+        count=lambda context: kept(math.prod(context.shape)) if math.prod(context.shape) else 0,
+        split=split,
+        join=join,
+        likely=lambda size: kept(size) / size,
+        certain=True,
+    )
     return Codec(
-        encode=encode,
+        encode=IntegerEncode(encode, integers=integers),
         decode=decode,
         claims=Claims(contraction=lambda size, workers: min(kept(size) / size, 1 / kept(size))),
         scope="leaf",

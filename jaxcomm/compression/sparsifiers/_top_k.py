@@ -9,8 +9,14 @@ from jax import lax
 
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm._entries import Entries, SparseDecode
+from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers
 from jaxcomm.compression._sizes import require_countable
-from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, unpack_indices
+from jaxcomm.compression.sparsifiers._indices import (
+    Layout,
+    choose_layout,
+    pack_indices,
+    unpack_indices,
+)
 from jaxcomm.compression.sparsifiers._largest import largest
 from jaxcomm.compression.sparsifiers._selection import places
 from jaxcomm.compression.sparsifiers._sparse import (
@@ -141,8 +147,26 @@ def top_k(
         # A bfloat16 keeps 8 bits of each value.
         return least / width * (1 - 2.0**-16 if dtype == jnp.bfloat16 else 1)
 
+    def split(context: Context, payload: SparsePayload) -> tuple[jax.Array, jax.Array]:
+        layout = layout_of(math.prod(context.shape))
+        return unpack_indices(payload.indices, layout).astype(jnp.int32), payload.values
+
+    def join(context: Context, indices: jax.Array, values: jax.Array) -> SparsePayload:
+        layout = layout_of(math.prod(context.shape))
+        return SparsePayload(pack_indices(indices.astype(jnp.uint32), layout), values)
+
+    integers = Integers(
+        "indices",
+        lambda context: Alphabet(0, max(math.prod(context.shape) - 1, 0)),
+        count=lambda context: kept(math.prod(context.shape)) if math.prod(context.shape) else 0,
+        split=split,
+        join=join,
+        likely=lambda size: kept(size) / size,
+        certain=True,
+    )
+    are_distinct = block_size is None and sample_ratio is None
     return Codec(
-        encode=encode,
+        encode=IntegerEncode(encode, integers=integers) if are_distinct else encode,
         decode=SparseDecode(entries),
         claims=Claims(contraction=contraction),
     )

@@ -1,0 +1,172 @@
+"""Every bit of the three codes, against coders that write one bit after the other."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm import Codec, Context
+from jaxcomm.compression import _bits
+from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers
+from jaxcomm.compression.codes import elias, golomb_rice, rans
+from tests import bit_by_bit
+from tests.slow import slow
+
+SIZE = 2100  # three rows of 1,024 at most, two of 2,048
+
+
+class Plain(NamedTuple):
+    """Integers as they are."""
+
+    integers: jax.Array
+
+
+def plain(low: int, high: int, kind: Any = "levels", count: int | None = None) -> Codec:
+    """A codec whose integers are those of its input, which hold them as floats."""
+
+    def encode(context: Context, x: jax.Array) -> Any:
+        return Plain(x.ravel().astype(jnp.int32)[:count]), context.memory
+
+    def decode(context: Context, payload: Plain) -> jax.Array:
+        values = payload.integers.astype(jnp.float32)
+        return jnp.pad(values, (0, x_size(context) - values.size)).reshape(context.shape)
+
+    def x_size(context: Context) -> int:
+        return int(np.prod(context.shape))
+
+    integers = Integers(
+        kind,
+        lambda context: Alphabet(low, high),
+        count=lambda context: x_size(context) if count is None else count,
+        split=lambda context, payload: (payload.integers, ()),
+        join=lambda context, integers, rest: Plain(integers),
+    )
+    return Codec(encode=IntegerEncode(encode, integers=integers), decode=decode)
+
+
+def levels(low: int, high: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    one_hot = np.zeros(SIZE)
+    one_hot[1500] = low
+    half = np.where(np.arange(SIZE) < 1050, rng.integers(low, high + 1, SIZE), 0)
+    normal = np.rint(rng.normal(size=SIZE) * high / 4)
+    rows = [
+        np.full(SIZE, high),
+        np.full(SIZE, low),
+        np.zeros(SIZE),
+        one_hot,
+        np.where(np.arange(SIZE) % 2, low, high),
+        half,
+        normal,
+        np.rint(rng.normal(size=SIZE) / 2),
+        np.where(rng.random(SIZE) < 0.01, rng.choice([-1, 1], SIZE), 0),
+        rng.integers(low, high + 1, SIZE),
+    ]
+    return np.clip(np.array(rows), low, high).astype(np.float32)
+
+
+@functools.cache
+def both(codec: Codec) -> Any:
+    """Payloads and what they decode to, of rows of integers."""
+
+    def one(x: jax.Array) -> Any:
+        context = Context.of(x, memory=codec.init(x))
+        payload, memory = codec.encode(context, x)
+        return payload, codec.decode(context.received(), payload), memory.own.overflow
+
+    return jax.jit(jax.vmap(one))
+
+
+ROOMY = {"room": 64.0}
+PREFIX = {
+    "elias": (elias, bit_by_bit.elias_levels, bit_by_bit.elias_gaps),
+    "golomb_rice": (golomb_rice, bit_by_bit.rice_levels, bit_by_bit.rice_gaps),
+}
+
+
+def require_words(payload: Any, which: int, headers: list[int], words: list[int]) -> None:
+    found = _bits.unpack_numbers(payload.headers[which], 16, len(headers))
+    np.testing.assert_array_equal(found, headers)
+    np.testing.assert_array_equal(payload.words[which][: len(words)], words)
+    assert not np.any(payload.words[which][len(words) :])
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-7, 7), slow(-1, 1), slow(-128, 127), slow(-(2**23), 2**23)]
+)
+@pytest.mark.parametrize("name", ["elias", slow("golomb_rice")])
+def test_levels(name: str, low: int, high: int) -> None:
+    code, oracle, _ = PREFIX[name]
+    given = levels(low, high)
+    payload, decoded, dropped = both(code(plain(low, high), **ROOMY))(given)
+    np.testing.assert_array_equal(decoded, given)
+    assert not np.any(dropped)
+    for which, row in enumerate(given.astype(int).tolist()):
+        require_words(payload, which, *bit_by_bit.coded(row, oracle, low, high))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PREFIX)
+def test_gaps(name: str) -> None:
+    code, _, oracle = PREFIX[name]
+    rng, most = np.random.default_rng(1), 2**24 - 1
+    given = [
+        np.arange(SIZE),
+        most - SIZE + 1 + np.arange(SIZE),
+        np.sort(rng.choice(20 * SIZE, SIZE, replace=False)),
+        np.sort(rng.choice(most, SIZE, replace=False)),
+        np.sort(np.r_[np.arange(SIZE - 5), most - 2 * np.arange(5)]),
+        np.sort(np.unique(np.floor(2 ** rng.uniform(0, 24, 9 * SIZE)))[:SIZE]),
+    ]
+    given = np.array([x.astype(np.float32) for x in given])
+    codec = code(plain(0, most, "indices", SIZE), **ROOMY)
+    payload, decoded, _ = both(codec)(given)
+    np.testing.assert_array_equal(decoded, given)
+    for which, row in enumerate(given.astype(int)):
+        gaps = (np.diff(row, prepend=-1) - 1).tolist()
+        require_words(payload, which, *bit_by_bit.coded(gaps, oracle, 0, most))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [slow(-7, 7), slow(-1, 1), slow(-128, 127), slow(-1024, 1023)]
+)
+def test_rans(low: int, high: int) -> None:
+    given, rows = levels(low, high), 2
+    payload, decoded, _ = both(rans(plain(low, high), **ROOMY))(given)
+    np.testing.assert_array_equal(decoded, given)
+    width = (high - low).bit_length()
+    for which, row in enumerate(given.astype(int).tolist()):
+        counts = np.asarray(_bits.unpack_numbers(payload.table.packed[which], 16, high - low + 1))
+        counted = np.bincount(np.array(row) - low, minlength=high - low + 1)
+        assert counts.sum() == 2**14 and np.all((counts > 0) == (counted > 0))
+        headers = np.asarray(_bits.unpack_numbers(payload.headers[which], 16, rows))
+        equal = [2 ** (14 - width)] * 2**width
+        words, plain_rows = [], headers >> 11 == bit_by_bit.PLAIN
+        for values, is_plain in zip(bit_by_bit.rows_of(row, 2048), plain_rows, strict=True):
+            words += bit_by_bit.rans_row(values, equal if is_plain else counts.tolist(), low)
+        require_words(payload, which, headers.tolist(), words)
+        assert sum(headers & 2047) == len(words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [elias, golomb_rice, rans], ids=lambda code: code.__name__)
+@pytest.mark.parametrize("size", [0, 1, 2, 31, 33, 1023, 1025, 2049, 4097])
+def test_sizes(code: Any, size: int) -> None:
+    given = np.random.default_rng(size).integers(-7, 8, (2, size)).astype(np.float32)
+    _, decoded, dropped = both(code(plain(-7, 7), **ROOMY))(given)
+    np.testing.assert_array_equal(decoded, given)
+    assert not np.any(dropped)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [elias, golomb_rice], ids=lambda code: code.__name__)
+def test_the_largest_integers(code: Any) -> None:
+    most = 2**30 - 64
+    given = np.float32([[most, -most, 0, 1, -1, most // 2, 2**20, -5] * 9])
+    _, decoded, _ = both(code(plain(-(2**30) + 1, 2**30 - 1), **ROOMY))(given)
+    np.testing.assert_array_equal(decoded, given)
+    with pytest.raises(ValueError, match=r"integers up to 1073741823 in magnitude.* 1073741824"):
+        both(code(plain(-(2**30), 2**30), **ROOMY))(given)

@@ -1,0 +1,205 @@
+"""The room: what happens if the words exceed it, and errors that name numbers."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm import Codec, Context
+from jaxcomm.compression import blockwise, scaled
+from jaxcomm.compression.codes import elias, golomb_rice, measured_room, rans
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither, min_max_dither, scaled_signs, ternary
+from jaxcomm.compression.sparsifiers import stc, top_k
+from tests.slow import slow
+
+SIZE, WORKERS = 5000, 3
+
+
+def given(kind: str = "normal", size: int = SIZE) -> jax.Array:
+    rng = np.random.default_rng(0)
+    x = {
+        "normal": rng.normal(size=(WORKERS, size)),
+        "extreme": np.sign(rng.normal(size=(WORKERS, size))),
+        "zero": np.zeros((WORKERS, size)),
+    }
+    return jnp.asarray(x[kind], jnp.float32)
+
+
+@functools.cache
+def mean_of(codec: Codec) -> Any:
+    tx = jaxcomm.all_gather_mean("data", codec, seed=1)
+    return jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"))
+
+
+LOSSLESS = [
+    (elias, dither(levels=7)),
+    slow(golomb_rice, dither(levels=1, norm="l2")),
+    slow(rans, min_max_dither(levels=16)),
+    slow(elias, min_max_dither(levels=5)),
+    slow(elias, blockwise(dither(levels=7), 512)),
+    slow(rans, blockwise(dither(bits=8), 300)),
+    slow(golomb_rice, ternary()),
+    slow(rans, ternary(clip=2.5)),
+    slow(golomb_rice, top_k(ratio=0.05)),
+    slow(elias, top_k(ratio=0.05)),
+    slow(golomb_rice, stc(ratio=0.05)),
+    slow(functools.partial(elias, room=40.0), dither(bits=32)),
+    slow(elias, scaled(dither(levels=7))),
+]
+
+
+@pytest.mark.parametrize(("code", "inner"), LOSSLESS)
+def test_without_loss(code: Any, inner: Codec) -> None:
+    codec = code(inner)
+    spoilt = given().at[0, 17].set(jnp.nan)
+    for x in (given(), given("zero")):
+        np.testing.assert_array_equal(mean_of(codec)(x), mean_of(inner)(x))
+    assert np.isnan(mean_of(codec)(spoilt)).all() and np.isnan(mean_of(inner)(spoilt)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "inner"), LOSSLESS)
+def test_a_nan_has_the_codes_of_the_codec(code: Any, inner: Codec) -> None:
+    codec = code(inner, room=40.0)
+    x = given()[0].at[17].set(jnp.nan).at[300].set(jnp.inf)
+
+    def decoded(codec: Codec) -> jax.Array:
+        context = Context.of(x, memory=codec.init(x))
+        context = context.replace(statistics=codec.measure(context, x))
+        return codec.decode(context.received(), codec.encode(context, x)[0])
+
+    np.testing.assert_array_equal(decoded(codec), decoded(inner))
+
+
+@functools.cache
+def decoder(codec: Codec) -> Any:
+    def one(x: jax.Array, key: jax.Array) -> Any:
+        coins = Context.of(x).coins._replace(public=key)
+        context = Context(coins, codec.init(x), shape=x.shape)
+        context = context.replace(statistics=codec.measure(context, x))
+        payload, memory = codec.encode(context, x)
+        return codec.decode(context.received(), payload), memory.own.overflow
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0)))
+
+
+def keys(draws: int) -> jax.Array:
+    return jax.random.split(jax.random.key(3, impl="threefry2x32"), draws)
+
+
+@pytest.mark.parametrize(
+    ("code", "inner"),
+    [(elias, dither(levels=7)), slow(golomb_rice, dither(levels=7)), slow(rans, dither(levels=7))],
+)
+def test_levels_that_do_not_fit(code: Any, inner: Codec) -> None:
+    x = given("extreme")[0] * jnp.linspace(0.9, 1, SIZE, dtype=jnp.float32)
+    room, width = 2.0, 4
+    strict, dropping = code(inner, room=room), code(inner, room=room, overflow="drop")
+    assert np.isnan(decoder(strict)(x, keys(1))[0]).all()
+    exact = decoder(code(inner, room=64.0))(x, keys(20))[0]
+    found, overflow = decoder(dropping)(x, keys(20))
+    plain = 32 * (int(room * SIZE / 32 + 64) + 1) // width
+    for row, whole, dropped in zip(np.asarray(found), np.asarray(exact), overflow, strict=True):
+        sent = np.flatnonzero(row)
+        np.testing.assert_array_equal(row[sent], whole[sent])
+        assert len(sent) == SIZE - int(dropped) and abs(len(sent) - plain) <= 32 // width
+        assert len(sent) >= room / width * SIZE
+        assert np.sum(np.diff(sent) > 1) <= 1  # consecutive, perhaps around the end
+    assert len({int(np.flatnonzero(row)[0]) for row in np.asarray(found)}) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", [top_k(ratio=0.5), stc(ratio=0.5)], ids=["top_k", "stc"])
+def test_indices_that_do_not_fit(inner: Codec) -> None:
+    x, room = given()[0], 1.0
+    dropping = golomb_rice(inner, room=room, overflow="drop")
+    assert np.isnan(decoder(golomb_rice(inner, room=room))(x, keys(1))[0]).any()
+    whole = np.asarray(decoder(golomb_rice(inner, room=64.0))(x, keys(1))[0][0])
+    found, overflow = decoder(dropping)(x, keys(20))
+    for row, dropped in zip(np.asarray(found), overflow, strict=True):
+        sent = np.flatnonzero(row)
+        np.testing.assert_array_equal(row[sent], whole[sent])
+        assert len(sent) == SIZE // 2 - int(dropped) < SIZE // 2
+        kept = np.flatnonzero(np.isin(np.flatnonzero(whole), sent))
+        assert np.sum(np.diff(kept) > 1) <= 1
+    assert np.mean(np.asarray(found) != 0) >= room / 13 * 0.5
+
+
+@pytest.mark.slow
+def test_feedback_keeps_what_does_not_fit() -> None:
+    codec = error_feedback(elias(dither(levels=7), room=3.9))
+    x = given("extreme")[0]
+    context = Context.of(x, memory=codec.init(x))
+    context = context.replace(statistics=codec.measure(context, x))
+    payload, memory = codec.encode(context, x)
+    sent = codec.decode(context.received(), payload)
+    assert np.isfinite(sent).all()
+    np.testing.assert_allclose(sent + memory.own.kept, x, atol=1e-6)
+
+
+def test_claims() -> None:
+    inner = dither(levels=7)
+    omega = inner.claims.variance(100, 1)
+    strict, dropping = elias(inner, room=3.0), elias(inner, room=3.0, overflow="drop")
+    assert strict.claims == inner.claims and strict.drop_overflow is not None
+    assert dropping.claims.variance is None
+    assert dropping.claims.contraction(100, 1) == pytest.approx(3 / 4 - omega)
+    sparse = golomb_rice(top_k(k=10), room=5.0, overflow="drop")
+    assert sparse.claims.contraction(1024, 1) == pytest.approx(5 / 10 * 10 / 1024)
+
+
+def test_mistakes() -> None:
+    inner = dither(levels=7)
+    for options, message in [
+        ({"room": 0.0}, r"`room` must be a positive Python float.* got 0.0"),
+        ({"room": True}, "`room` must be a positive Python float.* got True"),
+        ({"room": jnp.float32(2)}, "`room` must be a Python float.* float32"),
+        ({"quantile": 0.3}, r"`quantile` must be a Python float in \[0.5, 1\), got 0.3"),
+        ({"overflow": "keep"}, "`overflow` must be one of .* got 'keep'"),
+    ]:
+        for code in (elias, golomb_rice, rans):
+            with pytest.raises(ValueError, match=message):
+                code(inner, **options)
+    with pytest.raises(ValueError, match="`elias` needs a codec that states its integers"):
+        elias(scaled_signs())
+    with pytest.raises(ValueError, match=r"feedback outside: `error_feedback\(rans\(codec\)\)`"):
+        rans(error_feedback(inner))
+    with pytest.raises(ValueError, match="`rans` sends levels, but this codec sends indices"):
+        rans(top_k(k=3))
+    with pytest.raises(ValueError, match="`elias` must be a codec"):
+        elias(dither)
+    with pytest.raises(ValueError, match="at most 2048 levels, but the codec has 8191"):
+        mean_of(rans(dither(levels=4095)))(given())
+    with pytest.raises(ValueError, match=r"`elias` needs `room`.* a unit of 5000 coordinates"):
+        mean_of(elias(dither(levels=2**20)))(given())
+    with pytest.raises(ValueError, match="`quantile` must be a Python float in"):
+        measured_room(elias(inner), given(), quantile=1.5)
+    with pytest.raises(ValueError, match="without feedback"):
+        measured_room(error_feedback(elias(inner)), given())
+    with pytest.raises(ValueError, match=r"`updates` must be \[samples, ...\].* \(5,\)"):
+        measured_room(elias(inner), jnp.zeros(5))
+
+
+@pytest.mark.parametrize("codec", [elias(dither()), error_feedback(elias(dither()))])
+def test_sums_are_refused(codec: Codec) -> None:
+    for aggregator in (jaxcomm.all_reduce_mean, jaxcomm.merged_mean):
+        with pytest.raises(ValueError, match="variable-length code `elias` cannot be added"):
+            aggregator("data", codec)
+    with pytest.raises(ValueError, match="variable-length code `elias` cannot be added"):
+        jaxcomm.compression.low_rank.projection(2, factor_codec=codec)
+
+
+@pytest.mark.slow
+def test_the_measured_room_suffices() -> None:
+    x = given("normal", 50_000) ** 3
+    for code in (elias, golomb_rice, rans):
+        room = measured_room(code(dither(levels=7)), x)
+        codec = code(dither(levels=7), room=1.02 * room)
+        np.testing.assert_array_equal(mean_of(codec)(x), mean_of(dither(levels=7))(x))
+        with_half = code(dither(levels=7), room=room / 2)
+        assert np.isnan(mean_of(with_half)(x)).all()
