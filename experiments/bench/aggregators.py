@@ -32,6 +32,7 @@ Rows = Mapping[str, BenchMethod]
 
 RATIO = 0.01
 BLOCK = 256
+BLOCKS = 100  # In which coordinate descent takes turns.
 THRESHOLD = 2.576  # 1 % of normal numbers exceed it in magnitude.
 SPARSE: Any = {"density": RATIO, "granularity": 100}
 S2: Any = {**SPARSE, "scope": "bucket", "overflow": "drop"}
@@ -143,6 +144,16 @@ AGGREGATORS: Mapping[str, Rows] = {
         "threshold": _with_feedback(sparsifiers.threshold(THRESHOLD, ratio=2 * RATIO)),
         "ada_comp": _all_gather(sparsifiers.ada_comp()),
         "variance_based": _all_gather(sparsifiers.variance_based(ratio=RATIO), 8),
+    },
+    "blocks": {
+        "block_coordinate": _all_reduce(error_feedback(sparsifiers.block_coordinate(BLOCKS))),
+        "block_coordinate_random": _all_reduce(
+            error_feedback(sparsifiers.block_coordinate(BLOCKS, "random"))
+        ),
+        "block_coordinate_southwell": _all_reduce(
+            error_feedback(sparsifiers.block_coordinate(BLOCKS, "gauss_southwell"))
+        ),
+        "block_coordinate_alone": _all_reduce(sparsifiers.block_coordinate(BLOCKS)),
     },
     "low_rank": {
         "power_sgd": BenchMethod(lambda: jaxcomm.power_sgd(rank=4)),

@@ -6,6 +6,7 @@ Claims are written here from the papers and by hand, never from the tested code.
 import pytest
 
 from tests.cases._binary import BINARY
+from tests.cases._blocks import BLOCKS
 from tests.cases._case import Case
 from tests.cases._exchanged import EXCHANGED
 from tests.cases._feedback import FEEDBACK
@@ -50,6 +51,7 @@ FAMILIES = [
     SPARSE,
     BINARY,
     SAMPLED,
+    BLOCKS,
     LOW_RANK,
     SKETCHED,
     EXCHANGED,
