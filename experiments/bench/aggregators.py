@@ -208,6 +208,10 @@ AGGREGATORS: Mapping[str, Rows] = {
             lambda: jaxcomm.deep_gradient_compression(ratio=RATIO), 20
         ),
     },
+    "zeroth_order": {
+        "zeroth_order": BenchMethod(lambda: jaxcomm.zeroth_order(2, distribution="rademacher")),
+        "zeroth_order_gaussian": BenchMethod(lambda: jaxcomm.zeroth_order(2)),
+    },
     "stale": {
         "delayed": BenchMethod(lambda: jaxcomm.delayed(jaxcomm.mean())),
         "lazy": BenchMethod(jaxcomm.lazy),

@@ -27,6 +27,7 @@ from jaxcomm.compression.sparsifiers._block_coordinate import Order
 # On digits, about 5 % of a worker's gradient exceed `THRESHOLD` in mid-training.
 CAPACITY = 0.05
 BLOCKS = 10
+DIRECTIONS = 64
 RATIOS = (0.01, 0.03, 0.1, 0.3)
 TARGET = 0.6
 WARM_UP_STEPS = 15
@@ -111,6 +112,10 @@ SPARSIFIERS: dict[str, Method] = {
         has_momentum=True,
         stage=_warm_up_stage,
         grid={"momentum": MOMENTA},
+    ),
+    "zeroth_order": Method(
+        lambda seed: jaxcomm.zeroth_order(DIRECTIONS, distribution="rademacher", seed=seed),
+        "unbiased",
     ),
     "atomo_rank_4": Method(lambda seed: jaxcomm.atomo(rank=4, seed=seed), "unbiased"),
     "power_sgd_rank_1": _power_sgd(1),

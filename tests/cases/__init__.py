@@ -19,6 +19,7 @@ from tests.cases._sketched import SKETCHED
 from tests.cases._sparse import SPARSE
 from tests.cases._stale import STALE
 from tests.cases._switched import SWITCHED
+from tests.cases._zeroth_order import ZEROTH_ORDER
 
 __all__ = [
     "CASES",
@@ -56,6 +57,7 @@ FAMILIES = [
     SKETCHED,
     EXCHANGED,
     SWITCHED,
+    ZEROTH_ORDER,
     SHARDED,
     STALE,
     FEEDBACK,

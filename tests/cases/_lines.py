@@ -468,6 +468,23 @@ MEANS = [
         note=" in the sketch",
     ),
     Line(
+        "zeroth_order",
+        'jaxcomm.zeroth_order(K, distribution="rademacher")',
+        "8 K (n-1)/n",
+        "Spall 1992",
+        error="(d-1)/K / n",
+        at={"K": 256},
+    ),
+    Line(
+        "zeroth_order_gaussian",
+        "jaxcomm.zeroth_order(K)",
+        "8 K (n-1)/n",
+        "Malladi et al. 2023",
+        error="(d+1)/K / n",
+        at={"K": 256},
+        note=", for the smoothed loss",
+    ),
+    Line(
         "count_sketch",
         "jaxcomm.all_reduce_mean(axis, count_sketch(sketch_ratio=γ))",
         "8 γ d (n-1)/n; the number of sketch columns is rounded up",

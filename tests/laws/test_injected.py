@@ -93,6 +93,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "top_k": {"k": 2, "decay": 0.9, **UNITS},
     "two_stage_mean": {"axis_name": "data", "codec": dither(), **UNITS},
     "warmup": {"stages": [jaxcomm.qsgd()], "every": 2},
+    "zeroth_order": {"directions": 2, "smoothing": 0.01, "seed": 3},
 }
 WITHOUT_NUMBERS = {
     "hierarchical",

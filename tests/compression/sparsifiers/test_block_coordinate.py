@@ -24,7 +24,7 @@ TARGETS = np.random.default_rng(3).normal(size=(WORKERS, SIZE))
 def descent(codec: Codec, steps: int) -> np.ndarray:
     """The iterates of plain descent on separable quadratics, [steps + 1, d]."""
     tx = jaxcomm.all_reduce_mean("data", codec)
-    targets, scales = (jnp.asarray(x, jnp.float32) for x in (TARGETS, SCALES))
+    targets, scales = (jnp.asarray(x, jnp.float32) for x in (TARGETS, SCALES[None]))
     run = aggregator(tx, WORKERS, "vmap")
 
     @jax.jit
@@ -32,7 +32,7 @@ def descent(codec: Codec, steps: int) -> np.ndarray:
         def step(carry: Any, _: None) -> Any:
             x, state = carry
             results, state = run(scales * (x - targets), state, jnp.ones(WORKERS))
-            after = x - RATE * results[0]
+            after = x - RATE * results[:1]
             return (after, state), after
 
         return jax.lax.scan(step, (jnp.zeros((1, SIZE)), state), None, length=steps)[1][:, 0]
