@@ -17,8 +17,8 @@ The public names, by purpose:
 - **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches`, `low_rank` and
   `feedback`; wrappers of codecs in `compression`.
 - **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `backup`, `delayed`,
-  `hierarchical`, `per_worker`, `shard_local`, `sharded_server`, `skip_nonfinite`, `warmup`;
-  `warmup_schedule` for the rate.
+  `hierarchical`, `per_worker`, `proximal`, `shard_local`, `sharded_server`, `skip_nonfinite`,
+  `warmup`; `regularizers` for `proximal`, and `warmup_schedule` for the rate.
 - **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
   DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`; sending
   during the backward pass in `scheduling`.
@@ -76,7 +76,15 @@ from jaxcomm.aggregation import (
     warmup_schedule,
     zeroth_order,
 )
-from jaxcomm.compression import feedback, low_rank, quantizers, sketches, sparsifiers
+from jaxcomm.compression import (
+    feedback,
+    low_rank,
+    quantizers,
+    regularizers,
+    sketches,
+    sparsifiers,
+)
+from jaxcomm.compression.regularizers import proximal
 from jaxcomm.methods import (
     atomo,
     deep_gradient_compression,
@@ -136,6 +144,7 @@ __all__ = [
     "feedback",
     "low_rank",
     "quantizers",
+    "regularizers",
     "sketches",
     "sparsifiers",
     # Wrappers of transformations
@@ -145,6 +154,7 @@ __all__ = [
     "delayed",
     "hierarchical",
     "per_worker",
+    "proximal",
     "shard_local",
     "sharded_server",
     "skip_nonfinite",

@@ -639,6 +639,13 @@ AROUND = [
         "Chen et al. 2016",
     ),
     Line(
+        "proximal",
+        "jaxcomm.proximal(aggregator, regularizers.l1(0.001), learning_rate=1.0)",
+        "As the aggregator; weights and updates get exact zeros, which sparsifiers send exactly",
+        "Parikh and Boyd 2014",
+        suffix=", with the optimizer after the aggregator",
+    ),
+    Line(
         "proximal_point",
         "optax.chain(aggregator, synchronization.proximal_point(0.1, restart_period=10))",
         "As the aggregator; the proximal term sends nothing",

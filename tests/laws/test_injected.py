@@ -56,6 +56,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "bucket_bytes": 64,
     },
     "delayed": {"tx": jaxcomm.mean(), "staleness": 2},
+    "proximal": {
+        "tx": optax.sgd(0.1),
+        "regularizer": jaxcomm.regularizers.l1(0.01),
+        "learning_rate": 0.1,
+    },
     "recursive_doubling_mean": {
         "axis_name": "data",
         "codec_for": lambda added: nonzero(density=1.0, granularity="element"),
