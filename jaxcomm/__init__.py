@@ -12,8 +12,8 @@ The public names, by purpose:
   `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k`. Of low
   rank: `atomo`, `power_sgd`.
 - **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `lazy`, `majority_vote`,
-  `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`; without gradients,
-  `zeroth_order`.
+  `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`; `zeroth_order`
+  without gradients.
 - **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches`, `low_rank` and
   `feedback`; wrappers of codecs in `compression`.
 - **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `backup`, `delayed`,

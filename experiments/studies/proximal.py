@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from experiments.cli import options
 from experiments.cli.options import option, positive_integer, positive_number

@@ -1,4 +1,4 @@
-"""Trains digits with l1 proximal steps on the owners of slices, and pulls updates densely or not."""
+"""Trains digits with l1 proximal steps on owners of slices, whose updates are pulled sparsely."""
 
 import functools
 import math
@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxcomm.sparsifiers import nonzero
 
 import jaxcomm
 from experiments.cli.errors import ExperimentError
 from experiments.tasks.task import Task
 from experiments.training.trainer import load_task
 from jaxcomm.aggregation._rows import to_slices
-from jaxcomm.sparsifiers import nonzero
 
 ROOMS = 40  # The room of the sparse pull is a multiple of 1 / ROOMS, so that few are compiled.
 MARGIN = 1.2

@@ -41,7 +41,9 @@ def differences(
         values = [
             jax.tree.map(
                 lambda x: jnp.asarray(x).astype(jnp.float32),
-                loss(jax.tree.map(lambda x, u, s=sign: _moved(x, u, s * length), params, direction)),
+                loss(
+                    jax.tree.map(lambda x, u, s=sign: _moved(x, u, s * length), params, direction)
+                ),
             )
             for sign in (1.0, -1.0)
         ]

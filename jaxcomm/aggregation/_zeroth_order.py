@@ -23,9 +23,9 @@ from jaxcomm.aggregation._warmup import require_steps
 
 ZEROTH_ORDER = Taker(
     name="zeroth_order",
-    divided="`zeroth_order` evaluates the loss along directions through all parameters, so it needs "
-    "all of them, and not the part that `optax.masked` or `optax.multi_transform` gives it. Place "
-    "it before them.",
+    divided="`zeroth_order` evaluates the loss along directions through all parameters, and not "
+    "through the part that `optax.masked` or `optax.multi_transform` gives it. Place it before "
+    "them.",
     touched="`zeroth_order` evaluates the loss itself, so there is no gradient that a "
     "transformation before or around it could use. Place it first in `optax.chain`, and what needs "
     "gradients after it. `jaxcomm.skip_nonfinite` may be around the chain.",

@@ -126,9 +126,7 @@ def worker_step(
             with explained(explain_loss_error):
                 return loss(params, *jax.tree.map(lambda x: x, args))
 
-        return Backward(
-            taker, loss_at, evaluate, params, batch, all_axes, inner, has_model_state
-        )
+        return Backward(taker, loss_at, evaluate, params, batch, all_axes, inner, has_model_state)
 
     local_gradients = gradients or differentiate
 

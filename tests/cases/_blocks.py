@@ -9,7 +9,7 @@ from jaxcomm import Codec
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import block_coordinate
 from jaxcomm.compression.sparsifiers._block_coordinate import Order
-from tests.cases._case import LARGEST_OF_ALL, Case, all_reduce
+from tests.cases._case import Case, all_reduce
 
 TWO = 2
 
@@ -63,17 +63,14 @@ BLOCKS = [
                 axis_name, SOUTHWELL, seed=seed
             )
         ),
-        # And a norm of each block, with the flag.
-        bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4 * TWO + 4, n),
+        # And eight sums of each block, with the flag.
+        bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4 * 8 * TWO + 4, n),
         dtypes=lambda n: {"f32"},
         unbiased=False,
         variance=None,
-        random=False,
         codec=SOUTHWELL,
-        compressor=block_coordinate(TWO, "gauss_southwell"),
-        contraction=lambda d: 1 / TWO,
         feedback=True,
-        alien=LARGEST_OF_ALL,
+        common_coins=True,
     ),
     Case(
         "block_coordinate_alone",

@@ -353,9 +353,8 @@ MEANS = [
     Line(
         "block_coordinate_southwell",
         'jaxcomm.all_reduce_mean(axis, error_feedback(block_coordinate(B, "gauss_southwell")))',
-        "8 (n-1)/n (d/B + B)",
+        "8 (n-1)/n (d/B + 8 B)",
         "Nutini et al. 2015",
-        error="1/B; 1/(n B) for n workers",
         at={"B": 2},
     ),
     Line(

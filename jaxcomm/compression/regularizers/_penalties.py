@@ -136,9 +136,7 @@ def group_lasso(strength: jax.Array | float, mask: Mask = True) -> Regularizer:
     return _of_leaves(strength, mask, group_soft_threshold, value_of)
 
 
-def block_lasso(
-    strength: jax.Array | float, block_size: int, mask: Mask = True
-) -> Regularizer:
+def block_lasso(strength: jax.Array | float, block_size: int, mask: Mask = True) -> Regularizer:
     r"""The sum of the norms of blocks, which makes whole blocks zero: block soft thresholding.
 
     .. math:: r(x) = \lambda \sum_b \sqrt{m_b}\, \|x_b\|_2

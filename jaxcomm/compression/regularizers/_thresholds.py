@@ -82,9 +82,7 @@ def group_soft_threshold(x: jax.Array, threshold: jax.Array | float) -> jax.Arra
     return _shrunk(rows, scaled).reshape(x.shape)
 
 
-def block_soft_threshold(
-    x: jax.Array, threshold: jax.Array | float, block_size: int
-) -> jax.Array:
+def block_soft_threshold(x: jax.Array, threshold: jax.Array | float, block_size: int) -> jax.Array:
     r"""Reduces the norm of each block of consecutive coordinates by a threshold.
 
     The operator is that of :func:`group_soft_threshold`, for blocks of :math:`m` consecutive
