@@ -13,7 +13,7 @@ from experiments.study.judges import is_at_most, is_no_worse, is_within
 from experiments.study.late import late
 from experiments.study.study import Study
 
-SPARSE = "0.01"  # The strength that the claims are about.
+SPARSE = "0.002"  # The strength that the claims are about.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Proximal:
     """
 
     strengths: tuple[float, ...] = option(
-        (0.001, 0.003, 0.01, 0.02), "strengths of the l1 norm", positive_number, many=True
+        (0.0005, 0.001, 0.002, 0.004), "strengths of the l1 norm", positive_number, many=True
     )
-    seeds: int = options.seeds_option()
+    seeds: int = option(3, "runs per strength, each with its own seed", positive_integer)
     workers: int = option(8, "simulated workers", positive_integer)
-    steps: int = option(400, "steps of a run; the second half is pulled sparsely", positive_integer)
-    batch: int = option(128, "examples per step, over all workers", positive_integer)
-    learning_rate: float = option(0.1, "learning rate of plain SGD", positive_number)
+    steps: int = option(1200, "steps of a run; the second half is pulled sparsely", positive_integer)
+    batch: int = option(64, "examples per step, over all workers", positive_integer)
+    learning_rate: float = option(0.2, "learning rate of plain SGD", positive_number)
     record: str = options.record_option("proximal")
     records: str = options.records_option()
     resume: str | None = options.resume_option()
@@ -106,7 +106,7 @@ def prose(results: Results) -> Sequence[str]:
     return (
         f"digits, {config.workers} simulated workers, {config.steps} steps of {config.batch} "
         f"examples of plain SGD at the rate {config.learning_rate:g}, {config.seeds} seeds. Biases "
-        "have no penalty. The strength 0 has no proximal operator.",
+        "have no penalty. With the strength 0 the proximal operator is the identity.",
         readme.PROVENANCE,
         readme.TABLE,
         "± is the standard deviation over seeds. The room of a sparse pull is static: 1.2 times "

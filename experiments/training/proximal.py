@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxcomm.sparsifiers import nonzero
+from jaxcomm.compression.sparsifiers import nonzero
 
 import jaxcomm
 from experiments.cli.errors import ExperimentError
@@ -19,7 +19,7 @@ from jaxcomm.aggregation._rows import to_slices
 
 ROOMS = 40  # The room of the sparse pull is a multiple of 1 / ROOMS, so that few are compiled.
 MARGIN = 1.2
-DENSE = 0.0  # The strength of the reference, which has no regularizer.
+DENSE = 0.0  # The strength of the reference.
 
 
 class Program(NamedTuple):
@@ -37,10 +37,9 @@ def _is_matrix(params: Any) -> Any:
 
 def make_program(config: Any, task: Task, strength: float, density: float | None) -> Program:
     """The step of a strength; `density` is the room of the pull, which is dense without one."""
-    inner = optax.sgd(config.learning_rate)
-    if strength != DENSE:
-        regularizer = jaxcomm.regularizers.l1(strength, mask=_is_matrix)
-        inner = jaxcomm.proximal(inner, regularizer, config.learning_rate)
+    regularizer = jaxcomm.regularizers.l1(strength, mask=_is_matrix)
+    rate = config.learning_rate
+    inner = jaxcomm.proximal(optax.sgd(rate), regularizer, rate)
     pull = None if density is None else nonzero(density=density, granularity="element")
     tx = jaxcomm.sharded_server(inner, pull=pull, scope="bucket")
     step = jaxcomm.simulate(task.loss, tx, config.workers, metrics="own", donate=False)

@@ -20,8 +20,8 @@ TOGETHER = 2**16  # Coordinates that are drawn at once: loops over small arrays 
 
 
 def _gaussian(words: jax.Array) -> jax.Array:
-    # The middles of 2^24 intervals of (-1, 1): symmetric, and never an infinite normal number.
-    uniform = ((words >> 8).astype(jnp.float32) + 0.5) * 2.0**-23 - 1
+    # The middles of 2^23 intervals of (-1, 1), exactly: symmetric, and never 1, which is infinite.
+    uniform = ((words >> 9).astype(jnp.float32) + 0.5) * 2.0**-22 - 1
     return 2.0**0.5 * lax.erf_inv(uniform)
 
 

@@ -27,8 +27,8 @@ def require_smoothing(smoothing: Any) -> None:
 
 
 def _moved(x: jax.Array, u: jax.Array, length: jax.Array) -> jax.Array:
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    return (x.astype(wide) + (length * u).astype(wide)).astype(x.dtype)
+    wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
+    return (wide + (length * u).astype(wide.dtype)).astype(x.dtype)
 
 
 def differences(

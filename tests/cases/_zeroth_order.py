@@ -6,7 +6,7 @@ import jaxcomm
 from tests.cases._case import Case, all_reduce
 
 DIRECTIONS = 256
-LARGEST = 5.5  # Of the Gaussian numbers from 24 bits.
+LARGEST = 5.5  # Of the Gaussian numbers from 23 bits.
 
 ZEROTH_ORDER = [
     Case(

@@ -8,7 +8,7 @@ from jaxcomm._sharded import require_shards
 
 def wide_of(x: jax.Array) -> jax.Array:
     """The array in float32 at least."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
 
 
 def soft_threshold(x: jax.Array, threshold: jax.Array | float) -> jax.Array:

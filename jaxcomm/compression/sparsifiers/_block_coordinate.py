@@ -212,9 +212,9 @@ def block_coordinate(blocks: int, order: Order = "cyclic") -> Codec:
       <https://arxiv.org/abs/1506.00552>`_, 2015. Nesterov, `Efficiency of Coordinate Descent
       Methods on Huge-Scale Optimization Problems <https://doi.org/10.1137/100802001>`_, 2012.
 
-    Differs from the papers: the Gauss-Southwell rule there takes exact norms, which need the mean of
-    all blocks. Norms of the workers' own gradients would not do: they do not vanish at the optimum
-    if data differ.
+    Differs from the papers: the Gauss-Southwell rule there takes exact norms, and so needs the mean
+    of all blocks. Norms of the workers' own gradients would not do: they do not vanish at the
+    optimum if data differ.
     """
     if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 1:
         raise ValueError(

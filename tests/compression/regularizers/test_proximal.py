@@ -161,8 +161,9 @@ def test_adam_with_a_schedule_is_the_operator_after_its_step() -> None:
     tx = jaxcomm.proximal(adam, l1(0.4), lambda step: jnp.asarray(rates, jnp.float32)[step])
     state, inner = tx.init(params), adam.init(params)
     for rate in rates:
-        update, state = tx.update(gradient, state, params)
-        own, inner = adam.update(gradient, inner, params)
+        with jax.numpy_dtype_promotion("standard"):  # For Adam.
+            update, state = tx.update(gradient, state, params)
+            own, inner = adam.update(gradient, inner, params)
         moved = np.asarray(params + own, np.float64)
         params = params + update
         expected = np.sign(moved) * np.maximum(np.abs(moved) - 0.4 * rate, 0)

@@ -59,9 +59,10 @@ def test_a_sweep_is_a_step_of_full_descent(blocks: int) -> None:
 
 def test_gauss_southwell_descends_along_the_largest_block_of_the_mean() -> None:
     """Workers' own gradients do not vanish at the optimum, and would not lead there."""
-    found, blocks = descent(block_coordinate(4, "gauss_southwell"), 48), [
-        *np.array_split(np.arange(SIZE), 4)
-    ]
+    found, blocks = (
+        descent(block_coordinate(4, "gauss_southwell"), 48),
+        [*np.array_split(np.arange(SIZE), 4)],
+    )
     ranks, x = [], found[0]
     for after in found[1:]:
         (block,) = (b for b in range(4) if np.any(after[blocks[b]] != x[blocks[b]]))

@@ -42,19 +42,18 @@ def test_claims_fail_if_the_method_does() -> None:
 @pytest.mark.slow
 def test_the_smallest_run(tmp_path: Path) -> None:
     config = Proximal(
-        strengths=(0.05,), seeds=1, workers=2, steps=24, batch=16, records=str(tmp_path)
+        strengths=(0.5,), seeds=1, workers=2, steps=24, batch=16, records=str(tmp_path)
     )
     assert main(STUDY, config) == 0
     (folder,) = tmp_path.iterdir()
     dense, sparse = (row for row in read(folder) if row["kind"] == "run")
     assert dense["same"] and sparse["same"]
     assert sparse["weights"] < dense["weights"] and sparse["pulled"] < dense["pulled"]
-    assert dense["pull_ratio"] > 1  # Room for all, and an index for each.
     assert (folder / "bytes_against_density.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_mistakes() -> None:
     with pytest.raises(ExperimentError, match="--steps must be at least 4, got 3"):
         main(STUDY, Proximal(steps=3, record="none"))
-    with pytest.raises(ExperimentError, match="--workers 3 does not divide --batch 128"):
+    with pytest.raises(ExperimentError, match="--workers 3 does not divide --batch 64"):
         main(STUDY, Proximal(workers=3, record="none"))
