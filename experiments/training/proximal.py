@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxcomm.compression.sparsifiers import nonzero
 
 import jaxcomm
 from experiments.cli.errors import ExperimentError
 from experiments.tasks.task import Task
 from experiments.training.trainer import load_task
 from jaxcomm.aggregation._rows import to_slices
+from jaxcomm.compression.sparsifiers import nonzero
 
 ROOMS = 40  # The room of the sparse pull is a multiple of 1 / ROOMS, so that few are compiled.
 MARGIN = 1.2
@@ -80,29 +80,30 @@ def settings(config: Any) -> list[dict[str, str]]:
 
 
 def train(config: Any, setting: Mapping[str, str]) -> Callable[..., Iterator[Mapping[str, Any]]]:
-    """What trains a strength: the first half with a dense pull, the second half with both."""
+    """What trains a strength: with a dense pull, and in the last quarter with both pulls."""
     task, strength = load_task("digits"), float(setting["strength"])
     program = functools.cache(lambda density: make_program(config, task, strength, density))
-    half = config.steps // 2
+    last = config.steps // 4
+    first = config.steps - last
 
     def trainer(setting: Any, seed: int, *_: Any, **__: Any) -> Iterator[Mapping[str, Any]]:
         del setting
         dense, batches = program(None), task.batches(seed, config.batch)
         params = task.first_weights(seed)
         state, updated = jaxcomm.init(dense.tx, params, config.workers), 0.0
-        for number in range(half):
+        for number in range(first):
             before = params
             params, state, _ = dense.step(params, state, next(batches))
             weights, largest = _densities(before, params, config.workers)
-            if number >= half - half // 4:
+            if number >= first - last:
                 updated = max(updated, float(largest))
-            if number % max(1, half // 20) == 0:
+            if number % max(1, first // 20) == 0:
                 yield {"step": number, "density": float(weights), "updated": float(largest)}
         room = min(math.ceil(MARGIN * updated * ROOMS), ROOMS) / ROOMS
         sparse = program(room)
         pulled = params
         other = jaxcomm.init(sparse.tx, params, config.workers)
-        for _ in range(config.steps - half):
+        for _ in range(last):
             batch = next(batches)
             params, state, _ = dense.step(params, state, batch)
             pulled, other, _ = sparse.step(pulled, other, batch)

@@ -55,7 +55,7 @@ def proximal(
     a sparsifier with room for the others, such as `nonzero`, sends them exactly:
 
     - updates, as the `pull` of :func:`jaxcomm.sharded_server` around this transformation (with
-      :func:`jaxcomm.regularizers.l1`, which is element-wise);
+      :func:`jaxcomm.compression.regularizers.l1`, which is element-wise);
     - sums of updates in the exchanges of local steps, with this transformation as inner optimizer;
     - slices of weights, in :func:`jaxcomm.aggregation.weight_gather`.
 
@@ -63,7 +63,7 @@ def proximal(
 
     Args:
       tx: An optimizer, or a whole chain of aggregator and optimizer.
-      regularizer: The regularizer, from :mod:`jaxcomm.regularizers` or your own.
+      regularizer: The regularizer, from :mod:`jaxcomm.compression.regularizers` or your own.
       learning_rate: :math:`\eta`, that of the optimizer: a number of at least 0, which may be
         traced, or a schedule of the number of steps.
 
@@ -76,7 +76,7 @@ def proximal(
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
-      >>> from jaxcomm.regularizers import l1
+      >>> from jaxcomm.compression.regularizers import l1
       >>> tx = jaxcomm.proximal(optax.sgd(1.0), l1(0.5), learning_rate=1.0)
       >>> params = jnp.array([2.0, 0.2])
       >>> update, _ = tx.update(jnp.array([1.0, 0.1]), tx.init(params), params)

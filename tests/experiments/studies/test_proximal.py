@@ -18,7 +18,6 @@ NUMBERS = {
     "room": 0.25,
     "pulled": 100.0,
     "sent": 200.0,
-    "pull_ratio": 0.4,
     "sent_ratio": 0.7,
 }
 
@@ -28,7 +27,7 @@ def outcomes(error: float, ratio: float, same: bool) -> list[str]:
     for seed in range(3):
         for strength, worse in (("0", 0.0), (SPARSE, error)):
             values = {**NUMBERS, "test_error": 0.02 + worse + 0.001 * seed}
-            values |= {"pull_ratio_16": ratio, "same": same}
+            values |= {"pull_ratio": ratio, "pull_ratio_16": 2 * ratio, "same": same}
             rows.append(make_row("run", {"strength": strength, "seed": seed}, values))
     judgements = analyze(STUDY, Proximal(), rows, "").judgements
     return [judgement.findings[-1].outcome for judgement in judgements]
