@@ -12,12 +12,13 @@ The public names, by purpose:
   `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k`. Of low
   rank: `atomo`, `power_sgd`.
 - **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `lazy`, `majority_vote`,
-  `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`.
+  `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`; `zeroth_order`
+  without gradients.
 - **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches`, `low_rank`, `codes`
   and `feedback`; wrappers of codecs in `compression`.
 - **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `backup`, `delayed`,
-  `hierarchical`, `per_worker`, `shard_local`, `sharded_server`, `skip_nonfinite`, `sliced`,
-  `warmup`; `warmup_schedule` for the rate.
+  `hierarchical`, `per_worker`, `proximal`, `shard_local`, `sharded_server`, `skip_nonfinite`,
+  `sliced`, `warmup`; `regularizers` for `proximal`, and `warmup_schedule` for the rate.
 - **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
   DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`; sending
   during the backward pass in `scheduling`.
@@ -74,8 +75,18 @@ from jaxcomm.aggregation import (
     two_stage_mean,
     warmup,
     warmup_schedule,
+    zeroth_order,
 )
-from jaxcomm.compression import codes, feedback, low_rank, quantizers, sketches, sparsifiers
+from jaxcomm.compression import (
+    codes,
+    feedback,
+    low_rank,
+    quantizers,
+    regularizers,
+    sketches,
+    sparsifiers,
+)
+from jaxcomm.compression.regularizers import proximal
 from jaxcomm.methods import (
     atomo,
     deep_gradient_compression,
@@ -129,12 +140,14 @@ __all__ = [
     "recursive_doubling_mean",
     "ring_mean",
     "two_stage_mean",
+    "zeroth_order",
     # Codecs
     "codes",
     "compression",
     "feedback",
     "low_rank",
     "quantizers",
+    "regularizers",
     "sketches",
     "sparsifiers",
     # Wrappers of transformations
@@ -144,6 +157,7 @@ __all__ = [
     "delayed",
     "hierarchical",
     "per_worker",
+    "proximal",
     "shard_local",
     "sharded_server",
     "skip_nonfinite",

@@ -117,8 +117,9 @@ class Claims(NamedTuple):
         \|Q(x_i) - x_i\|^2 \le (1 - \delta) \sum_i \|x_i\|^2`. `None`: no bound is known.
       bounded: Whether a weaker bound holds where `contraction` is `None`: :math:`\mathbb{E}
         \|Q(x) - x\|^2 \le (1 - \delta) \|x\|^2 + c` for some :math:`\delta > 0` and constant
-        :math:`c`. Under error feedback, the residual then stays bounded for bounded inputs. The
-        codec may restrict this to inputs within a bound that it states.
+        :math:`c`; or whether each coordinate is sent exactly within a fixed number of steps. Under
+        error feedback, the residual then stays bounded for bounded inputs. The codec may restrict
+        this to inputs within a bound that it states.
     """
 
     variance: Callable[[int, int], float] | None = None

@@ -1,22 +1,38 @@
 """Gradients of a backward pass that has not run yet.
 
-A transformation that aggregates inside the backward pass needs its state before the gradients
-exist. So a step may pass deferred gradients to `tx.update`: the transformation runs the backward
-pass, with what it adds to it.
+A transformation that aggregates inside the backward pass, or evaluates the loss only, needs its
+state before the gradients exist. So a step may pass deferred gradients to `tx.update`: the
+transformation runs the backward pass, with what it adds to it, or the loss.
 """
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 
 from jaxcomm._base import PyTree
 
 
+class Taker(NamedTuple):
+    """A transformation that takes deferred gradients, and what its errors say.
+
+    Attributes:
+      name: Its name.
+      divided: Why it needs all parameters, and what to do.
+      touched: Why no other transformation may come before it, and what to do.
+    """
+
+    name: str
+    divided: str
+    touched: str
+
+
 class Backward:
     """A backward pass that runs once, when a transformation asks for the gradients.
 
     Attributes:
+      taker: The transformation that is to run it.
+      loss: `params -> value`, of the same rows: the forward pass alone.
       evaluate: `(params, batch, part) -> (value, gradient)`. If a batch has several parts, `part`
         is the number of this one, and changes the key of the loss.
       params: The parameters at which the gradient is taken.
@@ -33,6 +49,8 @@ class Backward:
 
     def __init__(
         self,
+        taker: Taker,
+        loss: Callable[[PyTree], Any],
         value_and_gradient: Callable[..., tuple[Any, PyTree]],
         params: PyTree,
         batch: PyTree,
@@ -40,6 +58,8 @@ class Backward:
         inner: tuple[str, ...],
         has_model_state: bool = False,
     ):
+        self.taker = taker
+        self.loss = loss
         self.evaluate = value_and_gradient
         self.params = params
         self.batch = batch
@@ -57,23 +77,17 @@ class Backward:
         """Raises if a transformation has some of the gradients, or another one has run this."""
         found: Any = jax.tree.structure(updates)
         if found != jax.tree.structure(self.params):
-            raise ValueError(
-                "`wait_free` runs the backward pass, so it needs all parameters, and not the part "
-                "that `optax.masked` or `optax.multi_transform` gives it. Place it before them, "
-                "with one aggregator for each group: `wait_free([first, second], plan=...)`."
-            )
+            raise ValueError(self.taker.divided)
         if self.has_run:
-            raise ValueError("`tx` has several `wait_free`, and one backward pass serves one only.")
+            raise ValueError(
+                f"`tx` has several `{self.taker.name}`, and one backward pass serves one only."
+            )
         self.has_run = True
 
 
-def _refuse(*args: object, **kwargs: object) -> NoReturn:
+def _refuse(deferred: "DeferredGradient", *args: object, **kwargs: object) -> NoReturn:
     del args, kwargs
-    raise ValueError(
-        "`wait_free` aggregates inside the backward pass, so a transformation before it cannot see "
-        "whole gradients. Place `wait_free` first in `optax.chain`, and what needs all gradients, "
-        "such as `optax.clip_by_global_norm`, after it; or use the aggregator without `wait_free`."
-    )
+    raise ValueError(deferred.backward.taker.touched)
 
 
 class DeferredGradient:

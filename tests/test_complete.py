@@ -27,6 +27,7 @@ PACKAGES: list[ModuleType] = [
     compression.feedback,
     compression.low_rank,
     compression.quantizers,
+    compression.regularizers,
     compression.sketches,
     compression.sparsifiers,
     methods,
@@ -73,6 +74,7 @@ WITHOUT_ROW = {
     "skip_nonfinite": "goes around any row: tests/aggregation/test_skip_nonfinite.py",
     "wait_free": "goes around any row: tests/scheduling/test_wait_free.py",
     "per_worker": "keeps an optimizer's state and sends nothing: tests/test_per_worker.py",
+    "proximal": "goes around an optimizer, and sends nothing: tests/compression/regularizers",
     "proximal_point": "sends nothing: tests/synchronization/test_growing_batch.py",
     "scale_by_finished": "sends a count: tests/synchronization/test_microbatches.py",
 }

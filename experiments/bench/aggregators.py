@@ -33,6 +33,7 @@ Rows = Mapping[str, BenchMethod]
 
 RATIO = 0.01
 BLOCK = 256
+BLOCKS = 100  # In which coordinate descent takes turns.
 THRESHOLD = 2.576  # 1 % of normal numbers exceed it in magnitude.
 SPARSE: Any = {"density": RATIO, "granularity": 100}
 S2: Any = {**SPARSE, "scope": "bucket", "overflow": "drop"}
@@ -151,6 +152,16 @@ AGGREGATORS: Mapping[str, Rows] = {
         "ada_comp": _all_gather(sparsifiers.ada_comp()),
         "variance_based": _all_gather(sparsifiers.variance_based(ratio=RATIO), 8),
     },
+    "blocks": {
+        "block_coordinate": _all_reduce(error_feedback(sparsifiers.block_coordinate(BLOCKS))),
+        "block_coordinate_random": _all_reduce(
+            error_feedback(sparsifiers.block_coordinate(BLOCKS, "random"))
+        ),
+        "block_coordinate_southwell": _all_reduce(
+            error_feedback(sparsifiers.block_coordinate(BLOCKS, "gauss_southwell"))
+        ),
+        "block_coordinate_alone": _all_reduce(sparsifiers.block_coordinate(BLOCKS)),
+    },
     "low_rank": {
         "power_sgd": BenchMethod(lambda: jaxcomm.power_sgd(rank=4)),
         "power_sgd_alternate": BenchMethod(lambda: jaxcomm.power_sgd(rank=4, alternate=True)),
@@ -203,6 +214,10 @@ AGGREGATORS: Mapping[str, Rows] = {
         "deep_gradient_compression": BenchMethod(
             lambda: jaxcomm.deep_gradient_compression(ratio=RATIO), 20
         ),
+    },
+    "zeroth_order": {
+        "zeroth_order": BenchMethod(lambda: jaxcomm.zeroth_order(2, distribution="rademacher")),
+        "zeroth_order_gaussian": BenchMethod(lambda: jaxcomm.zeroth_order(2)),
     },
     "stale": {
         "delayed": BenchMethod(lambda: jaxcomm.delayed(jaxcomm.mean())),

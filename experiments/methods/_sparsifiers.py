@@ -13,6 +13,7 @@ from jaxcomm.compression.feedback import ef21, error_feedback
 from jaxcomm.compression.sparsifiers import (
     ada_comp,
     adaptive_threshold,
+    block_coordinate,
     random_k,
     sbc,
     stc,
@@ -21,9 +22,12 @@ from jaxcomm.compression.sparsifiers import (
     wangni,
 )
 from jaxcomm.compression.sparsifiers import threshold as above_threshold
+from jaxcomm.compression.sparsifiers._block_coordinate import Order
 
 # On digits, about 5 % of a worker's gradient exceed `THRESHOLD` in mid-training.
 CAPACITY = 0.05
+BLOCKS = 10
+DIRECTIONS = 64
 RATIOS = (0.01, 0.03, 0.1, 0.3)
 TARGET = 0.6
 WARM_UP_STEPS = 15
@@ -43,6 +47,11 @@ def _power_sgd(rank: int) -> Method:
 
 def _top(ratio: float) -> jaxcomm.Codec:
     return error_feedback(top_k(ratio=ratio))
+
+
+def _in_blocks(order: Order) -> Method:
+    codec = error_feedback(block_coordinate(BLOCKS, order))
+    return Method(lambda seed: jaxcomm.all_reduce_mean("data", codec, seed=seed), "feedback")
 
 
 def _warm_up(seed: int) -> optax.GradientTransformationExtraArgs:
@@ -86,6 +95,8 @@ SPARSIFIERS: dict[str, Method] = {
         lambda seed: jaxcomm.two_stage_mean("data", error_feedback(stc(ratio=0.01)), seed=seed),
         "feedback",
     ),
+    "ef_blocks": _in_blocks("cyclic"),
+    "ef_blocks_southwell": _in_blocks("gauss_southwell"),
     "ada_comp": Method(_all_gather(ada_comp()), "feedback"),
     "variance_based": Method(
         lambda seed, **options: _all_gather(variance_based(ratio=CAPACITY, **options))(seed),
@@ -101,6 +112,10 @@ SPARSIFIERS: dict[str, Method] = {
         has_momentum=True,
         stage=_warm_up_stage,
         grid={"momentum": MOMENTA},
+    ),
+    "zeroth_order": Method(
+        lambda seed: jaxcomm.zeroth_order(DIRECTIONS, distribution="rademacher", seed=seed),
+        "unbiased",
     ),
     "atomo_rank_4": Method(lambda seed: jaxcomm.atomo(rank=4, seed=seed), "unbiased"),
     "power_sgd_rank_1": _power_sgd(1),

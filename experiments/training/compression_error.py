@@ -9,6 +9,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxcomm
+from jaxcomm._deferred import backward_of
 
 UPDATE_ERROR = "update_error"
 
@@ -35,7 +36,7 @@ def with_error(
 ) -> optax.GradientTransformationExtraArgs:
     """The aggregator, which also reports the relative squared error of its update.
 
-    The diagnostic is `UPDATE_ERROR`. Aggregators with `diagnostics=True` report another error, of
+    The diagnostic is `UPDATE_ERROR`, NaN for methods without gradients. Aggregators with `diagnostics=True` report another error, of
     the payload of one worker.
     """
 
@@ -46,7 +47,9 @@ def with_error(
         updates: Any, state: WithErrorState, params: Any = None, **extra: Any
     ) -> tuple[Any, WithErrorState]:
         update, inner = aggregator.update(updates, state.inner, params, **extra)
-        error = _relative_error(update, _mean(updates))
+        # A method that evaluates the loss itself gets no gradient, so there is no mean to compare.
+        has_gradient = backward_of(updates) is None
+        error = _relative_error(update, _mean(updates)) if has_gradient else jnp.full((), jnp.nan)
         return update, WithErrorState(inner, {UPDATE_ERROR: error})
 
     return optax.GradientTransformationExtraArgs(init, update)

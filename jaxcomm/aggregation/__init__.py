@@ -24,9 +24,11 @@ from jaxcomm.aggregation._sharded_server import ShardedServerState, sharded_serv
 from jaxcomm.aggregation._sketched_sgd import sketched_sgd
 from jaxcomm.aggregation._skip_nonfinite import SkipNonfiniteState, skip_nonfinite
 from jaxcomm.aggregation._sliced import sliced
+from jaxcomm.aggregation._slopes import zeroth_order_gradient
 from jaxcomm.aggregation._two_stage import two_stage_mean
 from jaxcomm.aggregation._warmup import WarmupState, warmup, warmup_schedule
 from jaxcomm.aggregation._weight_gather import weight_gather
+from jaxcomm.aggregation._zeroth_order import ZerothOrderState, zeroth_order
 
 __all__ = [
     "AccumulateState",
@@ -38,6 +40,7 @@ __all__ = [
     "ShardedServerState",
     "SkipNonfiniteState",
     "WarmupState",
+    "ZerothOrderState",
     "accumulate",
     "adaptive_ratio",
     "backup",
@@ -64,4 +67,6 @@ __all__ = [
     "warmup",
     "warmup_schedule",
     "weight_gather",
+    "zeroth_order",
+    "zeroth_order_gradient",
 ]

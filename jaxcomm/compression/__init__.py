@@ -1,6 +1,14 @@
 """Codecs of one array. A codec names no mesh axis."""
 
-from jaxcomm.compression import codes, feedback, low_rank, quantizers, sketches, sparsifiers
+from jaxcomm.compression import (
+    codes,
+    feedback,
+    low_rank,
+    quantizers,
+    regularizers,
+    sketches,
+    sparsifiers,
+)
 from jaxcomm.compression._blockwise import blockwise
 from jaxcomm.compression._compressed_memory import CompressedArray, compressed_memory
 from jaxcomm.compression._rotated import rotated
@@ -14,6 +22,7 @@ __all__ = [
     "feedback",
     "low_rank",
     "quantizers",
+    "regularizers",
     "rotated",
     "scaled",
     "sketches",

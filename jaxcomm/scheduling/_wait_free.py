@@ -11,7 +11,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
 from jaxcomm._buckets import BUCKET_BYTES
-from jaxcomm._deferred import backward_of
+from jaxcomm._deferred import Taker, backward_of
 from jaxcomm._ordered import after
 from jaxcomm._require import require_state
 from jaxcomm.aggregation._agreement import all_finite
@@ -23,6 +23,17 @@ from jaxcomm.scheduling._partition import Divided, as_groups, divide, layers_fir
 
 Groups: TypeAlias = Sequence[Sequence[str]]
 """Groups of leaves, by path as `jax.tree_util.keystr` prints it, in the order of their messages."""
+
+
+WAIT_FREE = Taker(
+    name="wait_free",
+    divided="`wait_free` runs the backward pass, so it needs all parameters, and not the part that "
+    "`optax.masked` or `optax.multi_transform` gives it. Place it before them, with one aggregator "
+    "for each group: `wait_free([first, second], plan=...)`.",
+    touched="`wait_free` aggregates inside the backward pass, so a transformation before it cannot "
+    "see whole gradients. Place `wait_free` first in `optax.chain`, and what needs all gradients, "
+    "such as `optax.clip_by_global_norm`, after it; or use the aggregator without `wait_free`.",
+)
 
 
 class WaitFreeState(NamedTuple):

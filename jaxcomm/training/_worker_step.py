@@ -10,13 +10,14 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree, parts_of_value
-from jaxcomm._deferred import Backward
+from jaxcomm._deferred import Backward, Taker
 from jaxcomm._local_gradients import local_value_and_grad, rebuilt_value_and_grad
 from jaxcomm._require import explained
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
+from jaxcomm.aggregation._zeroth_order import ZEROTH_ORDER, evaluates_loss
 from jaxcomm.scheduling._layers import explain_guard, guarded
-from jaxcomm.scheduling._wait_free import aggregates_in_backward
+from jaxcomm.scheduling._wait_free import WAIT_FREE, aggregates_in_backward
 from jaxcomm.training._carry import Carry
 from jaxcomm.training._explanations import explain_loss_error, explain_update_error
 from jaxcomm.training._metrics import Metrics, diagnostics_of, reduce_metrics
@@ -46,6 +47,13 @@ def _over_devices(
         per_device, average.init(per_device), weight=weight, outer_axes=_axis.names(axis_name)
     )
     return values, gradient, None if weight is None else lax.psum(weight, inner)
+
+
+def _taker_of(opt_state: optax.OptState) -> Taker | None:
+    """The transformation that needs the loss or the backward pass in place of gradients."""
+    if aggregates_in_backward(opt_state):
+        return WAIT_FREE
+    return ZEROTH_ORDER if evaluates_loss(opt_state) else None
 
 
 def worker_step(
@@ -95,7 +103,9 @@ def worker_step(
         loss = checked_loss(loss_fn, params, args, key)
         return tuple(local_value_and_grad(loss, has_rest, axis_name=all_axes)(params, *args))
 
-    def deferred(params: PyTree, batch: PyTree, *key: jax.Array, **model_state: PyTree) -> Backward:
+    def deferred(
+        taker: Taker, params: PyTree, batch: PyTree, *key: jax.Array, **model_state: PyTree
+    ) -> Backward:
         args = (*model_state.values(), batch, *key)
         loss = checked_loss(loss_fn, params, args, key)
         value_and_gradient = rebuilt_value_and_grad(
@@ -112,7 +122,11 @@ def worker_step(
                 )
             return result
 
-        return Backward(evaluate, params, batch, all_axes, inner, has_model_state)
+        def loss_at(params: PyTree) -> Any:
+            with explained(explain_loss_error):
+                return loss(params, *jax.tree.map(lambda x: x, args))
+
+        return Backward(taker, loss_at, evaluate, params, batch, all_axes, inner, has_model_state)
 
     local_gradients = gradients or differentiate
 
@@ -139,8 +153,9 @@ def worker_step(
 
         backward = None
         weight = None
-        if gradients is None and aggregates_in_backward(opt_state) and jax.tree.leaves(params):
-            backward = deferred(params, batch, *own_key, **taken_state)
+        taker = _taker_of(opt_state)
+        if gradients is None and taker is not None and jax.tree.leaves(params):
+            backward = deferred(taker, params, batch, *own_key, **taken_state)
             updates, new_opt_state = update_from(backward.deferred())
             value = backward.value
         else:

@@ -6,6 +6,7 @@ Claims are written here from the papers and by hand, never from the tested code.
 import pytest
 
 from tests.cases._binary import BINARY
+from tests.cases._blocks import BLOCKS
 from tests.cases._case import Case
 from tests.cases._coded import CODED
 from tests.cases._exchanged import EXCHANGED
@@ -19,6 +20,7 @@ from tests.cases._sketched import SKETCHED
 from tests.cases._sparse import SPARSE
 from tests.cases._stale import STALE
 from tests.cases._switched import SWITCHED
+from tests.cases._zeroth_order import ZEROTH_ORDER
 
 __all__ = [
     "CASES",
@@ -51,11 +53,13 @@ FAMILIES = [
     SPARSE,
     BINARY,
     SAMPLED,
+    BLOCKS,
     LOW_RANK,
     CODED,
     SKETCHED,
     EXCHANGED,
     SWITCHED,
+    ZEROTH_ORDER,
     SHARDED,
     STALE,
     FEEDBACK,

@@ -134,3 +134,16 @@ def test_a_run_ends_at_the_worker_whose_data_is_not_finite(task: Task, poisoned:
     )
     with pytest.raises(ExperimentError, match=message):
         next(steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("simulated", [False, True])
+def test_a_method_without_gradients_trains(task: Task, simulated: bool) -> None:
+    """Its update has no mean gradient to compare with, unless that is computed for it."""
+    program = make_program(
+        task, make_variant("zeroth_order", None), "sgd", 0.003, 64, make_mesh(4),
+        simulated=simulated,
+    )  # fmt: skip
+    *_, last = train(program, seed=0, steps=40, log_every=20)
+    assert last["train_loss"] < 2.2 and last["bytes_per_step"] < 500
+    assert np.isnan(last["compression_error"]) == simulated

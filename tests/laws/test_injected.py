@@ -56,6 +56,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "bucket_bytes": 64,
     },
     "delayed": {"tx": jaxcomm.mean(), "staleness": 2},
+    "proximal": {
+        "tx": optax.sgd(0.1),
+        "regularizer": jaxcomm.regularizers.l1(0.01),
+        "learning_rate": 0.1,
+    },
     "recursive_doubling_mean": {
         "axis_name": "data",
         "codec_for": lambda added: nonzero(density=1.0, granularity="element"),
@@ -93,6 +98,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "top_k": {"k": 2, "decay": 0.9, **UNITS},
     "two_stage_mean": {"axis_name": "data", "codec": dither(), **UNITS},
     "warmup": {"stages": [jaxcomm.qsgd()], "every": 2},
+    "zeroth_order": {"directions": 2, "smoothing": 0.01, "seed": 3},
 }
 WITHOUT_NUMBERS = {
     "hierarchical",

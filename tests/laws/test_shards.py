@@ -15,13 +15,16 @@ from tests.cases import CASES, FEW, Case, rows
 
 SPECS = {"kernel": P(None, "model"), "bias": P()}
 SHAPES = {"kernel": (6, 8), "bias": (5,)}
-# `parallax` is an `optax.partition` of two aggregators, and `sharded_server` an optimizer.
+# `parallax` is an `optax.partition` of two aggregators, `sharded_server` an optimizer, and
+# `zeroth_order` evaluates the loss in place of gradients.
 NESTABLE = [
-    case for case in CASES if case.name != "parallax" and not case.name.startswith("sharded_server")
+    case
+    for case in CASES
+    if case.name != "parallax" and not case.name.startswith(("sharded_server", "zeroth_order"))
 ]
 
 # Their collectives take leaves as they are.
-WITHOUT_FLATTENING = {"mean"}
+WITHOUT_FLATTENING = {"mean", "zeroth_order", "zeroth_order_gaussian"}
 
 
 def linear(params: Any, batch: Any) -> jax.Array:

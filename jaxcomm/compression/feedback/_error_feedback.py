@@ -36,8 +36,8 @@ def error_feedback(
 
     Args:
       codec: A contraction, :math:`\mathbb{E}\|C(a) - a\|^2 \le (1 - \delta) \|a\|^2` with
-        :math:`\delta > 0`, or a codec with such a bound plus a constant (`bounded`), such as a
-        fixed threshold.
+        :math:`\delta > 0`, or a codec that is `bounded`, such as a fixed threshold, or blocks of
+        coordinates in a cyclic order.
       decay: :math:`\gamma` in (0, 1]; may be traced.
       averaging: :math:`\beta` in (0, 1]; may be traced. Below 1, the residual is an average over
         steps, as in LoCo; :func:`jaxcomm.compression.compressed_memory` keeps it in 8 bits.

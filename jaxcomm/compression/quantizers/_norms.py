@@ -46,7 +46,7 @@ class SumOfSquares(NamedTuple):
 Statistics: TypeAlias = MaxAbs | SumOfSquares
 
 
-def _l2_norm(x: jax.Array) -> jax.Array:
+def l2_norm(x: jax.Array) -> jax.Array:
     """The l2 norm, finite and exact to rounding whenever it is a normal float32."""
     peak = jnp.max(jnp.abs(x), initial=0)
     # XLA multiplies by the reciprocal of the peak; a power of two brings it into range.
@@ -56,7 +56,7 @@ def _l2_norm(x: jax.Array) -> jax.Array:
 
 
 def _l2_measure(x: jax.Array) -> SumOfSquares:
-    norm = _l2_norm(x)
+    norm = l2_norm(x)
     large, small = norm > 2.0**40, norm < 2.0**-40
     return SumOfSquares(
         large=jnp.square(jnp.where(large, norm * 2.0**-80, 0)),
@@ -67,7 +67,7 @@ def _l2_measure(x: jax.Array) -> SumOfSquares:
 
 def _l2_value(squares: SumOfSquares) -> jax.Array:
     large, medium, small = map(jnp.sqrt, squares)
-    return _l2_norm(jnp.stack([large * 2.0**80, medium, small * 2.0**-80]))
+    return l2_norm(jnp.stack([large * 2.0**80, medium, small * 2.0**-80]))
 
 
 def small_peak(size: int) -> float:

@@ -16,7 +16,11 @@ from experiments.study.store import read
 from experiments.training.survey import REASONS, grid, settings
 
 # Methods that are newer than the record.
-NEWER = {label for label in ALL_LABELS if label.startswith(("power_sgd", "atomo", "sharded"))}
+NEWER = {
+    label
+    for label in ALL_LABELS
+    if label.startswith(("power_sgd", "atomo", "sharded", "ef_blocks", "zeroth_order"))
+}
 RECORD = max((Path(experiments.__file__).parent / "records").glob("*_survey"))
 
 
