@@ -7,17 +7,17 @@ Place one transformation before the optimizer, and `make_step` sends fewer bytes
 
 The public names, by purpose:
 
-- **Methods**, named as in their papers: `deep_gradient_compression`, `ef_sign_sgd`, `fetch_sgd`,
-  `global_qsgd`, `gtop_k`, `natural_compression`, `one_bit_sgd`, `parallax`, `qsgd`, `s2_reducer`,
-  `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k`. Of low
+- **Methods**, named as in their papers: `deep_gradient_compression`, `demo`, `ef_sign_sgd`,
+  `fetch_sgd`, `global_qsgd`, `gtop_k`, `natural_compression`, `one_bit_sgd`, `parallax`, `qsgd`,
+  `s2_reducer`, `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k`. Of low
   rank: `atomo`, `power_sgd`.
-- **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `lazy`, `majority_vote`,
-  `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`.
+- **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `budgeted_mean`, `lazy`,
+  `majority_vote`, `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`.
 - **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches`, `low_rank` and
   `feedback`; wrappers of codecs in `compression`.
-- **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `backup`, `delayed`,
-  `hierarchical`, `per_worker`, `shard_local`, `sharded_server`, `skip_nonfinite`, `warmup`;
-  `warmup_schedule` for the rate.
+- **Wrappers** of transformations: `accumulate`, `adaptive_budgets`, `adaptive_ratio`, `backup`,
+  `delayed`, `hierarchical`, `per_worker`, `shard_local`, `sharded_server`, `skip_nonfinite`,
+  `warmup`; `warmup_schedule` for the rate.
 - **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
   DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`; sending
   during the backward pass in `scheduling`.
@@ -50,10 +50,12 @@ from jaxcomm._state import init, state_specs
 from jaxcomm.advise import advise
 from jaxcomm.aggregation import (
     accumulate,
+    adaptive_budgets,
     adaptive_ratio,
     all_gather_mean,
     all_reduce_mean,
     backup,
+    budgeted_mean,
     delayed,
     fetch_sgd,
     gradient_density,
@@ -78,6 +80,7 @@ from jaxcomm.compression import feedback, low_rank, quantizers, sketches, sparsi
 from jaxcomm.methods import (
     atomo,
     deep_gradient_compression,
+    demo,
     ef_sign_sgd,
     global_qsgd,
     natural_compression,
@@ -99,6 +102,7 @@ __all__ = [
     # Methods
     "atomo",
     "deep_gradient_compression",
+    "demo",
     "ef_sign_sgd",
     "fetch_sgd",
     "global_qsgd",
@@ -121,6 +125,7 @@ __all__ = [
     "aggregation",
     "all_gather_mean",
     "all_reduce_mean",
+    "budgeted_mean",
     "lazy",
     "majority_vote",
     "mean",
@@ -137,6 +142,7 @@ __all__ = [
     "sparsifiers",
     # Wrappers of transformations
     "accumulate",
+    "adaptive_budgets",
     "adaptive_ratio",
     "backup",
     "delayed",

@@ -74,6 +74,30 @@ class FactoredDecode:
         return product_of(*factors).reshape(context.shape)
 
 
+@dataclasses.dataclass(frozen=True)
+class MappedDecode:
+    r"""The `decode` of a codec that maps what another codec decodes to, linearly.
+
+    .. math:: \mathrm{decode}(\text{context}, \text{payload}) = M\, \mathrm{inner}(\text{context}',
+              \text{payload})
+
+    The mean of several payloads then takes one product with :math:`M`, and not one each.
+
+    Attributes:
+      inner: The `decode` of the other codec.
+      within: The context of the other codec, from that of this one.
+      back: `(array, shape) -> float32[shape]`, the map, equal on all workers.
+    """
+
+    inner: Callable[[Context, PyTree], jax.Array]
+    within: Callable[[Context], Context]
+    back: Callable[[jax.Array, tuple[int, ...]], jax.Array]
+
+    def __call__(self, context: Context, payload: PyTree) -> jax.Array:
+        """The mapped array."""
+        return self.back(self.inner(self.within(context), payload), context.shape)
+
+
 def product_of(left: jax.Array, right: jax.Array) -> jax.Array:
     """`left @ right.T` in full float32, `[rows, columns]`."""
     if left.shape[1] > FEW_COLUMNS:

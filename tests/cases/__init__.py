@@ -7,6 +7,7 @@ import pytest
 
 from tests.cases._binary import BINARY
 from tests.cases._case import Case
+from tests.cases._chained import CHAINED
 from tests.cases._exchanged import EXCHANGED
 from tests.cases._feedback import FEEDBACK
 from tests.cases._low_rank import LOW_RANK
@@ -50,6 +51,7 @@ FAMILIES = [
     SPARSE,
     BINARY,
     SAMPLED,
+    CHAINED,
     LOW_RANK,
     SKETCHED,
     EXCHANGED,

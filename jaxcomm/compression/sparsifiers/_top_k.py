@@ -12,6 +12,7 @@ from jaxcomm._entries import Entries, SparseDecode
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, unpack_indices
 from jaxcomm.compression.sparsifiers._largest import largest
+from jaxcomm.compression.sparsifiers._selecting import Selecting
 from jaxcomm.compression.sparsifiers._selection import places
 from jaxcomm.compression.sparsifiers._sparse import (
     SparsePayload,
@@ -142,7 +143,13 @@ def top_k(
         return least / width * (1 - 2.0**-16 if dtype == jnp.bfloat16 else 1)
 
     return Codec(
-        encode=encode,
+        encode=Selecting(
+            encode,
+            choose=lambda public, flat: choose(flat),
+            layout=layout_of,
+            drawn=False,
+            value_dtype=dtype,
+        ),
         decode=SparseDecode(entries),
         claims=Claims(contraction=contraction),
     )
