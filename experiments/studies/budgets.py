@@ -119,7 +119,7 @@ STUDY = Study(
         Claim("`equal_2_4`, with 2 bits for all, has at most 1.1 times this loss as well.",
               is_no_worse("late_loss", 1.1, methods={"method": "equal_2_4"}, log=True)),
     ],
-    derive=derive, shares=("method",), headline=("ms/step", "of equal"),
+    derive=derive, shares=("method",), headline=("step_milliseconds", "of equal"),
     grid=lambda config, setting: {"learning_rate": (config.learning_rates,)},
     budget=lambda config: Budget(len(config.learning_rates), 1),
 )  # fmt: skip

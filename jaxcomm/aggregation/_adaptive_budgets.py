@@ -15,7 +15,8 @@ from jaxcomm._base import AxisName, Codec, Context, PyTree
 from jaxcomm._message import to_message
 from jaxcomm._require import checked, require_state
 from jaxcomm._switch import collective_switch
-from jaxcomm.aggregation._budgeted import CodecOf, Plan, budgeted_mean, plan_of, require_slow
+from jaxcomm.aggregation._budget_plan import CodecOf, Plan, plan_of, require_slow
+from jaxcomm.aggregation._budgeted import budgeted_mean
 from jaxcomm.aggregation._local import encode_local
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._stages import averages_over, common_axes, common_state, needs_whole
@@ -143,9 +144,7 @@ def adaptive_budgets(
         )
     require_steps("patience", patience)
     stages = [
-        budgeted_mean(
-            axis_name, codec_for, budget, slow=plan, mean_codec=mean_codec, **options
-        )
+        budgeted_mean(axis_name, codec_for, budget, slow=plan, mean_codec=mean_codec, **options)
         for plan in plans
     ]
     own_codec = codec_for(budget) if mean_codec is None else mean_codec

@@ -12,6 +12,7 @@ from jax import lax
 from jaxcomm._base import Claims, Codec, Coins, Context, Diagnostics, Memory, PyTree
 from jaxcomm._entries import Entries, SparseDecode
 from jaxcomm._require import require_codec
+from jaxcomm.compression._chain_claims import claims_of_chain, for_one_worker
 from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression.quantizers import cast
 from jaxcomm.compression.sparsifiers._indices import (
@@ -72,47 +73,6 @@ def _divided(codecs: Sequence[Codec]) -> tuple[list[Codec], list[Selecting], Cod
     if len(selections) < len(codecs) or all(each.drawn for each in selections[:-1]):
         return [*codecs[:-1]], selections[: len(codecs) - 1], codecs[-1]
     return [*codecs], selections, _exactly(selections[-1].value_dtype)
-
-
-def _claims(selecting: Codec, selection: Selecting, of_values: Claims) -> Claims:
-    """The claims of a selection before a codec with the claims `of_values`."""
-    variance, contraction, _ = selecting.claims
-    inner = of_values
-
-    def count(size: int) -> int:
-        return max(selection.layout(size).entries, 1)
-
-    if variance is not None:
-        if inner.variance is None:
-            return Claims()
-        omega = inner.variance
-        return Claims(
-            variance=lambda size, workers: (
-                (1 + variance(size, workers)) * (1 + omega(count(size), workers)) - 1
-            )
-        )
-    if contraction is None or (inner.contraction is None and inner.variance is None):
-        return Claims()
-
-    def product(size: int, workers: int) -> float:
-        if inner.contraction is not None:
-            delta = inner.contraction(count(size), workers)
-        else:
-            assert inner.variance is not None
-            delta = 1 - inner.variance(count(size), workers)
-        # A codec that enlarges errors does so for all of `x` at worst.
-        return delta * contraction(size, workers) if delta > 0 else delta
-
-    return Claims(contraction=product)
-
-
-def _for_one_worker(claims: Claims) -> Claims:
-    """The claims of a codec whose statistics workers do not share."""
-    variance, contraction, _ = claims
-    return claims._replace(
-        variance=variance and (lambda size, workers: variance(size, 1)),
-        contraction=contraction and (lambda size, workers: contraction(size, 1)),
-    )
 
 
 def chain(*codecs: Codec) -> Codec:
@@ -284,9 +244,9 @@ def chain(*codecs: Codec) -> Codec:
         combine = lambda coins, *payloads: of_last(  # noqa: E731
             _coins(coins, len(selections)), *payloads
         )
-    claims = _for_one_worker(last.claims) if sent else last.claims
+    claims = for_one_worker(last.claims) if sent else last.claims
     for codec, selection in zip(reversed(first), reversed(selections), strict=True):
-        claims = _claims(codec, selection, claims)
+        claims = claims_of_chain(codec, selection, claims)
     codec = Codec(
         encode=encode,
         decode=SparseDecode(entries),

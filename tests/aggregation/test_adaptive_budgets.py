@@ -7,8 +7,8 @@ import pytest
 
 import jaxcomm
 from jaxcomm import adaptive_budgets, budgeted_mean, wire
-from jaxcomm.aggregation._adaptive_budgets import link_bytes
-from jaxcomm.aggregation._budgeted import plan_of
+from jaxcomm.aggregation._adaptive_budgets import AdaptiveBudgetsState, _next, link_bytes
+from jaxcomm.aggregation._budget_plan import plan_of
 from jaxcomm.compression.quantizers import dither
 from tests.workers import abstract, aggregator
 
@@ -21,12 +21,13 @@ def bits(number: int) -> jaxcomm.Codec:
 
 
 def predicted(slow: dict[int, int]) -> np.ndarray:
-    return link_bytes(plan_of(bits, 8, slow, WORKERS), bits(8), SIZE)
+    return link_bytes(plan_of(bits, 8, slow, WORKERS), bits(4), SIZE)
 
 
 @pytest.mark.parametrize("slow", PLANS, ids=str)
 def test_predicted_bytes_are_those_of_the_program(slow: dict[int, int]) -> None:
-    tx, updates = budgeted_mean("data", bits, 8, slow=slow), jnp.ones((WORKERS, SIZE))
+    updates = jnp.ones((WORKERS, SIZE))
+    tx = budgeted_mean("data", bits, 8, slow=slow, mean_codec=bits(4))
     arguments = updates, abstract(tx, updates, "checked"), jnp.ones(WORKERS)
     found = wire.account(aggregator(tx, WORKERS, "checked"), *arguments)
     sent, received = predicted(slow)
@@ -51,13 +52,36 @@ def plans_by_hand(speeds: np.ndarray, target: float, patience: int) -> list[int]
     return found
 
 
-def test_the_plans_of_a_run() -> None:
+def speeds_of_a_run() -> np.ndarray:
     even, slow_1, both = [1e-4] * 4, [1e-4, 3e-4, 1e-4, 1e-4], [3e-4, 3e-4, 1e-4, 1e-4]
     hopeless, unknown = [1.0] * 4, [1e-4, np.nan, 1e-4, 1e-4]
-    speeds = np.array(
+    return np.array(
         [even, slow_1, even, slow_1, even, even, unknown, even, both, both, hopeless, *[even] * 4]
     )
-    tx = adaptive_budgets("data", bits, 8, PLANS, target_seconds=0.25, patience=3)
+
+
+def test_the_rule() -> None:
+    """Without an aggregator: which plan follows from predicted seconds."""
+    speeds, zero = speeds_of_a_run(), jnp.zeros((), jnp.int32)
+    per_plan = np.stack([predicted(slow).max(axis=0) for slow in PLANS])
+    seconds = np.max(per_plan[None] * speeds[:, None], axis=-1)
+
+    def step(state: AdaptiveBudgetsState, seconds: jax.Array) -> tuple[object, jax.Array]:
+        after = AdaptiveBudgetsState(*_next(state, seconds, 0.2, 3), ())
+        return after, after.plan
+
+    first = AdaptiveBudgetsState(zero, zero, ())
+    _, found = jax.lax.scan(step, first, jnp.asarray(seconds, jnp.float32))
+    assert [0, *found.tolist()] == plans_by_hand(speeds, 0.2, 3)
+    assert {*found.tolist()} == {0, 1, 2}
+
+
+@pytest.mark.slow
+def test_the_plans_of_a_run() -> None:
+    speeds = speeds_of_a_run()
+    tx = adaptive_budgets(
+        "data", bits, 8, PLANS, target_seconds=0.2, patience=3, mean_codec=bits(4)
+    )
 
     def worker(x: jax.Array, speeds: jax.Array) -> jax.Array:
         def step(state: object, speed: jax.Array) -> tuple[object, jax.Array]:
@@ -68,9 +92,8 @@ def test_the_plans_of_a_run() -> None:
 
     run = jax.jit(jax.vmap(worker, in_axes=(0, 1), axis_name="data"))
     found, means = run(jnp.ones((WORKERS, SIZE)), jnp.asarray(speeds, jnp.float32))
-    assert np.ptp(found, axis=0).max() == 0 and [0, *found[0].tolist()] == plans_by_hand(
-        speeds, 0.25, 3
-    )
+    assert np.ptp(found, axis=0).max() == 0
+    assert [0, *found[0].tolist()] == plans_by_hand(speeds, 0.2, 3)
     assert {*found[0].tolist()} == {0, 1, 2}
     np.testing.assert_allclose(means, 1, rtol=1e-5)  # Equal numbers are exact in any plan.
 
@@ -120,6 +143,6 @@ def test_options_out_of_range(arguments: dict, message: str) -> None:
 def test_a_speed_is_needed(given: object) -> None:
     tx = adaptive_budgets("data", bits, 8, PLANS, target_seconds=1.0)
     with pytest.raises(ValueError, match="measured speed of each worker's link, a scalar"):
-        jax.vmap(
-            lambda x: tx.update(x, tx.init(x), seconds_per_byte=given)[0], axis_name="data"
-        )(jnp.ones((4, 8)))
+        jax.vmap(lambda x: tx.update(x, tx.init(x), seconds_per_byte=given)[0], axis_name="data")(
+            jnp.ones((4, 8))
+        )

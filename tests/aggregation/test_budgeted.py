@@ -7,7 +7,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm import budgeted_mean, wire
-from jaxcomm.aggregation._budgeted import plan_of
+from jaxcomm.aggregation._budget_plan import plan_of
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import cast, dither, min_max_dither
 from jaxcomm.compression.sparsifiers import random_k, top_k
@@ -48,7 +48,7 @@ def test_every_row_reaches_its_owner_once(workers: int, slow: object) -> None:
         "all": [*range(workers)],
     }
     given = slow if isinstance(slow, dict) else dict.fromkeys(named[slow], 1)
-    plan = plan_of(bits, 8, {worker: 2 for worker in given}, workers)
+    plan = plan_of(bits, 8, dict.fromkeys(given, 2), workers)
     messages = []
     for turn in range(workers):
         of_turn = [

@@ -72,6 +72,8 @@ def _fetched(updates: np.ndarray, seed: int) -> np.ndarray:
 
 
 HOLDS_NOTHING_BACK = ((FORGETFUL, "With a density of 1 there is room for all."),)
+
+
 def budgeted_bytes(size: int, n: int) -> float:
     """Worker 0 is slow; of each permutation, as every worker that takes part counts it."""
     owners = max(n - 1, 1)

@@ -207,14 +207,12 @@ def test_memory_goes_outside() -> None:
     for pair in (error_feedback(top_k(k=1)), top_k(k=1)), (dither(), error_feedback(top_k(k=1))):
         with pytest.raises(ValueError, match=r"error_feedback\(reserved"):
             reserved(*pair).init(x)
-    with pytest.raises(ValueError, match="`spikes` of `reserved` must be a codec, .* got 3"):
+    with pytest.raises(ValueError, match=r"`spikes` of `reserved` must be a codec, .* got 3"):
         reserved(dither(), 3)
 
 
 def test_statistics_of_several_buckets() -> None:
     codec, x = chain(random_k(k=4), dither()), jnp.zeros(8)
     context = Context(Coins(*jax.random.split(jax.random.key(0))), shape=(8,), statistics_size=24)
-    with pytest.raises(ValueError, match="several buckets.* all 24 .*`scope`='bucket'"):
+    with pytest.raises(ValueError, match=r"several buckets.* all 24 .*`scope`='bucket'"):
         codec.measure(context, x)
-
-

@@ -9,13 +9,13 @@ import pytest
 import scipy.fft
 
 import jaxcomm
-from jaxcomm import Codec
 from jaxcomm.compression import cosine
 from jaxcomm.compression._cosine import cosine_matrix, cut
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import top_k
 from tests.codecs import run, send
+from tests.slow import slow
 from tests.workers import aggregate
 
 WORKERS, STEPS = 3, 5
@@ -81,26 +81,22 @@ def drawn(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
 
-def test_the_updates_are_those_of_the_equations() -> None:
+@pytest.mark.parametrize("signs", [False, slow(True)])
+def test_the_updates_are_those_of_the_equations(signs: bool) -> None:
     given = {name: drawn(STEPS, WORKERS, *shape) for name, shape in SHAPES.items()}
+    tx = jaxcomm.demo(k=3, chunk=4, momentum=0.9, signs=signs)
 
-    def steps(signs: bool) -> dict[str, np.ndarray]:
-        tx = jaxcomm.demo(k=3, chunk=4, momentum=0.9, signs=signs)
+    def worker(gradients: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        state = tx.init(jax.tree.map(lambda x: x[0], gradients))
+        updates = lambda state, x: tx.update(x, state)[::-1]  # noqa: E731
+        return jax.lax.scan(updates, state, gradients)[1]
 
-        def worker(gradients: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            state = tx.init(jax.tree.map(lambda x: x[0], gradients))
-            updates = lambda state, x: tx.update(x, state)[::-1]  # noqa: E731
-            return jax.lax.scan(updates, state, gradients)[1]
-
-        found = jax.jit(jax.vmap(worker, in_axes=1, axis_name="data"))(given)
-        return jax.tree.map(lambda x: np.asarray(x[0], np.float64), found)
-
-    plain, signed = steps(False), steps(True)
+    found = jax.jit(jax.vmap(worker, in_axes=1, axis_name="data"))(given)
     for name, each in given.items():
         expected = demo_by_hand(each.astype(np.float64), 3, 4, 0.9)
-        np.testing.assert_allclose(plain[name], expected, atol=2e-5)
-        clear = np.abs(expected) > 1e-4
-        np.testing.assert_array_equal(signed[name][clear], np.sign(expected[clear]))
+        if signs:
+            expected = np.where(np.abs(expected) > 1e-4, np.sign(expected), found[name][0])
+        np.testing.assert_allclose(found[name][0], expected, atol=2e-5)
 
 
 def test_the_momentum_is_what_was_not_sent() -> None:
@@ -115,7 +111,7 @@ def test_the_momentum_is_what_was_not_sent() -> None:
         before = after
 
 
-@pytest.mark.parametrize("k", [16, 99])
+@pytest.mark.parametrize("k", [16, slow(99)])
 def test_all_coefficients_are_the_mean(k: int) -> None:
     given = drawn(WORKERS, 7, 9)
     means = aggregate(jaxcomm.demo(k=k, chunk=4, momentum=1.0), jnp.asarray(given))
@@ -143,8 +139,8 @@ def test_a_mean_takes_one_inverse_transform() -> None:
     tx = jaxcomm.all_gather_mean("data", cosine(top_k(k=3)))
     one = lambda x: tx.update(x, tx.init(x))[0]  # noqa: E731
     jaxpr = jax.make_jaxpr(jax.vmap(one, axis_name="data"))(jnp.zeros((5, 128, 128)))
-    # Two products forward and two back, none of them in the loop over workers.
-    assert products(jaxpr.jaxpr) == [False] * 4
+    found = products(jaxpr.jaxpr)
+    assert found and not any(found)  # None is in the loop over workers.
 
 
 def test_with_other_codecs() -> None:
