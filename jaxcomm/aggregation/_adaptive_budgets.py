@@ -54,6 +54,25 @@ def link_bytes(plan: Plan, mean_codec: Codec, size: int) -> np.ndarray:
     return np.stack([sent + to_all, received + to_all])
 
 
+def _speeds_of_all(seconds_per_byte: Any, axis_name: AxisName, workers: int) -> jax.Array:
+    """The seconds per byte of all workers, float32[workers], equal on all of them."""
+    if seconds_per_byte is None or jnp.shape(seconds_per_byte) not in ((), (workers,)):
+        given = None if seconds_per_byte is None else f"shape {jnp.shape(seconds_per_byte)}"
+        raise ValueError(
+            "`adaptive_budgets` needs `update(..., seconds_per_byte=)`: a scalar, measured on this "
+            f"worker's link, or those of all workers, shape ({workers},). It got {given}."
+        )
+    speeds = jnp.asarray(seconds_per_byte, jnp.float32)
+    if speeds.shape == ():
+        return _axis.gather(_axis.as_varying(speeds, axis_name), axis_name)
+    if differs := sorted(_axis.varying(speeds)):
+        raise ValueError(
+            f"`seconds_per_byte` of all workers must be equal on all of them, but differ over "
+            f"{differs}: pass a scalar on each worker."
+        )
+    return speeds
+
+
 def _next(
     state: AdaptiveBudgetsState, seconds: jax.Array, target: float, patience: int
 ) -> tuple[jax.Array, jax.Array]:
@@ -90,9 +109,9 @@ def adaptive_budgets(
     caller. :math:`T_p` are the seconds on the slowest link under plan :math:`p`, and :math:`T` is
     `target_seconds`. If no plan meets it, the one of least seconds is wanted. The rule is that of
     :func:`jaxcomm.adaptive_ratio`: a later plan is used in the next step; an earlier one, which
-    sends more, only after it was wanted for `patience` steps in a row. The measurements are
-    gathered, :math:`4 (n - 1)` bytes per worker, so all workers choose the same plan. A step with
-    a measurement that is not finite, or not positive, changes nothing.
+    sends more, only after it was wanted for `patience` steps in a row. Measurements of each worker
+    are gathered, :math:`4 (n - 1)` bytes per worker, so all workers choose the same plan. A step
+    with a measurement that is not finite, or not positive, changes nothing.
 
     The payloads of the plans differ in shape, so each is a branch of the program, and the bytes are
     really those of the plan in use. :func:`jaxcomm.wire.account` reports each branch, and counts
@@ -110,12 +129,13 @@ def adaptive_budgets(
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
-      A transformation whose `update` takes `seconds_per_byte=`, a float32 scalar on each worker. It
-      has the guarantees of :func:`budgeted_mean`.
+      A transformation whose `update` takes `seconds_per_byte=`: a float32 scalar that differs by
+      worker, or float32[workers] that is equal on all, as steps of :func:`jaxcomm.make_step` pass
+      it. It has the guarantees of :func:`budgeted_mean`.
 
     Raises:
       ValueError: If an option is out of range, or as for :func:`budgeted_mean`; in `update`, if
-        `seconds_per_byte` is missing or not a scalar.
+        `seconds_per_byte` is missing or has another shape.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -163,21 +183,15 @@ def adaptive_budgets(
         **extra_args: Any,
     ) -> tuple[PyTree, AdaptiveBudgetsState]:
         require_state(state, AdaptiveBudgetsState, "`adaptive_budgets`")
-        if seconds_per_byte is None or jnp.shape(seconds_per_byte) != ():
-            raise ValueError(
-                "`adaptive_budgets` needs the measured speed of each worker's link, a scalar: "
-                f"`update(..., seconds_per_byte=s)`, got {seconds_per_byte!r}."
-            )
+        workers = _axis.size(axis_name)
+        speeds = _speeds_of_all(seconds_per_byte, axis_name, workers)
         if not jax.tree.leaves(updates):
             return updates, state
         result, inner = collective_switch(
             state.plan,
             [partial(stage.update, updates, state.inner, params, **extra_args) for stage in stages],
         )
-        workers = _axis.size(axis_name)
         size = sum(x.size for x in jax.tree.leaves(updates))
-        own = _axis.as_varying(jnp.asarray(seconds_per_byte, jnp.float32), axis_name)
-        speeds = _axis.gather(own, axis_name)
         per_plan = np.stack(
             [
                 link_bytes(plan_of(codec_for, budget, slow, workers), own_codec, size).max(axis=0)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxcomm
@@ -139,10 +140,30 @@ def test_options_out_of_range(arguments: dict, message: str) -> None:
         adaptive_budgets("data", bits, 8, **{"plans": PLANS, "target_seconds": 1.0} | arguments)
 
 
+@pytest.mark.slow
+def test_in_steps_with_the_speeds_of_all() -> None:
+    aggregator = adaptive_budgets(
+        "data", bits, 8, PLANS, target_seconds=0.2, patience=1, mean_codec=bits(4)
+    )
+    tx, params = optax.chain(aggregator, optax.sgd(0.1)), jnp.zeros(SIZE)
+    mesh = jax.make_mesh((WORKERS,), ("data",), devices=jax.devices()[:WORKERS])
+    loss = lambda params, batch: jnp.mean((params[None] - batch) ** 2)  # noqa: E731
+    both = jnp.array([3e-4, 3e-4, 1e-4, 1e-4])
+    for laid_out in mesh, WORKERS:
+        make = jaxcomm.simulate if laid_out == WORKERS else jaxcomm.make_step
+        step, state = make(loss, tx, laid_out), jaxcomm.init(tx, params, laid_out)
+        found, given = [], jnp.zeros(SIZE)
+        for speeds in both, jnp.full(WORKERS, 1e-4), jnp.full(WORKERS, 1e-4):
+            batch = jnp.ones((WORKERS, SIZE))
+            given, state, _ = step(given, state, batch, seconds_per_byte=speeds)
+            found.append(int(state[0].plan))
+        assert found == [2, 0, 0]
+
+
 @pytest.mark.parametrize("given", [None, jnp.ones(3)], ids=["missing", "vector"])
 def test_a_speed_is_needed(given: object) -> None:
     tx = adaptive_budgets("data", bits, 8, PLANS, target_seconds=1.0)
-    with pytest.raises(ValueError, match="measured speed of each worker's link, a scalar"):
+    with pytest.raises(ValueError, match=r"needs `update\(..., seconds_per_byte=\)`: a scalar"):
         jax.vmap(lambda x: tx.update(x, tx.init(x), seconds_per_byte=given)[0], axis_name="data")(
             jnp.ones((4, 8))
         )
