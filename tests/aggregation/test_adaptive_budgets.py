@@ -143,7 +143,7 @@ def test_options_out_of_range(arguments: dict, message: str) -> None:
 @pytest.mark.slow
 def test_in_steps_with_the_speeds_of_all() -> None:
     aggregator = adaptive_budgets(
-        "data", bits, 8, PLANS, target_seconds=0.2, patience=1, mean_codec=bits(4)
+        "data", bits, 8, PLANS[::2], target_seconds=0.2, patience=1, mean_codec=bits(4)
     )
     tx, params = optax.chain(aggregator, optax.sgd(0.1)), jnp.zeros(SIZE)
     mesh = jax.make_mesh((WORKERS,), ("data",), devices=jax.devices()[:WORKERS])
@@ -157,7 +157,7 @@ def test_in_steps_with_the_speeds_of_all() -> None:
             batch = jnp.ones((WORKERS, SIZE))
             given, state, _ = step(given, state, batch, seconds_per_byte=speeds)
             found.append(int(state[0].plan))
-        assert found == [2, 0, 0]
+        assert found == [1, 0, 0]
 
 
 @pytest.mark.parametrize("given", [None, jnp.ones(3)], ids=["missing", "vector"])
