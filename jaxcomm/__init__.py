@@ -10,15 +10,16 @@ The public names, by purpose:
 - **Methods**, named as in their papers: `deep_gradient_compression`, `ef_sign_sgd`, `fetch_sgd`,
   `global_qsgd`, `gtop_k`, `natural_compression`, `one_bit_sgd`, `parallax`, `qsgd`, `s2_reducer`,
   `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k`. Of low
-  rank: `atomo`, `power_sgd`.
-- **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `lazy`, `majority_vote`,
-  `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`; `zeroth_order`
-  without gradients.
+  rank: `atomo`, `power_sgd`. Of momenta: `demo`.
+- **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `budgeted_mean`, `lazy`,
+  `majority_vote`, `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`;
+  `zeroth_order` without gradients.
 - **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches`, `low_rank`, `codes`
   and `feedback`; wrappers of codecs in `compression`.
-- **Wrappers** of transformations: `accumulate`, `adaptive_ratio`, `backup`, `delayed`,
-  `hierarchical`, `per_worker`, `proximal`, `shard_local`, `sharded_server`, `skip_nonfinite`,
-  `sliced`, `warmup`; `regularizers` for `proximal`, and `warmup_schedule` for the rate.
+- **Wrappers** of transformations: `accumulate`, `adaptive_budgets`, `adaptive_ratio`, `backup`,
+  `delayed`, `hierarchical`, `per_worker`, `proximal`, `shard_local`, `sharded_server`,
+  `skip_nonfinite`, `sliced`, `warmup`; `regularizers` for `proximal`, and `warmup_schedule` for the
+  rate.
 - **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
   DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`; sending
   during the backward pass in `scheduling`.
@@ -51,10 +52,12 @@ from jaxcomm._state import init, state_specs
 from jaxcomm.advise import advise
 from jaxcomm.aggregation import (
     accumulate,
+    adaptive_budgets,
     adaptive_ratio,
     all_gather_mean,
     all_reduce_mean,
     backup,
+    budgeted_mean,
     delayed,
     fetch_sgd,
     gradient_density,
@@ -90,6 +93,7 @@ from jaxcomm.compression.regularizers import proximal
 from jaxcomm.methods import (
     atomo,
     deep_gradient_compression,
+    demo,
     ef_sign_sgd,
     global_qsgd,
     natural_compression,
@@ -111,6 +115,7 @@ __all__ = [
     # Methods
     "atomo",
     "deep_gradient_compression",
+    "demo",
     "ef_sign_sgd",
     "fetch_sgd",
     "global_qsgd",
@@ -133,6 +138,7 @@ __all__ = [
     "aggregation",
     "all_gather_mean",
     "all_reduce_mean",
+    "budgeted_mean",
     "lazy",
     "majority_vote",
     "mean",
@@ -152,6 +158,7 @@ __all__ = [
     "sparsifiers",
     # Wrappers of transformations
     "accumulate",
+    "adaptive_budgets",
     "adaptive_ratio",
     "backup",
     "delayed",

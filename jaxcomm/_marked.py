@@ -6,7 +6,7 @@ therefore cannot keep a stale property.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,18 @@ class Marked:
     def __call__(self, context: Context, x: jax.Array) -> PyTree:
         """The result of the function."""
         return self.function(context, x)
+
+
+_Mark = TypeVar("_Mark")
+
+
+def mark_of(function: Callable[..., Any], kind: type[_Mark]) -> _Mark | None:
+    """The outermost mark of a kind around the function; `None` if there is none."""
+    while not isinstance(function, kind):
+        if not hasattr(function, "function"):
+            return None
+        function = function.function
+    return function
 
 
 def is_linear(function: Callable[..., Any]) -> bool:
@@ -86,6 +98,30 @@ class FactoredDecode:
         if factors is None:
             return self.exact(context, payload)
         return product_of(*factors).reshape(context.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class MappedDecode:
+    r"""The `decode` of a codec that maps what another codec decodes to, linearly.
+
+    .. math:: \mathrm{decode}(\text{context}, \text{payload}) = M\, \mathrm{inner}(\text{context}',
+              \text{payload})
+
+    The mean of several payloads then takes one product with :math:`M`, and not one each.
+
+    Attributes:
+      inner: The `decode` of the other codec.
+      within: The context of the other codec, from that of this one.
+      back: `(array, shape) -> float32[shape]`, the map, equal on all workers.
+    """
+
+    inner: Callable[[Context, PyTree], jax.Array]
+    within: Callable[[Context], Context]
+    back: Callable[[jax.Array, tuple[int, ...]], jax.Array]
+
+    def __call__(self, context: Context, payload: PyTree) -> jax.Array:
+        """The mapped array."""
+        return self.back(self.inner(self.within(context), payload), context.shape)
 
 
 def product_of(left: jax.Array, right: jax.Array) -> jax.Array:

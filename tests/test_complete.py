@@ -66,6 +66,7 @@ FUNCTIONS = functions([*PACKAGES, *OTHERS])
 METHODS = {name: value for name, value in FUNCTIONS.items() if is_method(value)}
 
 WITHOUT_ROW = {
+    "adaptive_budgets": "takes measured speeds: tests/aggregation/test_adaptive_budgets.py",
     "backup": "drops workers, which no mean may: tests/aggregation/test_backup.py",
     "accumulate": "goes around any row: tests/aggregation/test_accumulate.py",
     "hierarchical": "goes around any two rows: tests/aggregation/test_hierarchical.py",

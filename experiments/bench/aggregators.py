@@ -15,10 +15,12 @@ from experiments.bench.updates import BenchMethod
 from jaxcomm import Codec, all_gather_mean, all_reduce_mean, two_stage_mean
 from jaxcomm.compression import (
     blockwise,
+    chain,
     compressed_memory,
     feedback,
     low_rank,
     quantizers,
+    reserved,
     rotated,
     scaled,
     sparsifiers,
@@ -162,6 +164,16 @@ AGGREGATORS: Mapping[str, Rows] = {
         ),
         "block_coordinate_alone": _all_reduce(sparsifiers.block_coordinate(BLOCKS)),
     },
+    "chained": {
+        "chain": _with_feedback(
+            chain(scaled(sparsifiers.random_k(ratio=0.1)), top_k(ratio=0.1), dither(bits=8))
+        ),
+        "chain_summed": _all_reduce(chain(sparsifiers.random_k(ratio=RATIO), dither(bits=8))),
+        "reserved": _all_gather(
+            reserved(blockwise(dither(bits=4), BLOCK), top_k(k=4, block_size=BLOCK))
+        ),
+        "demo": BenchMethod(jaxcomm.demo),
+    },
     "low_rank": {
         "power_sgd": BenchMethod(lambda: jaxcomm.power_sgd(rank=4)),
         "power_sgd_alternate": BenchMethod(lambda: jaxcomm.power_sgd(rank=4, alternate=True)),
@@ -193,6 +205,11 @@ AGGREGATORS: Mapping[str, Rows] = {
         "sharded_server_top_k": _server(error_feedback(top_k(ratio=RATIO))),
         "compressed_memory": _all_gather(
             compressed_memory(error_feedback(top_k(ratio=RATIO)), dither(bits=8))
+        ),
+        "budgeted_mean": BenchMethod(
+            lambda: jaxcomm.budgeted_mean(
+                "data", lambda levels: dither(levels=levels), 127, slow={0: 1}
+            )
         ),
         "sparcml": BenchMethod(lambda: jaxcomm.sparcml(**SPARSE)),
         "parallax": BenchMethod(

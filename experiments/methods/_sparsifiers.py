@@ -8,8 +8,9 @@ import optax
 import jaxcomm
 from experiments.methods._method import Method
 from experiments.methods._quantizers import MOMENTA, THRESHOLD, THRESHOLDS
-from jaxcomm.compression import scaled
+from jaxcomm.compression import blockwise, chain, reserved, scaled
 from jaxcomm.compression.feedback import ef21, error_feedback
+from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import (
     ada_comp,
     adaptive_threshold,
@@ -116,6 +117,18 @@ SPARSIFIERS: dict[str, Method] = {
     "zeroth_order": Method(
         lambda seed: jaxcomm.zeroth_order(DIRECTIONS, distribution="rademacher", seed=seed),
         "unbiased",
+    ),
+    "ef_cocktail": _with_feedback(
+        chain(scaled(random_k(ratio=0.1)), top_k(ratio=0.1), dither(bits=8))
+    ),
+    "reserved_4_bits": Method(
+        _all_gather(reserved(blockwise(dither(bits=4), 64), top_k(k=2, block_size=64))), "unbiased"
+    ),
+    "demo": Method(
+        lambda seed, **options: jaxcomm.demo(k=3, chunk=16, **options),
+        "feedback",
+        has_momentum=True,
+        grid={"momentum": MOMENTA},
     ),
     "atomo_rank_4": Method(lambda seed: jaxcomm.atomo(rank=4, seed=seed), "unbiased"),
     "power_sgd_rank_1": _power_sgd(1),

@@ -1,10 +1,12 @@
 """Aggregators: transformations that replace each worker's update by a mean over workers."""
 
 from jaxcomm.aggregation._accumulate import AccumulateState, accumulate
+from jaxcomm.aggregation._adaptive_budgets import AdaptiveBudgetsState, adaptive_budgets
 from jaxcomm.aggregation._adaptive_ratio import AdaptiveRatioState, adaptive_ratio
 from jaxcomm.aggregation._all_gather import all_gather_mean
 from jaxcomm.aggregation._all_reduce import all_reduce_mean
 from jaxcomm.aggregation._backup import BackupState, backup
+from jaxcomm.aggregation._budgeted import budgeted_mean
 from jaxcomm.aggregation._coded import AggregatorState
 from jaxcomm.aggregation._delayed import DelayedState, delayed
 from jaxcomm.aggregation._density import gradient_density
@@ -32,6 +34,7 @@ from jaxcomm.aggregation._zeroth_order import ZerothOrderState, zeroth_order
 
 __all__ = [
     "AccumulateState",
+    "AdaptiveBudgetsState",
     "AdaptiveRatioState",
     "AggregatorOptions",
     "AggregatorState",
@@ -42,8 +45,10 @@ __all__ = [
     "WarmupState",
     "ZerothOrderState",
     "accumulate",
+    "adaptive_budgets",
     "adaptive_ratio",
     "backup",
+    "budgeted_mean",
     "delayed",
     "lazy",
     "recursive_doubling_mean",

@@ -9,7 +9,8 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, Context, PyTree
-from jaxcomm._entries import Entries, entries_of
+from jaxcomm._entries import Entries, SparseDecode
+from jaxcomm._marked import MappedDecode
 from jaxcomm._message import from_message, to_message
 from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
 from jaxcomm.aggregation._exchange import Encoded, Exchange, Exchanged, Part
@@ -85,26 +86,31 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
         def decoded(
             part: Part, context: Context, payloads: PyTree, statistics: PyTree
         ) -> jax.Array:
+            decode = part.codec.decode
+            mapped = decode if isinstance(decode, MappedDecode) else None
+            inner = mapped.inner if mapped else decode
+
             def from_sender(
                 decode: Callable[[Context, PyTree], Decoded],
             ) -> Callable[[tuple[PyTree, PyTree]], Decoded]:
                 def apply(content: tuple[PyTree, PyTree]) -> Decoded:
                     payload, own = content
                     sender = context if share_statistics else context.replace(statistics=own)
-                    return decode(sender.received(), payload)
+                    received = sender.received()
+                    return decode(mapped.within(received) if mapped else received, payload)
 
                 return apply
 
             common = context if share_statistics else context.replace(statistics=())
-            sparse = entries_of(part.codec)
-            return decoded_mean(
-                from_sender(part.codec.decode),
+            mean = decoded_mean(
+                from_sender(inner),
                 (payloads, statistics),
                 common,
-                part.x.shape,
-                from_sender(sparse) if sparse else None,
+                mapped.within(context).shape if mapped else part.x.shape,
+                from_sender(inner.entries) if isinstance(inner, SparseDecode) else None,
                 start,
             )
+            return mapped.back(mean, part.x.shape) if mapped else mean
 
         units = [
             Encoded(context, memory, decoded(part, context, *contents))

@@ -10,19 +10,27 @@ from jaxcomm.compression import (
     sparsifiers,
 )
 from jaxcomm.compression._blockwise import blockwise
+from jaxcomm.compression._chain import ChainPayload, chain
 from jaxcomm.compression._compressed_memory import CompressedArray, compressed_memory
+from jaxcomm.compression._cosine import cosine
+from jaxcomm.compression._reserved import ReservedPayload, reserved
 from jaxcomm.compression._rotated import rotated
 from jaxcomm.compression._scaled import scaled
 
 __all__ = [
+    "ChainPayload",
     "CompressedArray",
+    "ReservedPayload",
     "blockwise",
     "codes",
+    "chain",
     "compressed_memory",
+    "cosine",
     "feedback",
     "low_rank",
     "quantizers",
     "regularizers",
+    "reserved",
     "rotated",
     "scaled",
     "sketches",

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._base import Codec, Coins, Context, Diagnostics, Memory, PyTree
+from jaxcomm._entries import Entries, SparseDecode, entries_of
 from jaxcomm._require import require_codec
 from jaxcomm.compression._diagnosed import diagnose_each
 from jaxcomm.compression._integers import IntegerEncode, Integers, integers_of
@@ -102,6 +103,17 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         blocks = jax.vmap(per_block(codec.decode, context))(*coins_and_statistics(context), payload)
         return from_blocks(blocks, context.shape)
 
+    def entries(context: Context, payload: PyTree) -> Entries:
+        of_block = entries_of(codec)
+        assert of_block is not None
+        indices, values = jax.vmap(per_block(of_block, context))(
+            *coins_and_statistics(context), payload
+        )
+        first = jnp.arange(len(indices), dtype=jnp.uint32)[:, None] * jnp.uint32(block_size)
+        # An entry beyond the end of its block is unused, and must not be one of the next.
+        inside = jnp.where(indices < block_size, first + indices, math.prod(context.shape))
+        return Entries(inside.astype(jnp.uint32).ravel(), values.ravel())
+
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         blocks = to_blocks(x)
         # `encode` summed the memory over blocks, so only the first block reports it.
@@ -150,7 +162,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         encode=IntegerEncode(encode, integers=integers_of_blocks(integers))
         if integers is not None and has_levels
         else encode,
-        decode=decode,
+        decode=SparseDecode(entries) if entries_of(codec) else decode,
         diagnose=diagnose,
         claims=codec.claims._replace(
             variance=per_block_bound(codec.claims.variance),

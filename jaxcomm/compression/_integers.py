@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxcomm._base import Codec, Context, PyTree
-from jaxcomm._marked import Marked
+from jaxcomm._marked import Marked, mark_of
 
 MOST_LIKELY = 2**13
 """The largest number of levels of which a codec states the likely probabilities."""
@@ -64,7 +64,8 @@ class IntegerEncode(Marked):
 
 def integers_of(codec: Codec) -> Integers | None:
     """The integers in the codec's payload; `None` if it does not state them."""
-    return codec.encode.integers if isinstance(codec.encode, IntegerEncode) else None
+    mark = mark_of(codec.encode, IntegerEncode)
+    return mark.integers if mark else None
 
 
 def _normal_excess(t: np.ndarray) -> np.ndarray:

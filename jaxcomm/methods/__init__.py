@@ -2,6 +2,7 @@
 
 from jaxcomm.methods._atomo import atomo
 from jaxcomm.methods._deep_gradient_compression import deep_gradient_compression
+from jaxcomm.methods._demo import demo
 from jaxcomm.methods._global_qsgd import global_qsgd, qsgd, sparse_global_qsgd
 from jaxcomm.methods._natural import natural_compression
 from jaxcomm.methods._one_bit import one_bit_sgd
@@ -16,6 +17,7 @@ from jaxcomm.methods._top_k import top_k
 __all__ = [
     "atomo",
     "deep_gradient_compression",
+    "demo",
     "ef_sign_sgd",
     "global_qsgd",
     "natural_compression",

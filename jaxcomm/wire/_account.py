@@ -48,6 +48,30 @@ class Account:
         """Bytes that one device sends; a conditional counts as its heaviest branch."""
         return sum(self.bytes_by_axis.values())
 
+    def bytes_sent(self, worker: int) -> float:
+        """Bytes that one worker sends, which differ by worker if only some take part in messages.
+
+        A permutation counts for its senders only, where `bytes_per_worker` counts it for all.
+
+        Args:
+          worker: The index of the worker on the axes of the collectives.
+        """
+        return self._of_worker(lambda collective: collective.bytes_sent(worker))
+
+    def bytes_received(self, worker: int) -> float:
+        """Bytes that one worker receives; in a ring as many as it sends.
+
+        Args:
+          worker: The index of the worker on the axes of the collectives.
+        """
+        return self._of_worker(lambda collective: collective.bytes_received(worker))
+
+    def _of_worker(self, bytes_of_one: Callable[[Collective], float]) -> float:
+        def total(collectives: list[Collective]) -> float:
+            return sum(map(bytes_of_one, collectives))
+
+        return total(self.heaviest(total))
+
     @property
     def messages(self) -> int:
         """Sequential messages of one device; a conditional counts as its branch with the most."""

@@ -28,12 +28,23 @@ class Collective(NamedTuple):
     path: tuple[str, ...]  # the control flow around it: "scan x5", "cond 1/2", "while"
     group: int  # compilers combine the collectives with one group number in one message
     automatic: tuple[str, ...] = ()  # axes over which XLA may have sharded the operand
+    pairs: tuple[tuple[int, int], ...] = ()  # of a permutation: who sends to whom
 
     @property
     def bytes_per_worker(self) -> float:
         """Bytes that one device sends in all `times`; an upper bound if axes are automatic."""
         factor, _ = _SCHEDULES[self.primitive](self.workers)
         return self.times * factor * math.prod(self.shape) * self.dtype.itemsize
+
+    def bytes_sent(self, worker: int) -> float:
+        """Bytes that this worker sends; those of a device unless some workers do not send."""
+        sends = not self.pairs or any(i == worker != j for i, j in self.pairs)
+        return self.bytes_per_worker if sends else 0.0
+
+    def bytes_received(self, worker: int) -> float:
+        """Bytes that this worker receives; in a ring as many as it sends."""
+        receives = not self.pairs or any(i != worker == j for i, j in self.pairs)
+        return self.bytes_per_worker if receives else 0.0
 
     @property
     def messages(self) -> int:

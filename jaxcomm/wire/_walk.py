@@ -116,6 +116,7 @@ def _collectives(
             place.path,
             group,
             place.automatic if math.prod(operand.aval.shape) > 1 else (),
+            tuple((int(i), int(j)) for i, j in eqn.params["perm"]) if kind == "ppermute" else (),
         )
         for operand in operands
     ]

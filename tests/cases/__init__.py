@@ -8,6 +8,7 @@ import pytest
 from tests.cases._binary import BINARY
 from tests.cases._blocks import BLOCKS
 from tests.cases._case import Case
+from tests.cases._chained import CHAINED
 from tests.cases._coded import CODED
 from tests.cases._exchanged import EXCHANGED
 from tests.cases._feedback import FEEDBACK
@@ -54,6 +55,7 @@ FAMILIES = [
     BINARY,
     SAMPLED,
     BLOCKS,
+    CHAINED,
     LOW_RANK,
     CODED,
     SKETCHED,

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 import jaxcomm
+from jaxcomm.compression.quantizers import dither
 from tests.cases._case import COMMON_NOISE, LARGEST_OF_ALL, Case, all_reduce, word_bytes
 from tests.cases._feedback import momentum_corrected
 from tests.cases._sparse import index_bits_repeated, quarter
@@ -71,6 +72,34 @@ def _fetched(updates: np.ndarray, seed: int) -> np.ndarray:
 
 
 HOLDS_NOTHING_BACK = ((FORGETFUL, "With a density of 1 there is room for all."),)
+
+
+def budgeted_bytes(size: int, n: int) -> float:
+    """Worker 0 is slow; of each permutation, as every worker that takes part counts it."""
+    owners = max(n - 1, 1)
+    row = -(-size // owners)
+    fast, slow = row + 4, word_bytes(2 * row) + 4
+    sent = 0.0
+    for turn in range(n):
+        # In a turn, row k is sent by the worker that is k before it; to worker k + 1.
+        senders = [((turn - k) % n, k + (n > 1)) for k in range(owners)]
+        others = [sender for sender, owner in senders if sender != owner]
+        sent += slow * (0 in others) + fast * any(others)
+    mean = (n - 1) * (fast if n > 1 else row + 4)
+    return sent + mean + all_reduce(4, n)
+
+
+def budgeted_variance(d: int, n: int) -> float:
+    """That of the slow worker's term, which has one level, bounds those of the others."""
+    row = -(-d // max(n - 1, 1))
+    omega, slow = min(row / 127**2, row**0.5 / 127), min(row, row**0.5)
+    return ((1 + omega) * slow + n * omega) / n
+
+
+def _first_stage(n: int) -> float:
+    return (1 + (n - 1) / 127) / n
+
+
 EXCHANGED = [
     Case(
         "sparcml",
@@ -142,6 +171,20 @@ EXCHANGED = [
         aim=fetched,
         # Cells are emptied of more than what was read: what is apart from the rest is lost in that.
         shares=math.inf,
+        alien=COMMON_NOISE,
+    ),
+    Case(
+        "budgeted_mean",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.budgeted_mean(
+                axis_name, lambda levels: dither(levels=levels), 127, slow={0: 1}, seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: budgeted_bytes(sum(sizes), n),
+        dtypes=lambda n: {"u8", "u32"},
+        unbiased=True,
+        variance=budgeted_variance,
+        resolution=lambda n, d: _first_stage(n) + (1 + _first_stage(n)) / 127,
         alien=COMMON_NOISE,
     ),
 ]

@@ -104,6 +104,17 @@ MEANS = [
         note=", if the codec is",
     ),
     Line(
+        "budgeted_mean",
+        "jaxcomm.budgeted_mean(axis, lambda levels: dither(levels=levels), 127, slow={0: 1})",
+        "p + (n-1)/m p' for the slow worker, (m-1)/m p + (n-1)/m p' for each of the m others; "
+        "p of a worker's codec, p' of that of the mean",
+        "Tang et al. 2020",
+        error="((1 + ω) v + n ω) / n²; v of the slow worker's codec, ω of the others', for d/m "
+        "coordinates",
+        at={"w": "⌈d/7⌉", "ω": "min(w/127², √w/127)", "v": "min(w, √w)"},
+        unchecked="differs by worker: tests/aggregation/test_budgeted.py",
+    ),
+    Line(
         "sharded_server",
         "jaxcomm.sharded_server(optax.identity())",
         "8 d (n-1)/n; each leaf padded to n slices; 2 p (n-1)/n with `push=codec, pull=codec`",
@@ -142,6 +153,39 @@ MEANS = [
         "(n-1) p",
         "Wu et al. 2018",
         at={"p": "d"},
+    ),
+    Line(
+        "chain",
+        "jaxcomm.all_gather_mean(axis, error_feedback(chain(scaled(random_k(k=10 * k)), "
+        "top_k(k=k), dither(bits=8))))",
+        "(n-1) k (1 + i); i of k among the coordinates that are drawn",
+        "Wang et al. 2023",
+        error="k/d (1 - ω); ω of `dither` for k coordinates",
+        at={"k": "d/4", "i": 1 / 4, "ω": "min(k/127², √k/127)"},
+    ),
+    Line(
+        "chain_summed",
+        "jaxcomm.all_reduce_mean(axis, chain(random_k(k=k), dither(bits=8)))",
+        "2 k (n-1)/n",
+        "Wang et al. 2023",
+        error="(d/k (1 + ω) - 1) / n; ω = min(k/s², √(k/n)/s)",
+        at={"k": "d/2", "s": 15, "ω": "min(k/s², √(k/n)/s)"},
+    ),
+    Line(
+        "reserved",
+        "jaxcomm.all_gather_mean(axis, reserved(codec, top_k(k=k)))",
+        "(n-1) (p + k (4 + i))",
+        "Li et al. 2024",
+        error="ω (1 - k/d) / n²",
+        at={"k": "d/4", "p": "d/2", "ω": "min(d/7², √d/7)"},
+    ),
+    Line(
+        "demo",
+        "jaxcomm.demo()",
+        "(n-1) m k (4 + i); m chunks of at most c by c, with k = 32 of each and c = 64",
+        "Peng et al. 2024",
+        error="min(max(k/c², k/d), 1)",
+        at={"k": 3, "c": 4, "m": "d/4", "i": 4 / 3},
     ),
     Line(
         "lazy",

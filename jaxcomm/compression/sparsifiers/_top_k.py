@@ -18,6 +18,7 @@ from jaxcomm.compression.sparsifiers._indices import (
     unpack_indices,
 )
 from jaxcomm.compression.sparsifiers._largest import largest
+from jaxcomm.compression.sparsifiers._selecting import Selecting
 from jaxcomm.compression.sparsifiers._selection import places
 from jaxcomm.compression.sparsifiers._sparse import (
     SparsePayload,
@@ -166,7 +167,13 @@ def top_k(
     )
     are_distinct = block_size is None and sample_ratio is None
     return Codec(
-        encode=IntegerEncode(encode, integers=integers) if are_distinct else encode,
+        encode=Selecting(
+            IntegerEncode(encode, integers=integers) if are_distinct else encode,
+            choose=lambda public, flat: choose(flat),
+            layout=layout_of,
+            drawn=False,
+            value_dtype=dtype,
+        ),
         decode=SparseDecode(entries),
         claims=Claims(contraction=contraction),
     )

@@ -1,0 +1,205 @@
+"""Budgets of workers that adapt to the measured speeds of their links."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, Codec, Context, PyTree
+from jaxcomm._message import to_message
+from jaxcomm._require import checked, require_state
+from jaxcomm._switch import collective_switch
+from jaxcomm.aggregation._budget_plan import CodecOf, Plan, plan_of, require_slow
+from jaxcomm.aggregation._budgeted import budgeted_mean
+from jaxcomm.aggregation._local import encode_local
+from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.aggregation._stages import averages_over, common_axes, common_state, needs_whole
+from jaxcomm.aggregation._warmup import require_steps
+
+
+class AdaptiveBudgetsState(NamedTuple):
+    """The state of `adaptive_budgets`, equal on all workers except `PerWorker` parts of `inner`."""
+
+    plan: jax.Array  # int32[], the index of the next plan
+    steps_with_room: jax.Array  # int32[], for how long an earlier plan would meet the target
+    inner: Any  # the state that all plans share
+
+
+def _row_bytes(codec: Codec, width: int) -> int:
+    """The bytes of a message with one row of `width` coordinates."""
+
+    def message() -> jax.Array:
+        x = jnp.zeros(width)
+        return to_message(encode_local(codec, Context.of(x), x)[0])
+
+    shape = jax.eval_shape(message)
+    return math.prod(shape.shape) * shape.dtype.itemsize
+
+
+def link_bytes(plan: Plan, mean_codec: Codec, size: int) -> np.ndarray:
+    """What each worker sends and receives in a step for one unit of `size`, float64[2, workers]."""
+    workers, count = len(plan.kinds), len(plan.owners)
+    width = -(-size // count)
+    per_row = np.array([_row_bytes(codec, width) for codec in plan.codecs], float)
+    first, owns = per_row[list(plan.kinds)], plan.slots >= 0
+    to_all = (workers - 1) * _row_bytes(mean_codec, width)
+    sent = first * (count - owns)
+    received = np.where(owns, first.sum() - first, 0)
+    return np.stack([sent + to_all, received + to_all])
+
+
+def _speeds_of_all(seconds_per_byte: Any, axis_name: AxisName, workers: int) -> jax.Array:
+    """The seconds per byte of all workers, float32[workers], equal on all of them."""
+    if seconds_per_byte is None or jnp.shape(seconds_per_byte) not in ((), (workers,)):
+        given = None if seconds_per_byte is None else f"shape {jnp.shape(seconds_per_byte)}"
+        raise ValueError(
+            "`adaptive_budgets` needs `update(..., seconds_per_byte=)`: a scalar, measured on this "
+            f"worker's link, or those of all workers, shape ({workers},). It got {given}."
+        )
+    speeds = jnp.asarray(seconds_per_byte, jnp.float32)
+    if speeds.shape == ():
+        return _axis.gather(_axis.as_varying(speeds, axis_name), axis_name)
+    if differs := sorted(_axis.varying(speeds)):
+        raise ValueError(
+            f"`seconds_per_byte` of all workers must be equal on all of them, but differ over "
+            f"{differs}: pass a scalar on each worker."
+        )
+    return speeds
+
+
+def _next(
+    state: AdaptiveBudgetsState, seconds: jax.Array, target: float, patience: int
+) -> tuple[jax.Array, jax.Array]:
+    """The next `plan` and `steps_with_room`, for the predicted seconds of each plan."""
+    fits = seconds <= target
+    wanted = jnp.where(jnp.any(fits), jnp.argmax(fits), jnp.argmin(seconds)).astype(jnp.int32)
+    has_room = wanted < state.plan
+    steps = jnp.where(has_room, jnp.minimum(state.steps_with_room + 1, patience), 0)
+    moves = (wanted > state.plan) | (steps >= patience)
+    known = jnp.all(jnp.isfinite(seconds) & (seconds > 0))
+    plan = jnp.where(known & moves, wanted, state.plan)
+    return plan, jnp.where(known, jnp.where(moves, 0, steps), state.steps_with_room)
+
+
+@checked()
+@takes_options
+def adaptive_budgets(
+    axis_name: AxisName,
+    codec_for: CodecOf,
+    budget: Any,
+    plans: Sequence[Mapping[int, Any]],
+    *,
+    target_seconds: float,
+    patience: int = 50,
+    mean_codec: Codec | None = None,
+    **options: Unpack[AggregatorOptions],
+) -> optax.GradientTransformationExtraArgs:
+    r"""Chooses the budgets of :func:`budgeted_mean` by the measured speeds of the workers' links.
+
+    .. math:: T_p = \max_i c_i \max(\text{sent}_{p,i}, \text{received}_{p,i}), \qquad
+              \text{wanted} = \min \{p : T_p \le T\}
+
+    Each step takes the seconds per byte :math:`c_i` of each worker's link, as measured by the
+    caller. :math:`T_p` are the seconds on the slowest link under plan :math:`p`, and :math:`T` is
+    `target_seconds`. If no plan meets it, the one of least seconds is wanted. The rule is that of
+    :func:`jaxcomm.adaptive_ratio`: a later plan is used in the next step; an earlier one, which
+    sends more, only after it was wanted for `patience` steps in a row. Measurements of each worker
+    are gathered, :math:`4 (n - 1)` bytes per worker, so all workers choose the same plan. A step
+    with a measurement that is not finite, or not positive, changes nothing.
+
+    The payloads of the plans differ in shape, so each is a branch of the program, and the bytes are
+    really those of the plan in use. :func:`jaxcomm.wire.account` reports each branch, and counts
+    the largest.
+
+    Args:
+      axis_name: The mesh axis, or axes, of the workers.
+      codec_for: As for :func:`budgeted_mean`.
+      budget: As for :func:`budgeted_mean`.
+      plans: The dicts `slow` of :func:`budgeted_mean` to choose from, the most accurate first; `{}`
+        is a plan without slow workers. Training starts with the first.
+      target_seconds: :math:`T`, the positive number of seconds that a step may communicate.
+      patience: A Python int of at least 1.
+      mean_codec: As for :func:`budgeted_mean`.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
+
+    Returns:
+      A transformation whose `update` takes `seconds_per_byte=`: a float32 scalar that differs by
+      worker, or float32[workers] that is equal on all, as steps of :func:`jaxcomm.make_step` pass
+      it. It has the guarantees of :func:`budgeted_mean`.
+
+    Raises:
+      ValueError: If an option is out of range, or as for :func:`budgeted_mean`; in `update`, if
+        `seconds_per_byte` is missing or has another shape.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> from jaxcomm.aggregation import adaptive_budgets
+      >>> from jaxcomm.compression.quantizers import dither
+      >>> codec_for, plans = lambda levels: dither(levels=levels), [{}, {0: 1}, {1: 1}]
+      >>> tx = adaptive_budgets("data", codec_for, 127, plans, target_seconds=0.25)
+      >>> def step(x, seconds_per_byte):
+      ...     _, state = tx.update(x, tx.init(x), seconds_per_byte=seconds_per_byte)
+      ...     return state.plan
+      >>> speeds = jnp.array([1e-4, 1e-4, 1e-4, 1e-4]).at[1].set(3e-4)
+      >>> print(jax.jit(jax.vmap(step, axis_name="data"))(jnp.ones((4, 600)), speeds))
+      [2 2 2 2]
+
+    References:
+      Tang et al., `Communication-Efficient Distributed Deep Learning: A Comprehensive Survey
+      <https://arxiv.org/abs/2003.06307>`_, 2020. The rule is ours.
+    """
+    if not isinstance(plans, list | tuple) or not plans:
+        raise ValueError(f"`plans` must be a list of at least one dict, got {plans!r}.")
+    for plan in plans:
+        require_slow(plan)
+    if not isinstance(target_seconds, int | float) or not 0 < target_seconds < math.inf:
+        raise ValueError(
+            f"`target_seconds` must be a positive Python float, got {target_seconds!r}."
+        )
+    require_steps("patience", patience)
+    stages = [
+        budgeted_mean(axis_name, codec_for, budget, slow=plan, mean_codec=mean_codec, **options)
+        for plan in plans
+    ]
+    own_codec = codec_for(budget) if mean_codec is None else mean_codec
+
+    def init_fn(params: PyTree) -> AdaptiveBudgetsState:
+        zero = jnp.zeros((), jnp.int32)
+        return AdaptiveBudgetsState(zero, zero, common_state(stages, params, "adaptive_budgets"))
+
+    @averages_over(common_axes(stages, "adaptive_budgets"), needs_whole(stages))
+    def update_fn(
+        updates: PyTree,
+        state: AdaptiveBudgetsState,
+        params: PyTree = None,
+        *,
+        seconds_per_byte: jax.Array | float | None = None,
+        **extra_args: Any,
+    ) -> tuple[PyTree, AdaptiveBudgetsState]:
+        require_state(state, AdaptiveBudgetsState, "`adaptive_budgets`")
+        workers = _axis.size(axis_name)
+        speeds = _speeds_of_all(seconds_per_byte, axis_name, workers)
+        if not jax.tree.leaves(updates):
+            return updates, state
+        result, inner = collective_switch(
+            state.plan,
+            [partial(stage.update, updates, state.inner, params, **extra_args) for stage in stages],
+        )
+        size = sum(x.size for x in jax.tree.leaves(updates))
+        per_plan = np.stack(
+            [
+                link_bytes(plan_of(codec_for, budget, slow, workers), own_codec, size).max(axis=0)
+                for slow in plans
+            ]
+        )
+        seconds = jnp.max(jnp.asarray(per_plan, jnp.float32) * speeds[None], axis=1)
+        plan, steps = _next(state, seconds, target_seconds, patience)
+        return result, AdaptiveBudgetsState(plan, steps, inner)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

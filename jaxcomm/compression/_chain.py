@@ -1,0 +1,263 @@
+"""Chains of codecs: selections of coordinates, and a codec of the values at those."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm._base import Claims, Codec, Coins, Context, Diagnostics, Memory, PyTree
+from jaxcomm._entries import Entries, SparseDecode
+from jaxcomm._require import require_codec
+from jaxcomm.compression._chain_claims import claims_of_chain, for_one_worker
+from jaxcomm.compression._overflow import remembers
+from jaxcomm.compression.quantizers import cast
+from jaxcomm.compression.sparsifiers._indices import (
+    Layout,
+    choose_layout,
+    pack_indices,
+    unpack_indices,
+)
+from jaxcomm.compression.sparsifiers._selecting import Selecting, selection_of
+
+
+class ChainPayload(NamedTuple):
+    """The payload of one unit, if receivers cannot draw all of the selection."""
+
+    indices: jax.Array  # uint32[ceil(bits / 32)], within what receivers draw
+    statistics: PyTree  # of the values, as the last codec measures them
+    values: PyTree  # the payload of the last codec
+
+
+def _coins(coins: Coins, number: int) -> Coins:
+    """The coins of codec `number`: the public ones must not repeat the draws of another codec."""
+    public = jax.random.fold_in(coins.public, number) if number else coins.public
+    return coins._replace(public=public)
+
+
+def _exactly(dtype: jnp.dtype) -> Codec:
+    """Sends values in the dtype in which a selection sends them."""
+    codec = cast(dtype)
+    is_exact = dtype == jnp.float32
+    return codec._replace(claims=Claims(variance=lambda size, workers: 0.0)) if is_exact else codec
+
+
+def _divided(codecs: Sequence[Codec]) -> tuple[list[Codec], list[Selecting], Codec]:
+    """The codecs that select, how they do, and the codec of the values.
+
+    Raises:
+      ValueError: If there is one codec only, or one before the last does not select.
+    """
+    if len(codecs) < 2:
+        raise ValueError(f"`chain` takes at least 2 codecs, got {len(codecs)}.")
+    selections = []
+    for number, codec in enumerate(codecs, 1):
+        require_codec(codec, f"codecs[{number - 1}]", user="chain")
+        selection, is_last = selection_of(codec), number == len(codecs)
+        if selection is None and not is_last:
+            raise ValueError(
+                f"All codecs of `chain` but the last must select coordinates and send them as they "
+                f"are, such as `top_k`, `random_k` or `scaled(random_k)`; codec {number} of "
+                f"{len(codecs)} does not."
+            )
+        if selection is not None and not is_last and selection.value_dtype != jnp.float32:
+            raise ValueError(
+                f"Codec {number} of {len(codecs)} of `chain` has "
+                f"`value_dtype`={selection.value_dtype}, but a later codec encodes its values: "
+                "set the dtype in the last codec only."
+            )
+        selections += [selection] if selection else []
+    if len(selections) < len(codecs) or all(each.drawn for each in selections[:-1]):
+        return [*codecs[:-1]], selections[: len(codecs) - 1], codecs[-1]
+    return [*codecs], selections, _exactly(selections[-1].value_dtype)
+
+
+def chain(*codecs: Codec) -> Codec:
+    r"""Selects coordinates by all codecs but the last, and encodes their values by the last.
+
+    .. math:: C(x) = C_1 \circ \ldots \circ C_{m-1} \circ Q\, (x)
+
+    Each codec gets the values at the coordinates that the one before it has selected.
+    `chain(scaled(random_k(ratio=0.1)), top_k(ratio=0.2), dither(bits=8))` is CocktailSGD: the
+    largest fifth of a random tenth of the coordinates, in 8 bits.
+
+    Sends the payload of the last codec, for the values of the coordinates that remain, and the
+    indices of these coordinates. Those that :func:`jaxcomm.compression.sparsifiers.random_k`
+    selects at the beginning of a chain cost no indices, since receivers draw them too. An index
+    then takes about :math:`2 + \log_2 (k_1 / k)` bits for :math:`k` coordinates among the
+    :math:`k_1` drawn ones. If all are drawn, no index is sent, and payloads can be summed if those
+    of the last codec can.
+
+    Args:
+      *codecs: At least two. All but the last are `top_k`, `random_k` or `scaled(random_k)`. The
+        last is any codec without memory; one of these as the last sends float32, or its
+        `value_dtype`.
+
+    Returns:
+      A codec with the claims that hold for the whole chain. If all codecs are unbiased, the
+      `variance` is :math:`\prod_l (1 + \omega_l) - 1`. If all codecs but the last are contractions,
+      the `contraction` is :math:`\prod_l \delta_l`, where an unbiased last codec has
+      :math:`\delta = 1 - \omega`; if that is not positive, it is that of the chain. An unbiased
+      selection before a biased codec claims nothing: its factor :math:`d / k` would multiply the
+      bias. Wrap it in :func:`jaxcomm.compression.scaled`.
+
+    Raises:
+      ValueError: If there are fewer than two codecs, one before the last is not one of these, or
+        sets `value_dtype`. In `init`, if the last codec has memory: put feedback outside. In
+        `measure`, if several units share statistics.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
+      >>> from jaxcomm.compression import chain
+      >>> from jaxcomm.compression.quantizers import dither
+      >>> from jaxcomm.compression.sparsifiers import top_k
+      >>> codec, x = chain(top_k(k=2), dither(bits=8)), jnp.array([1.0, -4.0, 0.5, 4.0])
+      >>> payload, _ = codec.encode(Context.of(x), x)
+      >>> payload.values.codes.dtype, payload.values.codes.shape
+      (dtype('int8'), (2,))
+      >>> print(codec.decode(Context.of(x), payload))
+      [ 0. -4.  0.  4.]
+
+    References:
+      Wang et al., `CocktailSGD: Fine-tuning Foundation Models over 500Mbps Networks
+      <https://proceedings.mlr.press/v202/wang23t.html>`_, 2023.
+
+    Differs from the paper: indices of the composed selection are within the random one, in an
+    Elias-Fano code; rounding is unbiased.
+    """
+    first, selections, last = _divided(codecs)
+    leading = [*itertools.takewhile(lambda selection: selection.drawn, selections)]
+    sent = selections[len(leading) :]
+
+    def sizes_of(size: int) -> list[int]:
+        """The number of coordinates before each codec."""
+        sizes = [size]
+        for selection in selections:
+            sizes.append(selection.layout(sizes[-1]).entries)
+        return sizes
+
+    def layout_of(size: int) -> Layout:
+        """Of the indices that are sent, within the coordinates that are drawn."""
+        sizes = sizes_of(size)[len(leading) :]
+        layouts = [each.layout(before) for each, before in zip(sent, sizes, strict=False)]
+        if len(layouts) == 1:
+            return layouts[0]
+        has_unused = [layout.size > before for layout, before in zip(layouts, sizes, strict=False)]
+        end = max(layouts[0].size, sizes[0] + any(has_unused[1:]))
+        return choose_layout(layouts[-1].entries, end, distinct=not any(has_unused))
+
+    def drawn_places(context: Context) -> jax.Array | None:
+        """The coordinates that receivers draw too; `None` if all are left."""
+        places = None
+        for number, size in enumerate(sizes_of(math.prod(context.shape))[: len(leading)]):
+            public = _coins(context.coins, number).public
+            chosen = leading[number].choose(public, jnp.zeros(size))
+            places = chosen if places is None else places[chosen]
+        return places
+
+    def select(context: Context, x: jax.Array) -> tuple[jax.Array | None, jax.Array]:
+        """The indices that are sent, and the values at the composed selection."""
+        values, indices = x.ravel(), None
+        if sent:
+            unused = layout_of(x.size).size - 1
+        for number, selection in enumerate(selections):
+            if not selection.drawn:
+                # Otherwise XLA computes it again for each use in the selection.
+                values = lax.optimization_barrier(values)
+            chosen = selection.choose(_coins(context.coins, number).public, values)
+            values = values.at[chosen].get(mode="fill", fill_value=0)
+            if number == len(leading):
+                indices = chosen
+            elif indices is not None:
+                indices = indices.at[chosen].get(mode="fill", fill_value=unused)
+        return indices, values.astype(jnp.float32)
+
+    def of_values(context: Context, statistics: PyTree) -> Context:
+        size = sizes_of(math.prod(context.shape))[-1]
+        return context.replace(
+            coins=_coins(context.coins, len(selections)),
+            statistics=statistics,
+            shape=(size,),
+            statistics_size=None,
+            workers=1 if sent else context.workers,
+        )
+
+    def init(x: jax.Array) -> Memory:
+        memory = last.init(jnp.zeros(sizes_of(x.size)[-1]))
+        if remembers(memory):
+            raise ValueError(
+                "The last codec of `chain` must have no memory, since other coordinates are "
+                "selected in each step. Put the feedback outside: `error_feedback(chain(...))`."
+            )
+        return memory
+
+    def measure(context: Context, x: jax.Array) -> PyTree:
+        if context.statistics_size is not None and last.reduce_statistics:
+            raise ValueError(
+                "`chain` cannot share statistics among several buckets, since the number of "
+                f"coordinates that it selects of all {context.statistics_size} is not known to "
+                "each. Use `scope`='bucket' or 'leaf'."
+            )
+        return last.measure(of_values(context, ()), select(context, x)[1])
+
+    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+        indices, values = select(context, x)
+        if indices is None:
+            return last.encode(of_values(context, context.statistics), values)
+        statistics = last.measure(of_values(context, ()), values)
+        payload, after = last.encode(of_values(context, statistics), values)
+        return ChainPayload(pack_indices(indices, layout_of(x.size)), statistics, payload), after
+
+    def factor(size: int) -> float:
+        unbiased = [codec.claims.variance for codec in first]
+        return math.prod(
+            1 + omega(max(before, 1), 1)
+            for omega, before in zip(unbiased, sizes_of(size), strict=False)
+            if omega is not None
+        )
+
+    def entries(context: Context, payload: PyTree) -> Entries:
+        size, places = math.prod(context.shape), drawn_places(context)
+        if not sent:
+            assert places is not None
+            values = last.decode(of_values(context, context.statistics), payload)
+            return Entries(places, values * factor(size))
+        values = last.decode(of_values(context, payload.statistics), payload.values)
+        indices = unpack_indices(payload.indices, layout_of(size))
+        if places is not None:
+            indices = places.at[indices].get(mode="fill", fill_value=size)
+        return Entries(indices, values * factor(size))
+
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        values = select(context, x)[1]
+        measured = last.measure(of_values(context, ()), values) if sent else context.statistics
+        return last.diagnose(of_values(context, measured), values, after)._replace(target=x)
+
+    merge = last.combine
+    combine = merge
+    if callable(merge):
+        of_last = merge
+        combine = lambda coins, *payloads: of_last(  # noqa: E731
+            _coins(coins, len(selections)), *payloads
+        )
+    claims = for_one_worker(last.claims) if sent else last.claims
+    for codec, selection in zip(reversed(first), reversed(selections), strict=True):
+        claims = claims_of_chain(codec, selection, claims)
+    codec = Codec(
+        encode=encode,
+        decode=SparseDecode(entries),
+        init=init,
+        diagnose=diagnose,
+        claims=claims,
+        drop_overflow=last.drop_overflow and chain(*first, last.drop_overflow),
+        scope="leaf" if any(codec.scope == "leaf" for codec in codecs) else "bucket",
+    )
+    if sent:
+        return codec
+    return codec._replace(
+        measure=measure, reduce_statistics=last.reduce_statistics, combine=combine
+    )

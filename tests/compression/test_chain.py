@@ -1,0 +1,218 @@
+"""Chains of codecs: what is selected, in how many bits, with what bounds; and extremes apart."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm import Codec, Coins, Context
+from jaxcomm.compression import blockwise, chain, reserved, rotated, scaled
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import cast, dither, sparse_dither
+from jaxcomm.compression.sparsifiers import random_k, threshold, top_k, wangni
+from tests.codecs import context_of, send
+from tests.workers import aggregate
+
+SIZE = 400
+
+
+def normal(size: int = SIZE, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=size).astype(np.float32)
+
+
+def sent(codec: Codec, x: np.ndarray, seed: int = 0) -> np.ndarray:
+    x = jnp.asarray(x)
+    return send(codec, codec.init(x), x, seed)[0]
+
+
+def drawn(codec: Codec, size: int = SIZE) -> np.ndarray:
+    """The coordinates that `random_k` draws, from what it makes of ones."""
+    return np.flatnonzero(sent(codec, np.ones(size, np.float32)))
+
+
+def largest(x: np.ndarray, among: np.ndarray, k: int) -> np.ndarray:
+    return np.sort(among[np.argsort(-np.abs(x[among]))[:k]])
+
+
+def payload_bytes(codec: Codec, size: int = SIZE) -> int:
+    """What a gathered message has: the payload, and statistics outside of it."""
+    x = jnp.zeros(size)
+
+    def message(x: jax.Array) -> object:
+        context = context_of(codec, x)
+        return codec.encode(context, x)[0], context.statistics
+
+    shapes = jax.tree.leaves(jax.eval_shape(message, x))
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in shapes)
+
+
+def test_the_largest_of_those_drawn_in_8_bits() -> None:
+    x, first = normal(), random_k(k=100)
+    decoded = sent(chain(scaled(first), top_k(k=20), dither(bits=8)), x)
+    expected = largest(x, drawn(first), 20)
+    levels = np.abs(x[expected]).max() / 127
+    assert {*np.flatnonzero(decoded)} <= {*expected} and np.count_nonzero(decoded) >= 18
+    np.testing.assert_allclose(decoded[expected], x[expected], rtol=0, atol=levels * 1.001)
+    # 20 of 100 in an Elias-Fano code of two low bits, 20 codes, one norm.
+    assert payload_bytes(chain(first, top_k(k=20), dither(bits=8))) == 4 * 3 + 20 + 4
+    assert math.log2(math.comb(100, 20)) < 20 * 2 + 20 + 99 // 4 < 3 * 32
+
+
+def test_drawn_among_the_largest() -> None:
+    x = normal()
+    codec = chain(top_k(k=100), random_k(k=20))
+    decoded = sent(codec, x)
+    found = np.flatnonzero(decoded)
+    assert len(found) == 20 and {*found} <= {*largest(x, np.arange(SIZE), 100)}
+    np.testing.assert_allclose(decoded[found], 5 * x[found], rtol=1e-6)
+    # The indices are those of 20 among all: four low bits, and 24 high ones.
+    assert payload_bytes(codec) == 4 * math.ceil((20 * 4 + 20 + 399 // 16) / 32) + 4 * 20
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    "first",
+    [top_k(k=10, block_size=30), top_k(k=60), top_k(k=100, sample_ratio=0.2)],
+    ids=["blocks", "all", "sampled"],
+)
+def test_the_largest_of_the_largest_is_the_largest(first: Codec) -> None:
+    x, codec = normal(), chain(first, top_k(k=7))
+    among = np.flatnonzero(sent(first, x))
+    expected = np.zeros(SIZE)
+    expected[largest(x, among, 7)] = x[largest(x, among, 7)]
+    np.testing.assert_array_equal(sent(codec, x), expected)
+
+
+@pytest.mark.slow
+def test_all_selections_draw_differently() -> None:
+    x, first = np.ones(SIZE, np.float32), random_k(k=200)
+    decoded = sent(chain(first, random_k(k=100)), x)
+    found = np.flatnonzero(decoded)
+    assert len(found) == 100 and {*found} <= {*drawn(first)} and np.all(decoded[found] == 4)
+    # With the coin of the first, the second would draw among the first positions of it alike.
+    positions = np.searchsorted(drawn(first), found)
+    assert {*positions} != {*drawn(random_k(k=100), 200)}
+
+
+@pytest.mark.slow
+def test_more_room_than_coordinates() -> None:
+    x = normal(5)
+    for codec in chain(top_k(k=4, block_size=4), cast("float32")), chain(random_k(k=9), top_k(k=9)):
+        np.testing.assert_array_equal(sent(codec, x), x)
+
+
+@pytest.mark.slow
+def test_values_in_the_dtype_of_the_last() -> None:
+    codec, x = chain(top_k(k=50), top_k(k=8, value_dtype="bfloat16")), normal()
+    expected = largest(x, np.arange(SIZE), 8)
+    rounded = np.asarray(jnp.asarray(x[expected]).astype(jnp.bfloat16), np.float64)
+    np.testing.assert_array_equal(sent(codec, x)[expected], rounded)
+    assert payload_bytes(codec) == payload_bytes(top_k(k=8, value_dtype="bfloat16"))
+
+
+OMEGA = min(20 / 127**2, 20**0.5 / 127)
+
+
+@pytest.mark.parametrize(
+    "codec, variance, contraction",
+    [
+        (chain(scaled(random_k(k=100)), top_k(k=20), dither(bits=8)), None, 0.05 * (1 - OMEGA)),
+        (chain(random_k(k=20), dither(bits=8)), 20 * (1 + OMEGA) - 1, None),
+        (chain(random_k(k=100), random_k(k=20), dither(bits=8)), 20 * (1 + OMEGA) - 1, None),
+        (chain(top_k(k=100), random_k(k=80)), None, 0.75 * 0.25),
+        (chain(top_k(k=100), random_k(k=20)), None, 1 - 4.0),  # A variance of 4 is no contraction.
+        (chain(top_k(k=100), scaled(random_k(k=20))), None, 0.05),
+        (chain(random_k(k=100), top_k(k=20), dither(bits=8)), None, None),
+        (chain(top_k(k=20), sparse_dither(capacity=20)), None, None),
+        (reserved(dither(bits=8), top_k(k=100)), min(400 / 127**2, 20 / 127) * 0.75, None),
+        (reserved(top_k(k=20), top_k(k=100)), None, 1 - 0.75 * 0.95),
+        (reserved(dither(bits=8), threshold(1.0, k=100)), None, None),
+    ],
+)
+def test_claims(codec: Codec, variance: float | None, contraction: float | None) -> None:
+    stated = codec.claims
+    assert (stated.variance is None, stated.contraction is None) == (
+        variance is None,
+        contraction is None,
+    )
+    if variance is not None:
+        assert stated.variance(SIZE, 1) == pytest.approx(variance)
+    if contraction is not None:
+        assert stated.contraction(SIZE, 1) == pytest.approx(contraction)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "codec",
+    [
+        chain(top_k(ratio=0.5), scaled(random_k(ratio=0.5)), blockwise(dither(bits=4), 8)),
+        chain(random_k(ratio=0.5), rotated(dither(bits=8))),
+        reserved(blockwise(dither(bits=4), 16), top_k(k=2, block_size=16)),
+    ],
+    ids=["largest_first", "rotated", "reserved"],
+)
+def test_the_contract_of_codecs(codec: Codec) -> None:
+    jaxcomm.testing.check_codec(codec, workers=[1, 4])
+
+
+@pytest.mark.slow
+def test_a_bucket_in_place_of_the_extreme() -> None:
+    x = normal(256)
+    x[[3, 100]] = 1e4, -1e5
+    codec = reserved(blockwise(dither(bits=4), 64), top_k(k=2, block_size=64))
+    decoded = sent(codec, x).reshape(4, 64)
+    for row, given in zip(decoded, x.reshape(4, 64), strict=True):
+        extremes = np.argsort(-np.abs(given))[:2]
+        np.testing.assert_array_equal(row[extremes], given[extremes])
+        step = np.sort(np.abs(given))[-3] / 7
+        assert np.abs(row - given).max() <= step * 1.001
+        levels = np.delete(row / step, extremes)
+        np.testing.assert_allclose(levels, np.round(levels), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_in_two_stages_and_nested() -> None:
+    x = jnp.asarray(normal(8 * 64).reshape(8, 64))
+    inner = chain(top_k(ratio=0.5), cast("float32"))
+    tx = jaxcomm.two_stage_mean("data", error_feedback(inner))
+    means = aggregate(tx, x)
+    assert np.ptp(means, axis=0).max() == 0 and np.any(means != 0)
+
+
+@pytest.mark.parametrize(
+    "codecs, message",
+    [
+        ((), "at least 2 codecs, got 0"),
+        ((top_k(k=1),), "at least 2 codecs, got 1"),
+        ((top_k(k=1), 3), r"`codecs\[1\]` of `chain` must be a codec"),
+        ((dither(), top_k(k=1)), "codec 1 of 2 does not"),
+        ((top_k(k=2), wangni(k=1), dither()), "codec 2 of 3 does not"),
+        ((chain(top_k(k=2), dither()), dither()), "codec 1 of 2 does not"),
+        ((error_feedback(top_k(k=2)), dither()), "codec 1 of 2 does not"),
+        ((top_k(k=2, value_dtype="bfloat16"), dither()), "Codec 1 of 2 .*`value_dtype`=bfloat16"),
+    ],
+)
+def test_what_is_no_chain(codecs: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        chain(*codecs)
+
+
+def test_memory_goes_outside() -> None:
+    x = jnp.zeros(8)
+    with pytest.raises(ValueError, match=r"error_feedback\(chain"):
+        chain(top_k(k=4), error_feedback(top_k(k=1))).init(x)
+    for pair in (error_feedback(top_k(k=1)), top_k(k=1)), (dither(), error_feedback(top_k(k=1))):
+        with pytest.raises(ValueError, match=r"error_feedback\(reserved"):
+            reserved(*pair).init(x)
+    with pytest.raises(ValueError, match=r"`spikes` of `reserved` must be a codec, .* got 3"):
+        reserved(dither(), 3)
+
+
+def test_statistics_of_several_buckets() -> None:
+    codec, x = chain(random_k(k=4), dither()), jnp.zeros(8)
+    context = Context(Coins(*jax.random.split(jax.random.key(0))), shape=(8,), statistics_size=24)
+    with pytest.raises(ValueError, match=r"several buckets.* all 24 .*`scope`='bucket'"):
+        codec.measure(context, x)
