@@ -50,7 +50,7 @@ class Compression:
     @property
     def symbol(self) -> str:
         """The name of the constant in bounds."""
-        return "1/δ" if self.has_feedback else "1 + ω"
+        return "1/delta" if self.has_feedback else "1 + omega"
 
 
 COMPRESSIONS: Mapping[str, Compression] = {
@@ -138,7 +138,7 @@ STRATEGIES: Mapping[str, Strategy] = {
         "stale",
         lambda codec, delay, seed, n: jaxcomm.delayed(_mean(codec, seed), delay),
         DELAYS,
-        "τ + 1",
+        "tau + 1",
         lambda delay, n: delay + 1.0,
         lambda delay: delay + 1.0,
     ),
@@ -189,7 +189,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             _graph("hypercube", n), staleness=delay, seed=seed
         ),
         DELAYS,
-        "τ + 1",
+        "tau + 1",
         lambda delay, n: delay + 1.0,
         lambda delay: delay + 1.0,
         per_worker=True,

@@ -59,7 +59,6 @@ class Convergence:
     )
     problems: tuple[str, ...] = option(PROBLEMS, "problems", choices=PROBLEMS, many=True)
     cells: tuple[str, ...] = option(("all",), "cells of the table, or all", many=True)
-    only_cells: bool = options.flag("no counterexamples")
     record: str = options.record_option("convergence")
     records: str = options.records_option()
     resume: str | None = options.resume_option()
@@ -100,7 +99,7 @@ def _exponents(runs: Sequence[Row], problem: str) -> dict[str, float]:
     }
 
 
-KEPT = ("architecture", "synchronization", "compression", "symbol", "bound", "source", "error")
+KEPT = ("architecture", "synchronization", "compression", "symbol", "error")
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
@@ -166,8 +165,6 @@ TABLE = Table(
         *_columns("workers", "n"),
         Column("constant", first("symbol"), name="symbol"),
         *_columns("constant", "its exponent"),
-        only_in_csv("bound", first("bound")),
-        only_in_csv("source", first("source")),
     ),
     adjacent=("problem",),
 )
@@ -269,11 +266,16 @@ def _values(quantity: str) -> Callable[[Line], tuple[float, float, float, str] |
     return values
 
 
+GREEK = {"omega": "ω", "delta": "δ", "tau": "τ"}
+
+
 def _note(line: Line) -> str:
     symbol, predicted = line["symbol"], line["constant_predicted"]
     if not symbol or is_missing(predicted):
         return ""
-    return f"{symbol}: {'∝ it' if predicted else 'no effect'}"
+    for name, letter in GREEK.items():
+        symbol = symbol.replace(name, letter)
+    return f"error ∝ {symbol}" if predicted else f"no effect of {symbol}"
 
 
 FASTER = "← error falls faster      fitted - predicted exponent      slower →"
@@ -321,11 +323,11 @@ def explain(results: Results) -> list[str]:
 
 
 def prose(results: Results) -> list[str]:
+    from experiments.methods.convergence import CELLS
+
     config = results.config
-    cells = {line.group.keys["cell"]: line for line in results.lines}
-    sources = "\n".join(
-        f"- {name}: {line['bound']}; {line['source']}" for name, line in cells.items()
-    )
+    names = dict.fromkeys(line.group.keys["cell"] for line in results.lines)
+    sources = "\n".join(f"- {name}: {CELLS[name].bound}; {CELLS[name].source}" for name in names)
     disagreements = explain(results)
     return [
         f"{max(config.workers, default=0)} simulated workers that differ minimize, in 64 "

@@ -234,8 +234,7 @@ def settings(config: Any) -> list[dict[str, Any]]:
     examples = [
         {"problem": EXAMPLE, "cell": name, "workers": workers, "strength": 0, "steps": steps}
         for name, (_, workers, steps) in counterexamples.EXAMPLES.items()
-        if not config.only_cells
-    ]
+    ]  # fmt: skip
     return [*examples, *found]
 
 
@@ -285,8 +284,6 @@ class Trainer:
             "symbol": cell.symbol,
             "constant": cell.value(strength, workers),
             "predicted_constant": cell.constant if cell.symbol else math.nan,
-            "bound": cell.bound,
-            "source": cell.source,
         }
         if problem == "constant rate":
             yield {**values, "error": gradients.mean()}
