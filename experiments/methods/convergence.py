@@ -175,7 +175,9 @@ STRATEGIES: Mapping[str, Strategy] = {
         "gossip",
         "synchronous",
         lambda codec, graph, seed, n: (
-            gossip.dpsgd(_graph(graph, n)) if codec is None else _choco(codec, graph, seed, n)
+            gossip.dpsgd(_graph(graph, n), order="adapt_then_combine")
+            if codec is None
+            else _choco(codec, graph, seed, n)
         ),
         GRAPHS,
         "1/gap",
@@ -284,7 +286,9 @@ class Cell:
 BOTTOU = "Bottou, Curtis, Nocedal 2018, arXiv 1606.04838, theorem 4.7"
 ALISTARH = "Alistarh et al. 2017, arXiv 1610.02132, theorem 3.4"
 STICH = "Stich, Karimireddy 2019, arXiv 1909.05350, theorem 16"
-FEEDBACK = "Stich, Cordonnier, Jaggi 2018, arXiv 1809.07599; Karimireddy et al. 2019, arXiv 1901.09847"
+FEEDBACK = (
+    "Stich, Cordonnier, Jaggi 2018, arXiv 1809.07599; Karimireddy et al. 2019, arXiv 1901.09847"
+)
 LOCAL = "Stich 2018, arXiv 1805.09767, theorem 2.2"
 FEDPAQ = "Reisizadeh et al. 2020, arXiv 1909.13014, theorem 1"
 OF_CODEC = "the variance of the codec"

@@ -21,7 +21,7 @@ from experiments.study.study import Study
 from experiments.study.tidy import SCHEMA, Row, grouped, is_missing, of_kind
 from experiments.training.power_laws import fit_exponent
 
-MARGIN = 0.15
+MARGIN = 0.2
 """By which an exponent may differ from the predicted one."""
 
 PROBLEMS = ("quadratic", "logistic", "constant rate")
@@ -45,13 +45,13 @@ class Convergence:
     Command: `python -m experiments convergence`. Expected time: 15 minutes on two CPU cores.
 
     Number: the fitted exponents, their 95 % intervals over seeds, and the predicted exponents. A
-    cell agrees if the interval is within 0.15 of the prediction, and is refuted if it is outside.
+    cell agrees if the interval is within 0.2 of the prediction, and is refuted if it is outside.
     """
 
     seeds: int = options.seeds_option()
-    steps: int = option(2048, "steps of a run", positive_integer)
+    steps: int = option(1024, "steps of a run", positive_integer)
     event_steps: int = option(
-        512, "steps of a run that simulates events, each of as many events as workers",
+        256, "steps of a run that simulates events, each of as many events as workers",
         positive_integer,
     )  # fmt: skip
     workers: tuple[int, ...] = option(
@@ -80,7 +80,9 @@ def _exponents(runs: Sequence[Row], problem: str) -> dict[str, float]:
     usual = [run for run in runs if run["strength"] == 0]
     largest = [run for run in usual if run["workers"] == most]
     (longest, *_) = sorted(largest, key=lambda run: -run["steps"])
-    common = {n: {r["steps"] for r in usual if r["workers"] == n} for n in {r["workers"] for r in usual}}
+    common = {
+        n: {r["steps"] for r in usual if r["workers"] == n} for n in {r["workers"] for r in usual}
+    }
     shared = max(set.intersection(*common.values()), default=0)
     if problem == PROBLEMS[2]:
         by_steps, predicted = _slope(largest, "steps"), -0.5
@@ -95,7 +97,9 @@ def _exponents(runs: Sequence[Row], problem: str) -> dict[str, float]:
         "workers_exponent": _slope([r for r in usual if r["steps"] == shared], "workers"),
         "workers_predicted": predicted,
         "constant_exponent": by_constant,
-        "constant_predicted": math.nan if math.isnan(by_constant) else longest["predicted_constant"],
+        "constant_predicted": math.nan
+        if math.isnan(by_constant)
+        else longest["predicted_constant"],
     }
 
 
@@ -110,7 +114,9 @@ def derive(rows: Sequence[Row]) -> list[Row]:
         if not any(run["strength"] == 0 for run in runs):
             continue
         problem, cell, seed = keys
-        last = max((r for r in runs if r["strength"] == 0), key=lambda r: (r["workers"], r["steps"]))
+        last = max(
+            (r for r in runs if r["strength"] == 0), key=lambda r: (r["workers"], r["steps"])
+        )
         exact = last.get("exact_error")
         found.append(
             {"schema": SCHEMA, "kind": "run", "problem": problem, "cell": cell, "seed": seed,
@@ -121,7 +127,8 @@ def derive(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         if row.get("problem") == EXAMPLE:
             rest = {name: each for name, each in row.items() if name not in ("problem", "cell")}
-            found.append({**rest, "example": row["cell"]})
+            kind = "point" if row["kind"] == "point" else "fact"  # Not a line of the table.
+            found.append({**rest, "kind": kind, "example": row["cell"]})
     return found
 
 
@@ -184,7 +191,9 @@ def is_predicted(quantity: str, problem: str) -> Judge:
             each = comparison(quantity)(line.group)
             if line.group.keys["problem"] != problem or each.verdict == "-":
                 continue
-            numbers = f"exponent {each.exponent:.2f} (95 % interval {each.low:.2f} to {each.high:.2f})"
+            numbers = (
+                f"exponent {each.exponent:.2f} (95 % interval {each.low:.2f} to {each.high:.2f})"
+            )
             numbers += f", bound {each.predicted:g}"
             found.append(Finding(line.group.keys["cell"], OUTCOMES[each.verdict], numbers))
         return found
@@ -194,7 +203,7 @@ def is_predicted(quantity: str, problem: str) -> Judge:
 
 def examples_of(results: Results) -> dict[str, list[Row]]:
     """The ends of the runs of each example."""
-    runs = grouped(of_kind(results.rows, "run"), ("example",))
+    runs = grouped(of_kind(results.rows, "fact"), ("example",))
     return {name: of_example for (name,), of_example in runs.items()}
 
 
@@ -232,7 +241,7 @@ CLAIMS = (
     ),
     *(
         Claim(
-            f"{title}: the exponent in {QUANTITIES[quantity]} is that of the bound, within {MARGIN}.",
+            f"{title}: the exponent in {QUANTITIES[quantity]} is the bound's, within {MARGIN}.",
             is_predicted(quantity, problem),
         )
         for problem, title in zip(
@@ -249,7 +258,7 @@ CLAIMS = (
         fails,
     ),
     Claim(
-        "Every counterexample has the growth, the distance or the drift of its theory, within 25 %.",
+        "Every counterexample has the growth, distance or drift of its theory, within 25 %.",
         is_as_published,
     ),
 )  # fmt: skip
@@ -285,10 +294,11 @@ FIGURE = Forest(
     by="cell", within="problem",
     group=lambda line: f"{line['architecture']}, {line['synchronization']}",
     panels=(
-        Panel("Does the error fall with the steps T\nas predicted (1/T, or 1/√T at a constant rate)?",
+        Panel("Does the error fall with the steps T?\n(1/T, or 1/√T at a constant rate)",
               FASTER, _values("steps")),
-        Panel("... with the workers n\n(1/n, or 1/√n at a constant rate)?", FASTER, _values("workers")),
-        Panel("... and grow with the cell's constant\nas predicted (at the right)?",
+        Panel("... with the workers n?\n(1/n, or 1/√n at a constant rate)", FASTER,
+              _values("workers")),
+        Panel("... and grow with the constant of the row?\n(predicted at the right)",
               "← less than predicted      fitted - predicted exponent      more →",
               _values("constant"), _note),
     ),
@@ -330,23 +340,14 @@ def prose(results: Results) -> list[str]:
     sources = "\n".join(f"- {name}: {CELLS[name].bound}; {CELLS[name].source}" for name in names)
     disagreements = explain(results)
     return [
-        f"{max(config.workers, default=0)} simulated workers that differ minimize, in 64 "
-        "coordinates: quadratics with curvatures from 1 to 4, whose gradients have a variance of 1 at "
-        "zero gradient, plus a quarter of the squared gradient; and the logistic regression of "
-        f"scikit-learn's digits with regularization 0.1, with one example per gradient. {config.seeds} "
-        f"seeds, {config.steps} steps, or {config.event_steps} for methods on the event engine, where "
-        "a step is as many events as workers.",
-        readme.PROVENANCE, readme.TUNING,
-        "With a decreasing rate 2 / (μ (t + γ)), as the bounds assume, the error is ‖x̄ - x*‖², and "
-        "bounds predict 1/(n T). γ is 2 L/μ times a stretch for the codec and the delay. The exponent "
-        "in T is fitted to the error against t + γ, over the last 7/8 of the steps. With a constant "
-        "rate of the order of √(n/T), the error is the mean squared gradient over the run, and bounds "
-        "for losses without convexity predict 1/√(n T). Quadratics attain that bound. The exponent in "
-        "the constant is fitted over three codecs, delays, periods or graphs. Codecs have the "
-        "constants that they claim. Fits are per seed; intervals are Student's, over seeds. A bound is "
-        "from above: a smaller error does not contradict the theorem, but the bound then does not "
-        "predict the rate, and the cell counts as refuted.",
-        readme.CLAIMS,
+        f"Up to {max(config.workers)} simulated workers, whose losses differ, minimize the mean of "
+        "their losses in 64 coordinates. Quadratics have curvatures from 1 to 4. The variance of a "
+        "gradient is 1, plus a quarter of the squared norm of the worker's gradient. The logistic "
+        "regression says whether one of scikit-learn's digits is below 5. It has the "
+        f"regularization 0.1, and one example per gradient. There are {config.seeds} seeds, each "
+        f"the mean of four runs, and {config.steps} steps. Methods on the event engine have "
+        f"{config.event_steps}, of as many events as workers.",
+        readme.PROVENANCE, readme.TUNING, MEASURE, readme.CLAIMS,
         *(["Refuted, and why:\n\n" + "\n".join(disagreements)] if disagreements
           else ["No cell is refuted."]),
         readme.TABLE,
@@ -355,8 +356,21 @@ def prose(results: Results) -> list[str]:
     ]  # fmt: skip
 
 
+MEASURE = (
+    "With a decreasing rate 2 / (μ (t + γ)), as bounds assume, the error is ‖x̄ - x*‖², of the "
+    "workers' mean. Bounds predict 1/(n T). γ is 2 L/μ times a stretch for codec and delay. "
+    "The exponent in T is fitted to the error against t + γ, over the last 15/16 of the steps; the "
+    "other exponents to the mean error of the last half. With a constant rate of the order of "
+    "√(n/T), the error is the mean over the run of the squared gradient. Bounds for losses without "
+    "convexity predict 1/√(n T), and quadratics attain it. The exponent in the constant is fitted "
+    "over three codecs, delays, periods or graphs. Codecs have the constants that they claim.\n\n"
+    "Fits are per seed, and intervals are Student's, over seeds. A bound is from above. If the "
+    "error falls faster, the theorem is not contradicted. But the bound does not predict the rate, "
+    "and the cell counts as refuted."
+)
+
 STUDY = Study(
-    "convergence", Convergence, late("convergence.settings"), late("convergence.train"), TABLE, prose,
-    (FIGURE, EXAMPLES), CLAIMS, shares=("cell", "workers", "strength"), derive=derive,
+    "convergence", Convergence, late("convergence.settings"), late("convergence.train"), TABLE,
+    prose, (FIGURE, EXAMPLES), CLAIMS, shares=("cell", "workers", "strength"), derive=derive,
     headline=("steps_exponent", "workers_exponent", "constant_exponent"),
 )  # fmt: skip

@@ -22,15 +22,18 @@ from experiments.training.power_laws import binned, fit_exponent
 from jaxcomm.synchronization import events, exponential
 
 EXACT, EXAMPLE = "exact mean", "counterexample"
-CHUNK = 32
+CHUNK = 16
 """Steps of one call of a compiled program, which returns means over them."""
 
-DISTANCES = {"quadratic": 0.03, "logistic": 0.03, "constant rate": 0.15}
+DISTANCES = {"quadratic": 0.01, "logistic": 0.01, "constant rate": 0.15}
 """How far from the minimum runs of a problem begin."""
 
-BINS, TAIL = 8, 8  # The fit is over the last 7/8 of the steps, in so many intervals.
+REPEATS = 4
+"""Runs of a seed, with draws of their own, whose mean error counts: exponents then vary less."""
+
+BINS, TAIL = 10, 16  # The fit is over the last 15/16 of the steps, in so many intervals.
 HORIZONS = (16, 4, 1)  # Divisors of the steps of runs with a constant rate.
-FIRST_RATE = 0.7  # Of 1 / (L stretch), for the shortest run with a constant rate.
+FIRST_RATE = 0.7  # Times L and the root of the stretch, of the shortest run at a constant rate.
 
 
 class Schedule(NamedTuple):
@@ -54,7 +57,9 @@ def make_schedule(
 
     Decreasing: :math:`\eta_t = \frac{2}{\mu (t + \gamma)}` with :math:`\gamma = 2 s L / \mu`, so
     the first rate is :math:`1 / (s L)` for the stretch s of the cell. Constant: :math:`c \sqrt{n /
-    T}`, with one c for all n and T, by which the largest rate of the study is 0.7 / (s L).
+    T}`, with one c for all n and T, by which the largest rate of the study is
+    :math:`0.7 / (\sqrt{s} L)`: from :math:`1 / (s L)`, short runs would not come close to the
+    minimum.
 
     Args:
       problem: The problem.
@@ -64,10 +69,11 @@ def make_schedule(
       share: n / T, divided by its largest value in the study; for a constant rate.
     """
     known = objectives.constants(make_objective(problem, workers))
-    largest = 1 / (cell.stretch(strength) * known.smoothness)
+    stretch = cell.stretch(strength)
+    largest = 1 / (stretch * known.smoothness)
     distance = DISTANCES[problem]
     if problem == "constant rate":
-        rate = FIRST_RATE * largest * math.sqrt(share)
+        rate = FIRST_RATE * largest * math.sqrt(stretch * share)
         return Schedule(*map(np.float32, (rate, 1, 0, distance)))
     scale = 2 / known.convexity
     return Schedule(*map(np.float32, (scale, scale / largest, 1, distance)))
@@ -178,12 +184,16 @@ def run(
     program: Program, objective: Objective, schedule: Schedule, seeds: Sequence[int], steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The mean squared distance and gradient of each chunk of steps, float64[seeds, chunks]."""
-    given = objective, schedule, np.asarray(seeds, np.uint32)
+    runs = [seed * REPEATS + repeat for seed in seeds for repeat in range(REPEATS)]
+    given = jax.device_put((objective, schedule, np.asarray(runs, np.uint32)))
     carried, found = program.begin(*given), []
     for _ in range(steps // CHUNK):
         carried, means = program.advance(*given, carried)
         found.append(means)
-    distances, gradients = (np.array(each, np.float64).T for each in zip(*found, strict=True))
+    distances, gradients = (
+        np.array(each, np.float64).T.reshape(len(seeds), REPEATS, -1).mean(axis=1)
+        for each in zip(*found, strict=True)
+    )
     return distances, gradients
 
 

@@ -23,7 +23,8 @@ def exact_distances(
     Per coordinate, the mean and the covariance over workers follow a linear recursion:
     :math:`m \gets W (m - \eta h (m - b))` and :math:`C \gets W (A C A^\top + D) W^\top` with
     :math:`A = I - \eta\, \mathrm{diag}(h)` and the diagonal :math:`D` of the variances of
-    :math:`\eta g`. The mean over workers is :math:`W = 1 1^\top / n`; local steps have :math:`W = I`.
+    :math:`\eta g`. The mean over workers is :math:`W = 1 1^\top / n`, and local steps have
+    :math:`W = I`.
 
     Args:
       objective: A quadratic.
