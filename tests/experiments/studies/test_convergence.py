@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 
 from experiments.cli.errors import ExperimentError
-from experiments.methods.convergence import CELLS, COMPRESSIONS, STRATEGIES
-from experiments.studies.convergence import EXAMPLE, STUDY, Convergence
+from experiments.methods.convergence import CELLS
+from experiments.methods.strategies import COMPRESSIONS, STRATEGIES
+from experiments.studies.convergence import COMPARED, STUDY, Convergence
 from experiments.study import readme
 from experiments.study.command import analyze, main, read_results
+from experiments.study.rates import EXAMPLE
 from experiments.study.tidy import Row, make_row, of_kind
 from experiments.tasks.objectives import DIMENSION, constants
 from experiments.training import convergence, counterexamples
-from experiments.training.convergence import make_objective, make_schedule, settings
+from experiments.training.convergence import settings
 from experiments.training.counterexamples import CONTROL, FAILS, stable_rate
+from experiments.training.rates import make_objective, make_schedule
 from jaxcomm import Context
 
 
@@ -123,6 +126,10 @@ def test_verdicts_follow_from_the_rows(exponents: tuple, outcomes: list[str]) ->
     assert line["constant_exponent"].mean == pytest.approx(exponents[2])
     text = readme.write(STUDY, results)
     assert ("No cell is refuted" in text) == (set(outcomes) == {"holds"})
+
+
+def test_every_counterexample_has_names() -> None:
+    assert {*COMPARED} == {*counterexamples.EXAMPLES} == {*counterexamples.WHAT}
 
 
 def test_the_stable_rate_is_where_the_largest_root_is_one() -> None:
