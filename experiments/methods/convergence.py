@@ -115,9 +115,38 @@ CELLS: Mapping[str, Cell] = {
 }
 
 
+LOCAL_NOISE = (
+    "The codec rounds a displacement of H steps, whose squared norm is of the order of H² ζ² + H "
+    "σ². So its noise enters as 1 + ω (1 + H ζ²/σ²), and workers differ (ζ > 0)."
+)
+RESIDUAL = (
+    "The residual holds displacements of H steps of workers that differ. Its squared norm, of the "
+    "order of H² ζ²/δ², enters the second term of the bound, of the order of 1/T². With the "
+    "coarsest codec, that term is not small in a run."
+)
+DISAGREEMENT = (
+    "Workers that differ disagree, by a squared distance of the order of 1/T², whatever n is. This "
+    "second term of the bound is not small at the beginning of the fit, so the error falls faster "
+    "until it has vanished."
+)
+FIRST_STEPS = (
+    "No gradient is applied in the first τ steps, and then τ steps have the first gradient. This "
+    "adds the second term of the bound, of the order of τ/T. It is not small in the shortest run."
+)
+
+REASONS: Mapping[tuple[str, str, str, bool], str] = {
+    ("quadratic", "local, dither", "constant", True): LOCAL_NOISE,
+    ("quadratic", "local, top-k, feedback", "constant", True): RESIDUAL,
+    ("logistic", "CHOCO, dither", "steps", False): DISAGREEMENT,
+    ("logistic", "CHOCO, top-k", "steps", False): DISAGREEMENT,
+    ("logistic", "AD-PSGD, in step", "steps", False): DISAGREEMENT,
+    ("logistic", "D-PSGD every H steps", "steps", False): DISAGREEMENT,
+    ("constant rate", "delayed", "steps", False): FIRST_STEPS,
+    ("constant rate", "AD-PSGD, in step", "steps", False): FIRST_STEPS,
+}
+"""Why cells do not agree: problem, cell, quantity, and whether the error falls more slowly."""
+
+
 def reason(problem: str, cell: str, quantity: str, is_slower: bool) -> str:
     """Why a cell does not agree, as far as it is known."""
     return REASONS.get((problem, cell, quantity, is_slower), "Not explained.")
-
-
-REASONS: Mapping[tuple[str, str, str, bool], str] = {}

@@ -9,7 +9,7 @@ from experiments.tasks import objectives
 from experiments.tasks.objectives import Constants, Objective, constants, logistic, quadratic
 
 WORKERS = 4
-DRAWS = 4000
+DRAWS = 2000
 
 
 def gradients(objective: Objective, x: np.ndarray, draws: int) -> np.ndarray:
