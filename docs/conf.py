@@ -32,7 +32,6 @@ python_use_unqualified_type_names = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # Fields are listed once, in the docstring of their class.
-napoleon_custom_sections = [("Warns", "returns_style")]
 
 myst_heading_anchors = 4  # Links such as `guide.md#feedback`, as GitHub has them.
 

@@ -14,7 +14,8 @@ import jaxcomm
 
 ROOT = pathlib.Path(jaxcomm.__file__).parents[1]
 SOURCES = [*ROOT.glob("jaxcomm/**/__init__.py"), *ROOT.glob("pallas_kernels/**/__init__.py")]
-DESCRIBED = re.compile(r"^\.\. auto(function|class|data):: ([\w.]+)::(\w+)$", re.MULTILINE)
+DESCRIBED = re.compile(r"^\.\. auto(function|class):: ([\w.]+)::(\w+)$", re.MULTILINE)
+CONSTANT = re.compile(r"^\.\. py:(data):: (\w+)\n\n   \w", re.MULTILINE)
 LISTED = re.compile(r"^- :py:\w+:`(\w+) <([\w.]+)>`", re.MULTILINE)
 
 
@@ -26,6 +27,14 @@ def tools() -> tuple[ModuleType, ModuleType]:
         return importlib.import_module("site_api"), importlib.import_module("build_site")
     finally:
         sys.path.pop(0)
+
+
+def descriptions(reference: dict[str, str]) -> list[tuple[str, str, str]]:
+    """The kind, the package and the name of each description."""
+    found = DESCRIBED.findall("".join(reference.values()))
+    for page, text in reference.items():
+        found += [(kind, page.split("-")[0], name) for kind, name in CONSTANT.findall(text)]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +58,7 @@ def public_names() -> dict[str, list[str]]:
 
 
 def test_every_public_name_is_listed_and_described(reference: dict[str, str]) -> None:
-    described = {f"{module}.{name}" for _, module, name in DESCRIBED.findall("".join(reference.values()))}
+    described = {f"{package}.{name}" for _, package, name in descriptions(reference)}
     assert len(described) > 300
     for package, names in public_names().items():
         text = "".join(reference[page] for page in reference if page.split("-")[0] == package)
@@ -59,9 +68,8 @@ def test_every_public_name_is_listed_and_described(reference: dict[str, str]) ->
 
 
 def test_a_name_is_described_once_and_as_what_it_is(reference: dict[str, str]) -> None:
-    entries = DESCRIBED.findall("".join(reference.values()))
     objects = []
-    for kind, package, name in entries:
+    for kind, package, name in descriptions(reference):
         if module := sys.modules.get(package):  # Some packages are slow to import.
             value = getattr(module, name)
             assert (kind == "class") == inspect.isclass(value), name
@@ -92,7 +100,9 @@ def test_links_lead_to_pages_and_files(tools: tuple[ModuleType, ModuleType]) -> 
     links = 0
     for site, text in texts.items():
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-        for target in re.findall(r"\[[^\[\]]*\]\(([^)\s#]+)", prose) if site.endswith(".md") else ():
+        for target in (
+            re.findall(r"\[[^\[\]]*\]\(([^)\s#]+)", prose) if site.endswith(".md") else ()
+        ):
             if not re.match(r"[a-z]+:", target):
                 path = (ROOT / site).parent.joinpath(target).resolve().relative_to(ROOT).as_posix()
                 assert path in texts or path in copied, f"{site}: {target}"

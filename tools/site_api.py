@@ -7,6 +7,7 @@ packages export is documented once, in the first of them; the others link to it.
 import ast
 import dataclasses
 import functools
+import inspect
 import pathlib
 import re
 import textwrap
@@ -14,17 +15,16 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("jaxcomm", "pallas_kernels")
-DIRECTIVES = {"function": "autofunction", "class": "autoclass", "data": "autodata"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """Where an object is defined, what it is, and the first line of its docstring."""
+    """Where an object is defined, what it is, and its docstring."""
 
     module: str
     name: str
     kind: str
-    summary: str
+    docstring: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,21 +87,29 @@ def definition(module: str, name: str, root: pathlib.Path = ROOT) -> Definition 
       ValueError: If no statement defines it.
     """
     path = _path(module, root)
-    for node in _tree(path).body if path.exists() else ():
+    body = _tree(path).body if path.exists() else []
+    for node, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.ImportFrom) and node.module and node.module != module:
             for alias in node.names:
                 if name == (alias.asname or alias.name):
                     return definition(node.module, alias.name, root)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             kind = "class" if isinstance(node, ast.ClassDef) else "function"
-            return Definition(module, name, kind, (ast.get_docstring(node) or "").split("\n")[0])
+            return Definition(module, name, kind, ast.get_docstring(node) or "")
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if name in [ast.unparse(target) for target in targets]:
-                return Definition(module, name, "data", "")
+                return Definition(module, name, "data", _text(following))
     if _path(f"{module}.{name}", root).exists():
         return None
     raise ValueError(f"{module}: nothing defines the public name {name!r}.")
+
+
+def _text(node: ast.stmt | None) -> str:
+    """The string that a statement is, as it follows a constant; or an empty one."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    text = value.value if isinstance(value, ast.Constant) else ""
+    return inspect.cleandoc(text) if isinstance(text, str) else ""
 
 
 def entries(root: pathlib.Path = ROOT) -> Iterator[Entry]:
@@ -133,7 +141,8 @@ def _line(entry: Entry, home: Entry) -> str:
     role = {"function": "func", "class": "class", "data": "data"}[entry.definition.kind]
     link = f":py:{role}:`{entry.name} <{home.package}.{home.name}>`"
     moved = f" (as ``{home.package}.{home.name}``)" if home.package != entry.package else ""
-    return f"- {link}{moved}: {entry.definition.summary or 'a constant.'}\n"
+    summary = entry.definition.docstring.split("\n")[0]
+    return f"- {link}{moved}: {summary}\n"
 
 
 def pages(root: pathlib.Path = ROOT) -> dict[str, str]:
@@ -175,10 +184,14 @@ def _body(listed: list[Entry], homes: dict[Definition, Entry]) -> str:
     """The list of a page, then the description of each name that is at home there."""
     text = "".join(_line(entry, homes[entry.definition]) for entry in listed) + "\n"
     for entry in listed:
-        if homes[entry.definition] is entry:
-            kind = entry.definition.kind
-            text += f".. {DIRECTIVES[kind]}:: {entry.package}::{entry.name}\n"
-            text += "   :members:\n\n" if kind == "class" else "\n"
+        if homes[entry.definition] is not entry:
+            continue
+        if entry.definition.kind == "data":  # Sphinx has the docstring of its type.
+            text += f".. py:data:: {entry.name}\n\n"
+            text += textwrap.indent(entry.definition.docstring, "   ") + "\n\n"
+        else:
+            text += f".. auto{entry.definition.kind}:: {entry.package}::{entry.name}\n"
+            text += "   :members:\n\n" if entry.definition.kind == "class" else "\n"
     return text
 
 

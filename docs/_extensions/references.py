@@ -1,7 +1,8 @@
 """Resolves references that name an object by another path than the one it is described under."""
 
-import importlib
+import functools
 import pathlib
+import re
 import sys
 from typing import Any
 
@@ -19,11 +20,17 @@ STANDARD = ("typing", "pathlib", "datetime", "dataclasses", "types", "nx")
 ALIASES = ("AxisName", "PyTree", "LossFn", "Layout", "Policy", "ArrayLike", "DTypeLike")
 
 
-def described(target: str, package: str) -> str | None:
-    """The path under which an object is described: `target` may be private or unqualified."""
+@functools.cache
+def _homes() -> dict[site_api.Definition, str]:
     homes: dict[site_api.Definition, str] = {}
     for entry in site_api.entries():
         homes.setdefault(entry.definition, f"{entry.package}.{entry.name}")
+    return homes
+
+
+def described(target: str, package: str) -> str | None:
+    """The path under which an object is described: `target` may be private or unqualified."""
+    homes = _homes()
     module, _, name = target.rpartition(".")
     if module:
         try:
@@ -58,7 +65,17 @@ def skip(app: Sphinx, what: str, name: str, value: object, skipped: bool, option
     return True if type(value).__name__ == "_tuplegetter" else None
 
 
+def keep_sentences(
+    app: Sphinx, what: str, name: str, value: object, options: Any, lines: list[str]
+) -> None:
+    """Keeps Napoleon from reading the text before a colon in `Returns:` as a type."""
+    for number, line in enumerate(lines[:-1]):
+        if re.fullmatch(r"(Returns|Yields):", line):
+            lines[number + 1] = re.sub(r"^( +)", r"\1: ", lines[number + 1])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("missing-reference", resolve)
     app.connect("autodoc-skip-member", skip)
+    app.connect("autodoc-process-docstring", keep_sentences, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
