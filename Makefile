@@ -11,7 +11,7 @@ export NPROC
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-docs test-aot test-gpu test-wheel bench audit lint methods-page clean venv
+.PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-docs test-aot test-gpu test-wheel bench audit lint methods-page docs clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -56,7 +56,7 @@ test-changed: venv ## the slow tests that changes since a revision ask for (SINC
 
 test-docs: venv ## every example in docstrings, the README and the docs
 	$(PY) -m pytest --doctest-modules -n 2 tests/conftest.py jaxcomm pallas_kernels $(ARGS)
-	$(PY) tools/run_readme.py README.md docs/guide.md docs/from_pytorch.md docs/extending.md docs/kernels.md
+	$(PY) tools/run_readme.py README.md docs/index.md docs/guide.md docs/from_pytorch.md docs/extending.md docs/kernels.md
 
 test-aot: ## compile every kernel for TPU and GPU, without either (in .venv-aot, 1.1 GB)
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_aot $(ARGS)
@@ -83,8 +83,12 @@ lint: venv ## formatting, ruff, mypy, spelling, prose
 methods-page: venv ## write docs/methods.md from the tables of cases and docs/methods.md.in
 	$(PY) -m tests.cases.page
 
+docs: ## build the site, warnings as errors (in .venv-docs; needs a network for its packages only)
+	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/make_venv .venv-docs -e '.[docs]'
+	.venv-docs/bin/python tools/build_site.py $(ARGS)
+
 clean: ## remove the virtual environments, caches and builds
-	rm -rf .venv .venv-other .venv-aot .venv-audit .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
+	rm -rf .venv .venv-other .venv-aot .venv-audit .venv-docs .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

@@ -75,13 +75,13 @@ def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
 
     With degrees :math:`d_i` and the Laplacian :math:`L`:
 
-    ================  =====================================================================
-    `"metropolis"`    :math:`W_{ij} = 1 / (1 + \max(d_i, d_j))`
-    `"uniform"`       :math:`1 / (1 + d)`, if all degrees are :math:`d`
-    `"max_degree"`    :math:`I - L / (1 + \max_i d_i)`
-    `"best_constant"` :math:`I - 2 / (\lambda_2 + \lambda_n) L`, with eigenvalues of :math:`L`
-    `"push"`          a worker and its receivers get equal shares: columns add to 1
-    ================  =====================================================================
+    =================  =====================================================================
+    `"metropolis"`     :math:`W_{ij} = 1 / (1 + \max(d_i, d_j))`
+    `"uniform"`        :math:`1 / (1 + d)`, if all degrees are :math:`d`
+    `"max_degree"`     :math:`I - L / (1 + \max_i d_i)`
+    `"best_constant"`  :math:`I - 2 / (\lambda_2 + \lambda_n) L`, with eigenvalues of :math:`L`
+    `"push"`           a worker and its receivers get equal shares: columns add to 1
+    =================  =====================================================================
 
     All but the last are symmetric and doubly stochastic, and need an undirected graph.
 

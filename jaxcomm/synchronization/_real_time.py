@@ -113,7 +113,7 @@ class RealTimeWindow:
       He, Dube, `Accelerating Parallel Stochastic Gradient Descent via Non-blocking Mini-batches
       <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not available. Two parts are
       ours: a deadline replaces the first worker's signal, and a worker does not start a mini-batch
-        that is predicted to miss it.
+      that is predicted to miss it.
     """
 
     def __init__(

@@ -158,7 +158,7 @@ def describe_nonfinite(
       key: The key of the step, if it was called with one.
 
     Returns:
-      For example `"worker 2 of 8: NaN in the loss and NaN in the gradient of `kernel`"`; None if
+      For example ``"worker 2 of 8: NaN in the loss and NaN in the gradient of `kernel`"``; None if
       all losses and gradients are finite. Then the aggregator or the optimizer made the update
       non-finite, for instance since a codec overflowed. A worker of weight 0 is not checked.
 

@@ -50,3 +50,4 @@ def median(values: Sequence[jax.Array]) -> jax.Array:
 
 
 ESTIMATES = {"mean": mean, "median": median, "sum": total}
+"""How the estimates of the rows are combined, by name."""

@@ -1,0 +1,124 @@
+"""Every public name has a page on the site, every link leads somewhere, every figure has a text."""
+
+import ast
+import importlib
+import inspect
+import pathlib
+import re
+import sys
+from types import ModuleType
+
+import pytest
+
+import jaxcomm
+
+ROOT = pathlib.Path(jaxcomm.__file__).parents[1]
+SOURCES = [*ROOT.glob("jaxcomm/**/__init__.py"), *ROOT.glob("pallas_kernels/**/__init__.py")]
+DESCRIBED = re.compile(r"^\.\. auto(function|class):: ([\w.]+)::(\w+)$", re.MULTILINE)
+CONSTANT = re.compile(r"^\.\. py:(data):: (\w+)\n\n   \w", re.MULTILINE)
+LISTED = re.compile(r"^- :py:\w+:`(\w+) <([\w.]+)>`", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def tools() -> tuple[ModuleType, ModuleType]:
+    """`tools/site_api.py` and `tools/build_site.py`."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return importlib.import_module("site_api"), importlib.import_module("build_site")
+    finally:
+        sys.path.pop(0)
+
+
+def descriptions(reference: dict[str, str]) -> list[tuple[str, str, str]]:
+    """The kind, the package and the name of each description."""
+    found = DESCRIBED.findall("".join(reference.values()))
+    for page, text in reference.items():
+        found += [(kind, page.split("-")[0], name) for kind, name in CONSTANT.findall(text)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def reference(tools: tuple[ModuleType, ModuleType]) -> dict[str, str]:
+    return tools[0].pages()
+
+
+def public_names() -> dict[str, list[str]]:
+    """What `__all__` states, by package, without the names of packages."""
+    found = {}
+    for path in SOURCES:
+        package = ".".join(path.parent.relative_to(ROOT).parts)
+        text = re.search(r"^__all__ = (\[.*?\])", path.read_text(), re.MULTILINE | re.DOTALL)
+        names = ast.literal_eval(text[1]) if text else []
+        found[package] = [name for name in names if not (path.parent / name).is_dir()]
+        if package == "jaxcomm":
+            shortcuts = ["feedback", "low_rank", "quantizers", "sketches", "sparsifiers"]
+            found[package] = [name for name in found[package] if name not in shortcuts]
+            found[package].append("advise")  # a package, and its function
+    return {package: names for package, names in found.items() if names}
+
+
+def test_every_public_name_is_listed_and_described(reference: dict[str, str]) -> None:
+    described = {f"{package}.{name}" for _, package, name in descriptions(reference)}
+    assert len(described) > 300
+    for package, names in public_names().items():
+        text = "".join(reference[page] for page in reference if page.split("-")[0] == package)
+        listed = dict(LISTED.findall(text))
+        assert sorted(listed) == sorted(set(names)), package
+        assert set(listed.values()) <= described, package
+
+
+def test_a_name_is_described_once_and_as_what_it_is(reference: dict[str, str]) -> None:
+    objects = []
+    for kind, package, name in descriptions(reference):
+        if module := sys.modules.get(package):  # Some packages are slow to import.
+            value = getattr(module, name)
+            assert (kind == "class") == inspect.isclass(value), name
+            objects.append(value)
+    assert len({id(value) for value in objects}) == len(objects) > 300
+
+
+def test_a_name_that_nothing_defines_is_an_error(
+    tools: tuple[ModuleType, ModuleType], tmp_path: pathlib.Path
+) -> None:
+    package = tmp_path / "jaxcomm"
+    package.mkdir()
+    (package / "_a.py").write_text('def known():\n    """Known."""\n')
+    init = package / "__init__.py"
+    init.write_text('from jaxcomm._a import known\n\n__all__ = [\n    "known",\n]\n')
+    assert "autofunction:: jaxcomm::known" in tools[0].pages(tmp_path)["jaxcomm"]
+    (package / "_b.py").write_text("")
+    init.with_name("b").mkdir()
+    (package / "b" / "__init__.py").write_text('__all__ = ["lost"]\n')
+    with pytest.raises(ValueError, match=r"jaxcomm\.b: nothing defines the public name 'lost'"):
+        tools[0].pages(tmp_path)
+
+
+def test_links_lead_to_pages_and_files(tools: tuple[ModuleType, ModuleType]) -> None:
+    texts, files = tools[1].collected()
+    assert {"index.md", "which_method.md", "contributing/index.md", "api/index.rst"} <= set(texts)
+    copied = {site for _, site in files}
+    links = 0
+    for site, text in texts.items():
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+        for target in (
+            re.findall(r"\[[^\[\]]*\]\(([^)\s#]+)", prose) if site.endswith(".md") else ()
+        ):
+            if not re.match(r"[a-z]+:", target):
+                path = (ROOT / site).parent.joinpath(target).resolve().relative_to(ROOT).as_posix()
+                assert path in texts or path in copied, f"{site}: {target}"
+                links += 1
+    assert links > 100
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[the guide](gide.md)", "the link to gide.md leads nowhere"),
+        ("![](figure.png)", "the figure figure.png has no alternative text"),
+    ],
+)
+def test_a_link_or_figure_that_fails_is_named(
+    tools: tuple[ModuleType, ModuleType], text: str, message: str
+) -> None:
+    with pytest.raises(SystemExit, match=message):
+        tools[1].relinked("docs/new.md", text, {"docs/new.md": "new.md"}, ROOT)
