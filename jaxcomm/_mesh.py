@@ -34,6 +34,17 @@ def require_shard_axes(mesh: Mesh, axis_name: AxisName, shard_axes: AxisName) ->
     return axes
 
 
+def require_batch_axes(batch_axes: AxisName, shard_axes: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes of shards that also split the batch; raises unless they are distinct ones."""
+    axes = _axis.names(batch_axes)
+    if len(set(axes)) < len(axes) or not set(axes) <= set(shard_axes):
+        raise ValueError(
+            f"`batch_axes` must name distinct axes of `shard_axes`={shard_axes!r}, got "
+            f"{batch_axes!r}. Over all other axes of the mesh the batch is split in any case."
+        )
+    return axes
+
+
 def require_distinct(axis_name: AxisName) -> None:
     """Raises unless `axis_name` names at least one axis, and no axis twice."""
     names = _axis.names(axis_name)
@@ -196,6 +207,14 @@ def constrained(tree: PyTree, mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> P
     leaves, structure = jax.tree.flatten(tree)
     shardings = [NamedSharding(mesh, spec) for spec in specs]
     return jax.tree.unflatten(structure, [*map(lax.with_sharding_constraint, leaves, shardings)])
+
+
+def sharded_as(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> PyTree:
+    """The tree, whose leaves are sharded by one spec, over axes of any type."""
+    sharding = NamedSharding(mesh, spec)
+    explicit = AxisType.Explicit in mesh.axis_types
+    over = jax.sharding.reshard if explicit else lax.with_sharding_constraint
+    return jax.tree.map(lambda x: over(x, sharding), tree)
 
 
 def is_traced(tree: PyTree) -> bool:
