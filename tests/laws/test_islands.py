@@ -15,7 +15,7 @@ import jaxcomm
 from jaxcomm import gossip
 from jaxcomm.synchronization import diloco, local_sgd
 from tests.cases._gossip import GOSSIP, GossipCase
-from tests.cases._local import LOCAL, LocalCase
+from tests.cases._local import LOCAL, RECIPES, LocalCase
 
 REPLICAS, DEVICES, STEPS = 4, 2, 7
 KINDS = [AxisType.Auto, AxisType.Explicit]
@@ -66,7 +66,7 @@ def of_one_device_each(case: LocalCase | GossipCase) -> tuple[np.ndarray, float]
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("case", [*LOCAL, *GOSSIP], ids=repr)
+@pytest.mark.parametrize("case", [*LOCAL, *GOSSIP, *RECIPES], ids=repr)
 def test_replicas_of_several_devices(case: LocalCase | GossipCase, kind: AxisType) -> None:
     """Their devices share the rows, and send float32 gradients; replicas send what they did."""
     step, params, state = prepared(transformation(case), mesh_of(kind))

@@ -2,6 +2,7 @@
 
 from jaxcomm.compression.sparsifiers._ada_comp import AdaCompPayload, ada_comp
 from jaxcomm.compression.sparsifiers._adaptive_threshold import TwoMeansPayload, adaptive_threshold
+from jaxcomm.compression.sparsifiers._coarse_top_k import CoarsePayload, coarse_top_k
 from jaxcomm.compression.sparsifiers._nonzero import nonzero
 from jaxcomm.compression.sparsifiers._nonzero_union import UnionPayload, nonzero_union
 from jaxcomm.compression.sparsifiers._random_k import RandomKPayload, random_k
@@ -16,6 +17,7 @@ from jaxcomm.compression.sparsifiers._wangni import wangni
 __all__ = [
     "AdaCompPayload",
     "BinaryPayload",
+    "CoarsePayload",
     "RandomKPayload",
     "SparsePayload",
     "TernaryPayload",
@@ -24,6 +26,7 @@ __all__ = [
     "VariancePayload",
     "ada_comp",
     "adaptive_threshold",
+    "coarse_top_k",
     "nonzero",
     "nonzero_union",
     "random_k",
