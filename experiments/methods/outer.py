@@ -24,7 +24,8 @@ class OuterMethod(NamedTuple):
     """A method.
 
     Attributes:
-      build: `(inner, period, workers) -> transformation`.
+      build: `(inner, period, workers, scale) -> transformation`; the outer rate is multiplied by
+        `scale`.
       sends: What a worker sends.
       inners: The inner optimizers with which it is compared.
       is_local: Whether workers take local steps; otherwise they average every gradient.
@@ -32,7 +33,7 @@ class OuterMethod(NamedTuple):
       share: `(period, workers) -> share` of the steps in which a conditional sends.
     """
 
-    build: Callable[[Any, Any, int], optax.GradientTransformation]
+    build: Callable[[Any, Any, int, Any], optax.GradientTransformation]
     sends: str
     inners: tuple[str, ...] = (ADAM,)
     is_local: bool = True
@@ -40,7 +41,7 @@ class OuterMethod(NamedTuple):
     share: Callable[[int, int], float] = lambda period, workers: 1 / period
 
 
-def _outer(rate: float = 0.7) -> optax.GradientTransformation:
+def _outer(rate: Any) -> optax.GradientTransformation:
     return optax.sgd(rate, momentum=0.9, nesterov=True)
 
 
@@ -54,34 +55,38 @@ def _four_bit_floats() -> Any:
 
 METHODS: dict[str, OuterMethod] = {
     BASELINE: OuterMethod(
-        lambda inner, period, workers: optax.chain(jaxcomm.mean(), inner),
+        lambda inner, period, workers, scale: optax.chain(jaxcomm.mean(), inner),
         "gradients in every step, float32",
         (ADAM, MUON),
         is_local=False,
     ),
     "synchronous_bfloat16": OuterMethod(
-        lambda inner, period, workers: optax.chain(jaxcomm.mean(wire_dtype="bfloat16"), inner),
+        lambda inner, period, workers, scale: optax.chain(
+            jaxcomm.mean(wire_dtype="bfloat16"), inner
+        ),
         "gradients in every step, bfloat16",
         is_local=False,
     ),
     "diloco": OuterMethod(
-        lambda inner, period, workers: diloco(inner, _outer(), period),
+        lambda inner, period, workers, scale: diloco(inner, _outer(0.7 * scale), period),
         "displacements, float32",
         (ADAM, MUON),
     ),
     "muloco": OuterMethod(
-        lambda inner, period, workers: diloco(inner, _outer(), period, _few_bits()),
+        lambda inner, period, workers, scale: diloco(
+            inner, _outer(0.7 * scale), period, _few_bits()
+        ),
         "displacements in 4 bits, in blocks of 32, with feedback",
         (MUON,),
     ),
     "sparseloco": OuterMethod(
-        lambda inner, period, workers: sparseloco(inner, period),
+        lambda inner, period, workers, scale: sparseloco(inner, period, learning_rate=scale),
         "the largest 64 of each 4096 coordinates of the residual, in 2 bits",
     ),
     "streaming_4_bits": OuterMethod(
-        lambda inner, period, workers: streaming_diloco(
+        lambda inner, period, workers, scale: streaming_diloco(
             inner,
-            _outer(0.4),
+            _outer(0.4 * scale),
             period,
             fragments=2,
             overlap=min(5, period - 1),
@@ -92,16 +97,21 @@ METHODS: dict[str, OuterMethod] = {
         is_static=True,
     ),
     "eager": OuterMethod(
-        lambda inner, period, workers: eager_diloco(inner, _outer(), period),
+        lambda inner, period, workers, scale: eager_diloco(inner, _outer(0.7 * scale), period),
         "displacements of the last period, float32",
     ),
     "delayed": OuterMethod(
-        lambda inner, period, workers: eager_diloco(inner, _outer(), period, eager=False),
+        lambda inner, period, workers, scale: eager_diloco(
+            inner, _outer(0.7 * scale), period, eager=False
+        ),
         "the same, without the worker's own part of this period",
     ),
     "noloco": OuterMethod(
-        lambda inner, period, workers: optax.chain(
-            jaxcomm.per_worker(inner), gossip.noloco(gossip.random_pairs(workers), period)
+        lambda inner, period, workers, scale: optax.chain(
+            jaxcomm.per_worker(inner),
+            gossip.noloco(
+                gossip.random_pairs(workers), period, learning_rate=0.7 * scale, pull=0.7
+            ),
         ),
         "parameters and displacement to one other worker, as one float32 array",
         is_static=True,

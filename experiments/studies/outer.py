@@ -30,22 +30,25 @@ class Outer:
     Streaming DiLoCo, eager and delayed updates, and NoLoCo reach, and with how many bytes, beside
     the synchronous training with the same inner optimizer? Which claims of their papers hold here?
 
-    Command: `python -m experiments outer`. Expected time: 25 minutes on one CPU core.
+    Command: `python -m experiments outer`. Expected time: a quarter of an hour on one CPU core.
     Number: the paired ratio of the test loss to that of the own baseline, and the ratio of bytes.
     """
 
     seeds: int = options.seeds_option(3)
     steps: int = option(512, "training steps per run; a trial has half of them", positive_integer)
-    batch: int = option(32, "windows per step, over all workers", positive_integer)
+    batch: int = option(16, "windows per step, over all workers", positive_integer)
     workers: tuple[int, ...] = option((2, 4, 8), "numbers of workers", positive_integer, many=True)
     periods: tuple[int, ...] = option(
         (8, 32, 128), "steps between exchanges", positive_integer, many=True
     )
     learning_rates: tuple[float, ...] = option(
-        (0.001, 0.003, 0.01, 0.03),
+        (0.003, 0.01, 0.03, 0.1),
         "the grid of rates of the baselines", positive_number, many=True
     )  # fmt: skip
-    log_every: int = option(64, "steps between two logged losses", positive_integer)
+    outer_scales: tuple[float, ...] = option(
+        (0.3, 1.0), "factors on the outer rates of the papers", positive_number, many=True
+    )
+    log_every: int = option(128, "steps between two logged losses", positive_integer)
     methods: tuple[str, ...] = option(("all",), "methods to compare, or all", many=True)
     record: str = options.record_option("outer")
     records: str = options.records_option()
@@ -53,10 +56,12 @@ class Outer:
 
 
 def grid(config: Outer, setting: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The rates of the baselines; others take that of their baseline."""
-    if not BASELINE.items() <= setting.items():
+    """The rates of the baselines, and the outer rates of other methods, which take the former."""
+    if BASELINE.items() <= setting.items():
+        return {"learning_rate": (config.learning_rates,)}
+    if setting["period"] == 1:
         return None
-    return {"learning_rate": (config.learning_rates,)}
+    return {"outer_scale": (config.outer_scales,)}
 
 
 def inputs(
@@ -77,6 +82,7 @@ TABLE = Table(
         *map(key, ("workers", "inner", "period", "method")),
         SEEDS,
         Column("rate", tuned("learning_rate"), name="learning_rate"),
+        Column("outer scale", tuned("outer_scale"), name="outer_scale"),
         Column("test loss", spread("test_loss"), ".3f", "test_loss"),
         Column("of the baseline's [95 %]", RATIO, ".3f", "loss_ratio"),
         Column("test accuracy %", mean_of("test_accuracy"), ".1f", "test_accuracy", 100),
@@ -157,22 +163,22 @@ def prose(results: Results) -> Sequence[str]:
         for name in dict.fromkeys(line.group.keys["method"] for line in results.lines)
     )
     return (
-        f"A byte model on Python's help texts, {config.steps} steps of {config.batch} windows of 32 "
-        f"bytes over all workers, {config.seeds} seeds. All methods have the same weights, parts and "
-        "batches per seed. The baseline of a method is the synchronous training with as many workers "
-        "and the same inner optimizer, Adam or Muon. Its rate is tuned, and all methods with this "
-        "inner optimizer and number of workers take it. All other settings are those of the papers, "
-        "with the periods of this study. So no method but the baselines is tuned, as the papers' "
-        "methods are.",
+        f"A byte model on Python's help texts, {config.steps} steps of {config.batch} windows of "
+        f"32 bytes over all workers, {config.seeds} seeds. All methods have the same weights, "
+        "parts and batches per seed. The baseline of a method is the synchronous training with as "
+        "many workers and the same inner optimizer, Adam or Muon. Its rate is tuned, and all "
+        "methods with this inner optimizer and number of workers take it. Of these, the outer rate "
+        "is tuned, as a factor on that of the paper. All other settings are those of the papers, "
+        "with the periods of this study.",
         readme.PROVENANCE, readme.TUNING, readme.CLAIMS, f"Each worker sends:\n\n{legend}",
         readme.TABLE,
         "Losses are of the mean of the parameters of all workers. ± is the standard deviation over "
         "seeds. A ratio is the geometric mean over paired seeds, to the own baseline. Bytes are "
         "those of the traced program, with conditionals in the share of steps that takes them. "
         "`sparseloco` and other gathered messages grow with the number of workers.",
-        "A small model and short runs: at a period of 128 there are few exchanges, in which an outer "
-        "momentum of 0.9 does not reach its steady state. Methods that lose here may not lose in "
-        "longer runs. One device simulates all workers, so no time is measured.",
+        "A small model and short runs: at a period of 128 there are few exchanges, in which an "
+        "outer momentum of 0.9 does not reach its steady state. Methods that lose here may not "
+        "lose in longer runs. One device simulates all workers, so no time is measured.",
         readme.FIGURES,
     )  # fmt: skip
 
@@ -180,5 +186,5 @@ def prose(results: Results) -> Sequence[str]:
 STUDY = Study(
     "outer", Outer, late("outer.settings"), late("outer.Trainer"), TABLE, prose, (FIGURE,), CLAIMS,
     grid=grid, inputs=inputs, headline=("test_loss", "loss_ratio"),
-    budget=lambda config: Budget(len(config.learning_rates)),
+    budget=lambda config: Budget(len(config.learning_rates), extensions=0),
 )  # fmt: skip

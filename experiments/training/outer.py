@@ -57,7 +57,7 @@ def settings(config: Any) -> Sequence[Mapping[str, Any]]:
 
 
 class Program:
-    """The compiled steps of a method with an inner optimizer, for any rate and seed."""
+    """The compiled steps of a method with an inner optimizer, for any rates and seed."""
 
     def __init__(self, name: str, inner: str, workers: int, period: int | None, batch: int):
         """Traces the step once, to count its bytes.
@@ -71,15 +71,17 @@ class Program:
         """
         self._method, self._inner, self._workers = METHODS[name], INNERS[inner], workers
         self._period, self._batch = period, batch
-        self.init = jax.jit(lambda params: jaxcomm.init(self._tx(0.1, 1), params, workers))
-        self.advance = jax.jit(self._chunk, donate_argnums=(2,))
+        self.init = jax.jit(lambda params: jaxcomm.init(self._tx(0.1, 1, 1.0), params, workers))
+        self.advance = jax.jit(self._chunk, donate_argnums=(3,))
 
-    def _tx(self, rate: Any, period: Any) -> Any:
+    def _tx(self, rate: Any, period: Any, scale: Any) -> Any:
         own = self._period or (lambda step: period)
-        return self._method.build(self._inner(rate), own, self._workers)
+        return self._method.build(self._inner(rate), own, self._workers, scale)
 
-    def _step(self, rate: Any, period: Any) -> Any:
-        return jaxcomm.simulate(text().loss, self._tx(rate, period), self._workers, metrics="own")
+    def _step(self, rate: Any, period: Any, scale: Any) -> Any:
+        return jaxcomm.simulate(
+            text().loss, self._tx(rate, period, scale), self._workers, metrics="own"
+        )
 
     def start(self, params: Any) -> Any:
         """The parameters of all workers, and the state."""
@@ -95,13 +97,15 @@ class Program:
         data = text().dataset
         example = data.train_inputs[: self._batch], data.train_labels[: self._batch]
         account = jaxcomm.wire.account(
-            self._step(0.1, period), *self.start(text().first_weights(0)), example
+            self._step(0.1, period, 1.0), *self.start(text().first_weights(0)), example
         )
         return account.amortized_bytes_per_worker(self._method.share(period, self._workers))
 
-    def _chunk(self, rate: jax.Array, period: jax.Array, carried: Any, batches: Any) -> Any:
+    def _chunk(
+        self, rate: jax.Array, period: jax.Array, scale: jax.Array, carried: Any, batches: Any
+    ) -> Any:
         """Takes one step per batch."""
-        step = self._step(rate, period)
+        step = self._step(rate, period, scale)
         body = lambda carry, batch: (step(*carry, batch)[:2], None)  # noqa: E731
         return jax.lax.scan(body, carried, batches)[0]
 
@@ -113,7 +117,7 @@ def program(name: str, inner: str, workers: int, period: int | None, batch: int)
 
 
 class Trainer:
-    """Trains a setting, with any rate and seed."""
+    """Trains a setting, with any rates and seed."""
 
     def __init__(self, config: Any, setting: Mapping[str, Any]):
         """Counts the bytes of the setting.
@@ -148,6 +152,7 @@ class Trainer:
             carried = self._program.advance(
                 rate,
                 jnp.int32(setting["period"]),
+                jnp.float32(parameters.get("outer_scale", 1)),
                 carried,
                 (data.train_inputs[examples], data.train_labels[examples]),
             )

@@ -40,9 +40,9 @@ def noloco(
     mixing: Any,
     period: int = 50,
     *,
-    momentum: float = 0.5,
-    learning_rate: float = 0.7,
-    pull: float | None = None,
+    momentum: jax.Array | float = 0.5,
+    learning_rate: jax.Array | float = 0.7,
+    pull: jax.Array | float | None = None,
     axis_name: AxisName = "data",
     seed: int = 0,
     key: jax.Array | None = None,
@@ -66,7 +66,7 @@ def noloco(
       mixing: Who meets whom, such as :func:`random_pairs`; or anything symmetric that :func:`dpsgd`
         takes, whose weights then replace 1/2.
       period: H, an int of at least 1.
-      momentum: :math:`\alpha` in [0, 1).
+      momentum: :math:`\alpha` in [0, 1); may be traced, as the next two.
       learning_rate: :math:`\beta`, above 0.
       pull: :math:`\gamma`, above 0. Default: :math:`\beta`. In the analysis of the paper, workers
         stay together for :math:`\alpha < \gamma < 2 + \alpha` with pairs.
@@ -99,11 +99,11 @@ def noloco(
     """
     if not isinstance(period, int) or isinstance(period, bool) or period < 1:
         raise ValueError(f"`period` must be a Python int of at least 1, got {period!r}.")
-    if not 0 <= momentum < 1:
+    if not isinstance(momentum, jax.core.Tracer) and not 0 <= momentum < 1:
         raise ValueError(f"`momentum` must be in [0, 1), got {momentum!r}.")
     pull = learning_rate if pull is None else pull
     for name, value in (("learning_rate", learning_rate), ("pull", pull)):
-        if not value > 0:
+        if not isinstance(value, jax.core.Tracer) and not value > 0:
             raise ValueError(f"`{name}` must be above 0, got {value!r}.")
     symmetric = require_symmetric(to_mixing(mixing), "noloco")
 
@@ -116,9 +116,7 @@ def noloco(
         moved = [
             a + b - c for a, b, c in zip(x, steps, memory.anchor, strict=True)
         ]  # The displacement since the last exchange.
-        message = [
-            learning_rate * d + pull * a for d, a in zip(moved, memory.anchor, strict=True)
-        ]
+        message = [learning_rate * d + pull * a for d, a in zip(moved, memory.anchor, strict=True)]
         differences, disagreement = mixing_step.sum_over_neighbors(
             message,
             lambda received, weight: toward(message, received, weight),
@@ -133,9 +131,7 @@ def noloco(
             for v, d, difference in zip(memory.momentum, moved, differences, strict=True)
         ]
         anchor = [a + v for a, v in zip(memory.anchor, velocity, strict=True)]
-        changes = [
-            jnp.where(exchanges, a - b, c) for a, b, c in zip(anchor, x, steps, strict=True)
-        ]
+        changes = [jnp.where(exchanges, a - b, c) for a, b, c in zip(anchor, x, steps, strict=True)]
         kept = jax.tree.map(
             lambda new, old: jnp.where(exchanges, new, old),
             (anchor, velocity),

@@ -66,7 +66,7 @@ def eager_diloco(
               + \frac{1}{n} (\Delta_i^t - \Delta_i^{t - 1}), \qquad
               a_i \gets a_i + \mathrm{outer}(p_i^t), \qquad x_i \gets a_i
 
-    Of the mean, the own part is thus of this period. With `eager=False`, the last term is left out
+    Of the mean, the own part is thus of this period. With `eager=False`, the last term is omitted
     (delayed outer gradients), and all :math:`a_i` are equal. :math:`\Delta^0 = 0`: the first
     exchange has no late part.
 
@@ -180,9 +180,7 @@ def eager_diloco(
                 marked(jax.tree.map(lambda a, b: jnp.where(participates, a, b), after, own)),
                 averaged.aggregator,
                 jax.tree.map(lambda a, b: jnp.where(participates, a, b), done, state.late_done),
-                jax.tree.map(
-                    lambda a, b: jnp.where(participates, a, b), no_steps(axis_name), done
-                ),
+                jax.tree.map(lambda a, b: jnp.where(participates, a, b), no_steps(axis_name), done),
                 counts,
             )
             failed = {

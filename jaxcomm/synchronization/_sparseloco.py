@@ -28,8 +28,8 @@ def sparseloco(
     at every H-th step. C is :func:`jaxcomm.compression.sparsifiers.coarse_top_k`. What an exchange
     does not send is sent later, so the residual :math:`e_i` takes the place of an outer momentum.
     An exchange sends n - 1 times k values of 2 bits per block, k indices of about 8 bits, two
-    float32 per block, and 12 bytes: for the defaults, 0.2 bits per coordinate and worker. From about
-    300 workers on this is more than a float32 all-reduce.
+    float32 per block, and 12 bytes: for the defaults, 0.2 bits per coordinate and worker. From
+    about 300 workers on this is more than a float32 all-reduce.
 
     Args:
       inner: Any optax optimizer, such as `optax.adamw`; its state differs by worker.

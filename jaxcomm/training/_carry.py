@@ -61,8 +61,8 @@ def require_carry(carry: Carry, sizes: Mapping[str, int], axis_name: AxisName) -
         differs = [[*tree.per_worker] for tree in (carry.params, carry.model_state)]
         if differs[0] != differs[1]:
             raise ValueError(
-                f"`params` differs over the axes {differs[0]}, and `model_state` over {differs[1]}: "
-                "replicate both over the same axes."
+                f"`params` differs over the axes {differs[0]}, and `model_state` over "
+                f"{differs[1]}: replicate both over the same axes."
             )
     for path, _ in jax.tree_util.tree_leaves_with_path(carry.model_state):
         if _axis.per_worker_axes(path) and not isinstance(carry.model_state, PerWorker):

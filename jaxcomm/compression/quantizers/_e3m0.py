@@ -74,7 +74,9 @@ def e3m0() -> Codec:
         # Below the smallest power, its share of that power is the probability of it.
         uniform = (noise >> 8).astype(jnp.float32) * 2.0**-24
         is_small = share < 2.0 ** -(_POWERS - 1)
-        code = jnp.where(is_small, (uniform < share * 2.0 ** (_POWERS - 1)).astype(jnp.int32), rounded)
+        code = jnp.where(
+            is_small, (uniform < share * 2.0 ** (_POWERS - 1)).astype(jnp.int32), rounded
+        )
         signed = code.astype(jnp.uint32) | jnp.where((flat < 0) & (code > 0), _SIGN, 0).astype(
             jnp.uint32
         )

@@ -123,9 +123,7 @@ def coarse_top_k(
             total_repeat_length=layout.entries,
         ).T
         size = jnp.where(is_large, large, small)
-        return Entries(
-            unpack_indices(payload.indices, layout), jnp.where(positive, size, -size)
-        )
+        return Entries(unpack_indices(payload.indices, layout), jnp.where(positive, size, -size))
 
     def contraction(size: int, workers: int) -> float:
         _, width = blocks_of(size)

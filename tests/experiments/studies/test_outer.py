@@ -22,7 +22,7 @@ def run_rows(method: str, period: int, ratio: float, inner: str = "adam") -> lis
             {**keys, "seed": seed},
             {"test_loss": (2 + seed / 10) * ratio * (1 + (-1) ** seed / 1000 * (ratio != 1)),
              "test_accuracy": 0.4, "train_loss": 2.0, "bytes_per_step": 1e4 / period,
-             "learning_rate": 0.01, "at_edge": "", "trials": 4},
+             "learning_rate": 0.01, "outer_scale": 1.0, "at_edge": "", "trials": 4},
         )
         for seed in range(4)
     ]  # fmt: skip
