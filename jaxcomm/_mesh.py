@@ -302,6 +302,11 @@ def typed_as(tree: PyTree, like: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(typed, tree)
 
 
+def retyped(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """`x` with another sharding in its type, if Explicit axes appear there."""
+    return x if _explicit(x) is None else jax.sharding.reshard(x, sharding)
+
+
 def is_all_manual() -> bool:
     """Whether all axes of the current mesh are manual, except axes of size 1."""
     current = jax.sharding.get_abstract_mesh()

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._mesh import over_workers_of, require_axes, require_kept
+from jaxcomm._mesh import over_workers_of, require_axes, require_kept, retyped
 from jaxcomm._require import checked, own_weight, require_arrays, require_state
 from jaxcomm._sharded import restricted, spec_on
 from jaxcomm._state import worker_axes
@@ -59,9 +59,8 @@ def replicate(
         copies *= sizes[name]
 
     def copy(params: PyTree) -> PerWorker:
-        return PerWorker(
-            {axis: jax.tree.map(lambda x: jnp.broadcast_to(x, (copies, *x.shape)), params)}
-        )
+        own = jax.tree.map(lambda x: jnp.broadcast_to(x, (copies, *x.shape)), params)
+        return PerWorker({axis: jax.tree.map(retyped, own, *out.per_worker.values()) if out else own})
 
     require_arrays(params, "params")
     require_kept(params, "params")

@@ -27,7 +27,7 @@ def _every(mixing: Mixing, period: int) -> Mixing:
     always = np.ones(len(mixing.matrices), bool)
 
     def active(key: jax.Array, step: jax.Array) -> jax.Array:
-        flags = mixing.active(key, step) if mixing.active else always
+        flags = mixing.active(key, step) if mixing.active else jnp.asarray(always)
         return flags & ((step + 1) % jnp.uint32(period) == 0)
 
     if period == 1:

@@ -43,11 +43,12 @@ def _ternary_moment(x: np.ndarray) -> float:
 
 def _e3m0_moment(x: np.ndarray) -> float:
     """Between neighbors of 0 and the seven powers of two below the largest magnitude."""
-    share = np.abs(x) / np.abs(x).max()
+    peak = np.abs(x).max()
+    share = np.abs(x) / (peak or 1)
     levels = np.concatenate([[0], 2.0 ** np.arange(-6, 1)])
     above = levels[np.searchsorted(levels, share)]
     below = levels[np.maximum(np.searchsorted(levels, share) - 1, 0)]
-    return float(np.sum((above - share) * (share - below)) * np.abs(x).max() ** 2)
+    return float(np.sum((above - share) * (share - below)) * peak**2)
 
 
 def _natural_moment(x: np.ndarray) -> float:
