@@ -63,7 +63,7 @@ LOCAL: Rows = {
     "sparseloco": BenchMethod(lambda: sparseloco(optax.sgd(0.1), PERIOD)),
     "muloco": BenchMethod(
         lambda: diloco(
-            optax.contrib.muon(0.02),
+            optax.sgd(0.1),
             _outer(),
             PERIOD,
             jaxcomm.all_gather_mean("data", error_feedback(blockwise(dither(bits=4), 32))),

@@ -34,6 +34,7 @@ from jaxcomm.training._carry import (
 )
 from jaxcomm.training._metrics import Metrics, check_metrics
 from jaxcomm.training._mistakes import (
+    require_divided,
     require_divisible,
     require_global,
     require_step_of,
@@ -125,12 +126,13 @@ def make_step(
 
     Raises:
       ValueError: If the mesh lacks an axis, or `batch_axes` names others than `shard_axes`; if the
-        global batch is empty, is not divisible by the
-        devices or, on a mesh of several processes, belongs to one process only; if aux is not a
-        dict of means; if updates or state would differ by worker; if the state belongs to another
-        `tx` or number of workers; if parameters are sharded over other axes than `shard_axes` or
-        were already donated; if a transformation would gather sharded parameters;
-        or if no transformation in `tx` uses an extra argument.
+        global batch is empty, is not divisible by the devices or, on a mesh of several processes,
+        belongs to one process only; if devices along one of `shard_axes` would all compute the same
+        rows, since neither parameters nor rows are sharded over it; if aux is not a dict of means;
+        if updates or state would differ by worker; if the state belongs to another `tx` or number
+        of workers; if parameters are sharded over other axes than `shard_axes` or were already
+        donated; if a transformation would gather sharded parameters; or if no transformation in
+        `tx` uses an extra argument.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -201,7 +203,9 @@ def make_step(
             carry, specs = place_carry(carry, mesh, shards)
             kept = tuple(jax.tree.leaves(specs, is_leaf=is_spec)) if shards else ()
             rows = jax.tree.map(lambda _: batch_spec, batch)
-            batch = place(batch, mesh, kept_specs(batch, mesh, rows, shards), "batch")
+            batch_specs = kept_specs(batch, mesh, rows, shards)
+            require_divided(specs.params, batch_specs, mesh, shards)
+            batch = place(batch, mesh, batch_specs, "batch")
             if (
                 not mesh.is_multi_process
             ):  # With several, JAX would compare them across processes in each step.

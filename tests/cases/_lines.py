@@ -589,16 +589,17 @@ LOCAL = [
     ),
     Line(
         "sparseloco",
-        "synchronization.sparseloco(inner, period, k=2048)",
+        "synchronization.sparseloco(inner, period, k=64, block_size=128)",
         "The largest k coordinates of each block of the residual, in 2 bits",
         "Sarfi et al. 2025",
     ),
     Line(
         "muloco",
-        "synchronization.diloco(optax.contrib.muon(0.02), outer, period, jaxcomm.all_gather_mean("
+        "synchronization.diloco(inner, outer, period, jaxcomm.all_gather_mean("
         "axis, error_feedback(blockwise(dither(bits=4), 32))))",
-        "As `diloco`, in 4 bits with feedback (MuLoCo)",
+        "As `diloco`, in 4 bits with feedback",
         "Thérien et al. 2025",
+        suffix=", with `optax.contrib.muon` as `inner`: MuLoCo",
     ),
     Line(
         "pr_sgd",

@@ -115,7 +115,7 @@ RECIPES = [
     LocalCase(
         "muloco",
         lambda inner, period=PERIOD: diloco(
-            optax.contrib.muon(0.02),
+            inner,  # Muon in the method; it breaks strict promotion of dtypes.
             _outer(),
             period,
             jaxcomm.all_gather_mean("data", error_feedback(blockwise(dither(bits=4), 32))),

@@ -47,6 +47,7 @@ def test_against_numpy(workers: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
 
 
+@pytest.mark.slow
 def test_workers_come_together_without_an_all_reduce() -> None:
     tx = optax.chain(optax.sgd(0.1), gossip.noloco(gossip.random_pairs(8), 2))
     params = jaxcomm.PerWorker({"data": jnp.asarray(start(8))})

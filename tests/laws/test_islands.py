@@ -88,7 +88,7 @@ def within(aggregator: Any, method: str) -> Any:
     return optax.chain(jaxcomm.hierarchical(aggregator, outer_axes="data"), AGGREGATED[method]())
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["simulated", *KINDS], ids=str)
 @pytest.mark.parametrize("method", AGGREGATED)
 def test_a_mean_within_a_replica_by_the_transformation(method: str, where: Any) -> None:
@@ -220,6 +220,14 @@ def test_compressed_between_replicas_shard_by_shard(method: str, kind: AxisType)
             np.testing.assert_allclose(part(name, x, 1), expected, rtol=1e-5, atol=1e-5)
 
 
+def _whole_over_an_axis_of_shards() -> Any:
+    """Neither weights nor rows are cut over `"ici"`."""
+    mesh, tx = mesh_of(AxisType.Auto), optax.chain(jaxcomm.mean(), optax.sgd(0.1))
+    params = jax.tree.map(jnp.asarray, {"a": START[0, :2], "b": START[0, 2:]})
+    state = jaxcomm.init(tx, params, mesh, shard_axes="ici")
+    return jaxcomm.make_step(loss, tx, mesh, shard_axes="ici")(params, state, ROWS[0])
+
+
 def _replicated(tx: Any, axis_name: Any, **options: Any) -> Any:
     step, params, state = prepared(tx, mesh_of(AxisType.Auto), axis_name=axis_name, **options)
     return step(params, state, ROWS[0])
@@ -244,6 +252,7 @@ def _replicated(tx: Any, axis_name: Any, **options: Any) -> Any:
             lambda: _replicated(within(jaxcomm.top_k("ici", ratio=0.5), "diloco"), ("data", "ici")),
             "keeps memory.*`outer_axes`",
         ),
+        (_whole_over_an_axis_of_shards, r"would all compute the same rows.*`batch_axes`"),
         (
             lambda: jaxcomm.hierarchical(jaxcomm.mean("ici"), outer_axes="ici"),
             "name an axis twice",
