@@ -7,7 +7,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PyTree
+from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
 from jaxcomm._mesh import (
     constrained,
     is_traced,
@@ -127,8 +127,8 @@ def make_step(
     Raises:
       ValueError: If the mesh lacks an axis, or `batch_axes` names others than `shard_axes`; if the
         global batch is empty, is not divisible by the devices or, on a mesh of several processes,
-        belongs to one process only; if devices along one of `shard_axes` would all compute the same
-        rows, since neither parameters nor rows are sharded over it; if aux is not a dict of means;
+        belongs to one process only; if parameters differ by worker, and devices along one of
+        `shard_axes` would all compute the same rows; if aux is not a dict of means;
         if updates or state would differ by worker; if the state belongs to another `tx` or number
         of workers; if parameters are sharded over other axes than `shard_axes` or were already
         donated; if a transformation would gather sharded parameters; or if no transformation in
@@ -204,7 +204,8 @@ def make_step(
             kept = tuple(jax.tree.leaves(specs, is_leaf=is_spec)) if shards else ()
             rows = jax.tree.map(lambda _: batch_spec, batch)
             batch_specs = kept_specs(batch, mesh, rows, shards)
-            require_divided(specs.params, batch_specs, mesh, shards)
+            if isinstance(carry.params, PerWorker):
+                require_divided(specs.params, batch_specs, mesh, shards)
             batch = place(batch, mesh, batch_specs, "batch")
             if (
                 not mesh.is_multi_process

@@ -222,8 +222,8 @@ def test_compressed_between_replicas_shard_by_shard(method: str, kind: AxisType)
 
 def _whole_over_an_axis_of_shards() -> Any:
     """Neither weights nor rows are cut over `"ici"`."""
-    mesh, tx = mesh_of(AxisType.Auto), optax.chain(jaxcomm.mean(), optax.sgd(0.1))
-    params = jax.tree.map(jnp.asarray, {"a": START[0, :2], "b": START[0, 2:]})
+    mesh, tx = mesh_of(AxisType.Auto), AGGREGATED["diloco"]()
+    params = jaxcomm.PerWorker({"data": {"a": START[:, :2], "b": START[:, 2:]}})
     state = jaxcomm.init(tx, params, mesh, shard_axes="ici")
     return jaxcomm.make_step(loss, tx, mesh, shard_axes="ici")(params, state, ROWS[0])
 
