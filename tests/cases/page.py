@@ -119,7 +119,8 @@ def tables() -> dict[str, list[str]]:
     local = []
     for line in LOCAL:
         case = LOCAL_ROWS[line.row]
-        by = "any aggregator" if case.aggregates else "exact mean"
+        own = "exact mean" if case.neutral else "its codec"
+        by = "any aggregator" if case.aggregates else own
         local.append((code(line), line.bytes, by, "yes" if case.agree else "no", line.paper))
     return {
         "MEANS": [
