@@ -158,11 +158,9 @@ def require_own(params: PyTree, axis_name: AxisName) -> None:
 
 
 def require_replicated(tree: PyTree, axis_name: AxisName, what: str, remedy: str) -> None:
-    """Raises if a leaf that is not marked `PerWorker` differs by worker (checked mode only)."""
+    """Raises if a leaf differs over axes for which it has no `PerWorker` (checked mode only)."""
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
-        if per_worker_axes(path):
-            continue
-        if differs := sorted(varying(x) & set(names(axis_name))):
+        if differs := sorted(varying(x) & set(names(axis_name)) - {*per_worker_axes(path)}):
             raise ValueError(
                 f"{what} at {jax.tree_util.keystr(path) or 'the root'} differs by worker over "
                 f"{differs}. {remedy}"

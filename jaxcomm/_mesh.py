@@ -34,6 +34,17 @@ def require_shard_axes(mesh: Mesh, axis_name: AxisName, shard_axes: AxisName) ->
     return axes
 
 
+def require_batch_axes(batch_axes: AxisName, shard_axes: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes of shards that also split the batch; raises unless they are distinct ones."""
+    axes = _axis.names(batch_axes)
+    if len(set(axes)) < len(axes) or not set(axes) <= set(shard_axes):
+        raise ValueError(
+            f"`batch_axes` must name distinct axes of `shard_axes`={shard_axes!r}, got "
+            f"{batch_axes!r}. Over all other axes of the mesh the batch is split in any case."
+        )
+    return axes
+
+
 def require_distinct(axis_name: AxisName) -> None:
     """Raises unless `axis_name` names at least one axis, and no axis twice."""
     names = _axis.names(axis_name)
@@ -198,6 +209,14 @@ def constrained(tree: PyTree, mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> P
     return jax.tree.unflatten(structure, [*map(lax.with_sharding_constraint, leaves, shardings)])
 
 
+def sharded_as(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> PyTree:
+    """The tree, whose leaves are sharded by one spec, over axes of any type."""
+    sharding = NamedSharding(mesh, spec)
+    explicit = AxisType.Explicit in mesh.axis_types
+    over = jax.sharding.reshard if explicit else lax.with_sharding_constraint
+    return jax.tree.map(lambda x: over(x, sharding), tree)
+
+
 def is_traced(tree: PyTree) -> bool:
     """Whether a JAX transformation traces the tree, so that arrays must not be placed."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
@@ -281,6 +300,11 @@ def typed_as(tree: PyTree, like: PyTree) -> PyTree:
         return jax.sharding.reshard(x, sharding)
 
     return jax.tree_util.tree_map_with_path(typed, tree)
+
+
+def retyped(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """`x` with another sharding in its type, if Explicit axes appear there."""
+    return x if _explicit(x) is None else jax.sharding.reshard(x, sharding)
 
 
 def is_all_manual() -> bool:

@@ -10,8 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._mesh import over_workers_of, require_axes, require_kept
+from jaxcomm._mesh import over_workers_of, require_axes, require_kept, retyped
 from jaxcomm._require import checked, own_weight, require_arrays, require_state
+from jaxcomm._sharded import restricted, spec_on
 from jaxcomm._state import worker_axes
 
 
@@ -21,7 +22,7 @@ def replicate(
     """Copies the parameters to each worker, so that workers can then differ.
 
     Args:
-      params: Arrays.
+      params: Arrays. If they are sharded over other axes of the mesh, so are their copies.
       workers: A mesh; or, for :func:`jaxcomm.simulate`, a number of workers, or the sizes of
         several axes by name, outermost first.
       axis_name: The mesh axis, or axes, of the workers.
@@ -44,8 +45,13 @@ def replicate(
     if isinstance(workers, Mesh):
         require_axes(workers, axis_name)
         sizes = dict(workers.shape)
-        spec = PartitionSpec(_axis.names(axis_name))
-        out = PerWorker({axis: jax.tree.map(lambda _: NamedSharding(workers, spec), params)})
+        mesh, lead = workers, PartitionSpec(_axis.names(axis_name))
+        others = tuple(name for name in mesh.axis_names if name not in _axis.names(axis_name))
+
+        def kept(x: Any) -> NamedSharding:
+            return NamedSharding(mesh, PartitionSpec(*lead, *restricted(spec_on(mesh, x), others)))
+
+        out = PerWorker({axis: jax.tree.map(kept, params)})
     else:
         sizes, out = worker_axes(workers, axis_name), None
     copies = 1
@@ -53,8 +59,9 @@ def replicate(
         copies *= sizes[name]
 
     def copy(params: PyTree) -> PerWorker:
+        own = jax.tree.map(lambda x: jnp.broadcast_to(x, (copies, *x.shape)), params)
         return PerWorker(
-            {axis: jax.tree.map(lambda x: jnp.broadcast_to(x, (copies, *x.shape)), params)}
+            {axis: jax.tree.map(retyped, own, *out.per_worker.values()) if out else own}
         )
 
     require_arrays(params, "params")

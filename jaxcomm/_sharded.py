@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcomm._base import PyTree
+from jaxcomm._base import PerWorker, PyTree
 
 _SHARDED_OVER: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
     "sharded_over", default=()
@@ -20,6 +20,24 @@ _SHARDED_OVER: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
 _SPECS: contextvars.ContextVar[Mapping[tuple[str, tuple[int, ...]], PartitionSpec]] = (
     contextvars.ContextVar("specs", default=MappingProxyType({}))
 )
+
+
+def of_one_worker(
+    params: PyTree, specs: Sequence[PartitionSpec]
+) -> list[tuple[tuple[Any, ...], tuple[int, ...], PartitionSpec]]:
+    """Path, shape and spec of each parameter, as a worker sees them.
+
+    Parameters that differ by worker have neither their mark nor their axis of workers there.
+    """
+    lead = 0
+    if isinstance(params, PerWorker):
+        ((_, params),) = params.per_worker.items()
+        lead = 1
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [
+        (path, x.shape[lead:], PartitionSpec(*spec[lead:]))
+        for (path, x), spec in zip(leaves, specs, strict=False)
+    ]
 
 
 @contextlib.contextmanager
@@ -33,9 +51,11 @@ def tracing(
       params: The parameters.
       specs: How they are sharded, leaf by leaf, if known.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    keys = [(jax.tree_util.keystr(path), x.shape) for path, x in leaves]
-    tokens = _SHARDED_OVER.set(axes), _SPECS.set(dict(zip(keys, specs, strict=False)))
+    found = {
+        (jax.tree_util.keystr(path), shape): spec
+        for path, shape, spec in of_one_worker(params, specs)
+    }
+    tokens = _SHARDED_OVER.set(axes), _SPECS.set(found)
     try:
         yield
     finally:
@@ -150,14 +170,7 @@ def specs_of_state(state: PyTree, base: PyTree, params: PyTree, param_specs: PyT
       params: The parameters.
       param_specs: Their specs.
     """
-    like = [
-        (path, x.shape, spec)
-        for (path, x), spec in zip(
-            jax.tree_util.tree_leaves_with_path(params),
-            jax.tree.leaves(param_specs, is_leaf=is_spec),
-            strict=True,
-        )
-    ]
+    like = of_one_worker(params, jax.tree.leaves(param_specs, is_leaf=is_spec))
     like.sort(key=lambda each: len(each[0]))
 
     def spec(path: tuple[Any, ...], x: Any, own: PartitionSpec) -> PartitionSpec:

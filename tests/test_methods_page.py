@@ -18,6 +18,7 @@ import jaxcomm
 from tests.cases import CASES, Case, _lines, page
 from tests.cases._gossip import GOSSIP
 from tests.cases._local import LOCAL as LOCAL_CASES
+from tests.cases._local import RECIPES
 from tests.mutants import remembers
 from tests.slow import slow
 from tests.test_complete import WITHOUT_ROW
@@ -191,7 +192,7 @@ def test_the_page_is_the_one_that_is_written_from_the_rows() -> None:
 
 
 def test_every_row_has_a_line_or_shares_one() -> None:
-    rows = {case.name for case in [*CASES, *GOSSIP, *LOCAL_CASES]}
+    rows = {case.name for case in [*CASES, *GOSSIP, *LOCAL_CASES, *RECIPES]}
     printed = {line.row for line in [*_lines.MEANS, *_lines.GOSSIP, *_lines.LOCAL]}
     around = {line.row for line in _lines.AROUND}
     assert printed | around | {*_lines.VARIANTS} == rows | (around & {*WITHOUT_ROW})

@@ -115,6 +115,7 @@ AGGREGATORS: Mapping[str, Rows] = {
         "terngrad": BenchMethod(jaxcomm.terngrad, 5),
         "terngrad_unclipped": BenchMethod(lambda: jaxcomm.terngrad(clip=None)),
         "terngrad_shared": BenchMethod(lambda: jaxcomm.terngrad(scale="shared")),
+        "e3m0": _all_gather(blockwise(quantizers.e3m0(), BLOCK)),
         "natural_compression": BenchMethod(jaxcomm.natural_compression, 4),
         "rotated": _all_reduce(rotated(dither(levels=15))),
         "rotated_blocks": _all_gather(blockwise(rotated(dither(bits=4)), BLOCK)),
@@ -122,6 +123,7 @@ AGGREGATORS: Mapping[str, Rows] = {
     "sparse": {
         "top_k": _with_feedback(top_k(ratio=RATIO), 15),
         "top_k_bfloat16": _with_feedback(top_k(ratio=RATIO, value_dtype="bfloat16")),
+        "coarse_top_k": _with_feedback(sparsifiers.coarse_top_k(k=10, block_size=1000)),
         "top_k_blocks": _with_feedback(top_k(k=10, block_size=1000)),
         "top_k_sampled": _with_feedback(top_k(ratio=RATIO, sample_ratio=0.1)),
         "top_k_two_stage": _two_stage(_top()),

@@ -9,8 +9,19 @@ import jaxcomm
 from experiments.bench.aggregators import RATIO, Rows
 from experiments.bench.updates import BenchMethod
 from jaxcomm import gossip
+from jaxcomm.compression import blockwise
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither, e3m0
 from jaxcomm.compression.sparsifiers import top_k
-from jaxcomm.synchronization import diloco, local_sgd, pr_sgd, slowmo, streaming_diloco
+from jaxcomm.synchronization import (
+    diloco,
+    eager_diloco,
+    local_sgd,
+    pr_sgd,
+    slowmo,
+    sparseloco,
+    streaming_diloco,
+)
 
 WORKERS = 8
 PERIOD = 3
@@ -32,6 +43,30 @@ LOCAL: Rows = {
     "streaming_diloco": BenchMethod(
         lambda: streaming_diloco(
             optax.sgd(0.1), _outer(), PERIOD, fragments=2, overlap=1, mixing_factor=0.5
+        )
+    ),
+    "streaming_diloco_4_bits": BenchMethod(
+        lambda: streaming_diloco(
+            optax.sgd(0.1),
+            _outer(),
+            PERIOD,
+            fragments=2,
+            overlap=1,
+            mixing_factor=0.5,
+            aggregator=jaxcomm.all_gather_mean("data", blockwise(e3m0(), 256)),
+        )
+    ),
+    "eager_diloco": BenchMethod(lambda: eager_diloco(optax.sgd(0.1), _outer(), PERIOD)),
+    "eager_diloco_delayed": BenchMethod(
+        lambda: eager_diloco(optax.sgd(0.1), _outer(), PERIOD, eager=False)
+    ),
+    "sparseloco": BenchMethod(lambda: sparseloco(optax.sgd(0.1), PERIOD)),
+    "muloco": BenchMethod(
+        lambda: diloco(
+            optax.sgd(0.1),
+            _outer(),
+            PERIOD,
+            jaxcomm.all_gather_mean("data", error_feedback(blockwise(dither(bits=4), 32))),
         )
     ),
 }
@@ -75,6 +110,7 @@ GOSSIP: Rows = {
     "sgp_directed": BenchMethod(lambda: gossip.sgp(_directed())),
     "overlap_sgp": BenchMethod(lambda: gossip.sgp(_directed(), overlap=2)),
     "ad_psgd": BenchMethod(lambda: gossip.ad_psgd(_ring(), staleness=2)),
+    "noloco": BenchMethod(lambda: gossip.noloco(gossip.random_pairs(WORKERS), PERIOD)),
     "periodic_averaging": BenchMethod(
         lambda: gossip.periodic_averaging(PERIOD, gossip.dpsgd(_ring()))
     ),

@@ -5,13 +5,14 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import PyTree
+from jaxcomm._base import AxisName, PyTree
 from jaxcomm._require import own_weight
 from jaxcomm.aggregation._stages import averages_over, axes_of, needs_whole
 
 
 def hierarchical(
     *stages: optax.GradientTransformationExtraArgs,
+    outer_axes: AxisName = (),
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages over one mesh axis after another, with one aggregator for each.
 
@@ -25,6 +26,8 @@ def hierarchical(
     Args:
       *stages: Aggregators over disjoint axes, the innermost and fastest first. Only the last stage
         may have memory, since the memory of the others would differ over the outer axes.
+      outer_axes: Further axes, over which updates differ before and after: those of replicas that
+        consist of several devices. No stage may then have memory.
 
     Returns:
       A transformation to place before the optimizer. Name all axes, outermost first, in
@@ -49,9 +52,12 @@ def hierarchical(
     if not stages:
         raise ValueError("`hierarchical` needs at least one aggregator.")
     axes = [axes_of(stage, "hierarchical") for stage in stages]
-    named = [name for names in axes for name in names]
+    replicas = _axis.names(outer_axes)
+    named = [name for names in (*axes, replicas) for name in names]
     if len(set(named)) < len(named):
-        raise ValueError(f"The stages of `hierarchical` name an axis twice: {named}.")
+        raise ValueError(
+            f"The stages and `outer_axes` of `hierarchical` name an axis twice: {named}."
+        )
 
     def init_fn(params: PyTree) -> tuple[PyTree, ...]:
         return tuple(stage.init(params) for stage in stages)
@@ -76,7 +82,7 @@ def hierarchical(
         for level, (stage, stage_state) in enumerate(zip(stages, state, strict=True)):
             # Outermost first, so that worker indices follow the order of the mesh.
             later = [name for names in reversed(axes[level + 1 :]) for name in names]
-            outer = (*outer_axes, *later)
+            outer = (*replicas, *outer_axes, *later)
             extra = dict(extra_args) if weight is None else {**extra_args, "weight": weight}
             updates, new_state = stage.update(
                 updates, stage_state, params, outer_axes=outer, **extra

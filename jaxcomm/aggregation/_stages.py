@@ -130,5 +130,5 @@ def require_last_stage(outer_axes: tuple[str, ...], axis_name: AxisName) -> None
         raise ValueError(
             f"The aggregator over {axis_name!r} keeps memory, such as a residual, which would "
             f"differ over {list(outer_axes)} as well. Only the last stage of `hierarchical` may "
-            "keep memory."
+            "keep memory, and none if it has `outer_axes`."
         )

@@ -14,7 +14,9 @@ from jaxcomm.gossip._draw import draw
 from jaxcomm.gossip._matcha_plan import MatchaPlan, matcha_plan
 from jaxcomm.gossip._mixing import Spectral, mixing_matrix, spectral
 from jaxcomm.gossip._mixing_plan import Mixing
+from jaxcomm.gossip._noloco import noloco
 from jaxcomm.gossip._periodic_averaging import periodic_averaging
+from jaxcomm.gossip._random_pairs import random_pairs
 from jaxcomm.gossip._rounds import to_rounds
 from jaxcomm.gossip._sgp import sgp
 from jaxcomm.gossip._to_mixing import cyclic, lazy, random_periodic, randomized, to_mixing
@@ -53,6 +55,8 @@ __all__ = [
     "matcha",
     "matcha_plan",
     "mixing_matrix",
+    "noloco",
+    "random_pairs",
     "random_periodic",
     "one_peer_exponential",
     "path",
@@ -66,4 +70,6 @@ __all__ = [
     "torus",
 ]
 
-answer_uncalled(ad_psgd, choco_sgd, d2, deep_squeeze, dpsgd, periodic_averaging, matcha, sgp)
+answer_uncalled(
+    ad_psgd, choco_sgd, d2, deep_squeeze, dpsgd, periodic_averaging, matcha, noloco, sgp
+)

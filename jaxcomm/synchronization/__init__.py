@@ -23,6 +23,7 @@ from jaxcomm.synchronization._deal import (
     take_examples,
 )
 from jaxcomm.synchronization._diloco import diloco
+from jaxcomm.synchronization._eager_diloco import eager_diloco
 from jaxcomm.synchronization._growing_batch import growing_batch, proximal_point
 from jaxcomm.synchronization._local_sgd import local_sgd, post_local
 from jaxcomm.synchronization._microbatches import GradientSums, microbatch_gradients
@@ -36,6 +37,7 @@ from jaxcomm.synchronization._run_time import (
     windows_run_time,
 )
 from jaxcomm.synchronization._slowmo import slowmo
+from jaxcomm.synchronization._sparseloco import sparseloco
 from jaxcomm.synchronization._stragglers import (
     Straggler,
     bernoulli_sleep,
@@ -92,6 +94,7 @@ __all__ = [
     "window_batches",
     "deterministic",
     "diloco",
+    "eager_diloco",
     "all_workers",
     "exponential",
     "fastest_worker",
@@ -111,6 +114,7 @@ __all__ = [
     "run_time",
     "scale_by_finished",
     "slowmo",
+    "sparseloco",
     "streaming_diloco",
     "k_batch_sync",
     "recorded_times",
@@ -122,5 +126,13 @@ __all__ = [
 ]
 
 answer_uncalled(
-    diloco, local_sgd, pr_sgd, proximal_point, scale_by_finished, slowmo, streaming_diloco
+    diloco,
+    eager_diloco,
+    local_sgd,
+    pr_sgd,
+    proximal_point,
+    scale_by_finished,
+    slowmo,
+    sparseloco,
+    streaming_diloco,
 )

@@ -48,7 +48,9 @@ def diloco(
       >>> tx = diloco(optax.sgd(0.1, momentum=0.9), outer, period=50)
 
     References:
-      Douillard et al., `DiLoCo <https://arxiv.org/abs/2311.08105>`_, 2023.
+      Douillard et al., `DiLoCo <https://arxiv.org/abs/2311.08105>`_, 2023. Thérien et al., `MuLoCo
+      <https://arxiv.org/abs/2505.23725>`_, 2025: with `optax.contrib.muon` as `inner`, and an
+      `aggregator` of few bits with feedback.
     """
     require_transformation(inner, "inner")
     require_transformation(outer, "outer")

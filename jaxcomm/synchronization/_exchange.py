@@ -9,8 +9,10 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._mesh import require_distinct
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
+from jaxcomm.aggregation._stages import AveragingUpdate
 from jaxcomm.synchronization._weighted_average import (
     apply_finite_step,
     displacement,
@@ -67,6 +69,16 @@ def outer_step(
     return optax.apply_updates(anchor, change), state
 
 
+def require_axes_of(aggregator: optax.GradientTransformation | None, axis_name: AxisName) -> None:
+    """Raises if an aggregator averages over other axes than those of the workers."""
+    update = getattr(aggregator, "update", None)
+    if isinstance(update, AveragingUpdate) and set(update.axes) != {*_axis.names(axis_name)}:
+        raise ValueError(
+            f"`aggregator` averages over {list(update.axes)}, but the workers of the exchange are "
+            f"those of `axis_name`={axis_name!r}: the axes must be the same."
+        )
+
+
 def average_every(
     period: Period,
     outer: optax.GradientTransformation,
@@ -74,6 +86,8 @@ def average_every(
     axis_name: AxisName,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the displacements of workers every `period` steps; applies `outer` to the mean."""
+    require_distinct(axis_name)
+    require_axes_of(aggregator, axis_name)
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
     outer_tx = optax.with_extra_args_support(outer)
     period_at = period_of(period)

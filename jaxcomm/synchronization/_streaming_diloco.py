@@ -9,11 +9,12 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._mesh import require_distinct
 from jaxcomm._per_worker import per_worker
 from jaxcomm._require import require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._exchange import period_of
+from jaxcomm.synchronization._exchange import period_of, require_axes_of
 from jaxcomm.synchronization._weighted_average import (
     apply_finite_step,
     displacement,
@@ -28,8 +29,12 @@ from jaxcomm.synchronization._weighted_average import (
 )
 from jaxcomm.synchronization._wide import wide
 
-Fragment: TypeAlias = dict[str, jax.Array]
-"""Leaves by their paths in the parameters, so that an aggregator can distinguish all fragments."""
+Fragment: TypeAlias = PyTree
+"""The tree of the parameters with `optax.MaskedNode` in place of the leaves of other fragments.
+
+Leaves keep their paths. So an aggregator distinguishes all fragments and finds their specs, and
+state is sharded as the parameters.
+"""
 
 
 class FragmentState(NamedTuple):
@@ -76,6 +81,16 @@ def _split_evenly(params: PyTree, fragments: int) -> list[int]:
 
 def _paths(params: PyTree) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+
+
+def _joined(parts: Sequence[Fragment]) -> PyTree:
+    """The tree whose leaves are in one of the fragments each."""
+
+    def present(*nodes: Any) -> Any:
+        return next(node for node in nodes if not isinstance(node, optax.MaskedNode))
+
+    masked = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
+    return jax.tree.map(present, *parts, is_leaf=masked)
 
 
 def streaming_diloco(
@@ -157,6 +172,8 @@ def streaming_diloco(
             )
     if not 0 <= mixing_factor < 1:
         raise ValueError(f"`mixing_factor` must be in [0, 1), got {mixing_factor!r}.")
+    require_distinct(axis_name)
+    require_axes_of(aggregator, axis_name)
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
     outer_tx = optax.with_extra_args_support(outer)
     offsets = [number * period // fragments for number in range(fragments)]
@@ -169,17 +186,16 @@ def streaming_diloco(
                 f"`split` must give each of the {len(paths)} leaves a fragment from 0 to "
                 f"{fragments - 1}, and each fragment a leaf, got {numbers!r}."
             )
-        each = [*zip(paths, jax.tree.leaves(tree), numbers, strict=True)]
-        return [
-            {path: x for path, x, number in each if number == fragment}
-            for fragment in range(fragments)
-        ]
+        leaves, treedef = jax.tree.flatten(tree)
 
-    def joined(parts: Sequence[Fragment], params: PyTree) -> PyTree:
-        """The inverse of `parts_of`."""
-        by_path = {path: x for part in parts for path, x in part.items()}
-        leaves = [by_path[path] for path in _paths(params)]
-        return jax.tree.unflatten(jax.tree.structure(params), leaves)
+        def part(fragment: int) -> Fragment:
+            own = [
+                x if number == fragment else optax.MaskedNode()
+                for x, number in zip(leaves, numbers, strict=True)
+            ]
+            return jax.tree.unflatten(treedef, own)
+
+        return [part(fragment) for fragment in range(fragments)]
 
     def init_fn(params: PyTree) -> StreamingState:
         _axis.require_bound(axis_name)
@@ -269,7 +285,7 @@ def streaming_diloco(
         skipped_steps = jnp.max(jnp.stack([fragment.counts["skipped_steps"] for fragment in after]))
         failed = sum(fragment.counts["skipped_exchanges"] for fragment in after)
         report = {"skipped_steps": skipped_steps, "skipped_exchanges": failed}
-        return joined(changes, params), StreamingState(step, after, report)
+        return _joined(changes), StreamingState(step, after, report)
 
     return optax.chain(
         per_worker(inner, axis_name), optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._mesh import is_all_manual
 from jaxcomm._require import own_weight
 from jaxcomm.synchronization._wide import narrow, wide
 
@@ -187,8 +188,9 @@ def weighted_average(
     skipped_steps = jnp.where(
         participates, jnp.maximum(steps.skipped_steps, jnp.where(finite, 0.0, 1.0)), 0
     )
-    local = _axis.as_varying(jnp.stack([local_weight, skipped_steps]), axis_name)
-    total, skipped_by_all = lax.psum(local, axis_name)
+    local = _axis.local_params((local_weight, skipped_steps), axis_name)
+    # Beside sharded parameters, an array might be sharded too, for all that the types say.
+    total, skipped_by_all = lax.psum(jnp.stack(local) if is_all_manual() else local, axis_name)
     extra = {**extra_args, "weight": local_weight} if weighted else extra_args
 
     def weigh(x: jax.Array) -> jax.Array:

@@ -34,15 +34,35 @@ class Carry(NamedTuple):
 _DESCRIPTIONS = Carry("The parameters", "The model state", "The optimizer state")
 
 
+def replica_axes(tree: PyTree, axis_name: AxisName) -> tuple[str, ...]:
+    """The axes over which a tree differs; if it is no `PerWorker`, those of the workers."""
+    if not isinstance(tree, PerWorker):
+        return _axis.names(axis_name)
+    (label,) = tree.per_worker
+    return tuple(label.split(","))
+
+
+def leads(axes: tuple[str, ...], axis_name: AxisName) -> bool:
+    """Whether `axes` are the first of the axes of the workers."""
+    return _axis.names(axis_name)[: len(axes)] == axes
+
+
 def require_carry(carry: Carry, sizes: Mapping[str, int], axis_name: AxisName) -> None:
     """Raises a ValueError if a tree has leaves that are no arrays, or is for other workers."""
     for name, tree in (("params", carry.params), ("model_state", carry.model_state)):
         require_arrays(tree, name)
         require_marked(tree, name)
-        if isinstance(tree, PerWorker) and [*tree.per_worker] != [_axis.label(axis_name)]:
+        if isinstance(tree, PerWorker) and not leads(replica_axes(tree, axis_name), axis_name):
             raise ValueError(
                 f"`{name}` differs over the axes {[*tree.per_worker]}, but `axis_name` is "
-                f"{axis_name!r}."
+                f"{axis_name!r}. It must begin with the axes over which `{name}` differs."
+            )
+    if isinstance(carry.params, PerWorker) and isinstance(carry.model_state, PerWorker):
+        differs = [[*tree.per_worker] for tree in (carry.params, carry.model_state)]
+        if differs[0] != differs[1]:
+            raise ValueError(
+                f"`params` differs over the axes {differs[0]}, and `model_state` over "
+                f"{differs[1]}: replicate both over the same axes."
             )
     for path, _ in jax.tree_util.tree_leaves_with_path(carry.model_state):
         if _axis.per_worker_axes(path) and not isinstance(carry.model_state, PerWorker):

@@ -14,8 +14,10 @@ from jaxcomm._mesh import (
     kept_specs,
     place,
     require_axes,
+    require_batch_axes,
     require_shard_axes,
     shard_map,
+    sharded_as,
     typed_as,
     unshared,
 )
@@ -32,6 +34,7 @@ from jaxcomm.training._carry import (
 )
 from jaxcomm.training._metrics import Metrics, check_metrics
 from jaxcomm.training._mistakes import (
+    require_divided,
     require_divisible,
     require_global,
     require_step_of,
@@ -47,6 +50,7 @@ def make_step(
     *,
     axis_name: AxisName = "data",
     shard_axes: AxisName = (),
+    batch_axes: AxisName = (),
     has_aux: bool = False,
     has_model_state: bool = False,
     gradients: GradientFn | None = None,
@@ -75,8 +79,9 @@ def make_step(
         computes with whole arrays, and XLA's partitioner divides the work over these axes, or
         `loss_fn` has a nested `jax.shard_map` over them. Parameters and state keep their sharding.
         Wrap aggregators with a codec in :func:`jaxcomm.shard_local`. The batch is whole on these
-        axes unless it is placed otherwise, for instance sharded over
-        `PartitionSpec(("data", "fsdp"))`.
+        axes unless they are in `batch_axes`.
+      batch_axes: Those of `shard_axes` over which the rows of the batch are split too (FSDP). The
+        partitioner then gathers weights, and sums gradients over these axes.
       has_aux: Whether `loss_fn` returns metrics.
       has_model_state: Whether `loss_fn` takes and returns a model state: values that the forward
         pass changes, such as the running statistics of BatchNorm.
@@ -99,7 +104,8 @@ def make_step(
 
       - Params are equal on all workers and replicated on each of their devices, or are `PerWorker`
         parameters from :func:`jaxcomm.replicate`. For these, `loss_fn` and `tx` receive the
-        worker's own parameters.
+        worker's own parameters. If they differ over the first axes in `axis_name` only, `tx` has to
+        average gradients over the others, as `jaxcomm.hierarchical(..., outer_axes=)` does.
       - The new model state is the exact mean over workers, which sends 4 bytes per value that
         differs by worker; with weighted gradients, it has the same weights. Values that are not
         floating-point, such as counters, must be equal on all workers. If `model_state` is a
@@ -119,12 +125,14 @@ def make_step(
       previous step has finished, since several steps in flight may deadlock there.
 
     Raises:
-      ValueError: If the mesh lacks an axis; if the global batch is empty, is not divisible by the
-        devices or, on a mesh of several processes, belongs to one process only; if aux is not a
-        dict of means; if updates or state would differ by worker; if the state belongs to another
-        `tx` or number of workers; if parameters are sharded over other axes than `shard_axes` or
-        were already donated; if a transformation would gather sharded parameters;
-        or if no transformation in `tx` uses an extra argument.
+      ValueError: If the mesh lacks an axis, or `batch_axes` names others than `shard_axes`; if the
+        global batch is empty, is not divisible by the devices or, on a mesh of several processes,
+        belongs to one process only; if parameters differ by worker, and devices along one of
+        `shard_axes` would all compute the same rows; if aux is not a dict of means;
+        if updates or state would differ by worker; if the state belongs to another `tx` or number
+        of workers; if parameters are sharded over other axes than `shard_axes` or were already
+        donated; if a transformation would gather sharded parameters; or if no transformation in
+        `tx` uses an extra argument.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -141,13 +149,14 @@ def make_step(
     require_step_of(loss_fn, tx, gradients, has_model_state)
     check_metrics(metrics)
     names, shards = _axis.names(axis_name), require_shard_axes(mesh, axis_name, shard_axes)
+    split = require_batch_axes(batch_axes, shards)
     inner = tuple(name for name in mesh.axis_names if name not in (*names, *shards))
     sizes = dict(mesh.shape)
-    devices = math.prod(sizes[name] for name in (*names, *inner))
+    devices = math.prod(sizes[name] for name in (*names, *inner, *split))
     step_of_worker = worker_step(
         loss_fn, tx, axis_name, inner, has_aux, has_model_state, gradients, metrics
     )
-    batch_spec, whole = PartitionSpec((*names, *inner)), PartitionSpec()
+    batch_spec, whole = PartitionSpec((*names, *inner, *split)), PartitionSpec()
     metrics_spec = PartitionSpec(names) if metrics == "own" else whole
 
     def on_mesh(
@@ -158,6 +167,8 @@ def make_step(
         kept: tuple[PartitionSpec, ...] = (),
     ) -> tuple[Carry, dict[str, jax.Array]]:
         specs = state_specs(carry)
+        if split:
+            batch = sharded_as(batch, mesh, batch_spec)
         run = shard_map(
             step_of_worker,
             mesh,
@@ -180,8 +191,6 @@ def make_step(
         require_carry(carry, sizes, axis_name)
         traced = is_traced((carry, batch, key, extra_args))
         kept: tuple[PartitionSpec, ...] = ()
-        if shards and isinstance(carry.params, PerWorker):
-            raise ValueError("Parameters that differ by worker do not support `shard_axes`.")
         if traced:
             require_whole_carry(carry, shards)
         else:
@@ -194,7 +203,10 @@ def make_step(
             carry, specs = place_carry(carry, mesh, shards)
             kept = tuple(jax.tree.leaves(specs, is_leaf=is_spec)) if shards else ()
             rows = jax.tree.map(lambda _: batch_spec, batch)
-            batch = place(batch, mesh, kept_specs(batch, mesh, rows, shards), "batch")
+            batch_specs = kept_specs(batch, mesh, rows, shards)
+            if isinstance(carry.params, PerWorker):
+                require_divided(specs.params, batch_specs, mesh, shards)
+            batch = place(batch, mesh, batch_specs, "batch")
             if (
                 not mesh.is_multi_process
             ):  # With several, JAX would compare them across processes in each step.

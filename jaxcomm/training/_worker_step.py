@@ -18,7 +18,7 @@ from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._zeroth_order import ZEROTH_ORDER, evaluates_loss
 from jaxcomm.scheduling._layers import explain_guard, guarded
 from jaxcomm.scheduling._wait_free import WAIT_FREE, aggregates_in_backward
-from jaxcomm.training._carry import Carry
+from jaxcomm.training._carry import Carry, replica_axes
 from jaxcomm.training._explanations import explain_loss_error, explain_update_error
 from jaxcomm.training._metrics import Metrics, diagnostics_of, reduce_metrics
 from jaxcomm.training._mistakes import (
@@ -139,8 +139,11 @@ def worker_step(
         opt_state = carry.opt_state
         is_per_worker = isinstance(carry.params, PerWorker)
         params = own_params(carry.params)
+        replica = replica_axes(carry.params, axis_name)
+        # The axes of a replica's devices over which `tx` averages their gradients.
+        within = _axis.names(axis_name)[len(replica) :]
         own_key = [] if key is None else [jax.random.fold_in(key, _axis.index(all_axes))]
-        local_params = _axis.local_params(params, all_axes) if inner else params
+        local_params = _axis.local_params(params, all_axes) if inner or within else params
         taken_state = {"model_state": own_params(carry.model_state)} if has_model_state else {}
 
         def value_and_gradient(rows: PyTree) -> tuple[Any, ...]:
@@ -161,6 +164,11 @@ def worker_step(
         else:
             value, updates, *rest = value_and_gradient(batch)
             weight = rest[0] if rest else None
+            if within and weight is not None:
+                raise ValueError(
+                    f"Gradients with weights differ over {list(within)} within a replica, whose "
+                    f"parameters are equal there: name only {list(replica)} in `axis_name`."
+                )
             require_parts(value, has_model_state, has_aux)
         loss, returned_state, aux = parts_of_value(value, has_model_state, has_aux)
         aux = aux if has_aux else {}
@@ -177,7 +185,7 @@ def worker_step(
         new_state = carry.model_state
         if has_model_state:
             new_state = reduce_model_state(
-                returned_state, carry.model_state, axis_name, inner, weight
+                returned_state, carry.model_state, replica, (*within, *inner), weight
             )
         values = {"loss": loss, **aux}
         if backward is not None:
@@ -189,6 +197,16 @@ def worker_step(
                 values, updates, weight = _over_devices(axis_name, inner, values, updates, weight)
             updates, new_opt_state = update_from(
                 updates, **({} if weight is None else {"weight": weight})
+            )
+        if within:
+            _axis.require_replicated(
+                updates,
+                within,
+                "The update",
+                f"Parameters differ over {list(replica)} only, so average gradients over "
+                f"{list(within)} first in `optax.chain`, as in `jaxcomm.hierarchical(jaxcomm.mean("
+                f"{within[-1]!r}), outer_axes={replica!r})`; or name only {list(replica)} in "
+                "`axis_name`, for the exact mean.",
             )
         if not is_per_worker:
             _axis.require_replicated(
@@ -211,7 +229,7 @@ def worker_step(
         reduced = reduce_metrics(metrics, axis_name, values, weight, opt_state)
         new = optax.apply_updates(params, updates)
         if is_per_worker:
-            new = PerWorker({_axis.label(axis_name): jax.tree.map(lambda x: x[None], new)})
+            new = PerWorker({_axis.label(replica): jax.tree.map(lambda x: x[None], new)})
         return Carry(new, new_state, new_opt_state), reduced, diagnostics_of(new_opt_state)
 
     return step

@@ -186,6 +186,14 @@ GOSSIP = [
         late=2,
     ),
     _case(
+        "noloco",  # Its momentum and rates have a test of their own.
+        gossip.random_pairs,
+        lambda mixing: gossip.noloco(mixing, 1, momentum=0.0, learning_rate=1.0),
+        oracle.adapt_then_combine,
+        sends=7,
+        exempt=((FORGETFUL, "With these numbers, anchors cancel: tests/gossip/test_noloco.py."),),
+    ),
+    _case(
         "periodic_averaging",
         gossip.ring,
         lambda mixing: gossip.periodic_averaging(3, gossip.dpsgd(mixing)),

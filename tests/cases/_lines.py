@@ -132,6 +132,14 @@ MEANS = [
         suffix=", or `jaxcomm.top_k(k=k)`",
     ),
     Line(
+        "coarse_top_k",
+        "jaxcomm.all_gather_mean(axis, error_feedback(coarse_top_k(k=64)))",
+        "(n-1) d/B (k (1/4 + i) + 8); blocks of B = 4096",
+        "Sarfi et al. 2025",
+        error="min(k/B, 1/k)",
+        at={"k": 2, "B": 4, "i": 0.25},
+    ),
+    Line(
         "ef21",
         "jaxcomm.all_gather_mean(axis, ef21(top_k(k=k)))",
         "(n-1) k (4 + i)",
@@ -238,6 +246,14 @@ MEANS = [
         "9/8 d (n-1)",
         "Horváth et al. 2019",
         error="1/8 / n²",
+    ),
+    Line(
+        "e3m0",
+        "jaxcomm.all_gather_mean(axis, e3m0())",
+        "(n-1) (d/2 + 8)",
+        "Douillard et al. 2025",
+        error="(1/8 + d/2^14) / n²",
+        suffix="; in `blockwise(e3m0(), 256)`, d is 256",
     ),
     Line(
         "ef_sign_sgd",
@@ -611,6 +627,14 @@ GOSSIP = [
         suffix="; Overlap SGP with `delay=`",
     ),
     Line(
+        "noloco",
+        "gossip.noloco(gossip.random_pairs(n), 1)",
+        "P",
+        "Kolehmainen et al. 2025",
+        suffix=", with local steps between exchanges for a larger period",
+        unchecked="The row has the bytes of all pairings, of which a step draws one.",
+    ),
+    Line(
         "ad_psgd",
         "gossip.ad_psgd(graph, staleness=2)",
         "P",
@@ -658,6 +682,39 @@ LOCAL = [
         "inner, outer, period, fragments=2, overlap=1, mixing_factor=0.5)",
         "The same for one fragment of the parameters; the mean is applied `overlap` steps later",
         "Douillard et al. 2025",
+    ),
+    Line(
+        "streaming_diloco_4_bits",
+        "synchronization.streaming_diloco(inner, outer, period, fragments=2, overlap=1, "
+        "aggregator=jaxcomm.all_gather_mean(axis, blockwise(e3m0(), 256)))",
+        "The same, in 4 bits",
+        "Douillard et al. 2025",
+    ),
+    Line(
+        "eager_diloco",
+        "synchronization.eager_diloco(inner, outer, period, aggregator)",
+        "The displacements of the last period; a worker's own part is of this one",
+        "Kale et al. 2025",
+    ),
+    Line(
+        "eager_diloco_delayed",
+        "synchronization.eager_diloco(inner, outer, period, aggregator, eager=False)",
+        "The displacements of the last period",
+        "Kale et al. 2025",
+    ),
+    Line(
+        "sparseloco",
+        "synchronization.sparseloco(inner, period, k=64, block_size=128)",
+        "The largest k coordinates of each block of the residual, in 2 bits",
+        "Sarfi et al. 2025",
+    ),
+    Line(
+        "muloco",
+        "synchronization.diloco(inner, outer, period, jaxcomm.all_gather_mean("
+        "axis, error_feedback(blockwise(dither(bits=4), 32))))",
+        "As `diloco`, in 4 bits with feedback",
+        "Thérien et al. 2025",
+        suffix=", with `optax.contrib.muon` as `inner`: MuLoCo",
     ),
     Line(
         "pr_sgd",

@@ -9,7 +9,18 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm.synchronization import diloco, local_sgd, pr_sgd, slowmo, streaming_diloco
+from jaxcomm.compression import blockwise
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither, e3m0
+from jaxcomm.synchronization import (
+    diloco,
+    eager_diloco,
+    local_sgd,
+    pr_sgd,
+    slowmo,
+    sparseloco,
+    streaming_diloco,
+)
 
 PERIOD = 3
 
@@ -20,7 +31,7 @@ class LocalCase(NamedTuple):
     Attributes:
       name: Shown in test ids.
       make: `(inner, period, aggregator) -> transformation`, whole.
-      neutral: The same in settings in which it is local SGD.
+      neutral: The same in settings in which it is local SGD; `None` for `RECIPES`.
       meets: The state of its averaging rounds, from the state of the transformation.
       aggregates: Whether it takes an aggregator.
       agree: Whether workers are equal after an averaging round.
@@ -29,7 +40,7 @@ class LocalCase(NamedTuple):
 
     name: str
     make: Callable[..., optax.GradientTransformationExtraArgs]
-    neutral: Callable[..., optax.GradientTransformationExtraArgs]
+    neutral: Callable[..., optax.GradientTransformationExtraArgs] | None = None
     meets: Callable[[Any], Any] = lambda state: state[1]
     aggregates: bool = True
     agree: bool = True
@@ -91,6 +102,52 @@ LOCAL = [
             inner, optax.sgd(1.0), period, fragments=1, aggregator=aggregator
         ),
         agree=False,
+    ),
+]
+
+# Methods that no setting makes local SGD: what they send is coarse, or late.
+RECIPES = [
+    LocalCase(
+        "sparseloco",
+        lambda inner, period=PERIOD: sparseloco(inner, period, k=2, block_size=4),
+        aggregates=False,
+    ),
+    LocalCase(
+        "muloco",
+        lambda inner, period=PERIOD: diloco(
+            inner,  # Muon in the method; it breaks strict promotion of dtypes.
+            _outer(),
+            period,
+            jaxcomm.all_gather_mean("data", error_feedback(blockwise(dither(bits=4), 32))),
+        ),
+        aggregates=False,
+    ),
+    LocalCase(
+        "streaming_diloco_4_bits",
+        lambda inner, period=PERIOD: streaming_diloco(
+            inner,
+            _outer(),
+            period,
+            fragments=2,
+            overlap=1,
+            mixing_factor=0.5,
+            aggregator=jaxcomm.all_gather_mean("data", blockwise(e3m0(), 256)),
+        ),
+        aggregates=False,
+        agree=False,
+    ),
+    LocalCase(
+        "eager_diloco",
+        lambda inner, period=PERIOD, aggregator=None: eager_diloco(
+            inner, _outer(), period, aggregator
+        ),
+        agree=False,
+    ),
+    LocalCase(
+        "eager_diloco_delayed",
+        lambda inner, period=PERIOD, aggregator=None: eager_diloco(
+            inner, _outer(), period, aggregator, eager=False
+        ),
     ),
 ]
 

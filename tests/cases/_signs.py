@@ -7,7 +7,15 @@ import numpy as np
 import jaxcomm
 from jaxcomm.compression import blockwise, rotated
 from jaxcomm.compression.feedback import momentum
-from jaxcomm.compression.quantizers import dither, natural, one_bit, scaled_signs, signs, ternary
+from jaxcomm.compression.quantizers import (
+    dither,
+    e3m0,
+    natural,
+    one_bit,
+    scaled_signs,
+    signs,
+    ternary,
+)
 from tests.cases._case import (
     NO_MAGNITUDE,
     Case,
@@ -31,6 +39,16 @@ def _signs_moment(x: np.ndarray) -> float:
 
 def _ternary_moment(x: np.ndarray) -> float:
     return np.abs(x).max() * np.abs(x).sum() - np.sum(x**2)
+
+
+def _e3m0_moment(x: np.ndarray) -> float:
+    """Between neighbors of 0 and the seven powers of two below the largest magnitude."""
+    peak = np.abs(x).max()
+    share = np.abs(x) / (peak or 1)
+    levels = np.concatenate([[0], 2.0 ** np.arange(-6, 1)])
+    above = levels[np.searchsorted(levels, share)]
+    below = levels[np.maximum(np.searchsorted(levels, share) - 1, 0)]
+    return float(np.sum((above - share) * (share - below)) * peak**2)
 
 
 def _natural_moment(x: np.ndarray) -> float:
@@ -170,6 +188,21 @@ SIGNS = [
         compressor=natural(),
         contraction=lambda d: 1 - 1 / 8,
         moment=_natural_moment,
+    ),
+    Case(
+        "e3m0",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(axis_name, e3m0(), seed=seed)
+        ),
+        bytes=lambda sizes, n: (n - 1) * (word_bytes(4 * sum(sizes)) + 4 + 4),
+        dtypes=lambda n: {"u32"},
+        unbiased=True,
+        variance=lambda d, n: (1 / 8 + d / 2**14) / n,
+        resolution=lambda n, d: 0.5,
+        codec=e3m0(),
+        compressor=e3m0(),
+        contraction=lambda d: 1 - (1 / 8 + d / 2**14),
+        moment=_e3m0_moment,
     ),
     Case(
         "rotated",

@@ -5,7 +5,7 @@ from functools import cache
 
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.compression.sparsifiers import coarse_top_k, top_k
 from tests.cases._case import LARGEST_OF_ALL, Case, all_reduce, feedback_case, row_size, word_bytes
 
 
@@ -31,6 +31,15 @@ def index_bits_repeated(count: int, size: int) -> int:
 
 def top_quarter(size: int) -> int:
     return word_bytes(index_bits(quarter(size), size)) + 4 * quarter(size)
+
+
+def two_of_four(size: int) -> int:
+    """Two indices and 2 bits for each of them, and two magnitudes, of each block of four."""
+    blocks, width = -(-size // 4), min(size, 4)
+    count = blocks * min(2, width)
+    fixed = count * math.ceil(math.log2(max(width, 1)))
+    indices = min(fixed, index_bits(count, blocks * width))
+    return word_bytes(indices) + word_bytes(2 * count) + 8 * blocks
 
 
 SPARSE = [
@@ -74,6 +83,13 @@ SPARSE = [
         dtypes={"u32"},
         contraction=lambda d: max(quarter(d) // 2, 1) / d,
         alien=LARGEST_OF_ALL,
+    ),
+    feedback_case(
+        "coarse_top_k",
+        coarse_top_k(k=2, block_size=4),
+        bytes=two_of_four,
+        dtypes={"u32"},
+        contraction=lambda d: min(min(2, d) / min(4, d), 1 / min(2, d)),
     ),
     Case(
         "top_k_two_stage",

@@ -19,7 +19,7 @@ from tests.cases._gossip import GOSSIP as GOSSIP_CASES
 from tests.cases._gossip import GossipCase
 from tests.cases._lines import AROUND, GOSSIP, LOCAL, MEANS, Line
 from tests.cases._local import LOCAL as LOCAL_CASES
-from tests.cases._local import LocalCase
+from tests.cases._local import RECIPES, LocalCase
 from tests.cases._quantized import most_levels
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -28,7 +28,7 @@ SQUARES = "Σ|xᵢ|²"
 
 ROWS: dict[str, Case] = {case.name: case for case in CASES}
 GOSSIP_ROWS: dict[str, GossipCase] = {case.name: case for case in GOSSIP_CASES}
-LOCAL_ROWS: dict[str, LocalCase] = {case.name: case for case in LOCAL_CASES}
+LOCAL_ROWS: dict[str, LocalCase] = {case.name: case for case in [*LOCAL_CASES, *RECIPES]}
 CROWDED_ROWS = {case.name: case for case in CROWDED}
 
 
@@ -119,7 +119,8 @@ def tables() -> dict[str, list[str]]:
     local = []
     for line in LOCAL:
         case = LOCAL_ROWS[line.row]
-        by = "any aggregator" if case.aggregates else "exact mean"
+        own = "exact mean" if case.neutral else "its codec"
+        by = "any aggregator" if case.aggregates else own
         local.append((code(line), line.bytes, by, "yes" if case.agree else "no", line.paper))
     return {
         "MEANS": [

@@ -26,6 +26,7 @@ CODED = {
 }
 DRAWN = {
     "matcha": lambda axis: gossip.matcha(PLAN, axis_name=axis),
+    "noloco": lambda axis: gossip.noloco(gossip.random_pairs(8), 1, axis_name=axis),
     "ad_psgd": lambda axis: gossip.ad_psgd(gossip.ring(8), axis_name=axis),
 }
 

@@ -14,7 +14,15 @@ import jaxcomm
 from jaxcomm.aggregation import SkipNonfiniteState
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import nonzero, top_k
-from tests.cases._local import LOCAL, PERIOD, LocalCase, by_hand, local_rows, neutral
+from tests.cases._local import (
+    LOCAL,
+    PERIOD,
+    RECIPES,
+    LocalCase,
+    by_hand,
+    local_rows,
+    neutral,
+)
 from tests.mutants import Mutant, mutable, mutated
 from tests.slow import slow
 from tests.workers import mesh_of
@@ -280,7 +288,7 @@ def test_float64_is_not_lost_to_a_share_of_float32(case: LocalCase) -> None:
 
 
 @pytest.mark.parametrize("workers", [slow(1), 8])
-@pytest.mark.parametrize("case", local_rows())
+@pytest.mark.parametrize("case", [*local_rows(), *local_rows(RECIPES)], ids=repr)
 def test_devices_do_what_the_simulator_does(case: LocalCase, workers: int) -> None:
     """On axes of both types, under jit and scan."""
     rng = np.random.default_rng(1)
@@ -300,7 +308,7 @@ def test_devices_do_what_the_simulator_does(case: LocalCase, workers: int) -> No
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", LOCAL)
+@pytest.mark.parametrize("case", [*LOCAL, *local_rows(RECIPES)], ids=repr)
 def test_state_of_other_workers_is_refused(case: LocalCase) -> None:
     """By steps, and in a custom step."""
     tx = case.make(optax.sgd(0.1))  # SGD has no state, so the method must raise the error.
@@ -319,7 +327,7 @@ def test_state_of_other_workers_is_refused(case: LocalCase) -> None:
         jax.eval_shape(step, (own, own), state)
 
 
-@pytest.mark.parametrize("case", LOCAL)
+@pytest.mark.parametrize("case", [*LOCAL, *local_rows(RECIPES)], ids=repr)
 def test_mistakes(case: LocalCase) -> None:
     tx = case.make(optax.sgd(0.1))
     with pytest.raises(ValueError, match=r"`present` must have one bool per worker, \[4\]"):

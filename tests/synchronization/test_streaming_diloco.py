@@ -128,7 +128,7 @@ def test_equal_leaves_of_two_fragments_are_rounded_apart() -> None:
     state, gradient = jaxcomm.init(tx, params, 1), np.random.default_rng(0).normal(size=(1, 400))
     for _ in range(3):
         params, state, _ = step(params, state, gradient.astype(np.float32))
-    kept = [np.asarray(*fragment.anchor.values()) != 0 for fragment in state[1].fragments]
+    kept = [np.asarray(*jax.tree.leaves(fragment.anchor)) != 0 for fragment in state[1].fragments]
     assert all(5 < chosen.sum() < 100 for chosen in kept)
     assert (kept[0] & kept[1]).sum() < kept[0].sum()
 
@@ -137,11 +137,11 @@ def test_leaves_are_split_evenly_in_order() -> None:
     tx = streaming_diloco(optax.sgd(0.1), optax.sgd(1.0), 4, fragments=2)
     params = jaxcomm.replicate([jnp.zeros(s) for s in (1, 1, 6, 2, 2, 8)], 2)
     state = jaxcomm.init(tx, params, 2)[1]
-    sizes = [[x.size for x in fragment.anchor.values()] for fragment in state.fragments]
+    sizes = [[x.size for x in jax.tree.leaves(fragment.anchor)] for fragment in state.fragments]
     assert sizes == [[1, 1, 6, 2], [2, 8]]
     params = jaxcomm.replicate([jnp.zeros(s) for s in (90, 1, 1)], 2)
     each = jaxcomm.init(streaming_diloco(optax.sgd(0.1), optax.sgd(1.0), 4, fragments=3), params, 2)
-    assert [len(fragment.anchor) for fragment in each[1].fragments] == [1, 1, 1]
+    assert [len(jax.tree.leaves(fragment.anchor)) for fragment in each[1].fragments] == [1, 1, 1]
 
 
 def _make(**options: Any) -> Any:
@@ -162,6 +162,8 @@ def _init(**options: Any) -> Any:
         (lambda: _make(fragments=5), "`fragments` must be a Python int from 1 to 4"),
         (lambda: _make(overlap=4), "`overlap` must be a Python int from 0 to 3"),
         (lambda: _make(mixing_factor=1.0), r"`mixing_factor` must be in \[0, 1\)"),
+        (lambda: _make(aggregator=jaxcomm.mean("ici")), r"averages over \['ici'\].*'data'"),
+        (lambda: _make(axis_name=("data", "data")), "one axis or several distinct axes"),
         (lambda: _make(outer=0.7), "`outer` must be an optax transformation"),
         (lambda: _init(fragments=3), "`fragments`=3 is more than the 2 leaves"),
         (lambda: _init(split=lambda params: [0, 0]), "`split` must give each of the 2 leaves"),

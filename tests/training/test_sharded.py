@@ -453,7 +453,7 @@ def test_mistakes() -> None:
             lambda: jaxcomm.make_step(linear, tx, mesh, shard_axes="model")(
                 jaxcomm.replicate(whole, mesh), state, rows(0)
             ),
-            "differ by worker do not support `shard_axes`",
+            "would all compute the same rows",
         ),
     ):
         with pytest.raises(ValueError, match=message):

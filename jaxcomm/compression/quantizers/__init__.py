@@ -12,6 +12,7 @@ from jaxcomm.compression.quantizers._dither import (
     round_to_levels,
     variance_constant,
 )
+from jaxcomm.compression.quantizers._e3m0 import E3M0Payload, e3m0
 from jaxcomm.compression.quantizers._exponential import (
     ExponentialPayload,
     exponential_dither,
@@ -29,6 +30,7 @@ __all__ = [
     "CastPayload",
     "ClassMeans",
     "DitherPayload",
+    "E3M0Payload",
     "ExponentialPayload",
     "FixedThresholdPayload",
     "Levels",
@@ -42,6 +44,7 @@ __all__ = [
     "adaptive_levels",
     "cast",
     "dither",
+    "e3m0",
     "exponential_dither",
     "fixed_threshold",
     "min_max_dither",

@@ -3,6 +3,7 @@
 from jaxcomm.compression.sparsifiers._ada_comp import AdaCompPayload, ada_comp
 from jaxcomm.compression.sparsifiers._adaptive_threshold import TwoMeansPayload, adaptive_threshold
 from jaxcomm.compression.sparsifiers._block_coordinate import BlockPayload, block_coordinate
+from jaxcomm.compression.sparsifiers._coarse_top_k import CoarsePayload, coarse_top_k
 from jaxcomm.compression.sparsifiers._nonzero import nonzero
 from jaxcomm.compression.sparsifiers._nonzero_union import UnionPayload, nonzero_union
 from jaxcomm.compression.sparsifiers._random_k import RandomKPayload, random_k
@@ -18,6 +19,7 @@ __all__ = [
     "AdaCompPayload",
     "BinaryPayload",
     "BlockPayload",
+    "CoarsePayload",
     "RandomKPayload",
     "SparsePayload",
     "TernaryPayload",
@@ -27,6 +29,7 @@ __all__ = [
     "ada_comp",
     "adaptive_threshold",
     "block_coordinate",
+    "coarse_top_k",
     "nonzero",
     "nonzero_union",
     "random_k",

@@ -15,7 +15,7 @@ from experiments.cli.configs import Bench as Config
 from experiments.cli.errors import ExperimentError
 from tests.cases import CASES
 from tests.cases._gossip import GOSSIP
-from tests.cases._local import LOCAL
+from tests.cases._local import LOCAL, RECIPES
 
 RECORDS = Path(__file__).parents[3] / "experiments" / "records"
 HEADER: Row = {
@@ -35,7 +35,7 @@ FAMILY: Row = {"kind": "bench_memory", "family": "f", "name": "top_k", "argument
 def test_every_row_of_the_tables_of_cases_is_in_the_bench() -> None:
     yardstick = {"by_hand_8_bits"}
     assert {*methods.TIMED} - yardstick == {case.name for case in CASES}
-    assert {*methods.ROWS} - {*methods.TIMED} == {case.name for case in [*GOSSIP, *LOCAL]}
+    assert {*methods.ROWS} - {*methods.TIMED} == {case.name for case in [*GOSSIP, *LOCAL, *RECIPES]}
 
 
 def test_rows_are_selected_by_name_and_by_family() -> None:

@@ -1,0 +1,157 @@
+"""NoLoCo: local steps, and an outer momentum step of pairs without an all-reduce."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName
+from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
+from jaxcomm.gossip._mixing_plan import Mixing
+from jaxcomm.gossip._neighbors import MixingStep, toward
+from jaxcomm.gossip._to_mixing import to_mixing
+
+
+class NoLoCoMemory(NamedTuple):
+    """The memory of one worker, unit by unit."""
+
+    anchor: list[jax.Array]  # phi, the parameters after the last exchange
+    momentum: list[jax.Array]  # delta
+
+
+def _every(mixing: Mixing, period: int) -> Mixing:
+    """The mixing in every `period`-th step; nothing is sent in the others."""
+    always = np.ones(len(mixing.matrices), bool)
+
+    def active(key: jax.Array, step: jax.Array) -> jax.Array:
+        flags = mixing.active(key, step) if mixing.active else jnp.asarray(always)
+        return flags & ((step + 1) % jnp.uint32(period) == 0)
+
+    if period == 1:
+        return mixing
+    chances = tuple(each / period for each in mixing.probabilities)
+    return mixing._replace(probabilities=chances, active=active)
+
+
+def noloco(
+    mixing: Any,
+    period: int = 50,
+    *,
+    momentum: jax.Array | float = 0.5,
+    learning_rate: jax.Array | float = 0.7,
+    pull: jax.Array | float | None = None,
+    axis_name: AxisName = "data",
+    seed: int = 0,
+    key: jax.Array | None = None,
+    diagnostics: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Local steps, and a momentum step with one other worker in every H-th step (NoLoCo).
+
+    With the displacement :math:`\Delta_i = x_i - \varphi_i` since the last exchange, worker i and
+    its partner j set
+
+    .. math:: \delta_i \gets \alpha \delta_i + \frac{\beta}{2} (\Delta_i + \Delta_j)
+              - \gamma \Big(\varphi_i - \frac{\varphi_i + \varphi_j}{2}\Big), \qquad
+              \varphi_i \gets \varphi_i + \delta_i, \qquad x_i \gets \varphi_i
+
+    The last term pulls the two workers together; there is no all-reduce. A worker without a partner
+    steps alone. An exchange sends one array of the size of the parameters, in float32 at least:
+    :math:`\beta \Delta_j + \gamma \varphi_j`. Other steps send nothing. A step in which a random
+    mixing activates no link is no exchange.
+
+    Args:
+      mixing: Who meets whom, such as :func:`random_pairs`; or anything symmetric that :func:`dpsgd`
+        takes, whose weights then replace 1/2.
+      period: H, an int of at least 1.
+      momentum: :math:`\alpha` in [0, 1); may be traced, as the next two.
+      learning_rate: :math:`\beta`, above 0.
+      pull: :math:`\gamma`, above 0. Default: :math:`\beta`. In the analysis of the paper, workers
+        stay together for :math:`\alpha < \gamma < 2 + \alpha` with pairs.
+      axis_name: The mesh axis, or axes, of the workers.
+      seed: Seed of the pairs.
+      key: A typed threefry key that replaces `seed`.
+      diagnostics: As for :func:`dpsgd`; the disagreement is that of what is sent.
+
+    Returns:
+      A transformation as returned by :func:`dpsgd`. It keeps two arrays of the size of the
+      parameters on each worker. With a period of 1, `momentum=0` and the other numbers 1, it is
+      :func:`dpsgd` in the order `"adapt_then_combine"`.
+
+    Raises:
+      ValueError: If a number is out of range, or weights are not symmetric.
+
+    Example:
+      >>> import jaxcomm, optax
+      >>> from jaxcomm import gossip
+      >>> inner = jaxcomm.per_worker(optax.adamw(1e-3))
+      >>> tx = optax.chain(inner, gossip.noloco(gossip.random_pairs(8)))
+
+    References:
+      Kolehmainen et al., `NoLoCo: No-all-reduce Low Communication Training Method for Large Models
+      <https://arxiv.org/abs/2506.10911>`_, 2025.
+
+    Differs from the paper: one message takes the place of two, :math:`\varphi_j` and
+    :math:`\Delta_j`, of which only this sum is needed. Pairs are rounds of a tournament instead of
+    random permutations. Activations are not routed between replicas.
+    """
+    if not isinstance(period, int) or isinstance(period, bool) or period < 1:
+        raise ValueError(f"`period` must be a Python int of at least 1, got {period!r}.")
+    if not isinstance(momentum, jax.core.Tracer) and not 0 <= momentum < 1:
+        raise ValueError(f"`momentum` must be in [0, 1), got {momentum!r}.")
+    pull = learning_rate if pull is None else pull
+    for name, value in (("learning_rate", learning_rate), ("pull", pull)):
+        if not isinstance(value, jax.core.Tracer) and not value > 0:
+            raise ValueError(f"`{name}` must be above 0, got {value!r}.")
+    symmetric = require_symmetric(to_mixing(mixing), "noloco")
+
+    def start(units: list[jax.Array]) -> NoLoCoMemory:
+        return NoLoCoMemory(units, [*map(jnp.zeros_like, units)])
+
+    def method(
+        mixing_step: MixingStep, memory: NoLoCoMemory, x: list[jax.Array], steps: list[jax.Array]
+    ) -> Mixed:
+        moved = [
+            a + b - c for a, b, c in zip(x, steps, memory.anchor, strict=True)
+        ]  # The displacement since the last exchange.
+        message = [learning_rate * d + pull * a for d, a in zip(moved, memory.anchor, strict=True)]
+        differences, disagreement = mixing_step.sum_over_neighbors(
+            message,
+            lambda received, weight: toward(message, received, weight),
+            ([*map(jnp.zeros_like, message)], mixing_step.zero),
+        )
+        flags = mixing_step.flags
+        exchanges = jnp.ones((), bool) if flags is None else jnp.any(flags)
+        if mixing_step.present is not None:
+            exchanges &= mixing_step.present[_axis.index(mixing_step.axis_name)]
+        velocity = [
+            momentum * v + learning_rate * d + difference
+            for v, d, difference in zip(memory.momentum, moved, differences, strict=True)
+        ]
+        anchor = [a + v for a, v in zip(memory.anchor, velocity, strict=True)]
+        changes = [jnp.where(exchanges, a - b, c) for a, b, c in zip(anchor, x, steps, strict=True)]
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(exchanges, new, old),
+            (anchor, velocity),
+            (memory.anchor, memory.momentum),
+        )
+        return Mixed(changes, NoLoCoMemory(*kept), disagreement)
+
+    def average(
+        mixing_step: MixingStep, memory: NoLoCoMemory, x: list[jax.Array]
+    ) -> tuple[list[jax.Array], NoLoCoMemory]:
+        means, momenta = mixing_step.mean((x, memory.momentum))
+        return means, NoLoCoMemory(means, momenta)
+
+    return gossiped(
+        _every(symmetric, period),
+        axis_name,
+        start,
+        method,
+        average=average,
+        seed=seed,
+        key=key,
+        diagnostics=diagnostics,
+    )
