@@ -34,7 +34,7 @@ OTHERS: dict[str, tuple[type, str]] = {
     "bench": (Bench, "bench.run"),
     "figures": (Figures, "study.figures"),
     "predict": (Predict, "study.predictions"),
-    "profile": (Profile, "lab.profile"),
+    "profile": (Profile, "study.profile"),
     "records": (Records, "study.records"),
     "timeline": (Timeline, "bench.timeline"),
 }

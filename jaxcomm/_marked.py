@@ -45,11 +45,10 @@ _Mark = TypeVar("_Mark")
 
 def mark_of(function: Callable[..., Any], kind: type[_Mark]) -> _Mark | None:
     """The outermost mark of a kind around the function; `None` if there is none."""
-    while not isinstance(function, kind):
-        if not hasattr(function, "function"):
-            return None
-        function = function.function
-    return function
+    inner: Any = function
+    while inner is not None and not isinstance(inner, kind):
+        inner = getattr(inner, "function", None)
+    return inner
 
 
 def is_linear(function: Callable[..., Any]) -> bool:

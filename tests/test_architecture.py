@@ -152,6 +152,7 @@ EXPERIMENTS = [
 ]
 # Commands, which are not part of a study, and why they import upwards.
 COMMANDS_ABOVE = {
+    "cli/configs/profile.py": {"lab"},  # Isolates the process before JAX starts threads.
     "cli/launch.py": {"studies"},  # Parses the options of the command that it starts.
     "study/figures.py": {"studies"},  # Finds the study of a record.
     "study/records.py": {"studies"},  # Runs all studies.

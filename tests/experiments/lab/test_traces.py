@@ -9,8 +9,9 @@ import pytest
 
 from experiments.cli.configs import Profile
 from experiments.cli.errors import ExperimentError
-from experiments.lab import profile, traces
+from experiments.lab import traces
 from experiments.lab.traces import Span
+from experiments.study import profile
 
 
 def event(name: str, begin: float, length: float, thread: int = 0, **more: Any) -> dict[str, Any]:
