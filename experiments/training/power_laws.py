@@ -29,7 +29,7 @@ def binned(x: np.ndarray, y: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndar
     """The means of `x` and `y` in intervals that are equally long on a logarithmic axis.
 
     A fit of points at equal distances would mostly be one of the end of the run. Empty intervals
-    are left out.
+    are skipped.
     """
     edges = np.geomspace(x[0], x[-1], bins + 1)
     number = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, bins - 1)
