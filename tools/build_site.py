@@ -118,7 +118,7 @@ def collected(root: pathlib.Path = ROOT) -> tuple[dict[str, str], set[tuple[str,
 
 
 def write(source: pathlib.Path = SOURCE, root: pathlib.Path = ROOT) -> None:
-    """Writes the pages. A file whose text is the same keeps its date, so that Sphinx skips it."""
+    """Writes the pages and the files beside them, and removes those of an earlier build."""
     texts, files = collected(root)
     kept = {source / site for site in texts} | {source / site for _, site in files}
     for path in [path for path in source.rglob("*") if path.is_file() and path not in kept]:
@@ -126,8 +126,7 @@ def write(source: pathlib.Path = SOURCE, root: pathlib.Path = ROOT) -> None:
     for site, text in texts.items():
         path = source / site
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     for file, site in files:
         (source / site).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / file, source / site)
@@ -139,7 +138,9 @@ def main(arguments: list[str]) -> int:
         print(f"the pages of the site are in {SOURCE.relative_to(ROOT)}")
         return 0
     begun = time.monotonic()
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-b", "html", "-c", "docs"]
+    shutil.rmtree(HTML, ignore_errors=True)
+    # All pages are read again, since Sphinx warns of a page only when it reads and writes it.
+    command = [sys.executable, "-m", "sphinx", "-EaW", "--keep-going", "-b", "html", "-c", "docs"]
     command += ["-d", str(HTML.parent / "doctrees"), *arguments, str(SOURCE), str(HTML)]
     if code := subprocess.run(command, cwd=ROOT, env=environment()).returncode:
         return code

@@ -13,6 +13,7 @@ SPELLINGS = {
     r"\\[bB]ig(?![A-Za-z])": "",  # A larger parenthesis.
     r"\\dots(?![A-Za-z])": r"\\ldots",
     r"\\mathbin(?![A-Za-z])": "",
+    r"\\textstyle(?![A-Za-z])": "",
     r"\\iff(?![A-Za-z])": r"\\Longleftrightarrow",
 }
 LOGGER = logging.getLogger(__name__)

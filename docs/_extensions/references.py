@@ -16,8 +16,6 @@ import site_api
 
 OTHERS = ("jax", "jaxlib", "optax", "numpy", "np", "chex", "networkx", "orbax", "collections")
 STANDARD = ("typing", "pathlib", "datetime", "dataclasses", "types", "nx")
-# Parts of signatures that are no public name: what they stand for is in the docstrings.
-ALIASES = ("AxisName", "PyTree", "LossFn", "Layout", "Policy", "ArrayLike", "DTypeLike")
 
 
 @functools.cache
@@ -50,12 +48,15 @@ def resolve(
     if node.get("refdomain") != "py":
         return None
     target = node["reftarget"]
-    if target.split(".")[0] in OTHERS + STANDARD or target in ALIASES:
+    if target.split(".")[0] in OTHERS + STANDARD:
         return content
+    if node.get("reftype") == "attr":  # Fields are described with their class.
+        target = target.rpartition(".")[0]
     home = described(target, node.get("py:module") or "")
     objects = env.get_domain("py").objects
     if home is None or home not in objects:
-        return None
+        annotation = "refexplicit" not in node and re.fullmatch(r"[\w.]+", target)
+        return content if annotation else None  # A private alias, such as `AxisName`.
     entry = objects[home]
     return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content, home)
 
@@ -68,7 +69,9 @@ def skip(app: Sphinx, what: str, name: str, value: object, skipped: bool, option
 def keep_sentences(
     app: Sphinx, what: str, name: str, value: object, options: Any, lines: list[str]
 ) -> None:
-    """Keeps Napoleon from reading the text before a colon in `Returns:` as a type."""
+    """Keeps Napoleon from reading the text before a colon as a type."""
+    if what in ("property", "attribute") and lines:
+        lines[0] = f": {lines[0]}"
     for number, line in enumerate(lines[:-1]):
         if re.fullmatch(r"(Returns|Yields):", line):
             lines[number + 1] = re.sub(r"^( +)", r"\1: ", lines[number + 1])
