@@ -35,7 +35,7 @@ def _row_bytes(codec: Codec, width: int) -> int:
     """The bytes of a message with one row of `width` coordinates."""
 
     def message() -> jax.Array:
-        x = jnp.zeros(width)
+        x = jnp.zeros(width, jnp.float32)
         return to_message(encode_local(codec, Context.of(x), x)[0])
 
     shape = jax.eval_shape(message)

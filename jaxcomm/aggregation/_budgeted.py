@@ -196,7 +196,7 @@ def budgeted_mean(
         ]
         messages, likes = _own_messages(plan, me, parts, rows)
         received = _to_owners(axis_name, plan, me, messages)
-        means = [jnp.zeros(width) for width in widths]
+        means = [jnp.zeros(width, jnp.float32) for width in widths]
         for kind, (codec, like) in enumerate(zip(plan.codecs, likes, strict=True)):
             senders = np.flatnonzero(np.asarray(plan.kinds) == kind)
             contents = jax.vmap(lambda one, like=like: from_message(one, like))(

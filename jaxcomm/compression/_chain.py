@@ -155,7 +155,7 @@ def chain(*codecs: Codec) -> Codec:
         places = None
         for number, size in enumerate(sizes_of(math.prod(context.shape))[: len(leading)]):
             public = _coins(context.coins, number).public
-            chosen = leading[number].choose(public, jnp.zeros(size))
+            chosen = leading[number].choose(public, jnp.zeros(size, jnp.float32))
             places = chosen if places is None else places[chosen]
         return places
 

@@ -122,6 +122,7 @@ CHAINED = [
         codec=_RESERVED,
         compressor=_RESERVED,
         moment=_reserved_moment,
+        fitted=True,  # Beside one extreme, equal coordinates are a level of their own.
         alien=COMMON_NOISE,
     ),
     Case(
