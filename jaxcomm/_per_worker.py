@@ -60,7 +60,9 @@ def replicate(
 
     def copy(params: PyTree) -> PerWorker:
         own = jax.tree.map(lambda x: jnp.broadcast_to(x, (copies, *x.shape)), params)
-        return PerWorker({axis: jax.tree.map(retyped, own, *out.per_worker.values()) if out else own})
+        return PerWorker(
+            {axis: jax.tree.map(retyped, own, *out.per_worker.values()) if out else own}
+        )
 
     require_arrays(params, "params")
     require_kept(params, "params")
