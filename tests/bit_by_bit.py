@@ -96,7 +96,7 @@ def coded(
 
 
 def rans_row(row: Sequence[int], counts: Sequence[int], low: int) -> list[int]:
-    """A row in range ANS with counts of sum 2**14: the state, then its halves, as words."""
+    """A row in rANS with counts of sum 2**14: the state, then its halves, as words."""
     first = [sum(counts[:level]) for level in range(len(counts))]
     state, halves = 2**16, []
     for c in reversed(row):

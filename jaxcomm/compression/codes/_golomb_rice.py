@@ -158,7 +158,8 @@ def _read_levels(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
     def step(state: GapState, bits_at: Any) -> tuple[GapState, jax.Array]:
         low, high = bits_at(state.bit)
         level, of_level = level_of(low, high)
-        gap, of_gap = read_rice(*bits_at(state.bit + of_level), k, _gap_width(n))
+        after_level = bits_at(state.bit + of_level)
+        gap, of_gap = read_rice(after_level[0], after_level[1], k, _gap_width(n))
         here = state.zeros == 0
         used = jnp.where(here, of_level + of_gap, 0)
         after = GapState(
@@ -169,7 +170,7 @@ def _read_levels(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
         return after, jnp.where(is_plain, read_plain(low, alphabet), level)
 
     start = window(stream.words, stream.starts, jnp.zeros(len(stream.starts), jnp.int32))
-    gap, used = read_rice(*start, k, _gap_width(n))
+    gap, used = read_rice(start[0], start[1], k, _gap_width(n))
     return read_rows(step, GapState(jnp.where(is_plain, 0, used), gap), stream, n)
 
 
