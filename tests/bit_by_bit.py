@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 Bits = list[int]
-PLAIN = 31
+PLAIN, CONSTANT = 31, 30
 
 
 def number(value: int, width: int) -> Bits:
@@ -88,7 +88,9 @@ def coded(
     width = max((high - low).bit_length(), 1)
     for row in rows_of(values, most):
         bits, parameter = code(row, low, high)
-        if len(to_words(bits)) >= -(-len(row) * width // 32):
+        if min(row) == max(row):
+            bits, parameter = number(row[0] - low, width), CONSTANT
+        elif len(to_words(bits)) >= -(-len(row) * width // 32):
             bits, parameter = [bit for c in row for bit in number(c - low, width)], PLAIN
         headers.append(len(to_words(bits)) | parameter << 11)
         words += to_words(bits)
@@ -96,7 +98,7 @@ def coded(
 
 
 def rans_row(row: Sequence[int], counts: Sequence[int], low: int) -> list[int]:
-    """A row in range ANS with counts of sum 2**14: the state, then its halves, as words."""
+    """A row in rANS with counts of sum 2**14: the state, then its halves, as words."""
     first = [sum(counts[:level]) for level in range(len(counts))]
     state, halves = 2**16, []
     for c in reversed(row):

@@ -148,7 +148,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
 
         return inner._replace(
             alphabet=lambda context: inner.alphabet(of_block(context)),
-            count=lambda context: -(-math.prod(context.shape) // block_size) * block_size,
+            number=lambda context: -(-math.prod(context.shape) // block_size) * block_size,
             split=split,
             join=join,
             likely=lambda size: inner.likely(block_size),

@@ -37,9 +37,9 @@ class Integers(NamedTuple):
       kind: `"levels"`: one level for each coordinate, in order, then those of padding; 0 is the
         most frequent. `"indices"`: the distinct positions of the sent coordinates, ascending.
       alphabet: `context -> Alphabet`, a range that holds all integers; static.
-      count: `context -> int`, their number.
-      split: `(context, payload) -> (int32[count], rest)`, the integers and all else that is sent.
-      join: `(context, int32[count], rest) -> payload`, the inverse: the same payload, bit for bit.
+      number: `context -> int`, how many there are.
+      split: `(context, payload) -> (int32[number], rest)`, the integers and all else that is sent.
+      join: `(context, int32[number], rest) -> payload`, the inverse: the same payload, bit for bit.
       likely: `size -> p` if coordinates are normal and independent, for `size` coordinates that
         share statistics. Of levels: the probability of each, float64[high - low + 1]. Of indices:
         the fraction of the coordinates that are sent. `None` if it is not known.
@@ -48,7 +48,7 @@ class Integers(NamedTuple):
 
     kind: Literal["levels", "indices"]
     alphabet: Callable[[Context], Alphabet]
-    count: Callable[[Context], int]
+    number: Callable[[Context], int]
     split: Callable[[Context, PyTree], tuple[jax.Array, PyTree]]
     join: Callable[[Context, jax.Array, PyTree], PyTree]
     likely: Likely = lambda size: None

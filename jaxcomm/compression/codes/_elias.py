@@ -13,12 +13,13 @@ from jaxcomm.compression._integers import Alphabet
 from jaxcomm.compression._overflow import Policy
 from jaxcomm.compression.codes._bit_fields import BitFields, after_zeros, low_bits
 from jaxcomm.compression.codes._rows import (
-    PLAIN,
+    CONSTANT,
     Length,
     RowCode,
     Stream,
     Written,
     or_plain,
+    plain_bits,
     plain_words,
     read_plain,
     read_rows,
@@ -87,7 +88,7 @@ def _write_gaps(rows: jax.Array, alphabet: Alphabet) -> Written:
 
 def _reader(has_signs: bool) -> Callable[[Stream, int, Alphabet], jax.Array]:
     def read(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
-        is_plain = stream.parameter == PLAIN
+        is_plain, of_plain = stream.parameter >= CONSTANT, plain_bits(stream, alphabet)
 
         def step(bit: jax.Array, bits_at: Any) -> tuple[jax.Array, jax.Array]:
             low, high = bits_at(bit)
@@ -100,7 +101,7 @@ def _reader(has_signs: bool) -> Callable[[Stream, int, Alphabet], jax.Array]:
                 integer = jnp.where(magnitude > 0, integer, 0)
                 used = used + (magnitude > 0).astype(jnp.int32)
             integer = jnp.where(is_plain, read_plain(low, alphabet), integer)
-            return bit + jnp.where(is_plain, alphabet.width, used), integer
+            return bit + jnp.where(is_plain, of_plain, used), integer
 
         return read_rows(step, jnp.zeros(len(stream.starts), jnp.int32), stream, n)
 

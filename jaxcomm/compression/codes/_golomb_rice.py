@@ -22,12 +22,13 @@ from jaxcomm.compression.codes._elias import (
     signed,
 )
 from jaxcomm.compression.codes._rows import (
-    PLAIN,
+    CONSTANT,
     Length,
     RowCode,
     Stream,
     Written,
     or_plain,
+    plain_bits,
     plain_words,
     read_plain,
     read_rows,
@@ -38,7 +39,7 @@ MOST = 1024
 MOST_ZEROS = 16
 """A quotient this large is not sent in unary: the gap follows in its fixed width."""
 
-MOST_PARAMETER = 30
+MOST_PARAMETER = 29
 GOLDEN_RATIO = (1 + 5**0.5) / 2
 LEAST_MEANS = [
     1 / math.expm1(-math.log(GOLDEN_RATIO - 1) / 2 ** (k - 1)) for k in range(1, MOST_PARAMETER + 1)
@@ -64,7 +65,7 @@ def rice_parameter(gaps: jax.Array, count: jax.Array) -> jax.Array:
       count: int32[rows], their number.
 
     Returns:
-      int32[rows], 0 to 30.
+      int32[rows], 0 to 29.
     """
     # One product and one comparison each, so that compiled and other programs agree.
     total, number = gaps.astype(jnp.float32), count.astype(jnp.float32)
@@ -142,7 +143,7 @@ def _write_levels(rows: jax.Array, alphabet: Alphabet) -> Written:
 
 
 def _read_levels(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
-    is_plain = stream.parameter == PLAIN
+    is_plain, of_plain = stream.parameter >= CONSTANT, plain_bits(stream, alphabet)
     k = jnp.where(is_plain, 0, stream.parameter)
     has_magnitudes = max(-alphabet.low, alphabet.high) > 1
 
@@ -158,18 +159,19 @@ def _read_levels(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
     def step(state: GapState, bits_at: Any) -> tuple[GapState, jax.Array]:
         low, high = bits_at(state.bit)
         level, of_level = level_of(low, high)
-        gap, of_gap = read_rice(*bits_at(state.bit + of_level), k, _gap_width(n))
+        after_level = bits_at(state.bit + of_level)
+        gap, of_gap = read_rice(after_level[0], after_level[1], k, _gap_width(n))
         here = state.zeros == 0
         used = jnp.where(here, of_level + of_gap, 0)
         after = GapState(
-            state.bit + jnp.where(is_plain, alphabet.width, used),
+            state.bit + jnp.where(is_plain, of_plain, used),
             jnp.where(here, gap, state.zeros - 1),
         )
         level = jnp.where(here, level, 0)
         return after, jnp.where(is_plain, read_plain(low, alphabet), level)
 
     start = window(stream.words, stream.starts, jnp.zeros(len(stream.starts), jnp.int32))
-    gap, used = read_rice(*start, k, _gap_width(n))
+    gap, used = read_rice(start[0], start[1], k, _gap_width(n))
     return read_rows(step, GapState(jnp.where(is_plain, 0, used), gap), stream, n)
 
 
@@ -182,13 +184,13 @@ def _write_gaps(rows: jax.Array, alphabet: Alphabet) -> Written:
 
 
 def _read_gaps(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
-    is_plain = stream.parameter == PLAIN
+    is_plain, of_plain = stream.parameter >= CONSTANT, plain_bits(stream, alphabet)
     k = jnp.where(is_plain, 0, stream.parameter)
 
     def step(bit: jax.Array, bits_at: Any) -> tuple[jax.Array, jax.Array]:
         low, high = bits_at(bit)
         gap, used = read_rice(low, high, k, alphabet.width)
-        used = jnp.where(is_plain, alphabet.width, used)
+        used = jnp.where(is_plain, of_plain, used)
         return bit + used, jnp.where(is_plain, read_plain(low, alphabet), gap)
 
     return read_rows(step, jnp.zeros(len(stream.starts), jnp.int32), stream, n)

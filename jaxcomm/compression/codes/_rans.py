@@ -1,4 +1,4 @@
-"""Range ANS of levels, with counts that the sender measures and sends."""
+"""rANS of levels, with counts that the sender measures and sends."""
 
 import math
 from typing import Any, NamedTuple
@@ -183,7 +183,7 @@ def rans(
     quantile: float = 0.999,
     overflow: Policy = "nan",
 ) -> Codec:
-    r"""Sends the levels of `codec` in close to their entropy, by range ANS, without loss.
+    r"""Sends the levels of `codec` in close to their entropy, by rANS, without loss.
 
     .. math:: \ell(c) \approx \log_2 \frac{m}{h_c}
 
@@ -228,7 +228,7 @@ def rans(
       <https://arxiv.org/abs/1611.00429>`_, 2017 (variable-length coding).
       Duda, `Asymmetric Numeral Systems <https://arxiv.org/abs/1311.2540>`_, 2013.
 
-    Differs from the paper: range ANS in place of arithmetic coding; counts have 14 bits; rows that
+    Differs from the paper: rANS in place of arithmetic coding; counts have 14 bits; rows that
     this would not shorten are plain; and the room is fixed.
     """
     return variable_length(

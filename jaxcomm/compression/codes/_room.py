@@ -19,7 +19,7 @@ HEADER_BITS = 16
 class Cut(NamedTuple):
     """How the integers of a unit are cut, and the room of their words."""
 
-    count: int  # integers
+    number: int  # integers
     rows: int
     length: int  # integers of a row; the last rows are padded with zeros
     room: int  # words

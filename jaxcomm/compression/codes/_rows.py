@@ -18,6 +18,9 @@ BitsAt: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 PLAIN = 31
 """The parameter of a row in its plain form, a fixed number of bits per integer."""
 
+CONSTANT = 30
+"""The parameter of a row of equal integers, which has the plain form of one of them."""
+
 
 class Written(NamedTuple):
     """Rows that a code has written."""
@@ -76,27 +79,35 @@ def plain_words(n: int, alphabet: Alphabet) -> int:
 def or_plain(
     fields: BitFields, parameter: jax.Array, rows: jax.Array, alphabet: Alphabet
 ) -> Written:
-    """The rows in their plain form where the code is not shorter."""
+    """The rows in their plain form where the code is not shorter, or all integers are equal."""
     shape, padding = rows.shape, ((0, len(fields.bits) - len(rows)), (0, 0))
+    is_constant = jnp.all(rows == rows[:1], axis=0)
+    is_sent = ~is_constant[None] | (lax.broadcasted_iota(jnp.int32, shape, 0) == 0)
     plain = BitFields(
         jnp.zeros(fields.zeros.shape, jnp.int32),
-        jnp.pad((rows - alphabet.low).astype(jnp.uint32), padding),
-        jnp.pad(jnp.full(shape, alphabet.width, jnp.int32), padding),
+        jnp.pad(jnp.where(is_sent, (rows - alphabet.low).astype(jnp.uint32), 0), padding),
+        jnp.pad(jnp.where(is_sent, jnp.int32(alphabet.width), 0), padding),
     )
     fields = BitFields(*lax.optimization_barrier(tuple(fields)))
     words = (bits_of_rows(fields) + 31) >> 5
-    is_plain = words >= plain_words(len(rows), alphabet)
+    is_plain = is_constant | (words >= plain_words(len(rows), alphabet))
     chosen = [
         jnp.where(is_plain[None], of_plain, of_code)
         for of_plain, of_code in zip(plain, fields, strict=True)
     ]
-    return Written(BitFields(*chosen), jnp.where(is_plain, PLAIN, parameter))
+    parameter = jnp.where(is_plain, PLAIN, parameter)
+    return Written(BitFields(*chosen), jnp.where(is_constant, CONSTANT, parameter))
 
 
 def read_plain(low: jax.Array, alphabet: Alphabet) -> jax.Array:
     """The integer of fixed width at the start of the bits."""
     mask = low_bits(jnp.int32(alphabet.width))
     return (low & mask).astype(jnp.int32) + alphabet.low
+
+
+def plain_bits(stream: Stream, alphabet: Alphabet) -> jax.Array:
+    """How far a plain integer leads in each row, int32[rows]: nowhere if all are equal."""
+    return jnp.where(stream.parameter == CONSTANT, 0, jnp.int32(alphabet.width))
 
 
 def read_rows(

@@ -153,8 +153,8 @@ def variable_length(
         inner, _ = codec.encode(context.replace(memory=Memory()), x)
         values, rest = integers.split(context, inner)
         alphabet, place = integers.alphabet(context), cut_of(context, values.size)
-        padding = (0, place.rows * place.length - place.count)
-        if not place.count:
+        padding = (0, place.rows * place.length - place.number)
+        if not place.number:
             nothing = jnp.zeros(0, jnp.uint32)
             return VariableLengthPayload(nothing, nothing, (), rest), Memory(no_overflow(), ())
         rows = jnp.pad(_to_gaps(values) if are_indices else values, padding)
@@ -167,9 +167,9 @@ def variable_length(
             return write(written.fields, ends - lengths, place.room)
 
         def as_window() -> jax.Array:
-            start = _start(context.coins.public, place.count)
-            before_end = lax.iota(jnp.int32, place.plain) - (place.count - start)
-            chosen = values[_cyclic(before_end, place.count)] - alphabet.low
+            start = _start(context.coins.public, place.number)
+            before_end = lax.iota(jnp.int32, place.plain) - (place.number - start)
+            chosen = values[_cyclic(before_end, place.number)] - alphabet.low
             packed = _bits.pack_numbers(chosen.astype(jnp.uint32), alphabet.width)
             return jnp.pad(packed, (0, place.room - packed.size))
 
@@ -178,7 +178,7 @@ def variable_length(
         payload = VariableLengthPayload(
             _bits.pack_numbers(headers, HEADER_BITS), words, written.table, rest
         )
-        dropped = jnp.where(fits, 0, place.count - place.plain).astype(jnp.int32)
+        dropped = jnp.where(fits, 0, place.number - place.plain).astype(jnp.int32)
         return payload, Memory(Overflow(dropped), ())
 
     def lengths_of(payload: VariableLengthPayload, place: Cut) -> tuple[jax.Array, jax.Array]:
@@ -188,12 +188,12 @@ def variable_length(
         return lengths.astype(jnp.int32), (headers >> _LENGTH_BITS).astype(jnp.int32)
 
     def bits_of(context: Context, payload: VariableLengthPayload) -> jax.Array:
-        place = cut_of(context, integers.count(context))
+        place = cut_of(context, integers.number(context))
         words = jnp.sum(lengths_of(payload, place)[0], dtype=jnp.int32)
-        return 32 * words.astype(jnp.float32) / max(place.count, 1)
+        return 32 * words.astype(jnp.float32) / max(place.number, 1)
 
     def receive(context: Context, payload: VariableLengthPayload) -> Received:
-        count = integers.count(context)
+        count = integers.number(context)
         alphabet, place = integers.alphabet(context), cut_of(context, count)
         if not count:
             nothing = jnp.zeros(0, jnp.int32)

@@ -206,7 +206,7 @@ def dither(
     integers = Integers(
         "levels",
         alphabet,
-        count=lambda context: math.prod(context.shape),
+        number=lambda context: math.prod(context.shape),
         split=split,
         join=join,
         likely=likely,

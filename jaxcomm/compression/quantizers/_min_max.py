@@ -135,7 +135,7 @@ def min_max_dither(*, levels: int) -> Codec:
     integers = Integers(
         "levels",
         lambda context: alphabet,
-        count=lambda context: math.prod(context.shape),
+        number=lambda context: math.prod(context.shape),
         split=split,
         join=join,
         likely=lambda size: rounded_normal(

@@ -111,7 +111,7 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
     integers = Integers(
         "indices",
         lambda context: Alphabet(0, max(math.prod(context.shape) - 1, 0)),
-        count=lambda context: kept(math.prod(context.shape)) if math.prod(context.shape) else 0,
+        number=lambda context: kept(math.prod(context.shape)) if math.prod(context.shape) else 0,
         split=split,
         join=join,
         likely=lambda size: kept(size) / size,

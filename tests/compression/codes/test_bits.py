@@ -40,7 +40,7 @@ def plain(low: int, high: int, kind: Any = "levels", count: int | None = None) -
     integers = Integers(
         kind,
         lambda context: Alphabet(low, high),
-        count=lambda context: x_size(context) if count is None else count,
+        number=lambda context: x_size(context) if count is None else count,
         split=lambda context, payload: (payload.integers, ()),
         join=lambda context, integers, rest: Plain(integers),
     )

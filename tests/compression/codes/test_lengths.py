@@ -124,7 +124,7 @@ def test_large_units_without_running_them(code: Any, size: int) -> None:
 
 
 def test_what_is_sent() -> None:
-    """The room, headers and counts by hand: 10,000 levels in 10 rows, or 5 for range ANS."""
+    """The room, headers and counts by hand: 10,000 levels in 10 rows, or 5 for rANS."""
     x = jax.random.normal(jax.random.key(0), (3, 10_000))
     sizes = {
         elias: math.ceil(3 * 10_000 / 32) + 64 + 10 // 2,

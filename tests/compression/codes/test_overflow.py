@@ -53,27 +53,40 @@ LOSSLESS = [
 ]
 
 
+def revealed(inner: Codec) -> Codec:
+    """The codec, decoded to its integers."""
+    encode: Any = inner.encode
+
+    def decode(context: Context, payload: Any) -> jax.Array:
+        values = encode.integers.split(context, payload)[0].astype(jnp.float32)[: context.size]
+        return jnp.pad(values, (0, context.size - values.size))
+
+    return inner._replace(decode=decode)
+
+
 @pytest.mark.parametrize(("code", "inner"), LOSSLESS)
 def test_without_loss(code: Any, inner: Codec) -> None:
-    codec = code(inner)
-    spoilt = given().at[0, 17].set(jnp.nan)
-    for x in (given(), given("zero")):
-        np.testing.assert_array_equal(mean_of(codec)(x), mean_of(inner)(x))
-    assert np.isnan(mean_of(codec)(spoilt)).all() and np.isnan(mean_of(inner)(spoilt)).all()
+    """The integers are equal bit for bit, also of a NaN and an infinity."""
+    spoilt = given()[0].at[17].set(jnp.nan).at[300].set(jnp.inf)
+    x = jnp.stack([given()[0], given("zero")[0], spoilt])
+
+    def decoded(codec: Codec) -> jax.Array:
+        def one(x: jax.Array) -> jax.Array:
+            context = Context.of(x, memory=codec.init(x))
+            context = context.replace(statistics=codec.measure(context, x))
+            return codec.decode(context.received(), codec.encode(context, x)[0])
+
+        return jax.jit(jax.vmap(one))(x)
+
+    np.testing.assert_array_equal(decoded(code(revealed(inner))), decoded(revealed(inner)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "inner"), LOSSLESS)
-def test_a_nan_has_the_codes_of_the_codec(code: Any, inner: Codec) -> None:
-    codec = code(inner, room=40.0)
-    x = given()[0].at[17].set(jnp.nan).at[300].set(jnp.inf)
-
-    def decoded(codec: Codec) -> jax.Array:
-        context = Context.of(x, memory=codec.init(x))
-        context = context.replace(statistics=codec.measure(context, x))
-        return codec.decode(context.received(), codec.encode(context, x)[0])
-
-    np.testing.assert_array_equal(decoded(codec), decoded(inner))
+def test_the_mean_is_that_of_the_codec(code: Any, inner: Codec) -> None:
+    x = given()
+    np.testing.assert_allclose(mean_of(code(inner))(x), mean_of(inner)(x), rtol=1e-4, atol=1e-6)
+    assert np.isnan(mean_of(code(inner))(x.at[0, 17].set(jnp.nan))).all()
 
 
 @functools.cache
@@ -200,6 +213,6 @@ def test_the_measured_room_suffices() -> None:
     for code in (elias, golomb_rice, rans):
         room = measured_room(code(dither(levels=7)), x)
         codec = code(dither(levels=7), room=1.02 * room)
-        np.testing.assert_array_equal(mean_of(codec)(x), mean_of(dither(levels=7))(x))
+        np.testing.assert_allclose(mean_of(codec)(x), mean_of(dither(levels=7))(x), rtol=1e-5)
         with_half = code(dither(levels=7), room=room / 2)
         assert np.isnan(mean_of(with_half)(x)).all()
