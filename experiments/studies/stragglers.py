@@ -177,15 +177,19 @@ def prose(results: Results) -> list[str]:
     ]
     free = [line for line in lines if line.group.keys["form"] in [*FORMS][1:]]
     events = [line for line in lines if line.group.keys["form"] not in FORMS]
+    shown = {key for line in lines for key in line.group.keys.values()}
+    about_events = [
+        "All methods of the event engine relative to synchronous SGD through a server: "
+        f"{describe_signs(events, 'of synchronous', where[:3])}. Relative to the fastest blocking "
+        f"method: {describe_signs(events, 'of fastest blocking', where[:3])}."
+    ]
     neglected = [e.where for e in lines if e["on slow shard"].mean > 2 * e["training loss"].mean]
     redrawn = [e.where for e in lines if e["throughput"] > 1]
     return [
-        *late("slow_workers.describe")(results.config), PROVENANCE, TUNING, *signs,
+        *late("slow_workers.describe")(results.config, shown), PROVENANCE, TUNING, *signs,
         "All non-blocking forms relative to the fastest blocking method of the same dataset and "
         f"speeds: {describe_signs(free, 'of fastest blocking', where)}.",
-        "All methods of the event engine relative to synchronous SGD through a server: "
-        f"{describe_signs(events, 'of synchronous', where[:3])}. Relative to the fastest blocking "
-        f"method: {describe_signs(events, 'of fastest blocking', where[:3])}.",
+        *(about_events if events else []),
         f"The fastest, in seconds: {targets.describe_fastest(lines, where[:2], 'seconds')}.",
         "Settings in which the loss on the examples of the slow worker is more than twice that on "
         f"all examples: {'; '.join(neglected) or 'none'}. Settings that finish more mini-batches "

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +40,22 @@ TEXT_EXAMPLES = 8192  # The most for training, since each step orders the shards
 SCORED_EXAMPLES = 400  # The most of the test set of the text, and of a worker's shard.
 FIRST_LOG = 0.02  # The part of it before the first logged loss.
 REFERENCE_SLOWDOWN = 3.0  # That of the speeds 3:1.
+
+
+_ABOUT_EVENTS = (
+    "The methods of the form `events` have the mini-batches and their times in common with the "
+    "windows, for every seed. A message to a server and its reply take a latency each, and "
+    "their bytes over the bandwidth. Messages of several workers do not slow each other: the "
+    "server is spread over them. The neighbors of `ad_psgd` send at the same time, and the one "
+    "that is drawn does not wait. A gradient of `asy_lpg` has the time of two mini-batches, "
+    "since it is evaluated at two points. One of all examples takes the time of the others, "
+    "too, on the slowest worker, for which all wait. The learning rate of `parameter_server` "
+    f"is divided by {WORKERS}, so that it is that of a gradient of each worker. Options that are "
+    "not tuned, such as the elasticity of EASGD and the outer optimizer of DiLoCo, have the "
+    "values that the papers recommend. D-ADMM and its Jacobi form are not among the methods: "
+    "in each event, a worker minimizes its own loss exactly, and that of a network has no "
+    "closed form. LAG-PS needs to know how smooth the loss of each worker is."
+)
 
 
 class Family(NamedTuple):
@@ -178,13 +194,19 @@ def train(config: Any, setting: Mapping[str, Any]) -> Trainer:
     return Trainer(config)
 
 
-def describe(config: Any) -> list[str]:
-    """What is simulated, for a README."""
+def describe(config: Any, shown: Collection[str]) -> list[str]:
+    """What is simulated, for a README.
+
+    Args:
+      config: The config.
+      shown: The speeds, methods and forms that the record has.
+    """
     part = {0.5: "half", 1: "all"}.get(config.trial_part, f"{config.trial_part:.0%}")
     legend = [
         f"- `{name}`: {getattr(of, 'description', of)}."
         for names in (SPEEDS, METHODS, STRATEGIES, FORMS, {EVENTS: FORM})
         for name, of in names.items()
+        if name in shown
     ]
     return [
         f"{WORKERS} simulated workers with equal shards of the training set, and plain SGD. The "
@@ -197,18 +219,7 @@ def describe(config: Any) -> list[str]:
         "worker takes one more latency per window. All times are simulated; none is measured.",
         "Slow workers, methods and forms:",
         "\n".join(legend),
-        "The methods of the form `events` have the mini-batches and their times in common with the "
-        "windows, for every seed. A message to a server and its reply take a latency each, and "
-        "their bytes over the bandwidth. Messages of several workers do not slow each other: the "
-        "server is spread over them. The neighbors of `ad_psgd` send at the same time, and the one "
-        "that is drawn does not wait. A gradient of `asy_lpg` has the time of two mini-batches, "
-        "since it is evaluated at two points. One of all examples takes the time of the others, "
-        "too, on the slowest worker, for which all wait. The learning rate of `parameter_server` "
-        f"is divided by {WORKERS}, so that it is that of a gradient of each worker. Options that are "
-        "not tuned, such as the elasticity of EASGD and the outer optimizer of DiLoCo, have the "
-        "values that the papers recommend. D-ADMM and its Jacobi form are not among the methods: "
-        "in each event, a worker minimizes its own loss exactly, and that of a network has no "
-        "closed form. LAG-PS needs to know how smooth the loss of each worker is.",
+        *([_ABOUT_EVENTS] if EVENTS in shown else []),
         f"Every run takes the same simulated time, {config.seconds:g} seconds, or "
         f"{config.text_seconds:g} for the text. With `dead_slow`, only methods that wait for all "
         f"take {SPEEDS['dead_slow'].slowdown / REFERENCE_SLOWDOWN:.0f} times as long: they take "
