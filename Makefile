@@ -31,7 +31,7 @@ sparse: venv ## everything that sends sparse updates, on a language model (25 mi
 gossip: venv ## decentralized training on several graphs: MATCHA against D-PSGD, and others (half an hour)
 	$(PY) -u -m experiments gossip $(ARGS)
 
-stragglers: venv ## slow workers on a simulated clock: time to the same loss (an hour)
+stragglers: venv ## slow workers on a simulated clock: time to the same loss (two hours)
 	$(PY) -u -m experiments stragglers $(ARGS)
 
 lab: venv ## steps on slow links, in network namespaces of this machine (Linux; an hour)

@@ -15,6 +15,7 @@ WORKERS = 8
 BUDGET = 0.5
 DEAD_SLOWDOWN = 100.0
 PARETO_SHAPE = 1.5  # Below 2, so the variance is infinite.
+SLEEP, SLEEPING = 20, 0.05  # How much longer a mini-batch takes with a sleep, and how often.
 SLOW_WORKER = WORKERS - 1  # No worker is slower.
 
 TOPOLOGY = make_topology("erdos_renyi_8")
@@ -55,6 +56,16 @@ SPEEDS: dict[str, Speeds] = {
         f"Pareto times with the exponent {PARETO_SHAPE:g} and the same mean for each worker",
         lambda s: synchronization.pareto(
             scale=s * (PARETO_SHAPE - 1) / PARETO_SHAPE, shape=PARETO_SHAPE
+        ),
+        is_random=True,
+    ),
+    "sleep": Speeds(
+        f"one of {1 / SLEEPING:.0f} mini-batches takes {1 + SLEEP} times as long as the others, "
+        "with the same mean for each worker",
+        lambda s: synchronization.bernoulli_sleep(
+            base=s / (1 + SLEEP * SLEEPING),
+            sleep=SLEEP * s / (1 + SLEEP * SLEEPING),
+            probability=SLEEPING,
         ),
         is_random=True,
     ),

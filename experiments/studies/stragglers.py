@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from experiments.cli import options
 from experiments.cli.options import fraction, option, positive_integer, positive_number
@@ -9,8 +10,15 @@ from experiments.study import targets
 from experiments.study.claims import Claim, Results
 from experiments.study.columns import SEEDS, Column, Table, key
 from experiments.study.figure import Lines
-from experiments.study.groups import difference, mean_of, spread, tuned
-from experiments.study.judges import is_better, is_no_worse
+from experiments.study.groups import (
+    compared_with,
+    difference,
+    mean_of,
+    spread,
+    tuned,
+    tuned_beside,
+)
+from experiments.study.judges import is_better, is_equivalent, is_no_worse
 from experiments.study.late import late
 from experiments.study.panels import COLORS, Axis
 from experiments.study.readme import CLAIMS, FIGURES, PROVENANCE, TABLE, TUNING
@@ -21,11 +29,36 @@ from experiments.study.study import Study
 from experiments.study.tidy import Row
 
 KEYS = ("dataset", "speeds", "method", "form")
-METHODS = ("all_reduce", "local_sgd", "dpsgd", "matcha")
+WINDOWS = ("all_reduce", "local_sgd", "dpsgd", "matcha")
 NAMES = {"all_reduce": "SGD", "dpsgd": "D-PSGD", "matcha": "MATCHA"}
+EVENTS = {
+    "bulk_synchronous": "synchronous SGD of the event engine",
+    "synchronous_server": "synchronous SGD through a server",
+    "backup_workers": "SGD with backup workers",
+    "stale_synchronous": "SSP",
+    "parameter_server": "asynchronous SGD",
+    "staleness_aware": "asynchronous SGD with staleness-aware rates",
+    "easgd": "EASGD",
+    "eamsgd": "EAMSGD",
+    "ad_psgd": "AD-PSGD",
+    "lag_wk": "LAG-WK",
+    "laq": "LAQ",
+    "asy_lpg": "AsyLPG",
+    "decoupled_diloco": "Decoupled DiLoCo",
+}
+METHODS = (*WINDOWS, *EVENTS)
 FORMS = {"blocking": "--", "abort_new_time": "-.", "abort_same_time": "-", "finish_late": ":"}
+LINES = {
+    **{f"{method} {form}": {"color": COLORS[number], "linestyle": line}
+       for number, method in enumerate(WINDOWS) for form, line in FORMS.items()},
+    **{f"{method} events": {"color": COLORS[number % 7], "linestyle": ("-", "--")[number // 7]}
+       for number, method in enumerate(EVENTS)},
+}  # fmt: skip
 BLOCKING = {"form": "blocking"}
+ALL_REDUCE = {"method": "all_reduce", **BLOCKING}
+SYNCHRONOUS = {"method": "synchronous_server", "form": "events"}
 TIME = "seconds_to_target"
+DERIVED = ("strategy", "family")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +67,15 @@ class Stragglers:
 
     Question: 8 simulated workers, some of them slow, train scikit-learn's digits and a language
     model of bytes. How long do synchronous SGD, local SGD, D-PSGD and MATCHA take to a training
-    loss on a simulated clock, and how long do their non-blocking forms take, if all are tuned?
+    loss on a simulated clock, and how long do their non-blocking forms take, if all are tuned? How
+    long do stale and asynchronous methods take, on the same clock and as well tuned?
 
     Command: `python -m experiments stragglers`.
 
-    Expected time: an hour on two CPU cores.
+    Expected time: two hours on two CPU cores.
 
-    Number: seconds to the same loss over those of the blocking form. The paper claims up to half.
+    Number: seconds to the same loss over those of the blocking form, or of synchronous SGD. The
+    paper of non-blocking SGD claims up to half.
     """
 
     seeds: int = options.seeds_option()
@@ -53,8 +88,8 @@ class Stragglers:
     minibatch_size: int = option(16, "examples per mini-batch", positive_integer)
     datasets: tuple[str, ...] = option(("all",), "digits, digits_by_label, text, or all", many=True)
     speeds: tuple[str, ...] = option(("all",), "such as 3:1 or dead_slow, or all", many=True)
-    methods: tuple[str, ...] = option(("all",), f"{', '.join(METHODS)}, or all", many=True)
-    forms: tuple[str, ...] = option(("all",), f"{', '.join(FORMS)}, or all", many=True)
+    methods: tuple[str, ...] = option(("all",), "such as all_reduce or easgd, or all", many=True)
+    forms: tuple[str, ...] = option(("all",), f"{', '.join(FORMS)}, events, or all", many=True)
     minibatch_seconds: float = option(0.01, "seconds of a fast mini-batch", positive_number)
     bandwidth: float = option(12.5e6, "bytes per second that a worker sends", positive_number)
     latency: float = option(2e-4, "seconds of latency per message", positive_number)
@@ -63,16 +98,39 @@ class Stragglers:
     resume: str | None = options.resume_option()
 
 
+MINIBATCHES = {"minibatches": Values((1, 4), 1, 8)}
+PERIOD = {"period": Values((4, 16), 1, 64)}
+OWN: Mapping[str, Grid] = {
+    "local_sgd": PERIOD,
+    "backup_workers": {
+        "backups": Values((1, 3), 1, 6),
+        "in_flight": Values(("finish_late", "abort")),
+    },
+    "stale_synchronous": {"staleness": Values((1, 4), 1, 32)},
+    "easgd": PERIOD,
+    "eamsgd": {**PERIOD, "momentum": Values((0.5, 0.9), 0.1, 0.95)},
+    "lag_wk": {"threshold": Values((0.1, 0.5), 0.01, 0.9)},
+    "laq": {"threshold": Values((0.1, 0.5), 0.01, 0.9), "bits": Values((4, 8), 2, 16)},
+    "asy_lpg": {"steps": Values((32, 128), 8, 512)},
+    "decoupled_diloco": {**PERIOD, "quorum": Values((4, 7), 1, 8)},
+}
+
+
 def grid(config: Stragglers, setting: Mapping[str, str]) -> Grid:
     rates = Values((0.4, 1.6, 6.4) if setting["dataset"] == "text" else (0.1, 0.4, 1.6))
-    if setting["method"] == "local_sgd":
-        return {"learning_rate": rates, "period": Values((4, 16), 1, 64)}
-    return {"learning_rate": rates, "minibatches": Values((1, 4), 1, 8)}
+    return {"learning_rate": rates, **OWN.get(setting["method"], MINIBATCHES)}
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
-    named = [{**row, "strategy": f"{row['method']} {row['form']}"} for row in rows]
-    reference = {"speeds": "3:1", "method": "all_reduce", **BLOCKING}
+    named = [
+        {
+            **row,
+            "strategy": f"{row['method']} {row['form']}",
+            "family": "windows" if row["form"] in FORMS else "events",
+        }
+        for row in rows
+    ]
+    reference = {"speeds": "3:1", **ALL_REDUCE}
     return targets.add_targets(
         named, ("dataset",), reference, "train_loss", ("seconds",), interpolated=True
     )
@@ -84,14 +142,20 @@ TIMES = Table(
         *map(key, KEYS), SEEDS,
         Column("rate", tuned("learning_rate")),
         Column("mini-batches", tuned("minibatches")), Column("period", tuned("period")),
+        Column("other", tuned_beside("learning_rate", "minibatches", "period", *DERIVED),
+               hidden=True),
         Column("seconds to target", targets.needed("seconds"), ".2f"),
         Column("reached", targets.reached("seconds")),
         Column("of blocking", difference(TIME, log=True), targets.show_ratio),
         Column("of fastest blocking",
-               targets.over_fastest("seconds", [{"method": m, **BLOCKING} for m in METHODS]),
+               targets.over_fastest("seconds", [{"method": m, **BLOCKING} for m in WINDOWS]),
+               targets.show_ratio),
+        Column("of synchronous", compared_with(difference(TIME, log=True), **SYNCHRONOUS),
                targets.show_ratio),
         Column("throughput", mean_of("throughput"), ".2f"),
         Column("aborted %", mean_of("aborted"), ".0f", scale=100),
+        Column("staleness", mean_of("mean_staleness", optional=True), ".1f", hidden=True),
+        Column("uploads", mean_of("uploads", optional=True), ".2f", hidden=True),
         Column("training loss", spread("train_loss"), ".3f", hidden=True),
         Column("on slow shard", spread("slow_shard_loss"), ".3f", hidden=True),
         Column("test loss", spread("test_loss"), ".3f"),
@@ -111,13 +175,21 @@ def prose(results: Results) -> list[str]:
         for method, name in NAMES.items()
         if (own := [line for line in lines if line.group.keys["method"] == method])
     ]
-    free = [line for line in lines if line.group.keys["form"] != "blocking"]
+    free = [line for line in lines if line.group.keys["form"] in [*FORMS][1:]]
+    events = [line for line in lines if line.group.keys["form"] not in FORMS]
+    shown = {key for line in lines for key in line.group.keys.values()}
+    about_events = [
+        "All methods of the event engine relative to synchronous SGD through a server: "
+        f"{describe_signs(events, 'of synchronous', where[:3])}. Relative to the fastest blocking "
+        f"method: {describe_signs(events, 'of fastest blocking', where[:3])}."
+    ]
     neglected = [e.where for e in lines if e["on slow shard"].mean > 2 * e["training loss"].mean]
     redrawn = [e.where for e in lines if e["throughput"] > 1]
     return [
-        *late("slow_workers.describe")(results.config), PROVENANCE, TUNING, *signs,
+        *late("slow_workers.describe")(results.config, shown), PROVENANCE, TUNING, *signs,
         "All non-blocking forms relative to the fastest blocking method of the same dataset and "
         f"speeds: {describe_signs(free, 'of fastest blocking', where)}.",
+        *(about_events if events else []),
         f"The fastest, in seconds: {targets.describe_fastest(lines, where[:2], 'seconds')}.",
         "Settings in which the loss on the examples of the slow worker is more than twice that on "
         f"all examples: {'; '.join(neglected) or 'none'}. Settings that finish more mini-batches "
@@ -127,24 +199,45 @@ def prose(results: Results) -> list[str]:
     ]  # fmt: skip
 
 
+def mark(axes: Any, results: Results, keys: Mapping[str, str]) -> None:
+    targets.mark(axes, results, {key: keys[key] for key in keys if key in KEYS})
+
+
 STUDY = Study(
     "stragglers", Stragglers, late("slow_workers.settings"), late("slow_workers.train"), TIMES,
     prose, grid=grid, derive=derive, shares=(), headline=("seconds to target", "reached"),
     budget=lambda config: Budget(config.trials, config.trial_seeds), figures=[
         Lines(file=f"{column}_against_seconds.png", caption=f"{label} against simulated seconds",
               x=(Axis("seconds", "simulated seconds"),), y=Axis(column, label.lower()), at=None,
-              by="strategy", across=("speeds",), down=("dataset",), center="median",
-              banded=lambda name: False, finish=finish, style=lambda number, name: {
-                  "color": COLORS[METHODS.index(name.split()[0])],
-                  "linestyle": FORMS[name.split()[1]]})
-        for column, label, finish in (("train_loss", "Training loss", targets.mark),
+              by="strategy", across=("speeds",), down=("dataset", "family"), center="median",
+              banded=lambda name: False, finish=finish, style=lambda number, name: LINES[name])
+        for column, label, finish in (("train_loss", "Training loss", mark),
                                       ("test_loss", "Held-out loss", None))
     ],
     claims=[
-        Claim(f"The non-blocking forms of {name} take {less} the blocking form to the target.",
-              judge(TIME, *limit, methods={"method": method}, log=True))
-        for method, name in NAMES.items()
-        for less, judge, *limit in (("less time than", is_better),
-                                    ("at most half of the time of", is_no_worse, 0.5))
+        *[
+            Claim(f"The non-blocking forms of {name} take {less} the blocking form to the target.",
+                  judge(TIME, *limit, methods={"method": method}, log=True))
+            for method, name in NAMES.items()
+            for less, judge, *limit in (("less time than", is_better),
+                                        ("at most half of the time of", is_no_worse, 0.5))
+        ],
+        Claim("Synchronous SGD of the event engine takes between 1 / 1.02 and 1.02 times the time "
+              "of the blocking form of SGD.",
+              is_equivalent(TIME, 1.02, methods={"method": "bulk_synchronous"},
+                            reference=ALL_REDUCE, log=True)),
+        *[
+            Claim(f"{name[0].upper()}{name[1:]} takes less time than synchronous SGD through a "
+                  "server.",
+                  is_better(TIME, methods={"method": method}, reference=SYNCHRONOUS, log=True))
+            for method, name in [*EVENTS.items()][2:]
+        ],
+        *[
+            Claim(f"{EVENTS[method][0].upper()}{EVENTS[method][1:]} takes less time than "
+                  f"{EVENTS[other]}.",
+                  is_better(TIME, methods={"method": method}, reference={"method": other},
+                            log=True))
+            for method, other in (("staleness_aware", "parameter_server"), ("eamsgd", "easgd"))
+        ],
     ],
 )  # fmt: skip

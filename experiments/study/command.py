@@ -9,6 +9,7 @@ from experiments.cli.errors import ExperimentError, Interrupted
 from experiments.cli.progress import Progress
 from experiments.study import readme
 from experiments.study.claims import Results, judge_all, state
+from experiments.study.json_files import read_utf8
 from experiments.study.record import NoRecord, Record, describe_environment, open_record
 from experiments.study.store import (
     CLAIMS,
@@ -32,14 +33,19 @@ def analyze(study: Study, config: Any, rows: Sequence[Row], environment: str) ->
 
 
 def read_results(study: Study, folder: Path) -> Results:
-    """The results of a record.
+    """The results of a record. Claims that the study has gained since then are not judged.
 
     Raises:
       ExperimentError: If the folder is not a record of the study, or a line is not a valid row.
     """
     config = read_config(study.config, folder)
     results = analyze(study, config, read(folder), environment(folder))
-    return dataclasses.replace(results, are_stated=(folder / CLAIMS).exists())
+    path = folder / CLAIMS
+    if not path.exists():
+        return dataclasses.replace(results, are_stated=False)
+    stated = read_utf8(path).splitlines()
+    judged = [each for each in results.judgements if f"- {each.claim.text}" in stated]
+    return dataclasses.replace(results, judgements=judged)
 
 
 def draw(study: Study, results: Results, folder: Path) -> list[Path]:

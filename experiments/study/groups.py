@@ -118,9 +118,9 @@ def spread(name: str) -> Value:
     return value
 
 
-def mean_of(name: str) -> Value:
-    """The mean of a column over seeds."""
-    return lambda group: mean(group.values(name))
+def mean_of(name: str, *, optional: bool = False) -> Value:
+    """The mean of a column over seeds; NaN without an optional one."""
+    return lambda group: mean(group.values(name, optional=optional))
 
 
 def max_of(name: str) -> Value:
@@ -159,6 +159,11 @@ def deviations(name: str) -> Value:
         return (value_of(group).mean - center) / (deviation or math.nan)
 
     return value
+
+
+def compared_with(value: Value, **reference: Any) -> Value:
+    """The value in comparison with another reference than that of the table."""
+    return lambda group: value(group.compared_with(reference))
 
 
 def over(value: Value, **keys: Any) -> Value:

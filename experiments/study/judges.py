@@ -90,6 +90,7 @@ def is_better(
     measure: str,
     *,
     methods: Mapping[str, Any] | None = None,
+    reference: Mapping[str, Any] | None = None,
     log: bool = False,
     lower_is_better: bool = True,
     significance: float = 0.05,
@@ -103,6 +104,7 @@ def is_better(
       measure: The column of the runs.
       methods: The keys of the groups that are claimed to be better, such as
         `{"method": ("matcha", "sgp")}`; all by default.
+      reference: The keys of the groups than which they are better; those of the table by default.
       log: Whether to compare ratios, for positive values.
       lower_is_better: Whether lower values are better; ratios require it.
       significance: The level of each test.
@@ -116,7 +118,7 @@ def is_better(
         numbers = _describe(difference, log, "95")
         return _one_sided(difference, significance, lower_is_better), numbers
 
-    return _judge_pairs(measure, methods or {}, judge)
+    return _judge_pairs(measure, methods or {}, judge, reference)
 
 
 def is_no_worse(

@@ -2,14 +2,15 @@
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from experiments.cli.choices import select
 from experiments.cli.errors import ExperimentError
+from experiments.methods.policies import EVENTS, FORM, STRATEGIES
 from experiments.methods.stragglers import (
     BLOCKING,
     FORMS,
@@ -20,8 +21,10 @@ from experiments.methods.stragglers import (
     forms_of,
 )
 from experiments.tasks.task import Task
-from experiments.training.timeline import MAX_MINIBATCHES, Link, timeline
-from experiments.training.windows import Program, make_shards
+from experiments.training import event_runs, window_runs
+from experiments.training.logged import Logged, Training
+from experiments.training.timeline import MAX_MINIBATCHES
+from experiments.training.windows import make_shards
 
 BY_LABEL = "digits_by_label"
 TASKS: dict[str, dict[str, int]] = {
@@ -29,7 +32,7 @@ TASKS: dict[str, dict[str, int]] = {
     "text": {"window": 16, "scored_examples": 400},
 }
 SPEEDS_OF = {  # Text takes longer to train. By label, it matters which worker is always slow.
-    "digits": ("3:1", "exponential", "pareto", "delay", "dead_slow"),
+    "digits": ("3:1", "exponential", "pareto", "sleep", "delay", "dead_slow"),
     BY_LABEL: ("3:1", "dead_slow"),
     "text": ("3:1", "pareto", "delay"),
 }
@@ -37,6 +40,39 @@ TEXT_EXAMPLES = 8192  # The most for training, since each step orders the shards
 SCORED_EXAMPLES = 400  # The most of the test set of the text, and of a worker's shard.
 FIRST_LOG = 0.02  # The part of it before the first logged loss.
 REFERENCE_SLOWDOWN = 3.0  # That of the speeds 3:1.
+
+
+_ABOUT_EVENTS = (
+    "The methods of the form `events` have the mini-batches and their times in common with the "
+    "windows, for every seed. A message to a server and its reply take a latency each, and "
+    "their bytes over the bandwidth. Messages of several workers do not slow each other: the "
+    "server is spread over them. The neighbors of `ad_psgd` send at the same time, and the one "
+    "that is drawn does not wait. A gradient of `asy_lpg` has the time of two mini-batches, "
+    "since it is evaluated at two points. One of all examples takes the time of the others, "
+    "too, on the slowest worker, for which all wait. The learning rate of `parameter_server` "
+    f"is divided by {WORKERS}, so that it is that of a gradient of each worker. Options that are "
+    "not tuned, such as the elasticity of EASGD and the outer optimizer of DiLoCo, have the "
+    "values that the papers recommend. D-ADMM and its Jacobi form are not among the methods: "
+    "in each event, a worker minimizes its own loss exactly, and that of a network has no "
+    "closed form. LAG-PS needs to know how smooth the loss of each worker is."
+)
+
+
+class Family(NamedTuple):
+    """Methods that are trained in the same way."""
+
+    forms: Callable[[str, str], list[str]]  # of a method and speeds
+    waits: Callable[[str, str], bool]  # whether a dead worker stops the others, by method and form
+    run: Callable[[Training], Iterator[Logged]]
+
+
+_WINDOWS = Family(forms_of, lambda method, form: form == BLOCKING, window_runs.run)
+_EVENTS = Family(
+    lambda method, speeds: [EVENTS],
+    lambda method, form: STRATEGIES[method].waits,
+    event_runs.run,
+)
+FAMILIES = {**dict.fromkeys(METHODS, _WINDOWS), **dict.fromkeys(STRATEGIES, _EVENTS)}
 
 
 @functools.cache
@@ -66,7 +102,8 @@ def settings(config: Any) -> list[dict[str, str]]:
     requested = [
         select(getattr(config, name), [*available], f"--{name}")
         for name, available in (
-            ("datasets", SPEEDS_OF), ("speeds", SPEEDS), ("methods", METHODS), ("forms", FORMS)
+            ("datasets", SPEEDS_OF), ("speeds", SPEEDS), ("methods", FAMILIES),
+            ("forms", (*FORMS, EVENTS)),
         )
     ]  # fmt: skip
     datasets, speeds, methods, forms = requested
@@ -81,7 +118,7 @@ def settings(config: Any) -> list[dict[str, str]]:
         for dataset in datasets
         for speed in SPEEDS_OF[dataset]
         for method in methods
-        for form in forms_of(method, speed)
+        for form in FAMILIES[method].forms(method, speed)
         if speed in speeds and form in forms
     ]
     if not found:
@@ -89,25 +126,16 @@ def settings(config: Any) -> list[dict[str, str]]:
     return found
 
 
-@functools.cache
-def _program(task: Task, method: str, minibatch_size: int) -> Program:
-    return Program(task, METHODS[method], minibatch_size)
-
-
-@functools.cache
-def _link(task: Task, method: str, bandwidth: float, latency: float) -> Link:
-    return _program(task, method, 1).link(bandwidth, latency)
-
-
 def duration(config: Any, setting: Mapping[str, Any]) -> float:
     """The simulated seconds of a run.
 
-    They are the same for all methods. Only blocking forms with a slowdown above that of 3:1 take
-    longer, by the ratio of the two, so that they take the same number of steps.
+    They are the same for all methods. Only methods that wait for all workers take longer if the
+    slowdown is above that of 3:1, by the ratio of the two. So they take the same number of steps.
     """
     seconds = config.text_seconds if setting["dataset"] == "text" else config.seconds
     slowdown = SPEEDS[setting["speeds"]].slowdown
-    if setting["form"] == BLOCKING and slowdown > REFERENCE_SLOWDOWN:
+    waits = FAMILIES[setting["method"]].waits(setting["method"], setting["form"])
+    if waits and slowdown > REFERENCE_SLOWDOWN:
         seconds *= slowdown / REFERENCE_SLOWDOWN
     return seconds
 
@@ -124,54 +152,39 @@ class Trainer:
         validation: bool,
     ) -> Iterator[dict[str, Any]]:  # fmt: skip
         """Trains once; see `experiments.study.study.Trainer`."""
-        config, dataset, method = self.config, setting["dataset"], setting["method"]
-        speeds = SPEEDS[setting["speeds"]]
-        task = load(dataset, validation=validation)
-        minibatches = parameters.get("minibatches", 1)
+        config, dataset = self.config, setting["dataset"]
+        task, speeds = load(dataset, validation=validation), SPEEDS[setting["speeds"]]
         seconds = duration(config, setting) * (config.trial_part if validation else 1)
-        when = timeline(
-            method,
-            setting["form"],
-            setting["speeds"],
-            _link(load(dataset, validation=False), method, config.bandwidth, config.latency),
-            seconds=seconds,
-            minibatch_seconds=config.minibatch_seconds,
-            minibatches=minibatches,
-            period=parameters.get("period", 1),
-            seed=seed,
-        )
-        steps = len(when.seconds)
         logged = np.geomspace(FIRST_LOG * seconds, seconds, config.points)
-        found = np.searchsorted(when.seconds, logged, side="right")
-        stops = [steps] if validation else [*np.unique([*found[found > 0], steps])]
-        # Gossip sums over mini-batches, and the others take their mean.
-        rate = parameters["learning_rate"] / (minibatches if METHODS[method].mixing else 1)
         shards = make_shards(task, seed, by_label=dataset == BY_LABEL)
-        program = _program(task, method, config.minibatch_size)
-        finished = when.window.finished.sum(axis=1).cumsum()
-        trained = program.train(when, stops, shards, rate, parameters.get("period", 1), seed)
-        for step, params in zip(stops, trained, strict=True):
+        training = Training(
+            config, setting, parameters, seed, task, shards, seconds,
+            logged=logged[-1:] if validation else logged,
+        )  # fmt: skip
+        for now in FAMILIES[setting["method"]].run(training):
             if validation:
-                yield {"validation_loss": task.test_score(params)[0]}
+                yield {"validation_loss": task.test_score(now.params)[0]}
                 return
-            loss, (test_loss, accuracy) = task.train_score(params)[0], task.test_score(params)
+            test_loss, accuracy = task.test_score(now.params)
             point = {
-                "step": step,
-                "seconds": when.seconds[step - 1],
-                "finished": finished[step - 1],
-                "train_loss": loss,
+                "step": now.step,
+                "seconds": now.seconds,
+                "finished": now.finished,
+                "train_loss": task.train_score(now.params)[0],
                 "test_loss": test_loss,
             }
             yield point
         means = speeds.straggler(config.minibatch_seconds).means(WORKERS)
         shard = jax.tree.map(lambda x: x[SLOW_WORKER][:SCORED_EXAMPLES], shards)
-        slow_loss = float(jax.jit(task.loss)(params, shard))
+        slow_loss = float(jax.jit(task.loss)(now.params, shard))
         yield {
             **point,
             "test_accuracy": accuracy,
             "slow_shard_loss": slow_loss if speeds.slowdown > 1 else math.nan,
-            "throughput": finished[-1] / when.seconds[-1] / np.sum(1 / means),
-            "aborted": when.aborted[-1] / (WORKERS * when.seconds[-1]),
+            "throughput": now.finished / now.clock / np.sum(1 / means),
+            "aborted": now.aborted / (WORKERS * now.clock),
+            "mean_staleness": now.staleness,
+            "uploads": now.uploads,
         }
 
 
@@ -181,13 +194,19 @@ def train(config: Any, setting: Mapping[str, Any]) -> Trainer:
     return Trainer(config)
 
 
-def describe(config: Any) -> list[str]:
-    """What is simulated, for a README."""
+def describe(config: Any, shown: Collection[str]) -> list[str]:
+    """What is simulated, for a README.
+
+    Args:
+      config: The config.
+      shown: The speeds, methods and forms that the record has.
+    """
     part = {0.5: "half", 1: "all"}.get(config.trial_part, f"{config.trial_part:.0%}")
     legend = [
         f"- `{name}`: {getattr(of, 'description', of)}."
-        for names in (SPEEDS, METHODS, FORMS)
+        for names in (SPEEDS, METHODS, STRATEGIES, FORMS, {EVENTS: FORM})
         for name, of in names.items()
+        if name in shown
     ]
     return [
         f"{WORKERS} simulated workers with equal shards of the training set, and plain SGD. The "
@@ -200,24 +219,27 @@ def describe(config: Any) -> list[str]:
         "worker takes one more latency per window. All times are simulated; none is measured.",
         "Slow workers, methods and forms:",
         "\n".join(legend),
+        *([_ABOUT_EVENTS] if EVENTS in shown else []),
         f"Every run takes the same simulated time, {config.seconds:g} seconds, or "
-        f"{config.text_seconds:g} for the text. Only blocking forms with `dead_slow` take "
-        f"{SPEEDS['dead_slow'].slowdown / REFERENCE_SLOWDOWN:.0f} times as long: they take one "
-        "step per second, and would finish a few steps only. The target of a dataset is the mean "
-        "training loss of the tuned blocking all-reduce after half of its run, with the first "
+        f"{config.text_seconds:g} for the text. With `dead_slow`, only methods that wait for all "
+        f"take {SPEEDS['dead_slow'].slowdown / REFERENCE_SLOWDOWN:.0f} times as long: they take "
+        "one step per second, and would finish a few steps only. The target of a dataset is the "
+        "mean training loss of the tuned blocking all-reduce after half of its run, with the first "
         "speeds of the table. The rule was stated before the runs. The end of the run would be no "
         "target: about half of the seeds of the reference would not reach it. A run that never "
         "reaches the target, or diverges, counts as slower than every other.",
         "Each form of each method is tuned on a held-out fifth of the training set, by the loss "
         f"after {part} of the simulated time: the learning rate, and the mini-batches per worker "
-        f"and step (1 to {MAX_MINIBATCHES}), or the period of local SGD. An earlier record fixed 4 "
-        "mini-batches per step for all forms. That was unfair to the blocking forms, which waited "
-        "for 4 mini-batches where they are faster with one.",
+        f"and step (1 to {MAX_MINIBATCHES}), or the parameters of the method. An earlier record "
+        "fixed 4 mini-batches per step for all forms. That was unfair to the blocking forms, which "
+        "waited for 4 mini-batches where they are faster with one.",
         "Columns: `of blocking` is the time to the target over that of the blocking form of the "
         "same method, as a geometric mean over paired seeds with a 95 % interval; `of fastest "
-        "blocking` is over the blocking method with the least mean. Throughput is that of finished "
-        "mini-batches, over that of workers that never wait or send. `aborted %` is the share of "
-        "all workers' time that went into mini-batches that were thrown away. `on slow shard` is "
-        "the final training loss on the examples of the slowest worker. ± is the standard "
-        "deviation over seeds. P-values are not corrected for the number of settings.",
+        "blocking` is over the blocking method with the least mean, and `of synchronous` over "
+        "`synchronous_server`. Throughput is that of finished mini-batches, over that of workers "
+        "that never wait or send. `aborted %` is the share of all workers' time that went into "
+        "mini-batches that a window threw away. `staleness` is the mean number of events of other "
+        "workers since a gradient began, and `uploads` that of messages per gradient. `on slow "
+        "shard` is the final training loss on the examples of the slowest worker. ± is the "
+        "standard deviation over seeds. P-values are not corrected for the number of settings.",
     ]

@@ -9,7 +9,13 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._marked import exposes_nonfinite
 from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
-from jaxcomm.aggregation._exchange import Encoded, Exchange, Exchanged, Part
+from jaxcomm.aggregation._exchange import (
+    Encoded,
+    Exchange,
+    Exchanged,
+    Part,
+    decoded_payloads,
+)
 
 Combine: TypeAlias = Callable[[list[Part], list[PyTree]], list[PyTree]]
 """From this worker's payloads of all units to the payloads combined over workers."""
@@ -67,12 +73,6 @@ def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exc
             )
         ]
 
-        def sent() -> list[jax.Array]:
-            return [
-                part.codec.decode(context.received(), payload)
-                for part, context, payload in zip(parts, contexts, payloads, strict=True)
-            ]
-
-        return Exchanged(units, finite, sent)
+        return Exchanged(units, finite, decoded_payloads(parts, contexts, payloads))
 
     return exchange

@@ -1,6 +1,6 @@
 """The interface of an exchange, the step in which aggregators with a codec differ."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -37,3 +37,13 @@ class Exchanged(NamedTuple):
 
 
 Exchange: TypeAlias = Callable[[list[Part]], Exchanged]
+
+
+def decoded_payloads(
+    parts: Sequence[Part], contexts: Sequence[Context], payloads: Sequence[PyTree]
+) -> Callable[[], list[jax.Array]]:
+    """The function `sent` of an exchange: it decodes this worker's own payloads."""
+    return lambda: [
+        part.codec.decode(context.received(), payload)
+        for part, context, payload in zip(parts, contexts, payloads, strict=True)
+    ]

@@ -13,7 +13,13 @@ from jaxcomm._entries import Entries, SparseDecode
 from jaxcomm._marked import MappedDecode
 from jaxcomm._message import from_message, to_message
 from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
-from jaxcomm.aggregation._exchange import Encoded, Exchange, Exchanged, Part
+from jaxcomm.aggregation._exchange import (
+    Encoded,
+    Exchange,
+    Exchanged,
+    Part,
+    decoded_payloads,
+)
 from pallas_kernels._dispatch import target
 
 Decoded = TypeVar("Decoded")
@@ -119,12 +125,6 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
             )
         ]
 
-        def sent() -> list[jax.Array]:
-            return [
-                part.codec.decode(context.received(), payload)
-                for part, context, payload in zip(parts, contexts, payloads, strict=True)
-            ]
-
-        return Exchanged(units, finite, sent)
+        return Exchanged(units, finite, decoded_payloads(parts, contexts, payloads))
 
     return exchange

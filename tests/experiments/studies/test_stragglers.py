@@ -1,4 +1,7 @@
-"""The study of stragglers: clocks, times of mini-batches, training in all forms, and the record."""
+"""The study of stragglers: clocks, times of mini-batches, training in all forms, and the record.
+
+`test_straggler_events.py` has the methods of the event engine.
+"""
 
 import dataclasses
 import json
@@ -11,6 +14,7 @@ import pytest
 
 import experiments.methods.stragglers as methods
 from experiments.cli.errors import ExperimentError
+from experiments.methods.policies import EVENTS, STRATEGIES
 from experiments.methods.stragglers import (
     BLOCKING,
     FINISH_LATE,
@@ -22,11 +26,13 @@ from experiments.methods.stragglers import (
     Speeds,
     forms_of,
 )
-from experiments.studies.stragglers import STUDY, Stragglers
+from experiments.studies.stragglers import LINES, STUDY, Stragglers
+from experiments.studies.stragglers import METHODS as ALL_METHODS
 from experiments.study import command, readme
 from experiments.study.store import read
 from experiments.training.slow_workers import (
     BY_LABEL,
+    FAMILIES,
     SPEEDS_OF,
     Trainer,
     duration,
@@ -143,10 +149,13 @@ def test_the_forms_differ_only_if_times_are_random() -> None:
         assert means[methods.SLOW_WORKER] == means.max()
 
 
-def test_only_blocking_forms_with_a_dead_worker_take_longer() -> None:
+def test_only_methods_that_wait_for_a_dead_worker_take_longer() -> None:
     config = Stragglers(seconds=3.0)
     for setting in settings(config):
-        is_longer = setting["speeds"] == "dead_slow" and setting["form"] == BLOCKING
+        waits = setting["form"] == BLOCKING
+        if setting["form"] == EVENTS:
+            waits = STRATEGIES[setting["method"]].waits
+        is_longer = setting["speeds"] == "dead_slow" and waits
         seconds = config.text_seconds if setting["dataset"] == "text" else 3.0
         assert duration(config, setting) == pytest.approx(100 if is_longer else seconds)
 
@@ -267,7 +276,10 @@ def test_mistakes(options: dict[str, Any], message: str) -> None:
 def test_the_settings_of_the_full_study() -> None:
     found = settings(Stragglers())
     assert {setting["dataset"] for setting in found} == {*SPEEDS_OF}
-    assert {setting["method"] for setting in found} == {*METHODS}
-    assert len(found) == 115 and len({tuple(setting.values()) for setting in found}) == 115
-    for setting in found:  # Every form is tuned over two parameters.
-        assert len(STUDY.grid(Stragglers(), setting)) == 2
+    assert {setting["method"] for setting in found} == {*FAMILIES} == {*ALL_METHODS}
+    windows = [setting for setting in found if setting["form"] != EVENTS]
+    assert len(windows) == 128 and len(found) == 128 + len(STRATEGIES) * 11
+    assert len({tuple(setting.values()) for setting in found}) == len(found)
+    for setting in found:  # Every method is tuned over two parameters or three.
+        assert len(STUDY.grid(Stragglers(), setting)) in (2, 3)
+    assert {f"{setting['method']} {setting['form']}" for setting in found} <= {*LINES}

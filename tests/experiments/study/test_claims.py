@@ -141,6 +141,10 @@ def test_only_the_claimed_methods_are_judged() -> None:
     assert (found.where, found.outcome) == ("a, low", "holds")
     both = is_better("loss", methods={"method": ("low", "top")})(data)
     assert [each.where for each in both] == ["a, top", "a, low"]
+    top = {"method": "top"}
+    (found,) = is_better("loss", methods={"method": "low"}, reference=top)(data)
+    assert found.numbers.startswith("loss difference -2 (")  # Of means 0.13 and 2.13.
+    assert [each.where for each in is_better("loss", reference=top)(data)] == ["a, mean", "a, low"]
 
 
 def test_the_summary_counts_the_settings() -> None:

@@ -269,6 +269,10 @@ def test_a_finished_record_is_regenerated_without_training(tmp_path: Path) -> No
     before = contents(only(tmp_path))
     results = command.read_results(make(Counting()), only(tmp_path))
     assert readme.write(make(Counting()), results).encode() == before["README.md"]
+    # A claim that the study has gained since then is not judged.
+    later = (*make(Counting()).claims, Claim("`half` is more accurate.", is_better("accuracy")))
+    results = command.read_results(make(Counting(), claims=later), only(tmp_path))
+    assert [each.claim for each in results.judgements] == [later[0]]
     trainer = Counting()
     command.main(make(trainer, **TUNED), Config(resume=str(only(tmp_path))))
     assert not trainer.calls

@@ -1,0 +1,134 @@
+"""The methods of the event engine in the study of stragglers: their clocks, data and training."""
+
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.methods.policies import (
+    STRATEGIES,
+    Wire,
+    all_reduced,
+    both_ways,
+    through_server,
+    with_full_gradients,
+)
+from experiments.methods.stragglers import SPEEDS, WORKERS, Speeds
+from experiments.studies.stragglers import EVENTS, STUDY, Stragglers
+from experiments.training.event_runs import LENGTH, examples_of, times_of
+from experiments.training.slow_workers import Trainer
+from experiments.training.timeline import Link, timeline
+from jaxcomm.synchronization import deterministic, window_batches
+from jaxcomm.synchronization.events import sent
+
+WIRE = Wire(bandwidth=1000.0, latency=0.5, all_reduce=7.0, bytes=400, rest_of_shard=30.0)
+
+
+@pytest.mark.parametrize(
+    ("travel", "seconds"),
+    [(through_server, 1.5), (both_ways, 0.9), (all_reduced, 7.0), (with_full_gradients, 31.5)],
+)
+def test_seconds_of_messages_by_hand(travel: Any, seconds: float) -> None:
+    messages = sent(1, 400, 1, 100)
+    assert float(travel(WIRE, messages)) == pytest.approx(seconds)
+    if travel is with_full_gradients:  # A rounded gradient.
+        assert float(travel(WIRE, sent(1, 100, 1, 400))) == pytest.approx(1.5)
+    assert float(through_server(WIRE, sent(0, 0, 1, 400))) == pytest.approx(0.9)
+
+
+def test_times_and_examples_are_those_of_the_windows() -> None:
+    link = Link(0.0, 0.0, 0.0)
+    when = timeline("all_reduce", "blocking", "exponential", link, seconds=1.0,
+                    minibatch_seconds=0.01, minibatches=1, period=1, seed=3)  # fmt: skip
+    times = np.asarray(times_of("exponential", 0.01, 3))
+    assert times.shape == (LENGTH, WORKERS)
+    slowest = times[: len(when.seconds)].max(axis=1).cumsum(dtype=np.float64)
+    np.testing.assert_allclose(when.seconds, slowest, rtol=1e-5)
+    examples = np.asarray(examples_of(20, 8, 3))
+    places = jnp.broadcast_to(jnp.arange(20, dtype=jnp.int32), (WORKERS, 20))
+    first = jnp.arange(WORKERS, dtype=jnp.int32) * 2
+    dealt = window_batches(jax.random.key(3), places, first, minibatches=2, batch_size=8)
+    for worker, batches in enumerate(np.asarray(dealt).reshape(WORKERS, 2, 8)):
+        np.testing.assert_array_equal(examples[2 * worker : 2 * worker + 2, worker], batches)
+    # Two epochs are five batches of eight of the twenty examples.
+    assert (np.bincount(examples[:5, 0].ravel()) == 2).all()
+
+
+def test_the_study_names_every_strategy() -> None:
+    assert [*EVENTS] == [*STRATEGIES]
+    for method in STRATEGIES:
+        own = STUDY.grid(Stragglers(), {"dataset": "digits", "method": method})
+        assert "learning_rate" in own
+
+
+def run(method: str, form: str = "events", **options: Any) -> list[dict[str, Any]]:
+    defaults = {"speeds": "delay", "dataset": "digits", "seconds": 0.5, "learning_rate": 0.3}
+    given = {**defaults, **options}
+    config = Stragglers(seconds=given.pop("seconds"), points=6)
+    setting = {"dataset": given.pop("dataset"), "method": method, "form": form}
+    setting["speeds"] = given.pop("speeds")
+    return [*Trainer(config)(setting, 1, given, validation=False)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_synchronous_events_are_the_blocking_windows(minibatches: int) -> None:
+    """The same steps on the same clock: the engines share neither loop nor optimizer state."""
+    windows = run("all_reduce", "blocking", minibatches=minibatches, seconds=1.5)
+    events = run("bulk_synchronous", minibatches=minibatches, seconds=1.5)
+    assert len(windows) == len(events) > 3
+    for point, expected in zip(events, windows, strict=True):
+        assert point["seconds"] == pytest.approx(expected["seconds"], rel=1e-5)
+        assert point["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-3)
+        assert point["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-3)
+    assert events[-1]["mean_staleness"] > 0 and events[-1]["uploads"] == 1
+
+
+@pytest.mark.slow
+def test_no_backups_and_no_staleness_are_synchronous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lazy workers that always send, too. With equal workers, no step is half done at the end."""
+    equal = Speeds("", lambda s: deterministic([s] * WORKERS))
+    monkeypatch.setitem(SPEEDS, "equal", equal)
+    expected = run("synchronous_server", speeds="equal")
+    for method, options in (("stale_synchronous", {"staleness": 0}), ("lag_wk", {"threshold": 0.0}),
+                            ("backup_workers", {"backups": 0, "in_flight": "abort"})):  # fmt: skip
+        found = run(method, speeds="equal", **options)
+        assert found[-1]["train_loss"] == pytest.approx(expected[-1]["train_loss"], rel=1e-3)
+        assert found[-1]["seconds"] == pytest.approx(expected[-1]["seconds"], rel=1e-5)
+
+
+def smallest(method: str) -> dict[str, Any]:
+    """The first values of the grid, with a learning rate that fits all."""
+    axes = STUDY.grid(Stragglers(), {"dataset": "digits", "method": method})
+    return {**{name: axis.values[0] for name, axis in axes.items()}, "learning_rate": 0.1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", STRATEGIES)
+def test_every_strategy_learns_and_waits_as_it_says(method: str) -> None:
+    points = run(method, speeds="exponential", seconds=2.0, **smallest(method))
+    losses = [point["train_loss"] for point in points]
+    assert losses[-1] < 0.9 * losses[0] < math.inf
+    assert 1 < points[-1]["seconds"] <= 2.0
+    assert all(a["seconds"] < b["seconds"] for a, b in itertools.pairwise(points[:-1]))
+    assert 0.1 < points[-1]["throughput"] < 1.1
+    assert 0 < points[-1]["uploads"] <= 1
+    # The dead worker needs a second for a gradient, and the others hundredths.
+    dead = Stragglers(seconds=0.9 if not STRATEGIES[method].waits else 0.9 * 3 / 100, points=2)
+    setting = {"dataset": "digits", "method": method, "form": "events", "speeds": "dead_slow"}
+    *_, end = Trainer(dead)(setting, 0, smallest(method), validation=False)
+    most = 2 * WORKERS * (1 + smallest(method).get("staleness", 0))
+    assert (end["finished"] > 5 * most) != STRATEGIES[method].waits
+
+
+@pytest.mark.slow
+def test_gradients_of_all_examples_take_longer() -> None:
+    """AsyLPG begins with them: those of 179 examples, at 16 per mini-batch."""
+    points = run("asy_lpg", speeds="3:1", seconds=1.0, steps=16)
+    slow = SPEEDS["3:1"].straggler(0.01).means(WORKERS).max()
+    assert points[0]["seconds"] > 179 / 16 * slow
+    assert points[0]["train_loss"] != points[-1]["train_loss"]
