@@ -26,6 +26,7 @@ def gradients(objective: Objective, x: np.ndarray, draws: int) -> np.ndarray:
     return np.asarray(jax.jit(jax.vmap(of_draw))(keys), np.float64)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("make", [quadratic, logistic])
 def test_the_constants_are_those_of_drawn_gradients(make: object) -> None:
     objective = make(WORKERS)  # type: ignore[operator]
@@ -39,6 +40,7 @@ def test_the_constants_are_those_of_drawn_gradients(make: object) -> None:
     assert np.sum(means.mean(axis=0) ** 2) < 3 * variance / (DRAWS * WORKERS)
 
 
+@pytest.mark.slow
 def test_the_variance_of_quadratics_grows_with_the_gradient() -> None:
     objective = quadratic(WORKERS)
     known, x = constants(objective), objective.solution + np.float32(1)
@@ -49,6 +51,7 @@ def test_the_variance_of_quadratics_grows_with_the_gradient() -> None:
     np.testing.assert_allclose(variance, expected, rtol=0.1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("make", [quadratic, logistic])
 def test_the_curvatures_are_those_of_the_mean_loss(make: object) -> None:
     """Quadratics exactly; of the logistic losses, the smoothness is a bound."""
