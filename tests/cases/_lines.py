@@ -324,7 +324,7 @@ MEANS = [
         "(n-1) r d/8",
         "Alistarh et al. 2017",
         error="min(d/s², √d/s) / n²",
-        at={"r": 4, "s": 7},
+        at={"r": 3.5 + 1 / 64, "s": 7},
     ),
     Line(
         "rans",
@@ -332,7 +332,7 @@ MEANS = [
         "(n-1) (r d/8 + 2 (2 s + 1))",
         "Suresh et al. 2017",
         error="min(d/s², √d/s) / n²",
-        at={"r": 4, "s": 7},
+        at={"r": 3.5 + 1 / 128, "s": 7},
     ),
     Line(
         "golomb_rice",
@@ -340,7 +340,7 @@ MEANS = [
         "(n-1) r d/8",
         "Golomb 1966, Rice and Plaunt 1971",
         error="√d / n²",
-        at={"r": 2},
+        at={"r": 1.5 + 1 / 64},
     ),
     Line(
         "golomb_rice_top_k",
@@ -348,7 +348,7 @@ MEANS = [
         "(n-1) k (4 + r/8)",
         "Sattler et al. 2019",
         error="k/d",
-        at={**QUARTER, "r": 4},
+        at={**QUARTER, "r": 5 + 1 / 64},
     ),
     Line(
         "min_max_dither",
