@@ -36,8 +36,8 @@ def with_error(
 ) -> optax.GradientTransformationExtraArgs:
     """The aggregator, which also reports the relative squared error of its update.
 
-    The diagnostic is `UPDATE_ERROR`, NaN for methods without gradients. Aggregators with `diagnostics=True` report another error, of
-    the payload of one worker.
+    The diagnostic is `UPDATE_ERROR`, NaN for methods without gradients. Aggregators with
+    `diagnostics=True` report another error, of the payload of one worker.
     """
 
     def init(params: Any) -> WithErrorState:
