@@ -113,14 +113,14 @@ def prose(results: Results) -> Sequence[str]:
         readme.TABLE,
         "± is the standard deviation over seeds. The room of a sparse pull is static: 1.2 times "
         "the largest part of a worker's updates that was not zero in any step of the third "
-        "quarter, rounded up to a multiple of 2.5 %. So three quarters are pulled densely, and the "
-        "last one from the same weights both densely and sparsely. Bytes are those of "
+        "quarter, rounded up to a multiple of 2.5 %. So three quarters are pulled densely, and "
+        "the last one from the same weights both densely and sparsely. Bytes are those of "
         "`jaxcomm.wire.account` for one worker, with indices and the flag; all messages include "
         "the rows of gradients, which stay dense.",
-        "The updates of one worker's slices are less sparse than the weights, and vary from step "
-        "to step, and the room is for the densest. A sparse pull costs more than a dense one if "
-        "most updates are not zero, since every value has an index. One small network: a larger "
-        "one may have another sparsity at the same test error.",
+        "The updates of one worker's slices are less sparse than the weights, and vary from "
+        "step to step, and the room is for the densest. A sparse pull costs more than a dense "
+        "one if most updates are not zero, since every value has an index. One small network: a "
+        "larger one may have another sparsity at the same test error.",
         readme.CLAIMS,
         readme.FIGURES,
     )
