@@ -143,7 +143,7 @@ def test_indices_that_do_not_fit(inner: Codec) -> None:
 
 @pytest.mark.slow
 def test_feedback_keeps_what_does_not_fit() -> None:
-    codec = error_feedback(elias(dither(levels=7), room=3.9))
+    codec = error_feedback(elias(dither(levels=127), room=7.0))
     x = given("extreme")[0]
     context = Context.of(x, memory=codec.init(x))
     context = context.replace(statistics=codec.measure(context, x))
@@ -202,7 +202,7 @@ def test_sums_are_refused(codec: Codec) -> None:
         with pytest.raises(ValueError, match="variable-length code `elias` cannot be added"):
             aggregator("data", codec)
     with pytest.raises(ValueError, match="variable-length code `elias` cannot be added"):
-        jaxcomm.compression.low_rank.projection(2, factor_codec=codec)
+        jaxcomm.compression.low_rank.projection(2, "right", factor_codec=codec)
 
 
 @pytest.mark.slow
