@@ -168,7 +168,7 @@ AGGREGATORS: Mapping[str, Rows] = {
     },
     "chained": {
         "chain": _with_feedback(
-            chain(scaled(sparsifiers.random_k(ratio=0.1)), top_k(ratio=0.1), dither(bits=8))
+            chain(scaled(sparsifiers.random_k(ratio=0.1)), top_k(ratio=0.1), scaled(dither(bits=8)))
         ),
         "chain_summed": _all_reduce(chain(sparsifiers.random_k(ratio=RATIO), dither(bits=8))),
         "reserved": _all_gather(

@@ -119,7 +119,7 @@ SPARSIFIERS: dict[str, Method] = {
         "unbiased",
     ),
     "ef_cocktail": _with_feedback(
-        chain(scaled(random_k(ratio=0.1)), top_k(ratio=0.1), dither(bits=8))
+        chain(scaled(random_k(ratio=0.1)), top_k(ratio=0.1), scaled(dither(bits=8)))
     ),
     "reserved_4_bits": Method(
         _all_gather(reserved(blockwise(dither(bits=4), 64), top_k(k=2, block_size=64))), "unbiased"

@@ -22,7 +22,7 @@ from tests.cases._low_rank import KERNEL
 from tests.cases._sampled import half
 from tests.cases._sparse import index_bits, quarter, top_quarter
 
-_COCKTAIL = chain(scaled(random_k(ratio=0.5)), top_k(ratio=0.5), dither(bits=8))
+_COCKTAIL = chain(scaled(random_k(ratio=0.5)), top_k(ratio=0.5), scaled(dither(bits=8)))
 _DRAWN = chain(random_k(ratio=0.5), dither(bits=8))
 _RESERVED = reserved(dither(bits=4), top_k(ratio=0.25))
 
@@ -85,7 +85,7 @@ CHAINED = [
         dtypes={"u8"},
         statistics=1,
         contraction=lambda d: (
-            half(d) / d * half(half(d)) / half(d) * (1 - _omega(half(half(d)), 127))
+            half(half(d)) / d / (1 + _omega(half(half(d)), 127))
         ),
         random=True,
         alien=LARGEST_OF_ALL,

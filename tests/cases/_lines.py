@@ -165,10 +165,10 @@ MEANS = [
     Line(
         "chain",
         "jaxcomm.all_gather_mean(axis, error_feedback(chain(scaled(random_k(k=10 * k)), "
-        "top_k(k=k), dither(bits=8))))",
+        "top_k(k=k), scaled(dither(bits=8)))))",
         "(n-1) k (1 + i); i of k among the coordinates that are drawn",
         "Wang et al. 2023",
-        error="k/d (1 - ω); ω of `dither` for k coordinates",
+        error="k/d / (1 + ω); ω of `dither` for k coordinates",
         at={"k": "d/4", "i": 1 / 4, "ω": "min(k/127², √k/127)"},
     ),
     Line(
