@@ -51,8 +51,8 @@ def public_names() -> dict[str, list[str]]:
         names = ast.literal_eval(text[1]) if text else []
         found[package] = [name for name in names if not (path.parent / name).is_dir()]
         if package == "jaxcomm":
-            shortcuts = ["feedback", "low_rank", "quantizers", "sketches", "sparsifiers"]
-            found[package] = [name for name in found[package] if name not in shortcuts]
+            shortcuts = path.parent / "compression"
+            found[package] = [name for name in found[package] if not (shortcuts / name).is_dir()]
             found[package].append("advise")  # a package, and its function
     return {package: names for package, names in found.items() if names}
 

@@ -13,7 +13,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, Context, PyTree
 from jaxcomm._message import to_message
-from jaxcomm._require import checked, require_state
+from jaxcomm._require import checked, require_state, require_untraced
 from jaxcomm._switch import collective_switch
 from jaxcomm.aggregation._budget_plan import CodecOf, Plan, plan_of, require_slow
 from jaxcomm.aggregation._budgeted import budgeted_mean
@@ -158,6 +158,7 @@ def adaptive_budgets(
         raise ValueError(f"`plans` must be a list of at least one dict, got {plans!r}.")
     for plan in plans:
         require_slow(plan)
+    require_untraced(target_seconds, "target_seconds")
     if not isinstance(target_seconds, int | float) or not 0 < target_seconds < math.inf:
         raise ValueError(
             f"`target_seconds` must be a positive Python float, got {target_seconds!r}."

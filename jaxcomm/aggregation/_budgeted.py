@@ -21,7 +21,7 @@ from jaxcomm._base import (
     target_is_unit,
 )
 from jaxcomm._message import from_message, to_message
-from jaxcomm._require import checked
+from jaxcomm._require import checked, require_untraced
 from jaxcomm.aggregation._agreement import all_finite, everywhere
 from jaxcomm.aggregation._budget_plan import (
     CodecOf,
@@ -178,6 +178,7 @@ def budgeted_mean(
     """
     if not callable(codec_for):
         raise ValueError(f"`codec_for` must be a function from a budget to a codec: {codec_for!r}.")
+    require_untraced(budget, "budget")
     require_slow(slow)
     for each in dict.fromkeys([budget, *slow.values()]):
         require_unbiased_codec(codec_for(each), f"codec_for({each!r})")

@@ -84,9 +84,7 @@ CHAINED = [
         bytes=_cocktail_bytes,
         dtypes={"u8"},
         statistics=1,
-        contraction=lambda d: (
-            half(half(d)) / d / (1 + _omega(half(half(d)), 127))
-        ),
+        contraction=lambda d: half(half(d)) / d / (1 + _omega(half(half(d)), 127)),
         random=True,
         alien=LARGEST_OF_ALL,
     ),

@@ -27,8 +27,14 @@ from tests.codecs import context_of
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "ada_comp": [{}],
     "adaptive_threshold": [{"ratio": 0.01}],
+    "block_coordinate": [
+        {"blocks": 10},
+        {"blocks": 10, "order": "gauss_southwell"},
+        {"blocks": 2**20},
+    ],
     "cast": [{"dtype": "bfloat16"}],
     "count_sketch": [{"sketch_ratio": 0.01}, {"sketch_ratio": 0.01, "hashing": "elements"}],
+    "coarse_top_k": [{"k": 64}, {"ratio": 0.01}],
     "dither": [{}, {"levels": 1, "norm": "l2"}],
     "fixed_threshold": [{"threshold": 1.0}],
     "min_max_dither": [{"levels": 4}],

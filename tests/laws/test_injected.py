@@ -21,6 +21,10 @@ def largest(ratio: float) -> jaxcomm.Codec:
     return error_feedback(top_k(ratio=ratio))
 
 
+def of_levels(levels: int) -> jaxcomm.Codec:
+    return dither(levels=levels)
+
+
 def every_leaf(tree: Any) -> Any:
     return jax.tree.map(lambda x: True, tree)
 
@@ -37,6 +41,15 @@ SKETCH = {
 # Arguments for each: all options that could be numbers.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "accumulate": {"tx": SGD, "every": 2},
+    "adaptive_budgets": {
+        "axis_name": "data",
+        "codec_for": of_levels,
+        "budget": 7,
+        "plans": [{}, {0: 1}],
+        "target_seconds": 0.5,
+        "patience": 2,
+        **UNITS,
+    },
     "adaptive_ratio": {
         "axis_name": "data",
         "codec_for": largest,
@@ -47,6 +60,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "atomo": {"rank": 2, "bucket_bytes": 64, "seed": 3},
     "backup": {"tx": jaxcomm.mean(), "backups": 1, "times": exponential(1.0).sample, "seed": 3},
+    "budgeted_mean": {
+        "axis_name": "data",
+        "codec_for": of_levels,
+        "budget": 7,
+        "slow": {0: 1},
+        **UNITS,
+    },
     "deep_gradient_compression": {
         "ratio": 0.25,
         "momentum": 0.5,
@@ -55,6 +75,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "warmup_every": 2,
         "bucket_bytes": 64,
     },
+    "demo": {"k": 2, "chunk": 4, "momentum": 0.9, "value_dtype": "bfloat16", **UNITS},
     "delayed": {"tx": jaxcomm.mean(), "staleness": 2},
     "proximal": {
         "tx": optax.sgd(0.1),
@@ -107,8 +128,10 @@ WITHOUT_NUMBERS = {
     "shard_local",
     "sign_sgd",
     "skip_nonfinite",
+    "sliced",
     "majority_vote",
 }
+NEEDED = {"adaptive_budgets": {"seconds_per_byte": 1e-4}}  # in `update`
 
 
 def _constructors() -> set[str]:
@@ -147,7 +170,8 @@ def _run(name: str, option: str) -> None:
     given = ARGUMENTS[name]
     static = [other for other in inspect.signature(_named(name)).parameters if other != option]
     tx = optax.inject_hyperparams(_named(name), static_args=static)(**given)
-    update = jax.vmap(lambda g: tx.update(g, tx.init(g), g)[0], axis_name="data")
+    extra = {key: jnp.float32(value) for key, value in NEEDED.get(name, {}).items()}
+    update = jax.vmap(lambda g: tx.update(g, tx.init(g), g, **extra)[0], axis_name="data")
     jax.eval_shape(update, {"w": jnp.ones((2, 4, 3)), "b": jnp.ones((2, 3))})
 
 

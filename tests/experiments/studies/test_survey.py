@@ -19,7 +19,12 @@ from experiments.training.survey import REASONS, grid, settings
 NEWER = {
     label
     for label in ALL_LABELS
-    if label.startswith(("power_sgd", "atomo", "sharded", "ef_blocks", "zeroth_order"))
+    if label.startswith(
+        (
+            *("power_sgd", "atomo", "sharded", "ef_blocks", "zeroth_order"),
+            *("elias", "golomb_rice", "rans", "ef_cocktail", "reserved_4_bits", "demo"),
+        )
+    )
 }
 RECORD = max((Path(experiments.__file__).parent / "records").glob("*_survey"))
 
