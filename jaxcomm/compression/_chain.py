@@ -81,8 +81,8 @@ def chain(*codecs: Codec) -> Codec:
     .. math:: C(x) = C_1 \circ \ldots \circ C_{m-1} \circ Q\, (x)
 
     Each codec gets the values at the coordinates that the one before it has selected.
-    `chain(scaled(random_k(ratio=0.1)), top_k(ratio=0.2), scaled(dither(bits=8)))` is CocktailSGD: the
-    largest fifth of a random tenth of the coordinates, in 8 bits. Feedback needs the factors of
+    `chain(scaled(random_k(ratio=0.1)), top_k(ratio=0.2), scaled(dither(bits=8)))` is CocktailSGD:
+    the largest fifth of a random tenth of the coordinates, in 8 bits. Feedback needs the factors of
     both `scaled`, the second one if many coordinates share a norm.
 
     Sends the payload of the last codec, for the values of the coordinates that remain, and the
