@@ -14,6 +14,7 @@ from jaxcomm._require import require_codec
 from jaxcomm.compression._diagnosed import diagnose_each
 from jaxcomm.compression._integers import IntegerEncode, Integers, integers_of
 from jaxcomm.compression._overflow import remembers
+from jaxcomm.compression._sizes import require_countable
 from pallas_kernels._dispatch import target
 
 
@@ -111,8 +112,9 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         )
         first = jnp.arange(len(indices), dtype=jnp.uint32)[:, None] * jnp.uint32(block_size)
         # An entry beyond the end of its block is unused, and must not be one of the next.
-        inside = jnp.where(indices < block_size, first + indices, math.prod(context.shape))
-        return Entries(inside.astype(jnp.uint32).ravel(), values.ravel())
+        size = jnp.uint32(require_countable(math.prod(context.shape)))
+        inside = jnp.where(indices < block_size, first + indices, size)
+        return Entries(inside.ravel(), values.ravel())
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         blocks = to_blocks(x)
