@@ -64,13 +64,15 @@ def e3m0() -> Codec:
 
     def encode(context: Context, x: jax.Array) -> tuple[E3M0Payload, Memory]:
         flat, peak = x.ravel(), context.statistics.max_abs
-        share = jnp.where(peak > 0, jnp.abs(flat) / jnp.where(peak > 0, peak, 1), 0)
+        # XLA multiplies by the reciprocal, which is 0 for the largest numbers if not scaled before.
+        mantissa, exponent = jnp.frexp(jnp.where(peak > 0, peak, 1))
+        share = jnp.where(peak > 0, jnp.ldexp(jnp.abs(flat), -exponent) / mantissa, 0)
         words = lax.bitcast_convert_type(jnp.minimum(share, 1), jnp.uint32)
         noise = _noise.bits(context.coins.private, flat.shape)
         # Noise carries from the mantissa into the exponent, as in natural compression.
-        exponent = (words + (noise >> (32 - _MANTISSA))) >> _MANTISSA
+        carried = (words + (noise >> (32 - _MANTISSA))) >> _MANTISSA
         least = _BIAS - (_POWERS - 1)
-        rounded = exponent.astype(jnp.int32) - (least - 1)
+        rounded = carried.astype(jnp.int32) - (least - 1)
         # Below the smallest power, its share of that power is the probability of it.
         uniform = (noise >> 8).astype(jnp.float32) * 2.0**-24
         is_small = share < 2.0 ** -(_POWERS - 1)

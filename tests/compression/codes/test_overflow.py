@@ -11,6 +11,7 @@ import pytest
 import jaxcomm
 from jaxcomm import Codec, Context
 from jaxcomm.compression import blockwise, scaled
+from jaxcomm.compression._integers import integers_of
 from jaxcomm.compression.codes import elias, golomb_rice, measured_room, rans
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, min_max_dither, scaled_signs, ternary
@@ -55,10 +56,10 @@ LOSSLESS = [
 
 def revealed(inner: Codec) -> Codec:
     """The codec, decoded to its integers."""
-    encode: Any = inner.encode
+    integers: Any = integers_of(inner)
 
     def decode(context: Context, payload: Any) -> jax.Array:
-        values = encode.integers.split(context, payload)[0].astype(jnp.float32)[: context.size]
+        values = integers.split(context, payload)[0].astype(jnp.float32)[: context.size]
         return jnp.pad(values, (0, context.size - values.size))
 
     return inner._replace(decode=decode)

@@ -107,13 +107,17 @@ def smallest(method: str) -> dict[str, Any]:
     return {**{name: axis.values[0] for name, axis in axes.items()}, "learning_rate": 0.1}
 
 
+SECONDS = {"asy_lpg": 4.0}  # It computes two gradients per step.
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", STRATEGIES)
 def test_every_strategy_learns_and_waits_as_it_says(method: str) -> None:
-    points = run(method, speeds="exponential", seconds=2.0, **smallest(method))
+    seconds = SECONDS.get(method, 2.0)
+    points = run(method, speeds="exponential", seconds=seconds, **smallest(method))
     losses = [point["train_loss"] for point in points]
     assert losses[-1] < 0.9 * losses[0] < math.inf
-    assert 1 < points[-1]["seconds"] <= 2.0
+    assert seconds / 2 < points[-1]["seconds"] <= seconds
     assert all(a["seconds"] < b["seconds"] for a, b in itertools.pairwise(points[:-1]))
     assert 0.1 < points[-1]["throughput"] < 1.1
     assert 0 < points[-1]["uploads"] <= 1
