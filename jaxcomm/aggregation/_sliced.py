@@ -3,13 +3,12 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
-from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm._require import checked, require_state
+from jaxcomm.aggregation._rows import from_block_rows, to_block_rows
 from jaxcomm.aggregation._shard_state import marked, unmarked
 from jaxcomm.aggregation._stages import averages_over, axes_of, is_stateless, needs_whole
 
@@ -18,21 +17,6 @@ class SlicedState(NamedTuple):
     """The state of an aggregator for the slices, `PerWorker` over the axis of slices as well."""
 
     inner: PyTree
-
-
-def _slice(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """This device's slice: of the first axis if it divides that, else of all coordinates."""
-    devices = _axis.size(axis_name)
-    if not x.ndim or x.shape[0] % devices:
-        x = jnp.pad(x.reshape(-1), (0, -x.size % devices))
-    rows = x.shape[0] // devices
-    return lax.dynamic_slice_in_dim(x, _axis.index(axis_name) * rows, rows)
-
-
-def _join(own: jax.Array, axis_name: AxisName, like: jax.Array) -> jax.Array:
-    """The leaf of which each device has a slice, equal on all devices."""
-    whole = _axis.gather(own, axis_name)
-    return whole.reshape(-1)[: like.size].reshape(like.shape)
 
 
 def _paths(state: PyTree) -> frozenset[str]:
@@ -59,8 +43,8 @@ def sliced(
     devices. Over the fast links, it sends 1.5 times what a reduce-scatter and an all-gather would:
     the first stage ends with the whole mean, as all stages do.
 
-    A leaf is cut along its first axis if m divides it. Otherwise it is flattened, and padded with
-    zeros. Each slice has separate statistics, random draws and memory.
+    A matrix is cut along its first axis if m divides it. Other leaves are flattened, and padded
+    with zeros. Each slice has separate statistics, random draws and memory.
 
     Args:
       tx: An aggregator over other axes.
@@ -99,10 +83,17 @@ def sliced(
             "averages. Slices are those of other axes, over which updates are equal."
         )
 
+    def own_slices(tree: PyTree) -> PyTree:
+        count, me = _axis.size(axis_name), _axis.index(axis_name)
+        return jax.tree.map(lambda x: to_block_rows(x, count)[me], tree)
+
+    def joined(own: jax.Array, like: jax.Array) -> jax.Array:
+        return from_block_rows(_axis.gather(own, axis_name), like.shape)
+
     def init_fn(params: PyTree) -> SlicedState:
         if not _axis.is_bound(axis_name) and is_stateless(tx, params):
             return SlicedState(tx.init(params))
-        state = tx.init(jax.tree.map(lambda x: _slice(x, axis_name), params))
+        state = tx.init(own_slices(params))
         return SlicedState(marked(state, devices, _paths(state)))
 
     @averages_over(workers, needs_whole([tx]))
@@ -123,9 +114,10 @@ def sliced(
             f"Average over {axis_name!r} before, as in `hierarchical(mean({axis_name!r}), ...)`.",
         )
         before, varying = unmarked(state.inner, devices)
-        slices = jax.tree.map(lambda x: _slice(x, axis_name), updates)
-        means, after = tx.update(slices, before, shard_axes=(*shard_axes, *devices), **extra_args)
-        joined = jax.tree.map(lambda own, x: _join(own, axis_name, x), means, updates)
-        return joined, SlicedState(marked(after, devices, varying))
+        means, after = tx.update(
+            own_slices(updates), before, shard_axes=(*shard_axes, *devices), **extra_args
+        )
+        whole = jax.tree.map(joined, means, updates)
+        return whole, SlicedState(marked(after, devices, varying))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

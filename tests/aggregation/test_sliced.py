@@ -108,6 +108,36 @@ def test_the_slow_axis_carries_each_coordinate_once() -> None:
     assert slices["ici"] == whole["ici"] + 64 * 64 * 4 * 3 / 4
 
 
+def test_one_workers_nan_is_skipped_by_all() -> None:
+    """The memory of every slice stays as it was, and the next step goes on."""
+    tx = optax.chain(jaxcomm.skip_nonfinite(islands(outer()), axis_name=AXES), optax.sgd(RATE))
+    step = jaxcomm.make_step(loss_fn, tx, MESH, axis_name=AXES, donate=False)
+    params, state, _ = step(START, jaxcomm.init(tx, START, MESH), jnp.asarray(BATCHES[0]))
+    bad = BATCHES[1].copy()
+    bad[5, 3] = np.nan
+    kept, after, _ = step(params, state, jnp.asarray(bad))
+    before, now = (
+        [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+        for tree in ((params, state), (kept, after))
+    )
+    for old, new in zip(before, now, strict=True):
+        np.testing.assert_array_equal(old, new)
+    moved, _, _ = step(kept, after, jnp.asarray(BATCHES[1]))
+    assert np.isfinite(moved["w"]).all() and not np.array_equal(moved["w"], kept["w"])
+
+
+@pytest.mark.parametrize("sizes", [{"dcn": 3, "ici": 2}, {"dcn": 1, "ici": 1}])
+def test_other_numbers_of_islands_and_bfloat16(sizes: dict[str, int]) -> None:
+    tx = islands(jaxcomm.mean("dcn"))
+    values = np.random.default_rng(2).normal(size=(*sizes.values(), 7)).astype(jnp.bfloat16)
+    average = lambda x: tx.update(x, tx.init(x))[0]  # noqa: E731
+    run = jax.vmap(jax.vmap(average, axis_name="ici"), axis_name="dcn")
+    found = np.asarray(jax.jit(run)(jnp.asarray(values)))
+    assert found.dtype == jnp.bfloat16
+    expected = np.broadcast_to(values.astype(np.float64).mean(axis=(0, 1)), found.shape)
+    np.testing.assert_allclose(found.astype(np.float64), expected, atol=2**-7)
+
+
 def test_updates_that_differ_are_refused() -> None:
     tx = jaxcomm.sliced(jaxcomm.mean("dcn"), "ici")
     run = lambda x: tx.update(x, tx.init(x))[0]  # noqa: E731
