@@ -85,6 +85,7 @@ def test_the_unshaped_link_is_required(tmp_path: Path) -> None:
     [
         ("2026-11-23_lab", 36, 0.15),
         ("2026-11-25_lab_links", 16, 0.55),  # D-PSGD, whose rounds were pairs that took turns.
+        ("2026-11-25_lab_200mbit", 16, 0.2),
         ("2026-11-25_lab_20mbit", 10, 0.5),  # A token bucket starts full: 64 KB cost nothing.
     ],
 )
