@@ -28,7 +28,7 @@ def check_unbiased(case: Case, workers: int, updates: object = None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "workers"), rows_by_workers(UNBIASED, [3, 16], [], (1, 8)), ids=repr
+    ("case", "workers"), rows_by_workers(UNBIASED, [3], [], (1, 8, 16)), ids=repr
 )
 def test_unbiased(case: Case, workers: int) -> None:
     check_unbiased(case, workers)
