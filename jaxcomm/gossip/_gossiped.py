@@ -205,10 +205,12 @@ def gossiped(
         if diagnostics:
             lengths = jnp.asarray([len(rounds) for rounds in links], jnp.float32)
             disagreement = disagreement.astype(jnp.float32)
+            if shard_axes:
+                disagreement = lax.psum(disagreement, shard_axes)
             report = {
                 **lax.psum(
                     {
-                        "disagreement": lax.psum(disagreement, shard_axes),
+                        "disagreement": disagreement,
                         "skipped_steps": skipped_steps.astype(jnp.float32),
                     },
                     axis_name,
