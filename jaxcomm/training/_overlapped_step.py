@@ -76,8 +76,8 @@ def make_overlapped_step(
     is a program on `exchange_mesh`, and the step that begins it does not wait for it. The step that
     applies it does. Steps send nothing but `metrics`; an exchange sends what `tx` sends.
 
-    On CPU, programs of one device wait for each other, so `exchange_mesh` is necessary. On GPUs,
-    trace several steps into one program instead: leave out `exchange_mesh`, and pass `number`.
+    On CPU, programs of one device wait for each other, so `exchange_mesh` is necessary there. To
+    trace several steps into one program, leave out `exchange_mesh` and pass `number`.
 
     Args:
       loss_fn: As for :func:`jaxcomm.make_step`.
