@@ -186,10 +186,10 @@ def test_several_steps_in_one_program() -> None:
     params, state = start(tx, mesh)
     for first in (1, 5, 9):
         targets = TARGETS[first - 1 : first + 3]
-        params, state = run(params, state, targets, min(first, 5))
+        params, state = run(params, state, targets, min(first, 9))
         after = jax.tree.map(np.asarray, params.per_worker["data"])
         require_equal([after], [expected[first + 2]])
-    program = str(jax.make_jaxpr(run, static_argnums=3)(params, state, TARGETS[:4], 5))
+    program = str(jax.make_jaxpr(run, static_argnums=3)(params, state, TARGETS[:4], 9))
     assert "psum" in program and "cond[" not in program
 
 
