@@ -109,9 +109,9 @@ def require_shards() -> None:
     if axes := [*automatic_axes()]:
         raise ValueError(
             f"The parameters are sharded over {axes}, and this transformation would gather them. "
-            "Wrap the aggregator or the gossip method: `jaxcomm.shard_local(tx, specs)` with `specs "
-            "= jax.tree.map(lambda x: x.sharding.spec, params)`. `sharded_server` does not support "
-            "sharded parameters."
+            "Wrap the aggregator or the gossip method: `jaxcomm.shard_local(tx, specs)` with "
+            "`specs = jax.tree.map(lambda x: x.sharding.spec, params)`. `sharded_server` does not "
+            "support sharded parameters."
         )
 
 

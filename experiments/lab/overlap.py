@@ -53,9 +53,7 @@ def of_steps(
 
     def above(steps: set[int]) -> float:
         return statistics.mean(
-            each - median
-            for number, each in enumerate(milliseconds)
-            if number % period in steps
+            each - median for number, each in enumerate(milliseconds) if number % period in steps
         )
 
     return Form(statistics.mean(milliseconds), median, above(begins), above(arrives))

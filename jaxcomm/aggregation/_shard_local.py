@@ -134,9 +134,9 @@ def shard_local(
     Returns:
       An aggregator, or gossip. In a `jax.shard_map` that leaves the axes of `specs` automatic, such
       as that of `jaxcomm.make_step(..., shard_axes="model")`, updates are whole arrays and this
-      wrapper splits them. In a `jax.shard_map` over these axes, updates are already shards. Updates keep their
-      sharding and are equal on all workers of `tx`. NaN or infinity makes only the group's shard
-      NaN. Memory is `PerWorker` over the axes of `tx` and of the shards: make it with
+      wrapper splits them. In a `jax.shard_map` over these axes, updates are already shards. Updates
+      keep their sharding and are equal on all workers of `tx`. NaN or infinity makes only the
+      group's shard NaN. Memory is `PerWorker` over the axes of `tx` and of the shards: make it with
       `jaxcomm.init(tx, params, mesh, shard_axes="model")`. Without memory, state is equal on all
       devices, and `tx.init(params)` needs no mesh.
 

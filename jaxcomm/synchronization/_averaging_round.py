@@ -102,9 +102,7 @@ def averaging_round(
     return select_if_finite(averaged, anchor, averaged_result, local_result), averaged
 
 
-def updates_of(
-    after: Rounds, params: PyTree, updates: PyTree, participates: jax.Array
-) -> PyTree:
+def updates_of(after: Rounds, params: PyTree, updates: PyTree, participates: jax.Array) -> PyTree:
     """The updates that move a participant to the anchor; those of others, or after a failure."""
     applies = participates & after.succeeded
     return jax.tree.map(

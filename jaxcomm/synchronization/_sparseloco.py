@@ -34,8 +34,8 @@ def sparseloco(
     Args:
       inner: Any optax optimizer, such as `optax.adamw`; its state differs by worker.
       period: H, as for :func:`local_sgd`.
-      k: The number of coordinates of each block that are sent. The default is 1.6 %; the paper sends
-        1 to 3 %.
+      k: The number of coordinates of each block that are sent. The default is 1.6 %; the paper
+        sends 1 to 3 %.
       block_size: Coordinates of a block.
       decay: :math:`\beta`, in (0, 1].
       learning_rate: :math:`\alpha`.

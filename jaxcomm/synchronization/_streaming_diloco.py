@@ -218,9 +218,7 @@ def streaming_diloco(
             def averaged() -> tuple[Rounds, PerWorker]:
                 displacements = displacement(before.anchor, x, u)
                 weighted = weight is not None
-                after = exchange(
-                    before, displacements, done, participates, weighted, **extra_args
-                )
+                after = exchange(before, displacements, done, participates, weighted, **extra_args)
                 return after, no_steps(axis_name)
 
             begins = schedule.begins(number, counted.step)
@@ -242,12 +240,8 @@ def streaming_diloco(
         return joined(changes), StreamingState(counted.step, done, after, report)
 
     local_inner = per_worker(inner, axis_name)
-    whole = optax.chain(
-        local_inner, optax.GradientTransformationExtraArgs(init_fn, update_fn)
-    )
-    local = optax.chain(
-        local_inner, optax.GradientTransformationExtraArgs(init_counted, count)
-    )
+    whole = optax.chain(local_inner, optax.GradientTransformationExtraArgs(init_fn, update_fn))
+    local = optax.chain(local_inner, optax.GradientTransformationExtraArgs(init_counted, count))
     update = StreamingUpdate(
         whole.update,
         schedule,

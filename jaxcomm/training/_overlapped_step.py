@@ -157,9 +157,7 @@ def make_overlapped_step(
             own = own_params(x)
             still = jax.tree.map(jnp.zeros_like, own)
             displacements = displacement(fragment.anchor, own, still)
-            return streaming.exchange(
-                fragment, displacements, done, takes_part(present, axis_name)
-            )
+            return streaming.exchange(fragment, displacements, done, takes_part(present, axis_name))
 
         specs = state_specs(fragment)
         in_specs = (specs, state_specs(x), state_specs(done), whole)

@@ -62,9 +62,7 @@ def moved(tree: PyTree, source: Mesh, target: Mesh) -> PyTree:
             data = one(jax.random.key_data(x), spec)
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
         parts = [jax.device_put(s.data, device_of[s.device]) for s in x.addressable_shards]
-        return jax.make_array_from_single_device_arrays(
-            x.shape, NamedSharding(target, spec), parts
-        )
+        return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(target, spec), parts)
 
     return jax.tree.map(one, tree, state_specs(tree))
 

@@ -132,13 +132,16 @@ def test_the_devices_of_a_replica_share_the_outer_exchange(kind: AxisType) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_stages_between_and_within_clusters_of_replicas(kind: AxisType) -> None:
-    """Replicas of one device over both axes: the outer mean in two stages, the second in 16 bits."""
+    """Replicas of one device over both axes: outer means in two stages, exact or in 16 bits."""
     axes, sizes = ("dcn", "data"), {"dcn": 2, "data": REPLICAS // 2}
     mesh = jax.make_mesh(tuple(sizes.values()), axes, axis_types=(kind,) * 2)
     params = jaxcomm.PerWorker({"dcn,data": {"a": START[:, :2], "b": START[:, 2:]}})
     params = jax.tree.map(jnp.asarray, params)
     expected = scanned(*prepared(_outer_of(jaxcomm.mean()), REPLICAS))
-    for last, tolerance in ((jaxcomm.mean("dcn"), 1e-5), (jaxcomm.global_qsgd("dcn", bits=16), 2e-3)):
+    for last, tolerance in (
+        (jaxcomm.mean("dcn"), 1e-5),
+        (jaxcomm.global_qsgd("dcn", bits=16), 2e-3),
+    ):
         tx = _outer_of(jaxcomm.hierarchical(jaxcomm.mean("data"), last), axes)
         state = jaxcomm.init(tx, params, mesh)
         step = jaxcomm.make_step(loss, tx, mesh, axis_name=axes, metrics="own", donate=False)

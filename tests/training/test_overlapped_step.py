@@ -211,7 +211,10 @@ def _under_jit(step: Any, **extra: Any) -> Any:
         (lambda: _called(streaming(fragments=3)), "has 3 fragments, but `tx` has 2"),
         (lambda: _called(state=((), optax.EmptyState())), "not of this `tx`"),
         (lambda: _called(state={}), "must be from `jaxcomm.replicate"),
-        (lambda: _called(present=np.ones(3, bool)), r"one bool per worker, \[4\], got shape \(3,\)"),
+        (
+            lambda: _called(present=np.ones(3, bool)),
+            r"one bool per worker, \[4\], got shape \(3,\)",
+        ),
         (lambda: _under_jit(_second(), number=1), "without `exchange_mesh`"),
         (
             lambda: _under_jit(make_overlapped_step(loss, streaming(), mesh_of())),
