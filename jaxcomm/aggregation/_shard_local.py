@@ -272,5 +272,6 @@ def shard_local(
         return result
 
     if mixing is not None:
-        return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+        mixed = MixingUpdate(update_fn, workers, mixing.fits)
+        return optax.GradientTransformationExtraArgs(init_fn, mixed)
     return optax.GradientTransformationExtraArgs(init_fn, averages_over(workers)(update_fn))

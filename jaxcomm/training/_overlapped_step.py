@@ -1,7 +1,7 @@
 """A training step whose exchanges are programs of their own, beside the next steps."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -258,7 +258,7 @@ def make_overlapped_step(
             params, (inner, Counted(streams.step, streams.done)), batch, key=key
         )
         if not traced and present is not None:
-            present = np.asarray(present)  # It is for both meshes.
+            present = cast(jax.Array, np.asarray(present))  # It is for both meshes.
         fragments = [*(streams.fragments if traced else placed(streams.fragments))]
         done, diagnostics = [*counted.done], streams.diagnostics
         (axis,) = params.per_worker
@@ -273,7 +273,7 @@ def make_overlapped_step(
                     jax.block_until_ready(fragments)
                     (fragments[index],) = unshared(fragments[index])
                 sent = moved((PerWorker({axis: parts[index]}), done[index]), mesh, beside)
-                fragments[index] = exchange_(fragments[index], *sent, present)
+                fragments[index] = exchange_(fragments[index], sent[0], sent[1], present)
                 done[index] = cleared_(done[index])
         for index in range(schedule.fragments):
             if schedule.arrives(index, now):
