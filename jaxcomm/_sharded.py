@@ -2,8 +2,9 @@
 
 import contextlib
 import contextvars
+import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,23 @@ _SHARDED_OVER: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
 _SPECS: contextvars.ContextVar[Mapping[tuple[str, tuple[int, ...]], PartitionSpec]] = (
     contextvars.ContextVar("specs", default=MappingProxyType({}))
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class MixingUpdate:
+    """The update function of a gossip method, and the axes of its workers.
+
+    It also takes `shard_axes`, the axes over which its leaves are shards, and `applies`, whether
+    the worker's whole step is finite: a worker skips all of a step or nothing.
+    """
+
+    update: Callable[..., Any]
+    axes: tuple[str, ...]
+    fits: Callable[[PyTree, PyTree, Any], jax.Array]  # `(params, updates, weight) -> bool[]`
+
+    def __call__(self, *args: Any, **extra_args: Any) -> Any:
+        """Calls the update function, as optax does."""
+        return self.update(*args, **extra_args)
 
 
 def of_one_worker(
@@ -91,8 +109,8 @@ def require_shards() -> None:
     if axes := [*automatic_axes()]:
         raise ValueError(
             f"The parameters are sharded over {axes}, and this transformation would gather them. "
-            "Wrap the aggregator: `jaxcomm.shard_local(aggregator, specs)` with `specs = "
-            "jax.tree.map(lambda x: x.sharding.spec, params)`. Gossip and `sharded_server` do not "
+            "Wrap the aggregator or the gossip method: `jaxcomm.shard_local(tx, specs)` with "
+            "`specs = jax.tree.map(lambda x: x.sharding.spec, params)`. `sharded_server` does not "
             "support sharded parameters."
         )
 

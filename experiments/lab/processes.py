@@ -45,7 +45,7 @@ class Group:
         """Starts the processes.
 
         Args:
-          framework: `jax` or `torch`.
+          framework: `jax`, `torch`, or `overlap`.
           workers: The number of workers, whose namespaces exist.
           threads: The threads that compute in each process.
           arguments: Arguments of the worker's class.

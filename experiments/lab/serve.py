@@ -10,7 +10,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-WORKERS = {"jax": "jax_worker.JaxWorker", "torch": "torch_worker.TorchWorker"}
+WORKERS = {
+    "jax": "jax_worker.JaxWorker",
+    "overlap": "overlap_worker.OverlapWorker",
+    "torch": "torch_worker.TorchWorker",
+}
 COUNTERS = Path("/sys/class/net/eth0/statistics")
 
 

@@ -1,16 +1,25 @@
-"""Aggregators for parameters that are sharded over other mesh axes."""
+"""Aggregators and gossip for parameters that are sharded over other mesh axes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import PyTree
 from jaxcomm._require import checked, require_state
-from jaxcomm._sharded import all_restricted, automatic_axes, axes_in, is_spec, require_specs
+from jaxcomm._sharded import (
+    MixingUpdate,
+    all_restricted,
+    automatic_axes,
+    axes_in,
+    is_spec,
+    require_specs,
+)
 from jaxcomm._state import state_specs
 from jaxcomm.aggregation._shard_state import as_structured, marked, marked_as_updated, unmarked
 from jaxcomm.aggregation._stages import averages_over, axes_of
@@ -103,7 +112,7 @@ def _joined(groups: list[PyTree]) -> PyTree:
 def shard_local(
     tx: optax.GradientTransformationExtraArgs, specs: PyTree
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Applies an aggregator to each device's shard of an update.
+    r"""Applies an aggregator, or a gossip method, to each device's shard of an update.
 
     .. math:: \bar x_{\cdot,m} = \operatorname{tx}(x_{1,m}, \ldots, x_{n,m})
 
@@ -111,27 +120,28 @@ def shard_local(
     parallelism over `"model"`, say), flat buckets of whole leaves would gather the shards first.
     This wrapper measures, encodes and averages each shard separately over the axis of `tx`. Each
     shard has separate norms, random draws and memory. Nothing is sent over the axes of `specs`,
-    except the means of metrics with `diagnostics=True`. A device sends the payload of `tx` for its
-    shard. Leaves that are sharded over the same axes share messages; each such group has one state
-    and one set of collectives. All devices of a worker send the leaves that no axis shards.
+    except the means of metrics with `diagnostics=True`, and with gossip one number, since a worker
+    skips all of a step that is not finite. A device sends the payload of `tx` for its shard. Leaves
+    that are sharded over the same axes share messages; each such group has one state and one set of
+    collectives. All devices of a worker send the leaves that no axis shards.
 
     Args:
-      tx: An aggregator.
+      tx: An aggregator; or a method of :mod:`jaxcomm.gossip`, in its place after the optimizer.
       specs: A tree of `jax.sharding.PartitionSpec` with the structure of the updates: how each leaf
         is sharded over axes other than that of `tx`. `PartitionSpec()` is a whole leaf. For
         parameters on their devices, `jax.tree.map(lambda x: x.sharding.spec, params)`.
 
     Returns:
-      An aggregator. In a `jax.shard_map` that leaves the axes of `specs` automatic, such as that of
-      `jaxcomm.make_step(..., shard_axes="model")`, updates are whole arrays and this wrapper splits
-      them. In a `jax.shard_map` over these axes, updates are already shards. Updates keep their
-      sharding and are equal on all workers of `tx`. NaN or infinity makes only the group's shard
-      NaN. Memory is `PerWorker` over the axes of `tx` and of the shards: make it with
+      An aggregator, or gossip. In a `jax.shard_map` that leaves the axes of `specs` automatic, such
+      as that of `jaxcomm.make_step(..., shard_axes="model")`, updates are whole arrays and this
+      wrapper splits them. In a `jax.shard_map` over these axes, updates are already shards. Updates
+      keep their sharding and are equal on all workers of `tx`. NaN or infinity makes only the
+      group's shard NaN. Memory is `PerWorker` over the axes of `tx` and of the shards: make it with
       `jaxcomm.init(tx, params, mesh, shard_axes="model")`. Without memory, state is equal on all
       devices, and `tx.init(params)` needs no mesh.
 
     Raises:
-      ValueError: If `tx` is not an aggregator; in `init` and `update`, if `specs` lacks a leaf, has
+      ValueError: If `tx` is neither; in `init` and `update`, if `specs` lacks a leaf, has
         more axes than a leaf, or shards a leaf over an axis of `tx` or twice over an axis; if the
         mesh lacks an axis; or if the leaves are not sharded as `specs` says.
 
@@ -150,7 +160,8 @@ def shard_local(
       >>> print(jax.jit(average)(jnp.array([[3.0, 0.0]])))
       [[3. 0.]]
     """
-    workers = axes_of(tx, "shard_local")
+    mixing = tx.update if isinstance(tx.update, MixingUpdate) else None
+    workers = axes_of(tx, "shard_local") if mixing is None else mixing.axes
 
     named = [axes_in(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec) if is_spec(spec)]
     named_axes = {name for names in named for name in names}
@@ -194,7 +205,13 @@ def shard_local(
         result: ShardLocalState = on_shards(first, (each,), state_specs(structure[0]))(params)
         return result
 
-    @averages_over(workers)
+    def of_all_shards(flag: jax.Array) -> jax.Array:
+        """Whether `flag` holds on all devices of the worker."""
+        over = tuple(name for name in sorted(named_axes) if _axis.is_bound(name))
+        if not over:
+            return flag
+        return lax.pmin(_axis.as_varying(flag.astype(jnp.int32), over), over) == 1
+
     def update_fn(
         updates: PyTree,
         state: ShardLocalState,
@@ -203,7 +220,6 @@ def shard_local(
         shard_axes: tuple[str, ...] = (),
         **extra_args: Any,
     ) -> tuple[PyTree, ShardLocalState]:
-        del params
         require_state(state, ShardLocalState, "`shard_local`")
         if shard_axes:
             raise ValueError("`shard_local` cannot be inside another `shard_local`.")
@@ -219,11 +235,18 @@ def shard_local(
             return updates, state
         static = {name: x for name, x in extra_args.items() if name == "outer_axes"}
         arrays = {name: x for name, x in extra_args.items() if name not in static}
+        if mixing is None:
+            params = ()  # Aggregators do not read them.
+        elif params is None:
+            raise ValueError("Gossip mixes parameters: call `tx.update(updates, state, params)`.")
 
         def update(
-            updates: PyTree, state: ShardLocalState, arrays: dict[str, PyTree]
+            updates: PyTree, params: PyTree, state: ShardLocalState, arrays: dict[str, PyTree]
         ) -> tuple[PyTree, ShardLocalState]:
             _require_shards(updates, labels)
+            if mixing is not None:
+                fits = mixing.fits(params, updates, arrays.get("weight"))
+                arrays = {**arrays, "applies": of_all_shards(fits)}
             results, groups = [], {}
             for label in names:
                 selected, own = _selected(updates, labels, label), _axes_of_label(label)
@@ -232,6 +255,7 @@ def shard_local(
                 result, after = tx.update(
                     selected,
                     as_structured(before, like, label),
+                    *([] if mixing is None else [_selected(params, labels, label)]),
                     shard_axes=own,
                     **static,
                     **arrays,
@@ -242,8 +266,12 @@ def shard_local(
             return _joined(results), ShardLocalState(groups)
 
         specs_after = state_specs(state)
-        run = on_shards(update, (each, specs_after, _WHOLE), (each, specs_after))
-        result: tuple[PyTree, ShardLocalState] = run(updates, state, arrays)
+        of_params = () if mixing is None else each
+        run = on_shards(update, (each, of_params, specs_after, _WHOLE), (each, specs_after))
+        result: tuple[PyTree, ShardLocalState] = run(updates, params, state, arrays)
         return result
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    if mixing is not None:
+        mixed = MixingUpdate(update_fn, workers, mixing.fits)
+        return optax.GradientTransformationExtraArgs(init_fn, mixed)
+    return optax.GradientTransformationExtraArgs(init_fn, averages_over(workers)(update_fn))

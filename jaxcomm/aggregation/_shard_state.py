@@ -7,6 +7,7 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import PerWorker, PyTree
+from jaxcomm._sharded import MixingUpdate
 
 
 def _is_marked(node: object) -> bool:
@@ -120,7 +121,8 @@ def marked_as_updated(
 
         def update(updates: PyTree, state: PyTree) -> None:
             before, _ = unmarked(marked(state, axes, varying), axes)
-            found.append(differing(tx.update(updates, before, shard_axes=axes)[1]))
+            given = [updates] if isinstance(tx.update, MixingUpdate) else []
+            found.append(differing(tx.update(updates, before, *given, shard_axes=axes)[1]))
 
         jax.eval_shape(update, _axis.local_params(params, workers), state)
         return found[0]

@@ -17,6 +17,7 @@ from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import require_distinct
 from jaxcomm._require import own_weight
 from jaxcomm._resizing import resized_by, total_on_the_first
+from jaxcomm._sharded import MixingUpdate
 from jaxcomm._switch import collective_cond
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, to_links
@@ -159,6 +160,8 @@ def gossiped(
         weight: jax.Array | float | None = None,
         present: jax.Array | None = None,
         exact: jax.Array | bool | None = None,
+        shard_axes: tuple[str, ...] = (),
+        applies: jax.Array | None = None,
         **extra_args: object,
     ) -> tuple[PyTree, GossipState]:
         del extra_args
@@ -171,8 +174,10 @@ def gossiped(
         if not steps:
             return updates, state._replace(step=state.step + 1)
         units, _ = units_of(params, wide)
-        weighted, applied = _weighted_steps(params, updates, weight, wide)
-        steps, _ = units_of(weighted, wide)
+        applied = _fits(params, updates, weight) if applies is None else applies
+        weighted = _weighted(updates, weight, wide)
+        taken = jax.tree.map(lambda step: jnp.where(applied, step, 0), weighted)
+        steps, _ = units_of(taken, wide)
         skipped_steps = _axis.own(state.skipped_steps, axis_name) + jnp.where(applied, 0, 1)
         me = _axis.index(axis_name)
         flags = None
@@ -199,10 +204,13 @@ def gossiped(
         report: Any = ()
         if diagnostics:
             lengths = jnp.asarray([len(rounds) for rounds in links], jnp.float32)
+            disagreement = disagreement.astype(jnp.float32)
+            if shard_axes:
+                disagreement = lax.psum(disagreement, shard_axes)
             report = {
                 **lax.psum(
                     {
-                        "disagreement": disagreement.astype(jnp.float32),
+                        "disagreement": disagreement,
                         "skipped_steps": skipped_steps.astype(jnp.float32),
                     },
                     axis_name,
@@ -217,7 +225,8 @@ def gossiped(
             diagnostics=report,
         )
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    update = MixingUpdate(update_fn, _axis.names(axis_name), _fits)
+    return optax.GradientTransformationExtraArgs(init_fn, update)
 
 
 def _presence(present: jax.Array | None, workers: int) -> jax.Array | None:
@@ -230,28 +239,29 @@ def _presence(present: jax.Array | None, workers: int) -> jax.Array | None:
     return jnp.asarray(present).astype(bool)
 
 
-def _weighted_steps(
-    params: PyTree, steps: PyTree, weight: jax.Array | float | None, wide: Any
-) -> tuple[PyTree, jax.Array]:
-    """The weighted steps, and whether they are applied; non-finite steps become 0.
-
-    A NaN would spread to the neighbors and never leave. The same holds for values that overflow the
-    dtype of the parameters. An invalid weight is a user error, not a failed step: it passes through
-    as NaN.
-    """
-    local_weight = jnp.ones((), jnp.float32) if weight is None else own_weight(weight)
-    weighted = jax.tree.map(
-        lambda step: jnp.where(local_weight == 0, 0, local_weight.astype(wide) * step.astype(wide)),
-        steps,
+def _weighted(steps: PyTree, weight: jax.Array | float | None, wide: Any) -> PyTree:
+    """The weighted steps. An invalid weight is a user error: it makes them NaN."""
+    own = jnp.ones((), jnp.float32) if weight is None else own_weight(weight)
+    return jax.tree.map(
+        lambda step: jnp.where(own == 0, 0, own.astype(wide) * step.astype(wide)), steps
     )
+
+
+def _fits(params: PyTree, updates: PyTree, weight: jax.Array | float | None) -> jax.Array:
+    """Whether a step is applied: not if it is not finite, or overflows the parameters' dtype.
+
+    A NaN would spread to the neighbors and never leave. That of an invalid weight passes through.
+    """
+    wide = _dtypes(params)[1]
 
     def fits(x: jax.Array, step: jax.Array) -> jax.Array:
         largest = jnp.maximum(jnp.abs(step), jnp.abs(x.astype(wide) + step))
         return jnp.all(largest <= float(jnp.finfo(x.dtype).max))
 
+    weighted = _weighted(updates, weight, wide)
     finite = [*map(fits, jax.tree.leaves(params), jax.tree.leaves(weighted))]
-    applied = jnp.all(jnp.stack(finite)) | jnp.isnan(local_weight)
-    return jax.tree.map(lambda step: jnp.where(applied, step, 0), weighted), applied
+    invalid = jnp.zeros((), bool) if weight is None else jnp.isnan(own_weight(weight))
+    return jnp.all(jnp.stack(finite)) | invalid
 
 
 def _with_exact_mean(

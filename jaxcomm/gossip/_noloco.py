@@ -91,7 +91,8 @@ def noloco(
 
     References:
       Kolehmainen et al., `NoLoCo: No-all-reduce Low Communication Training Method for Large Models
-      <https://arxiv.org/abs/2506.10911>`_, 2025.
+      <https://arxiv.org/abs/2506.10911>`_, 2025. The defaults are those of the authors' code for
+      C4: H = 50, pairs, :math:`\alpha = 0.5`, and :math:`\beta = \gamma = 0.7`.
 
     Differs from the paper: one message takes the place of two, :math:`\varphi_j` and
     :math:`\Delta_j`, of which only this sum is needed. Pairs are rounds of a tournament instead of

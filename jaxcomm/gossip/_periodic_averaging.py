@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import PyTree
+from jaxcomm._sharded import MixingUpdate
 
 
 class ExactAverageState(NamedTuple):
@@ -53,7 +54,8 @@ def periodic_averaging(
     if not isinstance(period, int) or isinstance(period, bool) or period < 1:
         raise ValueError(f"`period` must be a Python int of at least 1, got {period!r}.")
     update = getattr(gossip, "update", None)
-    if update is None or "exact" not in inspect.signature(update).parameters:
+    mixes = isinstance(update, MixingUpdate)
+    if not mixes and (update is None or "exact" not in inspect.signature(update).parameters):
         raise ValueError(
             f"`gossip` must be a method of `jaxcomm.gossip`, got {gossip!r}. Use "
             "`gossip.periodic_averaging(10, gossip.dpsgd(graph))` after the optimizer, in place of "

@@ -13,7 +13,8 @@ from jaxcomm._per_worker import per_worker
 from jaxcomm._require import require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._exchange import Period, outer_step, period_of, require_axes_of
+from jaxcomm.synchronization._averaging_round import outer_step
+from jaxcomm.synchronization._exchange import Period, period_of, require_axes_of
 from jaxcomm.synchronization._weighted_average import (
     apply_finite_step,
     displacement,

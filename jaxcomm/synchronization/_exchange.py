@@ -13,6 +13,7 @@ from jaxcomm._mesh import require_distinct
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._stages import AveragingUpdate
+from jaxcomm.synchronization._averaging_round import Rounds, averaging_round, updates_of
 from jaxcomm.synchronization._weighted_average import (
     apply_finite_step,
     displacement,
@@ -20,10 +21,7 @@ from jaxcomm.synchronization._weighted_average import (
     initial_diagnostics,
     no_steps,
     require_params,
-    select_if_finite,
     takes_part,
-    updates_to,
-    weighted_average,
 )
 from jaxcomm.synchronization._wide import wide
 
@@ -54,19 +52,6 @@ def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
             f"`period` must be a Python int of at least 1 or a schedule, got {period!r}."
         )
     return lambda step: jnp.full((), period, jnp.int32)
-
-
-def outer_step(
-    outer: optax.GradientTransformationExtraArgs,
-    mean: PyTree,
-    state: Any,
-    anchor: PyTree,
-    **extra_args: Any,
-) -> tuple[PyTree, Any]:
-    r"""The anchor after a step on the mean displacement, :math:`a + \mathrm{outer}(-\bar d)`."""
-    descent = jax.tree.map(jnp.negative, mean)
-    change, state = outer.update(descent, state, anchor, **extra_args)
-    return optax.apply_updates(anchor, change), state
 
 
 def require_axes_of(aggregator: optax.GradientTransformation | None, axis_name: AxisName) -> None:
@@ -120,10 +105,18 @@ def average_every(
         local = state._replace(step=state.step + 1, since=state.since + 1, done=done)
 
         def exchange() -> tuple[PyTree, LocalState]:
-            averaged = weighted_average(
+            before = Rounds(
+                anchor=state.anchor,
+                aggregator=state.aggregator,
+                outer=state.outer,
+                unsent=no_steps(axis_name),
+                succeeded=jnp.ones((), bool),
+                counts=state.diagnostics,
+            )
+            after, _ = averaging_round(
                 combine,
-                state.aggregator,
-                state.anchor,
+                outer_tx,
+                before,
                 displacement(state.anchor, params, updates),
                 done,
                 participates=participates,
@@ -131,39 +124,15 @@ def average_every(
                 axis_name=axis_name,
                 extra_args=extra_args,
             )
-            anchor, outer_state = outer_step(
-                outer_tx, averaged.mean, state.outer, state.anchor, **extra_args
+            return updates_of(after, params, updates, participates), LocalState(
+                step=local.step,
+                since=jnp.zeros((), jnp.int32),
+                anchor=after.anchor,
+                aggregator=after.aggregator,
+                outer=after.outer,
+                done=after.unsent,
+                diagnostics=after.counts,
             )
-            new_updates = jax.tree.map(
-                lambda a, u: jnp.where(participates, a, u), updates_to(anchor, params), updates
-            )
-            averaged_result = (
-                new_updates,
-                LocalState(
-                    step=local.step,
-                    since=jnp.zeros((), jnp.int32),
-                    anchor=anchor,
-                    aggregator=averaged.aggregator,
-                    outer=outer_state,
-                    done=averaged.done,
-                    diagnostics={
-                        **state.diagnostics,
-                        "skipped_steps": state.diagnostics["skipped_steps"]
-                        + averaged.skipped_steps,
-                    },
-                ),
-            )
-            local_result = (
-                updates,
-                local._replace(
-                    since=jnp.zeros((), jnp.int32),
-                    diagnostics={
-                        **state.diagnostics,
-                        "skipped_exchanges": state.diagnostics["skipped_exchanges"] + 1,
-                    },
-                ),
-            )
-            return select_if_finite(averaged, anchor, averaged_result, local_result)
 
         due = local.since >= period_at(state.step)
         return collective_cond(due, exchange, lambda _: (updates, local))

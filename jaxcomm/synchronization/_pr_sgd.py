@@ -11,6 +11,7 @@ from jaxcomm._per_worker import per_worker
 from jaxcomm._require import require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
+from jaxcomm.synchronization._averaging_round import Rounds, averaging_round, updates_of
 from jaxcomm.synchronization._exchange import Period, period_of
 from jaxcomm.synchronization._weighted_average import (
     WeightedAverage,
@@ -20,10 +21,7 @@ from jaxcomm.synchronization._weighted_average import (
     initial_diagnostics,
     no_steps,
     require_params,
-    select_if_finite,
     takes_part,
-    updates_to,
-    weighted_average,
 )
 from jaxcomm.synchronization._wide import narrow, wide
 
@@ -83,6 +81,7 @@ def pr_sgd(
     require_transformation(optimizer, "optimizer")
     local_optimizer, period_at = per_worker(optimizer, axis_name), period_of(period)
     exact = optax.with_extra_args_support(mean(axis_name))
+    outer = optax.with_extra_args_support(optax.sgd(1.0))
 
     def average_state(
         optimizer: PerWorker, averaged: WeightedAverage, participates: jax.Array
@@ -131,10 +130,18 @@ def pr_sgd(
         )
 
         def exchange() -> tuple[PyTree, PrSgdState]:
-            averaged = weighted_average(
+            before = Rounds(
+                anchor=state.anchor,
+                aggregator=optax.EmptyState(),
+                outer=outer.init(state.anchor),
+                unsent=no_steps(axis_name),
+                succeeded=jnp.ones((), bool),
+                counts=state.diagnostics,
+            )
+            after, averaged = averaging_round(
                 exact,
-                optax.EmptyState(),
-                state.anchor,
+                outer,
+                before,
                 displacement(state.anchor, params, updates),
                 done,
                 participates=participates,
@@ -142,36 +149,17 @@ def pr_sgd(
                 axis_name=axis_name,
                 extra_args={},
             )
-            anchor = optax.apply_updates(state.anchor, averaged.mean)
-            new_updates = jax.tree.map(
-                lambda a, u: jnp.where(participates, a, u), updates_to(anchor, params), updates
-            )
-            averaged_result = (
-                new_updates,
-                PrSgdState(
-                    step=local.step,
-                    since=jnp.zeros((), jnp.int32),
-                    optimizer=average_state(optimizer, averaged, participates),
-                    anchor=anchor,
-                    done=averaged.done,
-                    diagnostics={
-                        **state.diagnostics,
-                        "skipped_steps": state.diagnostics["skipped_steps"]
-                        + averaged.skipped_steps,
-                    },
+            averaged_state = average_state(optimizer, averaged, participates)
+            return updates_of(after, params, updates, participates), PrSgdState(
+                step=local.step,
+                since=jnp.zeros((), jnp.int32),
+                optimizer=jax.tree.map(
+                    lambda x, y: jnp.where(after.succeeded, x, y), averaged_state, optimizer
                 ),
+                anchor=after.anchor,
+                done=after.unsent,
+                diagnostics=after.counts,
             )
-            local_result = (
-                updates,
-                local._replace(
-                    since=jnp.zeros((), jnp.int32),
-                    diagnostics={
-                        **state.diagnostics,
-                        "skipped_exchanges": state.diagnostics["skipped_exchanges"] + 1,
-                    },
-                ),
-            )
-            return select_if_finite(averaged, anchor, averaged_result, local_result)
 
         due = local.since >= period_at(state.step)
         return collective_cond(due, exchange, lambda _: (updates, local))

@@ -34,8 +34,8 @@ def sparseloco(
     Args:
       inner: Any optax optimizer, such as `optax.adamw`; its state differs by worker.
       period: H, as for :func:`local_sgd`.
-      k: The number of coordinates of each block that are sent. The default is 1.6 %; the paper uses
-        0.8 to 3 %.
+      k: The number of coordinates of each block that are sent. The default is 1.6 %; the paper
+        sends 1 to 3 %.
       block_size: Coordinates of a block.
       decay: :math:`\beta`, in (0, 1].
       learning_rate: :math:`\alpha`.
@@ -54,9 +54,12 @@ def sparseloco(
 
     References:
       Sarfi et al., `Communication Efficient LLM Pre-training with SparseLoCo
-      <https://arxiv.org/abs/2508.15706>`_, 2025.
+      <https://arxiv.org/abs/2508.15706>`_, 2025. The defaults are the settings of Lidin et al.,
+      `Covenant-72B <https://arxiv.org/abs/2603.08163>`_, 2026.
 
-    Differs from the paper: see :func:`jaxcomm.compression.sparsifiers.coarse_top_k`. For replicas
+    Differs from the paper: see :func:`jaxcomm.compression.sparsifiers.coarse_top_k`. Code that the
+    authors released before the paper divides the sum of a coordinate by the number of workers that
+    sent it; the paper, and this function, divide by the number of all workers. For replicas
     with sharded parameters, compose :func:`diloco` with this aggregator in
     :func:`jaxcomm.shard_local`.
     """

@@ -1,7 +1,6 @@
 """Streaming DiLoCo: fragments of the parameters are averaged in turn and applied with a delay."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,17 @@ from jaxcomm._per_worker import per_worker
 from jaxcomm._require import require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
+from jaxcomm.synchronization._averaging_round import Rounds, averaging_round
 from jaxcomm.synchronization._exchange import period_of, require_axes_of
+from jaxcomm.synchronization._fragments import (
+    Counted,
+    Fragment,
+    Schedule,
+    Split,
+    StreamingUpdate,
+    joined,
+    parts_of,
+)
 from jaxcomm.synchronization._weighted_average import (
     apply_finite_step,
     displacement,
@@ -22,75 +31,21 @@ from jaxcomm.synchronization._weighted_average import (
     initial_diagnostics,
     no_steps,
     require_params,
-    select_if_finite,
     takes_part,
     updates_to,
-    weighted_average,
 )
 from jaxcomm.synchronization._wide import wide
-
-Fragment: TypeAlias = PyTree
-"""The tree of the parameters with `optax.MaskedNode` in place of the leaves of other fragments.
-
-Leaves keep their paths. So an aggregator distinguishes all fragments and finds their specs, and
-state is sharded as the parameters.
-"""
-
-
-class FragmentState(NamedTuple):
-    """The state of one fragment; equal on all workers except as the aggregator marks."""
-
-    anchor: Fragment  # the global parameters after its last averaging round, in float32 at least
-    aggregator: Any
-    outer: Any
-    done: PerWorker  # each worker's steps since the last averaging round
-    succeeded: jax.Array  # bool[], whether its last averaging round succeeded
-    counts: dict[
-        str, jax.Array
-    ]  # float32[], `skipped_steps` before it, and `skipped_exchanges` rounds
 
 
 class StreamingState(NamedTuple):
     """The state of `streaming_diloco` except the inner optimizer's."""
 
     step: jax.Array  # int32[], steps so far
-    fragments: tuple[FragmentState, ...]
+    done: tuple[PerWorker, ...]  # each worker's steps since the last exchange of each fragment
+    fragments: tuple[Rounds, ...]
     diagnostics: dict[
         str, jax.Array
     ]  # float32[], `skipped_steps` before the last averaging round, and `skipped_exchanges` rounds
-
-
-def _split_evenly(params: PyTree, fragments: int) -> list[int]:
-    """The fragment of each leaf: consecutive leaves, as equal in size as the order allows."""
-    sizes = [x.size for x in jax.tree.leaves(params)]
-    if fragments > len(sizes):
-        raise ValueError(
-            f"`fragments`={fragments} is more than the {len(sizes)} leaves of the parameters."
-        )
-    assigned: list[int] = []
-    before, total = 0, max(sum(sizes), 1)
-    for number, size in enumerate(sizes):
-        # The position of the leaf's middle, limited so that each fragment gets a leaf.
-        wanted = int((before + size / 2) / total * fragments)
-        lowest = max(assigned[-1] if assigned else 0, fragments - (len(sizes) - number))
-        highest = (assigned[-1] + 1) if assigned else 0
-        assigned.append(min(max(wanted, lowest), highest))
-        before += size
-    return assigned
-
-
-def _paths(params: PyTree) -> list[str]:
-    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-
-
-def _joined(parts: Sequence[Fragment]) -> PyTree:
-    """The tree whose leaves are in one of the fragments each."""
-
-    def present(*nodes: Any) -> Any:
-        return next(node for node in nodes if not isinstance(node, optax.MaskedNode))
-
-    masked = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
-    return jax.tree.map(present, *parts, is_leaf=masked)
 
 
 def streaming_diloco(
@@ -102,7 +57,7 @@ def streaming_diloco(
     overlap: int = 0,
     mixing_factor: float = 0.0,
     aggregator: optax.GradientTransformation | None = None,
-    split: Callable[[PyTree], list[int]] | None = None,
+    split: Split | None = None,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     r"""DiLoCo that averages the parameters in fragments, one at a time, and applies them late.
@@ -117,8 +72,9 @@ def streaming_diloco(
 
     Both lines hold from the H-th step on. A step sends at most one fragment. The peak load of a
     link therefore falls by the factor P, and the average load equals that of :func:`diloco`.
-    Results may be applied :math:`\tau` steps late. The program of a step waits for the result of
-    the fragment that it sends, unless the runtime overlaps steps.
+    Results may be applied :math:`\tau` steps late. A step of :func:`jaxcomm.make_step` waits for
+    the result of the fragment that it sends. One of
+    :func:`jaxcomm.training.make_overlapped_step` sends beside the next steps.
 
     Args:
       inner: Any optax optimizer, applied separately on each worker.
@@ -176,41 +132,70 @@ def streaming_diloco(
     require_axes_of(aggregator, axis_name)
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
     outer_tx = optax.with_extra_args_support(outer)
-    offsets = [number * period // fragments for number in range(fragments)]
+    schedule = Schedule(period, fragments, overlap)
 
-    def parts_of(tree: PyTree, params: PyTree) -> list[Fragment]:
-        numbers = (split or (lambda p: _split_evenly(p, fragments)))(params)
-        paths = _paths(params)
-        if len(numbers) != len(paths) or set(numbers) != set(range(fragments)):
-            raise ValueError(
-                f"`split` must give each of the {len(paths)} leaves a fragment from 0 to "
-                f"{fragments - 1}, and each fragment a leaf, got {numbers!r}."
-            )
-        leaves, treedef = jax.tree.flatten(tree)
+    def fragments_of(tree: PyTree, params: PyTree) -> list[Fragment]:
+        return parts_of(tree, params, fragments, split)
 
-        def part(fragment: int) -> Fragment:
-            own = [
-                x if number == fragment else optax.MaskedNode()
-                for x, number in zip(leaves, numbers, strict=True)
-            ]
-            return jax.tree.unflatten(treedef, own)
+    def init_counted(params: PyTree) -> Counted:
+        del params
+        _axis.require_bound(axis_name)
+        return Counted(jnp.zeros((), jnp.int32), (no_steps(axis_name),) * fragments)
 
-        return [part(fragment) for fragment in range(fragments)]
+    def count(
+        updates: PyTree,
+        state: Counted,
+        params: PyTree = None,
+        *,
+        weight: jax.Array | float | None = None,
+        **extra_args: Any,
+    ) -> tuple[PyTree, Counted]:
+        del extra_args
+        require_params(params, axis_name)
+        updates, one = apply_finite_step(params, updates, no_steps(axis_name), weight, axis_name)
+        done = tuple(jax.tree.map(jnp.add, before, one) for before in state.done)
+        return updates, Counted(state.step + 1, done)
+
+    def exchange(
+        fragment: Rounds,
+        displacements: Fragment,
+        done: PerWorker,
+        participates: jax.Array,
+        weighted: bool = False,
+        **extra_args: Any,
+    ) -> Rounds:
+        after, _ = averaging_round(
+            combine,
+            outer_tx,
+            fragment,
+            displacements,
+            done,
+            participates=participates,
+            weighted=weighted,
+            axis_name=axis_name,
+            extra_args=extra_args,
+        )
+        return after
+
+    def mixed(params: PyTree, anchor: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda y, a: mixing_factor * y + (1 - mixing_factor) * a, params, anchor
+        )
 
     def init_fn(params: PyTree) -> StreamingState:
-        _axis.require_bound(axis_name)
+        counted = init_counted(params)
         states = tuple(
-            FragmentState(
+            Rounds(
                 anchor=(anchor := first_anchor(part, axis_name)),
                 aggregator=combine.init(wide(part)),
                 outer=outer_tx.init(anchor),
-                done=no_steps(axis_name),
+                unsent=no_steps(axis_name),
                 succeeded=jnp.ones((), bool),
                 counts=initial_diagnostics(),
             )
-            for part in parts_of(params, params)
+            for part in fragments_of(params, params)
         )
-        return StreamingState(jnp.zeros((), jnp.int32), states, initial_diagnostics())
+        return StreamingState(*counted, states, initial_diagnostics())
 
     def update_fn(
         updates: PyTree,
@@ -221,72 +206,49 @@ def streaming_diloco(
         present: jax.Array | None = None,
         **extra_args: Any,
     ) -> tuple[PyTree, StreamingState]:
-        require_params(params, axis_name)
+        counted = Counted(state.step, state.done)
+        updates, counted = count(updates, counted, params, weight=weight)
         participates = takes_part(present, axis_name)
-        updates, one = apply_finite_step(params, updates, no_steps(axis_name), weight, axis_name)
-        step = state.step + 1
-
-        def exchange(fragment: FragmentState, x: Fragment, u: Fragment) -> FragmentState:
-            averaged = weighted_average(
-                combine,
-                fragment.aggregator,
-                fragment.anchor,
-                displacement(fragment.anchor, x, u),
-                fragment.done,
-                participates=participates,
-                weighted=weight is not None,
-                axis_name=axis_name,
-                extra_args=extra_args,
-            )
-            descent = jax.tree.map(jnp.negative, averaged.mean)
-            change, outer_state = outer_tx.update(
-                descent, fragment.outer, fragment.anchor, **extra_args
-            )
-            anchor = optax.apply_updates(fragment.anchor, change)
-            averaged_result = FragmentState(
-                anchor=anchor,
-                aggregator=averaged.aggregator,
-                outer=outer_state,
-                done=averaged.done,
-                succeeded=jnp.ones((), bool),
-                counts={
-                    **fragment.counts,
-                    "skipped_steps": fragment.counts["skipped_steps"] + averaged.skipped_steps,
-                },
-            )
-            local_result = fragment._replace(
-                succeeded=jnp.zeros((), bool),
-                counts={
-                    **fragment.counts,
-                    "skipped_exchanges": fragment.counts["skipped_exchanges"] + 1,
-                },
-            )
-            return select_if_finite(averaged, anchor, averaged_result, local_result)
 
         def advance(
-            offset: int, before: FragmentState, x: Fragment, u: Fragment
-        ) -> tuple[Fragment, FragmentState]:
-            local = before._replace(done=jax.tree.map(jnp.add, before.done, one))
-            exchanges = (step % period == offset) & (step >= period)
-            after = collective_cond(exchanges, lambda: exchange(local, x, u), lambda _: local)
-            arrives = (step % period == (offset + overlap) % period) & (step >= period + overlap)
-            local_params = jax.tree.map(jnp.add, wide(x), wide(u))
-            mixed = jax.tree.map(
-                lambda y, a: mixing_factor * y + (1 - mixing_factor) * a, local_params, after.anchor
-            )
-            applies = arrives & participates & after.succeeded
-            changes = jax.tree.map(lambda a, u: jnp.where(applies, a, u), updates_to(mixed, x), u)
-            return changes, after
+            number: int, before: Rounds, x: Fragment, u: Fragment
+        ) -> tuple[Fragment, Rounds, PerWorker]:
+            done = counted.done[number]
 
-        parts = parts_of(params, params), parts_of(updates, params)
-        advanced = [advance(*each) for each in zip(offsets, state.fragments, *parts, strict=True)]
-        changes, after = zip(*advanced, strict=True)
+            def averaged() -> tuple[Rounds, PerWorker]:
+                displacements = displacement(before.anchor, x, u)
+                weighted = weight is not None
+                after = exchange(before, displacements, done, participates, weighted, **extra_args)
+                return after, no_steps(axis_name)
+
+            begins = schedule.begins(number, counted.step)
+            after, done = collective_cond(begins, averaged, lambda _: (before, done))
+            local_params = jax.tree.map(jnp.add, wide(x), wide(u))
+            arrives = schedule.arrives(number, counted.step)
+            applies = arrives & participates & after.succeeded
+            merged = updates_to(mixed(local_params, after.anchor), x)
+            changes = jax.tree.map(lambda a, u: jnp.where(applies, a, u), merged, u)
+            return changes, after, done
+
+        parts = fragments_of(params, params), fragments_of(updates, params)
+        each = zip(range(fragments), state.fragments, *parts, strict=True)
+        changes, after, done = zip(*(advance(*one) for one in each), strict=True)
         # Every fragment counts each step, so the total is their maximum, not their sum.
         skipped_steps = jnp.max(jnp.stack([fragment.counts["skipped_steps"] for fragment in after]))
         failed = sum(fragment.counts["skipped_exchanges"] for fragment in after)
         report = {"skipped_steps": skipped_steps, "skipped_exchanges": failed}
-        return _joined(changes), StreamingState(step, after, report)
+        return joined(changes), StreamingState(counted.step, done, after, report)
 
-    return optax.chain(
-        per_worker(inner, axis_name), optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    local_inner = per_worker(inner, axis_name)
+    whole = optax.chain(local_inner, optax.GradientTransformationExtraArgs(init_fn, update_fn))
+    local = optax.chain(local_inner, optax.GradientTransformationExtraArgs(init_counted, count))
+    update = StreamingUpdate(
+        whole.update,
+        schedule,
+        _axis.names(axis_name),
+        local,
+        fragments_of,
+        exchange,
+        mixed,
     )
+    return optax.GradientTransformationExtraArgs(whole.init, update)

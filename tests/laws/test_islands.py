@@ -106,6 +106,52 @@ def test_a_mean_within_a_replica_by_the_transformation(method: str, where: Any) 
     assert "uint32" in {str(c.dtype) for c in sent.collectives if c.axes == ("ici",)}
 
 
+def _outer_of(aggregator: Any, axis_name: Any = "data") -> Any:
+    inner, outer = optax.sgd(0.1, momentum=0.5), optax.sgd(0.7, momentum=0.5)
+    return diloco(inner, outer, 3, aggregator, axis_name=axis_name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_devices_of_a_replica_share_the_outer_exchange(kind: AxisType) -> None:
+    """Each sends its slice between replicas: the same numbers, for a part of the bytes."""
+    expected = scanned(*prepared(_outer_of(jaxcomm.mean()), REPLICAS))
+    whole = prepared(_outer_of(jaxcomm.mean()), mesh_of(kind))
+    step, params, state = prepared(_outer_of(jaxcomm.sliced(jaxcomm.mean(), "ici")), mesh_of(kind))
+    np.testing.assert_allclose(scanned(step, params, state), expected, rtol=1e-5, atol=1e-6)
+    sent = jaxcomm.wire.account(step, params, state, ROWS[0]).bytes_by_axis
+    of_whole = jaxcomm.wire.account(*whole, ROWS[0]).bytes_by_axis
+    steps = 2 * (REPLICAS - 1) / REPLICAS * 4 * 2  # Numbers that are not sliced.
+    # Of 2 and 3 coordinates, the 3 are padded to 4.
+    assert sent["data"] - steps == (of_whole["data"] - steps) * 3 / 5
+    top_k = jaxcomm.top_k(ratio=0.5)  # Its residuals differ by device of a replica.
+    step, params, state = prepared(_outer_of(jaxcomm.sliced(top_k, "ici")), mesh_of(kind))
+    assert np.isfinite(scanned(step, params, state)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_stages_between_and_within_clusters_of_replicas(kind: AxisType) -> None:
+    """Replicas of one device over both axes: outer means in two stages, exact or in 16 bits."""
+    axes, sizes = ("dcn", "data"), {"dcn": 2, "data": REPLICAS // 2}
+    mesh = jax.make_mesh(tuple(sizes.values()), axes, axis_types=(kind,) * 2)
+    params = jaxcomm.PerWorker({"dcn,data": {"a": START[:, :2], "b": START[:, 2:]}})
+    params = jax.tree.map(jnp.asarray, params)
+    expected = scanned(*prepared(_outer_of(jaxcomm.mean()), REPLICAS))
+    for last, tolerance in (
+        (jaxcomm.mean("dcn"), 1e-5),
+        (jaxcomm.global_qsgd("dcn", bits=16), 2e-3),
+    ):
+        tx = _outer_of(jaxcomm.hierarchical(jaxcomm.mean("data"), last), axes)
+        state = jaxcomm.init(tx, params, mesh)
+        step = jaxcomm.make_step(loss, tx, mesh, axis_name=axes, metrics="own", donate=False)
+        after, kept = params, state
+        for rows in ROWS:
+            after, kept, _ = step(after, kept, rows)
+        found = np.concatenate([np.asarray(x) for x in after.per_worker["dcn,data"].values()], -1)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
 # Parameters that are sharded within a replica.
 WORKERS, SHARDS = 2, 4
 SPECS = {"up": P(None, "ici"), "bias": P("ici"), "down": P("ici"), "norm": P()}
@@ -174,6 +220,70 @@ def test_replicas_that_shard_their_parameters(case: LocalCase, kind: AxisType) -
     require_shards(params, state)
     for name, x in params.per_worker["data"].items():
         np.testing.assert_allclose(x, whole(case)[name], rtol=1e-4, atol=1e-5)
+
+
+# A codec's norms and choices are of a shard.
+DENSE = [c for c in GOSSIP if c.message >= 12 * 4 and c.name != "periodic_averaging"]
+
+
+def mixed(gossiped: Any) -> Any:
+    return optax.chain(jaxcomm.per_worker(optax.sgd(0.1, momentum=0.5)), gossiped)
+
+
+def of_shards(case: GossipCase) -> Any:
+    return jaxcomm.shard_local(case.make(WORKERS), SPECS)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("case", DENSE, ids=repr)
+def test_gossip_of_replicas_that_shard_their_parameters(case: GossipCase, kind: AxisType) -> None:
+    """Shard by shard as of whole parameters, and nothing but a flag over the shards' axis."""
+    tx = mixed(case.make(WORKERS))
+    params = jaxcomm.replicate(first_weights(), WORKERS)
+    step, state = jaxcomm.simulate(network, tx, WORKERS), jaxcomm.init(tx, params, WORKERS)
+    for x in BATCHES:
+        params, state, _ = step(params, state, x)
+    expected = jax.tree.map(np.asarray, params.per_worker["data"])
+    step, params, state = sharded(mixed(of_shards(case)), kind, metrics="own")
+    sent = jaxcomm.wire.account(step, params, state, BATCHES[0])
+    over = [c for c in sent.collectives if "ici" in c.axes]
+    assert {c.shape for c in over} == {()}
+    for x in BATCHES:
+        params, state, _ = step(params, state, x)
+    require_shards(params, ())
+    for name, x in params.per_worker["data"].items():
+        np.testing.assert_allclose(x, expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_gossip_skips_a_step_that_is_not_finite_in_one_shard(kind: AxisType) -> None:
+    """The worker keeps all its shards; and exact averages now and then, of shards."""
+    plain = gossip.dpsgd(gossip.ring(WORKERS))
+    rng, results = np.random.default_rng(3), []
+    batches = [
+        {n: rng.normal(size=(WORKERS, *s)).astype(np.float32) for n, s in SHAPES.items()}
+        for _ in range(STEPS)
+    ]
+    batches[1]["up"][1, 2, 5] = np.nan
+    mesh = jax.make_mesh((WORKERS, SHARDS), ("data", "ici"), axis_types=(kind,) * 2)
+    cut = {k: jax.device_put(x, NamedSharding(mesh, SPECS[k])) for k, x in first_weights().items()}
+    for where, start, inner in (
+        (WORKERS, first_weights(), plain),
+        (mesh, cut, jaxcomm.shard_local(plain, SPECS)),
+    ):
+        tx = mixed(gossip.periodic_averaging(3, inner))
+        options: Any = {"shard_axes": "ici"} if isinstance(where, Mesh) else {}
+        make: Any = jaxcomm.make_step if isinstance(where, Mesh) else jaxcomm.simulate
+        params = jaxcomm.replicate(start, where)
+        state = jaxcomm.init(tx, params, where, **options)
+        step = make(rows_of, tx, where, metrics="own", donate=False, **options)
+        for batch in batches:
+            params, state, _ = step(params, state, batch)
+        results.append(jax.tree.map(np.asarray, params.per_worker["data"]))
+    for name in SHAPES:
+        np.testing.assert_allclose(results[1][name], results[0][name], rtol=1e-5, atol=1e-5)
 
 
 def rows_of(params: Any, batch: Any) -> jax.Array:

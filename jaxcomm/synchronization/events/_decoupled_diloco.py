@@ -10,7 +10,7 @@ import optax
 
 from jaxcomm._base import PyTree
 from jaxcomm._require import require_transformation
-from jaxcomm.synchronization._exchange import outer_step
+from jaxcomm.synchronization._averaging_round import outer_step
 from jaxcomm.synchronization._require import require_int, require_seconds
 from jaxcomm.synchronization._wide import narrow, wide
 from jaxcomm.synchronization.events._messages import bytes_of

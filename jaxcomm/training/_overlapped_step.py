@@ -1,0 +1,291 @@
+"""A training step whose exchanges are programs of their own, beside the next steps."""
+
+import math
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
+from jaxcomm._mesh import is_traced, place, require_axes, shard_map, typed_as, unshared
+from jaxcomm._state import own_params, state_specs
+from jaxcomm.synchronization._averaging_round import Rounds
+from jaxcomm.synchronization._fragments import (
+    Counted,
+    Fragment,
+    StreamingUpdate,
+    joined,
+)
+from jaxcomm.synchronization._streaming_diloco import StreamingState
+from jaxcomm.synchronization._weighted_average import displacement, takes_part
+from jaxcomm.synchronization._wide import narrow, wide
+from jaxcomm.training._carry import Step
+from jaxcomm.training._make_step import make_step
+from jaxcomm.training._metrics import Metrics
+from jaxcomm.training._second_mesh import moved, require_beside
+from jaxcomm.training._worker_step import GradientFn
+
+
+class _Arrival(NamedTuple):
+    """What a finished exchange changes in the workers."""
+
+    anchor: Fragment
+    succeeded: jax.Array
+    counts: dict[str, jax.Array]
+
+
+def _streaming_of(tx: optax.GradientTransformation, axis_name: AxisName) -> StreamingUpdate:
+    update = getattr(tx, "update", None)
+    if not isinstance(update, StreamingUpdate):
+        raise ValueError(
+            "`tx` must be a `jaxcomm.synchronization.streaming_diloco(...)`, unwrapped, since only "
+            f"it states when its exchanges begin and arrive; got {tx!r}."
+        )
+    if update.axes != _axis.names(axis_name):
+        raise ValueError(
+            f"`tx` averages over {list(update.axes)}, but `axis_name` is {axis_name!r}: the axes "
+            "must be the same."
+        )
+    return update
+
+
+def make_overlapped_step(
+    loss_fn: LossFn,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    exchange_mesh: Mesh | None = None,
+    *,
+    axis_name: AxisName = "data",
+    has_aux: bool = False,
+    gradients: GradientFn | None = None,
+    metrics: Metrics = "own",
+    donate: bool = True,
+) -> Step:
+    r"""Makes a step whose exchanges run while the next steps compute.
+
+    .. math:: t \equiv o_p: \quad a' = \mathrm{exchange}(a, x_i)
+              \quad\text{begins}, \qquad
+              t \equiv o_p + \tau: \quad x_i \gets \alpha x_i + (1 - \alpha)\, a'
+
+    for the fragments, offsets and overlap of :func:`jaxcomm.synchronization.streaming_diloco`. The
+    results are those of :func:`jaxcomm.make_step` with the same `tx`, up to rounding. An exchange
+    is a program on `exchange_mesh`, and the step that begins it does not wait for it. The step that
+    applies it does. Steps send nothing but `metrics`; an exchange sends what `tx` sends.
+
+    On CPU, programs of one device wait for each other, so `exchange_mesh` is necessary there. To
+    trace several steps into one program, leave out `exchange_mesh` and pass `number`.
+
+    Args:
+      loss_fn: As for :func:`jaxcomm.make_step`.
+      tx: A `streaming_diloco`. With one fragment it is DiLoCo that is merged late.
+      mesh: The devices of the steps.
+      exchange_mesh: The devices of the exchanges, from :func:`second_mesh`; by default, `mesh`.
+      axis_name: The mesh axis, or axes, of the workers. Other axes index devices of one worker.
+      has_aux: As for :func:`jaxcomm.make_step`.
+      gradients: As for :func:`jaxcomm.make_step`.
+      metrics: As for :func:`jaxcomm.make_step`. The mean over workers makes them wait for each
+        other in each step, beside an exchange.
+      donate: Whether to donate the buffers of params and state to the new ones.
+
+    Returns:
+      `step(params, opt_state, batch, *, key=None, present=None, number=None) -> (params, opt_state,
+      metrics)`, for params from :func:`jaxcomm.replicate` and a state from :func:`jaxcomm.init`.
+
+      - In the new state, the fragments are on `exchange_mesh`. Those under way are arrays that are
+        not ready yet. So nothing is outside the state: to save it waits for the exchange.
+      - `present` is as for `streaming_diloco`.
+      - `number` is the number of the step, a Python int from 1. Inside `jax.jit` it is necessary,
+        because there the counter in the state is not known; only its remainder modulo the period
+        counts after the first two periods. Outside, the counter is used.
+      - The diagnostics of an exchange appear in the step that applies it.
+
+      On CPU devices, a call waits for the previous step, and the begin of an exchange for the
+      previous exchange. So no two steps and no two exchanges are in flight.
+
+    Raises:
+      ValueError: As :func:`jaxcomm.make_step` does; or if `tx` is no `streaming_diloco`, the meshes
+        share devices or differ in their axes, the state is of another `tx`, or `number` is missing
+        inside `jax.jit` or differs from the counter.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, jaxcomm
+      >>> mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+      >>> beside = jaxcomm.training.second_mesh(mesh)
+      >>> tx = jaxcomm.synchronization.streaming_diloco(
+      ...     optax.sgd(0.5), optax.sgd(1.0), 2, fragments=1, overlap=1
+      ... )
+      >>> params = jaxcomm.replicate(jnp.float32(3), mesh)
+      >>> state = jaxcomm.init(tx, params, mesh)
+      >>> loss = lambda w, x: jnp.mean((w - x) ** 2)
+      >>> step = jaxcomm.training.make_overlapped_step(loss, tx, mesh, beside)
+      >>> for _ in range(3):
+      ...     params, state, metrics = step(params, state, jnp.ones(1))
+      >>> print(params.per_worker["data"])
+      [1.]
+
+    References:
+      Douillard et al., `Streaming DiLoCo <https://arxiv.org/abs/2501.18512>`_, 2025.
+    """
+    require_axes(mesh, axis_name)
+    streaming = _streaming_of(tx, axis_name)
+    if exchange_mesh is not None:
+        require_beside(mesh, exchange_mesh)
+    beside, schedule = exchange_mesh or mesh, streaming.schedule
+    local_step = make_step(
+        loss_fn,
+        streaming.local,
+        mesh,
+        axis_name=axis_name,
+        has_aux=has_aux,
+        gradients=gradients,
+        metrics=metrics,
+        donate=donate,
+    )
+    workers = math.prod(mesh.shape[name] for name in _axis.names(axis_name))
+    whole = PartitionSpec()
+
+    def exchange(
+        fragment: Rounds, x: PerWorker, done: PerWorker, present: jax.Array | None
+    ) -> Rounds:
+        def on_worker(
+            fragment: Rounds, x: PerWorker, done: PerWorker, present: jax.Array | None
+        ) -> Rounds:
+            own = own_params(x)
+            still = jax.tree.map(jnp.zeros_like, own)
+            displacements = displacement(fragment.anchor, own, still)
+            return streaming.exchange(fragment, displacements, done, takes_part(present, axis_name))
+
+        specs = state_specs(fragment)
+        in_specs = (specs, state_specs(x), state_specs(done), whole)
+        run = shard_map(on_worker, beside, in_specs, specs)
+        return typed_as(run(fragment, x, done, present), fragment)
+
+    def merge(
+        x: PerWorker, arrival: _Arrival, diagnostics: PyTree, present: jax.Array | None
+    ) -> tuple[PerWorker, PyTree]:
+        def on_worker(
+            x: PerWorker, arrival: _Arrival, diagnostics: PyTree, present: jax.Array | None
+        ) -> tuple[PerWorker, PyTree]:
+            own = own_params(x)
+            merged = narrow(streaming.mixed(wide(own), arrival.anchor), own)
+            applies = takes_part(present, axis_name) & arrival.succeeded
+            new = jax.tree.map(lambda a, b: jnp.where(applies, a, b)[None], merged, own)
+            # Every fragment counts each step, but each exchange only once.
+            most = jnp.maximum(diagnostics["skipped_steps"], arrival.counts["skipped_steps"])
+            failed = diagnostics["skipped_exchanges"] + jnp.where(arrival.succeeded, 0.0, 1.0)
+            report = {"skipped_steps": most, "skipped_exchanges": failed}
+            return PerWorker({_axis.label(axis_name): new}), report
+
+        specs = state_specs((x, diagnostics))
+        run = shard_map(on_worker, mesh, (specs[0], whole, whole, whole), specs)
+        return typed_as(run(x, arrival, diagnostics, present), (x, diagnostics))
+
+    def cleared(done: PerWorker) -> PerWorker:
+        return typed_as(jax.tree.map(jnp.zeros_like, done), done)
+
+    first = 0 if donate else ()
+    compiled_exchange = jax.jit(exchange, donate_argnums=first)
+    compiled_merge = jax.jit(merge, donate_argnums=first)
+    per_worker = NamedSharding(mesh, PartitionSpec(_axis.names(axis_name)))
+    compiled_cleared = jax.jit(cleared, out_shardings=per_worker)
+
+    def number_of(step: Any, number: int | None) -> int:
+        if isinstance(step, jax.core.Tracer):
+            if exchange_mesh is not None or number is None:
+                raise ValueError(
+                    "Inside `jax.jit`, steps and exchanges are one program: make the step without "
+                    "`exchange_mesh`, and pass the number of each step, as in `step(params, "
+                    "opt_state, batch, number=1)`."
+                )
+            return number
+        found = int(step) + 1
+        if number not in (None, found):
+            raise ValueError(f"`number` is {number}, but the state is before step {found}.")
+        return found
+
+    def placed(fragments: tuple[Rounds, ...]) -> tuple[Rounds, ...]:
+        there = set(beside.devices.flat)
+        leaves = jax.tree.leaves(fragments)
+        if all(isinstance(x, jax.Array) and x.sharding.device_set == there for x in leaves):
+            return fragments
+        specs = state_specs(fragments)
+        on_mesh = place(fragments, mesh, specs, "opt_state")
+        found: tuple[Rounds, ...] = moved(on_mesh, mesh, beside)
+        return found
+
+    def step(
+        params: PyTree,
+        opt_state: optax.OptState,
+        batch: PyTree,
+        *,
+        key: jax.Array | None = None,
+        present: jax.Array | None = None,
+        number: int | None = None,
+    ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
+        if not (isinstance(params, PerWorker) and isinstance(opt_state, tuple)):
+            raise ValueError(
+                "`params` and `opt_state` must be from `jaxcomm.replicate(params, mesh)` and "
+                f"`jaxcomm.init(tx, params, mesh)`, got {type(params).__name__} and "
+                f"{type(opt_state).__name__}."
+            )
+        inner, streams = opt_state
+        if not isinstance(streams, StreamingState):
+            raise ValueError(
+                "`opt_state` is not of this `tx`: make it by `jaxcomm.init(tx, params, mesh)`."
+            )
+        if len(streams.fragments) != schedule.fragments:
+            raise ValueError(
+                f"`opt_state` has {len(streams.fragments)} fragments, but `tx` has "
+                f"{schedule.fragments}: make a new one by `jaxcomm.init(tx, params, mesh)`."
+            )
+        if present is not None and np.shape(present) != (workers,):
+            raise ValueError(
+                f"`present` must have one bool per worker, [{workers}], got shape "
+                f"{np.shape(present)}."
+            )
+        now = number_of(streams.step, number)
+        traced = is_traced((params, opt_state, batch))
+        exchange_, merge_, cleared_ = (
+            (exchange, merge, cleared)
+            if traced
+            else (compiled_exchange, compiled_merge, compiled_cleared)
+        )
+        params, (inner, counted), values = local_step(
+            params, (inner, Counted(streams.step, streams.done)), batch, key=key
+        )
+        if not traced and present is not None:
+            present = cast(jax.Array, np.asarray(present))  # It is for both meshes.
+        fragments = [*(streams.fragments if traced else placed(streams.fragments))]
+        done, diagnostics = [*counted.done], streams.diagnostics
+        (axis,) = params.per_worker
+        own = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params.per_worker[axis]
+        )
+        parts = streaming.parts_of(params.per_worker[axis], own)
+
+        for index in range(schedule.fragments):
+            if schedule.begins(index, now):
+                if not traced:  # Two exchanges in flight might need more threads than there are.
+                    jax.block_until_ready(fragments)
+                    (fragments[index],) = unshared(fragments[index])
+                sent = moved((PerWorker({axis: parts[index]}), done[index]), mesh, beside)
+                fragments[index] = exchange_(fragments[index], sent[0], sent[1], present)
+                done[index] = cleared_(done[index])
+        for index in range(schedule.fragments):
+            if schedule.arrives(index, now):
+                after = fragments[index]
+                arrival = _Arrival(after.anchor, after.succeeded, after.counts)
+                arrived = moved(arrival, beside, mesh)
+                x = PerWorker({axis: parts[index]})
+                x, diagnostics = merge_(x, arrived, diagnostics, present)
+                parts[index] = x.per_worker[axis]
+
+        report = {f"diagnostics/{name}": value for name, value in diagnostics.items()}
+        streams = StreamingState(counted.step, tuple(done), tuple(fragments), diagnostics)
+        return PerWorker({axis: joined(parts)}), (inner, streams), values | report
+
+    return step

@@ -1,0 +1,92 @@
+"""What computes while an outer exchange is under way, compiled for eight GPUs and TPUs.
+
+The exchange of Streaming DiLoCo in a program of several steps: under a condition, as the steps of
+`make_step` have it, and without, as those of `make_overlapped_step`.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+from jaxcomm import scheduling
+from jaxcomm.synchronization import streaming_diloco
+from jaxcomm.training import make_overlapped_step
+
+LAYERS, SIDE, ROWS = 4, 2048, 512
+PERIOD, OVERLAP = 4, 2
+
+
+def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    for name in sorted(params):
+        x = jax.nn.relu(x @ params[name])
+    return jnp.mean(x**2)
+
+
+def compiled(mesh: Mesh, conditional: bool, **options: str | bool) -> Any:
+    """A program of one period, after the first two."""
+    tx = streaming_diloco(
+        optax.sgd(0.1),
+        optax.sgd(0.7, momentum=0.9, nesterov=True),
+        PERIOD,
+        fragments=2,
+        overlap=OVERLAP,
+        mixing_factor=0.5,
+    )
+    shape = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
+    params = {f"w{number}": shape for number in range(LAYERS)}
+    own = jax.eval_shape(lambda params: jaxcomm.replicate(params, 8), params)
+    state = jax.eval_shape(lambda params: jaxcomm.init(tx, params, mesh), own)
+    args = jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
+        (own, state),
+        jaxcomm.state_specs((own, state)),
+    )
+    batches = jax.ShapeDtypeStruct(
+        (PERIOD, 8 * ROWS, SIDE), jnp.float32, sharding=NamedSharding(mesh, P(None, "data"))
+    )
+    whole = jaxcomm.make_step(loss, tx, mesh, metrics="own")
+    apart = make_overlapped_step(loss, tx, mesh)
+
+    def run(params: Any, state: Any, batches: jax.Array) -> Any:
+        for number in range(PERIOD):
+            step = whole if conditional else functools.partial(apart, number=2 * PERIOD + number)
+            params, state, _ = step(params, state, batches[number])
+        return params, state
+
+    on_gpu = mesh.devices.flat[0].platform != "tpu"
+    quick: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"} if on_gpu else {}
+    return jax.jit(run).lower(*args, batches).compile(compiler_options={**quick, **options})
+
+
+def large(program: Any) -> list[Any]:
+    """The messages of more than counts."""
+    found = scheduling.overlap_report(program)
+    print(found)
+    return [each for each in found.overlaps if each.bytes > 2**20]
+
+
+def test_an_exchange_overlaps_on_gpus_if_the_program_has_its_arrival(eight_h200: Mesh) -> None:
+    """Two messages per fragment. The second fragment arrives after the program's end."""
+    found = large(compiled(eight_h200, conditional=False))
+    assert all(each.asynchronous for each in found) and len(found) == 4
+    assert all(each.during > 0 for each in found[:2])
+    assert all(each.during == 0 for each in found[2:])
+
+
+def test_under_a_condition_nothing_overlaps(eight_h200: Mesh) -> None:
+    found = large(compiled(eight_h200, conditional=True))
+    assert found
+    assert all(each.during == 0 for each in found)
+
+
+def test_on_tpus(eight_chips: Mesh) -> None:
+    """XLA has nothing between start and done: all-reduces are synchronous instructions."""
+    found = large(compiled(eight_chips, conditional=False))
+    assert found
+    assert not any(each.asynchronous for each in found)

@@ -1,0 +1,227 @@
+"""Exchanges beside steps: the numbers of the one program, what waits for what, and mistakes."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh
+
+import jaxcomm
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.synchronization import diloco, streaming_diloco
+from jaxcomm.training import make_overlapped_step, second_mesh
+from tests.slow import slow
+
+N, STEPS = 4, 15
+RNG = np.random.default_rng(0)
+SIZES = {"a": 3, "b": 5, "c": 2}
+TARGETS = [
+    {name: RNG.normal(size=(N, size)).astype(np.float32) for name, size in SIZES.items()}
+    for _ in range(STEPS)
+]
+TARGETS[4]["b"][2] = np.nan  # A step that one worker skips.
+AWAY = np.array([True, True, False, True])
+
+
+def loss(x: Any, target: Any) -> jax.Array:
+    far = (jnp.sum((x[name].astype(jnp.float32) - target[name][0]) ** 2) for name in SIZES)
+    return 0.5 * sum(far)
+
+
+def mesh_of(kind: AxisType = AxisType.Auto, workers: int = N) -> Mesh:
+    return jax.make_mesh((workers,), ("data",), (kind,), devices=jax.devices()[:workers])
+
+
+def streaming(**options: Any) -> Any:
+    given = {"fragments": 2, "overlap": 3, "mixing_factor": 0.25, **options}
+    outer = optax.sgd(0.7, momentum=0.5)
+    return streaming_diloco(optax.sgd(0.1, momentum=0.5), outer, 4, **given)
+
+
+def start(tx: Any, mesh: Mesh, dtype: Any = jnp.float32) -> tuple[Any, Any]:
+    zeros = {name: jnp.zeros(size, dtype) for name, size in SIZES.items()}
+    params = jaxcomm.replicate(zeros, mesh)
+    return params, jaxcomm.init(tx, params, mesh)
+
+
+def trained(step: Any, params: Any, state: Any, away: Any) -> tuple[list[Any], Any, Any]:
+    """The parameters of all workers after each step, the last state, and the last metrics."""
+    found = []
+    for number, target in enumerate(TARGETS):
+        extra = {} if away is None else {"present": AWAY | (number % 3 != away)}
+        params, state, metrics = step(params, state, target, **extra)
+        found.append(jax.tree.map(np.asarray, params.per_worker["data"]))
+    return found, state, metrics
+
+
+def require_equal(found: list[Any], expected: list[Any], **tolerance: float) -> None:
+    for x, y in zip(found, expected, strict=True):
+        for name in SIZES:
+            one, other = x[name].astype(np.float32), y[name].astype(np.float32)
+            np.testing.assert_allclose(one, other, **{"rtol": 1e-5, "atol": 1e-6, **tolerance})
+
+
+FEEDBACK = {"aggregator": jaxcomm.all_gather_mean("data", error_feedback(top_k(k=1)))}
+BOTH = [
+    ({**FEEDBACK}, AxisType.Auto, 0),
+    slow({}, AxisType.Explicit, None),
+    slow({"overlap": 0}, AxisType.Auto, 1),
+    slow({"overlap": 1, "fragments": 3, "mixing_factor": 0.0}, AxisType.Explicit, 2),
+    slow({"fragments": 1, "overlap": 2, **FEEDBACK}, AxisType.Explicit, None),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "away"), BOTH)
+def test_equals_the_one_program(options: Any, kind: AxisType, away: Any) -> None:
+    """Parameters, anchors and counts; with a worker's NaN, and a worker that is away at times."""
+    mesh, tx = mesh_of(kind), streaming(**options)
+    whole = jaxcomm.make_step(loss, tx, mesh, metrics="own", donate=False)
+    expected, last, told = trained(whole, *start(tx, mesh), away)
+    step = make_overlapped_step(loss, tx, mesh, second_mesh(mesh))
+    found, state, metrics = trained(step, *start(tx, mesh), away)
+    require_equal(found, expected)
+    assert jax.tree.structure(state) == jax.tree.structure(last)
+    for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(last), strict=True
+    ):
+        if "diagnostics" in jax.tree_util.keystr(path):
+            continue  # Reported when a fragment arrives, not when it is sent.
+        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(
+                x, y, rtol=1e-5, atol=1e-6, err_msg=jax.tree_util.keystr(path)
+            )
+    assert metrics.keys() == told.keys()
+    assert float(metrics["diagnostics/skipped_steps"]) == 1.0
+
+
+@pytest.mark.slow
+def test_bfloat16_and_inner_devices() -> None:
+    """A worker of two devices; parameters of 16 bits are rounded before they are sent."""
+    devices = np.array(jax.devices())
+    both = [Mesh(part.reshape(2, 2), ("data", "ici")) for part in (devices[:4], devices[4:])]
+    tx = streaming()
+    rows = jax.tree.map(lambda x: np.repeat(x[:2], 2, axis=0), TARGETS[:4] + TARGETS[5:])
+    runs = []
+    for make in (
+        functools.partial(jaxcomm.make_step, metrics="own", donate=False),
+        lambda *args: make_overlapped_step(*args, both[1]),
+    ):
+        params, state = start(tx, both[0], jnp.bfloat16)
+        step = make(loss, tx, both[0])
+        for target in rows:
+            params, state, _ = step(params, state, target)
+        runs.append([jax.tree.map(np.asarray, params.per_worker["data"])])
+    require_equal(*runs, rtol=0.02, atol=0.02)
+
+
+def test_only_the_step_that_begins_an_exchange_sends() -> None:
+    """The step that applies a result has no collective: it only waits for what it reads."""
+    mesh, tx = mesh_of(), streaming()
+    step, carry = make_overlapped_step(loss, tx, mesh), start(tx, mesh)
+    for number, sends in ((7, False), (8, True), (9, False)):  # 7 and 9 apply fragments.
+        run = functools.partial(step, number=number)
+        program = str(jax.make_jaxpr(run)(*carry, TARGETS[0]))
+        assert ("psum" in program) == sends
+
+
+@pytest.mark.slow
+def test_a_state_of_the_one_program_goes_on() -> None:
+    """A state with a fragment under way, and one that was saved: the same from there on."""
+    mesh, tx = mesh_of(), streaming(**FEEDBACK)
+    whole = jaxcomm.make_step(loss, tx, mesh, metrics="own", donate=False)
+    expected, _, _ = trained(whole, *start(tx, mesh), None)
+    params, state = start(tx, mesh)
+    for target in TARGETS[:5]:
+        params, state, _ = whole(params, state, target)
+    step = make_overlapped_step(loss, tx, mesh, second_mesh(mesh))
+    for target in TARGETS[5:9]:
+        params, state, _ = step(params, state, target)
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    saved = lambda tree: jax.tree.map(lambda x: x if is_key(x) else np.asarray(x), tree)  # noqa: E731
+    params, state = saved(params), saved(state)
+    for target in TARGETS[9:]:
+        params, state, _ = step(params, state, target)
+    require_equal([jax.tree.map(np.asarray, params.per_worker["data"])], expected[-1:])
+
+
+def test_several_steps_in_one_program() -> None:
+    """With numbers, under jit: one period a program; exchanges have no condition."""
+    mesh, tx = mesh_of(), streaming()
+    expected, _, _ = trained(
+        jaxcomm.make_step(loss, tx, mesh, metrics="own", donate=False), *start(tx, mesh), None
+    )
+    step = make_overlapped_step(loss, tx, mesh)
+
+    @functools.partial(jax.jit, static_argnums=3)
+    def run(params: Any, state: Any, targets: Any, first: int) -> Any:
+        for number, target in enumerate(targets):
+            params, state, _ = step(params, state, target, number=first + number)
+        return params, state
+
+    params, state = start(tx, mesh)
+    for first in (1, 5, 9):
+        targets = TARGETS[first - 1 : first + 3]
+        params, state = run(params, state, targets, min(first, 9))
+        after = jax.tree.map(np.asarray, params.per_worker["data"])
+        require_equal([after], [expected[first + 2]])
+    program = str(jax.make_jaxpr(run, static_argnums=3)(params, state, TARGETS[:4], 9))
+    assert "psum" in program and "cond[" not in program
+
+
+def _second(**options: Any) -> Any:
+    mesh = mesh_of()
+    given = {"tx": streaming(), "exchange_mesh": second_mesh(mesh), **options}
+    return make_overlapped_step(loss, given.pop("tx"), mesh, **given)
+
+
+def _called(tx: Any = None, state: Any = None, **extra: Any) -> Any:
+    params, own = start(tx or streaming(), mesh_of())
+    return _second()(params, own if state is None else state, TARGETS[0], **extra)
+
+
+def _under_jit(step: Any, **extra: Any) -> Any:
+    run = lambda *args: step(*args, **extra)  # noqa: E731
+    return jax.eval_shape(run, *start(streaming(), mesh_of()), TARGETS[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: second_mesh(mesh_of(workers=8)), "no device beside.*jax_num_cpu_devices"),
+        (lambda: _second(tx=optax.sgd(0.1)), "`tx` must be a `jaxcomm.synchronization.streaming"),
+        (
+            lambda: _second(tx=diloco(optax.sgd(0.1), optax.sgd(0.7), 4)),
+            "`tx` must be a `jaxcomm.synchronization.streaming",
+        ),
+        (lambda: _second(tx=streaming(axis_name="ici")), r"averages over \['ici'\].*'data'"),
+        (lambda: _second(axis_name=("data", "data")), "several distinct axes"),
+        (lambda: _second(exchange_mesh=mesh_of()), "shares .* with `mesh`.*wait for each other"),
+        (lambda: _second(exchange_mesh=4), "`exchange_mesh` must be a `jax.sharding.Mesh`"),
+        (
+            lambda: _second(exchange_mesh=mesh_of(workers=2)),
+            "`exchange_mesh` must have the axes of `mesh`",
+        ),
+        (lambda: streaming(overlap=4), "`overlap` must be a Python int from 0 to 3 for `period`=4"),
+        (lambda: _called(number=3), "`number` is 3, but the state is before step 1"),
+        (lambda: _called(streaming(fragments=3)), "has 3 fragments, but `tx` has 2"),
+        (lambda: _called(state=((), optax.EmptyState())), "not of this `tx`"),
+        (lambda: _called(state={}), "must be from `jaxcomm.replicate"),
+        (
+            lambda: _called(present=np.ones(3, bool)),
+            r"one bool per worker, \[4\], got shape \(3,\)",
+        ),
+        (lambda: _under_jit(_second(), number=1), "without `exchange_mesh`"),
+        (
+            lambda: _under_jit(make_overlapped_step(loss, streaming(), mesh_of())),
+            "pass the number of each step",
+        ),
+    ],
+)
+def test_mistakes(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
