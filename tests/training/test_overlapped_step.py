@@ -149,6 +149,7 @@ def test_a_state_of_the_one_program_goes_on() -> None:
     require_equal([jax.tree.map(np.asarray, params.per_worker["data"])], expected[-1:])
 
 
+@pytest.mark.slow
 def test_several_steps_in_one_program() -> None:
     """With numbers, under jit: one period a program; exchanges have no condition."""
     mesh, tx = mesh_of(), streaming()
