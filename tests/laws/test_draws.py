@@ -8,14 +8,15 @@ import pytest
 from tests.cases import MEANS, Case, rows
 from tests.workers import aggregate, aggregator, initial
 
-WORKERS = 4
+WORKERS, SIZE = 4, 200
 RANDOM = [c for c in MEANS if c.random and not c.fitted]
 
 
 def _halfway(case: Case) -> jax.Array:
-    """Updates that lie between two levels, with a first coordinate that sets the norm."""
-    updates = np.full((WORKERS, 200), 0.7 * min(case.resolution(WORKERS, 1), 1), np.float32)
-    updates[:, 0] = 1
+    """Updates that lie between two levels, after the extremes and the one that sets the norm."""
+    updates = np.full((WORKERS, SIZE), 0.7 * min(case.resolution(WORKERS, 1), 1), np.float32)
+    extremes = case.extremes(SIZE)
+    updates[:, :extremes], updates[:, extremes] = 2, 1
     return jnp.asarray(updates)
 
 
@@ -23,7 +24,7 @@ def check_workers_draw_apart(case: Case) -> None:
     # Four workers round one number, each up or down: with private coins, the sum takes more than
     # the two values of a common coin.
     result = aggregate(case.make(), _halfway(case))
-    assert len(np.unique(result[0, 1:])) > 2
+    assert len(np.unique(result[0, case.extremes(SIZE) + 1 :])) > 2
 
 
 @pytest.mark.parametrize(
