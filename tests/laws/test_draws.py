@@ -12,7 +12,7 @@ WORKERS, SIZE = 4, 200
 RANDOM = [c for c in MEANS if c.random and not c.fitted]
 
 
-def _halfway(case: Case) -> jax.Array:
+def halfway(case: Case) -> jax.Array:
     """Updates that lie between two levels, after the extremes and the one that sets the norm."""
     updates = np.full((WORKERS, SIZE), 0.7 * min(case.resolution(WORKERS, 1), 1), np.float32)
     extremes = case.extremes(SIZE)
@@ -23,7 +23,7 @@ def _halfway(case: Case) -> jax.Array:
 def check_workers_draw_apart(case: Case) -> None:
     # Four workers round one number, each up or down: with private coins, the sum takes more than
     # the two values of a common coin.
-    result = aggregate(case.make(), _halfway(case))
+    result = aggregate(case.make(), halfway(case))
     assert len(np.unique(result[0, case.extremes(SIZE) + 1 :])) > 2
 
 
@@ -36,7 +36,7 @@ def test_workers_draw_apart(case: Case) -> None:
 
 @pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
 def test_steps_draw_apart(case: Case) -> None:
-    tx, given = case.make(), _halfway(case)
+    tx, given = case.make(), halfway(case)
     run, ones = aggregator(tx, WORKERS, "vmap"), np.ones(WORKERS, np.float32)
     first, state = run(given, initial(tx, given, "vmap"), ones)
     second, _ = run(given, state, ones)
@@ -45,7 +45,7 @@ def test_steps_draw_apart(case: Case) -> None:
 
 @pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
 def test_the_seed_decides(case: Case) -> None:
-    given = _halfway(case)
+    given = halfway(case)
     first, again = (aggregate(case.make(), given) for _ in range(2))
     other = aggregate(case.make(seed=1), given)
     np.testing.assert_array_equal(first, again)
