@@ -52,6 +52,8 @@ class Case(NamedTuple):
       alien: Why a small layer beside a large one does not get an update of its own magnitude, in
         the scope that the row takes by default; empty where it does.
       fitted: Easy input is represented exactly, and nothing is drawn.
+      extremes: `coordinates -> number` of the largest ones, which are sent exactly; the others are
+        rounded to levels of their own.
       discount: The factor by which a step of feedback multiplies the earlier error.
       aim: `updates [steps, n, d] -> [steps, d]`, in NumPy, whose mean over time results have in
         the long run, of updates that do not change; `None` for the mean of workers.
@@ -83,6 +85,7 @@ class Case(NamedTuple):
     feedback: bool = False
     common_coins: bool = False
     fitted: bool = False
+    extremes: Callable[[int], int] = lambda d: 0
     spreads: bool = False
     discount: float = 1.0
     aim: Callable[[np.ndarray], np.ndarray] | None = None

@@ -120,7 +120,7 @@ CHAINED = [
         codec=_RESERVED,
         compressor=_RESERVED,
         moment=_reserved_moment,
-        fitted=True,  # Beside one extreme, equal coordinates are a level of their own.
+        extremes=quarter,
         alien=COMMON_NOISE,
     ),
     Case(

@@ -12,7 +12,7 @@ import scipy.stats
 import jaxcomm
 from jaxcomm import _noise
 from tests.cases import CASES, Case, rows
-from tests.laws.test_draws import RANDOM
+from tests.laws.test_draws import RANDOM, halfway
 from tests.workers import aggregate
 
 ALPHA = 1e-6
@@ -56,14 +56,8 @@ def test_the_same_method_at_both_stages_is_unbiased(case: Case) -> None:
     check_stages(case, case)
 
 
-def _halfway(case: Case) -> jax.Array:
-    updates = np.full((4, 200), 0.7 * min(case.resolution(4, 1), 1), np.float32)
-    updates[:, 0] = 1
-    return jnp.asarray(updates)
-
-
 def check_branches(case: Case, seed: int = 0) -> None:
-    alike = {"a": _halfway(case), "b": _halfway(case)}
+    alike = {"a": halfway(case), "b": halfway(case)}
     labels = {"a": "first", "b": "second"}
     tx = optax.partition({"first": case.make(), "second": case.make(seed=seed)}, labels)
     result = aggregate(tx, alike)
@@ -79,7 +73,7 @@ def test_branches_draw_apart(case: Case) -> None:
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
 def test_an_optimizer_built_anew_draws_as_before(case: Case) -> None:
-    given = _halfway(case)
+    given = halfway(case)
     case.make.__wrapped__(seed=3)  # Another one made in between changes nothing.
     again = aggregate(case.make.__wrapped__(), given)
     np.testing.assert_array_equal(aggregate(case.make(), given), again)

@@ -8,22 +8,23 @@ import pytest
 from tests.cases import MEANS, Case, rows
 from tests.workers import aggregate, aggregator, initial
 
-WORKERS = 4
+WORKERS, SIZE = 4, 200
 RANDOM = [c for c in MEANS if c.random and not c.fitted]
 
 
-def _halfway(case: Case) -> jax.Array:
-    """Updates that lie between two levels, with a first coordinate that sets the norm."""
-    updates = np.full((WORKERS, 200), 0.7 * min(case.resolution(WORKERS, 1), 1), np.float32)
-    updates[:, 0] = 1
+def halfway(case: Case) -> jax.Array:
+    """Updates that lie between two levels, after the extremes and the one that sets the norm."""
+    updates = np.full((WORKERS, SIZE), 0.7 * min(case.resolution(WORKERS, 1), 1), np.float32)
+    extremes = case.extremes(SIZE)
+    updates[:, :extremes], updates[:, extremes] = 2, 1
     return jnp.asarray(updates)
 
 
 def check_workers_draw_apart(case: Case) -> None:
     # Four workers round one number, each up or down: with private coins, the sum takes more than
     # the two values of a common coin.
-    result = aggregate(case.make(), _halfway(case))
-    assert len(np.unique(result[0, 1:])) > 2
+    result = aggregate(case.make(), halfway(case))
+    assert len(np.unique(result[0, case.extremes(SIZE) + 1 :])) > 2
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_workers_draw_apart(case: Case) -> None:
 
 @pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
 def test_steps_draw_apart(case: Case) -> None:
-    tx, given = case.make(), _halfway(case)
+    tx, given = case.make(), halfway(case)
     run, ones = aggregator(tx, WORKERS, "vmap"), np.ones(WORKERS, np.float32)
     first, state = run(given, initial(tx, given, "vmap"), ones)
     second, _ = run(given, state, ones)
@@ -44,7 +45,7 @@ def test_steps_draw_apart(case: Case) -> None:
 
 @pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
 def test_the_seed_decides(case: Case) -> None:
-    given = _halfway(case)
+    given = halfway(case)
     first, again = (aggregate(case.make(), given) for _ in range(2))
     other = aggregate(case.make(seed=1), given)
     np.testing.assert_array_equal(first, again)

@@ -26,18 +26,19 @@ def low_bits(width: jax.Array) -> jax.Array:
     return (jnp.uint32(1) << width.astype(jnp.uint32)) - jnp.uint32(1)
 
 
-def running_sum(x: jax.Array) -> jax.Array:
-    """The sums of int32[n, rows] along each row, up to each element."""
+def sums_before(x: jax.Array) -> jax.Array:
+    """The sum of int32[n, rows] before each element along its row; `n - 1` steps on CPUs."""
 
     def by_steps(x: jax.Array) -> jax.Array:
         def add(total: jax.Array, more: jax.Array) -> tuple[jax.Array, jax.Array]:
             return total + more, total + more
 
-        return lax.scan(add, _axis.varying_like(jnp.zeros(x.shape[1], jnp.int32), x), x)[1]
+        nothing = _axis.varying_like(jnp.zeros(x.shape[1], jnp.int32), x)
+        return jnp.concatenate([nothing[None], lax.scan(add, nothing, x[:-1])[1]])
 
     # XLA for CPUs takes 60 times as long for a `cumsum`.
     return lax.platform_dependent(
-        x, cpu=by_steps, default=lambda x: jnp.cumsum(x, axis=0, dtype=jnp.int32)
+        x, cpu=by_steps, default=lambda x: jnp.cumsum(x, axis=0, dtype=jnp.int32) - x
     )
 
 
@@ -60,7 +61,7 @@ def write(fields: BitFields, starts: jax.Array, room: int) -> jax.Array:
       starts: int32[rows], the first word of each row: at least the end of the row before.
       room: The number of words. Words beyond it are dropped.
     """
-    begins = running_sum(fields.zeros + fields.width) - fields.width
+    begins = sums_before(fields.zeros + fields.width) + fields.zeros
     words = starts[None] + (begins >> 5)
     shift = (begins & 31).astype(jnp.uint32)
     low, high = fields.bits << shift, (fields.bits >> 1) >> (31 - shift)

@@ -212,15 +212,12 @@ def rans(
         typical integers are not known.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Context
-      >>> from jaxcomm.compression.codes import rans
-      >>> from jaxcomm.compression.quantizers import dither
-      >>> codec, x = rans(dither(levels=7)), jax.random.normal(jax.random.key(0), (20_000,))
-      >>> context = Context.of(x, memory=codec.init(x))
-      >>> context = context.replace(statistics=codec.measure(context, x))
-      >>> payload, _ = codec.encode(context, x)
-      >>> payload.words.size < 20_000 * 4 / 32  # `dither` has 4 bits per coordinate.
+      >>> import jax
+      >>> from jaxcomm.compression.codes import measured_room, rans
+      >>> from jaxcomm.compression.quantizers import min_max_dither
+      >>> updates = jax.random.normal(jax.random.key(0), (4, 20_000))
+      >>> room = measured_room(rans(min_max_dither(levels=16)), updates)
+      >>> 2.5 < room < 3.3  # `min_max_dither` has 4 bits per coordinate.
       True
 
     References:

@@ -13,6 +13,8 @@ from jaxcomm.compression.quantizers._dither import round_to_levels
 from jaxcomm.compression.quantizers._norms import small_peak
 from pallas_kernels.pack import bits_for_sum, pack, unpack
 
+MOST_SAMPLED = 2**16
+
 
 class MinMaxPayload(NamedTuple):
     """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
@@ -41,6 +43,13 @@ def _measure(context: Context, x: jax.Array) -> MinMax:
     if not x.size:
         return MinMax(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
     return MinMax(jnp.max(-x), jnp.max(x))
+
+
+def _mean_level(codes: jax.Array, levels: int) -> jax.Array:
+    """The level next to the mean of up to 2**16 codes, at equal strides, int32[]."""
+    sample = codes[:: max(-(-codes.size // MOST_SAMPLED), 1)].astype(jnp.float32)
+    mean = jnp.sum(sample) / max(sample.size, 1)
+    return jnp.minimum(jnp.floor(mean + 0.5).astype(jnp.int32), levels - 1)
 
 
 def min_max_dither(*, levels: int) -> Codec:
@@ -86,7 +95,8 @@ def min_max_dither(*, levels: int) -> Codec:
       <https://arxiv.org/abs/1611.00429>`_, 2017.
 
     Differs from the paper: codes have a fixed width. :func:`jaxcomm.compression.codes.rans` of this
-    codec has the paper's variable length.
+    codec has the paper's variable length. Variable-length codes send differences to the mean code,
+    modulo `levels`, and the mean code as one more int32.
     """
     if not isinstance(levels, int) or isinstance(levels, bool):
         raise ValueError(
@@ -117,29 +127,35 @@ def min_max_dither(*, levels: int) -> Codec:
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return Diagnostics(target=x, constants={"levels": levels})
 
-    # The middle level is the most frequent one.
     middle = (levels - 1) // 2
 
-    def split(context: Context, payload: MinMaxPayload) -> tuple[jax.Array, tuple[()]]:
+    def split(context: Context, payload: MinMaxPayload) -> tuple[jax.Array, jax.Array]:
         width = _width(levels, context.workers)
         codes = unpack(payload.codes, bits=width, shape=context.shape)
-        return codes.ravel().astype(jnp.int32) - middle, ()
+        codes = codes.ravel().astype(jnp.int32)
+        # One outlier widens the range, and moves the frequent levels to its end.
+        center = _mean_level(codes, levels)
+        beside = codes - center
+        beside = jnp.where(beside < -middle, beside + levels, beside)
+        return jnp.where(beside > levels - 1 - middle, beside - levels, beside), center
 
-    def join(context: Context, integers: jax.Array, rest: tuple[()]) -> MinMaxPayload:
-        codes = (integers + middle).astype(jnp.uint32).reshape(context.shape)
+    def join(context: Context, integers: jax.Array, center: jax.Array) -> MinMaxPayload:
+        codes = integers + center
+        codes = jnp.where(codes < 0, codes + levels, codes)
+        codes = jnp.where(codes >= levels, codes - levels, codes)
+        codes = codes.astype(jnp.uint32).reshape(context.shape)
         return MinMaxPayload(pack(codes, bits=_width(levels, context.workers)))
 
     alphabet = Alphabet(-middle, levels - 1 - middle)
-    # The middle of the range may be half a step from the middle level.
-    off = (levels - 1) / 2 - middle
     integers = Integers(
         "levels",
         lambda context: alphabet,
         number=lambda context: math.prod(context.shape),
         split=split,
         join=join,
+        # The mean is at most half a step from the level that is the integer 0.
         likely=lambda size: rounded_normal(
-            *alphabet, spread=(levels - 1) / 2 / small_peak(size), mean=off
+            *alphabet, spread=(levels - 1) / 2 / small_peak(size), mean=0.5
         ),
     )
     return Codec(

@@ -95,7 +95,15 @@ def require_words(payload: Any, which: int, headers: list[int], words: list[int]
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(-7, 7), slow(-1, 1), slow(-128, 127), slow(-(2**23), 2**23)]
+    ("low", "high"),
+    [
+        (-7, 7),
+        slow(-1, 1),
+        slow(-128, 127),
+        slow(-1023, 1023),
+        slow(-1024, 1024),
+        slow(-(2**23), 2**23),
+    ],
 )
 @pytest.mark.parametrize("name", ["elias", slow("golomb_rice")])
 def test_levels(name: str, low: int, high: int) -> None:

@@ -90,6 +90,16 @@ def test_the_mean_is_that_of_the_codec(code: Any, inner: Codec) -> None:
     assert np.isnan(mean_of(code(inner))(x.at[0, 17].set(jnp.nan))).all()
 
 
+@pytest.mark.parametrize("code", [elias, slow(golomb_rice), slow(rans)])
+def test_one_outlier_takes_no_room(code: Any) -> None:
+    """All other coordinates of `min_max_dither` are then at one end of its range."""
+    normal, uniform = given(size=20_000)[:2], jnp.linspace(4, 6, 20_000)
+    x = jnp.stack([normal[0], normal[1], uniform]).at[:, 17].set(jnp.array([1e3, -1e3, 1e3]))
+    inner = min_max_dither(levels=5)
+    found = mean_of(code(inner))(x)
+    np.testing.assert_allclose(found, mean_of(inner)(x), rtol=1e-4, atol=1e-4)
+
+
 @functools.cache
 def decoder(codec: Codec) -> Any:
     def one(x: jax.Array, key: jax.Array) -> Any:
