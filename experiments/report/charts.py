@@ -49,7 +49,7 @@ def title(keys: Mapping[str, Any]) -> str:
 def encoded(field: str, axis: Axis, rows: Iterable[Datum], **more: Any) -> dict[str, Any]:
     """A position on an axis, which is logarithmic if the study says so and values are above 0."""
     log = axis.log and any((row.get(field) or 0) > 0 for row in rows)
-    scale = {"type": "log" if log else "linear", "zero": False}
+    scale = {"type": "log"} if log else {"type": "linear", "zero": False}
     return {"field": field, "type": "quantitative", "title": axis.label, "scale": scale, **more}
 
 

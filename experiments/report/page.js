@@ -90,12 +90,13 @@ async function draw(charts) {
   };
   for (const [place, chart] of charts.entries()) {
     const box = document.querySelector(`#chart-${place} .chart`);
-    const spec = { $schema: "https://vega.github.io/schema/vega-lite/v5.json", ...fitted(chart, box.clientWidth) };
-    if (chart.spec.layer?.length !== undefined || chart.spec.facet)
-      spec.params = [{ name: "singles", value: false, bind: { input: "checkbox", name: "Single runs " } }];
-    if (!chart.rows.some((row) => row.single)) delete spec.params;
+    const spec = fitted(chart, box.clientWidth);
+    const bind = { input: "checkbox", name: "Single runs " };
+    if (chart.rows.some((row) => row.single)) spec.params = [{ name: "singles", value: false, bind }];
     const tooltip = { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" };
-    await vegaEmbed(box, spec, { config, tooltip, actions: { export: true, source: false, compiled: false, editor: false } });
+    const actions = { export: true, source: false, compiled: false, editor: false };
+    const logLevel = 1; // Errors; hidden single runs would warn that they have no extent.
+    await vegaEmbed(box, spec, { mode: "vega-lite", renderer: "canvas", config, tooltip, actions, logLevel });
     box.dataset.drawn = "yes";
   }
 }

@@ -11,6 +11,18 @@ from experiments.report.command import text_of
 from tests.browser.page import NARROW, Page
 
 RECORD = pathlib.Path(experiments.__file__).parent / "records" / "2026-11-23_digits"
+TEXT = "document.querySelector('#vg-tooltip-element.visible')?.innerText ?? ''"
+FIND_A_MARK = """
+const canvas = arguments[0], box = canvas.getBoundingClientRect();
+for (let x = 40; x < box.width / 2; x += 3) for (let y = 20; y < box.height - 80; y += 3) {
+  const place = { clientX: box.left + x, clientY: box.top + y, bubbles: true };
+  for (const kind of ["pointermove", "mousemove"])
+    canvas.dispatchEvent(new PointerEvent(kind, place));
+  if (document.querySelector("#vg-tooltip-element.visible"))
+    return [Math.round(x - box.width / 2), Math.round(y - box.height / 2)];
+}
+return null;"""
+"""The first place of a figure, from its center, at which a pointer shows a text."""
 DRAWN = "return document.querySelectorAll('.chart[data-drawn=yes]').length"
 
 
@@ -40,7 +52,7 @@ def column(page: Page, place: int) -> list[str]:
 def test_the_table_is_sorted_and_filtered(page: Page, file: pathlib.Path) -> None:
     page.open(file)
     heads = page.find_all("table:not(#claims) th button")
-    place = [head.text for head in heads].index("bytes / mean") if False else len(heads) - 1
+    place = [head.text for head in heads].index("bytes/worker/step")
     everything = column(page, place)
     heads[place].click()
     numbers = [float(text.split()[0].replace(",", "")) for text in column(page, place) if text != "-"]
@@ -48,7 +60,7 @@ def test_the_table_is_sorted_and_filtered(page: Page, file: pathlib.Path) -> Non
     heads[place].click()
     again = [float(text.split()[0].replace(",", "")) for text in column(page, place) if text != "-"]
     assert again == numbers[::-1] and sorted(column(page, place)) == sorted(everything)
-    search = page.find_all("input[type=search]")[-1]
+    search = page.find("input[type=search]")
     search.send_keys("adam mean")
     rows = page.run(
         "return [...document.querySelectorAll('table:not(#claims) tbody tr')]"
@@ -64,13 +76,11 @@ def test_a_figure_shows_run_and_setting(page: Page, file: pathlib.Path) -> None:
     page.find(".chart input[type=checkbox]").click()
     canvas = page.find(".chart canvas")
     page.run("arguments[0].scrollIntoView({block: 'center'})", canvas)
-    width, height = canvas.size["width"], canvas.size["height"]
-    shown = ""
-    for down in range(-height // 3, height // 3, 6):
-        ActionChains(page.driver).move_to_element_with_offset(canvas, -width // 4, down).perform()
-        shown = page.run("return document.querySelector('#vg-tooltip-element.visible')?.innerText ?? ''")
-        if shown:
-            break
+    found = page.run(FIND_A_MARK, canvas)
+    assert found, "no place of the figure has a text"
+    ActionChains(page.driver).move_to_element_with_offset(canvas, *found).perform()
+    wait_until(page, f"return {TEXT}")
+    shown = page.run(f"return {TEXT}")
     assert "setting" in shown and "run" in shown and ("sgd" in shown or "adam" in shown)
     page.photograph("report_hover", whole=False)
 
