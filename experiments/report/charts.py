@@ -148,18 +148,30 @@ def _of_lines(
     single = [{"filter": "singles && datum.single && isValid(datum.y)"}]
     tip = hover(("panel", "setting"), ("name", figure.by), ("run", "run"),
                 ("x", x.label), ("y", figure.y.label))  # fmt: skip
-    line = {"mark": {"type": "line"}, "transform": average,
-            "params": [{"name": "chosen", "select": {"type": "point", "fields": ["name"]},
-                        "bind": "legend"}],
-            "encoding": {**place, "color": color, "strokeDash": dash, "opacity": chosen}}  # fmt: skip
-    band = {"mark": {"type": "area"},
-            "transform": [*average, {"filter": "isValid(datum.low) && isValid(datum.high)"}],
-            "encoding": {**place, "y": {**place["y"], "field": "low"}, "y2": {"field": "high"},
-                         "color": color, "opacity": {**chosen, "condition":
-                                                     {"param": "chosen", "value": 0.12}, "value": 0}},
-            }  # fmt: skip
-    thin = {"mark": {"type": "line", "strokeWidth": 0.6}, "transform": single,
-            "encoding": {**place, "color": color, "detail": {"field": "run"}, "opacity": chosen}}  # fmt: skip
+    line = {
+        "mark": {"type": "line"},
+        "transform": average,
+        "params": [
+            {"name": "chosen", "select": {"type": "point", "fields": ["name"]}, "bind": "legend"}
+        ],
+        "encoding": {**place, "color": color, "strokeDash": dash, "opacity": chosen},
+    }
+    band = {
+        "mark": {"type": "area"},
+        "transform": [*average, {"filter": "isValid(datum.low) && isValid(datum.high)"}],
+        "encoding": {
+            **place,
+            "y": {**place["y"], "field": "low"},
+            "y2": {"field": "high"},
+            "color": color,
+            "opacity": {**chosen, "condition": {"param": "chosen", "value": 0.12}, "value": 0},
+        },
+    }
+    thin = {
+        "mark": {"type": "line", "strokeWidth": 0.6},
+        "transform": single,
+        "encoding": {**place, "color": color, "detail": {"field": "run"}, "opacity": chosen},
+    }
     dots = {"mark": {"type": "point", "filled": True, "size": 30},
             "transform": [{"filter": "(singles || !datum.single) && isValid(datum.x)"
                                      " && isValid(datum.y)"}],
@@ -206,8 +218,12 @@ def _(figure: Points, results: Results) -> list[Chart]:
                       "shape": {"field": "shape", "type": "nominal", "scale": None}}},
     ]  # fmt: skip
     if len(rows) <= 40:
-        layers.append({"mark": {"type": "text", "align": "left", "dx": 7, "fontSize": 9},
-                       "encoding": {**place, "text": {"field": "name"}, "color": color}})  # fmt: skip
+        layers.append(
+            {
+                "mark": {"type": "text", "align": "left", "dx": 7, "fontSize": 9},
+                "encoding": {**place, "text": {"field": "name"}, "color": color},
+            }
+        )
     spec = {"height": 340, "layer": layers}
     return [Chart(figure.caption, in_panels(spec, rows, shared=not figure.down), rows)]
 
@@ -239,7 +255,8 @@ def _(figure: Forest, results: Results) -> list[Chart]:
     tip = hover(("setting", "setting"), ("value", "difference"), ("low", "from"), ("high", "to"),
                 ("outcome", "outcome"))  # fmt: skip
     layers = [
-        {"mark": "rule", "encoding": {**common, "x": {**x, "field": "low"}, "x2": {"field": "high"}},
+        {"mark": "rule",
+         "encoding": {**common, "x": {**x, "field": "low"}, "x2": {"field": "high"}},
          "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}]},
         {"mark": {"type": "point", "filled": True}, "transform": [{"filter": "isValid(datum.x)"}],
          "encoding": {**common, "x": {**x, "field": "x"}, "tooltip": tip,

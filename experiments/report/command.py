@@ -7,8 +7,8 @@ from experiments.cli.configs import Report
 from experiments.cli.errors import ExperimentError
 from experiments.report import report
 from experiments.study import command
-from experiments.study.files import write_atomically
 from experiments.study.figures import study_of
+from experiments.study.files import write_atomically
 
 
 def text_of(folder: Path) -> str:

@@ -82,11 +82,15 @@ def page(
     buttons = []
     for place, (name, content) in enumerate(files.items()):
         data[f"file-{place}"] = packed(content)
-        buttons.append(f"<button data-of='file-{place}' data-name='{html.escape(name)}'>"
-                       f"Download {html.escape(name)}, {len(content):,} bytes</button>")  # fmt: skip
+        buttons.append(
+            f"<button data-of='file-{place}' data-name='{html.escape(name)}'>"
+            f"Download {html.escape(name)}, {len(content):,} bytes</button>"
+        )
     stored = "\n".join(f"<script type='text/plain' id='{name}'>{text}</script>"
                        for name, text in data.items())  # fmt: skip
-    script, style = ((FOLDER / f"page.{kind}").read_text(encoding="utf-8") for kind in ("js", "css"))
+    script, style = (
+        (FOLDER / f"page.{kind}").read_text(encoding="utf-8") for kind in ("js", "css")
+    )
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>\n"
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'

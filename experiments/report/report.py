@@ -19,7 +19,7 @@ from experiments.study.json_files import read_utf8
 from experiments.study.study import Study
 
 FILE = "report.html"
-RAW = ("metrics.jsonl", "table.csv", "config.json", "environment.txt")
+RAW = ("metrics.jsonl", "table.csv")
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 _FACTS = ("command", "commit", "python", "jax", "devices")
 
@@ -47,7 +47,9 @@ def _claims(results: Results) -> str:
     for each in results.judgements:
         text = MARKDOWN.renderInline(each.claim.text)
         if not each.findings:
-            rows.append(f"<tr><td class='text'>{text}</td><td></td><td>not tested</td><td></td></tr>")
+            rows.append(
+                f"<tr><td class='text'>{text}</td><td></td><td>not tested</td><td></td></tr>"
+            )
         for finding in each.findings:
             kind = {"holds": "holds", "does not hold": "fails"}.get(finding.outcome, "")
             rows.append(
@@ -101,8 +103,12 @@ def of_text(folder: Path) -> str:
     if not pages:
         raise ExperimentError(f"{folder} is not a record: it has no README.md.")
     heading, _, text = read_utf8(pages[0]).partition("\n")
-    body = re.sub(r'<img src="([\w.-]+\.png)"', lambda link: _image(folder, link), MARKDOWN.render(text))
-    body = re.sub(r'<a href="(?!https?:)[^"]*">(.*?)</a>', r"\1", body)  # The page may lie anywhere.
+    body = re.sub(
+        r'<img src="([\w.-]+\.png)"', lambda link: _image(folder, link), MARKDOWN.render(text)
+    )
+    body = re.sub(
+        r'<a href="(?!https?:)[^"]*">(.*?)</a>', r"\1", body
+    )  # The page may lie anywhere.
     facts: dict[str, str] = {}
     if (folder / "environment.txt").exists():
         (first, *_) = readme.read_environment(read_utf8(folder / "environment.txt"))

@@ -72,7 +72,7 @@ def _open(study: Study, config: Any) -> tuple[Any, Record | NoRecord, Sequence[R
 
 
 def write(study: Study, results: Results, record: Record | NoRecord) -> None:
-    """Writes the table, the README, the figures, the report and other files of a study to its record."""
+    """Writes the table, the README, the figures and the report of a study to its record."""
     record.write("table.csv", study.table.to_csv(results.lines))
     record.write("README.md", readme.write(study, results))
     for name, content in study.files(results).items():

@@ -199,9 +199,7 @@ class Points(Panels):
         Raises:
           ExperimentError: If there is no point, or the figure cannot be written.
         """
-        lines = [
-            line for line in results.lines if all(map(math.isfinite, self.position(line)[:2]))
-        ]
+        lines = [line for line in results.lines if all(map(math.isfinite, self.position(line)[:2]))]
         marks = self.marks(lines)
         figure, panels, keys = self.grid([line.group.keys for line in lines], 1)
         texts = {name: name for name in self.names([line.group.keys for line in lines])}

@@ -55,7 +55,9 @@ def test_the_table_is_sorted_and_filtered(page: Page, file: pathlib.Path) -> Non
     place = [head.text for head in heads].index("bytes/worker/step")
     everything = column(page, place)
     heads[place].click()
-    numbers = [float(text.split()[0].replace(",", "")) for text in column(page, place) if text != "-"]
+    numbers = [
+        float(text.split()[0].replace(",", "")) for text in column(page, place) if text != "-"
+    ]
     assert numbers == sorted(numbers) and len({*numbers}) > 2
     heads[place].click()
     again = [float(text.split()[0].replace(",", "")) for text in column(page, place) if text != "-"]
