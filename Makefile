@@ -1,4 +1,4 @@
-EXTRAS := experiments,test,lint
+EXTRAS := experiments,test,lint,browser
 ARGS :=
 SINCE := HEAD
 PY := .venv/bin/python
@@ -11,7 +11,7 @@ export NPROC
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-docs test-aot test-gpu test-wheel bench audit lint methods-page docs clean venv
+.PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-docs test-site test-aot test-gpu test-wheel bench audit lint methods-page docs clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -56,7 +56,10 @@ test-changed: venv ## the slow tests that changes since a revision ask for (SINC
 
 test-docs: venv ## every example in docstrings, the README and the docs
 	$(PY) -m pytest --doctest-modules -n 2 tests/conftest.py jaxcomm pallas_kernels $(ARGS)
-	$(PY) tools/run_readme.py README.md docs/index.md docs/guide.md docs/from_pytorch.md docs/extending.md docs/kernels.md
+	$(PY) tools/run_readme.py README.md docs/index.md docs/guide.md docs/from_pytorch.md docs/extending.md docs/kernels.md docs/tutorials/*.md
+
+test-site: venv ## the pages that run in a browser, in headless Chromium (Debian's chromium and chromium-driver)
+	timeout 180 $(PY) -m pytest tests/browser --durations=5 $(ARGS)
 
 test-aot: ## compile every kernel for TPU and GPU, without either (in .venv-aot, 1.1 GB)
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_aot $(ARGS)

@@ -18,6 +18,7 @@ from experiments.cli.configs import (
     Predict,
     Profile,
     Records,
+    Report,
     Timeline,
     Train,
 )
@@ -36,6 +37,7 @@ OTHERS: dict[str, tuple[type, str]] = {
     "predict": (Predict, "study.predictions"),
     "profile": (Profile, "study.profile"),
     "records": (Records, "study.records"),
+    "report": (Report, "report.command"),
     "timeline": (Timeline, "bench.timeline"),
 }
 

@@ -146,6 +146,7 @@ EXPERIMENTS = [
     {"lab"},
     {"training"},
     {"study"},
+    {"report"},
     {"studies", "bench"},
     {"train"},
     {"__main__"},
@@ -154,6 +155,8 @@ EXPERIMENTS = [
 COMMANDS_ABOVE = {
     "cli/configs/profile.py": {"lab"},  # Isolates the process before JAX starts threads.
     "cli/launch.py": {"studies"},  # Parses the options of the command that it starts.
+    "report/command.py": {"studies"},  # Finds the study of a record.
+    "study/command.py": {"report"},  # Writes the report of a record.
     "study/figures.py": {"studies"},  # Finds the study of a record.
     "study/records.py": {"studies"},  # Runs all studies.
 }

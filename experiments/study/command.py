@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.cli.errors import ExperimentError, Interrupted
 from experiments.cli.progress import Progress
+from experiments.report import report
 from experiments.study import readme
 from experiments.study.claims import Results, judge_all, state
 from experiments.study.json_files import read_utf8
@@ -71,13 +72,14 @@ def _open(study: Study, config: Any) -> tuple[Any, Record | NoRecord, Sequence[R
 
 
 def write(study: Study, results: Results, record: Record | NoRecord) -> None:
-    """Writes the table, the README, the figures and other files of a study to its record."""
+    """Writes the table, the README, the figures and the report of a study to its record."""
     record.write("table.csv", study.table.to_csv(results.lines))
     record.write("README.md", readme.write(study, results))
     for name, content in study.files(results).items():
         record.write(name, content)
     if record.folder:
         draw(study, results, record.folder)
+        record.write(report.FILE, report.of_study(study, results, record.folder))
 
 
 def main(study: Study, config: Any) -> int:

@@ -24,7 +24,7 @@ SAMPLES = 60
 Band = Literal["sd", "range", "interval"]
 
 
-def _ends(values: Sequence[float], band: Band) -> tuple[float, float]:
+def ends(values: Sequence[float], band: Band) -> tuple[float, float]:
     """The ends of a band; both are the mean if there is no spread."""
     center = mean(values)
     low, high = min(values), max(values)
@@ -56,7 +56,7 @@ class Lines(Panels):
     band: Band = "interval"
     banded: Callable[[str], bool] = lambda name: True
 
-    def _curve(self, rows: Sequence[Row], x: Axis) -> tuple[np.ndarray, list[list[float]]]:
+    def curve(self, rows: Sequence[Row], x: Axis) -> tuple[np.ndarray, list[list[float]]]:
         """The positions, and the values of all seeds at each."""
         if self.at:
             each = [*grouped(rows, [self.at]).values()]
@@ -74,14 +74,14 @@ class Lines(Panels):
         return positions, np.stack(sampled, axis=1).tolist()
 
     def _line(self, axes: Axes, rows: Sequence[Row], x: Axis, number: int, name: str) -> None:
-        positions, values = self._curve(rows, x)
+        positions, values = self.curve(rows, x)
         style = dict(self.style(number, name))
         average = {"mean": np.mean, "median": np.median}[self.center]
         heights = np.array([average(each) for each in values])
         axes.plot(x.scale * positions, self.y.scale * heights, label=name, **style)
         if not self.banded(name):
             return
-        low, high = (np.array(side) for side in zip(*(_ends(each, self.band) for each in values),
+        low, high = (np.array(side) for side in zip(*(ends(each, self.band) for each in values),
                                                    strict=True))  # fmt: skip
         if self.y.log:
             low = np.maximum(low, heights / 10)
@@ -150,7 +150,7 @@ class Points(Panels):
     numbered: bool = False
     size: tuple[float, float] = (7.0, 4.5)
 
-    def _position(self, line: Line) -> tuple[float, float, float, float]:
+    def position(self, line: Line) -> tuple[float, float, float, float]:
         """The position in units of the axes, and the lengths of the bar below and above."""
         y, below, above = line.values[self.y.name], math.nan, math.nan
         if isinstance(y, Spread):
@@ -163,11 +163,11 @@ class Points(Panels):
     def _joined(self, lines: Sequence[Line]) -> list[list[Line]]:
         """The lines that are joined, from left to right; all others are in a group alone."""
         groups: dict[Any, list[Line]] = {}
-        for line in sorted(lines, key=lambda line: self._position(line)[0]):
+        for line in sorted(lines, key=lambda line: self.position(line)[0]):
             groups.setdefault(self.joined(line) if self.joined else id(line), []).append(line)
         return [*groups.values()]
 
-    def _marks(self, lines: Sequence[Line]) -> dict[int, Mapping[str, Any]]:
+    def marks(self, lines: Sequence[Line]) -> dict[int, Mapping[str, Any]]:
         """The marker and the color by the `id` of a line."""
         colors = [plain_style(n, "") if self.joined else {} for n in range(len(lines))]
         return {
@@ -180,12 +180,12 @@ class Points(Panels):
         self, axes: Axes, lines: Sequence[Line], marks: Mapping[int, Any], texts: Mapping[str, str]
     ) -> None:
         """Labels the points, from top to bottom."""
-        ordered = sorted(lines, key=lambda line: -self._position(line)[1])
-        pixels = axes.transData.transform([self._position(line)[:2] for line in ordered])
+        ordered = sorted(lines, key=lambda line: -self.position(line)[1])
+        pixels = axes.transData.transform([self.position(line)[:2] for line in ordered])
         labels = [
             Label(
                 texts[line.group.keys[self.by]],
-                *self._position(line)[:2],
+                *self.position(line)[:2],
                 marks[id(line)]["color"],
             )
             for line in ordered
@@ -199,10 +199,8 @@ class Points(Panels):
         Raises:
           ExperimentError: If there is no point, or the figure cannot be written.
         """
-        lines = [
-            line for line in results.lines if all(map(math.isfinite, self._position(line)[:2]))
-        ]
-        marks = self._marks(lines)
+        lines = [line for line in results.lines if all(map(math.isfinite, self.position(line)[:2]))]
+        marks = self.marks(lines)
         figure, panels, keys = self.grid([line.group.keys for line in lines], 1)
         texts = {name: name for name in self.names([line.group.keys for line in lines])}
         if self.numbered:
@@ -217,14 +215,14 @@ class Points(Panels):
         }
         for place, axes in np.ndenumerate(panels):
             for line in own[place]:
-                x, y, below, above = self._position(line)
+                x, y, below, above = self.position(line)
                 bar = None if math.isnan(below) else [[below], [above]]
                 name = line.group.keys[self.by]
                 label = {"label": f"{texts[name]} {name}"} if self.numbered else {}
                 axes.errorbar(x, y, yerr=bar, capsize=2, elinewidth=0.7, linestyle="",
                               **label, **marks[id(line)])  # fmt: skip
             for group in self._joined(own[place]):
-                x, y = zip(*(self._position(line)[:2] for line in group), strict=True)
+                x, y = zip(*(self.position(line)[:2] for line in group), strict=True)
                 axes.plot(x, y, linestyle="--", linewidth=1, color=marks[id(group[0])]["color"])
             axes.set_xlabel(self.x.label)
             axes.margins(0.12)

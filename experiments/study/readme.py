@@ -111,9 +111,13 @@ def describe_tuning(rows: Sequence[Row], keys: Sequence[str]) -> str:
     return text + (f" At an end of the tried values: {listed}." if listed else "")
 
 
+def question(study: Study, results: Results) -> str:
+    """The question of a study, which is the heading of its records."""
+    return (inspect.getdoc(results.config) or study.name).splitlines()[0]
+
+
 def write(study: Study, results: Results) -> str:
     """The text of the README."""
-    question = (inspect.getdoc(results.config) or study.name).splitlines()[0]
     claims = [judgement.markdown for judgement in results.judgements]
     parts = {
         TABLE: study.table.to_markdown(results.lines).rstrip("\n"),
@@ -125,4 +129,4 @@ def write(study: Study, results: Results) -> str:
     paragraphs = [*study.prose(results)]
     paragraphs += [part for part in ORDER if part not in paragraphs]
     shown = [parts.get(paragraph, paragraph) for paragraph in paragraphs]
-    return "\n\n".join([f"# {question}", *filter(None, shown)]) + "\n"
+    return "\n\n".join([f"# {question(study, results)}", *filter(None, shown)]) + "\n"

@@ -123,6 +123,7 @@ def read_config(folder: Path) -> dict:
         ("estimate --devices 1", "at least 2 workers"),
         slow("estimate --methods global_qsgd:4 --steps 1", "`bits`=4"),
         ("train --dataset mnist --data nowhere", "nowhere is not a folder"),
+        ("report nowhere", "nowhere is not a folder"),
         ("figures nowhere", "nowhere/config.json cannot be read"),
         ("train --steps 1 --records /dev/null/x --record x", "cannot be made: Not a directory"),
     ],

@@ -6,6 +6,7 @@ from experiments.cli.configs.launch import Launch
 from experiments.cli.configs.predict import Predict
 from experiments.cli.configs.profile import Profile
 from experiments.cli.configs.records import Records
+from experiments.cli.configs.report import Report
 from experiments.cli.configs.timeline import Timeline
 from experiments.cli.configs.train import Train
 
@@ -16,6 +17,7 @@ __all__ = [
     "Predict",
     "Profile",
     "Records",
+    "Report",
     "Timeline",
     "Train",
 ]
