@@ -22,7 +22,7 @@ def start_chromium() -> webdriver.Chrome:
     """Starts Debian's Chromium, which reaches no network.
 
     Raises:
-      RuntimeError: If Chromium or its driver is not installed. Tests fail then, and are not skipped.
+      RuntimeError: If Chromium or its driver is not installed. Tests then fail; none is skipped.
     """
     programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
     absent = [name for name, path in programs.items() if path is None]
