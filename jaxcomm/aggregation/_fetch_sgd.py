@@ -5,6 +5,7 @@ from typing import NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Context, Memory
@@ -25,6 +26,16 @@ class FetchMemory(NamedTuple):
 
     momentum: jax.Array  # float32[rows, columns]
     error: jax.Array  # float32[rows, columns]
+    step: jax.Array  # uint32[], the steps that changed this memory
+
+
+def require_steps(reseed_every: int | None) -> None:
+    """Raises unless `reseed_every` is None or a positive Python int."""
+    is_int = isinstance(reseed_every, int) and not isinstance(reseed_every, bool)
+    if reseed_every is not None and not (is_int and reseed_every >= 1):
+        raise ValueError(
+            f"`reseed_every` must be a Python int of at least 1, or None, got {reseed_every!r}."
+        )
 
 
 @checked()
@@ -38,6 +49,7 @@ def fetch_sgd(
     k: int | None = None,
     momentum: float = 0.9,
     momentum_masking: bool = True,
+    reseed_every: int | None = 1000,
     hashing: Hashing | None = None,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
@@ -46,10 +58,21 @@ def fetch_sgd(
     .. math:: S_u \gets \mu S_u + \tfrac{1}{n} \sum_i S(g_i), \qquad S_e \gets S_e + S_u, \qquad
               \bar x = \mathrm{top}_k\, U(S_e)
 
-    :math:`S` is a count-sketch with fixed hashes, and :math:`U` the median over its rows. Then the
+    :math:`S` is a count-sketch, and :math:`U` the median over its rows. Then the
     cells of :math:`S_e` where :math:`S(\bar x)` is nonzero become 0. With `momentum_masking`, the
     same cells of :math:`S_u` become 0. This transformation applies the momentum, so follow it with
     `optax.sgd` without momentum.
+
+    The hashes must stay the same while the tables are added up, so coordinates that collide in most
+    rows would do so forever. Therefore every `reseed_every` steps both tables move to new hashes
+    :math:`S'`:
+
+    .. math:: S_e \gets S'\big(\mathrm{top}_{c/4}\, U(S_e)\big), \qquad
+              S_u \gets S'\big(\mathrm{top}_{c/4}\, U(S_u)\big)
+
+    for :math:`c` columns. The noise of so many estimates has about a quarter of the energy that
+    they do not hold. That energy, of the small coordinates, is lost in such a step. All workers do
+    the same without communication.
 
     The state is equal on all workers, so any worker may leave, return, or be replaced. The values
     in the update are estimates. A cell that is set to 0 loses the other coordinates that hash to
@@ -65,6 +88,8 @@ def fetch_sgd(
       momentum: :math:`\mu` in [0, 1).
       momentum_masking: Whether to set the cells of the momentum to 0 together with those of the
         error.
+      reseed_every: The number of steps with the same hashes; None never changes them. A step that
+        is not finite does not count.
       hashing: See :func:`jaxcomm.compression.sketches.count_sketch`. Default: `"tiles"` if they
         enlarge the table by at most a tenth, else `"elements"`.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
@@ -97,10 +122,11 @@ def fetch_sgd(
 
     Differs from the paper: the learning rate is applied after aggregation, so an error is scaled by
     the learning rate of the step that sends it. Cells are set to 0, as in the paper's code; the
-    paper's text subtracts :math:`S(\bar x)`.
+    paper's text subtracts :math:`S(\bar x)`. The paper keeps its hashes for the whole run.
     """
     kept = make_count(ratio, k)
     require_momentum(momentum)
+    require_steps(reseed_every)
     sketch = count_sketch(sketch_ratio=sketch_ratio, rows=rows, decode="median", hashing=hashing)
 
     def table_of(x: jax.Array, context: Context) -> jax.Array:
@@ -111,18 +137,54 @@ def fetch_sgd(
     def read(table: jax.Array, context: Context) -> jax.Array:
         return sketch.decode(context.received(), CountSketchPayload(table))
 
+    def seeded(context: Context, epoch: jax.Array) -> Context:
+        """The context with the hashes of an epoch: steps between which they change."""
+        coins = context.coins._replace(public=jax.random.fold_in(context.coins.public, epoch))
+        return context.replace(coins=coins)
+
+    def moved(table: jax.Array, shape: tuple[int, ...], old: Context, new: Context) -> jax.Array:
+        """The largest coordinates of a table in one with other hashes."""
+        estimate = read(table, old).ravel()
+        number = min(max(table.shape[1] // 4, 1), estimate.size)
+        chosen = largest(estimate, number, jnp.abs)
+        return table_of(to_dense(estimate[chosen], chosen, shape), new)
+
+    def current(context: Context) -> tuple[Context, FetchMemory]:
+        """The context with the hashes of this step, and the memory under them."""
+        memory = context.memory.shared
+        if reseed_every is None:
+            return context, memory
+        period = jnp.uint32(reseed_every)
+        epoch = memory.step // period
+        new = seeded(context, epoch)
+
+        def move(tables: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            old = seeded(context, epoch - 1)
+            return tuple(moved(table, context.shape, old, new) for table in tables)
+
+        due = (memory.step % period == 0) & (memory.step > 0)
+        tables = memory.momentum, memory.error
+        tables = lax.cond(due, move, lambda tables: tables, tables)
+        return new, FetchMemory(*tables, memory.step)
+
     def init(x: jax.Array) -> Memory:
         like = jax.eval_shape(lambda x: table_of(x, Context.of(x)), x)
         empty = jnp.zeros(like.shape, like.dtype)
-        return Memory((), FetchMemory(empty, empty))
+        return Memory((), FetchMemory(empty, empty, jnp.zeros((), jnp.uint32)))
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
-        tables = [table_of(x / workers, context) for _, context, x, _ in parts]
+        seeded_units = [current(context) for _, context, _, _ in parts]
+        tables = [
+            table_of(part.x / workers, context)
+            for part, (context, _) in zip(parts, seeded_units, strict=True)
+        ]
         units = []
-        for (_, context, x, _), total in zip(parts, sum_together(axis_name, tables), strict=True):
-            memory = context.memory.shared
+        for part, (context, memory), total in zip(
+            parts, seeded_units, sum_together(axis_name, tables), strict=True
+        ):
+            x = part.x
             velocity = momentum * memory.momentum + total
             error = memory.error + velocity
             estimate = read(error, context).ravel()
@@ -130,13 +192,13 @@ def fetch_sgd(
             update = to_dense(estimate[chosen], chosen, x.shape)
             hit = table_of(update, context) != 0
             masked = jnp.where(hit, 0, velocity) if momentum_masking else velocity
-            after = Memory((), FetchMemory(masked, jnp.where(hit, 0, error)))
-            units.append(Encoded(context, after, update))
+            after = FetchMemory(masked, jnp.where(hit, 0, error), memory.step + 1)
+            units.append(Encoded(part.context, Memory((), after), update))
 
         def sent() -> list[jax.Array]:
             return [
-                read(table, part.context) * workers
-                for table, part in zip(tables, parts, strict=True)
+                read(table, context) * workers
+                for table, (context, _) in zip(tables, seeded_units, strict=True)
             ]
 
         return Exchanged(units, finite, sent)

@@ -12,18 +12,10 @@ from jax import lax
 from pallas_kernels import _hash, _vma
 from pallas_kernels._checks import require, require_seeds
 from pallas_kernels.count_sketch.estimate import ESTIMATES
+from pallas_kernels.count_sketch.tiling import below
 
 SMALLEST_NORMAL = 2.0**-126
 MOST_ROWS = 32
-
-
-def _times_columns(word: jax.Array, columns: int) -> jax.Array:
-    """The exact high 32 of the 64 bits of `word * columns`: floor(word * columns / 2**32)."""
-    columns_low, columns_high = jnp.uint32(columns & 0xFFFF), jnp.uint32(columns >> 16)
-    low, high = word & 0xFFFF, word >> 16
-    carried = high * columns_low + ((low * columns_low) >> 16)
-    middle = low * columns_high + (carried & 0xFFFF)
-    return high * columns_high + (carried >> 16) + (middle >> 16)
 
 
 def _row_seeds(seeds: jax.Array, row: int) -> jax.Array:
@@ -39,7 +31,7 @@ def _locate(
     first, second = _row_seeds(seeds, row)
     word = _hash.bits(position, first, second)
     # The column comes from the high bits; the sign is the lowest bit.
-    return _times_columns(word, columns).astype(jnp.int32), (word & 1) != 0
+    return below(word, columns).astype(jnp.int32), (word & 1) != 0
 
 
 def require_table(rows: int, columns: int) -> None:

@@ -1,10 +1,10 @@
-"""`encode` and `decode` by tiles as Mosaic GPU kernels: eight rows of 128 lanes per block.
+"""`encode` and `decode` by tiles as Mosaic GPU kernels: a plane of 8 rows of 128 lanes per block.
 
-A thread is a lane. If a tile has eight planes or more, its eight rows are successive planes of one
-sublane, so that one hash gives all their signs. Otherwise they span as many sublanes as needed.
-Rows are copied to shared memory, and rolled along lanes by two reads at shifted places. One read is
-correct up to the lane where the row wraps, the other from there on. The elements that they read
-from neighboring rows are dropped.
+A thread is a lane. A plane is contiguous in memory, so one copy brings it to shared memory, and one
+word has all eight signs of a thread. Rows are rolled along lanes by two reads at shifted places.
+One read is correct up to the lane where the row wraps, the other from there on. The elements that
+they read from neighboring rows are dropped. XLA computes the tables of tiles and slots, which are
+a word for each tile and row.
 """
 
 import functools
@@ -21,32 +21,44 @@ from pallas_kernels import _versions
 from pallas_kernels.count_sketch import tiling
 from pallas_kernels.count_sketch.estimate import ESTIMATES
 from pallas_kernels.count_sketch.reference import accumulator
-from pallas_kernels.count_sketch.tiling import LANES, PLANE, SUBLANES, Key, Tiling
+from pallas_kernels.count_sketch.tiling import LANES, PLANE, STEP, SUBLANES, Key, Tiling
 
-STAGES = 4  # Tiles in shared memory: one is added while the others are copied.
-HEIGHT = 8  # Rows per block.
-STAGE = (HEIGHT + 2) * LANES  # With a margin of one row on either side.
+STAGES = 4  # Planes in shared memory: one is added while the others are copied.
+STAGE = PLANE + 2 * LANES  # With a margin of one row on either side.
+INDEXED = range(PLANE, 2**31)  # Sizes of arrays whose elements are indexed, in int32.
 
 
 def _key(keys_ref: Any, row: Any) -> Key:
     return Key(*(keys_ref[row * 8 + i] for i in range(len(Key._fields))))
 
 
-def _flat_keys(seeds: jax.Array, rows: int) -> jax.Array:
-    return jnp.pad(tiling.keys(seeds, rows), ((0, 0), (0, 1))).ravel()
+def _flat_keys(keys: jax.Array) -> jax.Array:
+    return jnp.pad(keys, ((0, 0), (0, 8 - len(Key._fields)))).ravel()
 
 
-def _extent(shapes: Tiling) -> tuple[int, int]:
-    """The numbers of sublanes and planes that the rows of a block span."""
-    planes = min(shapes.planes, HEIGHT)
-    return HEIGHT // planes, planes
+def _columns_of(keys: jax.Array, axes: int) -> Key:
+    """The keys of all rows, each field with the rows as the first of `axes` axes."""
+    shape = keys.shape[0], *(1,) * (axes - 1)
+    return Key(*(keys[:, i].reshape(shape) for i in range(len(Key._fields))))
 
 
-def _origin(shapes: Tiling, chunk: Any) -> tuple[Any, Any]:
-    """The first sublane and plane of the block that processes this chunk of a tile."""
-    sublanes, planes = _extent(shapes)
-    parts = jnp.uint32(shapes.planes // planes)
-    return chunk // parts * jnp.uint32(sublanes), chunk % parts * jnp.uint32(planes)
+def _tiles(shapes: Tiling, keys: jax.Array) -> jax.Array:
+    """The tile of each round in each slot of each row; at least `shapes.tiles` if there is none."""
+    shape = (keys.shape[0], shapes.slots, shapes.rounds)
+    slot, round_ = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (1, 2))
+    return tiling.tile_at(shapes, _columns_of(keys, 3), slot, round_)[0].ravel()
+
+
+def _slots(shapes: Tiling, keys: jax.Array) -> jax.Array:
+    """The slot of each tile in each row."""
+    tile = lax.broadcasted_iota(jnp.uint32, (keys.shape[0], shapes.tiles), 1)
+    return tiling.slot_of(shapes, _columns_of(keys, 2), tile).ravel()
+
+
+def _at(ref: Any, plane: Any) -> Any:
+    """A plane of an array of planes, or of elements."""
+    plane = plane.astype(jnp.int32)
+    return ref.at[plane] if len(ref.shape) == 2 else ref.at[pl.ds(plane * PLANE, PLANE)]
 
 
 def _rolled_row(rows_ref: Any, start: Any, roll: Any, inside: jax.Array) -> jax.Array:
@@ -55,80 +67,95 @@ def _rolled_row(rows_ref: Any, start: Any, roll: Any, inside: jax.Array) -> jax.
     return jnp.where(inside, rows_ref[pl.ds(first, LANES)], rows_ref[pl.ds(first + LANES, LANES)])
 
 
-def _encode_kernel(
-    keys_ref: Any, x_ref: Any, table_ref: Any, rows_ref: Any, barriers: Any, *, shapes: Tiling
-) -> None:
-    row, block = (lax.axis_index(name).astype(jnp.uint32) for name in ("row", "block"))
-    slot, chunk = block // jnp.uint32(shapes.planes), block % jnp.uint32(shapes.planes)
+def _signs(shapes: Tiling, key: Key, tile: Any, plane: Any, lane: Any) -> Any:
+    """The signs of the 8 sublanes of a plane, as the lowest bits."""
+    word = tiling.sign_word(shapes, key, tile, plane, lane)
+    return word >> tiling.first_bit(shapes, tile, plane)
+
+
+def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) -> None:
+    *x_refs, table_ref, rows_ref, barriers = refs
+    rows = table_ref.shape[0] // (shapes.parts * shapes.slots * shapes.planes * SUBLANES)
+    row, part, block = (lax.axis_index(n).astype(jnp.uint32) for n in ("row", "part", "block"))
+    slot, plane = block // jnp.uint32(shapes.planes), block & jnp.uint32(shapes.planes - 1)
     key = _key(keys_ref, row.astype(jnp.int32))
-    first_sublane, first_plane = _origin(shapes, chunk)
-    sublanes, planes = _extent(shapes)
     lane = lax.broadcasted_iota(jnp.uint32, (LANES,), 0)
-    last_plane = jnp.uint32(shapes.total_planes - 1)
+    column = (row * jnp.uint32(shapes.slots) + slot) * jnp.uint32(shapes.rounds)
+    first = part * jnp.uint32(shapes.part)
+    last = jnp.minimum(first + jnp.uint32(shapes.part), jnp.uint32(shapes.rounds))
 
-    def start(index: Any) -> None:
-        tile, holds = tiling.tile_at(shapes, key, slot, index)
-        stage = (index & (STAGES - 1)).astype(jnp.int32)
-        plane_roll, sublane_roll, _ = tiling.rolls(shapes, key, tile)
+    def tile_of(round_: Any) -> Any:
+        return tiles_ref[(column + round_).astype(jnp.int32)]
 
-        def copy(i: Any, carry: None) -> None:
-            sublane = (first_sublane + (i // planes).astype(jnp.uint32) - sublane_roll) & 7
-            plane = first_plane + (i % planes).astype(jnp.uint32) - plane_roll
-            plane = tile * jnp.uint32(shapes.planes) + (plane & jnp.uint32(shapes.planes - 1))
-            height = jnp.minimum(plane, last_plane) * 8 + sublane
-            plgpu.copy_gmem_to_smem(
-                x_ref.at[height.astype(jnp.int32)],
-                rows_ref.at[pl.ds(stage * STAGE + (i + 1) * LANES, LANES)],
-                barriers.at[stage],
-            )
+    if shapes.tiles % shapes.slots:  # Not every slot has a tile in the last round.
+        missing = tile_of(last - 1) >= jnp.uint32(shapes.tiles)
+        last = jnp.where(missing, last - 1, last)
 
-        @pl.when(holds)
-        def copy_all() -> None:
-            lax.fori_loop(0, HEIGHT, copy, None)
+    def source_of(tile: Any) -> Any:
+        plane_roll, _, _ = tiling.rolls(shapes, key, tile)
+        return (plane - plane_roll) & jnp.uint32(shapes.planes - 1)
+
+    def start(round_: Any) -> None:
+        @pl.when(round_ < last)
+        def copy() -> None:
+            tile = tile_of(round_)
+            source = tile * jnp.uint32(shapes.planes) + source_of(tile)
+            stage = ((round_ - first) & (STAGES - 1)).astype(jnp.int32)
+            to = rows_ref.at[pl.ds(stage * STAGE + LANES, PLANE)]
+            whole = jnp.uint32(math.prod(x_refs[0].shape) // PLANE)
+            if len(x_refs) == 1:
+                plgpu.copy_gmem_to_smem(_at(x_refs[0], source), to, barriers.at[stage])
+                return
+
+            @pl.when(source < whole)
+            def copy_whole() -> None:
+                plgpu.copy_gmem_to_smem(_at(x_refs[0], source), to, barriers.at[stage])
+
+            @pl.when(source >= whole)
+            def copy_end() -> None:
+                beyond = jnp.minimum(source - whole, jnp.uint32(1))
+                plgpu.copy_gmem_to_smem(_at(x_refs[1], beyond), to, barriers.at[stage])
 
     def add(step: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        index = step.astype(jnp.uint32)
-        tile, holds = tiling.tile_at(shapes, key, slot, index)
+        round_ = first + step.astype(jnp.uint32)
+        tile = tile_of(round_)
         stage = step & (STAGES - 1)
-        plane_roll, sublane_roll, lane_roll = tiling.rolls(shapes, key, tile)
-
-        @pl.when(holds)
-        def wait() -> None:
-            plgpu.barrier_wait(barriers.at[stage])
-
+        _, sublane_roll, lane_roll = tiling.rolls(shapes, key, tile)
+        signs = _signs(shapes, key, tile, source_of(tile), (lane - lane_roll) & (LANES - 1)) & 255
+        signs = (signs << sublane_roll) | (signs >> (SUBLANES - sublane_roll))
         inside = lane >= lane_roll
-        # A comparison per lane, since a scalar cannot select vectors here.
-        kept = lane < jnp.where(holds, jnp.uint32(LANES), jnp.uint32(0))
+        plgpu.barrier_wait(barriers.at[stage])
         results = []
-        for sublane in range(sublanes):
-            source = (first_sublane + jnp.uint32(sublane) - sublane_roll) & 7
-            within = source * LANES + ((lane - lane_roll) & (LANES - 1))
-            word = tiling.sign_word(shapes, key, tile, within)
-            for plane in range(planes):
-                i = sublane * planes + plane
-                position = (first_plane + jnp.uint32(plane) - plane_roll) & jnp.uint32(
-                    shapes.planes - 1
-                )
-                position = position + tile * jnp.uint32(shapes.planes)
-                first = (stage * STAGE + (i + 1) * LANES).astype(jnp.uint32)
-                value = _rolled_row(rows_ref, first, lane_roll, inside)
-                value = tiling.signed(value, word, position)
-                if shapes.total_planes % shapes.planes:
-                    there = holds & (position <= last_plane)
-                    kept = lane < jnp.where(there, jnp.uint32(LANES), jnp.uint32(0))
-                results.append(sums[i] + jnp.where(kept, value, 0))
+        for sublane, total in enumerate(sums):
+            source = (jnp.uint32(sublane) - sublane_roll) & (SUBLANES - 1)
+            begin = stage.astype(jnp.uint32) * STAGE + (source + 1) * LANES
+            value = _rolled_row(rows_ref, begin, lane_roll, inside)
+            results.append(total + tiling.signed(value, signs, sublane))
         plgpu.commit_smem()  # All threads have read this stage before it is overwritten.
-        start(index + jnp.uint32(STAGES))
+        start(round_ + STAGES)
         return tuple(results)
 
-    for index in range(STAGES):
-        start(jnp.uint32(index))
-    zeros = tuple(jnp.zeros((LANES,), table_ref.dtype) for _ in range(HEIGHT))
-    sums = lax.fori_loop(0, shapes.longest, add, zeros)
-    place = (row * jnp.uint32(shapes.slots) + slot) * jnp.uint32(shapes.planes) + first_plane
-    for i, total in enumerate(sums):
-        height = (place + jnp.uint32(i % planes)) * 8 + first_sublane + jnp.uint32(i // planes)
-        table_ref[height.astype(jnp.int32)] = total
+    for stage in range(STAGES):
+        start(first + jnp.uint32(stage))
+    zeros = tuple(jnp.zeros((LANES,), table_ref.dtype) for _ in range(SUBLANES))
+    sums = lax.fori_loop(0, (last - first).astype(jnp.int32), add, zeros)
+    place = (part * jnp.uint32(rows) + row) * jnp.uint32(shapes.slots) + slot
+    place = (place * jnp.uint32(shapes.planes) + plane) * SUBLANES
+    for sublane, total in enumerate(sums):
+        table_ref[(place + jnp.uint32(sublane)).astype(jnp.int32)] = total
+
+
+def _planes(x: jax.Array, shapes: Tiling) -> list[jax.Array]:
+    """The array by planes. If it does not fill its tiles, also a plane of its end and one of zeros.
+
+    The array is not copied, unless it is ragged and too large to be indexed.
+    """
+    end = jnp.zeros((2, PLANE), x.dtype)
+    if x.size % PLANE and x.size in INDEXED:
+        ragged = x[x.size // PLANE * PLANE :]
+        return [x, end.at[0, : ragged.size].set(ragged)]
+    planes = jnp.pad(x, (0, -x.size % PLANE)).reshape(-1, PLANE)
+    return [planes, end] if shapes.total_planes % shapes.planes else [planes]
 
 
 def encode(
@@ -138,83 +165,83 @@ def encode(
     rows: int,
     columns: int,
     planes: int | None = None,
+    step: int = STEP,
     interpret: Any = False,
 ) -> jax.Array:
     """See `reference.encode`."""
-    shapes = tiling.tiling(x.size, columns, planes)
+    shapes = tiling.tiling(x.size, columns, planes, step)
     dtype = accumulator(x.dtype)
-    x_rows = jnp.pad(x.ravel().astype(dtype), (0, shapes.total_planes * PLANE - x.size))
+    keys = tiling.keys(seeds, rows)
     kernel = _versions.gpu_kernel(
         functools.partial(_encode_kernel, shapes=shapes),
-        out_type=jax.ShapeDtypeStruct((rows * columns // LANES, LANES), dtype),
-        grid={"row": rows, "block": shapes.slots * shapes.planes},
+        out_type=jax.ShapeDtypeStruct((shapes.parts * rows * columns // LANES, LANES), dtype),
+        grid={"row": rows, "part": shapes.parts, "block": shapes.slots * shapes.planes},
         scratch_types=[
             plgpu.SMEM((STAGES * STAGE,), dtype),
-            plgpu.Barrier(num_arrivals=HEIGHT, num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=1, num_barriers=STAGES),
         ],
         interpret=interpret,
     )
-    table = kernel(_flat_keys(seeds, rows), x_rows.reshape(-1, LANES))
-    return table.reshape(rows, columns)
+    operands = _planes(x.ravel().astype(dtype), shapes)
+    table = kernel(_flat_keys(keys), _tiles(shapes, keys), *operands)
+    return tiling.total(table.reshape(shapes.parts, rows, columns))
 
 
 def _decode_kernel(
     keys_ref: Any,
+    slots_ref: Any,
     table_ref: Any,
-    out_ref: Any,
-    rows_ref: Any,
-    barrier: Any,
-    *,
+    *refs: Any,
     shapes: Tiling,
     rows: int,
     estimate: str,
 ) -> None:
-    block = lax.axis_index("block").astype(jnp.uint32)
-    tile, chunk = block // jnp.uint32(shapes.planes), block % jnp.uint32(shapes.planes)
-    first_sublane, first_plane = _origin(shapes, chunk)
-    sublanes, planes = _extent(shapes)
+    *out_refs, rows_ref, barrier = refs
+    position = lax.axis_index("block").astype(jnp.uint32)
+    tile, plane = position // jnp.uint32(shapes.planes), position & jnp.uint32(shapes.planes - 1)
     lane = lax.broadcasted_iota(jnp.uint32, (LANES,), 0)
     keys = [_key(keys_ref, row) for row in range(rows)]
     rolls = [tiling.rolls(shapes, key, tile) for key in keys]
-    slots = [tiling.slot_of(shapes, key, tile) for key in keys]
-
-    def copy(i: Any, carry: None) -> None:
-        for row, (plane_roll, sublane_roll, _) in enumerate(rolls):
-            slot = jnp.uint32(row * shapes.slots) + slots[row]
-            plane = first_plane + (i % planes).astype(jnp.uint32) + plane_roll
-            plane = slot * jnp.uint32(shapes.planes) + (plane & jnp.uint32(shapes.planes - 1))
-            sublane = (first_sublane + (i // planes).astype(jnp.uint32) + sublane_roll) & 7
-            plgpu.copy_gmem_to_smem(
-                table_ref.at[(plane * 8 + sublane).astype(jnp.int32)],
-                rows_ref.at[pl.ds(row * STAGE + (i + 1) * LANES, LANES)],
-                barrier,
-            )
-
-    lax.fori_loop(0, HEIGHT, copy, None)
-    backs = [(jnp.uint32(LANES) - lane_roll) & (LANES - 1) for _, _, lane_roll in rolls]
+    for row, (plane_roll, _, _) in enumerate(rolls):
+        slot = slots_ref[(jnp.uint32(row * shapes.tiles) + tile).astype(jnp.int32)]
+        source = (plane + plane_roll) & jnp.uint32(shapes.planes - 1)
+        source = (jnp.uint32(row * shapes.slots) + slot) * jnp.uint32(shapes.planes) + source
+        to = rows_ref.at[pl.ds(row * STAGE + LANES, PLANE)]
+        plgpu.copy_gmem_to_smem(_at(table_ref, source), to, barrier)
+    signs = [_signs(shapes, key, tile, plane, lane) for key in keys]
+    backs = [(LANES - lane_roll) & (LANES - 1) for _, _, lane_roll in rolls]
     inside = [lane >= back for back in backs]
     plgpu.barrier_wait(barrier)
+    results = []
+    for sublane in range(SUBLANES):
+        values = []
+        for row, (_, sublane_roll, _) in enumerate(rolls):
+            source = (sublane_roll + jnp.uint32(sublane)) & (SUBLANES - 1)
+            begin = jnp.uint32(row * STAGE) + (source + 1) * LANES
+            value = _rolled_row(rows_ref, begin, backs[row], inside[row])
+            values.append(tiling.signed(value, signs[row], sublane))
+        results.append(ESTIMATES[estimate](values))
 
-    def estimate_sublane(i: Any, carry: None) -> None:
-        sublane = first_sublane + i.astype(jnp.uint32)
-        words = [tiling.sign_word(shapes, key, tile, sublane * LANES + lane) for key in keys]
+    def store(ref: Any, plane: Any) -> None:
+        for sublane, result in enumerate(results):
+            if len(ref.shape) == 2:
+                ref[(plane * SUBLANES).astype(jnp.int32) + sublane] = result
+            else:
+                first = plane.astype(jnp.int32) * PLANE + sublane * LANES
+                ref[pl.ds(first, LANES)] = result
 
-        def estimate_plane(j: Any, carry: None) -> None:
-            plane = tile * jnp.uint32(shapes.planes) + first_plane + j.astype(jnp.uint32)
-            values = []
-            for row in range(rows):
-                start = (row * STAGE + (i * planes + j + 1) * LANES).astype(jnp.uint32)
-                value = _rolled_row(rows_ref, start, backs[row], inside[row])
-                values.append(tiling.signed(value, words[row], plane))
-            result = ESTIMATES[estimate](values)
+    if len(out_refs) == 1:
+        store(out_refs[0], position)
+        return
+    whole = jnp.uint32(shapes.size // PLANE)
 
-            @pl.when(plane < jnp.uint32(shapes.total_planes))
-            def store() -> None:
-                out_ref[(plane * 8 + sublane).astype(jnp.int32)] = result
+    @pl.when(position < whole)
+    def store_whole() -> None:
+        store(out_refs[0], position)
 
-        lax.fori_loop(0, planes, estimate_plane, None)
-
-    lax.fori_loop(0, sublanes, estimate_sublane, None)
+    @pl.when(position == whole)
+    def store_end() -> None:
+        store(out_refs[1], jnp.uint32(0))
 
 
 def decode(
@@ -230,17 +257,23 @@ def decode(
     rows, columns = table.shape
     size = math.prod(shape)
     shapes = tiling.tiling(size, columns, planes)
+    keys = tiling.keys(seeds, rows)
     dtype = table.dtype if estimate == "median" else jnp.float32
+    ragged = size % PLANE if size in INDEXED else 0
+    by_rows = jax.ShapeDtypeStruct((shapes.total_planes * SUBLANES, LANES), dtype)
+    in_two = (jax.ShapeDtypeStruct((size,), dtype), jax.ShapeDtypeStruct((PLANE,), dtype))
     kernel = _versions.gpu_kernel(
         functools.partial(_decode_kernel, shapes=shapes, rows=rows, estimate=estimate),
-        out_type=jax.ShapeDtypeStruct((shapes.total_planes * SUBLANES, LANES), dtype),
+        out_type=in_two if ragged else (by_rows,),
         # One axis: CUDA allows no more than 65535 blocks along the others.
-        grid={"block": shapes.tiles * shapes.planes},
+        grid={"block": shapes.total_planes},
         scratch_types=[
             plgpu.SMEM((rows * STAGE,), table.dtype),
-            plgpu.Barrier(num_arrivals=rows * HEIGHT),
+            plgpu.Barrier(num_arrivals=rows),
         ],
         interpret=interpret,
     )
-    out = kernel(_flat_keys(seeds, rows), table.reshape(-1, LANES))
+    out, *end = kernel(_flat_keys(keys), _slots(shapes, keys), table.reshape(-1, PLANE))
+    if end:  # In place: the rest is not copied.
+        return out.at[size - ragged :].set(end[0][:ragged]).reshape(shape)
     return out.ravel()[:size].reshape(shape)

@@ -1,12 +1,13 @@
-"""`encode` and `decode` by tiles as Pallas kernels for TPU: one tile per step.
+"""`encode` and `decode` by tiles as Pallas kernels for TPU.
 
-The keys of the rows determine which block of the array, or of the table, a step reads. They are
-available before the kernel starts (scalar prefetch), so no table of places is needed.
+`encode` keeps rows of the table in VMEM and reads the array once for them, in order, several tiles
+per step. `decode` reads one tile of each row per step. The keys of the rows determine which one,
+and they are available before the kernel starts (scalar prefetch).
 """
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +19,27 @@ from pallas_kernels import _vma
 from pallas_kernels.count_sketch import tiling
 from pallas_kernels.count_sketch.estimate import ESTIMATES
 from pallas_kernels.count_sketch.reference import accumulator
-from pallas_kernels.count_sketch.tiling import LANES, PLANE, SUBLANES, Key, Tiling
+from pallas_kernels.count_sketch.tiling import (
+    LANES,
+    PLANE,
+    SIGNED_TOGETHER,
+    STEP,
+    SUBLANES,
+    Key,
+    Tiling,
+)
+
+MOST_ROWS = 8  # In VMEM at once: the kernel is unrolled over them.
+MOST_CELLS = 2**22  # In VMEM at once, 16 MiB.
+ROOM = 2**23  # Bytes of VMEM for anything else.
 
 
 def _key(keys_ref: Any, row: Any) -> Key:
     return Key(*(keys_ref[row, i] for i in range(len(Key._fields))))
 
 
-def _within() -> jax.Array:
-    """The position of each element in its plane."""
-    sublane = lax.broadcasted_iota(jnp.uint32, (SUBLANES, LANES), 0)
-    return sublane * LANES + lax.broadcasted_iota(jnp.uint32, (SUBLANES, LANES), 1)
+def _iota(axis: int) -> jax.Array:
+    return lax.broadcasted_iota(jnp.uint32, (SUBLANES, LANES), axis)
 
 
 def _roll(plane: jax.Array, sublane: jax.Array, lane: jax.Array) -> jax.Array:
@@ -36,26 +47,81 @@ def _roll(plane: jax.Array, sublane: jax.Array, lane: jax.Array) -> jax.Array:
     return pltpu.roll(plane, lane.astype(jnp.int32), 1)
 
 
-def _encode_kernel(keys_ref: Any, x_ref: Any, table_ref: Any, *, shapes: Tiling) -> None:
-    key = _key(keys_ref, pl.program_id(0))
-    slot, index = (pl.program_id(axis).astype(jnp.uint32) for axis in (1, 2))
-    tile, holds = tiling.tile_at(shapes, key, slot, index)
+def _signs(shapes: Tiling, key: Key, tile: Any, plane: int) -> jax.Array:
+    """The words of signs of four planes of a tile, of which `plane` is the first."""
+    return tiling.sign_word(shapes, key, tile, jnp.uint32(plane), _iota(1))
 
-    @pl.when(index == 0)
+
+def _signed(shapes: Tiling, x: jax.Array, word: jax.Array, tile: Any, plane: int) -> jax.Array:
+    bit = tiling.first_bit(shapes, tile, jnp.uint32(plane)) + _iota(0)
+    return tiling.signed(x, word, bit)
+
+
+class _Blocks(NamedTuple):
+    """How much of the table and of the array a step of `encode` has in VMEM."""
+
+    rows: int
+    slots: int
+    tiles: int
+
+    @staticmethod
+    def of(shapes: Tiling, rows: int, step: int) -> "_Blocks":
+        """As many rows as fit, or some slots of one row; whole rounds of tiles, or a divisor."""
+        cells = shapes.planes * PLANE
+        most = max(1, min(MOST_ROWS, MOST_CELLS // (shapes.slots * cells)))
+        together = max(number for number in range(1, most + 1) if rows % number == 0)
+        slots = min(shapes.slots, max(1, MOST_CELLS // cells))
+        if shapes.slots * shapes.planes <= step:
+            return _Blocks(together, slots, step // (shapes.slots * shapes.planes) * shapes.slots)
+        most = max(1, step // shapes.planes)
+        divisors = [tiles for tiles in range(1, most + 1) if shapes.slots % tiles == 0]
+        return _Blocks(together, slots, max(divisors))
+
+
+def _encode_kernel(
+    keys_ref: Any, x_ref: Any, out_ref: Any, table_ref: Any, *, shapes: Tiling, blocks: _Blocks
+) -> None:
+    group, span, part, step = (pl.program_id(axis) for axis in range(4))
+    steps = shapes.part * shapes.slots // blocks.tiles
+    first = (part * steps + step) * blocks.tiles
+
+    @pl.when(step == 0)
     def clear() -> None:
         table_ref[...] = jnp.zeros_like(table_ref)
 
-    @pl.when(holds)
-    def add() -> None:
+    def add_to(row: int, key: Key, index: Any, slot: Any) -> None:
+        tile = (first + index).astype(jnp.uint32)
         plane_roll, sublane_roll, lane_roll = tiling.rolls(shapes, key, tile)
-        word = tiling.sign_word(shapes, key, tile, _within())
         for plane in range(shapes.planes):
-            source = (jnp.uint32(plane) - plane_roll) & jnp.uint32(shapes.planes - 1)
-            position = tile * jnp.uint32(shapes.planes) + source
-            values = tiling.signed(x_ref[source.astype(jnp.int32)], word, position)
-            # The last tile may extend past the array, where values are undefined.
-            values = jnp.where(position < jnp.uint32(shapes.total_planes), values, 0)
-            table_ref[0, 0, plane] += _roll(values, sublane_roll, lane_roll)
+            if plane % SIGNED_TOGETHER == 0:
+                word = _signs(shapes, key, tile, plane)
+            value = x_ref[index * shapes.planes + plane]
+            if shapes.total_planes % shapes.planes:
+                # The last tile may extend past the array, where values are undefined.
+                there = (first + index) * shapes.planes + plane < shapes.total_planes
+                value = jnp.where(there, value, 0)
+            value = _signed(shapes, value, word, tile, plane)
+            to = (jnp.uint32(plane) + plane_roll) & jnp.uint32(shapes.planes - 1)
+            table_ref[row, slot, to.astype(jnp.int32)] += _roll(value, sublane_roll, lane_roll)
+
+    def add(index: Any, carry: None) -> None:
+        for row in range(blocks.rows):
+            key = _key(keys_ref, group * blocks.rows + row)
+            slot = tiling.slot_of(shapes, key, (first + index).astype(jnp.uint32))
+            slot = slot.astype(jnp.int32) - span * blocks.slots
+            if blocks.slots == shapes.slots:
+                add_to(row, key, index, slot)
+            else:
+                here = (slot >= 0) & (slot < blocks.slots)
+                pl.when(here)(functools.partial(add_to, row, key, index, slot))
+
+    lax.fori_loop(0, jnp.clip(shapes.tiles - first, 0, blocks.tiles), add, None)
+
+    @pl.when(step == steps - 1)
+    def write() -> None:
+        rows = pl.ds(group * blocks.rows, blocks.rows)
+        slots = pl.ds(span * blocks.slots, blocks.slots)
+        pltpu.sync_copy(table_ref, out_ref.at[part, rows, slots])
 
 
 def encode(
@@ -65,50 +131,60 @@ def encode(
     rows: int,
     columns: int,
     planes: int | None = None,
+    step: int = STEP,
     interpret: Any = False,
 ) -> jax.Array:
     """See `reference.encode`."""
-    shapes = tiling.tiling(x.size, columns, planes)
-    height = max(shapes.total_planes, shapes.planes)
+    shapes = tiling.tiling(x.size, columns, planes, step)
+    blocks = _Blocks.of(shapes, rows, step)
+    spans = pl.cdiv(shapes.slots, blocks.slots)
+    steps = shapes.part * shapes.slots // blocks.tiles
+    height = blocks.tiles * shapes.planes
     dtype = accumulator(x.dtype)
-    x_planes = jnp.pad(x.ravel().astype(dtype), (0, height * PLANE - x.size))
+    x_planes = jnp.pad(x.ravel().astype(dtype), (0, -x.size % PLANE))
     x_planes, keys = _vma.equally_varying(
-        x_planes.reshape(height, SUBLANES, LANES), tiling.keys(seeds, rows)
+        x_planes.reshape(-1, SUBLANES, LANES), tiling.keys(seeds, rows)
     )
-
-    def block_of_x(row: Any, slot: Any, index: Any, keys_ref: Any) -> tuple[Any, int, int]:
-        place = slot.astype(jnp.uint32), index.astype(jnp.uint32)
-        tile, holds = tiling.tile_at(shapes, _key(keys_ref, row), *place)
-        return jnp.where(holds, tile.astype(jnp.int32), 0), 0, 0
-
-    block = shapes.planes, SUBLANES, LANES
+    last = pl.cdiv(shapes.total_planes, height) - 1  # The last part may have steps beyond it.
+    tile = shapes.planes, SUBLANES, LANES
+    cells = blocks.rows * blocks.slots * shapes.planes * PLANE
     table = pl.pallas_call(
-        functools.partial(_encode_kernel, shapes=shapes),
+        functools.partial(_encode_kernel, shapes=shapes, blocks=blocks),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(rows, shapes.slots, shapes.longest),
-            in_specs=[pl.BlockSpec(block, block_of_x)],
-            out_specs=pl.BlockSpec(
-                (1, 1, *block), lambda row, slot, index, keys_ref: (row, slot, 0, 0, 0)
-            ),
+            grid=(rows // blocks.rows, spans, shapes.parts, steps),
+            in_specs=[
+                pl.BlockSpec(
+                    (height, SUBLANES, LANES),
+                    lambda group, span, part, step, keys_ref: (
+                        jnp.minimum(part * steps + step, last),
+                        0,
+                        0,
+                    ),
+                )
+            ],
+            out_specs=pl.BlockSpec(memory_space=pl.ANY),
+            scratch_shapes=[pltpu.VMEM((blocks.rows, blocks.slots, *tile), dtype)],
         ),
-        out_shape=_vma.like(x_planes, (rows, shapes.slots, *block), dtype),
+        out_shape=_vma.like(x_planes, (shapes.parts, rows, spans * blocks.slots, *tile), dtype),
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary")
+            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=4 * cells + ROOM if 4 * cells > ROOM else None,
         ),
         interpret=interpret,
     )(keys, x_planes)
-    return table.reshape(rows, columns)
+    table = table[:, :, : shapes.slots]  # The slots of the last span may be fewer.
+    return tiling.total(table.reshape(shapes.parts, rows, columns))
 
 
 def _decode_kernel(keys_ref: Any, *refs: Any, shapes: Tiling, estimate: str) -> None:
     *table_refs, out_ref = refs
     tile = pl.program_id(0).astype(jnp.uint32)
-    every_key = [_key(keys_ref, row) for row in range(len(table_refs))]
-    words = [tiling.sign_word(shapes, key, tile, _within()) for key in every_key]
-    rolls = [tiling.rolls(shapes, key, tile) for key in every_key]
+    keys = [_key(keys_ref, row) for row in range(len(table_refs))]
+    rolls = [tiling.rolls(shapes, key, tile) for key in keys]
     for plane in range(shapes.planes):
-        position = tile * jnp.uint32(shapes.planes) + jnp.uint32(plane)
+        if plane % SIGNED_TOGETHER == 0:
+            words = [_signs(shapes, key, tile, plane) for key in keys]
         values = []
         for table_ref, word, (plane_roll, sublane_roll, lane_roll) in zip(
             table_refs, words, rolls, strict=True
@@ -116,7 +192,7 @@ def _decode_kernel(keys_ref: Any, *refs: Any, shapes: Tiling, estimate: str) -> 
             source = (jnp.uint32(plane) + plane_roll) & jnp.uint32(shapes.planes - 1)
             back = (SUBLANES - sublane_roll) & 7, (LANES - lane_roll) & 127
             value = _roll(table_ref[0, 0, source.astype(jnp.int32)], *back)
-            values.append(tiling.signed(value, word, position))
+            values.append(_signed(shapes, value, word, tile, plane))
         out_ref[plane] = ESTIMATES[estimate](values)
 
 

@@ -10,7 +10,15 @@ from jax import lax
 from pallas_kernels import _vma
 from pallas_kernels.count_sketch import tiling
 from pallas_kernels.count_sketch.estimate import ESTIMATES
-from pallas_kernels.count_sketch.tiling import LANES, PLANE, SUBLANES, Key, Tiling
+from pallas_kernels.count_sketch.tiling import (
+    LANES,
+    PLANE,
+    SIGNED_TOGETHER,
+    STEP,
+    SUBLANES,
+    Key,
+    Tiling,
+)
 
 
 def accumulator(dtype: jax.typing.DTypeLike) -> Any:
@@ -18,9 +26,10 @@ def accumulator(dtype: jax.typing.DTypeLike) -> Any:
     return jnp.dtype(jnp.int32 if dtype == jnp.int32 else jnp.float32)
 
 
-def _axes(keys: jax.Array) -> Key:
-    """The keys of all rows, each field [rows, 1]."""
-    return Key(*(keys[:, i : i + 1] for i in range(keys.shape[1])))
+def _within(shapes: Tiling, tile: jax.Array) -> tuple[jax.Array, ...]:
+    """The plane, sublane and lane of each element of these tiles, uint32 of a shape each."""
+    shape = (*tile.shape, shapes.planes, SUBLANES, LANES)
+    return tuple(lax.broadcasted_iota(jnp.uint32, shape, tile.ndim + axis) for axis in range(3))
 
 
 def _rolled(
@@ -30,54 +39,67 @@ def _rolled(
 
     With `back`, the roll is undone. `tile` has the shape of the leading axes of the result.
     """
-    shape = (*tile.shape, shapes.planes, SUBLANES, LANES)
     sources = []
-    for axis, roll in enumerate(tiling.rolls(shapes, key, tile)):
-        index = lax.broadcasted_iota(jnp.uint32, shape, tile.ndim + axis)
+    for index, roll, length in zip(
+        _within(shapes, tile),
+        tiling.rolls(shapes, key, tile),
+        (shapes.planes, SUBLANES, LANES),
+        strict=True,
+    ):
         roll = roll[..., None, None, None]
-        sources.append((index + roll if back else index - roll) & (shape[tile.ndim + axis] - 1))
+        sources.append((index + roll if back else index - roll) & (length - 1))
     return sources[0], sources[1], sources[2]
 
 
-def _within(leading: int) -> jax.Array:
-    """The position of each element in its plane, uint32[1, ..., 8, 128] with `leading` ones."""
-    return jnp.arange(PLANE, dtype=jnp.uint32).reshape(*(1,) * leading, SUBLANES, LANES)
+def _sign_words(shapes: Tiling, key: Key, tile: jax.Array) -> jax.Array:
+    """The words of signs of each of these tiles, uint32[..., groups of planes, lanes]."""
+    shape = (*tile.shape, max(1, shapes.planes // SIGNED_TOGETHER), LANES)
+    group, lane = (lax.broadcasted_iota(jnp.uint32, shape, tile.ndim + axis) for axis in (0, 1))
+    wide = Key(*(field[..., None, None] if field.ndim else field for field in key))
+    plane = group * jnp.uint32(SIGNED_TOGETHER)
+    return tiling.sign_word(shapes, wide, tile[..., None, None], plane, lane)
 
 
 def encode(
-    x: jax.Array, seeds: jax.Array, *, rows: int, columns: int, planes: int | None = None
+    x: jax.Array,
+    seeds: jax.Array,
+    *,
+    rows: int,
+    columns: int,
+    planes: int | None = None,
+    step: int = STEP,
 ) -> jax.Array:
-    """The table of `x`. Each step of a loop adds the tiles at one place of all slots.
+    """The table of `x`. Each step of a loop adds one tile to all slots of all parts.
 
-    Its temporaries have the size of the table. `planes` is for tests of small arrays.
+    Its temporaries have the size of the partial tables. `planes` and `step` are for tests of small
+    arrays.
     """
-    shapes = tiling.tiling(x.size, columns, planes)
-    tile_size = shapes.planes * PLANE
-    x_flat = jnp.pad(x.ravel(), (0, shapes.tiles * tile_size - x.size))
+    shapes = tiling.tiling(x.size, columns, planes, step)
+    x_flat = jnp.pad(x.ravel(), (0, shapes.tiles * shapes.planes * PLANE - x.size))
     x_tiles = x_flat.reshape(shapes.tiles, shapes.planes, SUBLANES, LANES)
-    slot = jnp.arange(shapes.slots, dtype=jnp.uint32)[None]
-    every_row, every_slot = jnp.ix_(jnp.arange(rows), jnp.arange(shapes.slots))
-    every_row, every_slot = every_row[..., None, None, None], every_slot[..., None, None, None]
-    key = _axes(tiling.keys(seeds, rows))
+    each = lax.broadcasted_iota
+    shape = (shapes.parts, rows, shapes.slots)
+    part, slot = each(jnp.uint32, shape, 0), each(jnp.uint32, shape, 2)
+    place = tuple(each(jnp.int32, shape, axis)[..., None, None, None] for axis in range(3))
+    fields = tiling.keys(seeds, rows)
+    key = Key(*(fields[None, :, i, None] for i in range(len(Key._fields))))
     dtype = accumulator(x.dtype)
 
-    def add_place(index: jax.Array, table: jax.Array) -> jax.Array:
-        tile, holds = tiling.tile_at(shapes, key, slot, index)
+    def add_round(index: jax.Array, table: jax.Array) -> jax.Array:
+        tile, holds = tiling.tile_at(shapes, key, slot, part * jnp.uint32(shapes.part) + index)
         plane, sublane, lane = _rolled(shapes, key, tile, back=False)
+        words = _sign_words(shapes, key, tile)
         tile, holds = tile[..., None, None, None], holds[..., None, None, None]
         source = jnp.where(holds, tile, 0), plane, sublane, lane
-        values = x_tiles[tuple(i.astype(jnp.int32) for i in source)]
-        words = tiling.sign_word(
-            shapes, Key(*(k[..., None, None, None] for k in key)), tile, _within(3)
-        )
-        word = words[every_row, every_slot, 0, sublane.astype(jnp.int32), lane.astype(jnp.int32)]
-        plane = tile * jnp.uint32(shapes.planes) + plane
-        return table + jnp.where(holds, tiling.signed(values.astype(dtype), word, plane), 0)
+        values = x_tiles[tuple(i.astype(jnp.int32) for i in source)].astype(dtype)
+        word = words[(*place, (plane >> 2).astype(jnp.int32), lane.astype(jnp.int32))]
+        bit = tiling.first_bit(shapes, tile, plane) + sublane
+        return table + jnp.where(holds, tiling.signed(values, word, bit), 0)
 
-    shape = (rows, shapes.slots, shapes.planes, SUBLANES, LANES)
-    table, *_ = _vma.equally_varying(jnp.zeros(shape, dtype), x, seeds)
-    table = lax.fori_loop(jnp.uint32(0), jnp.uint32(shapes.longest), add_place, table)
-    return table.reshape(rows, columns)
+    shape_of_table = (*shape, shapes.planes, SUBLANES, LANES)
+    table, *_ = _vma.equally_varying(jnp.zeros(shape_of_table, dtype), x, seeds)
+    table = lax.fori_loop(jnp.uint32(0), jnp.uint32(shapes.part), add_round, table)
+    return tiling.total(table).reshape(rows, columns)
 
 
 def decode(
@@ -95,17 +117,16 @@ def decode(
     tiles = table.reshape(rows, shapes.slots, shapes.planes, SUBLANES, LANES)
     tile = jnp.arange(shapes.tiles, dtype=jnp.uint32)
     keys = tiling.keys(seeds, rows)
-    axes = (shapes.tiles, shapes.planes, SUBLANES, LANES)
-    plane = tile[:, None, None, None] * jnp.uint32(shapes.planes)
-    plane = plane + lax.broadcasted_iota(jnp.uint32, axes, 1)
+    plane, sublane, _ = _within(shapes, tile)
+    bit = tiling.first_bit(shapes, tile[:, None, None, None], plane) + sublane
     values = []
     for row in range(rows):
         key = Key(*keys[row])
         slot = tiling.slot_of(shapes, key, tile)[:, None, None, None]
         source = slot, *_rolled(shapes, key, tile, back=True)
-        word = tiling.sign_word(shapes, key, tile[:, None, None, None], _within(2))
-        # Without the barrier XLA would compute it again for every plane.
-        word = lax.optimization_barrier(word)
+        # Without the barrier XLA would compute them again for every element.
+        words = lax.optimization_barrier(_sign_words(shapes, key, tile))
+        word = jnp.repeat(words, shapes.planes // words.shape[1], axis=1)[:, :, None]
         value = tiles[row][tuple(i.astype(jnp.int32) for i in source)]
-        values.append(tiling.signed(value, word, plane))
+        values.append(tiling.signed(value, word, bit))
     return ESTIMATES[estimate](values).ravel()[:size].reshape(shape)

@@ -1,27 +1,48 @@
 r"""The slots and rolls of the tiles of an array in a sketch, and the signs of elements.
 
-A tile is `planes` planes, and a plane is 8 sublanes of 128 lanes, 1024 elements. Row :math:`r`
-maps tile :math:`t` of :math:`2^m` to the place
+A tile is `planes` planes, and a plane is 8 sublanes of 128 lanes, 1024 elements. The tiles are dealt
+to the n slots of a row in rounds, as cards are dealt to players. Round i has the tiles from i n to
+i n + n - 1, of which each slot gets one. In row r, tile i n + j goes to the slot
 
-.. math:: p = (a_r t + b_r) \bmod 2^m, \quad a_r \text{ odd},
+.. math:: (\pi_{ri}(j) + o_{ri}) \bmod n
 
-and the places are cut into runs whose lengths differ by at most one. Each run is a slot. Runs use
-the high bits of p instead of its low bits. Tiles with equal low bits have equal low bits of p for
-all :math:`a_r` and :math:`b_r`, and would collide in every row.
+for a mixing bijection :math:`\pi_{ri}` of [0, n) and an offset :math:`o_{ri}`. With the smallest
+:math:`2^m \ge n`, odd multipliers, and :math:`s = \lceil m / 2 \rceil`, the bijection repeats
+
+.. math:: y \gets a (y + b), \quad y \gets y \oplus (y \gg s), \quad y \gets a' y, \quad
+          y \gets y \oplus (y \gg s), \quad y \gets a'' y \pmod{2^m}
+
+until y is below n (cycle walking): fewer than two times in the mean, and once if n is a power of
+two. All parameters are hashes of the row and the round. For hashes that are uniform and
+independent, this is what holds, whatever the numbers of tiles and slots are:
+
+- Each row is a bijection of tiles and places, since each step can be undone, and the walk stays in
+  its cycle. All slots have the same number of tiles, but for the last round. No place is empty.
+- Two tiles of one round never share a slot. Two tiles of different rounds share one with
+  probability 1/n: given the slot of the other tile, the offset makes that of this tile uniform.
+- What rows do is independent, and the rounds of a row are.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_kernels import _hash
 
 LANES = 128
 SUBLANES = 8
 PLANE = SUBLANES * LANES
-MOST_PLANES = 32  # One per bit of a word: the planes share one word of signs.
+MOST_PLANES = 32
 FEWEST_SLOTS = 8
+SIGNED_TOGETHER = 4  # Planes: a word has the signs of one lane in 8 sublanes of each.
+
+STEP = 128  # Planes that a step of a kernel reads at least, if the array has as many.
+AT_ONCE = 512  # Planes of a row's partial sums, which blocks of a GPU compute at once.
+MOST_PARTS = 64
+FEWEST_ROUNDS = 8  # Per part.
 
 Scalar = Any  # uint32: an array, or a scalar within a kernel.
 
@@ -32,8 +53,9 @@ class Tiling(NamedTuple):
     size: int
     planes: int  # Per tile.
     slots: int  # Per row of the table.
-    tiles: int  # Tiles that hold elements.
-    places: int  # 2**m, the smallest power of two that is at least `tiles`.
+    tiles: int
+    rounds: int  # The last one may have fewer tiles than slots.
+    part: int  # Rounds that are added one after the other. Then the sums of parts are added.
 
     @property
     def total_planes(self) -> int:
@@ -41,31 +63,27 @@ class Tiling(NamedTuple):
         return -(-self.size // PLANE)
 
     @property
-    def shortest(self) -> int:
-        """The number of places of the shorter slots."""
-        return self.places // self.slots
-
-    @property
-    def longer(self) -> int:
-        """How many slots have one more place; these are the first slots."""
-        return self.places % self.slots
-
-    @property
-    def longest(self) -> int:
-        """The number of places of the longest slots."""
-        return self.shortest + (self.longer > 0)
+    def parts(self) -> int:
+        return -(-self.rounds // self.part)
 
 
 class Key(NamedTuple):
     """The parameters of the hash functions of one row, uint32 each."""
 
-    multiplier: Scalar
-    inverse: Scalar
-    offset: Scalar
+    first_deal: Scalar
+    second_deal: Scalar
     first_roll: Scalar
     second_roll: Scalar
     first_sign: Scalar
     second_sign: Scalar
+
+
+class Deal(NamedTuple):
+    """The parameters of one round of one row: the bijection's, and the offset."""
+
+    multipliers: tuple[Scalar, Scalar, Scalar]
+    added: Scalar
+    offset: Scalar
 
 
 def planes_of_tile(columns: int) -> int:
@@ -76,54 +94,103 @@ def planes_of_tile(columns: int) -> int:
     return planes
 
 
-def tiling(size: int, columns: int, planes: int | None = None) -> Tiling:
-    """The shapes of a sketch of `size` elements in rows of `columns`, a multiple of 1024."""
+def tiling(size: int, columns: int, planes: int | None = None, step: int = STEP) -> Tiling:
+    """The shapes of a sketch of `size` elements in rows of `columns`, a multiple of 1024.
+
+    `planes` and `step` are for tests of small arrays.
+    """
     planes = planes or planes_of_tile(columns)
     tiles = max(1, -(-size // (planes * PLANE)))
-    return Tiling(size, planes, columns // (planes * PLANE), tiles, 1 << (tiles - 1).bit_length())
+    slots = columns // (planes * PLANE)
+    rounds = -(-tiles // slots)
+    together = max(1, step // (slots * planes))  # Rounds per step of a kernel.
+    most = rounds // max(FEWEST_ROUNDS, together)
+    parts = max(1, min(MOST_PARTS, AT_ONCE // (slots * planes), most))
+    part = -(-rounds // (parts * together)) * together
+    return Tiling(size, planes, slots, tiles, rounds, part)
 
 
 def keys(seeds: jax.Array, rows: int) -> jax.Array:
-    """The keys of all rows, uint32[rows, 7]."""
+    """The keys of all rows, uint32[rows, 6]."""
     position = jnp.arange(rows * 8, dtype=jnp.uint32).reshape(rows, 8)
-    words = _hash.bits(position, seeds[0], seeds[1])
-    multiplier = words[:, 0] | 1
-    inverse = (
-        multiplier  # Correct in its lowest 3 bits; each step doubles the number of correct bits.
+    return _hash.bits(position, seeds[0], seeds[1])[:, : len(Key._fields)]
+
+
+def below(word: Scalar, number: int) -> Scalar:
+    """The exact high 32 of the 64 bits of `word * number`: floor(word * number / 2**32)."""
+    number_low, number_high = jnp.uint32(number & 0xFFFF), jnp.uint32(number >> 16)
+    low, high = word & 0xFFFF, word >> 16
+    carried = high * number_low + ((low * number_low) >> 16)
+    if not number >> 16:
+        return carried >> 16
+    middle = low * number_high + (carried & 0xFFFF)
+    return high * number_high + (carried >> 16) + (middle >> 16)
+
+
+def deal(shapes: Tiling, key: Key, round_: Scalar) -> Deal:
+    """The parameters of a round: three hashed words."""
+    first, second, third = (
+        _hash.bits(round_ * 4 + i, key.first_deal, key.second_deal) for i in range(3)
     )
-    for _ in range(4):
-        inverse = inverse * (2 - multiplier * inverse)
-    return jnp.concatenate([jnp.stack([multiplier, inverse], axis=1), words[:, 1:6]], axis=1)
+    multipliers = first | 1, (first >> 16) | 1, second | 1
+    return Deal(multipliers, second >> 16, below(third, shapes.slots))
 
 
-def first_place(shapes: Tiling, slot: Scalar) -> Scalar:
-    """The first place of `slot`."""
-    return slot * jnp.uint32(shapes.shortest) + jnp.minimum(slot, jnp.uint32(shapes.longer))
+def _modulus(slots: int) -> tuple[Scalar, int]:
+    """2**m - 1, and the shift by half of m bits, which undoes itself when it is applied twice."""
+    bits = (slots - 1).bit_length()
+    return jnp.uint32((1 << bits) - 1), max(1, (bits + 1) // 2)
 
 
-def tile_at(shapes: Tiling, key: Key, slot: Scalar, index: Scalar) -> tuple[Scalar, Scalar]:
-    """The tile at place `index` of `slot`, and whether this place and tile exist."""
-    place = first_place(shapes, slot) + index
-    tile = (key.inverse * (place - key.offset)) & jnp.uint32(shapes.places - 1)
-    longer = slot < jnp.uint32(shapes.longer)
-    length = jnp.where(longer, jnp.uint32(shapes.longest), jnp.uint32(shapes.shortest))
-    return tile, (index < length) & (tile < jnp.uint32(shapes.tiles))
+def _walk(step: Callable[[Scalar], Scalar], start: Scalar, slots: int) -> Scalar:
+    """The first of step(start), step(step(start)), ... that is below `slots`."""
+    first = step(start)
+    if slots & (slots - 1) == 0:
+        return first
+    beyond = lambda y: y >= jnp.uint32(slots)  # noqa: E731
+    any_beyond = lambda y: jnp.any(beyond(y)) if jnp.ndim(y) else beyond(y)  # noqa: E731
+    return lax.while_loop(any_beyond, lambda y: jnp.where(beyond(y), step(y), y), first)
 
 
 def slot_of(shapes: Tiling, key: Key, tile: Scalar) -> Scalar:
     """The slot of `tile`."""
-    place = (key.multiplier * tile + key.offset) & jnp.uint32(shapes.places - 1)
-    if not shapes.shortest:  # More slots than places: one place per slot.
-        return place
-    if not shapes.longer:
-        return place // jnp.uint32(shapes.shortest)
-    # Places before the border are in the longer slots; the others count from the border.
-    border = jnp.uint32(shapes.longer * shapes.longest)
-    return jnp.where(
-        place < border,
-        place // jnp.uint32(shapes.longest),
-        jnp.uint32(shapes.longer) + (place - border) // jnp.uint32(shapes.shortest),
-    )
+    round_ = tile // jnp.uint32(shapes.slots)
+    dealt = deal(shapes, key, round_)
+    mask, shift = _modulus(shapes.slots)
+
+    def mixed(y: Scalar) -> Scalar:
+        y = (y + dealt.added) * dealt.multipliers[0] & mask
+        y = (y ^ (y >> shift)) * dealt.multipliers[1] & mask
+        return (y ^ (y >> shift)) * dealt.multipliers[2] & mask
+
+    start = tile - round_ * jnp.uint32(shapes.slots)
+    slot = _walk(mixed, start, shapes.slots) + dealt.offset
+    return jnp.where(slot >= jnp.uint32(shapes.slots), slot - jnp.uint32(shapes.slots), slot)
+
+
+def _inverse(multiplier: Scalar) -> Scalar:
+    """The inverse of an odd number modulo 2**24; there are fewer slots than that."""
+    inverse = multiplier  # Correct in its lowest 3 bits; each step doubles the number.
+    for _ in range(3):
+        inverse = inverse * (2 - multiplier * inverse)
+    return inverse
+
+
+def tile_at(shapes: Tiling, key: Key, slot: Scalar, round_: Scalar) -> tuple[Scalar, Scalar]:
+    """The tile that `slot` gets in a round, and whether there is one."""
+    dealt = deal(shapes, key, round_)
+    mask, shift = _modulus(shapes.slots)
+    inverses = [*map(_inverse, dealt.multipliers)]
+
+    def unmixed(y: Scalar) -> Scalar:
+        y = y * inverses[2] & mask
+        y = (y ^ (y >> shift)) * inverses[1] & mask
+        return ((y ^ (y >> shift)) * inverses[0] - dealt.added) & mask
+
+    back = slot - dealt.offset
+    back = jnp.where(slot < dealt.offset, back + jnp.uint32(shapes.slots), back)
+    tile = round_ * jnp.uint32(shapes.slots) + _walk(unmixed, back, shapes.slots)
+    return tile, tile < jnp.uint32(shapes.tiles)
 
 
 def rolls(shapes: Tiling, key: Key, tile: Scalar) -> tuple[Scalar, Scalar, Scalar]:
@@ -132,12 +199,32 @@ def rolls(shapes: Tiling, key: Key, tile: Scalar) -> tuple[Scalar, Scalar, Scala
     return word & jnp.uint32(shapes.planes - 1), (word >> 5) & 7, (word >> 8) & 127
 
 
-def sign_word(shapes: Tiling, key: Key, tile: Scalar, within: Scalar) -> Scalar:
-    """A word of signs of the element `within` each plane of `tile`, one bit per plane."""
-    block = (tile * jnp.uint32(shapes.planes)) >> 5
-    return _hash.bits(block * jnp.uint32(PLANE) + within, key.first_sign, key.second_sign)
+def sign_word(shapes: Tiling, key: Key, tile: Scalar, plane: Scalar, lane: Scalar) -> Scalar:
+    """A word of the signs of one lane in four planes, among which is `plane` of `tile`."""
+    group = (tile * jnp.uint32(shapes.planes) + plane) >> 2
+    return _hash.bits(group * jnp.uint32(LANES) + lane, key.first_sign, key.second_sign)
 
 
-def signed(x: Scalar, word: Scalar, plane: Scalar) -> Scalar:
-    """`-x` if the bit of `plane` in the word of signs is set, else `x`."""
-    return jnp.where((word >> (plane & 31)) & 1 != 0, -x, x)
+def first_bit(shapes: Tiling, tile: Scalar, plane: Scalar) -> Scalar:
+    """The bit of a word of signs that is the sign of the first sublane of `plane`."""
+    if shapes.planes < SIGNED_TOGETHER:  # Else a tile begins with a word.
+        plane = tile * jnp.uint32(shapes.planes) + plane
+    return (plane & (SIGNED_TOGETHER - 1)) * SUBLANES
+
+
+def signed(x: Scalar, word: Scalar, bit: Scalar) -> Scalar:
+    """`-x` if `bit` of the word of signs is set, else `x`."""
+    sign = (word << (31 - bit)) & jnp.uint32(1 << 31)
+    if x.dtype == jnp.float32:
+        words = lax.bitcast_convert_type(x, jnp.uint32) ^ sign
+        return lax.bitcast_convert_type(words, jnp.float32)
+    return jnp.where(sign != 0, -x, x)
+
+
+def total(parts: jax.Array) -> jax.Array:
+    """The sum over the first axis: the second half is added to the first, until one is left."""
+    while (count := parts.shape[0]) > 1:
+        half = count // 2
+        added = parts[:half] + parts[count - half :]
+        parts = jnp.concatenate([added, parts[half : count - half]]) if count % 2 else added
+    return parts[0]

@@ -47,12 +47,20 @@ def test_masking_forgets_the_momentum_of_what_was_updated() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reseed_every", [None, 1, 2])
 @pytest.mark.parametrize("masking", [True, slow(False)])
-def test_what_was_left_out_comes_back_with_its_momentum(masking: bool) -> None:
-    """Against top-k with error feedback and momentum on the mean itself."""
+def test_what_was_left_out_comes_back_with_its_momentum(
+    masking: bool, reseed_every: int | None
+) -> None:
+    """Against top-k with error feedback and momentum on the mean itself, whatever the hashes."""
     given = np.random.default_rng(2).normal(size=(WORKERS, SIZE))
     tx = jaxcomm.fetch_sgd(
-        sketch_ratio=WIDE, k=3, momentum=0.5, momentum_masking=masking, hashing="elements"
+        sketch_ratio=WIDE,
+        k=3,
+        momentum=0.5,
+        momentum_masking=masking,
+        reseed_every=reseed_every,
+        hashing="elements",
     )
     velocity, error = np.zeros(SIZE), np.zeros(SIZE)
     for update in steps_of(tx, given, 6):
@@ -80,6 +88,31 @@ def test_heavy_hitters_are_found_in_a_table_of_200_columns() -> None:
     np.testing.assert_allclose(found[heavy], given[:, heavy].mean(axis=0), atol=0.2)
 
 
+@pytest.mark.slow
+def test_coordinates_that_collide_do_not_stay_together() -> None:
+    """In a table of two columns and one row, by chance: one half of the seeds, for each epoch."""
+    given = jnp.zeros((WORKERS, SIZE)).at[:, 4].set(1.0)
+    signs = []
+    for reseed_every in (2, None):
+        tx = jaxcomm.fetch_sgd(
+            sketch_ratio=WIDE, rows=1, k=1, momentum=0.0, reseed_every=reseed_every, hashing="elements"
+        )
+        run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, given, "vmap")
+        cells = []
+        for step in range(6):
+            # What is left out: with k = 1, the smaller of two coordinates.
+            updates = given.at[:, 7].set(0.5 if step % 2 == 0 else 0.25)
+            _, state = run(updates, state, jnp.ones(WORKERS))
+            (memory,) = state.shared
+            assert (np.asarray(memory.step) == step + 1).all()
+            cells.append(tuple(np.flatnonzero(np.asarray(memory.error).ravel() != 0)))
+        signs.append(cells)
+    reseeded, fixed = signs
+    assert len({*reseeded}) > len({*fixed})
+    assert reseeded[0] == reseeded[1] and reseeded[2] == reseeded[3]
+    assert reseeded[1] != reseeded[2] != reseeded[4]
+
+
 def test_workers_remember_nothing_of_their_own() -> None:
     state = jaxcomm.init(jaxcomm.fetch_sgd(sketch_ratio=1.0, k=1), jnp.zeros(5), WORKERS)
     assert not jax.tree.leaves(state.own)
@@ -92,7 +125,7 @@ def test_cells_that_an_update_hits_are_emptied() -> None:
     run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, given, "vmap")
     _, state = run(given, state, jnp.ones(WORKERS))
     (memory,) = state.shared
-    for table in (memory.momentum, memory.error):
+    for table in memory[:2]:
         # One coordinate is left, of magnitude 1, in a cell of each row.
         np.testing.assert_array_equal((np.abs(table) == 1).sum(axis=1), 1)
         np.testing.assert_array_equal((table != 0).sum(axis=1), 1)
@@ -104,6 +137,7 @@ def test_cells_that_an_update_hits_are_emptied() -> None:
         ({"k": 3, "momentum": -0.1}, r"`momentum` must be a Python float in \[0, 1\)"),
         ({"k": 3, "ratio": 0.1}, "Pass exactly one of `ratio` and `k`"),
         ({"k": 3, "hashing": "blocks"}, "`hashing` must be one of"),
+        ({"k": 3, "reseed_every": 0}, "`reseed_every` must be a Python int of at least 1"),
     ],
 )
 def test_impossible_options(options: dict, message: str) -> None:

@@ -1,5 +1,7 @@
 """Count-sketches from the formulas, in NumPy and Python integers; shares nothing with ours."""
 
+import math
+
 import numpy as np
 
 WORD = 2**32
@@ -27,45 +29,87 @@ def by_elements(size: int, seeds: tuple[int, int], rows: int, columns: int) -> "
     return [(np.array(column), np.array(sign)) for column, sign in places]
 
 
+def dealt(j: int, round_: int, slots: int, deal: tuple[int, int]) -> int:
+    """The slot of the tile that is number j of a round."""
+    first, second, third = (word(4 * round_ + i, deal) for i in range(3))
+    a, b, c = first | 1, (first // 2**16) | 1, second | 1
+    bits = 0
+    while 2**bits < slots:
+        bits += 1
+    size, shift = 2**bits, max(1, (bits + 1) // 2)
+    while True:
+        j = (j + second // 2**16) * a % size
+        j = (j ^ (j >> shift)) * b % size
+        j = (j ^ (j >> shift)) * c % size
+        if j < slots:
+            return (j + third * slots // WORD) % slots
+
+
 def by_tiles(
     size: int, seeds: tuple[int, int], rows: int, columns: int, planes: int
 ) -> "list[tuple]":
-    """Column, sign, and place of its tile, of every element in each row, by tiles."""
+    """Column, sign, and round of its tile, of every element in each row, by tiles."""
     length = planes * 1024
     slots = columns // length
-    tiles = -(-size // length)
-    places = 1
-    while places < tiles:
-        places *= 2
-    runs = [places // slots + (slot < places % slots) for slot in range(slots)]
-    slot_of_place = np.repeat(np.arange(slots), runs)
     result = []
     for row in range(rows):
-        a, b, *rest = (word(8 * row + i, seeds) for i in range(6))
-        a |= 1
+        keys = [word(8 * row + i, seeds) for i in range(6)]
         column, sign, order = (np.zeros(size, np.int64) for _ in range(3))
+        words: dict[int, int] = {}
         for element in range(size):
             tile, inside = divmod(element, length)
             plane, sublane, lane = inside // 1024, inside // 128 % 8, inside % 128
-            place = (a * tile + b) % places
-            roll = word(tile, (rest[0], rest[1]))
+            if inside == 0:
+                round_, j = divmod(tile, slots)
+                slot = dealt(j, round_, slots, (keys[0], keys[1]))
+                roll = word(tile, (keys[2], keys[3]))
             to_plane = (plane + roll % planes) % planes
             to_sublane = (sublane + (roll >> 5)) % 8
             to_lane = (lane + (roll >> 8)) % 128
             to = (to_plane * 8 + to_sublane) * 128 + to_lane
-            column[element] = slot_of_place[place] * length + to
-            bits = word(element // 32768 * 1024 + element % 1024, (rest[2], rest[3]))
-            sign[element] = 1 - 2 * (bits >> (element // 1024 % 32) & 1)
-            order[element] = place
+            column[element] = slot * length + to
+            position = element // 4096 * 128 + lane
+            if position not in words:
+                words[position] = word(position, (keys[4], keys[5]))
+            bit = element // 1024 % 4 * 8 + sublane
+            sign[element] = 1 - 2 * (words[position] >> bit & 1)
+            order[element] = round_
         result.append((column, sign, order))
     return result
 
 
+def parts(rounds: int, planes_of_row: int, step: int) -> int:
+    """The rounds that are added one after the other, before the sums of such parts are."""
+    together = max(1, step // planes_of_row)
+    number = max(1, min(64, 512 // planes_of_row, rounds // max(8, together)))
+    return math.ceil(rounds / number / together) * together
+
+
+def table_by_tiles(
+    x: np.ndarray, places: "list[tuple]", columns: int, planes: int, step: int = 128
+) -> np.ndarray:
+    """The sums, in the order that is defined: by rounds in each part, then parts by halves."""
+    rounds = math.ceil(math.ceil(x.size / (planes * 1024)) / (columns // (planes * 1024)))
+    length = parts(rounds, columns // 1024, step)
+    sums = []
+    for part in range(math.ceil(rounds / length)):
+        sums.append(np.zeros((len(places), columns), x.dtype))
+        for row, (column, sign, order) in enumerate(places):
+            # Elements of one round have columns of their own.
+            for i in np.flatnonzero(order // length == part):
+                sums[-1][row, column[i]] += x[i] if sign[i] > 0 else -x[i]
+    while len(sums) > 1:
+        half = len(sums) // 2
+        added = [a + b for a, b in zip(sums[:half], sums[len(sums) - half :], strict=True)]
+        sums = added + sums[half : len(sums) - half]
+    return sums[0]
+
+
 def table(x: np.ndarray, places: "list[tuple]", columns: int) -> np.ndarray:
-    """The sums, one by one; in the order of the places where there are such, and exact if int64."""
+    """The sums, one by one, and exact if int64."""
     result = np.zeros((len(places), columns), x.dtype)
-    for sums, (column, sign, *order) in zip(result, places, strict=True):
-        for i in np.argsort(order[0], kind="stable") if order else range(x.size):
+    for sums, (column, sign, *_) in zip(result, places, strict=True):
+        for i in range(x.size):
             sums[column[i]] += x[i] if sign[i] > 0 else -x[i]
     return result
 

@@ -22,10 +22,16 @@ SEEDS = jnp.array([2**32 - 7, 12345], jnp.uint32)
 
 
 def assert_equal_to_reference(
-    platform: str, x: jax.Array, rows: int, columns: int, planes: int, estimate: str
+    platform: str,
+    x: jax.Array,
+    rows: int,
+    columns: int,
+    planes: int,
+    estimate: str,
+    step: int = 128,
 ) -> None:
     kernels, interpret = KERNELS[platform]
-    sizes = {"rows": rows, "columns": columns, "planes": planes}
+    sizes = {"rows": rows, "columns": columns, "planes": planes, "step": step}
     encode = functools.partial(kernels.encode, **sizes, interpret=interpret)
     table = jax.jit(encode)(x, SEEDS)
     expected = jax.jit(functools.partial(reference.encode, **sizes))(x, SEEDS)
@@ -50,11 +56,13 @@ SMALL = [
     (5000, jnp.float32, 1, 2 * 2048, 2, "median"),  # The last tile is half empty.
 ]
 LARGE = [
-    (7001, jnp.int32, 1, 1024, 1, "median"),  # Eight places a slot: every stage is used twice.
+    (7001, jnp.int32, 1, 1024, 1, "median"),  # Seven rounds: stages are used twice.
+    (26_000, jnp.float32, 1, 1024, 1, "median", 2),  # Three parts of ten rounds, the last of six.
+    (70_000, jnp.float32, 1, 3 * 1024, 1, "mean", 1),  # Steps of one tile, two parts.
     (129, jnp.bfloat16, 2, 2048, 1, "sum"),
-    (5000, jnp.float32, 3, 3 * 1024, 1, "median"),  # Slots of two and of three places.
-    (3000, jnp.int32, 2, 7 * 1024, 1, "median"),  # More slots than places.
-    (20_000, jnp.float32, 2, 16_384, 16, "mean"),  # Two parts a tile.
+    (5000, jnp.float32, 3, 3 * 1024, 1, "median"),  # Two rounds, of which one has two tiles.
+    (3000, jnp.int32, 2, 7 * 1024, 1, "median"),  # More slots than tiles.
+    (20_000, jnp.float32, 2, 16_384, 16, "mean"),  # Two rounds.
     (40_000, jnp.float32, 1, 32_768, 32, "median"),
 ]
 

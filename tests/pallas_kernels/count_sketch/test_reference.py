@@ -18,7 +18,7 @@ SEEDS_ARRAY = jnp.array(SEEDS, jnp.uint32)
 
 
 # Compiled as a whole, which is faster than one operation after the other.
-STATIC = ("rows", "columns", "planes", "shape", "estimate", "hashing")
+STATIC = ("rows", "columns", "planes", "step", "shape", "estimate", "hashing")
 encode, encode_tiles, encode_elements, decode, decode_tiles, decode_elements = (
     jax.jit(f, static_argnames=[name for name in STATIC if name in signature(f).parameters])
     for f in (
@@ -42,30 +42,33 @@ def integers(size: int) -> np.ndarray:
     return np.random.default_rng(1).integers(-(2**31), 2**31, size).astype(np.int32)
 
 
-# Size, rows, columns, planes of a tile: slots hold 8, 1 or 2, 1, 0 or 1, 2 or 3, and 1 place.
+# Size, rows, columns, planes of a tile, planes of a step: 7, 2, 1, 1, 2, 2 and 40 rounds, of which
+# the last ones are in four parts.
 TILES = [
-    (7000, 1, 1024, 1),
-    slow(7000, 3, 5 * 1024, 1),
-    (300, 2, 1024, 1),
-    slow(3000, 4, 7 * 1024, 1),
-    slow(20_000, 2, 3 * 4096, 4),
-    (40_000, 1, 32_768, 32),
+    (7000, 1, 1024, 1, 128),
+    slow(7000, 3, 5 * 1024, 1, 128),
+    (300, 2, 1024, 1, 128),
+    slow(3000, 4, 7 * 1024, 1, 128),
+    slow(20_000, 2, 3 * 4096, 4, 128),
+    (40_000, 1, 32_768, 32, 128),
+    slow(100_000, 1, 3 * 1024, 1, 8),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "rows", "columns", "planes"), TILES)
-def test_tiles_are_the_oracle(size: int, rows: int, columns: int, planes: int) -> None:
+@pytest.mark.parametrize(("size", "rows", "columns", "planes", "step"), TILES)
+def test_tiles_are_the_oracle(size: int, rows: int, columns: int, planes: int, step: int) -> None:
     places = oracle.by_tiles(size, SEEDS, rows, columns, planes)
     x = normal(size)
-    table = encode_tiles(x, SEEDS_ARRAY, rows=rows, columns=columns, planes=planes)
-    expected = oracle.table(x, places, columns)
+    sizes = {"rows": rows, "columns": columns, "planes": planes, "step": step}
+    table = encode_tiles(x, SEEDS_ARRAY, **sizes)
+    expected = oracle.table_by_tiles(x, places, columns, planes, step)
     np.testing.assert_array_equal(table, expected, strict=True)  # The order of sums is defined.
     # They collide, unless each tile has a place of its own.
     assert (np.abs(expected) > 0).sum() < rows * size or columns >= size
 
     whole = integers(size)
-    sums = encode_tiles(whole, SEEDS_ARRAY, rows=rows, columns=columns, planes=planes)
+    sums = encode_tiles(whole, SEEDS_ARRAY, **sizes)
     exact = oracle.table(whole.astype(np.int64), places, columns)
     np.testing.assert_array_equal(sums, exact.astype(np.int32), strict=True)  # Modulo 2**32.
 

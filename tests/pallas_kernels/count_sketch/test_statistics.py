@@ -52,8 +52,8 @@ def expected_error(x: np.ndarray, hashing: str) -> float:
     error = np.zeros(TILES)
     for tile in range(TILES):
         for other in range(TILES):
-            # Tiles whose distance is a multiple of the places of a slot never share one.
-            if (tile - other) % (TILES // SLOTS):
+            # Tiles of one round never share a slot.
+            if tile // SLOTS != other // SLOTS:
                 error[tile] += energy[other] / COLUMNS
     return float(np.repeat(error, 1024)[on].mean())
 
@@ -122,26 +122,38 @@ def test_rows_are_independent(name: str, hashing: str) -> None:
     assert hits.mean() < 3 * hit**2 + 5 * hits.std() / math.sqrt(DRAWS)
 
 
-def test_pairs_of_tiles_share_slots_independently() -> None:
-    shapes = tiling.tiling(64 * 1024, 8 * 1024, 1)
-    tile = jnp.arange(64, dtype=jnp.uint32)
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("tiles", "slots"), [(64, 8), (60, 6), slow(42, 7), slow(99, 33)])
+def test_pairs_of_tiles_share_slots_independently(tiles: int, slots: int) -> None:
+    shapes = tiling.tiling(tiles * 1024, slots * 1024, 1)
+    tile = jnp.arange(tiles, dtype=jnp.uint32)
 
     @jax.jit
     @jax.vmap
-    def shared(seeds: jax.Array) -> jax.Array:
-        keys = tiling.keys(seeds, 2)
-        slots = jnp.stack([tiling.slot_of(shapes, Key(*key), tile) for key in keys])
-        return slots[:, :, None] == slots[:, None, :]
+    def dealt(seeds: jax.Array) -> tuple[jax.Array, jax.Array]:
+        keys = [Key(*key) for key in tiling.keys(seeds, 2)]
+        slot = [tiling.slot_of(shapes, key, tile) for key in keys]
+        back = [
+            tiling.tile_at(shapes, key, s, tile // slots)[0]
+            for key, s in zip(keys, slot, strict=True)
+        ]
+        return jnp.stack(slot), jnp.stack(back)
 
-    first, second = np.moveaxis(np.asarray(shared(SEEDS)), 1, 0)
-    apart = np.subtract.outer(np.arange(64), np.arange(64))
-    may = apart % 8 != 0  # A slot has eight places.
-    assert not first[:, (apart % 8 == 0) & (apart != 0)].any()
-    np.testing.assert_array_equal(first[:, may].mean(axis=1), 1 / 8)  # Whatever the seeds.
-    for distance in (1, 4, 12):
-        assert abs(z_score(first[:, np.abs(apart) == distance].mean(axis=1), 1 / 8)) < Z
-    for shape in (may, *(np.abs(apart) == distance for distance in (1, 4, 12))):
-        assert abs(z_score((first & second)[:, shape].mean(axis=1), 1 / 64)) < Z
+    slot, back = map(np.asarray, dealt(SEEDS))
+    np.testing.assert_array_equal(back, np.broadcast_to(tile, back.shape))
+    assert slot.max() < slots
+    first, second = np.moveaxis(slot[..., :, None] == slot[..., None, :], 1, 0)
+    round_ = np.arange(tiles) // slots
+    may = round_[:, None] != round_[None]
+    assert not first[:, ~may & ~np.eye(tiles, dtype=bool)].any()
+    # Whatever the seeds, each slot has one tile of each round.
+    np.testing.assert_allclose(first[:, may].mean(axis=1), 1 / slots, rtol=1e-12)
+    apart = np.abs(np.subtract.outer(np.arange(tiles), np.arange(tiles)))
+    chosen = [may, *(may & (apart == distance) for distance in (1, 4, slots, 2 * slots))]
+    for shape in chosen[1:]:
+        assert abs(z_score(first[:, shape].mean(axis=1), 1 / slots)) < Z
+    for shape in chosen:
+        assert abs(z_score((first & second)[:, shape].mean(axis=1), 1 / slots**2)) < Z
 
 
 def signs_of_elements(size: int, rows: int) -> np.ndarray:
@@ -165,8 +177,8 @@ def test_signs_are_fair_and_uncorrelated(signs_of: Callable[[int, int], np.ndarr
     assert (np.abs(signs.mean(axis=1)) < Z * deviation).all()
     between = signs @ signs.T / size - np.eye(rows)
     assert (np.abs(between) < Z * deviation).all()
-    # 1024 and 32768: elements whose signs are bits of one word, and of words one after the other.
-    for lag in (1, 2, 8, 128, 1024, 2048, 8192, 32_768, 65_536):
+    # 128 and 1024: elements whose signs are bits of one word; 4096: of one word and the next.
+    for lag in (1, 2, 8, 128, 256, 1024, 2048, 4096, 8192, 32_768, 65_536):
         lagged = (signs[:, lag:] * signs[:, :-lag]).mean(axis=1)
         assert (np.abs(lagged) < Z / math.sqrt(size - lag)).all(), lag
     triple = (signs[:, 3072:] * signs[:, 2048:-1024] * signs[:, :-3072]).mean(axis=1)

@@ -1,0 +1,181 @@
+"""Errors on structured inputs have no heavier tails over seeds than those of random hashing.
+
+The mean of the error over seeds is that of theory even for hashes that keep structure, but then a
+few draws are worse than it by far. So these tests look at the largest of many draws.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import count_sketch
+from pallas_kernels.count_sketch import tiling
+from pallas_kernels.count_sketch.tiling import Key
+from tests.slow import slow
+
+DRAWS = 200
+SEEDS = jax.random.bits(jax.random.key(7), (DRAWS, 2), jnp.uint32)
+UNITS, SLOTS = 1024, 64
+
+STRUCTURES = [
+    "one layer",
+    "one layer, unaligned",
+    "two layers",
+    "stride of the slots",
+    "stride of the slots, plus one",
+    "stride of the tiles per slot",
+    "every fourth",
+    "power law by position",
+    "power law, two layers",
+    "embedding rows",
+    "first of each layer",
+    "both ends",
+]
+
+
+def energies(name: str, units: int, slots: int) -> np.ndarray:
+    """The energy of each of `units` units, tiles or blocks of elements, of which slots hold some."""
+    i = np.arange(units)
+    per_slot = units // slots
+    layer = units // 16
+    hot = {
+        "one layer": (i >= 4 * layer) & (i < 5 * layer),
+        "one layer, unaligned": (i >= 4 * layer + 37) & (i < 5 * layer + 37),
+        "two layers": (i // (layer // 2) == 3) | (i // (layer // 2) == 20),
+        "stride of the slots": i % slots == 5,
+        "stride of the slots, plus one": i % (slots + 1) == 5,
+        "stride of the tiles per slot": i % per_slot == 3,
+        "every fourth": i % 4 == 1,
+        "power law by position": 1 / (1 + i),
+        "power law, two layers": 1 / (1 + i % (units // 2)),
+        "embedding rows": np.isin(i // 2, (np.arange(1, 17) ** 2 * 7) % (units // 2)),
+        "first of each layer": i % layer < 4,
+        "both ends": (i < layer // 2) | (i >= units - layer // 2),
+    }[name]
+    return hot.astype(np.float64)
+
+
+@functools.partial(jax.jit, static_argnames=("tiles", "slots"))
+def slots_of_all(tiles: int, slots: int) -> jax.Array:
+    """The slot of each tile in one row of every draw, [draws, tiles]."""
+    shapes = tiling.tiling(tiles * 1024, slots * 1024, 1)
+
+    def draw(seeds: jax.Array) -> jax.Array:
+        key = Key(*tiling.keys(seeds, 1)[0])
+        return tiling.slot_of(shapes, key, jnp.arange(tiles, dtype=jnp.uint32))
+
+    return jax.vmap(draw)(SEEDS)
+
+
+def ratios(slot: np.ndarray, energy: np.ndarray, slots: int) -> np.ndarray:
+    """In each draw, the error of the nonzero tiles over its mean for slots drawn at random."""
+    on = (energy != 0).astype(np.float64)
+    loads = np.zeros((len(slot), slots))
+    numbers = np.zeros((len(slot), slots))
+    for draw in range(len(slot)):
+        loads[draw] = np.bincount(slot[draw], energy, slots)
+        numbers[draw] = np.bincount(slot[draw], on, slots)
+    own = (on * energy).sum()
+    return ((loads * numbers).sum(axis=1) - own) / ((on.sum() * energy.sum() - own) / slots)
+
+
+def deviation(energy: np.ndarray, slots: int) -> float:
+    """The standard deviation of that ratio for slots that are drawn at random.
+
+    Whether two tiles share a slot is independent for any two pairs. A pair adds the energy of the
+    first if the second is on, and the other way round.
+    """
+    on = (energy != 0).astype(np.float64)
+    pair = np.triu(np.outer(on, energy) + np.outer(energy, on), 1)
+    return float(np.sqrt((pair**2).sum() * (1 / slots) * (1 - 1 / slots)) / (pair.sum() / slots))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("tiles", "slots"), [(UNITS, SLOTS), (UNITS, 8), slow(1000, 60), slow(960, 31), slow(4096, 64)]
+)
+def test_tiles_have_the_tails_of_random_hashing(tiles: int, slots: int) -> None:
+    dealt = np.asarray(slots_of_all(tiles, slots))
+    drawn = np.random.default_rng(0).integers(0, slots, dealt.shape)
+    for name in STRUCTURES:
+        energy = energies(name, tiles, slots)
+        sd = deviation(energy, slots)
+        ratio, random = ratios(dealt, energy, slots), ratios(drawn, energy, slots)
+        print(
+            f"{tiles} {slots} {name:30s} theory sd {sd:5.2f}"
+            f" dealt sd {ratio.std():5.2f} p99 {np.quantile(ratio, 0.99):5.2f} max {ratio.max():5.2f}"
+            f" random sd {random.std():5.2f} p99 {np.quantile(random, 0.99):5.2f}"
+            f" max {random.max():5.2f}"
+        )
+        # A normal variable exceeds 2.3 and 2.8 deviations as often as one draw of 100 and of 200.
+        for measured in (ratio, random):
+            assert np.quantile(measured, 0.99) <= 1 + 4 * sd, name
+            assert measured.max() <= 1 + 8 * sd, name
+        # Pairs in one round never share a slot.
+        assert ratio.mean() <= 1 + 5 * sd / np.sqrt(DRAWS), name
+
+
+def test_an_affine_map_would_fail() -> None:
+    """Tiles of one layer stay an arithmetic progression, which a slot may hold as a whole."""
+    draws = np.random.default_rng(1).integers(0, 2**32, (DRAWS, 2))
+    place = ((draws[:, :1] | 1) * np.arange(UNITS) + draws[:, 1:]) % UNITS
+    energy = energies("one layer", UNITS, SLOTS)
+    ratio = ratios(place // (UNITS // SLOTS), energy, SLOTS)
+    assert ratio.max() > 1 + 8 * deviation(energy, SLOTS)
+
+
+SIZE, COLUMNS, ROWS = 2**18, 2**14, 5
+
+
+@functools.partial(jax.jit, static_argnames="hashing")
+def quality(x: jax.Array, hot: jax.Array, hashing: str) -> tuple[jax.Array, jax.Array]:
+    """The error of row one over that of theory, and the recall of the hot ones, in every draw."""
+    count = jnp.sum(hot)
+    theory = jnp.sum(jnp.where(hot, jnp.sum(x**2) - x**2, 0)) / COLUMNS
+    options = {"shape": x.shape, "hashing": hashing}
+
+    def draw(seeds: jax.Array) -> tuple[jax.Array, jax.Array]:
+        table = count_sketch.encode(x, seeds, rows=ROWS, columns=COLUMNS, hashing=hashing)
+        one = count_sketch.encode(x, seeds, rows=1, columns=COLUMNS, hashing=hashing)
+        error = jnp.sum(jnp.where(hot, (count_sketch.decode(one, seeds, **options) - x) ** 2, 0))
+        median = jnp.abs(count_sketch.decode(table, seeds, estimate="median", **options))
+        smallest = jnp.sort(median)[-256]
+        return error / theory, jnp.sum(hot & (median >= smallest)) / count
+
+    ratio, recall = jax.lax.map(draw, SEEDS)
+    return ratio, recall
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_elements_are_found_as_by_random_hashing(name: str) -> None:
+    """256 of 2**18 are large: in one row, 1.6 % of them meet another, in three of five, 4e-5."""
+    blocks = SIZE // UNITS
+    energy = energies(name, UNITS, 8)
+    order = np.argsort(-energy, kind="stable")
+    generator = np.random.default_rng(3)
+    if (energy > 0).sum() > 256:  # One element of each of the largest blocks, at the same place.
+        where = order[:256] * blocks + 77
+    else:
+        units = np.flatnonzero(energy)
+        where = (units[:, None] * blocks + np.arange(-(-256 // len(units)))).ravel()[:256]
+    x = generator.normal(size=SIZE) * 0.01
+    x[where] = generator.choice([-1.0, 1.0], 256)
+    hot = np.zeros(SIZE, bool)
+    hot[where] = True
+    arguments = jnp.asarray(x, jnp.float32), jnp.asarray(hot)
+    found = {}
+    for hashing in ("tiles", "elements"):
+        ratio, recall = map(np.asarray, quality(*arguments, hashing))
+        found[hashing] = recall
+        print(
+            f"{name:30s} {hashing:8s} sd {ratio.std():5.2f} p99 {np.quantile(ratio, 0.99):5.2f}"
+            f" max {ratio.max():5.2f} worst recall {recall.min():.3f} mean {recall.mean():.5f}"
+        )
+        assert ratio.mean() <= 1 + 5 * ratio.std() / np.sqrt(DRAWS)
+    # 4e-5 of 256 in 200 draws are two; a tile that meets another in three rows loses more at once.
+    assert found["elements"].min() >= 1 - 4 / 256
+    assert found["tiles"].mean() >= 1 - 10 * 4e-5
