@@ -163,6 +163,7 @@ EXPONENTIAL = (
 
 SKETCH_ROWS = 3
 KEYS = 2**17
+PARTIAL = KEYS + 3 * 3 * 4 * 2**17  # Three partial tables of 3 rows, at the size that is compiled.
 """The most bytes that the hash functions of a sketch's rows take on a device."""
 
 
@@ -187,7 +188,7 @@ def _sketch_encode(
             implementation=implementation,
         ),
         kernels=("mosaic_gpu", "mosaic_tpu") if hashing == "tiles" else (),
-        temporaries=KEYS,
+        temporaries=PARTIAL,
         share_of_copy=0.5 if goal else None,
         times_torch=5 if goal else None,
         read_again=SKETCH_ROWS - 1,

@@ -1,7 +1,7 @@
 """`encode` and `decode` by tiles as Mosaic GPU kernels: a plane of 8 rows of 128 lanes per block.
 
-A thread is a lane. A plane is contiguous in memory, so one copy brings it to shared memory, and one
-word has all eight signs of a thread. Rows are rolled along lanes by two reads at shifted places.
+A thread is a lane. A plane is contiguous in memory, so four copies of 256 elements, the most that
+one may have, bring it to shared memory. One word has all eight signs of a thread. Rows are rolled along lanes by two reads at shifted places.
 One read is correct up to the lane where the row wraps, the other from there on. The elements that
 they read from neighboring rows are dropped. XLA computes the tables of tiles and slots, which are
 a word for each tile and row.
@@ -25,6 +25,8 @@ from pallas_kernels.count_sketch.tiling import LANES, PLANE, STEP, SUBLANES, Key
 
 STAGES = 4  # Planes in shared memory: one is added while the others are copied.
 STAGE = PLANE + 2 * LANES  # With a margin of one row on either side.
+COPIED = 256  # Elements, at most, along each axis of a copy.
+COPIES = PLANE // COPIED
 INDEXED = range(PLANE, 2**31)  # Sizes of arrays whose elements are indexed, in int32.
 
 
@@ -55,10 +57,13 @@ def _slots(shapes: Tiling, keys: jax.Array) -> jax.Array:
     return tiling.slot_of(shapes, _columns_of(keys, 2), tile).ravel()
 
 
-def _at(ref: Any, plane: Any) -> Any:
-    """A plane of an array of planes, or of elements."""
-    plane = plane.astype(jnp.int32)
-    return ref.at[plane] if len(ref.shape) == 2 else ref.at[pl.ds(plane * PLANE, PLANE)]
+def _copy_plane(ref: Any, plane: Any, to_ref: Any, start: Any, barrier: Any) -> None:
+    """Copies a plane of an array of elements, or of rows of `COPIED`, to the elements from `start`."""
+    first = plane.astype(jnp.int32) * COPIES
+    for copy in range(COPIES):
+        source = first + copy if len(ref.shape) == 2 else pl.ds((first + copy) * COPIED, COPIED)
+        to = to_ref.at[pl.ds(start + copy * COPIED, COPIED)]
+        plgpu.copy_gmem_to_smem(ref.at[source], to, barrier)
 
 
 def _rolled_row(rows_ref: Any, start: Any, roll: Any, inside: jax.Array) -> jax.Array:
@@ -101,20 +106,20 @@ def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) ->
             tile = tile_of(round_)
             source = tile * jnp.uint32(shapes.planes) + source_of(tile)
             stage = ((round_ - first) & (STAGES - 1)).astype(jnp.int32)
-            to = rows_ref.at[pl.ds(stage * STAGE + LANES, PLANE)]
+            to = stage * STAGE + LANES
             whole = jnp.uint32(math.prod(x_refs[0].shape) // PLANE)
             if len(x_refs) == 1:
-                plgpu.copy_gmem_to_smem(_at(x_refs[0], source), to, barriers.at[stage])
+                _copy_plane(x_refs[0], source, rows_ref, to, barriers.at[stage])
                 return
 
             @pl.when(source < whole)
             def copy_whole() -> None:
-                plgpu.copy_gmem_to_smem(_at(x_refs[0], source), to, barriers.at[stage])
+                _copy_plane(x_refs[0], source, rows_ref, to, barriers.at[stage])
 
             @pl.when(source >= whole)
             def copy_end() -> None:
                 beyond = jnp.minimum(source - whole, jnp.uint32(1))
-                plgpu.copy_gmem_to_smem(_at(x_refs[1], beyond), to, barriers.at[stage])
+                _copy_plane(x_refs[1], beyond, rows_ref, to, barriers.at[stage])
 
     def add(step: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         round_ = first + step.astype(jnp.uint32)
@@ -150,12 +155,12 @@ def _planes(x: jax.Array, shapes: Tiling) -> list[jax.Array]:
 
     The array is not copied, unless it is ragged and too large to be indexed.
     """
-    end = jnp.zeros((2, PLANE), x.dtype)
+    end = jnp.zeros(2 * PLANE, x.dtype)
     if x.size % PLANE and x.size in INDEXED:
         ragged = x[x.size // PLANE * PLANE :]
-        return [x, end.at[0, : ragged.size].set(ragged)]
-    planes = jnp.pad(x, (0, -x.size % PLANE)).reshape(-1, PLANE)
-    return [planes, end] if shapes.total_planes % shapes.planes else [planes]
+        return [x, end.at[: ragged.size].set(ragged).reshape(-1, COPIED)]
+    planes = jnp.pad(x, (0, -x.size % PLANE)).reshape(-1, COPIED)
+    return [planes, end.reshape(-1, COPIED)] if shapes.total_planes % shapes.planes else [planes]
 
 
 def encode(
@@ -178,7 +183,7 @@ def encode(
         grid={"row": rows, "part": shapes.parts, "block": shapes.slots * shapes.planes},
         scratch_types=[
             plgpu.SMEM((STAGES * STAGE,), dtype),
-            plgpu.Barrier(num_arrivals=1, num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=COPIES, num_barriers=STAGES),
         ],
         interpret=interpret,
     )
@@ -206,8 +211,7 @@ def _decode_kernel(
         slot = slots_ref[(jnp.uint32(row * shapes.tiles) + tile).astype(jnp.int32)]
         source = (plane + plane_roll) & jnp.uint32(shapes.planes - 1)
         source = (jnp.uint32(row * shapes.slots) + slot) * jnp.uint32(shapes.planes) + source
-        to = rows_ref.at[pl.ds(row * STAGE + LANES, PLANE)]
-        plgpu.copy_gmem_to_smem(_at(table_ref, source), to, barrier)
+        _copy_plane(table_ref, source, rows_ref, row * STAGE + LANES, barrier)
     signs = [_signs(shapes, key, tile, plane, lane) for key in keys]
     backs = [(LANES - lane_roll) & (LANES - 1) for _, _, lane_roll in rolls]
     inside = [lane >= back for back in backs]
@@ -269,11 +273,11 @@ def decode(
         grid={"block": shapes.total_planes},
         scratch_types=[
             plgpu.SMEM((rows * STAGE,), table.dtype),
-            plgpu.Barrier(num_arrivals=rows),
+            plgpu.Barrier(num_arrivals=rows * COPIES),
         ],
         interpret=interpret,
     )
-    out, *end = kernel(_flat_keys(keys), _slots(shapes, keys), table.reshape(-1, PLANE))
+    out, *end = kernel(_flat_keys(keys), _slots(shapes, keys), table.reshape(-1, COPIED))
     if end:  # In place: the rest is not copied.
         return out.at[size - ragged :].set(end[0][:ragged]).reshape(shape)
     return out.ravel()[:size].reshape(shape)

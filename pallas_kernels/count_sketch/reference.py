@@ -42,7 +42,7 @@ def _rolled(
     sources = []
     for index, roll, length in zip(
         _within(shapes, tile),
-        tiling.rolls(shapes, key, tile),
+        lax.optimization_barrier(tiling.rolls(shapes, key, tile)),
         (shapes.planes, SUBLANES, LANES),
         strict=True,
     ):
@@ -86,13 +86,14 @@ def encode(
     dtype = accumulator(x.dtype)
 
     def add_round(index: jax.Array, table: jax.Array) -> jax.Array:
-        tile, holds = tiling.tile_at(shapes, key, slot, part * jnp.uint32(shapes.part) + index)
+        dealt = tiling.tile_at(shapes, key, slot, part * jnp.uint32(shapes.part) + index)
+        tile, holds = lax.optimization_barrier(dealt)  # Else computed again for every element.
         plane, sublane, lane = _rolled(shapes, key, tile, back=False)
-        words = _sign_words(shapes, key, tile)
         tile, holds = tile[..., None, None, None], holds[..., None, None, None]
         source = jnp.where(holds, tile, 0), plane, sublane, lane
         values = x_tiles[tuple(i.astype(jnp.int32) for i in source)].astype(dtype)
-        word = words[(*place, (plane >> 2).astype(jnp.int32), lane.astype(jnp.int32))]
+        wide = Key(*(field[..., None, None, None] for field in key))
+        word = tiling.sign_word(shapes, wide, tile, plane & ~jnp.uint32(SIGNED_TOGETHER - 1), lane)
         bit = tiling.first_bit(shapes, tile, plane) + sublane
         return table + jnp.where(holds, tiling.signed(values, word, bit), 0)
 

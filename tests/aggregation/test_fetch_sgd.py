@@ -95,7 +95,12 @@ def test_coordinates_that_collide_do_not_stay_together() -> None:
     signs = []
     for reseed_every in (2, None):
         tx = jaxcomm.fetch_sgd(
-            sketch_ratio=WIDE, rows=1, k=1, momentum=0.0, reseed_every=reseed_every, hashing="elements"
+            sketch_ratio=WIDE,
+            rows=1,
+            k=1,
+            momentum=0.0,
+            reseed_every=reseed_every,
+            hashing="elements",
         )
         run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, given, "vmap")
         cells = []

@@ -152,7 +152,13 @@ def quality(x: jax.Array, hot: jax.Array, hashing: str) -> tuple[jax.Array, jax.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_elements_are_found_as_by_random_hashing(name: str) -> None:
-    """256 of 2**18 are large: in one row, 1.6 % of them meet another, in three of five, 4e-5."""
+    """256 of 2**18 are large, and their signs are random.
+
+    A small coordinate meets large ones in three of five rows with probability 3.7e-5, and with
+    equal signs in a quarter of them: 2.4 small ones look large, and half of them displace a large
+    one. As many are missed by others, so that recall is 0.993 for slots drawn at random. In a
+    tile, whole groups of coordinates meet: the mean is the same, and the worst draw twice as far.
+    """
     blocks = SIZE // UNITS
     energy = energies(name, UNITS, 8)
     order = np.argsort(-energy, kind="stable")
@@ -176,6 +182,8 @@ def test_elements_are_found_as_by_random_hashing(name: str) -> None:
             f" max {ratio.max():5.2f} worst recall {recall.min():.3f} mean {recall.mean():.5f}"
         )
         assert ratio.mean() <= 1 + 5 * ratio.std() / np.sqrt(DRAWS)
-    # 4e-5 of 256 in 200 draws are two; a tile that meets another in three rows loses more at once.
-    assert found["elements"].min() >= 1 - 4 / 256
-    assert found["tiles"].mean() >= 1 - 10 * 4e-5
+    error = 5 * (found["tiles"].std() + found["elements"].std()) / np.sqrt(DRAWS)
+    assert found["tiles"].mean() >= found["elements"].mean() - error
+    # Of 200 draws of a Poisson variable of mean 1.8, one in 100 has more than 9.
+    assert found["elements"].min() >= 1 - 9 / 256
+    assert found["tiles"].min() >= 1 - 18 / 256
