@@ -164,8 +164,8 @@ def fetch_sgd(
 
         due = (memory.step % period == 0) & (memory.step > 0)
         tables = memory.momentum, memory.error
-        tables = lax.cond(due, move, lambda tables: tables, tables)
-        return new, FetchMemory(*tables, memory.step)
+        velocity, error = lax.cond(due, move, lambda tables: tables, tables)
+        return new, FetchMemory(velocity, error, memory.step)
 
     def init(x: jax.Array) -> Memory:
         like = jax.eval_shape(lambda x: table_of(x, Context.of(x)), x)

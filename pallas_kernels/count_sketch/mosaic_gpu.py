@@ -1,10 +1,10 @@
 """`encode` and `decode` by tiles as Mosaic GPU kernels: a plane of 8 rows of 128 lanes per block.
 
 A thread is a lane. A plane is contiguous in memory, so four copies of 256 elements, the most that
-one may have, bring it to shared memory. One word has all eight signs of a thread. Rows are rolled along lanes by two reads at shifted places.
-One read is correct up to the lane where the row wraps, the other from there on. The elements that
-they read from neighboring rows are dropped. XLA computes the tables of tiles and slots, which are
-a word for each tile and row.
+one may have, bring it to shared memory. One word has all eight signs of a thread. Rows are rolled
+along lanes by two reads at shifted places. One read is correct up to the lane where the row wraps,
+the other from there on. The elements that they read from neighboring rows are dropped. XLA computes
+the tables of tiles and slots, which are a word for each tile and row.
 """
 
 import functools
@@ -58,7 +58,7 @@ def _slots(shapes: Tiling, keys: jax.Array) -> jax.Array:
 
 
 def _copy_plane(ref: Any, plane: Any, to_ref: Any, start: Any, barrier: Any) -> None:
-    """Copies a plane of an array of elements, or of rows of `COPIED`, to the elements from `start`."""
+    """Copies a plane of an array of elements, or of rows of `COPIED`, to those from `start`."""
     first = plane.astype(jnp.int32) * COPIES
     for copy in range(COPIES):
         source = first + copy if len(ref.shape) == 2 else pl.ds((first + copy) * COPIED, COPIED)
