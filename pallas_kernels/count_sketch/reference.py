@@ -80,7 +80,6 @@ def encode(
     each = lax.broadcasted_iota
     shape = (shapes.parts, rows, shapes.slots)
     part, slot = each(jnp.uint32, shape, 0), each(jnp.uint32, shape, 2)
-    place = tuple(each(jnp.int32, shape, axis)[..., None, None, None] for axis in range(3))
     fields = tiling.keys(seeds, rows)
     key = Key(*(fields[None, :, i, None] for i in range(len(Key._fields))))
     dtype = accumulator(x.dtype)
