@@ -207,10 +207,6 @@ def dequantize(
             f"got {accumulate.dtype}{list(accumulate.shape)}.",
         )
         floats.append(accumulate)
-    if narrow and implementation is None:
-        implementation = (
-            "reference"  # XLA fuses the multiplication into the pass that reads the result.
-        )
     run = functools.partial(
         _dispatch.run,
         "quantize",

@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import _hash, _versions, _vma
+from pallas_kernels._checks import require_int32
 from pallas_kernels.quantize import _planes, reference
 
 THREADS = 128
@@ -29,14 +30,6 @@ def _tiling(width: int) -> tuple[int, int, int]:
     pitch = max(width, THREADS)
     unit = vector * THREADS
     return pitch, unit * min(UNROLL // vector, pitch // unit), vector
-
-
-def _require_size(size: int) -> None:
-    if size >= 2**31:
-        raise NotImplementedError(
-            f"The GPU kernel indexes elements in int32, so {size} elements are too many: split the "
-            "leaf."
-        )
 
 
 def _first_of_block(block: int, pitch: int) -> jax.Array:
@@ -54,7 +47,7 @@ def quantize(
     interpret: Any = False,
 ) -> tuple[jax.Array, ...]:
     """See `reference.quantize`."""
-    _require_size(x.size)
+    require_int32(x.size)
     if not x.size:
         return reference.quantize(x, scale, seeds, levels=levels, bits=bits, residual=residual)
     count, width = _planes.layout(x.size, bits)
@@ -121,7 +114,7 @@ def dequantize(
 ) -> jax.Array:
     """See `reference.dequantize`."""
     size = math.prod(shape)
-    _require_size(size)
+    require_int32(size)
     if not size:
         return reference.dequantize(
             codes, scale, accumulate, levels=levels, bits=bits, count=count, shape=shape
