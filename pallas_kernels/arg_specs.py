@@ -87,6 +87,25 @@ def _quantize(
     )
 
 
+def _feedback(bits: int, dtype: jax.typing.DTypeLike = jnp.float32) -> Row:
+    """Error feedback in one pass: a residual is added, and the next one returned."""
+    options = {"levels": 2 ** (bits - 1) - 1, "bits": bits, "residual": True}
+
+    def arguments(size: int) -> tuple[jax.Array, ...]:
+        x, scale = _vector_and_scale(size, jnp.float32)
+        return x, 2 * scale, _seeds(), (0.5 * x[::-1]).astype(dtype)
+
+    return Row(
+        "quantize.quantize",
+        f"feedback {jnp.dtype(dtype).name}, {bits} bits",
+        arguments,
+        lambda x, scale, seeds, kept, size, implementation: quantize(
+            x, scale, seeds, **options, added=kept, divisor=1.25, implementation=implementation
+        ),
+        exact=False,
+    )
+
+
 def _dequantize(bits: int, accumulate: bool = False) -> Row:
     options: dict[str, Any] = {"levels": 2 ** (bits - 1) - 1, "bits": bits}
 
@@ -288,6 +307,8 @@ ROWS: tuple[Row, ...] = (
     _quantize(8, jnp.bfloat16),
     _quantize(8, residual=True),
     _quantize(4, residual=True),
+    *map(_feedback, (8, 4, 2)),
+    _feedback(8, jnp.bfloat16),
     _dequantize(8),
     _dequantize(4),
     _dequantize(8, accumulate=True),
