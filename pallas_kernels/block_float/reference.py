@@ -101,4 +101,7 @@ def decode(elements: jax.Array, exponents: jax.Array, *, block_size: int) -> jax
     scales = _power_of_two(exponents.astype(jnp.int32))
     scales = jnp.where(exponents == NONFINITE, jnp.float32(jnp.nan), scales)
     values = blocks_of(elements.astype(jnp.float32), block_size) * scales[:, None]
+    # The largest float32 may be rounded up to 2**128.
+    largest = jnp.finfo(jnp.float32).max
+    values = jnp.clip(values, -largest, largest)
     return values.ravel()[: math.prod(elements.shape)].reshape(elements.shape)

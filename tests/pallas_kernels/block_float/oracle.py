@@ -63,4 +63,5 @@ def decode(elements: np.ndarray, exponents: np.ndarray, block_size: int) -> np.n
     """float64 of the shape of the elements."""
     scales = np.where(exponents == 255, np.nan, 2.0 ** (exponents.astype(np.float64) - 127))
     each = np.repeat(scales, block_size)[: elements.size].reshape(elements.shape)
-    return elements.astype(np.float64) * each
+    largest = np.finfo(np.float32).max.astype(np.float64)
+    return np.clip(elements.astype(np.float64) * each, -largest, largest)
