@@ -11,12 +11,12 @@ PLATFORMS = {"mosaic_gpu": "cuda", "mosaic_tpu": "tpu"}
 HOPPER_AND_NEWER = ("H100", "H200", "H800", "H20", "GH200", "B100", "B200", "B300", "GB200")
 
 
-# JAX keeps programs in a rehearsal apart from others.
+# JAX does not mix programs of a rehearsal with others.
 _rehearsal = jax.make_user_context(False)
 
 
 def rehearsal() -> AbstractContextManager[None]:
-    """A context in which a CPU runs the kernels for GPU, in JAX's interpreter, as if it were one."""
+    """A context in which a CPU runs the kernels for GPU, in JAX's interpreter."""
     context: AbstractContextManager[None] = _rehearsal(True)
     return context
 

@@ -1,4 +1,4 @@
-"""Runs the implementation of an op that was named, preferred, measured or assumed, in this order."""
+"""Runs the implementation of an op: the one that is named, preferred, measured or assumed."""
 
 import functools
 import warnings

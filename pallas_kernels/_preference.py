@@ -36,7 +36,7 @@ def implementation(*names: Implementation) -> Iterator[None]:
 
     With several names, the first one that the device and the arguments allow runs. An op traces its
     implementation, so the context must surround the call of a jitted function, not its result. JAX
-    compiles the function anew for each preference. The `implementation` argument of an op takes
+    compiles the function once for each preference. The `implementation` argument of an op takes
     precedence. The environment variable `PALLAS_KERNELS_IMPLEMENTATION`, with names separated by
     commas, applies outside of such contexts and in all threads. It is read once.
 

@@ -188,7 +188,6 @@ EXPONENTIAL = (
 )
 
 
-
 def _block_float(dtype: Any, block_size: int, stochastic: bool = True) -> Row:
     def call(*arrays: jax.Array, size: int, implementation: Any) -> Any:
         x, *seeds = arrays

@@ -37,8 +37,7 @@ from pallas_kernels.benchmark.record import Record, ask_for_device, describe_env
 # In the order in which ops run: those with goals first.
 OPS = tuple(
     dict.fromkeys(
-        row.op.split(".")[0]
-        for row in sorted(ROWS, key=lambda row: row.share_of_copy is None)
+        row.op.split(".")[0] for row in sorted(ROWS, key=lambda row: row.share_of_copy is None)
     )
 )
 PADDED = 77  # Coordinates beyond a power of two, so that every kernel has to pad.

@@ -72,12 +72,14 @@ def check(row: Row, size: int, implementation: _dispatch.Implementation) -> str:
 
 def builders(row: Row, size: int, session: Session) -> dict[str, Callable[[], Candidate]]:
     """Functions that compile a copy, every implementation that runs here, and PyTorch's."""
-    arguments = functools.cache(lambda: jax.block_until_ready(jax.jit(lambda: row.arguments(size))()))
+    arguments = functools.cache(
+        lambda: jax.block_until_ready(jax.jit(lambda: row.arguments(size))())
+    )
 
     def compiled(f: Callable[..., Any], given: Callable[[], Any]) -> Candidate:
         return Candidate(functools.partial(jax.jit(f), *given()), jax.block_until_ready)
 
-    found = {
+    found: dict[str, Callable[[], Candidate]] = {
         "copy": lambda: compiled(lambda x: x + 1, lambda: [jnp.zeros(size, jnp.float32)]),
         **{
             name: functools.partial(compiled, row.function(size, name), arguments)

@@ -47,9 +47,7 @@ class Output:
     def failed(self, row: Row, size: int, implementation: str, reason: str) -> None:
         """A failure is a row."""
         print(f"{row.label:<38} {size:>13,} {implementation:<11} FAILED: {reason}", flush=True)
-        self.add(
-            "failed", label=row.label, size=size, implementation=implementation, reason=reason
-        )
+        self.add("failed", label=row.label, size=size, implementation=implementation, reason=reason)
 
 
 def check_rows(rows: list[Row], sizes: Sequence[int], session: Session, output: Output) -> set[Any]:

@@ -43,4 +43,6 @@ def run_limited(
         return f"its time limit of {seconds:.0f} s is over"
     finally:
         reader.join(timeout=10)
+        if process.stdout is not None:
+            process.stdout.close()
     return f"exit code {code}: {(last or ['no output'])[0]}" if code else ""

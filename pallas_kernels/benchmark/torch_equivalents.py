@@ -1,8 +1,8 @@
 """The equivalents of the ops in PyTorch, which the benchmark times for comparison.
 
-Ops are compiled by `torch.compile` for static shapes, anew for each size, with noise from PyTorch's generator. Sketches use
-`torch.index_add_` and `torch.gather`. Their columns and signs are computed beforehand and are not
-timed, since a user would keep them from step to step.
+Ops are compiled by `torch.compile` for static shapes, once for each size, with noise from PyTorch's
+generator. Sketches use `torch.index_add_` and `torch.gather`. Their columns and signs are computed
+beforehand and are not timed, since a user would keep them from step to step.
 """
 
 import functools

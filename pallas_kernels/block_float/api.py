@@ -68,7 +68,9 @@ def encode(
     Example:
       >>> import jax.numpy as jnp
       >>> from pallas_kernels import block_float
-      >>> elements, exponents = block_float.encode(jnp.array([1.0, -0.3, 0.0]), None, dtype="int8")
+      >>> elements, exponents = block_float.encode(
+      ...     jnp.array([1.0, -0.3, 0.0]), None, dtype="int8"
+      ... )
       >>> elements.tolist(), exponents.tolist()
       ([64, -19, 0], [121])
       >>> block_float.decode(elements, exponents).tolist()

@@ -83,7 +83,11 @@ def encode(
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.encode`."""
-    options = {"dtype": dtype, "block_size": block_size, "stochastic": stochastic}
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "block_size": block_size,
+        "stochastic": stochastic,
+    }
     if not x.size:
         return reference.encode(x, seeds, **options)
     square = LANES * LANES

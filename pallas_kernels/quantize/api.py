@@ -125,8 +125,7 @@ def quantize(
     _require_field(levels, bits, 1)
     _hash.require_counter(x.shape)
     require(
-        added is None
-        or (added.dtype in (jnp.float32, jnp.bfloat16) and added.shape == x.shape),
+        added is None or (added.dtype in (jnp.float32, jnp.bfloat16) and added.shape == x.shape),
         f"`added` must be float32 or bfloat16 {list(x.shape)}, got "
         f"{jax.typeof(added) if added is not None else None}.",
     )

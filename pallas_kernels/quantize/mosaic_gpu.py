@@ -51,7 +51,7 @@ def quantize(
     """See `reference.quantize`."""
     require_int32(x.size)
     if not x.size:
-        options = {"levels": levels, "bits": bits, "residual": residual}
+        options: dict[str, Any] = {"levels": levels, "bits": bits, "residual": residual}
         return reference.quantize(x, scale, seeds, added, **options)
     count, width = _planes.layout(x.size, bits)
     pitch, block, vector = _tiling(width)

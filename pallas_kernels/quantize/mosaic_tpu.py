@@ -126,7 +126,7 @@ def quantize(
 ) -> tuple[jax.Array, ...]:
     """See `reference.quantize`."""
     if not x.size:
-        options = {"levels": levels, "bits": bits, "residual": residual}
+        options: dict[str, Any] = {"levels": levels, "bits": bits, "residual": residual}
         return reference.quantize(x, scale, seeds, added, **options)
     view = _view(x.shape, bits)
     step = reference.residual_step(scale, levels, divisor)

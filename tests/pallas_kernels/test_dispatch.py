@@ -63,7 +63,7 @@ def test_a_function_that_was_traced_is_traced_again() -> None:
 
 
 def test_the_context_reaches_the_steps_of_methods() -> None:
-    tx = jaxcomm.global_qsgd("data", bits=4)
+    tx = jaxcomm.global_qsgd("data", levels=1, bits=4)
     grads = {"w": jnp.ones((4, 8))}
 
     def update(grads: Any) -> Any:
@@ -92,7 +92,7 @@ def test_the_environment_reaches_ops(environment: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_names() -> None:
-    with pytest.raises(ValueError, match="must be one of .*'triton'"), IMPLEMENTATION("triton"):  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"must be one of .*'triton'"), IMPLEMENTATION("triton"):  # type: ignore[arg-type]
         pass
     with pytest.raises(ValueError, match="at least one name"), IMPLEMENTATION():
         pass
@@ -129,9 +129,7 @@ def _break(*args: Any, **options: Any) -> jax.Array:
 
 
 @pytest.mark.parametrize("refuse", [_refuse, _refuse_when_lowered])
-def test_a_kernel_that_refuses_is_passed_over(
-    refuse: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_refuses_is_passed_over(refuse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it is traced, and when it is lowered."""
     monkeypatch.setattr(mosaic_tpu, "pack", refuse)
     assert not has_kernel("tpu")

@@ -85,8 +85,8 @@ def feedback_loop(
         decodes to few nonzeros, the loop then updates only these coordinates from `sent`.
       coefficient: The number c, if `corrected(s, x)` is `x + c * s` with an array `s`. A linear
         codec then encodes `x` and `s` separately, and their sum is not written to memory.
-      is_residual: Whether `updated(s, x, sent)` is `x + s - sent`, in the dtype of `s`. A codec that
-        encodes and subtracts in one pass over memory then does so.
+      is_residual: Whether `updated(s, x, sent)` is `x + s - sent`, in the dtype of `s`. A codec
+        that encodes and subtracts in one pass over memory then does so.
 
     Returns:
       A codec that also keeps `s` on each worker. It states no bound on its error.

@@ -184,7 +184,10 @@ def test_dither_encodes_and_subtracts_in_one_pass(wrap: Any, residual_dtype: Any
 
     (sent, kept), (expected, expected_kept) = steps(codec), steps(plain)
     encoded, decoded = ("quantize.quantize", True), ("quantize.dequantize", False)
-    assert passes == {True: [encoded, decoded], False: [("quantize.quantize", False), decoded, decoded]}
+    assert passes == {
+        True: [encoded, decoded],
+        False: [("quantize.quantize", False), decoded, decoded],
+    }
     # The residuals part in their last bits, so that later codes may differ by a level.
     first = 2.0**-20 if residual_dtype == jnp.float32 else 2.0**-7
     np.testing.assert_array_equal(sent[0], expected[0])
