@@ -43,11 +43,12 @@ def implementation(*names: Implementation) -> Iterator[None]:
     Args:
       *names: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, in the order in which they are tried.
 
+    Returns:
+      A context manager, which is a decorator too. In the context, ops raise NotImplementedError if
+      the device can run none of the names; the message has the reason against each.
+
     Raises:
       ValueError: If there is no name, or an unknown one.
-
-    In the context, ops raise NotImplementedError if the device can run none of the names; the
-    message has the reason against each.
 
     Example:
       >>> import jax.numpy as jnp

@@ -9,7 +9,6 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -70,6 +69,9 @@ def _lower(
         with use_abstract_mesh(mesh):
             traced = jax.jit(functools.partial(kernel, **dict(options))).trace(*arguments)
             traced.lower(lowering_platforms=(device.platform,))
+
+    # Imported here, because only accelerators need it.
+    from concurrent.futures import ThreadPoolExecutor
 
     # A new thread has none of the meshes, mapped axes and traces of the program around the op.
     with ThreadPoolExecutor(max_workers=1) as executor:
