@@ -11,7 +11,7 @@ export NPROC
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-docs test-site test-aot test-gpu test-wheel bench audit lint methods-page docs clean venv
+.PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-docs test-site test-aot test-gpu gpu test-wheel bench audit lint methods-page docs clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -66,6 +66,9 @@ test-aot: ## compile every kernel for TPU and GPU, without either (in .venv-aot,
 
 test-gpu: ## compare the kernels on this machine's GPU with their references
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_gpu $(ARGS)
+
+gpu: ## all that ten minutes with a GPU can tell: pallas_kernels.bench, then test-gpu (ARGS=--rehearse: on a CPU)
+	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/gpu $(ARGS)
 
 test-wheel: ## build the wheel, install it alone, import all of it, run the README's program (in .venv-wheel)
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_wheel

@@ -27,6 +27,7 @@ The public names, by purpose:
   `resize_workers`, `state_specs`.
 - **The wire**: `wire.account` counts bytes and collectives; `gradient_density`, `or_reduce`.
 - **The cost**: `perf` predicts the seconds of a step on a link; `advise` recommends a method.
+- **Kernels**: `implementation` names the one that runs, reference or Pallas.
 - **Your own codecs**: `Codec`, `Context`, `Claims`, `Coins`, `Diagnostics`, `Memory`, `Entries`,
   `SparseDecode`; `jaxcomm.testing` checks them.
 """
@@ -110,6 +111,7 @@ from jaxcomm.methods import (
     top_k,
 )
 from jaxcomm.training import make_step, simulate
+from pallas_kernels import implementation
 
 __all__ = [
     # Methods
@@ -195,6 +197,8 @@ __all__ = [
     # The cost
     "advise",
     "perf",
+    # Kernels
+    "implementation",
     # Your own codecs
     "Claims",
     "Codec",

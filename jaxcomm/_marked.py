@@ -123,6 +123,39 @@ class MappedDecode:
         return self.back(self.inner(self.within(context), payload), context.shape)
 
 
+@dataclasses.dataclass(frozen=True)
+class ResidualDecode:
+    r"""The `decode` of a codec that can encode and compute the residual in one pass.
+
+    .. math:: e' = x + e - \mathrm{decode}(\mathrm{encode}(x + e))
+
+    It is valid for one pair of functions. A wrapper that replaces `decode` replaces this object; if
+    it replaces `encode`, that is another one than `encode` here, and `with_residual_of` sees it.
+
+    Attributes:
+      decode: `(context, payload) -> x`, the function itself.
+      encode: The function whose payloads it decodes.
+      with_residual: `(context, x, e, divisor) -> (payload, memory, e')`, where receivers divide
+        what they decode by the float `divisor`, and :math:`e'` has the dtype of `e`.
+    """
+
+    decode: Callable[[Context, PyTree], jax.Array]
+    encode: Callable[..., Any]
+    with_residual: Callable[[Context, jax.Array, jax.Array, float], tuple[PyTree, Any, jax.Array]]
+
+    def __call__(self, context: Context, payload: PyTree) -> jax.Array:
+        """The dense array."""
+        return self.decode(context, payload)
+
+
+def with_residual_of(codec: Codec) -> Callable[..., Any] | None:
+    """The codec's `with_residual`; `None` if it has none for its `encode`."""
+    decode = codec.decode
+    if isinstance(decode, ResidualDecode) and decode.encode is codec.encode:
+        return decode.with_residual
+    return None
+
+
 def product_of(left: jax.Array, right: jax.Array) -> jax.Array:
     """`left @ right.T` in full float32, `[rows, columns]`."""
     if left.shape[1] > FEW_COLUMNS:

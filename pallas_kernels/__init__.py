@@ -3,3 +3,7 @@
 Each op has a folder: `api` (the public functions), `reference` (the definition, in jnp),
 `mosaic_gpu`, `mosaic_tpu`. The package imports nothing from jaxcomm.
 """
+
+from pallas_kernels._preference import implementation
+
+__all__ = ["implementation"]

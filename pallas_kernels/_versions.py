@@ -11,6 +11,7 @@ import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import _vma
+from pallas_kernels._device import rehearses
 
 
 def gpu_interpret_params(**options: Any) -> Any:
@@ -46,6 +47,7 @@ def gpu_kernel(
       scratch_types: The types of the scratch references.
       interpret: False, or the value that `gpu_interpret_params` returns.
     """
+    interpret = interpret or (gpu_interpret_params() if rehearses() else False)
     # The default is Lane up to JAX 0.10, which cannot lay out an iota, and Warpgroup from 0.11.
     semantics = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
     kernel = plgpu.kernel(
@@ -72,6 +74,6 @@ def side_by_side(x: jax.Array, numbers: int, interpret: Any) -> jax.Array:
     values computed from them write them at once. Each of these loads and stores must start at a
     multiple of `numbers`.
     """
-    if interpret:  # JAX 0.10 cannot interpret a layout.
+    if interpret or rehearses():  # JAX 0.10 cannot interpret a layout.
         return x
     return plgpu.layout_cast(x, plgpu.Layout.WG_STRIDED(x.shape, vec_size=numbers))

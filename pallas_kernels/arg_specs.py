@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import count_sketch, exponential
-from pallas_kernels._dispatch import Implementation
+from pallas_kernels import block_float, count_sketch, exponential
+from pallas_kernels._dispatch import Implementation, Workload, observed
 from pallas_kernels.pack import pack, unpack
 from pallas_kernels.pack.reference import words
 from pallas_kernels.quantize import dequantize, quantize
@@ -35,6 +35,13 @@ class Row(NamedTuple):
     def function(self, size: int, implementation: Implementation | None) -> Callable[..., Any]:
         """The call as a function of the arguments alone."""
         return functools.partial(self.call, size=size, implementation=implementation)
+
+    def workload(self, size: int) -> Workload | None:
+        """What decides which implementation runs; None if the op has only one."""
+        arguments = jax.eval_shape(lambda: self.arguments(size))
+        with observed() as seen:
+            jax.eval_shape(self.function(size, None), *arguments)
+        return seen[-1] if seen else None
 
     def traffic(self, size: int) -> int:
         """Bytes that the op moves: it reads its arguments and writes its results."""
@@ -77,6 +84,25 @@ def _quantize(
         ),
         exact=not residual,
         share_of_copy=share_of_copy,
+    )
+
+
+def _feedback(bits: int, dtype: jax.typing.DTypeLike = jnp.float32) -> Row:
+    """Error feedback in one pass: a residual is added, and the next one returned."""
+    options = {"levels": 2 ** (bits - 1) - 1, "bits": bits, "residual": True}
+
+    def arguments(size: int) -> tuple[jax.Array, ...]:
+        x, scale = _vector_and_scale(size, jnp.float32)
+        return x, 2 * scale, _seeds(), (0.5 * x[::-1]).astype(dtype)
+
+    return Row(
+        "quantize.quantize",
+        f"feedback {jnp.dtype(dtype).name}, {bits} bits",
+        arguments,
+        lambda x, scale, seeds, kept, size, implementation: quantize(
+            x, scale, seeds, **options, added=kept, divisor=1.25, implementation=implementation
+        ),
+        exact=False,
     )
 
 
@@ -161,6 +187,47 @@ EXPONENTIAL = (
     ),
 )
 
+
+def _block_float(dtype: Any, block_size: int, stochastic: bool = True) -> Row:
+    def call(*arrays: jax.Array, size: int, implementation: Any) -> Any:
+        x, *seeds = arrays
+        return block_float.encode(
+            x,
+            seeds[0] if seeds else None,
+            dtype=dtype,
+            block_size=block_size,
+            implementation=implementation,
+        )
+
+    return Row(
+        "block_float.encode",
+        f"block float {dtype}, blocks of {block_size}{'' if stochastic else ', nearest'}",
+        lambda size: (_normal(size), _seeds()) if stochastic else (_normal(size),),
+        call,
+        kernels=("mosaic_tpu",),
+        temporaries=2**20,  # Exponents, before they are in the order of blocks.
+    )
+
+
+BLOCK_FLOAT = (
+    _block_float("float8_e4m3fn", 32),
+    _block_float("float8_e4m3fn", 32, stochastic=False),
+    _block_float("float8_e5m2", 32),
+    _block_float("int8", 256),
+    Row(
+        "block_float.decode",
+        "block float decode, int8, blocks of 256",
+        lambda size: (
+            jax.lax.bitcast_convert_type(_bytes(size, 256), jnp.int8),
+            jnp.full(-(-size // 256), 127, jnp.uint8),
+        ),
+        lambda elements, exponents, size, implementation: block_float.decode(
+            elements, exponents, block_size=256
+        ),
+        kernels=(),
+    ),
+)
+
 SKETCH_ROWS = 3
 KEYS = 2**17
 PARTIAL = KEYS + 3 * 3 * 4 * 2**17  # Three partial tables of 3 rows, at the size that is compiled.
@@ -240,6 +307,8 @@ ROWS: tuple[Row, ...] = (
     _quantize(8, jnp.bfloat16),
     _quantize(8, residual=True),
     _quantize(4, residual=True),
+    *map(_feedback, (8, 4, 2)),
+    _feedback(8, jnp.bfloat16),
     _dequantize(8),
     _dequantize(4),
     _dequantize(8, accumulate=True),
@@ -249,5 +318,6 @@ ROWS: tuple[Row, ...] = (
     _pack(8),
     *map(_unpack, (1, 2, 4, 8)),
     *EXPONENTIAL,
+    *BLOCK_FLOAT,
     *COUNT_SKETCH,
 )

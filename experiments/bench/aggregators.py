@@ -116,6 +116,10 @@ AGGREGATORS: Mapping[str, Rows] = {
         "terngrad_unclipped": BenchMethod(lambda: jaxcomm.terngrad(clip=None)),
         "terngrad_shared": BenchMethod(lambda: jaxcomm.terngrad(scale="shared")),
         "e3m0": _all_gather(blockwise(quantizers.e3m0(), BLOCK)),
+        "mxfp8": _all_gather(quantizers.block_float()),
+        "block_float_int8": _with_feedback(
+            quantizers.block_float("int8", block_size=256, rounding="nearest")
+        ),
         "natural_compression": BenchMethod(jaxcomm.natural_compression, 4),
         "rotated": _all_reduce(rotated(dither(levels=15))),
         "rotated_blocks": _all_gather(blockwise(rotated(dither(bits=4)), BLOCK)),

@@ -16,11 +16,13 @@ from jaxcomm.compression._cosine import cosine
 from jaxcomm.compression._reserved import ReservedPayload, reserved
 from jaxcomm.compression._rotated import rotated
 from jaxcomm.compression._scaled import scaled
+from jaxcomm.compression.quantizers import block_float
 
 __all__ = [
     "ChainPayload",
     "CompressedArray",
     "ReservedPayload",
+    "block_float",
     "blockwise",
     "codes",
     "chain",

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import jax
 
-from jaxcomm._base import Claims, Codec, Context, PyTree
+from jaxcomm._base import Claims, Codec, Context, Memory, PyTree
+from jaxcomm._marked import ResidualDecode, with_residual_of
 from jaxcomm._require import require_codec
 
 
@@ -95,8 +96,18 @@ def scaled(codec: Codec) -> Codec:
         mean = codec.decode(context, payload)
         return mean / (1 + variance(context.size, context.workers))
 
+    inner = with_residual_of(codec)
+
+    def with_residual(
+        context: Context, x: jax.Array, kept: jax.Array, divisor: float
+    ) -> tuple[PyTree, Memory, jax.Array]:
+        assert inner is not None
+        by = 1 + variance(context.size, context.workers)
+        result: tuple[PyTree, Memory, jax.Array] = inner(context, x, kept, divisor * by)
+        return result
+
     return codec._replace(
-        decode=decode,
+        decode=ResidualDecode(decode, codec.encode, with_residual) if inner else decode,
         claims=Claims(contraction=lambda size, workers: 1 / (1 + variance(size, workers))),
         drop_overflow=codec.drop_overflow and scaled(codec.drop_overflow),
     )

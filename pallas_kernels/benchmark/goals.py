@@ -1,9 +1,11 @@
 """The goals of the kernels on an NVIDIA H200, and whether they were reached."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from pallas_kernels.arg_specs import Row
+from pallas_kernels._dispatch import Measured
+from pallas_kernels.arg_specs import ROWS, Row
 
 LARGE = 2**26
 """Goals apply from this size on: smaller arrays stay in the cache."""
@@ -17,6 +19,54 @@ class Measurement(NamedTuple):
     implementation: str
     seconds: float  # The median.
     share_of_copy: float
+
+
+def read(metrics: Iterable[Mapping[str, Any]]) -> list[Measurement]:
+    """The measurements in the lines of a record; those of rows that no longer exist are skipped."""
+    by_label = {row.label: row for row in ROWS}
+    return [
+        Measurement(
+            by_label[line["label"]],
+            line["size"],
+            line["implementation"],
+            statistics.median(line["seconds"]),
+            line["share_of_copy"] or 0.0,
+        )
+        for line in metrics
+        if line["kind"] == "time" and line["label"] in by_label
+    ]
+
+
+def measured_rows(measurements: Sequence[Measurement], kind: str, record: str) -> list[Measured]:
+    """Rows of the table of the dispatch: the fastest implementation from each size on."""
+    fastest: dict[tuple[str, int], Measurement] = {}
+    for m in measurements:
+        if m.implementation in ("copy", "torch"):
+            continue
+        key = m.row.label, m.size
+        if key not in fastest or m.seconds < fastest[key].seconds:
+            fastest[key] = m
+    found: list[Measured] = []
+    last: dict[str, str] = {}
+    for (label, size), m in sorted(fastest.items()):
+        workload = m.row.workload(size)
+        if workload is None or last.get(label) == m.implementation:
+            continue
+        last[label] = m.implementation
+        found.append(
+            Measured(
+                workload.op,
+                kind,
+                size,
+                m.implementation,  # type: ignore[arg-type]
+                record,
+                workload.dtype,
+                workload.bits,
+                workload.residual,
+                workload.rows,
+            )
+        )
+    return found
 
 
 def _verdict(what: str, reached: dict[int, float], goal: float) -> str:

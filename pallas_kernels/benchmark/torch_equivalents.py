@@ -1,8 +1,8 @@
 """The equivalents of the ops in PyTorch, which the benchmark times for comparison.
 
-Elementwise ops are compiled by `torch.compile`, with noise from PyTorch's generator. Sketches use
-`torch.index_add_` and `torch.gather`. Their columns and signs are computed beforehand and are not
-timed, since a user would keep them from step to step.
+Ops are compiled by `torch.compile` for static shapes, once for each size, with noise from PyTorch's
+generator. Sketches use `torch.index_add_` and `torch.gather`. Their columns and signs are computed
+beforehand and are not timed, since a user would keep them from step to step.
 """
 
 import functools
@@ -11,6 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pallas_kernels.arg_specs import SKETCH_ROWS, columns_for
+
+# Shapes are static, as they are in JAX.
+STATIC = {"dynamic": False, "fullgraph": True}
 
 Build = Callable[[Any, int], Callable[[], Any]]
 
@@ -32,15 +35,16 @@ def _quantize(torch: Any, size: int, bits: int) -> Callable[[], Any]:
         return (fields << shifts).sum(0, dtype=torch.int32)
 
     if bits == 8:
-        compiled = torch.compile(lambda x, factor: codes(x, factor).to(torch.int8))
+        compiled = torch.compile(lambda x, factor: codes(x, factor).to(torch.int8), **STATIC)
         return functools.partial(compiled, x, factor)
-    return functools.partial(torch.compile(packed), x, factor, _shifts(torch, bits))
+    return functools.partial(torch.compile(packed, **STATIC), x, factor, _shifts(torch, bits))
 
 
 def _dequantize(torch: Any, size: int) -> Callable[[], Any]:
     codes = torch.randint(-127, 128, (size,), device="cuda", dtype=torch.int8)
     step = torch.tensor(0.01, device="cuda")
-    return functools.partial(torch.compile(lambda codes, step: codes.float() * step), codes, step)
+    compiled = torch.compile(lambda codes, step: codes.float() * step, **STATIC)
+    return functools.partial(compiled, codes, step)
 
 
 def _pack(torch: Any, size: int, bits: int) -> Callable[[], Any]:
@@ -50,7 +54,7 @@ def _pack(torch: Any, size: int, bits: int) -> Callable[[], Any]:
         planes = numbers.view(32 // bits, -1).to(torch.int32)
         return (planes << shifts).sum(0, dtype=torch.int32)
 
-    return functools.partial(torch.compile(pack), numbers, _shifts(torch, bits))
+    return functools.partial(torch.compile(pack, **STATIC), numbers, _shifts(torch, bits))
 
 
 def _unpack(torch: Any, size: int, bits: int) -> Callable[[], Any]:
@@ -59,7 +63,7 @@ def _unpack(torch: Any, size: int, bits: int) -> Callable[[], Any]:
     def unpack(words: Any, shifts: Any) -> Any:
         return (words[None] >> shifts) & (2**bits - 1)
 
-    return functools.partial(torch.compile(unpack), words, _shifts(torch, bits))
+    return functools.partial(torch.compile(unpack, **STATIC), words, _shifts(torch, bits))
 
 
 def _columns_and_signs(torch: Any, size: int) -> tuple[Any, Any]:
@@ -72,24 +76,25 @@ def _encode(torch: Any, size: int) -> Callable[[], Any]:
     columns, signs = _columns_and_signs(torch, size)
     x = torch.randn(size, device="cuda")
 
-    def encode() -> Any:
-        table = torch.zeros(SKETCH_ROWS, columns_for(size), device="cuda")
+    def encode(x: Any, columns: Any, signs: Any) -> Any:
+        rows = []
         for row in range(SKETCH_ROWS):
-            table[row].index_add_(0, columns[row], signs[row] * x)
-        return table
+            empty = torch.zeros(columns_for(size), device="cuda")
+            rows.append(empty.index_add_(0, columns[row], signs[row] * x))
+        return torch.stack(rows)
 
-    return encode
+    return functools.partial(torch.compile(encode, **STATIC), x, columns, signs)
 
 
 def _decode(torch: Any, size: int, estimate: str) -> Callable[[], Any]:
     columns, signs = _columns_and_signs(torch, size)
     table = torch.randn(SKETCH_ROWS, columns_for(size), device="cuda")
 
-    def decode() -> Any:
+    def decode(table: Any, columns: Any, signs: Any) -> Any:
         values = torch.gather(table, 1, columns) * signs
         return values.mean(0) if estimate == "mean" else values.median(0).values
 
-    return decode
+    return functools.partial(torch.compile(decode, **STATIC), table, columns, signs)
 
 
 EQUIVALENTS: dict[str, Build] = {
@@ -103,6 +108,12 @@ EQUIVALENTS: dict[str, Build] = {
     "sketch tiles, decode median": functools.partial(_decode, estimate="median"),
 }
 """The equivalents, by the label of the row in the table of workloads."""
+
+
+def build(torch: Any, label: str, size: int) -> Callable[[], Any]:
+    """The equivalent of a row, compiled for one size, as if it were the first one."""
+    torch.compiler.reset()
+    return EQUIVALENTS[label](torch, size)
 
 
 def load() -> Any:

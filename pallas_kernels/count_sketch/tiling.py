@@ -1,7 +1,7 @@
 r"""The slots and rolls of the tiles of an array in a sketch, and the signs of elements.
 
-A tile is `planes` planes, and a plane is 8 sublanes of 128 lanes, 1024 elements. The tiles are dealt
-to the n slots of a row in rounds, as cards are dealt to players. Round i has the tiles from i n to
+A tile is `planes` planes, and a plane is 8 sublanes of 128 lanes, 1024 elements. Tiles are dealt to
+the n slots of a row in rounds, as cards are dealt to players. Round i has the tiles from i n to
 i n + n - 1, of which each slot gets one. In row r, tile i n + j goes to the slot
 
 .. math:: (\pi_{ri}(j) + o_{ri}) \bmod n

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import _hash, _vma
+from pallas_kernels._checks import require_int32
 from pallas_kernels._versions import gpu_kernel
 from pallas_kernels.exponential import reference
 
@@ -34,6 +35,7 @@ def _elementwise(
 ) -> jax.Array:
     """Calls `kernel` on rows of `arrays`, which have one shape."""
     shape, size = arrays[0].shape, arrays[0].size
+    require_int32(size)
     if size == 0:
         return arrays[0].astype(dtype)
     rows_of = lambda x: jnp.pad(x.ravel(), (0, -size % BLOCK)).reshape(-1, BLOCK)  # noqa: E731

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import _vma
+from pallas_kernels._checks import require_int32
 from pallas_kernels._versions import gpu_kernel
 from pallas_kernels.pack.reference import lanes, words
 
@@ -29,6 +30,7 @@ def _pack_kernel(planes_ref: Any, out_ref: Any, *, bits: int) -> None:
 
 def pack(numbers: jax.Array, *, bits: int, interpret: Any = False) -> jax.Array:
     """See `reference.pack`."""
+    require_int32(numbers.size)
     if numbers.size == 0:
         return numbers.ravel().astype(jnp.uint32)
     if numbers.dtype == jnp.bool:
@@ -58,6 +60,7 @@ def unpack(
     packed: jax.Array, *, bits: int, shape: tuple[int, ...], interpret: Any = False
 ) -> jax.Array:
     """See `reference.unpack`."""
+    require_int32(math.prod(shape))
     if packed.size == 0:
         return packed.reshape(shape)
     planes, width = lanes(bits), packed.size

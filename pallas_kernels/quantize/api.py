@@ -37,6 +37,8 @@ def quantize(
     levels: int,
     bits: int,
     residual: Literal[False] = False,
+    added: jax.Array | None = None,
+    divisor: float = 1.0,
     implementation: Implementation | None = None,
 ) -> jax.Array: ...
 
@@ -50,6 +52,8 @@ def quantize(
     levels: int,
     bits: int,
     residual: Literal[True],
+    added: jax.Array | None = None,
+    divisor: float = 1.0,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]: ...
 
@@ -62,6 +66,8 @@ def quantize(
     levels: int,
     bits: int,
     residual: bool = False,
+    added: jax.Array | None = None,
+    divisor: float = 1.0,
     implementation: Implementation | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     r"""Rounds :math:`s x / \|x\|` to one of the two adjacent integers, without bias.
@@ -81,6 +87,9 @@ def quantize(
       levels: :math:`s`, a Python int.
       bits: Width of a field, 2 to 16 or 32. A word of 32 bits holds as many fields as fit.
       residual: Whether to also return the rounding error of `x`, computed in the same pass.
+      added: float32 or bfloat16 of the shape of `x`. It is added to `x`, in float32, in the same
+        pass: error feedback with the residual of an earlier step. `scale` is that of the sum.
+      divisor: If receivers divide what they decode by this number, so does the residual.
       implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the fastest one, as
         measured or assumed.
 
@@ -88,7 +97,7 @@ def quantize(
       The codes: int8 of the shape of `x` for 8 bits, int32 for 32, else uint32[words] of codes plus
       `levels`, in the layout of :func:`pallas_kernels.pack.pack`. You can add the words of several
       workers as long as the sums fit. With `residual`, also :math:`x_j - c_j \|x\| / s` in the
-      dtype of `x`; its last bit may differ between backends.
+      dtype of `added`, or else of `x`; its last bit may differ between backends.
 
     Raises:
       ValueError: If an argument is out of range or of a wrong shape or dtype.
@@ -115,16 +124,26 @@ def quantize(
     require_seeds(seeds)
     _require_field(levels, bits, 1)
     _hash.require_counter(x.shape)
+    require(
+        added is None or (added.dtype in (jnp.float32, jnp.bfloat16) and added.shape == x.shape),
+        f"`added` must be float32 or bfloat16 {list(x.shape)}, got "
+        f"{jax.typeof(added) if added is not None else None}.",
+    )
+    require(divisor > 0, f"`divisor` must be positive, got {divisor}.")
+    x, scale, *more = nondifferentiable("quantize", x, scale, *([] if added is None else [added]))
     results = _dispatch.run(
         "quantize",
         "quantize",
         implementation,
         x.size,
-        *nondifferentiable("quantize", x, scale),
+        x,
+        scale,
         seeds,
+        *more,
         levels=levels,
         bits=bits,
         residual=residual,
+        divisor=float(divisor),
     )
     return results if residual else results[0]
 
@@ -207,10 +226,6 @@ def dequantize(
             f"got {accumulate.dtype}{list(accumulate.shape)}.",
         )
         floats.append(accumulate)
-    if narrow and implementation is None:
-        implementation = (
-            "reference"  # XLA fuses the multiplication into the pass that reads the result.
-        )
     run = functools.partial(
         _dispatch.run,
         "quantize",

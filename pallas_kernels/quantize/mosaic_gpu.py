@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import _hash, _versions, _vma
+from pallas_kernels._checks import require_int32
 from pallas_kernels.quantize import _planes, reference
 
 THREADS = 128
@@ -31,14 +32,6 @@ def _tiling(width: int) -> tuple[int, int, int]:
     return pitch, unit * min(UNROLL // vector, pitch // unit), vector
 
 
-def _require_size(size: int) -> None:
-    if size >= 2**31:
-        raise NotImplementedError(
-            f"The GPU kernel indexes elements in int32, so {size} elements are too many: split the "
-            "leaf."
-        )
-
-
 def _first_of_block(block: int, pitch: int) -> jax.Array:
     return lax.min(lax.axis_index("block") * block, pitch - block)
 
@@ -47,26 +40,31 @@ def quantize(
     x: jax.Array,
     scale: jax.Array,
     seeds: jax.Array,
+    added: jax.Array | None = None,
     *,
     levels: int,
     bits: int,
     residual: bool,
+    divisor: float = 1.0,
     interpret: Any = False,
 ) -> tuple[jax.Array, ...]:
     """See `reference.quantize`."""
-    _require_size(x.size)
+    require_int32(x.size)
     if not x.size:
-        return reference.quantize(x, scale, seeds, levels=levels, bits=bits, residual=residual)
+        options: dict[str, Any] = {"levels": levels, "bits": bits, "residual": residual}
+        return reference.quantize(x, scale, seeds, added, **options)
     count, width = _planes.layout(x.size, bits)
     pitch, block, vector = _tiling(width)
     dtype = _planes.DTYPES.get(bits, jnp.uint32)
-    scalars = jnp.stack([*reference.factors(scale, levels), reference.level_step(scale, levels)])
-    planes = _planes.to_planes(x, count, width, pitch)
-    planes, scalars, seeds = _vma.equally_varying(planes, scalars, seeds)
+    step = reference.residual_step(scale, levels, divisor)
+    scalars = jnp.stack([*reference.factors(scale, levels), step])
+    arrays = [a for a in (x, added) if a is not None]
+    planes, *more, scalars, seeds = _vma.equally_varying(
+        *(_planes.to_planes(a, count, width, pitch) for a in arrays), scalars, seeds
+    )
 
-    def quantize_block(
-        seeds_ref: Any, scalars_ref: Any, x_ref: Any, out_ref: Any, *rest_refs: Any
-    ) -> None:
+    def quantize_block(seeds_ref: Any, scalars_ref: Any, x_ref: Any, *refs: Any) -> None:
+        added_refs, (out_ref, *rest_refs) = refs[: len(more)], refs[len(more) :]
         first = _first_of_block(block, pitch)
         inside = first.astype(jnp.uint32) + lax.iota(jnp.uint32, block)
 
@@ -75,6 +73,9 @@ def quantize(
             noise = _hash.bits(position, seeds_ref[0], seeds_ref[1])
             here = pl.ds(first + plane * pitch, block)
             wide = _versions.side_by_side(x_ref[here], vector, interpret).astype(jnp.float32)
+            for added_ref in added_refs:
+                term = _versions.side_by_side(added_ref[here], vector, interpret)
+                wide = wide + term.astype(jnp.float32)
             codes = reference.round_fixed(wide, scalars_ref[0], scalars_ref[1], noise, levels)
             for rest_ref in rest_refs:
                 rest = wide - codes.astype(jnp.float32) * scalars_ref[2]
@@ -94,13 +95,13 @@ def quantize(
 
     out_type = [_vma.like(planes, (pitch,), dtype)]
     if residual:
-        out_type.append(_vma.like(planes, planes.shape, x.dtype))
+        out_type.append(_vma.like(planes, planes.shape, arrays[-1].dtype))
     fields, *rest = _versions.gpu_kernel(
         quantize_block,
         out_type=tuple(out_type),
         grid={"block": pl.cdiv(pitch, block)},
         interpret=interpret,
-    )(seeds, scalars, planes)
+    )(seeds, scalars, planes, *more)
     shape = x.shape if bits in _planes.DTYPES else (width,)
     return (
         _planes.from_planes(fields, width, pitch, shape),
@@ -121,7 +122,7 @@ def dequantize(
 ) -> jax.Array:
     """See `reference.dequantize`."""
     size = math.prod(shape)
-    _require_size(size)
+    require_int32(size)
     if not size:
         return reference.dequantize(
             codes, scale, accumulate, levels=levels, bits=bits, count=count, shape=shape

@@ -76,13 +76,14 @@ def _quantize_kernel(
     seeds_ref: Any,
     scalars_ref: Any,
     x_ref: Any,
-    out_ref: Any,
-    *rest_refs: Any,
+    *refs: Any,
+    added: int,
     levels: int,
     bits: int,
     size: int,
     view: _View,
 ) -> None:
+    added_refs, (out_ref, *rest_refs) = refs[:added], refs[added:]
     rows, columns = view.block
     row = lax.broadcasted_iota(jnp.uint32, view.block, 0)
     column = lax.broadcasted_iota(jnp.uint32, view.block, 1)
@@ -94,6 +95,8 @@ def _quantize_kernel(
         position = inside + jnp.uint32(plane * view.width)
         noise = _hash.bits(position, seeds_ref[0, 0], seeds_ref[0, 1])
         wide = x_ref[plane].astype(jnp.float32)
+        for added_ref in added_refs:
+            wide = wide + added_ref[plane].astype(jnp.float32)
         codes = reference.round_fixed(wide, scalars_ref[0, 0], scalars_ref[0, 1], noise, levels)
         for rest_ref in rest_refs:
             rest = wide - codes.astype(jnp.float32) * scalars_ref[0, 2]
@@ -113,38 +116,47 @@ def quantize(
     x: jax.Array,
     scale: jax.Array,
     seeds: jax.Array,
+    added: jax.Array | None = None,
     *,
     levels: int,
     bits: int,
     residual: bool,
+    divisor: float = 1.0,
     interpret: Any = False,
 ) -> tuple[jax.Array, ...]:
     """See `reference.quantize`."""
     if not x.size:
-        return reference.quantize(x, scale, seeds, levels=levels, bits=bits, residual=residual)
+        options: dict[str, Any] = {"levels": levels, "bits": bits, "residual": residual}
+        return reference.quantize(x, scale, seeds, added, **options)
     view = _view(x.shape, bits)
-    scalars = jnp.stack([*reference.factors(scale, levels), reference.level_step(scale, levels)])
-    planes = _planes.to_planes(x, view.planes, view.width, view.pitch).reshape(view.shape)
-    planes, scalars, seeds = _vma.equally_varying(planes, scalars, seeds)
+    step = reference.residual_step(scale, levels, divisor)
+    scalars = jnp.stack([*reference.factors(scale, levels), step])
+    arrays = [a for a in (x, added) if a is not None]
+    each = (_planes.to_planes(a, view.planes, view.width, view.pitch) for a in arrays)
+    planes, *more, scalars, seeds = _vma.equally_varying(
+        *(a.reshape(view.shape) for a in each), scalars, seeds
+    )
     dtype = _planes.DTYPES.get(bits, jnp.uint32)
     out_specs = [view.word_spec]
     out_shape = [_vma.like(planes, (view.rows, view.columns), dtype)]
     if residual:
         out_specs.append(view.spec)
-        out_shape.append(_vma.like(planes, view.shape, x.dtype))
+        out_shape.append(_vma.like(planes, view.shape, arrays[-1].dtype))
     fields, *rest = pl.pallas_call(
-        functools.partial(_quantize_kernel, levels=levels, bits=bits, size=x.size, view=view),
+        functools.partial(
+            _quantize_kernel, added=len(more), levels=levels, bits=bits, size=x.size, view=view
+        ),
         grid=view.grid,
         in_specs=[
             pl.BlockSpec(memory_space=pltpu.SMEM),
             pl.BlockSpec(memory_space=pltpu.SMEM),
-            view.spec,
+            *[view.spec] * len(arrays),
         ],
         out_specs=out_specs,
         out_shape=out_shape,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
-    )(seeds.reshape(1, 2), scalars.reshape(1, 3), planes)
+    )(seeds.reshape(1, 2), scalars.reshape(1, 3), planes, *more)
     shape = x.shape if bits in _planes.DTYPES else (view.width,)
     return (
         _planes.from_planes(fields, view.width, view.pitch, shape),

@@ -84,19 +84,38 @@ def field_sums(word: jax.Array, field: int, levels: int, bits: int, count: int) 
     return number.astype(jnp.int32) - count * levels
 
 
+def residual_step(scale: jax.Array, levels: int, divisor: float) -> jax.Array:
+    """What a level decodes to, if receivers divide by `divisor`."""
+    step = level_step(scale, levels)
+    return step if divisor == 1 else step * jnp.float32(1 / divisor)
+
+
 def quantize(
-    x: jax.Array, scale: jax.Array, seeds: jax.Array, *, levels: int, bits: int, residual: bool
+    x: jax.Array,
+    scale: jax.Array,
+    seeds: jax.Array,
+    added: jax.Array | None = None,
+    *,
+    levels: int,
+    bits: int,
+    residual: bool,
+    divisor: float = 1.0,
 ) -> tuple[jax.Array, ...]:
-    """The codes of `x` in the format of the wire, and the residual if `residual` is true."""
+    """The codes of `x + added` in the format of the wire, and the residual if `residual` is true.
+
+    The residual has the dtype of `added`, or of `x` if `added` is None.
+    """
     lift, factor = factors(scale, levels)
     noise = _hash.bits(_hash.positions(x.shape), seeds[0], seeds[1])
     wide = x.astype(jnp.float32)
+    if added is not None:
+        wide = wide + added.astype(jnp.float32)
     codes = round_fixed(wide, lift, factor, noise, levels)
     fields = to_fields(codes, levels, bits)
     if not residual:
         return (fields,)
-    rest = wide - codes.astype(jnp.float32) * level_step(scale, levels)
-    return fields, rest.astype(x.dtype)
+    rest = wide - codes.astype(jnp.float32) * residual_step(scale, levels, divisor)
+    return fields, rest.astype(x.dtype if added is None else added.dtype)
 
 
 def dequantize(

@@ -256,6 +256,21 @@ MEANS = [
         suffix="; in `blockwise(e3m0(), 256)`, d is 256",
     ),
     Line(
+        "mxfp8",
+        "jaxcomm.all_gather_mean(axis, block_float())",
+        "(n-1) (33/32 d + 4)",
+        "Rouhani et al. 2023",
+        error="(1/256 + 2^-13/448²) / n²",
+        suffix=", MXFP8",
+    ),
+    Line(
+        "block_float_int8",
+        'jaxcomm.all_gather_mean(axis, error_feedback(block_float("int8", block_size=256, '
+        'rounding="nearest")))',
+        "(n-1) (257/256 d + 4)",
+        error="1 - 256/127²",
+    ),
+    Line(
         "ef_sign_sgd",
         "jaxcomm.ef_sign_sgd()",
         "(n-1) (d/8 + 4 l)",

@@ -2,10 +2,11 @@
 
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 
 import jaxcomm
-from jaxcomm.compression import blockwise, rotated
+from jaxcomm.compression import block_float, blockwise, rotated
 from jaxcomm.compression.feedback import momentum
 from jaxcomm.compression.quantizers import (
     dither,
@@ -49,6 +50,21 @@ def _e3m0_moment(x: np.ndarray) -> float:
     above = levels[np.searchsorted(levels, share)]
     below = levels[np.maximum(np.searchsorted(levels, share) - 1, 0)]
     return float(np.sum((above - share) * (share - below)) * peak**2)
+
+
+def _mxfp8_moment(x: np.ndarray) -> float:
+    """Between neighbors of all numbers of the format, times the power of two of each block."""
+    bytes_of_format = np.arange(128, dtype=np.uint8)
+    levels = bytes_of_format.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    levels = levels[np.isfinite(levels)]
+    total = 0.0
+    for start in range(0, x.size, 32):
+        block = np.abs(x[start : start + 32])
+        scale = 2.0 ** np.ceil(np.log2(max(block.max(), 2.0**-100) / 448))
+        above = levels[np.searchsorted(levels, block / scale)] * scale
+        below = levels[np.maximum(np.searchsorted(levels, block / scale) - 1, 0)] * scale
+        total += np.sum((above - block) * (block - below))
+    return total
 
 
 def _natural_moment(x: np.ndarray) -> float:
@@ -203,6 +219,30 @@ SIGNS = [
         compressor=e3m0(),
         contraction=lambda d: 1 - (1 / 8 + d / 2**14),
         moment=_e3m0_moment,
+    ),
+    Case(
+        "mxfp8",
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
+                axis_name, block_float(), seed=seed
+            )
+        ),
+        bytes=lambda sizes, n: (n - 1) * (sum(sizes) + -(-sum(sizes) // 32) + 4),
+        dtypes=lambda n: {"u8"},
+        unbiased=True,
+        variance=lambda d, n: (1 / 256 + 32 * 2.0**-18 / 448**2) / n,
+        resolution=lambda n, d: 1 / 8,
+        codec=block_float(),
+        compressor=block_float(),
+        contraction=lambda d: 1 - (1 / 256 + 32 * 2.0**-18 / 448**2),
+        moment=_mxfp8_moment,
+    ),
+    feedback_case(
+        "block_float_int8",
+        block_float("int8", block_size=256, rounding="nearest"),
+        bytes=lambda d: d + -(-d // 256),
+        dtypes={"u8"},
+        contraction=lambda d: 1 - 256 / 127**2,
     ),
     Case(
         "rotated",

@@ -1,15 +1,23 @@
 """The benchmark runs on a CPU, keeps what it measured, and says what is wrong in a line."""
 
+import functools
 import json
+import os
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.arg_specs import ROWS
+from pallas_kernels import _device, bench
+from pallas_kernels._dispatch import Measured
+from pallas_kernels.arg_specs import ROWS, Row
 from pallas_kernels.bench import main
-from pallas_kernels.benchmark import torch_equivalents
-from pallas_kernels.benchmark.goals import Measurement, verdicts
+from pallas_kernels.benchmark import one_op, torch_equivalents
+from pallas_kernels.benchmark.candidates import Session, difference
+from pallas_kernels.benchmark.device_time import busy_seconds
+from pallas_kernels.benchmark.goals import Measurement, measured_rows, verdicts
+from pallas_kernels.benchmark.processes import run_limited
 from pallas_kernels.benchmark.timing import Candidate, Times, time_in_turn
 
 
@@ -19,21 +27,167 @@ def test_a_run_is_a_record(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
     arguments = ["--ops", "pack", "--sizes", "8", "--samples", "3", "--output", str(folder)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    assert "pack, 4 bits" in printed and "GB/s" in printed
+    assert "pack, 4 bits" in printed and "GB/s" in printed and "pack: 8 right, 0 wrong" in printed
     assert "pack, 4 bits, at least 0.8 of a copy: not measured" in printed
     assert "quantize" not in printed
     config = json.loads((folder / "config.json").read_text())
     assert config["finished"] and config["sizes"] == [256]
     environment = (folder / "environment.txt").read_text()
     assert "command: python -m pallas_kernels.bench --ops pack" in environment
-    assert "jaxlib: " in environment and "devices: " in environment
+    assert "jaxlib: " in environment and "devices: " in environment and "commit: " in environment
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kinds = [row["kind"] for row in lines]
+    assert kinds.index("time") > max(i for i, kind in enumerate(kinds) if kind == "check")
+    checked = [row for row in lines if row["kind"] == "check"]
+    assert len(checked) == 2 * 8 and not any(row["wrong"] for row in checked)
+    timed = [row for row in lines if row["kind"] == "time"]
     labels = [row.label for row in ROWS if row.op.startswith("pack")]
-    assert [(row["label"], row["size"], row["implementation"]) for row in lines] == [
+    assert [(row["label"], row["size"], row["implementation"]) for row in timed] == [
         (label, 256, implementation) for label in labels for implementation in ("copy", "reference")
     ]
-    assert all(len(row["seconds"]) == 3 and min(row["seconds"]) > 0 for row in lines)
-    assert {row["bytes"] for row in lines if row["implementation"] == "copy"} == {2048}
+    assert all(len(row["seconds"]) == 3 and min(row["seconds"]) > 0 for row in timed)
+    assert {row["bytes"] for row in timed if row["implementation"] == "copy"} == {2048}
+    assert {row["device_seconds"] for row in timed} == {None}  # The profiler sees no device.
+
+
+@pytest.mark.slow
+def test_a_rehearsal_interprets_the_kernels(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "record"
+    arguments = ["--rehearse", "--ops", "exponential", "--sizes", "10", "--output", str(folder)]
+    assert main(arguments) == 0
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    checked = {(row["implementation"], row["wrong"]) for row in lines if row["kind"] == "check"}
+    assert checked == {("reference", ""), ("mosaic_gpu", "")}
+
+
+def test_an_op_that_hangs_or_dies_costs_its_time_only(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = iter(["its time limit of 3 s is over", "exit code -11: no output"])
+    commands = []
+
+    def run(command: Any, *_: Any) -> str:
+        commands.append(command)
+        return next(ends)
+
+    device = {"platform": "cpu", "kind": "cpu", "devices": "1 x cpu", "runtime": "none"}
+    monkeypatch.setattr(bench, "run_limited", run)
+    monkeypatch.setattr(bench, "ask_for_device", lambda: device)
+    folder = tmp_path / "record"
+    assert main(["--ops", "pack", "quantize", "--output", str(folder)]) == 1
+    assert [command[command.index("--op") + 1] for command in commands] == ["pack", "quantize"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["kind"], row["op"]) for row in lines] == [
+        ("unfinished", "pack"),
+        ("unfinished", "quantize"),
+    ]
+    assert "pack did not finish: its time limit" in capsys.readouterr().out
+    assert json.loads((folder / "config.json").read_text())["finished"]
+
+
+def test_the_goals_sizes_are_first_and_one_is_padded() -> None:
+    sizes = bench.SIZES["other"]
+    assert sizes[:3] == (2**26, 2**26 + bench.PADDED, 2**28)
+    assert max(sizes[3:]) < 2**26 and bench.PADDED % 2
+    assert bench.OPS[:2] == ("quantize", "pack") and set(bench.OPS) == {
+        row.op.split(".")[0] for row in ROWS
+    }
+
+
+def test_a_process_is_limited_and_heard(capfd: pytest.CaptureFixture[str]) -> None:
+    heard: list[str] = []
+    program = "import time; print('started', flush=True); time.sleep({})"
+
+    def run(code: str, seconds: float) -> str:
+        return run_limited(["-c", code], seconds, os.environ, heard.append)
+
+    assert run(program.format(0), 60) == "" and heard == ["started"]
+    assert run(program.format(60), 0.5) == "its time limit of 0 s is over"
+    assert run("import os; print('last words', flush=True); os._exit(3)", 60) == (
+        "exit code 3: last words"
+    )
+
+
+def _row(label: str) -> Row:
+    return next(row for row in ROWS if row.label == label)
+
+
+def test_a_failure_is_a_row(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a kernel that raises, of one that is wrong; the others are still timed."""
+    row = _row("pack, 8 bits")
+
+    def function(self: Row, size: int, implementation: str | None) -> Any:
+        def broken(*arguments: Any) -> Any:
+            raise RuntimeError("no such instruction\nand more")
+
+        if implementation == "mosaic_gpu":
+            return broken
+        return functools.partial(self.call, size=size, implementation=implementation)
+
+    monkeypatch.setattr(Row, "function", function)
+    monkeypatch.setattr(one_op, "device_seconds", lambda *_: 1e-6)
+    with _device.rehearsal():
+        session = Session(_device.target(), 1, None, rehearse=True)
+        output = one_op.Output(tmp_path, "pack")
+        wrong = one_op.check_rows([row], [64], session, output)
+        one_op.time_row(row, 64, set(), session, output)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert wrong == {("pack, 8 bits", "mosaic_gpu")}
+    failed = [line for line in lines if line["kind"] == "failed"]
+    assert [line["reason"] for line in failed] == ["RuntimeError: no such instruction"] * 2
+    timed = [line for line in lines if line["kind"] == "time"]
+    assert [line["implementation"] for line in timed] == ["copy", "reference"]
+    assert {line["device_seconds"] for line in timed} == {1e-6}
+
+
+def test_wrong_bits_are_seen() -> None:
+    row, floats = _row("pack, 8 bits"), _row("dequantize, 8 bits, accumulate")
+    a, b = jnp.arange(5, dtype=jnp.uint32), jnp.arange(5.0)
+    assert difference(row, a, a) == difference(floats, b, b * (1 + 1e-7)) == ""
+    assert difference(row, a, a.at[3].set(9)) == "result 0 differs at 1 places, first at 3"
+    assert "is uint32[5], not uint32[4]" in difference(row, a, a[:4])
+    assert difference(floats, b, b + 1e-3).startswith("result 0 differs at 5 places")
+
+
+class Named(NamedTuple):
+    """A plane, a line or an event of a profile."""
+
+    name: str = ""
+    lines: Any = ()
+    events: Any = ()
+    start_ns: float = 0
+    duration_ns: float = 0
+
+
+def test_the_profiler_counts_what_overlaps_once() -> None:
+    def event(start: float, duration: float) -> Named:
+        return Named(start_ns=start, duration_ns=duration)
+
+    streams = [
+        Named("Stream #1", events=[event(0, 10), event(20, 10)]),
+        Named("Stream #2", events=[event(5, 10), event(22, 2)]),
+        Named("Framework Ops", events=[event(0, 1000)]),
+    ]
+    planes = [Named("/host:CPU", lines=streams), Named("/device:GPU:0", lines=streams)]
+    assert busy_seconds(planes) == pytest.approx(25e-9)
+    assert busy_seconds(planes[:1]) is None
+
+
+def test_a_record_gives_rows_of_the_dispatch() -> None:
+    label = "quantize float32, 8 bits"
+    measured = [
+        _measured(label, 20, "reference", 1.0, 0.5),
+        _measured(label, 20, "mosaic_gpu", 2.0, 0.5),
+        _measured(label, 24, "reference", 2.0, 0.5),
+        _measured(label, 24, "mosaic_gpu", 1.0, 0.5),
+        _measured(label, 26, "mosaic_gpu", 1.0, 0.5),
+        _measured(label, 26, "copy", 0.1, 1.0),
+    ]
+    common = {"dtype": "float32", "bits": 8, "residual": False}
+    assert measured_rows(measured, "H", "r") == [
+        Measured("quantize.quantize", "H", 2**20, "reference", "r", **common),
+        Measured("quantize.quantize", "H", 2**24, "mosaic_gpu", "r", **common),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +198,7 @@ def test_a_run_is_a_record(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
         (["--ops", "sort"], "--ops: invalid choice: 'sort'"),
         (["--samples", "0"], "--samples: must be at least 1, got 0"),
         (["--output", "."], "--output: . already exists"),
+        (["--minutes", "0"], "--minutes: must be positive, got 0"),
         (["--fast"], "unrecognized arguments: --fast"),
     ],
 )
@@ -58,8 +213,10 @@ def test_wrong_arguments_are_one_line(
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    device = {"platform": "cpu", "kind": "cpu", "devices": "1 x cpu", "runtime": "none"}
+    monkeypatch.setattr(bench, "ask_for_device", lambda: device)
     (tmp_path / "file").touch()
     assert main(["--output", str(tmp_path / "file" / "record")]) == 2
     said = capsys.readouterr().err

@@ -19,6 +19,10 @@ def require_residual_dtype(dtype: Any) -> jnp.dtype:
     return kept
 
 
+def _is_one(option: Any) -> bool:
+    return not isinstance(option, jax.core.Tracer) and option == 1
+
+
 def error_feedback(
     codec: Codec,
     *,
@@ -98,4 +102,5 @@ def error_feedback(
         compensates=True,
         elementwise=True,
         coefficient=decay,
+        is_residual=_is_one(decay) and _is_one(averaging),
     )

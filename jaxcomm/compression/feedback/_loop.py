@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory, PyTree
 from jaxcomm._entries import Entries, entries_of
-from jaxcomm._marked import Marked, code_of, exposes_nonfinite, is_linear
+from jaxcomm._marked import Marked, code_of, exposes_nonfinite, is_linear, with_residual_of
 
 
 class FeedbackMemory(NamedTuple):
@@ -64,6 +64,7 @@ def feedback_loop(
     compensates: bool = False,
     elementwise: bool = False,
     coefficient: Any = None,
+    is_residual: bool = False,
 ) -> Codec:
     r"""Compresses a corrected input, and updates the memory that corrects the next one.
 
@@ -84,6 +85,8 @@ def feedback_loop(
         decodes to few nonzeros, the loop then updates only these coordinates from `sent`.
       coefficient: The number c, if `corrected(s, x)` is `x + c * s` with an array `s`. A linear
         codec then encodes `x` and `s` separately, and their sum is not written to memory.
+      is_residual: Whether `updated(s, x, sent)` is `x + s - sent`, in the dtype of `s`. A codec
+        that encodes and subtracts in one pass over memory then does so.
 
     Returns:
       A codec that also keeps `s` on each worker. It states no bound on its error.
@@ -130,6 +133,10 @@ def feedback_loop(
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         require(context.size, context.workers)
         before, inner = context.memory.own.kept, _inner_context(context)
+        with_residual = with_residual_of(codec) if is_residual and x.dtype == jnp.float32 else None
+        if with_residual is not None and before.dtype in (jnp.float32, jnp.bfloat16):
+            payload, after, kept = with_residual(inner, x, before, 1.0)
+            return payload, Memory(FeedbackMemory(kept, after.own), after.shared)
         is_by_terms = coefficient is not None and is_linear(codec.encode)
         if is_by_terms:
             payload = by_terms(lambda *args: codec.encode(*args)[0], inner, before, x)
@@ -179,5 +186,6 @@ def feedback_loop(
             require=require,
             elementwise=elementwise,
             coefficient=coefficient,
+            is_residual=is_residual,
         ),
     )

@@ -5,6 +5,7 @@ from jaxcomm.compression.quantizers._adaptive_levels import (
     Levels,
     adaptive_levels,
 )
+from jaxcomm.compression.quantizers._block_float import BlockFloatPayload, block_float
 from jaxcomm.compression.quantizers._cast import CastPayload, cast, scaled_cast
 from jaxcomm.compression.quantizers._dither import (
     DitherPayload,
@@ -27,6 +28,7 @@ from jaxcomm.compression.quantizers._terngrad import ternary
 
 __all__ = [
     "AdaptiveLevelsPayload",
+    "BlockFloatPayload",
     "CastPayload",
     "ClassMeans",
     "DitherPayload",
@@ -42,6 +44,7 @@ __all__ = [
     "OneBitPayload",
     "SignsPayload",
     "adaptive_levels",
+    "block_float",
     "cast",
     "dither",
     "e3m0",

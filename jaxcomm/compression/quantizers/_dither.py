@@ -5,10 +5,12 @@ import warnings
 from typing import Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm._marked import ResidualDecode
 from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers, rounded_normal
 from jaxcomm.compression.quantizers import _fields, _norms
 from pallas_kernels.quantize import dequantize, quantize
@@ -152,7 +154,7 @@ def dither(
     def measure(context: Context, x: jax.Array) -> _norms.Statistics:
         return chosen.measure(x)
 
-    def encode(context: Context, x: jax.Array) -> tuple[DitherPayload, Memory]:
+    def chosen_field(context: Context) -> _fields.Field:
         field = _fields.choose_field(levels, bits, context.workers)
         if levels is None and field.levels < FEW_LEVELS:
             constant = variance_constant(context.size, field.levels, context.workers)
@@ -161,11 +163,31 @@ def dither(
                 f"workers: for {context.size} coordinates the variance constant is "
                 f"{constant:.3g}. Use more bits.",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
+        return field
+
+    def encode(context: Context, x: jax.Array) -> tuple[DitherPayload, Memory]:
+        field = chosen_field(context)
         norm, seeds = chosen.value(context.statistics), _noise.seeds(context.coins.private)
         codes = quantize(x, norm, seeds, levels=field.levels, bits=field.width)
         return DitherPayload(codes), context.memory
+
+    def with_residual(
+        context: Context, x: jax.Array, kept: jax.Array, divisor: float
+    ) -> tuple[DitherPayload, Memory, jax.Array]:
+        field = chosen_field(context)
+        codes, rest = quantize(
+            x.astype(jnp.float32),
+            chosen.value(context.statistics),
+            _noise.seeds(context.coins.private),
+            levels=field.levels,
+            bits=field.width,
+            residual=True,
+            added=kept,
+            divisor=divisor,
+        )
+        return DitherPayload(codes), context.memory, rest
 
     def decode(context: Context, payload: DitherPayload) -> jax.Array:
         field = _fields.choose_field(levels, bits, context.workers)
@@ -211,9 +233,10 @@ def dither(
         join=join,
         likely=likely,
     )
+    encode_integers = IntegerEncode(encode, integers=integers)
     return Codec(
-        encode=IntegerEncode(encode, integers=integers),
-        decode=decode,
+        encode=encode_integers,
+        decode=ResidualDecode(decode, encode_integers, with_residual),
         measure=measure,
         reduce_statistics=chosen.reduce_statistics,
         combine="sum",

@@ -1,15 +1,19 @@
 """Error feedback: nothing is lost, exactly; and what would blow up is refused."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxcomm import Claims, Codec, Coins, Context
+from jaxcomm._marked import with_residual_of
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import cast, dither, sparse_dither
 from jaxcomm.compression.sparsifiers import top_k
+from pallas_kernels._dispatch import observed
 from tests.codecs import context_of
 
 
@@ -156,3 +160,38 @@ def test_the_virtual_iterate_is_exact_sgd() -> None:
             np.testing.assert_allclose(x - eta * kept, virtual, rtol=0, atol=1e-13)
     optimum = np.mean(scales * targets, axis=0) / np.mean(scales**2, axis=0)
     assert np.abs(virtual - optimum).max() < 0.3 < np.abs(kept).max()
+
+
+@pytest.mark.parametrize("residual_dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("wrap", [lambda codec: codec, scaled], ids=["plain", "scaled"])
+def test_dither_encodes_and_subtracts_in_one_pass(wrap: Any, residual_dtype: Any) -> None:
+    """Once more, without the mark: the same payload, and the same residual but for its last bit."""
+    codec = wrap(dither(bits=8))
+    assert with_residual_of(codec) is not None
+    plain = codec._replace(decode=lambda context, payload: codec.decode(context, payload))
+    assert with_residual_of(plain) is None
+    changed = codec._replace(encode=lambda context, x: codec.encode(context, x))
+    assert with_residual_of(changed) is None
+
+    given = np.random.default_rng(4).normal(size=(20, 50)).astype(np.float32)
+    passes = {}
+
+    def steps(inner: Codec) -> tuple[np.ndarray, np.ndarray]:
+        with observed() as seen:
+            results = run(error_feedback(inner, residual_dtype=residual_dtype), jnp.asarray(given))
+        passes[inner is codec] = [(work.op, work.residual) for work in seen]
+        return results
+
+    (sent, kept), (expected, expected_kept) = steps(codec), steps(plain)
+    encoded, decoded = ("quantize.quantize", True), ("quantize.dequantize", False)
+    assert passes == {
+        True: [encoded, decoded],
+        False: [("quantize.quantize", False), decoded, decoded],
+    }
+    # The residuals part in their last bits, so that later codes may differ by a level.
+    first = 2.0**-20 if residual_dtype == jnp.float32 else 2.0**-7
+    np.testing.assert_array_equal(sent[0], expected[0])
+    np.testing.assert_allclose(kept[0], expected_kept[0], atol=first)
+    before = np.concatenate([np.zeros((1, 50)), kept[:-1]])
+    precision = 1e-5 if residual_dtype == jnp.float32 else 2.0**-7 * np.abs(kept).max()
+    np.testing.assert_allclose(sent + kept, given + before, atol=precision)

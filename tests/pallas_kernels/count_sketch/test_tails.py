@@ -37,7 +37,7 @@ STRUCTURES = [
 
 
 def energies(name: str, units: int, slots: int) -> np.ndarray:
-    """The energy of each of `units` units, tiles or blocks of elements, of which slots hold some."""
+    """The energy of each of `units` units: tiles, or blocks of elements. Slots hold some."""
     i = np.arange(units)
     per_slot = units // slots
     layer = units // 16
@@ -106,7 +106,8 @@ def test_tiles_have_the_tails_of_random_hashing(tiles: int, slots: int) -> None:
         ratio, random = ratios(dealt, energy, slots), ratios(drawn, energy, slots)
         print(
             f"{tiles} {slots} {name:30s} theory sd {sd:5.2f}"
-            f" dealt sd {ratio.std():5.2f} p99 {np.quantile(ratio, 0.99):5.2f} max {ratio.max():5.2f}"
+            f" dealt sd {ratio.std():5.2f} p99 {np.quantile(ratio, 0.99):5.2f}"
+            f" max {ratio.max():5.2f}"
             f" random sd {random.std():5.2f} p99 {np.quantile(random, 0.99):5.2f}"
             f" max {random.max():5.2f}"
         )

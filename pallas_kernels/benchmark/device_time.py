@@ -1,0 +1,51 @@
+"""Seconds on the device by JAX's profiler, beside the wall clock."""
+
+import pathlib
+import tempfile
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from pallas_kernels.benchmark.timing import Candidate
+
+# What the profiler calls the programs of a GPU and of a TPU.
+LINES = ("Stream", "XLA Ops")
+
+
+def busy_seconds(planes: Iterable[Any]) -> float | None:
+    """Seconds in which the first device ran something; None if no plane is of a device.
+
+    Events of one line never overlap on a TPU; on a GPU those of several streams are merged.
+    """
+    for plane in planes:
+        if not plane.name.startswith("/device:"):
+            continue
+        spans = sorted(
+            (event.start_ns, event.start_ns + event.duration_ns)
+            for line in plane.lines
+            if line.name.startswith(LINES)
+            for event in line.events
+        )
+        if not spans:
+            continue
+        busy, end = 0.0, float("-inf")
+        for start, stop in spans:
+            busy += max(0.0, stop - max(start, end))
+            end = max(end, stop)
+        return busy * 1e-9
+    return None
+
+
+def device_seconds(candidate: Candidate, calls: int) -> float | None:
+    """Seconds per call on the device; None if the profiler sees no device."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(calls):
+                result = candidate.call()
+            candidate.wait(result)
+        files = sorted(pathlib.Path(folder).rglob("*.xplane.pb"))
+        if not files:
+            return None
+        busy = busy_seconds(jax.profiler.ProfileData.from_file(str(files[-1])).planes)
+    return None if busy is None else busy / calls

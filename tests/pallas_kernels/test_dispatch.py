@@ -1,0 +1,229 @@
+"""Which implementation runs: what names it, what replaces it, and what never breaks."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxcomm
+from pallas_kernels import _dispatch, _measured, _preference
+from pallas_kernels._dispatch import Device, Measured, Workload, choose
+from pallas_kernels.arg_specs import ROWS
+from pallas_kernels.pack import mosaic_gpu, mosaic_tpu, pack
+from pallas_kernels.quantize import dequantize, quantize
+from tests.pallas_kernels.lowering import CALLS, KINDS, lowered
+
+X = jax.ShapeDtypeStruct((2**17,), jnp.uint8)
+IMPLEMENTATION = jaxcomm.implementation
+H200, V5E = Device("cuda", KINDS["cuda"]), Device("tpu", KINDS["tpu"])
+
+
+def pack_4(numbers: jax.Array) -> jax.Array:
+    return pack(numbers, bits=4)
+
+
+def has_kernel(platform: str, x: Any = X) -> bool:
+    """Whether `pack`, traced now, becomes a kernel."""
+    return CALLS[platform] in lowered(lambda numbers: pack_4(numbers), x, platform=platform)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """The variable is read again by the test, and after it."""
+    _preference._of_environment.cache_clear()
+    yield monkeypatch
+    monkeypatch.undo()
+    _preference._of_environment.cache_clear()
+
+
+def test_the_context_reaches_ops_and_ends() -> None:
+    assert has_kernel("tpu") and not has_kernel("cuda")
+    with IMPLEMENTATION("reference"):
+        assert not has_kernel("tpu")
+        with IMPLEMENTATION("mosaic_gpu"):
+            assert has_kernel("cuda")
+        assert not has_kernel("tpu")
+    assert has_kernel("tpu") and not has_kernel("cuda")
+
+
+def test_a_function_that_was_traced_is_traced_again() -> None:
+    step = jax.jit(pack_4)
+    x = jnp.arange(8, dtype=jnp.uint8)
+    expected = step(x)
+    with (
+        IMPLEMENTATION("mosaic_tpu"),
+        pytest.raises(NotImplementedError, match="this program is for cpu"),
+    ):
+        step(x)
+    with IMPLEMENTATION("mosaic_tpu", "reference"):
+        assert (step(x) == expected).all()
+
+
+def test_the_context_reaches_the_steps_of_methods() -> None:
+    tx = jaxcomm.global_qsgd("data", levels=1, bits=4)
+    grads = {"w": jnp.ones((4, 8))}
+
+    def update(grads: Any) -> Any:
+        return tx.update(grads, tx.init(grads))[0]
+
+    step = jax.vmap(update, axis_name="data")
+    with (
+        IMPLEMENTATION("mosaic_gpu"),
+        pytest.raises(NotImplementedError, match="context `implementation`='mosaic_gpu'"),
+    ):
+        jax.eval_shape(step, grads)
+    assert jax.eval_shape(step, grads)["w"].shape == (4, 8)
+
+
+def test_the_environment_reaches_ops(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv(_preference.VARIABLE, "mosaic_gpu, reference")
+    x = jax.ShapeDtypeStruct((3 * 2**15,), jnp.uint8)  # No other test has compiled it.
+    assert has_kernel("cuda", x) and not has_kernel("tpu", x)
+    with IMPLEMENTATION("reference"):  # The context goes first.
+        assert not has_kernel("cuda", x)
+    _preference._of_environment.cache_clear()
+    environment.setenv(_preference.VARIABLE, "triton")
+    with pytest.raises(ValueError, match=f"variable {_preference.VARIABLE} must be one of"):
+        pack_4(jnp.zeros(3, jnp.uint8))
+    assert pack(jnp.zeros(8, jnp.uint8), bits=4, implementation="reference").tolist() == [0]
+
+
+def test_wrong_names() -> None:
+    with pytest.raises(ValueError, match=r"must be one of .*'triton'"), IMPLEMENTATION("triton"):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(ValueError, match="at least one name"), IMPLEMENTATION():
+        pass
+
+
+def test_names_are_tried_in_order() -> None:
+    with IMPLEMENTATION("mosaic_gpu", "mosaic_tpu"):
+        assert has_kernel("tpu") and has_kernel("cuda")
+        with pytest.raises(NotImplementedError) as error:
+            pack_4(jnp.zeros(3, jnp.uint8))
+    message = str(error.value)
+    assert "names no implementation of `pack.pack` that runs here" in message
+    assert "mosaic_gpu: it runs on cuda, this program is for cpu" in message
+    assert "mosaic_tpu: it runs on tpu, this program is for cpu" in message
+
+
+def _refuse(*args: Any, **options: Any) -> jax.Array:
+    raise NotImplementedError("no such tile\nand more lines")
+
+
+def _refuse_when_lowered(numbers: jax.Array, **options: Any) -> jax.Array:
+    """Traced without an error, as kernels are whose primitives Mosaic lacks."""
+    from jax.experimental import pallas as pl
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = jnp.sort(x_ref[...].astype(jnp.float32), axis=0).astype(jnp.uint32)
+
+    result = jax.ShapeDtypeStruct((numbers.size // 128, 128), jnp.uint32)
+    return pl.pallas_call(kernel, out_shape=result)(numbers.reshape(-1, 128)).ravel()
+
+
+def _break(*args: Any, **options: Any) -> jax.Array:
+    raise AttributeError("JAX has no attribute 'pltpu'")
+
+
+@pytest.mark.parametrize("refuse", [_refuse, _refuse_when_lowered])
+def test_a_kernel_that_refuses_is_passed_over(refuse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is traced, and when it is lowered."""
+    monkeypatch.setattr(mosaic_tpu, "pack", refuse)
+    assert not has_kernel("tpu")
+    with IMPLEMENTATION("mosaic_tpu", "reference"):
+        assert not has_kernel("tpu")
+    with (
+        IMPLEMENTATION("mosaic_tpu", "mosaic_gpu"),
+        pytest.raises(NotImplementedError, match=r"mosaic_tpu: \w+: .*mosaic_gpu: it runs on cuda"),
+    ):
+        has_kernel("tpu")
+
+
+def test_a_broken_kernel_breaks_nothing_that_did_not_name_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mosaic_tpu, "pack", _break)
+    with pytest.warns(UserWarning, match="`pack.pack` uses plain JAX.*AttributeError: JAX has no"):
+        assert not has_kernel("tpu")
+    with warnings.catch_warnings(), IMPLEMENTATION("reference"):
+        warnings.simplefilter("error")
+        assert not has_kernel("tpu")
+    for names in (("mosaic_tpu",), ("mosaic_tpu", "reference")):
+        with IMPLEMENTATION(*names), pytest.raises(AttributeError, match="JAX has no"):
+            has_kernel("tpu")
+
+
+def test_a_kernel_that_cannot_be_imported_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pallas_kernels.pack.mosaic_tpu", None)
+    with pytest.warns(UserWarning, match="ModuleNotFoundError"):
+        assert not has_kernel("tpu")
+
+
+@pytest.mark.parametrize("platform", CALLS)
+def test_2_to_the_31_elements(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They raise only where the kernel was named; the GPU is measured to be faster here."""
+    rows = (Measured("quantize.quantize", KINDS["cuda"], 0, "mosaic_gpu", "none"),)
+    monkeypatch.setattr(
+        _dispatch, "choose", lambda workload, device: _measured.choose(workload, device, rows)
+    )
+
+    def round_trip(x: jax.Array, scale: jax.Array, seeds: jax.Array) -> jax.Array:
+        codes = quantize(x, scale, seeds, levels=7, bits=4)
+        return dequantize(codes, scale, levels=7, bits=4, shape=x.shape)
+
+    scalars = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.uint32)
+    small, large = (jax.ShapeDtypeStruct((2**b,), jnp.float32) for b in (20, 31))
+    assert CALLS[platform] in lowered(round_trip, small, *scalars, platform=platform)
+    text = lowered(round_trip, large, *scalars, platform=platform)
+    assert (CALLS[platform] in text) == (platform == "tpu")
+    numbers = jax.ShapeDtypeStruct((2**31,), jnp.uint8)
+    with pytest.raises(NotImplementedError, match="int32"), IMPLEMENTATION("mosaic_gpu"):
+        has_kernel("cuda", numbers)
+    assert mosaic_gpu.pack is not None
+
+
+def test_what_was_measured_is_chosen() -> None:
+    """By op, kind of device, size, dtype, bits, residual and rows; None is every value."""
+    rows = (
+        Measured("quantize.quantize", "H", 2**20, "mosaic_gpu", "r", "float32", 8, False),
+        Measured("quantize.quantize", "H", 2**24, "reference", "r", "float32", 8, False),
+        Measured("count_sketch.encode", "H", 0, "reference", "r", rows=3),
+        Measured("pack.pack", "H", 0, "mosaic_gpu", "r"),
+    )
+    device = Device("cuda", "H")
+
+    def chosen(op: str, size: int, dtype: str = "float32", *keys: Any) -> str:
+        return choose(Workload(op, size, dtype, *keys), device, rows)
+
+    assert chosen("quantize.quantize", 2**22, "float32", 8) == "mosaic_gpu"
+    assert chosen("quantize.quantize", 2**24, "float32", 8) == "reference"
+    assert chosen("quantize.quantize", 2**19, "float32", 8) == "reference"
+    for keys in (("bfloat16", 8, False), ("float32", 4, False), ("float32", 8, True)):
+        assert chosen("quantize.quantize", 2**22, *keys) == "reference"
+    assert chosen("pack.pack", 1, "uint8", 3) == "mosaic_gpu"
+    assert choose(Workload("pack.pack", 2**20, "uint8", 3), V5E, rows) == "mosaic_tpu"
+    tiles = Workload("count_sketch.encode", 2**20, "float32", rows=3)
+    assert choose(tiles, H200) == "mosaic_gpu"
+    measured = (Measured("count_sketch.encode", H200.kind, 0, "reference", "r", rows=3),)
+    assert choose(tiles, H200, measured) == "reference"
+    assert choose(tiles._replace(rows=5), H200, measured) == "mosaic_gpu"
+
+
+def test_workloads_are_what_rows_say() -> None:
+    expected = {
+        "quantize bfloat16, 8 bits": Workload("quantize.quantize", 4096, "bfloat16", 8),
+        "quantize float32, 4 bits, residual": Workload(
+            "quantize.quantize", 4096, "float32", 4, residual=True
+        ),
+        "dequantize, 8 bits, accumulate": Workload(
+            "quantize.dequantize", 4096, "int8", 8, residual=True
+        ),
+        "unpack, 2 bits": Workload("pack.unpack", 4096, "uint32", 2),
+        "sketch tiles, encode float32": Workload("count_sketch.encode", 4096, "float32", rows=3),
+        "sketch tiles, decode median": Workload("count_sketch.decode", 4096, "float32", rows=3),
+    }
+    rows = {row.label: row for row in ROWS}
+    assert {label: rows[label].workload(4096) for label in expected} == expected
