@@ -146,7 +146,7 @@ class _Generator:
             possible += ["save the same step", "restore another method"]
             possible += ["save another method"]
             if self.family != "aggregator":  # Not all of those have state that differs by worker.
-                possible += 3 * ["restore other workers"]
+                possible += 12 * ["restore other workers"]
         self.add(self.draw.choice(possible))
 
 

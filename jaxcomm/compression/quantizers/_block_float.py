@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Memory
 from pallas_kernels import block_float as ops
+from pallas_kernels.block_float.api import BLOCK_SIZES
+from pallas_kernels.block_float.formats import FORMATS
 
 ROUNDINGS = ("stochastic", "nearest")
 
@@ -71,13 +73,13 @@ def block_float(
     Differs from the paper: scales are rounded up and not down, so that nothing is clipped; rounding
     may be stochastic; a block may have more than 32 numbers.
     """
-    if dtype not in ops.FORMATS:
-        raise ValueError(f"`dtype` must be one of {tuple(ops.FORMATS)}, got {dtype!r}.")
-    if block_size not in ops.BLOCK_SIZES:
-        raise ValueError(f"`block_size` must be one of {ops.BLOCK_SIZES}, got {block_size!r}.")
+    if dtype not in FORMATS:
+        raise ValueError(f"`dtype` must be one of {tuple(FORMATS)}, got {dtype!r}.")
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"`block_size` must be one of {BLOCK_SIZES}, got {block_size!r}.")
     if rounding not in ROUNDINGS:
         raise ValueError(f"`rounding` must be one of {ROUNDINGS}, got {rounding!r}.")
-    omega = ops.FORMATS[dtype].error(block_size)
+    omega = FORMATS[dtype].error(block_size)
 
     def encode(context: Context, x: jax.Array) -> tuple[BlockFloatPayload, Memory]:
         seeds = _noise.seeds(context.coins.private) if rounding == "stochastic" else None

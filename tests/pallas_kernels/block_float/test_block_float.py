@@ -10,7 +10,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import block_float, implementation
-from pallas_kernels.block_float import FORMATS, mosaic_tpu, reference
+from pallas_kernels.block_float import mosaic_tpu, reference
+from pallas_kernels.block_float.formats import FORMATS
 from tests.pallas_kernels.block_float import oracle
 from tests.pallas_kernels.lowering import CALLS, INTERPRET_TPU, lowered
 from tests.slow import slow
