@@ -144,6 +144,9 @@ def test_wrong_bits_are_seen() -> None:
     row, floats = _row("pack, 8 bits"), _row("dequantize, 8 bits, accumulate")
     a, b = jnp.arange(5, dtype=jnp.uint32), jnp.arange(5.0)
     assert difference(row, a, a) == difference(floats, b, b * (1 + 1e-7)) == ""
+    assert difference(row, -0.0 * b, jnp.full(5, 0.0).at[2].set(-0.0)) == ""
+    nan = b.at[1].set(jnp.nan)
+    assert difference(row, nan, nan) == "" and "1 places" in difference(row, nan, b)
     assert difference(row, a, a.at[3].set(9)) == "result 0 differs at 1 places, first at 3"
     assert "is uint32[5], not uint32[4]" in difference(row, a, a[:4])
     assert difference(floats, b, b + 1e-3).startswith("result 0 differs at 5 places")
