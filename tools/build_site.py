@@ -22,6 +22,7 @@ import site_api
 ROOT = site_api.ROOT
 SOURCE, HTML = ROOT / "build" / "site" / "source", ROOT / "build" / "site" / "html"
 RECORDS = "experiments/records"
+ANSWER, ANSWER_SOURCE = "answer/index.html", "docs/answer/page.html"  # tools/answer_page.py
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\[\]]*)\]\((?P<target>[^)\s]+)\)")
 
 
@@ -79,6 +80,8 @@ def relinked(file: str, text: str, sites: dict[str, str], root: pathlib.Path) ->
         if not target or re.match(r"[a-z]+:", target):
             return link[0]
         path = os.path.normpath(os.path.join(os.path.dirname(file), target))
+        if path == ANSWER_SOURCE:  # Sphinx does not know the page, so it cannot link to it.
+            return f'<a href="{os.path.relpath(ANSWER, own)}">{link["text"]}</a>'
         if path.startswith("docs/") and path.removeprefix("docs/") in MADE:
             site = path.removeprefix("docs/")
         elif path in sites:
@@ -142,6 +145,9 @@ def main(arguments: list[str]) -> int:
     # All pages are read again, since Sphinx warns of a page only when it reads and writes it.
     command = [sys.executable, "-m", "sphinx", "-EaW", "--keep-going", "-b", "html", "-c", "docs"]
     command += ["-d", str(HTML.parent / "doctrees"), *arguments, str(SOURCE), str(HTML)]
+    if code := subprocess.run(command, cwd=ROOT, env=environment()).returncode:
+        return code
+    command = [sys.executable, "tools/answer_page.py", str(HTML / ANSWER)]
     if code := subprocess.run(command, cwd=ROOT, env=environment()).returncode:
         return code
     print(f"built in {time.monotonic() - begun:.0f} s: open {HTML.relative_to(ROOT)}/index.html")

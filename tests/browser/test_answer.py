@@ -1,0 +1,297 @@
+"""The page "Should I compress?": the numbers of `advise`, and its use by keyboard, on any screen."""
+
+import importlib
+import math
+import pathlib
+import random
+import sys
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+import jaxcomm
+from jaxcomm.advise import Advice, advise
+from jaxcomm.advise._sizes import shapes_of_count
+from jaxcomm.perf import DEVICES, Link
+from tests.browser.page import NARROW, Page
+
+ROOT = pathlib.Path(jaxcomm.__file__).parents[1]
+FIELDS = ("params", "workers", "bandwidth", "latency", "step")
+MODELS, LINKS_OF_MODEL = 20, 10
+
+# Every branch of the counts: one worker; fields of 8, 10, 16 and 32 bits; a single vector; leaves
+# that are joined, and leaves that are not; exact matrices; a model that top-k is too large for.
+EDGES = [
+    (1_000_000, "float32", 1), (1_000_000, "bfloat16", 1), (7, "float32", 8), (500, "float32", 3),
+    (900_000, "bfloat16", 12), (125_000_000, "float32", 64), (3_000_000_000, "bfloat16", 4),
+    (50_000_000_000, "float32", 3000),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return importlib.import_module("answer_page")
+    finally:
+        sys.path.pop(0)
+
+
+@pytest.fixture(scope="module")
+def file(tool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("site") / "answer" / "index.html"
+    tool.write(path)
+    return path
+
+
+def drawn_inputs() -> list[dict[str, Any]]:
+    """200 inputs: few models, since each is traced, with many links and step times each."""
+    draw = random.Random(0)
+    models = [*EDGES]
+    while len(models) < MODELS:
+        count, dtype = round(10 ** draw.uniform(2, 9.3)), draw.choice(["float32", "bfloat16"])
+        models.append((count, dtype, round(10 ** draw.uniform(0.3, 3.5))))
+    return [
+        {
+            "count": count,
+            "itemsize": jnp.dtype(dtype).itemsize,
+            "workers": workers,
+            "link": {
+                "bytesPerSecond": 10 ** draw.uniform(6, 11),
+                "latency": draw.choice([0.0, 10 ** draw.uniform(-6, -2)]),
+            },
+            "step": 10 ** draw.uniform(-3, 1),
+            "device": draw.choice([*DEVICES]),
+        }
+        for count, dtype, workers in models
+        for _ in range(LINKS_OF_MODEL)
+    ]
+
+
+def by_python(given: dict[str, Any]) -> Advice:
+    dtype = {2: jnp.bfloat16, 4: jnp.float32}[given["itemsize"]]
+    shapes = {
+        name: jax.ShapeDtypeStruct(leaf.shape, dtype)
+        for name, leaf in shapes_of_count(given["count"]).items()
+    }
+    link = Link(given["link"]["bytesPerSecond"], given["link"]["latency"])
+    return advise(
+        shapes, given["workers"], link=link, step_seconds=given["step"], device=given["device"]
+    )
+
+
+def test_the_numbers_are_those_of_advise(page: Page, file: pathlib.Path) -> None:
+    page.open(file)
+    inputs = drawn_inputs()
+    assert len(inputs) == 200
+    found = page.run(
+        """const numbers = JSON.parse(document.getElementById("numbers").textContent);
+        const { advise } = costModel(numbers);
+        return arguments[0].map((given) => advise({ ...given, memory: numbers.devices[given.device] }))""",
+        inputs,
+    )
+    recommended = set()
+    for given, seen in zip(inputs, found, strict=True):
+        expected = by_python(given)
+        lines = [row["line"].replace("{axis}", '"data"') for row in seen["rows"]]
+        assert lines == [row.code for row in expected.rows], given
+        assert len(seen["omitted"]) == len(expected.assumptions) - 3
+        for row, each in zip(expected.rows, seen["rows"], strict=True):
+            where = (given, row.code)
+            assert each["state"] == row.state_bytes, where
+            assert each["messages"] == row.prediction.messages, where
+            close = lambda value: pytest.approx(value, rel=1e-9)  # noqa: E731
+            assert each["bytes"] == close(row.prediction.bytes_per_worker), where
+            assert each["encode"] + each["decode"] == close(row.prediction.codec_seconds), where
+            assert each["network"] == close(row.prediction.network_seconds), where
+            assert each["seconds"] == close(row.prediction.seconds), where
+            assert each["overlapped"] == close(row.prediction.overlapped), where
+            assert each["steps"] == row.steps and each["risk"] == row.risk
+        line = seen["recommended"]["line"].replace("{axis}", '"data"')
+        assert line == expected.recommended.code and seen["compress"] == expected.compress
+        recommended.add(line)
+    assert len(recommended) > 3  # The inputs are not all of one kind.
+
+
+def shown(page: Page) -> list[list[str]]:
+    """The cells of the table."""
+    return [
+        page.run("return [...arguments[0].cells].map((cell) => cell.textContent)", row)
+        for row in page.find_all("#rows tr")
+    ]
+
+
+def test_the_page_shows_what_the_command_prints(page: Page, file: pathlib.Path) -> None:
+    page.open(file, fragment="params=2M&workers=8&bandwidth=200Mbit&step=0.1s")
+    expected = advise(shapes_of_count(2 * 10**6), 8, link="200Mbit", step_seconds=0.1)
+    assert page.texts("#verdict") == [expected._verdict()]
+    assert page.texts("#line") == [expected.line]
+    cells = shown(page)
+    assert len(cells) == len(expected.rows) == 8
+    for row, (method, seconds, overlapped, sent, *_) in zip(expected.rows, cells, strict=True):
+        assert method.removesuffix(" recommended") == row.code
+        assert seconds == f"{1e3 * row.prediction.seconds:,.1f}"
+        assert overlapped == f"{1e3 * row.prediction.overlapped:,.1f}"
+        assert sent == f"{1e-6 * row.prediction.bytes_per_worker:,.1f}"
+    assert [row[0].endswith("recommended") for row in cells].count(True) == 1
+    assert "bandwidth=200Mbit" in page.driver.current_url
+
+
+def test_by_keyboard_alone(page: Page, file: pathlib.Path) -> None:
+    page.open(file)
+    visited = []
+    typed = {"params": "10M", "workers": "4", "bandwidth": "200Mbit", "step": "80ms"}
+    for _ in range(13):
+        page.press(Keys.TAB)
+        name = page.focused.get_attribute("id") or page.focused.tag_name
+        visited.append(name)
+        assert page.run("return document.activeElement.matches(':focus-visible')"), name
+        if name in typed:
+            page.press(typed[name])
+        if name == "sharded":
+            page.press(Keys.ARROW_DOWN)
+        if name == "shards":
+            page.press("2")
+        if name == "copy":
+            page.press(Keys.ENTER)
+    order = ["params", "dtype", "step", "device", "workers", "preset", "bandwidth", "latency"]
+    assert visited == ["a", *order, "sharded", "shards", "copy", "div", "a"] or visited == [
+        "a", *order, "sharded", "shards", "copy", "div", "body"
+    ]  # fmt: skip
+    assert page.texts("#copied")[0]
+    line = page.texts("#line")[0]
+    assert line == 'tx = optax.chain(jaxcomm.shard_local(jaxcomm.power_sgd("data", rank=4), param_specs), optimizer)'  # noqa: E501
+    expected = advise(shapes_of_count(5 * 10**6), 4, link="200Mbit", step_seconds=0.08)
+    assert shown(page)[0][1] == f"{1e3 * expected.rows[0].prediction.seconds:,.1f}"
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "message"),
+    [
+        ("params", "many", "such as 125M"),
+        ("params", "0", "from 1 to 1T"),
+        ("params", "2T", "from 1 to 1T"),
+        ("params", "1.2.3M", "such as 125M"),
+        ("workers", "0", "from 1 to 1,000,000"),
+        ("workers", "2.5", "whole number of workers"),
+        ("workers", "", "whole number of workers"),
+        ("bandwidth", "fast", "such as 200Mbit"),
+        ("bandwidth", "0Gbit", "above 0"),
+        ("latency", "-1us", "at least 0"),
+        ("step", "0", "above 0"),
+        ("step", "NaN", "such as 0.3s"),
+        ("step", "1e999", "such as 0.3s"),
+    ],
+)
+def test_wrong_input_has_a_message_beside_its_field(
+    page: Page, file: pathlib.Path, field: str, text: str, message: str
+) -> None:
+    page.open(file)
+    given = page.find(f"#{field}")
+    given.clear()
+    given.send_keys(text)
+    error = page.find(f"#{field}-error")
+    assert message in error.text and error.is_displayed()
+    assert error.get_attribute("id") in given.get_attribute("aria-describedby")
+    assert given.get_attribute("aria-invalid") == "true"
+    below, left = error.rect["y"] - given.rect["y"] - given.rect["height"], error.rect["x"]
+    assert 0 <= below < 20 and left == given.rect["x"]
+    assert [page.find(f"#{name}-error").text != "" for name in FIELDS].count(True) == 1
+    assert page.texts("#no-answer") == ["Correct the marked fields to see an answer."]
+    assert not page.find("#answer").is_displayed() and "NaN" not in page.text
+    given.clear()
+    given.send_keys({"params": "1M", "workers": "2", "bandwidth": "1GB/s"}.get(field, "1ms"))
+    assert page.find("#answer").is_displayed() and not error.is_displayed()
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        "params=1&workers=1&bandwidth=1bit&latency=0s&step=1e-9s",
+        "params=1T&workers=1000000&bandwidth=1bit&latency=100s&step=1000000s&dtype=bfloat16",
+        "params=1T&workers=1000000&bandwidth=1000Tbit&sharded=others&shards=1000000",
+    ],
+)
+def test_extremes_have_numbers(page: Page, file: pathlib.Path, fragment: str) -> None:
+    page.open(file, fragment=fragment)
+    assert page.find("#answer").is_displayed()
+    for word in ("NaN", "Infinity", "undefined", "null", "∞"):
+        assert word not in page.text
+    boxes = page.run(
+        "return [...document.querySelectorAll('rect')].map((each) => "
+        "['x', 'width'].map((name) => Number(each.getAttribute(name))))"
+    )
+    assert boxes and all(0 <= x and 0 < width and x + width <= 1002 for x, width in boxes)
+
+
+def test_an_address_with_wrong_inputs_is_safe(page: Page, file: pathlib.Path) -> None:
+    page.open(file, fragment="params=%3Cimg+src%3Dx+onerror%3Dalert(1)%3E&device=abacus&answer=1")
+    assert page.find("#params-error").text and page.find_all("img") == []
+    assert page.find("#device").get_attribute("value") == "a100"
+
+
+def test_weights_over_the_workers_have_no_prediction(page: Page, file: pathlib.Path) -> None:
+    page.open(file, fragment="sharded=workers")
+    assert not page.find("#answer").is_displayed()
+    assert "fully_sharded_value_and_grad" in page.find("#among-workers").text
+
+
+def test_the_picture_is_to_scale_and_has_a_text(page: Page, file: pathlib.Path) -> None:
+    page.open(file, fragment="params=100M&workers=8&bandwidth=1Gbit&step=0.3s")
+    pictures = page.find_all("#timelines svg")
+    assert len(pictures) == 8
+    for picture, row in zip(pictures, shown(page), strict=True):
+        text = picture.get_attribute("aria-label")
+        boxes = page.run(
+            "return [...arguments[0].querySelectorAll('rect')].map((each) => "
+            "[each.getAttribute('class'), +each.getAttribute('x'), +each.getAttribute('width')])",
+            picture,
+        )
+        assert {kind for kind, _, _ in boxes} <= {"compute", "encode", "link", "decode"}
+        end = max(x + width for _, x, width in boxes)
+        own = row[2] if "with overlap" in text else row[1]
+        assert own in text
+        longest = max(float(r[1].replace(",", "")) for r in shown(page) if "mean(" not in r[0])
+        overlapped = [float(r[2].replace(",", "")) for r in shown(page) if "jaxcomm.mean(" in r[0]]
+        scale = max(longest, *overlapped)
+        assert math.isclose(end, 1000 * float(own.replace(",", "")) / scale, abs_tol=3)
+
+
+def luminance(color: tuple[float, ...]) -> float:
+    linear = [c / 3294.6 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color[:3]]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first: tuple[float, ...], second: tuple[float, ...]) -> float:
+    low, high = sorted([luminance(first), luminance(second)])
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [NARROW, 1280])
+def test_it_is_readable(page: Page, file: pathlib.Path, dark: bool, width: int) -> None:
+    page.open(file, width=width, dark=dark, fragment="workers=8&bandwidth=1Gbit")
+    assert not page.is_wider_than_screen()
+    behind = page.color("body", "backgroundColor")
+    assert (luminance(behind) < 0.1) == dark
+    for selector in ("body", "#verdict", "#params", "header a", "tbody th", "#copy"):
+        assert contrast(page.color(selector), behind) >= 4.5, selector
+    assert contrast(page.color("#line"), page.color("#line", "backgroundColor")) >= 4.5
+    soft = page.color("#timelines svg", "backgroundColor")
+    for kind in ("compute", "link"):
+        assert contrast(page.color(f"rect.{kind}", "fill"), soft) >= 3, kind
+    small = [
+        element.get_attribute("id")
+        for element in page.find_all("input, select, button")
+        if element.is_displayed() and element.rect["height"] < 24
+    ]
+    assert small == []
+    page.photograph(f"answer-{width}-{'dark' if dark else 'light'}")
+    page.find("#workers").send_keys("x")
+    assert contrast(page.color("#workers-error"), behind) >= 4.5
+    assert not page.is_wider_than_screen()
+    page.photograph(f"answer-wrong-{width}-{'dark' if dark else 'light'}")

@@ -1,0 +1,123 @@
+"""Writes the page "Should I compress?" as one file, with the numbers of `jaxcomm.perf` and `jaxcomm.advise`.
+
+    python tools/answer_page.py FILE [ADDRESS OF THE FIRST PAGE]
+
+Its sources are in `docs/answer/`. No number of the cost model is typed there: this program exports
+them from the modules that define them.
+"""
+
+import html
+import json
+import pathlib
+import re
+import sys
+from typing import Any
+
+from jaxcomm import _buckets, _message, _units
+from jaxcomm.advise import _advice, _sizes
+from jaxcomm.compression._sizes import MOST
+from jaxcomm.compression.quantizers import _dither, _fields
+from jaxcomm.perf import DEVICES, LINKS, _codec_time, _predict
+from jaxcomm.perf._recommended import RECOMMENDED
+
+SOURCES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "answer"
+SCRIPTS = ("model.js", "inputs.js", "picture.js", "page.js")
+HOME = "../index.html"
+STATE_BYTES = 12  # Of an aggregator without memory: a key of two words, and the step.
+MOST_WORKERS = 10**6
+DEFAULT_DEVICE = "a100"
+
+EXCHANGES = (
+    (r"jaxcomm\.mean\({axis}\)", "exact"),
+    (r'jaxcomm\.mean\({axis}, wire_dtype="bfloat16"\)', "rounded"),
+    (r"jaxcomm\.global_qsgd\({axis}\)", "summed"),
+    (
+        r"jaxcomm\.two_stage_mean\({axis}, jaxcomm\.compression\.blockwise\("
+        r"jaxcomm\.quantizers\.dither\(bits=(?P<bits>\d+)\), (?P<block>\d+)\)\)",
+        "blocks",
+    ),
+    (r"jaxcomm\.top_k\({axis}, ratio=(?P<ratio>[\d.]+)\)", "largest"),
+    (r"jaxcomm\.ef_sign_sgd\({axis}\)", "signs"),
+    (r"jaxcomm\.power_sgd\({axis}, rank=(?P<rank>\d+)\)", "factors"),
+)
+"""The line of a method with its parameters, and the function of `model.js` that counts its bytes."""
+
+
+def exchange_of(line: str) -> tuple[str, dict[str, float]]:
+    """The function of `model.js` for a line of code, and its parameters.
+
+    Raises:
+      SystemExit: If there is none: a new method of `advise` needs one.
+    """
+    for pattern, name in EXCHANGES:
+        if found := re.fullmatch(pattern.replace("{axis}", r"\{axis\}"), line):
+            return name, {key: json.loads(value) for key, value in found.groupdict().items()}
+    raise SystemExit(f"docs/answer/model.js does not count the bytes of {line}.")
+
+
+def numbers() -> dict[str, Any]:
+    """Everything that the page needs of jaxcomm."""
+    methods = []
+    for method in RECOMMENDED:
+        exchange, parameters = exchange_of(method.line)
+        each = {"line": method.line, "exchange": exchange, "parameters": parameters}
+        methods.append(
+            {**each, "steps": method.steps, "risk": method.risk, "overlaps": method.overlaps}
+        )
+    return {
+        "methods": methods,
+        "devices": {name: device.memory_bytes_per_second for name, device in DEVICES.items()},
+        "default_device": DEFAULT_DEVICE,
+        "links": {
+            name: {
+                "bandwidth": f"{8e-9 * link.bytes_per_second:g}Gbit",
+                "latency": f"{1e6 * link.latency:g}us",
+            }
+            for name, link in LINKS.items()
+        },
+        "layers": _sizes.LAYERS,
+        "most_params": _sizes.MOST,
+        "most_of_leaf": _sizes._MOST_OF_LEAF,
+        "most_of_codec": MOST,
+        "most_workers": MOST_WORKERS,
+        "bucket_bytes": _buckets.BUCKET_BYTES,
+        "large": _units.LARGE,
+        "tile": _message._TILE,
+        "levels": _dither.DEFAULT_LEVELS,
+        "widths": _fields.WIDTHS,
+        "state_bytes": STATE_BYTES,
+        "efficiency": _codec_time.EFFICIENCY,
+        "backward": _predict.BACKWARD,
+        "last_bucket_bytes": _predict.BUCKET_BYTES,
+        "near": _advice.NEAR,
+    }
+
+
+def page(home: str = HOME) -> str:
+    """The whole page; it asks for no other file."""
+    read = {path.name: path.read_text(encoding="utf-8") for path in SOURCES.iterdir()}
+    found = numbers()
+    # A browser ends a script at `</`, wherever that is.
+    parts = {
+        "style": read["style.css"].strip(),
+        "script": "\n".join(read[name].strip() for name in SCRIPTS),
+        "numbers": json.dumps(found).replace("</", "<\\/"),
+        "layers": str(found["layers"]),
+        "efficiency": f"{found['efficiency']:.0%}",
+        "home": html.escape(home),
+    }
+    text = read["page.html"]
+    for name in parts:
+        if text.count(f"{{{{{name}}}}}") != 1:
+            raise SystemExit(f"docs/answer/page.html must have {{{{{name}}}}} once.")
+    return re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], text)
+
+
+def write(path: pathlib.Path, home: str = HOME) -> None:
+    """Writes the page, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(home), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(pathlib.Path(sys.argv[1]), *sys.argv[2:])
