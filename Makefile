@@ -70,7 +70,7 @@ test-gpu: ## compare the kernels on this machine's GPU with their references
 gpu: ## all that ten minutes with a GPU can tell: pallas_kernels.bench, then test-gpu (ARGS=--rehearse: on a CPU)
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/gpu $(ARGS)
 
-test-wheel: ## build the wheel, install it alone, import all of it, run the README's program (in .venv-wheel)
+test-wheel: ## build the wheel, install it alone, import all of it, run the README's program, check a typed one (in .venv-wheel)
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_wheel
 
 bench: venv ## time, memory and compiled programs of every method, beside the last record (25 minutes)

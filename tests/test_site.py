@@ -122,3 +122,46 @@ def test_a_link_or_figure_that_fails_is_named(
 ) -> None:
     with pytest.raises(SystemExit, match=message):
         tools[1].relinked("docs/new.md", text, {"docs/new.md": "new.md"}, ROOT)
+
+
+def test_the_readme_has_texts_for_figures_and_links_that_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    figures = re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", text)
+    assert figures and all(len(words) > 20 for words, _ in figures)
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
+    local = [target for target in targets if target and not re.match(r"[a-z]+:", target)]
+    assert len(local) > 10 and [each for each in local if not (ROOT / each).exists()] == []
+
+
+def test_a_link_to_the_answer_page_leads_to_the_built_page(
+    tools: tuple[ModuleType, ModuleType],
+) -> None:
+    texts, files = tools[1].collected()
+    assert '<a href="answer/index.html">Should I compress?</a>' in texts["index.md"]
+    assert not any("answer" in site for _, site in files)
+
+
+@pytest.fixture(scope="module")
+def answer(tools: tuple[ModuleType, ModuleType]) -> ModuleType:
+    """`tools/answer_page.py`."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return importlib.import_module("answer_page")
+    finally:
+        sys.path.pop(0)
+
+
+def test_the_answer_page_is_one_file_without_requests(answer: ModuleType) -> None:
+    page = answer.page()
+    assert re.findall(r"(?:src|href|action)=\"([^\"]*)\"", page) == [answer.HOME]
+    # A namespace of SVG is a name, and nothing loads it.
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", page))
+    assert addresses == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|@import|url\(|WebSocket|sendBeacon", page)
+    assert "{{" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+
+
+def test_a_method_that_the_answer_page_does_not_count_is_an_error(answer: ModuleType) -> None:
+    assert answer.exchange_of("jaxcomm.power_sgd({axis}, rank=4)") == ("factors", {"rank": 4})
+    with pytest.raises(SystemExit, match=r"does not count the bytes of jaxcomm\.new"):
+        answer.exchange_of("jaxcomm.new({axis})")
