@@ -157,7 +157,9 @@ def test_the_answer_page_is_one_file_without_requests(answer: ModuleType) -> Non
     # A namespace of SVG is a name, and nothing loads it.
     addresses = set(re.findall(r"https?://[^\s\"'<]+", page))
     assert addresses == {"http://www.w3.org/2000/svg"}
-    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|@import|url\(|WebSocket|sendBeacon", page)
+    assert not re.search(
+        r"fetch\(|XMLHttpRequest|import\(|@import|url\(|WebSocket|sendBeacon", page
+    )
     assert "{{" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
 
 

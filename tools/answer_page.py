@@ -1,4 +1,4 @@
-"""Writes the page "Should I compress?" as one file, with the numbers of `jaxcomm.perf` and `jaxcomm.advise`.
+"""Writes the page "Should I compress?" as one file, with the numbers of jaxcomm.
 
     python tools/answer_page.py FILE [ADDRESS OF THE FIRST PAGE]
 
@@ -40,7 +40,7 @@ EXCHANGES = (
     (r"jaxcomm\.ef_sign_sgd\({axis}\)", "signs"),
     (r"jaxcomm\.power_sgd\({axis}, rank=(?P<rank>\d+)\)", "factors"),
 )
-"""The line of a method with its parameters, and the function of `model.js` that counts its bytes."""
+"""The line of a method with its parameters, and the function of `model.js` for its bytes."""
 
 
 def exchange_of(line: str) -> tuple[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The page "Should I compress?": the numbers of `advise`, and its use by keyboard, on any screen."""
+"""The page "Should I compress?": the numbers of `advise`; use by keyboard, on any screen."""
 
 import importlib
 import math
@@ -21,7 +21,7 @@ from tests.browser.page import NARROW, Page
 
 ROOT = pathlib.Path(jaxcomm.__file__).parents[1]
 FIELDS = ("params", "workers", "bandwidth", "latency", "step")
-MODELS, LINKS_OF_MODEL = 20, 10
+MODELS, LINKS_OF_MODEL = 16, 13
 
 # Every branch of the counts: one worker; fields of 8, 10, 16 and 32 bits; a single vector; leaves
 # that are joined, and leaves that are not; exact matrices; a model that top-k is too large for.
@@ -49,7 +49,7 @@ def file(tool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> pathlib.
 
 
 def drawn_inputs() -> list[dict[str, Any]]:
-    """200 inputs: few models, since each is traced, with many links and step times each."""
+    """Inputs: few models, since each is traced, with many links and step times each."""
     draw = random.Random(0)
     models = [*EDGES]
     while len(models) < MODELS:
@@ -87,11 +87,12 @@ def by_python(given: dict[str, Any]) -> Advice:
 def test_the_numbers_are_those_of_advise(page: Page, file: pathlib.Path) -> None:
     page.open(file)
     inputs = drawn_inputs()
-    assert len(inputs) == 200
+    assert len(inputs) > 200
     found = page.run(
         """const numbers = JSON.parse(document.getElementById("numbers").textContent);
         const { advise } = costModel(numbers);
-        return arguments[0].map((given) => advise({ ...given, memory: numbers.devices[given.device] }))""",
+        return arguments[0].map(
+            (given) => advise({ ...given, memory: numbers.devices[given.device] }))""",
         inputs,
     )
     recommended = set()
@@ -159,12 +160,11 @@ def test_by_keyboard_alone(page: Page, file: pathlib.Path) -> None:
         if name == "copy":
             page.press(Keys.ENTER)
     order = ["params", "dtype", "step", "device", "workers", "preset", "bandwidth", "latency"]
-    assert visited == ["a", *order, "sharded", "shards", "copy", "div", "a"] or visited == [
-        "a", *order, "sharded", "shards", "copy", "div", "body"
-    ]  # fmt: skip
+    assert visited == ["a", *order, "sharded", "shards", "copy", "div"]
     assert page.texts("#copied")[0]
     line = page.texts("#line")[0]
-    assert line == 'tx = optax.chain(jaxcomm.shard_local(jaxcomm.power_sgd("data", rank=4), param_specs), optimizer)'  # noqa: E501
+    tx = 'jaxcomm.shard_local(jaxcomm.power_sgd("data", rank=4), param_specs)'
+    assert line == f"tx = optax.chain({tx}, optimizer)"
     expected = advise(shapes_of_count(5 * 10**6), 4, link="200Mbit", step_seconds=0.08)
     assert shown(page)[0][1] == f"{1e3 * expected.rows[0].prediction.seconds:,.1f}"
 
@@ -225,7 +225,7 @@ def test_extremes_have_numbers(page: Page, file: pathlib.Path, fragment: str) ->
         "return [...document.querySelectorAll('rect')].map((each) => "
         "['x', 'width'].map((name) => Number(each.getAttribute(name))))"
     )
-    assert boxes and all(0 <= x and 0 < width and x + width <= 1002 for x, width in boxes)
+    assert boxes and all(x >= 0 and width > 0 and x + width <= 1002 for x, width in boxes)
 
 
 def test_an_address_with_wrong_inputs_is_safe(page: Page, file: pathlib.Path) -> None:
