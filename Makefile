@@ -59,7 +59,7 @@ test-docs: venv ## every example in docstrings, the README and the docs
 	$(PY) tools/run_readme.py README.md docs/index.md docs/guide.md docs/from_pytorch.md docs/extending.md docs/kernels.md docs/tutorials/*.md
 
 test-site: venv ## the pages that run in a browser, in headless Chromium (Debian's chromium and chromium-driver)
-	timeout 180 $(PY) -m pytest tests/browser --durations=5 $(ARGS)
+	timeout 300 $(PY) -m pytest tests/browser --durations=5 $(ARGS)
 
 test-aot: ## compile every kernel for TPU and GPU, without either (in .venv-aot, 1.1 GB)
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_aot $(ARGS)
