@@ -103,7 +103,7 @@ def imported(*packages: str) -> set[str]:
 @pytest.mark.slow
 def test_extras_install_what_their_part_imports() -> None:
     # matplotlib is for `gossip.draw` alone, whose error names it.
-    assert imported("jaxcomm", "pallas_kernels") <= declared("gossip") | {"matplotlib"}
+    assert imported("jaxcomm", "pallas_kernels") <= declared("gossip", "checkpoint") | {"matplotlib"}
     assert imported("experiments") <= declared("experiments", "peers")
-    assert imported("tests") <= declared("experiments", "peers", "test")
+    assert imported("tests") <= declared("experiments", "peers", "test", "browser")
     assert "networkx" not in declared() and "networkx" in declared("experiments")
