@@ -74,6 +74,7 @@ IMPORTED_AS = {
     "orbax-checkpoint": "orbax",
     "pillow": "PIL",
     "scikit-learn": "sklearn",
+    "vl-convert-python": "vl_convert",
 }
 
 
@@ -103,7 +104,8 @@ def imported(*packages: str) -> set[str]:
 @pytest.mark.slow
 def test_extras_install_what_their_part_imports() -> None:
     # matplotlib is for `gossip.draw` alone, whose error names it.
-    assert imported("jaxcomm", "pallas_kernels") <= declared("gossip", "checkpoint") | {"matplotlib"}
+    own = imported("jaxcomm", "pallas_kernels")
+    assert own <= declared("gossip", "checkpoint") | {"matplotlib"}
     assert imported("experiments") <= declared("experiments", "peers")
     assert imported("tests") <= declared("experiments", "peers", "test", "browser")
     assert "networkx" not in declared() and "networkx" in declared("experiments")
