@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis
+from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, Context, Memory
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, everywhere, sum_together
@@ -19,6 +19,7 @@ from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sketches._count_sketch import CountSketchPayload, Hashing
 from jaxcomm.compression.sparsifiers._largest import largest
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
+from pallas_kernels import _hash
 
 
 class FetchMemory(NamedTuple):
@@ -139,8 +140,9 @@ def fetch_sgd(
 
     def seeded(context: Context, epoch: jax.Array) -> Context:
         """The context with the hashes of an epoch: steps between which they change."""
-        coins = context.coins._replace(public=jax.random.fold_in(context.coins.public, epoch))
-        return context.replace(coins=coins)
+        place = 2 * epoch + jnp.arange(2, dtype=jnp.uint32)
+        words = _hash.bits(place, *_noise.seeds(context.coins.public))
+        return context.replace(coins=context.coins._replace(public=_noise.key_of(words)))
 
     def moved(table: jax.Array, shape: tuple[int, ...], old: Context, new: Context) -> jax.Array:
         """The largest coordinates of a table in one with other hashes."""

@@ -89,10 +89,10 @@ def test_heavy_hitters_are_found_in_a_table_of_200_columns() -> None:
 
 
 @pytest.mark.slow
-def test_coordinates_that_collide_do_not_stay_together() -> None:
-    """In a table of two columns and one row, by chance: one half of the seeds, for each epoch."""
-    given = jnp.zeros((WORKERS, SIZE)).at[:, 4].set(1.0)
-    signs = []
+def test_tables_move_to_new_hashes() -> None:
+    """One coordinate is left out in all steps; its cell shows the hashes."""
+    given = jnp.zeros((WORKERS, SIZE)).at[:, 4].set(1.0).at[:, 7].set(0.1)
+    cells = {}
     for reseed_every in (2, None):
         tx = jaxcomm.fetch_sgd(
             sketch_ratio=WIDE,
@@ -103,19 +103,16 @@ def test_coordinates_that_collide_do_not_stay_together() -> None:
             hashing="elements",
         )
         run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, given, "vmap")
-        cells = []
-        for step in range(6):
-            # What is left out: with k = 1, the smaller of two coordinates.
-            updates = given.at[:, 7].set(0.5 if step % 2 == 0 else 0.25)
-            _, state = run(updates, state, jnp.ones(WORKERS))
+        cells[reseed_every] = []
+        for step in range(1, 7):
+            _, state = run(given, state, jnp.ones(WORKERS))
             (memory,) = state.shared
-            assert (np.asarray(memory.step) == step + 1).all()
-            cells.append(tuple(np.flatnonzero(np.asarray(memory.error).ravel() != 0)))
-        signs.append(cells)
-    reseeded, fixed = signs
-    assert len({*reseeded}) > len({*fixed})
-    assert reseeded[0] == reseeded[1] and reseeded[2] == reseeded[3]
-    assert reseeded[1] != reseeded[2] != reseeded[4]
+            assert (np.asarray(memory.step) == step).all()
+            (cell,) = np.flatnonzero(memory.error)
+            np.testing.assert_allclose(np.abs(memory.error.ravel()[cell]), 0.1 * step, rtol=1e-5)
+            cells[reseed_every].append(int(cell))
+    assert len({*cells[None]}) == 1
+    assert cells[2][::2] == cells[2][1::2] and len({*cells[2]}) == 3
 
 
 def test_workers_remember_nothing_of_their_own() -> None:
