@@ -230,8 +230,9 @@ BLOCK_FLOAT = (
 
 SKETCH_ROWS = 3
 KEYS = 2**17
-PARTIAL = KEYS + 3 * 3 * 4 * 2**17  # Three partial tables of 3 rows, at the size that is compiled.
 """The most bytes that the hash functions of a sketch's rows take on a device."""
+PARTIAL = KEYS + 3 * 3 * 4 * 2**17
+"""Those, and three partial tables of 3 rows: what `encode` takes at the size that is compiled."""
 
 
 def columns_for(size: int) -> int:
