@@ -1,10 +1,10 @@
 """`encode` and `decode` by tiles as Mosaic GPU kernels: a plane of 8 rows of 128 lanes per block.
 
-A thread is a lane. A plane is contiguous in memory, so four copies of 256 elements, the most that
-one may have, bring it to shared memory. One word has all eight signs of a thread. Rows are rolled
-along lanes by two reads at shifted places. One read is correct up to the lane where the row wraps,
-the other from there on. The elements that they read from neighboring rows are dropped. XLA computes
-the tables of tiles and slots, which are a word for each tile and row.
+A thread is a lane. A plane is contiguous in memory, so one copy brings it to shared memory. One
+word has all eight signs of a thread. Rows are rolled along lanes by two reads at shifted places.
+One read is correct up to the lane where the row wraps, the other from there on. The elements that
+they read from neighboring rows are dropped. XLA computes the tables of tiles and slots, which are
+a word for each tile and row.
 """
 
 import functools
@@ -25,8 +25,6 @@ from pallas_kernels.count_sketch.tiling import LANES, PLANE, STEP, SUBLANES, Key
 
 STAGES = 4  # Planes in shared memory: one is added while the others are copied.
 STAGE = PLANE + 2 * LANES  # With a margin of one row on either side.
-COPIED = 256  # Elements, at most, along each axis of a copy.
-COPIES = PLANE // COPIED
 INDEXED = range(PLANE, 2**31)  # Sizes of arrays whose elements are indexed, in int32.
 
 
@@ -58,12 +56,16 @@ def _slots(shapes: Tiling, keys: jax.Array) -> jax.Array:
 
 
 def _copy_plane(ref: Any, plane: Any, to_ref: Any, start: Any, barrier: Any) -> None:
-    """Copies a plane of an array of elements, or of rows of `COPIED`, to those from `start`."""
-    first = plane.astype(jnp.int32) * COPIES
-    for copy in range(COPIES):
-        source = first + copy if len(ref.shape) == 2 else pl.ds((first + copy) * COPIED, COPIED)
-        to = to_ref.at[pl.ds(start + copy * COPIED, COPIED)]
-        plgpu.copy_gmem_to_smem(ref.at[source], to, barrier)
+    """Copies a plane of an array of planes, or of elements, to the elements from `start`."""
+    plane = plane.astype(jnp.int32)
+    source = plane if len(ref.shape) == 2 else pl.ds(plane * PLANE, PLANE)
+    # All is within bounds. Other modes use a tensor map, whose copies have at most 256 elements.
+    plgpu.copy_gmem_to_smem(
+        ref.at[source],
+        to_ref.at[pl.ds(start, PLANE)],
+        barrier,
+        oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS,
+    )
 
 
 def _rolled_row(rows_ref: Any, start: Any, roll: Any, inside: jax.Array) -> jax.Array:
@@ -158,9 +160,9 @@ def _planes(x: jax.Array, shapes: Tiling) -> list[jax.Array]:
     end = jnp.zeros(2 * PLANE, x.dtype)
     if x.size % PLANE and x.size in INDEXED:
         ragged = x[x.size // PLANE * PLANE :]
-        return [x, end.at[: ragged.size].set(ragged).reshape(-1, COPIED)]
-    planes = jnp.pad(x, (0, -x.size % PLANE)).reshape(-1, COPIED)
-    return [planes, end.reshape(-1, COPIED)] if shapes.total_planes % shapes.planes else [planes]
+        return [x, end.at[: ragged.size].set(ragged).reshape(-1, PLANE)]
+    planes = jnp.pad(x, (0, -x.size % PLANE)).reshape(-1, PLANE)
+    return [planes, end.reshape(-1, PLANE)] if shapes.total_planes % shapes.planes else [planes]
 
 
 def encode(
@@ -183,7 +185,7 @@ def encode(
         grid={"row": rows, "part": shapes.parts, "block": shapes.slots * shapes.planes},
         scratch_types=[
             plgpu.SMEM((STAGES * STAGE,), dtype),
-            plgpu.Barrier(num_arrivals=COPIES, num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=1, num_barriers=STAGES),
         ],
         interpret=interpret,
     )
@@ -273,11 +275,11 @@ def decode(
         grid={"block": shapes.total_planes},
         scratch_types=[
             plgpu.SMEM((rows * STAGE,), table.dtype),
-            plgpu.Barrier(num_arrivals=rows * COPIES),
+            plgpu.Barrier(num_arrivals=rows),
         ],
         interpret=interpret,
     )
-    out, *end = kernel(_flat_keys(keys), _slots(shapes, keys), table.reshape(-1, COPIED))
+    out, *end = kernel(_flat_keys(keys), _slots(shapes, keys), table.reshape(-1, PLANE))
     if end:  # In place: the rest is not copied.
         return out.at[size - ragged :].set(end[0][:ragged]).reshape(shape)
     return out.ravel()[:size].reshape(shape)

@@ -1,0 +1,118 @@
+"""How many instructions the kernels of the sketch take on H200, an element.
+
+`docs/kernels.md` has the arithmetic of these budgets. The code is what ptxas makes of Mosaic's PTX,
+read by nvdisasm, which is on PyPI (nvidia-cuda-nvdisasm) and needs no GPU.
+"""
+
+import pathlib
+import re
+import shutil
+import subprocess
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import Mesh
+
+from pallas_kernels import count_sketch
+from pallas_kernels.count_sketch import tiling
+from tests.aot.compiling import RAGGED, WHOLE, compile_for
+
+ROWS, COLUMNS = 3, 2**17
+ELEMENTS = 8  # Of a thread, in a block of `decode`, or in a step of the loop of `encode`.
+
+# What moves data, branches or synchronizes. All others take a place in a pipe for arithmetic.
+OTHER = re.compile(
+    r"(LD|ST|BAR|BRA|EXIT|SYNCS|UTMA|UBLK|NOP|FENCE|MEMBAR|ELECT|BSSY|BSYNC|WARPSYNC|S2|R2UR|CS2R|"
+    r"DEPBAR|VOTE|PLOP|CALL|RET|ULDC|YIELD|ERRBAR|CCTL|NANOSLEEP)"
+)
+LINE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
+
+
+class Code(NamedTuple):
+    """The instructions of a kernel, in order, and the loops among them."""
+
+    opcodes: list[str]
+    loops: list[tuple[int, int]]  # First and last instruction.
+
+    def arithmetic(self, first: int = 0, last: int | None = None) -> float:
+        """Instructions of arithmetic per element."""
+        chosen = self.opcodes[first : None if last is None else last + 1]
+        return sum(not OTHER.match(opcode) for opcode in chosen) / ELEMENTS
+
+
+def read(text: str) -> Code:
+    """What nvdisasm prints."""
+    opcodes, labels, branches = [], {}, []
+    for line in text.splitlines():
+        if label := re.match(r"\s*(\.L\w+):", line):
+            labels[label[1]] = len(opcodes)
+        elif instruction := LINE.search(line):
+            if instruction[1].startswith("BRA") and (to := re.search(r"\.L\w+", instruction[2])):
+                branches.append((len(opcodes), to[0]))
+            opcodes.append(instruction[1])
+    loops = [(labels[to], at) for at, to in branches if labels.get(to, at) < at]
+    return Code(opcodes, loops)
+
+
+def code_of(folder: pathlib.Path) -> Code:
+    """The only kernel of Mosaic in `folder`."""
+    (ptx,) = [file for file in folder.rglob("*.ptx") if ".entry" in file.read_text()]
+    target = re.search(r"^\.target (\w+)", ptx.read_text(), re.MULTILINE)
+    assert target is not None
+    cubin = ptx.with_suffix(".cubin")
+    subprocess.run(["ptxas", f"-arch={target[1]}", "-o", cubin, ptx], check=True)
+    said = subprocess.run(["nvdisasm", "-c", cubin], capture_output=True, text=True, check=True)
+    return read(said.stdout)
+
+
+@pytest.fixture
+def folder(h200: Mesh, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Where Mosaic writes its PTX."""
+    if shutil.which("nvdisasm") is None:
+        pytest.skip("there is no nvdisasm on PATH: no machine code can be read")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
+    return tmp_path
+
+
+SEEDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
+
+
+@pytest.mark.parametrize("size", [WHOLE, RAGGED])
+def test_encode_takes_20_an_element_and_row(size: int, h200: Mesh, folder: pathlib.Path) -> None:
+    def encode(x: jax.Array, seeds: jax.Array) -> jax.Array:
+        options = {"rows": ROWS, "columns": COLUMNS}
+        return count_sketch.encode(x, seeds, **options, implementation="mosaic_gpu")
+
+    compiled = compile_for(h200, encode, (jax.ShapeDtypeStruct((size,), jnp.float32), SEEDS))
+    # Partial tables: no copy of the array, of whatever size.
+    assert compiled.memory_analysis().temp_size_in_bytes <= 3 * ROWS * COLUMNS * 4 + 2**14
+    code = code_of(folder)
+    loops = [code.arithmetic(*loop) for loop in code.loops if "FADD" in code.opcodes[slice(*loop)]]
+    assert loops and 5 < max(loops) <= 20
+
+
+@pytest.mark.parametrize("size", [WHOLE, RAGGED])
+@pytest.mark.parametrize(("estimate", "most"), [("median", 60), ("mean", 50)])
+def test_decode(estimate: str, most: int, size: int, h200: Mesh, folder: pathlib.Path) -> None:
+    def decode(table: jax.Array, seeds: jax.Array) -> jax.Array:
+        options: dict[str, Any] = {"shape": (size,), "estimate": estimate}
+        return count_sketch.decode(table, seeds, **options, implementation="mosaic_gpu")
+
+    compiled = compile_for(
+        h200, decode, (jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32), SEEDS)
+    )
+    assert compiled.memory_analysis().temp_size_in_bytes <= 2**14  # The rest is not copied.
+    code = code_of(folder)
+    assert 15 < code.arithmetic() <= most
+    copies = sum(opcode.startswith("UBLKCP") for opcode in code.opcodes)
+    assert copies == ROWS  # One of each row.
+
+
+def test_small_tables_fill_the_device() -> None:
+    """An H200 has 132 multiprocessors. Parts of the rounds make enough blocks of each plane."""
+    for columns in (1024, 16_384, 2**18):
+        shapes = tiling.tiling(2**26, columns)
+        assert ROWS * shapes.parts * shapes.slots * shapes.planes > 132
