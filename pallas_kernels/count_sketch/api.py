@@ -108,7 +108,7 @@ def encode(
     have the same places within many tiles are clustered. There is no scatter and no atomic
     operation. The table is bit for bit the same in every run and on every backend that does not
     flush subnormal numbers. Memory traffic of the kernels: on GPUs 4 N bytes per row; on TPUs 4 N
-    bytes for all rows that fit in 16 MiB; and the table once, with partial tables of up to 2 MiB
+    bytes for all rows that fit in 6 MiB; and the table once, with partial tables of up to 2 MiB
     per row. On TPUs arrays that do not fill their planes of 1024 are copied for padding, and
     bfloat16 is copied to float32.
 

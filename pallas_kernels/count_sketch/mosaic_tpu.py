@@ -6,7 +6,9 @@ and they are available before the kernel starts (scalar prefetch).
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -30,8 +32,8 @@ from pallas_kernels.count_sketch.tiling import (
 )
 
 MOST_ROWS = 8  # In VMEM at once: the kernel is unrolled over them.
-MOST_CELLS = 2**22  # In VMEM at once, 16 MiB.
-ROOM = 2**23  # Bytes of VMEM for anything else.
+MOST_CELLS = 3 * 2**19  # In VMEM at once, in two buffers of 6 MiB: a v4 has 16 MiB.
+ADDED_TOGETHER = 8  # Planes: more need more registers than there are.
 
 
 def _key(keys_ref: Any, row: Any) -> Key:
@@ -79,7 +81,7 @@ class _Blocks(NamedTuple):
 
 
 def _encode_kernel(
-    keys_ref: Any, x_ref: Any, out_ref: Any, table_ref: Any, *, shapes: Tiling, blocks: _Blocks
+    keys_ref: Any, x_ref: Any, table_ref: Any, *, shapes: Tiling, blocks: _Blocks
 ) -> None:
     group, span, part, step = (pl.program_id(axis) for axis in range(4))
     steps = shapes.part * shapes.slots // blocks.tiles
@@ -89,7 +91,8 @@ def _encode_kernel(
     def clear() -> None:
         table_ref[...] = jnp.zeros_like(table_ref)
 
-    def add_to(row: int, key: Key, index: Any, slot: Any) -> None:
+    def added(row: int, key: Key, index: Any, slot: Any) -> Iterator[tuple[Any, jax.Array]]:
+        """Where in the table each plane of a tile goes, and what is added there."""
         tile = (first + index).astype(jnp.uint32)
         plane_roll, sublane_roll, lane_roll = tiling.rolls(shapes, key, tile)
         for plane in range(shapes.planes):
@@ -102,26 +105,34 @@ def _encode_kernel(
                 value = jnp.where(there, value, 0)
             value = _signed(shapes, value, word, tile, plane)
             to = (jnp.uint32(plane) + plane_roll) & jnp.uint32(shapes.planes - 1)
-            table_ref[row, slot, to.astype(jnp.int32)] += _roll(value, sublane_roll, lane_roll)
+            yield (row, slot, to.astype(jnp.int32)), _roll(value, sublane_roll, lane_roll)
+
+    def add_all(planes: Iterable[tuple[Any, jax.Array]]) -> None:
+        """Adds planes of different places, some at once: a read waits for all writes before it."""
+        planes = iter(planes)
+        while together := list(itertools.islice(planes, ADDED_TOGETHER)):
+            sums = [table_ref[place] + value for place, value in together]
+            for (place, _), total in zip(together, sums, strict=True):
+                table_ref[place] = total
 
     def add(index: Any, carry: None) -> None:
+        planes: list[Iterator[tuple[Any, jax.Array]]] = []
         for row in range(blocks.rows):
             key = _key(keys_ref, group * blocks.rows + row)
             slot = tiling.slot_of(shapes, key, (first + index).astype(jnp.uint32))
             slot = slot.astype(jnp.int32) - span * blocks.slots
             if blocks.slots == shapes.slots:
-                add_to(row, key, index, slot)
-            else:
-                here = (slot >= 0) & (slot < blocks.slots)
-                pl.when(here)(functools.partial(add_to, row, key, index, slot))
+                planes.append(added(row, key, index, slot))
+                continue
+            here = (slot >= 0) & (slot < blocks.slots)
+
+            @pl.when(here)
+            def add_one(row: int = row, key: Key = key, slot: Any = slot) -> None:
+                add_all(added(row, key, index, slot))
+
+        add_all(itertools.chain(*planes))
 
     lax.fori_loop(0, jnp.clip(shapes.tiles - first, 0, blocks.tiles), add, None)
-
-    @pl.when(step == steps - 1)
-    def write() -> None:
-        rows = pl.ds(group * blocks.rows, blocks.rows)
-        slots = pl.ds(span * blocks.slots, blocks.slots)
-        pltpu.sync_copy(table_ref, out_ref.at[part, rows, slots])
 
 
 def encode(
@@ -147,7 +158,6 @@ def encode(
     )
     last = pl.cdiv(shapes.total_planes, height) - 1  # The last part may have steps beyond it.
     tile = shapes.planes, SUBLANES, LANES
-    cells = blocks.rows * blocks.slots * shapes.planes * PLANE
     table = pl.pallas_call(
         functools.partial(_encode_kernel, shapes=shapes, blocks=blocks),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -163,13 +173,14 @@ def encode(
                     ),
                 )
             ],
-            out_specs=pl.BlockSpec(memory_space=pl.ANY),
-            scratch_shapes=[pltpu.VMEM((blocks.rows, blocks.slots, *tile), dtype)],
+            out_specs=pl.BlockSpec(
+                (None, blocks.rows, blocks.slots, *tile),
+                lambda group, span, part, step, keys_ref: (part, group, span, 0, 0, 0),
+            ),
         ),
         out_shape=_vma.like(x_planes, (shapes.parts, rows, spans * blocks.slots, *tile), dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=4 * cells + ROOM if 4 * cells > ROOM else None,
         ),
         interpret=interpret,
     )(keys, x_planes)

@@ -85,6 +85,13 @@ def test_gpu_kernels(case: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_table_that_does_not_fit_is_made_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three slots in each of two rows, two fit at once."""
+    monkeypatch.setattr(mosaic_tpu, "MOST_CELLS", 2 * 1024)
+    assert_equal_to_reference("tpu", array(9000, jnp.float32), 2, 3 * 1024, 1, "mean")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", KERNELS)
 def test_nan_and_infinity(platform: str) -> None:
     x = array(1500, jnp.float32).at[3].set(jnp.nan).at[700].set(-jnp.inf).at[1400].set(1e-40)
