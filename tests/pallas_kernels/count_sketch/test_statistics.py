@@ -28,7 +28,7 @@ def support(name: str) -> np.ndarray:
         "one lane of each tile": i % 128 == 5,
         "one sublane of each tile": i // 128 % 8 == 3,
         "periodic in tiles": (i // 1024 % 2 == 0) & (i % 16 == 0),
-        "consecutive": (i >= 5000) & (i < 7500),
+        "consecutive": (i >= 7000) & (i < 9500),  # In two rounds of tiles.
         "every tenth": i % 10 == 0,
     }[name]
 
@@ -153,7 +153,8 @@ def test_pairs_of_tiles_share_slots_independently(tiles: int, slots: int) -> Non
     for shape in chosen[1:]:
         assert abs(z_score(first[:, shape].mean(axis=1), 1 / slots)) < Z
     for shape in chosen:
-        assert abs(z_score((first & second)[:, shape].mean(axis=1), 1 / slots**2)) < Z
+        if shape.sum() / 2 * DRAWS / slots**2 > 20:  # Else too seldom for a normal variable.
+            assert abs(z_score((first & second)[:, shape].mean(axis=1), 1 / slots**2)) < Z
 
 
 def signs_of_elements(size: int, rows: int) -> np.ndarray:
