@@ -58,11 +58,8 @@ def averaging_round(
 
     A round whose new anchor is not finite changes nothing but `unsent` and `counts`.
 
-    Arguments that are not listed are those of `weighted_average`.
-
-    Args:
-      outer: The outer optimizer.
-      before: The result of the last round. Its `unsent` steps count in this one.
+    `before` is the result of the last round, whose `unsent` steps count in this one. The other
+    arguments, except `outer`, are those of `weighted_average`.
     """
     steps = jax.tree.map(jnp.add, before.unsent, done)
     averaged = weighted_average(
