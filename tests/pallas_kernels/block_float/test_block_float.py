@@ -73,7 +73,8 @@ def test_the_reference_is_the_oracle(dtype: Any, block_size: int, stochastic: bo
     np.testing.assert_array_equal(decoded[normal], exact.astype(np.float32)[normal])
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5, 7)], ids=str)
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("shape", [(3, 5, 7), (), (0,), (1,)], ids=str)
 def test_shapes_and_dtypes(shape: tuple[int, ...]) -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.bfloat16)
     elements, exponents = block_float.encode(x, jnp.asarray(SEEDS))
@@ -117,6 +118,7 @@ def test_nearest_is_within_the_bound(dtype: Any) -> None:
     assert error <= form.error(size)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("dtype", "block_size", "stochastic"), WAYS)
 @pytest.mark.parametrize("size", [20_000, slow(1), slow(129), slow(16_384 * 9)])
 def test_the_kernel_is_the_reference(
