@@ -4,8 +4,8 @@
     python tools/build_site.py --collect          # only collects; needs neither Sphinx nor JAX
 
 The pages are those of `docs/`, the guides, the changelog, the examples, the records of the studies
-with their interactive reports, and the API reference (`site_api.py`). Links between files of the repository become links between
-pages; other files that a page links to are copied.
+with their interactive reports, and the API reference (`site_api.py`). Links between
+files of the repository become links between pages; other files that a page links to are copied.
 """
 
 import os

@@ -49,8 +49,8 @@ def finished(figure: Panels, results: Results, keys: Mapping[str, Any]) -> Finis
     if (box := axes.get_legend()) is None:
         legend = {}
     else:
-        legend = {text.get_text(): to_hex(handle.get_color())
-                  for text, handle in zip(box.get_texts(), box.legend_handles, strict=True)}  # fmt: skip
+        entries = zip(box.get_texts(), box.legend_handles, strict=True)
+        legend = {text.get_text(): to_hex(handle.get_color()) for text, handle in entries}
     limited = not axes.get_autoscaley_on() and not axes.lines
     kept = [{"panel": title(keys), **row} for row in rows if any(map(_is_given, row.values()))]
     return Finished(kept, legend, axes.get_ylim()[1] if limited else None)
@@ -62,6 +62,7 @@ def _is_given(value: Any) -> bool:
 
 def layers(rows: list[Datum], x: Mapping[str, Any], y: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The layers of what is added, on the scales of the data."""
+    side = "child_" if any(row["panel"] for row in rows) else ""  # Of a panel, not of all.
     found: list[dict[str, Any]] = []
     if any(row.get("from") is not None for row in rows):
         found.append({"mark": {"type": "rect", "opacity": 0.07}, "transform": where("from", "to"),
@@ -75,7 +76,7 @@ def layers(rows: list[Datum], x: Mapping[str, Any], y: Mapping[str, Any]) -> lis
                       "transform": where("vertical"),
                       "encoding": {"x": {**x, "field": "vertical"}}})  # fmt: skip
     mark = {"type": "text", "align": "left", "baseline": "bottom", "fontSize": 11}
-    up = {"value": {"expr": "height - 6"}}
+    up = {"value": {"expr": f"{side}height - 6"}}
     angles = {row["angle"] for row in rows if row.get("at") is not None and "angle" in row}
     for angle in sorted(angles):
         found.append({"mark": {**mark, "angle": angle, "dy": 12}, "transform": where("text", "at"),
@@ -86,8 +87,8 @@ def layers(rows: list[Datum], x: Mapping[str, Any], y: Mapping[str, Any]) -> lis
         found.append({"mark": {**mark, "fontSize": 12},
                       "transform": [*where("text", "across"),
                                     {"filter": f"datum.up === {height}"}],
-                      "encoding": {"x": {"value": {"expr": f"width * {across}"}},
-                                   "y": {"value": {"expr": f"height * (1 - {height})"}},
+                      "encoding": {"x": {"value": {"expr": f"{side}width * {across}"}},
+                                   "y": {"value": {"expr": f"{side}height * (1 - {height})"}},
                                    "text": {"field": "text"},
                                    "color": {"field": "color", "type": "nominal",
                                              "scale": None}}})  # fmt: skip

@@ -63,6 +63,7 @@ def _spec(figure: Forest, rows: list[Datum]) -> dict[str, Any]:
                       "shape": {"field": "within", "type": "nominal", "scale": shapes,
                                 "legend": {"orient": "bottom"}}}},
         {"mark": {"type": "text", "align": "right", "fontSize": 10}, "transform": where("note"),
-         "encoding": {"y": y, "yOffset": common["yOffset"], "x": {"value": {"expr": "width - 3"}}, "text": {"field": "note"}}},
+         "encoding": {"y": y, "yOffset": common["yOffset"], "x": {**x, "datum": figure.limit},
+                      "text": {"field": "note"}}},
     ]  # fmt: skip
     return {"height": {"step": 7}, "layer": layers}

@@ -61,8 +61,9 @@ def _same_scales(figure: Lines, rows: list[Datum], panels: Mapping[tuple, Any]) 
     for down in {tuple(keys[name] for name in figure.down) for keys in panels.values()}:
         own = {title(keys) for keys in panels.values()
                if tuple(keys[name] for name in figure.down) == down}  # fmt: skip
-        heights = [row[side] for row in rows if row["panel"] in own and not row.get("single")
-                   for side in ("y", "low", "high", "rule") if row.get(side) is not None]  # fmt: skip
+        shown = [row for row in rows if row["panel"] in own and not row.get("single")]
+        heights = [row[side] for row in shown for side in ("y", "low", "high", "rule")
+                   if row.get(side) is not None]  # fmt: skip
         if heights:
             found += [{"panel": name, "extent": end} for name in sorted(own)
                       for end in (min(heights), max(heights))]  # fmt: skip

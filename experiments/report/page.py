@@ -53,7 +53,7 @@ def figures(charts: Sequence[Chart], first: int = 0) -> str:
         note = f"<p class='note'>Numbers: {html.escape(chart.note)}.</p>" if chart.note else ""
         found.append(
             f"<figure id='chart-{place}'><figcaption>{caption}</figcaption>"
-            f"<div class='chart' role='img' aria-label='{html.escape(caption)}'></div>{note}</figure>"
+            f"<div class='chart' role='img' aria-label='{caption}'></div>{note}</figure>"
         )
     return "\n".join(found)
 

@@ -71,7 +71,8 @@ def _spec(figure: Points, rows: list[Datum], meanings: dict[str, str], text: str
     point = {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 0.8},
              "transform": where("x", "y"),
              "encoding": {**place, "color": color, "tooltip": tip,
-                          "shape": {"field": "shape", "type": "nominal", "scale": None}}}  # fmt: skip
+                          "shape": {"field": "shape", "type": "nominal",
+                                    "scale": None}}}  # fmt: skip
     label = {"mark": {"type": "text", "align": "left", "dx": 7, "fontSize": 10},
              "transform": where("x", "y"),
              "encoding": {**place, "text": {"field": text}, "color": color}}  # fmt: skip
