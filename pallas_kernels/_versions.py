@@ -14,6 +14,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import _vma
 from pallas_kernels._device import rehearses
 
+MOVES_ROWS = hasattr(plgpu, "store")
+"""Whether `by_rows` is supported: JAX 0.10 has no such copies from and to the memory of a GPU."""
+
 
 def gpu_interpret_params(**options: Any) -> Any:
     """The value of `interpret` that runs a Mosaic GPU kernel on a CPU.
@@ -85,9 +88,14 @@ def by_rows(x: jax.Array, rows: int, columns: int, numbers: int, interpret: Any)
 
     The 32 lanes of each of the four warps hold `columns` of each of `rows` rows at once, `numbers`
     neighboring elements each. Other rows and columns are held in the same way.
+
+    Raises:
+      NotImplementedError: If this version of JAX cannot move such arrays to and from memory.
     """
     if interpret or rehearses():  # JAX 0.10 cannot interpret a layout.
         return x
+    if not MOVES_ROWS:
+        raise NotImplementedError(f"rows of a warp need JAX 0.11 or newer, not {jax.__version__}")
     # Without dimensions of one element, which JAX refuses.
     layout = TiledLayout(
         plgpu.Tiling(((4 * rows, columns), (rows, columns), (1, numbers))),

@@ -10,8 +10,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels import block_float, implementation
-from pallas_kernels._versions import gpu_interpret_params
+from pallas_kernels import _versions, block_float, implementation
 from pallas_kernels.block_float import mosaic_gpu, mosaic_tpu, reference
 from pallas_kernels.block_float.formats import FORMATS
 from tests.pallas_kernels.block_float import oracle
@@ -22,7 +21,7 @@ SEEDS = np.array([2**32 - 7, 12345], np.uint32)
 KERNELS = {
     "tpu": functools.partial(mosaic_tpu.encode, interpret=INTERPRET_TPU),
     # Blocks of threads overlap where sizes are ragged, and write the same numbers there.
-    "cuda": functools.partial(mosaic_gpu.encode, interpret=gpu_interpret_params()),
+    "cuda": functools.partial(mosaic_gpu.encode, interpret=_versions.gpu_interpret_params()),
 }
 WAYS = [
     pytest.param(
@@ -213,6 +212,12 @@ def test_the_kernel_is_lowered(platform: str, block_size: int, dtype: str) -> No
     x = jax.ShapeDtypeStruct((2**17 - 77,), dtype)
     seeds = jax.ShapeDtypeStruct((2,), jnp.uint32)
     encode = functools.partial(block_float.encode, block_size=block_size)
+    if platform == "cuda" and not _versions.MOVES_ROWS:
+        with pytest.raises(NotImplementedError, match=r"JAX 0\.11 or newer"):
+            lowered(
+                functools.partial(encode, implementation="mosaic_gpu"), x, seeds, platform=platform
+            )
+        return
     with implementation("mosaic_gpu", "mosaic_tpu"):
         assert CALLS[platform] in lowered(encode, x, seeds, platform=platform)
         text = lowered(
