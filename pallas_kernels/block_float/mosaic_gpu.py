@@ -7,6 +7,7 @@ and both write the same numbers. Arrays that end within a row, or are smaller th
 padded in a separate pass.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -16,19 +17,44 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import _hash, _versions, _vma
-from pallas_kernels._checks import require_int32
+from pallas_kernels._checks import require, require_int32
 from pallas_kernels.block_float import reference
 from pallas_kernels.block_float.formats import FORMATS
 
 WARPS, LANES = 4, 32
-VECTOR = 4  # Adjacent numbers of one lane: 16 bytes of float32.
-UNROLL = 8  # Numbers per lane, unless a row needs more.
 
 
-def _tile(block_size: int) -> tuple[int, int]:
-    """Rows that the lanes of a warp hold side by side, and the columns that they hold of each."""
-    lanes = min(LANES, block_size // VECTOR)
-    return LANES // lanes, lanes * VECTOR
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What changes the speed of the kernel, and never its result.
+
+    Raises:
+      ValueError: If a field is not one of its values.
+    """
+
+    vector: int  # Adjacent numbers that a lane reads at once: 4 or 8.
+    numbers: int  # Of a lane, unless a row needs more: 8, 16 or 32.
+
+    def __post_init__(self) -> None:
+        require(self.vector in (4, 8), f"`vector` must be 4 or 8, got {self.vector!r}.")
+        require(
+            self.numbers in (8, 16, 32), f"`numbers` must be 8, 16 or 32, got {self.numbers!r}."
+        )
+
+    @staticmethod
+    def of(dtype: jax.typing.DTypeLike) -> "Config":
+        """An assumption: the widest reads, 16 bytes, and few registers."""
+        return Config(vector=16 // jnp.dtype(dtype).itemsize, numbers=8)
+
+    def tile(self, block_size: int) -> tuple[int, int]:
+        """Rows that lanes of a warp hold side by side, and the columns that they hold of each."""
+        lanes = min(LANES, block_size // self.vector)
+        return LANES // lanes, lanes * self.vector
+
+    def rows(self, block_size: int) -> int:
+        """Rows of a block of 128 threads."""
+        side, columns = self.tile(block_size)
+        return WARPS * side * max(1, self.numbers * columns // (self.vector * block_size))
 
 
 def _encode_kernel(
@@ -37,16 +63,17 @@ def _encode_kernel(
     codes_ref: Any,
     exponents_ref: Any,
     *,
-    rows: int,
+    config: Config,
     dtype: str,
     stochastic: bool,
     interpret: Any,
 ) -> None:
     form, (total, block_size) = FORMATS[dtype], x_ref.shape
+    rows = config.rows(block_size)
     first = lax.min(lax.axis_index("block") * rows, total - rows)
     here = pl.ds(first, rows)
-    tile = _tile(block_size)
-    x = _versions.by_rows(x_ref[here], *tile, VECTOR, interpret).astype(jnp.float32)
+    tile = config.tile(block_size)
+    x = _versions.by_rows(x_ref[here], *tile, config.vector, interpret).astype(jnp.float32)
     exponents = reference.exponents_of(jnp.max(reference.magnitudes(x), axis=1), form)
     noise = None
     if stochastic:
@@ -66,21 +93,25 @@ def encode(
     dtype: str,
     block_size: int,
     stochastic: bool,
+    config: Config | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.encode`."""
+    config = config or Config.of(x.dtype)
+    require(
+        config.vector * x.dtype.itemsize <= 16,
+        f"`vector`={config.vector} of {x.dtype} is more than the 16 bytes of a read.",
+    )
     require_int32(x.size)
     options: dict[str, Any] = {"dtype": dtype, "stochastic": stochastic}
     if not x.size:
         return reference.encode(x, seeds, block_size=block_size, **options)
-    side, columns = _tile(block_size)
-    each = WARPS * side
-    rows = each * max(1, UNROLL * columns // (VECTOR * block_size))
+    rows = config.rows(block_size)
     total = max(pl.cdiv(x.size, block_size), rows)
     padded = jnp.pad(x.ravel(), (0, total * block_size - x.size)).reshape(total, block_size)
     operand, seeds = _vma.equally_varying(padded, seeds)
     codes, exponents = _versions.gpu_kernel(
-        functools.partial(_encode_kernel, rows=rows, interpret=interpret, **options),
+        functools.partial(_encode_kernel, config=config, interpret=interpret, **options),
         out_type=(
             _vma.like(operand, operand.shape, jnp.int8 if FORMATS[dtype].is_integer else jnp.uint8),
             _vma.like(operand, (total,), jnp.uint8),

@@ -125,10 +125,10 @@ def test_nearest_is_within_the_bound(dtype: Any) -> None:
 
 
 def assert_equal_to_reference(
-    encode: Any, size: int, dtype: str, block_size: int, stochastic: bool
+    encode: Any, size: int, dtype: str, block_size: int, stochastic: bool, of: str = "float32"
 ) -> None:
     options = {"dtype": dtype, "block_size": block_size, "stochastic": stochastic}
-    x, seeds = jnp.asarray(numbers(size)), jnp.asarray(SEEDS)
+    x, seeds = jnp.asarray(numbers(size)).astype(of), jnp.asarray(SEEDS)
     elements, exponents = jax.jit(functools.partial(encode, **options))(x, seeds)
     expected = reference.encode(x, seeds, **options)
     assert elements.dtype == expected[0].dtype
@@ -155,6 +155,54 @@ def test_the_gpu_kernel_is_the_reference(
 ) -> None:
     """Of whole blocks of threads, of overlapping ones, and of padded arrays."""
     assert_equal_to_reference(KERNELS["cuda"], size, dtype, block_size, stochastic)
+
+
+CONFIGS = {
+    "tpu": [mosaic_tpu.Config(squares) for squares in (1, 3, 16)],
+    "cuda": [mosaic_gpu.Config(v, n) for v in (4, 8) for n in (8, 16, 32)],
+}
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("platform", "config"), [(p, c) for p, configs in CONFIGS.items() for c in configs], ids=str
+)
+@pytest.mark.parametrize("block_size", [32, 128, 1024])
+def test_a_config_changes_no_result(platform: str, config: Any, block_size: int) -> None:
+    encode = functools.partial(KERNELS[platform], config=config)
+    of = "bfloat16" if getattr(config, "vector", 4) == 8 else "float32"
+    assert_equal_to_reference(encode, 20_003, "float8_e4m3fn", block_size, True, of)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _versions.MOVES_ROWS, reason="JAX 0.10 has no such kernel")
+@pytest.mark.parametrize("config", CONFIGS["cuda"], ids=str)
+@pytest.mark.parametrize("block_size", [32, 1024])
+def test_every_config_is_lowered(config: mosaic_gpu.Config, block_size: int) -> None:
+    options: dict[str, Any] = {"dtype": "int8", "block_size": block_size, "stochastic": True}
+    encode = functools.partial(mosaic_gpu.encode, **options, config=config)
+    seeds = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    for dtype in (jnp.bfloat16,) if config.vector == 8 else (jnp.bfloat16, jnp.float32):
+        x = jax.ShapeDtypeStruct((2**17,), dtype)
+        assert CALLS["cuda"] in lowered(encode, x, seeds, platform="cuda")
+
+
+def test_wrong_configs() -> None:
+    with pytest.raises(ValueError, match="`vector` must be 4 or 8, got 3"):
+        mosaic_gpu.Config(3, 8)
+    with pytest.raises(ValueError, match="`numbers` must be 8, 16 or 32, got 4"):
+        mosaic_gpu.Config(4, 4)
+    with pytest.raises(ValueError, match="`squares` must be in 1 to 16, got 0"):
+        mosaic_tpu.Config(0)
+    with pytest.raises(ValueError, match="`vector`=8 of float32 is more than the 16 bytes"):
+        KERNELS["cuda"](
+            jnp.ones(3),
+            jnp.asarray(SEEDS),
+            dtype="int8",
+            block_size=32,
+            stochastic=True,
+            config=mosaic_gpu.Config(8, 8),
+        )
 
 
 @pytest.mark.slow
