@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from experiments.report.chart import Datum, number, title, where
+from experiments.report.chart import Datum, cell, number, where
 from experiments.study.claims import Results
 from experiments.study.panels import Panels
 
@@ -42,7 +42,7 @@ def finished(figure: Panels, results: Results, keys: Mapping[str, Any]) -> Finis
     for text in axes.texts:
         (x, y), inside = text.get_position(), text.get_transform() is axes.transAxes
         rows.append(
-            {"text": text.get_text(), "across": x if inside else None, "up": y,
+            {"text": text.get_text(), "right": x if inside else None, "up": y,
              "at": None if inside else number(x), "color": to_hex(text.get_color()),
              "angle": -text.get_rotation()}
         )  # fmt: skip
@@ -52,7 +52,7 @@ def finished(figure: Panels, results: Results, keys: Mapping[str, Any]) -> Finis
         entries = zip(box.get_texts(), box.legend_handles, strict=True)
         legend = {text.get_text(): to_hex(handle.get_color()) for text, handle in entries}
     limited = not axes.get_autoscaley_on() and not axes.lines
-    kept = [{"panel": title(keys), **row} for row in rows if any(map(_is_given, row.values()))]
+    kept = [{**cell(figure, keys), **row} for row in rows if any(map(_is_given, row.values()))]
     return Finished(kept, legend, axes.get_ylim()[1] if limited else None)
 
 
@@ -82,14 +82,14 @@ def layers(rows: list[Datum], x: Mapping[str, Any], y: Mapping[str, Any]) -> lis
         found.append({"mark": {**mark, "angle": angle, "dy": 12}, "transform": where("text", "at"),
                       "encoding": {"x": {**x, "field": "at"}, "y": up,
                                    "text": {"field": "text"}}})  # fmt: skip
-    places = {(row["across"], row["up"]) for row in rows if row.get("across") is not None}
-    for across, height in sorted(places):
+    places = {(row["right"], row["up"]) for row in rows if row.get("right") is not None}
+    for right, height in sorted(places):
         found.append({"mark": {**mark, "fontSize": 12},
-                      "transform": [*where("text", "across"),
+                      "transform": [*where("text", "right"),
                                     {"filter": f"datum.up === {height}"}],
-                      "encoding": {"x": {"value": {"expr": f"{side}width * {across}"}},
+                      "encoding": {"x": {"value": {"expr": f"{side}width * {right}"}},
                                    "y": {"value": {"expr": f"{side}height * (1 - {height})"}},
                                    "text": {"field": "text"},
-                                   "color": {"field": "color", "type": "nominal",
+                                   "color": {"field": "ink", "type": "nominal",
                                              "scale": None}}})  # fmt: skip
     return found

@@ -4,7 +4,7 @@ from typing import Any
 
 from matplotlib.colors import to_hex
 
-from experiments.report.chart import SHAPES, Chart, Datum, hover, in_panels, number, where
+from experiments.report.chart import SHAPES, Chart, Datum, hover, in_panels, listed, number, where
 from experiments.study.claims import Results
 from experiments.study.forest import Forest
 
@@ -17,7 +17,7 @@ def charts(figure: Forest, results: Results) -> list[Chart]:
         notes: dict[str, Datum] = {}
         for line in results.lines:
             keys = line.group.keys
-            common = {"panel": heading, "name": str(keys[figure.by]), "group": figure.group(line)}
+            common = {"panel": heading, "down": "", "across": heading, "name": str(keys[figure.by]), "group": figure.group(line)}
             if (text := panel.note(line)) and common["name"] not in notes:
                 notes[common["name"]] = {**common, "note": text, "within": str(keys[figure.within])}
             if (found := panel.values(line)) is None:
@@ -30,7 +30,10 @@ def charts(figure: Forest, results: Results) -> list[Chart]:
                          "x": center, "low": low, "high": high, "outcome": found[3],
                          "value": number(found[0]), "beyond": beyond})  # fmt: skip
         rows += notes.values()
-    return [Chart(figure.caption, in_panels(_spec(figure, rows), rows, shared=True), rows)]
+    names = listed([*dict.fromkeys(row["name"] for row in rows)])
+    description = f"{' '.join(figure.panels[0].label.split())}, by {figure.by}: {names}"
+    spec = in_panels(_spec(figure, rows), rows, shared=True)
+    return [Chart(figure.caption, spec, rows, description)]
 
 
 def _spec(figure: Forest, rows: list[Datum]) -> dict[str, Any]:
