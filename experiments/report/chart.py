@@ -67,7 +67,8 @@ def in_panels(spec: dict[str, Any], rows: Sequence[Datum], *, shared: bool) -> d
     for side, field in (("row", "down"), ("column", "across")):
         names = [*dict.fromkeys(row[field] for row in rows)]
         if any(names):
-            facet[side] = {"field": field, "type": "nominal", "title": None, "sort": names}
+            facet[side] = {"field": field, "type": "nominal", "title": None, "sort": names,
+                           "header": {"labelExpr": r"split(datum.label, '\n')"}}  # fmt: skip
     if not facet:
         return spec
     own = {"x": "independent", **({} if shared else {"y": "independent"})}

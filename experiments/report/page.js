@@ -125,9 +125,10 @@ function fitted(chart, width, visible) {
       chart.rows.find((row) => row.down === down && row.across === across)));
     const sort = cells.filter((row) => row).map((row) => row.panel);
     columns = spec.columns = Math.max(1, Math.floor(width / 330));
-    spec.facet = { field: "panel", type: "nominal", title: null, sort };
+    spec.facet = { ...spec.facet.column, field: "panel", sort };
   }
-  const room = width - (spec.facet?.row ? 24 : 0);
+  const notes = Math.max(...chart.rows.map((row) => row.note?.length ?? 0));
+  const room = width - (spec.facet?.row ? 24 : 0) - 6 * notes;
   const labels = Math.max(...chart.rows.map((row) => row.name?.length ?? 0));
   const isForest = typeof inner.height === "object";
   const margin = isForest ? 70 + Math.min(260, 6 * labels) : 80;

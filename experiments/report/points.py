@@ -84,11 +84,11 @@ def _spec(figure: Points, rows: list[Datum], meanings: dict[str, str], text: str
              "transform": where("x", "y"),
              "encoding": {**place, "text": {"field": text},
                           "color": {**color, "field": "ink"}}}  # fmt: skip
+    is_open = any(row.get("high") is not None and row["low"] is None for row in rows)
     drawn = [
         {"mark": {"type": "rule", "strokeWidth": 0.8}, "encoding": bar,
          "transform": where("low", "high")},
-        *([below] if any(row.get("high") is not None and row["low"] is None for row in rows) else []),
-        *([join] if figure.joined else []), point, label,
+        *([below] if is_open else []), *([join] if figure.joined else []), point, label,
     ]  # fmt: skip
     if meanings:
         legend = {"orient": "bottom", "title": None, "labelLimit": 0, "symbolLimit": 0,
