@@ -1,13 +1,10 @@
 """Results made by hand, and what a specification of Vega-Lite says."""
 
-import functools
 import json
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import vl_convert
-from matplotlib.figure import Figure
 
 from experiments.report.chart import Chart
 from experiments.study.claims import Results
@@ -35,25 +32,25 @@ def runs(losses: list[list[float]], **keys: Any) -> list[Row]:
 
 
 def results(*groups: list[Row], table: Table = TABLE) -> Results:
+    """What a study has of some rows."""
     rows = [row for group in groups for row in group]
     return Results(None, rows, table.lines(rows))
 
 
 def compiled(chart: Chart) -> dict[str, Any]:
-    """The specification of Vega, with the data. Compiling warns of nothing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        return vl_convert.vegalite_to_vega(whole(chart))
+    """The specification of Vega; what the compiler warns of is on the standard error."""
+    return vl_convert.vegalite_to_vega(whole(chart), show_warnings=True)
 
 
 def whole(chart: Chart) -> dict[str, Any]:
     """The specification as the page has it."""
-    params = [{"name": "singles", "value": False}] if any(r.get("single") for r in chart.rows) else []
-    json.dumps(chart.spec, allow_nan=False)
-    return {**chart.spec, "params": params, "data": {"values": chart.rows}}
+    text = json.dumps([chart.spec, chart.rows], allow_nan=False)  # As the page stores it.
+    spec, rows = json.loads(text)
+    return {**spec, "params": [{"name": "singles", "value": False}], "data": {"values": rows}}
 
 
 def layers(chart: Chart) -> list[dict[str, Any]]:
+    """What is drawn in a panel."""
     return chart.spec.get("spec", chart.spec)["layer"]
 
 
