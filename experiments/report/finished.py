@@ -9,6 +9,9 @@ from matplotlib.figure import Figure
 from experiments.report.chart import Datum, cell, number, where
 from experiments.study.claims import Results
 from experiments.study.panels import Panels
+from experiments.study.tidy import LARGEST
+
+_UNSET = (-LARGEST, LARGEST)  # The ends that an axis has until `finish` sets others.
 
 
 class Finished(NamedTuple):
@@ -17,19 +20,22 @@ class Finished(NamedTuple):
     Attributes:
       rows: The rules, the bands and the texts.
       legend: The texts of the colors.
-      top: The upper end of the vertical axis.
+      ends: The ends of the vertical axis; None where the data has them.
     """
 
     rows: list[Datum]
     legend: dict[str, str]
-    top: float | None
+    ends: tuple[float | None, float | None]
 
 
 def finished(figure: Panels, results: Results, keys: Mapping[str, Any]) -> Finished:
     """Finishes an empty panel, and reads what it has."""
     if figure.finish is None:
-        return Finished([], {}, None)
+        return Finished([], {}, (None, None))
     axes = Figure().subplots()
+    axes.margins(y=0)
+    axes.update_datalim([(0, end) for end in _UNSET])  # So that rules and bands do not move them.
+    axes.set_ylim(*_UNSET, auto=True)
     figure.finish(axes, results, keys)
     rows: list[Datum] = []
     for line in axes.lines:
@@ -51,13 +57,23 @@ def finished(figure: Panels, results: Results, keys: Mapping[str, Any]) -> Finis
     else:
         entries = zip(box.get_texts(), box.legend_handles, strict=True)
         legend = {text.get_text(): to_hex(handle.get_color()) for text, handle in entries}
-    limited = not axes.get_autoscaley_on() and not axes.lines
+    is_limited = not axes.get_autoscaley_on()
+    low, high = (number(end) if is_limited and end != unset else None
+                 for end, unset in zip(axes.get_ylim(), _UNSET, strict=True))  # fmt: skip
     kept = [{**cell(figure, keys), **row} for row in rows if any(map(_is_given, row.values()))]
-    return Finished(kept, legend, axes.get_ylim()[1] if limited else None)
+    return Finished(kept, legend, (low, high))
 
 
 def _is_given(value: Any) -> bool:
     return value is not None
+
+
+def between(y: Mapping[str, Any], ends: set[tuple[float | None, float | None]]) -> dict[str, Any]:
+    """The vertical position on an axis with these ends, if all panels have the same."""
+    low, high = next(iter(ends)) if len(ends) == 1 else (None, None)
+    limits = {"domainMin": low, "domainMax": high}
+    given = {name: end for name, end in limits.items() if end is not None}
+    return {**y, "scale": {**y["scale"], **given}}
 
 
 def layers(rows: list[Datum], x: Mapping[str, Any], y: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from experiments.report.chart import (
     number,
     where,
 )  # fmt: skip
-from experiments.report.finished import finished, layers
+from experiments.report.finished import between, finished, layers
 from experiments.study.claims import Results
 from experiments.study.figure import Lines, ends
 from experiments.study.panels import Axis
@@ -40,7 +40,7 @@ def charts(figure: Lines, results: Results) -> list[Chart]:
     found = []
     for x in figure.x:
         rows: list[Datum] = []
-        tops = set()
+        limits = set()
         for keys in panels.values():
             for name in names:
                 wanted = {**keys, figure.by: name}.items()
@@ -48,8 +48,8 @@ def charts(figure: Lines, results: Results) -> list[Chart]:
                     rows += _line(figure, own, x, {**cell(figure, keys), "name": str(name)}, name)
             added = finished(figure, results, keys)
             rows += added.rows
-            tops.add(added.top)
-        spec = _spec(figure, x, rows, names, tops.pop() if len(tops) == 1 else None)
+            limits.add(added.ends)
+        spec = _spec(figure, x, rows, names, limits)
         caption = figure.caption if len(figure.x) == 1 else f"{figure.caption}: {x.label}"
         rows += _same_scales(figure, rows, panels)
         description = (
@@ -96,7 +96,7 @@ def _line(figure: Lines, own: list[Any], x: Axis, keys: Datum, name: Any) -> lis
 
 
 def _spec(
-    figure: Lines, x: Axis, rows: list[Datum], values: list[Any], top: float | None
+    figure: Lines, x: Axis, rows: list[Datum], values: list[Any], limits: set[Any]
 ) -> dict[str, Any]:
     names = [*map(str, values)]
     styles = [figure.style(place, name) for place, name in enumerate(values)]
@@ -107,9 +107,7 @@ def _spec(
     color = {"field": "name", "type": "nominal", "legend": legend,
              "scale": {"domain": names, "range": colors}}  # fmt: skip
     dash = {**color, "scale": {"domain": names, "range": dashes}}
-    place = {"x": encoded("x", x, rows), "y": encoded("y", figure.y, rows)}
-    if top is not None:
-        place["y"]["scale"] = {**place["y"]["scale"], "domainMax": top}
+    place = {"x": encoded("x", x, rows), "y": between(encoded("y", figure.y, rows), limits)}
     chosen = {"condition": {"param": "chosen", "value": 1}, "value": 0.07}
     average = [{"filter": "!datum.single"}, *where("x")]  # A line has a gap where it has no y.
     tip = hover(("panel", "setting"), ("name", figure.by), ("run", "run"), ("x", x.label),
@@ -143,8 +141,9 @@ def _spec(
     dots = {"mark": {"type": "point", "filled": True, "size": 30, "clip": True},
             "transform": [{"filter": "singles || !datum.single"}, *where("x", "y")],
             "encoding": {**place, "color": color, "tooltip": tip,
-                         "opacity": {"condition": {"param": "chosen", "value": 0.5},
-                                     "value": 0}}}  # fmt: skip
+                         "opacity": {"condition": [
+                             {"test": {"and": [{"param": "chosen"}, "!datum.single"]}, "value": 1},
+                             {"param": "chosen", "value": 0.5}], "value": 0}}}  # fmt: skip
     extent = {"mark": {"type": "point", "opacity": 0, "clip": True}, "transform": where("extent"),
               "encoding": {"x": {"value": 0}, "y": {**place["y"], "field": "extent"}}}  # fmt: skip
     banded = any(row.get("low") is not None for row in rows)

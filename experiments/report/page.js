@@ -168,7 +168,9 @@ async function draw(charts) {
     canvas.ariaLabel = description;
     for (const name of ["role", "aria-roledescription", "aria-label"])
       canvas.parentElement.removeAttribute(name);
-    box.querySelector("summary").ariaLabel = `Save the figure: ${caption}`;
+    const menu = box.querySelector("summary");
+    menu.ariaLabel = `Save the figure: ${caption}`;
+    menu.firstElementChild.ariaHidden = "true";
     nameFrame(box, caption);
     box.dataset.drawn = "yes";
   }

@@ -17,7 +17,7 @@ from experiments.report.chart import (
     number,
     where,
 )  # fmt: skip
-from experiments.report.finished import finished, layers
+from experiments.report.finished import between, finished, layers
 from experiments.study.claims import Results
 from experiments.study.figure import Points
 
@@ -31,7 +31,8 @@ def charts(figure: Points, results: Results) -> list[Chart]:
     styles = figure.marks(lines)
     rows: list[Datum] = []
     meanings: dict[str, str] = {}
-    panels = {}
+    panels: dict[tuple, dict[str, Any]] = {}
+    limits: set[Any] = set()
     for line in lines:
         x, y, below, above = figure.position(line)
         keys = {name: line.group.keys[name] for name in (*figure.down, *figure.across)}
@@ -55,14 +56,18 @@ def charts(figure: Points, results: Results) -> list[Chart]:
         added = finished(figure, results, keys)
         rows += added.rows
         meanings |= added.legend
-    spec = _spec(figure, rows, meanings, "number" if numbered else "name")
+        limits.add(added.ends)
+    spec = _spec(figure, rows, meanings, limits, "number" if numbered else "name")
     description = f"{figure.y.label} against {figure.x.label}, by {figure.by}: {listed(names)}"
     spec = in_panels(spec, rows, shared=not figure.down)
     return [Chart(figure.caption, spec, rows, description, note)]
 
 
-def _spec(figure: Points, rows: list[Datum], meanings: dict[str, str], text: str) -> dict[str, Any]:
-    place = {"x": encoded("x", figure.x, rows), "y": encoded("y", figure.y, rows)}
+def _spec(
+    figure: Points, rows: list[Datum], meanings: dict[str, str], limits: set[Any], text: str
+) -> dict[str, Any]:
+    y = between(encoded("y", figure.y, rows), limits)
+    place = {"x": encoded("x", figure.x, rows), "y": y}
     color = {"field": "color", "type": "nominal", "scale": None}
     tip = hover(("panel", "panel"), ("setting", "setting"), ("run", "run"),
                 ("x", figure.x.label), ("y", figure.y.label), ("low", "from"),
@@ -75,7 +80,7 @@ def _spec(figure: Points, rows: list[Datum], meanings: dict[str, str], text: str
     join = {"mark": {"type": "line", "strokeDash": [4, 3], "strokeWidth": 1},
             "transform": where("x", "y"),
             "encoding": {**place, "color": color, "detail": {"field": "group"}}}  # fmt: skip
-    point = {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 0.8},
+    point = {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
              "transform": where("x", "y"),
              "encoding": {**place, "color": color, "tooltip": tip,
                           "shape": {"field": "shape", "type": "nominal",

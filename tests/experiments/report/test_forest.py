@@ -8,7 +8,7 @@ import pytest
 
 from experiments.report.charts import charts
 from experiments.report.finished import finished
-from experiments.study.figure import Lines
+from experiments.study.figure import Lines, Points
 from experiments.study.forest import Forest, Panel
 from experiments.study.panels import Axis
 from tests.experiments.report.figures import compiled, found, layers, results, runs
@@ -27,7 +27,8 @@ FOREST = Forest(
     file="f.png", caption="Exponents", by="method", within="split",
     group=lambda line: "even" if line["method"] in ("inside", "absent") else "odd",
     panels=[Panel("first\nof two", "slower →", lambda line: VALUES[line["method"]]),
-            Panel("second", "slower →", lambda line: None, lambda line: f"no {line['method']}")],
+            Panel("second", "slower →", lambda line: None,
+                  lambda line: f"{line['method']}, {line['split']}")],
     colors={"agreed": "tab:green", "refuted": "tab:red", "diverged": "black"},
     margin=0.2, limit=1.0,
 )  # fmt: skip
@@ -65,7 +66,7 @@ def test_panels_have_their_titles_and_one_note_per_name() -> None:
     (chart,) = charts(FOREST, MADE)
     assert chart.spec["facet"]["column"]["sort"] == ["first\nof two", "second"]
     notes = [(row["panel"], row["note"]) for row in chart.rows if "note" in row]
-    assert notes == [("second", f"no {name}") for name in VALUES]
+    assert notes == [("second", f"{name}, iid") for name in VALUES]
 
 
 def test_no_estimate_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +93,7 @@ def test_rules_bands_and_texts_are_read_from_a_finished_panel(
         axes.text(3, 0.02, "exact", transform=axes.get_xaxis_transform(), rotation=90)
 
     figure = lines(finish)
-    rows, legend, top = finished(figure, results(), {"split": "iid"})
+    rows, legend, ends = finished(figure, results(), {"split": "iid"})
     assert all(row.items() >= {"panel": "iid", "across": "iid", "down": ""}.items() for row in rows)
     assert [row["rule"] for row in rows if "rule" in row] == [2.5]
     assert [row["vertical"] for row in rows if "vertical" in row] == [1.5]
@@ -101,7 +102,7 @@ def test_rules_bands_and_texts_are_read_from_a_finished_panel(
     assert (inside["text"], inside["right"], inside["up"], inside["color"]) == (
         "iid", 0.25, 0.75, "#ff0000")  # fmt: skip
     assert (above["text"], above["at"], above["angle"], above["right"]) == ("exact", 3, -90, None)
-    assert (legend, top) == ({}, None)
+    assert (legend, ends) == ({}, (None, None))
     made = results(runs([[3.0, 1.0]]), runs([[3.0, 1.0]], split="skewed"))
     (chart,) = charts(figure, made)
     assert [row["text"] for row in chart.rows if row.get("right")] == ["iid", "skewed"]
@@ -122,14 +123,37 @@ def test_a_rule_outside_of_the_data_widens_the_axis() -> None:
     assert {row["extent"] for row in chart.rows if "extent" in row} == {1.0, 7.0}
 
 
-def test_a_limit_of_the_axis_is_kept_where_all_panels_have_it() -> None:
+@pytest.mark.parametrize(
+    ("limit", "kept"),
+    [
+        ({"top": 2}, {"domainMax": 2}),
+        ({"bottom": -1}, {"domainMin": -1}),
+        ({"bottom": 0, "top": 1}, {"domainMin": 0, "domainMax": 1}),
+        ({}, {}),
+    ],
+)
+def test_a_limit_of_the_axis_is_kept(limit: dict[str, float], kept: dict[str, float]) -> None:
+    """Beside a rule, too."""
+
+    def finish(axes: Any, results: Any, keys: Any) -> None:
+        axes.axhline(3.0)
+        axes.axhspan(1.0, 1.5)
+        if limit:
+            axes.set_ylim(**limit)
+
     made = results(runs([[3.0, 1.0]]), runs([[3.0, 1.0]], split="skewed"))
-    (chart,) = charts(lines(lambda axes, *_: axes.set_ylim(top=2)), made)
-    assert {*found(layers(chart), "domainMax")} == {2}
+    points = Points(file="f.png", caption="Loss", by="method", x=Axis("bytes", "bytes"),
+                    y=Axis("loss", "loss", log=False), finish=finish)  # fmt: skip
+    for figure in (lines(finish), points):
+        (chart,) = charts(figure, made)
+        scale = layers(chart)[0]["encoding"]["y"]["scale"]
+        assert {name: end for name, end in scale.items() if name.startswith("domain")} == kept
+
+
+def test_panels_with_unlike_limits_have_those_of_the_data() -> None:
     tops = {"iid": 2, "skewed": 5}
+    made = results(runs([[3.0, 1.0]]), runs([[3.0, 1.0]], split="skewed"))
     (chart,) = charts(lines(lambda axes, _, keys: axes.set_ylim(top=tops[keys["split"]])), made)
-    assert not [*found(layers(chart), "domainMax")]
-    (chart,) = charts(lines(lambda *_: None), made)
     assert not [*found(layers(chart), "domainMax")]
 
 

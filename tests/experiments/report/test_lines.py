@@ -143,7 +143,9 @@ def test_the_legend_has_the_names_colors_and_dashes_of_the_png(
     dashed = [each.get_linestyle() == "--" for each in figures[0].legends[0].get_lines()]
     assert [each != [1, 0] for each in line["strokeDash"]["scale"]["range"]] == dashed
     (legend,) = compiled(chart)["legends"]
-    assert {"stroke", "strokeDash"} <= legend.keys() and capfd.readouterr().err == ""
+    assert {"stroke", "strokeDash"} <= legend.keys()
+    assert (legend["title"], legend["symbolType"]) == ("method", "stroke")
+    assert capfd.readouterr().err == ""
 
 
 def test_panels_have_the_rows_and_the_columns_of_the_png(
@@ -159,6 +161,7 @@ def test_panels_have_the_rows_and_the_columns_of_the_png(
     (chart,) = charts(figure, made)
     _, _, keys = figure.grid([row for row in made.rows if row["kind"] == "point"], 1)
     facet = chart.spec["facet"]
+    assert chart.spec["resolve"]["scale"] == {"x": "independent", "y": "independent"}
     assert facet["row"]["sort"] == [line[0]["split"] for line in keys]
     assert facet["column"]["sort"] == [each["graph"] for each in keys[0]]
     assert all(row["panel"] == f"{row['down']}, {row['across']}" for row in chart.rows)
