@@ -123,6 +123,7 @@ def test_a_rule_outside_of_the_data_widens_the_axis() -> None:
     assert {row["extent"] for row in chart.rows if "extent" in row} == {1.0, 7.0}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("limit", "kept"),
     [

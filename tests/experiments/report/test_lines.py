@@ -41,6 +41,7 @@ def test_a_median_is_that_of_the_seeds(losses: list[list[float]]) -> None:
     ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("band", "ends"),
     [
@@ -88,6 +89,7 @@ def test_a_name_without_a_band_has_no_ends() -> None:
     assert "area" not in [each["mark"]["type"] for each in layers(chart)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
 def test_a_line_has_a_gap_where_it_is_not_finite(
     lost: float, capfd: pytest.CaptureFixture[str]

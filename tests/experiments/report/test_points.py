@@ -62,6 +62,7 @@ def test_points_and_bars_are_those_of_the_table(capfd: pytest.CaptureFixture[str
     assert not [each for each in layers(chart) if each["encoding"].get("y2") == {"value": "height"}]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("lost", [math.nan, math.inf, None, 0.0, -1.0, Spread(math.inf, math.nan)])
 def test_a_line_without_a_place_has_no_point(lost: Any, capfd: pytest.CaptureFixture[str]) -> None:
     (chart,) = charts(Points(**COMMON), made({"lost": (1.0, lost), "kept": (1.0, 2.0)}))
