@@ -1,4 +1,4 @@
-"""What the `finish` of a figure adds to a panel: rules, bands, texts, a legend and a limit."""
+"""What the `finish` of a figure adds to a panel: rules, bands, texts, a legend and limits."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
