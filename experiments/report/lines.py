@@ -142,7 +142,8 @@ def _spec(
             "transform": [{"filter": "singles || !datum.single"}, *where("x", "y")],
             "encoding": {**place, "color": color, "tooltip": tip,
                          "opacity": {"condition": [
-                             {"test": {"and": [{"param": "chosen"}, "!datum.single"]}, "value": 1},
+                             {"test": {"and": [{"param": "chosen"}, "!datum.single"]},
+                              "value": 1 if figure.at else 0.01},  # Samples would hide dashes.
                              {"param": "chosen", "value": 0.5}], "value": 0}}}  # fmt: skip
     extent = {"mark": {"type": "point", "opacity": 0, "clip": True}, "transform": where("extent"),
               "encoding": {"x": {"value": 0}, "y": {**place["y"], "field": "extent"}}}  # fmt: skip

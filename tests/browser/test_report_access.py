@@ -101,7 +101,8 @@ def marks(drawing: xml.Element) -> Iterator[tuple[str, float]]:
     """The color and the opacity of lines, symbols and bars, but not of areas."""
     for group in drawing.iter():
         kinds = group.get("class", "").split()
-        if not {"mark-line", "mark-symbol", "mark-rule"} & {*kinds} or "role-mark" not in kinds:
+        drawn = {"mark-line", "mark-symbol", "mark-rule"} & {*kinds}
+        if not drawn or not {"role-mark", "role-legend-symbol"} & {*kinds}:
             continue
         for each in group:
             color = each.get("stroke") or each.get("fill") or "none"
