@@ -61,7 +61,8 @@ def finished(figure: Panels, results: Results, keys: Mapping[str, Any]) -> Finis
     low, high = (number(end) if is_limited and end != unset else None
                  for end, unset in zip(axes.get_ylim(), _UNSET, strict=True))  # fmt: skip
     kept = [{**cell(figure, keys), **row} for row in rows if any(map(_is_given, row.values()))]
-    return Finished(kept, legend, (low, high))
+    once = [row for place, row in enumerate(kept) if row not in kept[:place]]
+    return Finished(once, legend, (low, high))
 
 
 def _is_given(value: Any) -> bool:

@@ -87,6 +87,7 @@ def test_rules_bands_and_texts_are_read_from_a_finished_panel(
 ) -> None:
     def finish(axes: Any, results: Any, keys: Any) -> None:
         axes.axhline(2.5)
+        axes.axhline(2.5)  # As of another line with the same target; it is drawn once.
         axes.axvline(1.5)
         axes.axhspan(1, 2)
         axes.text(0.25, 0.75, keys["split"], transform=axes.transAxes, color="red")
