@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.study.panels import Axis
+from experiments.study.panels import Axis, Panels
 
 DASHES = {"-": [1, 0], "--": [6, 4], "-.": [6, 3, 1, 3], ":": [2, 3]}
 X = "M-1,-.5L-.5,-1L0,-.5L.5,-1L1,-.5L.5,0L1,.5L.5,1L0,.5L-.5,1L-1,.5L-.5,0Z"
@@ -23,12 +23,14 @@ class Chart(NamedTuple):
       caption: What it shows.
       spec: The specification, without data.
       rows: The data.
+      description: What a screen reader says of it: the axes and the names.
       note: What the labels in the figure mean; empty if they need no explanation.
     """
 
     caption: str
     spec: dict[str, Any]
     rows: list[Datum]
+    description: str
     note: str = ""
 
 
@@ -39,9 +41,17 @@ def number(value: Any, log: bool = False) -> float | None:
     return float(f"{value:.6g}")
 
 
-def title(keys: Mapping[str, Any]) -> str:
-    """The name of a panel: the values of its keys."""
-    return ", ".join(map(str, keys.values()))
+def cell(figure: Panels, keys: Mapping[str, Any]) -> Datum:
+    """The panel of some keys: its name, and those of its row and of its column."""
+    sides = {"panel": (*figure.down, *figure.across), "down": figure.down, "across": figure.across}
+    return {
+        side: ", ".join(str(keys[name]) for name in names) for side, names in sides.items()
+    }  # fmt: skip
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """Names in a sentence; only how many there are if they are too many to listen to."""
+    return ", ".join(names) if len(names) <= most else f"{len(names)} names"
 
 
 def encoded(field: str, axis: Axis, rows: Iterable[Datum], **more: Any) -> dict[str, Any]:
@@ -52,12 +62,16 @@ def encoded(field: str, axis: Axis, rows: Iterable[Datum], **more: Any) -> dict[
 
 
 def in_panels(spec: dict[str, Any], rows: Sequence[Datum], *, shared: bool) -> dict[str, Any]:
-    """The specification, once per panel if there is a panel with a title."""
-    names = [*dict.fromkeys(row["panel"] for row in rows)]
-    if names in ([], [""]):
+    """The specification, once per panel if panels have names: a grid of rows and columns."""
+    facet = {}
+    for side, field in (("row", "down"), ("column", "across")):
+        names = [*dict.fromkeys(row[field] for row in rows)]
+        if any(names):
+            facet[side] = {"field": field, "type": "nominal", "title": None, "sort": names,
+                           "header": {"labelExpr": r"split(datum.label, '\n')"}}  # fmt: skip
+    if not facet:
         return spec
     own = {"x": "independent", **({} if shared else {"y": "independent"})}
-    facet = {"field": "panel", "type": "nominal", "title": None, "sort": names}
     return {"facet": facet, "spec": spec, "resolve": {"scale": own}}
 
 

@@ -1,4 +1,4 @@
-"""What the `finish` of a figure adds to a panel: rules, bands, texts, a legend and a limit."""
+"""What the `finish` of a figure adds to a panel: rules, bands, texts, a legend and limits."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from experiments.report.chart import Datum, number, title, where
+from experiments.report.chart import Datum, cell, number, where
 from experiments.study.claims import Results
 from experiments.study.panels import Panels
+from experiments.study.tidy import LARGEST
+
+_UNSET = (-LARGEST, LARGEST)  # The ends that an axis has until `finish` sets others.
 
 
 class Finished(NamedTuple):
@@ -17,19 +20,22 @@ class Finished(NamedTuple):
     Attributes:
       rows: The rules, the bands and the texts.
       legend: The texts of the colors.
-      top: The upper end of the vertical axis.
+      ends: The ends of the vertical axis; None where the data has them.
     """
 
     rows: list[Datum]
     legend: dict[str, str]
-    top: float | None
+    ends: tuple[float | None, float | None]
 
 
 def finished(figure: Panels, results: Results, keys: Mapping[str, Any]) -> Finished:
     """Finishes an empty panel, and reads what it has."""
     if figure.finish is None:
-        return Finished([], {}, None)
+        return Finished([], {}, (None, None))
     axes = Figure().subplots()
+    axes.margins(y=0)
+    axes.update_datalim([(0, end) for end in _UNSET])  # So that rules and bands do not move them.
+    axes.set_ylim(*_UNSET, auto=True)
     figure.finish(axes, results, keys)
     rows: list[Datum] = []
     for line in axes.lines:
@@ -42,7 +48,7 @@ def finished(figure: Panels, results: Results, keys: Mapping[str, Any]) -> Finis
     for text in axes.texts:
         (x, y), inside = text.get_position(), text.get_transform() is axes.transAxes
         rows.append(
-            {"text": text.get_text(), "across": x if inside else None, "up": y,
+            {"text": text.get_text(), "right": x if inside else None, "up": y,
              "at": None if inside else number(x), "color": to_hex(text.get_color()),
              "angle": -text.get_rotation()}
         )  # fmt: skip
@@ -51,13 +57,24 @@ def finished(figure: Panels, results: Results, keys: Mapping[str, Any]) -> Finis
     else:
         entries = zip(box.get_texts(), box.legend_handles, strict=True)
         legend = {text.get_text(): to_hex(handle.get_color()) for text, handle in entries}
-    limited = not axes.get_autoscaley_on() and not axes.lines
-    kept = [{"panel": title(keys), **row} for row in rows if any(map(_is_given, row.values()))]
-    return Finished(kept, legend, axes.get_ylim()[1] if limited else None)
+    is_limited = not axes.get_autoscaley_on()
+    low, high = (number(end) if is_limited and end != unset else None
+                 for end, unset in zip(axes.get_ylim(), _UNSET, strict=True))  # fmt: skip
+    kept = [{**cell(figure, keys), **row} for row in rows if any(map(_is_given, row.values()))]
+    once = [row for place, row in enumerate(kept) if row not in kept[:place]]
+    return Finished(once, legend, (low, high))
 
 
 def _is_given(value: Any) -> bool:
     return value is not None
+
+
+def between(y: Mapping[str, Any], ends: set[tuple[float | None, float | None]]) -> dict[str, Any]:
+    """The vertical position on an axis with these ends, if all panels have the same."""
+    low, high = next(iter(ends)) if len(ends) == 1 else (None, None)
+    limits = {"domainMin": low, "domainMax": high}
+    given = {name: end for name, end in limits.items() if end is not None}
+    return {**y, "scale": {**y["scale"], **given}}
 
 
 def layers(rows: list[Datum], x: Mapping[str, Any], y: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -82,14 +99,14 @@ def layers(rows: list[Datum], x: Mapping[str, Any], y: Mapping[str, Any]) -> lis
         found.append({"mark": {**mark, "angle": angle, "dy": 12}, "transform": where("text", "at"),
                       "encoding": {"x": {**x, "field": "at"}, "y": up,
                                    "text": {"field": "text"}}})  # fmt: skip
-    places = {(row["across"], row["up"]) for row in rows if row.get("across") is not None}
-    for across, height in sorted(places):
+    places = {(row["right"], row["up"]) for row in rows if row.get("right") is not None}
+    for right, height in sorted(places):
         found.append({"mark": {**mark, "fontSize": 12},
-                      "transform": [*where("text", "across"),
+                      "transform": [*where("text", "right"),
                                     {"filter": f"datum.up === {height}"}],
-                      "encoding": {"x": {"value": {"expr": f"{side}width * {across}"}},
+                      "encoding": {"x": {"value": {"expr": f"{side}width * {right}"}},
                                    "y": {"value": {"expr": f"{side}height * (1 - {height})"}},
                                    "text": {"field": "text"},
-                                   "color": {"field": "color", "type": "nominal",
+                                   "color": {"field": "ink", "type": "nominal",
                                              "scale": None}}})  # fmt: skip
     return found

@@ -11,14 +11,15 @@ from experiments.report.chart import (
     DASHES,
     Chart,
     Datum,
+    cell,
     encoded,
     hover,
     in_panels,
+    listed,
     number,
-    title,
     where,
 )  # fmt: skip
-from experiments.report.finished import finished, layers
+from experiments.report.finished import between, finished, layers
 from experiments.study.claims import Results
 from experiments.study.figure import Lines, ends
 from experiments.study.panels import Axis
@@ -39,33 +40,36 @@ def charts(figure: Lines, results: Results) -> list[Chart]:
     found = []
     for x in figure.x:
         rows: list[Datum] = []
-        tops = set()
+        limits = set()
         for keys in panels.values():
             for name in names:
                 wanted = {**keys, figure.by: name}.items()
                 if own := [row for row in points if wanted <= row.items()]:
-                    rows += _line(figure, own, x, {"panel": title(keys), "name": str(name)}, name)
+                    rows += _line(figure, own, x, {**cell(figure, keys), "name": str(name)}, name)
             added = finished(figure, results, keys)
             rows += added.rows
-            tops.add(added.top)
-        spec = _spec(figure, x, rows, names, tops.pop() if len(tops) == 1 else None)
+            limits.add(added.ends)
+        spec = _spec(figure, x, rows, names, limits)
         caption = figure.caption if len(figure.x) == 1 else f"{figure.caption}: {x.label}"
         rows += _same_scales(figure, rows, panels)
-        found.append(Chart(caption, in_panels(spec, rows, shared=not figure.down), rows))
+        description = (
+            f"{figure.y.label} against {x.label}, by {figure.by}: {listed([*map(str, names)])}"
+        )
+        spec = in_panels(spec, rows, shared=not figure.down)
+        found.append(Chart(caption, spec, rows, description))
     return found
 
 
 def _same_scales(figure: Lines, rows: list[Datum], panels: Mapping[tuple, Any]) -> list[Datum]:
     """The lowest and the highest value of a row of panels, which each of its panels shows."""
     found: list[Datum] = []
-    for down in {tuple(keys[name] for name in figure.down) for keys in panels.values()}:
-        own = {title(keys) for keys in panels.values()
-               if tuple(keys[name] for name in figure.down) == down}  # fmt: skip
-        shown = [row for row in rows if row["panel"] in own and not row.get("single")]
+    cells = [cell(figure, keys) for keys in panels.values()]
+    for down in dict.fromkeys(each["down"] for each in cells):
+        shown = [row for row in rows if row["down"] == down and not row.get("single")]
         heights = [row[side] for row in shown for side in ("y", "low", "high", "rule")
                    if row.get(side) is not None]  # fmt: skip
         if heights:
-            found += [{"panel": name, "extent": end} for name in sorted(own)
+            found += [{**each, "extent": end} for each in cells if each["down"] == down
                       for end in (min(heights), max(heights))]  # fmt: skip
     return found
 
@@ -92,21 +96,20 @@ def _line(figure: Lines, own: list[Any], x: Axis, keys: Datum, name: Any) -> lis
 
 
 def _spec(
-    figure: Lines, x: Axis, rows: list[Datum], values: list[Any], top: float | None
+    figure: Lines, x: Axis, rows: list[Datum], values: list[Any], limits: set[Any]
 ) -> dict[str, Any]:
     names = [*map(str, values)]
     styles = [figure.style(place, name) for place, name in enumerate(values)]
     colors = [to_hex(style.get("color", "black")) for style in styles]
     dashes = [DASHES[style.get("ls", style.get("linestyle", "-"))] for style in styles]
-    legend = {"orient": "bottom", "title": figure.by, "labelLimit": 0, "symbolLimit": 0}
+    legend = {"orient": "bottom", "title": figure.by, "labelLimit": 0, "symbolLimit": 0,
+              "symbolType": "stroke", "symbolSize": 500, "symbolStrokeWidth": 2}  # fmt: skip
     color = {"field": "name", "type": "nominal", "legend": legend,
              "scale": {"domain": names, "range": colors}}  # fmt: skip
     dash = {**color, "scale": {"domain": names, "range": dashes}}
-    place = {"x": encoded("x", x, rows), "y": encoded("y", figure.y, rows)}
-    if top is not None:
-        place["y"]["scale"] = {**place["y"]["scale"], "domainMax": top}
+    place = {"x": encoded("x", x, rows), "y": between(encoded("y", figure.y, rows), limits)}
     chosen = {"condition": {"param": "chosen", "value": 1}, "value": 0.07}
-    average = [{"filter": "!datum.single"}, *where("x", "y")]
+    average = [{"filter": "!datum.single"}, *where("x")]  # A line has a gap where it has no y.
     tip = hover(("panel", "setting"), ("name", figure.by), ("run", "run"), ("x", x.label),
                 ("y", figure.y.label), ("low", "band from"), ("high", "to"))  # fmt: skip
     line = {
@@ -132,14 +135,16 @@ def _spec(
     }
     thin = {
         "mark": {"type": "line", "strokeWidth": 0.6, "clip": True},
-        "transform": [{"filter": "singles && datum.single"}, *where("x", "y")],
+        "transform": [{"filter": "singles && datum.single"}, *where("x")],
         "encoding": {**place, "color": color, "detail": {"field": "run"}, "opacity": chosen},
     }
     dots = {"mark": {"type": "point", "filled": True, "size": 30, "clip": True},
             "transform": [{"filter": "singles || !datum.single"}, *where("x", "y")],
             "encoding": {**place, "color": color, "tooltip": tip,
-                         "opacity": {"condition": {"param": "chosen", "value": 0.5},
-                                     "value": 0}}}  # fmt: skip
+                         "opacity": {"condition": [
+                             {"test": {"and": [{"param": "chosen"}, "!datum.single"]},
+                              "value": 1 if figure.at else 0.01},  # Samples would hide dashes.
+                             {"param": "chosen", "value": 0.5}], "value": 0}}}  # fmt: skip
     extent = {"mark": {"type": "point", "opacity": 0, "clip": True}, "transform": where("extent"),
               "encoding": {"x": {"value": 0}, "y": {**place["y"], "field": "extent"}}}  # fmt: skip
     banded = any(row.get("low") is not None for row in rows)

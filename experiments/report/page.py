@@ -50,10 +50,11 @@ def figures(charts: Sequence[Chart], first: int = 0) -> str:
     found = []
     for place, chart in enumerate(charts, first):
         caption = html.escape(chart.caption)
+        described = html.escape(f"{chart.caption}. {chart.description}.")
         note = f"<p class='note'>Numbers: {html.escape(chart.note)}.</p>" if chart.note else ""
         found.append(
             f"<figure id='chart-{place}'><figcaption>{caption}</figcaption>"
-            f"<div class='chart' role='img' aria-label='{caption}'></div>{note}</figure>"
+            f"<div class='chart' data-description='{described}'></div>{note}</figure>"
         )
     return "\n".join(found)
 

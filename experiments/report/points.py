@@ -9,14 +9,15 @@ from experiments.report.chart import (
     SHAPES,
     Chart,
     Datum,
+    cell,
     encoded,
     hover,
     in_panels,
+    listed,
     number,
-    title,
     where,
 )  # fmt: skip
-from experiments.report.finished import finished, layers
+from experiments.report.finished import between, finished, layers
 from experiments.study.claims import Results
 from experiments.study.figure import Points
 
@@ -30,17 +31,18 @@ def charts(figure: Points, results: Results) -> list[Chart]:
     styles = figure.marks(lines)
     rows: list[Datum] = []
     meanings: dict[str, str] = {}
-    panels = {}
+    panels: dict[tuple, dict[str, Any]] = {}
+    limits: set[Any] = set()
     for line in lines:
         x, y, below, above = figure.position(line)
         keys = {name: line.group.keys[name] for name in (*figure.down, *figure.across)}
-        panels[title(keys)] = keys
+        panels[tuple(keys.values())] = keys
         style, name = styles[id(line)], str(line.group.keys[figure.by])
         color = to_hex(style["color"])
         if "label" in style:
             meanings.setdefault(style["label"], color)
         rows.append(
-            {"panel": title(keys), "name": name, "number": str(names.index(name) + 1),
+            {**cell(figure, keys), "name": name, "number": str(names.index(name) + 1),
              "setting": line.where, "run": f"mean of {len(line.group.runs)}",
              "x": number(x, figure.x.log), "y": number(y, figure.y.log),
              "low": number(y - below, figure.y.log), "high": number(y + above, figure.y.log),
@@ -54,32 +56,44 @@ def charts(figure: Points, results: Results) -> list[Chart]:
         added = finished(figure, results, keys)
         rows += added.rows
         meanings |= added.legend
-    spec = _spec(figure, rows, meanings, "number" if numbered else "name")
-    return [Chart(figure.caption, in_panels(spec, rows, shared=not figure.down), rows, note)]
+        limits.add(added.ends)
+    spec = _spec(figure, rows, meanings, limits, "number" if numbered else "name")
+    description = f"{figure.y.label} against {figure.x.label}, by {figure.by}: {listed(names)}"
+    spec = in_panels(spec, rows, shared=not figure.down)
+    return [Chart(figure.caption, spec, rows, description, note)]
 
 
-def _spec(figure: Points, rows: list[Datum], meanings: dict[str, str], text: str) -> dict[str, Any]:
-    place = {"x": encoded("x", figure.x, rows), "y": encoded("y", figure.y, rows)}
+def _spec(
+    figure: Points, rows: list[Datum], meanings: dict[str, str], limits: set[Any], text: str
+) -> dict[str, Any]:
+    y = between(encoded("y", figure.y, rows), limits)
+    place = {"x": encoded("x", figure.x, rows), "y": y}
     color = {"field": "color", "type": "nominal", "scale": None}
     tip = hover(("panel", "panel"), ("setting", "setting"), ("run", "run"),
                 ("x", figure.x.label), ("y", figure.y.label), ("low", "from"),
                 ("high", "to"))  # fmt: skip
     bar = {**place, "y": {**place["y"], "field": "low"}, "y2": {"field": "high"}, "color": color}
+    below = {"mark": {"type": "rule", "strokeWidth": 0.8},  # An axis of logarithms has no end.
+             "transform": [*where("high"), {"filter": "!isValid(datum.low)"}],
+             "encoding": {**bar, "y": {**place["y"], "field": "high"},
+                          "y2": {"value": "height"}}}  # fmt: skip
     join = {"mark": {"type": "line", "strokeDash": [4, 3], "strokeWidth": 1},
             "transform": where("x", "y"),
             "encoding": {**place, "color": color, "detail": {"field": "group"}}}  # fmt: skip
-    point = {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 0.8},
+    point = {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
              "transform": where("x", "y"),
              "encoding": {**place, "color": color, "tooltip": tip,
                           "shape": {"field": "shape", "type": "nominal",
                                     "scale": None}}}  # fmt: skip
     label = {"mark": {"type": "text", "align": "left", "dx": 7, "fontSize": 10},
              "transform": where("x", "y"),
-             "encoding": {**place, "text": {"field": text}, "color": color}}  # fmt: skip
+             "encoding": {**place, "text": {"field": text},
+                          "color": {**color, "field": "ink"}}}  # fmt: skip
+    is_open = any(row.get("high") is not None and row["low"] is None for row in rows)
     drawn = [
         {"mark": {"type": "rule", "strokeWidth": 0.8}, "encoding": bar,
          "transform": where("low", "high")},
-        *([join] if figure.joined else []), point, label,
+        *([below] if is_open else []), *([join] if figure.joined else []), point, label,
     ]  # fmt: skip
     if meanings:
         legend = {"orient": "bottom", "title": None, "labelLimit": 0, "symbolLimit": 0,

@@ -1,0 +1,167 @@
+"""The chart of estimates around 0, what `finish` adds to panels, and unknown kinds of figures."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from experiments.report.charts import charts
+from experiments.report.finished import finished
+from experiments.study.figure import Lines, Points
+from experiments.study.forest import Forest, Panel
+from experiments.study.panels import Axis
+from tests.experiments.report.figures import compiled, found, layers, results, runs
+
+VALUES = {
+    "inside": (0.25, 0.125, 0.5, "agreed"),
+    "right": (3.0, 0.5, 4.0, "refuted"),
+    "left": (-math.inf, -math.inf, math.inf, "diverged"),
+    "lost": (math.nan, math.nan, math.nan, "diverged"),
+    "single": (0.5, math.nan, math.nan, "agreed"),
+    "absent": None,
+}
+MADE = results(*(runs([[1.0]], method=name) for name in VALUES),
+               runs([[1.0]], method="inside", split="skewed"))  # fmt: skip
+FOREST = Forest(
+    file="f.png", caption="Exponents", by="method", within="split",
+    group=lambda line: "even" if line["method"] in ("inside", "absent") else "odd",
+    panels=[Panel("first\nof two", "slower →", lambda line: VALUES[line["method"]]),
+            Panel("second", "slower →", lambda line: None,
+                  lambda line: f"{line['method']}, {line['split']}")],
+    colors={"agreed": "tab:green", "refuted": "tab:red", "diverged": "black"},
+    margin=0.2, limit=1.0,
+)  # fmt: skip
+
+
+def test_estimates_are_cut_at_the_limit_and_say_so(capfd: pytest.CaptureFixture[str]) -> None:
+    (chart,) = charts(FOREST, MADE)
+    rows = {row["name"]: row for row in chart.rows if "x" in row}
+    cells = {name: (row["x"], row["low"], row["high"], row["beyond"]) for name, row in rows.items()}
+    assert cells == {
+        "inside": (0.25, 0.125, 0.5, ""),
+        "right": (1.0, 0.5, 1.0, "right of the axis"),
+        "left": (-1.0, None, None, "left of the axis"),
+        "lost": (None, None, None, ""),
+        "single": (0.5, None, None, ""),
+    }
+    assert (rows["right"]["value"], rows["left"]["value"]) == (3.0, None)
+    (shapes,) = [each["encoding"]["shape"] for each in layers(chart) if "shape" in each["encoding"]]
+    assert [each["value"] for each in shapes["condition"]] == ["triangle-left", "triangle-right"]
+    assert compiled(chart)["marks"] and capfd.readouterr().err == ""
+
+
+def test_every_name_has_a_row_beside_those_of_its_group() -> None:
+    (chart,) = charts(FOREST, MADE)
+    domains = [each["scale"]["domain"] for each in found(chart.spec, "y") if "scale" in each]
+    assert domains[0] == ["inside", "absent", "right", "left", "lost", "single"]
+    outcomes = [
+        each for each in found(chart.spec, "scale") if each.get("domain", [""])[0] == "agreed"
+    ]
+    assert {*FOREST.colors} == {*outcomes[0]["domain"]}
+    assert outcomes[0]["range"] == ["#2ca02c", "#d62728", "#000000"]
+
+
+def test_panels_have_their_titles_and_one_note_per_name() -> None:
+    (chart,) = charts(FOREST, MADE)
+    assert chart.spec["facet"]["column"]["sort"] == ["first\nof two", "second"]
+    notes = [(row["panel"], row["note"]) for row in chart.rows if "note" in row]
+    assert notes == [("second", f"{name}, iid") for name in VALUES]
+
+
+def test_no_estimate_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    (chart,) = charts(FOREST, results())
+    assert chart.rows == [] and compiled(chart)["marks"] and capfd.readouterr().err == ""
+
+
+STEP, LOSS = Axis("step", "steps", log=False), Axis("loss", "loss", log=False)
+
+
+def lines(finish: Callable[..., None], **options: Any) -> Lines:
+    return Lines(file="f.png", caption="Loss", by="method", x=(STEP,), y=LOSS, finish=finish,
+                 across=("split",), **options)  # fmt: skip
+
+
+def test_rules_bands_and_texts_are_read_from_a_finished_panel(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def finish(axes: Any, results: Any, keys: Any) -> None:
+        axes.axhline(2.5)
+        axes.axhline(2.5)  # As of another line with the same target; it is drawn once.
+        axes.axvline(1.5)
+        axes.axhspan(1, 2)
+        axes.text(0.25, 0.75, keys["split"], transform=axes.transAxes, color="red")
+        axes.text(3, 0.02, "exact", transform=axes.get_xaxis_transform(), rotation=90)
+
+    figure = lines(finish)
+    rows, legend, ends = finished(figure, results(), {"split": "iid"})
+    assert all(row.items() >= {"panel": "iid", "across": "iid", "down": ""}.items() for row in rows)
+    assert [row["rule"] for row in rows if "rule" in row] == [2.5]
+    assert [row["vertical"] for row in rows if "vertical" in row] == [1.5]
+    assert [(row["from"], row["to"]) for row in rows if "from" in row] == [(1, 2)]
+    inside, above = [row for row in rows if "text" in row]
+    assert (inside["text"], inside["right"], inside["up"], inside["color"]) == (
+        "iid", 0.25, 0.75, "#ff0000")  # fmt: skip
+    assert (above["text"], above["at"], above["angle"], above["right"]) == ("exact", 3, -90, None)
+    assert (legend, ends) == ({}, (None, None))
+    made = results(runs([[3.0, 1.0]]), runs([[3.0, 1.0]], split="skewed"))
+    (chart,) = charts(figure, made)
+    assert [row["text"] for row in chart.rows if row.get("right")] == ["iid", "skewed"]
+    ends = {row["extent"] for row in chart.rows if "extent" in row}
+    assert ends == {1.0, 3.0}
+    assert compiled(chart)["marks"] and capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_a_rule_at_no_number_is_not_drawn(lost: float) -> None:
+    """As of a target that no reference has."""
+    found = finished(lines(lambda axes, *_: axes.axhline(lost)), results(), {"split": "iid"})
+    assert found.rows == []
+
+
+def test_a_rule_outside_of_the_data_widens_the_axis() -> None:
+    (chart,) = charts(lines(lambda axes, *_: axes.axhline(7.0)), results(runs([[3.0, 1.0]])))
+    assert {row["extent"] for row in chart.rows if "extent" in row} == {1.0, 7.0}
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("limit", "kept"),
+    [
+        ({"top": 2}, {"domainMax": 2}),
+        ({"bottom": -1}, {"domainMin": -1}),
+        ({"bottom": 0, "top": 1}, {"domainMin": 0, "domainMax": 1}),
+        ({}, {}),
+    ],
+)
+def test_a_limit_of_the_axis_is_kept(limit: dict[str, float], kept: dict[str, float]) -> None:
+    """Beside a rule, too."""
+
+    def finish(axes: Any, results: Any, keys: Any) -> None:
+        axes.axhline(3.0)
+        axes.axhspan(1.0, 1.5)
+        if limit:
+            axes.set_ylim(**limit)
+
+    made = results(runs([[3.0, 1.0]]), runs([[3.0, 1.0]], split="skewed"))
+    points = Points(file="f.png", caption="Loss", by="method", x=Axis("bytes", "bytes"),
+                    y=Axis("loss", "loss", log=False), finish=finish)  # fmt: skip
+    for figure in (lines(finish), points):
+        (chart,) = charts(figure, made)
+        scale = layers(chart)[0]["encoding"]["y"]["scale"]
+        assert {name: end for name, end in scale.items() if name.startswith("domain")} == kept
+
+
+def test_panels_with_unlike_limits_have_those_of_the_data() -> None:
+    tops = {"iid": 2, "skewed": 5}
+    made = results(runs([[3.0, 1.0]]), runs([[3.0, 1.0]], split="skewed"))
+    (chart,) = charts(lines(lambda axes, _, keys: axes.set_ylim(top=tops[keys["split"]])), made)
+    assert not [*found(layers(chart), "domainMax")]
+
+
+def test_an_unknown_kind_of_figure_is_an_error() -> None:
+    class Bars:
+        pass
+
+    with pytest.raises(NotImplementedError, match="No chart of a Bars: register one"):
+        charts(Bars(), results())

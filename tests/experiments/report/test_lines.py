@@ -1,0 +1,184 @@
+"""The chart of lines: its rows against values computed by hand, its legend, and its panels."""
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import vl_convert
+
+from experiments.report.charts import charts
+from experiments.study import figure as module
+from experiments.study.claims import Results
+from experiments.study.figure import Lines
+from experiments.study.panels import Axis, marked_style
+from tests.experiments.report.figures import compiled, found, layers, results, runs, whole
+
+STEP, LOSS = Axis("step", "steps", log=False), Axis("loss", "loss")
+COMMON: dict[str, Any] = {"file": "f.png", "caption": "Loss", "by": "method", "x": (STEP,)}
+T_3 = 4.302652729911275  # Student's, with 2 degrees of freedom, at 97.5 %.
+
+
+def averages(chart: Any, **keys: Any) -> list[dict[str, Any]]:
+    """The averages of a line, from left to right."""
+    return [
+        row
+        for row in chart.rows
+        if "x" in row and not row.get("single") and keys.items() <= row.items()
+    ]
+
+
+@pytest.mark.parametrize("losses", [[[4.0], [1.0], [3.0]], [[4.0], [1.0], [3.0], [2.0]], [[5.0]]])
+def test_a_median_is_that_of_the_seeds(losses: list[list[float]]) -> None:
+    (chart,) = charts(Lines(**COMMON, y=LOSS, center="median"), results(runs(losses)))
+    (row,) = averages(chart)
+    assert row["y"] == statistics.median(own for (own,) in losses)
+    assert row["run"] == f"median of {len(losses)}"
+    singles = [each for each in chart.rows if each.get("single")]
+    assert [(each["run"], each["y"]) for each in singles] == [
+        (f"seed {seed}", own) for seed, (own,) in enumerate(losses)
+    ]
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    ("band", "ends"),
+    [
+        ("range", lambda values: (min(values), max(values))),
+        ("sd", lambda values: (
+            statistics.mean(values) - statistics.stdev(values),
+            statistics.mean(values) + statistics.stdev(values))),
+        ("interval", lambda values: (
+            statistics.mean(values) - T_3 * statistics.stdev(values) / math.sqrt(3),
+            statistics.mean(values) + T_3 * statistics.stdev(values) / math.sqrt(3))),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("log", [False, True])
+def test_a_band_ends_where_the_seeds_say(band: Any, ends: Callable[..., Any], log: bool) -> None:
+    """On an axis of logarithms, a lower end of at most 0 is a tenth of the center."""
+    losses = [[1.0, 10.0], [1.0, 11.0], [7.0, 12.0]]
+    y = Axis("loss", "loss", 10.0, log=log)
+    (chart,) = charts(Lines(**COMMON, y=y, band=band), results(runs(losses)))
+    for row, values in zip(averages(chart), zip(*losses, strict=True), strict=True):
+        low, high = ends(values)
+        center = statistics.mean(values)
+        assert row["y"] == pytest.approx(10 * center, rel=1e-5)
+        assert row["high"] == pytest.approx(10 * high, rel=1e-5)
+        low = max(low, center / 10) if log else low
+        assert row["low"] == pytest.approx(10 * low, rel=1e-5, abs=1e-4)
+    if band != "range":
+        assert ends((1.0, 1.0, 7.0))[0] < 0  # The case that logarithms do not have.
+
+
+def test_one_seed_has_a_band_without_width() -> None:
+    (chart,) = charts(Lines(**COMMON, y=LOSS), results(runs([[3.0, 2.0]])))
+    assert [(row["low"], row["y"], row["high"]) for row in averages(chart)] == [
+        (3, 3, 3),
+        (2, 2, 2),
+    ]
+
+
+def test_a_name_without_a_band_has_no_ends() -> None:
+    figure = Lines(**COMMON, y=LOSS, banded=lambda name: name == "top")
+    losses = [[3.0], [2.0]]
+    (chart,) = charts(figure, results(runs(losses), runs(losses, method="top")))
+    assert [row["low"] for row in averages(chart, name="mean")] == [None]
+    assert [row["low"] for row in averages(chart, name="top")] != [None]
+    (chart,) = charts(figure, results(runs(losses)))
+    assert "area" not in [each["mark"]["type"] for each in layers(chart)]
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
+def test_a_line_has_a_gap_where_it_is_not_finite(
+    lost: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = runs([[4.0, 3.0, lost, 2.0, 1.0]])
+    for row in rows:  # As rows of a run that are not read from a file.
+        if row.get("step") == 3:
+            row["loss"] = lost
+    (chart,) = charts(Lines(**COMMON, y=LOSS, banded=lambda name: False), results(rows))
+    assert [row["y"] for row in averages(chart)] == [4, 3, None, 2, 1]
+    svg = vl_convert.vegalite_to_svg(whole(chart))
+    (path,) = [part.partition('d="')[2].partition('"')[0] for part in svg.split("<path")
+               if 'aria-roledescription="line mark"' in part]  # fmt: skip
+    assert path.count("M") == 2 and path.count("L") == 2
+
+
+def test_values_without_a_logarithm_have_no_place_on_its_axis() -> None:
+    (chart,) = charts(Lines(**COMMON, y=LOSS), results(runs([[0.0, -1.0, 1.0]])))
+    assert [row["y"] for row in averages(chart)] == [None, None, 1.0]
+    (chart,) = charts(Lines(**COMMON, y=LOSS), results(runs([[0.0, -1.0, -2.0]])))
+    assert {scale["type"] for scale in found(layers(chart)[0], "scale") if "type" in scale} == {
+        "linear"
+    }
+
+
+@pytest.mark.parametrize("rows", [[], runs([[math.nan, math.nan]])])
+def test_no_value_is_no_error(rows: list[Any], capfd: pytest.CaptureFixture[str]) -> None:
+    (chart,) = charts(Lines(**COMMON, y=LOSS), results(rows))
+    assert all(row["y"] is None for row in chart.rows) and bool(rows) == bool(chart.rows)
+    assert compiled(chart)["marks"] and capfd.readouterr().err == ""
+
+
+def test_rows_of_another_kind_are_not_drawn() -> None:
+    other = {"kind": "point", "method": "other", "seed": 0, "gap": 1.0}
+    (chart,) = charts(Lines(**COMMON, y=LOSS), Results(None, [*runs([[1.0]]), other], []))
+    assert {row["name"] for row in chart.rows if "name" in row} == {"mean"}
+
+
+def test_the_legend_has_the_names_colors_and_dashes_of_the_png(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    figures: list[Any] = []
+    save = module.save
+    monkeypatch.setattr(module, "save", lambda f, path: (figures.append(f), save(f, path))[1])
+    made = results(runs([[3.0, 2.0]]), runs([[2.0, 1.0]], method="top"),
+                   runs([[2.0, 3.0]], method="rare", split="skewed"))  # fmt: skip
+    figure = Lines(**COMMON, y=LOSS, across=("split",), style=marked_style("mean", ["top"]))
+    figure.draw(tmp_path, made)
+    (chart,) = charts(figure, made)
+    texts = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    line = layers(chart)[0]["encoding"]
+    assert line["color"]["scale"]["domain"] == texts == ["mean", "top", "rare"]
+    dashed = [each.get_linestyle() == "--" for each in figures[0].legends[0].get_lines()]
+    assert [each != [1, 0] for each in line["strokeDash"]["scale"]["range"]] == dashed
+    (legend,) = compiled(chart)["legends"]
+    assert {"stroke", "strokeDash"} <= legend.keys()
+    assert (legend["title"], legend["symbolType"]) == ("method", "stroke")
+    assert capfd.readouterr().err == ""
+
+
+def test_panels_have_the_rows_and_the_columns_of_the_png(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Also where a combination is lacking, and where rows are in another order."""
+    made = results(
+        runs([[3.0, 2.0]], split="iid", graph="ring"),
+        runs([[9.0, 5.0]], split="skewed", graph="torus"),
+        runs([[8.0, 1.0]], split="skewed", graph="ring"),
+    )
+    figure = Lines(**COMMON, y=LOSS, across=("graph",), down=("split",), banded=lambda name: False)
+    (chart,) = charts(figure, made)
+    _, _, keys = figure.grid([row for row in made.rows if row["kind"] == "point"], 1)
+    facet = chart.spec["facet"]
+    assert chart.spec["resolve"]["scale"] == {"x": "independent", "y": "independent"}
+    assert facet["row"]["sort"] == [line[0]["split"] for line in keys]
+    assert facet["column"]["sort"] == [each["graph"] for each in keys[0]]
+    assert all(row["panel"] == f"{row['down']}, {row['across']}" for row in chart.rows)
+    for down, ends in (("iid", [2.0, 3.0]), ("skewed", [1.0, 9.0])):  # A row has one y axis.
+        shown = {row["panel"] for row in chart.rows if row["down"] == down}
+        for panel in shown:
+            own = [row["extent"] for row in chart.rows if "extent" in row and row["panel"] == panel]
+            assert own == ends
+    assert compiled(chart)["marks"] and capfd.readouterr().err == ""
+
+
+def test_every_horizontal_axis_has_a_chart() -> None:
+    figure = Lines(**{**COMMON, "x": (STEP, Axis("seed", "seeds", 2.0, log=False))}, y=LOSS)
+    both = charts(figure, results(runs([[3.0], [1.0]])))
+    assert [chart.caption for chart in both] == ["Loss: steps", "Loss: seeds"]
+    assert [row["x"] for row in averages(both[1])] == [1.0]  # Twice the mean of 0 and 1.
+    assert [chart.description for chart in both] == [
+        "loss against steps, by method: mean", "loss against seeds, by method: mean"]  # fmt: skip

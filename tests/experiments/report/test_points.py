@@ -1,0 +1,124 @@
+"""The chart of points: lines of the table, their bars, and what colors and numbers mean."""
+
+import math
+from typing import Any
+
+import pytest
+
+from experiments.report import points as module
+from experiments.report.charts import charts
+from experiments.study import panels
+from experiments.study.columns import Column, Table, key
+from experiments.study.figure import Points
+from experiments.study.groups import Estimate, Spread
+from experiments.study.panels import Axis
+from tests.experiments.report.figures import compiled, found, layers, results, runs
+
+LOSS = Axis("value", "loss")
+COMMON: dict[str, Any] = {"file": "f.png", "caption": "Loss", "by": "method", "y": LOSS,
+                          "x": Axis("at", "bytes", 10.0)}  # fmt: skip
+
+
+def made(values: dict[str, tuple[float, Any]], **of_table: Any) -> Any:
+    """A line of the table per method, with its place and its value."""
+    table = Table(
+        ("split", "method"),
+        (key("split"), key("method"), Column("at", lambda group: values[group.keys["method"]][0]),
+         Column("value", lambda group: values[group.keys["method"]][1])), **of_table,
+    )  # fmt: skip
+    return results(*(runs([[1.0], [2.0]], method=name) for name in values), table=table)
+
+
+def drawn(chart: Any) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in chart.rows if "name" in row}
+
+
+def test_points_and_bars_are_those_of_the_table(capfd: pytest.CaptureFixture[str]) -> None:
+    """A bar that ends at most at 0 goes down to the end of an axis of logarithms."""
+    results = made(
+        {
+            "number": (1.0, 3.0),
+            "spread": (2.0, Spread(4.0, 0.5)),
+            "below": (3.0, Spread(4.0, 4.5)),
+            "one": (4.0, Spread(4.0, math.nan)),
+            "interval": (5.0, Estimate(4.0, 3.0, 7.0)),
+        }
+    )
+    (chart,) = charts(Points(**COMMON), results)
+    rows = drawn(chart)
+    assert {name: (row["x"], row["y"], row["low"], row["high"]) for name, row in rows.items()} == {
+        "number": (10, 3, None, None),
+        "spread": (20, 4, 3.5, 4.5),
+        "below": (30, 4, None, 8.5),
+        "one": (40, 4, None, None),
+        "interval": (50, 4, 3, 7),
+    }
+    assert {row["run"] for row in rows.values()} == {"mean of 2"}
+    to_end = [each for each in layers(chart) if each["encoding"].get("y2") == {"value": "height"}]
+    assert len(to_end) == 1 and compiled(chart)["marks"] and capfd.readouterr().err == ""
+    y = Axis("value", "loss", log=False)
+    (chart,) = charts(Points(**{**COMMON, "y": y}), results)
+    assert drawn(chart)["below"]["low"] == -0.5
+    assert not [each for each in layers(chart) if each["encoding"].get("y2") == {"value": "height"}]
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("lost", [math.nan, math.inf, None, 0.0, -1.0, Spread(math.inf, math.nan)])
+def test_a_line_without_a_place_has_no_point(lost: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    (chart,) = charts(Points(**COMMON), made({"lost": (1.0, lost), "kept": (1.0, 2.0)}))
+    assert [*drawn(chart)] == ["kept"]
+    assert compiled(chart)["marks"] and capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("values", [{}, {"lost": (1.0, math.nan)}])
+def test_no_point_is_no_error(values: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    (chart,) = charts(Points(**COMMON), made(values))
+    assert chart.rows == [] and compiled(chart)["marks"] and capfd.readouterr().err == ""
+
+
+def test_the_legend_has_the_colors_of_the_marks() -> None:
+    """Also those of lines that have no point, as in the PNG."""
+    results = made({"mean": (1.0, 2.0), "top": (2.0, 3.0), "lost": (2.0, math.nan)})
+    colors = {"mean": "red", "top": "#00ff00", "lost": "blue"}
+
+    def mark(line: Any) -> dict[str, Any]:
+        return {"marker": "X", "color": colors[line["method"]]}
+
+    finish = panels.color_legend("method", mark)
+    (chart,) = charts(Points(**COMMON, mark=mark, finish=finish), results)
+    (scale,) = [each for each in found(chart.spec, "scale") if each and "domain" in each]
+    assert dict(zip(scale["domain"], scale["range"], strict=True)) == {
+        "mean": "#ff0000", "top": "#00ff00", "lost": "#0000ff"}  # fmt: skip
+    assert {name: row["color"] for name, row in drawn(chart).items()} == {
+        "mean": "#ff0000", "top": "#00ff00"}  # fmt: skip
+
+
+def test_joined_points_share_a_color_and_others_have_their_own() -> None:
+    results = made({"a:1": (1.0, 2.0), "b": (2.0, 3.0), "a:2": (3.0, 4.0)})
+    figure = Points(**COMMON, joined=lambda line: line["method"].partition(":")[0],
+                    mark=lambda line: {"marker": "o"})  # fmt: skip
+    rows = drawn(charts(figure, results)[0])
+    assert rows["a:1"]["color"] == rows["a:2"]["color"] != rows["b"]["color"]
+    assert rows["a:1"]["group"] == rows["a:2"]["group"] == "a"
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_many_or_numbered_points_have_numbers_with_a_note(numbered: bool) -> None:
+    few = {"mean": (1.0, 2.0), "top": (2.0, 3.0)}
+    (chart,) = charts(Points(**COMMON, numbered=numbered), made(few))
+    assert chart.note == ("1 mean, 2 top" if numbered else "")
+    many = {f"m{n}": (float(n + 1), 1.0) for n in range(module.MOST_NAMES + 1)}
+    (chart,) = charts(Points(**COMMON, numbered=numbered), made(many))
+    assert chart.note.startswith("1 m0, 2 m1") and "41 m40" in chart.note
+    assert drawn(chart)["m40"]["number"] == "41"
+
+
+def test_the_band_of_a_reference_is_drawn(capfd: pytest.CaptureFixture[str]) -> None:
+    results = made({"mean": (1.0, Spread(2.0, 0.5)), "top": (2.0, 3.0)},
+                   reference={"method": "mean"})  # fmt: skip
+    figure = Points(**COMMON, finish=panels.reference_band("value"))
+    (chart,) = charts(figure, results)
+    added = [row for row in chart.rows if "name" not in row]
+    assert [row["rule"] for row in added if "rule" in row] == [2.0]
+    assert [(row["from"], row["to"]) for row in added if "from" in row] == [(1.5, 2.5)]
+    assert compiled(chart)["marks"] and capfd.readouterr().err == ""
