@@ -58,6 +58,7 @@ def assert_equal_to_reference(platform: str, case: Case, x: jax.Array, scale: fl
     ("case", "shape", "dtype"),
     [
         slow(Case(127, 8), (300,), jnp.float32),  # Padded.
+        slow(Case(127, 8), (3, 128), jnp.float32),  # Less than a tile.
         (Case(7, 4), (16 * 8, 256), jnp.bfloat16),  # As it lies in memory.
         slow(Case(15, 5), (7, 19), jnp.float32),
         slow(Case(2**20, 32), (), jnp.float32),
