@@ -137,11 +137,14 @@ class ResidualDecode:
       encode: The function whose payloads it decodes.
       with_residual: `(context, x, e, divisor) -> (payload, memory, e')`, where receivers divide
         what they decode by the float `divisor`, and :math:`e'` has the dtype of `e`.
+      add: `(context, payload, total, divisor) -> total + decode(context, payload) / divisor`, all
+        in one pass; `None` if it has no such function.
     """
 
     decode: Callable[[Context, PyTree], jax.Array]
     encode: Callable[..., Any]
     with_residual: Callable[[Context, jax.Array, jax.Array, float], tuple[PyTree, Any, jax.Array]]
+    add: Callable[[Context, PyTree, jax.Array, float], jax.Array] | None = None
 
     def __call__(self, context: Context, payload: PyTree) -> jax.Array:
         """The dense array."""
@@ -154,6 +157,13 @@ def with_residual_of(codec: Codec) -> Callable[..., Any] | None:
     if isinstance(decode, ResidualDecode) and decode.encode is codec.encode:
         return decode.with_residual
     return None
+
+
+def add_of(
+    decode: Callable[[Context, PyTree], jax.Array],
+) -> Callable[[Context, PyTree, jax.Array, float], jax.Array] | None:
+    """The `add` of a codec's `decode`; `None` if it has none."""
+    return decode.add if isinstance(decode, ResidualDecode) else None
 
 
 def product_of(left: jax.Array, right: jax.Array) -> jax.Array:

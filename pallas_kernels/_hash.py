@@ -23,9 +23,14 @@ def mix(h: jax.Array) -> jax.Array:
     return h ^ (h >> 16)
 
 
+def stride(first_seed: jax.Array) -> jax.Array:
+    """By how much the words that are mixed differ from one position to the next, uint32[]."""
+    return 2 * first_seed + 1
+
+
 def bits(position: jax.Array, first_seed: jax.Array, second_seed: jax.Array) -> jax.Array:
     """uint32 random bits for each `position`, uint32 of any shape; seeds are uint32[]."""
-    return mix(position * (2 * first_seed + 1) + second_seed)
+    return mix(position * stride(first_seed) + second_seed)
 
 
 def require_counter(shape: tuple[int, ...]) -> None:

@@ -1,7 +1,7 @@
 """The exchange of payloads that are gathered: each is decoded separately."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, Context, PyTree
 from jaxcomm._entries import Entries, SparseDecode
-from jaxcomm._marked import MappedDecode
+from jaxcomm._marked import MappedDecode, add_of
 from jaxcomm._message import from_message, to_message
 from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
 from jaxcomm.aggregation._exchange import (
@@ -31,17 +31,21 @@ def decoded_mean(
     context: Context,
     shape: tuple[int, ...],
     entries: Callable[[PyTree], Entries] | None = None,
+    added: Callable[[PyTree, jax.Array, float], jax.Array] | None = None,
     start: jax.Array | float = 0.0,
 ) -> jax.Array:
     """The mean of the decoded `contents[i]`, leaves `[workers, ...]`, summed in worker order.
 
     `entries` returns the same as `decode` in sparse form; if it is passed, only these entries are
-    added. `start` is the initial value of the sum: 0, or NaN to make the mean NaN.
+    added. `added(content, total, divisor)` is `total + decode(content) / divisor` in one pass.
+    `start` is the initial value of the sum: 0, or NaN to make the mean NaN.
     """
     workers = jax.tree.leaves(contents)[0].shape[0]
 
     # Divides before it adds, because the sum of huge updates may overflow.
     def add(total: jax.Array, content: PyTree) -> tuple[jax.Array, None]:
+        if added is not None:
+            return added(content, total, workers), None
         if entries is None:
             return total + decode(content) / workers, None
         indices, values = entries(content)
@@ -96,14 +100,12 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
             mapped = decode if isinstance(decode, MappedDecode) else None
             inner = mapped.inner if mapped else decode
 
-            def from_sender(
-                decode: Callable[[Context, PyTree], Decoded],
-            ) -> Callable[[tuple[PyTree, PyTree]], Decoded]:
-                def apply(content: tuple[PyTree, PyTree]) -> Decoded:
+            def from_sender(decode: Callable[..., Decoded]) -> Callable[..., Decoded]:
+                def apply(content: tuple[PyTree, PyTree], *rest: Any) -> Decoded:
                     payload, own = content
                     sender = context if share_statistics else context.replace(statistics=own)
                     received = sender.received()
-                    return decode(mapped.within(received) if mapped else received, payload)
+                    return decode(mapped.within(received) if mapped else received, payload, *rest)
 
                 return apply
 
@@ -114,6 +116,7 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
                 common,
                 mapped.within(context).shape if mapped else part.x.shape,
                 from_sender(inner.entries) if isinstance(inner, SparseDecode) else None,
+                from_sender(add) if (add := add_of(inner)) else None,
                 start,
             )
             return mapped.back(mean, part.x.shape) if mapped else mean

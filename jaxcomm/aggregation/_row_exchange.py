@@ -11,6 +11,7 @@ import jax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, Coins, Context, Memory, PyTree
+from jaxcomm._marked import add_of
 from jaxcomm._message import from_message, to_message
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._gathered import decoded_mean
@@ -55,8 +56,15 @@ def mean_of_owned(codec: Codec, me: jax.Array, context: Context, content: PyTree
     """The mean of the received payloads of row `me`, float32; `context` is that of all rows."""
     # All senders encoded this worker's row with the public coin of that row.
     mine = jax.tree.map(lambda x: x[me], context.replace(memory=Memory()))
-    decode = functools.partial(decode_local, codec, mine)
-    return decoded_mean(decode, content, mine.replace(statistics=()), mine.shape)
+    decode, add = functools.partial(decode_local, codec, mine), add_of(codec.decode)
+
+    def added(content: tuple[PyTree, PyTree], total: jax.Array, divisor: float) -> jax.Array:
+        assert add is not None
+        payload, measured = content
+        return add(mine.received().replace(statistics=measured), payload, total, divisor)
+
+    common = mine.replace(statistics=())
+    return decoded_mean(decode, content, common, mine.shape, added=added if add else None)
 
 
 def gather_rows(axis_name: AxisName, contents: PyTree) -> PyTree:

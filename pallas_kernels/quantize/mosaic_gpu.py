@@ -1,13 +1,16 @@
 """`quantize` and `dequantize` as Mosaic kernels for GPU: one pass over memory.
 
-A block of 128 threads processes `block` consecutive words (elements, if unpacked) of every plane.
-The last block ends at the end of the plane, so it overlaps the block before it, and both write the
-same numbers. Two costs remain for sizes that do not fit. If the width of a plane is no multiple of
-4, each thread reads and writes one number at a time instead of 4. If the size is no multiple of the
-fields in a word, the array is padded and a float result is cut, each in a separate pass.
+A block of 128 threads processes `block` consecutive words (elements, if unpacked) of every plane,
+and the last block also the rest of the plane. No two blocks write the same number. The last one may
+write a number twice, so no result may be stored in the place of an operand.
+
+Two costs remain for sizes that do not fit. If the width of a plane is no multiple of 4, each thread
+reads and writes one number at a time instead of 4. If the size is no multiple of the fields in a
+word, the array is padded and a float result is cut, each in a separate pass.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,8 +35,21 @@ def _tiling(width: int) -> tuple[int, int, int]:
     return pitch, unit * min(UNROLL // vector, pitch // unit), vector
 
 
-def _first_of_block(block: int, pitch: int) -> jax.Array:
-    return lax.min(lax.axis_index("block") * block, pitch - block)
+def _by_pieces(width: int, process: Callable[..., None]) -> Callable[..., None]:
+    """A kernel that calls `process(first, length, *refs)` for each piece that its block has."""
+    pitch, block, vector = _tiling(width)
+    unit = vector * THREADS
+    # Whole units. If these are more than the rest, the piece begins within the one before it.
+    last = pl.cdiv(pitch % block, unit) * unit
+
+    def kernel(*refs: Any) -> None:
+        index = lax.axis_index("block")
+        process(index * block, block, *refs)
+        if last:
+            is_last = index == pitch // block - 1
+            pl.when(is_last)(lambda: process(pitch - last, last, *refs))
+
+    return kernel
 
 
 def quantize(
@@ -63,15 +79,21 @@ def quantize(
         *(_planes.to_planes(a, count, width, pitch) for a in arrays), scalars, seeds
     )
 
-    def quantize_block(seeds_ref: Any, scalars_ref: Any, x_ref: Any, *refs: Any) -> None:
+    def quantize_piece(
+        first: jax.Array | int,
+        length: int,
+        seeds_ref: Any,
+        scalars_ref: Any,
+        x_ref: Any,
+        *refs: Any,
+    ) -> None:
         added_refs, (out_ref, *rest_refs) = refs[: len(more)], refs[len(more) :]
-        first = _first_of_block(block, pitch)
-        inside = first.astype(jnp.uint32) + lax.iota(jnp.uint32, block)
+        inside = jnp.asarray(first, jnp.uint32) + lax.iota(jnp.uint32, length)
 
         def quantize_plane(plane: jax.Array, word: jax.Array) -> jax.Array:
             position = inside + (plane * width).astype(jnp.uint32)
             noise = _hash.bits(position, seeds_ref[0], seeds_ref[1])
-            here = pl.ds(first + plane * pitch, block)
+            here = pl.ds(first + plane * pitch, length)
             wide = _versions.side_by_side(x_ref[here], vector, interpret).astype(jnp.float32)
             for added_ref in added_refs:
                 term = _versions.side_by_side(added_ref[here], vector, interpret)
@@ -88,18 +110,18 @@ def quantize(
                 field = jnp.where(position < jnp.uint32(x.size), field, jnp.uint32(0))
             return word | (field << (plane * bits).astype(jnp.uint32))
 
-        word = _versions.side_by_side(jnp.zeros(block, jnp.uint32), vector, interpret)
+        word = _versions.side_by_side(jnp.zeros(length, jnp.uint32), vector, interpret)
         word = lax.fori_loop(0, count, quantize_plane, word)
         if bits not in _planes.DTYPES:
-            out_ref[pl.ds(first, block)] = word
+            out_ref[pl.ds(first, length)] = word
 
     out_type = [_vma.like(planes, (pitch,), dtype)]
     if residual:
         out_type.append(_vma.like(planes, planes.shape, arrays[-1].dtype))
     fields, *rest = _versions.gpu_kernel(
-        quantize_block,
+        _by_pieces(width, quantize_piece),
         out_type=tuple(out_type),
-        grid={"block": pl.cdiv(pitch, block)},
+        grid={"block": pitch // block},
         interpret=interpret,
     )(seeds, scalars, planes, *more)
     shape = x.shape if bits in _planes.DTYPES else (width,)
@@ -135,22 +157,23 @@ def dequantize(
     added = [_planes.to_planes(a, fields, width, pitch) for a in added]
     step, words, *added = _vma.equally_varying(step, words, *added)
 
-    def dequantize_block(step_ref: Any, words_ref: Any, *refs: Any) -> None:
+    def dequantize_piece(
+        first: jax.Array | int, length: int, step_ref: Any, words_ref: Any, *refs: Any
+    ) -> None:
         *added_refs, out_ref = refs
-        first = _first_of_block(block, pitch)
-        word = _versions.side_by_side(words_ref[pl.ds(first, block)], vector, interpret)
+        word = _versions.side_by_side(words_ref[pl.ds(first, length)], vector, interpret)
         for plane in range(fields):
             sums = reference.field_sums(word, plane, levels, bits, count)
             mean = sums.astype(jnp.float32) * step_ref[0]
-            here = pl.ds(first + plane * pitch, block)
+            here = pl.ds(first + plane * pitch, length)
             for added_ref in added_refs:
                 mean = added_ref[here] + mean
             out_ref[here] = mean
 
     planes = _versions.gpu_kernel(
-        dequantize_block,
+        _by_pieces(width, dequantize_piece),
         out_type=_vma.like(words, (fields * pitch,), jnp.float32),
-        grid={"block": pl.cdiv(pitch, block)},
+        grid={"block": pitch // block},
         interpret=interpret,
     )(step, words, *added)
     return _planes.from_planes(planes, width, pitch, shape)

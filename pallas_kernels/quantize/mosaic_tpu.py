@@ -72,6 +72,19 @@ def _view(shape: tuple[int, ...], bits: int) -> _View:
     return _View(planes, width, pl.cdiv(width, TILE) * 8, LANES)
 
 
+def _progression(view: _View, stride: jax.Array, start: jax.Array) -> jax.Array:
+    """`start + stride * j`, uint32, where j counts elements of the plane from the block's first.
+
+    Multiplied are one tile, and the number of each tile: a sum of two terms for each element.
+    """
+    rows, columns = view.block
+    height = 8 if rows % 8 == 0 else rows
+    shape = rows // height, height, columns
+    tile, row, column = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(3))
+    in_tile = start + row * (jnp.uint32(view.columns) * stride) + column * stride
+    return (tile * (jnp.uint32(height * view.columns) * stride) + in_tile).reshape(view.block)
+
+
 def _quantize_kernel(
     seeds_ref: Any,
     scalars_ref: Any,
@@ -85,15 +98,12 @@ def _quantize_kernel(
 ) -> None:
     added_refs, (out_ref, *rest_refs) = refs[:added], refs[added:]
     rows, columns = view.block
-    row = lax.broadcasted_iota(jnp.uint32, view.block, 0)
-    column = lax.broadcasted_iota(jnp.uint32, view.block, 1)
-    row = row + (pl.program_id(0) * rows).astype(jnp.uint32)
-    column = column + (pl.program_id(1) * columns).astype(jnp.uint32)
-    inside = row * jnp.uint32(view.columns) + column
+    first = (pl.program_id(0) * rows * view.columns + pl.program_id(1) * columns).astype(jnp.uint32)
+    stride = _hash.stride(seeds_ref[0, 0])
     word = jnp.zeros(view.block, jnp.uint32)
     for plane in range(view.planes):
-        position = inside + jnp.uint32(plane * view.width)
-        noise = _hash.bits(position, seeds_ref[0, 0], seeds_ref[0, 1])
+        start = first + jnp.uint32(plane * view.width)
+        noise = _hash.mix(_progression(view, stride, start * stride + seeds_ref[0, 1]))
         wide = x_ref[plane].astype(jnp.float32)
         for added_ref in added_refs:
             wide = wide + added_ref[plane].astype(jnp.float32)
@@ -106,6 +116,7 @@ def _quantize_kernel(
         else:
             field = (codes + levels).astype(jnp.uint32)
             if view.planes * view.width > size:
+                position = _progression(view, jnp.uint32(1), start)
                 field = jnp.where(position < jnp.uint32(size), field, jnp.uint32(0))
             word = word | (field << jnp.uint32(plane * bits))
     if bits not in _planes.DTYPES:
@@ -208,6 +219,9 @@ def dequantize(
         ],
         out_specs=view.spec,
         out_shape=_vma.like(words, view.shape, jnp.float32),
+        # A sum over arrays is kept in one place, and XLA copies it only if it is needed afterwards.
+        # JAX's interpreter returns such an array of a wrong size if the last block is not full.
+        input_output_aliases={2: 0} if added and view.rows % view.block[0] == 0 else {},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
     )(step, words, *added)

@@ -189,16 +189,22 @@ def dither(
         )
         return DitherPayload(codes), context.memory, rest
 
-    def decode(context: Context, payload: DitherPayload) -> jax.Array:
+    def decode_onto(
+        context: Context, payload: DitherPayload, total: jax.Array | None, divisor: float
+    ) -> jax.Array:
         field = _fields.choose_field(levels, bits, context.workers)
         return dequantize(
             payload.codes,
-            chosen.value(context.statistics),
+            chosen.value(context.statistics) / divisor,
             levels=field.levels,
             bits=field.width,
             count=context.count,
             shape=context.shape,
+            accumulate=total,
         )
+
+    def decode(context: Context, payload: DitherPayload) -> jax.Array:
+        return decode_onto(context, payload, None, 1.0)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         field = _fields.choose_field(levels, bits, context.workers)
@@ -236,7 +242,7 @@ def dither(
     encode_integers = IntegerEncode(encode, integers=integers)
     return Codec(
         encode=encode_integers,
-        decode=ResidualDecode(decode, encode_integers, with_residual),
+        decode=ResidualDecode(decode, encode_integers, with_residual, decode_onto),
         measure=measure,
         reduce_statistics=chosen.reduce_statistics,
         combine="sum",

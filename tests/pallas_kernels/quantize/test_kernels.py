@@ -10,7 +10,6 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels._versions import gpu_interpret_params
 from pallas_kernels.quantize import mosaic_gpu, mosaic_tpu, reference
 from tests.pallas_kernels.lowering import INTERPRET_GPU, INTERPRET_TPU
 from tests.pallas_kernels.quantize import oracle
@@ -18,8 +17,6 @@ from tests.pallas_kernels.quantize.oracle import CASES, Case
 from tests.slow import slow
 
 KERNELS = {"tpu": (mosaic_tpu, INTERPRET_TPU), "cuda": (mosaic_gpu, INTERPRET_GPU)}
-# Blocks of the GPU overlap where sizes are ragged, and write the same numbers there.
-INTERPRET_OVERLAPS = gpu_interpret_params()
 
 SEEDS = jnp.array([2**32 - 7, 12345], jnp.uint32)
 
@@ -32,15 +29,12 @@ def assert_alike(actual: jax.Array, expected: jax.Array, bound: np.ndarray) -> N
     assert (close | (values == wanted) | (np.isnan(values) & np.isnan(wanted))).all()
 
 
-def assert_equal_to_reference(
-    platform: str, case: Case, x: jax.Array, scale: float, interpret: Any = None
-) -> None:
+def assert_equal_to_reference(platform: str, case: Case, x: jax.Array, scale: float) -> None:
     """Codes bit for bit; floats within what contraction to a fused multiply-add changes."""
-    kernels, default = KERNELS[platform]
+    kernels, interpret = KERNELS[platform]
     options = case._asdict()
     args = (x, jnp.float32(scale), SEEDS)
-    interpreted = {"interpret": interpret or default}
-    quantize = functools.partial(kernels.quantize, **options, residual=True, **interpreted)
+    quantize = functools.partial(kernels.quantize, **options, residual=True, interpret=interpret)
     codes, rest = jax.jit(quantize)(*args)
     expected, expected_rest = jax.jit(
         functools.partial(reference.quantize, **options, residual=True)
@@ -53,7 +47,7 @@ def assert_equal_to_reference(
 
     options |= {"count": 1, "shape": x.shape}
     added = jnp.asarray(np.cos(np.arange(x.size, dtype=np.float32))).reshape(x.shape)
-    dequantize = functools.partial(kernels.dequantize, **options, **interpreted)
+    dequantize = functools.partial(kernels.dequantize, **options, interpret=interpret)
     total = jax.jit(dequantize)(codes, args[1], added)
     expected = jax.jit(functools.partial(reference.dequantize, **options))(codes, args[1], added)
     assert (total.shape, total.dtype) == (x.shape, jnp.float32)
@@ -64,6 +58,7 @@ def assert_equal_to_reference(
     ("case", "shape", "dtype"),
     [
         slow(Case(127, 8), (300,), jnp.float32),  # Padded.
+        slow(Case(127, 8), (3, 128), jnp.float32),  # Less than a tile.
         (Case(7, 4), (16 * 8, 256), jnp.bfloat16),  # As it lies in memory.
         slow(Case(15, 5), (7, 19), jnp.float32),
         slow(Case(2**20, 32), (), jnp.float32),
@@ -104,19 +99,19 @@ def test_gpu(case: Case, shape: tuple[int, ...], dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "size"), [slow(Case(127, 8), 1500), (Case(15, 5), 6 * 1100 - 5)], ids=str
+    ("case", "size"),
+    [slow(Case(127, 8), 1500), slow(Case(127, 8), 1536), (Case(15, 5), 6 * 1100 - 5)],
+    ids=str,
 )
-def test_gpu_overlapping_blocks(case: Case, size: int) -> None:
-    x = jnp.asarray(oracle.numbers((size,), 2.0))
-    assert_equal_to_reference("cuda", case, x, 2.0, INTERPRET_OVERLAPS)
+def test_gpu_last_block_has_the_rest(case: Case, size: int) -> None:
+    assert_equal_to_reference("cuda", case, jnp.asarray(oracle.numbers((size,), 2.0)), 2.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", KERNELS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_width(platform: str, case: Case) -> None:
-    x = jnp.asarray(oracle.numbers((421,), 0.5))
-    assert_equal_to_reference(platform, case, x, 0.5, platform == "cuda" and INTERPRET_OVERLAPS)
+    assert_equal_to_reference(platform, case, jnp.asarray(oracle.numbers((421,), 0.5)), 0.5)
 
 
 @pytest.mark.slow
@@ -124,9 +119,7 @@ def test_every_width(platform: str, case: Case) -> None:
 @pytest.mark.parametrize("scale", [0.0, 2.0**-130, 2.0**-126, 2.0**-61, 3e38, np.inf])
 def test_every_scale(platform: str, scale: float) -> None:
     x = jnp.asarray(oracle.numbers((130,), scale if 0 < scale < np.inf else 1.0))
-    assert_equal_to_reference(
-        platform, Case(127, 8), x, scale, platform == "cuda" and INTERPRET_OVERLAPS
-    )
+    assert_equal_to_reference(platform, Case(127, 8), x, scale)
 
 
 @pytest.mark.parametrize("platform", KERNELS)

@@ -1,0 +1,29 @@
+"""Dithered payloads are decoded onto a sum as they are decoded and added."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcomm import Context
+from jaxcomm._marked import add_of
+from jaxcomm.compression.quantizers import dither
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("divisor", [3.0, 8.0])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_it_adds_what_is_decoded(bits: int, divisor: float) -> None:
+    codec, x = dither(bits=bits), jnp.asarray(np.random.default_rng(bits).normal(size=100))
+    context = Context.of(x)
+    context = context.replace(statistics=codec.measure(context, x))
+    payload, _ = codec.encode(context, x)
+    add, total = add_of(codec.decode), jnp.linspace(-1.0, 1.0, 100, dtype=jnp.float32)
+    assert add is not None
+    with jax.disable_jit():  # Where a product is fused into a sum, it is not rounded.
+        actual = add(context, payload, total, divisor)
+        expected = total + codec.decode(context, payload) / divisor
+    if divisor == 8:  # Dividing by a power of two rounds nothing.
+        np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2.0**-20)
+    assert np.abs(np.asarray(actual - total)).max() > 0.05
