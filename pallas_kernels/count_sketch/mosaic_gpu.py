@@ -29,11 +29,7 @@ INDEXED = range(PLANE, 2**31)  # Sizes of arrays whose elements are indexed, in 
 
 
 def _key(keys_ref: Any, row: Any) -> Key:
-    return Key(*(keys_ref[row * 8 + i] for i in range(len(Key._fields))))
-
-
-def _flat_keys(keys: jax.Array) -> jax.Array:
-    return jnp.pad(keys, ((0, 0), (0, 8 - len(Key._fields)))).ravel()
+    return Key(*(keys_ref[row * len(Key._fields) + i] for i in range(len(Key._fields))))
 
 
 def _columns_of(keys: jax.Array, axes: int) -> Key:
@@ -68,6 +64,14 @@ def _copy_plane(ref: Any, plane: Any, to_ref: Any, start: Any, barrier: Any) -> 
     )
 
 
+def _turned(rows: list[jax.Array], turns: jax.Array) -> list[jax.Array]:
+    """Eight sublanes, of which each lane is rotated by its own turn."""
+    for bit in range(3):
+        here = (turns >> bit) & 1 != 0
+        rows = [jnp.where(here, rows[k - (1 << bit)], rows[k]) for k in range(SUBLANES)]
+    return rows
+
+
 def _rolled_row(rows_ref: Any, start: Any, roll: Any, inside: jax.Array) -> jax.Array:
     """The 128 elements from `start`, rolled to the right by `roll`; `inside` is lane >= roll."""
     first = (start - roll).astype(jnp.int32)
@@ -87,6 +91,7 @@ def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) ->
     slot, plane = block // jnp.uint32(shapes.planes), block & jnp.uint32(shapes.planes - 1)
     key = _key(keys_ref, row.astype(jnp.int32))
     lane = lax.broadcasted_iota(jnp.uint32, (LANES,), 0)
+    lane_word = tiling.lane_word(key, lane)
     column = (row * jnp.uint32(shapes.slots) + slot) * jnp.uint32(shapes.rounds)
     first = part * jnp.uint32(shapes.part)
     last = jnp.minimum(first + jnp.uint32(shapes.part), jnp.uint32(shapes.rounds))
@@ -99,8 +104,8 @@ def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) ->
         last = jnp.where(missing, last - 1, last)
 
     def source_of(tile: Any) -> Any:
-        plane_roll, _, _ = tiling.rolls(shapes, key, tile)
-        return (plane - plane_roll) & jnp.uint32(shapes.planes - 1)
+        moved = tiling.move(shapes, tiling.move_word(key, tile))
+        return (plane - moved.plane) & jnp.uint32(shapes.planes - 1)
 
     def start(round_: Any) -> None:
         @pl.when(round_ < last)
@@ -127,17 +132,20 @@ def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) ->
         round_ = first + step.astype(jnp.uint32)
         tile = tile_of(round_)
         stage = step & (STAGES - 1)
-        _, sublane_roll, lane_roll = tiling.rolls(shapes, key, tile)
-        signs = _signs(shapes, key, tile, source_of(tile), (lane - lane_roll) & (LANES - 1)) & 255
-        signs = (signs << sublane_roll) | (signs >> (SUBLANES - sublane_roll))
-        inside = lane >= lane_roll
+        moved = tiling.move(shapes, tiling.move_word(key, tile))
+        signs = _signs(shapes, key, tile, plane, lane)
+        turns = tiling.turn(moved, lane_word)
         plgpu.barrier_wait(barriers.at[stage])
-        results = []
-        for sublane, total in enumerate(sums):
-            source = (jnp.uint32(sublane) - sublane_roll) & (SUBLANES - 1)
-            begin = stage.astype(jnp.uint32) * STAGE + (source + 1) * LANES
-            value = _rolled_row(rows_ref, begin, lane_roll, inside)
-            results.append(total + tiling.signed(value, signs, sublane))
+        values = []
+        for sublane in range(SUBLANES):
+            shift = tiling.lane_shift(moved, plane, jnp.uint32(sublane)) & (LANES - 1)
+            begin = stage.astype(jnp.uint32) * STAGE + (sublane + 1) * LANES
+            values.append(_rolled_row(rows_ref, begin, shift, lane >= shift))
+        values = _turned(values, turns)
+        results = [
+            total + tiling.signed(value, signs, sublane)
+            for sublane, (total, value) in enumerate(zip(sums, values, strict=True))
+        ]
         plgpu.commit_smem()  # All threads have read this stage before it is overwritten.
         start(round_ + STAGES)
         return tuple(results)
@@ -190,7 +198,7 @@ def encode(
         interpret=interpret,
     )
     operands = _planes(x.ravel().astype(dtype), shapes)
-    table = kernel(_flat_keys(keys), _tiles(shapes, keys), *operands)
+    table = kernel(keys.ravel(), _tiles(shapes, keys), *operands)
     return tiling.total(table.reshape(shapes.parts, rows, columns))
 
 
@@ -208,24 +216,33 @@ def _decode_kernel(
     tile, plane = position // jnp.uint32(shapes.planes), position & jnp.uint32(shapes.planes - 1)
     lane = lax.broadcasted_iota(jnp.uint32, (LANES,), 0)
     keys = [_key(keys_ref, row) for row in range(rows)]
-    rolls = [tiling.rolls(shapes, key, tile) for key in keys]
-    for row, (plane_roll, _, _) in enumerate(rolls):
+    moves = [tiling.move(shapes, tiling.move_word(key, tile)) for key in keys]
+    places = [(plane + moved.plane) & jnp.uint32(shapes.planes - 1) for moved in moves]
+    for row, place in enumerate(places):
         slot = slots_ref[(jnp.uint32(row * shapes.tiles) + tile).astype(jnp.int32)]
-        source = (plane + plane_roll) & jnp.uint32(shapes.planes - 1)
-        source = (jnp.uint32(row * shapes.slots) + slot) * jnp.uint32(shapes.planes) + source
+        source = (jnp.uint32(row * shapes.slots) + slot) * jnp.uint32(shapes.planes) + place
         _copy_plane(table_ref, source, rows_ref, row * STAGE + LANES, barrier)
-    signs = [_signs(shapes, key, tile, plane, lane) for key in keys]
-    backs = [(LANES - lane_roll) & (LANES - 1) for _, _, lane_roll in rolls]
-    inside = [lane >= back for back in backs]
+    signs = [_signs(shapes, key, tile, at, lane) for key, at in zip(keys, places, strict=True)]
+    turns = [
+        (SUBLANES - tiling.turn(moved, tiling.lane_word(key, lane))) & (SUBLANES - 1)
+        for key, moved in zip(keys, moves, strict=True)
+    ]
     plgpu.barrier_wait(barrier)
+    for row in range(rows):
+        begin = [row * STAGE + (sublane + 1) * LANES for sublane in range(SUBLANES)]
+        placed = [rows_ref[pl.ds(first, LANES)] for first in begin]
+        placed = [tiling.signed(x, signs[row], sublane) for sublane, x in enumerate(placed)]
+        for first, value in zip(begin, _turned(placed, turns[row]), strict=True):
+            rows_ref[pl.ds(first, LANES)] = value
+    plgpu.commit_smem()  # All lanes are written before others read them.
     results = []
     for sublane in range(SUBLANES):
         values = []
-        for row, (_, sublane_roll, _) in enumerate(rolls):
-            source = (sublane_roll + jnp.uint32(sublane)) & (SUBLANES - 1)
-            begin = jnp.uint32(row * STAGE) + (source + 1) * LANES
-            value = _rolled_row(rows_ref, begin, backs[row], inside[row])
-            values.append(tiling.signed(value, signs[row], sublane))
+        for row, (moved, at) in enumerate(zip(moves, places, strict=True)):
+            shift = tiling.lane_shift(moved, at, jnp.uint32(sublane))
+            back = (LANES - shift) & (LANES - 1)
+            begin = jnp.uint32(row * STAGE + (sublane + 1) * LANES)
+            values.append(_rolled_row(rows_ref, begin, back, lane >= back))
         results.append(ESTIMATES[estimate](values))
 
     def store(ref: Any, plane: Any) -> None:
@@ -279,7 +296,7 @@ def decode(
         ],
         interpret=interpret,
     )
-    out, *end = kernel(_flat_keys(keys), _slots(shapes, keys), table.reshape(-1, PLANE))
+    out, *end = kernel(keys.ravel(), _slots(shapes, keys), table.reshape(-1, PLANE))
     if end:  # In place: the rest is not copied.
         return out.at[size - ragged :].set(end[0][:ragged]).reshape(shape)
     return out.ravel()[:size].reshape(shape)

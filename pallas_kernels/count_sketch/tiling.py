@@ -72,10 +72,12 @@ class Key(NamedTuple):
 
     first_deal: Scalar
     second_deal: Scalar
-    first_roll: Scalar
-    second_roll: Scalar
+    first_move: Scalar
+    second_move: Scalar
     first_sign: Scalar
     second_sign: Scalar
+    first_turn: Scalar
+    second_turn: Scalar
 
 
 class Deal(NamedTuple):
@@ -84,6 +86,17 @@ class Deal(NamedTuple):
     multipliers: tuple[Scalar, Scalar, Scalar]
     added: Scalar
     offset: Scalar
+
+
+class Move(NamedTuple):
+    """How a tile is moved in one row; `turn` is an odd multiplier."""
+
+    plane: Scalar
+    sublane: Scalar
+    lane: Scalar
+    per_sublane: Scalar
+    per_group: Scalar
+    turn: Scalar
 
 
 def planes_of_tile(columns: int) -> int:
@@ -111,9 +124,9 @@ def tiling(size: int, columns: int, planes: int | None = None, step: int = STEP)
 
 
 def keys(seeds: jax.Array, rows: int) -> jax.Array:
-    """The keys of all rows, uint32[rows, 6]."""
-    position = jnp.arange(rows * 8, dtype=jnp.uint32).reshape(rows, 8)
-    return _hash.bits(position, seeds[0], seeds[1])[:, : len(Key._fields)]
+    """The keys of all rows, uint32[rows, 8]."""
+    position = jnp.arange(rows * len(Key._fields), dtype=jnp.uint32)
+    return _hash.bits(position, seeds[0], seeds[1]).reshape(rows, -1)
 
 
 def below(word: Scalar, number: int) -> Scalar:
@@ -193,10 +206,36 @@ def tile_at(shapes: Tiling, key: Key, slot: Scalar, round_: Scalar) -> tuple[Sca
     return tile, tile < jnp.uint32(shapes.tiles)
 
 
-def rolls(shapes: Tiling, key: Key, tile: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-    """The amounts by which `tile` is rolled along its planes, sublanes and lanes."""
-    word = _hash.bits(tile, key.first_roll, key.second_roll)
-    return word & jnp.uint32(shapes.planes - 1), (word >> 5) & 7, (word >> 8) & 127
+def move_word(key: Key, tile: Scalar) -> Scalar:
+    """The word of all parameters by which `tile` is moved."""
+    return _hash.bits(tile, key.first_move, key.second_move)
+
+
+def move(shapes: Tiling, word: Scalar) -> Move:
+    """The parameters in a word: the bits of each are its own, but for those of `turn`."""
+    return Move(
+        plane=(word >> 3) & jnp.uint32(shapes.planes - 1),
+        sublane=word & 7,
+        lane=(word >> 8) & 127,
+        per_sublane=(word >> 15) & 127,
+        per_group=(word >> 22) & 127,
+        turn=word | 7,
+    )
+
+
+def lane_shift(moved: Move, plane: Scalar, sublane: Scalar) -> Scalar:
+    """By how many lanes a sublane of the array moves; `plane` is that of the table."""
+    return moved.lane + moved.per_sublane * sublane + moved.per_group * (plane >> 2)
+
+
+def lane_word(key: Key, lane: Scalar) -> Scalar:
+    """The word of a lane of the table, of which the turns of all tiles are derived."""
+    return _hash.bits(lane, key.first_turn, key.second_turn)
+
+
+def turn(moved: Move, lane_word: Scalar) -> Scalar:
+    """By how many sublanes a lane is rotated, in [0, 8)."""
+    return ((lane_word * moved.turn >> 29) + moved.sublane) & 7
 
 
 def sign_word(shapes: Tiling, key: Key, tile: Scalar, plane: Scalar, lane: Scalar) -> Scalar:
