@@ -42,7 +42,9 @@ def _turns(key: Key, moved: Move) -> jax.Array:
     """The turn of each lane of these tiles, uint32[..., lanes]."""
     wide_key = Key(*(_wide(field, 1) if field.ndim else field for field in key))
     lane = lax.broadcasted_iota(jnp.uint32, (*moved.lane.shape, LANES), moved.lane.ndim)
-    return tiling.turn(Move(*(_wide(field, 1) for field in moved)), tiling.lane_word(wide_key, lane))
+    return tiling.turn(
+        Move(*(_wide(field, 1) for field in moved)), tiling.lane_word(wide_key, lane)
+    )
 
 
 def _sign_words(shapes: Tiling, key: Key, tile: jax.Array) -> jax.Array:
