@@ -39,7 +39,11 @@ html_theme = "pydata_sphinx_theme"
 html_title = "jaxcomm"
 html_math_renderer = "mathml"
 html_copy_source = False
+templates_path = ["_templates"]
+# The page "Should I compress?" is not of Sphinx, so a template links to it from every page.
+html_sidebars = {"**": ["answer_link", "sidebar-nav-bs"]}
 html_theme_options = {
+    "navbar_center": ["answer_link", "navbar-nav"],
     "navigation_with_keys": False,
     "show_prev_next": True,
     "show_toc_level": 2,

@@ -102,6 +102,28 @@ def explain_init_error(error: Exception) -> Exception:
     return error
 
 
+def require_gossip_last(state: Any) -> None:
+    """Raises if anything follows gossip in `optax.chain`, whose state is a plain tuple.
+
+    The update of gossip moves a worker to the mixed parameters, so scaling it mixes them wrongly.
+    """
+
+    def mixes(node: Any) -> bool:
+        inside = type(node) is tuple and any(map(mixes, node))
+        return inside or getattr(node, "mixes_parameters", False)
+
+    if not isinstance(state, tuple) or getattr(state, "mixes_parameters", False):
+        return
+    for node, after in itertools.zip_longest(state, state[1:], fillvalue=None):
+        require_gossip_last(node)
+        if type(state) is tuple and after is not None and mixes(node) and not mixes(after):
+            raise ValueError(
+                "A method of `jaxcomm.gossip` must be last in `optax.chain`, since it mixes the "
+                "parameters that the optimizer has moved, as in `optax.chain(optax.sgd(0.1), "
+                "gossip.dpsgd(graph))`. Here another transformation follows it."
+            )
+
+
 def remedy(option: str) -> str:
     """The advice for an option that must be static but is traced."""
     return f"Under `optax.inject_hyperparams` pass `static_args=({option!r},)`."

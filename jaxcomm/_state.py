@@ -22,7 +22,13 @@ from jaxcomm._mesh import (
     shard_map,
     strong,
 )
-from jaxcomm._require import explain_init_error, explained, require_arrays, require_transformation
+from jaxcomm._require import (
+    explain_init_error,
+    explained,
+    require_arrays,
+    require_gossip_last,
+    require_transformation,
+)
 from jaxcomm._sharded import is_spec, specs_of_state, tracing
 
 
@@ -171,9 +177,9 @@ def init(
 
     Raises:
       ValueError: If the number of workers is not a positive int; if `tx` is not a transformation,
-        or names an axis that is missing; if state differs by worker and is not marked; or if
-        `params` were made for another number of workers, or are sharded over other axes than
-        `shard_axes`.
+        or names an axis that is missing; if gossip is not last in a chain; if state differs by
+        worker and is not marked; or if `params` were made for another number of workers, or are
+        sharded over other axes than `shard_axes`.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -188,7 +194,9 @@ def init(
 
     def first(params: PyTree) -> optax.OptState:
         with explained(explain_init_error):
-            return tx.init(own_params(params))
+            state = tx.init(own_params(params))
+        require_gossip_last(state)
+        return state
 
     def record(params: PyTree) -> tuple[()]:
         # The structure of the state is known only after tracing `tx.init` on the workers.

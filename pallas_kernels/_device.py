@@ -15,9 +15,9 @@ HOPPER_AND_NEWER = ("H100", "H200", "H800", "H20", "GH200", "B100", "B200", "B30
 _rehearsal = jax.make_user_context(False)
 
 
-def rehearsal() -> AbstractContextManager[None]:
-    """A context in which a CPU runs the kernels for GPU, in JAX's interpreter."""
-    context: AbstractContextManager[None] = _rehearsal(True)
+def rehearsal(enabled: bool = True) -> AbstractContextManager[None]:
+    """A context in which a CPU runs the kernels for GPU, in JAX's interpreter, if `enabled`."""
+    context: AbstractContextManager[None] = _rehearsal(enabled)
     return context
 
 

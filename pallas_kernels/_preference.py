@@ -67,7 +67,8 @@ def implementation(*names: Implementation) -> Iterator[None]:
 
 @functools.cache
 def _of_environment() -> tuple[Implementation, ...]:
-    names = tuple(name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip())
+    value = os.environ.get(VARIABLE, "").strip()
+    names = tuple(name.strip() for name in value.split(",")) if value else ()
     _require_names(names, f"A name in the environment variable {VARIABLE} must be")
     return names  # type: ignore[return-value]
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from pallas_kernels._device import Device
+from pallas_kernels._device import Device, rehearsal, rehearses
 
 
 class Failure(NamedTuple):
@@ -58,6 +58,7 @@ def _lower(
     options: tuple[tuple[str, Any], ...],
     types: tuple[tuple[tuple[int, ...], Any], ...],
     device: Device,
+    rehearsed: bool,
 ) -> Failure | None:
     described = AbstractDevice(
         device_kind=device.kind, num_cores=device.cores, platform=device.platform
@@ -66,7 +67,7 @@ def _lower(
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
 
     def lower() -> None:
-        with use_abstract_mesh(mesh):
+        with use_abstract_mesh(mesh), rehearsal(rehearsed):
             traced = jax.jit(functools.partial(kernel, **dict(options))).trace(*arguments)
             traced.lower(lowering_platforms=(device.platform,))
 
@@ -96,4 +97,4 @@ def failure(
     except Exception as error:
         return _failure_of(error)
     types = tuple((tuple(x.shape), jax.numpy.dtype(x.dtype)) for x in arrays)
-    return _lower(kernel, tuple(sorted(options.items())), types, device)
+    return _lower(kernel, tuple(sorted(options.items())), types, device, rehearses())

@@ -8,10 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.experimental.mosaic.gpu.fragmented_array import TiledLayout
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import _vma
 from pallas_kernels._device import rehearses
+
+MOVES_ROWS = hasattr(plgpu, "store")
+"""Whether `by_rows` is supported: JAX 0.10 has no such copies from and to the memory of a GPU."""
 
 
 def gpu_interpret_params(**options: Any) -> Any:
@@ -77,3 +81,36 @@ def side_by_side(x: jax.Array, numbers: int, interpret: Any) -> jax.Array:
     if interpret or rehearses():  # JAX 0.10 cannot interpret a layout.
         return x
     return plgpu.layout_cast(x, plgpu.Layout.WG_STRIDED(x.shape, vec_size=numbers))
+
+
+def by_rows(x: jax.Array, rows: int, columns: int, numbers: int, interpret: Any) -> jax.Array:
+    """Lays out two-dimensional `x` so that lanes of one warp hold a row.
+
+    The 32 lanes of each of the four warps hold `columns` of each of `rows` rows at once, `numbers`
+    neighboring elements each. Other rows and columns are held in the same way.
+
+    Raises:
+      NotImplementedError: If this version of JAX cannot move such arrays to and from memory.
+    """
+    if interpret or rehearses():  # JAX 0.10 cannot interpret a layout.
+        return x
+    if not MOVES_ROWS:
+        raise NotImplementedError(f"rows of a warp need JAX 0.11 or newer, not {jax.__version__}")
+    # Without dimensions of one element, which JAX refuses.
+    layout = TiledLayout(
+        plgpu.Tiling(((4 * rows, columns), (rows, columns), (1, numbers))),
+        warp_dims=(-6,),
+        lane_dims=(-4, -3),
+        vector_dim=-1,
+        _check_canonical=False,
+    ).canonicalize()
+    dims = layout.warp_dims, layout.lane_dims, layout.vector_dim
+    return plgpu.layout_cast(x, plgpu.Layout.TILED(layout.tiling, *dims))
+
+
+def store_narrow(ref: Any, x: jax.Array, interpret: Any) -> None:
+    """Stores `x`, of less than 4 bytes per thread, which a plain store refuses."""
+    if interpret or rehearses():
+        ref[...] = x
+    else:
+        plgpu.store(ref, x, optimized=False)

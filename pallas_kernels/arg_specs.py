@@ -204,7 +204,6 @@ def _block_float(dtype: Any, block_size: int, stochastic: bool = True) -> Row:
         f"block float {dtype}, blocks of {block_size}{'' if stochastic else ', nearest'}",
         lambda size: (_normal(size), _seeds()) if stochastic else (_normal(size),),
         call,
-        kernels=("mosaic_tpu",),
         temporaries=2**20,  # Exponents, before they are in the order of blocks.
     )
 

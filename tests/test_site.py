@@ -167,3 +167,26 @@ def test_a_method_that_the_answer_page_does_not_count_is_an_error(answer: Module
     assert answer.exchange_of("jaxcomm.power_sgd({axis}, rank=4)") == ("factors", {"rank": 4})
     with pytest.raises(SystemExit, match=r"does not count the bytes of jaxcomm\.new"):
         answer.exchange_of("jaxcomm.new({axis})")
+
+
+def test_the_page_of_every_record_links_to_its_report(tools: tuple[ModuleType, ModuleType]) -> None:
+    texts, _ = tools[1].collected()
+    records = [*ROOT.glob("experiments/records/*/README.md")]
+    assert len(records) > 20
+    for path in records:
+        name = path.parent.name
+        assert f'<a href="{name}/report.html">' in texts[f"records/{name}.md"]
+
+
+def test_reports_are_written_beside_the_pages_of_records(
+    tools: tuple[ModuleType, ModuleType], tmp_path: pathlib.Path
+) -> None:
+    record = tmp_path / "experiments" / "records" / "2026-01-01_old"
+    record.mkdir(parents=True)
+    (record / "README.md").write_text("# Is it fast?\n\n| method | ms |\n|---|---|\n| mean | 3 |\n")
+    assert tools[1].write_reports(tmp_path / "html", tmp_path) == 0
+    page = (tmp_path / "html" / "records" / "2026-01-01_old" / "report.html").read_text()
+    assert "<title>Is it fast?</title>" in page and "<td>mean</td>" in page
+    (record / "README.md").rename(record / "README.md.lost")
+    (record / "README.md").mkdir()  # No page that could be read.
+    assert tools[1].write_reports(tmp_path / "html", tmp_path) != 0

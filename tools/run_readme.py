@@ -3,9 +3,13 @@
     python tools/run_readme.py [FILE ...]      # README.md when no file is named
 
 The ```python blocks of one file run in order, in one namespace, in a fresh process with 8 fake CPU
-devices; a block opened by ```python no-run is skipped. Other blocks are not run.
+devices; a block opened by ```python no-run is skipped. A block ```text printed is what the block
+before it must print, with `...` for any text, as in a doctest. Other blocks are not run.
 """
 
+import contextlib
+import doctest
+import io
 import os
 import subprocess
 import sys
@@ -24,11 +28,15 @@ class Block(NamedTuple):
     line: int  # of its first line of code, from 1
     code: str
     run: bool
+    printed: str | None = None  # what it must print, or None if the page does not show it
 
 
 def python_blocks(text: str) -> list[Block]:
-    """The ```python blocks of a Markdown text; ValueError if a fence is never closed."""
-    blocks = []
+    """The ```python blocks of a Markdown text, with what they print.
+
+    ValueError if a fence is never closed, or if an output belongs to no block.
+    """
+    blocks: list[Block] = []
     lines = iter(enumerate(text.splitlines(), 1))
     for number, line in lines:
         indent = len(line) - len(line.lstrip(" "))
@@ -46,7 +54,20 @@ def python_blocks(text: str) -> list[Block]:
             raise ValueError(f"line {number}: a fence is opened and never closed")
         if info[:1] == ["python"]:
             blocks.append(Block(number + 1, "\n".join(code) + "\n", "no-run" not in info[1:]))
+        elif info[:2] == ["text", "printed"]:
+            if not blocks or not blocks[-1].run or blocks[-1].printed is not None:
+                raise ValueError(f"line {number}: no block that runs precedes this output")
+            blocks[-1] = blocks[-1]._replace(printed="\n".join(code) + "\n")
     return blocks
+
+
+def require_printed(block: Block, output: str) -> None:
+    """Raises an AssertionError that shows the difference if a block printed something else."""
+    checker, example = doctest.OutputChecker(), doctest.Example(block.code, block.printed or "")
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    if block.printed is not None and not checker.check_output(block.printed, output, options):
+        shown = checker.output_difference(example, output, options | doctest.REPORT_NDIFF)
+        raise AssertionError(f"the page shows another output\n{shown}")
 
 
 def run_blocks(path: Path, name: str) -> int:
@@ -64,7 +85,13 @@ def run_blocks(path: Path, name: str) -> int:
         begun = time.perf_counter()
         try:
             # Blank lines before the code give tracebacks the line numbers of the file.
-            exec(compile("\n" * (block.line - 1) + block.code, str(path), "exec"), vars(module))
+            code = compile("\n" * (block.line - 1) + block.code, str(path), "exec")
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                try:
+                    exec(code, vars(module))
+                finally:
+                    sys.__stdout__.write(output.getvalue())
+            require_printed(block, output.getvalue())
         except BaseException as error:
             traceback.print_exc()
             frames = traceback.extract_tb(error.__traceback__)

@@ -11,7 +11,7 @@ from typing import Any
 
 import vl_convert
 
-from experiments.report.charts import Chart
+from experiments.report.chart import Chart
 
 FOLDER = Path(__file__).parent
 POLICY = (
@@ -50,9 +50,10 @@ def figures(charts: Sequence[Chart], first: int = 0) -> str:
     found = []
     for place, chart in enumerate(charts, first):
         caption = html.escape(chart.caption)
+        note = f"<p class='note'>Numbers: {html.escape(chart.note)}.</p>" if chart.note else ""
         found.append(
             f"<figure id='chart-{place}'><figcaption>{caption}</figcaption>"
-            f"<div class='chart' role='img' aria-label='{html.escape(caption)}'></div></figure>"
+            f"<div class='chart' role='img' aria-label='{caption}'></div>{note}</figure>"
         )
     return "\n".join(found)
 
@@ -77,7 +78,9 @@ def page(
                     for name, fact in facts.items())  # fmt: skip
     data: dict[str, str] = {}
     if charts:
-        listed = json.dumps([each._asdict() for each in charts], allow_nan=False)
+        listed = json.dumps(
+            [{"spec": each.spec, "rows": each.rows} for each in charts], allow_nan=False
+        )
         data = {"library": library(), "charts": packed(listed.encode())}
     buttons = []
     for place, (name, content) in enumerate(files.items()):

@@ -32,6 +32,11 @@ class GossipState(NamedTuple):
     skipped_steps: PerWorker  # int32[], the number of non-finite updates of this worker
     diagnostics: Any = ()  # dict of float32[] if `diagnostics=True`
 
+    @property
+    def mixes_parameters(self) -> bool:
+        """That only gossip may follow in a chain."""
+        return True
+
 
 class Mixed(NamedTuple):
     """The result of a method for one step."""

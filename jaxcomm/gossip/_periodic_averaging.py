@@ -17,6 +17,11 @@ class ExactAverageState(NamedTuple):
     step: jax.Array  # int32[]
     gossip: Any
 
+    @property
+    def mixes_parameters(self) -> bool:
+        """That only gossip may follow in a chain."""
+        return True
+
 
 def periodic_averaging(
     period: int, gossip: optax.GradientTransformation | None = None

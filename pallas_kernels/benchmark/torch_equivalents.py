@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pallas_kernels.arg_specs import SKETCH_ROWS, columns_for
+from pallas_kernels.block_float.formats import FORMATS
 
 # Shapes are static, as they are in JAX.
 STATIC = {"dynamic": False, "fullgraph": True}
@@ -66,6 +67,22 @@ def _unpack(torch: Any, size: int, bits: int) -> Callable[[], Any]:
     return functools.partial(torch.compile(unpack, **STATIC), words, _shifts(torch, bits))
 
 
+def _block_float(torch: Any, size: int, dtype: str, block_size: int) -> Callable[[], Any]:
+    """Rounds to nearest."""
+    form = FORMATS[dtype]
+    x = torch.randn(size, device="cuda")
+
+    def encode(x: Any) -> Any:
+        blocks = x.view(-1, block_size)
+        ratio = blocks.abs().amax(1, keepdim=True) / form.largest
+        exponents = torch.ceil(torch.log2(ratio)).clamp(-126, 127)
+        scaled = blocks * torch.exp2(-exponents)
+        rounded = scaled.round() if form.is_integer else scaled
+        return rounded.to(getattr(torch, dtype)), (exponents + 127).to(torch.uint8)
+
+    return functools.partial(torch.compile(encode, **STATIC), x)
+
+
 def _columns_and_signs(torch: Any, size: int) -> tuple[Any, Any]:
     shape = (SKETCH_ROWS, size)
     columns = torch.randint(0, columns_for(size), shape, device="cuda")
@@ -103,6 +120,9 @@ EQUIVALENTS: dict[str, Build] = {
     "dequantize, 8 bits": _dequantize,
     "pack, 4 bits": functools.partial(_pack, bits=4),
     "unpack, 4 bits": functools.partial(_unpack, bits=4),
+    "block float float8_e4m3fn, blocks of 32, nearest": functools.partial(
+        _block_float, dtype="float8_e4m3fn", block_size=32
+    ),
     "sketch tiles, encode float32": _encode,
     "sketch tiles, decode mean": functools.partial(_decode, estimate="mean"),
     "sketch tiles, decode median": functools.partial(_decode, estimate="median"),

@@ -42,7 +42,8 @@ def encode(
     or an infinity decodes to NaN.
 
     Memory traffic: the kernels read `x` once and write 1 + 1 / `block_size` bytes per coordinate.
-    A kernel reads and writes `x` once more to fill its tiles if the size is not a multiple of them.
+    A kernel reads and writes `x` once more to fill its tiles if the size is not a multiple of
+    `block_size` (GPU) or of 16,384 (TPU).
     XLA may read `x` twice.
 
     Args:
@@ -52,8 +53,8 @@ def encode(
         (MXINT8 without its factor of 1/64).
       block_size: Coordinates that share a scale, neighbors in the flat array: 32, 64, 128, 256, 512
         or 1024.
-      implementation: `"reference"`, `"mosaic_tpu"`, or None for the fastest one, as measured or
-        assumed.
+      implementation: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, or None for the fastest one, as
+        measured or assumed.
 
     Returns:
       The elements, `dtype` of the shape of `x`; and :math:`k + 127`, uint8[ceil(size /

@@ -6,6 +6,7 @@ square of exponents is transposed, so that one exponent per block is written, in
 that do not fill a square are padded, which costs an extra pass.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,11 +16,27 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import _hash, _vma
+from pallas_kernels._checks import require
 from pallas_kernels.block_float import reference
 from pallas_kernels.block_float.formats import FORMATS
 
 LANES = 128
-SQUARES = 8  # Squares of 128 x 128 numbers in one block: half a megabyte of float32.
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What changes the speed of the kernel, and never its result.
+
+    Raises:
+      ValueError: If a field is not one of its values.
+    """
+
+    squares: int = 8  # Of 128 x 128 numbers in one block, 1 to 16: 64 KiB of float32 each.
+
+    def __post_init__(self) -> None:
+        require(
+            self.squares in range(1, 17), f"`squares` must be in 1 to 16, got {self.squares!r}."
+        )
 
 
 def _largest_of_partners(word: jax.Array, distance: int, axis: int) -> jax.Array:
@@ -80,6 +97,7 @@ def encode(
     dtype: str,
     block_size: int,
     stochastic: bool,
+    config: Config | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.encode`."""
@@ -94,7 +112,7 @@ def encode(
     padded = jnp.pad(x.ravel(), (0, -x.size % square)).reshape(-1, LANES)
     operand, seeds = _vma.equally_varying(padded, seeds)
     squares = operand.shape[0] // LANES
-    count = min(SQUARES, squares)
+    count = min((config or Config()).squares, squares)
     groups = max(LANES // block_size, 1)
     codes, exponents = pl.pallas_call(
         functools.partial(_encode_kernel, **options),

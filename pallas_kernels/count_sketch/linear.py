@@ -5,14 +5,13 @@ Up to a factor, each op is the transpose of the other.
 
 import functools
 import math
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import _dispatch
-from pallas_kernels._checks import require
-from pallas_kernels._dispatch import Implementation
+from pallas_kernels._preference import preferred
 from pallas_kernels.count_sketch import elements
 
 MOST_ROWS_OF_KERNELS = 9  # For decoding.
@@ -27,28 +26,24 @@ def _run(
     **options: Any,
 ) -> jax.Array:
     """Runs `function` of the named or selected implementation."""
-    require(
-        implementation is None or implementation in get_args(Implementation),
-        f"`implementation` must be None or one of {get_args(Implementation)}, "
-        f"got {implementation!r}.",
-    )
-    kernel = implementation in ("mosaic_gpu", "mosaic_tpu")
+    names, source = preferred(implementation)
+    only_kernels = bool(names) and "reference" not in names
     if hashing == "elements":
-        if kernel:
+        if only_kernels:
             raise NotImplementedError(
-                f'`implementation`={implementation!r} has no kernel for `hashing`="elements": '
+                f'{source}={", ".join(names)!r} has no kernel for `hashing`="elements": '
                 "Mosaic GPU has no atomic addition at indices, and Mosaic TPU has no scatter. "
                 'Use `hashing`="tiles".'
             )
         return getattr(elements, function)(*arrays, **options)
     rows = arrays[0].shape[0] if function == "decode" else 1
     if rows > MOST_ROWS_OF_KERNELS:
-        if kernel:
+        if only_kernels:
             raise NotImplementedError(
-                f"`implementation`={implementation!r} decodes at most {MOST_ROWS_OF_KERNELS} rows, "
+                f"{source}={', '.join(names)!r} decodes at most {MOST_ROWS_OF_KERNELS} rows, "
                 f"got {rows}: use fewer rows or `implementation`='reference'."
             )
-        implementation = implementation or "reference"
+        implementation = "reference"
     return _dispatch.run("count_sketch", function, implementation, size, *arrays, **options)
 
 

@@ -23,6 +23,8 @@ from jaxcomm.advise._sizes import parse_count, shapes_of_count
 from jaxcomm.perf._recommended import RECOMMENDED
 from jaxcomm.perf._traced import count_of_tree, traced
 
+pytestmark = pytest.mark.xdist_group("advise")  # Traced methods are kept in one process.
+
 ROOT = str(Path(jaxcomm.__file__).parents[1])
 PARAMS = {"w": jax.ShapeDtypeStruct((4000, 4000), jnp.float32)}
 OPTIONS: Any = {"link": "1Gbit", "step_seconds": 0.3}

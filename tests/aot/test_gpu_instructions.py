@@ -1,4 +1,4 @@
-"""How many instructions the kernels of the sketch take on H200, an element.
+"""How many instructions kernels take on H200, an element.
 
 `docs/kernels.md` has the arithmetic of these budgets. The code is what ptxas makes of Mosaic's PTX,
 read by nvdisasm, which is on PyPI (nvidia-cuda-nvdisasm) and needs no GPU.
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh
 
-from pallas_kernels import count_sketch
+from pallas_kernels import block_float, count_sketch
 from pallas_kernels.count_sketch import tiling
 from tests.aot.compiling import RAGGED, WHOLE, compile_for
 
@@ -109,6 +109,33 @@ def test_decode(estimate: str, most: int, size: int, h200: Mesh, folder: pathlib
     assert 15 < code.arithmetic() <= most
     copies = sum(opcode.startswith("UBLKCP") for opcode in code.opcodes)
     assert copies == ROWS  # One of each row.
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block_size", "stochastic", "most"),
+    [
+        ("float8_e4m3fn", 32, True, 39),
+        ("float8_e4m3fn", 32, False, 33),
+        ("float8_e5m2", 32, True, 39),
+        ("int8", 32, True, 32),
+        ("int8", 256, True, 29),
+    ],
+)
+def test_block_float(
+    dtype: Any, block_size: int, stochastic: bool, most: int, h200: Mesh, folder: pathlib.Path
+) -> None:
+    def encode(x: jax.Array, seeds: jax.Array) -> Any:
+        options: dict[str, Any] = {"dtype": dtype, "block_size": block_size}
+        given = seeds if stochastic else None
+        return block_float.encode(x, given, **options, implementation="mosaic_gpu")
+
+    # Mosaic writes the PTX of a program once, and other tests compile that of WHOLE.
+    compile_for(h200, encode, (jax.ShapeDtypeStruct((2 * WHOLE,), jnp.float32), SEEDS))
+    code = code_of(folder)
+    assert 15 < code.arithmetic() <= most
+    # Of a thread and its 8 numbers: two loads of 16 bytes, two stores of 4.
+    assert sum(opcode.startswith("LD.E.128") for opcode in code.opcodes) == 2
+    assert sum(opcode == "ST.E" for opcode in code.opcodes) == 2
 
 
 def test_small_tables_fill_the_device() -> None:

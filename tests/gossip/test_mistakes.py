@@ -104,6 +104,10 @@ def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
         (gossip.choco_sgd(gossip.ring(4), error_feedback(TOP), step_size=0.5), "without feedback"),
         (gossip.deep_squeeze(gossip.ring(4), compression.quantizers.dither(levels=1, norm="l2"),
                              step_size=0.5), "a relative error below 1"),
+        (optax.chain(DPSGD, optax.sgd(0.1)), "must be last in `optax.chain`"),
+        (optax.chain(optax.chain(optax.sgd(0.1), DPSGD), optax.scale(2.0)), "must be last"),
+        (jaxcomm.skip_nonfinite(optax.chain(gossip.periodic_averaging(2, DPSGD), optax.scale(-1))),
+         "must be last"),
     ],
 )  # fmt: skip
 def test_said_when_state_is_made(tx: Any, message: str) -> None:

@@ -287,6 +287,7 @@ def test_float64_is_not_lost_to_a_share_of_float32(case: LocalCase) -> None:
         np.testing.assert_allclose(found[-1], [expected] * N, rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("workers", [slow(1), 8])
 @pytest.mark.parametrize("case", [*local_rows(), *local_rows(RECIPES)], ids=repr)
 def test_devices_do_what_the_simulator_does(case: LocalCase, workers: int) -> None:

@@ -20,12 +20,23 @@ def check_variance(case: Case, workers: int) -> None:
     require_moment("variance", errors, bound + rounding, f"{case} on {workers}", alpha=1e-6)
 
 
+# Their draws take seconds, and a row with the same variance is quick: a code is lossless, and both
+# kinds of directions of `zeroth_order` have one bound.
+LONG_DRAWS = {"elias", "golomb_rice", "rans", "zeroth_order_gaussian"}
 RANDOM = [c for c in BOUNDED if c.random]
+LONG = [c for c in RANDOM if c.name in LONG_DRAWS]
+SHORT = [c for c in RANDOM if c.name not in LONG_DRAWS]
 EXACT = [c for c in BOUNDED if not c.random]  # Deterministic methods have separate, quick tests.
 
 
-@pytest.mark.parametrize(("case", "workers"), rows_by_workers(RANDOM, [3], [3], (1, 8)), ids=repr)
+@pytest.mark.parametrize(("case", "workers"), rows_by_workers(SHORT, [3], [3], (1, 8)), ids=repr)
 def test_variance(case: Case, workers: int) -> None:
+    check_variance(case, workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "workers"), rows_by_workers(LONG, [1, 3, 8], [3]), ids=repr)
+def test_variance_of_long_draws(case: Case, workers: int) -> None:
     check_variance(case, workers)
 
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxcomm
-from pallas_kernels import _dispatch, _measured, _preference
+from pallas_kernels import _device, _dispatch, _measured, _preference, count_sketch
 from pallas_kernels._dispatch import Device, Measured, Workload, choose
 from pallas_kernels.arg_specs import ROWS
 from pallas_kernels.pack import mosaic_gpu, mosaic_tpu, pack
@@ -72,7 +73,7 @@ def test_the_context_reaches_the_steps_of_methods() -> None:
     step = jax.vmap(update, axis_name="data")
     with (
         IMPLEMENTATION("mosaic_gpu"),
-        pytest.raises(NotImplementedError, match="context `implementation`='mosaic_gpu'"),
+        pytest.raises(NotImplementedError, match=r"context `implementation`='mosaic_gpu'"),
     ):
         jax.eval_shape(step, grads)
     assert jax.eval_shape(step, grads)["w"].shape == (4, 8)
@@ -227,3 +228,136 @@ def test_workloads_are_what_rows_say() -> None:
     }
     rows = {row.label: row for row in ROWS}
     assert {label: rows[label].workload(4096) for label in expected} == expected
+
+
+def _scanned(f: Any) -> Any:
+    return lambda x: jax.lax.scan(lambda carry, row: (carry, f(row)), 0, x)[1]
+
+
+def _sharded(f: Any) -> Any:
+    mesh = jax.make_mesh((2,), ("w",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("w")
+    return jax.shard_map(jax.vmap(f), mesh=mesh, in_specs=spec, out_specs=spec)
+
+
+TRANSFORMS = {
+    "vmap": jax.vmap,
+    "scan": _scanned,
+    "map": lambda f: lambda x: jax.lax.map(f, x),
+    "cond": lambda f: lambda x: jax.lax.cond(x.sum() > 0, f, f, x[0]),
+    "checkpoint": lambda f: lambda x: jax.checkpoint(f)(x[0]),
+    "shard_map": _sharded,
+    "inner jit": lambda f: jax.vmap(jax.jit(f)),
+}
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_change_of_the_context_reaches_transformed_functions(name: str) -> None:
+    """The same function object, called before, in and after the context, eagerly and jitted."""
+    eager = TRANSFORMS[name](pack_4)
+    x = jnp.arange(16, dtype=jnp.uint8).reshape(2, 8) % 16
+    for f in (eager, jax.jit(eager)):
+        expected = f(x)
+        with IMPLEMENTATION("mosaic_gpu"), pytest.raises(NotImplementedError, match="for cpu"):
+            f(x)
+        with IMPLEMENTATION("mosaic_gpu", "reference"):
+            assert (f(x) == expected).all()
+        assert (f(x) == expected).all()
+
+
+def test_a_change_of_the_context_reaches_gradients() -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        seeds = jnp.array([1, 2], jnp.uint32)
+        return (count_sketch.encode(x, seeds, rows=3, columns=1024) ** 2).sum()
+
+    gradient = jax.jit(jax.grad(loss))
+    x = jnp.ones(2048)
+    expected = gradient(x)
+    with IMPLEMENTATION("mosaic_gpu"), pytest.raises(NotImplementedError, match="for cpu"):
+        gradient(x)
+    assert (gradient(x) == expected).all()
+
+
+def test_threads_have_contexts_of_their_own(environment: pytest.MonkeyPatch) -> None:
+    """A new thread has none; the variable reaches it."""
+    x = jnp.zeros(8, jnp.uint8)
+    with ThreadPoolExecutor(4) as threads, IMPLEMENTATION("mosaic_gpu"):
+        assert [f.result().tolist() for f in [threads.submit(pack_4, x) for _ in range(8)]] == [
+            [0]
+        ] * 8
+        with pytest.raises(NotImplementedError):
+            pack_4(x)
+    _preference._of_environment.cache_clear()
+    environment.setenv(_preference.VARIABLE, "mosaic_tpu")
+    with (
+        ThreadPoolExecutor(1) as threads,
+        pytest.raises(NotImplementedError, match="The environment variable"),
+    ):
+        threads.submit(pack_4, x).result()
+
+
+@pytest.mark.parametrize("value", [",", "reference,,mosaic_gpu", "mosaic gpu", "Reference", " , "])
+def test_malformed_variables(value: str, environment: pytest.MonkeyPatch) -> None:
+    environment.setenv(_preference.VARIABLE, value)
+    with pytest.raises(ValueError, match=f"variable {_preference.VARIABLE} must be one of"):
+        pack_4(jnp.zeros(3, jnp.uint8))
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_an_empty_variable_names_nothing(value: str, environment: pytest.MonkeyPatch) -> None:
+    environment.setenv(_preference.VARIABLE, value)
+    assert pack_4(jnp.zeros(8, jnp.uint8)).tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ["", " reference", "reference ", None, ["reference"]])
+def test_names_are_exact(name: Any) -> None:
+    with pytest.raises(ValueError, match="must be one of"), IMPLEMENTATION(name):
+        pass
+
+
+def test_a_context_reaches_what_a_sketch_has_no_kernel_for() -> None:
+    """A context that names kernels alone never runs plain JAX instead."""
+    seeds, table = jnp.array([1, 2], jnp.uint32), jnp.zeros((11, 1024))
+    sketch = {"rows": 3, "columns": 1024, "hashing": "elements"}
+    with IMPLEMENTATION("mosaic_gpu", "mosaic_tpu"):
+        with pytest.raises(NotImplementedError, match=r"context `implementation`=.*no kernel for"):
+            count_sketch.encode(jnp.ones(5), seeds, **sketch)
+        with pytest.raises(NotImplementedError, match=r"context `implementation`=.*at most 9 rows"):
+            count_sketch.decode(table, seeds, shape=(5,))
+    with IMPLEMENTATION("mosaic_gpu", "reference"):
+        assert count_sketch.encode(jnp.ones(5), seeds, **sketch).shape == (3, 1024)
+        assert count_sketch.decode(table, seeds, shape=(5,)).shape == (5,)
+
+
+def test_the_probe_rehearses_too() -> None:
+    """In a rehearsal, names with alternatives run the interpreted kernel for GPU."""
+    x = jnp.arange(8, dtype=jnp.uint8)
+    with _device.rehearsal():
+        with IMPLEMENTATION("mosaic_gpu"):
+            named = str(jax.make_jaxpr(pack_4)(x))
+        with IMPLEMENTATION("mosaic_tpu", "mosaic_gpu", "reference"):
+            first = str(jax.make_jaxpr(lambda numbers: pack_4(numbers))(x))
+        with IMPLEMENTATION("reference"):
+            plain = str(jax.make_jaxpr(pack_4)(x))
+    assert first == named != plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["cpu", *CALLS])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
+def test_no_op_raises_at_2_to_the_31_elements(
+    row: Any, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was measured to be the fastest."""
+    kernel = {"tpu": "mosaic_tpu", "cuda": "mosaic_gpu"}.get(platform, "reference")
+    monkeypatch.setattr(_dispatch, "choose", lambda workload, device: kernel)
+    size = 2**31
+    arguments = jax.eval_shape(lambda: row.arguments(size))
+    f = row.function(size, None)
+    if platform == "cpu":
+        assert jax.jit(f).trace(*arguments).lower() is not None
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            assert lowered(f, *arguments, platform=platform)

@@ -1,5 +1,6 @@
 """`block_float`: the reference against NumPy, its kernel against the reference."""
 
+import functools
 from typing import Any
 
 import jax
@@ -9,14 +10,19 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels import block_float, implementation
-from pallas_kernels.block_float import mosaic_tpu, reference
+from pallas_kernels import _versions, block_float, implementation
+from pallas_kernels.block_float import mosaic_gpu, mosaic_tpu, reference
 from pallas_kernels.block_float.formats import FORMATS
 from tests.pallas_kernels.block_float import oracle
-from tests.pallas_kernels.lowering import CALLS, INTERPRET_TPU, lowered
+from tests.pallas_kernels.lowering import CALLS, INTERPRET_GPU, INTERPRET_TPU, lowered
 from tests.slow import slow
 
 SEEDS = np.array([2**32 - 7, 12345], np.uint32)
+KERNELS = {
+    "tpu": functools.partial(mosaic_tpu.encode, interpret=INTERPRET_TPU),
+    # Blocks of threads overlap where sizes are ragged, and write the same numbers there.
+    "cuda": functools.partial(mosaic_gpu.encode, interpret=_versions.gpu_interpret_params()),
+}
 WAYS = [
     pytest.param(
         dtype, block_size, stochastic, id=f"{dtype}-{block_size}-{stochastic}", marks=marks
@@ -118,23 +124,105 @@ def test_nearest_is_within_the_bound(dtype: Any) -> None:
     assert error <= form.error(size)
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize(("dtype", "block_size", "stochastic"), WAYS)
-@pytest.mark.parametrize("size", [20_000, slow(1), slow(129), slow(16_384 * 9)])
-def test_the_kernel_is_the_reference(
-    dtype: str, block_size: int, stochastic: bool, size: int
+def assert_equal_to_reference(
+    encode: Any, size: int, dtype: str, block_size: int, stochastic: bool, of: str = "float32"
 ) -> None:
     options = {"dtype": dtype, "block_size": block_size, "stochastic": stochastic}
-    x, seeds = jnp.asarray(numbers(size)), jnp.asarray(SEEDS)
-    kernel = jax.jit(lambda x: mosaic_tpu.encode(x, seeds, **options, interpret=INTERPRET_TPU))
-    elements, exponents = kernel(x)
+    x, seeds = jnp.asarray(numbers(size)).astype(of), jnp.asarray(SEEDS)
+    elements, exponents = jax.jit(functools.partial(encode, **options))(x, seeds)
     expected = reference.encode(x, seeds, **options)
     assert elements.dtype == expected[0].dtype
     np.testing.assert_array_equal(as_bytes(elements), as_bytes(expected[0]))
     np.testing.assert_array_equal(exponents, expected[1])
 
 
-def test_the_kernel_in_a_checked_shard_map_and_a_loop() -> None:
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(("dtype", "block_size", "stochastic"), WAYS)
+@pytest.mark.parametrize("size", [20_000, slow(1), slow(129), slow(16_384 * 9)])
+def test_the_tpu_kernel_is_the_reference(
+    dtype: str, block_size: int, stochastic: bool, size: int
+) -> None:
+    assert_equal_to_reference(KERNELS["tpu"], size, dtype, block_size, stochastic)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("block_size", [32, 64, 128, 256, 512, 1024])
+@pytest.mark.parametrize("stochastic", [True, False])
+@pytest.mark.parametrize("size", [10_240, 5003, 0, 1, 129])
+def test_the_gpu_kernel_is_the_reference(
+    dtype: str, block_size: int, stochastic: bool, size: int
+) -> None:
+    """Of whole blocks of threads, of overlapping ones, and of padded arrays."""
+    assert_equal_to_reference(KERNELS["cuda"], size, dtype, block_size, stochastic)
+
+
+CONFIGS = {
+    "tpu": [mosaic_tpu.Config(squares) for squares in (1, 3, 16)],
+    "cuda": [mosaic_gpu.Config(v, n) for v in (4, 8) for n in (8, 16, 32)],
+}
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("platform", "config"), [(p, c) for p, configs in CONFIGS.items() for c in configs], ids=str
+)
+@pytest.mark.parametrize("block_size", [32, 128, 1024])
+def test_a_config_changes_no_result(platform: str, config: Any, block_size: int) -> None:
+    encode = functools.partial(KERNELS[platform], config=config)
+    of = "bfloat16" if getattr(config, "vector", 4) == 8 else "float32"
+    assert_equal_to_reference(encode, 20_003, "float8_e4m3fn", block_size, True, of)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _versions.MOVES_ROWS, reason="JAX 0.10 has no such kernel")
+@pytest.mark.parametrize("config", CONFIGS["cuda"], ids=str)
+@pytest.mark.parametrize("block_size", [32, 1024])
+def test_every_config_is_lowered(config: mosaic_gpu.Config, block_size: int) -> None:
+    options: dict[str, Any] = {"dtype": "int8", "block_size": block_size, "stochastic": True}
+    encode = functools.partial(mosaic_gpu.encode, **options, config=config)
+    seeds = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    for dtype in (jnp.bfloat16,) if config.vector == 8 else (jnp.bfloat16, jnp.float32):
+        x = jax.ShapeDtypeStruct((2**17,), dtype)
+        assert CALLS["cuda"] in lowered(encode, x, seeds, platform="cuda")
+
+
+def test_wrong_configs() -> None:
+    with pytest.raises(ValueError, match="`vector` must be 4 or 8, got 3"):
+        mosaic_gpu.Config(3, 8)
+    with pytest.raises(ValueError, match="`numbers` must be 8, 16 or 32, got 4"):
+        mosaic_gpu.Config(4, 4)
+    with pytest.raises(ValueError, match="`squares` must be in 1 to 16, got 0"):
+        mosaic_tpu.Config(0)
+    with pytest.raises(ValueError, match="`vector`=8 of float32 is more than the 16 bytes"):
+        KERNELS["cuda"](
+            jnp.ones(3),
+            jnp.asarray(SEEDS),
+            dtype="int8",
+            block_size=32,
+            stochastic=True,
+            config=mosaic_gpu.Config(8, 8),
+        )
+
+
+@pytest.mark.slow
+def test_the_gpu_kernel_has_no_races() -> None:
+    """Blocks of threads that do not overlap."""
+    races = functools.partial(mosaic_gpu.encode, interpret=INTERPRET_GPU)
+    assert_equal_to_reference(races, 10_240, "int8", 32, True)
+
+
+@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
+def test_the_kernel_widens_bfloat16(platform: str) -> None:
+    x, seeds = jnp.asarray(numbers(5003)).astype(jnp.bfloat16), jnp.asarray(SEEDS)
+    options = {"dtype": "int8", "block_size": 64, "stochastic": True}
+    found = KERNELS[platform](x, seeds, **options)
+    for a, b in zip(found, reference.encode(x, seeds, **options), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
+def test_the_kernel_in_a_checked_shard_map_and_a_loop(platform: str) -> None:
     mesh = jax.make_mesh((2,), ("w",), axis_types=(AxisType.Auto,))
     x = jnp.asarray(np.random.default_rng(3).normal(size=(2, 2, 300)), jnp.float32)
 
@@ -148,21 +236,51 @@ def test_the_kernel_in_a_checked_shard_map_and_a_loop() -> None:
 
         return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P("w"), out_specs=P("w")))(x)
 
-    found = worker(
-        lambda *args, **options: mosaic_tpu.encode(*args, **options, interpret=INTERPRET_TPU)
-    )
-    expected = worker(reference.encode)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(worker(KERNELS[platform]), worker(reference.encode), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("block_size", [32, 1024])
-def test_the_kernel_is_lowered(block_size: int) -> None:
+@pytest.mark.slow
+def test_the_gpu_kernel_under_vmap() -> None:
+    x = jnp.asarray(numbers(6000)).reshape(3, 2000)
+    seeds = jnp.arange(6, dtype=jnp.uint32).reshape(3, 2)
+    options = {"dtype": "float8_e4m3fn", "block_size": 32, "stochastic": True}
+    found, expected = (
+        jax.vmap(functools.partial(encode, **options))(x, seeds)
+        for encode in (KERNELS["cuda"], reference.encode)
+    )
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(as_bytes(a), as_bytes(b))
+
+
+@pytest.mark.parametrize("platform", CALLS)
+@pytest.mark.parametrize("block_size", [32, slow(64), slow(128), slow(256), slow(512), 1024])
+@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16")])
+def test_the_kernel_is_lowered(platform: str, block_size: int, dtype: str) -> None:
+    x = jax.ShapeDtypeStruct((2**17 - 77,), dtype)
+    seeds = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    encode = functools.partial(block_float.encode, block_size=block_size)
+    if platform == "cuda" and not _versions.MOVES_ROWS:
+        with pytest.raises(NotImplementedError, match=r"JAX 0\.11 or newer"):
+            lowered(
+                functools.partial(encode, implementation="mosaic_gpu"), x, seeds, platform=platform
+            )
+        return
+    with implementation("mosaic_gpu", "mosaic_tpu"):
+        assert CALLS[platform] in lowered(encode, x, seeds, platform=platform)
+        text = lowered(
+            jax.vmap(encode),
+            *(jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for a in (x, seeds)),
+            platform=platform,
+        )
+        assert CALLS[platform] in text
+
+
+@pytest.mark.parametrize(("platform", "kernels"), [("tpu", True), ("cuda", False)])
+def test_the_default_is_the_assumed_choice(platform: str, kernels: bool) -> None:
     x = jax.ShapeDtypeStruct((2**17,), jnp.float32)
-    encode = lambda x: block_float.encode(x, None, block_size=block_size)  # noqa: E731
-    assert CALLS["tpu"] in lowered(encode, x, platform="tpu")
-    with implementation("mosaic_gpu", "reference"):
-        assert CALLS["cuda"] not in lowered(encode, x, platform="cuda")
+    text = lowered(lambda x: block_float.encode(x, None), x, platform=platform)
+    assert (CALLS[platform] in text) == kernels
 
 
 def test_wrong_arguments() -> None:
