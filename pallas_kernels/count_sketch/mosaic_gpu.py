@@ -21,7 +21,7 @@ from pallas_kernels import _versions
 from pallas_kernels.count_sketch import tiling
 from pallas_kernels.count_sketch.estimate import ESTIMATES
 from pallas_kernels.count_sketch.reference import accumulator
-from pallas_kernels.count_sketch.tiling import LANES, PLANE, STEP, SUBLANES, Key, Tiling
+from pallas_kernels.count_sketch.tiling import LANES, PLANE, STEP, SUBLANES, Key, Move, Tiling
 
 STAGES = 4  # Planes in shared memory: one is added while the others are copied.
 STAGE = PLANE + 2 * LANES  # With a margin of one row on either side.
@@ -38,17 +38,24 @@ def _columns_of(keys: jax.Array, axes: int) -> Key:
     return Key(*(keys[:, i].reshape(shape) for i in range(len(Key._fields))))
 
 
-def _tiles(shapes: Tiling, keys: jax.Array) -> jax.Array:
-    """The tile of each round in each slot of each row; at least `shapes.tiles` if there is none."""
+def _tiles(shapes: Tiling, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The tile of each round in each slot of each row, and the words by which they are moved.
+
+    If there is no tile, its number is at least `shapes.tiles`.
+    """
     shape = (keys.shape[0], shapes.slots, shapes.rounds)
     slot, round_ = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (1, 2))
-    return tiling.tile_at(shapes, _columns_of(keys, 3), slot, round_)[0].ravel()
+    columns = _columns_of(keys, 3)
+    tile = tiling.tile_at(shapes, columns, slot, round_)[0]
+    return tile.ravel(), tiling.move_word(columns, tile).ravel()
 
 
-def _slots(shapes: Tiling, keys: jax.Array) -> jax.Array:
-    """The slot of each tile in each row."""
+def _slots(shapes: Tiling, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The slot of each tile in each row, and the word by which it is moved."""
     tile = lax.broadcasted_iota(jnp.uint32, (keys.shape[0], shapes.tiles), 1)
-    return tiling.slot_of(shapes, _columns_of(keys, 2), tile).ravel()
+    columns = _columns_of(keys, 2)
+    slot = tiling.slot_of(shapes, columns, tile)
+    return slot.ravel(), tiling.move_word(columns, tile).ravel()
 
 
 def _copy_plane(ref: Any, plane: Any, to_ref: Any, start: Any, barrier: Any) -> None:
@@ -64,11 +71,12 @@ def _copy_plane(ref: Any, plane: Any, to_ref: Any, start: Any, barrier: Any) -> 
     )
 
 
-def _turned(rows: list[jax.Array], turns: jax.Array) -> list[jax.Array]:
-    """Eight sublanes, of which each lane is rotated by its own turn."""
+def _turned(rows: list[jax.Array], turns: jax.Array, back: bool = False) -> list[jax.Array]:
+    """Eight sublanes, of which each lane is turned by its own number, or turned back."""
     for bit in range(3):
-        here = (turns >> bit) & 1 != 0
-        rows = [jnp.where(here, rows[k - (1 << bit)], rows[k]) for k in range(SUBLANES)]
+        here = (turns >> (29 + bit)) & 1 != 0
+        by = -(1 << bit) if back else 1 << bit
+        rows = [jnp.where(here, rows[(k - by) % SUBLANES], rows[k]) for k in range(SUBLANES)]
     return rows
 
 
@@ -84,14 +92,16 @@ def _signs(shapes: Tiling, key: Key, tile: Any, plane: Any, lane: Any) -> Any:
     return word >> tiling.first_bit(shapes, tile, plane)
 
 
-def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) -> None:
+def _encode_kernel(
+    keys_ref: Any, tiles_ref: Any, words_ref: Any, *refs: Any, shapes: Tiling
+) -> None:
     *x_refs, table_ref, rows_ref, barriers = refs
     rows = table_ref.shape[0] // (shapes.parts * shapes.slots * shapes.planes * SUBLANES)
     row, part, block = (lax.axis_index(n).astype(jnp.uint32) for n in ("row", "part", "block"))
     slot, plane = block // jnp.uint32(shapes.planes), block & jnp.uint32(shapes.planes - 1)
     key = _key(keys_ref, row.astype(jnp.int32))
     lane = lax.broadcasted_iota(jnp.uint32, (LANES,), 0)
-    lane_word = tiling.lane_word(key, lane)
+    lane_word = tiling.lane_word(lane)
     column = (row * jnp.uint32(shapes.slots) + slot) * jnp.uint32(shapes.rounds)
     first = part * jnp.uint32(shapes.part)
     last = jnp.minimum(first + jnp.uint32(shapes.part), jnp.uint32(shapes.rounds))
@@ -103,15 +113,14 @@ def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) ->
         missing = tile_of(last - 1) >= jnp.uint32(shapes.tiles)
         last = jnp.where(missing, last - 1, last)
 
-    def source_of(tile: Any) -> Any:
-        moved = tiling.move(shapes, tiling.move_word(key, tile))
-        return (plane - moved.plane) & jnp.uint32(shapes.planes - 1)
+    def move_of(round_: Any) -> Move:
+        return tiling.move(shapes, words_ref[(column + round_).astype(jnp.int32)])
 
     def start(round_: Any) -> None:
         @pl.when(round_ < last)
         def copy() -> None:
-            tile = tile_of(round_)
-            source = tile * jnp.uint32(shapes.planes) + source_of(tile)
+            source = (plane - move_of(round_).plane) & jnp.uint32(shapes.planes - 1)
+            source += tile_of(round_) * jnp.uint32(shapes.planes)
             stage = ((round_ - first) & (STAGES - 1)).astype(jnp.int32)
             to = stage * STAGE + LANES
             whole = jnp.uint32(math.prod(x_refs[0].shape) // PLANE)
@@ -132,13 +141,13 @@ def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) ->
         round_ = first + step.astype(jnp.uint32)
         tile = tile_of(round_)
         stage = step & (STAGES - 1)
-        moved = tiling.move(shapes, tiling.move_word(key, tile))
+        moved = move_of(round_)
         signs = _signs(shapes, key, tile, plane, lane)
         turns = tiling.turn(moved, lane_word)
         plgpu.barrier_wait(barriers.at[stage])
         values = []
         for sublane in range(SUBLANES):
-            shift = tiling.lane_shift(moved, plane, jnp.uint32(sublane)) & (LANES - 1)
+            shift = tiling.lane_shift(moved, jnp.uint32(sublane)) & (LANES - 1)
             begin = stage.astype(jnp.uint32) * STAGE + (sublane + 1) * LANES
             values.append(_rolled_row(rows_ref, begin, shift, lane >= shift))
         values = _turned(values, turns)
@@ -198,13 +207,14 @@ def encode(
         interpret=interpret,
     )
     operands = _planes(x.ravel().astype(dtype), shapes)
-    table = kernel(keys.ravel(), _tiles(shapes, keys), *operands)
+    table = kernel(keys.ravel(), *_tiles(shapes, keys), *operands)
     return tiling.total(table.reshape(shapes.parts, rows, columns))
 
 
 def _decode_kernel(
     keys_ref: Any,
     slots_ref: Any,
+    words_ref: Any,
     table_ref: Any,
     *refs: Any,
     shapes: Tiling,
@@ -216,30 +226,29 @@ def _decode_kernel(
     tile, plane = position // jnp.uint32(shapes.planes), position & jnp.uint32(shapes.planes - 1)
     lane = lax.broadcasted_iota(jnp.uint32, (LANES,), 0)
     keys = [_key(keys_ref, row) for row in range(rows)]
-    moves = [tiling.move(shapes, tiling.move_word(key, tile)) for key in keys]
+    tiles = [(jnp.uint32(row * shapes.tiles) + tile).astype(jnp.int32) for row in range(rows)]
+    moves = [tiling.move(shapes, words_ref[index]) for index in tiles]
     places = [(plane + moved.plane) & jnp.uint32(shapes.planes - 1) for moved in moves]
     for row, place in enumerate(places):
-        slot = slots_ref[(jnp.uint32(row * shapes.tiles) + tile).astype(jnp.int32)]
+        slot = slots_ref[tiles[row]]
         source = (jnp.uint32(row * shapes.slots) + slot) * jnp.uint32(shapes.planes) + place
         _copy_plane(table_ref, source, rows_ref, row * STAGE + LANES, barrier)
     signs = [_signs(shapes, key, tile, at, lane) for key, at in zip(keys, places, strict=True)]
-    turns = [
-        (SUBLANES - tiling.turn(moved, tiling.lane_word(key, lane))) & (SUBLANES - 1)
-        for key, moved in zip(keys, moves, strict=True)
-    ]
+    lane_word = tiling.lane_word(lane)
+    turns = [tiling.turn(moved, lane_word) for moved in moves]
     plgpu.barrier_wait(barrier)
     for row in range(rows):
         begin = [row * STAGE + (sublane + 1) * LANES for sublane in range(SUBLANES)]
         placed = [rows_ref[pl.ds(first, LANES)] for first in begin]
         placed = [tiling.signed(x, signs[row], sublane) for sublane, x in enumerate(placed)]
-        for first, value in zip(begin, _turned(placed, turns[row]), strict=True):
+        for first, value in zip(begin, _turned(placed, turns[row], back=True), strict=True):
             rows_ref[pl.ds(first, LANES)] = value
     plgpu.commit_smem()  # All lanes are written before others read them.
     results = []
     for sublane in range(SUBLANES):
         values = []
-        for row, (moved, at) in enumerate(zip(moves, places, strict=True)):
-            shift = tiling.lane_shift(moved, at, jnp.uint32(sublane))
+        for row, moved in enumerate(moves):
+            shift = tiling.lane_shift(moved, jnp.uint32(sublane))
             back = (LANES - shift) & (LANES - 1)
             begin = jnp.uint32(row * STAGE + (sublane + 1) * LANES)
             values.append(_rolled_row(rows_ref, begin, back, lane >= back))
@@ -296,7 +305,7 @@ def decode(
         ],
         interpret=interpret,
     )
-    out, *end = kernel(keys.ravel(), _slots(shapes, keys), table.reshape(-1, PLANE))
+    out, *end = kernel(keys.ravel(), *_slots(shapes, keys), table.reshape(-1, PLANE))
     if end:  # In place: the rest is not copied.
         return out.at[size - ragged :].set(end[0][:ragged]).reshape(shape)
     return out.ravel()[:size].reshape(shape)

@@ -44,11 +44,11 @@ def _iota(axis: int) -> jax.Array:
     return lax.broadcasted_iota(jnp.uint32, (SUBLANES, LANES), axis)
 
 
-def _turned(plane: jax.Array, turns: jax.Array) -> jax.Array:
-    """Each lane of a plane, rotated along its sublanes by its own turn."""
+def _turned(plane: jax.Array, turns: jax.Array, back: bool = False) -> jax.Array:
+    """A plane, of which each lane is turned by its own number of sublanes, or turned back."""
     for bit in range(3):
-        rolled = pltpu.roll(plane, 1 << bit, 0)
-        plane = jnp.where((turns >> bit) & 1 != 0, rolled, plane)
+        rolled = pltpu.roll(plane, SUBLANES - (1 << bit) if back else 1 << bit, 0)
+        plane = jnp.where((turns >> (29 + bit)) & 1 != 0, rolled, plane)
     return plane
 
 
@@ -100,20 +100,17 @@ def _encode_kernel(
     def clear() -> None:
         table_ref[...] = jnp.zeros_like(table_ref)
 
-    lane_words = [
-        tiling.lane_word(_key(keys_ref, group * blocks.rows + row), _iota(1))
-        for row in range(blocks.rows)
-    ]
+    lane_word = tiling.lane_word(_iota(1))
 
     def added(row: int, key: Key, index: Any, slot: Any) -> Iterator[tuple[Any, jax.Array]]:
         """Where in the table each plane of a tile goes, and what is added there."""
         tile = (first + index).astype(jnp.uint32)
         moved = tiling.move(shapes, tiling.move_word(key, tile))
-        turns = tiling.turn(moved, lane_words[row])
+        turns = tiling.turn(moved, lane_word)
+        lanes = _iota(1) - tiling.lane_shift(moved, _iota(0))
         for plane in range(shapes.planes):
             if plane % SIGNED_TOGETHER == 0:
                 word = _signs(shapes, key, tile, plane)
-                lanes = _iota(1) - tiling.lane_shift(moved, jnp.uint32(plane), _iota(0))
             source = (jnp.uint32(plane) - moved.plane) & jnp.uint32(shapes.planes - 1)
             at = index * shapes.planes + source.astype(jnp.int32)
             value = x_ref[at]
@@ -209,10 +206,9 @@ def _decode_kernel(keys_ref: Any, *refs: Any, shapes: Tiling, estimate: str) -> 
     tile = pl.program_id(0).astype(jnp.uint32)
     keys = [_key(keys_ref, row) for row in range(len(table_refs))]
     moves = [tiling.move(shapes, tiling.move_word(key, tile)) for key in keys]
-    turns = [
-        (SUBLANES - tiling.turn(moved, tiling.lane_word(key, _iota(1)))) & (SUBLANES - 1)
-        for key, moved in zip(keys, moves, strict=True)
-    ]
+    lane_word = tiling.lane_word(_iota(1))
+    turns = [tiling.turn(moved, lane_word) for moved in moves]
+    lanes = [_iota(1) + tiling.lane_shift(moved, _iota(0)) for moved in moves]
     for row, key in enumerate(keys):
         for group in range(words_ref.shape[1]):
             words_ref[row, group] = _signs(shapes, key, tile, group * SIGNED_TOGETHER)
@@ -222,9 +218,8 @@ def _decode_kernel(keys_ref: Any, *refs: Any, shapes: Tiling, estimate: str) -> 
             to = (jnp.uint32(plane) + moved.plane) & jnp.uint32(shapes.planes - 1)
             value = table_refs[row][0, 0, to.astype(jnp.int32)]
             word = words_ref[row, (to // SIGNED_TOGETHER).astype(jnp.int32)]
-            value = _turned(_signed(shapes, value, word, tile, to), turns[row])
-            lanes = _iota(1) + tiling.lane_shift(moved, to, _iota(0))
-            values.append(_at_lanes(value, lanes))
+            value = _turned(_signed(shapes, value, word, tile, to), turns[row], back=True)
+            values.append(_at_lanes(value, lanes[row]))
         out_ref[plane] = ESTIMATES[estimate](values)
 
 

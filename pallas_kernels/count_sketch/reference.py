@@ -38,13 +38,10 @@ def _wide(field: jax.Array, axes: int) -> jax.Array:
     return field.reshape(*field.shape, *(1,) * axes)
 
 
-def _turns(key: Key, moved: Move) -> jax.Array:
-    """The turn of each lane of these tiles, uint32[..., lanes]."""
-    wide_key = Key(*(_wide(field, 1) if field.ndim else field for field in key))
-    lane = lax.broadcasted_iota(jnp.uint32, (*moved.lane.shape, LANES), moved.lane.ndim)
-    return tiling.turn(
-        Move(*(_wide(field, 1) for field in moved)), tiling.lane_word(wide_key, lane)
-    )
+def _turns(moved: Move) -> jax.Array:
+    """By how many sublanes each lane of these tiles turns, uint32[..., lanes]."""
+    lane_word = tiling.lane_word(jnp.arange(LANES, dtype=jnp.uint32))
+    return tiling.turn(Move(*(_wide(field, 1) for field in moved)), lane_word) >> 29
 
 
 def _sign_words(shapes: Tiling, key: Key, tile: jax.Array) -> jax.Array:
@@ -95,11 +92,11 @@ def encode(
         dealt = tiling.tile_at(shapes, key, slot, part * jnp.uint32(shapes.part) + index)
         tile, holds = lax.optimization_barrier(dealt)  # Else computed again for every element.
         moved = tiling.move(shapes, lax.optimization_barrier(tiling.move_word(key, tile)))
-        turns = lax.optimization_barrier(_turns(key, moved))[..., None, None, :]
+        turns = lax.optimization_barrier(_turns(moved))[..., None, None, :]
         moved = Move(*(_wide(field, 3) for field in moved))
         plane, sublane, lane = _within(shapes, tile)
         sublane = (sublane - turns) & 7
-        shift = tiling.lane_shift(moved, plane, sublane)
+        shift = tiling.lane_shift(moved, sublane)
         plane = (plane - moved.plane) & jnp.uint32(shapes.planes - 1)
         source = jnp.where(_wide(holds, 3), _wide(tile, 3), 0), plane, sublane, (lane - shift) & 127
         values = x_tiles[tuple(i.astype(jnp.int32) for i in source)].astype(dtype)
@@ -131,13 +128,13 @@ def decode(
     for row in range(rows):
         key = Key(*keys[row])
         moved = tiling.move(shapes, lax.optimization_barrier(tiling.move_word(key, tile)))
-        turns = lax.optimization_barrier(_turns(key, moved))[:, None, None]
+        turns = lax.optimization_barrier(_turns(moved))[:, None, None]
         moved = Move(*(_wide(field, 3) for field in moved))
         placed = tiles[row][tiling.slot_of(shapes, key, tile).astype(jnp.int32)]
         placed = _signed(shapes, key, tile, placed)
         turned = jnp.take_along_axis(placed, ((sublane + turns) & 7).astype(jnp.int32), axis=2)
         to_plane = (plane + moved.plane) & jnp.uint32(shapes.planes - 1)
-        to_lane = (lane + tiling.lane_shift(moved, to_plane, sublane)) & 127
+        to_lane = (lane + tiling.lane_shift(moved, sublane)) & 127
         place = tile[:, None, None, None], to_plane, sublane, to_lane
         values.append(turned[tuple(i.astype(jnp.int32) for i in place)])
     return ESTIMATES[estimate](values).ravel()[:size].reshape(shape)

@@ -76,8 +76,6 @@ class Key(NamedTuple):
     second_move: Scalar
     first_sign: Scalar
     second_sign: Scalar
-    first_turn: Scalar
-    second_turn: Scalar
 
 
 class Deal(NamedTuple):
@@ -89,14 +87,13 @@ class Deal(NamedTuple):
 
 
 class Move(NamedTuple):
-    """How a tile is moved in one row; `turn` is an odd multiplier."""
+    """How a tile is moved in one row; `factor` is odd."""
 
     plane: Scalar
     sublane: Scalar
     lane: Scalar
     per_sublane: Scalar
-    per_group: Scalar
-    turn: Scalar
+    factor: Scalar
 
 
 def planes_of_tile(columns: int) -> int:
@@ -124,9 +121,9 @@ def tiling(size: int, columns: int, planes: int | None = None, step: int = STEP)
 
 
 def keys(seeds: jax.Array, rows: int) -> jax.Array:
-    """The keys of all rows, uint32[rows, 8]."""
-    position = jnp.arange(rows * len(Key._fields), dtype=jnp.uint32)
-    return _hash.bits(position, seeds[0], seeds[1]).reshape(rows, -1)
+    """The keys of all rows, uint32[rows, 6]."""
+    position = jnp.arange(rows * 8, dtype=jnp.uint32).reshape(rows, 8)
+    return _hash.bits(position, seeds[0], seeds[1])[:, : len(Key._fields)]
 
 
 def below(word: Scalar, number: int) -> Scalar:
@@ -212,30 +209,29 @@ def move_word(key: Key, tile: Scalar) -> Scalar:
 
 
 def move(shapes: Tiling, word: Scalar) -> Move:
-    """The parameters in a word: the bits of each are its own, but for those of `turn`."""
+    """The parameters in a word: the bits of each are its own, but for those of `factor`."""
     return Move(
         plane=(word >> 3) & jnp.uint32(shapes.planes - 1),
         sublane=word & 7,
         lane=(word >> 8) & 127,
         per_sublane=(word >> 15) & 127,
-        per_group=(word >> 22) & 127,
-        turn=word | 7,
+        factor=word | 7,
     )
 
 
-def lane_shift(moved: Move, plane: Scalar, sublane: Scalar) -> Scalar:
-    """By how many lanes a sublane of the array moves; `plane` is that of the table."""
-    return moved.lane + moved.per_sublane * sublane + moved.per_group * (plane >> 2)
+def lane_shift(moved: Move, sublane: Scalar) -> Scalar:
+    """By how many lanes a sublane of the array moves."""
+    return moved.lane + moved.per_sublane * sublane
 
 
-def lane_word(key: Key, lane: Scalar) -> Scalar:
-    """The word of a lane of the table, of which the turns of all tiles are derived."""
-    return _hash.bits(lane, key.first_turn, key.second_turn)
+def lane_word(lane: Scalar) -> Scalar:
+    """The word of a lane of the table, the same in all sketches."""
+    return _hash.mix(lane + 1)
 
 
 def turn(moved: Move, lane_word: Scalar) -> Scalar:
-    """By how many sublanes a lane is rotated, in [0, 8)."""
-    return ((lane_word * moved.turn >> 29) + moved.sublane) & 7
+    """By how many sublanes a lane turns: the highest three bits."""
+    return lane_word * moved.factor + (moved.sublane << 29)
 
 
 def sign_word(shapes: Tiling, key: Key, tile: Scalar, plane: Scalar, lane: Scalar) -> Scalar:

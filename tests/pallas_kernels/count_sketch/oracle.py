@@ -53,8 +53,8 @@ def by_tiles(
     slots = columns // length
     result = []
     for row in range(rows):
-        keys = [word(8 * row + i, seeds) for i in range(8)]
-        lanes = [word(lane, (keys[6], keys[7])) for lane in range(128)]
+        keys = [word(8 * row + i, seeds) for i in range(6)]
+        lanes = [word(lane, (0, 1)) for lane in range(128)]
         column, sign, order = (np.zeros(size, np.int64) for _ in range(3))
         words: dict[int, int] = {}
         for element in range(size):
@@ -65,8 +65,7 @@ def by_tiles(
                 slot = dealt(j, round_, slots, (keys[0], keys[1]))
                 moved = word(tile, (keys[2], keys[3]))
             to_plane = (plane + moved // 2**3) % planes
-            to_lane = lane + moved // 2**8 + moved // 2**15 * sublane
-            to_lane = (to_lane + moved // 2**22 * (to_plane // 4)) % 128
+            to_lane = (lane + moved // 2**8 + moved // 2**15 * sublane) % 128
             turn = lanes[to_lane] * (moved | 7) % WORD // 2**29
             to_sublane = (sublane + moved + turn) % 8
             to = (to_plane * 8 + to_sublane) * 128 + to_lane
