@@ -38,8 +38,8 @@ def _columns_of(keys: jax.Array, axes: int) -> Key:
     return Key(*(keys[:, i].reshape(shape) for i in range(len(Key._fields))))
 
 
-def _tiles(shapes: Tiling, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The tile of each round in each slot of each row, and the words by which they are moved.
+def _tiles(shapes: Tiling, keys: jax.Array) -> jax.Array:
+    """The tile of each round in each slot of each row, each before the word that moves it.
 
     If there is no tile, its number is at least `shapes.tiles`.
     """
@@ -47,7 +47,7 @@ def _tiles(shapes: Tiling, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
     slot, round_ = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (1, 2))
     columns = _columns_of(keys, 3)
     tile = tiling.tile_at(shapes, columns, slot, round_)[0]
-    return tile.ravel(), tiling.move_word(columns, tile).ravel()
+    return jnp.stack([tile, tiling.move_word(columns, tile)], axis=-1).ravel()
 
 
 def _slots(shapes: Tiling, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -92,9 +92,7 @@ def _signs(shapes: Tiling, key: Key, tile: Any, plane: Any, lane: Any) -> Any:
     return word >> tiling.first_bit(shapes, tile, plane)
 
 
-def _encode_kernel(
-    keys_ref: Any, tiles_ref: Any, words_ref: Any, *refs: Any, shapes: Tiling
-) -> None:
+def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) -> None:
     *x_refs, table_ref, rows_ref, barriers = refs
     rows = table_ref.shape[0] // (shapes.parts * shapes.slots * shapes.planes * SUBLANES)
     row, part, block = (lax.axis_index(n).astype(jnp.uint32) for n in ("row", "part", "block"))
@@ -107,14 +105,14 @@ def _encode_kernel(
     last = jnp.minimum(first + jnp.uint32(shapes.part), jnp.uint32(shapes.rounds))
 
     def tile_of(round_: Any) -> Any:
-        return tiles_ref[(column + round_).astype(jnp.int32)]
+        return tiles_ref[2 * (column + round_).astype(jnp.int32)]
 
     if shapes.tiles % shapes.slots:  # Not every slot has a tile in the last round.
         missing = tile_of(last - 1) >= jnp.uint32(shapes.tiles)
         last = jnp.where(missing, last - 1, last)
 
     def move_of(round_: Any) -> Move:
-        return tiling.move(shapes, words_ref[(column + round_).astype(jnp.int32)])
+        return tiling.move(shapes, tiles_ref[2 * (column + round_).astype(jnp.int32) + 1])
 
     def start(round_: Any) -> None:
         @pl.when(round_ < last)
@@ -207,7 +205,7 @@ def encode(
         interpret=interpret,
     )
     operands = _planes(x.ravel().astype(dtype), shapes)
-    table = kernel(keys.ravel(), *_tiles(shapes, keys), *operands)
+    table = kernel(keys.ravel(), _tiles(shapes, keys), *operands)
     return tiling.total(table.reshape(shapes.parts, rows, columns))
 
 
