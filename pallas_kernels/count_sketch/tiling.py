@@ -37,7 +37,7 @@ SUBLANES = 8
 PLANE = SUBLANES * LANES
 MOST_PLANES = 32
 FEWEST_SLOTS = 8
-SHEARED = 4  # Sublanes, of which each is rolled along lanes by another number.
+ROLLED_TOGETHER = 2  # Sublanes, along lanes.
 SIGNED_TOGETHER = 4  # Planes: a word has the signs of one lane in 8 sublanes of each.
 
 STEP = 128  # Planes that a step of a kernel reads at least, if the array has as many.
@@ -221,8 +221,8 @@ def move(shapes: Tiling, word: Scalar) -> Move:
 
 
 def lane_shift(moved: Move, sublane: Scalar) -> Scalar:
-    """By how many lanes a sublane of the array is rolled; it is the same four sublanes on."""
-    return moved.lane + moved.per_sublane * (sublane & (SHEARED - 1))
+    """By how many lanes a sublane of the array is rolled, modulo 128."""
+    return moved.lane + moved.per_sublane * (sublane // ROLLED_TOGETHER)
 
 
 def lane_word(lane: Scalar) -> Scalar:

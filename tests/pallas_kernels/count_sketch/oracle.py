@@ -65,7 +65,7 @@ def by_tiles(
                 slot = dealt(j, round_, slots, (keys[0], keys[1]))
                 moved = word(tile, (keys[2], keys[3]))
             to_plane = (plane + moved // 2**3) % planes
-            to_lane = (lane + moved // 2**8 + moved // 2**15 * (sublane % 4)) % 128
+            to_lane = (lane + moved // 2**8 + moved // 2**15 * (sublane // 2)) % 128
             turn = lanes[to_lane] * (moved | 7) % WORD // 2**29
             to_sublane = (sublane + moved + turn) % 8
             to = (to_plane * 8 + to_sublane) * 128 + to_lane
