@@ -3,8 +3,10 @@
 A thread is a lane. A plane is contiguous in memory, so one copy brings it to shared memory. One
 word has all eight signs of a thread. Rows are rolled along lanes by two reads at shifted places.
 One read is correct up to the lane where the row wraps, the other from there on. The elements that
-they read from neighboring rows are dropped. XLA computes the tables of tiles and slots, which are
-a word for each tile and row.
+they read from neighboring rows are dropped. XLA computes the tables of tiles and slots, and of the
+words that move them, which are two words for each tile and row. Lanes are turned by selections
+among the eight registers of a thread. `decode` turns them back first, and so it writes the planes
+to shared memory again, between two barriers for each sublane.
 """
 
 import functools

@@ -1,4 +1,4 @@
-r"""The slots and rolls of the tiles of an array in a sketch, and the signs of elements.
+r"""The slots of the tiles of an array in a sketch, moves within tiles, and signs of elements.
 
 A tile is `planes` planes, and a plane is 8 sublanes of 128 lanes, 1024 elements. Tiles are dealt to
 the n slots of a row in rounds, as cards are dealt to players. Round i has the tiles from i n to
@@ -21,6 +21,25 @@ independent, this is what holds, whatever the numbers of tiles and slots are:
 - Two tiles of one round never share a slot. Two tiles of different rounds share one with
   probability 1/n: given the slot of the other tile, the offset makes that of this tile uniform.
 - What rows do is independent, and the rounds of a row are.
+
+Within its tile, the element of plane p, sublane s and lane l goes to
+
+.. math:: P = p + r, \quad L = l + b + c \lfloor s / 2 \rfloor, \quad
+          S = s + \lfloor f w_L / 2^{29} \rfloor + a
+
+modulo the planes, the 128 lanes and the 8 sublanes. A hash of the row and the tile has r, a, b, c
+in bits of their own. Its odd factor f has all bits but those of a. The fixed words :math:`w_L` are
+the same in all sketches. For such hashes this holds:
+
+- It is a bijection: planes are rolled, then each sublane along its lanes, and then each lane along
+  its sublanes.
+- Given all bits but those of a, S is uniform. Given c, so are P and L, and they are independent. So
+  the place is uniform in the tile, and two elements of different tiles of one slot meet with
+  probability 1/(1024 planes). With that of the slot, it is one over the columns.
+- Signs belong to places of a tile, so those of elements that meet are independent of each other
+  and of all moves. So the estimate is unbiased.
+- Elements of a sublane meet those of another tile in some of their lanes only: their turns differ
+  from lane to lane. Those of a lane come apart by pairs of sublanes. But a plane stays a plane.
 """
 
 from collections.abc import Callable
@@ -231,7 +250,7 @@ def lane_word(lane: Scalar) -> Scalar:
 
 
 def turn(moved: Move, lane_word: Scalar) -> Scalar:
-    """By how many sublanes a lane turns: the highest three bits."""
+    """By how many sublanes a lane turns, in the highest three bits."""
     return lane_word * moved.factor + (moved.sublane << 29)
 
 
