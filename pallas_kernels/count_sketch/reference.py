@@ -40,8 +40,9 @@ def _wide(field: jax.Array, axes: int) -> jax.Array:
 
 def _turns(moved: Move) -> jax.Array:
     """By how many sublanes each lane of these tiles turns, uint32[..., lanes]."""
-    lane_word = tiling.lane_word(jnp.arange(LANES, dtype=jnp.uint32))
-    return tiling.turn(Move(*(_wide(field, 1) for field in moved)), lane_word) >> 29
+    axes = moved.lane.ndim
+    lane = lax.broadcasted_iota(jnp.uint32, (*(1,) * axes, LANES), axes)
+    return tiling.turn(Move(*(_wide(field, 1) for field in moved)), tiling.lane_word(lane)) >> 29
 
 
 def _sign_words(shapes: Tiling, key: Key, tile: jax.Array) -> jax.Array:
