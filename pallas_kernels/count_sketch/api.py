@@ -105,13 +105,13 @@ def encode(
     - The estimate is unbiased whatever the slots and places are, since the signs of two elements
       that collide are independent.
 
-    But the elements of two tiles collide or not together, though not all of them: for one draw of
-    the seeds, errors on coordinates that have the same places within many tiles are clustered. There is no scatter and no atomic
-    operation. The table is bit for bit the same in every run and on every backend that does not
-    flush subnormal numbers. Memory traffic of the kernels: on GPUs 4 N bytes per row; on TPUs 4 N
-    bytes for all rows that fit in 6 MiB; and the table once, with partial tables of up to 2 MiB
-    per row. On TPUs arrays that do not fill their planes of 1024 are copied for padding, and
-    bfloat16 is copied to float32.
+    But elements of two tiles collide in groups, although not all together: for one draw of the
+    seeds, errors on coordinates that have the same places within many tiles are clustered. There is
+    no scatter and no atomic operation. The table is bit for bit the same in every run and on every
+    backend that does not flush subnormal numbers. Memory traffic of the kernels: on GPUs 4 N bytes
+    per row; on TPUs 4 N bytes for all rows that fit in 6 MiB; and the table once, with partial
+    tables of up to 2 MiB per row. On TPUs arrays that do not fill their planes of 1024 are copied
+    for padding, and bfloat16 is copied to float32.
 
     `hashing="elements"` hashes every element independently, for any number of columns, and uses
     XLA's scatter. It is slower, with about 12 N bytes per row and scattered access. Floats are

@@ -238,10 +238,10 @@ def _decode_kernel(
     turns = [tiling.turn(moved, lane_word) for moved in moves]
     plgpu.barrier_wait(barrier)
     for row in range(rows):
-        begin = [row * STAGE + (sublane + 1) * LANES for sublane in range(SUBLANES)]
-        placed = [rows_ref[pl.ds(first, LANES)] for first in begin]
+        starts = [row * STAGE + (sublane + 1) * LANES for sublane in range(SUBLANES)]
+        placed = [rows_ref[pl.ds(first, LANES)] for first in starts]
         placed = [tiling.signed(x, signs[row], sublane) for sublane, x in enumerate(placed)]
-        for first, value in zip(begin, _turned(placed, turns[row], back=True), strict=True):
+        for first, value in zip(starts, _turned(placed, turns[row], back=True), strict=True):
             rows_ref[pl.ds(first, LANES)] = value
     plgpu.commit_smem()  # All lanes are written before others read them.
     results = []
