@@ -39,15 +39,18 @@ html_theme = "pydata_sphinx_theme"
 html_title = "jaxcomm"
 html_math_renderer = "mathml"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 templates_path = ["_templates"]
 # The page "Should I compress?" is not of Sphinx, so a template links to it from every page.
-html_sidebars = {"**": ["answer_link", "sidebar-nav-bs"]}
+html_sidebars = {"**": ["answer_link", "sidebar-nav-bs"], "index": []}
 html_theme_options = {
     "navbar_center": ["answer_link", "navbar-nav"],
     "navigation_with_keys": False,
     "show_prev_next": True,
     "show_toc_level": 2,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 4,
+    "secondary_sidebar_items": {"**": ["page-toc"], "index": []},
 }
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -178,6 +178,7 @@ def test_the_page_of_every_record_links_to_its_report(tools: tuple[ModuleType, M
         assert f'<a href="{name}/report.html">' in texts[f"records/{name}.md"]
 
 
+@pytest.mark.slow
 def test_reports_are_written_beside_the_pages_of_records(
     tools: tuple[ModuleType, ModuleType], tmp_path: pathlib.Path
 ) -> None:

@@ -54,14 +54,19 @@ def made(root: pathlib.Path = ROOT) -> dict[str, str]:
     return texts
 
 
-def below(name: str, sites: dict[str, str]) -> str:
-    """A hidden table of contents, for a page that introduces the others of its folder."""
+def below(name: str, sites: dict[str, str], text: str) -> str:
+    """A hidden table of contents, for a page that introduces the others of its folder.
+
+    Pages are in the order in which its text links to them, the others behind them.
+    """
     folder, _, file = name.rpartition("/")
     if file != "index.md" or not folder:
         return ""
     others = [site for site in sites.values() if site.startswith(f"{folder}/") and site != name]
     if folder == "records":
         others.reverse()
+    places = {site: text.find(f"({site.removeprefix(f'{folder}/')})") for site in others}
+    others.sort(key=lambda site: places[site] if places[site] >= 0 else len(text))
     listed = "\n".join(site.removeprefix(f"{folder}/").removesuffix(".md") for site in others)
     return f"\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
 
@@ -142,7 +147,7 @@ def collected(root: pathlib.Path = ROOT) -> tuple[dict[str, str], set[tuple[str,
         files |= linked
         if file.startswith(f"{RECORDS}/"):
             texts[site] = with_report(texts[site], pathlib.PurePosixPath(site).stem)
-    return {site: text + below(site, sites) for site, text in texts.items()}, files
+    return {site: text + below(site, sites, text) for site, text in texts.items()}, files
 
 
 def write(source: pathlib.Path = SOURCE, root: pathlib.Path = ROOT) -> None:

@@ -156,8 +156,9 @@ def add(
     its exponent is :math:`e - 1` with probability :math:`2^{-(e' - e)}`, else :math:`e`. For
     opposite signs the result is zero if :math:`e = e'`; otherwise its exponent is :math:`e + 1`
     with probability :math:`2^{-(e' - e - 1)}`, else :math:`e`. Adding zero leaves the other operand
-    unchanged. The second moment grows by at most 9/8. Only integers are compared; a probability
-    under :math:`2^{-32}` counts as 0.
+    unchanged. The second moment grows by at most 9/8. The sum is a float32, which is rounded as in
+    :func:`encode`: a probability under :math:`2^{-23}` counts as 0. This is the only bias, less
+    than :math:`2^{-23}` of the larger magnitude.
 
     Memory traffic: the op reads both operands once and writes the sums once. The exceptions of
     :func:`encode` for other sizes apply.

@@ -39,16 +39,16 @@ def round_to_powers(
     NaN has the code 0. So does a number that is subnormal at any step, because some backends flush
     it.
     """
-    most = jnp.float32(2.0**-headroom)
-    lifted = x * lift
-    y = lifted * factor
-    normal = (jnp.abs(x) >= SMALLEST_NORMAL) & (jnp.abs(lifted) >= SMALLEST_NORMAL)
-    y = lax.clamp(-most, jnp.where(normal & (y == y), y, 0), most)
+    y = x * lift * factor
+    # Below this one, x or an intermediate result is subnormal. NaN is not above it.
+    tiny = jnp.float32(SMALLEST_NORMAL)
+    least = jnp.maximum(tiny, tiny * jnp.maximum(lift, 1) * factor)
     word = lax.bitcast_convert_type(y, jnp.uint32)
-    magnitude = word & jnp.uint32(0x7FFFFFFF)
+    most = jnp.uint32((127 - headroom) << 23)  # As floats, so are positive numbers ordered.
+    magnitude = jnp.minimum(word & jnp.uint32(0x7FFFFFFF), most)
     rounded = (magnitude + (noise >> 9)) >> 23
-    code = (word >> 31 << 7) | (jnp.uint32(127) - rounded)
-    return jnp.where(magnitude >= jnp.uint32(1 << 23), code, 0)
+    code = ((word >> 24) & SIGN) | (jnp.uint32(127) - rounded)
+    return jnp.where(jnp.abs(y) >= least, code, 0)
 
 
 def magnitudes(codes: jax.Array, headroom: int, count: int) -> jax.Array:
@@ -59,23 +59,21 @@ def magnitudes(codes: jax.Array, headroom: int, count: int) -> jax.Array:
     return jnp.where(codes >= SIGN, -magnitude, magnitude)
 
 
+def _powers(codes: jax.Array) -> jax.Array:
+    """Float32 of uint32 codes, times 2**128: no sum or difference of two is subnormal."""
+    # The sign, and below it one more of it, in place of which the exponent 255 - e has a one.
+    shifted = lax.bitcast_convert_type(codes << 24, jnp.int32) >> 1
+    word = (shifted ^ 0x3F800000) | 0x40000000
+    return jnp.where(codes == 0, 0, lax.bitcast_convert_type(word, jnp.float32))
+
+
 def add_codes(a: jax.Array, b: jax.Array, noise: jax.Array) -> jax.Array:
     """Codes, uint32, of the sums of two arrays of codes, uint32 like the `noise`."""
-    exponent_a, exponent_b = ((code & EXPONENT).astype(jnp.int32) for code in (a, b))
-    larger = jnp.where(exponent_a <= exponent_b, a, b)
-    exponent = jnp.minimum(exponent_a, exponent_b)
-    gap = jnp.abs(exponent_a - exponent_b)
-    same_sign = (a ^ b) < SIGN
-    # True with probability 2**-m, but never for probabilities under 2**-32.
-    m = jnp.where(same_sign, gap, gap - 1)
-    limit = lax.clamp(jnp.int32(1), m, jnp.int32(32))
-    drawn = (noise >> (32 - limit).astype(jnp.uint32)) == 0
-    moves = (m <= 0) | ((m <= 32) & drawn)
-    up = jnp.maximum(jnp.where(moves, exponent - 1, exponent), 1)
-    down = jnp.where(moves, exponent + 1, exponent)
-    moved = jnp.where(same_sign, up, down).astype(jnp.uint32)
-    both = jnp.where(same_sign | (gap > 0), (larger & SIGN) | moved, 0)
-    return jnp.where(a == 0, b, jnp.where(b == 0, a, both))
+    word = lax.bitcast_convert_type(_powers(a) + _powers(b), jnp.uint32)
+    magnitude = word & jnp.uint32(0x7FFFFFFF)
+    rounded = (magnitude + (noise >> 9)) >> 23
+    exponent = jnp.maximum(jnp.uint32(255) - rounded, 1)
+    return jnp.where(magnitude == 0, 0, ((word >> 24) & SIGN) | exponent)
 
 
 def encode(x: jax.Array, scale: jax.Array, seeds: jax.Array, *, headroom: int) -> jax.Array:

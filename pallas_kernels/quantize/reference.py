@@ -44,10 +44,10 @@ def round_fixed(
     f = digits(levels)
     most = jnp.float32(levels * 2.0**f)
     scaled = x * lift * factor
-    # As an integer: XLA for CPUs would write `abs(x)` to memory for the norm to read.
-    magnitude = lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(0x7FFFFFFF)
-    kept = (magnitude >= jnp.int32(0x00800000)) & (scaled == scaled)
-    fixed = lax.clamp(-most, jnp.where(kept, scaled, 0), most).astype(jnp.int32)
+    # No smaller number than the smallest normal one scales to this, and NaN is not above it.
+    smallest = jnp.float32(SMALLEST_NORMAL) * lift * factor
+    kept = jnp.where(jnp.abs(scaled) >= smallest, scaled, 0)
+    fixed = lax.clamp(-most, kept, most).astype(jnp.int32)
     return (fixed + (noise >> (32 - f)).astype(jnp.int32)) >> f
 
 

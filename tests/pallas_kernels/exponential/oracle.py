@@ -48,17 +48,11 @@ def decode(codes: np.ndarray, scale: float, headroom: int, count: int = 1) -> np
 
 
 def add(a: np.ndarray, b: np.ndarray, seeds: tuple[int, int]) -> np.ndarray:
-    """uint8 codes of the sums: moves to the next power with the probability that is unbiased."""
+    """uint8 codes of the sums: rounds up with the probability that is unbiased."""
     value = lambda code: decode(code, 1.0, 0).astype(np.float64)  # noqa: E731
-    first, second = value(a), value(b)
-    a_is_larger = np.abs(first) >= np.abs(second)
-    larger = np.where(a_is_larger, first, second)
-    smaller = np.where(a_is_larger, second, first)
-    neighbour = np.where(first * second > 0, 2 * larger, larger / 2)
-    distance = np.where(larger == 0, 1, np.abs(neighbour - larger))
-    threshold = np.floor(np.abs(smaller) / distance * 2**32)
-    total = np.where(random_words(seeds, a.size) < threshold, neighbour, larger)
-    total = np.where(smaller == 0, larger, np.where(first == -second, 0, total))
-    _, exponent = np.frexp(np.abs(total))
-    power = np.maximum(1 - exponent, 1)  # There is no code for 2**0.
+    # As a float32, whose smallest part of a mantissa is the smallest probability.
+    total = (value(a) + value(b)).astype(np.float32).astype(np.float64)
+    mantissa, exponent = np.frexp(np.abs(total))
+    carries = (2 * mantissa - 1) * 2**23 + random_words(seeds, a.size) // np.uint64(2**9) >= 2**23
+    power = np.maximum(1 - exponent - carries, 1)  # There is no code for 2**0.
     return np.where(total == 0, 0, power + np.where(total < 0, 128, 0)).astype(np.uint8)

@@ -72,14 +72,16 @@ def test_every_sum_of_two_codes_is_that_of_the_formula():
     np.testing.assert_array_equal(sums, oracle.add(a, b, SEEDS))
 
 
-@pytest.mark.parametrize("gap,moves", [(32, True), (33, False), (60, False)])
-def test_probabilities_under_those_of_32_bits_are_none(gap, moves):
-    """Seeds of 0 draw 0 at position 0, below every threshold but that of a probability of 0."""
+@pytest.mark.parametrize("gap,moves", [(23, True), (24, False), (60, False)])
+def test_probabilities_under_those_of_23_bits_are_none(gap, moves):
+    """The largest word carries at every probability but 0, and the smallest at none but 1."""
     a, b = np.uint8([50]), np.uint8([50 + gap])
-    assert oracle.random_words((0, 0), 1) == 0
-    sums = add(jnp.asarray(a), jnp.asarray(b), key(0, 0))
-    assert sums.tolist() == oracle.add(a, b, (0, 0)).tolist() == [49 if moves else 50]
-    differences = add(jnp.asarray(a), jnp.asarray(b + np.uint8(129)), key(0, 0))
+    largest, smallest = (0, 3589926852), (0, 0)
+    assert oracle.random_words(largest, 1) == 2**32 - 1 and oracle.random_words(smallest, 1) == 0
+    sums = add(jnp.asarray(a), jnp.asarray(b), key(*largest))
+    assert sums.tolist() == oracle.add(a, b, largest).tolist() == [49 if moves else 50]
+    # The lower neighbour is at half the distance.
+    differences = add(jnp.asarray(a), jnp.asarray(b + np.uint8(129)), key(*smallest))
     assert differences.tolist() == [51 if moves else 50]
 
 

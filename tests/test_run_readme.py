@@ -1,0 +1,79 @@
+"""The runner of the pages compares what a block prints with what the page shows."""
+
+import importlib.util
+import pathlib
+import sys
+from types import ModuleType
+
+import pytest
+
+PATH = pathlib.Path(__file__).parent.parent / "tools" / "run_readme.py"
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("run_readme", PATH)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def page(code: str, printed: str) -> str:
+    return f"# A page\n\n```python\n{code}\n```\n\n```text printed\n{printed}\n```\n"
+
+
+@pytest.mark.parametrize("printed", ["loss 0.25", "loss ...", "...0.25", "loss   0.25"])
+def test_equal_output_and_dots_for_any_text_pass(
+    runner: ModuleType,
+    printed: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # restored at the end
+    path = tmp_path / "page.md"
+    path.write_text(page('print("loss", 0.25)', printed))
+    assert runner.run_blocks(path, "page.md") == 0
+    assert "page.md: 1 blocks ran" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("printed", ["loss 0.26", "loss", "loss 0.25\nloss 0.25", "loss ...6"])
+def test_another_output_fails_and_shows_both(
+    runner: ModuleType,
+    printed: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    path = tmp_path / "page.md"
+    path.write_text(page('print("loss", 0.25)', printed))
+    assert runner.run_blocks(path, "page.md") == 1
+    shown = capfd.readouterr().out
+    assert "page.md:4: the block of line 4 failed with AssertionError: the page shows" in shown
+    assert all(line in shown for line in [*printed.splitlines(), "loss 0.25"])
+
+
+def test_a_block_without_an_output_may_print_anything(runner: ModuleType) -> None:
+    (block,) = runner.python_blocks("```python\nprint(1)\n```\n```text\n2\n```\n")
+    assert block.printed is None
+    runner.require_printed(block, "1\n")
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("```text printed\n1\n```\n", 1),  # of no block
+        ("```python no-run\nprint(1)\n```\n```text printed\n1\n```\n", 4),  # of one that is skipped
+        (page("print(1)", "1") + "```text printed\n1\n```\n", 10),  # the second of one block
+    ],
+)
+def test_an_output_of_no_block_is_an_error(runner: ModuleType, text: str, line: int) -> None:
+    with pytest.raises(ValueError, match=f"line {line}: no block that runs precedes this output"):
+        runner.python_blocks(text)
+
+
+def test_a_fence_that_is_never_closed_is_an_error(runner: ModuleType) -> None:
+    with pytest.raises(ValueError, match="line 2: a fence is opened and never closed"):
+        runner.python_blocks("\n```python\nprint(1)\n")
