@@ -93,24 +93,25 @@ def encode(
     of two that divides `columns` into eight tiles or more, but at least 1024. The columns of a row
     are divided into n slots of one tile each. Each row deals the tiles to the slots in rounds of n
     tiles, one for each slot, by a mixing bijection and an offset that are hashed of the round. It
-    adds the tiles of a slot in a fixed order, each element with its own sign. Each tile is rolled
-    by hashed amounts along its planes, sublanes and lanes. For uniform and independent hashes this
-    holds for any numbers of tiles and slots:
+    adds the tiles of a slot in a fixed order, each element with its own sign. Within a
+    tile, planes are rolled, then pairs of sublanes along lanes, and then each lane along its
+    sublanes, all by hashed amounts. For uniform and independent hashes this holds for any numbers
+    of tiles and slots:
 
     - Each row is a bijection of tiles and places, and no place is empty.
     - Elements of one tile, or of two tiles of one round, never collide. Tiles of different rounds
-      share a slot with probability 1/n, since their offsets are independent. The relative roll of
-      two tiles is uniform over the tile, so two elements collide with probability at most 1/c.
-    - The estimate is unbiased whatever the slots and rolls are, since the signs of two elements
+      share a slot with probability 1/n, since their offsets are independent. The place of
+      an element in its tile is uniform, so two elements collide with probability at most 1/c.
+    - The estimate is unbiased whatever the slots and places are, since the signs of two elements
       that collide are independent.
 
-    But groups of elements collide together: for one draw of the seeds, errors on coordinates that
-    have the same places within many tiles are clustered. There is no scatter and no atomic
-    operation. The table is bit for bit the same in every run and on every backend that does not
-    flush subnormal numbers. Memory traffic of the kernels: on GPUs 4 N bytes per row; on TPUs 4 N
-    bytes for all rows that fit in 6 MiB; and the table once, with partial tables of up to 2 MiB
-    per row. On TPUs arrays that do not fill their planes of 1024 are copied for padding, and
-    bfloat16 is copied to float32.
+    But elements of two tiles collide in groups, although not all together: for one draw of the
+    seeds, errors on coordinates that have the same places within many tiles are clustered. There is
+    no scatter and no atomic operation. The table is bit for bit the same in every run and on every
+    backend that does not flush subnormal numbers. Memory traffic of the kernels: on GPUs 4 N bytes
+    per row; on TPUs 4 N bytes for all rows that fit in 6 MiB; and the table once, with partial
+    tables of up to 2 MiB per row. On TPUs arrays that do not fill their planes of 1024 are copied
+    for padding, and bfloat16 is copied to float32.
 
     `hashing="elements"` hashes every element independently, for any number of columns, and uses
     XLA's scatter. It is slower, with about 12 N bytes per row and scattered access. Floats are

@@ -3,8 +3,10 @@
 A thread is a lane. A plane is contiguous in memory, so one copy brings it to shared memory. One
 word has all eight signs of a thread. Rows are rolled along lanes by two reads at shifted places.
 One read is correct up to the lane where the row wraps, the other from there on. The elements that
-they read from neighboring rows are dropped. XLA computes the tables of tiles and slots, which are
-a word for each tile and row.
+they read from neighboring rows are dropped. XLA computes the tables of tiles and slots, and of the
+words that move them, which are two words for each tile and row. Lanes are turned by selections
+among the eight registers of a thread. `decode` turns them back first, and so it writes the planes
+to shared memory again, between two barriers for each sublane.
 """
 
 import functools
@@ -21,7 +23,7 @@ from pallas_kernels import _versions
 from pallas_kernels.count_sketch import tiling
 from pallas_kernels.count_sketch.estimate import ESTIMATES
 from pallas_kernels.count_sketch.reference import accumulator
-from pallas_kernels.count_sketch.tiling import LANES, PLANE, STEP, SUBLANES, Key, Tiling
+from pallas_kernels.count_sketch.tiling import LANES, PLANE, STEP, SUBLANES, Key, Move, Tiling
 
 STAGES = 4  # Planes in shared memory: one is added while the others are copied.
 STAGE = PLANE + 2 * LANES  # With a margin of one row on either side.
@@ -29,11 +31,7 @@ INDEXED = range(PLANE, 2**31)  # Sizes of arrays whose elements are indexed, in 
 
 
 def _key(keys_ref: Any, row: Any) -> Key:
-    return Key(*(keys_ref[row * 8 + i] for i in range(len(Key._fields))))
-
-
-def _flat_keys(keys: jax.Array) -> jax.Array:
-    return jnp.pad(keys, ((0, 0), (0, 8 - len(Key._fields)))).ravel()
+    return Key(*(keys_ref[row * len(Key._fields) + i] for i in range(len(Key._fields))))
 
 
 def _columns_of(keys: jax.Array, axes: int) -> Key:
@@ -43,16 +41,23 @@ def _columns_of(keys: jax.Array, axes: int) -> Key:
 
 
 def _tiles(shapes: Tiling, keys: jax.Array) -> jax.Array:
-    """The tile of each round in each slot of each row; at least `shapes.tiles` if there is none."""
+    """The tile of each round in each slot of each row, each before the word that moves it.
+
+    If there is no tile, its number is at least `shapes.tiles`.
+    """
     shape = (keys.shape[0], shapes.slots, shapes.rounds)
     slot, round_ = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (1, 2))
-    return tiling.tile_at(shapes, _columns_of(keys, 3), slot, round_)[0].ravel()
+    columns = _columns_of(keys, 3)
+    tile = tiling.tile_at(shapes, columns, slot, round_)[0]
+    return jnp.stack([tile, tiling.move_word(columns, tile)], axis=-1).ravel()
 
 
-def _slots(shapes: Tiling, keys: jax.Array) -> jax.Array:
-    """The slot of each tile in each row."""
+def _slots(shapes: Tiling, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The slot of each tile in each row, and the word by which it is moved."""
     tile = lax.broadcasted_iota(jnp.uint32, (keys.shape[0], shapes.tiles), 1)
-    return tiling.slot_of(shapes, _columns_of(keys, 2), tile).ravel()
+    columns = _columns_of(keys, 2)
+    slot = tiling.slot_of(shapes, columns, tile)
+    return slot.ravel(), tiling.move_word(columns, tile).ravel()
 
 
 def _copy_plane(ref: Any, plane: Any, to_ref: Any, start: Any, barrier: Any) -> None:
@@ -66,6 +71,15 @@ def _copy_plane(ref: Any, plane: Any, to_ref: Any, start: Any, barrier: Any) -> 
         barrier,
         oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS,
     )
+
+
+def _turned(rows: list[jax.Array], turns: jax.Array, back: bool = False) -> list[jax.Array]:
+    """Eight sublanes, of which each lane is turned by its own number, or turned back."""
+    for bit in range(3):
+        here = (turns >> (29 + bit)) & 1 != 0
+        by = -(1 << bit) if back else 1 << bit
+        rows = [jnp.where(here, rows[(k - by) % SUBLANES], rows[k]) for k in range(SUBLANES)]
+    return rows
 
 
 def _rolled_row(rows_ref: Any, start: Any, roll: Any, inside: jax.Array) -> jax.Array:
@@ -87,26 +101,26 @@ def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) ->
     slot, plane = block // jnp.uint32(shapes.planes), block & jnp.uint32(shapes.planes - 1)
     key = _key(keys_ref, row.astype(jnp.int32))
     lane = lax.broadcasted_iota(jnp.uint32, (LANES,), 0)
+    lane_word = tiling.lane_word(lane)
     column = (row * jnp.uint32(shapes.slots) + slot) * jnp.uint32(shapes.rounds)
     first = part * jnp.uint32(shapes.part)
     last = jnp.minimum(first + jnp.uint32(shapes.part), jnp.uint32(shapes.rounds))
 
     def tile_of(round_: Any) -> Any:
-        return tiles_ref[(column + round_).astype(jnp.int32)]
+        return tiles_ref[2 * (column + round_).astype(jnp.int32)]
 
     if shapes.tiles % shapes.slots:  # Not every slot has a tile in the last round.
         missing = tile_of(last - 1) >= jnp.uint32(shapes.tiles)
         last = jnp.where(missing, last - 1, last)
 
-    def source_of(tile: Any) -> Any:
-        plane_roll, _, _ = tiling.rolls(shapes, key, tile)
-        return (plane - plane_roll) & jnp.uint32(shapes.planes - 1)
+    def move_of(round_: Any) -> Move:
+        return tiling.move(shapes, tiles_ref[2 * (column + round_).astype(jnp.int32) + 1])
 
     def start(round_: Any) -> None:
         @pl.when(round_ < last)
         def copy() -> None:
-            tile = tile_of(round_)
-            source = tile * jnp.uint32(shapes.planes) + source_of(tile)
+            source = (plane - move_of(round_).plane) & jnp.uint32(shapes.planes - 1)
+            source += tile_of(round_) * jnp.uint32(shapes.planes)
             stage = ((round_ - first) & (STAGES - 1)).astype(jnp.int32)
             to = stage * STAGE + LANES
             whole = jnp.uint32(math.prod(x_refs[0].shape) // PLANE)
@@ -127,17 +141,20 @@ def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) ->
         round_ = first + step.astype(jnp.uint32)
         tile = tile_of(round_)
         stage = step & (STAGES - 1)
-        _, sublane_roll, lane_roll = tiling.rolls(shapes, key, tile)
-        signs = _signs(shapes, key, tile, source_of(tile), (lane - lane_roll) & (LANES - 1)) & 255
-        signs = (signs << sublane_roll) | (signs >> (SUBLANES - sublane_roll))
-        inside = lane >= lane_roll
+        moved = move_of(round_)
+        signs = _signs(shapes, key, tile, plane, lane)
+        turns = tiling.turn(moved, lane_word)
         plgpu.barrier_wait(barriers.at[stage])
-        results = []
-        for sublane, total in enumerate(sums):
-            source = (jnp.uint32(sublane) - sublane_roll) & (SUBLANES - 1)
-            begin = stage.astype(jnp.uint32) * STAGE + (source + 1) * LANES
-            value = _rolled_row(rows_ref, begin, lane_roll, inside)
-            results.append(total + tiling.signed(value, signs, sublane))
+        values = []
+        for sublane in range(SUBLANES):
+            shift = tiling.lane_shift(moved, jnp.uint32(sublane)) & (LANES - 1)
+            begin = stage.astype(jnp.uint32) * STAGE + (sublane + 1) * LANES
+            values.append(_rolled_row(rows_ref, begin, shift, lane >= shift))
+        values = _turned(values, turns)
+        results = [
+            total + tiling.signed(value, signs, sublane)
+            for sublane, (total, value) in enumerate(zip(sums, values, strict=True))
+        ]
         plgpu.commit_smem()  # All threads have read this stage before it is overwritten.
         start(round_ + STAGES)
         return tuple(results)
@@ -190,13 +207,14 @@ def encode(
         interpret=interpret,
     )
     operands = _planes(x.ravel().astype(dtype), shapes)
-    table = kernel(_flat_keys(keys), _tiles(shapes, keys), *operands)
+    table = kernel(keys.ravel(), _tiles(shapes, keys), *operands)
     return tiling.total(table.reshape(shapes.parts, rows, columns))
 
 
 def _decode_kernel(
     keys_ref: Any,
     slots_ref: Any,
+    words_ref: Any,
     table_ref: Any,
     *refs: Any,
     shapes: Tiling,
@@ -208,24 +226,32 @@ def _decode_kernel(
     tile, plane = position // jnp.uint32(shapes.planes), position & jnp.uint32(shapes.planes - 1)
     lane = lax.broadcasted_iota(jnp.uint32, (LANES,), 0)
     keys = [_key(keys_ref, row) for row in range(rows)]
-    rolls = [tiling.rolls(shapes, key, tile) for key in keys]
-    for row, (plane_roll, _, _) in enumerate(rolls):
-        slot = slots_ref[(jnp.uint32(row * shapes.tiles) + tile).astype(jnp.int32)]
-        source = (plane + plane_roll) & jnp.uint32(shapes.planes - 1)
-        source = (jnp.uint32(row * shapes.slots) + slot) * jnp.uint32(shapes.planes) + source
+    tiles = [(jnp.uint32(row * shapes.tiles) + tile).astype(jnp.int32) for row in range(rows)]
+    moves = [tiling.move(shapes, words_ref[index]) for index in tiles]
+    places = [(plane + moved.plane) & jnp.uint32(shapes.planes - 1) for moved in moves]
+    for row, place in enumerate(places):
+        slot = slots_ref[tiles[row]]
+        source = (jnp.uint32(row * shapes.slots) + slot) * jnp.uint32(shapes.planes) + place
         _copy_plane(table_ref, source, rows_ref, row * STAGE + LANES, barrier)
-    signs = [_signs(shapes, key, tile, plane, lane) for key in keys]
-    backs = [(LANES - lane_roll) & (LANES - 1) for _, _, lane_roll in rolls]
-    inside = [lane >= back for back in backs]
+    signs = [_signs(shapes, key, tile, at, lane) for key, at in zip(keys, places, strict=True)]
+    lane_word = tiling.lane_word(lane)
+    turns = [tiling.turn(moved, lane_word) for moved in moves]
     plgpu.barrier_wait(barrier)
+    for row in range(rows):
+        starts = [row * STAGE + (sublane + 1) * LANES for sublane in range(SUBLANES)]
+        placed = [rows_ref[pl.ds(first, LANES)] for first in starts]
+        placed = [tiling.signed(x, signs[row], sublane) for sublane, x in enumerate(placed)]
+        for first, value in zip(starts, _turned(placed, turns[row], back=True), strict=True):
+            rows_ref[pl.ds(first, LANES)] = value
+    plgpu.commit_smem()  # All lanes are written before others read them.
     results = []
     for sublane in range(SUBLANES):
         values = []
-        for row, (_, sublane_roll, _) in enumerate(rolls):
-            source = (sublane_roll + jnp.uint32(sublane)) & (SUBLANES - 1)
-            begin = jnp.uint32(row * STAGE) + (source + 1) * LANES
-            value = _rolled_row(rows_ref, begin, backs[row], inside[row])
-            values.append(tiling.signed(value, signs[row], sublane))
+        for row, moved in enumerate(moves):
+            shift = tiling.lane_shift(moved, jnp.uint32(sublane))
+            back = (LANES - shift) & (LANES - 1)
+            begin = jnp.uint32(row * STAGE + (sublane + 1) * LANES)
+            values.append(_rolled_row(rows_ref, begin, back, lane >= back))
         results.append(ESTIMATES[estimate](values))
 
     def store(ref: Any, plane: Any) -> None:
@@ -279,7 +305,7 @@ def decode(
         ],
         interpret=interpret,
     )
-    out, *end = kernel(_flat_keys(keys), _slots(shapes, keys), table.reshape(-1, PLANE))
+    out, *end = kernel(keys.ravel(), *_slots(shapes, keys), table.reshape(-1, PLANE))
     if end:  # In place: the rest is not copied.
         return out.at[size - ragged :].set(end[0][:ragged]).reshape(shape)
     return out.ravel()[:size].reshape(shape)

@@ -44,9 +44,18 @@ def _iota(axis: int) -> jax.Array:
     return lax.broadcasted_iota(jnp.uint32, (SUBLANES, LANES), axis)
 
 
-def _roll(plane: jax.Array, sublane: jax.Array, lane: jax.Array) -> jax.Array:
-    plane = pltpu.roll(plane, sublane.astype(jnp.int32), 0)
-    return pltpu.roll(plane, lane.astype(jnp.int32), 1)
+def _turned(plane: jax.Array, turns: jax.Array, back: bool = False) -> jax.Array:
+    """A plane, of which each lane is turned by its own number of sublanes, or turned back."""
+    for bit in range(3):
+        rolled = pltpu.roll(plane, SUBLANES - (1 << bit) if back else 1 << bit, 0)
+        plane = jnp.where((turns >> (29 + bit)) & 1 != 0, rolled, plane)
+    return plane
+
+
+def _at_lanes(plane: jax.Array, lanes: jax.Array) -> jax.Array:
+    """The elements of a plane at these lanes of each sublane."""
+    lanes = (lanes & (LANES - 1)).astype(jnp.int32)
+    return jnp.take_along_axis(plane, lanes, axis=1, mode="promise_in_bounds")
 
 
 def _signs(shapes: Tiling, key: Key, tile: Any, plane: int) -> jax.Array:
@@ -54,7 +63,7 @@ def _signs(shapes: Tiling, key: Key, tile: Any, plane: int) -> jax.Array:
     return tiling.sign_word(shapes, key, tile, jnp.uint32(plane), _iota(1))
 
 
-def _signed(shapes: Tiling, x: jax.Array, word: jax.Array, tile: Any, plane: int) -> jax.Array:
+def _signed(shapes: Tiling, x: jax.Array, word: jax.Array, tile: Any, plane: Any) -> jax.Array:
     bit = tiling.first_bit(shapes, tile, jnp.uint32(plane)) + _iota(0)
     return tiling.signed(x, word, bit)
 
@@ -91,21 +100,25 @@ def _encode_kernel(
     def clear() -> None:
         table_ref[...] = jnp.zeros_like(table_ref)
 
+    lane_word = tiling.lane_word(_iota(1))
+
     def added(row: int, key: Key, index: Any, slot: Any) -> Iterator[tuple[Any, jax.Array]]:
         """Where in the table each plane of a tile goes, and what is added there."""
         tile = (first + index).astype(jnp.uint32)
-        plane_roll, sublane_roll, lane_roll = tiling.rolls(shapes, key, tile)
+        moved = tiling.move(shapes, tiling.move_word(key, tile))
+        turns = tiling.turn(moved, lane_word)
+        lanes = _iota(1) - tiling.lane_shift(moved, _iota(0))
         for plane in range(shapes.planes):
             if plane % SIGNED_TOGETHER == 0:
                 word = _signs(shapes, key, tile, plane)
-            value = x_ref[index * shapes.planes + plane]
+            source = (jnp.uint32(plane) - moved.plane) & jnp.uint32(shapes.planes - 1)
+            at = index * shapes.planes + source.astype(jnp.int32)
+            value = x_ref[at]
             if shapes.total_planes % shapes.planes:
                 # The last tile may extend past the array, where values are undefined.
-                there = (first + index) * shapes.planes + plane < shapes.total_planes
-                value = jnp.where(there, value, 0)
-            value = _signed(shapes, value, word, tile, plane)
-            to = (jnp.uint32(plane) + plane_roll) & jnp.uint32(shapes.planes - 1)
-            yield (row, slot, to.astype(jnp.int32)), _roll(value, sublane_roll, lane_roll)
+                value = jnp.where(first * shapes.planes + at < shapes.total_planes, value, 0)
+            value = _turned(_at_lanes(value, lanes), turns)
+            yield (row, slot, plane), _signed(shapes, value, word, tile, plane)
 
     def add_all(planes: Iterable[tuple[Any, jax.Array]]) -> None:
         """Adds planes of different places, some at once: a read waits for all writes before it."""
@@ -189,21 +202,24 @@ def encode(
 
 
 def _decode_kernel(keys_ref: Any, *refs: Any, shapes: Tiling, estimate: str) -> None:
-    *table_refs, out_ref = refs
+    *table_refs, out_ref, words_ref = refs
     tile = pl.program_id(0).astype(jnp.uint32)
     keys = [_key(keys_ref, row) for row in range(len(table_refs))]
-    rolls = [tiling.rolls(shapes, key, tile) for key in keys]
+    moves = [tiling.move(shapes, tiling.move_word(key, tile)) for key in keys]
+    lane_word = tiling.lane_word(_iota(1))
+    turns = [tiling.turn(moved, lane_word) for moved in moves]
+    lanes = [_iota(1) + tiling.lane_shift(moved, _iota(0)) for moved in moves]
+    for row, key in enumerate(keys):
+        for group in range(words_ref.shape[1]):
+            words_ref[row, group] = _signs(shapes, key, tile, group * SIGNED_TOGETHER)
     for plane in range(shapes.planes):
-        if plane % SIGNED_TOGETHER == 0:
-            words = [_signs(shapes, key, tile, plane) for key in keys]
         values = []
-        for table_ref, word, (plane_roll, sublane_roll, lane_roll) in zip(
-            table_refs, words, rolls, strict=True
-        ):
-            source = (jnp.uint32(plane) + plane_roll) & jnp.uint32(shapes.planes - 1)
-            back = (SUBLANES - sublane_roll) & 7, (LANES - lane_roll) & 127
-            value = _roll(table_ref[0, 0, source.astype(jnp.int32)], *back)
-            values.append(_signed(shapes, value, word, tile, plane))
+        for row, moved in enumerate(moves):
+            to = (jnp.uint32(plane) + moved.plane) & jnp.uint32(shapes.planes - 1)
+            value = table_refs[row][0, 0, to.astype(jnp.int32)]
+            word = words_ref[row, (to // SIGNED_TOGETHER).astype(jnp.int32)]
+            value = _turned(_signed(shapes, value, word, tile, to), turns[row], back=True)
+            values.append(_at_lanes(value, lanes[row]))
         out_ref[plane] = ESTIMATES[estimate](values)
 
 
@@ -222,6 +238,7 @@ def decode(
     shapes = tiling.tiling(size, columns, planes)
     height = max(shapes.total_planes, shapes.planes)
     block = shapes.planes, SUBLANES, LANES
+    groups = max(1, shapes.planes // SIGNED_TOGETHER)
     table, keys = _vma.equally_varying(table, tiling.keys(seeds, rows))
 
     def block_of_row(row: int) -> Any:
@@ -240,6 +257,7 @@ def decode(
             grid=(shapes.tiles,),
             in_specs=[block_of_row(row) for row in range(rows)],
             out_specs=pl.BlockSpec(block, lambda tile, keys_ref: (tile, 0, 0)),
+            scratch_shapes=[pltpu.VMEM((rows, groups, SUBLANES, LANES), jnp.uint32)],
         ),
         out_shape=_vma.like(table, (height, SUBLANES, LANES), dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),

@@ -17,6 +17,7 @@ from pallas_kernels.count_sketch.tiling import (
     STEP,
     SUBLANES,
     Key,
+    Move,
     Tiling,
 )
 
@@ -32,32 +33,36 @@ def _within(shapes: Tiling, tile: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(lax.broadcasted_iota(jnp.uint32, shape, tile.ndim + axis) for axis in range(3))
 
 
-def _rolled(
-    shapes: Tiling, key: Key, tile: jax.Array, back: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The source plane, sublane and lane of each element of a rolled tile.
+def _wide(field: jax.Array, axes: int) -> jax.Array:
+    """The field with so many axes of length one at its end."""
+    return field.reshape(*field.shape, *(1,) * axes)
 
-    With `back`, the roll is undone. `tile` has the shape of the leading axes of the result.
-    """
-    sources = []
-    for index, roll, length in zip(
-        _within(shapes, tile),
-        lax.optimization_barrier(tiling.rolls(shapes, key, tile)),
-        (shapes.planes, SUBLANES, LANES),
-        strict=True,
-    ):
-        roll = roll[..., None, None, None]
-        sources.append((index + roll if back else index - roll) & (length - 1))
-    return sources[0], sources[1], sources[2]
+
+def _turns(moved: Move) -> jax.Array:
+    """By how many sublanes each lane of these tiles turns, uint32[..., lanes]."""
+    axes = moved.lane.ndim
+    lane = lax.broadcasted_iota(jnp.uint32, (*(1,) * axes, LANES), axes)
+    return tiling.turn(Move(*(_wide(field, 1) for field in moved)), tiling.lane_word(lane)) >> 29
 
 
 def _sign_words(shapes: Tiling, key: Key, tile: jax.Array) -> jax.Array:
-    """The words of signs of each of these tiles, uint32[..., groups of planes, lanes]."""
-    shape = (*tile.shape, max(1, shapes.planes // SIGNED_TOGETHER), LANES)
+    """The words of signs of each of these tiles, uint32[..., planes, 1, lanes]."""
+    groups = max(1, shapes.planes // SIGNED_TOGETHER)
+    shape = (*tile.shape, groups, LANES)
     group, lane = (lax.broadcasted_iota(jnp.uint32, shape, tile.ndim + axis) for axis in (0, 1))
-    wide = Key(*(field[..., None, None] if field.ndim else field for field in key))
+    wide = Key(*(_wide(field, 2) if field.ndim else field for field in key))
     plane = group * jnp.uint32(SIGNED_TOGETHER)
-    return tiling.sign_word(shapes, wide, tile[..., None, None], plane, lane)
+    words = tiling.sign_word(shapes, wide, _wide(tile, 2), plane, lane)
+    # Without the barrier XLA would compute them again for every element.
+    words = lax.optimization_barrier(words)
+    return jnp.repeat(words, shapes.planes // groups, axis=-2)[..., None, :]
+
+
+def _signed(shapes: Tiling, key: Key, tile: jax.Array, values: jax.Array) -> jax.Array:
+    """These tiles at their places in the table, with their signs."""
+    plane, sublane, _ = _within(shapes, tile)
+    bit = tiling.first_bit(shapes, _wide(tile, 3), plane) + sublane
+    return tiling.signed(values, _sign_words(shapes, key, tile), bit)
 
 
 def encode(
@@ -87,14 +92,16 @@ def encode(
     def add_round(index: jax.Array, table: jax.Array) -> jax.Array:
         dealt = tiling.tile_at(shapes, key, slot, part * jnp.uint32(shapes.part) + index)
         tile, holds = lax.optimization_barrier(dealt)  # Else computed again for every element.
-        plane, sublane, lane = _rolled(shapes, key, tile, back=False)
-        tile, holds = tile[..., None, None, None], holds[..., None, None, None]
-        source = jnp.where(holds, tile, 0), plane, sublane, lane
+        moved = tiling.move(shapes, lax.optimization_barrier(tiling.move_word(key, tile)))
+        turns = lax.optimization_barrier(_turns(moved))[..., None, None, :]
+        moved = Move(*(_wide(field, 3) for field in moved))
+        plane, sublane, lane = _within(shapes, tile)
+        sublane = (sublane - turns) & 7
+        shift = tiling.lane_shift(moved, sublane)
+        plane = (plane - moved.plane) & jnp.uint32(shapes.planes - 1)
+        source = jnp.where(_wide(holds, 3), _wide(tile, 3), 0), plane, sublane, (lane - shift) & 127
         values = x_tiles[tuple(i.astype(jnp.int32) for i in source)].astype(dtype)
-        wide = Key(*(field[..., None, None, None] for field in key))
-        word = tiling.sign_word(shapes, wide, tile, plane & ~jnp.uint32(SIGNED_TOGETHER - 1), lane)
-        bit = tiling.first_bit(shapes, tile, plane) + sublane
-        return table + jnp.where(holds, tiling.signed(values, word, bit), 0)
+        return table + jnp.where(_wide(holds, 3), _signed(shapes, key, tile, values), 0)
 
     shape_of_table = (*shape, shapes.planes, SUBLANES, LANES)
     table, *_ = _vma.equally_varying(jnp.zeros(shape_of_table, dtype), x, seeds)
@@ -117,16 +124,18 @@ def decode(
     tiles = table.reshape(rows, shapes.slots, shapes.planes, SUBLANES, LANES)
     tile = jnp.arange(shapes.tiles, dtype=jnp.uint32)
     keys = tiling.keys(seeds, rows)
-    plane, sublane, _ = _within(shapes, tile)
-    bit = tiling.first_bit(shapes, tile[:, None, None, None], plane) + sublane
+    plane, sublane, lane = _within(shapes, tile)
     values = []
     for row in range(rows):
         key = Key(*keys[row])
-        slot = tiling.slot_of(shapes, key, tile)[:, None, None, None]
-        source = slot, *_rolled(shapes, key, tile, back=True)
-        # Without the barrier XLA would compute them again for every element.
-        words = lax.optimization_barrier(_sign_words(shapes, key, tile))
-        word = jnp.repeat(words, shapes.planes // words.shape[1], axis=1)[:, :, None]
-        value = tiles[row][tuple(i.astype(jnp.int32) for i in source)]
-        values.append(tiling.signed(value, word, bit))
+        moved = tiling.move(shapes, lax.optimization_barrier(tiling.move_word(key, tile)))
+        turns = lax.optimization_barrier(_turns(moved))[:, None, None]
+        moved = Move(*(_wide(field, 3) for field in moved))
+        placed = tiles[row][tiling.slot_of(shapes, key, tile).astype(jnp.int32)]
+        placed = _signed(shapes, key, tile, placed)
+        turned = jnp.take_along_axis(placed, ((sublane + turns) & 7).astype(jnp.int32), axis=2)
+        to_plane = (plane + moved.plane) & jnp.uint32(shapes.planes - 1)
+        to_lane = (lane + tiling.lane_shift(moved, sublane)) & 127
+        place = tile[:, None, None, None], to_plane, sublane, to_lane
+        values.append(turned[tuple(i.astype(jnp.int32) for i in place)])
     return ESTIMATES[estimate](values).ravel()[:size].reshape(shape)

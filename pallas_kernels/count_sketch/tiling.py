@@ -1,4 +1,4 @@
-r"""The slots and rolls of the tiles of an array in a sketch, and the signs of elements.
+r"""The slots of the tiles of an array in a sketch, moves within tiles, and signs of elements.
 
 A tile is `planes` planes, and a plane is 8 sublanes of 128 lanes, 1024 elements. Tiles are dealt to
 the n slots of a row in rounds, as cards are dealt to players. Round i has the tiles from i n to
@@ -21,6 +21,25 @@ independent, this is what holds, whatever the numbers of tiles and slots are:
 - Two tiles of one round never share a slot. Two tiles of different rounds share one with
   probability 1/n: given the slot of the other tile, the offset makes that of this tile uniform.
 - What rows do is independent, and the rounds of a row are.
+
+Within its tile, the element of plane p, sublane s and lane l goes to
+
+.. math:: P = p + r, \quad L = l + b + c \lfloor s / 2 \rfloor, \quad
+          S = s + \lfloor f w_L / 2^{29} \rfloor + a
+
+modulo the planes, the 128 lanes and the 8 sublanes. A hash of the row and the tile has r, a, b, c
+in bits of their own. Its odd factor f has all bits but those of a. The fixed words :math:`w_L` are
+the same in all sketches. For such hashes this holds:
+
+- It is a bijection: planes are rolled, then each sublane along its lanes, and then each lane along
+  its sublanes.
+- Given all bits but those of a, S is uniform. Given c, so are P and L, and they are independent. So
+  the place is uniform in the tile, and two elements of different tiles of one slot meet with
+  probability 1/(1024 planes). With that of the slot, it is one over the columns.
+- Signs belong to places of a tile, so those of elements that meet are independent of each other
+  and of all moves. So the estimate is unbiased.
+- Elements of a sublane meet those of another tile in some of their lanes only: their turns differ
+  from lane to lane. Those of a lane come apart by pairs of sublanes. But a plane stays a plane.
 """
 
 from collections.abc import Callable
@@ -37,6 +56,7 @@ SUBLANES = 8
 PLANE = SUBLANES * LANES
 MOST_PLANES = 32
 FEWEST_SLOTS = 8
+ROLLED_TOGETHER = 2  # Sublanes, along lanes.
 SIGNED_TOGETHER = 4  # Planes: a word has the signs of one lane in 8 sublanes of each.
 
 STEP = 128  # Planes that a step of a kernel reads at least, if the array has as many.
@@ -72,8 +92,8 @@ class Key(NamedTuple):
 
     first_deal: Scalar
     second_deal: Scalar
-    first_roll: Scalar
-    second_roll: Scalar
+    first_move: Scalar
+    second_move: Scalar
     first_sign: Scalar
     second_sign: Scalar
 
@@ -84,6 +104,16 @@ class Deal(NamedTuple):
     multipliers: tuple[Scalar, Scalar, Scalar]
     added: Scalar
     offset: Scalar
+
+
+class Move(NamedTuple):
+    """How a tile is moved in one row; `factor` is odd."""
+
+    plane: Scalar
+    sublane: Scalar
+    lane: Scalar
+    per_sublane: Scalar
+    factor: Scalar
 
 
 def planes_of_tile(columns: int) -> int:
@@ -193,10 +223,35 @@ def tile_at(shapes: Tiling, key: Key, slot: Scalar, round_: Scalar) -> tuple[Sca
     return tile, tile < jnp.uint32(shapes.tiles)
 
 
-def rolls(shapes: Tiling, key: Key, tile: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-    """The amounts by which `tile` is rolled along its planes, sublanes and lanes."""
-    word = _hash.bits(tile, key.first_roll, key.second_roll)
-    return word & jnp.uint32(shapes.planes - 1), (word >> 5) & 7, (word >> 8) & 127
+def move_word(key: Key, tile: Scalar) -> Scalar:
+    """The word of all parameters by which `tile` is moved."""
+    return _hash.bits(tile, key.first_move, key.second_move)
+
+
+def move(shapes: Tiling, word: Scalar) -> Move:
+    """The parameters in a word: the bits of each are its own, but for those of `factor`."""
+    return Move(
+        plane=(word >> 3) & jnp.uint32(shapes.planes - 1),
+        sublane=word & 7,
+        lane=(word >> 8) & 127,
+        per_sublane=(word >> 15) & 127,
+        factor=word | 7,
+    )
+
+
+def lane_shift(moved: Move, sublane: Scalar) -> Scalar:
+    """By how many lanes a sublane of the array is rolled, modulo 128."""
+    return moved.lane + moved.per_sublane * (sublane // ROLLED_TOGETHER)
+
+
+def lane_word(lane: Scalar) -> Scalar:
+    """The word of a lane of the table, the same in all sketches."""
+    return _hash.mix(lane + 1)
+
+
+def turn(moved: Move, lane_word: Scalar) -> Scalar:
+    """By how many sublanes a lane turns, in the highest three bits."""
+    return lane_word * moved.factor + (moved.sublane << 29)
 
 
 def sign_word(shapes: Tiling, key: Key, tile: Scalar, plane: Scalar, lane: Scalar) -> Scalar:

@@ -81,7 +81,7 @@ SEEDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 
 @pytest.mark.parametrize("size", [WHOLE, RAGGED])
-def test_encode_takes_20_an_element_and_row(size: int, h200: Mesh, folder: pathlib.Path) -> None:
+def test_encode_takes_17_an_element_and_row(size: int, h200: Mesh, folder: pathlib.Path) -> None:
     def encode(x: jax.Array, seeds: jax.Array) -> jax.Array:
         options = {"rows": ROWS, "columns": COLUMNS}
         return count_sketch.encode(x, seeds, **options, implementation="mosaic_gpu")
@@ -91,11 +91,11 @@ def test_encode_takes_20_an_element_and_row(size: int, h200: Mesh, folder: pathl
     assert compiled.memory_analysis().temp_size_in_bytes <= 3 * ROWS * COLUMNS * 4 + 2**14
     code = code_of(folder)
     loops = [code.arithmetic(*loop) for loop in code.loops if "FADD" in code.opcodes[slice(*loop)]]
-    assert loops and 5 < max(loops) <= 20
+    assert loops and 5 < max(loops) <= 17
 
 
 @pytest.mark.parametrize("size", [WHOLE, RAGGED])
-@pytest.mark.parametrize(("estimate", "most"), [("median", 60), ("mean", 50)])
+@pytest.mark.parametrize(("estimate", "most"), [("median", 51), ("mean", 43)])
 def test_decode(estimate: str, most: int, size: int, h200: Mesh, folder: pathlib.Path) -> None:
     def decode(table: jax.Array, seeds: jax.Array) -> jax.Array:
         options: dict[str, Any] = {"shape": (size,), "estimate": estimate}

@@ -54,6 +54,7 @@ def by_tiles(
     result = []
     for row in range(rows):
         keys = [word(8 * row + i, seeds) for i in range(6)]
+        lanes = [word(lane, (0, 1)) for lane in range(128)]
         column, sign, order = (np.zeros(size, np.int64) for _ in range(3))
         words: dict[int, int] = {}
         for element in range(size):
@@ -62,16 +63,18 @@ def by_tiles(
             if inside == 0:
                 round_, j = divmod(tile, slots)
                 slot = dealt(j, round_, slots, (keys[0], keys[1]))
-                roll = word(tile, (keys[2], keys[3]))
-            to_plane = (plane + roll % planes) % planes
-            to_sublane = (sublane + (roll >> 5)) % 8
-            to_lane = (lane + (roll >> 8)) % 128
+                moved = word(tile, (keys[2], keys[3]))
+            to_plane = (plane + moved // 2**3) % planes
+            to_lane = (lane + moved // 2**8 + moved // 2**15 * (sublane // 2)) % 128
+            turn = lanes[to_lane] * (moved | 7) % WORD // 2**29
+            to_sublane = (sublane + moved + turn) % 8
             to = (to_plane * 8 + to_sublane) * 128 + to_lane
             column[element] = slot * length + to
-            position = element // 4096 * 128 + lane
+            place = tile * length + to  # As if the tile stayed in its place.
+            position = place // 4096 * 128 + to_lane
             if position not in words:
                 words[position] = word(position, (keys[4], keys[5]))
-            bit = element // 1024 % 4 * 8 + sublane
+            bit = place // 1024 % 4 * 8 + to_sublane
             sign[element] = 1 - 2 * (words[position] >> bit & 1)
             order[element] = round_
         result.append((column, sign, order))

@@ -168,8 +168,8 @@ def test_elements_are_found_as_by_random_hashing(name: str) -> None:
 
     A small coordinate meets large ones in three of five rows with probability 3.7e-5, and with
     equal signs in a quarter of them: 2.4 small ones look large, and half of them displace a large
-    one. As many are missed by others, so that recall is 0.993 for slots drawn at random. In a
-    tile, whole groups of coordinates meet: the mean is the same, and the worst draw twice as far.
+    one. As many are missed by others, so that recall is 0.993 for slots drawn at random. In
+    tiles, groups of coordinates meet: the mean is the same, and the worst draw up to twice as far.
     """
     blocks = SIZE // UNITS
     energy = energies(name, UNITS, 8)
@@ -194,6 +194,7 @@ def test_elements_are_found_as_by_random_hashing(name: str) -> None:
             f" max {ratio.max():5.2f} worst recall {recall.min():.3f} mean {recall.mean():.5f}"
         )
         assert ratio.mean() <= 1 + 5 * ratio.std() / np.sqrt(DRAWS)
+        assert ratio.max() <= 8  # Tiles that are only rolled reach 17.
     error = 5 * (found["tiles"].std() + found["elements"].std()) / np.sqrt(DRAWS)
     assert found["tiles"].mean() >= found["elements"].mean() - error
     # Of 200 draws of a Poisson variable of mean 1.8, one in 100 has more than 9.
