@@ -56,7 +56,7 @@ test-changed: venv ## the slow tests that changes since a revision ask for (SINC
 
 test-docs: venv ## every example in docstrings, the README and the docs
 	$(PY) -m pytest --doctest-modules -n 2 tests/conftest.py jaxcomm pallas_kernels $(ARGS)
-	$(PY) tools/run_readme.py README.md docs/index.md docs/guide.md docs/from_pytorch.md docs/extending.md docs/kernels.md docs/tutorials/*.md
+	$(PY) tools/run_readme.py README.md docs/index.md docs/guide.md docs/from_pytorch.md docs/extending.md docs/kernels.md docs/wire.md docs/tutorials/*.md
 
 test-site: venv ## the pages that run in a browser, in headless Chromium (Debian's chromium and chromium-driver)
 	timeout 300 $(PY) -m pytest tests/browser --durations=5 $(ARGS)
