@@ -5,6 +5,8 @@ A code is one byte: the sign in bit 7, and below it the exponent :math:`e` of :m
 Every backend returns the same integers.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -44,11 +46,16 @@ def round_to_powers(
     tiny = jnp.float32(SMALLEST_NORMAL)
     least = jnp.maximum(tiny, tiny * jnp.maximum(lift, 1) * factor)
     word = lax.bitcast_convert_type(y, jnp.uint32)
-    most = jnp.uint32((127 - headroom) << 23)  # As floats, so are positive numbers ordered.
-    magnitude = jnp.minimum(word & jnp.uint32(0x7FFFFFFF), most)
+    most = (127 - headroom) << 23  # As floats, so are positive numbers ordered.
+    magnitude = _signed(jnp.minimum, word & jnp.uint32(0x7FFFFFFF), most)
     rounded = (magnitude + (noise >> 9)) >> 23
     code = ((word >> 24) & SIGN) | (jnp.uint32(127) - rounded)
     return jnp.where(jnp.abs(y) >= least, code, 0)
+
+
+def _signed(extreme: Callable[..., jax.Array], word: jax.Array, bound: int) -> jax.Array:
+    """The minimum or maximum of words below 2**31: TPUs compare signed numbers only."""
+    return extreme(word.astype(jnp.int32), jnp.int32(bound)).astype(jnp.uint32)
 
 
 def magnitudes(codes: jax.Array, headroom: int, count: int) -> jax.Array:
@@ -72,7 +79,7 @@ def add_codes(a: jax.Array, b: jax.Array, noise: jax.Array) -> jax.Array:
     word = lax.bitcast_convert_type(_powers(a) + _powers(b), jnp.uint32)
     magnitude = word & jnp.uint32(0x7FFFFFFF)
     rounded = (magnitude + (noise >> 9)) >> 23
-    exponent = jnp.maximum(jnp.uint32(255) - rounded, 1)
+    exponent = _signed(jnp.maximum, jnp.uint32(255) - rounded, 1)
     return jnp.where(magnitude == 0, 0, ((word >> 24) & SIGN) | exponent)
 
 

@@ -136,7 +136,7 @@ def assert_equal_to_reference(
     np.testing.assert_array_equal(exponents, expected[1])
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("dtype", "block_size", "stochastic"), WAYS)
 @pytest.mark.parametrize("size", [20_000, slow(1), slow(129), slow(16_384 * 9)])
 def test_the_tpu_kernel_is_the_reference(
