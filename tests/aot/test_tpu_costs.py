@@ -74,7 +74,7 @@ SPARSE = error_feedback(top_k(ratio=0.01))
 FEEDBACK = error_feedback(scaled(dither(bits=8)))
 MOST = {
     "global_qsgd": Most(lambda: jaxcomm.global_qsgd(bits=8), 2, -5, 0.2),
-    "gathered, 4 bits": Most(lambda: jaxcomm.qsgd(bits=4), 2, 25, 0.2),
+    "gathered, 4 bits": Most(lambda: jaxcomm.qsgd(bits=4), 1, 25, 0.2),
     "by leaf": Most(lambda: jaxcomm.global_qsgd(bits=8, scope="leaf"), 2, -5, 0.2),
     "two stages": Most(lambda: two_stage_mean("data", dither(bits=8)), 3, 13, 0.2),
     "blocks of 4 bits": Most(lambda: two_stage_mean("data", BLOCKS), 3, 86, 0.2),
