@@ -1,21 +1,16 @@
 """The checker of prose finds what it is to find, and passes over code, equations and tables."""
 
-import importlib.util
 import pathlib
 from types import ModuleType
 
 import pytest
 
-PATH = pathlib.Path(__file__).parent.parent / "tools" / "check_prose.py"
+from tests.programs import program
 
 
 @pytest.fixture(scope="module")
 def checker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_prose", PATH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program("check_prose")
 
 
 def faults(checker: ModuleType, tmp_path: pathlib.Path, name: str, text: str) -> list[str]:

@@ -1,22 +1,17 @@
 """The runner of the pages compares what a block prints with what the page shows."""
 
-import importlib.util
 import pathlib
 import sys
 from types import ModuleType
 
 import pytest
 
-PATH = pathlib.Path(__file__).parent.parent / "tools" / "run_readme.py"
+from tests.programs import program
 
 
 @pytest.fixture(scope="module")
 def runner() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("run_readme", PATH)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return program("run_readme")
 
 
 def page(code: str, printed: str) -> str:

@@ -56,15 +56,21 @@ def mean_of_owned(codec: Codec, me: jax.Array, context: Context, content: PyTree
     """The mean of the received payloads of row `me`, float32; `context` is that of all rows."""
     # All senders encoded this worker's row with the public coin of that row.
     mine = jax.tree.map(lambda x: x[me], context.replace(memory=Memory()))
-    decode, add = functools.partial(decode_local, codec, mine), add_of(codec.decode)
 
-    def added(content: tuple[PyTree, PyTree], total: jax.Array, divisor: float) -> jax.Array:
-        assert add is not None
-        payload, measured = content
-        return add(mine.received().replace(statistics=measured), payload, total, divisor)
+    def from_sender(decode: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        def apply(content: tuple[PyTree, PyTree], *rest: Any) -> jax.Array:
+            payload, measured = content
+            return decode(mine.received().replace(statistics=measured), payload, *rest)
 
-    common = mine.replace(statistics=())
-    return decoded_mean(decode, content, common, mine.shape, added=added if add else None)
+        return apply
+
+    return decoded_mean(
+        from_sender(codec.decode),
+        content,
+        mine.replace(statistics=()),
+        mine.shape,
+        added=from_sender(add) if (add := add_of(codec.decode)) else None,
+    )
 
 
 def gather_rows(axis_name: AxisName, contents: PyTree) -> PyTree:

@@ -1,7 +1,6 @@
 """The codecs of docs/extending.md are one short file each, and the last one is PowerSGD."""
 
 import functools
-import importlib.util
 import pathlib
 import re
 from typing import Any
@@ -16,6 +15,7 @@ from jaxcomm import Claims, Context
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.testing import check_codec
 from tests.low_rank import of_matrices, power_sgd
+from tests.programs import program
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 WORKERS, STEPS = 3, 6
@@ -25,12 +25,8 @@ PUBLIC = {"jax", "jax.numpy", "jaxcomm", "typing", "math"}
 @functools.cache
 def files() -> list[str]:
     """The three blocks of the page that are a codec's whole file."""
-    specification = importlib.util.spec_from_file_location("readme", ROOT / "tools/run_readme.py")
-    assert specification is not None and specification.loader is not None
-    readme = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(readme)
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    codes = [block.code for block in readme.python_blocks(page)]
+    codes = [block.code for block in program("run_readme").python_blocks(page)]
     return [code for code in codes if "Codec(" in code and "import Claims" in code]
 
 

@@ -1,6 +1,5 @@
 """The recipe of docs/clusters.md runs as it is printed, launched and by its three variables."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ import pytest
 
 import jaxcomm
 from tests.compiled import UNKEPT
+from tests.programs import program
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -24,11 +24,8 @@ JOIN = "from jaxcomm import launch\nlaunch.initialize()\nimport jax\n"
 
 def recipe() -> str:
     """The one block of Python under "In a script of your own"."""
-    specification = importlib.util.spec_from_file_location("readme", ROOT / "tools/run_readme.py")
-    readme = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(readme)
     text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-    (block,) = readme.python_blocks(text.partition("## In a script of your own")[2])
+    (block,) = program("run_readme").python_blocks(text.partition("## In a script of your own")[2])
     return block.code
 
 
