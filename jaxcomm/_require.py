@@ -114,9 +114,10 @@ def require_gossip_last(state: Any) -> None:
 
     if not isinstance(state, tuple) or getattr(state, "mixes_parameters", False):
         return
-    for node, after in itertools.zip_longest(state, state[1:], fillvalue=None):
+    for node in state:
         require_gossip_last(node)
-        if type(state) is tuple and after is not None and mixes(node) and not mixes(after):
+    for node, after in itertools.pairwise(state if type(state) is tuple else ()):
+        if mixes(node) and not mixes(after):
             raise ValueError(
                 "A method of `jaxcomm.gossip` must be last in `optax.chain`, since it mixes the "
                 "parameters that the optimizer has moved, as in `optax.chain(optax.sgd(0.1), "
