@@ -97,7 +97,7 @@ def keep_what_is_of_one_device() -> None:
     compilation_cache.get_executable_and_time = get
 
 
-def unload_beyond(share: float = 0.5) -> None:
+def unload_beyond(share: float = 0.8) -> None:
     """Forgets compiled programs where they have this share of the mappings a process may have.
 
     A slow test leaves some 40 mappings of memory, and Linux allows a process 65,530. A process with

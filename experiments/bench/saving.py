@@ -4,8 +4,8 @@
 each batch. It compares PAIRS (default 30) times 50 steps with 50 steps that begin with a save.
 """
 
+import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 WORKERS = 8
 EVERY = 50
-DEFAULTS = 256, 30
 UNTIMED = 3  # Pairs before the first that counts.
 
 
@@ -103,13 +102,26 @@ def describe(pairs: Sequence[tuple[Block, Block]]) -> str:
     )
 
 
-def main(arguments: Sequence[str]) -> None:
+def positive_integer(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Prints one line."""
-    given = tuple(int(number) for number in arguments)
-    rows, pairs = given + DEFAULTS[len(given) :]
-    print(describe(time_pairs(rows, pairs)))
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench.saving", description=__doc__)
+    parser.add_argument(
+        "rows", nargs="?", type=positive_integer, default=256, help="rows of a batch (256)"
+    )
+    parser.add_argument(
+        "pairs", nargs="?", type=positive_integer, default=30, help="times to compare (30)"
+    )
+    options = parser.parse_args(arguments)
+    print(describe(time_pairs(options.rows, options.pairs)))
 
 
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={WORKERS}"
-    main(sys.argv[1:])
+    main()

@@ -1,5 +1,6 @@
 """All methods of the experiments, by name."""
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -122,7 +123,9 @@ def make_variant(method: str, bits: int | None) -> Variant:
       ExperimentError: If there is no such method, or it does not support the option.
     """
     if method not in METHODS:
-        raise ExperimentError(f"there is no method {method!r}; there are {', '.join(METHODS)}.")
+        near = difflib.get_close_matches(method, METHODS, n=1)
+        question = f"did you mean {near[0]!r}? There are" if near else "there are"
+        raise ExperimentError(f"there is no method {method!r}; {question} {', '.join(METHODS)}.")
     if bits is not None and not METHODS[method].takes_bits:
         raise ExperimentError(f"the method {method!r} takes no bits.")
     variant = Variant(method, bits)

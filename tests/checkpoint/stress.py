@@ -1,9 +1,10 @@
 """Does random sequences with checkpoints, and compares with a run without them.
 
-`python -m tests.checkpoint.stress SEED COUNT` does those of COUNT seeds from SEED on. With a
-directory in place of COUNT, a kill ends the process, and the next start goes on after it.
+`python -m tests.checkpoint.stress SEED COUNT` does those of COUNT seeds from SEED on. With
+`SEED --until-killed DIR`, a kill ends the process, and the next start goes on after it.
 """
 
+import argparse
 import functools
 import json
 import os
@@ -243,7 +244,14 @@ def main(first: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2].isdigit():
-        main(int(sys.argv[1]), int(sys.argv[2]))
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.checkpoint.stress", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("seed", type=int, help="the first seed")
+    parser.add_argument("count", nargs="?", type=int, default=1, help="how many seeds (default 1)")
+    parser.add_argument("--until-killed", type=Path, metavar="DIR", help="one seed, in steps")
+    options = parser.parse_args()
+    if options.until_killed is None:
+        main(options.seed, options.count)
     else:
-        run_until_killed(sequence(int(sys.argv[1])), Path(sys.argv[2]))
+        run_until_killed(sequence(options.seed), options.until_killed)

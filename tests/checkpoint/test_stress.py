@@ -17,12 +17,12 @@ SECONDS = 30  # For each sequence, on a busy machine.
 REAL = [seed for seed in range(SEQUENCES) if sequence(seed).kills() == 2][:6]
 
 
-def stress(seed: int, what: str, seconds: float) -> subprocess.CompletedProcess[str]:
+def stress(seed: int, *what: str, seconds: float) -> subprocess.CompletedProcess[str]:
     flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f]
     flags += ["--xla_force_host_platform_device_count=16"]
     root = str(pathlib.Path(__file__).parents[2])
     return subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.stress", str(seed), what],
+        [sys.executable, "-m", "tests.checkpoint.stress", str(seed), *what],
         env={**os.environ, "PYTHONPATH": root, "XLA_FLAGS": " ".join(flags)},
         capture_output=True,
         text=True,
@@ -42,7 +42,7 @@ def test_most_sequences_must_be_equal_to_their_oracle() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SEQUENCES, TOGETHER))
 def test_sequences(first: int) -> None:
-    ran = stress(first, str(TOGETHER), TOGETHER * SECONDS)
+    ran = stress(first, str(TOGETHER), seconds=TOGETHER * SECONDS)
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     assert [line["failed"] for line in lines if line["failed"]] == []
     assert len(lines) == TOGETHER, ran.stderr[-3000:]
@@ -52,7 +52,7 @@ def test_sequences(first: int) -> None:
 @pytest.mark.parametrize("seed", REAL)
 def test_kills_of_real_processes(seed: int, tmp_path: pathlib.Path) -> None:
     for _ in range(2):
-        ran = stress(seed, str(tmp_path), 120)
+        ran = stress(seed, "--until-killed", str(tmp_path), seconds=120)
         assert ran.returncode == -signal.SIGKILL, ran.stderr[-3000:]
-    ran = stress(seed, str(tmp_path), 120)
+    ran = stress(seed, "--until-killed", str(tmp_path), seconds=120)
     assert ran.returncode == 0, ran.stderr[-3000:]

@@ -175,8 +175,12 @@ def test_system_errors_are_one_line(run_here: Run, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_wrong_input_is_the_exit_code_of_the_process() -> None:
-    code, stdout, stderr = run("train", "--method", "foo")
-    assert (code, stdout) == (2, "") and stderr.startswith("experiments: error: there is no method")
+    code, stdout, stderr = run("train", "--method", "globel_qsgd")
+    assert (code, stdout) == (2, "")
+    begin = (
+        "experiments: error: there is no method 'globel_qsgd'; did you mean 'global_qsgd'? There"
+    )
+    assert stderr.startswith(begin)
 
 
 def test_train_prints_its_progress_and_its_bytes(run_here: Run, tmp_path: Path) -> None:
