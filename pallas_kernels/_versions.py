@@ -12,6 +12,7 @@ from jax.experimental.mosaic.gpu.fragmented_array import TiledLayout
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import _vma
+from pallas_kernels._batches import in_launches
 from pallas_kernels._device import rehearses
 
 MOVES_ROWS = hasattr(plgpu, "store")
@@ -64,9 +65,11 @@ def gpu_kernel(
         interpret=interpret or None,
     )
 
+    launches = in_launches(kernel, tuple(grid.values()))
+
     def call(*operands: jax.Array) -> Any:
         # JAX loses the mesh axes over which the results of such a kernel vary.
-        return jax.tree.map(_vma.declared, kernel(*operands), out_type)
+        return jax.tree.map(_vma.declared, launches(*operands), out_type)
 
     return call
 

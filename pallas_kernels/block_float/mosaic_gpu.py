@@ -2,9 +2,9 @@
 
 Each row has the coordinates that share a scale, and 128 threads process several rows. Lanes of one
 warp hold a row, each some neighbors of it, so the largest magnitude is a maximum over the numbers
-of a lane, then over lanes. The last block ends at the last row, so it overlaps the block before it,
-and both write the same numbers. Arrays that end within a row, or are smaller than a block, are
-padded in a separate pass.
+of a lane, then over lanes. The last block of threads also has the rest, and no two blocks write the
+same number. Arrays that end within a row, or are smaller than a block, are padded in a separate
+pass.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import _hash, _versions, _vma
 from pallas_kernels._checks import require, require_int32
+from pallas_kernels._pieces import by_pieces
 from pallas_kernels.block_float import reference
 from pallas_kernels.block_float.formats import FORMATS
 
@@ -51,13 +52,16 @@ class Config:
         lanes = min(LANES, block_size // self.vector)
         return LANES // lanes, lanes * self.vector
 
-    def rows(self, block_size: int) -> int:
-        """Rows of a block of 128 threads."""
+    def rows(self, block_size: int) -> tuple[int, int]:
+        """Rows of a block of 128 threads, and those that its lanes hold at once."""
         side, columns = self.tile(block_size)
-        return WARPS * side * max(1, self.numbers * columns // (self.vector * block_size))
+        unit = WARPS * side
+        return unit * max(1, self.numbers * columns // (self.vector * block_size)), unit
 
 
-def _encode_kernel(
+def _encode_rows(
+    first: jax.Array | int,
+    rows: int,
     seeds_ref: Any,
     x_ref: Any,
     codes_ref: Any,
@@ -68,9 +72,7 @@ def _encode_kernel(
     stochastic: bool,
     interpret: Any,
 ) -> None:
-    form, (total, block_size) = FORMATS[dtype], x_ref.shape
-    rows = config.rows(block_size)
-    first = lax.min(lax.axis_index("block") * rows, total - rows)
+    form, (_, block_size) = FORMATS[dtype], x_ref.shape
     here = pl.ds(first, rows)
     tile = config.tile(block_size)
     x = _versions.by_rows(x_ref[here], *tile, config.vector, interpret).astype(jnp.float32)
@@ -78,11 +80,10 @@ def _encode_kernel(
     noise = None
     if stochastic:
         row, column = (lax.broadcasted_iota(jnp.uint32, x.shape, axis) for axis in (0, 1))
-        position = (first.astype(jnp.uint32) + row) * jnp.uint32(block_size) + column
+        position = (jnp.asarray(first, jnp.uint32) + row) * jnp.uint32(block_size) + column
         noise = _hash.bits(position, seeds_ref[0], seeds_ref[1])
-    shared = lax.broadcast_in_dim(exponents, x.shape, (0,))
-    codes = reference.round_in_block(x, shared, noise, form)
-    codes_ref[here] = codes.astype(codes_ref.dtype)
+    shared = (lax.broadcast_in_dim(a, x.shape, (0,)) for a in reference.factors_of(exponents))
+    codes_ref[here] = reference.to_bytes(reference.round_in_block(x, *shared, noise, form))
     _versions.store_narrow(exponents_ref.at[here], exponents.astype(jnp.uint8), interpret)
 
 
@@ -106,17 +107,18 @@ def encode(
     options: dict[str, Any] = {"dtype": dtype, "stochastic": stochastic}
     if not x.size:
         return reference.encode(x, seeds, block_size=block_size, **options)
-    rows = config.rows(block_size)
+    rows, unit = config.rows(block_size)
     total = max(pl.cdiv(x.size, block_size), rows)
     padded = jnp.pad(x.ravel(), (0, total * block_size - x.size)).reshape(total, block_size)
     operand, seeds = _vma.equally_varying(padded, seeds)
+    encode_rows = functools.partial(_encode_rows, config=config, interpret=interpret, **options)
     codes, exponents = _versions.gpu_kernel(
-        functools.partial(_encode_kernel, config=config, interpret=interpret, **options),
+        by_pieces(total, rows, unit, encode_rows),
         out_type=(
-            _vma.like(operand, operand.shape, jnp.int8 if FORMATS[dtype].is_integer else jnp.uint8),
+            _vma.like(operand, operand.shape, jnp.int8),
             _vma.like(operand, (total,), jnp.uint8),
         ),
-        grid={"block": pl.cdiv(total, rows)},
+        grid={"block": total // rows},
         interpret=interpret,
     )(seeds, operand)
     elements = reference.to_elements(codes.ravel()[: x.size].reshape(x.shape), dtype)
