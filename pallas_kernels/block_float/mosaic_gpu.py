@@ -82,8 +82,10 @@ def _encode_rows(
         row, column = (lax.broadcasted_iota(jnp.uint32, x.shape, axis) for axis in (0, 1))
         position = (jnp.asarray(first, jnp.uint32) + row) * jnp.uint32(block_size) + column
         noise = _hash.bits(position, seeds_ref[0], seeds_ref[1])
-    shared = (lax.broadcast_in_dim(a, x.shape, (0,)) for a in reference.factors_of(exponents))
-    codes_ref[here] = reference.to_bytes(reference.round_in_block(x, *shared, noise, form))
+    factor, zeros = (
+        lax.broadcast_in_dim(a, x.shape, (0,)) for a in reference.factors_of(exponents)
+    )
+    codes_ref[here] = reference.to_bytes(reference.round_in_block(x, factor, zeros, noise, form))
     _versions.store_narrow(exponents_ref.at[here], exponents.astype(jnp.uint8), interpret)
 
 

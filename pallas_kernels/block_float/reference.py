@@ -67,7 +67,7 @@ def round_in_block(
       noise: uint32 random words of the shape of `x`; None rounds to nearest, ties to even.
       form: The format.
     """
-    added = None if noise is None else (noise >> (32 - DIGITS)).astype(jnp.int32)
+    added = None if noise is None else (noise & jnp.uint32(2**DIGITS - 1)).astype(jnp.int32)
     magnitude = magnitudes(x)
     if form.is_integer:
         y = jnp.where(magnitude > zeros, x * factor, 0)

@@ -47,7 +47,7 @@ def encode(
 def _stochastic(y: np.ndarray, seeds: np.ndarray, element: type) -> np.ndarray:
     """Down to a multiple of the step, and up with the probability of the rest."""
     words = random_words(np.arange(y.size), seeds).reshape(y.shape)
-    noise = words.astype(np.int64) // 2**8
+    noise = words.astype(np.int64) % 2**24
     if element is np.int8:
         return (np.trunc(y * 2.0**24).astype(np.int64) + noise) // 2**24
     info, magnitude = ml_dtypes.finfo(element), np.abs(y)
