@@ -52,3 +52,19 @@ def in_launches(
         return out, jax.tree.map(lambda _: True, out)
 
     return call
+
+
+def unless_batched(function: Callable[..., Any], batched: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of arrays, or `batched`, with the same results, of each example of a batch."""
+
+    @custom_vmap
+    def call(*operands: jax.Array) -> Any:
+        return function(*operands)
+
+    @call.def_vmap
+    def _rule(size: int, in_batched: Sequence[bool], *operands: jax.Array) -> tuple[Any, Any]:
+        axes = [0 if is_batched else None for is_batched in in_batched]
+        out = jax.vmap(batched, axes, axis_size=size)(*operands)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return call

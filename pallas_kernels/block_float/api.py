@@ -44,8 +44,7 @@ def encode(
 
     Memory traffic: the kernels read `x` once and write 1 + 1 / `block_size` bytes per coordinate.
     A kernel reads and writes `x` once more to fill its tiles if the size is not a multiple of
-    `block_size` (GPU) or of 16,384 (TPU).
-    XLA may read `x` twice.
+    16,384 (TPU), or under `vmap` of `block_size` (GPU). XLA may read `x` twice.
 
     Args:
       x: float32 or bfloat16 of any shape, of fewer than 2**32 elements.

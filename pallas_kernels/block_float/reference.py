@@ -123,13 +123,25 @@ def blocks_of(x: jax.Array, block_size: int) -> jax.Array:
 
 
 def encode(
-    x: jax.Array, seeds: jax.Array, *, dtype: str, block_size: int, stochastic: bool
+    x: jax.Array,
+    seeds: jax.Array,
+    *,
+    dtype: str,
+    block_size: int,
+    stochastic: bool,
+    first: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
-    """The elements of `x`, of its shape, and the exponents of its blocks, uint8[blocks]."""
+    """The elements of `x`, of its shape, and the exponents of its blocks, uint8[blocks].
+
+    `first` is the position of the first coordinate.
+    """
     form = FORMATS[dtype]
     blocks = blocks_of(x.astype(jnp.float32), block_size)
     exponents = exponents_of(jnp.max(magnitudes(blocks), axis=1, initial=0), form)
-    noise = _hash.bits(_hash.positions(blocks.shape), seeds[0], seeds[1]) if stochastic else None
+    noise = None
+    if stochastic:
+        position = _hash.positions(blocks.shape) + jnp.uint32(first)
+        noise = _hash.bits(position, seeds[0], seeds[1])
     factor, zeros = factors_of(exponents[:, None])
     codes = to_bytes(round_in_block(blocks, factor, zeros, noise, form))
     elements = to_elements(codes.ravel()[: x.size].reshape(x.shape), dtype)
