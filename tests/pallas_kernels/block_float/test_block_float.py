@@ -223,10 +223,12 @@ def test_the_kernel_widens_bfloat16(platform: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
-def test_the_kernel_in_a_checked_shard_map_and_a_loop(platform: str) -> None:
+@pytest.mark.parametrize(
+    ("platform", "size"), [("tpu", 300), slow("cuda", 300), slow("cuda", 1100)]
+)
+def test_the_kernel_in_a_checked_shard_map_and_a_loop(platform: str, size: int) -> None:
     mesh = jax.make_mesh((2,), ("w",), axis_types=(AxisType.Auto,))
-    x = jnp.asarray(np.random.default_rng(3).normal(size=(2, 2, 300)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(3).normal(size=(2, 2, size)), jnp.float32)
 
     def worker(encode: Any) -> Any:
         def run(x: jax.Array) -> Any:
