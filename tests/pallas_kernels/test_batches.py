@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels._batches import in_launches
+from pallas_kernels.pack import pack
+from tests.pallas_kernels.lowering import CALLS, lowered
 
 
 def recorded(grids: list[tuple[int, ...]], grid: tuple[int, ...]) -> Any:
@@ -66,3 +68,12 @@ def test_unbatched_is_untouched() -> None:
     f = functools.partial(in_launches(recorded(grids, (9,)), (9,)), jnp.ones(2))
     assert jax.vmap(lambda i: f(jnp.ones(2))[0] + i)(jnp.arange(3.0)).shape == (3, 2)
     assert set(grids) == {(9,)}
+
+
+@pytest.mark.slow
+def test_a_kernel_is_launched_in_parts() -> None:
+    x = jax.ShapeDtypeStruct((70_000, 129), jnp.uint8)
+    one = functools.partial(pack, bits=4, implementation="mosaic_gpu")
+    text = lowered(jax.vmap(one), x, platform="cuda")
+    assert text.count(f"@{CALLS['cuda']}") == 2
+    assert "tensor<65535x" in text and "tensor<4465x" in text
