@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu.fragmented_array import TiledLayout
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import _vma
+from pallas_kernels._batches import in_launches
 from pallas_kernels._device import rehearses
 
 MOVES_ROWS = hasattr(plgpu, "store")
@@ -64,9 +66,11 @@ def gpu_kernel(
         interpret=interpret or None,
     )
 
+    launches = in_launches(kernel, tuple(grid.values()))
+
     def call(*operands: jax.Array) -> Any:
         # JAX loses the mesh axes over which the results of such a kernel vary.
-        return jax.tree.map(_vma.declared, kernel(*operands), out_type)
+        return jax.tree.map(_vma.declared, launches(*operands), out_type)
 
     return call
 
@@ -106,6 +110,25 @@ def by_rows(x: jax.Array, rows: int, columns: int, numbers: int, interpret: Any)
     ).canonicalize()
     dims = layout.warp_dims, layout.lane_dims, layout.vector_dim
     return plgpu.layout_cast(x, plgpu.Layout.TILED(layout.tiling, *dims))
+
+
+def load_rows(ref: Any, first: Any, shape: tuple[int, int], interpret: Any) -> jax.Array:
+    """Rows of this shape, from the one with the number `first` on, of a flat array."""
+    here = pl.ds(first * shape[1], shape[0] * shape[1])
+    if interpret or rehearses():  # The interpreter cannot reshape a reference.
+        rows: jax.Array = ref[here].reshape(shape)
+    else:
+        rows = ref.at[here].reshape(*shape)[...]
+    return rows
+
+
+def store_rows(ref: Any, first: Any, x: jax.Array, interpret: Any) -> None:
+    """Stores `x` where `load_rows` would load it."""
+    here = pl.ds(first * x.shape[1], x.size)
+    if interpret or rehearses():
+        ref[here] = x.ravel()
+    else:
+        ref.at[here].reshape(*x.shape)[...] = x
 
 
 def store_narrow(ref: Any, x: jax.Array, interpret: Any) -> None:

@@ -35,16 +35,16 @@ def encode(
               e_j = \operatorname{round}(2^{-k} x_j)
 
     for the largest finite number L of the format. The scale is rounded up, so no number of a block
-    is clipped. With `seeds`, rounding is stochastic and without bias: a random number, a hash of
-    the seeds and of j, is added below the last digit. The computation is in fixed point with 24
-    digits below it, and its truncation is the only bias. Without seeds, rounding is to nearest,
-    ties to even. Every backend returns the same bytes. Subnormal numbers give 0. A block with a NaN
-    or an infinity decodes to NaN.
+    is clipped. With `seeds`, rounding is stochastic and without bias: a random number of 24 digits,
+    a hash of the seeds and of j, is added below the last digit. Before that, what has more digits
+    is cut to 24 of them (int8), or rounded to 20 or 21 (subnormal numbers of e4m3 and of e5m2).
+    This is the only bias. Without seeds, rounding is to nearest, ties to even. Every backend
+    returns the same bytes. Subnormal float32 numbers give 0. A block with a NaN or an infinity
+    decodes to NaN.
 
     Memory traffic: the kernels read `x` once and write 1 + 1 / `block_size` bytes per coordinate.
     A kernel reads and writes `x` once more to fill its tiles if the size is not a multiple of
-    `block_size` (GPU) or of 16,384 (TPU).
-    XLA may read `x` twice.
+    16,384 (TPU), or under `vmap` of `block_size` (GPU). XLA may read `x` twice.
 
     Args:
       x: float32 or bfloat16 of any shape, of fewer than 2**32 elements.

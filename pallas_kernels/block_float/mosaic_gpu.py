@@ -2,9 +2,9 @@
 
 Each row has the coordinates that share a scale, and 128 threads process several rows. Lanes of one
 warp hold a row, each some neighbors of it, so the largest magnitude is a maximum over the numbers
-of a lane, then over lanes. The last block ends at the last row, so it overlaps the block before it,
-and both write the same numbers. Arrays that end within a row, or are smaller than a block, are
-padded in a separate pass.
+of a lane, then over lanes. The last block of threads also has the rest, and no two blocks write the
+same number. XLA encodes the last row of an array that ends within it. Arrays that are smaller than
+a block are padded, and so are those of a batch that end within a row: a separate pass.
 """
 
 import dataclasses
@@ -17,7 +17,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import _hash, _versions, _vma
+from pallas_kernels._batches import unless_batched
 from pallas_kernels._checks import require, require_int32
+from pallas_kernels._pieces import by_pieces
 from pallas_kernels.block_float import reference
 from pallas_kernels.block_float.formats import FORMATS
 
@@ -51,13 +53,16 @@ class Config:
         lanes = min(LANES, block_size // self.vector)
         return LANES // lanes, lanes * self.vector
 
-    def rows(self, block_size: int) -> int:
-        """Rows of a block of 128 threads."""
+    def rows(self, block_size: int) -> tuple[int, int]:
+        """Rows of a block of 128 threads, and those that its lanes hold at once."""
         side, columns = self.tile(block_size)
-        return WARPS * side * max(1, self.numbers * columns // (self.vector * block_size))
+        unit = WARPS * side
+        return unit * max(1, self.numbers * columns // (self.vector * block_size)), unit
 
 
-def _encode_kernel(
+def _encode_rows(
+    first: jax.Array | int,
+    rows: int,
     seeds_ref: Any,
     x_ref: Any,
     codes_ref: Any,
@@ -65,25 +70,60 @@ def _encode_kernel(
     *,
     config: Config,
     dtype: str,
+    block_size: int,
     stochastic: bool,
     interpret: Any,
 ) -> None:
-    form, (total, block_size) = FORMATS[dtype], x_ref.shape
-    rows = config.rows(block_size)
-    first = lax.min(lax.axis_index("block") * rows, total - rows)
-    here = pl.ds(first, rows)
+    form, shape = FORMATS[dtype], (rows, block_size)
+    loaded = _versions.load_rows(x_ref, first, shape, interpret)
     tile = config.tile(block_size)
-    x = _versions.by_rows(x_ref[here], *tile, config.vector, interpret).astype(jnp.float32)
+    x = _versions.by_rows(loaded, *tile, config.vector, interpret).astype(jnp.float32)
     exponents = reference.exponents_of(jnp.max(reference.magnitudes(x), axis=1), form)
     noise = None
     if stochastic:
-        row, column = (lax.broadcasted_iota(jnp.uint32, x.shape, axis) for axis in (0, 1))
-        position = (first.astype(jnp.uint32) + row) * jnp.uint32(block_size) + column
+        row, column = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
+        position = (jnp.asarray(first, jnp.uint32) + row) * jnp.uint32(block_size) + column
         noise = _hash.bits(position, seeds_ref[0], seeds_ref[1])
-    shared = lax.broadcast_in_dim(exponents, x.shape, (0,))
-    codes = reference.round_in_block(x, shared, noise, form)
-    codes_ref[here] = codes.astype(codes_ref.dtype)
-    _versions.store_narrow(exponents_ref.at[here], exponents.astype(jnp.uint8), interpret)
+    factor, zeros = (lax.broadcast_in_dim(a, shape, (0,)) for a in reference.factors_of(exponents))
+    words = reference.round_in_block(x, factor, zeros, noise, form)
+    _versions.store_rows(codes_ref, first, reference.to_bytes(words), interpret)
+    narrow = exponents_ref.at[pl.ds(first, rows)]
+    _versions.store_narrow(narrow, exponents.astype(jnp.uint8), interpret)
+
+
+def _encode_flat(
+    x: jax.Array,
+    seeds: jax.Array,
+    *,
+    config: Config,
+    interpret: Any,
+    dtype: str,
+    block_size: int,
+    stochastic: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """`encode` of a flat array that fills a block of threads or more; XLA encodes its last row."""
+    options: dict[str, Any] = {"dtype": dtype, "block_size": block_size, "stochastic": stochastic}
+    whole, rest = divmod(x.size, block_size)
+    rows, unit = config.rows(block_size)
+    encode_rows = functools.partial(_encode_rows, config=config, interpret=interpret, **options)
+    codes, exponents = _versions.gpu_kernel(
+        by_pieces(whole, rows, unit, encode_rows),
+        out_type=(
+            _vma.like(x, x.shape, jnp.int8),
+            _vma.like(x, (pl.cdiv(x.size, block_size),), jnp.uint8),
+        ),
+        grid={"block": whole // rows},
+        interpret=interpret,
+    )(seeds, x)
+    elements = reference.to_elements(codes, dtype)
+    if rest:
+        first = whole * block_size
+        last = reference.encode(x[first:], seeds, first=first, **options)
+        elements, exponents = (
+            lax.dynamic_update_slice(all, end, (all.size - end.size,))
+            for all, end in zip((elements, exponents), last, strict=True)
+        )
+    return elements, exponents
 
 
 def encode(
@@ -103,21 +143,28 @@ def encode(
         f"`vector`={config.vector} of {x.dtype} is more than the 16 bytes of a read.",
     )
     require_int32(x.size)
-    options: dict[str, Any] = {"dtype": dtype, "stochastic": stochastic}
+    options: dict[str, Any] = {"dtype": dtype, "block_size": block_size, "stochastic": stochastic}
     if not x.size:
-        return reference.encode(x, seeds, block_size=block_size, **options)
-    rows = config.rows(block_size)
-    total = max(pl.cdiv(x.size, block_size), rows)
-    padded = jnp.pad(x.ravel(), (0, total * block_size - x.size)).reshape(total, block_size)
-    operand, seeds = _vma.equally_varying(padded, seeds)
-    codes, exponents = _versions.gpu_kernel(
-        functools.partial(_encode_kernel, config=config, interpret=interpret, **options),
-        out_type=(
-            _vma.like(operand, operand.shape, jnp.int8 if FORMATS[dtype].is_integer else jnp.uint8),
-            _vma.like(operand, (total,), jnp.uint8),
-        ),
-        grid={"block": pl.cdiv(total, rows)},
-        interpret=interpret,
-    )(seeds, operand)
-    elements = reference.to_elements(codes.ravel()[: x.size].reshape(x.shape), dtype)
-    return elements, exponents[: pl.cdiv(x.size, block_size)]
+        return reference.encode(x, seeds, **options)
+
+    def encode_flat(x: jax.Array, seeds: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return _encode_flat(x, seeds, config=config, interpret=interpret, **options)
+
+    def padded(x: jax.Array, seeds: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of whole rows."""
+        total = max(pl.cdiv(x.size, block_size), config.rows(block_size)[0])
+        elements, exponents = encode_flat(jnp.pad(x, (0, total * block_size - x.size)), seeds)
+        return elements[: x.size], exponents[: pl.cdiv(x.size, block_size)]
+
+    fills = x.size >= config.rows(block_size)[0] * block_size
+    operand, seeds = _vma.equally_varying(x.ravel(), seeds)
+    if fills and x.size % block_size:
+        # Of a batch, only the first example would begin where 16 bytes may be read.
+        found = unless_batched(encode_flat, padded)(operand, seeds)
+        # JAX loses the mesh axes over which the results of such a function vary.
+        elements, exponents = (
+            _vma.declared(a, _vma.like(operand, a.shape, a.dtype)) for a in found
+        )
+    else:
+        elements, exponents = padded(operand, seeds)
+    return elements.reshape(x.shape), exponents

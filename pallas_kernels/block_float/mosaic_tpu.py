@@ -80,10 +80,8 @@ def _encode_kernel(
             first = (pl.program_id(0) * (squares * LANES) + square * LANES).astype(jnp.uint32)
             position = (first + row) * jnp.uint32(LANES) + lane
             noise = _hash.bits(position, seeds_ref[0, 0], seeds_ref[0, 1])
-        codes = reference.round_in_block(x, exponents, noise, form)
-        # Two's complement of a byte, in the range of int8.
-        signed = codes if form.is_integer else codes - ((codes & 0x80) << 1)
-        codes_ref[here, :] = signed.astype(jnp.int8)
+        words = reference.round_in_block(x, *reference.factors_of(exponents), noise, form)
+        codes_ref[here, :] = reference.to_bytes(words)
         by_lane = exponents.T
         for group in range(groups):
             start = group * (LANES // groups)

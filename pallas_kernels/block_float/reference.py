@@ -1,7 +1,9 @@
 r"""The definition of `encode` and `decode`, in plain JAX.
 
-Scales are powers of two, products with them are exact, and rounding is in fixed point. Therefore
-every backend returns the same bytes.
+Scales are powers of two, so products with them are exact. A word has an element in its highest 8
+bits, and the digits that rounding drops below them: those of a float are the bits of the float32
+number, shifted. Numbers of a few digits are added in float32, correctly rounded on every backend.
+Therefore every backend returns the same bytes.
 """
 
 import math
@@ -13,16 +15,16 @@ from jax import lax
 from pallas_kernels import _hash
 from pallas_kernels.block_float.formats import FORMATS, Format
 
-DIGITS = 24  # Binary digits of n after the point.
+DIGITS = 24  # Binary digits of a word after its byte.
 INFINITE = 0x7F800000  # The word of infinity; those of NaN are larger.
 SMALLEST_NORMAL = 0x00800000
+SIGN = -(2**31)
 NONFINITE = 255  # The exponent of a block with a NaN or an infinity; it decodes to NaN.
 
 
 def magnitudes(x: jax.Array) -> jax.Array:
-    """The words of `|x|`, int32, of float32 `x`; 0 for subnormal numbers."""
-    word = lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(0x7FFFFFFF)
-    return jnp.where(word >= SMALLEST_NORMAL, word, 0)
+    """The words of `|x|`, int32, of float32 `x`."""
+    return _word(x) & jnp.int32(0x7FFFFFFF)
 
 
 def exponents_of(largest_words: jax.Array, form: Format) -> jax.Array:
@@ -36,45 +38,82 @@ def exponents_of(largest_words: jax.Array, form: Format) -> jax.Array:
     return jnp.where(largest_words >= INFINITE, NONFINITE, exponent)
 
 
+def _word(x: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(x, jnp.int32)
+
+
 def _power_of_two(biased: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(biased << 23, jnp.float32)
 
 
+def factors_of(exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What `round_in_block` multiplies by, and the magnitude above which numbers are not 0.
+
+    This is below the smallest normal number, or the largest word for a block that is not finite.
+    """
+    zeros = jnp.where(exponents == NONFINITE, 0x7FFFFFFF, SMALLEST_NORMAL - 1)
+    return _power_of_two(254 - exponents), zeros
+
+
 def round_in_block(
-    x: jax.Array, exponents: jax.Array, noise: jax.Array | None, form: Format
+    x: jax.Array, factor: jax.Array, zeros: jax.Array, noise: jax.Array | None, form: Format
 ) -> jax.Array:
-    """The bytes of float32 `x`, int32, for the `exponents` of its blocks.
+    """Words, int32, whose highest 8 bits are the elements of float32 `x`.
 
     Args:
       x: float32.
-      exponents: int32, of a shape that broadcasts to that of `x`.
+      factor: float32, from `factors_of`, of a shape that broadcasts to that of `x`.
+      zeros: int32, likewise.
       noise: uint32 random words of the shape of `x`; None rounds to nearest, ties to even.
       form: The format.
     """
-    word = magnitudes(x)
-    finite = jnp.where(exponents == NONFINITE, 127, exponents)
-    y = lax.bitcast_convert_type(word, jnp.float32) * _power_of_two(254 - finite)
-    exponent = (lax.bitcast_convert_type(y, jnp.int32) >> 23) - 127
-    above = jnp.clip(exponent, form.least, form.most) - form.least
-    scaled = y * _power_of_two(127 + form.mantissa - form.least - above)
-    fixed = (scaled * jnp.float32(2.0**DIGITS)).astype(jnp.int32)
-    if noise is None:
-        added = (1 << (DIGITS - 1)) - 1 + ((fixed >> DIGITS) & 1)
-    else:
-        added = (noise >> (32 - DIGITS)).astype(jnp.int32)
-    code = (above << form.mantissa) + ((fixed + added) >> DIGITS)
-    code = jnp.where(exponents == NONFINITE, 0, code)
-    negative = lax.bitcast_convert_type(x, jnp.int32) < 0
+    added = None if noise is None else (noise & jnp.uint32(2**DIGITS - 1)).astype(jnp.int32)
+    magnitude = magnitudes(x)
     if form.is_integer:
-        return jnp.where(negative, -code, code)
-    return jnp.where(negative, code | 0x80, code)
+        y = jnp.where(magnitude > zeros, x * factor, 0)
+        if added is None:
+            return _nearest(y, 0) << DIGITS
+        return (y * jnp.float32(2.0**DIGITS)).astype(jnp.int32) + added
+    y = lax.bitcast_convert_type(magnitude, jnp.float32) * factor
+    y = jnp.where(magnitude > zeros, y, 0)
+    word = _nearest_float(y, form) if added is None else _fixed(y, form) + added
+    return word | (_word(x) & jnp.int32(SIGN))
+
+
+def _nearest(y: jax.Array, exponent: int) -> jax.Array:
+    """Words whose lowest 8 bits are the integer that is nearest to `y / 2**exponent`."""
+    return _word(y + jnp.float32(1.5 * 2.0 ** (exponent + 23)))  # It has no digits below.
+
+
+def _digits(y: jax.Array, form: Format) -> jax.Array:
+    """The 7 bits of normal `y >= 0` after the sign, and DIGITS digits below them."""
+    lowest = (126 + form.least) << 23  # What the exponent 0 of the format is in float32.
+    return (_word(y) - lowest) << (form.mantissa + 1)
+
+
+def _fixed(y: jax.Array, form: Format) -> jax.Array:
+    """Those of every `y >= 0`: half of the sum has the digits of a subnormal number.
+
+    In float32 the sum rounds to 23 digits below `2**form.least`.
+    """
+    return _digits(jnp.maximum(y, (y + jnp.float32(2.0**form.least)) * 0.5), form)
+
+
+def _nearest_float(y: jax.Array, form: Format) -> jax.Array:
+    normal = _digits(y, form)
+    half = (1 << (DIGITS - 1)) - 1 + ((normal >> DIGITS) & 1)
+    subnormal = _nearest(y, form.least - form.mantissa) << DIGITS
+    return jnp.where(y < 2.0**form.least, subnormal, normal + half)
+
+
+def to_bytes(words: jax.Array) -> jax.Array:
+    """The highest 8 bits of each word, int8."""
+    return (words >> DIGITS).astype(jnp.int8)
 
 
 def to_elements(codes: jax.Array, dtype: str) -> jax.Array:
-    """Bytes in int32 as elements of the format `dtype`."""
-    if FORMATS[dtype].is_integer:
-        return codes.astype(jnp.int8)
-    return lax.bitcast_convert_type(codes.astype(jnp.uint8), jnp.dtype(dtype))
+    """int8 as elements of the format `dtype`."""
+    return lax.bitcast_convert_type(codes, jnp.dtype(dtype))
 
 
 def blocks_of(x: jax.Array, block_size: int) -> jax.Array:
@@ -84,14 +123,27 @@ def blocks_of(x: jax.Array, block_size: int) -> jax.Array:
 
 
 def encode(
-    x: jax.Array, seeds: jax.Array, *, dtype: str, block_size: int, stochastic: bool
+    x: jax.Array,
+    seeds: jax.Array,
+    *,
+    dtype: str,
+    block_size: int,
+    stochastic: bool,
+    first: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
-    """The elements of `x`, of its shape, and the exponents of its blocks, uint8[blocks]."""
+    """The elements of `x`, of its shape, and the exponents of its blocks, uint8[blocks].
+
+    `first` is the position of the first coordinate.
+    """
     form = FORMATS[dtype]
     blocks = blocks_of(x.astype(jnp.float32), block_size)
     exponents = exponents_of(jnp.max(magnitudes(blocks), axis=1, initial=0), form)
-    noise = _hash.bits(_hash.positions(blocks.shape), seeds[0], seeds[1]) if stochastic else None
-    codes = round_in_block(blocks, exponents[:, None], noise, form)
+    noise = None
+    if stochastic:
+        position = _hash.positions(blocks.shape) + jnp.uint32(first)
+        noise = _hash.bits(position, seeds[0], seeds[1])
+    factor, zeros = factors_of(exponents[:, None])
+    codes = to_bytes(round_in_block(blocks, factor, zeros, noise, form))
     elements = to_elements(codes.ravel()[: x.size].reshape(x.shape), dtype)
     return elements, exponents.astype(jnp.uint8)
 

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import _hash, _versions, _vma
 from pallas_kernels._checks import require_int32
+from pallas_kernels._pieces import by_pieces
 from pallas_kernels.quantize import _planes, reference
 
 THREADS = 128
@@ -38,18 +39,7 @@ def _tiling(width: int) -> tuple[int, int, int]:
 def _by_pieces(width: int, process: Callable[..., None]) -> Callable[..., None]:
     """A kernel that calls `process(first, length, *refs)` for each piece that its block has."""
     pitch, block, vector = _tiling(width)
-    unit = vector * THREADS
-    # Whole units. If these are more than the rest, the piece begins within the one before it.
-    last = pl.cdiv(pitch % block, unit) * unit
-
-    def kernel(*refs: Any) -> None:
-        index = lax.axis_index("block")
-        process(index * block, block, *refs)
-        if last:
-            is_last = index == pitch // block - 1
-            pl.when(is_last)(lambda: process(pitch - last, last, *refs))
-
-    return kernel
+    return by_pieces(pitch, block, vector * THREADS, process)
 
 
 def quantize(

@@ -114,15 +114,16 @@ def test_decode(estimate: str, most: int, size: int, h200: Mesh, folder: pathlib
 @pytest.mark.parametrize(
     ("dtype", "block_size", "stochastic", "most"),
     [
-        ("float8_e4m3fn", 32, True, 39),
-        ("float8_e4m3fn", 32, False, 33),
-        ("float8_e5m2", 32, True, 39),
-        ("int8", 32, True, 32),
-        ("int8", 256, True, 29),
+        ("float8_e4m3fn", 32, True, 28.75),
+        ("float8_e4m3fn", 32, False, 19.5),
+        ("float8_e5m2", 32, True, 28.75),
+        ("int8", 32, True, 27.75),
+        ("int8", 256, True, 24.75),
+        ("int8", 256, False, 8.5),
     ],
 )
 def test_block_float(
-    dtype: Any, block_size: int, stochastic: bool, most: int, h200: Mesh, folder: pathlib.Path
+    dtype: Any, block_size: int, stochastic: bool, most: float, h200: Mesh, folder: pathlib.Path
 ) -> None:
     def encode(x: jax.Array, seeds: jax.Array) -> Any:
         options: dict[str, Any] = {"dtype": dtype, "block_size": block_size}
@@ -132,10 +133,18 @@ def test_block_float(
     # Mosaic writes the PTX of a program once, and other tests compile that of WHOLE.
     compile_for(h200, encode, (jax.ShapeDtypeStruct((2 * WHOLE,), jnp.float32), SEEDS))
     code = code_of(folder)
-    assert 15 < code.arithmetic() <= most
+    assert 0.75 * most < code.arithmetic() <= most
     # Of a thread and its 8 numbers: two loads of 16 bytes, two stores of 4.
     assert sum(opcode.startswith("LD.E.128") for opcode in code.opcodes) == 2
     assert sum(opcode == "ST.E" for opcode in code.opcodes) == 2
+
+
+def test_block_float_copies_no_array_that_ends_within_a_block(h200: Mesh) -> None:
+    def encode(x: jax.Array, seeds: jax.Array) -> Any:
+        return block_float.encode(x, seeds, implementation="mosaic_gpu")
+
+    compiled = compile_for(h200, encode, (jax.ShapeDtypeStruct((RAGGED,), jnp.float32), SEEDS))
+    assert compiled.memory_analysis().temp_size_in_bytes <= 2**12
 
 
 def test_small_tables_fill_the_device() -> None:

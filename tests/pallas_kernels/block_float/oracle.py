@@ -46,16 +46,17 @@ def encode(
 
 def _stochastic(y: np.ndarray, seeds: np.ndarray, element: type) -> np.ndarray:
     """Down to a multiple of the step, and up with the probability of the rest."""
-    magnitude = np.abs(y)
-    if element is np.int8:
-        step = np.ones_like(y)
-    else:
-        info = ml_dtypes.finfo(element)
-        exponent = np.floor(np.log2(np.maximum(magnitude, 2.0**-200)))
-        step = 2.0 ** (np.maximum(exponent, info.minexp) - info.nmant)
     words = random_words(np.arange(y.size), seeds).reshape(y.shape)
-    noise = words.astype(np.int64) // 2**8
-    fixed = np.trunc(magnitude / step * 2.0**24).astype(np.int64)
+    noise = words.astype(np.int64) % 2**24
+    if element is np.int8:
+        return (np.trunc(y * 2.0**24).astype(np.int64) + noise) // 2**24
+    info, magnitude = ml_dtypes.finfo(element), np.abs(y)
+    # What has no leading digit is in fixed point, to 23 digits.
+    unit = 2.0 ** (info.minexp - 23)
+    magnitude = np.where(magnitude < 2.0**info.minexp, np.rint(magnitude / unit) * unit, magnitude)
+    exponent = np.floor(np.log2(np.maximum(magnitude, 2.0**-200)))
+    step = 2.0 ** (np.maximum(exponent, info.minexp) - info.nmant)
+    fixed = (magnitude / step * 2.0**24).astype(np.int64)
     return np.copysign((fixed + noise) // 2**24 * step, y)
 
 

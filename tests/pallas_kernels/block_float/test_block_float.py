@@ -20,8 +20,7 @@ from tests.slow import slow
 SEEDS = np.array([2**32 - 7, 12345], np.uint32)
 KERNELS = {
     "tpu": functools.partial(mosaic_tpu.encode, interpret=INTERPRET_TPU),
-    # Blocks of threads overlap where sizes are ragged, and write the same numbers there.
-    "cuda": functools.partial(mosaic_gpu.encode, interpret=_versions.gpu_interpret_params()),
+    "cuda": functools.partial(mosaic_gpu.encode, interpret=INTERPRET_GPU),
 }
 WAYS = [
     pytest.param(
@@ -153,7 +152,7 @@ def test_the_tpu_kernel_is_the_reference(
 def test_the_gpu_kernel_is_the_reference(
     dtype: str, block_size: int, stochastic: bool, size: int
 ) -> None:
-    """Of whole blocks of threads, of overlapping ones, and of padded arrays."""
+    """Of whole blocks of threads, of a last one with the rest, and of padded arrays."""
     assert_equal_to_reference(KERNELS["cuda"], size, dtype, block_size, stochastic)
 
 
@@ -205,11 +204,14 @@ def test_wrong_configs() -> None:
         )
 
 
-@pytest.mark.slow
-def test_the_gpu_kernel_has_no_races() -> None:
-    """Blocks of threads that do not overlap."""
-    races = functools.partial(mosaic_gpu.encode, interpret=INTERPRET_GPU)
-    assert_equal_to_reference(races, 10_240, "int8", 32, True)
+@pytest.mark.parametrize(
+    ("rows", "block_size"),
+    [(33, 32), *(slow(rows, 32) for rows in (1, 31, 32, 63, 64, 65, 96, 127)), slow(13, 1024)],
+)
+def test_no_two_blocks_of_threads_write_the_same_number(rows: int, block_size: int) -> None:
+    """32 rows of 32 numbers fill a block of threads, or 4 of 1024. Races are errors."""
+    for size in (rows * block_size, rows * block_size - 5):
+        assert_equal_to_reference(KERNELS["cuda"], size, "int8", block_size, True)
 
 
 @pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
@@ -221,10 +223,12 @@ def test_the_kernel_widens_bfloat16(platform: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
-def test_the_kernel_in_a_checked_shard_map_and_a_loop(platform: str) -> None:
+@pytest.mark.parametrize(
+    ("platform", "size"), [("tpu", 300), slow("cuda", 300), slow("cuda", 1100)]
+)
+def test_the_kernel_in_a_checked_shard_map_and_a_loop(platform: str, size: int) -> None:
     mesh = jax.make_mesh((2,), ("w",), axis_types=(AxisType.Auto,))
-    x = jnp.asarray(np.random.default_rng(3).normal(size=(2, 2, 300)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(3).normal(size=(2, 2, size)), jnp.float32)
 
     def worker(encode: Any) -> Any:
         def run(x: jax.Array) -> Any:

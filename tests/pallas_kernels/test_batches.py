@@ -1,0 +1,79 @@
+"""Batches of a kernel for GPU, in as many launches as they need."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels._batches import in_launches
+from pallas_kernels.pack import pack
+from tests.pallas_kernels.lowering import CALLS, lowered
+
+
+def recorded(grids: list[tuple[int, ...]], grid: tuple[int, ...]) -> Any:
+    """A function of two arrays that is batched as Mosaic does, and notes its grids."""
+
+    @jax.custom_batching.custom_vmap
+    def kernel(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        grids.append(grid)
+        return x + 10 * y, x - y
+
+    @kernel.def_vmap
+    def _rule(size: int, in_batched: Any, *operands: jax.Array) -> Any:
+        axes = [0 if batched else None for batched in in_batched]
+        whole = [
+            a if axis == 0 else jnp.broadcast_to(a, (size, *a.shape))
+            for a, axis in zip(operands, axes, strict=True)
+        ]
+        return recorded(grids, (size, *grid))(*whole), (True, True)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("grid", "size", "launched"),
+    [
+        ((9,), 4, {(4, 9)}),
+        ((9,), 11, {(4, 9), (3, 9)}),
+        ((2, 1, 9), 5, {(2, 2, 1, 9), (1, 2, 1, 9)}),
+    ],
+)
+def test_a_batch_is_launched_in_parts(
+    grid: tuple[int, ...], size: int, launched: set[tuple[int, ...]]
+) -> None:
+    grids: list[tuple[int, ...]] = []
+    f = in_launches(recorded(grids, grid), grid, most=4)
+    x, y = jnp.arange(3.0 * size).reshape(size, 3), jnp.arange(3.0)
+    for result, expected in zip(
+        jax.jit(jax.vmap(f, (0, None)))(x, y), (x + 10 * y[None], x - y[None]), strict=True
+    ):
+        np.testing.assert_array_equal(result, expected)
+    assert set(grids) - {grid} == launched
+
+
+def test_batches_of_batches() -> None:
+    grids: list[tuple[int, ...]] = []
+    f = in_launches(recorded(grids, (9,)), (9,), most=4)
+    x, y = jnp.arange(7.0 * 6 * 3).reshape(7, 6, 3), jnp.arange(18.0).reshape(6, 3)
+    both = jax.vmap(jax.vmap(f), (0, None))
+    np.testing.assert_array_equal(jax.jit(both)(x, y)[0], x + 10 * y[None])
+    assert grids and all(max(grid[:-1], default=0) <= 4 for grid in grids)
+
+
+def test_unbatched_is_untouched() -> None:
+    grids: list[tuple[int, ...]] = []
+    f = functools.partial(in_launches(recorded(grids, (9,)), (9,)), jnp.ones(2))
+    assert jax.vmap(lambda i: f(jnp.ones(2))[0] + i)(jnp.arange(3.0)).shape == (3, 2)
+    assert set(grids) == {(9,)}
+
+
+@pytest.mark.slow
+def test_a_kernel_is_launched_in_parts() -> None:
+    x = jax.ShapeDtypeStruct((70_000, 129), jnp.uint8)
+    one = functools.partial(pack, bits=4, implementation="mosaic_gpu")
+    text = lowered(jax.vmap(one), x, platform="cuda")
+    assert text.count(f"@{CALLS['cuda']}") == 2
+    assert "tensor<65535x" in text and "tensor<4465x" in text
