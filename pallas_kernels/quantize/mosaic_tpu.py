@@ -75,14 +75,16 @@ def _view(shape: tuple[int, ...], bits: int) -> _View:
 def _progression(view: _View, stride: jax.Array, start: jax.Array) -> jax.Array:
     """`start + stride * j`, uint32, where j counts elements of the plane from the block's first.
 
-    Multiplied are one tile, and the number of each tile: a sum of two terms for each element.
+    Multiplied is one tile. Each next one is a sum of the one before it and of a number.
     """
     rows, columns = view.block
     height = 8 if rows % 8 == 0 else rows
-    shape = rows // height, height, columns
-    tile, row, column = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(3))
-    in_tile = start + row * (jnp.uint32(view.columns) * stride) + column * stride
-    return (tile * (jnp.uint32(height * view.columns) * stride) + in_tile).reshape(view.block)
+    row, column = (lax.broadcasted_iota(jnp.uint32, (height, columns), axis) for axis in range(2))
+    tiles = [start + row * (jnp.uint32(view.columns) * stride) + column * stride]
+    step = jnp.uint32(height * view.columns) * stride
+    while len(tiles) < rows // height:
+        tiles.append(tiles[-1] + step)
+    return jnp.concatenate(tiles)
 
 
 def _quantize_kernel(
@@ -103,7 +105,8 @@ def _quantize_kernel(
     word = jnp.zeros(view.block, jnp.uint32)
     for plane in range(view.planes):
         start = first + jnp.uint32(plane * view.width)
-        noise = _hash.mix(_progression(view, stride, start * stride + seeds_ref[0, 1]))
+        mix = _hash.mix if reference.digits(levels) > 16 else _hash.mix_upper
+        noise = mix(_progression(view, stride, start * stride + seeds_ref[0, 1]))
         wide = x_ref[plane].astype(jnp.float32)
         for added_ref in added_refs:
             wide = wide + added_ref[plane].astype(jnp.float32)
