@@ -87,6 +87,18 @@ def _progression(view: _View, stride: jax.Array, start: jax.Array) -> jax.Array:
     return jnp.concatenate(tiles)
 
 
+def _store(ref: Any, codes: jax.Array, interpret: Any) -> None:
+    """Stores int32 `codes` as the dtype of `ref`."""
+    narrow = codes.astype(ref.dtype)
+    # JAX's interpreter of TPUs does not know references that are viewed as words.
+    by_words = not isinstance(interpret, pltpu.InterpretParams)
+    if by_words and ref.dtype == jnp.int8 and codes.shape[0] % SUBLANES == 0:
+        # Four tiles of words fill a register and one store. As bytes, each tile has its own.
+        ref.bitcast(jnp.int32)[...] = pltpu.bitcast(narrow, jnp.int32)
+    else:
+        ref[...] = narrow
+
+
 def _quantize_kernel(
     seeds_ref: Any,
     scalars_ref: Any,
@@ -97,6 +109,7 @@ def _quantize_kernel(
     bits: int,
     size: int,
     view: _View,
+    interpret: Any,
 ) -> None:
     added_refs, (out_ref, *rest_refs) = refs[:added], refs[added:]
     rows, columns = view.block
@@ -115,7 +128,7 @@ def _quantize_kernel(
             rest = wide - codes.astype(jnp.float32) * scalars_ref[0, 2]
             rest_ref[plane] = rest.astype(rest_ref.dtype)
         if bits in _planes.DTYPES:
-            out_ref[...] = codes.astype(out_ref.dtype)
+            _store(out_ref, codes, interpret)
         else:
             field = (codes + levels).astype(jnp.uint32)
             if view.planes * view.width > size:
@@ -158,7 +171,13 @@ def quantize(
         out_shape.append(_vma.like(planes, view.shape, arrays[-1].dtype))
     fields, *rest = pl.pallas_call(
         functools.partial(
-            _quantize_kernel, added=len(more), levels=levels, bits=bits, size=x.size, view=view
+            _quantize_kernel,
+            added=len(more),
+            levels=levels,
+            bits=bits,
+            size=x.size,
+            view=view,
+            interpret=interpret,
         ),
         grid=view.grid,
         in_specs=[
