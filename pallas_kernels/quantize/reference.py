@@ -40,13 +40,6 @@ def factors(scale: jax.Array, levels: int) -> tuple[jax.Array, jax.Array]:
     return lift, jnp.where(usable, divide(most, scale * lift), 0)
 
 
-def _nearest(x: jax.Array) -> jax.Array:
-    """The nearest int32 of each float32 of at most 2**22, ties to even."""
-    # In [2**23, 2**24], the floats are the integers, and so are their words but for a constant.
-    word = lax.bitcast_convert_type(x + jnp.float32(1.5 * 2**23), jnp.int32)
-    return word - 0x4B400000  # The word of 1.5 * 2**23.
-
-
 def round_fixed(
     x: jax.Array, lift: jax.Array, factor: jax.Array, noise: jax.Array, levels: int
 ) -> jax.Array:
@@ -61,8 +54,12 @@ def round_fixed(
     smallest = jnp.float32(SMALLEST_NORMAL) * lift * factor
     kept = jnp.where(jnp.abs(scaled) >= smallest, scaled, 0)
     within = lax.clamp(-most, kept, most)
-    fixed = _nearest(within) if levels <= MOST_BY_ADDITION else within.astype(jnp.int32)
-    return (fixed + (noise >> (32 - f)).astype(jnp.int32)) >> f
+    digits_of_noise = (noise >> (32 - f)).astype(jnp.int32)
+    if levels > MOST_BY_ADDITION:
+        return (within.astype(jnp.int32) + digits_of_noise) >> f
+    # From 2**23 to 2**24 the floats are the integers, and so are their words, less a constant.
+    word = lax.bitcast_convert_type(within + jnp.float32(1.5 * 2**23), jnp.int32)
+    return ((word + digits_of_noise) >> f) - (0x4B400000 >> f)  # The word of 1.5 * 2**23.
 
 
 def level_step(scale: jax.Array, levels: int) -> jax.Array:
