@@ -94,7 +94,7 @@ def _store(ref: Any, codes: jax.Array, interpret: Any) -> None:
     by_words = not isinstance(interpret, pltpu.InterpretParams)
     if by_words and ref.dtype == jnp.int8 and codes.shape[0] % SUBLANES == 0:
         # Four tiles of words fill a register and one store. As bytes, each tile has its own.
-        ref.bitcast(jnp.int32)[...] = pltpu.bitcast(narrow, jnp.int32)
+        ref.at[:].bitcast(jnp.int32)[...] = pltpu.bitcast(narrow, jnp.int32)
     else:
         ref[...] = narrow
 
