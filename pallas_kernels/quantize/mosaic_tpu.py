@@ -93,7 +93,8 @@ def _store(ref: Any, codes: jax.Array, interpret: Any) -> None:
     # JAX's interpreter of TPUs does not know references that are viewed as words.
     by_words = not isinstance(interpret, pltpu.InterpretParams)
     if by_words and ref.dtype == jnp.int8 and codes.shape[0] % SUBLANES == 0:
-        # Four tiles of words fill a register and one store. As bytes, each tile has its own.
+        # Bytes of four tiles fill a register of words and one store; else each tile has its own.
+        # JAX loses the axes of `vmap` from a view that is not of a slice.
         ref.at[:].bitcast(jnp.int32)[...] = pltpu.bitcast(narrow, jnp.int32)
     else:
         ref[...] = narrow
