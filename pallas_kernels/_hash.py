@@ -18,9 +18,14 @@ from jax import lax
 
 def mix(h: jax.Array) -> jax.Array:
     """A bijection of uint32 with low bias: xor-shift-multiply rounds (Wellons' lowbias32)."""
-    h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
-    h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
+    h = mix_upper(h)
     return h ^ (h >> 16)
+
+
+def mix_upper(h: jax.Array) -> jax.Array:
+    """The upper 16 bits of `mix`, above others that are less mixed."""
+    h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
+    return (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
 
 
 def stride(first_seed: jax.Array) -> jax.Array:

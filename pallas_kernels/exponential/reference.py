@@ -5,8 +5,6 @@ A code is one byte: the sign in bit 7, and below it the exponent :math:`e` of :m
 Every backend returns the same integers.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -21,7 +19,7 @@ SMALLEST_NORMAL = 2.0**-126
 
 
 def factors(scale: jax.Array, headroom: int) -> tuple[jax.Array, jax.Array]:
-    """Two factors, float32[], whose product with x is `x 2**-headroom / scale`; 0 for scale 0.
+    """Two factors, float32[]: their product with x is `-x 2**(1-headroom) / scale`; 0 for scale 0.
 
     With one factor, the reciprocal of a tiny scale would overflow, and that of a huge scale would
     be subnormal. For infinity and NaN the product is 0.
@@ -29,8 +27,19 @@ def factors(scale: jax.Array, headroom: int) -> tuple[jax.Array, jax.Array]:
     lift = jnp.where(scale >= 2.0**60, jnp.float32(2.0**-64), jnp.float32(1))
     lift = jnp.where(scale < 2.0**-60, jnp.float32(2.0**64), lift)
     usable = (scale >= SMALLEST_NORMAL) & jnp.isfinite(scale)
-    most = jnp.full_like(scale, 2.0**-headroom)
-    return lift, jnp.where(usable, divide(most, scale * lift), 0)
+    most = jnp.full_like(scale, 2.0 ** (1 - headroom))
+    return lift, jnp.where(usable, -divide(most, scale * lift), 0)
+
+
+def _rounded(y: jax.Array, most: float, noise: jax.Array) -> jax.Array:
+    """Codes, uint32, of float32 `y`: -2 times what they stand for, clipped to the power `most`.
+
+    The negative of a code, as a byte, is the sign and the last seven bits of the exponent of y.
+    """
+    magnitude = lax.bitcast_convert_type(jnp.minimum(jnp.abs(y), most), jnp.uint32)
+    exponent = (magnitude + (noise >> 9)) >> 23
+    sign = (lax.bitcast_convert_type(y, jnp.uint32) >> 24) & SIGN
+    return -(sign | exponent) & 0xFF
 
 
 def round_to_powers(
@@ -44,18 +53,9 @@ def round_to_powers(
     y = x * lift * factor
     # Below this one, x or an intermediate result is subnormal. NaN is not above it.
     tiny = jnp.float32(SMALLEST_NORMAL)
-    least = jnp.maximum(tiny, tiny * jnp.maximum(lift, 1) * factor)
-    word = lax.bitcast_convert_type(y, jnp.uint32)
-    most = (127 - headroom) << 23  # As floats, so are positive numbers ordered.
-    magnitude = _signed(jnp.minimum, word & jnp.uint32(0x7FFFFFFF), most)
-    rounded = (magnitude + (noise >> 9)) >> 23
-    code = ((word >> 24) & SIGN) | (jnp.uint32(127) - rounded)
-    return jnp.where(jnp.abs(y) >= least, code, 0)
-
-
-def _signed(extreme: Callable[..., jax.Array], word: jax.Array, bound: int) -> jax.Array:
-    """The minimum or maximum of words below 2**31: TPUs compare signed numbers only."""
-    return extreme(word.astype(jnp.int32), jnp.int32(bound)).astype(jnp.uint32)
+    least = jnp.maximum(2 * tiny, tiny * jnp.maximum(lift, 1) * -factor)
+    kept = jnp.where(jnp.abs(y) >= least, y, 0)
+    return _rounded(kept, 2.0 ** (1 - headroom), noise)
 
 
 def magnitudes(codes: jax.Array, headroom: int, count: int) -> jax.Array:
@@ -67,20 +67,15 @@ def magnitudes(codes: jax.Array, headroom: int, count: int) -> jax.Array:
 
 
 def _powers(codes: jax.Array) -> jax.Array:
-    """Float32 of uint32 codes, times 2**128: no sum or difference of two is subnormal."""
-    # The sign, and below it one more of it, in place of which the exponent 255 - e has a one.
-    shifted = lax.bitcast_convert_type(codes << 24, jnp.int32) >> 1
-    word = (shifted ^ 0x3F800000) | 0x40000000
-    return jnp.where(codes == 0, 0, lax.bitcast_convert_type(word, jnp.float32))
+    """-2 times the values of uint32 codes, float32: no sum or difference of two is subnormal."""
+    # An arithmetic shift leaves a copy of the sign above the seven bits of the exponent.
+    shifted = lax.bitcast_convert_type(-codes << 24, jnp.int32) >> 1
+    return lax.bitcast_convert_type(shifted & ~(1 << 30), jnp.float32)
 
 
 def add_codes(a: jax.Array, b: jax.Array, noise: jax.Array) -> jax.Array:
     """Codes, uint32, of the sums of two arrays of codes, uint32 like the `noise`."""
-    word = lax.bitcast_convert_type(_powers(a) + _powers(b), jnp.uint32)
-    magnitude = word & jnp.uint32(0x7FFFFFFF)
-    rounded = (magnitude + (noise >> 9)) >> 23
-    exponent = _signed(jnp.maximum, jnp.uint32(255) - rounded, 1)
-    return jnp.where(magnitude == 0, 0, ((word >> 24) & SIGN) | exponent)
+    return _rounded(_powers(a) + _powers(b), 1.0, noise)
 
 
 def encode(x: jax.Array, scale: jax.Array, seeds: jax.Array, *, headroom: int) -> jax.Array:

@@ -75,8 +75,11 @@ def quantize(
     .. math:: c_j = \lfloor s x_j / \|x\| + u_j \rfloor, \quad u_j \sim \mathcal{U}[0, 1),
               \quad |c_j| \le s
 
-    The computation is in fixed point: :math:`s x_j / \|x\|` is truncated to :math:`f = \min(24, 31
-    - \lceil \log_2(s + 1) \rceil)` binary digits. This is the only bias: less than :math:`2^{-f}`
+    The computation is in fixed point. Up to 127 levels, :math:`s x_j / \|x\|` is rounded to the
+    nearest multiple of :math:`2^{-f}`, :math:`f = 22 - \lceil \log_2(s + 1) \rceil`: a bias of
+    either sign, at most :math:`2^{-16}` of a level for 127 levels, and :math:`2^{-22} \|x\|` for
+    any number of them. So coordinates below :math:`2^{-23} \|x\|` always give 0. For more levels,
+    it is truncated to :math:`f = 31 - \lceil \log_2(s + 1) \rceil` digits: less than :math:`2^{-f}`
     of a level towards zero. :math:`u_j` is a hash of the seeds and of :math:`j`. Every backend
     returns the same integers. NaN and subnormal numbers give 0; infinities give :math:`\pm s`.
 

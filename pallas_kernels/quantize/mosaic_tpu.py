@@ -75,14 +75,29 @@ def _view(shape: tuple[int, ...], bits: int) -> _View:
 def _progression(view: _View, stride: jax.Array, start: jax.Array) -> jax.Array:
     """`start + stride * j`, uint32, where j counts elements of the plane from the block's first.
 
-    Multiplied are one tile, and the number of each tile: a sum of two terms for each element.
+    Multiplied is one tile. Each next one is a sum of the one before it and of a number.
     """
     rows, columns = view.block
     height = 8 if rows % 8 == 0 else rows
-    shape = rows // height, height, columns
-    tile, row, column = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(3))
-    in_tile = start + row * (jnp.uint32(view.columns) * stride) + column * stride
-    return (tile * (jnp.uint32(height * view.columns) * stride) + in_tile).reshape(view.block)
+    row, column = (lax.broadcasted_iota(jnp.uint32, (height, columns), axis) for axis in range(2))
+    tiles = [start + row * (jnp.uint32(view.columns) * stride) + column * stride]
+    step = jnp.uint32(height * view.columns) * stride
+    while len(tiles) < rows // height:
+        tiles.append(tiles[-1] + step)
+    return jnp.concatenate(tiles)
+
+
+def _store(ref: Any, codes: jax.Array, interpret: Any) -> None:
+    """Stores int32 `codes` as the dtype of `ref`."""
+    narrow = codes.astype(ref.dtype)
+    # JAX's interpreter of TPUs does not know references that are viewed as words.
+    by_words = not isinstance(interpret, pltpu.InterpretParams)
+    if by_words and ref.dtype == jnp.int8 and codes.shape[0] % SUBLANES == 0:
+        # Bytes of four tiles fill a register of words and one store; else each tile has its own.
+        # JAX loses the axes of `vmap` from a view that is not of a slice.
+        ref.at[:].bitcast(jnp.int32)[...] = pltpu.bitcast(narrow, jnp.int32)
+    else:
+        ref[...] = narrow
 
 
 def _quantize_kernel(
@@ -95,6 +110,7 @@ def _quantize_kernel(
     bits: int,
     size: int,
     view: _View,
+    interpret: Any,
 ) -> None:
     added_refs, (out_ref, *rest_refs) = refs[:added], refs[added:]
     rows, columns = view.block
@@ -103,7 +119,8 @@ def _quantize_kernel(
     word = jnp.zeros(view.block, jnp.uint32)
     for plane in range(view.planes):
         start = first + jnp.uint32(plane * view.width)
-        noise = _hash.mix(_progression(view, stride, start * stride + seeds_ref[0, 1]))
+        mix = _hash.mix if reference.digits(levels) > 16 else _hash.mix_upper
+        noise = mix(_progression(view, stride, start * stride + seeds_ref[0, 1]))
         wide = x_ref[plane].astype(jnp.float32)
         for added_ref in added_refs:
             wide = wide + added_ref[plane].astype(jnp.float32)
@@ -112,7 +129,7 @@ def _quantize_kernel(
             rest = wide - codes.astype(jnp.float32) * scalars_ref[0, 2]
             rest_ref[plane] = rest.astype(rest_ref.dtype)
         if bits in _planes.DTYPES:
-            out_ref[...] = codes.astype(out_ref.dtype)
+            _store(out_ref, codes, interpret)
         else:
             field = (codes + levels).astype(jnp.uint32)
             if view.planes * view.width > size:
@@ -155,7 +172,13 @@ def quantize(
         out_shape.append(_vma.like(planes, view.shape, arrays[-1].dtype))
     fields, *rest = pl.pallas_call(
         functools.partial(
-            _quantize_kernel, added=len(more), levels=levels, bits=bits, size=x.size, view=view
+            _quantize_kernel,
+            added=len(more),
+            levels=levels,
+            bits=bits,
+            size=x.size,
+            view=view,
+            interpret=interpret,
         ),
         grid=view.grid,
         in_specs=[

@@ -1,9 +1,14 @@
 r"""The definition of `quantize` and `dequantize`, in plain JAX.
 
-Rounding uses fixed point and no float addition, so every backend returns the same integers.
-:math:`s x_j / \|x\|` is truncated to :math:`f` binary digits after the point, where
-:math:`(s + 1) 2^f \le 2^{31}` and :math:`f \le 24`. Then a random number of :math:`f` bits is
-added, and the digits are dropped.
+Rounding uses fixed point: :math:`s x_j / \|x\|` becomes an integer multiple of :math:`2^{-f}`. Then
+a random multiple in :math:`[0, 1)` is added, and the digits after the point are dropped.
+
+Up to 127 levels, :math:`s 2^f < 2^{22}` and the multiple is the nearest one: the float addition of
+:math:`1.5 \cdot 2^{23}` leaves it in the lowest bits, so nothing converts a float to an integer.
+For more levels, :math:`s 2^f < 2^{31}` and the multiple is truncated by such a conversion.
+
+Every backend returns the same integers. No product is added to anything, so no backend can contract
+the two into one operation that rounds once.
 """
 
 import jax
@@ -15,11 +20,12 @@ from pallas_kernels._division import divide
 from pallas_kernels.pack.reference import pack, unpack
 
 SMALLEST_NORMAL = 2.0**-126
+MOST_BY_ADDITION = 127  # Levels that leave 15 of the 22 digits after the point.
 
 
 def digits(levels: int) -> int:
     """The number of binary digits after the point, `f`."""
-    return min(31 - levels.bit_length(), 24)
+    return (22 if levels <= MOST_BY_ADDITION else 31) - levels.bit_length()
 
 
 def factors(scale: jax.Array, levels: int) -> tuple[jax.Array, jax.Array]:
@@ -47,8 +53,13 @@ def round_fixed(
     # No smaller number than the smallest normal one scales to this, and NaN is not above it.
     smallest = jnp.float32(SMALLEST_NORMAL) * lift * factor
     kept = jnp.where(jnp.abs(scaled) >= smallest, scaled, 0)
-    fixed = lax.clamp(-most, kept, most).astype(jnp.int32)
-    return (fixed + (noise >> (32 - f)).astype(jnp.int32)) >> f
+    within = lax.clamp(-most, kept, most)
+    digits_of_noise = (noise >> (32 - f)).astype(jnp.int32)
+    if levels > MOST_BY_ADDITION:
+        return (within.astype(jnp.int32) + digits_of_noise) >> f
+    # From 2**23 to 2**24 the floats are the integers, and so are their words, less a constant.
+    word = lax.bitcast_convert_type(within + jnp.float32(1.5 * 2**23), jnp.int32)
+    return ((word + digits_of_noise) >> f) - (0x4B400000 >> f)  # The word of 1.5 * 2**23.
 
 
 def level_step(scale: jax.Array, levels: int) -> jax.Array:

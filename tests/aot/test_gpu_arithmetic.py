@@ -58,10 +58,10 @@ OPS: dict[str, tuple[Op, tuple[Any, ...]]] = {
     ),
 }
 MOST: dict[str, dict[Implementation, float]] = {
-    "quantize": {"reference": 20, "mosaic_gpu": 17},
-    "quantize bfloat16": {"reference": 20, "mosaic_gpu": 17},
-    "encode": {"reference": 19, "mosaic_gpu": 18},
-    "add": {"reference": 30, "mosaic_gpu": 29},
+    "quantize": {"reference": 12, "mosaic_gpu": 13},
+    "quantize bfloat16": {"reference": 12, "mosaic_gpu": 13},
+    "encode": {"reference": 17, "mosaic_gpu": 17},
+    "add": {"reference": 25, "mosaic_gpu": 26},
 }
 
 

@@ -36,6 +36,12 @@ def test_mixing_is_a_bijection() -> None:
     np.testing.assert_array_equal(mixed, h)
 
 
+def test_upper_bits_need_no_last_step() -> None:
+    h = jnp.asarray(np.random.default_rng(1).integers(0, 2**32, 2**12, np.uint32))
+    np.testing.assert_array_equal(_hash.mix_upper(h) >> 16, _hash.mix(h) >> 16)
+    assert (_hash.mix_upper(h) != _hash.mix(h)).any()
+
+
 @pytest.mark.parametrize("stride", [1, 2, 128, 1024, 65536])
 def test_structured_positions_give_uniform_bits(stride: int) -> None:
     positions = (np.arange(2**16, dtype=np.uint64) * stride).astype(np.uint32)

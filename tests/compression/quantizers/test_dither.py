@@ -90,11 +90,10 @@ def test_theta_is_near_its_bound_and_beyond_the_printed_one() -> None:
 
 def _numpy_codes(x: np.ndarray, levels: int, norm: np.float32, seeds: np.ndarray) -> np.ndarray:
     """Fixed-point rounding written from its definition, in NumPy."""
-    digits = next(f for f in range(24, -1, -1) if (levels + 1) * 2**f <= 2**31)
-    scale = np.float32(levels * 2.0**digits) / norm
-    fixed = np.trunc(np.clip(x * scale, -levels * 2.0**digits, levels * 2.0**digits)).astype(
-        np.int64
-    )
+    room, round_off = (2**22, np.rint) if levels < 128 else (2**31, np.trunc)
+    digits = next(f for f in range(24, -1, -1) if (levels + 1) * 2**f <= room)
+    most = levels * 2.0**digits
+    fixed = round_off(np.clip(x * (np.float32(most) / norm), -most, most)).astype(np.int64)
 
     def mix(h: np.ndarray) -> np.ndarray:
         h = h ^ (h >> 16)

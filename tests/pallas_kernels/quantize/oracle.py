@@ -56,21 +56,33 @@ def _to_float32_digits(x: np.ndarray) -> np.ndarray:
     return np.ldexp(significand.astype(np.float32).astype(np.float64), exponent)
 
 
-def codes_of(x: np.ndarray, scale: float, seeds: np.ndarray, levels: int) -> np.ndarray:
-    """floor(levels x / scale + u), where both terms have `digits` binary digits after the point."""
-    flat = x.astype(np.float64).ravel()
+def _digits(levels: int) -> int:
+    """f: the most binary digits after the point that leave room for `levels`."""
+    room = 2**22 if levels < 128 else 2**31
     digits = 0
-    while digits < 24 and (levels + 1) * 2 ** (digits + 1) <= 2**31:
+    while (levels + 1) * 2 ** (digits + 1) <= room:
         digits += 1
+    return digits
+
+
+def expected_codes(x: np.ndarray, scale: float, levels: int) -> np.ndarray:
+    """levels x / scale, float64, a multiple of 2**-f: what codes are in the mean over all noise."""
     if not (2.0**-126 <= scale < np.inf):
-        return np.zeros(x.shape, np.int64)
-    factor = _to_float32_digits(np.float64(levels) * 2.0**digits / np.float64(scale))
-    flat = np.where(np.isnan(flat) | (np.abs(flat) < 2.0**-126), 0, flat)
-    most = levels * 2**digits
-    finite = np.clip(flat, -(2.0**128), 2.0**128)
-    fixed = np.trunc(np.clip(_to_float32_digits(finite * factor), -most, most)).astype(np.int64)
-    draws = random_words(np.arange(flat.size), seeds).astype(np.int64) // 2 ** (32 - digits)
-    return ((fixed + draws) // 2**digits).reshape(x.shape)
+        return np.zeros(x.shape)
+    wide, one = x.astype(np.float64), 2.0 ** _digits(levels)
+    factor = _to_float32_digits(np.float64(levels) * one / np.float64(scale))
+    wide = np.where(np.isnan(wide) | (np.abs(wide) < 2.0**-126), 0, wide)
+    finite = np.clip(wide, -(2.0**128), 2.0**128)
+    within = np.clip(_to_float32_digits(finite * factor), -levels * one, levels * one)
+    return (np.rint(within) if levels < 128 else np.trunc(within)) / one
+
+
+def codes_of(x: np.ndarray, scale: float, seeds: np.ndarray, levels: int) -> np.ndarray:
+    """floor(levels x / scale + u), where both terms are multiples of 2**-f."""
+    one = 2 ** _digits(levels)
+    draws = random_words(np.arange(x.size), seeds) // np.uint64(2**32 // one)
+    sums = expected_codes(x, scale, levels).ravel() + draws.astype(np.float64) / one
+    return np.floor(sums).astype(np.int64).reshape(x.shape)
 
 
 def fields_of(codes: np.ndarray, case: Case) -> np.ndarray:

@@ -76,6 +76,17 @@ def test_tpu_blocks_of_both_axes() -> None:
     assert_equal_to_reference("tpu", Case(100, 8), x, 2.0)
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="JAX 0.10 cannot interpret the view")
+@pytest.mark.parametrize("shape", [(2**13,), slow((96, 256))])
+def test_tpu_stores_bytes_as_words(shape: tuple[int, ...]) -> None:
+    """JAX's general interpreter knows the view of bytes as words, which that of TPUs does not."""
+    x = jnp.asarray(oracle.numbers(shape, 2.0))
+    options: Any = {**Case(127, 8)._asdict(), "residual": False}
+    (codes,) = mosaic_tpu.quantize(x, jnp.float32(2), SEEDS, **options, interpret=True)
+    (expected,) = reference.quantize(x, jnp.float32(2), SEEDS, **options)
+    np.testing.assert_array_equal(codes, expected, strict=True)
+
+
 @pytest.mark.slow
 def test_tpu_ragged_last_block() -> None:
     assert mosaic_tpu._view((140_000,), 8).grid == (2, 1)

@@ -59,10 +59,11 @@ def test_every_shape(platform: str, dtype: Any, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("platform", NAMES)
-def test_under_vmap_and_scan(platform: str) -> None:
-    f = jax.vmap(functools.partial(round_trip, case=Case(7, 4), implementation=NAMES[platform]))
+@pytest.mark.parametrize(("case", "size"), [(Case(7, 4), 5000), (Case(127, 8), 2**13)], ids=str)
+def test_under_vmap_and_scan(platform: str, case: Case, size: int) -> None:
+    f = jax.vmap(functools.partial(round_trip, case=case, implementation=NAMES[platform]))
     scanned = lambda *args: jax.lax.scan(lambda _, row: (None, f(*row)), None, args)[1]  # noqa: E731
-    assert calls(lowered(scanned, *types(2, 3, shape=(5000,)), platform=platform), platform) == 2
+    assert calls(lowered(scanned, *types(2, 3, shape=(size,)), platform=platform), platform) == 2
 
 
 @pytest.mark.parametrize("platform", NAMES)
