@@ -11,6 +11,7 @@ import pytest
 
 from pallas_kernels import _dispatch, _probe
 from pallas_kernels._configs import Config
+from pallas_kernels._versions import gpu_interpret_params
 from pallas_kernels.arg_specs import ROWS, Row
 from tests.pallas_kernels.lowering import INTERPRET_GPU, INTERPRET_TPU
 
@@ -51,14 +52,20 @@ def config_of(folder: str, kernel: str) -> type[Config]:
 def result(row: Row, kernel: Any, config: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What the kernel, interpreted, returns."""
 
+    interpret = INTERPRET[kernel]
+    if (row.op, kernel) == ("block_float.encode", "mosaic_gpu"):
+        interpret = gpu_interpret_params()  # The last block writes numbers of the one before again.
+
     def load(folder: str, name: str, function: str) -> Any:
         found = _probe.load(folder, name, function)
-        return functools.partial(found, config=config, interpret=INTERPRET[name])
+        return functools.partial(found, config=config, interpret=interpret)
 
+    arguments = row.arguments(SIZES[kernel])
     monkeypatch.setattr(_dispatch, "load", load)
     monkeypatch.setattr(_dispatch, "reason_against", lambda *_: None)
-    arguments = row.arguments(SIZES[kernel])
-    return jax.jit(row.function(SIZES[kernel], kernel))(*arguments)
+    found = jax.jit(row.function(SIZES[kernel], kernel))(*arguments)
+    monkeypatch.undo()
+    return found
 
 
 @pytest.mark.quick(2)
@@ -68,11 +75,10 @@ def test_a_config_changes_no_bit(kernel: str, label: str, monkeypatch: pytest.Mo
     (row,) = (row for row in ROWS if row.label == label)
     folder = row.op.split(".")[0]
     kind = config_of(folder, kernel)
-    first = np.float32
     expected = jax.tree.leaves(result(row, kernel, None, monkeypatch))
     for fields in OTHERS[folder, kernel]:
-        config = kind.with_fields(first, tuple(fields.items()))
-        assert config != kind.of(first)
+        config = kind.with_fields(np.float32, tuple(fields.items()))
+        assert config != kind.of(np.float32)
         found = jax.tree.leaves(result(row, kernel, config, monkeypatch))
         for a, b in zip(found, expected, strict=True):
             a, b = np.asarray(a), np.asarray(b)
