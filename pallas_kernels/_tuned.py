@@ -120,7 +120,7 @@ def write(file: pathlib.Path, rows: Iterable[Measured]) -> None:
     lines = []
     for row in rows:
         values = row._asdict() | {"config": dict(row.config)}
-        found = {name: values[name] for name in TYPES if values[name] is not None}
+        found = {name: values[name] for name in TYPES if values[name] not in (None, {})}
         lines.append(json.dumps(found) + "\n")
     file.write_text("".join(lines))
 
