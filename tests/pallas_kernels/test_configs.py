@@ -29,7 +29,7 @@ LABELS = (
     "sketch tiles, encode float32",
     "block float float8_e4m3fn, blocks of 32",
 )
-COMPARED = [row for row in ROWS if row.label in LABELS]
+COMPARED = [row for label in LABELS for row in ROWS if row.label == label]
 OTHERS: dict[tuple[str, str], list[dict[str, int]]] = {
     ("pack", "mosaic_tpu"): [{"rows": 32}, {"rows": 4096}],
     ("pack", "mosaic_gpu"): [{"numbers": 8}, {"numbers": 32}],
