@@ -102,10 +102,11 @@ def run(
         seen.append(workload)
 
     choice = choose(workload, device, given=given())
-    tuned = _config(choice, folder, function, arrays[0].dtype) if choice.config else {}
 
     def options_of(name: str) -> dict[str, Any]:
-        return options | (tuned if name == choice.implementation else {})
+        if name != choice.implementation or not choice.config:
+            return options
+        return options | _config(choice, folder, function, arrays[0].dtype)
 
     def bound(name: str) -> Callable[..., Any]:
         return functools.partial(load(folder, name, function), **options_of(name))

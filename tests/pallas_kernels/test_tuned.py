@@ -166,6 +166,8 @@ def test_a_row_that_cannot_run_is_an_error(
         with pytest.raises(ValueError, match=words) as error:
             traced(size=13 * SIZE)
         assert str(error.value).startswith(f"{file}, line 1: ")
+        with implementation("reference"):  # No config is needed.
+            assert CALLS["cuda"] not in traced(size=15 * SIZE)
         assert CALLS["tpu"] in traced(platform="tpu")
 
 
