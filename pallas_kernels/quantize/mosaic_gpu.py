@@ -4,8 +4,8 @@ A block of 128 threads processes `block` consecutive words (elements, if unpacke
 and the last block also the rest of the plane. No two blocks write the same number. The last one may
 write a number twice, so no result may be stored in the place of an operand.
 
-Two costs remain for sizes that do not fit. If the width of a plane is no multiple of 4, each thread
-reads and writes one number at a time instead of 4. If the size is no multiple of the fields in a
+Two costs remain for sizes that do not fit. If the width of a plane is no multiple of `vector`, by
+default 4, each thread reads and writes one number at a time. If the size is no multiple of the fields in a
 word, the array is padded and a float result is cut, each in a separate pass.
 """
 
@@ -20,7 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import _hash, _versions, _vma
-from pallas_kernels._checks import require_int32
+from pallas_kernels._checks import require, require_int32
 from pallas_kernels._configs import THREADS, PerThread, require_field
 from pallas_kernels.quantize import _planes, reference
 
@@ -29,11 +29,20 @@ from pallas_kernels.quantize import _planes, reference
 class Config(PerThread):
     """A thread has at most `numbers` words of a plane."""
 
-    vector: int = 4  # Adjacent words that a thread has, if their number divides a plane: 1, 2, 4.
+    vector: int = 4  # Adjacent words of a thread, if their number divides a plane: 1, 2, 4 or 8.
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_field("vector", self.vector, (1, 2, 4), "1, 2 or 4")
+        require_field("vector", self.vector, (1, 2, 4, 8), "1, 2, 4 or 8")
+        require(
+            self.vector <= self.numbers,
+            f"`vector` must be at most `numbers`={self.numbers}, got {self.vector}.",
+        )
+
+    @classmethod
+    def candidates(cls, dtype: jax.typing.DTypeLike) -> tuple["Config", ...]:
+        """Eight adjacent numbers are one read of bfloat16 and one write of 8-bit codes."""
+        return *super().candidates(dtype), cls(8, vector=8), cls(16, vector=8)
 
     def tiling(self, width: int) -> tuple[int, int, int]:
         """The pitch of planes of this width, the length of a block, and the vector width."""

@@ -17,7 +17,7 @@ from tests.pallas_kernels.lowering import INTERPRET_GPU, INTERPRET_TPU
 
 INTERPRET = {"mosaic_tpu": INTERPRET_TPU, "mosaic_gpu": INTERPRET_GPU}
 # Several blocks in some configs, fewer in others, of which the last is not full.
-SIZES = {"mosaic_tpu": 70_003, "mosaic_gpu": 9_003}
+SIZES = {"mosaic_tpu": 70_003, "mosaic_gpu": 9_083}
 LABELS = (
     "pack, 4 bits",
     "unpack, 2 bits",
@@ -36,7 +36,7 @@ OTHERS: dict[tuple[str, str], list[dict[str, int]]] = {
     ("exponential", "mosaic_tpu"): [{"rows": 32}, {"rows": 96}],
     ("exponential", "mosaic_gpu"): [{"numbers": 4}, {"numbers": 32}],
     ("quantize", "mosaic_tpu"): [{"rows": 32, "columns": 128}, {"rows": 4096, "columns": 4096}],
-    ("quantize", "mosaic_gpu"): [{"numbers": 4, "vector": 1}, {"numbers": 16, "vector": 2}],
+    ("quantize", "mosaic_gpu"): [{"numbers": 4, "vector": 1}, {"numbers": 16, "vector": 8}],
     ("count_sketch", "mosaic_tpu"): [{"rows": 1, "together": 3}, {"cells": 1024}],
     ("count_sketch", "mosaic_gpu"): [{"stages": 2}, {"stages": 16}],
     ("block_float", "mosaic_tpu"): [{"squares": 1}, {"squares": 3}],
@@ -120,7 +120,8 @@ def test_candidates_are_few_and_the_assumption_is_first(
         ("pack", "mosaic_tpu", {"rows": 33}, "`rows` must be a multiple of 32 in 32 to 4096"),
         ("pack", "mosaic_tpu", {"rows": 64.0}, "`rows` must be .*, got 64.0"),
         ("exponential", "mosaic_tpu", {"rows": 8192}, "`rows` must be .*, got 8192"),
-        ("quantize", "mosaic_gpu", {"vector": 8}, "`vector` must be 1, 2 or 4, got 8"),
+        ("quantize", "mosaic_gpu", {"vector": 3}, "`vector` must be 1, 2, 4 or 8, got 3"),
+        ("quantize", "mosaic_gpu", {"numbers": 4, "vector": 8}, "`vector` .* `numbers`=4, got 8"),
         ("quantize", "mosaic_gpu", {"vector": True}, "`vector` must be .*, got True"),
         ("quantize", "mosaic_tpu", {"columns": 100}, "`columns` must be a multiple of 128"),
         ("count_sketch", "mosaic_gpu", {"stages": 3}, "`stages` must be 2, 4, 8 or 16, got 3"),
