@@ -5,8 +5,8 @@ and the last block also the rest of the plane. No two blocks write the same numb
 write a number twice, so no result may be stored in the place of an operand.
 
 Two costs remain for sizes that do not fit. If the width of a plane is no multiple of `vector`, by
-default 4, each thread reads and writes one number at a time. If the size is no multiple of the fields in a
-word, the array is padded and a float result is cut, each in a separate pass.
+default 4, each thread reads and writes one number at a time. If the size is no multiple of the
+fields in a word, the array is padded and a float result is cut, each in a separate pass.
 """
 
 import dataclasses
