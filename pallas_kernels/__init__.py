@@ -5,5 +5,6 @@ Each op has a folder: `api` (the public functions), `reference` (the definition,
 """
 
 from pallas_kernels._preference import implementation
+from pallas_kernels._tuned import measured
 
-__all__ = ["implementation"]
+__all__ = ["implementation", "measured"]

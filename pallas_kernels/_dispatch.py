@@ -1,4 +1,4 @@
-"""Runs the implementation of an op: the one that is named, preferred, measured or assumed."""
+"""Runs the implementation of an op, named, preferred, measured or assumed, in its config."""
 
 import functools
 import warnings
@@ -11,12 +11,14 @@ import jax
 from jax import lax
 
 from pallas_kernels._device import PLATFORMS, Device, reason_against, rehearses, target
-from pallas_kernels._measured import MEASURED, Measured, Workload, choose, workload_of
+from pallas_kernels._measured import MEASURED, Choice, Measured, Workload, choose, workload_of
 from pallas_kernels._preference import VARIABLE, Implementation, preferred
-from pallas_kernels._probe import failure, load
+from pallas_kernels._probe import config_class, failure, load
+from pallas_kernels._tuned import given
 
 __all__ = [
     "MEASURED",
+    "Choice",
     "Device",
     "Implementation",
     "Measured",
@@ -42,6 +44,27 @@ def observed() -> Iterator[list[Workload]]:
         _observed.reset(token)
 
 
+def _config(choice: Choice, folder: str, function: str, dtype: Any) -> dict[str, Any]:
+    """The config of a row as an option of its kernel; none if the kernel cannot be loaded.
+
+    Raises:
+      ValueError: If the kernel has no such field, or if a value is not allowed.
+    """
+    try:
+        kind = config_class(folder, choice.implementation, function)
+    except Exception:  # The call of the kernel, or the question whether it works, says why.
+        return {}
+    try:
+        if kind is None:
+            name = choice.config[0][0]
+            raise ValueError(f"`{name}` is no field: `{folder}.{function}` has no config.")
+        return {"config": kind.with_fields(dtype, choice.config)}
+    except ValueError as error:
+        raise ValueError(
+            f"{choice.place}: of {choice.implementation!r}, {error} Correct the row or remove it."
+        ) from None
+
+
 def run(
     folder: str,
     function: str,
@@ -52,6 +75,9 @@ def run(
 ) -> Any:
     """Calls `function` of the requested implementation, or of the one that `choose` selects.
 
+    The config of the row that `choose` selects is that of the row's implementation, also if this
+    implementation was requested.
+
     Args:
       folder: The folder of the op, whose modules are named after the implementations.
       function: The name of the function, which has the same arguments in each module.
@@ -61,7 +87,8 @@ def run(
       **options: The static arguments, which are hashable.
 
     Raises:
-      ValueError: If `implementation`, or a name from the environment, is not one of the names.
+      ValueError: If `implementation`, or a name from the environment, is not one of the names. If
+        a measured row has a wrong config, or an implementation that the device cannot run.
       NotImplementedError: If the device cannot run any of the implementations that were named.
 
     Warns:
@@ -74,8 +101,15 @@ def run(
     if seen is not None:
         seen.append(workload)
 
+    choice = choose(workload, device, given=given())
+
+    def options_of(name: str) -> dict[str, Any]:
+        if name != choice.implementation or not choice.config:
+            return options
+        return options | _config(choice, folder, function, arrays[0].dtype)
+
     def bound(name: str) -> Callable[..., Any]:
-        return functools.partial(load(folder, name, function), **options)
+        return functools.partial(load(folder, name, function), **options_of(name))
 
     def with_reference(name: str) -> Any:
         if rehearses():
@@ -98,7 +132,7 @@ def run(
                 return bound(name)(*arrays)
             reason = reason_against(name, device)
             if reason is None:
-                failed = failure(folder, name, function, options, arrays, device)
+                failed = failure(folder, name, function, options_of(name), arrays, device)
                 if failed is None or not failed.unsupported:
                     return with_reference(name) if "reference" in names else bound(name)(*arrays)
                 reason = failed.reason
@@ -107,10 +141,15 @@ def run(
         raise NotImplementedError(
             f"{source} names no implementation of `{op}` that runs here. {described}."
         )
-    chosen = choose(workload, device)
+    chosen = choice.implementation
     if chosen == "reference":
         return bound(chosen)(*arrays)
-    failed = failure(folder, chosen, function, options, arrays, device)
+    reason = reason_against(chosen, device)
+    if reason:
+        raise ValueError(
+            f"{choice.place}: `implementation`={chosen!r} of `{op}`: {reason}. Remove the row."
+        )
+    failed = failure(folder, chosen, function, options_of(chosen), arrays, device)
     if failed is None:
         return with_reference(chosen)
     if not failed.unsupported:

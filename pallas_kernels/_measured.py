@@ -1,4 +1,4 @@
-"""The implementation that is fastest for a workload: measured, or else assumed.
+"""The implementation that is fastest for a workload, and its config: measured, or else assumed.
 
 On a device without measurements, the choice is an assumption:
 
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from pallas_kernels._configs import Fields
 from pallas_kernels._device import Device, is_hopper
 from pallas_kernels._preference import Implementation
 
@@ -40,7 +41,7 @@ class Workload(NamedTuple):
 class Measured(NamedTuple):
     """The implementation that was fastest on this kind of device, from this size on.
 
-    None stands for every value.
+    None stands for every value. Fields that `config` does not have are those that are assumed.
     """
 
     op: str
@@ -52,6 +53,8 @@ class Measured(NamedTuple):
     bits: int | None = None
     residual: bool | None = None
     rows: int | None = None
+    config: Fields = ()
+    place: str = "The table MEASURED"  # Where the row is written.
 
     def covers(self, workload: Workload, device: Device) -> bool:
         """Whether the row is of this workload, whatever its size."""
@@ -59,6 +62,14 @@ class Measured(NamedTuple):
             return False
         keys = ("dtype", "bits", "residual", "rows")
         return all(getattr(self, key) in (None, getattr(workload, key)) for key in keys)
+
+
+class Choice(NamedTuple):
+    """What runs, and where that is written; without a config, the assumed one."""
+
+    implementation: Implementation
+    config: Fields = ()
+    place: str = ""
 
 
 # No GPU or TPU has been measured yet.
@@ -81,14 +92,7 @@ def workload_of(
     )
 
 
-def choose(
-    workload: Workload, device: Device, measured: tuple[Measured, ...] = MEASURED
-) -> Implementation:
-    """The implementation that runs on `device` if none is named."""
-    rows = [row for row in measured if row.covers(workload, device)]
-    if rows:
-        reached = [row for row in rows if row.size <= workload.size]
-        return max(reached, key=lambda row: row.size).implementation if reached else "reference"
+def _assumed(workload: Workload, device: Device) -> Implementation:
     if workload.size < FEWEST:
         return "reference"
     if workload.op == "quantize.dequantize" and workload.bits in (8, 32):
@@ -98,3 +102,23 @@ def choose(
     if workload.op.startswith("count_sketch") and is_hopper(device):
         return "mosaic_gpu"
     return "reference"
+
+
+def choose(
+    workload: Workload,
+    device: Device,
+    measured: Sequence[Measured] = MEASURED,
+    given: Sequence[Measured] = (),
+) -> Choice:
+    """What runs on `device` if no implementation is named.
+
+    The row of the largest size that the workload reaches: of `given`, else of `measured`. Below all
+    sizes that were `measured` for it, the reference runs. What was not measured is assumed.
+    """
+    for rows in (given, measured):
+        covering = [row for row in rows if row.covers(workload, device)]
+        reached = [row for row in covering if row.size <= workload.size]
+        if reached:
+            row = max(reached, key=lambda row: row.size)
+            return Choice(row.implementation, row.config, row.place)
+    return Choice("reference" if covering else _assumed(workload, device))

@@ -7,6 +7,7 @@ the device first, once for each combination of argument types.
 
 import functools
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
+from pallas_kernels._configs import Config
 from pallas_kernels._device import Device, rehearsal, rehearses
 
 
@@ -37,6 +39,31 @@ def load(folder: str, name: str, function: str) -> Callable[..., Any]:
     if not hasattr(module, function):
         raise NotImplementedError(f"`{folder}.{function}` has no implementation {name!r}")
     found: Callable[..., Any] = getattr(module, function)
+    return found
+
+
+def is_op(op: str) -> bool:
+    """Whether there is such a folder and function."""
+    folder, _, function = op.partition(".")
+    infos = pkgutil.iter_modules(importlib.import_module("pallas_kernels").__path__)
+    if folder not in {info.name for info in infos if info.ispkg}:
+        return False
+    try:
+        return callable(load(folder, "reference", function))
+    except NotImplementedError:
+        return False
+
+
+def config_class(folder: str, name: str, function: str) -> type[Config] | None:
+    """The class of the configs of a kernel; None if it has none.
+
+    Raises:
+      NotImplementedError: If the op has no such implementation.
+    """
+    kernel = load(folder, name, function)
+    if "config" not in inspect.signature(kernel).parameters:
+        return None
+    found: type[Config] = importlib.import_module(f"pallas_kernels.{folder}.{name}").Config
     return found
 
 

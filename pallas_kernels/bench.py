@@ -15,6 +15,10 @@ Bytes are those that the op has to move: its arguments and results once; for enc
 once for each row. "of a copy" is the op's bytes per second divided by those of `x + 1` on float32
 of the same size, timed in turn with it. PyTorch's column times `torch_equivalents`.
 
+`--tune` checks and times each kernel in several configs, at fewer sizes, in 16 minutes. It writes
+what was fastest to `measured.jsonl` in the record. `PALLAS_KERNELS_MEASURED=FILE` and the context
+`pallas_kernels.measured(FILE)` make the ops choose by this file.
+
 `--rehearse` runs the same program on a CPU, with the kernels for GPU in JAX's interpreter.
 """
 
@@ -28,6 +32,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from pallas_kernels import _tuned
 from pallas_kernels.arg_specs import ROWS
 from pallas_kernels.benchmark.goals import measured_rows, read, verdicts
 from pallas_kernels.benchmark.one_op import HEAD
@@ -46,9 +51,11 @@ SIZES = {
     "other": (2**26, 2**26 + PADDED, 2**28, 2**22, 2**18),
     "rehearsal": (2**11, 2**11 + PADDED),
 }
+TUNED_SIZES = {"cpu": (2**20,), "other": (2**26, 2**22, 2**18), "rehearsal": (2**11,)}
 CHECK_SIZES = {"cpu": (1, 3001), "other": (1, 1001, 2**20, 3_000_001), "rehearsal": (1001,)}
 SAMPLES = {"cpu": 3, "other": 7, "rehearsal": 1}
-MINUTES = 8.0
+MINUTES, TUNED_MINUTES = 8.0, 16.0
+MEASURED = "measured.jsonl"
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,8 +74,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--sizes", nargs="+", type=int, metavar="B", help="2**B coordinates, B in 0 to 31")
     add("--ops", nargs="+", choices=OPS, default=OPS, metavar="OP", help=f"of {', '.join(OPS)}")
     add("--samples", type=int, metavar="N", help="samples of each time, at least 1")
-    add("--minutes", type=float, default=MINUTES, metavar="M", help="the time for all ops")
+    add("--minutes", type=float, metavar="M", help="the time for all ops, by default 8 or 16")
     add("--output", type=Path, metavar="DIR", help="a new folder for the record")
+    add("--tune", action="store_true", help=f"time configs of kernels, write {MEASURED}")
     add("--rehearse", action="store_true", help="on a CPU, kernels for GPU in the interpreter")
     options = parser.parse_args(arguments)
     for exponent in options.sizes or ():
@@ -76,6 +84,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"argument --sizes: must be in 0 to 31, got {exponent}")
     if options.samples is not None and options.samples < 1:
         parser.error(f"argument --samples: must be at least 1, got {options.samples}")
+    if options.minutes is None:
+        options.minutes = TUNED_MINUTES if options.tune else MINUTES
     if not options.minutes > 0:
         parser.error(f"argument --minutes: must be positive, got {options.minutes:g}")
     if options.output is not None and options.output.exists():
@@ -99,7 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     kind = "cpu" if device["platform"] == "cpu" else "other"
     kind = "rehearsal" if options.rehearse else kind
-    sizes = [2**exponent for exponent in options.sizes] if options.sizes else SIZES[kind]
+    defaults = (TUNED_SIZES if options.tune else SIZES)[kind]
+    sizes = [2**exponent for exponent in options.sizes] if options.sizes else defaults
     samples = options.samples or SAMPLES[kind]
     config = {
         "sizes": list(sizes),
@@ -108,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "samples": samples,
         "minutes": options.minutes,
         "rehearse": options.rehearse,
+        "tune": options.tune,
         "seeds": "fixed",
     }
     try:
@@ -126,22 +138,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
             *("--sizes", json.dumps(config["sizes"])),
             *("--check-sizes", json.dumps(config["check_sizes"])),
             *(["--rehearse"] if options.rehearse else []),
+            *(["--tune"] if options.tune else []),
         ]
         # Each op may use its share of the time that is left.
         reason = run_limited(command, limit, os.environ, lambda line: print(line, flush=True))
         if reason:
             print(f"{op} did not finish: {reason}", flush=True)
             record.add({"kind": "unfinished", "op": op, "reason": reason})
+    # Only now, when no other process needs the device.
     metrics = record.rows()
     measurements = read(metrics)
+    found = measured_rows(measurements, device["kind"], options.output.name)
     rows = [row for row in ROWS if row.op.split(".")[0] in options.ops]
     print("\nGoals on an H200, from 2**26 coordinates on:")
     for line in verdicts(rows, measurements, "H200" in device["kind"]):
         print(line)
     if kind == "other":
         print("\nRows of MEASURED in pallas_kernels/_measured.py:")
-        for measured in measured_rows(measurements, device["kind"], options.output.name):
+        for measured in found:
             print(f"    {measured},")
+    if options.tune:
+        file = options.output / MEASURED
+        _tuned.write(file, found)
+        print(f"\n{len(found)} rows in {file}. To use them: {_tuned.VARIABLE}={file}")
     bad = [row for row in metrics if row["kind"] in ("failed", "unfinished")]
     print(f"\n{len(measurements)} times, {len(bad)} failures, {time.monotonic() - start:.0f} s.")
     record.finish()

@@ -1,4 +1,4 @@
-"""The implementations of a row: whether they are right, and what is timed."""
+"""The implementations of a row and their configs: whether they are right, and what is timed."""
 
 import contextlib
 import functools
@@ -10,6 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import _dispatch
+from pallas_kernels._configs import Fields
+from pallas_kernels._probe import config_class
+from pallas_kernels._tuned import use
 from pallas_kernels.arg_specs import Row
 from pallas_kernels.benchmark import torch_equivalents
 from pallas_kernels.benchmark.timing import Candidate
@@ -22,6 +25,7 @@ class Session(NamedTuple):
     samples: int
     torch: Any
     rehearse: bool = False  # On a CPU, with kernels for GPU in the interpreter.
+    tune: bool = False  # Kernels in each of their candidate configs.
 
     @property
     def queue(self) -> bool:
@@ -29,10 +33,56 @@ class Session(NamedTuple):
         return self.device.platform != "cpu"
 
 
-def implementations(row: Row, session: Session) -> list[_dispatch.Implementation]:
-    """Those that run on the device."""
-    names: tuple[_dispatch.Implementation, ...] = ("reference", *row.kernels)
-    return [name for name in names if _dispatch.reason_against(name, session.device) is None]
+class Variant(NamedTuple):
+    """What is timed: an implementation and its config; without one, that of the dispatch."""
+
+    name: str
+    config: Fields = ()
+
+    @property
+    def described(self) -> str:
+        """The fields of the config."""
+        return ", ".join(f"{name}={value}" for name, value in self.config)
+
+
+def variants(row: Row, session: Session) -> list[Variant]:
+    """The implementations that run on the device, in the configs that are compared."""
+    found = []
+    for name in ("reference", *row.kernels):
+        if _dispatch.reason_against(name, session.device) is not None:
+            continue
+        workload = row.workload(1)
+        kind = None
+        if session.tune and name != "reference" and workload is not None:
+            kind = config_class(*_split(row.op, name))
+        if kind is None or workload is None:
+            found.append(Variant(name))
+        else:
+            configs = kind.candidates(workload.dtype)
+            found += [Variant(name, config.fields) for config in configs]
+    return found
+
+
+def _split(op: str, name: str) -> tuple[str, str, str]:
+    folder, function = op.split(".")
+    return folder, name, function
+
+
+def function(row: Row, size: int, variant: Variant, session: Session) -> Callable[..., Any]:
+    """The call of a row in this variant, as a function of the arguments alone."""
+    name: Any = variant.name
+    call = row.function(size, name)
+    if not variant.config:
+        return call
+    measured = _dispatch.Measured(
+        row.op, session.device.kind, 0, name, "", config=variant.config, place="A candidate"
+    )
+
+    def configured(*arguments: jax.Array) -> Any:
+        with use((measured,)):
+            return call(*arguments)
+
+    return configured
 
 
 def _cpu() -> Any:
@@ -60,18 +110,24 @@ def difference(row: Row, actual: Any, wanted: Any) -> str:
     return ""
 
 
-def check(row: Row, size: int, implementation: _dispatch.Implementation) -> str:
-    """What is wrong with an implementation at one size; empty if nothing is."""
+@functools.lru_cache(maxsize=1)
+def _expected(row: Row, size: int) -> tuple[Any, Any]:
+    """Arguments, and what the reference on the CPU returns."""
     with _cpu():
         arguments = jax.block_until_ready(jax.jit(lambda: row.arguments(size))())
-        wanted = jax.jit(row.function(size, "reference"))(*arguments)
+        return arguments, jax.jit(row.function(size, "reference"))(*arguments)
+
+
+def check(row: Row, size: int, variant: Variant, session: Session) -> str:
+    """What is wrong with a variant at one size; empty if nothing is."""
+    arguments, wanted = _expected(row, size)
     arguments = jax.device_put(arguments, jax.devices()[0])
-    actual = jax.jit(row.function(size, implementation))(*arguments)
+    actual = jax.jit(function(row, size, variant, session))(*arguments)
     return difference(row, actual, wanted)
 
 
-def builders(row: Row, size: int, session: Session) -> dict[str, Callable[[], Candidate]]:
-    """Functions that compile a copy, every implementation that runs here, and PyTorch's."""
+def builders(row: Row, size: int, session: Session) -> dict[Variant, Callable[[], Candidate]]:
+    """Functions that compile a copy, every variant that runs here, and PyTorch's equivalent."""
     arguments = functools.cache(
         lambda: jax.block_until_ready(jax.jit(lambda: row.arguments(size))())
     )
@@ -79,11 +135,11 @@ def builders(row: Row, size: int, session: Session) -> dict[str, Callable[[], Ca
     def compiled(f: Callable[..., Any], given: Callable[[], Any]) -> Candidate:
         return Candidate(functools.partial(jax.jit(f), *given()), jax.block_until_ready)
 
-    found: dict[str, Callable[[], Candidate]] = {
-        "copy": lambda: compiled(lambda x: x + 1, lambda: [jnp.zeros(size, jnp.float32)]),
+    found: dict[Variant, Callable[[], Candidate]] = {
+        Variant("copy"): lambda: compiled(lambda x: x + 1, lambda: [jnp.zeros(size, jnp.float32)]),
         **{
-            name: functools.partial(compiled, row.function(size, name), arguments)
-            for name in implementations(row, session)
+            variant: functools.partial(compiled, function(row, size, variant, session), arguments)
+            for variant in variants(row, session)
         },
     }
     # The equivalents view the array as words of fields.
@@ -93,5 +149,5 @@ def builders(row: Row, size: int, session: Session) -> dict[str, Callable[[], Ca
             call = torch_equivalents.build(session.torch, row.label, size)
             return Candidate(call, lambda _: session.torch.cuda.synchronize())
 
-        found["torch"] = torch_candidate
+        found[Variant("torch")] = torch_candidate
     return found

@@ -1,10 +1,12 @@
 """The goals of the kernels on an NVIDIA H200, and whether they were reached."""
 
+import functools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pallas_kernels._dispatch import Measured
+from pallas_kernels._configs import Fields
+from pallas_kernels._dispatch import Measured, Workload
 from pallas_kernels.arg_specs import ROWS, Row
 
 LARGE = 2**26
@@ -19,6 +21,7 @@ class Measurement(NamedTuple):
     implementation: str
     seconds: float  # The median.
     share_of_copy: float
+    config: Fields = ()
 
 
 def read(metrics: Iterable[Mapping[str, Any]]) -> list[Measurement]:
@@ -31,6 +34,7 @@ def read(metrics: Iterable[Mapping[str, Any]]) -> list[Measurement]:
             line["implementation"],
             statistics.median(line["seconds"]),
             line["share_of_copy"] or 0.0,
+            tuple(line.get("config", {}).items()),
         )
         for line in metrics
         if line["kind"] == "time" and line["label"] in by_label
@@ -38,32 +42,43 @@ def read(metrics: Iterable[Mapping[str, Any]]) -> list[Measurement]:
 
 
 def measured_rows(measurements: Sequence[Measurement], kind: str, record: str) -> list[Measured]:
-    """Rows of the table of the dispatch: the fastest implementation from each size on."""
-    fastest: dict[tuple[str, int], Measurement] = {}
+    """Rows of the table of the dispatch: the fastest implementation and config from each size on.
+
+    Of calls that are equal to the dispatch, the seconds are added. What failed for one of them does
+    not count.
+    """
+    workload_of = functools.cache(lambda row, size: row.workload(size))
+    alike: dict[Workload, dict[tuple[str, Fields], dict[str, float]]] = {}
     for m in measurements:
-        if m.implementation in ("copy", "torch"):
-            continue
-        key = m.row.label, m.size
-        if key not in fastest or m.seconds < fastest[key].seconds:
-            fastest[key] = m
+        workload = workload_of(m.row, m.size)
+        if workload is not None and m.implementation not in ("copy", "torch"):
+            variants = alike.setdefault(workload, {})
+            variants.setdefault((m.implementation, m.config), {})[m.row.label] = m.seconds
     found: list[Measured] = []
-    last: dict[str, str] = {}
-    for (label, size), m in sorted(fastest.items()):
-        workload = m.row.workload(size)
-        if workload is None or last.get(label) == m.implementation:
+    last: dict[Workload, tuple[str, Fields]] = {}
+    for workload in sorted(alike, key=lambda w: (str(w._replace(size=0)), w.size)):
+        variants = alike[workload]
+        calls = max(map(len, variants.values()))
+        sums = {
+            v: sum(by_call.values()) for v, by_call in variants.items() if len(by_call) == calls
+        }
+        name, config = fastest = min(sums, key=lambda variant: sums[variant])
+        of_any_size = workload._replace(size=0)
+        if last.get(of_any_size) == fastest:
             continue
-        last[label] = m.implementation
+        last[of_any_size] = fastest
         found.append(
             Measured(
                 workload.op,
                 kind,
-                size,
-                m.implementation,  # type: ignore[arg-type]
+                workload.size,
+                name,  # type: ignore[arg-type]
                 record,
                 workload.dtype,
                 workload.bits,
                 workload.residual,
                 workload.rows,
+                config,
             )
         )
     return found

@@ -4,7 +4,7 @@ A kernel that hangs or ends the process costs its op, not the run. What is known
 """
 
 import argparse
-import contextlib
+import itertools
 import json
 import os
 import sys
@@ -15,17 +15,17 @@ from typing import Any
 # Leaves memory to PyTorch in the same process. JAX reads this at the first use of a device.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-from pallas_kernels import _device
+from pallas_kernels import _device, _tuned
 from pallas_kernels.arg_specs import ROWS, Row
 from pallas_kernels.benchmark import machine, torch_equivalents
-from pallas_kernels.benchmark.candidates import Session, builders, check, implementations
+from pallas_kernels.benchmark.candidates import Session, Variant, builders, check, variants
 from pallas_kernels.benchmark.device_time import device_seconds
 from pallas_kernels.benchmark.record import append
 from pallas_kernels.benchmark.timing import Candidate, time_in_turn
 
-LINE = "{:<38} {:>13} {:<11} {:>12} {:>8} {:>11} {:>9} {:>10}"
+LINE = "{:<38} {:>13} {:<11} {:>12} {:>8} {:>11} {:>9} {:>10}  {}"
 HEAD = LINE.format(
-    "op", "coordinates", "", "microseconds", "spread", "on device", "GB/s", "of a copy"
+    "op", "coordinates", "", "microseconds", "spread", "on device", "GB/s", "of a copy", ""
 )
 
 
@@ -44,78 +44,89 @@ class Output:
         """One row of metrics."""
         append(self.folder, {"kind": kind, "op": self.op, **values})
 
-    def failed(self, row: Row, size: int, implementation: str, reason: str) -> None:
+    def failed(self, row: Row, size: int, variant: Variant, reason: str) -> None:
         """A failure is a row."""
-        print(f"{row.label:<38} {size:>13,} {implementation:<11} FAILED: {reason}", flush=True)
-        self.add("failed", label=row.label, size=size, implementation=implementation, reason=reason)
+        what = f"{variant.name:<11} {variant.described}".rstrip()
+        print(f"{row.label:<38} {size:>13,} {what} FAILED: {reason}", flush=True)
+        self.add("failed", **keys(row, size, variant), reason=reason)
 
 
-def check_rows(rows: list[Row], sizes: Sequence[int], session: Session, output: Output) -> set[Any]:
-    """Compares every implementation with the reference on the CPU; returns those that are wrong."""
-    wrong = set()
+def keys(row: Row, size: int, variant: Variant) -> dict[str, Any]:
+    """What was called, as the lines of a record have it."""
+    called = {"label": row.label, "size": size, "implementation": variant.name}
+    return called | {"config": dict(variant.config)}
+
+
+def check_rows(
+    rows: list[Row], sizes: Sequence[int], session: Session, output: Output
+) -> set[tuple[str, Variant]]:
+    """Compares every variant with the reference on the CPU; returns those that are wrong."""
+    wrong, count = set(), 0
     for row in rows:
-        for name in implementations(row, session):
-            for size in sizes:
-                try:
-                    reason = check(row, size, name)
-                except Exception as error:
-                    reason = _reason(error)
-                values = {"label": row.label, "size": size, "implementation": name}
-                output.add("check", **values, wrong=reason)
-                if reason:
-                    wrong.add((row.label, name))
-                    output.failed(row, size, name, reason)
-    right = sum(len(implementations(row, session)) for row in rows) - len(wrong)
+        compared = variants(row, session)
+        count += len(compared)
+        for size, variant in itertools.product(sizes, compared):
+            try:
+                reason = check(row, size, variant, session)
+            except Exception as error:
+                reason = _reason(error)
+            output.add("check", **keys(row, size, variant), wrong=reason)
+            if reason:
+                wrong.add((row.label, variant))
+                output.failed(row, size, variant, reason)
+    right = count - len(wrong)
     print(f"{output.op}: {right} right, {len(wrong)} wrong, at {list(sizes)}", flush=True)
     return wrong
 
 
-def time_row(row: Row, size: int, wrong: set[Any], session: Session, output: Output) -> None:
+def time_row(
+    row: Row, size: int, wrong: set[tuple[str, Variant]], session: Session, output: Output
+) -> None:
     """Times what runs, in turn, and writes a row for each."""
-    candidates: dict[str, Candidate] = {}
-    for name, build in builders(row, size, session).items():
-        if (row.label, name) in wrong:
+    candidates: dict[Variant, Candidate] = {}
+    for variant, build in builders(row, size, session).items():
+        if (row.label, variant) in wrong:
             continue
         try:
             candidate = build()
             candidate.wait(candidate.call())
-            candidates[name] = candidate
+            candidates[variant] = candidate
         except Exception as error:
-            output.failed(row, size, name, _reason(error))
+            output.failed(row, size, variant, _reason(error))
     if not candidates:
         return
     try:
         times = time_in_turn(candidates, session.samples, queue=session.queue)
     except Exception as error:
-        output.failed(row, size, "+".join(candidates), _reason(error))
+        together = Variant("+".join(variant.name for variant in candidates))
+        output.failed(row, size, together, _reason(error))
         return
-    copy = times.get("copy")
-    for name, timing in times.items():
+    copy = times.get(Variant("copy"))
+    for variant, timing in times.items():
         try:
-            on_device = device_seconds(candidates[name], min(timing.calls, 20))
+            on_device = device_seconds(candidates[variant], min(timing.calls, 20))
         except Exception as error:
             on_device = None
-            output.failed(row, size, name, f"profiler: {_reason(error)}")
-        moved = 8 * size if name == "copy" else row.traffic(size)
+            output.failed(row, size, variant, f"profiler: {_reason(error)}")
+        moved = 8 * size if variant.name == "copy" else row.traffic(size)
         share = moved / timing.median / (8 * size / copy.median) if copy and size else None
         print(
             LINE.format(
                 row.label,
                 f"{size:,}",
-                name,
+                variant.name,
                 f"{1e6 * timing.median:,.1f}",
                 f"{100 * timing.spread:.0f} %",
                 "-" if on_device is None else f"{1e6 * on_device:,.1f}",
                 f"{moved / timing.median / 1e9:,.1f}",
                 "-" if share is None else f"{100 * share:.0f} %",
-            ),
+                variant.described,
+            ).rstrip(),
             flush=True,
         )
         output.add(
             "time",
-            label=row.label,
-            size=size,
-            implementation=name,
+            **keys(row, size, variant),
             bytes=moved,
             calls=timing.calls,
             seconds=timing.seconds,
@@ -133,13 +144,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check-sizes", type=json.loads, required=True)
     parser.add_argument("--samples", type=int, required=True)
     parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--tune", action="store_true")
     options = parser.parse_args(arguments)
     output = Output(options.folder, options.op)
     rows = [row for row in ROWS if row.op.split(".")[0] == options.op]
-    with _device.rehearsal() if options.rehearse else contextlib.nullcontext():
+    # No file of earlier measurements decides what is measured now.
+    with _device.rehearsal(options.rehearse), _tuned.use(()):
         device = _device.target()
         torch = torch_equivalents.load() if device.platform == "cuda" else None
-        session = Session(device, options.samples, torch, options.rehearse)
+        session = Session(device, options.samples, torch, options.rehearse, options.tune)
         wrong = check_rows(rows, options.check_sizes, session, output)
         for size in options.sizes:
             for row in rows:

@@ -2,11 +2,14 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 LONG_ENOUGH = 0.02  # Seconds of one sample; the wait at its end is negligible.
 MOST_CALLS = 1000
+
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Candidate(NamedTuple):
@@ -45,8 +48,8 @@ def _sample(candidate: Candidate, calls: int) -> float:
 
 
 def time_in_turn(
-    candidates: Mapping[str, Candidate], samples: int, *, queue: bool
-) -> dict[str, Times]:
+    candidates: Mapping[Key, Candidate], samples: int, *, queue: bool
+) -> dict[Key, Times]:
     """Samples of each candidate, taken in turn, so that a busy moment affects all equally.
 
     Args:
@@ -65,7 +68,7 @@ def time_in_turn(
                 break
             needed = round(LONG_ENOUGH / seconds) + 1
             calls[name] = min(MOST_CALLS, max(2 * calls[name], needed))
-    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    taken: dict[Key, list[float]] = {name: [] for name in candidates}
     for _ in range(samples):
         for name, candidate in candidates.items():
             taken[name].append(_sample(candidate, calls[name]))

@@ -19,6 +19,8 @@ from jax.experimental import pallas as pl
 from pallas_kernels import _hash, _versions, _vma
 from pallas_kernels._batches import unless_batched
 from pallas_kernels._checks import require, require_int32
+from pallas_kernels._configs import Config as _Config
+from pallas_kernels._configs import require_field
 from pallas_kernels._pieces import by_pieces
 from pallas_kernels.block_float import reference
 from pallas_kernels.block_float.formats import FORMATS
@@ -27,7 +29,7 @@ WARPS, LANES = 4, 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(_Config):
     """What changes the speed of the kernel, and never its result.
 
     Raises:
@@ -38,15 +40,20 @@ class Config:
     numbers: int  # Of a lane, unless a row needs more: 8, 16 or 32.
 
     def __post_init__(self) -> None:
-        require(self.vector in (4, 8), f"`vector` must be 4 or 8, got {self.vector!r}.")
-        require(
-            self.numbers in (8, 16, 32), f"`numbers` must be 8, 16 or 32, got {self.numbers!r}."
-        )
+        require_field("vector", self.vector, (4, 8), "4 or 8")
+        require_field("numbers", self.numbers, (8, 16, 32), "8, 16 or 32")
 
-    @staticmethod
-    def of(dtype: jax.typing.DTypeLike) -> "Config":
+    @classmethod
+    def of(cls, dtype: jax.typing.DTypeLike) -> "Config":
         """An assumption: the widest reads, 16 bytes, and few registers."""
-        return Config(vector=16 // jnp.dtype(dtype).itemsize, numbers=8)
+        return cls(vector=16 // jnp.dtype(dtype).itemsize, numbers=8)
+
+    @classmethod
+    def candidates(cls, dtype: jax.typing.DTypeLike) -> tuple["Config", ...]:
+        """More numbers have more reads under way, and need more registers."""
+        widest = cls.of(dtype).vector
+        narrower = [cls(4, numbers) for numbers in (8, 16)] if widest > 4 else []
+        return (*(cls(widest, numbers) for numbers in (8, 16, 32)), *narrower)
 
     def tile(self, block_size: int) -> tuple[int, int]:
         """Rows that lanes of a warp hold side by side, and the columns that they hold of each."""

@@ -16,7 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import _hash, _vma
-from pallas_kernels._checks import require
+from pallas_kernels._configs import Config as _Config
+from pallas_kernels._configs import require_field
 from pallas_kernels.block_float import reference
 from pallas_kernels.block_float.formats import FORMATS
 
@@ -24,7 +25,7 @@ LANES = 128
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(_Config):
     """What changes the speed of the kernel, and never its result.
 
     Raises:
@@ -34,9 +35,12 @@ class Config:
     squares: int = 8  # Of 128 x 128 numbers in one block, 1 to 16: 64 KiB of float32 each.
 
     def __post_init__(self) -> None:
-        require(
-            self.squares in range(1, 17), f"`squares` must be in 1 to 16, got {self.squares!r}."
-        )
+        require_field("squares", self.squares, range(1, 17), "in 1 to 16")
+
+    @classmethod
+    def candidates(cls, dtype: jax.typing.DTypeLike) -> tuple["Config", ...]:
+        """Larger blocks start fewer copies, and leave less room in VMEM."""
+        return tuple(cls(squares) for squares in (8, 2, 4, 16))
 
 
 def _largest_of_partners(word: jax.Array, distance: int, axis: int) -> jax.Array:

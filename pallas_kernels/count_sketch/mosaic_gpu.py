@@ -9,6 +9,7 @@ among the eight registers of a thread. `decode` turns them back first, and so it
 to shared memory again, between two barriers for each sublane.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -20,14 +21,32 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import _versions
+from pallas_kernels._configs import Config as _Config
+from pallas_kernels._configs import require_field
 from pallas_kernels.count_sketch import tiling
 from pallas_kernels.count_sketch.estimate import ESTIMATES
 from pallas_kernels.count_sketch.reference import accumulator
 from pallas_kernels.count_sketch.tiling import LANES, PLANE, STEP, SUBLANES, Key, Move, Tiling
 
-STAGES = 4  # Planes in shared memory: one is added while the others are copied.
 STAGE = PLANE + 2 * LANES  # With a margin of one row on either side.
 INDEXED = range(PLANE, 2**31)  # Sizes of arrays whose elements are indexed, in int32.
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(_Config):
+    """Of `encode`."""
+
+    stages: int = (
+        4  # Planes in shared memory, of which one is added and others are copied: 2 to 16.
+    )
+
+    def __post_init__(self) -> None:
+        require_field("stages", self.stages, (2, 4, 8, 16), "2, 4, 8 or 16")
+
+    @classmethod
+    def candidates(cls, dtype: jax.typing.DTypeLike) -> tuple["Config", ...]:
+        """More stages hide more of the latency, and leave room for fewer blocks."""
+        return tuple(cls(stages) for stages in (4, 2, 8))
 
 
 def _key(keys_ref: Any, row: Any) -> Key:
@@ -94,7 +113,7 @@ def _signs(shapes: Tiling, key: Key, tile: Any, plane: Any, lane: Any) -> Any:
     return word >> tiling.first_bit(shapes, tile, plane)
 
 
-def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) -> None:
+def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling, stages: int) -> None:
     *x_refs, table_ref, rows_ref, barriers = refs
     rows = table_ref.shape[0] // (shapes.parts * shapes.slots * shapes.planes * SUBLANES)
     row, part, block = (lax.axis_index(n).astype(jnp.uint32) for n in ("row", "part", "block"))
@@ -121,7 +140,7 @@ def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) ->
         def copy() -> None:
             source = (plane - move_of(round_).plane) & jnp.uint32(shapes.planes - 1)
             source += tile_of(round_) * jnp.uint32(shapes.planes)
-            stage = ((round_ - first) & (STAGES - 1)).astype(jnp.int32)
+            stage = ((round_ - first) & (stages - 1)).astype(jnp.int32)
             to = stage * STAGE + LANES
             whole = jnp.uint32(math.prod(x_refs[0].shape) // PLANE)
             if len(x_refs) == 1:
@@ -140,7 +159,7 @@ def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) ->
     def add(step: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         round_ = first + step.astype(jnp.uint32)
         tile = tile_of(round_)
-        stage = step & (STAGES - 1)
+        stage = step & (stages - 1)
         moved = move_of(round_)
         signs = _signs(shapes, key, tile, plane, lane)
         turns = tiling.turn(moved, lane_word)
@@ -156,10 +175,10 @@ def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling) ->
             for sublane, (total, value) in enumerate(zip(sums, values, strict=True))
         ]
         plgpu.commit_smem()  # All threads have read this stage before it is overwritten.
-        start(round_ + STAGES)
+        start(round_ + stages)
         return tuple(results)
 
-    for stage in range(STAGES):
+    for stage in range(stages):
         start(first + jnp.uint32(stage))
     zeros = tuple(jnp.zeros((LANES,), table_ref.dtype) for _ in range(SUBLANES))
     sums = lax.fori_loop(0, (last - first).astype(jnp.int32), add, zeros)
@@ -190,19 +209,21 @@ def encode(
     columns: int,
     planes: int | None = None,
     step: int = STEP,
+    config: Config | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """See `reference.encode`."""
     shapes = tiling.tiling(x.size, columns, planes, step)
+    stages = (config or Config.of(x.dtype)).stages
     dtype = accumulator(x.dtype)
     keys = tiling.keys(seeds, rows)
     kernel = _versions.gpu_kernel(
-        functools.partial(_encode_kernel, shapes=shapes),
+        functools.partial(_encode_kernel, shapes=shapes, stages=stages),
         out_type=jax.ShapeDtypeStruct((shapes.parts * rows * columns // LANES, LANES), dtype),
         grid={"row": rows, "part": shapes.parts, "block": shapes.slots * shapes.planes},
         scratch_types=[
-            plgpu.SMEM((STAGES * STAGE,), dtype),
-            plgpu.Barrier(num_arrivals=1, num_barriers=STAGES),
+            plgpu.SMEM((stages * STAGE,), dtype),
+            plgpu.Barrier(num_arrivals=1, num_barriers=stages),
         ],
         interpret=interpret,
     )

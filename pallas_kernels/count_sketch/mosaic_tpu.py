@@ -5,6 +5,7 @@ per step. `decode` reads one tile of each row per step. The keys of the rows det
 and they are available before the kernel starts (scalar prefetch).
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -18,6 +19,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import _vma
+from pallas_kernels._configs import Config as _Config
+from pallas_kernels._configs import require_field
 from pallas_kernels.count_sketch import tiling
 from pallas_kernels.count_sketch.estimate import ESTIMATES
 from pallas_kernels.count_sketch.reference import accumulator
@@ -31,9 +34,25 @@ from pallas_kernels.count_sketch.tiling import (
     Tiling,
 )
 
-MOST_ROWS = 8  # In VMEM at once: the kernel is unrolled over them.
-MOST_CELLS = 3 * 2**19  # In VMEM at once, in two buffers of 6 MiB: a v4 has 16 MiB.
-ADDED_TOGETHER = 8  # Planes: more need more registers than there are.
+
+@dataclasses.dataclass(frozen=True)
+class Config(_Config):
+    """Of `encode`."""
+
+    rows: int = 8  # The most in VMEM at once, 1 to 16: the kernel is unrolled over them.
+    cells: int = 3 * 2**19  # The most in VMEM at once, in two buffers of 6 MiB: a v4 has 16 MiB.
+    together: int = 8  # Planes that are added, 1 to 32: more need more registers than there are.
+
+    def __post_init__(self) -> None:
+        require_field("rows", self.rows, range(1, 17), "in 1 to 16")
+        allowed = range(PLANE, 2**21 + 1, PLANE)
+        require_field("cells", self.cells, allowed, "a multiple of 1024, at most 2**21")
+        require_field("together", self.together, range(1, 33), "in 1 to 32")
+
+    @classmethod
+    def candidates(cls, dtype: jax.typing.DTypeLike) -> tuple["Config", ...]:
+        """Fewer rows read the array more often, and leave more room."""
+        return cls(), cls(together=4), cls(together=16), cls(rows=1), cls(cells=3 * 2**18)
 
 
 def _key(keys_ref: Any, row: Any) -> Key:
@@ -76,12 +95,12 @@ class _Blocks(NamedTuple):
     tiles: int
 
     @staticmethod
-    def of(shapes: Tiling, rows: int, step: int) -> "_Blocks":
+    def of(shapes: Tiling, rows: int, step: int, config: Config) -> "_Blocks":
         """As many rows as fit, or some slots of one row; whole rounds of tiles, or a divisor."""
         cells = shapes.planes * PLANE
-        most = max(1, min(MOST_ROWS, MOST_CELLS // (shapes.slots * cells)))
+        most = max(1, min(config.rows, config.cells // (shapes.slots * cells)))
         together = max(number for number in range(1, most + 1) if rows % number == 0)
-        slots = min(shapes.slots, max(1, MOST_CELLS // cells))
+        slots = min(shapes.slots, max(1, config.cells // cells))
         if shapes.slots * shapes.planes <= step:
             return _Blocks(together, slots, step // (shapes.slots * shapes.planes) * shapes.slots)
         most = max(1, step // shapes.planes)
@@ -90,7 +109,7 @@ class _Blocks(NamedTuple):
 
 
 def _encode_kernel(
-    keys_ref: Any, x_ref: Any, table_ref: Any, *, shapes: Tiling, blocks: _Blocks
+    keys_ref: Any, x_ref: Any, table_ref: Any, *, shapes: Tiling, blocks: _Blocks, config: Config
 ) -> None:
     group, span, part, step = (pl.program_id(axis) for axis in range(4))
     steps = shapes.part * shapes.slots // blocks.tiles
@@ -123,7 +142,7 @@ def _encode_kernel(
     def add_all(planes: Iterable[tuple[Any, jax.Array]]) -> None:
         """Adds planes of different places, some at once: a read waits for all writes before it."""
         planes = iter(planes)
-        while together := list(itertools.islice(planes, ADDED_TOGETHER)):
+        while together := list(itertools.islice(planes, config.together)):
             sums = [table_ref[place] + value for place, value in together]
             for (place, _), total in zip(together, sums, strict=True):
                 table_ref[place] = total
@@ -156,11 +175,13 @@ def encode(
     columns: int,
     planes: int | None = None,
     step: int = STEP,
+    config: Config | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """See `reference.encode`."""
     shapes = tiling.tiling(x.size, columns, planes, step)
-    blocks = _Blocks.of(shapes, rows, step)
+    config = config or Config.of(x.dtype)
+    blocks = _Blocks.of(shapes, rows, step, config)
     spans = pl.cdiv(shapes.slots, blocks.slots)
     steps = shapes.part * shapes.slots // blocks.tiles
     height = blocks.tiles * shapes.planes
@@ -172,7 +193,7 @@ def encode(
     last = pl.cdiv(shapes.total_planes, height) - 1  # The last part may have steps beyond it.
     tile = shapes.planes, SUBLANES, LANES
     table = pl.pallas_call(
-        functools.partial(_encode_kernel, shapes=shapes, blocks=blocks),
+        functools.partial(_encode_kernel, shapes=shapes, blocks=blocks, config=config),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(rows // blocks.rows, spans, shapes.parts, steps),

@@ -4,6 +4,7 @@ Arrays are viewed as rows of 128 lanes. Sizes that do not fill their rows are pa
 extra pass.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import _hash, _vma
+from pallas_kernels._configs import PerBlock
 from pallas_kernels.exponential import reference
 
 LANES = 128
-ROWS = 1024  # Rows of 128 elements in one block: a multiple of 32, the rows of a tile of uint8.
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(PerBlock):
+    """There is one plane."""
 
 
 def _noise(seeds_ref: Any, rows: int) -> jax.Array:
@@ -34,6 +40,7 @@ def _elementwise(
     scalars: list[jax.Array],
     arrays: list[jax.Array],
     dtype: jax.typing.DTypeLike,
+    config: Config | None,
     interpret: Any,
 ) -> jax.Array:
     """Calls `kernel` on blocks of rows of `arrays`, which have one shape."""
@@ -43,7 +50,7 @@ def _elementwise(
     rows_of = lambda x: jnp.pad(x.ravel(), (0, -size % LANES)).reshape(-1, LANES)  # noqa: E731
     operands = _vma.equally_varying(*(x.reshape(1, -1) for x in scalars), *map(rows_of, arrays))
     rows = operands[-1].shape[0]
-    block = min(ROWS, rows)
+    block = min((config or Config.of(arrays[0].dtype)).rows, rows)
     spec = pl.BlockSpec((block, LANES), lambda i: (i, 0))
     scalar_specs = [pl.BlockSpec(memory_space=pltpu.SMEM)] * len(scalars)
     result = pl.pallas_call(
@@ -69,12 +76,18 @@ def _encode_kernel(
 
 
 def encode(
-    x: jax.Array, scale: jax.Array, seeds: jax.Array, *, headroom: int, interpret: Any = False
+    x: jax.Array,
+    scale: jax.Array,
+    seeds: jax.Array,
+    *,
+    headroom: int,
+    config: Config | None = None,
+    interpret: Any = False,
 ) -> jax.Array:
     """See `reference.encode`."""
     factors = jnp.stack(reference.factors(scale, headroom))
     kernel = functools.partial(_encode_kernel, headroom=headroom)
-    return _elementwise(kernel, [seeds, factors], [x], jnp.uint8, interpret)
+    return _elementwise(kernel, [seeds, factors], [x], jnp.uint8, config, interpret)
 
 
 def _decode_kernel(
@@ -85,11 +98,17 @@ def _decode_kernel(
 
 
 def decode(
-    codes: jax.Array, scale: jax.Array, *, headroom: int, count: int, interpret: Any = False
+    codes: jax.Array,
+    scale: jax.Array,
+    *,
+    headroom: int,
+    count: int,
+    config: Config | None = None,
+    interpret: Any = False,
 ) -> jax.Array:
     """See `reference.decode`."""
     kernel = functools.partial(_decode_kernel, headroom=headroom, count=count)
-    return _elementwise(kernel, [scale], [codes], jnp.float32, interpret)
+    return _elementwise(kernel, [scale], [codes], jnp.float32, config, interpret)
 
 
 def _add_kernel(seeds_ref: Any, a_ref: Any, b_ref: Any, out_ref: Any) -> None:
@@ -98,6 +117,13 @@ def _add_kernel(seeds_ref: Any, a_ref: Any, b_ref: Any, out_ref: Any) -> None:
     out_ref[...] = reference.add_codes(a, b, noise).astype(jnp.uint8)
 
 
-def add(a: jax.Array, b: jax.Array, seeds: jax.Array, *, interpret: Any = False) -> jax.Array:
+def add(
+    a: jax.Array,
+    b: jax.Array,
+    seeds: jax.Array,
+    *,
+    config: Config | None = None,
+    interpret: Any = False,
+) -> jax.Array:
     """See `reference.add`."""
-    return _elementwise(_add_kernel, [seeds], [a, b], jnp.uint8, interpret)
+    return _elementwise(_add_kernel, [seeds], [a, b], jnp.uint8, config, interpret)

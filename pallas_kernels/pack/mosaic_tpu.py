@@ -4,6 +4,7 @@ Each field of the words is a plane of rows of 128 lanes. Sizes that do not fill 
 padded, which costs an extra pass.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -14,16 +15,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import _vma
+from pallas_kernels._configs import PerBlock
 from pallas_kernels.pack.reference import lanes, words
 
 LANES = 128
-ROWS = 2048  # The most rows of 128 fields in one block.
-TILE = 32  # Rows of a tile of uint8; those of uint32 are 8.
 
 
-def _block(rows: int, planes: int) -> int:
-    """Rows of 128 words in one block."""
-    return min(rows, max(TILE, ROWS // planes // TILE * TILE))
+@dataclasses.dataclass(frozen=True)
+class Config(PerBlock):
+    """The rows are those of all fields of the words."""
+
+    rows: int = 2048
 
 
 def _pack_kernel(planes_ref: Any, out_ref: Any, *, bits: int) -> None:
@@ -33,7 +35,9 @@ def _pack_kernel(planes_ref: Any, out_ref: Any, *, bits: int) -> None:
     out_ref[...] = word
 
 
-def pack(numbers: jax.Array, *, bits: int, interpret: Any = False) -> jax.Array:
+def pack(
+    numbers: jax.Array, *, bits: int, config: Config | None = None, interpret: Any = False
+) -> jax.Array:
     """See `reference.pack`."""
     if numbers.size == 0:
         return numbers.ravel().astype(jnp.uint32)
@@ -44,7 +48,7 @@ def pack(numbers: jax.Array, *, bits: int, interpret: Any = False) -> jax.Array:
     padded = jnp.pad(flat.reshape(planes, width), ((0, 0), (0, -width % LANES)))
     operand = padded.reshape(planes, -1, LANES)
     rows = operand.shape[1]
-    block = _block(rows, planes)
+    block = min(rows, (config or Config.of(numbers.dtype)).rows_of_plane(planes))
     packed = pl.pallas_call(
         functools.partial(_pack_kernel, bits=bits),
         grid=(pl.cdiv(rows, block),),
@@ -64,7 +68,12 @@ def _unpack_kernel(packed_ref: Any, out_ref: Any, *, bits: int) -> None:
 
 
 def unpack(
-    packed: jax.Array, *, bits: int, shape: tuple[int, ...], interpret: Any = False
+    packed: jax.Array,
+    *,
+    bits: int,
+    shape: tuple[int, ...],
+    config: Config | None = None,
+    interpret: Any = False,
 ) -> jax.Array:
     """See `reference.unpack`."""
     if packed.size == 0:
@@ -72,7 +81,7 @@ def unpack(
     planes, width = lanes(bits), packed.size
     operand = jnp.pad(packed, (0, -width % LANES)).reshape(-1, LANES)
     rows = operand.shape[0]
-    block = _block(rows, planes)
+    block = min(rows, (config or Config.of(packed.dtype)).rows_of_plane(planes))
     fields = pl.pallas_call(
         functools.partial(_unpack_kernel, bits=bits),
         grid=(pl.cdiv(rows, block),),

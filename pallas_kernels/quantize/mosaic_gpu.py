@@ -4,11 +4,12 @@ A block of 128 threads processes `block` consecutive words (elements, if unpacke
 and the last block also the rest of the plane. No two blocks write the same number. The last one may
 write a number twice, so no result may be stored in the place of an operand.
 
-Two costs remain for sizes that do not fit. If the width of a plane is no multiple of 4, each thread
-reads and writes one number at a time instead of 4. If the size is no multiple of the fields in a
-word, the array is padded and a float result is cut, each in a separate pass.
+Two costs remain for sizes that do not fit. If the width of a plane is no multiple of `vector`, by
+default 4, each thread reads and writes one number at a time. If the size is no multiple of the
+fields in a word, the array is padded and a float result is cut, each in a separate pass.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,26 +20,43 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import _hash, _versions, _vma
-from pallas_kernels._checks import require_int32
+from pallas_kernels._checks import require, require_int32
+from pallas_kernels._configs import THREADS, PerThread, require_field
 from pallas_kernels._pieces import by_pieces
 from pallas_kernels.quantize import _planes, reference
 
-THREADS = 128
-VECTOR = 4  # Adjacent numbers of one thread: 16 bytes of float32.
-UNROLL = 8  # Numbers per thread and plane.
+
+@dataclasses.dataclass(frozen=True)
+class Config(PerThread):
+    """A thread has at most `numbers` words of a plane."""
+
+    vector: int = 4  # Adjacent words of a thread, if their number divides a plane: 1, 2, 4 or 8.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_field("vector", self.vector, (1, 2, 4, 8), "1, 2, 4 or 8")
+        require(
+            self.vector <= self.numbers,
+            f"`vector` must be at most `numbers`={self.numbers}, got {self.vector}.",
+        )
+
+    @classmethod
+    def candidates(cls, dtype: jax.typing.DTypeLike) -> tuple["Config", ...]:
+        """Eight adjacent numbers are one read of bfloat16 and one write of 8-bit codes."""
+        return *super().candidates(dtype), cls(8, vector=8), cls(16, vector=8)
+
+    def tiling(self, width: int) -> tuple[int, int, int]:
+        """The pitch of planes of this width, the length of a block, and the vector width."""
+        whole = width % self.vector == 0 and width >= self.vector * THREADS
+        vector = self.vector if whole else 1
+        pitch = max(width, THREADS)
+        unit = vector * THREADS
+        return pitch, unit * min(self.numbers // vector, pitch // unit), vector
 
 
-def _tiling(width: int) -> tuple[int, int, int]:
-    """The pitch of planes of this width, the length of a block, and the vector width."""
-    vector = VECTOR if width % VECTOR == 0 and width >= VECTOR * THREADS else 1
-    pitch = max(width, THREADS)
-    unit = vector * THREADS
-    return pitch, unit * min(UNROLL // vector, pitch // unit), vector
-
-
-def _by_pieces(width: int, process: Callable[..., None]) -> Callable[..., None]:
+def _by_pieces(tiling: tuple[int, int, int], process: Callable[..., None]) -> Callable[..., None]:
     """A kernel that calls `process(first, length, *refs)` for each piece that its block has."""
-    pitch, block, vector = _tiling(width)
+    pitch, block, vector = tiling
     return by_pieces(pitch, block, vector * THREADS, process)
 
 
@@ -52,6 +70,7 @@ def quantize(
     bits: int,
     residual: bool,
     divisor: float = 1.0,
+    config: Config | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, ...]:
     """See `reference.quantize`."""
@@ -60,7 +79,8 @@ def quantize(
         options: dict[str, Any] = {"levels": levels, "bits": bits, "residual": residual}
         return reference.quantize(x, scale, seeds, added, **options)
     count, width = _planes.layout(x.size, bits)
-    pitch, block, vector = _tiling(width)
+    tiling = (config or Config.of(x.dtype)).tiling(width)
+    pitch, block, vector = tiling
     dtype = _planes.DTYPES.get(bits, jnp.uint32)
     step = reference.residual_step(scale, levels, divisor)
     scalars = jnp.stack([*reference.factors(scale, levels), step])
@@ -109,7 +129,7 @@ def quantize(
     if residual:
         out_type.append(_vma.like(planes, planes.shape, arrays[-1].dtype))
     fields, *rest = _versions.gpu_kernel(
-        _by_pieces(width, quantize_piece),
+        _by_pieces(tiling, quantize_piece),
         out_type=tuple(out_type),
         grid={"block": pitch // block},
         interpret=interpret,
@@ -130,6 +150,7 @@ def dequantize(
     bits: int,
     count: int,
     shape: tuple[int, ...],
+    config: Config | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """See `reference.dequantize`."""
@@ -140,7 +161,8 @@ def dequantize(
             codes, scale, accumulate, levels=levels, bits=bits, count=count, shape=shape
         )
     fields, width = _planes.layout(size, bits)
-    pitch, block, vector = _tiling(width)
+    tiling = (config or Config.of(codes.dtype)).tiling(width)
+    pitch, block, vector = tiling
     step = reference.level_step(scale, levels * count).reshape(1)
     words = _planes.to_planes(codes, 1, width, pitch)
     added = [] if accumulate is None else [accumulate]
@@ -161,7 +183,7 @@ def dequantize(
             out_ref[here] = mean
 
     planes = _versions.gpu_kernel(
-        _by_pieces(width, dequantize_piece),
+        _by_pieces(tiling, dequantize_piece),
         out_type=_vma.like(words, (fields * pitch,), jnp.float32),
         grid={"block": pitch // block},
         interpret=interpret,

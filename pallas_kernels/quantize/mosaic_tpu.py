@@ -6,6 +6,7 @@ of 128 numbers. This view is free for a one-dimensional array whose planes are m
 Otherwise it costs a pass before the kernel, and one after it for each result of the same shape.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
@@ -17,13 +18,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import _hash, _vma
+from pallas_kernels._configs import TILE, PerBlock, require_field
 from pallas_kernels.quantize import _planes, reference
 
 LANES = 128
-TILE = 8 * LANES  # 32-bit numbers in a tile.
-SUBLANES = 32  # Rows of a tile of int8, the largest tile of the dtypes used here.
-BLOCK = 2**17  # Numbers in one block of all planes: half a megabyte of float32.
-COLUMNS = 1024  # The most columns of a block.
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(PerBlock):
+    """By default a block has half a megabyte of float32."""
+
+    columns: int = 1024  # The most columns of a block: a multiple of 128, at most 4096.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        allowed = range(LANES, 4096 + 1, LANES)
+        require_field("columns", self.columns, allowed, "a multiple of 128 in 128 to 4096")
 
 
 class _View(NamedTuple):
@@ -33,6 +43,7 @@ class _View(NamedTuple):
     width: int  # Elements of a plane without padding.
     rows: int
     columns: int
+    config: Config
 
     @property
     def pitch(self) -> int:
@@ -44,10 +55,10 @@ class _View(NamedTuple):
 
     @property
     def block(self) -> tuple[int, int]:
-        most = min(COLUMNS, BLOCK // (SUBLANES * self.planes))
+        most = self.config.rows * LANES // (TILE * self.planes)
+        most = max(LANES, min(self.config.columns, most))
         columns = max(c for c in range(LANES, most + 1, LANES) if self.columns % c == 0)
-        rows = BLOCK // (self.planes * columns) // SUBLANES * SUBLANES
-        return min(rows, self.rows), columns
+        return min(self.config.rows_of_plane(self.planes, columns), self.rows), columns
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -63,13 +74,13 @@ class _View(NamedTuple):
         return pl.BlockSpec(self.block, lambda i, j: (i, j))
 
 
-def _view(shape: tuple[int, ...], bits: int) -> _View:
+def _view(shape: tuple[int, ...], bits: int, config: Config) -> _View:
     planes, width = _planes.layout(math.prod(shape), bits)
     if len(shape) >= 2 and shape[-1] % LANES == 0:
         rows = math.prod(shape[:-1])
         if planes == 1 or rows % (planes * 8) == 0:
-            return _View(planes, width, rows // planes, shape[-1])
-    return _View(planes, width, pl.cdiv(width, TILE) * 8, LANES)
+            return _View(planes, width, rows // planes, shape[-1], config)
+    return _View(planes, width, pl.cdiv(width, 8 * LANES) * 8, LANES, config)
 
 
 def _progression(view: _View, stride: jax.Array, start: jax.Array) -> jax.Array:
@@ -92,7 +103,7 @@ def _store(ref: Any, codes: jax.Array, interpret: Any) -> None:
     narrow = codes.astype(ref.dtype)
     # JAX's interpreter of TPUs does not know references that are viewed as words.
     by_words = not isinstance(interpret, pltpu.InterpretParams)
-    if by_words and ref.dtype == jnp.int8 and codes.shape[0] % SUBLANES == 0:
+    if by_words and ref.dtype == jnp.int8 and codes.shape[0] % TILE == 0:
         # Bytes of four tiles fill a register of words and one store; else each tile has its own.
         # JAX loses the axes of `vmap` from a view that is not of a slice.
         ref.at[:].bitcast(jnp.int32)[...] = pltpu.bitcast(narrow, jnp.int32)
@@ -150,13 +161,14 @@ def quantize(
     bits: int,
     residual: bool,
     divisor: float = 1.0,
+    config: Config | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, ...]:
     """See `reference.quantize`."""
     if not x.size:
         options: dict[str, Any] = {"levels": levels, "bits": bits, "residual": residual}
         return reference.quantize(x, scale, seeds, added, **options)
-    view = _view(x.shape, bits)
+    view = _view(x.shape, bits, config or Config.of(x.dtype))
     step = reference.residual_step(scale, levels, divisor)
     scalars = jnp.stack([*reference.factors(scale, levels), step])
     arrays = [a for a in (x, added) if a is not None]
@@ -219,6 +231,7 @@ def dequantize(
     bits: int,
     count: int,
     shape: tuple[int, ...],
+    config: Config | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """See `reference.dequantize`."""
@@ -226,7 +239,7 @@ def dequantize(
         return reference.dequantize(
             codes, scale, accumulate, levels=levels, bits=bits, count=count, shape=shape
         )
-    view = _view(shape, bits)
+    view = _view(shape, bits, config or Config.of(codes.dtype))
     step = reference.level_step(scale, levels * count).reshape(1, 1)
     words = _planes.to_planes(codes, 1, view.width, view.pitch).reshape(view.rows, view.columns)
     added = [] if accumulate is None else [accumulate]

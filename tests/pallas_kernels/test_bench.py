@@ -14,7 +14,7 @@ from pallas_kernels._dispatch import Measured
 from pallas_kernels.arg_specs import ROWS, Row
 from pallas_kernels.bench import main
 from pallas_kernels.benchmark import one_op, torch_equivalents
-from pallas_kernels.benchmark.candidates import Session, difference
+from pallas_kernels.benchmark.candidates import Session, Variant, difference
 from pallas_kernels.benchmark.device_time import busy_seconds
 from pallas_kernels.benchmark.goals import Measurement, measured_rows, verdicts
 from pallas_kernels.benchmark.processes import run_limited
@@ -132,7 +132,7 @@ def test_a_failure_is_a_row(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
         wrong = one_op.check_rows([row], [64], session, output)
         one_op.time_row(row, 64, set(), session, output)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert wrong == {("pack, 8 bits", "mosaic_gpu")}
+    assert wrong == {("pack, 8 bits", Variant("mosaic_gpu"))}
     failed = [line for line in lines if line["kind"] == "failed"]
     assert [line["reason"] for line in failed] == ["RuntimeError: no such instruction"] * 2
     timed = [line for line in lines if line["kind"] == "time"]

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxcomm
-from pallas_kernels import _device, _dispatch, _measured, _preference, count_sketch
-from pallas_kernels._dispatch import Device, Measured, Workload, choose
+from pallas_kernels import _device, _dispatch, _preference, count_sketch
+from pallas_kernels._dispatch import Choice, Device, Measured, Workload, choose
 from pallas_kernels.arg_specs import ROWS
 from pallas_kernels.pack import mosaic_gpu, mosaic_tpu, pack
 from pallas_kernels.quantize import dequantize, quantize
@@ -169,7 +169,7 @@ def test_2_to_the_31_elements(platform: str, monkeypatch: pytest.MonkeyPatch) ->
     """They raise only where the kernel was named; the GPU is measured to be faster here."""
     rows = (Measured("quantize.quantize", KINDS["cuda"], 0, "mosaic_gpu", "none"),)
     monkeypatch.setattr(
-        _dispatch, "choose", lambda workload, device: _measured.choose(workload, device, rows)
+        _dispatch, "choose", lambda workload, device, given: choose(workload, device, rows, given)
     )
 
     def round_trip(x: jax.Array, scale: jax.Array, seeds: jax.Array) -> jax.Array:
@@ -198,7 +198,7 @@ def test_what_was_measured_is_chosen() -> None:
     device = Device("cuda", "H")
 
     def chosen(op: str, size: int, dtype: str = "float32", *keys: Any) -> str:
-        return choose(Workload(op, size, dtype, *keys), device, rows)
+        return choose(Workload(op, size, dtype, *keys), device, rows).implementation
 
     assert chosen("quantize.quantize", 2**22, "float32", 8) == "mosaic_gpu"
     assert chosen("quantize.quantize", 2**24, "float32", 8) == "reference"
@@ -206,12 +206,31 @@ def test_what_was_measured_is_chosen() -> None:
     for keys in (("bfloat16", 8, False), ("float32", 4, False), ("float32", 8, True)):
         assert chosen("quantize.quantize", 2**22, *keys) == "reference"
     assert chosen("pack.pack", 1, "uint8", 3) == "mosaic_gpu"
-    assert choose(Workload("pack.pack", 2**20, "uint8", 3), V5E, rows) == "mosaic_tpu"
+    assert choose(Workload("pack.pack", 2**20, "uint8", 3), V5E, rows) == Choice("mosaic_tpu")
     tiles = Workload("count_sketch.encode", 2**20, "float32", rows=3)
-    assert choose(tiles, H200) == "mosaic_gpu"
+    assert choose(tiles, H200) == Choice("mosaic_gpu")
     measured = (Measured("count_sketch.encode", H200.kind, 0, "reference", "r", rows=3),)
-    assert choose(tiles, H200, measured) == "reference"
-    assert choose(tiles._replace(rows=5), H200, measured) == "mosaic_gpu"
+    assert choose(tiles, H200, measured).implementation == "reference"
+    assert choose(tiles._replace(rows=5), H200, measured) == Choice("mosaic_gpu")
+
+
+def test_given_rows_are_tried_before_the_table_from_their_size_on() -> None:
+    config = (("numbers", 16),)
+    given = (
+        Measured(
+            "pack.pack", H200.kind, 2**24, "mosaic_gpu", "r", config=config, place="F, line 1"
+        ),
+        Measured("pack.pack", "another kind", 0, "mosaic_gpu", "r"),
+    )
+    table = (Measured("pack.pack", H200.kind, 2**20, "mosaic_gpu", "r", config=(("numbers", 8),)),)
+
+    def chosen(exponent: int, *tables: Any) -> Choice:
+        return choose(Workload("pack.pack", 2**exponent, "uint8", 4), H200, *tables)
+
+    assert chosen(25, table, given) == Choice("mosaic_gpu", config, "F, line 1")
+    assert chosen(23, table, given).config == (("numbers", 8),)
+    assert chosen(19, table, given) == Choice("reference")
+    assert chosen(23, (), given) == chosen(25, (), given[1:]) == Choice("reference")  # Assumed.
 
 
 def test_workloads_are_what_rows_say() -> None:
@@ -354,7 +373,7 @@ def test_no_op_raises_at_2_to_the_31_elements(
 ) -> None:
     """Whatever was measured to be the fastest."""
     kernel = {"tpu": "mosaic_tpu", "cuda": "mosaic_gpu"}.get(platform, "reference")
-    monkeypatch.setattr(_dispatch, "choose", lambda workload, device: kernel)
+    monkeypatch.setattr(_dispatch, "choose", lambda *_, **__: Choice(kernel))  # type: ignore[arg-type]
     size = 2**31
     arguments = jax.eval_shape(lambda: row.arguments(size))
     f = row.function(size, None)

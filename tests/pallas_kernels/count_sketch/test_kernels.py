@@ -29,10 +29,11 @@ def assert_equal_to_reference(
     planes: int,
     estimate: str,
     step: int = 128,
+    config: Any = None,
 ) -> None:
     kernels, interpret = KERNELS[platform]
     sizes = {"rows": rows, "columns": columns, "planes": planes, "step": step}
-    encode = functools.partial(kernels.encode, **sizes, interpret=interpret)
+    encode = functools.partial(kernels.encode, **sizes, config=config, interpret=interpret)
     table = jax.jit(encode)(x, SEEDS)
     expected = jax.jit(functools.partial(reference.encode, **sizes))(x, SEEDS)
     np.testing.assert_array_equal(table, expected, strict=True)  # In the same order.
@@ -85,10 +86,10 @@ def test_gpu_kernels(case: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_table_that_does_not_fit_is_made_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_does_not_fit_is_made_in_spans() -> None:
     """Of three slots in each of two rows, two fit at once."""
-    monkeypatch.setattr(mosaic_tpu, "MOST_CELLS", 2 * 1024)
-    assert_equal_to_reference("tpu", array(9000, jnp.float32), 2, 3 * 1024, 1, "mean")
+    x, config = array(9000, jnp.float32), mosaic_tpu.Config(cells=2 * 1024)
+    assert_equal_to_reference("tpu", x, 2, 3 * 1024, 1, "mean", config=config)
 
 
 @pytest.mark.slow

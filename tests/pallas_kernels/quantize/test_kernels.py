@@ -71,7 +71,7 @@ def test_tpu(case: Case, shape: tuple[int, ...], dtype: Any) -> None:
 
 @pytest.mark.slow
 def test_tpu_blocks_of_both_axes() -> None:
-    assert mosaic_tpu._view((360, 1152), 8).grid == (2, 3)
+    assert mosaic_tpu._view((360, 1152), 8, mosaic_tpu.Config()).grid == (2, 3)
     x = jnp.asarray(oracle.numbers((360, 1152), 2.0))
     assert_equal_to_reference("tpu", Case(100, 8), x, 2.0)
 
@@ -89,7 +89,7 @@ def test_tpu_stores_bytes_as_words(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.slow
 def test_tpu_ragged_last_block() -> None:
-    assert mosaic_tpu._view((140_000,), 8).grid == (2, 1)
+    assert mosaic_tpu._view((140_000,), 8, mosaic_tpu.Config()).grid == (2, 1)
     assert_equal_to_reference(
         "tpu", Case(127, 8), jnp.asarray(oracle.numbers((140_000,), 1.0)), 1.0
     )

@@ -1,0 +1,161 @@
+"""Rows of `_measured` in a file, named by a context or the environment."""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, get_args
+
+import jax
+
+from pallas_kernels._measured import Measured
+from pallas_kernels._preference import Implementation
+from pallas_kernels._probe import is_op
+
+VARIABLE = "PALLAS_KERNELS_MEASURED"
+
+# JAX keeps one compiled program for each value of the context.
+_context = jax.make_user_context(None)
+
+TYPES = {
+    "op": str,
+    "kind": str,
+    "size": int,
+    "implementation": str,
+    "config": dict,
+    "record": str,
+    "dtype": str,
+    "bits": int,
+    "residual": bool,
+    "rows": int,
+}
+REQUIRED = ("op", "kind", "size", "implementation")
+
+
+def use(rows: tuple[Measured, ...]) -> AbstractContextManager[None]:
+    """A context in which these rows are tried before the table, and no file is."""
+    context: AbstractContextManager[None] = _context(rows)
+    return context
+
+
+@contextlib.contextmanager
+def measured(file: str | os.PathLike[str]) -> Iterator[None]:
+    """Names a file of measurements for every op that is called in this context.
+
+    `python -m pallas_kernels.bench --tune` writes such a file. Each line is a JSON object: from
+    `size` coordinates on, `implementation` with `config` was the fastest for `op` on the kind of
+    device `kind`; of `dtype`, `bits`, `residual` and `rows`, those that the line has must be equal.
+    Its rows are tried before the table of the package, the largest size first. Rows of other kinds
+    of devices are ignored. A named implementation runs in the config of its row.
+
+    An op traces its implementation, so the context must surround the call of a jitted function, not
+    its result. JAX compiles the function once for each content of the file. The environment
+    variable `PALLAS_KERNELS_MEASURED=FILE` applies outside of such contexts and in all threads. It
+    is read once.
+
+    Args:
+      file: The path of the file, which is read at the entrance.
+
+    Returns:
+      A context manager, which is a decorator too. In the context, ops raise ValueError if the row
+      that they need has a field that the config of its kernel does not have, or a kernel that its
+      device cannot run.
+
+    Raises:
+      OSError: If the file cannot be read.
+      ValueError: If a line is malformed. The message has the file, the line and the remedy.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import jax.numpy as jnp
+      >>> from pallas_kernels import measured
+      >>> from pallas_kernels.pack import pack
+      >>> file = pathlib.Path(tempfile.mkdtemp()) / "measured.jsonl"
+      >>> _ = file.write_text(
+      ...     '{"op": "pack.pack", "kind": "NVIDIA H200", "size": 1048576, '
+      ...     '"implementation": "mosaic_gpu", "config": {"numbers": 8}}\\n'
+      ... )
+      >>> with measured(file):
+      ...     pack(jnp.array([1, 2], jnp.uint32), bits=16).tolist()
+      [131073]
+    """
+    with use(read(file)):
+        yield
+
+
+def given() -> tuple[Measured, ...]:
+    """The rows of the context, else of the environment."""
+    rows: tuple[Measured, ...] | None = _context.value
+    return _of_environment() if rows is None else rows
+
+
+@functools.cache
+def _of_environment() -> tuple[Measured, ...]:
+    file = os.environ.get(VARIABLE, "").strip()
+    try:
+        return read(file) if file else ()
+    except OSError as error:
+        error.add_note(f"The environment variable {VARIABLE} names this file.")
+        raise
+
+
+def read(file: str | os.PathLike[str]) -> tuple[Measured, ...]:
+    """The rows of a file.
+
+    Raises:
+      OSError: If it cannot be read.
+      ValueError: If a line is malformed.
+    """
+    lines = pathlib.Path(file).read_bytes().split(b"\n")
+    return tuple(
+        _row(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()
+    )
+
+
+def write(file: pathlib.Path, rows: Iterable[Measured]) -> None:
+    """Writes a file that `read` reads."""
+    lines = []
+    for row in rows:
+        values = row._asdict() | {"config": dict(row.config)}
+        found = {name: values[name] for name in TYPES if values[name] not in (None, {})}
+        lines.append(json.dumps(found) + "\n")
+    file.write_text("".join(lines))
+
+
+def _row(line: bytes, place: str) -> Measured:
+    def refuse(reason: str) -> NoReturn:
+        raise ValueError(
+            f"{place}: {reason}. Remove the line, or write the file anew: "
+            "`python -m pallas_kernels.bench --tune`."
+        )
+
+    try:
+        values: dict[str, Any] = json.loads(line)
+    except ValueError:  # Of JSON, or of UTF-8.
+        refuse("it is not JSON")
+    if not isinstance(values, dict):
+        refuse("it is no JSON object")
+    for name, value in values.items():
+        if name not in TYPES:
+            refuse(f"`{name}` is none of its names, {list(TYPES)}")
+        if type(value) is not TYPES[name] and (value is not None or name in REQUIRED):
+            refuse(f"`{name}` must be {TYPES[name].__name__}, got {value!r}")
+    missing = [name for name in REQUIRED if name not in values]
+    if missing:
+        refuse(f"it has no {missing[0]!r}")
+    if values["implementation"] not in get_args(Implementation):
+        refuse(f"`implementation` must be one of {get_args(Implementation)}")
+    if not is_op(values["op"]):
+        refuse(f"there is no op {values['op']!r}")
+    if values["size"] < 0:
+        refuse(f"`size` must be at least 0, got {values['size']}")
+    fields = values.pop("config", None) or {}
+    for name, value in fields.items():
+        if type(value) is not int:
+            refuse(f"`config` must have integers, got {name}={value!r}")
+    if fields and values["implementation"] == "reference":
+        refuse("'reference' has no `config`")
+    return Measured(**{"record": "", **values}, config=tuple(fields.items()), place=place)

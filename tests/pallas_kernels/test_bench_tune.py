@@ -1,0 +1,148 @@
+"""Tuning: configs are checked and timed like implementations, and the fastest is written."""
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels import _device, _tuned, bench, measured
+from pallas_kernels._dispatch import Measured
+from pallas_kernels.arg_specs import ROWS, Row
+from pallas_kernels.benchmark import one_op
+from pallas_kernels.benchmark.candidates import Session, Variant, variants
+from pallas_kernels.benchmark.goals import Measurement, measured_rows, read
+from pallas_kernels.pack import mosaic_gpu, pack
+
+FEW, MANY = (("numbers", 4),), (("numbers", 16),)
+
+
+def row_of(label: str) -> Row:
+    return next(row for row in ROWS if row.label == label)
+
+
+def lines_of(folder: pathlib.Path) -> list[Any]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def session(kind: str = "cuda", tune: bool = True) -> Session:
+    device = _device.Device(kind, {"cuda": "NVIDIA H200", "tpu": "TPU v5 lite"}.get(kind, kind))
+    return Session(device, 1, None, tune=tune)
+
+
+def test_variants_are_the_candidates_of_kernels() -> None:
+    found = variants(row_of("pack, 4 bits"), session())
+    assert found[0] == Variant("reference")
+    assert found[1:] == [
+        Variant("mosaic_gpu", config.fields) for config in mosaic_gpu.Config.candidates("uint8")
+    ]
+    plain = [Variant("reference"), Variant("mosaic_gpu")]
+    assert variants(row_of("pack, 4 bits"), session(tune=False)) == plain
+    assert variants(row_of("sketch tiles, decode mean"), session()) == plain  # It has no config.
+    assert variants(row_of("pack, 4 bits"), session("cpu")) == plain[:1]
+    names = [
+        variant.name for variant in variants(row_of("quantize float32, 8 bits"), session("tpu"))
+    ]
+    assert names[0] == "reference" and names.count("mosaic_tpu") == len(names) - 1 > 2
+
+
+def test_a_config_that_fails_is_a_row(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that raises, of one that is wrong; the others are still timed, in their config."""
+    row, kernel, seen = row_of("pack, 8 bits"), mosaic_gpu.pack, set()
+
+    def broken(numbers: jax.Array, *, config: Any = None, **options: Any) -> jax.Array:
+        seen.add(config)
+        if config.fields == MANY:
+            raise RuntimeError("too many registers\nand more")
+        result = kernel(numbers, config=config, **options)
+        return result + 1 if config.fields == FEW else result
+
+    monkeypatch.setattr(mosaic_gpu, "pack", broken)
+    monkeypatch.setattr(one_op, "device_seconds", lambda *_: 1e-6)
+    with _device.rehearsal():
+        given = Session(_device.target(), 1, None, rehearse=True, tune=True)
+        output = one_op.Output(tmp_path, "pack")
+        wrong = one_op.check_rows([row], [64], given, output)
+        one_op.time_row(row, 64, wrong, given, output)
+    assert seen == {*mosaic_gpu.Config.candidates("uint8")}
+    assert wrong == {(row.label, Variant("mosaic_gpu", fields)) for fields in (FEW, MANY)}
+    reasons = {
+        tuple(line["config"].items()): line["reason"]
+        for line in lines_of(tmp_path)
+        if line["kind"] == "failed"
+    }
+    assert reasons == {
+        MANY: "RuntimeError: too many registers",
+        FEW: "result 0 differs at 16 places, first at 0",
+    }
+    timed = [(m.implementation, m.config) for m in read(lines_of(tmp_path))]
+    assert timed == [("copy", ()), ("reference", ()), ("mosaic_gpu", (("numbers", 8),))]
+
+
+def times(label: str, exponent: int, fast: dict[Any, float]) -> list[Measurement]:
+    return [
+        Measurement(row_of(label), 2**exponent, name, seconds, 0.5, config)
+        for (name, config), seconds in fast.items()
+    ]
+
+
+def test_rows_name_the_fastest_config_from_each_size_on() -> None:
+    few, many, plain = ("mosaic_gpu", FEW), ("mosaic_gpu", MANY), ("reference", ())
+    label = "pack, 4 bits"
+    measurements = [
+        *times(label, 26, {plain: 3.0, few: 2.0, many: 1.0}),
+        *times(label, 22, {plain: 3.0, few: 1.0, many: 2.0}),
+        *times(label, 24, {plain: 3.0, few: 1.0, many: 2.0}),
+        *times(label, 18, {plain: 1.0, few: 2.0, many: 2.0, ("copy", ()): 0.1}),
+    ]
+    common = {"dtype": "uint8", "bits": 4, "residual": False}
+    assert measured_rows(measurements, "H", "r") == [
+        Measured("pack.pack", "H", 2**18, "reference", "r", **common),
+        Measured("pack.pack", "H", 2**22, "mosaic_gpu", "r", **common, config=FEW),
+        Measured("pack.pack", "H", 2**26, "mosaic_gpu", "r", **common, config=MANY),
+    ]
+
+
+def test_calls_that_are_alike_to_the_dispatch_share_a_row() -> None:
+    """The sum decides, over what ran for all of them."""
+    two = Variant("mosaic_gpu", (("stages", 2),)), Variant("mosaic_gpu", (("stages", 4),))
+    measurements = [
+        *times("sketch tiles, decode mean", 20, {two[0]: 1.0, two[1]: 2.0, ("reference", ()): 0.1}),
+        *times("sketch tiles, decode median", 20, {two[0]: 4.0, two[1]: 2.0}),
+    ]
+    (row,) = measured_rows(measurements, "H", "r")
+    assert (row.op, row.rows, row.config) == ("count_sketch.decode", 3, two[1].config)
+
+
+@pytest.mark.slow
+def test_a_rehearsal_writes_a_file_that_ops_use(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "record"
+    arguments = ["--rehearse", "--tune", "--ops", "pack", "--sizes", "9", "--output", str(folder)]
+    assert bench.main(arguments) == 0
+    assert json.loads((folder / "config.json").read_text())["tune"]
+    lines = lines_of(folder)
+    for kind in ("check", "time"):
+        found = {str(line["config"]) for line in lines if line["kind"] == kind}
+        assert found == {"{}", "{'numbers': 4}", "{'numbers': 8}", "{'numbers': 16}"}
+    file = folder / bench.MEASURED
+    rows = _tuned.read(file)
+    assert {row.op for row in rows} == {"pack.pack", "pack.unpack"} and len(rows) == 8
+    assert {(row.kind, row.size, row.record) for row in rows} == {("cpu", 512, "record")}
+    x = jnp.arange(512, dtype=jnp.uint8) % 16
+    _tuned.write(file, [row._replace(implementation="mosaic_gpu", config=MANY) for row in rows])
+    with _device.rehearsal(), measured(file):
+        tuned = pack(x, bits=4)
+        assert "2048" in str(jax.make_jaxpr(lambda x: pack(x, bits=4))(x))  # Padded to a row.
+    assert (tuned == pack(x, bits=4)).all()
+
+
+def test_tuning_has_sizes_and_minutes_of_its_own(tmp_path: pathlib.Path) -> None:
+    arguments = ["--tune", "--output", str(tmp_path / "record")]
+    assert bench.parse(arguments).minutes == bench.TUNED_MINUTES > bench.MINUTES
+    assert bench.parse(arguments[1:]).minutes == bench.MINUTES
+    assert bench.parse([*arguments, "--minutes", "3"]).minutes == 3
+    assert {len(sizes) for sizes in bench.TUNED_SIZES.values()} <= {1, 2, 3}
