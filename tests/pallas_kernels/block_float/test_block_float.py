@@ -162,7 +162,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("platform", "config"), [(p, c) for p, configs in CONFIGS.items() for c in configs], ids=str
 )
