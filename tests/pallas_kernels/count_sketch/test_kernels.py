@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import count_sketch
-from pallas_kernels.count_sketch import mosaic_gpu, mosaic_tpu, reference
+from pallas_kernels.count_sketch import mosaic_gpu, mosaic_tpu, reference, tpu_tiles
 from tests.pallas_kernels.lowering import CALLS, INTERPRET_GPU, INTERPRET_TPU, lowered
 from tests.slow import slow
 
@@ -87,7 +87,7 @@ def test_gpu_kernels(case: Any) -> None:
 @pytest.mark.slow
 def test_a_table_that_does_not_fit_is_made_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three slots in each of two rows, two fit at once."""
-    monkeypatch.setattr(mosaic_tpu, "MOST_CELLS", 2 * 1024)
+    monkeypatch.setattr(tpu_tiles, "MOST_CELLS", 2 * 1024)
     assert_equal_to_reference("tpu", array(9000, jnp.float32), 2, 3 * 1024, 1, "mean")
 
 

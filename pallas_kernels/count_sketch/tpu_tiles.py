@@ -1,0 +1,121 @@
+"""What both kernels of the sketch for TPU share: moves of a plane, blocks, and tables of tiles."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.count_sketch import tiling
+from pallas_kernels.count_sketch.tiling import (
+    LANES,
+    PLANE,
+    SIGNED_TOGETHER,
+    SUBLANES,
+    Key,
+    Tiling,
+)
+
+MOST_ROWS = 8  # In VMEM at once: the kernel is unrolled over them.
+MOST_CELLS = 3 * 2**19  # In VMEM at once, in two buffers of 6 MiB: a v4 has 16 MiB.
+UNROLLED = 32  # Planes of a row, per iteration of the loop.
+
+
+def key_of(keys_ref: Any, row: Any) -> Key:
+    return Key(*(keys_ref[row, i] for i in range(len(Key._fields))))
+
+
+def iota(axis: int) -> jax.Array:
+    return lax.broadcasted_iota(jnp.uint32, (SUBLANES, LANES), axis)
+
+
+def turned(plane: jax.Array, turns: jax.Array, back: bool = False) -> jax.Array:
+    """A plane, of which each lane is turned by its own number of sublanes, or turned back."""
+    for bit in range(3):
+        rolled = pltpu.roll(plane, SUBLANES - (1 << bit) if back else 1 << bit, 0)
+        plane = jnp.where((turns >> (29 + bit)) & 1 != 0, rolled, plane)
+    return plane
+
+
+def at_lanes(plane: jax.Array, lanes: jax.Array) -> jax.Array:
+    """The elements of a plane at these lanes of each sublane, all within [0, 128).
+
+    NumPy's functions would also allow for negative ones, which takes three instructions.
+    """
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(),
+        collapsed_slice_dims=(1,),
+        start_index_map=(1,),
+        operand_batching_dims=(0,),
+        start_indices_batching_dims=(0,),
+    )
+    return lax.gather(
+        plane,
+        lanes.astype(jnp.int32)[..., None],
+        numbers,
+        slice_sizes=(1, 1),
+        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
+
+
+def _signs(shapes: Tiling, key: Key, tile: Any, plane: int) -> jax.Array:
+    """The words of signs of four planes of a tile, of which `plane` is the first."""
+    return tiling.sign_word(shapes, key, tile, jnp.uint32(plane), iota(1))
+
+
+def _signed(shapes: Tiling, x: jax.Array, word: jax.Array, tile: Any, plane: Any) -> jax.Array:
+    bit = tiling.first_bit(shapes, tile, jnp.uint32(plane)) + iota(0)
+    return tiling.signed(x, word, bit)
+
+
+def fits(rows: int, columns: int) -> bool:
+    """Whether all rows of the table fit in VMEM."""
+    return rows * columns <= MOST_CELLS
+
+
+class Blocks(NamedTuple):
+    """How much of the table and of the array a step of `encode` has in VMEM."""
+
+    rows: int
+    slots: int
+    tiles: int
+    together: int  # Tiles that the loop adds at once.
+
+    @staticmethod
+    def of(shapes: Tiling, rows: int, step: int) -> "Blocks":
+        """As many rows as fit, or some slots of one row; tiles that divide those of a part."""
+        cells = shapes.planes * PLANE
+        most = max(1, min(MOST_ROWS, MOST_CELLS // (shapes.slots * cells)))
+        together = max(number for number in range(1, most + 1) if rows % number == 0)
+        slots = min(shapes.slots, max(1, MOST_CELLS // cells))
+        most = max(1, step // shapes.planes)
+        if shapes.slots <= most:
+            tiles = most // shapes.slots * shapes.slots
+        elif shapes.parts == 1:
+            tiles = most
+        else:
+            tiles = _largest_divisor(shapes.part * shapes.slots, most)
+        unrolled = UNROLLED if shapes.planes >= SIGNED_TOGETHER else UNROLLED // 2
+        at_once = _largest_divisor(tiles, max(1, unrolled // shapes.planes))
+        return Blocks(together, slots, tiles, at_once if slots == shapes.slots else 1)
+
+    def steps(self, shapes: Tiling) -> int:
+        """Steps per part."""
+        return pl.cdiv(shapes.part * shapes.slots, self.tiles)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return max(divisor for divisor in range(1, most + 1) if number % divisor == 0)
+
+
+def tables(shapes: Tiling, blocks: Blocks, steps: int, keys: jax.Array) -> jax.Array:
+    """The slot of each tile in each row, and the word that moves it, of each step."""
+    shape = (keys.shape[0] // blocks.rows, steps, blocks.rows, blocks.tiles)
+    tile = lax.broadcasted_iota(jnp.uint32, shape, 1) * jnp.uint32(blocks.tiles)
+    tile += lax.broadcasted_iota(jnp.uint32, shape, 3)
+    fields = keys.reshape(shape[0], 1, blocks.rows, 1, -1)
+    key = Key(*(fields[..., i] for i in range(len(Key._fields))))
+    pairs = jnp.stack([tiling.slot_of(shapes, key, tile), tiling.move_word(key, tile)], axis=-1)
+    return pairs.reshape(*shape[:2], 1, -1)
