@@ -17,7 +17,15 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels import _vma
 from pallas_kernels.count_sketch import tiling
 from pallas_kernels.count_sketch.estimate import ESTIMATES
-from pallas_kernels.count_sketch.tiling import LANES, STEP, SUBLANES, Key, Move, Tiling
+from pallas_kernels.count_sketch.tiling import (
+    LANES,
+    SIGNED_TOGETHER,
+    STEP,
+    SUBLANES,
+    Key,
+    Move,
+    Tiling,
+)
 from pallas_kernels.count_sketch.tpu_tiles import (
     Blocks,
     at_lanes,
@@ -45,13 +53,16 @@ def _decoded(
     begin = tiling.sign_group(shapes, tile, jnp.uint32(0))
     for row, key in enumerate(keys):
         words_ref[row] = tiling.sign_words(key, begin + iota(0), iota(1))
+    before = jnp.uint32(0)  # Planes that the first word has before the tile.
+    if shapes.planes % SIGNED_TOGETHER:
+        before = tile * jnp.uint32(shapes.planes) & (SIGNED_TOGETHER - 1)
     for plane in range(shapes.planes):
         values = []
         for row, moved in enumerate(moves):
             to = (jnp.uint32(plane) + moved.plane) & jnp.uint32(shapes.planes - 1)
-            group = tiling.sign_group(shapes, tile, to) - begin
-            word = words_ref[row, pl.ds(group.astype(jnp.int32), 1)]
-            bit = tiling.first_bit(shapes, tile, to) + iota(0)
+            at = to + before
+            word = words_ref[row, pl.ds((at >> 2).astype(jnp.int32), 1)]
+            bit = (at & (SIGNED_TOGETHER - 1)) * SUBLANES + iota(0)
             value = tiling.signed(table(row, to.astype(jnp.int32)), word, bit)
             values.append(at_lanes(turned(value, turns[row], back=True), lanes[row]))
         yield ESTIMATES[estimate](values)
@@ -125,13 +136,14 @@ def decode(
             memory_space=pltpu.SMEM,
         )
         whole = pl.BlockSpec(tiles.shape, lambda step, keys_ref: (0, 0, 0, 0, 0))
-        in_specs, operands, height = [per_step, whole], (words, tiles), blocks.tiles * shapes.planes
+        in_specs, height = [per_step, whole], blocks.tiles * shapes.planes
+        operands: tuple[jax.Array, ...] = words, tiles
     else:
         kernel = functools.partial(_decode_large_kernel, shapes=shapes, estimate=estimate)
         steps, height = shapes.tiles, shapes.planes
         in_specs = [_block_of_row(shapes, row) for row in range(rows)]
         operands = (tiles,) * rows
-    keys, *operands = _vma.equally_varying(keys, *operands)
+    keys, *varying = _vma.equally_varying(keys, *operands)
     dtype = table.dtype if estimate == "median" else jnp.float32
     out = pl.pallas_call(
         kernel,
@@ -145,7 +157,7 @@ def decode(
         out_shape=_vma.like(keys, (max(shapes.total_planes, height), SUBLANES, LANES), dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
         interpret=interpret,
-    )(keys, *operands)
+    )(keys, *varying)
     return out.ravel()[:size].reshape(shape)
 
 

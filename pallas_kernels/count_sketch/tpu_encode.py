@@ -100,12 +100,12 @@ def _encode_kernel(
             at: Any = i * shapes.planes + plane
             if count * shapes.planes % SIGNED_TOGETHER:  # Words begin before the tiles.
                 at += (first + index) * shapes.planes & (SIGNED_TOGETHER - 1)
-            word = words_ref[row, pl.ds(at // SIGNED_TOGETHER, 1)]
-            bit = at % SIGNED_TOGETHER * SUBLANES + iota(0).astype(jnp.int32)
-            yield (row, slot, plane), tiling.signed(value, word, bit.astype(jnp.uint32))
+            word = words_ref[row, pl.ds(at >> 2, 1)]
+            bit = jnp.uint32(at & (SIGNED_TOGETHER - 1)) * SUBLANES + iota(0)
+            yield (row, slot, plane), tiling.signed(value, word, bit)
 
     def high(row: int, index: Any, i: int) -> Iterator[Any]:
-        """The same by eight planes, of which a register has one sublane of each."""
+        """The same eight planes at a time: what is yielded has one sublane of each."""
         slot, moved = dealt(row, index + i)
         turns = tiling.turn(moved, lane_word)
         shifts = [tiling.lane_shift(moved, jnp.uint32(2 * pair)) & (LANES - 1) for pair in range(4)]
@@ -168,6 +168,7 @@ def _encode_kernel(
     def loop(start: Any, stop: Any, count: int, ends: bool) -> None:
         lax.fori_loop(start, stop, lambda i, _: add(i * count, count, ends), None)
 
+    # What is left is added tile by tile.
     whole, planes_left = divmod(shapes.total_planes, shapes.planes)
     full = jnp.clip(whole - first, 0, blocks.tiles) // blocks.together
     loop(0, full, blocks.together, False)

@@ -64,6 +64,11 @@ LARGE = [
     (3000, jnp.int32, 2, 7 * 1024, 1, "median"),  # More slots than tiles.
     (20_000, jnp.float32, 2, 16_384, 16, "mean"),  # Two rounds.
     (40_000, jnp.float32, 1, 32_768, 32, "median"),
+    # Of 40 planes: five tiles of 8, of which three are added at once, and tiles that are not.
+    (40_000, jnp.float32, 2, 3 * 8192, 8, "mean"),
+    (30_000, jnp.int32, 1, 8 * 2048, 2, "mean"),  # Eight of 15 tiles at once.
+    (30_000, jnp.float32, 1, 7 * 1024, 1, "sum"),  # 14 at once: signs begin within a word.
+    (20_000, jnp.float32, 1, 7 * 1024, 1, "mean", 4),  # Steps of four of seven tiles.
 ]
 
 
