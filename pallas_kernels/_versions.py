@@ -42,6 +42,7 @@ def gpu_kernel(
     out_type: Any,
     grid: Mapping[str, int],
     scratch_types: Any = (),
+    own_barriers: bool = False,
     interpret: Any = False,
 ) -> Callable[..., Any]:
     """A Mosaic GPU kernel with one warpgroup (128 threads) per block.
@@ -51,18 +52,22 @@ def gpu_kernel(
       out_type: The type of the result from `_vma.like`, or a tuple of types.
       grid: The number of blocks along each named axis, for `lax.axis_index`.
       scratch_types: The types of the scratch references.
+      own_barriers: Whether the body has all barriers of its threads that it needs. Otherwise there
+        is one before and after every store, and before every copy to shared memory.
       interpret: False, or the value that `gpu_interpret_params` returns.
     """
     interpret = interpret or (gpu_interpret_params() if rehearses() else False)
     # The default is Lane up to JAX 0.10, which cannot lay out an iota, and Warpgroup from 0.11.
-    semantics = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+    params = plgpu.CompilerParams(
+        lowering_semantics=plgpu.LoweringSemantics.Warpgroup, unsafe_no_auto_barriers=own_barriers
+    )
     kernel = plgpu.kernel(
         body,
         out_type=out_type,
         scratch_types=scratch_types,
         grid=tuple(grid.values()),
         grid_names=tuple(grid),
-        compiler_params=semantics,
+        compiler_params=params,
         interpret=interpret or None,
     )
 

@@ -230,8 +230,10 @@ BLOCK_FLOAT = (
 SKETCH_ROWS = 3
 KEYS = 2**17
 """The most bytes that the hash functions of a sketch's rows take on a device."""
+TILES = 2**18
+"""With tables of the slots of tiles, which XLA computes too, at the size that is compiled."""
 PARTIAL = KEYS + 3 * 3 * 4 * 2**17
-"""Those, and three partial tables of 3 rows: what `encode` takes at the size that is compiled."""
+"""Keys, and three partial tables of 3 rows: what `encode` takes at the size that is compiled."""
 
 
 def columns_for(size: int) -> int:
@@ -283,7 +285,7 @@ def _sketch_decode(
             implementation=implementation,
         ),
         kernels=("mosaic_gpu", "mosaic_tpu") if hashing == "tiles" else (),
-        temporaries=KEYS,
+        temporaries=TILES,
         exact=estimate == "median",  # Backends round the mean of 3 rows differently.
         share_of_copy=0.5 if goal else None,
         times_torch=5 if goal else None,

@@ -6,7 +6,8 @@ One read is correct up to the lane where the row wraps, the other from there on.
 they read from neighboring rows are dropped. XLA computes the tables of tiles and slots, and of the
 words that move them, which are two words for each tile and row. Lanes are turned by selections
 among the eight registers of a thread. `decode` turns them back first, and so it writes the planes
-to shared memory again, between two barriers for each sublane.
+to shared memory again. A thread reads and writes there at its own lanes only, before one barrier of
+all threads, and reads at other lanes after it.
 """
 
 import dataclasses
@@ -225,6 +226,7 @@ def encode(
             plgpu.SMEM((stages * STAGE,), dtype),
             plgpu.Barrier(num_arrivals=1, num_barriers=stages),
         ],
+        own_barriers=True,
         interpret=interpret,
     )
     operands = _planes(x.ravel().astype(dtype), shapes)
@@ -324,6 +326,7 @@ def decode(
             plgpu.SMEM((rows * STAGE,), table.dtype),
             plgpu.Barrier(num_arrivals=rows),
         ],
+        own_barriers=True,
         interpret=interpret,
     )
     out, *end = kernel(keys.ravel(), *_slots(shapes, keys), table.reshape(-1, PLANE))

@@ -254,10 +254,19 @@ def turn(moved: Move, lane_word: Scalar) -> Scalar:
     return lane_word * moved.factor + (moved.sublane << 29)
 
 
+def sign_group(shapes: Tiling, tile: Scalar, plane: Scalar) -> Scalar:
+    """The four planes of the array among which is `plane` of `tile`."""
+    return (tile * jnp.uint32(shapes.planes) + plane) >> 2
+
+
+def sign_words(key: Key, group: Scalar, lane: Scalar) -> Scalar:
+    """Words of the signs of one lane in four planes."""
+    return _hash.bits(group * jnp.uint32(LANES) + lane, key.first_sign, key.second_sign)
+
+
 def sign_word(shapes: Tiling, key: Key, tile: Scalar, plane: Scalar, lane: Scalar) -> Scalar:
     """A word of the signs of one lane in four planes, among which is `plane` of `tile`."""
-    group = (tile * jnp.uint32(shapes.planes) + plane) >> 2
-    return _hash.bits(group * jnp.uint32(LANES) + lane, key.first_sign, key.second_sign)
+    return sign_words(key, sign_group(shapes, tile, plane), lane)
 
 
 def first_bit(shapes: Tiling, tile: Scalar, plane: Scalar) -> Scalar:

@@ -92,6 +92,9 @@ def test_encode_takes_17_an_element_and_row(size: int, h200: Mesh, folder: pathl
     code = code_of(folder)
     loops = [code.arithmetic(*loop) for loop in code.loops if "FADD" in code.opcodes[slice(*loop)]]
     assert loops and 5 < max(loops) <= 17
+    within = max(code.loops, key=lambda loop: code.arithmetic(*loop))
+    barriers = sum(opcode.startswith("BAR") for opcode in code.opcodes[slice(*within)])
+    assert barriers == 1  # All threads have read a plane before the next one replaces it.
 
 
 @pytest.mark.parametrize("size", [WHOLE, RAGGED])
@@ -109,6 +112,8 @@ def test_decode(estimate: str, most: int, size: int, h200: Mesh, folder: pathlib
     assert 15 < code.arithmetic() <= most
     copies = sum(opcode.startswith("UBLKCP") for opcode in code.opcodes)
     assert copies == ROWS  # One of each row.
+    # When the barrier in memory is ready for copies, and when all lanes are turned.
+    assert sum(opcode.startswith("BAR") for opcode in code.opcodes) == 2
 
 
 @pytest.mark.parametrize(

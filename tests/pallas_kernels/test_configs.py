@@ -37,7 +37,7 @@ OTHERS: dict[tuple[str, str], list[dict[str, int]]] = {
     ("exponential", "mosaic_gpu"): [{"numbers": 4}, {"numbers": 32}],
     ("quantize", "mosaic_tpu"): [{"rows": 32, "columns": 128}, {"rows": 4096, "columns": 4096}],
     ("quantize", "mosaic_gpu"): [{"numbers": 4, "vector": 1}, {"numbers": 16, "vector": 8}],
-    ("count_sketch", "mosaic_tpu"): [{"rows": 1, "together": 3}, {"cells": 1024}],
+    ("count_sketch", "mosaic_tpu"): [{"rows": 1, "unrolled": 24}, {"cells": 1024}],
     ("count_sketch", "mosaic_gpu"): [{"stages": 2}, {"stages": 16}],
     ("block_float", "mosaic_tpu"): [{"squares": 1}, {"squares": 3}],
     ("block_float", "mosaic_gpu"): [{"numbers": 16}, {"numbers": 32}],
@@ -127,7 +127,7 @@ def test_candidates_are_few_and_the_assumption_is_first(
         ("count_sketch", "mosaic_gpu", {"stages": 3}, "`stages` must be 2, 4, 8 or 16, got 3"),
         ("count_sketch", "mosaic_tpu", {"rows": 0}, "`rows` must be in 1 to 16, got 0"),
         ("count_sketch", "mosaic_tpu", {"cells": 1}, "`cells` must be a multiple of 1024"),
-        ("count_sketch", "mosaic_tpu", {"together": 64}, "`together` must be in 1 to 32, got 64"),
+        ("count_sketch", "mosaic_tpu", {"unrolled": 4}, "`unrolled` must be in 8 to 128, got 4"),
         ("block_float", "mosaic_tpu", {"blocks": 2}, r"`blocks` is no field .*\['squares'\]"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import count_sketch
-from pallas_kernels.count_sketch import mosaic_gpu, mosaic_tpu, reference
+from pallas_kernels.count_sketch import mosaic_gpu, mosaic_tpu, reference, tpu_decode
 from tests.pallas_kernels.lowering import CALLS, INTERPRET_GPU, INTERPRET_TPU, lowered
 from tests.slow import slow
 
@@ -65,6 +65,11 @@ LARGE = [
     (3000, jnp.int32, 2, 7 * 1024, 1, "median"),  # More slots than tiles.
     (20_000, jnp.float32, 2, 16_384, 16, "mean"),  # Two rounds.
     (40_000, jnp.float32, 1, 32_768, 32, "median"),
+    # Of 40 planes: five tiles of 8, of which three are added at once, and tiles that are not.
+    (40_000, jnp.float32, 2, 3 * 8192, 8, "mean"),
+    (30_000, jnp.int32, 1, 8 * 2048, 2, "mean"),  # Eight of 15 tiles at once.
+    (30_000, jnp.float32, 1, 7 * 1024, 1, "sum"),  # 14 at once: signs begin within a word.
+    (20_000, jnp.float32, 1, 7 * 1024, 1, "mean", 4),  # Steps of four of seven tiles.
 ]
 
 
@@ -86,8 +91,9 @@ def test_gpu_kernels(case: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_table_that_does_not_fit_is_made_in_spans() -> None:
-    """Of three slots in each of two rows, two fit at once."""
+def test_a_table_that_does_not_fit_is_made_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three slots in each of two rows, two fit at once; `decode` reads a slot at a time."""
+    monkeypatch.setattr(tpu_decode, "fits", lambda rows, columns: False)
     x, config = array(9000, jnp.float32), mosaic_tpu.Config(cells=2 * 1024)
     assert_equal_to_reference("tpu", x, 2, 3 * 1024, 1, "mean", config=config)
 
