@@ -44,9 +44,10 @@ records: venv ## repeat all studies whose records are not of today, or continue 
 	$(PY) -u -m experiments records $(ARGS)
 
 # Compiling is most of the time, and LLVM's optimizations are a third of that; other runs have them.
+# Some tests wait for processes, so three workers keep two cores busy.
 test: export XLA_FLAGS += --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
 test: venv ## all tests but the slow ones
-	$(PY) -m pytest -m "not slow" -n 2 --dist loadgroup --durations=10 $(ARGS)
+	$(PY) -m pytest -m "not slow" -n 3 --dist loadgroup --durations=10 $(ARGS)
 
 test-slow: venv ## the slow tests
 	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=10 $(ARGS)

@@ -16,11 +16,11 @@ import scipy.linalg
 from jaxcomm.aggregation._warmup import WarmupState
 from tests.cases import CASES, Case
 from tests.laws.test_resolution import close_to_the_mean
-from tests.mutants import WORKERS, Mutant, given, honest, kept, returned
-from tests.workers import aggregator, initial
+from tests.mutants import WORKERS, Mutant, given, honest, kept, remembers, returned
+from tests.workers import abstract, aggregator, gradients, initial
 
 SIDE = 32  # Updates are square, and so large that roundings of one step average out.
-BEFORE, COUNTED = 16, 32  # Steps; the residual converges in the first.
+BEFORE, COUNTED = 16, 32  # Steps; if there is memory, it converges in the first.
 NEAR = 0.06  # Less than half of 1/7, by which a mean over a worker too few is off.
 NAN = (3, 1, 1)  # The worker and the place.
 
@@ -45,9 +45,16 @@ def close_votes() -> np.ndarray:
     return rng.permuted(majority_vote, axis=1).T * rng.uniform(0.1, 0.3, (WORKERS, SIDE**2))
 
 
+@functools.cache
+def first_counted(case: Case) -> int:
+    """The first step whose result counts."""
+    remembering = remembers(abstract(case.make(), gradients(WORKERS), "vmap"))
+    return BEFORE if remembering or case.settles else 0
+
+
 def updates_of(case: Case) -> np.ndarray:
     """[steps, n, d], float32."""
-    steps = np.ones((BEFORE + COUNTED, 1, 1))
+    steps = np.ones((first_counted(case) + COUNTED, 1, 1))
     if case.result:
         steps[1::2] = -0.1
         return (steps * close_votes()).astype(np.float32)
@@ -91,7 +98,8 @@ def check_every_worker(case: Case, mutant: Mutant) -> None:
         for each in found:
             close_to_the_mean(case, updates[0].astype(np.float64), each)
     aim = case.aim(updates) if case.aim else updates.mean(axis=1)
-    check_shares(found[BEFORE:].mean(axis=0), aim[BEFORE:].mean(axis=0), case.shares)
+    first = first_counted(case)
+    check_shares(found[first:].mean(axis=0), aim[first:].mean(axis=0), case.shares)
     if case.feedback:
         check_nothing_is_lost(case, updates, found, state)
     if case.settles:

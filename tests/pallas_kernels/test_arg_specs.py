@@ -1,5 +1,6 @@
 """The table of workloads: every row can be traced, and every op that has kernels has a row."""
 
+import importlib
 import pathlib
 
 import jax
@@ -32,7 +33,8 @@ def test_kernels_of_a_row_exist() -> None:
     for row in ROWS:
         folder, function = row.op.split(".")
         for kernel in row.kernels:
-            assert f"def {function}(" in (PACKAGE / folder / f"{kernel}.py").read_text()
+            module = importlib.import_module(f"pallas_kernels.{folder}.{kernel}")
+            assert callable(getattr(module, function))
 
 
 def test_traffic_is_what_must_move() -> None:
