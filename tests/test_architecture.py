@@ -5,8 +5,6 @@ import inspect
 import pathlib
 import sys
 
-import pytest
-
 import jaxcomm
 from jaxcomm import checkpoint, gossip, launch, methods, scheduling, testing
 from tests.cases import CASES
@@ -121,9 +119,9 @@ SOURCES = sorted(
 )
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_downwards(path: pathlib.Path) -> None:
-    assert violations(_package(path), _imported(ast.parse(path.read_text()))) == []
+def test_imports_point_downwards() -> None:
+    of_files = {p: violations(_package(p), _imported(ast.parse(p.read_text()))) for p in SOURCES}
+    assert {str(path): found for path, found in of_files.items() if found} == {}
 
 
 def test_the_rule_sees_a_violation() -> None:
@@ -182,15 +180,15 @@ def _imported_upwards(path: pathlib.Path, imported: set[str]) -> set[str]:
     return {other for other in imported - {part} if rows[other] >= rows[part]}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in MODULES if path.parent != ROOT / "experiments" or path.stem != "__init__"],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_imports_of_the_experiments_point_downwards(path: pathlib.Path) -> None:
-    upwards = _imported_upwards(path, _parts_imported(ast.parse(path.read_text())))
-    allowed = COMMANDS_ABOVE.get(str(path.relative_to(ROOT / "experiments")), set())
-    assert upwards == allowed
+def test_imports_of_the_experiments_point_downwards() -> None:
+    upwards = {
+        str(path.relative_to(ROOT / "experiments")): _imported_upwards(
+            path, _parts_imported(ast.parse(path.read_text()))
+        )
+        for path in MODULES
+        if path != ROOT / "experiments" / "__init__.py"
+    }
+    assert {path: found for path, found in upwards.items() if found} == COMMANDS_ABOVE
 
 
 def test_the_rule_of_the_experiments_sees_a_violation() -> None:
@@ -220,9 +218,9 @@ def test_launch_needs_jax_and_no_more() -> None:
     assert _roots(ROOT / "jaxcomm" / "launch" / "_guard.py") <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_are_short(path: pathlib.Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+def test_files_are_short() -> None:
+    lines = {str(path): len(path.read_text().splitlines()) for path in SOURCES}
+    assert {path: number for path, number in lines.items() if number > 400} == {}
 
 
 FUNCTIONS = sorted(
@@ -257,15 +255,14 @@ def _resolve(name: str) -> object:
     return value
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_public_names_are_documented(name: str) -> None:
-    value = _resolve(name)
-    documentation = inspect.getdoc(value)
-    assert documentation and not documentation.startswith(f"{name.rsplit('.')[-1]}(")
-    if inspect.isfunction(value):
-        arguments = [p for p in inspect.signature(value).parameters if p not in ("args", "kwargs")]
-        for argument in arguments:
-            assert argument in documentation, f"{name} does not explain `{argument}`"
+def test_public_names_are_documented() -> None:
+    for name in FUNCTIONS:
+        value = _resolve(name)
+        documentation = inspect.getdoc(value)
+        assert documentation and not documentation.startswith(f"{name.rsplit('.')[-1]}("), name
+        if inspect.isfunction(value):
+            for argument in {*inspect.signature(value).parameters} - {"args", "kwargs"}:
+                assert argument in documentation, f"{name} does not explain `{argument}`"
 
 
 def test_every_recipe_has_a_row() -> None:
@@ -273,7 +270,6 @@ def test_every_recipe_has_a_row() -> None:
     assert public <= set(jaxcomm.__all__) and public <= {case.name for case in CASES}
 
 
-@pytest.mark.parametrize("name", sorted(set(jaxcomm.__all__)))
-def test_public_names_are_in_the_docs(name: str) -> None:
+def test_public_names_are_in_the_docs() -> None:
     documents = "".join(p.read_text() for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-    assert f"{name}" in documents
+    assert [name for name in jaxcomm.__all__ if name not in documents] == []

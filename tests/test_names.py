@@ -23,9 +23,9 @@ KEYS = {"loss", "weight", "compression_error", "density", "residual_norm", "leve
 KEYS |= {"union_density", "unpeeled", "ratio", "skipped_steps", "skipped_exchanges", "disagreement"}
 
 
-@pytest.mark.parametrize("name", CALLABLES)
-def test_every_public_name_is_on_a_page(name: str) -> None:
-    assert re.search(rf"\b{name.rsplit('.')[-1]}\b", PAGES)
+def test_every_public_name_is_on_a_page() -> None:
+    words = set(re.findall(r"\w+", PAGES))
+    assert [name for name in CALLABLES if name.rsplit(".")[-1] not in words] == []
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import jaxcomm
 from jaxcomm import gossip
 from jaxcomm.synchronization import local_sgd
 from jaxcomm.testing._steps import Setting, require_visible
-from tests.cases import CASES, Case, rows
+from tests.cases import CASES, FEW, Case, rows
 from tests.workers import MODE_ROWS, ONE_LEAF, Mode, flat, gradients
 
 
@@ -20,7 +20,7 @@ def check_visible(case: Case, value: float, mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", MODE_ROWS)
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_nan_is_visible(case: Case, mode: Mode) -> None:
     check_visible(case, np.nan, mode)
 
@@ -43,7 +43,7 @@ def bits(tree: object) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("mode", MODE_ROWS)
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_with_skip_nonfinite_all_skip_it_and_nothing_changes(case: Case, mode: Mode) -> None:
     """Neither residuals nor coins; and the step is counted."""
     setting, updates = Setting(jaxcomm.skip_nonfinite(case.make()), 4, "data"), gradients(4)
