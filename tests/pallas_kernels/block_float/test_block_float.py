@@ -258,7 +258,7 @@ def test_the_gpu_kernel_under_vmap() -> None:
 
 
 @pytest.mark.parametrize("platform", CALLS)
-@pytest.mark.parametrize("block_size", [32, slow(64), slow(128), slow(256), slow(512), 1024])
+@pytest.mark.parametrize("block_size", [32, *map(slow, (64, 128, 256, 512, 1024))])
 @pytest.mark.parametrize("dtype", ["float32", slow("bfloat16")])
 def test_the_kernel_is_lowered(platform: str, block_size: int, dtype: str) -> None:
     x = jax.ShapeDtypeStruct((2**17 - 77,), dtype)
