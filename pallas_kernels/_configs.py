@@ -44,17 +44,22 @@ class Config:
         """The names and values of all fields."""
         return tuple(dataclasses.asdict(self).items())
 
+    def require_for(self, dtype: jax.typing.DTypeLike) -> None:
+        """Raises ValueError if no first array of this dtype can have the config."""
+
     @classmethod
     def with_fields(cls, dtype: jax.typing.DTypeLike, fields: Fields) -> Self:
         """The assumption with some of its fields replaced.
 
         Raises:
-          ValueError: If there is no such field, or if a value is not allowed.
+          ValueError: If there is no such field, or if a value is not allowed for the dtype.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         for name, _ in fields:
             require(name in known, f"`{name}` is no field of its config, which has {known}.")
-        return dataclasses.replace(cls.of(dtype), **dict(fields))
+        config = dataclasses.replace(cls.of(dtype), **dict(fields))
+        config.require_for(dtype)
+        return config
 
 
 def _first_and_others(first: Any, others: list[Any]) -> tuple[Any, ...]:

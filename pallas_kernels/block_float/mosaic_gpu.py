@@ -55,6 +55,14 @@ class Config(_Config):
         narrower = [cls(4, numbers) for numbers in (8, 16)] if widest > 4 else []
         return (*(cls(widest, numbers) for numbers in (8, 16, 32)), *narrower)
 
+    def require_for(self, dtype: jax.typing.DTypeLike) -> None:
+        """Raises ValueError if a lane would read more than 16 bytes at once."""
+        dtype = jnp.dtype(dtype)
+        require(
+            self.vector * dtype.itemsize <= 16,
+            f"`vector`={self.vector} of {dtype} is more than the 16 bytes of a read.",
+        )
+
     def tile(self, block_size: int) -> tuple[int, int]:
         """Rows that lanes of a warp hold side by side, and the columns that they hold of each."""
         lanes = min(LANES, block_size // self.vector)
@@ -145,10 +153,7 @@ def encode(
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.encode`."""
     config = config or Config.of(x.dtype)
-    require(
-        config.vector * x.dtype.itemsize <= 16,
-        f"`vector`={config.vector} of {x.dtype} is more than the 16 bytes of a read.",
-    )
+    config.require_for(x.dtype)
     require_int32(x.size)
     options: dict[str, Any] = {"dtype": dtype, "block_size": block_size, "stochastic": stochastic}
     if not x.size:

@@ -11,7 +11,6 @@ fields in a word, the array is padded and a float result is cut, each in a separ
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -54,12 +53,6 @@ class Config(PerThread):
         return pitch, unit * min(self.numbers // vector, pitch // unit), vector
 
 
-def _by_pieces(tiling: tuple[int, int, int], process: Callable[..., None]) -> Callable[..., None]:
-    """A kernel that calls `process(first, length, *refs)` for each piece that its block has."""
-    pitch, block, vector = tiling
-    return by_pieces(pitch, block, vector * THREADS, process)
-
-
 def quantize(
     x: jax.Array,
     scale: jax.Array,
@@ -79,8 +72,7 @@ def quantize(
         options: dict[str, Any] = {"levels": levels, "bits": bits, "residual": residual}
         return reference.quantize(x, scale, seeds, added, **options)
     count, width = _planes.layout(x.size, bits)
-    tiling = (config or Config.of(x.dtype)).tiling(width)
-    pitch, block, vector = tiling
+    pitch, block, vector = (config or Config.of(x.dtype)).tiling(width)
     dtype = _planes.DTYPES.get(bits, jnp.uint32)
     step = reference.residual_step(scale, levels, divisor)
     scalars = jnp.stack([*reference.factors(scale, levels), step])
@@ -129,7 +121,7 @@ def quantize(
     if residual:
         out_type.append(_vma.like(planes, planes.shape, arrays[-1].dtype))
     fields, *rest = _versions.gpu_kernel(
-        _by_pieces(tiling, quantize_piece),
+        by_pieces(pitch, block, vector * THREADS, quantize_piece),
         out_type=tuple(out_type),
         grid={"block": pitch // block},
         interpret=interpret,
@@ -161,8 +153,7 @@ def dequantize(
             codes, scale, accumulate, levels=levels, bits=bits, count=count, shape=shape
         )
     fields, width = _planes.layout(size, bits)
-    tiling = (config or Config.of(codes.dtype)).tiling(width)
-    pitch, block, vector = tiling
+    pitch, block, vector = (config or Config.of(codes.dtype)).tiling(width)
     step = reference.level_step(scale, levels * count).reshape(1)
     words = _planes.to_planes(codes, 1, width, pitch)
     added = [] if accumulate is None else [accumulate]
@@ -183,7 +174,7 @@ def dequantize(
             out_ref[here] = mean
 
     planes = _versions.gpu_kernel(
-        _by_pieces(tiling, dequantize_piece),
+        by_pieces(pitch, block, vector * THREADS, dequantize_piece),
         out_type=_vma.like(words, (fields * pitch,), jnp.float32),
         grid={"block": pitch // block},
         interpret=interpret,

@@ -128,6 +128,7 @@ def test_candidates_are_few_and_the_assumption_is_first(
         ("count_sketch", "mosaic_tpu", {"rows": 0}, "`rows` must be in 1 to 16, got 0"),
         ("count_sketch", "mosaic_tpu", {"cells": 1}, "`cells` must be a multiple of 1024"),
         ("count_sketch", "mosaic_tpu", {"unrolled": 4}, "`unrolled` must be in 8 to 128, got 4"),
+        ("block_float", "mosaic_gpu", {"vector": 8}, "`vector`=8 of float32 is more than the 16"),
         ("block_float", "mosaic_tpu", {"blocks": 2}, r"`blocks` is no field .*\['squares'\]"),
     ],
 )
