@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
@@ -16,6 +17,17 @@ CALLS = {"tpu": "tpu_custom_call", "cuda": "mosaic_gpu"}
 
 INTERPRET_TPU = pltpu.InterpretParams(detect_races=True)
 INTERPRET_GPU = gpu_interpret_params(detect_races=True)
+
+
+@contextlib.contextmanager
+def read_again(once: Any) -> Iterator[pytest.MonkeyPatch]:
+    """A variable that the cached function `once` reads is read anew here, and after it."""
+    once.cache_clear()
+    try:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            yield monkeypatch
+    finally:
+        once.cache_clear()
 
 
 def abstract_mesh(platform: str, **axes: int) -> AbstractMesh:

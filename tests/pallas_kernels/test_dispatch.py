@@ -16,7 +16,7 @@ from pallas_kernels._dispatch import Choice, Device, Measured, Workload, choose
 from pallas_kernels.arg_specs import ROWS
 from pallas_kernels.pack import mosaic_gpu, mosaic_tpu, pack
 from pallas_kernels.quantize import dequantize, quantize
-from tests.pallas_kernels.lowering import CALLS, KINDS, lowered
+from tests.pallas_kernels.lowering import CALLS, KINDS, lowered, read_again
 
 X = jax.ShapeDtypeStruct((2**17,), jnp.uint8)
 IMPLEMENTATION = jaxcomm.implementation
@@ -33,12 +33,9 @@ def has_kernel(platform: str, x: Any = X) -> bool:
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """The variable is read again by the test, and after it."""
-    _preference._of_environment.cache_clear()
-    yield monkeypatch
-    monkeypatch.undo()
-    _preference._of_environment.cache_clear()
+def environment() -> Iterator[pytest.MonkeyPatch]:
+    with read_again(_preference._of_environment) as monkeypatch:
+        yield monkeypatch
 
 
 def test_the_context_reaches_ops_and_ends() -> None:

@@ -13,7 +13,7 @@ import pytest
 from pallas_kernels import _device, _tuned, implementation, measured
 from pallas_kernels._dispatch import Measured
 from pallas_kernels.pack import mosaic_tpu, pack
-from tests.pallas_kernels.lowering import CALLS, KINDS, lowered
+from tests.pallas_kernels.lowering import CALLS, KINDS, lowered, read_again
 
 SIZE = 2**17
 X = jax.ShapeDtypeStruct((SIZE,), jnp.uint8)
@@ -32,12 +32,9 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """The variable is read again by the test, and after it."""
-    _tuned._of_environment.cache_clear()
-    yield monkeypatch
-    monkeypatch.undo()
-    _tuned._of_environment.cache_clear()
+def environment() -> Iterator[pytest.MonkeyPatch]:
+    with read_again(_tuned._of_environment) as monkeypatch:
+        yield monkeypatch
 
 
 def write(file: pathlib.Path, *lines: Any) -> pathlib.Path:
