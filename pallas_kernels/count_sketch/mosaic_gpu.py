@@ -37,9 +37,7 @@ INDEXED = range(PLANE, 2**31)  # Sizes of arrays whose elements are indexed, in 
 class Config(_Config):
     """Of `encode`."""
 
-    stages: int = (
-        4  # Planes in shared memory, of which one is added and others are copied: 2 to 16.
-    )
+    stages: int = 4  # Planes in shared memory: one is added while the others are copied.
 
     def __post_init__(self) -> None:
         require_field("stages", self.stages, (2, 4, 8, 16), "2, 4, 8 or 16")
