@@ -8,13 +8,23 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
 
 
-def rebuilt_value_and_grad(loss_fn: LossFn, has_aux: bool = False) -> LossFn:
-    """`jax.value_and_grad` of a loss whose arguments are rebuilt when it is traced."""
+def rebuilt_value_and_grad(
+    loss_fn: LossFn, has_aux: bool = False, *, axis_name: AxisName = ()
+) -> LossFn:
+    """`jax.value_and_grad` of a loss whose arguments are rebuilt when it is traced.
+
+    The loss is typed as varying over `axis_name`. Otherwise the gradient of a loss that is a mean
+    over workers, as after `jax.lax.pmean`, would be divided by their number once too often.
+    """
 
     def loss(params: PyTree, *args: PyTree, **kwargs: PyTree) -> PyTree:
         # The variables of flax.nnx belong to the trace in which they were last unflattened.
         rebuilt = {name: jax.tree.map(lambda x: x, value) for name, value in kwargs.items()}
-        return loss_fn(params, *jax.tree.map(lambda x: x, args), **rebuilt)
+        value = loss_fn(params, *jax.tree.map(lambda x: x, args), **rebuilt)
+        if not has_aux:
+            return _axis.local_params(value, axis_name)
+        own, aux = value
+        return _axis.local_params(own, axis_name), aux
 
     return jax.value_and_grad(loss, has_aux=has_aux)
 
@@ -27,7 +37,9 @@ def local_value_and_grad(
     .. math:: (f_i(x), \nabla f_i(x)) \quad\text{and not}\quad
               (f_i(x), \textstyle\sum_j \nabla f_j(x)),
 
-    where `jax.value_and_grad` returns the latter inside `jax.shard_map`. Nothing is sent.
+    where `jax.value_and_grad` returns the latter inside `jax.shard_map`. Nothing is sent. If
+    `loss_fn` itself averages over workers, as with `jax.lax.pmean`, the mean of the gradients over
+    workers is that of the mean loss.
 
     Args:
       loss_fn: `(params, *args) -> loss`, or `(loss, aux)` with `has_aux=True`.
@@ -46,7 +58,7 @@ def local_value_and_grad(
       [0. 1. 2.]
     """
 
-    value_and_grad = rebuilt_value_and_grad(loss_fn, has_aux)
+    value_and_grad = rebuilt_value_and_grad(loss_fn, has_aux, axis_name=axis_name)
 
     @functools.wraps(loss_fn)
     def local(params: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:

@@ -187,7 +187,10 @@ def fully_sharded_value_and_grad(
             leaves, treedef = jax.tree.flatten(slices)
             value = loss_fn(jax.tree.unflatten(treedef, averaged(leaves, axis_name)), batch, key)
         require_parts(value, False, has_aux)
-        return value
+        if not has_aux:
+            return _axis.local_params(value, names)
+        loss, aux = value
+        return _axis.local_params(loss, names), aux
 
     def mean(x: Any) -> jax.Array:
         return lax.pmean(_axis.as_varying(jnp.asarray(x).astype(jnp.float32), axis_name), names)

@@ -109,7 +109,7 @@ def worker_step(
         args = (*model_state.values(), batch, *key)
         loss = checked_loss(loss_fn, params, args, key)
         value_and_gradient = rebuilt_value_and_grad(
-            lambda params, *args: loss(guarded(params), *args), has_rest
+            lambda params, *args: loss(guarded(params), *args), has_rest, axis_name=all_axes
         )
 
         def evaluate(

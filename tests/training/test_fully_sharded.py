@@ -75,6 +75,13 @@ def close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
         )
 
 
+def test_a_loss_that_averages_over_workers_itself_has_the_same_gradient() -> None:
+    mesh, specs, params = prepared("eight")
+    averaged = lambda params, x: jax.lax.pmean(loss(params, x), "data")  # noqa: E731
+    _, gradients = fully_sharded_value_and_grad(averaged, mesh, specs)(params, batch_of())
+    close(gradients, jax.grad(loss)(start(), batch_of()))
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MESHES)
 def test_equals_the_gradient_of_whole_weights(name: str) -> None:

@@ -58,6 +58,24 @@ def test_the_mean_trains_like_one_device(kind: str) -> None:
     chex.assert_trees_all_close(params, alone, rtol=1e-4, atol=1e-5)
 
 
+@KINDS
+@pytest.mark.parametrize("has_aux", [False, True])
+def test_a_loss_that_averages_over_workers_itself_has_the_same_gradient(
+    kind: str, has_aux: bool
+) -> None:
+    def averaged(params: Any, batch: Any) -> Any:
+        loss = jax.lax.pmean(loss_fn(params, batch), "data")
+        return (loss, {"twice": 2 * loss}) if has_aux else loss
+
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
+    step, workers = build(kind, averaged, tx, has_aux=has_aux)
+    params, _, metrics = step(start(), jaxcomm.init(tx, start(), workers), data())
+    loss, gradient = jax.value_and_grad(loss_fn)(start(), data())
+    alone = jax.tree.map(lambda p, g: p - 0.1 * g, start(), gradient)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
+    chex.assert_trees_all_close(params, alone, rtol=1e-4, atol=1e-5)
+
+
 def test_mesh_and_simulator_train_alike() -> None:
     tx = optax.chain(jaxcomm.global_qsgd(bits=16), optax.sgd(0.05, momentum=0.9))
     outcomes = []
