@@ -6,7 +6,8 @@ import inspect
 import itertools
 import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -102,26 +103,34 @@ def explain_init_error(error: Exception) -> Exception:
     return error
 
 
-def require_gossip_last(state: Any) -> None:
-    """Raises if anything follows gossip in `optax.chain`, whose state is a plain tuple.
+def _children(node: Any) -> tuple[Any, ...]:
+    if isinstance(node, Mapping):
+        return tuple(node.values())
+    return tuple(node) if isinstance(node, tuple | list) else ()
 
-    The update of gossip moves a worker to the mixed parameters, so scaling it mixes them wrongly.
+
+def require_exchange_last(state: Any) -> None:
+    """Raises if anything follows gossip or local steps in `optax.chain` or `optax.named_chain`.
+
+    Their states are a plain tuple and an ordered dict. The update of these methods moves a worker
+    to the mixed parameters, so a transformation of it mixes them wrongly.
     """
 
     def mixes(node: Any) -> bool:
-        inside = type(node) is tuple and any(map(mixes, node))
-        return inside or getattr(node, "mixes_parameters", False)
+        return getattr(node, "mixes_parameters", False) or any(map(mixes, _children(node)))
 
-    if not isinstance(state, tuple) or getattr(state, "mixes_parameters", False):
+    if getattr(state, "mixes_parameters", False):
         return
-    for node in state:
-        require_gossip_last(node)
-    for node, after in itertools.pairwise(state if type(state) is tuple else ()):
+    for node in _children(state):
+        require_exchange_last(node)
+    in_turn = type(state) in (tuple, OrderedDict)
+    for node, after in itertools.pairwise(_children(state) if in_turn else ()):
         if mixes(node) and not mixes(after):
             raise ValueError(
-                "A method of `jaxcomm.gossip` must be last in `optax.chain`, since it mixes the "
+                "Gossip or local steps must be last in `optax.chain`, since they average the "
                 "parameters that the optimizer has moved, as in `optax.chain(optax.sgd(0.1), "
-                "gossip.dpsgd(graph))`. Here another transformation follows it."
+                "gossip.dpsgd(graph))` or `optax.chain(optax.sgd(0.1), local_sgd(period=8))`. Here "
+                "another transformation follows: place it before."
             )
 
 

@@ -26,7 +26,7 @@ from jaxcomm._require import (
     explain_init_error,
     explained,
     require_arrays,
-    require_gossip_last,
+    require_exchange_last,
     require_transformation,
 )
 from jaxcomm._sharded import is_spec, specs_of_state, tracing
@@ -177,9 +177,9 @@ def init(
 
     Raises:
       ValueError: If the number of workers is not a positive int; if `tx` is not a transformation,
-        or names an axis that is missing; if gossip is not last in a chain; if state differs by
-        worker and is not marked; or if `params` were made for another number of workers, or are
-        sharded over other axes than `shard_axes`.
+        or names an axis that is missing; if gossip or local steps are not last in a chain; if
+        state differs by worker and is not marked; or if `params` were made for another number of
+        workers, or are sharded over other axes than `shard_axes`.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -195,7 +195,7 @@ def init(
     def first(params: PyTree) -> optax.OptState:
         with explained(explain_init_error):
             state = tx.init(own_params(params))
-        require_gossip_last(state)
+        require_exchange_last(state)
         return state
 
     def record(params: PyTree) -> tuple[()]:

@@ -34,7 +34,7 @@ class GossipState(NamedTuple):
 
     @property
     def mixes_parameters(self) -> bool:
-        """That only gossip may follow in a chain."""
+        """That only gossip or local steps may follow in a chain."""
         return True
 
 

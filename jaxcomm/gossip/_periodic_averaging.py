@@ -19,7 +19,7 @@ class ExactAverageState(NamedTuple):
 
     @property
     def mixes_parameters(self) -> bool:
-        """That only gossip may follow in a chain."""
+        """That only gossip or local steps may follow in a chain."""
         return True
 
 

@@ -49,6 +49,11 @@ class EagerState(NamedTuple):
     late_done: PerWorker  # and those of the displacement that is late
     diagnostics: dict[str, jax.Array]  # float32[], as of `local_sgd`
 
+    @property
+    def mixes_parameters(self) -> bool:
+        """That only gossip or local steps may follow in a chain."""
+        return True
+
 
 def eager_diloco(
     inner: optax.GradientTransformation,

@@ -42,6 +42,11 @@ class LocalState(NamedTuple):
         str, jax.Array
     ]  # float32[], `skipped_steps` before the last exchange, and `skipped_exchanges` exchanges
 
+    @property
+    def mixes_parameters(self) -> bool:
+        """That only gossip or local steps may follow in a chain."""
+        return True
+
 
 def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
     """A function from the number of steps so far to the period, int32[]."""

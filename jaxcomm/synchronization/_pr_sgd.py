@@ -38,6 +38,11 @@ class PrSgdState(NamedTuple):
         str, jax.Array
     ]  # float32[], `skipped_steps` before the last exchange, and `skipped_exchanges` exchanges
 
+    @property
+    def mixes_parameters(self) -> bool:
+        """That only gossip or local steps may follow in a chain."""
+        return True
+
 
 def pr_sgd(
     optimizer: optax.GradientTransformation, period: Period, *, axis_name: AxisName = "data"

@@ -47,6 +47,11 @@ class StreamingState(NamedTuple):
         str, jax.Array
     ]  # float32[], `skipped_steps` before the last averaging round, and `skipped_exchanges` rounds
 
+    @property
+    def mixes_parameters(self) -> bool:
+        """That only gossip or local steps may follow in a chain."""
+        return True
+
 
 def streaming_diloco(
     inner: optax.GradientTransformation,

@@ -108,6 +108,9 @@ def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
         (optax.chain(optax.chain(optax.sgd(0.1), DPSGD), optax.scale(2.0)), "must be last"),
         (jaxcomm.skip_nonfinite(optax.chain(gossip.periodic_averaging(2, DPSGD), optax.scale(-1))),
          "must be last"),
+        (optax.chain(optax.masked(DPSGD, True), optax.scale(2.0)), "must be last"),
+        (optax.named_chain(("gossip", DPSGD), ("after", optax.scale(2.0))), "must be last"),
+        (optax.partition({"a": optax.chain(DPSGD, optax.scale(2.0))}, "a"), "must be last"),
     ],
 )  # fmt: skip
 def test_said_when_state_is_made(tx: Any, message: str) -> None:

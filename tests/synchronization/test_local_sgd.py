@@ -11,7 +11,16 @@ import pytest
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
-from jaxcomm.synchronization import diloco, local_sgd, post_local, pr_sgd, slowmo
+from jaxcomm.synchronization import (
+    diloco,
+    eager_diloco,
+    local_sgd,
+    post_local,
+    pr_sgd,
+    slowmo,
+    sparseloco,
+    streaming_diloco,
+)
 from tests.slow import slow
 from tests.workers import mesh_of
 
@@ -51,6 +60,23 @@ def by_hand(rate: float, meets: list[bool], outer: Any = lambda a, mean: mean) -
             x = np.tile(anchor, (N, 1))
         found.append(x)
     return np.stack(found)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        local_sgd(2),
+        slowmo(2),
+        diloco(optax.sgd(0.1), optax.sgd(0.7), 2),
+        eager_diloco(optax.sgd(0.1), optax.sgd(0.7), 2),
+        sparseloco(optax.sgd(0.1), 2),
+        pr_sgd(optax.sgd(0.1), 2),
+        streaming_diloco(optax.sgd(0.1), optax.sgd(0.7), 2, fragments=1),
+    ],
+)
+def test_nothing_follows_local_steps(method: Any) -> None:
+    with pytest.raises(ValueError, match=r"local steps must be last in `optax\.chain`"):
+        jaxcomm.init(optax.chain(method, optax.sgd(0.1)), jaxcomm.replicate(jnp.ones(SIZE), N), N)
 
 
 def test_five_steps_by_hand() -> None:
