@@ -53,7 +53,7 @@ def of_one_worker(
         lead = 1
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return [
-        (path, x.shape[lead:], PartitionSpec(*spec[lead:]))
+        (path, jax.numpy.shape(x)[lead:], PartitionSpec(*spec[lead:]))
         for (path, x), spec in zip(leaves, specs, strict=False)
     ]
 

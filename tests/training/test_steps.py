@@ -76,6 +76,15 @@ def test_a_loss_that_averages_over_workers_itself_has_the_same_gradient(
     chex.assert_trees_all_close(params, alone, rtol=1e-4, atol=1e-5)
 
 
+@KINDS
+def test_numbers_of_python_are_parameters_too(kind: str) -> None:
+    params = {"w": 2.0, "b": np.float64(0.5)}
+    tx = optax.chain(jaxcomm.global_qsgd(bits=16), optax.sgd(0.1, momentum=0.9))
+    step, workers = build(kind, lambda p, batch: jnp.mean(p["w"] * batch + p["b"]), tx)
+    new, _, _ = step(params, jaxcomm.init(tx, params, workers), np.ones(N, np.float32))
+    np.testing.assert_allclose([new["w"], new["b"]], [1.9, 0.4], rtol=1e-4)
+
+
 def test_mesh_and_simulator_train_alike() -> None:
     tx = optax.chain(jaxcomm.global_qsgd(bits=16), optax.sgd(0.05, momentum=0.9))
     outcomes = []
