@@ -35,7 +35,7 @@ def described(value: Any) -> str:
 
 
 def require_axis_name(axis_name: Any, option: str = "axis_name") -> None:
-    """Raises unless `axis_name` is a name or a tuple of names."""
+    """Raises unless `axis_name` is a name or a tuple of distinct names."""
     several = axis_name if isinstance(axis_name, tuple | list) and axis_name else (axis_name,)
     if not all(isinstance(name, str) for name in several):
         swapped = " Are the first two arguments swapped?" if isinstance(axis_name, Codec) else ""
@@ -43,6 +43,8 @@ def require_axis_name(axis_name: Any, option: str = "axis_name") -> None:
             f"`{option}` must be the name of a mesh axis, or several in a tuple, got "
             f"{described(axis_name)}.{swapped}"
         )
+    if len(set(several)) < len(several):
+        raise ValueError(f"`{option}` must name distinct mesh axes, got {axis_name!r}.")
 
 
 def require_codec(codec: Any, option: str = "codec", *, user: str = "") -> None:

@@ -93,6 +93,13 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         for make in PLAIN
     },
     **{
+        f"{make.__name__}: an axis twice": (
+            lambda make=make: make(("data", "data")),
+            r"`axis_name` must name distinct mesh axes, got \('data', 'data'\)",
+        )
+        for make in PLAIN
+    },
+    **{
         f"{name}, {place}": (step(tx), r"A codec is not an optax .* `optax.chain\(jaxcomm.all_ga")
         for name, codec in {"a codec": dither(), "a codec with memory": FEEDBACK}.items()
         for place, tx in {"in a chain": optax.chain(codec, optax.sgd(0.1)), "alone": codec}.items()
