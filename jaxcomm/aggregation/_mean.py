@@ -23,12 +23,18 @@ from jaxcomm.compression.quantizers import cast, scaled_cast
 
 
 def _wire_codec(wire_dtype: Any, block_size: int) -> Codec:
-    dtype = jnp.dtype(wire_dtype)
+    try:
+        dtype = jnp.dtype(wire_dtype)
+    except TypeError:  # There is no such dtype.
+        dtype = wire_dtype
     if dtype == jnp.bfloat16:
         return cast(dtype)
-    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1:
+    if isinstance(dtype, jnp.dtype) and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1:
         return blockwise(scaled_cast(dtype), block_size)
-    raise ValueError(f"`wire_dtype` must be bfloat16 or a float8, got {dtype}.")
+    raise ValueError(
+        "`wire_dtype` must be bfloat16 or a float8, such as 'bfloat16' or 'float8_e4m3fn', got "
+        f"{dtype}."
+    )
 
 
 def _summed(

@@ -113,9 +113,9 @@ def test_runs_have_no_rows() -> None:
             aggregate(tx, jnp.ones((3, 64, 1)))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.int8, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.int8, jnp.float32, "bf16"])
 def test_floats_that_cannot_travel(dtype: object) -> None:
-    with pytest.raises(ValueError, match="`wire_dtype` must be bfloat16 or a float8, got"):
+    with pytest.raises(ValueError, match="`wire_dtype` must be bfloat16 or a float8, such"):
         jaxcomm.mean(wire_dtype=dtype)
 
 
