@@ -206,7 +206,8 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
       An :class:`Account`; print it for a table.
 
     Raises:
-      ValueError: If `fn` contains a step of `jaxcomm.simulate`, which sends nothing.
+      ValueError: If `fn` is no function, or contains a step of `jaxcomm.simulate`, which sends
+        nothing.
 
     Warns:
       UserWarning: If an argument is sharded over an axis that is automatic where the program sends.
@@ -232,6 +233,11 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
       >>> sent.seconds(bytes_per_second=1e6, latency=1e-3)
       0.043771
     """
+    if not callable(fn):
+        raise ValueError(
+            "`fn` must be a function, such as the step of `jaxcomm.make_step`, got "
+            f"a `{type(fn).__name__}`. For a transformation alone: `jaxcomm.perf.predict(tx, ...)`."
+        )
     jaxpr = jax.make_jaxpr(getattr(fn, "on_mesh", fn))(*args, **kwargs)
     found = Account(collectives_of(jaxpr.jaxpr))
     automatic = {name for collective in found.collectives for name in collective.automatic}

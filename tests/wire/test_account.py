@@ -313,3 +313,8 @@ def test_a_simulated_step_inside_of_a_program_is_not_accounted_as_nothing() -> N
         ValueError, match=r"contains a step of `jaxcomm\.simulate`.*Account for the step"
     ):
         wire.account(jax.jit(lambda *args: step(*args)), x, state, rows)
+
+
+def test_a_transformation_is_no_function() -> None:
+    with pytest.raises(ValueError, match=r"`fn` must be a function, .* got a `Gradient.*perf"):
+        wire.account(jaxcomm.mean(), jnp.ones(3))  # type: ignore[arg-type]
