@@ -160,6 +160,12 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         ),
         r"`aux\['z'\]` is complex128, but metrics must be real numbers",
     ),
+    "a key as aux": (
+        lambda here: here.step(
+            qsgd(), lambda p, b: (loss_fn(p, b), {"k": jax.random.key(0)}), has_aux=True
+        )(start(), here.init(qsgd()), X),
+        r"`aux\['k'\]` is key<fry>, but metrics must be real numbers",
+    ),
     "aux under a name of aggregators": (
         lambda here: here.step(
             qsgd(), lambda p, b: (loss_fn(p, b), {"diagnostics/x": 1.0}), has_aux=True
