@@ -1,5 +1,6 @@
 """Blocks of 8-bit numbers that share a power of two."""
 
+import numbers
 from typing import Literal
 
 import jax
@@ -17,7 +18,8 @@ BLOCK_SIZES = (32, 64, 128, 256, 512, 1024)
 
 def _require_block_size(block_size: int) -> None:
     require(
-        block_size in BLOCK_SIZES, f"`block_size` must be one of {BLOCK_SIZES}, got {block_size!r}."
+        isinstance(block_size, numbers.Integral) and block_size in BLOCK_SIZES,
+        f"`block_size` must be one of {BLOCK_SIZES}, got {block_size!r}.",
     )
 
 

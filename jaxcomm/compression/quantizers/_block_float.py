@@ -1,5 +1,6 @@
 """Blocks of 8-bit numbers that share a power of two: MXFP8, and block-scaled int8 and fp8."""
 
+import numbers
 from typing import Literal, NamedTuple
 
 import jax
@@ -75,7 +76,7 @@ def block_float(
     """
     if dtype not in FORMATS:
         raise ValueError(f"`dtype` must be one of {tuple(FORMATS)}, got {dtype!r}.")
-    if block_size not in BLOCK_SIZES:
+    if not (isinstance(block_size, numbers.Integral) and block_size in BLOCK_SIZES):
         raise ValueError(f"`block_size` must be one of {BLOCK_SIZES}, got {block_size!r}.")
     if rounding not in ROUNDINGS:
         raise ValueError(f"`rounding` must be one of {ROUNDINGS}, got {rounding!r}.")

@@ -295,6 +295,8 @@ def test_wrong_arguments() -> None:
         block_float.encode(x, None, dtype="float16")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"`block_size` must be one of .*, got 16"):
         block_float.encode(x, None, block_size=16)
+    with pytest.raises(ValueError, match=r"`block_size` must be one of .*, got 32\.0"):
+        block_float.encode(x, None, block_size=32.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"`seeds` must be uint32\[2\]"):
         block_float.encode(x, jnp.ones(2, jnp.int32))
     elements, exponents = block_float.encode(x, None)
