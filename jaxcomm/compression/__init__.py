@@ -1,5 +1,9 @@
 """Codecs of one array. A codec names no mesh axis."""
 
+import inspect
+
+from jaxcomm._base import Codec
+from jaxcomm._require import answer_uncalled
 from jaxcomm.compression import (
     codes,
     feedback,
@@ -38,3 +42,9 @@ __all__ = [
     "sketches",
     "sparsifiers",
 ]
+
+for _module in (codes, feedback, low_rank, quantizers, sketches, sparsifiers):
+    for _name in _module.__all__:
+        _make = getattr(_module, _name)
+        if inspect.isfunction(_make) and inspect.signature(_make).return_annotation is Codec:
+            answer_uncalled(_make)
