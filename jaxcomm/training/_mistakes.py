@@ -179,10 +179,17 @@ def require_gradients_of(
     except TypeError:
         has_model_state = len(args) - has_key > 1
         names = ["params", *["model_state"] * has_model_state, "batch", *["key"] * has_key]
-        why = "The step received a `key`, but `loss_fn` does not take one: it" if has_key else "It"
+        called = f"`loss_fn` is called with `({', '.join(names)})`"
+        because = []
         if has_model_state:
-            why = "`has_model_state=True`, so `loss_fn`"
-        raise ValueError(f"{why} is called with `({', '.join(names)})`.") from None
+            because.append("`has_model_state=True`")
+        if has_key:
+            because.append("the step received a `key`")
+        why = f", since {' and '.join(because)}" if because else ""
+        raise ValueError(
+            f"{called}{why}, but takes `{inspect.signature(loss_fn)}`: "
+            "give it these arguments."
+        ) from None
     except ValueError:
         return  # A builtin without a signature.
 

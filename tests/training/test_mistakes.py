@@ -142,11 +142,15 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
     ),
     "a key for a loss without": (
         lambda here: here.step(qsgd())(start(), here.init(qsgd()), X, key=jax.random.key(0)),
-        r"received a `key`, but `loss_fn` does not take one: .* `\(params, batch, key\)`",
+        r"`\(params, batch, key\)`, since the step received a `key`, but takes `\(params: ",
     ),
     "integers among the parameters": (
         lambda here: here.step(exact())(start() | {"n": jnp.int32(3)}, here.init(exact()), X),
         r"parameters at \['n'\] are int32 and have no gradient",
+    ),
+    "a loss of other arguments": (
+        lambda here: here.step(exact(), lambda p, x, y: 0.0)(start(), here.init(exact()), X),
+        r"^`loss_fn` is called with `\(params, batch\)`, but takes `\(p, x, y\)`: give it",
     ),
     "a reserved key": (
         lambda here: here.step(exact())(

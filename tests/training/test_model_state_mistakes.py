@@ -168,7 +168,7 @@ MISTAKES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "a loss without model state": (
         with_loss(lambda p, b: jnp.mean(b @ p["w"]), has_model_state=True),
-        r"`has_model_state=True`, so `loss_fn` is called with `\(params, model_state, batch\)`",
+        r"`\(params, model_state, batch\)`, since `has_model_state=True`, but takes `\(p, b\)`",
     ),
     "aux in place of the pair": (
         with_loss(lambda p, s, b: (jnp.mean(b @ p["w"]), s), has_model_state=True, has_aux=True),
