@@ -14,6 +14,7 @@ from jaxcomm.aggregation._agreement import all_finite, everywhere, sum_together
 from jaxcomm.aggregation._coded import coded_mean
 from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
 from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sketches._count_sketch import CountSketchPayload, Hashing
@@ -170,6 +171,7 @@ def fetch_sgd(
         return new, FetchMemory(velocity, error, memory.step)
 
     def init(x: jax.Array) -> Memory:
+        require_countable(x.size)
         like = jax.eval_shape(lambda x: table_of(x, Context.of(x)), x)
         empty = jnp.zeros(like.shape, like.dtype)
         return Memory((), FetchMemory(empty, empty, jnp.zeros((), jnp.uint32)))

@@ -187,8 +187,7 @@ def require_gradients_of(
             because.append("the step received a `key`")
         why = f", since {' and '.join(because)}" if because else ""
         raise ValueError(
-            f"{called}{why}, but takes `{inspect.signature(loss_fn)}`: "
-            "give it these arguments."
+            f"{called}{why}, but takes `{inspect.signature(loss_fn)}`: give it these arguments."
         ) from None
     except ValueError:
         return  # A builtin without a signature.

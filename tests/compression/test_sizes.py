@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import jaxcomm
 from jaxcomm import Codec, Coins
 from jaxcomm.compression import (
     blockwise,
@@ -107,6 +108,14 @@ def test_more_than_an_int32_counts(name: str, size: int) -> None:
             assert "split the leaf." in message or "smaller blocks." in message
             named = padded(size) if name in OF_MATRICES else size
             assert str(named) in message and "\n" not in message
+
+
+def test_fetch_sgd_says_it_when_state_is_made() -> None:
+    tx = jaxcomm.fetch_sgd(sketch_ratio=0.1, k=100)
+    with pytest.raises(ValueError, match=r"2147483648 coordinates, .* split the leaf"):
+        jax.eval_shape(
+            lambda x: jaxcomm.init(tx, x, 2), jax.ShapeDtypeStruct((2**31,), jnp.bfloat16)
+        )
 
 
 def test_means_count_beyond_an_int32() -> None:
