@@ -125,7 +125,7 @@ def require_aux(aux: object, taken: set[str]) -> None:
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
         kind = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
-        is_key = jax.dtypes.issubdtype(kind, jax.dtypes.prng_key)  # `jnp.isdtype` rejects keys.
+        is_key = jnp.issubdtype(kind, jax.dtypes.prng_key)  # `jnp.isdtype` rejects keys.
         if is_key or (kind != jnp.bool_ and not jnp.isdtype(kind, ("real floating", "integral"))):
             raise ValueError(
                 f"`aux{jax.tree_util.keystr(path)}` is {kind}, but metrics must be real "
