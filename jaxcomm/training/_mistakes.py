@@ -20,15 +20,29 @@ def require_step_of(loss_fn: object, tx: object, gradients: Any, has_model_state
     if not (callable(loss_fn) or gradients is not None):
         raise ValueError(f"`loss_fn` must be a function, got {loss_fn!r}.")
     require_transformation(tx)
-    if has_model_state and gradients is not None:
-        try:
-            inspect.signature(gradients).bind_partial(model_state=None)
-        except TypeError:
-            name = getattr(gradients, "__name__", repr(gradients))
-            raise ValueError(
-                f"With `has_model_state=True`, `gradients` is called with `model_state=`, which "
-                f"`{name}` does not take."
-            ) from None
+    if gradients is None:
+        return
+    if not callable(gradients):
+        raise ValueError(f"`gradients` must be a function, got {gradients!r}.")
+    name = getattr(gradients, "__name__", repr(gradients))
+    try:
+        parameters = inspect.signature(gradients).parameters
+    except ValueError:  # A builtin without a signature.
+        return
+    takes = "model_state" in parameters or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
+    if has_model_state and not takes:
+        raise ValueError(
+            f"With `has_model_state=True`, `gradients` is called with `model_state=`, which "
+            f"`{name}` does not take."
+        )
+    own = parameters.get("model_state")
+    if not has_model_state and own is not None and own.default is own.empty:
+        raise ValueError(
+            f"`gradients`, `{name}`, takes `model_state=`: pass `has_model_state=True`, and a model "
+            "state to the step."
+        )
 
 
 def require_divisible(batch: PyTree, devices: int) -> None:

@@ -16,6 +16,7 @@ from jax.sharding import AxisType
 
 import jaxcomm
 from jaxcomm.synchronization import precomputed_gradients, window_gradients
+from jaxcomm.training import loss_scaled_gradients
 from tests.workers import mesh_of
 
 N = 4
@@ -173,6 +174,10 @@ MISTAKES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "aux in place of the pair": (
         with_loss(lambda p, s, b: (jnp.mean(b @ p["w"]), s), has_model_state=True, has_aux=True),
         r"With `has_model_state=True, has_aux=True`.* a pair, `\(loss, \(model_state, aux\)\)`",
+    ),
+    "gradients that need a model state": (
+        with_loss(lambda p, b: jnp.mean(b), gradients=loss_scaled_gradients),
+        r"`loss_scaled_gradients`, takes `model_state=`: pass `has_model_state=True`",
     ),
     "gradients that take no model state": (
         with_loss(
