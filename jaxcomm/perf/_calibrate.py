@@ -51,6 +51,8 @@ def calibrate(
       >>> measured.codecs
       {}
     """
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"`mesh` must be a `jax.sharding.Mesh`, got {mesh!r}.")
     require_at_least(1, repeats, "repeats")
     workers = mesh.shape.get(axis_name, mesh.devices.size)
     timed = transformations(axis_name, workers) if methods is None else methods

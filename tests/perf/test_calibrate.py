@@ -68,6 +68,8 @@ def test_mistakes_are_named() -> None:
     mesh = jax.make_mesh((1,), ("data",))
     with pytest.raises(ValueError, match=r"`methods\['mine'\]` must be an optax transformation"):
         perf.calibrate(mesh, methods={"mine": jaxcomm.mean})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"`mesh` must be a `jax\.sharding\.Mesh`, got 8"):
+        perf.calibrate(8)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`repeats` must be a finite number of at least 1, got 0"):
         perf.calibrate(mesh, methods={"mine": optax.identity()}, repeats=0)
 
