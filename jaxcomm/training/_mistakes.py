@@ -40,8 +40,8 @@ def require_step_of(loss_fn: object, tx: object, gradients: Any, has_model_state
     own = parameters.get("model_state")
     if not has_model_state and own is not None and own.default is own.empty:
         raise ValueError(
-            f"`gradients`, `{name}`, takes `model_state=`: pass `has_model_state=True`, and a model "
-            "state to the step."
+            f"`gradients`, `{name}`, takes `model_state=`: pass `has_model_state=True`, and a "
+            "model state to the step."
         )
 
 
