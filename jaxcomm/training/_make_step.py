@@ -93,7 +93,8 @@ def make_step(
         which sends nothing; or a period k for means in the last of every k steps and NaN in the
         other steps, which send no metrics. With a period, the step reads the number of steps so
         far from the first step counter in the state of `tx`. Aggregators with a codec, gossip,
-        methods with local steps, Adam and schedules have such a counter.
+        methods with local steps, Adam and schedules have such a counter. Inside
+        `jaxcomm.accumulate` it counts updates, so means are in all mini-steps of every k-th update.
       donate: Whether to donate the buffers of params and state to the new ones. If so, do not use
         the old arrays again.
 
