@@ -97,6 +97,17 @@ def place_carry(carry: Carry, mesh: Mesh, shard_axes: tuple[str, ...]) -> tuple[
     return Carry(*(place(tree, mesh, own, name) for (name, tree), own in trees)), specs
 
 
+def require_key(key: Any) -> None:
+    """Raises unless `key` is one key, typed or of raw words, or None."""
+    typed = jax.dtypes.prng_key
+    is_typed = isinstance(key, jax.Array) and jax.numpy.issubdtype(key.dtype, typed)
+    if key is not None and jax.numpy.shape(key) != (() if is_typed else (2,)):
+        raise ValueError(
+            "`key` must be one key for all workers, such as `jax.random.key(0)`, got "
+            f"{f'{key.dtype}{list(key.shape)}' if isinstance(key, jax.Array) else repr(key)}."
+        )
+
+
 def public_step(
     run: Callable[..., tuple[Carry, dict[str, jax.Array]]], has_model_state: bool
 ) -> Step:
@@ -110,6 +121,7 @@ def public_step(
         key: jax.Array | None = None,
         **extra_args: PyTree,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
+        require_key(key)
         new, metrics = run(Carry(params, (), opt_state), batch, key, extra_args)
         return new.params, new.opt_state, metrics
 
@@ -122,6 +134,7 @@ def public_step(
         key: jax.Array | None = None,
         **extra_args: PyTree,
     ) -> tuple[PyTree, PyTree, optax.OptState, dict[str, jax.Array]]:
+        require_key(key)
         new, metrics = run(Carry(params, model_state, opt_state), batch, key, extra_args)
         return *new, metrics
 

@@ -164,6 +164,18 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         ),
         r"`aux\['z'\]` is complex128, but metrics must be real numbers",
     ),
+    "a number as key": (
+        lambda here: here.step(qsgd(), lambda p, b, key: loss_fn(p, b))(
+            start(), here.init(qsgd()), X, key=3
+        ),
+        r"`key` must be one key for all workers, such as `jax\.random\.key\(0\)`, got 3\.",
+    ),
+    "a key for each worker": (
+        lambda here: here.step(qsgd(), lambda p, b, key: loss_fn(p, b))(
+            start(), here.init(qsgd()), X, key=jax.random.split(jax.random.key(0), N)
+        ),
+        r"`key` must be one key for all workers, .* got key<fry>\[4\]",
+    ),
     "a key as aux": (
         lambda here: here.step(
             qsgd(), lambda p, b: (loss_fn(p, b), {"k": jax.random.key(0)}), has_aux=True
