@@ -101,7 +101,8 @@ def require_key(key: Any) -> None:
     """Raises unless `key` is one key, typed or of raw words, or None."""
     typed = jax.dtypes.prng_key
     is_typed = isinstance(key, jax.Array) and jax.numpy.issubdtype(key.dtype, typed)
-    if key is not None and jax.numpy.shape(key) != (() if is_typed else (2,)):
+    allowed = [()] if is_typed else [(2,), (4,)]  # Words of threefry, and of rbg.
+    if key is not None and jax.numpy.shape(key) not in allowed:
         raise ValueError(
             "`key` must be one key for all workers, such as `jax.random.key(0)`, got "
             f"{f'{key.dtype}{list(key.shape)}' if isinstance(key, jax.Array) else repr(key)}."
