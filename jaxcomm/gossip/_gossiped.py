@@ -237,11 +237,12 @@ def gossiped(
 def _presence(present: jax.Array | None, workers: int) -> jax.Array | None:
     if present is None:
         return None
-    if jnp.shape(present) != (workers,):
+    present = jnp.asarray(present)  # It may be a list of bools.
+    if present.shape != (workers,):
         raise ValueError(
-            f"`present` must have one bool per worker, [{workers}], got shape {jnp.shape(present)}."
+            f"`present` must have one bool per worker, [{workers}], got shape {present.shape}."
         )
-    return jnp.asarray(present).astype(bool)
+    return present.astype(bool)
 
 
 def _weighted(steps: PyTree, weight: jax.Array | float | None, wide: Any) -> PyTree:

@@ -57,12 +57,13 @@ def takes_part(present: jax.Array | None, axis_name: AxisName) -> jax.Array:
     """
     if present is None:
         return jnp.ones((), bool)
-    if jnp.shape(present) != (_axis.size(axis_name),):
+    present = jnp.asarray(present)  # It may be a list of bools.
+    if present.shape != (_axis.size(axis_name),):
         raise ValueError(
             f"`present` must have one bool per worker, [{_axis.size(axis_name)}], got shape "
-            f"{jnp.shape(present)}."
+            f"{present.shape}."
         )
-    return jnp.asarray(present).astype(bool)[_axis.index(axis_name)]
+    return present.astype(bool)[_axis.index(axis_name)]
 
 
 def _is_finite(tree: PyTree) -> jax.Array:

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm import compression, gossip
+from jaxcomm import compression, gossip, synchronization
 from jaxcomm.compression.feedback import error_feedback
 
 TOP = compression.sparsifiers.top_k(k=3)
@@ -154,3 +154,14 @@ def test_said_in_an_update(given: bool, extra: Any, message: str) -> None:
 
     with pytest.raises(ValueError, match=message):
         jax.vmap(update, axis_name="data")(jnp.ones((4, 3)))
+
+
+@pytest.mark.parametrize("method", [DPSGD, synchronization.local_sgd(1)])
+def test_a_list_says_who_is_present(method: Any) -> None:
+    tx = optax.chain(optax.sgd(0.1), method)
+    found = []
+    for present in ([True, False, True, True], jnp.array([True, False, True, True])):
+        params = jaxcomm.replicate(jnp.ones(3), 4)
+        step = jaxcomm.simulate(loss, tx, 4)
+        found.append(step(params, jaxcomm.init(tx, params, 4), jnp.arange(4.0), present=present)[0])
+    assert (found[0].per_worker["data"] == found[1].per_worker["data"]).all()
