@@ -32,7 +32,8 @@ def replicate(
       and :func:`jaxcomm.simulate`. Nothing is sent except to place the copies.
 
     Raises:
-      ValueError: If the mesh has no such axis, or the number of workers is not a positive int.
+      ValueError: If the mesh has no such axis, the number of workers is not a positive int, or
+        `params` differ by worker already.
 
     Example:
       >>> import jax.numpy as jnp, jaxcomm
@@ -64,6 +65,11 @@ def replicate(
             {axis: jax.tree.map(retyped, own, *out.per_worker.values()) if out else own}
         )
 
+    if isinstance(params, PerWorker):
+        raise ValueError(
+            f"`params` differ by worker over {[*params.per_worker]} already: replicate the "
+            "parameters of one worker, such as `jaxcomm.consensus(params)`."
+        )
     require_arrays(params, "params")
     require_kept(params, "params")
     params = jax.tree.map(jnp.asarray, params)

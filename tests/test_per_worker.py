@@ -127,3 +127,8 @@ def test_axes_have_to_be_those_of_the_step() -> None:
         step(params, tx.init(jnp.ones(3)), jnp.ones(4))
     with pytest.raises(ValueError, match="does not have"):
         jaxcomm.replicate(jnp.ones(3), mesh_of(2), axis_name="model")
+
+
+def test_copies_are_not_copied_again() -> None:
+    with pytest.raises(ValueError, match=r"differ by worker over \['data'\] already: .*consensus"):
+        jaxcomm.replicate(jaxcomm.replicate(jnp.ones(3), 2), 2)
