@@ -29,7 +29,8 @@ def require_step_of(loss_fn: object, tx: object, gradients: Any, has_model_state
         parameters = inspect.signature(gradients).parameters
     except ValueError:  # A builtin without a signature.
         return
-    takes = "model_state" in parameters or any(
+    own = parameters.get("model_state")
+    takes = own is not None or any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
     )
     if has_model_state and not takes:
@@ -37,8 +38,8 @@ def require_step_of(loss_fn: object, tx: object, gradients: Any, has_model_state
             f"With `has_model_state=True`, `gradients` is called with `model_state=`, which "
             f"`{name}` does not take."
         )
-    own = parameters.get("model_state")
-    if not has_model_state and own is not None and own.default is own.empty:
+    needs = own is not None and own.kind is own.KEYWORD_ONLY and own.default is own.empty
+    if not has_model_state and needs:
         raise ValueError(
             f"`gradients`, `{name}`, takes `model_state=`: pass `has_model_state=True`, and a "
             "model state to the step."
