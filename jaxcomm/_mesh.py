@@ -48,9 +48,11 @@ def require_batch_axes(batch_axes: AxisName, shard_axes: tuple[str, ...]) -> tup
 def require_distinct(axis_name: AxisName) -> None:
     """Raises unless `axis_name` names at least one axis, and no axis twice."""
     names = _axis.names(axis_name)
-    if not names or len(set(names)) < len(names):
+    in_order = isinstance(axis_name, str | tuple | list)  # The order of a set differs by process.
+    if not names or not in_order or len(set(names)) < len(names):
         raise ValueError(
-            f"`axis_name` must name one axis or several distinct axes, got {axis_name!r}."
+            "`axis_name` must name one axis or several distinct axes in a tuple, got "
+            f"{axis_name!r}."
         )
 
 

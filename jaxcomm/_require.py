@@ -47,6 +47,17 @@ def require_axis_name(axis_name: Any, option: str = "axis_name") -> None:
         raise ValueError(f"`{option}` must name distinct mesh axes, got {axis_name!r}.")
 
 
+def presence(present: Any, workers: int) -> jax.Array:
+    """Which workers are present, bool[workers]; raises unless `present` has one bool for each."""
+    present = jnp.asarray(present)  # It may be a list of bools.
+    if present.dtype != bool or present.shape != (workers,):
+        raise ValueError(
+            f"`present` must have one bool per worker, bool[{workers}], got "
+            f"{present.dtype}{[*present.shape]}."
+        )
+    return present
+
+
 def require_codec(codec: Any, option: str = "codec", *, user: str = "") -> None:
     """Raises unless `codec` is a codec."""
     if not isinstance(codec, Codec):

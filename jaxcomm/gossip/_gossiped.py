@@ -15,7 +15,7 @@ from jax import lax
 from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import require_distinct
-from jaxcomm._require import own_weight
+from jaxcomm._require import own_weight, presence
 from jaxcomm._resizing import resized_by, total_on_the_first
 from jaxcomm._sharded import MixingUpdate
 from jaxcomm._switch import collective_cond
@@ -197,7 +197,7 @@ def gossiped(
             links,
             axis_name,
             flags,
-            _presence(present, mixing.workers),
+            None if present is None else presence(present, mixing.workers),
             message_dtype,
             wide,
             coins,
@@ -232,17 +232,6 @@ def gossiped(
 
     update = MixingUpdate(update_fn, _axis.names(axis_name), _fits)
     return optax.GradientTransformationExtraArgs(init_fn, update)
-
-
-def _presence(present: jax.Array | None, workers: int) -> jax.Array | None:
-    if present is None:
-        return None
-    present = jnp.asarray(present)  # It may be a list of bools.
-    if present.shape != (workers,):
-        raise ValueError(
-            f"`present` must have one bool per worker, [{workers}], got shape {present.shape}."
-        )
-    return present.astype(bool)
 
 
 def _weighted(steps: PyTree, weight: jax.Array | float | None, wide: Any) -> PyTree:

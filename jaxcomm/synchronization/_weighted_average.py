@@ -11,7 +11,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import is_all_manual
-from jaxcomm._require import own_weight
+from jaxcomm._require import own_weight, presence
 from jaxcomm.synchronization._wide import narrow, wide
 
 
@@ -57,13 +57,7 @@ def takes_part(present: jax.Array | None, axis_name: AxisName) -> jax.Array:
     """
     if present is None:
         return jnp.ones((), bool)
-    present = jnp.asarray(present)  # It may be a list of bools.
-    if present.shape != (_axis.size(axis_name),):
-        raise ValueError(
-            f"`present` must have one bool per worker, [{_axis.size(axis_name)}], got shape "
-            f"{present.shape}."
-        )
-    return present.astype(bool)[_axis.index(axis_name)]
+    return presence(present, _axis.size(axis_name))[_axis.index(axis_name)]
 
 
 def _is_finite(tree: PyTree) -> jax.Array:

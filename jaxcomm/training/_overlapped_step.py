@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
 from jaxcomm._mesh import is_traced, place, require_axes, shard_map, typed_as, unshared
+from jaxcomm._require import presence
 from jaxcomm._state import own_params, state_specs
 from jaxcomm.synchronization._averaging_round import Rounds
 from jaxcomm.synchronization._fragments import (
@@ -242,11 +243,8 @@ def make_overlapped_step(
                 f"`opt_state` has {len(streams.fragments)} fragments, but `tx` has "
                 f"{schedule.fragments}: make a new one by `jaxcomm.init(tx, params, mesh)`."
             )
-        if present is not None and np.shape(present) != (workers,):
-            raise ValueError(
-                f"`present` must have one bool per worker, [{workers}], got shape "
-                f"{np.shape(present)}."
-            )
+        if present is not None:
+            present = presence(present, workers)
         now = number_of(streams.step, number)
         traced = is_traced((params, opt_state, batch))
         exchange_, merge_, cleared_ = (

@@ -123,10 +123,11 @@ def test_said_when_state_is_made(tx: Any, message: str) -> None:
     [
         (DPSGD, False, {}, r"jaxcomm.replicate\(params, mesh\)"),
         (optax.chain(optax.sgd(0.1, momentum=0.9), DPSGD), True, {}, r"\.trace.*per_worker"),
-        (DPSGD, True, {"present": jnp.ones(3)}, r"one bool per worker, \[4\], got shape \(3,\)"),
+        (DPSGD, True, {"present": jnp.ones(3, bool)}, r"bool\[4\], got bool\[3\]"),
+        (DPSGD, True, {"present": jnp.ones(4)}, r"per worker, bool\[4\], got float32\[4\]"),
         (DPSGD, True, {"weight": jnp.ones(4)}, r"`weight` must be a scalar on each worker, got"),
         (DPSGD, True, {"exact": jnp.ones(4)}, r"`exact` must be one bool for all workers, got"),
-        (gossip.choco_sgd(gossip.ring(4), TOP, step_size=0.5), True, {"present": jnp.ones(4)},
+        (gossip.choco_sgd(gossip.ring(4), TOP, step_size=0.5), True, {"present": jnp.ones(4, bool)},
          "per_neighbor=True"),
         (gossip.periodic_averaging(2, DPSGD), False, {}, r"jaxcomm.replicate\(params, mesh\)"),
     ],

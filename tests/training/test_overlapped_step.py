@@ -214,7 +214,7 @@ def _under_jit(step: Any, **extra: Any) -> Any:
         (lambda: _called(state={}), "must be from `jaxcomm.replicate"),
         (
             lambda: _called(present=np.ones(3, bool)),
-            r"one bool per worker, \[4\], got shape \(3,\)",
+            r"one bool per worker, bool\[4\], got bool\[3\]",
         ),
         (lambda: _under_jit(_second(), number=1), "without `exchange_mesh`"),
         (
