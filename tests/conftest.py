@@ -72,6 +72,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    slow.leave_few_quick(metafunc, metafunc.config.getoption("markexpr") == "not slow")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     minutes = item.config.getoption("minutes")
     if minutes is not None and time.time() - _BEGUN > 60 * minutes:
@@ -114,7 +119,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     They share compiled programs there, and compiling is what takes the time.
     """
-    slow.leave_few_quick(items)
     for item in items:
         if _LAWS in item.path.parents:
             item.add_marker(pytest.mark.law)
