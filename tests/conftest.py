@@ -36,6 +36,7 @@ os.environ["PYTHONWARNINGS"] = ",".join(
 # Tracing makes so many objects that looking for cycles among them takes a twentieth of the time.
 gc.set_threshold(50_000, 20, 20)
 gc.disable()  # Until tests are collected: none of them is garbage.
+os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # Of trio, which then looks at all objects.
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -132,7 +133,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Ends a parallel run that ignores groups: it would take twice as long."""
-    gc.collect()
     gc.freeze()  # Modules and tests stay until the end: no later collection looks at them.
     gc.enable()
     if not getattr(session.config.option, "loadgroup", False):
