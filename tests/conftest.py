@@ -3,7 +3,6 @@
 import gc
 import itertools
 import os
-import pathlib
 import tempfile
 import time
 from typing import Any
@@ -51,7 +50,6 @@ if _KEPT in os.environ:
 # One per run, not per process: another process takes over from one that ends.
 _BEGUN = float(os.environ.setdefault("JAXCOMM_TESTS_BEGUN", str(time.time())))
 _LEFT_OUT = "left out: the time is over"
-_LAWS = pathlib.Path(__file__).parent / "laws"
 _ended = 0
 
 
@@ -121,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     They share compiled programs there, and compiling is what takes the time.
     """
     for item in items:
-        if _LAWS in item.path.parents:
+        if item.nodeid.startswith("tests/laws/"):
             item.add_marker(pytest.mark.law)
             case = getattr(item, "callspec", None) and item.callspec.params.get("case")
             if case:
