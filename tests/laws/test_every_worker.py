@@ -17,13 +17,14 @@ from jaxcomm.aggregation._warmup import WarmupState
 from tests.cases import CASES, Case
 from tests.laws.test_resolution import close_to_the_mean
 from tests.mutants import WORKERS, Mutant, given, honest, kept, remembers, returned
-from tests.workers import abstract, aggregator, gradients, initial
+from tests.workers import aggregator, initial
 
 SIDE = 32  # Updates are square, and so large that roundings of one step average out.
 BEFORE = 16  # Steps in which memory converges, if there is any.
 ALIKE = 2  # Steps of a row that neither draws nor remembers: of one update, and of its opposite.
 NEAR = 0.06  # Less than half of 1/7, by which a mean over a worker too few is off.
 NAN = (3, 1, 1)  # The worker and the place.
+UPDATES = jax.ShapeDtypeStruct((WORKERS, SIDE, SIDE), jnp.float32)
 
 
 @functools.cache
@@ -46,13 +47,20 @@ def close_votes() -> np.ndarray:
     return rng.permuted(majority_vote, axis=1).T * rng.uniform(0.1, 0.3, (WORKERS, SIDE**2))
 
 
+def first_state(case: Case) -> Any:
+    return initial(case.make(), UPDATES, "vmap")
+
+
 @functools.cache
 def first_and_counted(case: Case) -> tuple[int, int]:
     """The first step whose result counts, and how many do."""
-    remembering = remembers(abstract(case.make(), gradients(WORKERS), "vmap"))
-    if remembering or case.settles:
+    if remembers(first_state(case)) or case.settles:
         return BEFORE, case.counted
     return 0, case.counted if case.random else ALIKE
+
+
+def asked_of(case: Case) -> tuple[int, bool]:
+    return sum(first_and_counted(case)), bool(case.result)
 
 
 @functools.cache
@@ -76,6 +84,13 @@ def shown(steps: int, voted: bool) -> jax.Array:
 
 
 @functools.cache
+def aims_of(case: Case) -> np.ndarray:
+    """What the mean over time is held to, [steps, d]."""
+    updates = updates_of(*asked_of(case))
+    return case.aim(updates) if case.aim else updates.mean(axis=1)
+
+
+@functools.cache
 def _program(tx: Any) -> Any:
     run, ones = aggregator(tx, WORKERS, "vmap"), jnp.ones(WORKERS)
 
@@ -91,9 +106,8 @@ def _program(tx: Any) -> Any:
 
 def run(case: Case, mutant: Mutant) -> tuple[np.ndarray, np.ndarray, Any]:
     """Updates [steps, n, d], every worker's results for them and for a NaN, and the last state."""
-    asked = sum(first_and_counted(case)), bool(case.result)
-    inputs, tx = shown(*asked), case.make()
-    state, results = _program(tx)(inputs, initial(tx, inputs[0], "vmap"), mutant)
+    asked = asked_of(case)
+    state, results = _program(case.make())(shown(*asked), first_state(case), mutant)
     return updates_of(*asked), np.asarray(results), state
 
 
@@ -108,9 +122,8 @@ def check_every_worker(case: Case, mutant: Mutant) -> None:
         return
     if case.resolution:
         close_to_the_mean(case, updates[0].astype(np.float64), found)
-    aim = case.aim(updates) if case.aim else updates.mean(axis=1)
     first, _ = first_and_counted(case)
-    check_shares(found[first:].mean(axis=0), aim[first:].mean(axis=0), case.shares)
+    check_shares(found[first:].mean(axis=0), aims_of(case)[first:].mean(axis=0), case.shares)
     if case.feedback:
         check_nothing_is_lost(case, updates, found, state)
     if case.settles:
