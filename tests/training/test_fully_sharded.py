@@ -79,7 +79,7 @@ def close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
 @pytest.mark.parametrize("name", MESHES)
 def test_equals_the_gradient_of_whole_weights(name: str) -> None:
     mesh, specs, params = prepared(name)
-    expected = jax.value_and_grad(loss)(start(), batch_of())
+    expected = jax.jit(jax.value_and_grad(loss))(start(), batch_of())
     function = fully_sharded_value_and_grad(loss, mesh, specs, axis_name=mesh.axis_names)
     for run in (function, jax.jit(function)):
         value, gradient = run(params, batch_of())
