@@ -3,7 +3,6 @@
 import gc
 import itertools
 import os
-import pathlib
 import tempfile
 import time
 from typing import Any
@@ -36,6 +35,7 @@ os.environ["PYTHONWARNINGS"] = ",".join(
 # Tracing makes so many objects that looking for cycles among them takes a twentieth of the time.
 gc.set_threshold(50_000, 20, 20)
 gc.disable()  # Until tests are collected: none of them is garbage.
+os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # Of trio, which then looks at all objects.
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -50,7 +50,6 @@ if _KEPT in os.environ:
 # One per run, not per process: another process takes over from one that ends.
 _BEGUN = float(os.environ.setdefault("JAXCOMM_TESTS_BEGUN", str(time.time())))
 _LEFT_OUT = "left out: the time is over"
-_LAWS = pathlib.Path(__file__).parent / "laws"
 _ended = 0
 
 
@@ -70,6 +69,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--minutes", type=float, help="begin no test later than this; tell which are left out"
     )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    slow.leave_few_quick(metafunc, metafunc.config.getoption("markexpr") == "not slow")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -114,9 +118,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     They share compiled programs there, and compiling is what takes the time.
     """
-    slow.leave_few_quick(items)
     for item in items:
-        if _LAWS in item.path.parents:
+        if item.nodeid.startswith("tests/laws/"):
             item.add_marker(pytest.mark.law)
             case = getattr(item, "callspec", None) and item.callspec.params.get("case")
             if case:
@@ -128,7 +131,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Ends a parallel run that ignores groups: it would take twice as long."""
-    gc.collect()
     gc.freeze()  # Modules and tests stay until the end: no later collection looks at them.
     gc.enable()
     if not getattr(session.config.option, "loadgroup", False):

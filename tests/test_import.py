@@ -13,6 +13,8 @@ import pytest
 
 import jaxcomm
 
+pytestmark = pytest.mark.xdist_group("import")  # One process loads it for all.
+
 ROOT = Path(jaxcomm.__file__).parents[1]
 
 PROGRAM = """

@@ -58,6 +58,7 @@ class Case(NamedTuple):
       aim: `updates [steps, n, d] -> [steps, d]`, in NumPy, whose mean over time results have in
         the long run, of updates that do not change; `None` for the mean of workers.
       shares: The relative error that each worker's local part may have there.
+      counted: The results whose mean holds every worker's part so well, where they differ.
       settles: The error vanishes if updates do not change.
       result: `updates [steps, n, d] -> results [steps, d]`, exactly, if it is no mean.
       exempt: Mistakes of `tests.mutants` that the row cannot make, or that cannot be seen in its
@@ -90,6 +91,7 @@ class Case(NamedTuple):
     discount: float = 1.0
     aim: Callable[[np.ndarray], np.ndarray] | None = None
     shares: float = 0.5
+    counted: int = 24
     settles: bool = False
     result: Callable[[np.ndarray], np.ndarray] | None = None
     exempt: tuple[tuple[str, str], ...] = ()

@@ -66,7 +66,7 @@ CODED = [
         bytes=lambda d: _words(d, 2, 1.5, 1024),
         statistics=3,
         peak=root,
-    ),
+    )._replace(counted=32),
     _unbiased(
         "rans",
         rans(dither(levels=7), room=3.5),

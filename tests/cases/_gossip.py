@@ -93,6 +93,7 @@ def _pairs(workers: int) -> gossip.Mixing:
     return gossip.cyclic(gossip.one_peer_exponential(workers, directed=False))
 
 
+@cache
 def _half(workers: int) -> gossip.MatchaPlan:
     return gossip.matcha_plan(gossip.ring(workers), budget=0.5)
 

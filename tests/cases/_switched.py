@@ -98,6 +98,7 @@ SWITCHED = [
         aim=lambda updates: momentum_corrected(
             clipped(updates, 2.0 / updates.shape[1] ** 0.5), 0.1
         ),
+        counted=32,
         alien=LARGEST_OF_ALL,
     ),
 ]

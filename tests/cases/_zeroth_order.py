@@ -38,6 +38,7 @@ ZEROTH_ORDER = [
         # E|u <u, x>|^2 = (d + 2) |x|^2 for normal numbers.
         variance=lambda d, n: (d + 1) / DIRECTIONS,
         resolution=lambda n, d: LARGEST**2 * d + 1,
+        counted=16,  # Each takes long.
         common_coins=True,
         spreads=True,
     ),

@@ -30,6 +30,11 @@ def initial(tx: Any, x: Any, on_mesh: bool = False) -> Any:
     return jaxcomm.init(tx, jaxcomm.PerWorker({"data": jnp.asarray(x)}), where)
 
 
+@functools.cache
+def initial_of_start(tx: Any, workers: int) -> Any:
+    return initial(tx, start(workers))
+
+
 def _one(tx: Any, x: Any, state: Any, update: Any, extra: Any, mutant: Any = None) -> Any:
     change, state = tx.update(update, state, x, **extra)
     if mutant:
@@ -66,13 +71,19 @@ def _simulated(tx: Any, own: tuple[str, ...]) -> Any:
 
 
 def trajectory(
-    tx: Any, x: np.ndarray, updates: np.ndarray, mutant: Mutant | None = None, **extra: Any
+    tx: Any,
+    x: np.ndarray,
+    updates: np.ndarray,
+    mutant: Mutant | None = None,
+    first: Any = None,
+    **extra: Any,
 ) -> tuple[np.ndarray, Any]:
     """The parameters of all workers after each step, [steps, n, ...] in float64, and the state."""
     own = tuple(name for name in extra if name == "weight")
     run = _simulated(tx, own)
     mutant = mutant or honest(len(x))
-    xs, state = run(jnp.asarray(x), initial(tx, x), jnp.asarray(updates), extra, mutant)
+    first = initial(tx, x) if first is None else first
+    xs, state = run(jnp.asarray(x), first, jnp.asarray(updates), extra, mutant)
     return np.asarray(xs, np.float64), state
 
 

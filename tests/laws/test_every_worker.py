@@ -17,12 +17,14 @@ from jaxcomm.aggregation._warmup import WarmupState
 from tests.cases import CASES, Case
 from tests.laws.test_resolution import close_to_the_mean
 from tests.mutants import WORKERS, Mutant, given, honest, kept, remembers, returned
-from tests.workers import abstract, aggregator, gradients, initial
+from tests.workers import aggregator, initial
 
 SIDE = 32  # Updates are square, and so large that roundings of one step average out.
-BEFORE, COUNTED = 16, 32  # Steps; if there is memory, it converges in the first.
+BEFORE = 16  # Steps in which memory converges, if there is any.
+ALIKE = 2  # Steps of a row that neither draws nor remembers: of one update, and of its opposite.
 NEAR = 0.06  # Less than half of 1/7, by which a mean over a worker too few is off.
 NAN = (3, 1, 1)  # The worker and the place.
+UPDATES = jax.ShapeDtypeStruct((WORKERS, SIDE, SIDE), jnp.float32)
 
 
 @functools.cache
@@ -45,21 +47,47 @@ def close_votes() -> np.ndarray:
     return rng.permuted(majority_vote, axis=1).T * rng.uniform(0.1, 0.3, (WORKERS, SIDE**2))
 
 
+def first_state(case: Case) -> Any:
+    return initial(case.make(), UPDATES, "vmap")
+
+
 @functools.cache
-def first_counted(case: Case) -> int:
-    """The first step whose result counts."""
-    remembering = remembers(abstract(case.make(), gradients(WORKERS), "vmap"))
-    return BEFORE if remembering or case.settles else 0
+def first_and_counted(case: Case) -> tuple[int, int]:
+    """The first step whose result counts, and how many do."""
+    if remembers(first_state(case)) or case.settles:
+        return BEFORE, case.counted
+    return 0, case.counted if case.random else ALIKE
 
 
-def updates_of(case: Case) -> np.ndarray:
-    """[steps, n, d], float32."""
-    steps = np.ones((first_counted(case) + COUNTED, 1, 1))
-    if case.result:
-        steps[1::2] = -0.1
-        return (steps * close_votes()).astype(np.float32)
+def asked_of(case: Case) -> tuple[int, bool]:
+    return sum(first_and_counted(case)), bool(case.result)
+
+
+@functools.cache
+def updates_of(steps: int, voted: bool) -> np.ndarray:
+    """[steps, n, d], float32; not to be written to."""
+    signs = np.ones((steps, 1, 1))
+    if voted:
+        signs[1::2] = -0.1
+        return (signs * close_votes()).astype(np.float32)
     common, own = alike_and_apart()
-    return (steps * (common + own)).astype(np.float32)
+    return (signs * (common + own)).astype(np.float32)
+
+
+@functools.cache
+def shown(steps: int, voted: bool) -> jax.Array:
+    """The updates, the last of them once more with a NaN."""
+    updates = updates_of(steps, voted)
+    every = np.concatenate([updates, updates[-1:]]).reshape(-1, WORKERS, SIDE, SIDE)
+    every[-1][NAN] = np.nan
+    return jnp.asarray(every)
+
+
+@functools.cache
+def aims_of(case: Case) -> np.ndarray:
+    """What the mean over time is held to, [steps, d]."""
+    updates = updates_of(*asked_of(case))
+    return case.aim(updates) if case.aim else updates.mean(axis=1)
 
 
 @functools.cache
@@ -78,28 +106,24 @@ def _program(tx: Any) -> Any:
 
 def run(case: Case, mutant: Mutant) -> tuple[np.ndarray, np.ndarray, Any]:
     """Updates [steps, n, d], every worker's results for them and for a NaN, and the last state."""
-    updates = updates_of(case)
-    shown = np.concatenate([updates, updates[-1:]]).reshape(-1, WORKERS, SIDE, SIDE)
-    shown[-1][NAN] = np.nan
-    tx = case.make()
-    state, results = _program(tx)(shown, initial(tx, jnp.asarray(shown[0]), "vmap"), mutant)
-    return updates, np.asarray(results, np.float64), state
+    asked = asked_of(case)
+    state, results = _program(case.make())(shown(*asked), first_state(case), mutant)
+    return updates_of(*asked), np.asarray(results), state
 
 
 def check_every_worker(case: Case, mutant: Mutant) -> None:
     updates, results, state = run(case, mutant)
-    np.testing.assert_array_equal(results, np.broadcast_to(results[:, :1], results.shape))
+    one = results[:, :1]
+    assert ((results == one) | (np.isnan(results) & np.isnan(one))).all()
     assert np.isnan(results[-1, 0][NAN[1:]])
-    found = results[:-1, 0].reshape(len(updates), -1)
+    found = results[:-1, 0].reshape(len(updates), -1).astype(np.float64)
     if case.result:
         np.testing.assert_array_equal(found, case.result(updates))
         return
     if case.resolution:
-        for each in found:
-            close_to_the_mean(case, updates[0].astype(np.float64), each)
-    aim = case.aim(updates) if case.aim else updates.mean(axis=1)
-    first = first_counted(case)
-    check_shares(found[first:].mean(axis=0), aim[first:].mean(axis=0), case.shares)
+        close_to_the_mean(case, updates[0].astype(np.float64), found)
+    first, _ = first_and_counted(case)
+    check_shares(found[first:].mean(axis=0), aims_of(case)[first:].mean(axis=0), case.shares)
     if case.feedback:
         check_nothing_is_lost(case, updates, found, state)
     if case.settles:

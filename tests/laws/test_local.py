@@ -66,6 +66,11 @@ def scanned(tx: Any, where: Any, masked: bool) -> Any:
     return jax.jit(run)
 
 
+@functools.cache
+def first_state(tx: Any, where: Any) -> Any:
+    return jaxcomm.init(tx, jaxcomm.PerWorker({"data": leaves_of(jnp.asarray(START))}), where)
+
+
 def train(
     tx: Any,
     gradients: np.ndarray = GRADIENTS,
@@ -80,7 +85,7 @@ def train(
     params = jaxcomm.PerWorker({"data": leaves_of(jnp.asarray(start))})
     batches = leaves_of(gradients), *([] if weights is None else [weights])
     masks = np.ones(gradients.shape[:2], bool) if present is None else present
-    state = jaxcomm.init(tx, params, where)
+    state = first_state(tx, where) if start is START else jaxcomm.init(tx, params, where)
     if mutant:
         state = mutated(state, mutant)
     found, state, metrics = scanned(tx, where, present is not None)(params, state, batches, masks)

@@ -5,30 +5,28 @@ Each check is one that the quick run applies to the unchanged row, in the same p
 
 import functools
 
-import jax
 import pytest
 
 from tests.cases import CASES, Case
 from tests.cases._gossip import GOSSIP, GossipCase, gossip_rows
 from tests.cases._local import LOCAL, LocalCase
 from tests.gossip import test_methods
-from tests.gossip.workers import initial, start
+from tests.gossip.workers import initial_of_start
 from tests.laws import test_local
-from tests.laws.test_every_worker import check_every_worker
+from tests.laws.test_every_worker import check_every_worker, first_state
 from tests.mutants import FORGETFUL, WORKERS, honest, mutants, remembers, uncaught
-from tests.workers import abstract, gradients
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_caught(case: Case) -> None:
-    forgets = remembers(abstract(case.make(), gradients(WORKERS), "vmap"))
+    forgets = remembers(first_state(case))
     exempt = {*dict(case.exempt), *([] if forgets else [FORGETFUL])}
     assert not uncaught(functools.partial(check_every_worker, case), exempt)
 
 
 @pytest.mark.parametrize("case", gossip_rows(WORKERS, {case.name for case in GOSSIP}), ids=repr)
 def test_caught_in_gossip(case: GossipCase) -> None:
-    forgets = remembers(jax.eval_shape(lambda x: initial(case.make(WORKERS), x), start(WORKERS)))
+    forgets = remembers(initial_of_start(case.make(WORKERS), WORKERS))
     exempt = {*dict(case.exempt), *([] if forgets else [FORGETFUL])}
     assert not uncaught(functools.partial(test_methods.check, case, WORKERS), exempt)
 

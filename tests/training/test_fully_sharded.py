@@ -86,7 +86,7 @@ def test_a_loss_that_averages_over_workers_itself_has_the_same_gradient() -> Non
 @pytest.mark.parametrize("name", MESHES)
 def test_equals_the_gradient_of_whole_weights(name: str) -> None:
     mesh, specs, params = prepared(name)
-    expected = jax.value_and_grad(loss)(start(), batch_of())
+    expected = jax.jit(jax.value_and_grad(loss))(start(), batch_of())
     function = fully_sharded_value_and_grad(loss, mesh, specs, axis_name=mesh.axis_names)
     for run in (function, jax.jit(function)):
         value, gradient = run(params, batch_of())

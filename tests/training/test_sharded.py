@@ -165,7 +165,6 @@ def test_each_shard_is_trained_as_if_alone(method: str, kind: AxisType, run: Any
 
 
 @pytest.mark.quick(1)
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_a_mesh_that_is_set(kind: AxisType) -> None:
     mesh = mesh_of(kind, WORKERS, SHARDS)

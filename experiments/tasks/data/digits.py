@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-from sklearn import datasets, model_selection
 
 from experiments.cli.errors import ExperimentError
 from experiments.tasks.data.base import Dataset
@@ -21,6 +20,8 @@ def load_digits(data: Path | None) -> Dataset:
         raise ExperimentError(
             "--dataset digits is installed with scikit-learn and takes no --data."
         )
+    from sklearn import datasets, model_selection  # Takes a second to load.
+
     images, labels = datasets.load_digits(return_X_y=True)
     train_inputs, test_inputs, train_labels, test_labels = model_selection.train_test_split(
         images.reshape(-1, 8, 8, 1).astype(np.uint8),

@@ -4,7 +4,6 @@ import itertools
 import string
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
@@ -48,6 +47,8 @@ def load_glyphs(data: Path | None) -> Dataset:
     """
     if data is not None:
         raise ExperimentError("--dataset glyphs is drawn from installed fonts and takes no --data.")
+    import matplotlib
+
     folder, rng = (
         Path(matplotlib.get_data_path(), "fonts", "ttf"),
         np.random.default_rng(SHIFT_SEED),
