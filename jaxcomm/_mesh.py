@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._require import require_axis_name
 from jaxcomm._sharded import all_restricted, axes_in, is_spec, joined, restricted, spec_on
 
 _REPLICATED = PartitionSpec()
@@ -45,17 +46,6 @@ def require_batch_axes(batch_axes: AxisName, shard_axes: tuple[str, ...]) -> tup
     return axes
 
 
-def require_distinct(axis_name: AxisName) -> None:
-    """Raises unless `axis_name` names at least one axis, and no axis twice."""
-    names = _axis.names(axis_name)
-    in_order = isinstance(axis_name, str | tuple | list)  # The order of a set differs by process.
-    if not names or not in_order or len(set(names)) < len(names):
-        raise ValueError(
-            "`axis_name` must name one axis or several distinct axes in a tuple, got "
-            f"{axis_name!r}."
-        )
-
-
 def require_axes(mesh: Mesh, axis_name: AxisName) -> None:
     """Raises unless `mesh` is a mesh with these axes."""
     if not isinstance(mesh, Mesh):
@@ -63,7 +53,7 @@ def require_axes(mesh: Mesh, axis_name: AxisName) -> None:
             f"`mesh` must be a `jax.sharding.Mesh`, got {mesh!r}. To simulate several workers on "
             "one device, use `jaxcomm.simulate`."
         )
-    require_distinct(axis_name)
+    require_axis_name(axis_name)
     if missing := [name for name in _axis.names(axis_name) if name not in mesh.axis_names]:
         raise ValueError(
             f"`axis_name`={axis_name!r} names {missing}, which the mesh with axes "

@@ -44,7 +44,9 @@ def require_axis_name(axis_name: Any, option: str = "axis_name") -> None:
             f"{described(axis_name)}.{swapped}"
         )
     if len(set(several)) < len(several):
-        raise ValueError(f"`{option}` must name distinct mesh axes, got {axis_name!r}.")
+        raise ValueError(
+            f"`{option}` must name one axis or several distinct axes, got {axis_name!r}."
+        )
 
 
 def presence(present: Any, workers: int) -> jax.Array:

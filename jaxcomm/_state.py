@@ -14,7 +14,6 @@ from jaxcomm._mesh import (
     is_traced,
     kept_specs,
     place,
-    require_distinct,
     require_kept,
     require_marked,
     require_shard_axes,
@@ -26,6 +25,7 @@ from jaxcomm._require import (
     explain_init_error,
     explained,
     require_arrays,
+    require_axis_name,
     require_exchange_last,
     require_transformation,
 )
@@ -68,7 +68,7 @@ def state_specs(state: PyTree) -> PyTree:
 
 def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[str, int]:
     """The simulated axes and their sizes, outermost first."""
-    require_distinct(axis_name)
+    require_axis_name(axis_name)
     if isinstance(workers, Mesh):
         raise ValueError("The number of workers must be an int; on a mesh use `jaxcomm.make_step`.")
     sizes = dict(workers) if isinstance(workers, Mapping) else {_axis.label(axis_name): workers}

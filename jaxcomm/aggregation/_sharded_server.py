@@ -12,8 +12,7 @@ from jax.sharding import PartitionSpec
 from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, Codec, Coins, PerWorker, PyTree
 from jaxcomm._buckets import explicit_spec, require_floating, resharded
-from jaxcomm._mesh import require_distinct
-from jaxcomm._require import checked, own_weight, require_codec, require_state
+from jaxcomm._require import checked, own_weight, require_axis_name, require_codec, require_state
 from jaxcomm._resizing import resized_by
 from jaxcomm._sharded import require_shards
 from jaxcomm._units import Scope
@@ -141,7 +140,7 @@ def sharded_server(
       Li et al., `Scaling Distributed Machine Learning with the Parameter Server
       <https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu>`_, 2014.
     """
-    require_distinct(axis_name)
+    require_axis_name(axis_name)
     inner = optax.with_extra_args_support(tx)
     axis = _axis.label(axis_name)
 

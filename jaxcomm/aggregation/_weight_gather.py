@@ -13,8 +13,7 @@ from jax.sharding import PartitionSpec
 from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, Codec, Coins, PyTree
 from jaxcomm._buckets import require_floating
-from jaxcomm._mesh import require_distinct
-from jaxcomm._require import checked, require_codec
+from jaxcomm._require import checked, require_axis_name, require_codec
 from jaxcomm._sharded import axes_in, is_spec
 from jaxcomm._units import Scope
 from jaxcomm.aggregation._mean import mean
@@ -241,7 +240,7 @@ def weight_gather(
       `pull` is its quantized weights, `push` by axis its quantized gradients. Differences: no
       second copy of weights within a node; any number of workers per axis.
     """
-    require_distinct(axis_name)
+    require_axis_name(axis_name)
     levels = _levels(axis_name, push, pull, scope, bucket_bytes)
     has_codec = any(level.push or level.pull for level in levels)
 

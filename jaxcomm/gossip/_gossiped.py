@@ -14,8 +14,7 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets, _noise
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._mesh import require_distinct
-from jaxcomm._require import own_weight, presence
+from jaxcomm._require import own_weight, presence, require_axis_name
 from jaxcomm._resizing import resized_by, total_on_the_first
 from jaxcomm._sharded import MixingUpdate
 from jaxcomm._switch import collective_cond
@@ -120,7 +119,7 @@ def gossiped(
     """
     if not isinstance(diagnostics, bool):
         raise ValueError(f"`diagnostics` must be a Python bool, got {diagnostics!r}.")
-    require_distinct(axis_name)
+    require_axis_name(axis_name)
     links = to_links(mixing, in_pairs)
     axis = _axis.label(axis_name)
 

@@ -9,7 +9,7 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._mesh import require_distinct
+from jaxcomm._require import require_axis_name
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._stages import AveragingUpdate
@@ -76,7 +76,7 @@ def average_every(
     axis_name: AxisName,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the displacements of workers every `period` steps; applies `outer` to the mean."""
-    require_distinct(axis_name)
+    require_axis_name(axis_name)
     require_axes_of(aggregator, axis_name)
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
     outer_tx = optax.with_extra_args_support(outer)

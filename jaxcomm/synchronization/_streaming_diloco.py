@@ -8,9 +8,8 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._mesh import require_distinct
 from jaxcomm._per_worker import per_worker
-from jaxcomm._require import require_transformation
+from jaxcomm._require import require_axis_name, require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round
@@ -133,7 +132,7 @@ def streaming_diloco(
             )
     if not 0 <= mixing_factor < 1:
         raise ValueError(f"`mixing_factor` must be in [0, 1), got {mixing_factor!r}.")
-    require_distinct(axis_name)
+    require_axis_name(axis_name)
     require_axes_of(aggregator, axis_name)
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
     outer_tx = optax.with_extra_args_support(outer)

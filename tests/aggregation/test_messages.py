@@ -95,7 +95,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     **{
         f"{make.__name__}: an axis twice": (
             lambda make=make: make(("data", "data")),
-            r"`axis_name` must name distinct mesh axes, got \('data', 'data'\)",
+            r"`axis_name` must name one axis or several distinct axes, got \('data', 'data'\)",
         )
         for make in PLAIN
     },

@@ -190,15 +190,15 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
     ),
     "an axis twice": (
         lambda here: here.make(loss_fn, exact(), here.workers, axis_name=("data", "data")),
-        r"must name one axis or several distinct axes in a tuple, got \('data', 'data'\)",
+        r"`axis_name` must name one axis or several distinct axes, got \('data', 'data'\)",
     ),
     "axes in no order": (
         lambda here: here.make(loss_fn, exact(), here.workers, axis_name={"data"}),
-        r"`axis_name` must name one axis or several distinct axes in a tuple, got \{'data'\}",
+        r"`axis_name` must be the name of a mesh axis, or several in a tuple, got \{'data'\}",
     ),
     "no axis": (
         lambda here: here.make(loss_fn, exact(), here.workers, axis_name=()),
-        r"`axis_name` must name one axis or several distinct axes in a tuple, got \(\)",
+        r"`axis_name` must be the name of a mesh axis, or several in a tuple, got \(\)",
     ),
     "an argument that nothing takes": (
         lambda here: here.step(qsgd())(start(), here.init(qsgd()), X, presnt=jnp.ones(N, bool)),
