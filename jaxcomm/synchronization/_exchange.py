@@ -9,7 +9,7 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._require import require_axis_name
+from jaxcomm._require import described, require_axis_name, require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._stages import AveragingUpdate
@@ -54,7 +54,7 @@ def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
         return lambda step: jnp.asarray(period(step), jnp.int32)
     if not isinstance(period, int) or isinstance(period, bool) or period < 1:
         raise ValueError(
-            f"`period` must be a Python int of at least 1 or a schedule, got {period!r}."
+            f"`period` must be a Python int of at least 1 or a schedule, got {described(period)}."
         )
     return lambda step: jnp.full((), period, jnp.int32)
 
@@ -77,10 +77,12 @@ def average_every(
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the displacements of workers every `period` steps; applies `outer` to the mean."""
     require_axis_name(axis_name)
+    period_at = period_of(period)
+    if aggregator is not None:
+        require_transformation(aggregator, "aggregator")
     require_axes_of(aggregator, axis_name)
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
     outer_tx = optax.with_extra_args_support(outer)
-    period_at = period_of(period)
 
     def init_fn(params: PyTree) -> LocalState:
         _axis.require_bound(axis_name)

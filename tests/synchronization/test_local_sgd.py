@@ -221,6 +221,8 @@ def test_nothing_is_sent_between_exchanges() -> None:
     [
         (lambda: local_sgd(0), "`period` must be a Python int of at least 1"),
         (lambda: local_sgd(2.5), "`period` must be a Python int of at least 1"),
+        (lambda: local_sgd(optax.sgd(0.1), 2), "`period` must be .*, got an optax transformation"),
+        (lambda: local_sgd(2, 0.7), "`aggregator` must be an optax transformation, got 0.7"),
         (lambda: post_local(-1, 2), "`start` must be a Python int of at least 0"),
         (lambda: post_local(1, 0), "`period` must be"),
         (lambda: slowmo(2, momentum=1.0), r"`momentum` must be in \[0, 1\)"),
