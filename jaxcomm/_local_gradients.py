@@ -8,23 +8,28 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
 
 
+def own_loss(value: PyTree, has_aux: bool, axis_name: AxisName) -> PyTree:
+    """A loss, or `(loss, aux)`, of which the loss is typed as varying over `axis_name`.
+
+    Otherwise the gradient of a loss that is a mean over workers, as after `jax.lax.pmean`, would be
+    divided by their number once too often.
+    """
+    if not has_aux:
+        return _axis.local_params(value, axis_name)
+    loss, aux = value
+    return _axis.local_params(loss, axis_name), aux
+
+
 def rebuilt_value_and_grad(
     loss_fn: LossFn, has_aux: bool = False, *, axis_name: AxisName = ()
 ) -> LossFn:
-    """`jax.value_and_grad` of a loss whose arguments are rebuilt when it is traced.
-
-    The loss is typed as varying over `axis_name`. Otherwise the gradient of a loss that is a mean
-    over workers, as after `jax.lax.pmean`, would be divided by their number once too often.
-    """
+    """`jax.value_and_grad` of a worker's loss whose arguments are rebuilt when it is traced."""
 
     def loss(params: PyTree, *args: PyTree, **kwargs: PyTree) -> PyTree:
         # The variables of flax.nnx belong to the trace in which they were last unflattened.
         rebuilt = {name: jax.tree.map(lambda x: x, value) for name, value in kwargs.items()}
         value = loss_fn(params, *jax.tree.map(lambda x: x, args), **rebuilt)
-        if not has_aux:
-            return _axis.local_params(value, axis_name)
-        own, aux = value
-        return _axis.local_params(own, axis_name), aux
+        return own_loss(value, has_aux, axis_name)
 
     return jax.value_and_grad(loss, has_aux=has_aux)
 

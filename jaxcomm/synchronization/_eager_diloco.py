@@ -13,7 +13,7 @@ from jaxcomm._require import require_axis_name, require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import outer_step
-from jaxcomm.synchronization._exchange import Period, period_of, require_axes_of
+from jaxcomm.synchronization._exchange import Period, period_of, require_aggregator
 from jaxcomm.synchronization._weighted_average import (
     apply_finite_step,
     displacement,
@@ -114,7 +114,7 @@ def eager_diloco(
     if not isinstance(eager, bool):
         raise ValueError(f"`eager` must be a Python bool, got {eager!r}.")
     require_axis_name(axis_name)
-    require_axes_of(aggregator, axis_name)
+    require_aggregator(aggregator, axis_name)
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
     outer_tx = optax.with_extra_args_support(outer)
     period_at, axis = period_of(period), _axis.label(axis_name)

@@ -59,8 +59,12 @@ def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
     return lambda step: jnp.full((), period, jnp.int32)
 
 
-def require_axes_of(aggregator: optax.GradientTransformation | None, axis_name: AxisName) -> None:
-    """Raises if an aggregator averages over other axes than those of the workers."""
+def require_aggregator(
+    aggregator: optax.GradientTransformation | None, axis_name: AxisName
+) -> None:
+    """Raises if it is no transformation, or averages over other axes than those of the workers."""
+    if aggregator is not None:
+        require_transformation(aggregator, "aggregator")
     update = getattr(aggregator, "update", None)
     if isinstance(update, AveragingUpdate) and set(update.axes) != {*_axis.names(axis_name)}:
         raise ValueError(
@@ -78,9 +82,7 @@ def average_every(
     """Averages the displacements of workers every `period` steps; applies `outer` to the mean."""
     require_axis_name(axis_name)
     period_at = period_of(period)
-    if aggregator is not None:
-        require_transformation(aggregator, "aggregator")
-    require_axes_of(aggregator, axis_name)
+    require_aggregator(aggregator, axis_name)
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
     outer_tx = optax.with_extra_args_support(outer)
 

@@ -13,7 +13,7 @@ from jaxcomm._require import require_axis_name, require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round
-from jaxcomm.synchronization._exchange import period_of, require_axes_of
+from jaxcomm.synchronization._exchange import period_of, require_aggregator
 from jaxcomm.synchronization._fragments import (
     Counted,
     Fragment,
@@ -133,7 +133,7 @@ def streaming_diloco(
     if not 0 <= mixing_factor < 1:
         raise ValueError(f"`mixing_factor` must be in [0, 1), got {mixing_factor!r}.")
     require_axis_name(axis_name)
-    require_axes_of(aggregator, axis_name)
+    require_aggregator(aggregator, axis_name)
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
     outer_tx = optax.with_extra_args_support(outer)
     schedule = Schedule(period, fragments, overlap)

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
+from jaxcomm._local_gradients import own_loss
 from jaxcomm._mesh import require_axes, shard_map, typed_as
 from jaxcomm._sharded import is_spec
 from jaxcomm._units import Scope
@@ -187,10 +188,7 @@ def fully_sharded_value_and_grad(
             leaves, treedef = jax.tree.flatten(slices)
             value = loss_fn(jax.tree.unflatten(treedef, averaged(leaves, axis_name)), batch, key)
         require_parts(value, False, has_aux)
-        if not has_aux:
-            return _axis.local_params(value, names)
-        loss, aux = value
-        return _axis.local_params(loss, names), aux
+        return own_loss(value, has_aux, names)
 
     def mean(x: Any) -> jax.Array:
         return lax.pmean(_axis.as_varying(jnp.asarray(x).astype(jnp.float32), axis_name), names)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
 from tests.workers import mesh_of
@@ -74,6 +74,28 @@ def test_a_loss_that_averages_over_workers_itself_has_the_same_gradient(
     alone = jax.tree.map(lambda p, g: p - 0.1 * g, start(), gradient)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
     chex.assert_trees_all_close(params, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 4)])
+def test_so_it_has_nested_on_every_mesh(shape: tuple[int, int], kind: Any, dtype: Any) -> None:
+    devices = jax.devices()[: shape[0] * shape[1]]
+    mesh = jax.make_mesh(shape, ("node", "core"), axis_types=(kind, kind), devices=devices)
+    axes = mesh.axis_names
+    tx = optax.chain(
+        jaxcomm.hierarchical(jaxcomm.mean("core"), jaxcomm.mean("node")), optax.sgd(0.1)
+    )
+    averaged = lambda params, batch: jax.lax.pmean(loss_fn(params, batch), axes)  # noqa: E731
+    first = jax.tree.map(lambda x: jnp.asarray(x, dtype), (start(), data()))
+
+    def trained(loss: Any) -> Any:
+        step = jaxcomm.make_step(loss, tx, mesh, axis_name=axes, donate=False)
+        carry = first[0], jaxcomm.init(tx, first[0], mesh, axis_name=axes)
+        return jax.lax.scan(lambda c, _: (step(*c, first[1])[:2], None), carry, None, 2)[0][0]
+
+    rtol = 1e-5 if dtype == jnp.float32 else 2e-2
+    chex.assert_trees_all_close(trained(averaged), trained(loss_fn), rtol=rtol)
 
 
 @KINDS
