@@ -22,9 +22,7 @@ _IMPLEMENTATION = "threefry2x32"
 def make_key(seed: int | jax.Array, key: jax.Array | None) -> jax.Array:
     """The key of an aggregator: the user's typed `key` if there is one, else from `seed`."""
     if key is None:
-        is_array = isinstance(seed, jax.Array | np.ndarray | np.generic)
-        kind = seed.dtype if is_array else type(seed)  # type: ignore[union-attr]
-        if not (jnp.issubdtype(kind, jnp.integer) if is_array else kind is int):
+        if not jnp.issubdtype(getattr(seed, "dtype", type(seed)), jnp.integer):
             raise ValueError(f"`seed` must be an int, got {seed!r}.")
         return jax.random.key(seed, impl=_IMPLEMENTATION)
     if not isinstance(key, jax.Array):
