@@ -20,7 +20,8 @@ The public names, by purpose:
   `delayed`, `hierarchical`, `per_worker`, `proximal`, `shard_local`, `sharded_server`,
   `skip_nonfinite`, `sliced`, `warmup`; `regularizers` for `proximal`, and `warmup_schedule` for the
   rate.
-- **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
+- **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; sums and
+  extremes as metrics in `metrics`; local SGD,
   DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`; sending
   during the backward pass in `scheduling`.
 - **State** of several workers: `PerWorker`, `replicate`, `consensus`, `consensus_distance`,
@@ -37,6 +38,7 @@ from jaxcomm import (
     compression,
     gossip,
     methods,
+    metrics,
     perf,
     scheduling,
     synchronization,
@@ -179,6 +181,7 @@ __all__ = [
     "local_params",
     "local_value_and_grad",
     "make_step",
+    "metrics",
     "scheduling",
     "simulate",
     "synchronization",

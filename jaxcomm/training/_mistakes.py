@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxcomm._base import PyTree
 from jaxcomm._require import require_transformation
 from jaxcomm._sharded import axes_in, is_spec
+from jaxcomm.metrics._reduced import is_reduced
 from jaxcomm.wire._program import live
 
 
@@ -168,13 +169,15 @@ def require_means(
         )
     except Exception:
         return  # The loss requires this number of rows, so it cannot be checked.
-    for (path, leaf), other in zip(
-        jax.tree_util.tree_leaves_with_path(aux), jax.tree.leaves(twice), strict=True
+    flat = jax.tree_util.tree_leaves_with_path(aux, is_leaf=is_reduced)
+    for (path, node), leaf, other in zip(
+        flat, jax.tree.leaves(aux), jax.tree.leaves(twice), strict=True
     ):
         if jnp.shape(leaf) != jnp.shape(other):
             raise ValueError(
                 f"`aux{jax.tree_util.keystr(path)}` has shape {jnp.shape(leaf)}, one value per "
-                f"example, and a mean over workers would mix examples: return its mean{remedy}."
+                "example, and workers would mix examples: return its "
+                f"{node.by if is_reduced(node) else 'mean'}{remedy}."
             )
 
 

@@ -16,6 +16,7 @@ from jaxcomm._require import explained
 from jaxcomm._state import own_params
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._zeroth_order import ZEROTH_ORDER, evaluates_loss
+from jaxcomm.metrics._reduced import apart, over_axes, require_stated, together
 from jaxcomm.scheduling._layers import explain_guard, guarded
 from jaxcomm.scheduling._wait_free import WAIT_FREE, aggregates_in_backward
 from jaxcomm.training._carry import Carry, replica_axes
@@ -39,13 +40,15 @@ def _over_devices(
     gradient: PyTree,
     weight: jax.Array | None,
 ) -> tuple[PyTree, PyTree, jax.Array | None]:
-    """Averages over the devices of one worker, each of which has a part of its rows."""
+    """Reduces over the devices of one worker, each of which has a part of its rows."""
     average = mean(inner)
-    values = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), values)
-    per_device = _axis.local_params((values, gradient), inner)
-    (values, gradient), _ = average.update(
+    means, others = apart(values)
+    means = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), means)
+    per_device = _axis.local_params((means, gradient), inner)
+    (means, gradient), _ = average.update(
         per_device, average.init(per_device), weight=weight, outer_axes=_axis.names(axis_name)
     )
+    values = together(means, over_axes(others, inner))
     return values, gradient, None if weight is None else lax.psum(weight, inner)
 
 
@@ -85,6 +88,7 @@ def worker_step(
     update = optax.with_extra_args_support(tx).update
     all_axes = (*_axis.names(axis_name), *inner)
     has_rest = has_aux or has_model_state
+    averages = metrics != "own" or bool(inner)
 
     def checked_loss(loss_fn: LossFn, params: PyTree, args: tuple[PyTree, ...], key: Any) -> LossFn:
         require_gradients_of(loss_fn, params, args, has_key=bool(key))
@@ -92,6 +96,8 @@ def worker_step(
         def loss(params: PyTree, *args: PyTree) -> Any:
             value = loss_fn(params, *args)
             require_parts(value, has_model_state, has_aux)
+            if averages:
+                require_stated(parts_of_value(value, has_model_state, has_aux)[2])
             return value
 
         return loss
@@ -173,7 +179,8 @@ def worker_step(
         loss, returned_state, aux = parts_of_value(value, has_model_state, has_aux)
         aux = aux if has_aux else {}
         require_aux(aux, {"loss"} if weight is None else {"loss", "weight"})
-        if metrics != "own" or inner:
+        if averages:
+            require_stated(aux)
             require_means(
                 lambda rows: parts_of_value(value_and_gradient(rows)[0], has_model_state, has_aux)[
                     2
