@@ -72,7 +72,8 @@ def make_step(
         `(loss, aux)`, where `aux` is a dict of metrics. It is called with `(params, batch, key)` if
         the step is called with a key. With `has_model_state=True`, it is called with `(params,
         model_state, batch)` and returns `(loss, model_state)`, or `(loss, (model_state, aux))`.
-      tx: An optax transformation with an aggregator before the optimizer, or gossip after it.
+      tx: An optax transformation with an aggregator before the optimizer, or gossip after it. Clip
+        the mean gradient after the aggregator.
       mesh: The devices; its axes may be Auto or Explicit.
       axis_name: The mesh axis, or axes, of the workers.
       shard_axes: The mesh axes over which parameters are sharded. They stay automatic: `loss_fn`
@@ -133,7 +134,7 @@ def make_step(
         global batch is empty, is not divisible by the devices or, on a mesh of several processes,
         belongs to one process only; if parameters differ by worker, and devices along one of
         `shard_axes` would all compute the same rows; if aux is not a dict of means,
-        or has an integer that is no sum or extreme;
+        or has an integer that is no sum or extreme; if a clip comes before an aggregator in `tx`;
         if updates or state would differ by worker; if the state belongs to another `tx` or number
         of workers; if parameters are sharded over other axes than `shard_axes` or were already
         donated; if a transformation would gather sharded parameters; or if no transformation in

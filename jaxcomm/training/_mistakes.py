@@ -10,17 +10,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxcomm._base import PyTree
+from jaxcomm._clips import require_clips_of_the_mean
 from jaxcomm._require import require_transformation
 from jaxcomm._sharded import axes_in, is_spec
 from jaxcomm.metrics._reduced import is_reduced
 from jaxcomm.wire._program import live
 
 
-def require_step_of(loss_fn: object, tx: object, gradients: Any, has_model_state: bool) -> None:
+def require_step_of(loss_fn: object, tx: Any, gradients: Any, has_model_state: bool) -> None:
     """Raises a ValueError if a step cannot be made from these arguments."""
     if not (callable(loss_fn) or gradients is not None):
         raise ValueError(f"`loss_fn` must be a function, got {loss_fn!r}.")
     require_transformation(tx)
+    require_clips_of_the_mean(tx)
     if gradients is None:
         return
     if not callable(gradients):
