@@ -9,7 +9,7 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._require import described, require_axis_name, require_transformation
+from jaxcomm._require import described, flag_of_all, require_axis_name, require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._stages import AveragingUpdate
@@ -106,6 +106,7 @@ def average_every(
         *,
         weight: jax.Array | float | None = None,
         present: jax.Array | None = None,
+        flush: jax.Array | bool | None = None,
         **extra_args: Any,
     ) -> tuple[PyTree, LocalState]:
         require_params(params, axis_name)
@@ -144,6 +145,8 @@ def average_every(
             )
 
         due = local.since >= period_at(state.step)
+        if flush is not None:
+            due |= flag_of_all(flush, "flush")
         return collective_cond(due, exchange, lambda _: (updates, local))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -243,3 +243,21 @@ def test_parameters_have_to_differ_by_worker() -> None:
     state = jaxcomm.init(tx, jnp.zeros(SIZE), N)
     with pytest.raises(ValueError, match=r"jaxcomm.replicate\(params, mesh\)"):
         jaxcomm.simulate(loss, tx, N)(jnp.zeros(SIZE), state, TARGETS)
+
+
+@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_flush_ends_the_last_period(kind: str, momentum: float) -> None:
+    workers: Any = mesh_of(N) if kind == "mesh" else N
+    make: Any = jaxcomm.make_step if kind == "mesh" else jaxcomm.simulate
+    outer = optax.sgd(1.0, momentum=momentum or None)
+    tx = diloco(optax.sgd(0.1), outer, period=3)
+    step = make(lambda w, x: jnp.mean(w * x), tx, workers, donate=False)
+    params = jaxcomm.replicate(jnp.float32(0), workers)
+    state, mean = jaxcomm.init(tx, params, workers), np.arange(float(N)).mean()
+    for number in range(5):
+        params, state, _ = step(params, state, jnp.arange(float(N)), flush=number == 4)
+    first, second = -0.1 * 3 * mean, -0.1 * 2 * mean
+    right = first + momentum * first + second
+    np.testing.assert_allclose(params.per_worker["data"], np.full(N, right), rtol=1e-6)
+    assert state[1].since == 0
