@@ -59,6 +59,12 @@ def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
     return lambda step: jnp.full((), period, jnp.int32)
 
 
+def is_due(since: jax.Array, period: jax.Array, flush: jax.Array | bool | None) -> jax.Array:
+    """Whether this step ends a period, bool[], because it is over or because of `flush`."""
+    over = since >= period
+    return over if flush is None else over | flag_of_all(flush, "flush")
+
+
 def require_aggregator(
     aggregator: optax.GradientTransformation | None, axis_name: AxisName
 ) -> None:
@@ -144,9 +150,7 @@ def average_every(
                 diagnostics=after.counts,
             )
 
-        due = local.since >= period_at(state.step)
-        if flush is not None:
-            due |= flag_of_all(flush, "flush")
+        due = is_due(local.since, period_at(state.step), flush)
         return collective_cond(due, exchange, lambda _: (updates, local))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
