@@ -11,8 +11,11 @@ import pytest
 
 import jaxcomm
 from jaxcomm import gossip
+from jaxcomm._clips import require_clips_of_the_mean
 from jaxcomm.scheduling import wait_free
 from jaxcomm.synchronization import diloco, local_sgd
+from tests.cases import CASES, Case
+from tests.cases._local import LOCAL, RECIPES, LocalCase
 
 N = 4
 X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
@@ -102,6 +105,24 @@ def test_what_is_meant_is_accepted(name: str) -> None:
     local = name in ("local", "aggregated local", "diloco", "gossip")
     jaxcomm.init(tx, jaxcomm.replicate(W, N) if local else W, N)
     jaxcomm.simulate(loss_fn, tx, N)
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_every_aggregator_behind_a_clip(case: Case) -> None:
+    require_clips_of_the_mean(optax.chain(case.make(), CLIP))
+    if case.name.startswith("zeroth_order"):  # It refuses what comes before in its own words.
+        return
+    with pytest.raises(ValueError, match="clip each worker's own"):
+        require_clips_of_the_mean(optax.chain(CLIP, optax.scale(1.0), case.make()))
+
+
+@pytest.mark.parametrize("case", [*LOCAL, *RECIPES], ids=repr)
+def test_workers_with_local_steps_clip_their_own(case: LocalCase) -> None:
+    inner = optax.chain(CLIP, SGD)
+    aggregators = [None, jaxcomm.mean()] if case.aggregates else [None]
+    for aggregator in aggregators:
+        options = {} if aggregator is None else {"aggregator": aggregator}
+        require_clips_of_the_mean(case.make(inner, 2, **options))
 
 
 def own_gradients() -> np.ndarray:
