@@ -1,4 +1,4 @@
-"""Losses that `jax.jit(jax.value_and_grad(loss))` takes, each small: a step has to take them too."""
+"""Losses that `jax.jit(jax.value_and_grad(loss))` takes: a step has to take them too."""
 
 import functools
 import warnings
@@ -39,11 +39,21 @@ class Loss(NamedTuple):
 
 
 LOSSES: dict[str, Callable[[], Loss]] = {}
+WITH_STATE: set[str] = set()
+WITH_KEY: set[str] = set()
 
 
-def listed(make: Callable[[], Loss]) -> Callable[[], Loss]:
-    LOSSES[make.__name__] = functools.cache(make)
-    return LOSSES[make.__name__]
+def listed(*, key: bool = False, model_state: bool = False, is_mean: bool = True) -> Any:
+    """Adds a loss to the table: whoever reads the names builds no model."""
+
+    def add(make: Callable[[], Loss]) -> Callable[[], Loss]:
+        name = make.__name__
+        WITH_KEY.update([name] if key else [])
+        WITH_STATE.update([name] if model_state else [])
+        LOSSES[name] = functools.cache(lambda: make()._replace(key=key, is_mean=is_mean))
+        return LOSSES[name]
+
+    return add
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:
@@ -85,34 +95,36 @@ def of_linen(module: nn.Module) -> Loss:
     return Loss(square_error(module.apply), params, sequences())
 
 
-@listed
+@listed()
 def linen_lstm() -> Loss:
     return of_linen(nn.RNN(nn.LSTMCell(4)))
 
 
-@listed
+@listed()
 def linen_gru() -> Loss:
     return of_linen(nn.RNN(nn.GRUCell(4)))
 
 
-@listed
+@listed()
 def linen_bidirectional() -> Loss:
     return of_linen(nn.Bidirectional(nn.RNN(nn.SimpleCell(4)), nn.RNN(nn.SimpleCell(4))))
 
 
-@listed
+@listed()
 def linen_attention() -> Loss:
     return of_linen(nn.MultiHeadAttention(num_heads=2, qkv_features=4))
 
 
-@listed
+@listed()
 def linen_convolution() -> Loss:
     return of_linen(nn.Sequential([nn.Conv(4, (3,)), nn.gelu, nn.LayerNorm(), nn.Dense(2)]))
 
 
-@listed
+@listed(model_state=True, is_mean=False)
 def linen_batch_norm() -> Loss:
-    model = nn.Sequential([nn.Dense(4), nn.BatchNorm(False, momentum=0.9), nn.Dense(1)])
+    model = nn.Sequential(
+        [nn.Dense(4), nn.BatchNorm(False, momentum=0.9, epsilon=0.1), nn.Dense(1)]
+    )
     variables = model.init(jax.random.key(0), draw(2, WIDTH))
 
     def loss(params: Any, statistics: Any, batch: Any) -> Any:
@@ -122,12 +134,10 @@ def linen_batch_norm() -> Loss:
         return jnp.mean((out[:, 0] - y) ** 2), new["batch_stats"]
 
     batch = draw(ROWS, WIDTH), draw(ROWS, seed=2)
-    return Loss(
-        third_party(loss), variables["params"], batch, variables["batch_stats"], is_mean=False
-    )
+    return Loss(third_party(loss), variables["params"], batch, variables["batch_stats"])
 
 
-@listed
+@listed()
 def nnx_rnn() -> Loss:
     model = nnx.RNN(nnx.GRUCell(WIDTH, 4, rngs=nnx.Rngs(0)))
     graph, params, rest = nnx.split(model, nnx.Param, ...)
@@ -138,7 +148,7 @@ def nnx_rnn() -> Loss:
     return Loss(square_error(apply), params, sequences())
 
 
-@listed
+@listed(model_state=True, is_mean=False)
 def nnx_batch_norm() -> Loss:
     norm = nnx.BatchNorm(WIDTH, momentum=0.9, rngs=nnx.Rngs(0))
     graph, params, statistics = nnx.split(norm, nnx.Param, nnx.BatchStat)
@@ -149,10 +159,10 @@ def nnx_batch_norm() -> Loss:
         value = jnp.mean(jnp.tanh(norm(batch)) ** 2)
         return value, nnx.state(norm, nnx.BatchStat)
 
-    return Loss(third_party(loss), params, draw(ROWS, WIDTH), statistics, is_mean=False)
+    return Loss(third_party(loss), params, draw(ROWS, WIDTH), statistics)
 
 
-@listed
+@listed()
 def haiku_lstm() -> Loss:
     def unrolled(x: jax.Array) -> jax.Array:
         core = hk.LSTM(4)
@@ -173,7 +183,7 @@ def of_equinox(module: Any, apply: Callable[[Any, jax.Array], jax.Array]) -> Los
     )
 
 
-@listed
+@listed()
 def equinox_gru() -> Loss:
     def apply(cell: Any, x: jax.Array) -> jax.Array:
         return lax.scan(lambda h, x: (cell(x, h),) * 2, jnp.zeros(4), x)[1]
@@ -181,7 +191,7 @@ def equinox_gru() -> Loss:
     return of_equinox(eqx.nn.GRUCell(WIDTH, 4, key=jax.random.key(0)), apply)
 
 
-@listed
+@listed()
 def equinox_lstm() -> Loss:
     def apply(cell: Any, x: jax.Array) -> jax.Array:
         def body(carry: Any, x: jax.Array) -> Any:
@@ -193,19 +203,33 @@ def equinox_lstm() -> Loss:
     return of_equinox(eqx.nn.LSTMCell(WIDTH, 4, key=jax.random.key(0)), apply)
 
 
-@listed
+@listed()
 def equinox_attention() -> Loss:
     attention = eqx.nn.MultiheadAttention(1, WIDTH, key=jax.random.key(0))
     return of_equinox(attention, lambda attention, x: attention(x, x, x))
 
 
-@listed
+@listed()
 def equinox_convolution() -> Loss:
     layer = eqx.nn.Conv1d(WIDTH, 4, 3, padding=1, key=jax.random.key(0))
     return of_equinox(layer, lambda layer, x: jnp.tanh(layer(x.T).T))
 
 
-@listed
+@listed(model_state=True, is_mean=False)
+def equinox_batch_norm() -> Loss:
+    # It averages over an axis of `jax.vmap`.
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(WIDTH, "rows", mode="batch")
+    params, rest = eqx.partition(norm, eqx.is_inexact_array)
+
+    def loss(params: Any, state: Any, batch: jax.Array) -> Any:
+        norm = jax.vmap(eqx.combine(params, rest), (0, None), (0, None), axis_name="rows")
+        out, state = norm(batch, state)
+        return jnp.mean(jnp.tanh(out) ** 2), state
+
+    return Loss(third_party(loss), params, draw(ROWS, WIDTH), state)
+
+
+@listed()
 def ctc() -> Loss:
     targets = labels(ROWS, 2, classes=CLASSES - 1) + 1
 
@@ -218,7 +242,7 @@ def ctc() -> Loss:
     return Loss(third_party(loss), draw(WIDTH, CLASSES), (sequences()[0], targets))
 
 
-@listed
+@listed()
 def integer_labels() -> Loss:
     def loss(params: Any, batch: Any) -> jax.Array:
         logits = batch["x"] @ params["w"]
@@ -228,7 +252,7 @@ def integer_labels() -> Loss:
     return Loss(loss, {"w": draw(WIDTH, CLASSES), "unused": jnp.ones(2)}, batch)
 
 
-@listed
+@listed()
 def hinge() -> Loss:
     def loss(params: Any, batch: Any) -> jax.Array:
         x, y = batch
@@ -243,7 +267,7 @@ def by_heads(params: Any, x: jax.Array, width: int = 4) -> tuple[jax.Array, ...]
     return split[:, :, 0], split[:, :, 1], split[:, :, 2]
 
 
-@listed
+@listed()
 def dot_product_attention() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         return jnp.mean(jax.nn.dot_product_attention(*by_heads(params, x), is_causal=True) ** 2)
@@ -263,7 +287,7 @@ def of_attention(
     return Loss(third_party(loss), 0.1 * draw(WIDTH, 6 * width), draw(ROWS, time, WIDTH))
 
 
-@listed
+@listed()
 def pallas_attention_of_gpu() -> Loss:
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         from jax.experimental.pallas.ops.gpu import attention as module  # It names its successor.
@@ -274,7 +298,7 @@ def pallas_attention_of_gpu() -> Loss:
     return of_attention(attention, 16, 16, heads_first=False)
 
 
-@listed
+@listed()
 def pallas_attention_of_tpu() -> Loss:
     @jax.custom_vjp
     def attention(*parts: jax.Array) -> jax.Array:
@@ -293,7 +317,7 @@ def pallas_attention_of_tpu() -> Loss:
     return of_attention(attention, 128, 8, heads_first=True)
 
 
-@listed
+@listed()
 def pallas_kernel() -> Loss:
     def kernel(x: Any, out: Any) -> None:
         out[...] = jnp.tanh(x[...])
@@ -312,7 +336,7 @@ def pallas_kernel() -> Loss:
     return Loss(loss, draw(WIDTH, 4), draw(ROWS, WIDTH))
 
 
-@listed
+@listed()
 def differential_equation() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         field = lambda y, t, w: jnp.tanh(y @ w) - 0.1 * t  # noqa: E731
@@ -322,7 +346,7 @@ def differential_equation() -> Loss:
     return Loss(third_party(loss), draw(WIDTH, WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed(is_mean=False)
 def custom_vjp() -> Loss:
     @jax.custom_vjp
     def clipped(x: jax.Array) -> jax.Array:
@@ -330,10 +354,10 @@ def custom_vjp() -> Loss:
 
     clipped.defvjp(lambda x: (x, None), lambda _, slope: (jnp.clip(slope, -0.01, 0.01),))
     loss = lambda w, x: jnp.mean(jnp.tanh(clipped(w) @ x.T))  # noqa: E731
-    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH), is_mean=False)
+    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed()
 def custom_jvp() -> Loss:
     @jax.custom_jvp
     def softplus(x: jax.Array) -> jax.Array:
@@ -343,7 +367,7 @@ def custom_jvp() -> Loss:
     return Loss(lambda w, x: jnp.mean(softplus(x @ w)), draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed()
 def checkpointed_layers() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         layer = jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None))
@@ -352,13 +376,13 @@ def checkpointed_layers() -> Loss:
     return Loss(loss, draw(3, WIDTH, WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed()
 def map_of_rows() -> Loss:
     loss = lambda w, x: jnp.mean(lax.map(lambda row: jnp.tanh(row @ w) ** 2, x))  # noqa: E731
     return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed()
 def associative_scan() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         combine = lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1])  # noqa: E731
@@ -368,7 +392,7 @@ def associative_scan() -> Loss:
     return Loss(third_party(loss), draw(WIDTH), sequences()[0])
 
 
-@listed
+@listed()
 def fori_loop() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         body = lambda i, total: total + jnp.sin(jnp.float32(i) * params) @ x.mean(axis=0)  # noqa: E731
@@ -377,7 +401,7 @@ def fori_loop() -> Loss:
     return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed(is_mean=False)
 def loop_without_a_gradient() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         # The largest eigenvalue by iterations whose number depends on the data.
@@ -391,10 +415,10 @@ def loop_without_a_gradient() -> Loss:
         v, _, _ = lax.while_loop(going, body, (jnp.ones(WIDTH), jnp.float32(jnp.inf), 0))
         return jnp.mean((x @ params - x @ lax.stop_gradient(v)) ** 2)
 
-    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH), is_mean=False)
+    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed()
 def constant_carry() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         body = lambda total, row: (total + jnp.tanh(row @ params), None)  # noqa: E731
@@ -403,17 +427,17 @@ def constant_carry() -> Loss:
     return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed(is_mean=False)
 def constant_branch() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         each = lambda row: jnp.sum(params * row)  # noqa: E731
         first = lax.cond(x[0, 0] > 0, each, lambda row: jnp.float32(0), x[0])
         return first + lax.switch(labels(1)[0] % 3, [lambda: 1.0, lambda: 2.0, lambda: each(x[1])])
 
-    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH), is_mean=False)
+    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed()
 def fourier() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         filtered = jnp.fft.irfft(jnp.fft.rfft(x) * lax.complex(params, params**2), n=8)
@@ -422,17 +446,17 @@ def fourier() -> Loss:
     return Loss(third_party(loss), draw(5), draw(ROWS, 8))
 
 
-@listed
+@listed(is_mean=False)
 def sorting() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         score = x @ params
         ranked = jnp.sort(score)[len(x) // 2 :]
         return jnp.mean(ranked) + lax.top_k(score, 1)[0][0] + score[jnp.argsort(x[:, 0])[0]]
 
-    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH), is_mean=False)
+    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed()
 def host_callback() -> Loss:
     @jax.custom_jvp
     def sine(x: jax.Array) -> jax.Array:
@@ -444,16 +468,16 @@ def host_callback() -> Loss:
     return Loss(lambda w, x: jnp.mean(sine(x @ w) ** 2), draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed(is_mean=False)
 def segments() -> Loss:
     def loss(params: Any, batch: Any) -> jax.Array:
         x, group = batch
         return jnp.mean(jax.ops.segment_sum(x @ params, group, CLASSES) ** 2)
 
-    return Loss(loss, draw(WIDTH), (draw(ROWS, WIDTH), labels(ROWS)), is_mean=False)
+    return Loss(loss, draw(WIDTH), (draw(ROWS, WIDTH), labels(ROWS)))
 
 
-@listed
+@listed()
 def embedding() -> Loss:
     def loss(params: Any, batch: Any) -> jax.Array:
         vectors = params["table"][batch].mean(axis=1)
@@ -463,7 +487,7 @@ def embedding() -> Loss:
     return Loss(loss, params, labels(ROWS, TIME))
 
 
-@listed
+@listed()
 def meta_learning() -> Loss:
     def loss(params: Any, batch: Any) -> jax.Array:
         task = lambda w, x, y: jnp.mean((jnp.tanh(x @ w) - y) ** 2)  # noqa: E731
@@ -477,7 +501,7 @@ def meta_learning() -> Loss:
     return Loss(loss, draw(WIDTH), (sequences()[0], draw(ROWS, TIME, seed=2)))
 
 
-@listed
+@listed()
 def gradient_penalty() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         critic = lambda x: jnp.sum(jnp.tanh(x @ params))  # noqa: E731
@@ -487,16 +511,16 @@ def gradient_penalty() -> Loss:
     return Loss(loss, draw(WIDTH, 4), draw(ROWS, WIDTH))
 
 
-@listed
+@listed(is_mean=False)
 def hessian_penalty() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         inner = lambda w: jnp.mean(jnp.tanh(x @ w))  # noqa: E731
         return inner(params) + jnp.trace(jax.hessian(inner)(params)) ** 2
 
-    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH), is_mean=False)
+    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed(key=True, is_mean=False)
 def dropout() -> Loss:
     def loss(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
         first, second = jax.random.split(key)
@@ -504,10 +528,10 @@ def dropout() -> Loss:
         out = jnp.where(kept, 2 * x, 0) @ params
         return jnp.mean(out**2 + jax.random.normal(second, out.shape))
 
-    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH), key=True, is_mean=False)
+    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed(key=True, model_state=True, is_mean=False)
 def dropout_in_a_scan() -> Loss:
     def loss(params: Any, statistics: Any, x: jax.Array, key: jax.Array) -> Any:
         def body(carry: Any, w: jax.Array) -> Any:
@@ -520,10 +544,10 @@ def dropout_in_a_scan() -> Loss:
         return jnp.mean(x**2), 0.9 * statistics + 0.1 * means
 
     params, batch = draw(2, WIDTH, WIDTH), draw(ROWS, WIDTH)
-    return Loss(loss, params, batch, model_state=jnp.zeros(2), key=True, is_mean=False)
+    return Loss(loss, params, batch, model_state=jnp.zeros(2))
 
 
-@listed
+@listed()
 def chunked_cross_entropy() -> Loss:
     def loss(params: Any, batch: Any) -> jax.Array:
         x, y = batch
@@ -539,27 +563,27 @@ def chunked_cross_entropy() -> Loss:
     return Loss(loss, draw(WIDTH, CLASSES), (draw(ROWS, WIDTH), labels(ROWS)))
 
 
-@listed
+@listed(is_mean=False)
 def linear_algebra() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         matrix = params @ params.T + x.T @ x / len(x) + jnp.eye(WIDTH)
         solved = jax.scipy.sparse.linalg.cg(lambda v: matrix @ v, x[0], maxiter=5)[0]
         return jnp.linalg.slogdet(matrix)[1] + jnp.sum(solved**2)
 
-    return Loss(third_party(loss), draw(WIDTH, WIDTH), draw(ROWS, WIDTH), is_mean=False)
+    return Loss(third_party(loss), draw(WIDTH, WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed(is_mean=False)
 def axis_of_its_own() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         # As equinox and haiku normalize over a batch: `jax.vmap` binds the axis.
         centered = lambda row: row - lax.pmean(row, "rows")  # noqa: E731
         return jnp.mean(jnp.tanh(jax.vmap(centered, axis_name="rows")(x) @ params) ** 2)
 
-    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH), is_mean=False)
+    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed
+@listed()
 def sparse_matrix() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         indices = jnp.array([[0, 0], [1, 2], [2, 1]])
@@ -569,7 +593,7 @@ def sparse_matrix() -> Loss:
     return Loss(third_party(loss), draw(3), draw(ROWS, WIDTH))
 
 
-@listed
+@listed()
 def half_precision() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         out = x.astype(jnp.bfloat16) @ params["w"] + params["b"].astype(jnp.bfloat16)
@@ -579,7 +603,7 @@ def half_precision() -> Loss:
     return Loss(loss, params, draw(ROWS, WIDTH))
 
 
-@listed
+@listed()
 def printing() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         value = jnp.mean((x @ params) ** 2)

@@ -1,6 +1,7 @@
 """A loss that runs under `jax.jit(jax.value_and_grad(loss))` runs in every step, unchanged."""
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from jaxcomm.training import (
     slice_specs,
 )
 from tests.slow import slow
-from tests.training.losses import LOSSES, Loss
+from tests.training.losses import LOSSES, WITH_KEY, WITH_STATE, Loss
 
 DEVICES, RATE, KEY = 8, 0.1, jax.random.key(1)
 ROUNDING = 64  # Units in the last place, of the largest value in the tree: see `close`.
@@ -60,10 +61,10 @@ def alone(
     `params` and `model_state` have a leading axis of devices; the default is what `loss` has.
     """
     loss, found = LOSSES[name](), []
+    batch = jax.tree.map(lambda x: jnp.reshape(x, (devices, -1, *x.shape[1:])), loss.batch)
     for index in range(devices):
-        own = lambda tree: jax.tree.map(lambda x: x[index], tree)  # noqa: B023, E731
-        rows = jax.tree.map(lambda x: np.split(np.asarray(x), devices)[index], loss.batch)
-        args = [rows] if loss.model_state is None else [loss.model_state, rows]
+        own = functools.partial(jax.tree.map, operator.itemgetter(index))
+        args = [*states_of(loss), own(batch)]
         if model_state is not None:
             args[0] = own(model_state)
         keys = [jax.random.fold_in(key, index)] if loss.key else []
@@ -85,19 +86,20 @@ def together(name: str, devices: int) -> Alone:
 
 
 def close(got: Any, expected: Any, like: Any, scale: float = 0.0) -> None:
-    """Equal up to rounding in the dtypes of `like`, relative to the largest value or `scale`.
+    """Equal up to rounding in the coarsest dtype of `like`.
 
-    A leaf may have a gradient of nothing but rounding, as has a bias of keys in attention.
+    It is relative to `scale` or, if that is smaller, to the largest value of the tree. A leaf may have a gradient of nothing but rounding, as has a bias of keys in attention.
     """
     scale = max([scale, *(np.abs(x).max(initial=0) for x in jax.tree.leaves(expected))])
 
-    def leaf(got: Any, expected: Any, like: Any) -> None:
-        unit = jnp.finfo(like).eps if jnp.issubdtype(like, jnp.floating) else 0.0
-        atol = 2 * unit if unit > 1e-3 else ROUNDING * unit
-        np.testing.assert_allclose(wide(got), expected, rtol=0, atol=float(atol) * scale)
-
+    dtypes = [jnp.asarray(x).dtype for x in jax.tree.leaves(like)]
+    units = [jnp.finfo(x).eps for x in dtypes if jnp.issubdtype(x, jnp.floating)]
+    # A gradient that passes through the 16 bits of one leaf is rounded there.
+    unit = float(max(units, default=0))
+    atol = scale * (2 * unit if unit > 1e-3 else ROUNDING * unit)
     assert jax.tree.structure(got) == jax.tree.structure(expected)
-    jax.tree.map(leaf, got, expected, jax.tree.map(lambda x: jnp.asarray(x).dtype, like))
+    compare = functools.partial(np.testing.assert_allclose, rtol=0, atol=atol)
+    jax.tree.map(compare, wide(got), expected)
 
 
 def size_of(found: list[Alone]) -> float:
@@ -185,7 +187,7 @@ def test_sent_in_the_backward_pass(name: str, where: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_table(name: str) -> None:
-    """A loss that is marked as a mean over rows is one; another is none, and its marks are right."""
+    """What is marked as a mean over rows is one, and nothing else."""
     whole, parts = at_first(name, 1)[0], mean_of(at_first(name, DEVICES))
     size = size_of(at_first(name, DEVICES))
     assert size > 0
@@ -290,8 +292,8 @@ def test_every_workers_own_gradient(name: str, where: str, method: str) -> None:
             close(own_of(carry[1]), kept, loss.model_state)
 
 
-WITHOUT_STATE = [name for name in LOSSES if LOSSES[name]().model_state is None]
-WITHOUT_KEY = [name for name in WITHOUT_STATE if not LOSSES[name]().key]
+WITHOUT_STATE = [name for name in LOSSES if name not in WITH_STATE]
+WITHOUT_KEY = [name for name in WITHOUT_STATE if name not in WITH_KEY]
 
 
 @pytest.mark.quick(1)
