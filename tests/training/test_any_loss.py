@@ -88,7 +88,8 @@ def together(name: str, devices: int) -> Alone:
 def close(got: Any, expected: Any, like: Any, scale: float = 0.0) -> None:
     """Equal up to rounding in the coarsest dtype of `like`.
 
-    It is relative to `scale` or, if that is smaller, to the largest value of the tree. A leaf may have a gradient of nothing but rounding, as has a bias of keys in attention.
+    It is relative to `scale` or, if that is smaller, to the largest value of the tree. A leaf may
+    have a gradient of nothing but rounding, as has a bias of keys in attention.
     """
     scale = max([scale, *(np.abs(x).max(initial=0) for x in jax.tree.leaves(expected))])
 
