@@ -65,9 +65,14 @@ def mode(name: str) -> Mode:
     """The mode in which the axis is bound."""
     if name in varying(index(name)):
         return "checked"
-    if name in jax.sharding.get_abstract_mesh().manual_axes:
+    if name in manual():
         return "unchecked"
     return "vmap"
+
+
+def manual() -> frozenset[str]:
+    """The axes over which each device runs the program by itself; empty under `jax.vmap`."""
+    return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def local_params(params: PyTree, axis_name: AxisName = "data") -> PyTree:

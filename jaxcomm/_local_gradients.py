@@ -3,9 +3,20 @@
 import functools
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
+
+LOCAL = "jaxcomm_local_gradient"
+"""The name of local gradients in a program whose types do not say that they are local."""
+
+
+def _named(tree: PyTree, axis_name: AxisName) -> PyTree:
+    """The tree, marked as local where no types say so."""
+    if all(_axis.mode(name) != "unchecked" for name in _axis.names(axis_name)):
+        return tree
+    return jax.tree.map(lambda x: checkpoint_name(x, LOCAL), tree)
 
 
 def own_loss(value: PyTree, has_aux: bool, axis_name: AxisName) -> PyTree:
@@ -14,10 +25,9 @@ def own_loss(value: PyTree, has_aux: bool, axis_name: AxisName) -> PyTree:
     Otherwise the gradient of a loss that is a mean over workers, as after `jax.lax.pmean`, would be
     divided by their number once too often.
     """
-    if not has_aux:
-        return _axis.local_params(value, axis_name)
-    loss, aux = value
-    return _axis.local_params(loss, axis_name), aux
+    loss, *aux = value if has_aux else (value,)
+    loss = _named(_axis.local_params(loss, axis_name), axis_name)
+    return (loss, *aux) if has_aux else loss
 
 
 def rebuilt_value_and_grad(
@@ -67,6 +77,7 @@ def local_value_and_grad(
 
     @functools.wraps(loss_fn)
     def local(params: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:
-        return value_and_grad(_axis.local_params(params, axis_name), *args, **kwargs)
+        value, gradient = value_and_grad(_axis.local_params(params, axis_name), *args, **kwargs)
+        return value, _named(gradient, axis_name)
 
     return local

@@ -226,6 +226,8 @@ def shard_map(
     in_specs: tuple[PyTree, ...],
     out_specs: PyTree,
     shard_axes: tuple[str, ...] = (),
+    *,
+    check_vma: bool = True,
 ) -> Callable[..., PyTree]:
     """`jax.shard_map` over all axes except `shard_axes`, for arguments of any sharding.
 
@@ -237,6 +239,7 @@ def shard_map(
     manual = tuple(name for name in mesh.axis_names if name not in shard_axes)
     in_specs, out_specs = (all_restricted(specs, manual) for specs in (in_specs, out_specs))
     options: dict[str, Any] = {"in_specs": in_specs, "out_specs": out_specs}
+    options["check_vma"] = check_vma
     if shard_axes:
         options["axis_names"] = set(manual)
     auto = mesh

@@ -1,8 +1,10 @@
 """Weights in slices: gathered whole for the loss, and their gradients back in slices (ZeRO-3)."""
 
+import contextlib
+import contextvars
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -294,11 +296,35 @@ def weight_gather(
         for i in sliced.keys() - filled.keys():
             empty = jnp.broadcast_to(leaves[i], (_axis.size(axis_name), *leaves[i].shape))
             leaves[i] = _joined(empty, 1, sliced[i])
-        for i, leaf in zip(same, averaged([leaves[i] for i in same], axis_name), strict=True):
-            leaves[i] = leaf
+        if not _AVERAGED.get():
+            for i, leaf in zip(same, averaged([leaves[i] for i in same], axis_name), strict=True):
+                leaves[i] = leaf
         return jax.tree.unflatten(treedef, leaves)
 
     return gather
+
+
+_AVERAGED: contextvars.ContextVar[bool] = contextvars.ContextVar("averaged", default=False)
+
+
+@contextlib.contextmanager
+def averaging_whole_leaves(
+    slices: PyTree, specs: PyTree, axis_name: AxisName
+) -> Iterator[PyTree]:
+    """The slices, for a loss that gathers them itself; here the gradients of whole leaves meet.
+
+    No `weight_gather` within the context averages them again.
+    """
+    leaves, treedef = jax.tree.flatten(slices)
+    dimensions = _dimensions(specs, slices, axis_name)
+    same = [i for i, dimension in enumerate(dimensions) if dimension is None]
+    for i, leaf in zip(same, averaged([leaves[i] for i in same], axis_name), strict=True):
+        leaves[i] = leaf
+    token = _AVERAGED.set(True)
+    try:
+        yield jax.tree.unflatten(treedef, leaves)
+    finally:
+        _AVERAGED.reset(token)
 
 
 def averaged(leaves: list[jax.Array], axis_name: AxisName) -> list[jax.Array]:

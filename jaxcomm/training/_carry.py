@@ -31,6 +31,14 @@ class Carry(NamedTuple):
     opt_state: optax.OptState
 
 
+class Given(NamedTuple):
+    """What a loss is computed from, besides parameters and model state."""
+
+    batch: PyTree  # the rows of all devices, or of one
+    key: jax.Array | None
+    shared: PyTree  # equal on all workers
+
+
 _DESCRIPTIONS = Carry("The parameters", "The model state", "The optimizer state")
 
 
@@ -112,7 +120,7 @@ def require_key(key: Any) -> None:
 def public_step(
     run: Callable[..., tuple[Carry, dict[str, jax.Array]]], has_model_state: bool
 ) -> Step:
-    """The step that users call, from `run(carry, batch, key, extra_args) -> (carry, metrics)`."""
+    """The step that users call, from `run(carry, given, extra_args) -> (carry, metrics)`."""
 
     def step(
         params: PyTree,
@@ -120,10 +128,11 @@ def public_step(
         batch: PyTree,
         *,
         key: jax.Array | None = None,
+        shared: PyTree = None,
         **extra_args: PyTree,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
         require_key(key)
-        new, metrics = run(Carry(params, (), opt_state), batch, key, extra_args)
+        new, metrics = run(Carry(params, (), opt_state), Given(batch, key, shared), extra_args)
         return new.params, new.opt_state, metrics
 
     def step_with_model_state(
@@ -133,10 +142,12 @@ def public_step(
         batch: PyTree,
         *,
         key: jax.Array | None = None,
+        shared: PyTree = None,
         **extra_args: PyTree,
     ) -> tuple[PyTree, PyTree, optax.OptState, dict[str, jax.Array]]:
         require_key(key)
-        new, metrics = run(Carry(params, model_state, opt_state), batch, key, extra_args)
+        carry = Carry(params, model_state, opt_state)
+        new, metrics = run(carry, Given(batch, key, shared), extra_args)
         return *new, metrics
 
     return step_with_model_state if has_model_state else step

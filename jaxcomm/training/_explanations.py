@@ -76,17 +76,3 @@ def explain_update_error(
         if inside and any(part in str(error) for part in _COLLECTIVE_ERRORS):
             return ValueError(f"An aggregator or gossip cannot run inside `{wrapper}`: {remedy}.")
     return error
-
-
-def explain_loss_error(error: Exception) -> Exception:
-    """Returns an error that names the cause of an error of the loss, or else the error itself."""
-    modules = {
-        frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)
-    }
-    if isinstance(error, AssertionError) and "jax._src.lax.parallel" in modules:
-        return ValueError(
-            "JAX cannot run a collective over an axis of `jax.vmap`, such as that of "
-            "`equinox.nn.BatchNorm`, inside `jax.shard_map`: compute such statistics over an axis "
-            "of the batch, outside `jax.vmap`."
-        )
-    return error

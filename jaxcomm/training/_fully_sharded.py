@@ -10,13 +10,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._local_gradients import own_loss
 from jaxcomm._mesh import require_axes, shard_map, typed_as
 from jaxcomm._sharded import is_spec
 from jaxcomm._units import Scope
 from jaxcomm.aggregation._weight_gather import (
     Codecs,
-    averaged,
+    averaging_whole_leaves,
     sliced_dimension,
     weight_gather,
 )
@@ -104,6 +103,7 @@ def fully_sharded_value_and_grad(
     bucket_bytes: int | None = None,
     has_aux: bool = False,
     gather: bool = True,
+    rows_differ: bool = False,
 ) -> LossFn:
     r"""Like `jax.value_and_grad`, for weights that are sharded over the workers (FSDP, ZeRO-3).
 
@@ -134,9 +134,10 @@ def fully_sharded_value_and_grad(
         use slices only through `weight_gather`, which has the codecs. A slice that it uses
         directly, as in a penalty on weights, has the gradient of its worker's loss, not divided by
         n.
+      rows_differ: As for :func:`jaxcomm.make_step`.
 
     Returns:
-      `value_and_grad(params, batch, key=None) -> (loss, gradients)`, or `((loss, aux),
+      `value_and_grad(params, batch, key=None, *, shared=None) -> (loss, gradients)`, or `((loss, aux),
       gradients)`, with means over workers. With a codec, `key` is a typed threefry key, new in each
       step. If the gradient of a sliced leaf is not finite on any worker, the gradients of all
       sliced leaves are NaN. On CPU devices, wait for each step with `jax.block_until_ready`, since
@@ -181,31 +182,43 @@ def fully_sharded_value_and_grad(
         specs, axis_name, push=push, pull=pull, scope=scope, bucket_bytes=bucket_bytes
     )
 
-    def local(slices: PyTree, batch: PyTree, key: jax.Array | None) -> Any:
+    def local(slices: PyTree, batch: PyTree, key: jax.Array | None, shared: PyTree) -> Any:
+        shares = {} if shared is None else {"shared": jax.tree.map(lambda x: x, shared)}
         if gather:
-            value = loss_fn(gathered(slices, key), batch)
+            value = loss_fn(gathered(slices, key), batch, **shares)
         else:
-            leaves, treedef = jax.tree.flatten(slices)
-            value = loss_fn(jax.tree.unflatten(treedef, averaged(leaves, axis_name)), batch, key)
+            with averaging_whole_leaves(slices, specs, axis_name) as parts:
+                value = loss_fn(parts, batch, key, **shares)
         require_parts(value, False, has_aux)
-        return own_loss(value, has_aux, names)
+        return value
 
     def mean(x: Any) -> jax.Array:
-        return lax.pmean(_axis.as_varying(jnp.asarray(x).astype(jnp.float32), axis_name), names)
+        return lax.pmean(jnp.asarray(x).astype(jnp.float32), names)
 
-    def of_worker(slices: PyTree, batch: PyTree, key: jax.Array | None) -> Any:
-        value, gradients = jax.value_and_grad(local, has_aux=has_aux)(slices, batch, key)
+    def of_worker(
+        slices: PyTree, batch: PyTree, key: jax.Array | None, shared: PyTree
+    ) -> tuple[Any, PyTree]:
+        value, gradients = jax.value_and_grad(local, has_aux=has_aux)(slices, batch, key, shared)
         if has_aux:
             require_aux(value[1], {"loss"})
-            require_means(lambda rows: local(slices, rows, key)[1], value[1], batch, "")
+            require_means(lambda rows: local(slices, rows, key, shared)[1], value[1], batch, "")
         return jax.tree.map(mean, value), gradients
 
-    def value_and_grad(params: PyTree, batch: PyTree, key: jax.Array | None = None) -> Any:
-        require_divisible(batch, mesh.size)
+    def value_and_grad(
+        params: PyTree, batch: PyTree, key: jax.Array | None = None, *, shared: PyTree = None
+    ) -> Any:
+        require_divisible(batch, mesh.size, rows_differ)
         _require_slices(params, specs, axis_name, mesh.size)
         whole = PartitionSpec()
-        run = shard_map(of_worker, mesh, (specs, PartitionSpec(names), whole), (whole, specs))
-        value, gradients = run(params, batch, key)
+        # The exchanges are in the program of the loss, whose types are not checked.
+        run = shard_map(
+            of_worker,
+            mesh,
+            (specs, PartitionSpec(names), whole, whole),
+            (whole, specs),
+            check_vma=False,
+        )
+        value, gradients = run(params, batch, key, shared)
         return value, typed_as(gradients, params)
 
     return value_and_grad

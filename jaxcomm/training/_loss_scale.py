@@ -124,10 +124,10 @@ def loss_scaled_gradients(
     (_, (loss, state, aux)), gradient = local_value_and_grad(
         scaled, has_aux=True, axis_name=axis_name
     )(params, model_state.model_state, batch, *([] if key is None else [key]))
-    if others := sorted(_axis.varying(loss) - set(_axis.names(axis_name))):
+    if others := sorted(_axis.manual() - {*_axis.names(axis_name)}):
         raise ValueError(
-            f"`axis_name`={axis_name!r} must name all axes of the mesh, but the loss differs over "
-            f"{others} as well: use `functools.partial(loss_scaled_gradients, axis_name=(...))`."
+            f"`axis_name`={axis_name!r} must name all axes of the mesh, but it also has the axes "
+            f"{others}: use `functools.partial(loss_scaled_gradients, axis_name=(...))`."
         )
 
     def unscaled(g: jax.Array) -> jax.Array:

@@ -16,15 +16,14 @@ from jaxcomm._mesh import (
     require_axes,
     require_batch_axes,
     require_shard_axes,
-    shard_map,
     sharded_as,
     typed_as,
     unshared,
 )
 from jaxcomm._sharded import is_spec, tracing
-from jaxcomm._state import state_specs
 from jaxcomm.training._carry import (
     Carry,
+    Given,
     Step,
     place_carry,
     public_step,
@@ -40,7 +39,7 @@ from jaxcomm.training._mistakes import (
     require_step_of,
     require_used,
 )
-from jaxcomm.training._worker_step import GradientFn, worker_step
+from jaxcomm.training._worker_step import GradientFn, WorkerStep
 
 
 def make_step(
@@ -55,6 +54,7 @@ def make_step(
     has_model_state: bool = False,
     gradients: GradientFn | None = None,
     metrics: Metrics = "mean",
+    rows_differ: bool = False,
     donate: bool = True,
 ) -> Step:
     r"""Makes a jitted training step in which each worker of `mesh` takes its part of the batch.
@@ -71,7 +71,10 @@ def make_step(
       loss_fn: `(params, batch) -> loss`, the mean over its batch; with `has_aux=True`,
         `(loss, aux)`, where `aux` is a dict of metrics. It is called with `(params, batch, key)` if
         the step is called with a key. With `has_model_state=True`, it is called with `(params,
-        model_state, batch)` and returns `(loss, model_state)`, or `(loss, (model_state, aux))`.
+        model_state, batch)` and returns `(loss, model_state)`, or `(loss, (model_state, aux))`. If
+        the step is called with `shared`, so is the loss: `shared=` has what all workers share. Any
+        function that `jax.value_and_grad` differentiates on one device is a loss here. If it
+        averages over workers itself, its gradient is that of the mean.
       tx: An optax transformation with an aggregator before the optimizer, or gossip after it.
       mesh: The devices; its axes may be Auto or Explicit.
       axis_name: The mesh axis, or axes, of the workers.
@@ -95,11 +98,14 @@ def make_step(
         far from the first step counter in the state of `tx`. Aggregators with a codec, gossip,
         methods with local steps, Adam and schedules have such a counter. Inside
         `jaxcomm.accumulate` it counts updates, so means are in all mini-steps of every k-th update.
+      rows_differ: Whether leaves of the batch may have different numbers of rows, such as nodes and
+        edges of graphs. Always true with `gradients`.
       donate: Whether to donate the buffers of params and state to the new ones. If so, do not use
         the old arrays again.
 
     Returns:
-      `step(params, opt_state, batch, *, key=None, **extra_args) -> (params, opt_state, metrics)`;
+      `step(params, opt_state, batch, *, key=None, shared=None, **extra_args) -> (params, opt_state,
+      metrics)`;
       with `has_model_state=True`, `step(params, model_state, opt_state, batch, ...) -> (params,
       model_state, opt_state, metrics)`.
 
@@ -113,6 +119,9 @@ def make_step(
         `PerWorker` from :func:`jaxcomm.replicate`, each worker keeps its own, and nothing is sent.
         A leaf that would change from finite to NaN or infinite keeps its values.
       - Extra arguments are equal on all workers and are passed to `tx.update`.
+      - `shared` is any tree of arrays that the loss reads and that is not split over workers: class
+        weights, a teacher, a target network, the other network of a GAN, a coefficient of this
+        step. It has no gradient, is not donated, and sends nothing.
       - Batch leaves are `[global_batch, ...]`. On a mesh of several processes, they are arrays over
         all processes, for instance from `jax.make_array_from_process_local_data`.
       - Each device folds its index into the key.
@@ -154,66 +163,58 @@ def make_step(
     inner = tuple(name for name in mesh.axis_names if name not in (*names, *shards))
     sizes = dict(mesh.shape)
     devices = math.prod(sizes[name] for name in (*names, *inner, *split))
-    step_of_worker = worker_step(
+    of_worker = WorkerStep(
         loss_fn, tx, axis_name, inner, has_aux, has_model_state, gradients, metrics
     )
     batch_spec, whole = PartitionSpec((*names, *inner, *split)), PartitionSpec()
-    metrics_spec = PartitionSpec(names) if metrics == "own" else whole
 
     def on_mesh(
         carry: Carry,
-        batch: PyTree,
-        key: jax.Array | None,
+        given: Given,
         extra_args: dict[str, PyTree],
         kept: tuple[PartitionSpec, ...] = (),
     ) -> tuple[Carry, dict[str, jax.Array]]:
-        specs = state_specs(carry)
         if split:
-            batch = sharded_as(batch, mesh, batch_spec)
-        run = shard_map(
-            step_of_worker,
-            mesh,
-            in_specs=(specs, batch_spec, whole, whole),
-            out_specs=(specs, metrics_spec, whole),
-            shard_axes=shards,
-        )
+            given = given._replace(batch=sharded_as(given.batch, mesh, batch_spec))
         with tracing(shards, carry.params, kept):  # The specs of the parameters are the first.
-            new, values, diagnostics = run(carry, batch, key, extra_args)
+            new, values, diagnostics = of_worker.on_mesh(mesh, carry, given, extra_args, shards)
         return typed_as(constrained(new, mesh, kept), carry), values | diagnostics
 
-    jitted = jax.jit(on_mesh, donate_argnums=0 if donate else (), static_argnums=4)
+    jitted = jax.jit(on_mesh, donate_argnums=0 if donate else (), static_argnums=3)
     one_at_a_time = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
     used: set[str] = set()
 
     def run(
-        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
+        carry: Carry, given: Given, extra_args: dict[str, PyTree]
     ) -> tuple[Carry, dict[str, jax.Array]]:
-        require_divisible(batch, devices)
+        require_divisible(given.batch, devices, rows_differ or gradients is not None)
         require_carry(carry, sizes, axis_name)
-        traced = is_traced((carry, batch, key, extra_args))
+        traced = is_traced((carry, given, extra_args))
         kept: tuple[PartitionSpec, ...] = ()
         if traced:
             require_whole_carry(carry, shards)
         else:
-            require_global(batch, mesh)
+            require_global(given.batch, mesh)
             require_carry_kept(carry)
             if one_at_a_time:
                 jax.block_until_ready(carry)
             if donate:
-                carry, batch = unshared(carry, batch)
+                carry, given = unshared(carry, given)
             carry, specs = place_carry(carry, mesh, shards)
             kept = tuple(jax.tree.leaves(specs, is_leaf=is_spec)) if shards else ()
-            rows = jax.tree.map(lambda _: batch_spec, batch)
-            batch_specs = kept_specs(batch, mesh, rows, shards)
+            rows = jax.tree.map(lambda _: batch_spec, given.batch)
+            batch_specs = kept_specs(given.batch, mesh, rows, shards)
             if isinstance(carry.params, PerWorker):
                 require_divided(specs.params, batch_specs, mesh, shards)
-            batch = place(batch, mesh, batch_specs, "batch")
+            given = given._replace(batch=place(given.batch, mesh, batch_specs, "batch"))
             if (
                 not mesh.is_multi_process
             ):  # With several, JAX would compare them across processes in each step.
-                rest = jax.tree.map(lambda _: whole, (key, extra_args))
-                key, extra_args = place((key, extra_args), mesh, rest, "extra")
-        require_used(on_mesh, (carry, batch, key), extra_args, used, devices)
-        return (on_mesh if traced else jitted)(carry, batch, key, extra_args, kept)
+                rest = (given.key, given.shared, extra_args)
+                specs = kept_specs(rest, mesh, jax.tree.map(lambda _: whole, rest), shards)
+                key, shared, extra_args = place(rest, mesh, specs, "extra")
+                given = given._replace(key=key, shared=shared)
+        require_used(on_mesh, (carry, given), extra_args, used, devices)
+        return (on_mesh if traced else jitted)(carry, given, extra_args, kept)
 
     return public_step(run, has_model_state)

@@ -46,26 +46,47 @@ def require_step_of(loss_fn: object, tx: object, gradients: Any, has_model_state
         )
 
 
-def require_divisible(batch: PyTree, devices: int) -> None:
-    """Raises a ValueError if the rows of a leaf cannot be split evenly over the devices."""
+def require_divisible(batch: PyTree, devices: int, rows_differ: bool = False) -> None:
+    """Raises a ValueError if the rows of a leaf cannot be split evenly over the devices.
+
+    Args:
+      batch: The global batch.
+      devices: The number of devices with rows of their own.
+      rows_differ: Whether leaves may differ in their number of rows.
+    """
     listed = (
         " A list is a tree of leaves: pass an array, `jnp.asarray(rows)`."
         if isinstance(batch, list)
         else ""
     )
+    first: tuple[str, int] | None = None
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         where = f"batch{jax.tree_util.keystr(path)}"
         if jnp.ndim(leaf) == 0:
             raise ValueError(
-                f"`{where}` is a scalar; batch leaves are `[global_batch, ...]`.{listed}"
+                f"`{where}` is a scalar; batch leaves are `[global_batch, ...]`. Pass what all "
+                f"workers share as `step(..., shared=)`.{listed}"
             )
         rows = jnp.shape(leaf)[0]
         if rows == 0:
             raise ValueError(f"`{where}` holds no examples: the global batch must not be empty.")
         if rows % devices:
+            padded = (
+                f" Pad it to {rows + -rows % devices} rows, with a leaf of weights that are 0 for "
+                "the added ones; or, if all workers need the whole array, pass it as `step(..., "
+                "shared=)`."
+            )
             raise ValueError(
                 f"`{where}` has a global batch of {rows}, which is not divisible by {devices} "
-                f"workers.{listed}"
+                f"workers.{listed or padded}"
+            )
+        first = first or (where, rows)
+        if rows != first[1] and not rows_differ:
+            raise ValueError(
+                f"`{where}` has {rows} rows, but `{first[0]}` has {first[1]}, and each worker gets "
+                f"a part of both. If all workers need the whole array, pass it as `step(..., "
+                "shared=)`, and `loss_fn` takes `shared`. If rows of several kinds belong "
+                "together, such as nodes and edges of graphs, pass `rows_differ=True`."
             )
 
 
@@ -179,7 +200,11 @@ def require_means(
 
 
 def require_gradients_of(
-    loss_fn: Callable[..., Any], params: PyTree, args: tuple[PyTree, ...], has_key: bool
+    loss_fn: Callable[..., Any],
+    params: PyTree,
+    args: tuple[PyTree, ...],
+    has_key: bool,
+    shared: dict[str, PyTree],
 ) -> None:
     """Raises a ValueError if parameters have no gradient, or the loss takes other arguments."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -190,16 +215,18 @@ def require_gradients_of(
                 "`has_model_state=True`."
             )
     try:
-        inspect.signature(loss_fn).bind(params, *args)
+        inspect.signature(loss_fn).bind(params, *args, **shared)
     except TypeError:
         has_model_state = len(args) - has_key > 1
         names = ["params", *["model_state"] * has_model_state, "batch", *["key"] * has_key]
+        names += [f"{name}=" for name in shared]
         called = f"`loss_fn` is called with `({', '.join(names)})`"
         because = []
         if has_model_state:
             because.append("`has_model_state=True`")
         if has_key:
             because.append("the step received a `key`")
+        because += [f"the step received `{name}`" for name in shared]
         why = f", since {' and '.join(because)}" if because else ""
         raise ValueError(
             f"{called}{why}, but takes `{inspect.signature(loss_fn)}`: give it these arguments."

@@ -14,15 +14,15 @@ from jaxcomm.aggregation import mean
 
 
 def _require_equal(
-    path: tuple[Any, ...], x: jax.Array, axes: tuple[str, ...], inner: tuple[str, ...]
+    path: tuple[Any, ...], x: jax.Array, over: set[str], inner: tuple[str, ...]
 ) -> None:
-    if not _axis.is_known_equal(x, inner):
+    if over & set(inner):
         raise ValueError(
             f"`model_state{jax.tree_util.keystr(path)}` is {x.dtype} and differs over the devices "
             f"of one worker, {list(inner)}, so it has no mean: let it not depend on the batch or "
             "the key. A function of `gradients=` must reduce it over these axes too."
         )
-    if not _axis.is_known_equal(x, axes):
+    if over:
         raise ValueError(
             f"`model_state{jax.tree_util.keystr(path)}` is {x.dtype} and differs by worker, so "
             "workers have no mean to agree on: let it not depend on the batch or the key, or let "
@@ -51,10 +51,11 @@ def reduce_model_state(
     axis_name: AxisName,
     inner: tuple[str, ...],
     weight: jax.Array | None,
+    differs: PyTree = None,
 ) -> PyTree:
     """The model state after a step: the exact mean over workers, or each worker's own.
 
-    A leaf that is the same on all workers by its type is sent nowhere. A leaf in which a finite
+    A leaf that is known to be equal on all workers is sent nowhere. A leaf in which a finite
     value would become NaN or infinite keeps its value, as do all floating-point leaves in a step
     in which no example has a weight.
 
@@ -64,6 +65,7 @@ def reduce_model_state(
       axis_name: The axes of the workers.
       inner: The axes of the devices of one worker, over which the mean is taken in any case.
       weight: The weight of this device's examples, if gradients are weighted.
+      differs: How each leaf of `returned` varies, if that is known.
     """
     is_own = isinstance(model_state, PerWorker)
     before = own_params(model_state)
@@ -74,12 +76,15 @@ def reduce_model_state(
         total = lax.psum(_axis.as_varying(jnp.asarray(weight, jnp.float32), axes), axes)
         changes = total != 0
     leaves, structure = jax.tree_util.tree_flatten_with_path(new)
+    over = [{*axes} for _ in leaves]
+    if differs is not None:
+        over = [{*axes} & {*leaf.over} for leaf in jax.tree.leaves(differs)]
     differing = {}
-    for path, x in leaves:
+    for (path, x), names in zip(leaves, over, strict=True):
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            if all(_axis.mode(name) == "checked" for name in axes):
-                _require_equal(path, x, axes, inner)
-        elif axes and not _axis.is_known_equal(x, axes):
+            if differs is not None:
+                _require_equal(path, x, names, inner)
+        elif names:
             wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
             differing[path] = _axis.as_varying(wide, axes)
     if differing:

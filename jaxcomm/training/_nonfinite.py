@@ -136,6 +136,8 @@ def describe_nonfinite(
     model_state: PyTree = None,
     gradients: GradientFn | None = None,
     key: jax.Array | None = None,
+    shared: PyTree = None,
+    rows_differ: bool = False,
 ) -> str | None:
     """Which worker has a NaN or an infinity, and in which leaf, to report a loss that has one.
 
@@ -156,6 +158,8 @@ def describe_nonfinite(
       model_state: The model state before the step, if the step has one.
       gradients: ...
       key: The key of the step, if it was called with one.
+      shared: What all workers share, if the step was called with it.
+      rows_differ: ...
 
     Returns:
       For example ``"worker 2 of 8: NaN in the loss and NaN in the gradient of `kernel`"``; None if
@@ -183,10 +187,11 @@ def describe_nonfinite(
     own = _gradients(gradients, has_aux, has_model_state, local)
     options: dict[str, Any] = {"axis_name": axis_name, "has_aux": has_aux, "metrics": "own"}
     options |= {"has_model_state": has_model_state, "gradients": own, "donate": False}
+    options["rows_differ"] = rows_differ
     if isinstance(workers, Mesh):
         step = make_step(loss_fn, tx, workers, shard_axes=shard_axes, **options)
     else:
         step = simulate(loss_fn, tx, workers, **options)
     carry = (params, model_state) if has_model_state else (params,)
-    *_, table, _ = step(*carry, tx.init(params), batch, key=key)
+    *_, table, _ = step(*carry, tx.init(params), batch, key=key, shared=shared)
     return _sentence(np.asarray(table), paths)

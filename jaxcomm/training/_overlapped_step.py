@@ -64,6 +64,7 @@ def make_overlapped_step(
     has_aux: bool = False,
     gradients: GradientFn | None = None,
     metrics: Metrics = "own",
+    rows_differ: bool = False,
     donate: bool = True,
 ) -> Step:
     r"""Makes a step whose exchanges run while the next steps compute.
@@ -90,11 +91,12 @@ def make_overlapped_step(
       gradients: As for :func:`jaxcomm.make_step`.
       metrics: As for :func:`jaxcomm.make_step`. The mean over workers makes them wait for each
         other in each step, beside an exchange.
+      rows_differ: As for :func:`jaxcomm.make_step`.
       donate: Whether to donate the buffers of params and state to the new ones.
 
     Returns:
-      `step(params, opt_state, batch, *, key=None, present=None, number=None) -> (params, opt_state,
-      metrics)`, for params from :func:`jaxcomm.replicate` and a state from :func:`jaxcomm.init`.
+      `step(params, opt_state, batch, *, key=None, shared=None, present=None, number=None) ->
+      (params, opt_state, metrics)`, for params from :func:`jaxcomm.replicate` and a state from :func:`jaxcomm.init`.
 
       - In the new state, the fragments are on `exchange_mesh`. Those under way are arrays that are
         not ready yet. So nothing is outside the state: to save it waits for the exchange.
@@ -144,6 +146,7 @@ def make_overlapped_step(
         has_aux=has_aux,
         gradients=gradients,
         metrics=metrics,
+        rows_differ=rows_differ,
         donate=donate,
     )
     workers = math.prod(mesh.shape[name] for name in _axis.names(axis_name))
@@ -224,6 +227,7 @@ def make_overlapped_step(
         batch: PyTree,
         *,
         key: jax.Array | None = None,
+        shared: PyTree = None,
         present: jax.Array | None = None,
         number: int | None = None,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
@@ -253,7 +257,7 @@ def make_overlapped_step(
             else (compiled_exchange, compiled_merge, compiled_cleared)
         )
         params, (inner, counted), values = local_step(
-            params, (inner, Counted(streams.step, streams.done)), batch, key=key
+            params, (inner, Counted(streams.step, streams.done)), batch, key=key, shared=shared
         )
         if not traced and present is not None:
             present = cast(jax.Array, np.asarray(present))  # It is for both meshes.

@@ -5,16 +5,23 @@ from collections.abc import Mapping
 
 import jax
 import optax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._mesh import is_traced, shard_map, strong, unshared
-from jaxcomm._state import over_workers, state_specs, worker_axes
-from jaxcomm.training._carry import Carry, Step, public_step, require_carry, require_carry_kept
+from jaxcomm._mesh import is_traced, strong, unshared
+from jaxcomm._state import over_workers, worker_axes
+from jaxcomm.training._carry import (
+    Carry,
+    Given,
+    Step,
+    public_step,
+    require_carry,
+    require_carry_kept,
+)
 from jaxcomm.training._metrics import Metrics, check_metrics
 from jaxcomm.training._mistakes import require_divisible, require_step_of, require_used
-from jaxcomm.training._worker_step import GradientFn, worker_step
+from jaxcomm.training._worker_step import GradientFn, WorkerStep
 from jaxcomm.wire._walk import SIMULATED
 
 
@@ -28,6 +35,7 @@ def simulate(
     has_model_state: bool = False,
     gradients: GradientFn | None = None,
     metrics: Metrics = "mean",
+    rows_differ: bool = False,
     donate: bool = True,
 ) -> Step:
     """Makes the step of :func:`jaxcomm.make_step`, with all workers simulated on one device.
@@ -47,6 +55,7 @@ def simulate(
       has_model_state: Whether `loss_fn` takes and returns a model state.
       gradients: As for :func:`jaxcomm.make_step`.
       metrics: As for :func:`jaxcomm.make_step`.
+      rows_differ: As for :func:`jaxcomm.make_step`.
       donate: Whether to donate the buffers of params and state to the new ones.
 
     Returns:
@@ -78,59 +87,50 @@ def simulate(
     mesh = AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     inner = tuple(name for name in axes if name not in names)
     devices = math.prod(axes.values())
-    step_of_worker = worker_step(
+    of_worker = WorkerStep(
         loss_fn, tx, axis_name, inner, has_aux, has_model_state, gradients, metrics
     )
-    batch_spec, whole = PartitionSpec((*names, *inner)), PartitionSpec()
-    metrics_spec = PartitionSpec(names) if metrics == "own" else whole
-
-    def specs_of(carry: Carry) -> tuple[PyTree, PyTree]:
-        specs = state_specs(carry)
-        return (specs, batch_spec, whole, whole), (specs, metrics_spec, whole)
 
     def on_mesh(
-        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
+        carry: Carry, given: Given, extra_args: dict[str, PyTree]
     ) -> tuple[Carry, dict[str, jax.Array]]:
-        run = shard_map(step_of_worker, mesh, *specs_of(carry))
-        new, values, diagnostics = run(carry, batch, key, extra_args)
+        new, values, diagnostics = of_worker.on_mesh(mesh, carry, given, extra_args)
         return new, values | diagnostics
 
     def simulated_workers(
-        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
+        carry: Carry, given: Given, extra_args: dict[str, PyTree]
     ) -> tuple[Carry, dict[str, jax.Array]]:
         # Trace `jax.shard_map` first: it checks what varies by worker, and `jax.vmap` does not.
-        jax.eval_shape(on_mesh, carry, batch, key, extra_args)
-        run = over_workers(step_of_worker, axes, *specs_of(carry))
-        new, values, diagnostics = run(carry, batch, key, extra_args)
+        jax.eval_shape(on_mesh, carry, given, extra_args)
+        run = over_workers(of_worker.at_once, axes, *of_worker.specs(carry))
+        new, values, diagnostics = run(carry, given, extra_args)
         return new, values | diagnostics
 
     simulated_workers.__name__ = SIMULATED
     jitted = jax.jit(simulated_workers, donate_argnums=0 if donate else ())
     used: set[str] = set()
 
-    def checked(
-        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
-    ) -> None:
-        require_divisible(batch, devices)
+    def checked(carry: Carry, given: Given, extra_args: dict[str, PyTree]) -> None:
+        require_divisible(given.batch, devices, rows_differ or gradients is not None)
         require_carry(carry, axes, axis_name)
         require_carry_kept(carry)
-        require_used(on_mesh, (carry, batch, key), extra_args, used, devices)
+        require_used(on_mesh, (carry, given), extra_args, used, devices)
 
     def run(
-        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
+        carry: Carry, given: Given, extra_args: dict[str, PyTree]
     ) -> tuple[Carry, dict[str, jax.Array]]:
-        checked(carry, batch, key, extra_args)
-        if not is_traced((carry, batch, key, extra_args)):
+        checked(carry, given, extra_args)
+        if not is_traced((carry, given, extra_args)):
             carry = jax.tree.map(strong, carry)
             if donate:
-                carry, batch = unshared(carry, batch)
-        return jitted(carry, batch, key, extra_args)
+                carry, given = unshared(carry, given)
+        return jitted(carry, given, extra_args)
 
     def accounted(
-        carry: Carry, batch: PyTree, key: jax.Array | None, extra_args: dict[str, PyTree]
+        carry: Carry, given: Given, extra_args: dict[str, PyTree]
     ) -> tuple[Carry, dict[str, jax.Array]]:
-        checked(carry, batch, key, extra_args)
-        return on_mesh(carry, batch, key, extra_args)
+        checked(carry, given, extra_args)
+        return on_mesh(carry, given, extra_args)
 
     step = public_step(run, has_model_state)
     # `wire.account` traces this instead.

@@ -1,25 +1,35 @@
-"""The step of one worker, on a mesh and in simulation."""
+"""The step of one worker, on a mesh and in simulation.
 
+On a mesh it has two parts. The loss is differentiated in a `jax.shard_map` without checks of types,
+since these are rules for our code and not for a user's loss; it returns the gradient of each
+device. The update runs in a second `jax.shard_map`, whose types prove that parameters and state are
+equal on all workers.
+"""
+
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree, parts_of_value
 from jaxcomm._deferred import Backward, Taker
 from jaxcomm._local_gradients import local_value_and_grad, rebuilt_value_and_grad
+from jaxcomm._mesh import shard_map
 from jaxcomm._require import explained
-from jaxcomm._state import own_params
+from jaxcomm._state import own_params, state_specs
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._zeroth_order import ZEROTH_ORDER, evaluates_loss
 from jaxcomm.scheduling._layers import explain_guard, guarded
 from jaxcomm.scheduling._wait_free import WAIT_FREE, aggregates_in_backward
-from jaxcomm.training._carry import Carry, replica_axes
-from jaxcomm.training._explanations import explain_loss_error, explain_update_error
+from jaxcomm.training._carry import Carry, Given, replica_axes
+from jaxcomm.training._explanations import explain_update_error
 from jaxcomm.training._metrics import Metrics, diagnostics_of, reduce_metrics
 from jaxcomm.training._mistakes import (
     require_aux,
@@ -28,48 +38,29 @@ from jaxcomm.training._mistakes import (
     require_parts,
 )
 from jaxcomm.training._model_state import reduce_model_state
+from jaxcomm.training._varying import Varies, infer, require_not_reduced
 
 GradientFn: TypeAlias = Callable[..., tuple[Any, ...]]
+Result: TypeAlias = tuple[Carry, dict[str, jax.Array], dict[str, jax.Array]]
+_WHOLE = PartitionSpec()
 
 
-def _over_devices(
-    axis_name: AxisName,
-    inner: tuple[str, ...],
-    values: PyTree,
-    gradient: PyTree,
-    weight: jax.Array | None,
-) -> tuple[PyTree, PyTree, jax.Array | None]:
-    """Averages over the devices of one worker, each of which has a part of its rows."""
-    average = mean(inner)
-    values = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), values)
-    per_device = _axis.local_params((values, gradient), inner)
-    (values, gradient), _ = average.update(
-        per_device, average.init(per_device), weight=weight, outer_axes=_axis.names(axis_name)
-    )
-    return values, gradient, None if weight is None else lax.psum(weight, inner)
+class Evaluated(NamedTuple):
+    """What a device computes from its rows, before any mean."""
+
+    loss: jax.Array
+    model_state: PyTree
+    aux: PyTree
+    gradient: PyTree
+    weight: jax.Array | None
 
 
-def _taker_of(opt_state: optax.OptState) -> Taker | None:
-    """The transformation that needs the loss or the backward pass in place of gradients."""
-    if aggregates_in_backward(opt_state):
-        return WAIT_FREE
-    return ZEROTH_ORDER if evaluates_loss(opt_state) else None
+@dataclasses.dataclass(frozen=True, eq=False)
+class WorkerStep:
+    """The step of one worker.
 
-
-def worker_step(
-    loss_fn: LossFn,
-    tx: optax.GradientTransformation,
-    axis_name: AxisName,
-    inner: tuple[str, ...],
-    has_aux: bool,
-    has_model_state: bool,
-    gradients: GradientFn | None,
-    metrics: Metrics,
-) -> Callable[..., tuple[Carry, dict[str, jax.Array], dict[str, jax.Array]]]:
-    """Makes the step of one worker, which runs under `jax.shard_map` or `jax.vmap`.
-
-    Args:
-      loss_fn: As for `jaxcomm.make_step`, like all arguments except `inner`.
+    Attributes:
+      loss_fn: As for `jaxcomm.make_step`, like all attributes except `inner`.
       tx: ...
       axis_name: ...
       inner: The other axes, which index the devices of one worker.
@@ -77,128 +68,267 @@ def worker_step(
       has_model_state: ...
       gradients: ...
       metrics: ...
-
-    Returns:
-      `(carry, batch, key, extra_args) -> (carry, metrics, diagnostics)`. Per-worker metrics are
-      `[1, ...]`; all other results are equal on all workers.
     """
-    update = optax.with_extra_args_support(tx).update
-    all_axes = (*_axis.names(axis_name), *inner)
-    has_rest = has_aux or has_model_state
 
-    def checked_loss(loss_fn: LossFn, params: PyTree, args: tuple[PyTree, ...], key: Any) -> LossFn:
-        require_gradients_of(loss_fn, params, args, has_key=bool(key))
+    loss_fn: LossFn
+    tx: optax.GradientTransformation
+    axis_name: AxisName
+    inner: tuple[str, ...]
+    has_aux: bool
+    has_model_state: bool
+    gradients: GradientFn | None
+    metrics: Metrics
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes of all devices with rows of their own."""
+        return (*_axis.names(self.axis_name), *self.inner)
+
+    def specs(self, carry: Carry) -> tuple[PyTree, PyTree]:
+        """How arguments and results of `at_once` are sharded."""
+        state = state_specs(carry)
+        names = _axis.names(self.axis_name)
+        metrics = PartitionSpec(names) if self.metrics == "own" else _WHOLE
+        given = Given(PartitionSpec(self.axes), _WHOLE, _WHOLE)
+        return (state, given, _WHOLE), (state, metrics, _WHOLE)
+
+    def on_mesh(
+        self,
+        mesh: Mesh | AbstractMesh,
+        carry: Carry,
+        given: Given,
+        extra_args: dict[str, PyTree],
+        shard_axes: tuple[str, ...] = (),
+    ) -> Result:
+        """The step of all workers, each under `jax.shard_map`."""
+        in_specs, out_specs = self.specs(carry)
+        unchecked = functools.partial(shard_map, mesh=mesh, shard_axes=shard_axes, check_vma=False)
+        of_loss = (in_specs[0].params, in_specs[0].model_state, in_specs[1])
+        args = (carry.params, carry.model_state, given)
+        result: Result
+        if self._taker(carry) is not None:
+            forward = functools.partial(infer, self._model_state_after, unchecked, self.axes)
+            differs = forward(of_loss, args)
+            step = functools.partial(self.at_once, differs=differs)
+            result = unchecked(step, in_specs=in_specs, out_specs=out_specs)(
+                carry, given, extra_args
+            )
+            return result
+        # Both uses trace the loss once. A function of its own has no trace of an earlier call.
+        evaluate = jax.jit(lambda *args: self.evaluate(*args), inline=True)
+        found = infer(evaluate, unchecked, self.axes, of_loss, args)
+        if self.gradients is not None:
+            require_not_reduced(found.gradient, _axis.names(self.axis_name))
+        every = jax.tree.map(lambda _: PartitionSpec(self.axes), found)
+        specs = every._replace(
+            model_state=jax.tree.map(lambda x: PartitionSpec(x.over or None), found.model_state)
+        )
+
+        def stacked(*args: PyTree) -> Evaluated:
+            return jax.tree.map(lambda s, x: x[None] if any(s) else x, specs, evaluate(*args))
+
+        def finish(carry: Carry, stacks: Evaluated, extra_args: dict[str, PyTree]) -> Result:
+            own = jax.tree.map(lambda s, x: x[0] if any(s) else x, specs, stacks)
+            return self.finish(carry, own, extra_args, found.model_state)
+
+        stacks = unchecked(stacked, in_specs=of_loss, out_specs=specs)(*args)
+        run = shard_map(finish, mesh, (in_specs[0], specs, _WHOLE), out_specs, shard_axes)
+        result = run(carry, stacks, extra_args)
+        return result
+
+    def at_once(
+        self,
+        carry: Carry,
+        given: Given,
+        extra_args: dict[str, PyTree],
+        differs: PyTree = None,
+    ) -> Result:
+        """The whole step of one worker.
+
+        Args:
+          carry: Parameters, model state and optimizer state.
+          given: The inputs of the loss.
+          extra_args: Those of `tx.update`.
+          differs: How each leaf of the model state that the loss returns varies, if that is known.
+
+        Returns:
+          `(carry, metrics, diagnostics)`. Per-worker metrics are `[1, ...]`; all other results are
+          equal on all workers.
+        """
+        taker = self._taker(carry)
+        if taker is None:
+            evaluated = self.evaluate(carry.params, carry.model_state, given)
+            return self.finish(carry, evaluated, extra_args, differs)
+        backward = self._deferred(taker, carry, given)
+        updates, opt_state = self._updated(carry, backward.deferred(), extra_args)
+        evaluated = self._evaluated(
+            backward.value, (), None, given.batch, lambda rows: backward.loss(carry.params, rows)
+        )
+        new_state, values, _, _ = self._over_devices(carry, evaluated, differs)
+        return self._result(carry, values, None, new_state, updates, opt_state)
+
+    def evaluate(self, params: PyTree, model_state: PyTree, given: Given) -> Evaluated:
+        """The loss of this device and its gradient."""
+        params, states, key = own_params(params), self._own(model_state), self._own_key(given)
+        loss_fn = self._with_shared(given)
+
+        def value_and_gradient(rows: PyTree) -> tuple[Any, ...]:
+            if self.gradients is not None:
+                named = {"model_state": state for state in states}
+                return self.gradients(loss_fn, params, rows, *key, **named)
+            args = (*states, rows, *key)
+            self._require_loss(params, args, given)
+            has_rest = self.has_aux or self.has_model_state
+            differentiate = local_value_and_grad(
+                self._checked(loss_fn), has_rest, axis_name=self.axes
+            )
+            found: tuple[Any, ...] = differentiate(params, *args)
+            return found
+
+        value, gradient, *weight = value_and_gradient(given.batch)
+        require_parts(value, self.has_model_state, self.has_aux)
+        return self._evaluated(
+            value,
+            gradient,
+            weight[0] if weight else None,
+            given.batch,
+            lambda rows: value_and_gradient(rows)[0],
+        )
+
+    def finish(
+        self, carry: Carry, evaluated: Evaluated, extra_args: dict[str, PyTree], differs: PyTree
+    ) -> Result:
+        """The step of one worker after its gradient."""
+        replica = replica_axes(carry.params, self.axis_name)
+        # The axes of a replica's devices over which `tx` averages their gradients.
+        within = _axis.names(self.axis_name)[len(replica) :]
+        if within and evaluated.weight is not None:
+            raise ValueError(
+                f"Gradients with weights differ over {list(within)} within a replica, whose "
+                f"parameters are equal there: name only {list(replica)} in `axis_name`."
+            )
+        new_state, values, gradient, weight = self._over_devices(carry, evaluated, differs)
+        weights = {} if weight is None else {"weight": weight}
+        updates, opt_state = self._updated(carry, gradient, {**weights, **extra_args})
+        return self._result(carry, values, weight, new_state, updates, opt_state)
+
+    def _taker(self, carry: Carry) -> Taker | None:
+        """The transformation that needs the loss or the backward pass in place of gradients."""
+        if self.gradients is not None or not jax.tree.leaves(carry.params):
+            return None
+        if aggregates_in_backward(carry.opt_state):
+            return WAIT_FREE
+        return ZEROTH_ORDER if evaluates_loss(carry.opt_state) else None
+
+    def _own(self, model_state: PyTree) -> list[PyTree]:
+        return [own_params(model_state)] if self.has_model_state else []
+
+    def _own_key(self, given: Given) -> list[jax.Array]:
+        if given.key is None:
+            return []
+        return [jax.random.fold_in(given.key, _axis.index(self.axes))]
+
+    def _with_shared(self, given: Given) -> LossFn:
+        """The loss, with the inputs that all workers share."""
+        if given.shared is None:
+            return self.loss_fn
+        return functools.partial(self.loss_fn, shared=jax.tree.map(lambda x: x, given.shared))
+
+    def _checked(self, loss_fn: LossFn) -> LossFn:
         def loss(params: PyTree, *args: PyTree) -> Any:
             value = loss_fn(params, *args)
-            require_parts(value, has_model_state, has_aux)
+            require_parts(value, self.has_model_state, self.has_aux)
             return value
 
         return loss
 
-    def differentiate(
-        loss_fn: LossFn, params: PyTree, batch: PyTree, *key: jax.Array, **model_state: PyTree
-    ) -> tuple[Any, ...]:
-        args = (*model_state.values(), batch, *key)
-        loss = checked_loss(loss_fn, params, args, key)
-        return tuple(local_value_and_grad(loss, has_rest, axis_name=all_axes)(params, *args))
+    def _require_loss(self, params: PyTree, args: tuple[PyTree, ...], given: Given) -> None:
+        shared = {} if given.shared is None else {"shared": given.shared}
+        require_gradients_of(self.loss_fn, params, args, given.key is not None, shared)
 
-    def deferred(
-        taker: Taker, params: PyTree, batch: PyTree, *key: jax.Array, **model_state: PyTree
-    ) -> Backward:
-        args = (*model_state.values(), batch, *key)
-        loss = checked_loss(loss_fn, params, args, key)
+    def _deferred(self, taker: Taker, carry: Carry, given: Given) -> Backward:
+        """The backward pass that a transformation runs."""
+        params, states, key = own_params(carry.params), self._own(carry.model_state), self._own_key(given)
+        self._require_loss(params, (*states, given.batch, *key), given)
+        loss = self._checked(self._with_shared(given))
         value_and_gradient = rebuilt_value_and_grad(
-            lambda params, *args: loss(guarded(params), *args), has_rest, axis_name=all_axes
+            lambda params, *args: loss(guarded(params), *args),
+            self.has_aux or self.has_model_state,
+            axis_name=self.axes,
         )
 
         def evaluate(
             params: PyTree, rows: PyTree, part: jax.Array | None = None
         ) -> tuple[Any, PyTree]:
             keys = key if part is None else [jax.random.fold_in(each, part) for each in key]
-            with explained(explain_guard), explained(explain_loss_error):
-                result: tuple[Any, PyTree] = value_and_gradient(
-                    params, *model_state.values(), rows, *keys
-                )
+            with explained(explain_guard):
+                result: tuple[Any, PyTree] = value_and_gradient(params, *states, rows, *keys)
             return result
 
-        def loss_at(params: PyTree) -> Any:
-            with explained(explain_loss_error):
-                return loss(params, *jax.tree.map(lambda x: x, args))
+        def loss_at(params: PyTree, rows: PyTree = given.batch) -> Any:
+            return loss(params, *jax.tree.map(lambda x: x, (*states, rows, *key)))
 
-        return Backward(taker, loss_at, evaluate, params, batch, all_axes, inner, has_model_state)
+        return Backward(
+            taker, loss_at, evaluate, params, given.batch, self.axes, self.inner, self.has_model_state
+        )
 
-    local_gradients = gradients or differentiate
-
-    def step(
-        carry: Carry,
+    def _evaluated(
+        self,
+        value: Any,
+        gradient: PyTree,
+        weight: jax.Array | None,
         batch: PyTree,
-        key: jax.Array | None,
-        extra_args: dict[str, PyTree],
-    ) -> tuple[Carry, dict[str, jax.Array], dict[str, jax.Array]]:
-        opt_state = carry.opt_state
-        is_per_worker = isinstance(carry.params, PerWorker)
-        params = own_params(carry.params)
-        replica = replica_axes(carry.params, axis_name)
-        # The axes of a replica's devices over which `tx` averages their gradients.
-        within = _axis.names(axis_name)[len(replica) :]
-        own_key = [] if key is None else [jax.random.fold_in(key, _axis.index(all_axes))]
-        local_params = _axis.local_params(params, all_axes) if inner or within else params
-        taken_state = {"model_state": own_params(carry.model_state)} if has_model_state else {}
-
-        def value_and_gradient(rows: PyTree) -> tuple[Any, ...]:
-            with explained(explain_loss_error):
-                return local_gradients(loss_fn, local_params, rows, *own_key, **taken_state)
-
-        def update_from(updates: PyTree, **extra: PyTree) -> tuple[PyTree, PyTree]:
-            with explained(lambda error: explain_update_error(error, tx.init, params, opt_state)):
-                return update(updates, opt_state, params, **extra, **extra_args)
-
-        backward = None
-        weight = None
-        taker = _taker_of(opt_state)
-        if gradients is None and taker is not None and jax.tree.leaves(params):
-            backward = deferred(taker, params, batch, *own_key, **taken_state)
-            updates, new_opt_state = update_from(backward.deferred())
-            value = backward.value
-        else:
-            value, updates, *rest = value_and_gradient(batch)
-            weight = rest[0] if rest else None
-            if within and weight is not None:
-                raise ValueError(
-                    f"Gradients with weights differ over {list(within)} within a replica, whose "
-                    f"parameters are equal there: name only {list(replica)} in `axis_name`."
-                )
-            require_parts(value, has_model_state, has_aux)
-        loss, returned_state, aux = parts_of_value(value, has_model_state, has_aux)
-        aux = aux if has_aux else {}
+        value_of: Callable[[PyTree], Any],
+    ) -> Evaluated:
+        """The parts of what a loss returned, if `value_of(rows)` shows that aux has means."""
+        parts = functools.partial(
+            parts_of_value, has_model_state=self.has_model_state, has_aux=self.has_aux
+        )
+        loss, model_state, aux = parts(value)
+        aux = aux if self.has_aux else {}
         require_aux(aux, {"loss"} if weight is None else {"loss", "weight"})
-        if metrics != "own" or inner:
-            require_means(
-                lambda rows: parts_of_value(value_and_gradient(rows)[0], has_model_state, has_aux)[
-                    2
-                ],
-                aux,
-                batch,
-                "" if inner else ", or make the step with `metrics='own'`",
-            )
-        new_state = carry.model_state
-        if has_model_state:
+        if self.metrics != "own" or self.inner:
+            remedy = "" if self.inner else ", or make the step with `metrics='own'`"
+            require_means(lambda rows: parts(value_of(rows))[2], aux, batch, remedy)
+        return Evaluated(loss, model_state, aux, gradient, weight)
+
+    def _over_devices(
+        self, carry: Carry, evaluated: Evaluated, differs: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree, jax.Array | None]:
+        """Model state, values, gradient and weight of a worker, whose devices each have rows."""
+        loss, model_state, aux, gradient, weight = evaluated
+        new_state, inner = carry.model_state, self.inner
+        if self.has_model_state:
+            replica = replica_axes(carry.params, self.axis_name)
+            within = _axis.names(self.axis_name)[len(replica) :]
             new_state = reduce_model_state(
-                returned_state, carry.model_state, replica, (*within, *inner), weight
+                model_state, carry.model_state, replica, (*within, *inner), weight, differs
             )
         values = {"loss": loss, **aux}
-        if backward is not None:
-            values, _, _ = (
-                _over_devices(axis_name, inner, values, (), None) if inner else (values, (), None)
-            )
-        else:
-            if inner:
-                values, updates, weight = _over_devices(axis_name, inner, values, updates, weight)
-            updates, new_opt_state = update_from(
-                updates, **({} if weight is None else {"weight": weight})
-            )
-        if within:
+        if not inner:
+            return new_state, values, gradient, weight
+        average = mean(inner)
+        values = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), values)
+        per_device = _axis.local_params((values, gradient), inner)
+        (values, gradient), _ = average.update(
+            per_device,
+            average.init(per_device),
+            weight=weight,
+            outer_axes=_axis.names(self.axis_name),
+        )
+        return new_state, values, gradient, None if weight is None else lax.psum(weight, inner)
+
+    def _updated(
+        self, carry: Carry, updates: PyTree, extra_args: dict[str, PyTree]
+    ) -> tuple[PyTree, PyTree]:
+        """The updates of parameters, and the next optimizer state; raises if they are invalid."""
+        params, opt_state = own_params(carry.params), carry.opt_state
+        update = optax.with_extra_args_support(self.tx).update
+        with explained(lambda error: explain_update_error(error, self.tx.init, params, opt_state)):
+            updates, after = update(updates, opt_state, params, **extra_args)
+        replica = replica_axes(carry.params, self.axis_name)
+        is_per_worker = isinstance(carry.params, PerWorker)
+        if within := _axis.names(self.axis_name)[len(replica) :]:
             _axis.require_replicated(
                 updates,
                 within,
@@ -211,7 +341,7 @@ def worker_step(
         if not is_per_worker:
             _axis.require_replicated(
                 updates,
-                axis_name,
+                self.axis_name,
                 "The update",
                 "Place an aggregator, such as `jaxcomm.mean()`, first in `optax.chain`. A frozen "
                 "leaf needs `optax.stateless(lambda grads, params: optax.tree.zeros_like(params))` "
@@ -219,17 +349,35 @@ def worker_step(
                 "gossip, let parameters differ by worker with `jaxcomm.replicate(params, mesh)`.",
             )
         _axis.require_replicated(
-            new_opt_state,
-            axis_name,
+            after,
+            self.axis_name,
             "The optimizer state",
             "Mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`."
             if is_per_worker
             else "Place the aggregator before the transformation that keeps this state.",
         )
-        reduced = reduce_metrics(metrics, axis_name, values, weight, opt_state)
-        new = optax.apply_updates(params, updates)
-        if is_per_worker:
-            new = PerWorker({_axis.label(replica): jax.tree.map(lambda x: x[None], new)})
-        return Carry(new, new_state, new_opt_state), reduced, diagnostics_of(new_opt_state)
+        return updates, after
 
-    return step
+    def _result(
+        self,
+        carry: Carry,
+        values: dict[str, PyTree],
+        weight: jax.Array | None,
+        new_state: PyTree,
+        updates: PyTree,
+        opt_state: PyTree,
+    ) -> Result:
+        reduced = reduce_metrics(self.metrics, self.axis_name, values, weight, carry.opt_state)
+        new = optax.apply_updates(own_params(carry.params), updates)
+        if isinstance(carry.params, PerWorker):
+            ((label, _),) = carry.params.per_worker.items()
+            new = PerWorker({label: jax.tree.map(lambda x: x[None], new)})
+        return Carry(new, new_state, opt_state), reduced, diagnostics_of(opt_state)
+
+    def _model_state_after(self, params: PyTree, model_state: PyTree, given: Given) -> PyTree:
+        """What the loss returns as model state, without a gradient."""
+        states, key = self._own(model_state), self._own_key(given)
+        self._require_loss(own_params(params), (*states, given.batch, *key), given)
+        loss = self._checked(self._with_shared(given))
+        value = loss(own_params(params), *jax.tree.map(lambda x: x, (*states, given.batch, *key)))
+        return parts_of_value(value, self.has_model_state, self.has_aux)[1]

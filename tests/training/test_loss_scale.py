@@ -125,7 +125,7 @@ def test_all_axes_of_the_mesh(kind: str) -> None:
 
     assert run(axis_name=("data", "model")).scale == 2.0**14
     with pytest.raises(
-        ValueError, match=r"must name all axes of the mesh.*over \['model'\] as well"
+        ValueError, match=r"must name all axes of the mesh.*also has the axes \['model'\]"
     ):
         run()
 
