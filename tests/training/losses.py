@@ -304,23 +304,28 @@ def interpreted() -> Any:
     return mock.patch.object(pl, "pallas_call", call)
 
 
+@jax.custom_vjp
+def flash_attention(*parts: jax.Array) -> jax.Array:
+    """JAX's causal attention for TPUs, of 128 steps of time at least, with its own gradient."""
+    return _forward(*parts)[0]
+
+
+def _forward(*parts: jax.Array) -> Any:
+    with interpreted():
+        return jax.vjp(functools.partial(tpu_attention.flash_attention, causal=True), *parts)
+
+
+def _backward(pullback: Any, slope: jax.Array) -> Any:
+    with interpreted():
+        return pullback(slope)
+
+
+flash_attention.defvjp(_forward, _backward)
+
+
 @listed()
 def pallas_attention_of_tpu() -> Loss:
-    @jax.custom_vjp
-    def attention(*parts: jax.Array) -> jax.Array:
-        return forward(*parts)[0]
-
-    def forward(*parts: jax.Array) -> Any:
-        with interpreted():
-            return jax.vjp(functools.partial(tpu_attention.flash_attention, causal=True), *parts)
-
-    def backward(pullback: Any, slope: jax.Array) -> Any:
-        with interpreted():
-            return pullback(slope)
-
-    attention.defvjp(forward, backward)
-
-    return of_attention(attention, 128, 8, heads_first=True)
+    return of_attention(flash_attention, 128, 8, heads_first=True)
 
 
 @listed()
