@@ -261,7 +261,7 @@ APART: dict[str, tuple[Callable[[], Any], np.ndarray, np.ndarray]] = {
 
 
 def own_of(params: Any) -> Any:
-    return params.per_worker["data"]
+    return jax.tree.map(np.asarray, params.per_worker["data"])
 
 
 @pytest.mark.quick(1)

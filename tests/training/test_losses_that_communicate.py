@@ -175,6 +175,25 @@ def test_what_a_loop_counts_is_equal_on_all_workers(where: str) -> None:
     assert metrics["one"] == 1
 
 
+@pytest.mark.parametrize("where", ["auto", "simulated"])
+def test_what_a_reference_holds_differs(where: str) -> None:
+    """Its first value is a constant, and so says nothing about the later ones."""
+
+    def call(params: Any, state: Any, x: jax.Array) -> Any:
+        held = jax.new_ref(jnp.zeros_like(state))
+        held[...] += 2 * x[0, 0].astype(state.dtype)
+        return jnp.mean(errors(params, x)), held[...]
+
+    workers = WHERE[where]()
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(RATE))
+    loss = LOSSES["hinge"]()._replace(call=call, model_state=jnp.float32(0))
+    step, opt_state = build(loss, tx, workers), jaxcomm.init(tx, PARAMS, workers)
+    _, new, _, _ = step(PARAMS, jnp.float32(0), opt_state, X)
+    np.testing.assert_allclose(new, 2 * np.mean(X[::2, 0]), rtol=1e-5)
+    with pytest.raises(ValueError, match="int32 and differs by worker"):
+        step(PARAMS, jnp.int32(0), opt_state, X)
+
+
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np, optax, jaxcomm
 from jax import lax
