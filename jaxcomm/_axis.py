@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxcomm import _rounds
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._deferred import are_averaged
 
 Mode = Literal["checked", "unchecked", "vmap"]
 
@@ -117,10 +118,11 @@ def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, .
     """Raises unless each update varies over exactly the axes of `axis_name`.
 
     It may also vary over `outer_axes`, which the caller handles. Only checked mode can detect a
-    mistake; in other modes gradients are local unless the user has reduced them.
+    mistake, and a step whose backward pass a transformation runs; in other modes gradients are
+    local unless the user has reduced them.
     """
     wanted = set(names(axis_name))
-    checked = {name for name in wanted if mode(name) == "checked"}
+    checked = wanted if are_averaged() else {name for name in wanted if mode(name) == "checked"}
     for path, x in jax.tree_util.tree_leaves_with_path(updates):
         where = jax.tree_util.keystr(path) or "the update"
         if missing := sorted(checked - varying(x)):

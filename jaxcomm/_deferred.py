@@ -5,7 +5,9 @@ state before the gradients exist. So a step may pass deferred gradients to `tx.u
 transformation runs the backward pass, with what it adds to it, or the loss.
 """
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -32,7 +34,7 @@ class Backward:
 
     Attributes:
       taker: The transformation that is to run it.
-      loss: `params -> value`, of the same rows: the forward pass alone.
+      loss: `(params, rows) -> value`, by default of the same rows: the forward pass alone.
       evaluate: `(params, batch, part) -> (value, gradient)`. If a batch has several parts, `part`
         is the number of this one, and changes the key of the loss.
       params: The parameters at which the gradient is taken.
@@ -40,6 +42,7 @@ class Backward:
       has_model_state: Whether the loss changes a model state.
       axes: All axes over which a local gradient differs.
       inner: Those of `axes` that index the devices of one worker.
+      is_own: Whether each worker has parameters of its own.
       value: What the loss returned; `None` before the backward pass.
       finite: Whether all means were finite, bool[], equal on all workers. The transformation sets
         it.
@@ -50,13 +53,14 @@ class Backward:
     def __init__(
         self,
         taker: Taker,
-        loss: Callable[[PyTree], Any],
+        loss: Callable[..., Any],
         value_and_gradient: Callable[..., tuple[Any, PyTree]],
         params: PyTree,
         batch: PyTree,
         axes: tuple[str, ...],
         inner: tuple[str, ...],
         has_model_state: bool = False,
+        is_own: bool = False,
     ):
         self.taker = taker
         self.loss = loss
@@ -66,6 +70,7 @@ class Backward:
         self.has_model_state = has_model_state
         self.axes = axes
         self.inner = inner
+        self.is_own = is_own
         self.has_run = False
         self.value: Any = None
 
@@ -83,6 +88,25 @@ class Backward:
                 f"`tx` has several `{self.taker.name}`, and one backward pass serves one only."
             )
         self.has_run = True
+
+
+_RUNNING: contextvars.ContextVar[Backward | None] = contextvars.ContextVar("running", default=None)
+
+
+@contextlib.contextmanager
+def running(backward: Backward) -> Iterator[None]:
+    """States, while a step is traced, which backward pass its transformations may run."""
+    token = _RUNNING.set(backward)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
+
+
+def are_averaged() -> bool:
+    """Whether the transformation that ran the backward pass has averaged its gradients."""
+    backward = _RUNNING.get()
+    return backward is not None and hasattr(backward, "finite")
 
 
 def _refuse(deferred: "DeferredGradient", *args: object, **kwargs: object) -> NoReturn:

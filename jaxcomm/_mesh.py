@@ -192,6 +192,11 @@ def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
     return jax.tree_util.tree_map_with_path(put, tree, specs)
 
 
+def fits(x: Any, sharding: NamedSharding) -> bool:
+    """Whether a program whose argument has this sharding takes `x` as it is."""
+    return not isinstance(x, jax.Array) or not x.committed or x.sharding == sharding
+
+
 def constrained(tree: PyTree, mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> PyTree:
     """The tree, whose leaves XLA shards as `specs` say, in order; without specs, as it chooses."""
     if not specs or mesh.axis_types != (AxisType.Auto,) * mesh.devices.ndim:

@@ -68,15 +68,17 @@ def mean_along(
     return jax.tree.map(lambda x: jnp.where(finite, x, jnp.nan), combined), finite
 
 
-def require_equal_params(params: PyTree, axes: AxisName) -> None:
-    """Raises if parameters differ by worker (checked mode only)."""
-    _axis.require_replicated(
-        params,
-        axes,
-        "The parameter",
-        "`zeroth_order` adds slopes of all workers at one point: pass parameters that are equal on "
-        "all workers, not those of `jaxcomm.replicate` or `jaxcomm.local_params`.",
-    )
+_UNEQUAL = (
+    "`zeroth_order` adds slopes of all workers at one point: pass parameters that are equal on all "
+    "workers, not those of `jaxcomm.replicate` or `jaxcomm.local_params`."
+)
+
+
+def require_equal_params(params: PyTree, axes: AxisName, is_own: bool = False) -> None:
+    """Raises if parameters are each worker's own, or their types say so (checked mode only)."""
+    if is_own:
+        raise ValueError(_UNEQUAL)
+    _axis.require_replicated(params, axes, "The parameter", _UNEQUAL)
 
 
 def zeroth_order_gradient(

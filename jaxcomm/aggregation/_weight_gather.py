@@ -308,9 +308,7 @@ _AVERAGED: contextvars.ContextVar[bool] = contextvars.ContextVar("averaged", def
 
 
 @contextlib.contextmanager
-def averaging_whole_leaves(
-    slices: PyTree, specs: PyTree, axis_name: AxisName
-) -> Iterator[PyTree]:
+def averaging_whole_leaves(slices: PyTree, specs: PyTree, axis_name: AxisName) -> Iterator[PyTree]:
     """The slices, for a loss that gathers them itself; here the gradients of whole leaves meet.
 
     No `weight_gather` within the context averages them again.

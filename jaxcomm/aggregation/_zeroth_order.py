@@ -140,7 +140,7 @@ def zeroth_order(
             )
         params = backward.params
         axes = (*_axis.names(axis_name), *backward.inner)
-        require_equal_params(params, axes)
+        require_equal_params(params, axes, backward.is_own)
         drawn = directions_of(state, params)
         backward.value, slopes = differences(backward.loss, params, drawn, smoothing)
         gradient, backward.finite = mean_along(axes, drawn, slopes, weight)

@@ -1,5 +1,6 @@
 """What a step takes and returns changed: parameters, model state and optimizer state."""
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -35,8 +36,31 @@ class Given(NamedTuple):
     """What a loss is computed from, besides parameters and model state."""
 
     batch: PyTree  # the rows of all devices, or of one
-    key: jax.Array | None
+    key: Any  # one key of all workers, or None
     shared: PyTree  # equal on all workers
+
+
+class Latest:
+    """Recognizes the arrays that a step returned last, which need neither checks nor placing.
+
+    It keeps weak references, so that arrays that nobody uses any more are freed.
+    """
+
+    def __init__(self) -> None:
+        self.keep(())
+
+    def keep(self, tree: PyTree) -> None:
+        """Remembers the arrays of a tree."""
+        leaves, structure = jax.tree.flatten(tree)
+        self._structure: Any = structure
+        self._arrays: list[Any] = [*map(weakref.ref, leaves)]
+
+    def has(self, tree: PyTree) -> bool:
+        """Whether a tree consists of these arrays, and none was donated since."""
+        leaves, structure = jax.tree.flatten(tree)
+        return bool(structure == self._structure) and all(
+            kept() is x and not x.is_deleted() for kept, x in zip(self._arrays, leaves, strict=True)
+        )
 
 
 _DESCRIPTIONS = Carry("The parameters", "The model state", "The optimizer state")

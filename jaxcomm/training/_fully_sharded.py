@@ -137,11 +137,11 @@ def fully_sharded_value_and_grad(
       rows_differ: As for :func:`jaxcomm.make_step`.
 
     Returns:
-      `value_and_grad(params, batch, key=None, *, shared=None) -> (loss, gradients)`, or `((loss, aux),
-      gradients)`, with means over workers. With a codec, `key` is a typed threefry key, new in each
-      step. If the gradient of a sliced leaf is not finite on any worker, the gradients of all
-      sliced leaves are NaN. On CPU devices, wait for each step with `jax.block_until_ready`, since
-      several steps in flight may deadlock there.
+      `value_and_grad(params, batch, key=None, *, shared=None) -> (loss, gradients)`, or `((loss,
+      aux), gradients)`, with means over workers. With a codec, `key` is a typed threefry key, new
+      in each step. If the gradient of a sliced leaf is not finite on any worker, the gradients of
+      all sliced leaves are NaN. On CPU devices, wait for each step with `jax.block_until_ready`,
+      since several steps in flight may deadlock there.
 
     Raises:
       ValueError: If the mesh has other axes, or an option would have no effect with

@@ -4,12 +4,13 @@ import math
 
 import jax
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
 from jaxcomm._mesh import (
     constrained,
+    fits,
     is_traced,
     kept_specs,
     place,
@@ -24,6 +25,7 @@ from jaxcomm._sharded import is_spec, tracing
 from jaxcomm.training._carry import (
     Carry,
     Given,
+    Latest,
     Step,
     place_carry,
     public_step,
@@ -180,41 +182,65 @@ def make_step(
             new, values, diagnostics = of_worker.on_mesh(mesh, carry, given, extra_args, shards)
         return typed_as(constrained(new, mesh, kept), carry), values | diagnostics
 
-    jitted = jax.jit(on_mesh, donate_argnums=0 if donate else (), static_argnums=3)
+    rows, everywhere = NamedSharding(mesh, batch_spec), NamedSharding(mesh, whole)
+    # With several processes, JAX would compare what is everywhere across them in each step.
+    rest = None if shards or mesh.is_multi_process else everywhere
+    of_given = Given(None if shards else rows, rest, rest)
+    jitted = jax.jit(
+        on_mesh,
+        in_shardings=(None, of_given, rest),
+        donate_argnums=0 if donate else (),
+        static_argnums=3,
+    )
     one_at_a_time = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
     used: set[str] = set()
+    latest = Latest()
+    kept: tuple[PartitionSpec, ...] = ()
+
+    def placed(tree: PyTree, spec: PartitionSpec, what: str) -> PyTree:
+        sharding = NamedSharding(mesh, spec)
+        if not shards and all(fits(x, sharding) for x in jax.tree.leaves(tree)):
+            return tree
+        specs = kept_specs(tree, mesh, jax.tree.map(lambda _: spec, tree), shards)
+        return place(tree, mesh, specs, what)
+
+    def placed_carry(carry: Carry, batch: PyTree) -> Carry:
+        nonlocal kept
+        carry, specs = place_carry(carry, mesh, shards)
+        kept = tuple(jax.tree.leaves(specs, is_leaf=is_spec)) if shards else ()
+        if isinstance(carry.params, PerWorker):
+            of_batch = jax.tree.map(lambda _: batch_spec, batch)
+            of_batch = kept_specs(batch, mesh, of_batch, shards)
+            require_divided(specs.params, of_batch, mesh, shards)
+        return carry
 
     def run(
         carry: Carry, given: Given, extra_args: dict[str, PyTree]
     ) -> tuple[Carry, dict[str, jax.Array]]:
         require_divisible(given.batch, devices, rows_differ or gradients is not None)
-        require_carry(carry, sizes, axis_name)
-        traced = is_traced((carry, given, extra_args))
-        kept: tuple[PartitionSpec, ...] = ()
-        if traced:
+        known = latest.has(carry)
+        if not known:
+            require_carry(carry, sizes, axis_name)
+        if is_traced((given, extra_args)) or (not known and is_traced(carry)):
             require_whole_carry(carry, shards)
-        else:
-            require_global(given.batch, mesh)
+            require_used(on_mesh, (carry, given), extra_args, used, devices)
+            return on_mesh(carry, given, extra_args)
+        require_global(given.batch, mesh)
+        if not known:
             require_carry_kept(carry)
-            if one_at_a_time:
-                jax.block_until_ready(carry)
+        if one_at_a_time:
+            jax.block_until_ready(carry)
+        if not known:
             if donate:
                 carry, given = unshared(carry, given)
-            carry, specs = place_carry(carry, mesh, shards)
-            kept = tuple(jax.tree.leaves(specs, is_leaf=is_spec)) if shards else ()
-            rows = jax.tree.map(lambda _: batch_spec, given.batch)
-            batch_specs = kept_specs(given.batch, mesh, rows, shards)
-            if isinstance(carry.params, PerWorker):
-                require_divided(specs.params, batch_specs, mesh, shards)
-            given = given._replace(batch=place(given.batch, mesh, batch_specs, "batch"))
-            if (
-                not mesh.is_multi_process
-            ):  # With several, JAX would compare them across processes in each step.
-                rest = (given.key, given.shared, extra_args)
-                specs = kept_specs(rest, mesh, jax.tree.map(lambda _: whole, rest), shards)
-                key, shared, extra_args = place(rest, mesh, specs, "extra")
-                given = given._replace(key=key, shared=shared)
+            carry = placed_carry(carry, given.batch)
+        batch, (key, shared) = placed(given.batch, batch_spec, "batch"), given[1:]
+        if not mesh.is_multi_process:
+            key, shared, extra_args = placed((key, shared, extra_args), whole, "extra")
+        given = Given(batch, key, shared)
         require_used(on_mesh, (carry, given), extra_args, used, devices)
-        return (on_mesh if traced else jitted)(carry, given, extra_args, kept)
+        new, values = jitted(carry, given, extra_args, kept)
+        latest.keep(new)
+        return new, values
 
     return public_step(run, has_model_state)

@@ -96,7 +96,8 @@ def make_overlapped_step(
 
     Returns:
       `step(params, opt_state, batch, *, key=None, shared=None, present=None, number=None) ->
-      (params, opt_state, metrics)`, for params from :func:`jaxcomm.replicate` and a state from :func:`jaxcomm.init`.
+      (params, opt_state, metrics)`, for params from :func:`jaxcomm.replicate` and a state from
+      :func:`jaxcomm.init`.
 
       - In the new state, the fragments are on `exchange_mesh`. Those under way are arrays that are
         not ready yet. So nothing is outside the state: to save it waits for the exchange.

@@ -109,9 +109,7 @@ class Inference:
         each = zip(self.axes, value, strict=True)
         return tuple(min(how, REDUCED) if name in names else how for name, how in each)
 
-    def _loop(
-        self, carry: list[Value], body: Callable[[list[Value]], list[Value]]
-    ) -> list[Value]:
+    def _loop(self, carry: list[Value], body: Callable[[list[Value]], list[Value]]) -> list[Value]:
         """How the carry of a loop differs after any number of turns."""
         while True:
             after = [self.joined(*pair) for pair in zip(carry, body(carry), strict=True)]
@@ -157,7 +155,9 @@ class Inference:
     def _scan(self, eqn: Any, ins: list[Value]) -> list[Value]:
         (body,) = jaxprs(eqn.params["jaxpr"])
         # Scanned operands have one more axis outside; the others are constants, then carries.
-        whole = sum(x.aval.ndim == y.aval.ndim for x, y in zip(eqn.invars, body.invars, strict=True))
+        whole = sum(
+            x.aval.ndim == y.aval.ndim for x, y in zip(eqn.invars, body.invars, strict=True)
+        )
         carries = sum(
             x.aval.ndim == y.aval.ndim for x, y in zip(eqn.outvars, body.outvars, strict=True)
         )
@@ -195,9 +195,15 @@ def infer(
       args: The arguments of all devices.
     """
     inference = Inference(axes)
-    specs, structure = jax.tree.flatten(in_specs, is_leaf=is_spec)
-    parts = zip(specs, structure.flatten_up_to(args), strict=True)
-    inputs = [inference.over(axes_in(spec)) for spec, part in parts for _ in jax.tree.leaves(part)]
+    inputs: list[Value] = []
+    jax.tree.map(
+        lambda spec, part: inputs.extend(
+            [inference.over(axes_in(spec))] * len(jax.tree.leaves(part))
+        ),
+        in_specs,
+        args,
+        is_leaf=is_spec,
+    )
     results: list[PyTree] = []
 
     def probe(*args: PyTree) -> tuple[()]:

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree, parts_of_value
-from jaxcomm._deferred import Backward, Taker
+from jaxcomm._deferred import Backward, Taker, running
 from jaxcomm._local_gradients import local_value_and_grad, rebuilt_value_and_grad
 from jaxcomm._mesh import shard_map
 from jaxcomm._require import explained
@@ -38,7 +38,7 @@ from jaxcomm.training._mistakes import (
     require_parts,
 )
 from jaxcomm.training._model_state import reduce_model_state
-from jaxcomm.training._varying import Varies, infer, require_not_reduced
+from jaxcomm.training._varying import infer, require_not_reduced
 
 GradientFn: TypeAlias = Callable[..., tuple[Any, ...]]
 Result: TypeAlias = tuple[Carry, dict[str, jax.Array], dict[str, jax.Array]]
@@ -160,7 +160,8 @@ class WorkerStep:
             evaluated = self.evaluate(carry.params, carry.model_state, given)
             return self.finish(carry, evaluated, extra_args, differs)
         backward = self._deferred(taker, carry, given)
-        updates, opt_state = self._updated(carry, backward.deferred(), extra_args)
+        with running(backward):
+            updates, opt_state = self._updated(carry, backward.deferred(), extra_args)
         evaluated = self._evaluated(
             backward.value, (), None, given.batch, lambda rows: backward.loss(carry.params, rows)
         )
@@ -174,7 +175,7 @@ class WorkerStep:
 
         def value_and_gradient(rows: PyTree) -> tuple[Any, ...]:
             if self.gradients is not None:
-                named = {"model_state": state for state in states}
+                named = {"model_state": states[0]} if states else {}
                 return self.gradients(loss_fn, params, rows, *key, **named)
             args = (*states, rows, *key)
             self._require_loss(params, args, given)
@@ -248,7 +249,11 @@ class WorkerStep:
 
     def _deferred(self, taker: Taker, carry: Carry, given: Given) -> Backward:
         """The backward pass that a transformation runs."""
-        params, states, key = own_params(carry.params), self._own(carry.model_state), self._own_key(given)
+        params, states, key = (
+            own_params(carry.params),
+            self._own(carry.model_state),
+            self._own_key(given),
+        )
         self._require_loss(params, (*states, given.batch, *key), given)
         loss = self._checked(self._with_shared(given))
         value_and_gradient = rebuilt_value_and_grad(
@@ -269,7 +274,15 @@ class WorkerStep:
             return loss(params, *jax.tree.map(lambda x: x, (*states, rows, *key)))
 
         return Backward(
-            taker, loss_at, evaluate, params, given.batch, self.axes, self.inner, self.has_model_state
+            taker,
+            loss_at,
+            evaluate,
+            params,
+            given.batch,
+            self.axes,
+            self.inner,
+            self.has_model_state,
+            isinstance(carry.params, PerWorker),
         )
 
     def _evaluated(
