@@ -222,6 +222,7 @@ def test_two_steps_in_a_scan(name: str, where: str) -> None:
     params, state, expected, size = wide(loss.params), loss.model_state, [], 0.0
     for key in keys:
         narrow = jax.tree.map(lambda x, p: jnp.asarray(x, p.dtype), params, loss.params)
+        params = wide(narrow)
         same = functools.partial(jax.tree.map, lambda x: jnp.broadcast_to(x, (count, *x.shape)))
         each = alone(name, count, same(narrow), None if state is None else same(state), key)
         params = jax.tree.map(lambda p, g: p - RATE * g, params, mean_of(each).gradient)
@@ -231,7 +232,7 @@ def test_two_steps_in_a_scan(name: str, where: str) -> None:
             )
         expected.append(mean_of(each).value)
         size = max(size, RATE * size_of(each))
-    close(values, np.asarray(expected), jnp.float32(0))
+    close(values, np.asarray(expected), loss.params)
     close(carry[0], params, loss.params, 2 * size)
     if state is not None:
         close(carry[1], wide(state), loss.model_state)
