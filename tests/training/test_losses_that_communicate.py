@@ -194,6 +194,42 @@ def test_what_a_reference_holds_differs(where: str) -> None:
         step(PARAMS, jnp.int32(0), opt_state, X)
 
 
+# Conditions of which the program itself shows that they are equal on all workers.
+EQUAL: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "of parameters": lambda p, x, axes: jnp.sum(p["unused"]) > 0,
+    "of a reduced value": lambda p, x, axes: lax.pmax(jnp.max(x), axes) > 0,
+    "of a loop over a reduced value": lambda p, x, axes: (
+        lax.while_loop(
+            lambda c: c[1] & (c[0] < 3),
+            lambda c: (c[0] + 1, lax.psum(jnp.sum(x), axes) < 1e3),
+            (jnp.int32(0), True),
+        )[0]
+        == 3
+    ),
+}
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_collective_under_a_condition_that_is_equal(name: str, where: str) -> None:
+    workers, axes = WHERE[where](), AXES["inner" in where]
+
+    def local(params: Any, x: jax.Array) -> jax.Array:
+        own = jnp.mean(errors(params, x))
+        held = EQUAL[name](params, x, axes)
+        return lax.cond(held, lambda: lax.pmean(own, axes) + own, lambda: own)
+
+    expected, gradient = wide(
+        jax.jit(jax.value_and_grad(lambda p, x: 2 * jnp.mean(errors(p, x))))(PARAMS, X)
+    )
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(RATE))
+    step = build(LOSSES["hinge"]()._replace(call=local), tx, workers)
+    params, _, metrics = step(PARAMS, jaxcomm.init(tx, PARAMS, workers), X)
+    close(metrics["loss"], expected, jnp.float32(0))
+    close(params, jax.tree.map(lambda p, g: p - RATE * g, wide(PARAMS), gradient), PARAMS)
+
+
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np, optax, jaxcomm
 from jax import lax
