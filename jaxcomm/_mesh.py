@@ -251,8 +251,16 @@ def shard_map(
     if isinstance(mesh, Mesh):
         auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
 
+    def typed(x: Any) -> bool:
+        sharding = _explicit(x)
+        return sharding is not None and AxisType.Explicit in mesh.axis_types
+
     def apply(*args: PyTree) -> PyTree:
         current = jax.sharding.get_abstract_mesh()
+        if current.empty and is_traced(args) and any(map(typed, jax.tree.leaves(args))):
+            # A callback to the host fails in a program whose meshes differ in the types of axes.
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return apply(*args)
         if current.empty or not current.explicit_axes:
             return jax.shard_map(fn, mesh=auto, **options)(*args)
 

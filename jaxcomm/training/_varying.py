@@ -97,6 +97,8 @@ class Inference:
             return ins
         if name == "name" and eqn.params["name"] == LOCAL:
             return [self.over(self.axes)]
+        if any(hasattr(x.aval, "inner_aval") for x in (*eqn.invars, *eqn.outvars)):
+            return [self.over(self.axes)] * len(eqn.outvars)  # A reference: what it holds changes.
         names = _names_of(eqn)
         if name in _REDUCTIONS and eqn.params.get("axis_index_groups") is None:
             return [self._reduced(value, names) for value in ins]
