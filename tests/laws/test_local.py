@@ -134,6 +134,14 @@ def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> N
             assert np.isnan(train(tx, own, bad, ALL)[0][PERIOD - 1 :]).all()
 
 
+@pytest.mark.parametrize("case", [*local_rows(), *local_rows(RECIPES)], ids=repr)
+def test_a_constant_factor_in_the_weights_changes_nothing(case: LocalCase) -> None:
+    tx = case.make(optax.sgd(0.1, momentum=0.5))
+    weights = RNG.integers(0, 3, (STEPS, N)).astype(np.float32)
+    found, other = (train(tx, GRADIENTS, factor * weights, ALL)[0] for factor in (1, 64))
+    np.testing.assert_array_equal(found, other)
+
+
 @pytest.mark.parametrize("case", local_rows())
 def test_a_step_of_weight_0_is_as_if_it_had_not_been(case: LocalCase) -> None:
     """Checks the momentum inside as well."""
