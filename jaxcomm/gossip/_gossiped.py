@@ -124,7 +124,6 @@ def gossiped(
         raise ValueError(f"`diagnostics` must be a Python bool, got {diagnostics!r}.")
     require_axis_name(axis_name)
     links = to_links(mixing, in_pairs)
-    axis = _axis.label(axis_name)
 
     def require_workers() -> None:
         _axis.require_bound(axis_name)
@@ -139,9 +138,6 @@ def gossiped(
     ) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
         arrays, _, join = _buckets.split(tree, "bucket", _buckets.BUCKET_BYTES, dtype)
         return arrays, join
-
-    def as_per_worker(tree: PyTree) -> PerWorker:
-        return PerWorker({axis: jax.tree.map(lambda x: x[None], tree)})
 
     def mixing_step_of(
         state: GossipState, params: PyTree, units: int, present: jax.Array | None
@@ -189,8 +185,10 @@ def gossiped(
         return GossipState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
-            own=resized_by(as_per_worker(memory), lambda old, new: new),
-            skipped_steps=resized_by(as_per_worker(jnp.zeros((), jnp.int32)), total_on_the_first),
+            own=resized_by(_axis.marked(memory, axis_name), lambda old, new: new),
+            skipped_steps=resized_by(
+                _axis.marked(jnp.zeros((), jnp.int32), axis_name), total_on_the_first
+            ),
             diagnostics=zeros,
         )
 
@@ -253,8 +251,8 @@ def gossiped(
         return join(changes), GossipState(
             key=state.key,
             step=state.step + 1,
-            own=as_per_worker(memory),
-            skipped_steps=as_per_worker(skipped_steps),
+            own=_axis.marked(memory, axis_name),
+            skipped_steps=_axis.marked(skipped_steps, axis_name),
             diagnostics=report,
         )
 
@@ -272,7 +270,7 @@ def _scaled(steps: PyTree, share: jax.Array, wide: Any) -> PyTree:
 def _fits(params: PyTree, updates: PyTree, share: jax.Array) -> jax.Array:
     """Whether a step is applied: not if it is not finite, or overflows the parameters' dtype.
 
-    A NaN would spread to the neighbors and never leave. That of an invalid weight is a user error: it passes through.
+    A NaN would spread to the neighbors and never leave. That of an invalid weight passes through.
     """
     wide = _dtypes(params)[1]
 

@@ -80,8 +80,8 @@ def noloco(
       A transformation as returned by :func:`dpsgd`. It keeps two arrays of the size of the
       parameters on each worker. A weight counts as for :func:`jaxcomm.synchronization.local_sgd`:
       steps of weight 0 are not applied, and a displacement is scaled by the sum of its steps'
-      weights relative to that of the partner. With a period of 1, `momentum=0` and the other numbers 1, it is
-      :func:`dpsgd` in the order `"adapt_then_combine"`.
+      weights relative to that of the partner. With a period of 1, `momentum=0` and the other
+      numbers 1, it is :func:`dpsgd` in the order `"adapt_then_combine"`.
 
     Raises:
       ValueError: If a number is out of range, or weights are not symmetric.

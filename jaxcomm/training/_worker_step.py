@@ -229,7 +229,7 @@ def worker_step(
         reduced = reduce_metrics(metrics, axis_name, values, weight, opt_state)
         new = optax.apply_updates(params, updates)
         if is_per_worker:
-            new = PerWorker({_axis.label(replica): jax.tree.map(lambda x: x[None], new)})
+            new = _axis.marked(new, replica)
         return Carry(new, new_state, new_opt_state), reduced, diagnostics_of(new_opt_state)
 
     return step

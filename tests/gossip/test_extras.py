@@ -98,7 +98,9 @@ def test_a_weight_adds_four_bytes_to_each_message() -> None:
     tx, p = gossip.dpsgd(gossip.ring(8)), jaxcomm.replicate(jnp.zeros(12), 8)
 
     def sent(**kwargs: Any) -> list[float]:
-        step = jaxcomm.simulate(lambda w, b: jnp.sum(w) * jnp.mean(b), tx, 8, metrics="own", **kwargs)
+        step = jaxcomm.simulate(
+            lambda w, b: jnp.sum(w) * jnp.mean(b), tx, 8, metrics="own", **kwargs
+        )
         account = jaxcomm.wire.account(step, p, jaxcomm.init(tx, p, 8), jnp.ones(8))
         return sorted(c.bytes_per_worker for c in account.collectives)
 
