@@ -199,8 +199,6 @@ def make_step(
             require_carry_kept(carry)
             if one_at_a_time:
                 jax.block_until_ready(carry)
-            if donate:
-                carry, batch = unshared(carry, batch)
             carry, specs = place_carry(carry, mesh, shards)
             kept = tuple(jax.tree.leaves(specs, is_leaf=is_spec)) if shards else ()
             rows = jax.tree.map(lambda _: batch_spec, batch)
@@ -213,6 +211,8 @@ def make_step(
             ):  # With several, JAX would compare them across processes in each step.
                 rest = jax.tree.map(lambda _: whole, (key, extra_args))
                 key, extra_args = place((key, extra_args), mesh, rest, "extra")
+            if donate:
+                carry = unshared(carry, batch, key, extra_args)
         require_used(on_mesh, (carry, batch, key), extra_args, used, devices)
         return (on_mesh if traced else jitted)(carry, batch, key, extra_args, kept)
 

@@ -123,7 +123,7 @@ def simulate(
         if not is_traced((carry, batch, key, extra_args)):
             carry = jax.tree.map(strong, carry)
             if donate:
-                carry, batch = unshared(carry, batch)
+                carry = unshared(carry, batch, key, extra_args)
         return jitted(carry, batch, key, extra_args)
 
     def accounted(
