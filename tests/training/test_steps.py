@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
+from jaxcomm._mesh import unshared
 from tests.workers import mesh_of
 
 N = 4
@@ -400,3 +401,26 @@ def test_what_is_donated_shares_no_buffer_with_other_arguments() -> None:
         check=False,
     )
     assert finished.stdout == "done\n", finished.stderr[-2000:]
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+def test_leaves_that_share_a_buffer_are_copied_and_no_others(distinct: bool) -> None:
+    whole = jax.NamedSharding(MESH, jax.P())
+    w, key = (jax.device_put(x, whole) for x in (jnp.arange(3.0), jax.random.key(0)))
+    donated = {"w": w, "key": key, "own": w + 1, "empty": jnp.zeros(0), "host": np.ones(3)}
+    part = w.addressable_shards[-1].data
+    found = unshared(
+        donated,
+        {"x": part},
+        jax.random.wrap_key_data(jax.random.key_data(key)),
+        2.0,
+        distinct=distinct,
+    )
+    assert {name for name in donated if found[name] is not donated[name]} == {"w", "key"}
+    assert found["w"].sharding == w.sharding
+    assert found["w"].addressable_shards[-1].data.unsafe_buffer_pointer() != (
+        part.unsafe_buffer_pointer()
+    )
+    np.testing.assert_array_equal(found["w"], w)
+    repeated = unshared([w, w])
+    assert repeated[0] is w and repeated[1] is not w
