@@ -193,17 +193,27 @@ def per_worker_axes(path: tuple[object, ...]) -> tuple[str, ...]:
     return tuple(str(keys[keys.index("per_worker") + 1]).split(","))
 
 
-def own(marked: PerWorker, axis_name: AxisName, what: str = "The state") -> PyTree:
-    """This worker's slice of a `PerWorker` tree: the leaves without their leading axis of 1.
+def marked(tree: PyTree, axis_name: AxisName) -> PerWorker:
+    """Marks this worker's values as different by worker, with a leading axis of 1 and in types.
+
+    A state whose first values are typed so can be the carry of a loop inside `jax.shard_map`.
+    """
+    if jax.tree.leaves(tree):  # An empty memory needs no bound axis.
+        tree = local_params(tree, axis_name)
+    return PerWorker({label(axis_name): jax.tree.map(lambda x: x[None], tree)})
+
+
+def own(tree: PerWorker, axis_name: AxisName, what: str = "The state") -> PyTree:
+    """The inverse of `marked`: the leaves without their leading axis of 1.
 
     Raises:
       ValueError: If the tree differs over other axes, or was made for another number of workers. A
         worker that holds several slices must not use only the first of them.
     """
     axis, workers = label(axis_name), size(axis_name)
-    if [*marked.per_worker] != [axis]:
+    if [*tree.per_worker] != [axis]:
         raise ValueError(
-            f"{what} differs by worker over {[*marked.per_worker]}, and `axis_name` is "
+            f"{what} differs by worker over {[*tree.per_worker]}, and `axis_name` is "
             f"{axis_name!r}: the two must be the same axes."
         )
 
@@ -224,7 +234,7 @@ def own(marked: PerWorker, axis_name: AxisName, what: str = "The state") -> PyTr
             "number with `jaxcomm.resize_workers(tx, opt_state, params, workers)`."
         )
 
-    return jax.tree_util.tree_map_with_path(take, marked.per_worker[axis])
+    return jax.tree_util.tree_map_with_path(take, tree.per_worker[axis])
 
 
 def _in_words(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:

@@ -135,19 +135,47 @@ def strong(x: Any) -> Any:
     return np.asarray(x)
 
 
-def unshared(*trees: PyTree) -> tuple[PyTree, ...]:
-    """The trees with repeated arrays copied: a buffer cannot be donated twice."""
-    seen: set[int] = set()
+def _buffers(x: jax.Array) -> list[int]:
+    """What identifies the buffers of an array on the devices of this process."""
+    shards = [shard.data for shard in x.addressable_shards]
+    try:
+        return [shard.unsafe_buffer_pointer() for shard in shards]
+    except jax.errors.JaxRuntimeError:
+        return [id(x)]  # A backend need not have pointers.
 
-    def copy_repeated(x: Any) -> Any:
-        if not isinstance(x, jax.Array):
+
+def bytes_of_shard(x: jax.Array) -> int:
+    return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+
+
+def unshared(donated: PyTree, *others: PyTree, distinct: bool = False) -> PyTree:
+    """`donated`, with copies of leaves that share a buffer with each other or with `others`.
+
+    XLA refuses to donate such a buffer, on some devices only; the rest would wait for them forever,
+    and so would the next program.
+
+    Args:
+      donated: What a program takes and overwrites.
+      others: All else that it takes.
+      distinct: Whether `donated` is the result of a program, so that its leaves share nothing with
+        each other. Few buffers are then compared: those of the sizes of `others`.
+    """
+    kept = [x for x in jax.tree.leaves(others) if isinstance(x, jax.Array)]
+    seen = {buffer for x in kept for buffer in _buffers(x)}
+    sizes = {bytes_of_shard(x) for x in kept}
+
+    def copy_shared(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or (distinct and bytes_of_shard(x) not in sizes):
             return x
-        if id(x) in seen:
-            return x.copy()
-        seen.add(id(x))
-        return x
+        buffers = _buffers(x)
+        if seen.isdisjoint(buffers):
+            seen.update(buffers)
+            return x
+        if x.committed and x.is_fully_addressable:  # `copy` would write the spec in another way.
+            return jax.device_put(x, x.sharding, may_alias=False)
+        return x.copy()
 
-    return tuple(jax.tree.map(copy_repeated, tree) for tree in trees)
+    return jax.tree.map(copy_shared, donated)
 
 
 def kept_specs(tree: PyTree, mesh: Mesh, specs: PyTree, shard_axes: tuple[str, ...]) -> PyTree:

@@ -187,14 +187,10 @@ def per_worker(
       (2, 3)
     """
     inner = optax.with_extra_args_support(tx)
-    axis = _axis.label(axis_name)
-
-    def mark(state: PyTree) -> PerWorker:
-        return PerWorker({axis: jax.tree.map(lambda x: x[None], state)})
 
     def init_fn(params: PyTree) -> PerWorker:
         _axis.require_bound(axis_name)
-        return mark(inner.init(params))
+        return _axis.marked(inner.init(params), axis_name)
 
     def update_fn(
         updates: PyTree, state: PerWorker, params: PyTree = None, **extra_args: Any
@@ -208,6 +204,7 @@ def per_worker(
         for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):
             if jnp.issubdtype(new.dtype, jnp.inexact):
                 keep &= jnp.all(jnp.isfinite(new) | ~jnp.isfinite(old))
-        return updates, mark(jax.tree.map(lambda x, y: jnp.where(keep, x, y), after, before))
+        after = jax.tree.map(lambda x, y: jnp.where(keep, x, y), after, before)
+        return updates, _axis.marked(after, axis_name)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -27,13 +27,15 @@ _SPECS: contextvars.ContextVar[Mapping[tuple[str, tuple[int, ...]], PartitionSpe
 class MixingUpdate:
     """The update function of a gossip method, and the axes of its workers.
 
-    It also takes `shard_axes`, the axes over which its leaves are shards, and `applies`, whether
-    the worker's whole step is finite: a worker skips all of a step or nothing.
+    It also takes `shard_axes`, the axes over which its leaves are shards, `share`, by what it
+    scales a step, and `applies`, whether the worker's whole step is finite: a worker skips all of a
+    step or nothing.
     """
 
     update: Callable[..., Any]
     axes: tuple[str, ...]
-    fits: Callable[[PyTree, PyTree, Any], jax.Array]  # `(params, updates, weight) -> bool[]`
+    share: Callable[..., jax.Array]  # `(state, params, weight, present) -> float[]`
+    fits: Callable[[PyTree, PyTree, jax.Array], jax.Array]  # `(params, updates, share) -> bool[]`
 
     def __call__(self, *args: Any, **extra_args: Any) -> Any:
         """Calls the update function, as optax does."""

@@ -5,6 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm.testing._updates import rows_of as flat
@@ -32,9 +35,13 @@ __all__ = [
     "flat",
     "gradients",
     "initial",
+    "meshes_of",
     "mesh_of",
     "of_one_worker",
     "one_leaf",
+    "towards",
+    "trained_by_hand",
+    "trained_by_steps",
 ]
 
 # For parametrization: a separate law compares the results of the modes, and most tests simulate.
@@ -62,6 +69,62 @@ def gradients(workers: int, seed: int = 0, dtype: Any = jnp.float32) -> Any:
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.normal(size=(workers, *shape)), dtype)  # noqa: E731
     return {"bias": draw(3), "kernel": draw(5, 2), "scale": draw()}
+
+
+def towards(params: Any, targets: Any) -> jax.Array:
+    """A loss whose gradient is the distance to the mean of the targets [rows, ...]."""
+    squares = jax.tree.map(
+        lambda x, y: jnp.sum(jnp.mean((x[None] - y) ** 2, axis=0)), params, targets
+    )
+    return 0.5 * sum(jax.tree.leaves(squares))
+
+
+def meshes_of(workers: int) -> list[Mesh]:
+    """Automatic axes on as many devices, and explicit ones, JAX's default."""
+    devices = jax.devices()[:workers]
+    return [mesh_of(workers), jax.make_mesh((workers,), ("data",), devices=devices)]
+
+
+def _gradients(loss: Any, params: Any, batch: Any) -> Any:
+    return jaxcomm.local_value_and_grad(loss)(params, batch)
+
+
+def trained_by_hand(
+    tx: Any, params: Any, batches: Any, mesh: Mesh, *, differ: bool = False, checked: bool = True
+) -> Any:
+    """Every worker's parameters after `tx.init` and a `lax.scan` of steps in one `shard_map`."""
+
+    def train(params: Any, batches: Any) -> Any:
+        own = jaxcomm.local_params(params) if differ else params
+
+        def body(carry: Any, batch: Any) -> Any:
+            params, state = carry
+            grad = jax.grad(towards) if not checked else lambda *x: _gradients(towards, *x)[1]
+            updates, state = tx.update(grad(params, batch), state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        (own, _), _ = jax.lax.scan(body, (own, tx.init(own)), batches)
+        return jax.tree.map(lambda x: x[None], own)
+
+    specs, out = (P(), P(None, "data")), P("data")
+    run = jax.shard_map(train, mesh=mesh, in_specs=specs, out_specs=out, check_vma=checked)
+    placed = jax.device_put((params, batches), tuple(NamedSharding(mesh, spec) for spec in specs))
+    return jax.jit(run)(*placed)
+
+
+def trained_by_steps(
+    tx: Any, params: Any, batches: Any, mesh: Mesh, *, differ: bool = False
+) -> Any:
+    """The same by `jaxcomm.make_step` in a loop."""
+    params = jaxcomm.replicate(params, mesh) if differ else params
+    step = jaxcomm.make_step(towards, tx, mesh, gradients=_gradients, metrics="own", donate=False)
+    state = jaxcomm.init(tx, params, mesh)
+    for number in range(len(jax.tree.leaves(batches)[0])):
+        batch = jax.tree.map(lambda x, number=number: x[number], batches)
+        params, state, _ = step(params, state, batch)
+    if differ:
+        return params.per_worker["data"]
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (mesh.size, *x.shape)), params)
 
 
 SIZES = [3, 10, 1]

@@ -77,11 +77,9 @@ def accumulate(
     inner = optax.with_extra_args_support(tx)
     if every == 1:
         return inner
-    axis = _axis.label(axis_name)
 
     def mark(means: PyTree, total: jax.Array) -> PerWorker:
-        running = {"mean": means, "weight": total}
-        return PerWorker({axis: jax.tree.map(lambda x: x[None], running)})
+        return _axis.marked({"mean": means, "weight": total}, axis_name)
 
     def empty(tree: PyTree) -> PerWorker:
         def zeros(x: jax.Array) -> jax.Array:

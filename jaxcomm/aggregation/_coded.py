@@ -207,7 +207,7 @@ def coded_mean(
         state = AggregatorState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
-            own=PerWorker({axis: jax.tree.map(lambda x: x[None], own)}),
+            own=_axis.marked(own, axis_name),
             shared=[memory.shared for memory in memories],
             diagnostics=initial_diagnostics([codec] if diagnosed is None else diagnosed, samples)
             if diagnostics
@@ -309,7 +309,7 @@ def coded_mean(
         return result, AggregatorState(
             key=state.key,
             step=state.step + 1,
-            own=PerWorker({axis: jax.tree.map(lambda x: x[None], own)}),
+            own=_axis.marked(own, axis_name),
             shared=[memory.shared for memory in kept],
             diagnostics=metrics,
         )

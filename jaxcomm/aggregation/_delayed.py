@@ -100,10 +100,6 @@ def delayed(
     axes = axes_of(tx, "delayed")
     if staleness == 0:
         return tx
-    axis = _axis.label(axes)
-
-    def mark(ring: PyTree) -> PerWorker:
-        return PerWorker({axis: jax.tree.map(lambda x: x[None], ring)})
 
     def init_fn(params: PyTree) -> DelayedState:
         _axis.require_bound(axes)
@@ -113,7 +109,7 @@ def delayed(
             "mean": jax.tree.map(lambda x: lax.broadcast(jnp.zeros_like(x), (staleness,)), params),
             "weight": jnp.ones(staleness, jnp.float32),
         }
-        own = resized_by(mark(ring), weighted_mean_of_workers)
+        own = resized_by(_axis.marked(ring, axes), weighted_mean_of_workers)
         return DelayedState(jnp.zeros((), jnp.int32), own, tx.init(params))
 
     @averages_over(axes, needs_whole([tx]))
@@ -153,7 +149,8 @@ def delayed(
             lambda x, one: lax.dynamic_update_index_in_dim(x, one, state.oldest, 0), ring, new
         )
         oldest = jnp.where(finite, (state.oldest + 1) % staleness, state.oldest)
-        new_state = DelayedState(oldest, mark(ring), keep_if(finite, inner, state.inner))
+        kept = _axis.marked(ring, axes)
+        new_state = DelayedState(oldest, kept, keep_if(finite, inner, state.inner))
         nan = lambda x: jnp.where(finite, x, jnp.full((), jnp.nan, x.dtype))  # noqa: E731
         return jax.tree.map(nan, result), new_state
 

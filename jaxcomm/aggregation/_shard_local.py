@@ -245,8 +245,10 @@ def shard_local(
         ) -> tuple[PyTree, ShardLocalState]:
             _require_shards(updates, labels)
             if mixing is not None:
-                fits = mixing.fits(params, updates, arrays.get("weight"))
-                arrays = {**arrays, "applies": of_all_shards(fits)}
+                weight, present = arrays.get("weight"), arrays.get("present")
+                share = mixing.share(state.groups[names[0]], params, weight, present)
+                fits = of_all_shards(mixing.fits(params, updates, share))
+                arrays = {**arrays, "share": share, "applies": fits}
             results, groups = [], {}
             for label in names:
                 selected, own = _selected(updates, labels, label), _axes_of_label(label)
@@ -272,6 +274,6 @@ def shard_local(
         return result
 
     if mixing is not None:
-        mixed = MixingUpdate(update_fn, workers, mixing.fits)
+        mixed = MixingUpdate(update_fn, workers, mixing.share, mixing.fits)
         return optax.GradientTransformationExtraArgs(init_fn, mixed)
     return optax.GradientTransformationExtraArgs(init_fn, averages_over(workers)(update_fn))

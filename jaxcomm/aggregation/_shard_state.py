@@ -34,10 +34,11 @@ def marked(state: PyTree, axes: tuple[str, ...], varying: frozenset[str]) -> PyT
             if not jax.tree.leaves(node):
                 return node
             ((workers, tree),) = node.per_worker.items()
-            return PerWorker({_axis.label((*workers.split(","), *axes)): tree})
+            both = _axis.label((*workers.split(","), *axes))
+            return PerWorker({both: _axis.local_params(tree, axes)})
         where = jax.tree_util.keystr(path)
         if where in varying:
-            return PerWorker({_axis.label(axes): _axis.as_varying(node, axes)[None]})
+            return _axis.marked(node, axes)
         if over := sorted(_axis.varying(node) & set(axes)):
             raise ValueError(
                 f"The state at {where} differs over {over}, the axes that shard the parameters, "

@@ -163,7 +163,7 @@ def sharded_server(
     push_end, pull_end = coded(push, "push", of_rows=True), coded(pull, "pull", of_rows=False)
 
     def mark(tree: PyTree) -> PerWorker:
-        return PerWorker({axis: jax.tree.map(lambda x: x[None], tree)})
+        return _axis.marked(tree, axis_name)
 
     def whole(tree: PyTree) -> PyTree:
         """Leaves that are sharded over other, Explicit axes, replicated over these."""

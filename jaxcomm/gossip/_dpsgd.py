@@ -49,14 +49,17 @@ def dpsgd(
 
     Returns:
       A transformation to place *after* the optimizer, for parameters that differ by worker
-      (:func:`jaxcomm.replicate`). `update(..., weight=w)` scales the update of this worker by w. A
-      worker of weight 0 only mixes, even if its update is not finite. A negative or non-finite
-      weight makes the worker's parameters NaN. `update(..., present=mask)` removes workers from the
-      step. The mask has one bool per worker and is equal on all workers. The messages of absent
-      workers have weight 0, and the mean is preserved. The number of bytes decreases only if a
-      whole matrix is inactive. `update(..., exact=flag)`, a bool that is equal on all workers, sets
-      the parameters of all workers to their exact mean at the end of the step.
-      :func:`periodic_averaging` uses this flag.
+      (:func:`jaxcomm.replicate`). `update(..., weight=w)` scales the update of this worker by
+      :math:`w / \bar w`. The mean :math:`\bar w` is over the weights of this worker and of the
+      neighbors that it hears in this step, so only ratios of weights count. Where all workers are
+      neighbors, the mean then moves by the weighted mean of the updates. Each message has one
+      float32 more. A worker of weight 0 only mixes, even if its update is not finite. A negative or
+      non-finite weight makes the parameters of the worker and of these neighbors NaN. `update(...,
+      present=mask)` removes workers from the step. The mask has one bool per worker and is equal on
+      all workers. The messages of absent workers have weight 0, and the mean is preserved. The
+      number of bytes decreases only if a whole matrix is inactive. `update(..., exact=flag)`, a
+      bool that is equal on all workers, sets the parameters of all workers to their exact mean at
+      the end of the step. :func:`periodic_averaging` uses this flag.
 
       If an update would make a worker's parameters non-finite, for example after a NaN batch, only
       that worker skips it. The worker continues to mix, and the state counts the skipped steps.

@@ -102,6 +102,7 @@ def gossiped(
     key: jax.Array | None = None,
     diagnostics: bool = False,
     in_pairs: bool = False,
+    weighs_steps: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes a transformation, to place after the optimizer, from a mixing and a method.
 
@@ -116,12 +117,13 @@ def gossiped(
       diagnostics: Whether the state's field `diagnostics` reports the `disagreement`,
         `skipped_steps` and `rounds`.
       in_pairs: Whether the sender and the receiver of each message exchange messages in one round.
+      weighs_steps: Whether a step is scaled by its weight relative to those of the neighbors.
+        Otherwise the method uses the weight, and only steps of weight 0 are not taken.
     """
     if not isinstance(diagnostics, bool):
         raise ValueError(f"`diagnostics` must be a Python bool, got {diagnostics!r}.")
     require_axis_name(axis_name)
     links = to_links(mixing, in_pairs)
-    axis = _axis.label(axis_name)
 
     def require_workers() -> None:
         _axis.require_bound(axis_name)
@@ -137,8 +139,40 @@ def gossiped(
         arrays, _, join = _buckets.split(tree, "bucket", _buckets.BUCKET_BYTES, dtype)
         return arrays, join
 
-    def as_per_worker(tree: PyTree) -> PerWorker:
-        return PerWorker({axis: jax.tree.map(lambda x: x[None], tree)})
+    def mixing_step_of(
+        state: GossipState, params: PyTree, units: int, present: jax.Array | None
+    ) -> MixingStep:
+        me = _axis.index(axis_name)
+        flags = None
+        if mixing.active:
+            # The draw depends on the seed alone: all leaves, and `neighbor_barrier`, use the same.
+            (coin,) = _noise.make_coins(state.key, state.step, 1, me)
+            flags = mixing.active(coin.public, state.step)
+        placed = _noise.placed_key(state.key, axis_name, params)
+        return MixingStep(
+            mixing,
+            links,
+            axis_name,
+            flags,
+            None if present is None else presence(present, mixing.workers),
+            *_dtypes(params),
+            _noise.make_coins(placed, state.step, units, me),
+            None,
+        )
+
+    def share_of(
+        state: GossipState,
+        params: PyTree,
+        weight: jax.Array | float | None,
+        present: jax.Array | None,
+    ) -> jax.Array:
+        """By what this worker's step is scaled: 1 without weights, NaN if a weight is invalid."""
+        if weight is None:
+            return jnp.ones((), jnp.float32)
+        own = _axis.as_varying(own_weight(weight), axis_name)
+        if not weighs_steps:
+            return jnp.where(own == 0, 0, own / own)
+        return mixing_step_of(state, params, 1, present).relative(own)
 
     def init_fn(params: PyTree) -> GossipState:
         require_workers()
@@ -151,8 +185,10 @@ def gossiped(
         return GossipState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
-            own=resized_by(as_per_worker(memory), lambda old, new: new),
-            skipped_steps=resized_by(as_per_worker(jnp.zeros((), jnp.int32)), total_on_the_first),
+            own=resized_by(_axis.marked(memory, axis_name), lambda old, new: new),
+            skipped_steps=resized_by(
+                _axis.marked(jnp.zeros((), jnp.int32), axis_name), total_on_the_first
+            ),
             diagnostics=zeros,
         )
 
@@ -165,6 +201,7 @@ def gossiped(
         present: jax.Array | None = None,
         exact: jax.Array | bool | None = None,
         shard_axes: tuple[str, ...] = (),
+        share: jax.Array | None = None,
         applies: jax.Array | None = None,
         **extra_args: object,
     ) -> tuple[PyTree, GossipState]:
@@ -173,34 +210,20 @@ def gossiped(
             raise ValueError("Gossip mixes parameters: call `tx.update(updates, state, params)`.")
         require_workers()
         _axis.require_own(params, axis_name)
-        message_dtype, wide = _dtypes(params)
+        wide = _dtypes(params)[1]
         steps, join = units_of(updates, wide)
         if not steps:
             return updates, state._replace(step=state.step + 1)
         units, _ = units_of(params, wide)
-        applied = _fits(params, updates, weight) if applies is None else applies
-        weighted = _weighted(updates, weight, wide)
-        taken = jax.tree.map(lambda step: jnp.where(applied, step, 0), weighted)
+        share = share_of(state, params, weight, present) if share is None else share
+        applied = _fits(params, updates, share) if applies is None else applies
+        scaled = _scaled(updates, share, wide)
+        taken = jax.tree.map(lambda step: jnp.where(applied, step, 0), scaled)
         steps, _ = units_of(taken, wide)
         skipped_steps = _axis.own(state.skipped_steps, axis_name) + jnp.where(applied, 0, 1)
-        me = _axis.index(axis_name)
-        flags = None
-        if mixing.active:
-            # The draw depends on the seed alone: all leaves, and `neighbor_barrier`, use the same.
-            (coin,) = _noise.make_coins(state.key, state.step, 1, me)
-            flags = mixing.active(coin.public, state.step)
-        placed = _noise.placed_key(state.key, axis_name, params)
-        coins = _noise.make_coins(placed, state.step, len(units), me)
-        mixing_step = MixingStep(
-            mixing,
-            links,
-            axis_name,
-            flags,
-            None if present is None else presence(present, mixing.workers),
-            message_dtype,
-            wide,
-            coins,
-        )
+        mixing_step = mixing_step_of(state, params, len(units), present)
+        if weight is not None:
+            mixing_step = mixing_step._replace(weight=jnp.where(applied, own_weight(weight), 0))
         memory = _axis.own(state.own, axis_name)
         changes, memory, disagreement = method(mixing_step, memory, units, steps)
         if exact is not None:
@@ -219,29 +242,32 @@ def gossiped(
                     },
                     axis_name,
                 ),
-                "rounds": jnp.sum(lengths if flags is None else jnp.where(flags, lengths, 0)),
+                "rounds": jnp.sum(
+                    lengths
+                    if mixing_step.flags is None
+                    else jnp.where(mixing_step.flags, lengths, 0)
+                ),
             }
         return join(changes), GossipState(
             key=state.key,
             step=state.step + 1,
-            own=as_per_worker(memory),
-            skipped_steps=as_per_worker(skipped_steps),
+            own=_axis.marked(memory, axis_name),
+            skipped_steps=_axis.marked(skipped_steps, axis_name),
             diagnostics=report,
         )
 
-    update = MixingUpdate(update_fn, _axis.names(axis_name), _fits)
+    update = MixingUpdate(update_fn, _axis.names(axis_name), share_of, _fits)
     return optax.GradientTransformationExtraArgs(init_fn, update)
 
 
-def _weighted(steps: PyTree, weight: jax.Array | float | None, wide: Any) -> PyTree:
-    """The weighted steps. An invalid weight is a user error: it makes them NaN."""
-    own = jnp.ones((), jnp.float32) if weight is None else own_weight(weight)
+def _scaled(steps: PyTree, share: jax.Array, wide: Any) -> PyTree:
+    """The scaled steps; 0 if the share is 0, even if a step is NaN."""
     return jax.tree.map(
-        lambda step: jnp.where(own == 0, 0, own.astype(wide) * step.astype(wide)), steps
+        lambda step: jnp.where(share == 0, 0, share.astype(wide) * step.astype(wide)), steps
     )
 
 
-def _fits(params: PyTree, updates: PyTree, weight: jax.Array | float | None) -> jax.Array:
+def _fits(params: PyTree, updates: PyTree, share: jax.Array) -> jax.Array:
     """Whether a step is applied: not if it is not finite, or overflows the parameters' dtype.
 
     A NaN would spread to the neighbors and never leave. That of an invalid weight passes through.
@@ -252,10 +278,9 @@ def _fits(params: PyTree, updates: PyTree, weight: jax.Array | float | None) -> 
         largest = jnp.maximum(jnp.abs(step), jnp.abs(x.astype(wide) + step))
         return jnp.all(largest <= float(jnp.finfo(x.dtype).max))
 
-    weighted = _weighted(updates, weight, wide)
-    finite = [*map(fits, jax.tree.leaves(params), jax.tree.leaves(weighted))]
-    invalid = jnp.zeros((), bool) if weight is None else jnp.isnan(own_weight(weight))
-    return jnp.all(jnp.stack(finite)) | invalid
+    scaled = _scaled(updates, share, wide)
+    finite = [*map(fits, jax.tree.leaves(params), jax.tree.leaves(scaled))]
+    return jnp.all(jnp.stack(finite)) | jnp.isnan(share)
 
 
 def _with_exact_mean(

@@ -65,6 +65,7 @@ class MixingStep(NamedTuple):
     dtype: Any  # the dtype of messages: that of the widest leaf
     wide: Any  # the dtype of mixing: the same, but at least 32 bits
     coins: list[Coins]  # one per unit
+    weight: jax.Array | None  # float32[], of this worker's step; `None` if steps have none
 
     def if_active(self, matrix: int, do: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
         """Returns `do()` if the matrix is active; otherwise sends nothing, returns `otherwise`."""
@@ -107,6 +108,23 @@ class MixingStep(NamedTuple):
             part = self.if_active(matrix, functools.partial(sum_over, links), zeros)
             total = jax.tree.map(jnp.add, total, part)
         return total
+
+    def relative(self, weight: jax.Array) -> jax.Array:
+        r"""This worker's weight over the mean of its own and those that it receives in this step.
+
+        .. math:: \frac{(1 + d)\, w_i}{w_i + \sum_j w_j}
+
+        for `d` neighbors; 0 if the weight is 0, and NaN if one of the weights is. Each message is
+        one float32.
+        """
+        own = weight.astype(self.wide)
+        differences, neighbors = self.sum_over_neighbors(
+            weight,
+            lambda received, _: (received.astype(self.wide) - own, jnp.ones((), self.wide)),
+            (self.zero, self.zero),
+        )
+        # Differences make the quotient exactly 1 if all weights are equal.
+        return jnp.where(own == 0, 0, own / (own + differences / (1 + neighbors)))
 
     @property
     def zero(self) -> jax.Array:

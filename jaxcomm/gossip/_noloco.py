@@ -20,6 +20,7 @@ class NoLoCoMemory(NamedTuple):
 
     anchor: list[jax.Array]  # phi, the parameters after the last exchange
     momentum: list[jax.Array]  # delta
+    weight: jax.Array  # float32[], the sum of the weights of the steps since the last exchange
 
 
 def _every(mixing: Mixing, period: int) -> Mixing:
@@ -77,8 +78,10 @@ def noloco(
 
     Returns:
       A transformation as returned by :func:`dpsgd`. It keeps two arrays of the size of the
-      parameters on each worker. With a period of 1, `momentum=0` and the other numbers 1, it is
-      :func:`dpsgd` in the order `"adapt_then_combine"`.
+      parameters on each worker. A weight counts as for :func:`jaxcomm.synchronization.local_sgd`:
+      steps of weight 0 are not applied, and a displacement is scaled by the sum of its steps'
+      weights relative to that of the partner. With a period of 1, `momentum=0` and the other
+      numbers 1, it is :func:`dpsgd` in the order `"adapt_then_combine"`.
 
     Raises:
       ValueError: If a number is out of range, or weights are not symmetric.
@@ -109,7 +112,7 @@ def noloco(
     symmetric = require_symmetric(to_mixing(mixing), "noloco")
 
     def start(units: list[jax.Array]) -> NoLoCoMemory:
-        return NoLoCoMemory(units, [*map(jnp.zeros_like, units)])
+        return NoLoCoMemory(units, [*map(jnp.zeros_like, units)], jnp.zeros((), jnp.float32))
 
     def method(
         mixing_step: MixingStep, memory: NoLoCoMemory, x: list[jax.Array], steps: list[jax.Array]
@@ -117,6 +120,11 @@ def noloco(
         moved = [
             a + b - c for a, b, c in zip(x, steps, memory.anchor, strict=True)
         ]  # The displacement since the last exchange.
+        total = memory.weight
+        if mixing_step.weight is not None:
+            total = total + mixing_step.weight
+            share = mixing_step.relative(total)
+            moved = [jnp.where(share == 0, 0, share * d) for d in moved]
         message = [learning_rate * d + pull * a for d, a in zip(moved, memory.anchor, strict=True)]
         differences, disagreement = mixing_step.sum_over_neighbors(
             message,
@@ -135,8 +143,8 @@ def noloco(
         changes = [jnp.where(exchanges, a - b, c) for a, b, c in zip(anchor, x, steps, strict=True)]
         kept = jax.tree.map(
             lambda new, old: jnp.where(exchanges, new, old),
-            (anchor, velocity),
-            (memory.anchor, memory.momentum),
+            (anchor, velocity, jnp.zeros_like(total)),
+            (memory.anchor, memory.momentum, total),
         )
         return Mixed(changes, NoLoCoMemory(*kept), disagreement)
 
@@ -144,7 +152,7 @@ def noloco(
         mixing_step: MixingStep, memory: NoLoCoMemory, x: list[jax.Array]
     ) -> tuple[list[jax.Array], NoLoCoMemory]:
         means, momenta = mixing_step.mean((x, memory.momentum))
-        return means, NoLoCoMemory(means, momenta)
+        return means, NoLoCoMemory(means, momenta, jnp.zeros_like(memory.weight))
 
     return gossiped(
         _every(symmetric, period),
@@ -155,4 +163,5 @@ def noloco(
         seed=seed,
         key=key,
         diagnostics=diagnostics,
+        weighs_steps=False,
     )

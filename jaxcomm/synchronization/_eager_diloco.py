@@ -117,11 +117,7 @@ def eager_diloco(
     require_aggregator(aggregator, axis_name)
     combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
     outer_tx = optax.with_extra_args_support(outer)
-    period_at, axis = period_of(period), _axis.label(axis_name)
-
-    def marked(own: OwnState) -> PerWorker:
-        varying = _axis.local_params(own, axis_name)
-        return PerWorker({axis: jax.tree.map(lambda x: x[None], varying)})
+    period_at = period_of(period)
 
     def init_fn(params: PyTree) -> EagerState:
         _axis.require_bound(axis_name)
@@ -130,7 +126,7 @@ def eager_diloco(
         return EagerState(
             step=zero,
             since=zero,
-            own=marked(OwnState(anchor, outer_tx.init(anchor), nothing)),
+            own=_axis.marked(OwnState(anchor, outer_tx.init(anchor), nothing), axis_name),
             aggregator=combine.init(wide(params)),
             done=no_steps(axis_name),
             late_done=no_steps(axis_name),
@@ -182,7 +178,9 @@ def eager_diloco(
             }
             averaged_result = (
                 jax.tree.map(lambda a, u: jnp.where(participates, a, u), new_updates, updates),
-                marked(jax.tree.map(lambda a, b: jnp.where(participates, a, b), after, own)),
+                _axis.marked(
+                    jax.tree.map(lambda a, b: jnp.where(participates, a, b), after, own), axis_name
+                ),
                 averaged.aggregator,
                 jax.tree.map(lambda a, b: jnp.where(participates, a, b), done, state.late_done),
                 jax.tree.map(lambda a, b: jnp.where(participates, a, b), no_steps(axis_name), done),

@@ -32,14 +32,9 @@ def first_anchor(params: PyTree, axis_name: AxisName) -> PyTree:
     return jax.tree.map(of_the_first, wide(params))
 
 
-def as_per_worker(steps: Steps, axis_name: AxisName) -> PerWorker:
-    """Marks the steps as different on each worker."""
-    return PerWorker({_axis.label(axis_name): jax.tree.map(lambda x: x[None], steps)})
-
-
 def no_steps(axis_name: AxisName) -> PerWorker:
     """The value before the first step."""
-    return as_per_worker(Steps(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)), axis_name)
+    return _axis.marked(Steps(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)), axis_name)
 
 
 def require_params(params: PyTree, axis_name: AxisName) -> None:
@@ -91,7 +86,7 @@ def apply_finite_step(
     before = _axis.own(done, axis_name)
     after = Steps(before.weight + counted, before.skipped_steps + skipped_steps)
     updates = jax.tree.map(lambda u: jnp.where(applied, u, jnp.zeros((), u.dtype)), updates)
-    return updates, as_per_worker(after, axis_name)
+    return updates, _axis.marked(after, axis_name)
 
 
 def displacement(anchor: PyTree, params: PyTree, updates: PyTree) -> PyTree:
@@ -196,5 +191,5 @@ def weighted_average(
     mean = jax.tree.map(lambda x: jnp.where(jnp.isfinite(total), x, jnp.nan), mean)
     after = jax.tree.map(lambda x: jnp.where(participates, 0, x), steps)
     return WeightedAverage(
-        mean, state, as_per_worker(after, axis_name), local_weight, total, skipped_by_all
+        mean, state, _axis.marked(after, axis_name), local_weight, total, skipped_by_all
     )

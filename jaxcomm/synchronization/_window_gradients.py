@@ -68,11 +68,10 @@ def window_gradients(
     .. math:: \frac{\sum_i m_i \bar g_i}{\sum_i m_i} = \frac{\sum_i \sum_{j \le m_i} g_{ij}}{\sum_i
               m_i} \qquad\text{or}\qquad \frac{\sum_{i: m_i > 0} \bar g_i}{\sum_{i: m_i > 0} 1},
 
-    Gossip methods scale a worker's step by its weight. A worker then moves by the sum over its
-    mini-batches, where :math:`\gamma` is the learning rate of a single one, or by their mean:
+    Gossip methods scale a worker's step by its weight relative to the mean of those of the worker
+    and its neighbors. A worker then moves by
 
-    .. math:: \Delta_i = -\gamma \sum_{j \le m_i} g_{ij} \qquad\text{or}\qquad
-              \Delta_i = -\gamma\, \bar g_i .
+    .. math:: \Delta_i = -\gamma\, \frac{m_i}{\bar m_i}\, \bar g_i .
 
     If a worker has finished nothing, its mean and its weight are 0, and it only mixes. If no worker
     has finished a mini-batch, the mean loss is NaN.

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import (
+    bytes_of_shard,
     kept_specs,
     place,
     require_kept,
@@ -47,13 +48,20 @@ class Latest:
     """
 
     def __init__(self) -> None:
-        self.keep(())
+        self.keep((), known=False)
 
-    def keep(self, tree: PyTree) -> None:
-        """Remembers the arrays of a tree."""
+    def keep(self, tree: PyTree, known: bool) -> None:
+        """Remembers the arrays of a tree; if those before were known, they had the same sizes."""
         leaves, structure = jax.tree.flatten(tree)
         self._structure: Any = structure
         self._arrays: list[Any] = [*map(weakref.ref, leaves)]
+        if not known:
+            self._sizes = {*map(bytes_of_shard, leaves)}
+
+    def shares_nothing_with(self, tree: PyTree) -> bool:
+        """Whether no array of another tree can have the buffer of one of these."""
+        arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+        return self._sizes.isdisjoint(map(bytes_of_shard, arrays))
 
     def has(self, tree: PyTree) -> bool:
         """Whether a tree consists of these arrays, and none was donated since."""

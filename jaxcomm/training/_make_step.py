@@ -236,16 +236,16 @@ def make_step(
         if one_at_a_time:
             jax.block_until_ready(carry)
         if not known:
-            if donate:
-                carry, given = unshared(carry, given)
             carry = placed_carry(carry, given.batch)
         batch, (key, shared) = placed(given.batch, batch_spec, "batch"), given[1:]
         if not mesh.is_multi_process:
             key, shared, extra_args = placed((key, shared, extra_args), whole, "extra")
         given = Given(batch, key, shared)
+        if donate and not (known and latest.shares_nothing_with((given, extra_args))):
+            carry = unshared(carry, given, extra_args, distinct=known)
         require_used(on_mesh, (carry, given), extra_args, used, devices)
         new, values = jitted(carry, given, extra_args, kept)
-        latest.keep(new)
+        latest.keep(new, known)
         return new, values
 
     return public_step(run, has_model_state)

@@ -99,7 +99,4 @@ def reduce_model_state(
         jax.tree.unflatten(structure, averaged),
         before,
     )
-    if is_own:
-        label = _axis.label(axis_name)
-        return PerWorker({label: jax.tree.map(lambda x: x[None], after)})
-    return after
+    return _axis.marked(after, axis_name) if is_own else after

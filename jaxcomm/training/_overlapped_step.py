@@ -274,7 +274,7 @@ def make_overlapped_step(
             if schedule.begins(index, now):
                 if not traced:  # Two exchanges in flight might need more threads than there are.
                     jax.block_until_ready(fragments)
-                    (fragments[index],) = unshared(fragments[index])
+                    fragments[index] = unshared(fragments[index])
                 sent = moved((PerWorker({axis: parts[index]}), done[index]), mesh, beside)
                 fragments[index] = exchange_(fragments[index], sent[0], sent[1], present)
                 done[index] = cleared_(done[index])

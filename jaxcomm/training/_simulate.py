@@ -123,7 +123,7 @@ def simulate(
         if not is_traced((carry, given, extra_args)):
             carry = jax.tree.map(strong, carry)
             if donate:
-                carry, given = unshared(carry, given)
+                carry = unshared(carry, given, extra_args)
         return jitted(carry, given, extra_args)
 
     def accounted(

@@ -394,8 +394,7 @@ class WorkerStep:
         reduced = reduce_metrics(self.metrics, self.axis_name, values, weight, carry.opt_state)
         new = optax.apply_updates(own_params(carry.params), updates)
         if isinstance(carry.params, PerWorker):
-            ((label, _),) = carry.params.per_worker.items()
-            new = PerWorker({label: jax.tree.map(lambda x: x[None], new)})
+            new = _axis.marked(new, replica_axes(carry.params, self.axis_name))
         return Carry(new, new_state, opt_state), reduced, diagnostics_of(opt_state)
 
     def _model_state_after(self, params: PyTree, model_state: PyTree, given: Given) -> PyTree:

@@ -13,6 +13,7 @@ from jax.sharding import AxisType
 import jaxcomm
 from tests.cases._gossip import GossipCase, gossip_rows
 from tests.gossip.workers import start, steps
+from tests.workers import meshes_of, trained_by_hand, trained_by_steps
 
 KINDS = [AxisType.Auto, AxisType.Explicit]
 COUNT = 4
@@ -62,3 +63,15 @@ def test_a_mesh_of_any_kind(case: GossipCase, kind: AxisType, workers: int) -> N
     np.testing.assert_allclose(
         params.per_worker["data"], simulated(case, workers), rtol=0, atol=1e-6
     )
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
+def test_a_training_in_one_scan_is_that_of_steps(case: GossipCase, checked: bool) -> None:
+    """`tx.init` and the loop are inside `jax.shard_map`, unchecked with plain `jax.grad`."""
+    tx = optax.chain(jaxcomm.per_worker(optax.sgd(0.1, momentum=0.5)), case.make(8))
+    params, batches, mesh = jnp.ones(12), steps(6, 8), meshes_of(8)[0 if checked else 1]
+    found = trained_by_hand(tx, params, batches, mesh, differ=True, checked=checked)
+    expected = trained_by_steps(tx, params, batches, mesh, differ=True)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)

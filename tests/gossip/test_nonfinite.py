@@ -63,11 +63,12 @@ def test_info_counts_what_is_left_out() -> None:
 def test_what_the_dtype_cannot_hold_is_left_out() -> None:
     """Steps of float16 beyond 65504: by itself, by its weight, and added to parameters."""
     updates = np.zeros((1, 4, 3), np.float16)
-    updates[0, 0, 1], updates[0, 1, 1] = 6e4, 1e4
+    updates[0, 0, 1], updates[0, 1, 1] = 6.5e4, 3e4
     updates[0, 2, 1], updates[0, 3, 1] = 4e4, 4e4
     first = np.zeros((4, 3), np.float16)
     first[0, 1] = first[2, 1] = 3e4
-    tx, weight = gossip.dpsgd(gossip.ring(4)), jnp.array([1.0, 7.0, 0.5, 1.0])
+    # Relative to neighbors: 0.59, 2.3, 0.17, 0.22.
+    tx, weight = gossip.dpsgd(gossip.ring(4)), jnp.array([1.0, 4.0, 0.25, 0.1])
     found, state = trajectory(tx, first, updates, weight=weight)
     np.testing.assert_array_equal(state.skipped_steps.per_worker["data"], [1, 1, 0, 0])
     assert np.isfinite(found).all()

@@ -197,7 +197,8 @@ def test_a_worker_without_weight_only_mixes() -> None:
     updates[0, 1] = np.nan  # A mean over no samples.
     found, _ = trajectory(gossip.dpsgd(gossip.ring(8)), x, updates, weight=weight)
     w = gossip.mixing_matrix(gossip.ring(8))
-    expected = w @ x + np.where(weight[:, None] == 0, 0, weight[:, None] * updates[0])
+    share = weight / (np.ceil(w) @ weight / 3)  # Of a worker and its two neighbors.
+    expected = w @ x + np.where(weight[:, None] == 0, 0, share[:, None] * updates[0])
     np.testing.assert_allclose(found[0], expected, atol=1e-6)
 
 

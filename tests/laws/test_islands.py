@@ -234,6 +234,11 @@ def of_shards(case: GossipCase) -> Any:
     return jaxcomm.shard_local(case.make(WORKERS), SPECS)
 
 
+def weighed(loss: Any, params: Any, x: Any) -> Any:
+    """With a weight that differs by worker and step."""
+    return *jaxcomm.local_value_and_grad(loss)(params, x), jnp.sum(jnp.square(x))
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("case", DENSE, ids=repr)
@@ -241,11 +246,12 @@ def test_gossip_of_replicas_that_shard_their_parameters(case: GossipCase, kind: 
     """Shard by shard as of whole parameters, and nothing but a flag over the shards' axis."""
     tx = mixed(case.make(WORKERS))
     params = jaxcomm.replicate(first_weights(), WORKERS)
-    step, state = jaxcomm.simulate(network, tx, WORKERS), jaxcomm.init(tx, params, WORKERS)
+    step = jaxcomm.simulate(network, tx, WORKERS, gradients=weighed)
+    state = jaxcomm.init(tx, params, WORKERS)
     for x in BATCHES:
         params, state, _ = step(params, state, x)
     expected = jax.tree.map(np.asarray, params.per_worker["data"])
-    step, params, state = sharded(mixed(of_shards(case)), kind, metrics="own")
+    step, params, state = sharded(mixed(of_shards(case)), kind, metrics="own", gradients=weighed)
     sent = jaxcomm.wire.account(step, params, state, BATCHES[0])
     over = [c for c in sent.collectives if "ici" in c.axes]
     assert {c.shape for c in over} == {()}

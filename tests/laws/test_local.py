@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
 
 import jaxcomm
 from jaxcomm.aggregation import SkipNonfiniteState
@@ -25,7 +24,7 @@ from tests.cases._local import (
 )
 from tests.mutants import Mutant, mutable, mutated
 from tests.slow import slow
-from tests.workers import mesh_of
+from tests.workers import flat, mesh_of, meshes_of, trained_by_hand, trained_by_steps
 
 N, STEPS, SIZES = 4, 9, {"a": 2, "b": 3}
 RNG = np.random.default_rng(0)
@@ -93,12 +92,6 @@ def train(
     return np.concatenate([np.asarray(both["a"]), np.asarray(both["b"])], axis=-1), state, metrics
 
 
-def meshes_of(workers: int) -> list[Mesh]:
-    """Automatic axes on as many devices, and explicit ones, JAX's default."""
-    devices = jax.devices()[:workers]
-    return [mesh_of(workers), jax.make_mesh((workers,), ("data",), devices=devices)]
-
-
 def floats(tree: Any) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
@@ -132,6 +125,14 @@ def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> N
         bad[0, 3] = wrong
         for own in (GRADIENTS, np.where(np.arange(N)[:, None] == 3, np.nan, GRADIENTS)):
             assert np.isnan(train(tx, own, bad, ALL)[0][PERIOD - 1 :]).all()
+
+
+@pytest.mark.parametrize("case", [*local_rows(), *local_rows(RECIPES)], ids=repr)
+def test_a_constant_factor_in_the_weights_changes_nothing(case: LocalCase) -> None:
+    tx = case.make(optax.sgd(0.1, momentum=0.5))
+    weights = RNG.integers(0, 3, (STEPS, N)).astype(np.float32)
+    found, other = (train(tx, GRADIENTS, factor * weights, ALL)[0] for factor in (1, 64))
+    np.testing.assert_array_equal(found, other)
 
 
 @pytest.mark.parametrize("case", local_rows())
@@ -312,6 +313,18 @@ def test_devices_do_what_the_simulator_does(case: LocalCase, workers: int) -> No
         np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
         for x, y in zip(floats(found[1]), floats(expected[1]), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("case", [*local_rows(), *local_rows(RECIPES)], ids=repr)
+def test_a_training_in_one_scan_is_that_of_steps(case: LocalCase, checked: bool) -> None:
+    """`tx.init` and the loop are inside `jax.shard_map`, unchecked with plain `jax.grad`."""
+    tx, mesh = case.make(optax.sgd(0.1, momentum=0.5)), meshes_of(N)[0 if checked else 1]
+    params, batches = leaves_of(jnp.asarray(START[0])), leaves_of(GRADIENTS)
+    found = trained_by_hand(tx, params, batches, mesh, differ=True, checked=checked)
+    expected = trained_by_steps(tx, params, batches, mesh, differ=True)
+    np.testing.assert_allclose(flat(found), flat(expected), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", [*LOCAL, *local_rows(RECIPES)], ids=repr)

@@ -3,13 +3,24 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
 from jaxcomm import _noise
 from tests.cases import CASES, FEW, Case, rows
-from tests.workers import aggregator, count, flat, gradients, initial
+from tests.workers import (
+    aggregator,
+    count,
+    flat,
+    gradients,
+    initial,
+    meshes_of,
+    of_one_worker,
+    trained_by_hand,
+    trained_by_steps,
+)
 
 
 def _after_three_steps(case: Case, mode: str, workers: int) -> np.ndarray:
@@ -37,6 +48,18 @@ def test_modes_agree(case: Case, workers: int) -> None:
         np.testing.assert_array_equal(checked, simulated)
     else:
         np.testing.assert_allclose(checked, simulated, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
+def test_a_training_in_one_scan_is_that_of_steps(case: Case, checked: bool) -> None:
+    """`tx.init` and the loop are inside `jax.shard_map`, unchecked with plain `jax.grad`."""
+    tx, params = optax.chain(case.make(), optax.sgd(0.1)), of_one_worker(gradients(4, seed=1))
+    batches = jax.tree.map(lambda *x: jnp.stack(x), *(gradients(4, seed) for seed in range(3)))
+    mesh = meshes_of(4)[0 if checked else 1]
+    found = trained_by_hand(tx, params, batches, mesh, checked=checked)
+    expected = trained_by_steps(tx, params, batches, mesh)
+    np.testing.assert_allclose(flat(found), flat(expected), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("inner", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ import pytest
 
 import jaxcomm
 from tests.cases import CASES, FEW, WEIGHTED, Case, rows
-from tests.workers import MODE_ROWS, Mode, aggregate, flat, gradients, initial, one_leaf
+from tests.workers import MODE_ROWS, Mode, aggregate, aggregator, flat, gradients, initial, one_leaf
 
 WEIGHTS = {
     "uneven": [1.0, 2.0, 5.0, 0.5],
@@ -97,6 +97,21 @@ def test_equal_weights_change_nothing(case: Case) -> None:
     plain = flat(aggregate(case.make(), updates))
     weighted = flat(aggregate(case.make(), updates, weights=[2.0] * 4))
     np.testing.assert_array_equal(plain, weighted)
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("case", rows(WEIGHTED), ids=repr)
+def test_a_constant_factor_changes_nothing(case: Case) -> None:
+    """Neither updates nor state, over several steps."""
+    tx, updates = case.make(), gradients(4)
+    found = []
+    for factor in (1.0, 64.0):
+        run, state = aggregator(tx, 4, "vmap", weighted=True), initial(tx, updates, "vmap")
+        for step in range(3):
+            weights = factor * np.roll(np.array(WEIGHTS["uneven"], np.float32), step)
+            result, state = run(updates, state, weights)
+            found.append(flat(result))
+    np.testing.assert_array_equal(found[:3], found[3:])
 
 
 def test_a_weighted_mean_of_float64_is_one() -> None:

@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
+from jaxcomm._mesh import unshared
 from tests.workers import mesh_of
 
 N = 4
@@ -329,3 +330,97 @@ def test_a_loop_that_never_waits_does_not_deadlock() -> None:
     assert finished.returncode == 0, finished.stderr[-2000:]
     assert finished.stdout.startswith("done")
     assert "may be stuck" not in finished.stderr
+
+
+SHARED = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+import jax, jax.numpy as jnp, numpy as np, optax, jaxcomm
+
+mesh = jax.make_mesh((2,), ("data",))
+x = jax.random.normal(jax.random.key(0), (4, 3))
+
+def pulled(updates, state, params, *, anchor=None, **extra):
+    pull = lambda u, p, a: u + 0.1 * (p - a)
+    return (updates if anchor is None else jax.tree.map(pull, updates, params, anchor)), state
+
+def loss(params, teacher, x, key=None):
+    noise = 0 if key is None else jax.random.normal(key, (3,))
+    error = x @ params["w"] - x @ (teacher["w"] + noise) - 1
+    return jnp.mean(error**2) + sum(jnp.sum(jnp.square(p)) for p in params.values()), teacher
+
+def arguments(name, whole):
+    w = jnp.arange(3.0)
+    params, teacher, extra, key = {"w": jax.device_put(w, whole)}, {"w": jnp.ones(3)}, {}, None
+    if name == "device_put":
+        teacher = {"w": w}
+    elif name == "one_device":
+        params, teacher = {"w": w}, {"w": jax.device_put(w, jax.devices()[0])}
+    elif name == "addressable_data":
+        params["v"] = params["w"].addressable_data(0)
+    elif name == "shard":
+        params["v"] = params["w"].addressable_shards[-1].data
+    elif name == "extra":
+        extra = {"anchor": params}
+    elif name == "key":
+        key = jax.device_put(jax.random.key(3, impl="threefry2x32"), whole)
+    elif name == "nothing":
+        params["empty"] = teacher["empty"] = jnp.zeros((0, 3))
+    pull = optax.GradientTransformationExtraArgs(lambda params: (), pulled)
+    average = jaxcomm.global_qsgd(key=key) if key is not None else jaxcomm.mean()
+    tx = optax.chain(average, pull, optax.sgd(0.1))
+    return tx, params, teacher, extra, key
+
+names = ["device_put", "one_device", "addressable_data", "shard", "extra", "key", "nothing"]
+for where in (mesh, 2):
+    make = jaxcomm.simulate if where == 2 else jaxcomm.make_step
+    whole = jax.devices()[0] if where == 2 else jax.NamedSharding(mesh, jax.P())
+    for name in names if where == mesh else ["one_device", "extra"]:
+        found = []
+        for donate in (True, False):
+            tx, params, teacher, extra, key = arguments(name, whole)
+            step = make(loss, tx, where, has_model_state=True, donate=donate)
+            state = jaxcomm.init(tx, params, where)
+            params, teacher, state, _ = step(params, teacher, state, x, key=key, **extra)
+            # The next step is correct and must not wait for one that was refused.
+            params, _, _, _ = step(params, teacher, state, x, key=key, **extra)
+            found.append(params)
+        jax.tree.map(np.testing.assert_array_equal, *found)
+print("done")
+"""
+
+
+def test_what_is_donated_shares_no_buffer_with_other_arguments() -> None:
+    environment = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
+    finished = subprocess.run(
+        [sys.executable, "-c", SHARED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.stdout == "done\n", finished.stderr[-2000:]
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+def test_leaves_that_share_a_buffer_are_copied_and_no_others(distinct: bool) -> None:
+    whole = jax.NamedSharding(MESH, jax.P())
+    w, key = (jax.device_put(x, whole) for x in (jnp.arange(3.0), jax.random.key(0)))
+    donated = {"w": w, "key": key, "own": w + 1, "empty": jnp.zeros(0), "host": np.ones(3)}
+    part = w.addressable_shards[-1].data
+    found = unshared(
+        donated,
+        {"x": part},
+        jax.random.wrap_key_data(jax.random.key_data(key)),
+        2.0,
+        distinct=distinct,
+    )
+    assert {name for name in donated if found[name] is not donated[name]} == {"w", "key"}
+    assert found["w"].sharding == w.sharding
+    assert found["w"].addressable_shards[-1].data.unsafe_buffer_pointer() != (
+        part.unsafe_buffer_pointer()
+    )
+    np.testing.assert_array_equal(found["w"], w)
+    repeated = unshared([w, w])
+    assert repeated[0] is w and repeated[1] is not w
