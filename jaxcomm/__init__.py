@@ -17,10 +17,11 @@ The public names, by purpose:
 - **Codecs** for means: the modules `quantizers`, `sparsifiers`, `sketches`, `low_rank`, `codes`
   and `feedback`; wrappers of codecs in `compression`.
 - **Wrappers** of transformations: `accumulate`, `adaptive_budgets`, `adaptive_ratio`, `backup`,
-  `delayed`, `hierarchical`, `per_worker`, `proximal`, `shard_local`, `sharded_server`,
-  `skip_nonfinite`, `sliced`, `warmup`; `regularizers` for `proximal`, and `warmup_schedule` for the
-  rate.
-- **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; local SGD,
+  `delayed`, `gradient_norms`, `hierarchical`, `per_worker`, `proximal`, `shard_local`,
+  `sharded_server`, `skip_nonfinite`, `sliced`, `warmup`; `regularizers` for `proximal`, and
+  `warmup_schedule` for the rate.
+- **Training**: `init`, `make_step`, `simulate`, `local_params`, `local_value_and_grad`; sums and
+  extremes as metrics in `metrics`; local SGD,
   DiLoCo and Non-blocking SGD in `synchronization`; decentralized training in `gossip`; sending
   during the backward pass in `scheduling`.
 - **State** of several workers: `PerWorker`, `replicate`, `consensus`, `consensus_distance`,
@@ -37,6 +38,7 @@ from jaxcomm import (
     compression,
     gossip,
     methods,
+    metrics,
     perf,
     scheduling,
     synchronization,
@@ -62,6 +64,7 @@ from jaxcomm.aggregation import (
     delayed,
     fetch_sgd,
     gradient_density,
+    gradient_norms,
     gtop_k,
     hierarchical,
     lazy,
@@ -164,6 +167,7 @@ __all__ = [
     "adaptive_ratio",
     "backup",
     "delayed",
+    "gradient_norms",
     "hierarchical",
     "per_worker",
     "proximal",
@@ -179,6 +183,7 @@ __all__ = [
     "local_params",
     "local_value_and_grad",
     "make_step",
+    "metrics",
     "scheduling",
     "simulate",
     "synchronization",

@@ -60,6 +60,16 @@ def presence(present: Any, workers: int) -> jax.Array:
     return present
 
 
+def flag_of_all(flag: Any, option: str) -> jax.Array:
+    """A flag that is equal on all workers, bool[]; raises unless it is one bool."""
+    flag = jnp.asarray(flag)
+    if flag.dtype != bool or flag.shape:
+        raise ValueError(
+            f"`{option}` must be one bool for all workers, got {flag.dtype}{[*flag.shape]}."
+        )
+    return flag
+
+
 def require_codec(codec: Any, option: str = "codec", *, user: str = "") -> None:
     """Raises unless `codec` is a codec."""
     if not isinstance(codec, Codec):

@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._clips import require_clips_of_the_mean
 from jaxcomm._mesh import (
     is_traced,
     kept_specs,
@@ -178,6 +179,7 @@ def init(
     Raises:
       ValueError: If the number of workers is not a positive int; if `tx` is not a transformation,
         or names an axis that is missing; if gossip or local steps are not last in a chain; if
+        a clip or another transformation that is not linear comes before an aggregator; if
         state differs by worker and is not marked; or if `params` were made for another number of
         workers, or are sharded over other axes than `shard_axes`.
 
@@ -189,6 +191,7 @@ def init(
       [0. 0. 0.]
     """
     require_transformation(tx)
+    require_clips_of_the_mean(tx)
     structure: list[PyTree] = []
     param_specs = state_specs(params)
 

@@ -68,6 +68,7 @@ WITHOUT_ROW = {
     "adaptive_budgets": "takes measured speeds: tests/aggregation/test_adaptive_budgets.py",
     "backup": "drops workers, which no mean may: tests/aggregation/test_backup.py",
     "accumulate": "goes around any row: tests/aggregation/test_accumulate.py",
+    "gradient_norms": "goes around any row: tests/aggregation/test_gradient_norms.py",
     "hierarchical": "goes around any two rows: tests/aggregation/test_hierarchical.py",
     "sliced": "is the last stage of `hierarchical`: tests/aggregation/test_sliced.py",
     "shard_local": "goes around any row, on a mesh of two axes: tests/aggregation",

@@ -11,6 +11,7 @@ from jaxcomm.aggregation._coded import AggregatorState
 from jaxcomm.aggregation._delayed import DelayedState, delayed
 from jaxcomm.aggregation._density import gradient_density
 from jaxcomm.aggregation._fetch_sgd import fetch_sgd
+from jaxcomm.aggregation._gradient_norms import GradientNormsState, gradient_norms
 from jaxcomm.aggregation._gtop_k import gtop_k
 from jaxcomm.aggregation._hierarchical import hierarchical
 from jaxcomm.aggregation._lazy import lazy
@@ -40,6 +41,7 @@ __all__ = [
     "AggregatorState",
     "BackupState",
     "DelayedState",
+    "GradientNormsState",
     "ShardedServerState",
     "SkipNonfiniteState",
     "WarmupState",
@@ -55,6 +57,7 @@ __all__ = [
     "fetch_sgd",
     "all_gather_mean",
     "gradient_density",
+    "gradient_norms",
     "gtop_k",
     "hierarchical",
     "mean",

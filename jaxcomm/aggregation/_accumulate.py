@@ -9,7 +9,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._buckets import require_floating
-from jaxcomm._require import checked, own_weight, require_state
+from jaxcomm._require import checked, flag_of_all, own_weight, require_state
 from jaxcomm._resizing import resized_by, weighted_mean_of_workers
 from jaxcomm._switch import collective_cond
 
@@ -33,23 +33,29 @@ def accumulate(
               \text{ at every } k\text{-th mini-step, and } \Delta = 0 \text{ elsewhere}
 
     where :math:`k` is `every`. Weights are 1 by default. `tx` communicates only at the last
-    mini-step, which divides the bytes sent by :math:`k`. `optax.MultiSteps` communicates at each
+    mini-step, which divides the bytes sent by :math:`k`. If training ends within a window, pass
+    `flush=True` in its last step. `optax.MultiSteps` communicates at each
     mini-step, and `jax.shard_map` rejects it. In other contexts it returns the same updates.
 
     Args:
       tx: A whole chain of aggregator and optimizer: `accumulate(optax.chain(...), 4)`.
-      every: The number of gradients per update, a Python int. With 1, the result is `tx` itself.
+      every: The number of gradients per update, a Python int. With 1, the result is `tx` itself,
+        without `flush`.
       axis_name: The mesh axis, or axes, over which gradients differ.
 
     Returns:
       A transformation to use in place of `tx`. Its state holds the running mean of each worker in
       float32 (float64 for float64 leaves). `update(..., weight=w)` weights both mini-steps and
       workers; pass it at every mini-step or at none. A mini-step of weight 0 adds nothing, even if
-      its gradient is not finite.
+      its gradient is not finite. `update(..., flush=flag)`, a bool that is equal on all workers,
+      makes this mini-step the last of its window: `tx` runs on the mean of the gradients so far.
+      Pass a flag in every step, `step(..., flush=is_last)`, and the step is compiled once. With
+      `weight=0` as well, the flush adds no gradient of its own. `tx` receives the flag too.
 
     Raises:
       ValueError: If `every` is not a positive Python int; in `init`, if `axis_name` is not bound;
-        in `update`, if an update is already summed or not floating-point.
+        in `update`, if an update is already summed or not floating-point, or `flush` is not one
+        bool.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -95,6 +101,7 @@ def accumulate(
         params: PyTree = None,
         *,
         weight: jax.Array | float | None = None,
+        flush: jax.Array | bool | None = None,
         **extra_args: object,
     ) -> tuple[PyTree, AccumulateState]:
         require_state(state, AccumulateState, "`accumulate`")
@@ -112,6 +119,10 @@ def accumulate(
             return jnp.where(new_weight == 0, mean, joined)
 
         means = jax.tree.map(add, running["mean"], updates)
+        last = state.mini_step >= every - 1  # It is beyond if the state is of a larger `every`.
+        if flush is not None:
+            extra_args = {**extra_args, "flush": flush}
+            last |= flag_of_all(flush, "flush")
 
         def update() -> tuple[PyTree, AccumulateState]:
             gradients = jax.tree.map(lambda mean, x: mean.astype(x.dtype), means, updates)
@@ -123,6 +134,6 @@ def accumulate(
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0])
             return zeros, AccumulateState(state.mini_step + 1, mark(means, total), state.inner)
 
-        return collective_cond(state.mini_step == every - 1, update, wait)
+        return collective_cond(last, update, wait)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

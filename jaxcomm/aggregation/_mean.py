@@ -96,7 +96,8 @@ def mean(
       block_size: The number of coordinates that share a scale, for float8.
 
     Returns:
-      A transformation to place before the optimizer. Updates are equal on all workers and keep
+      A transformation to place before the optimizer, and before `optax.clip_by_global_norm`, which
+      then clips the mean. Updates are equal on all workers and keep
       their shape and dtype. `update(..., weight=w)` computes a weighted mean. NaN and infinity
       propagate to every worker.
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Context, Memory, PyTree
@@ -50,6 +51,19 @@ class Pulled(NamedTuple):
 def _flag(finite: jax.Array) -> jax.Array:
     """float32[], as wide as the values beside it, which therefore stay whole words."""
     return jnp.where(finite, 0.0, 1.0).astype(jnp.float32)
+
+
+def clip_slices(axis_name: AxisName, slices: PyTree, max_norm: float) -> PyTree:
+    """Scales slices of all workers down together if the norm of all of them exceeds `max_norm`.
+
+    They become NaN if that norm overflows. Workers send one float32.
+    """
+    squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(slices)]
+    own = _axis.as_varying(jnp.sum(jnp.stack(squares)), axis_name)
+    norm = jnp.sqrt(lax.psum(own, _axis.names(axis_name)))
+    factor = jnp.where(norm > max_norm, max_norm / norm, 1)
+    factor = jnp.where(jnp.isfinite(norm), factor, jnp.nan)
+    return jax.tree.map(lambda x: x * factor.astype(x.dtype), slices)
 
 
 def leaves_finite(tree: PyTree) -> jax.Array:

@@ -24,6 +24,7 @@ from jaxcomm.aggregation._server_ends import (
     CodedEnd,
     Pulled,
     Pushed,
+    clip_slices,
     leaves_finite,
     pull_exactly,
     push_exactly,
@@ -56,6 +57,7 @@ def sharded_server(
     *,
     scope: Scope | None = None,
     bucket_bytes: int | None = None,
+    max_norm: float | None = None,
     seed: int = 0,
     key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -104,6 +106,9 @@ def sharded_server(
       scope: Which slices of a worker share statistics: those of each `"leaf"`, or of a `"bucket"`
         of leaves. Default: the `scope` of each codec.
       bucket_bytes: The maximum size of a bucket of slices in float32 bytes. Default: 32 MiB.
+      max_norm: The largest norm of the mean gradient of all slices and leaves, a positive Python
+        float: a larger one is scaled down, as by `optax.clip_by_global_norm` between a mean and the
+        optimizer. It takes an all-reduce of one float32. Default: no clipping.
       seed: Seed of the randomness; may be traced.
       key: A typed threefry key, in place of `seed`.
 
@@ -141,6 +146,8 @@ def sharded_server(
       <https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu>`_, 2014.
     """
     require_axis_name(axis_name)
+    if max_norm is not None and (not isinstance(max_norm, int | float) or not max_norm > 0):
+        raise ValueError(f"`max_norm` must be a positive Python float, got {max_norm!r}.")
     inner = optax.with_extra_args_support(tx)
     axis = _axis.label(axis_name)
 
@@ -308,6 +315,8 @@ def sharded_server(
             else push_exactly(axis_name, rows, own_share)
         )
         means = lax.optimization_barrier(padded_with_zeros(pushed.means))
+        if max_norm is not None:
+            means = clip_slices(axis_name, means, max_norm)
         slices, after = inner.update(means, before, slices_of(params), **extra_args)
         slices = padded_with_zeros(slices)
         finite = pushed.finite & leaves_finite((means, slices))

@@ -20,7 +20,8 @@ class SkipNonfiniteState(NamedTuple):
 
     skipped_steps: jax.Array  # int32[], the number of skipped steps
     inner: Any
-    diagnostics: dict[str, jax.Array]  # float32[], the same number
+    diagnostics: dict[str, jax.Array]  # float32[], this number and the next
+    consecutive_errors: jax.Array  # int32[], the steps in a row that were not finite until now
 
 
 def _finite_everywhere(finite: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -31,7 +32,10 @@ def _finite_everywhere(finite: jax.Array, axis_name: AxisName) -> jax.Array:
 
 @checked()
 def skip_nonfinite(
-    tx: optax.GradientTransformation, axis_name: AxisName = "data"
+    tx: optax.GradientTransformation,
+    axis_name: AxisName = "data",
+    *,
+    max_consecutive_errors: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Skips a step on all workers if any worker has NaN or infinity in its gradient.
 
@@ -48,9 +52,18 @@ def skip_nonfinite(
     collective it deadlocks, or JAX rejects it. With `jaxcomm.scheduling.wait_free` in `tx`, workers
     send while gradients are computed: such a step is skipped afterwards, without a flag.
 
+    If every step is skipped, training stands still without a word. There are two ways to notice.
+    `metrics["diagnostics/consecutive_errors"]` counts the steps in a row that were not finite; read
+    it where you print metrics, and raise. Or set `max_consecutive_errors`, as of
+    `optax.apply_if_finite`: the step after so many is not skipped, so its update, and then the
+    parameters and the loss, are NaN on all workers. A jitted step cannot raise itself, and it does
+    not wait for its results to look.
+
     Args:
       tx: A whole chain of aggregator and optimizer: `skip_nonfinite(optax.chain(...))`.
       axis_name: The mesh axis, or axes, over which gradients differ.
+      max_consecutive_errors: The most steps that are skipped in a row, a Python int of at least 0.
+        Default: no limit.
 
     Returns:
       A transformation to use in place of `tx`. Its state counts the skipped steps in
@@ -59,7 +72,8 @@ def skip_nonfinite(
       that is negative or not finite skips the step.
 
     Raises:
-      ValueError: In `update`, if `axis_name` is not bound or an update is already summed.
+      ValueError: If `max_consecutive_errors` is out of range. In `update`, if `axis_name` is not
+        bound or an update is already summed.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -72,17 +86,34 @@ def skip_nonfinite(
       [0. 0.]
       [1 1]
     """
+    most = max_consecutive_errors
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
+        raise ValueError(
+            f"`max_consecutive_errors` must be a Python int of at least 0, or None, got {most!r}."
+        )
     inner = optax.with_extra_args_support(tx)
 
+    def counted(skipped: jax.Array, errors: jax.Array, inner_state: Any) -> SkipNonfiniteState:
+        counts = {"skipped_steps": skipped, "consecutive_errors": errors}
+        diagnostics = {name: count.astype(jnp.float32) for name, count in counts.items()}
+        return SkipNonfiniteState(skipped, inner_state, diagnostics, errors)
+
     def init_fn(params: PyTree) -> SkipNonfiniteState:
-        diagnostics = {"skipped_steps": jnp.zeros((), jnp.float32)}
-        return SkipNonfiniteState(jnp.zeros((), jnp.int32), inner.init(params), diagnostics)
+        return counted(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), inner.init(params))
 
     def skipped_once(state: SkipNonfiniteState) -> SkipNonfiniteState:
-        skipped = optax.safe_increment(state.skipped_steps)
-        return state._replace(
-            skipped_steps=skipped, diagnostics={"skipped_steps": skipped.astype(jnp.float32)}
+        return counted(
+            optax.safe_increment(state.skipped_steps),
+            optax.safe_increment(state.consecutive_errors),
+            state.inner,
         )
+
+    def taken(state: SkipNonfiniteState, after: Any, finite: jax.Array) -> SkipNonfiniteState:
+        errors = jnp.where(finite, 0, optax.safe_increment(state.consecutive_errors))
+        return counted(state.skipped_steps, errors, after)
+
+    def is_over(state: SkipNonfiniteState) -> jax.Array:
+        return jnp.zeros((), bool) if most is None else state.consecutive_errors >= most
 
     def update_fn(
         updates: PyTree, state: SkipNonfiniteState, params: PyTree = None, **extra_args: Any
@@ -92,10 +123,11 @@ def skip_nonfinite(
         if backward is not None:
             # Workers aggregate while gradients are computed, so the step is skipped afterwards.
             result, after = inner.update(updates, state.inner, params, **extra_args)
-            keep = backward.finite & all_finite(jax.tree.leaves(result) or [jnp.zeros(())])
+            finite = backward.finite & all_finite(jax.tree.leaves(result) or [jnp.zeros(())])
+            keep = finite | is_over(state)
             return jax.tree.map(
                 lambda x, y: jnp.where(keep, x, y),
-                (result, state._replace(inner=after)),
+                (result, taken(state, after, finite)),
                 (jax.tree.map(jnp.zeros_like, result), skipped_once(state)),
             )
         _axis.require_local(updates, axis_name)
@@ -103,7 +135,7 @@ def skip_nonfinite(
         if extra_args.get("weight") is not None:
             weight = own_weight(extra_args["weight"])
             finite = jnp.isfinite(weight) & (finite | (weight == 0))
-        proceed = _finite_everywhere(finite, axis_name)
+        all_given = _finite_everywhere(finite, axis_name)
 
         def zeros(like: PyTree) -> PyTree:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
@@ -112,11 +144,12 @@ def skip_nonfinite(
 
         def update() -> tuple[PyTree, SkipNonfiniteState]:
             result, after = inner.update(updates, state.inner, params, **extra_args)
-            done = result, state._replace(inner=after)
             leaves = jax.tree.leaves(result) or [jnp.zeros(())]
-            keep = all_finite(leaves)
+            all_found = all_finite(leaves)
             if not _axis.is_known_equal(leaves, axis_name):
-                keep = _finite_everywhere(keep, axis_name)
+                all_found = _finite_everywhere(all_found, axis_name)
+            done = result, taken(state, after, all_given & all_found)
+            keep = all_found | is_over(state)
             return jax.tree.map(
                 lambda x, y: jnp.where(keep, x, y),
                 done,
@@ -126,6 +159,6 @@ def skip_nonfinite(
         def skip(shapes: tuple[PyTree, SkipNonfiniteState]) -> tuple[PyTree, SkipNonfiniteState]:
             return zeros(shapes[0]), after_skip
 
-        return collective_cond(proceed, update, skip)
+        return collective_cond(all_given | is_over(state), update, skip)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,5 +1,6 @@
 """Gradients of a batch in parts, one after the other; the last part aggregates."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -10,6 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._base import PyTree
 from jaxcomm._deferred import Backward
 from jaxcomm.aggregation import mean
+from jaxcomm.metrics._reduced import added, divided
 
 
 def _split(batch: PyTree, parts: int) -> PyTree:
@@ -72,5 +74,6 @@ def run_in_parts(backward: Backward, parts: int, with_hooks: Callable[[PyTree], 
     sums, values = lax.scan(body, zeros, earlier)
     last = jax.tree.map(lambda x: x[-1], rows)
     value, gradient = backward.evaluate(with_hooks(sums), last, jnp.asarray(parts - 1))
-    backward.value = jax.tree.map(lambda x, y: (jnp.sum(x, axis=0) + y) / parts, values, value)
+    each = [jax.tree.map(lambda x, part=part: x[part], values) for part in range(parts - 1)]
+    backward.value = divided(functools.reduce(added, [*each, value]), parts)
     return gradient

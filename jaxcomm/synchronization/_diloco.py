@@ -36,7 +36,7 @@ def diloco(
 
     Returns:
       A complete optimizer, for parameters that differ by worker (:func:`jaxcomm.replicate`). It
-      accepts `weight` and `present` as :func:`local_sgd` does.
+      accepts `weight`, `present` and `flush` as :func:`local_sgd` does.
 
     Raises:
       ValueError: As :func:`local_sgd` does, or if an optimizer is not an optax transformation.

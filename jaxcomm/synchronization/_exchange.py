@@ -9,7 +9,7 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._require import described, require_axis_name, require_transformation
+from jaxcomm._require import described, flag_of_all, require_axis_name, require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._stages import AveragingUpdate
@@ -59,6 +59,12 @@ def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
     return lambda step: jnp.full((), period, jnp.int32)
 
 
+def is_due(since: jax.Array, period: jax.Array, flush: jax.Array | bool | None) -> jax.Array:
+    """Whether this step ends a period, bool[], because it is over or because of `flush`."""
+    over = since >= period
+    return over if flush is None else over | flag_of_all(flush, "flush")
+
+
 def require_aggregator(
     aggregator: optax.GradientTransformation | None, axis_name: AxisName
 ) -> None:
@@ -106,6 +112,7 @@ def average_every(
         *,
         weight: jax.Array | float | None = None,
         present: jax.Array | None = None,
+        flush: jax.Array | bool | None = None,
         **extra_args: Any,
     ) -> tuple[PyTree, LocalState]:
         require_params(params, axis_name)
@@ -143,7 +150,7 @@ def average_every(
                 diagnostics=after.counts,
             )
 
-        due = local.since >= period_at(state.step)
+        due = is_due(local.since, period_at(state.step), flush)
         return collective_cond(due, exchange, lambda _: (updates, local))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

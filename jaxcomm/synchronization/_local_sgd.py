@@ -52,12 +52,14 @@ def local_sgd(
       of weight 0 is skipped. Use `weight` for the mini-batch counts of windows. `update(...,
       present=mask)` removes workers from an exchange. The mask has one bool per worker and is equal
       on all workers. Absent workers add nothing, continue locally, and join the next exchange with
-      their current parameters.
+      their current parameters. `update(..., flush=flag)`, one bool for all workers, exchanges in
+      this step although the period is not over; pass it at the end of training, since the steps
+      since the last exchange would be lost to the other workers.
 
     Raises:
       ValueError: If `period` is not a positive int or schedule. In `update`, if the parameters do
-        not differ by worker, `weight` is not a scalar, or `present` does not have one bool per
-        worker.
+        not differ by worker, `weight` is not a scalar, `present` does not have one bool per worker,
+        or `flush` is not one bool.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm

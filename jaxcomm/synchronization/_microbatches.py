@@ -11,6 +11,7 @@ from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
 from jaxcomm._local_gradients import local_value_and_grad
 from jaxcomm._require import same_model_state
 from jaxcomm._sharded import zeros_as
+from jaxcomm.metrics._reduced import added, apart, none_yet, together
 from jaxcomm.synchronization._wide import wide
 from jaxcomm.synchronization._windows import require_stale_params
 
@@ -21,7 +22,7 @@ class GradientSums(NamedTuple):
     gradients: PyTree  # the sum over mini-batches, shaped like the parameters, in float32 at least
     finished: jax.Array  # int32[], the number of mini-batches
     loss: jax.Array  # float32[], the sum of their losses
-    aux: PyTree = None  # float32, the sums of the auxiliary outputs of the loss
+    aux: PyTree = None  # float32, the sums of the metrics of the loss; others as they state
     model_state: PyTree = None  # the model state after the last mini-batch, not a sum
 
 
@@ -63,7 +64,8 @@ def microbatch_gradients(
       stale_params: The parameters at which the first mini-batch began, if they differ from
         `params`. The first mini-batch is evaluated at them; see :func:`stale_params`.
       key: A typed key. The number of the mini-batch in the window is folded in.
-      has_aux: Whether `loss_fn` returns metrics; aux is summed in float32.
+      has_aux: Whether `loss_fn` returns metrics; those that are means are summed in float32, and
+        those of :mod:`jaxcomm.metrics` are reduced as they state.
       model_state: The model state before the first mini-batch, if the loss has one: `(params,
         model_state, batch) -> (loss, model_state)`, or `(loss, (model_state, aux))`. Each
         mini-batch gets the model state after the one before.
@@ -106,7 +108,9 @@ def microbatch_gradients(
         folded_key = [] if key is None else [jax.random.fold_in(key, number)]
         value, gradients = local(point, *model_state, batch, *folded_key)
         loss, state, aux = parts_of_value(value, has_model_state, has_aux)
-        loss, aux = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), (loss, aux))
+        means, others = apart((loss, aux))
+        means = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), means)
+        loss, aux = together(means, others)
         if has_model_state:
             state = same_model_state(state, model_state[0])
         state = jax.tree.map(lambda x: _axis.as_varying(x, axis_name), state)
@@ -115,16 +119,14 @@ def microbatch_gradients(
     def add(number: jax.Array, total: GradientSums) -> GradientSums:
         state = [total.model_state] if has_model_state else []
         one = of_one(number, *state)
-        sums = jax.tree.map(
-            jnp.add, total._replace(model_state=None), one._replace(model_state=None)
-        )
+        sums = added(total._replace(model_state=None), one._replace(model_state=None))
         return cast(GradientSums, sums._replace(model_state=one.model_state))
 
     first = jax.tree.map(lambda x: _axis.as_varying(x, axis_name), model_state)
     shapes = jax.eval_shape(of_one, jnp.zeros((), jnp.int32), *([first] if has_model_state else []))
     zeros = jax.tree.map(
-        lambda x: _axis.as_varying(zeros_as(x), axis_name),
-        shapes._replace(model_state=None),
+        lambda x: _axis.as_varying(x, axis_name),
+        none_yet(shapes._replace(model_state=None), zeros_as),
     )
     count = _axis.as_varying(count, axis_name)
     total: GradientSums = lax.fori_loop(0, count, add, zeros._replace(model_state=first))

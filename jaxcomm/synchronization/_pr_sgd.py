@@ -12,7 +12,7 @@ from jaxcomm._require import require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round, updates_of
-from jaxcomm.synchronization._exchange import Period, period_of
+from jaxcomm.synchronization._exchange import Period, is_due, period_of
 from jaxcomm.synchronization._weighted_average import (
     WeightedAverage,
     apply_finite_step,
@@ -67,8 +67,8 @@ def pr_sgd(
     Returns:
       A complete optimizer, for parameters that differ by worker (:func:`jaxcomm.replicate`). With a
       period of 1 and a linear optimizer, such as momentum SGD, it equals that optimizer on the mean
-      gradient. `update(..., weight=w)` and `update(..., present=mask)` work as in
-      :func:`local_sgd`, and apply to the momentum too.
+      gradient. `update(..., weight=w)`, `update(..., present=mask)` and `update(..., flush=flag)`
+      work as in :func:`local_sgd`, and apply to the momentum too.
 
     Raises:
       ValueError: If `period` is not a positive int or schedule, or `optimizer` is not an optax
@@ -123,6 +123,7 @@ def pr_sgd(
         *,
         weight: jax.Array | float | None = None,
         present: jax.Array | None = None,
+        flush: jax.Array | bool | None = None,
         **extra_args: Any,
     ) -> tuple[PyTree, PrSgdState]:
         require_params(params, axis_name)
@@ -166,7 +167,7 @@ def pr_sgd(
                 diagnostics=after.counts,
             )
 
-        due = local.since >= period_at(state.step)
+        due = is_due(local.since, period_at(state.step), flush)
         return collective_cond(due, exchange, lambda _: (updates, local))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PyTree
+from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
+from jaxcomm.metrics._reduced import divided, require_stated
 from jaxcomm.synchronization._microbatches import GradientSums, microbatch_gradients
 from jaxcomm.synchronization._wide import narrow
 
@@ -38,9 +39,8 @@ def mean_of(
             f"`average_over` must be one of {get_args(AverageOver)}, got {average_over!r}."
         )
     count: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
-    gradient, loss, aux = jax.tree.map(
-        lambda x: x / count.astype(x.dtype), (done.gradients, done.loss, done.aux)
-    )
+    gradient = jax.tree.map(lambda x: x / count.astype(x.dtype), done.gradients)
+    loss, aux = divided((done.loss, done.aux), count)
     weight = done.finished if average_over == "minibatches" else done.finished > 0
     rest = [x for x in (done.model_state, aux) if x is not None]
     value = loss if not rest else (loss, rest[0] if len(rest) == 1 else tuple(rest))
@@ -87,7 +87,9 @@ def window_gradients(
       average_over: Whether `"minibatches"` or `"workers"` count equally. Set this and the following
         arguments with `functools.partial(window_gradients, average_over="workers")`.
       has_aux: Whether `loss_fn` returns `(loss, aux)`. Also pass `has_aux=True` to `make_step`.
-        Means of aux have the same weights as the loss.
+        Means of aux have the same weights as the loss. Metrics of :mod:`jaxcomm.metrics` are over
+        all finished mini-batches; of none, a sum is 0, and an extreme is infinite or the limit of
+        its dtype.
       model_state: As for :func:`microbatch_gradients`. With `has_model_state=True`, `make_step`
         passes it, and averages the workers' model states with the same weights. Counters and keys
         in it differ by worker after a window: they need `jaxcomm.replicate(model_state, mesh)`.
@@ -98,8 +100,9 @@ def window_gradients(
       and the means of aux. The weight is a count, int32[], or bool[] if workers count equally.
 
     Raises:
-      ValueError: As :func:`microbatch_gradients` does, if `average_over` has another value, or if
-        `finished` or `stale_params` does not have one row per worker.
+      ValueError: As :func:`microbatch_gradients` does, if `average_over` has another value, if a
+        metric is an integer and no sum or extreme of :mod:`jaxcomm.metrics`, or if `finished` or
+        `stale_params` does not have one row per worker.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -112,6 +115,12 @@ def window_gradients(
       >>> print(step(params, state, (microbatches, finished))[0])  # -(1 + 2 + 3) / 3
       -2.0
     """
+
+    def stated_loss(*args: PyTree) -> PyTree:
+        value = loss_fn(*args)
+        require_stated(parts_of_value(value, model_state is not None, has_aux)[2])
+        return value
+
     microbatches, finished, *late = batch
     if finished.ndim > 1:
         raise ValueError(
@@ -120,7 +129,7 @@ def window_gradients(
         )
     stale_params = _own_row(late[0], "stale_params", axis_name) if late else None
     done = microbatch_gradients(
-        loss_fn,
+        stated_loss,
         params,
         microbatches,
         _own_row(finished, "finished", axis_name),

@@ -19,6 +19,7 @@ from jaxcomm.aggregation._weight_gather import (
     sliced_dimension,
     weight_gather,
 )
+from jaxcomm.metrics._reduced import apart, over_axes, require_stated, together, values_of
 from jaxcomm.training._mistakes import require_aux, require_divisible, require_means, require_parts
 
 
@@ -118,9 +119,9 @@ def fully_sharded_value_and_grad(
 
     Args:
       loss_fn: `(params, batch) -> loss`, the mean over its batch; with `has_aux=True`,
-        `(loss, aux)`, where `aux` is a dict of means. With `gather=False`, `(slices, batch, key) ->
-        loss`, which gathers weights itself, layer by layer, with
-        :func:`jaxcomm.aggregation.weight_gather`.
+        `(loss, aux)`, where `aux` is a dict of means, or of :mod:`jaxcomm.metrics`. With
+        `gather=False`, `(slices, batch, key) -> loss`, which gathers weights itself, layer by
+        layer, with :func:`jaxcomm.aggregation.weight_gather`.
       mesh: The devices, one per worker.
       specs: How the weights are sharded, a tree of `PartitionSpec` or a prefix of it, as from
         :func:`jaxcomm.training.slice_specs`.
@@ -201,8 +202,11 @@ def fully_sharded_value_and_grad(
         value, gradients = jax.value_and_grad(local, has_aux=has_aux)(slices, batch, key, shared)
         if has_aux:
             require_aux(value[1], {"loss"})
+            require_stated(value[1])
             require_means(lambda rows: local(slices, rows, key, shared)[1], value[1], batch, "")
-        return jax.tree.map(mean, value), gradients
+        means, others = apart(value)
+        reduced = together(jax.tree.map(mean, means), over_axes(others, axis_name))
+        return values_of(reduced), gradients
 
     def value_and_grad(
         params: PyTree, batch: PyTree, key: jax.Array | None = None, *, shared: PyTree = None

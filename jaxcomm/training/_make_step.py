@@ -77,7 +77,8 @@ def make_step(
         the step is called with `shared`, so is the loss: `shared=` has what all workers share. Any
         function that `jax.value_and_grad` differentiates on one device is a loss here. If it
         averages over workers itself, its gradient is that of the mean.
-      tx: An optax transformation with an aggregator before the optimizer, or gossip after it.
+      tx: An optax transformation with an aggregator before the optimizer, or gossip after it. Clip
+        the mean gradient after the aggregator.
       mesh: The devices; its axes may be Auto or Explicit.
       axis_name: The mesh axis, or axes, of the workers.
       shard_axes: The mesh axes over which parameters are sharded. They stay automatic: `loss_fn`
@@ -87,7 +88,8 @@ def make_step(
         axes unless they are in `batch_axes`.
       batch_axes: Those of `shard_axes` over which the rows of the batch are split too (FSDP). The
         partitioner then gathers weights, and sums gradients over these axes.
-      has_aux: Whether `loss_fn` returns metrics.
+      has_aux: Whether `loss_fn` returns metrics. They are averaged over workers, unless they are a
+        :func:`jaxcomm.metrics.sum`, `max` or `min`.
       has_model_state: Whether `loss_fn` takes and returns a model state: values that the forward
         pass changes, such as the running statistics of BatchNorm.
       gradients: A replacement of :func:`jaxcomm.local_value_and_grad`: `(loss_fn, params, batch) ->
@@ -128,6 +130,8 @@ def make_step(
         all processes, for instance from `jax.make_array_from_process_local_data`.
       - Each device folds its index into the key.
       - `metrics["loss"]` and aux are float32[...] over all workers, or [workers, ...] per worker.
+        Sums and extremes of :mod:`jaxcomm.metrics` keep the dtype of integers, except with a
+        period, with which they are float32.
         If gradients are weighted, the means have the same weights, and `metrics["weight"]` is their
         sum. The diagnostics of an aggregator with `diagnostics=True` are added as
         `metrics["diagnostics/compression_error"]` and so on (`"diagnostics/<path in the
@@ -140,7 +144,8 @@ def make_step(
       ValueError: If the mesh lacks an axis, or `batch_axes` names others than `shard_axes`; if the
         global batch is empty, is not divisible by the devices or, on a mesh of several processes,
         belongs to one process only; if parameters differ by worker, and devices along one of
-        `shard_axes` would all compute the same rows; if aux is not a dict of means;
+        `shard_axes` would all compute the same rows; if aux is not a dict of means,
+        or has an integer that is no sum or extreme; if a clip comes before an aggregator in `tx`;
         if updates or state would differ by worker; if the state belongs to another `tx` or number
         of workers; if parameters are sharded over other axes than `shard_axes` or were already
         donated; if a transformation would gather sharded parameters; or if no transformation in

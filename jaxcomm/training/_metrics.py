@@ -11,6 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation._weights import weigh
+from jaxcomm.metrics._reduced import apart, over_axes, together, values_of
 
 Metrics: TypeAlias = Literal["mean", "own"] | int
 """Means over workers in every step, each worker's own values, or the period of means in steps."""
@@ -78,7 +79,7 @@ def reduce_metrics(
     weight: jax.Array | None,
     opt_state: optax.OptState,
 ) -> dict[str, PyTree]:
-    """Returns the float32 metrics of one step in one worker; with `"own"`, `[1, ...]`.
+    """Returns the metrics of one step in one worker; with `"own"`, `[1, ...]`.
 
     Args:
       metrics: Which metrics to return.
@@ -87,23 +88,33 @@ def reduce_metrics(
       weight: Its weight, if gradients are weighted.
       opt_state: The state before the step, which counts steps.
     """
+    values, others = apart(values)
     values = jax.tree.map(
         lambda x: _axis.as_varying(jnp.asarray(x).astype(jnp.float32), axis_name), values
     )
     weight = None if weight is None else jnp.asarray(weight, jnp.float32)
     if metrics == "own":
-        own = values if weight is None else {**values, "weight": weight}
+        own = values_of(together(values, others))
+        own = own if weight is None else {**own, "weight": weight}
         return jax.tree.map(lambda x: _axis.as_varying(x, axis_name)[None], own)
 
-    def averaged() -> dict[str, PyTree]:
-        return _means(axis_name, values, weight)
+    def reduced() -> dict[str, PyTree]:
+        means = _means(axis_name, values, weight)
+        totals = {} if weight is None else {"weight": means.pop("weight")}
+        return values_of(together(means, over_axes(others, axis_name))) | totals
+
+    def floating() -> dict[str, PyTree]:
+        return jax.tree.map(
+            lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32),
+            reduced(),
+        )
 
     if metrics == "mean":
-        return averaged()
+        return reduced()
     due = (_steps_so_far(opt_state).astype(jnp.int32) + 1) % metrics == 0
     return collective_cond(
         due,
-        averaged,
+        floating,
         lambda shapes: jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes),
     )
 

@@ -10,16 +10,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxcomm._base import PyTree
+from jaxcomm._clips import require_clips_of_the_mean
 from jaxcomm._require import require_transformation
 from jaxcomm._sharded import axes_in, is_spec
+from jaxcomm.metrics._reduced import is_reduced
 from jaxcomm.wire._program import live
 
 
-def require_step_of(loss_fn: object, tx: object, gradients: Any, has_model_state: bool) -> None:
+def require_step_of(loss_fn: object, tx: Any, gradients: Any, has_model_state: bool) -> None:
     """Raises a ValueError if a step cannot be made from these arguments."""
     if not (callable(loss_fn) or gradients is not None):
         raise ValueError(f"`loss_fn` must be a function, got {loss_fn!r}.")
     require_transformation(tx)
+    require_clips_of_the_mean(tx)
     if gradients is None:
         return
     if not callable(gradients):
@@ -189,13 +192,15 @@ def require_means(
         )
     except Exception:
         return  # The loss requires this number of rows, so it cannot be checked.
-    for (path, leaf), other in zip(
-        jax.tree_util.tree_leaves_with_path(aux), jax.tree.leaves(twice), strict=True
+    flat = jax.tree_util.tree_leaves_with_path(aux, is_leaf=is_reduced)
+    for (path, node), leaf, other in zip(
+        flat, jax.tree.leaves(aux), jax.tree.leaves(twice), strict=True
     ):
         if jnp.shape(leaf) != jnp.shape(other):
             raise ValueError(
                 f"`aux{jax.tree_util.keystr(path)}` has shape {jnp.shape(leaf)}, one value per "
-                f"example, and a mean over workers would mix examples: return its mean{remedy}."
+                "example, and workers would mix examples: return its "
+                f"{node.by if is_reduced(node) else 'mean'}{remedy}."
             )
 
 

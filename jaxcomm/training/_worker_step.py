@@ -26,6 +26,7 @@ from jaxcomm._require import explained
 from jaxcomm._state import own_params, state_specs
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._zeroth_order import ZEROTH_ORDER, evaluates_loss
+from jaxcomm.metrics._reduced import apart, over_axes, require_stated, together
 from jaxcomm.scheduling._layers import explain_guard, guarded
 from jaxcomm.scheduling._wait_free import WAIT_FREE, aggregates_in_backward
 from jaxcomm.training._carry import Carry, Given, replica_axes
@@ -83,6 +84,11 @@ class WorkerStep:
     def axes(self) -> tuple[str, ...]:
         """The axes of all devices with rows of their own."""
         return (*_axis.names(self.axis_name), *self.inner)
+
+    @property
+    def _averages(self) -> bool:
+        """Whether metrics are means over devices."""
+        return self.metrics != "own" or bool(self.inner)
 
     def specs(self, carry: Carry) -> tuple[PyTree, PyTree]:
         """How arguments and results of `at_once` are sharded."""
@@ -239,6 +245,8 @@ class WorkerStep:
         def loss(params: PyTree, *args: PyTree) -> Any:
             value = loss_fn(params, *args)
             require_parts(value, self.has_model_state, self.has_aux)
+            if self._averages:
+                require_stated(parts_of_value(value, self.has_model_state, self.has_aux)[2])
             return value
 
         return loss
@@ -300,7 +308,8 @@ class WorkerStep:
         loss, model_state, aux = parts(value)
         aux = aux if self.has_aux else {}
         require_aux(aux, {"loss"} if weight is None else {"loss", "weight"})
-        if self.metrics != "own" or self.inner:
+        if self._averages:
+            require_stated(aux)
             remedy = "" if self.inner else ", or make the step with `metrics='own'`"
             require_means(lambda rows: parts(value_of(rows))[2], aux, batch, remedy)
         return Evaluated(loss, model_state, aux, gradient, weight)
@@ -321,14 +330,16 @@ class WorkerStep:
         if not inner:
             return new_state, values, gradient, weight
         average = mean(inner)
-        values = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), values)
-        per_device = _axis.local_params((values, gradient), inner)
-        (values, gradient), _ = average.update(
+        means, others = apart(values)
+        means = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), means)
+        per_device = _axis.local_params((means, gradient), inner)
+        (means, gradient), _ = average.update(
             per_device,
             average.init(per_device),
             weight=weight,
             outer_axes=_axis.names(self.axis_name),
         )
+        values = together(means, over_axes(others, inner))
         return new_state, values, gradient, None if weight is None else lax.psum(weight, inner)
 
     def _updated(

@@ -164,6 +164,29 @@ def test_half_precision_is_added_in_float32() -> None:
     np.testing.assert_array_equal(results[-1].astype(jnp.float32), np.full((2, 3), expected))
 
 
+@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+def test_the_last_window_is_flushed_with_its_weights(kind: str) -> None:
+    def given_gradients(loss_fn: Any, w: Any, batch: Any) -> Any:
+        gradient, weight = batch
+        return jnp.float32(0), gradient[0], weight[0]
+
+    workers: Any = mesh_of(WORKERS) if kind == "mesh" else WORKERS
+    make: Any = jaxcomm.make_step if kind == "mesh" else jaxcomm.simulate
+    tx, w = jaxcomm.accumulate(optax.chain(jaxcomm.mean(), optax.sgd(1.0)), 3), jnp.zeros(2)
+    given = np.random.default_rng(0).normal(size=(5, WORKERS, 2)).astype(np.float32)
+    weights = [[1, 0, 2, 0], [3, 1, 0, 0], [0, 0, 0, 1], [0, 2, 1, 0], [1, 1, 0, 4]]
+    step = make(lambda w, x: 0.0, tx, workers, gradients=given_gradients)
+    state = jaxcomm.init(tx, w, workers)
+    for number, weight in enumerate(np.array(weights, np.float32)):
+        w, state, _ = step(w, state, (given[number], weight), flush=number == 4)
+    first, last = (
+        np.average(given[part].reshape(-1, 2), axis=0, weights=np.ravel(weights[part]))
+        for part in (slice(0, 3), slice(3, 5))
+    )
+    np.testing.assert_allclose(w, -first - last, rtol=1e-5)
+    assert state.mini_step == 0 and not np.any(state.own.per_worker["data"]["mean"])
+
+
 def loss_fn(params: Any, batch: Any) -> jax.Array:
     return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
 
@@ -249,3 +272,70 @@ def test_float64_is_not_lost_to_a_share_of_float32() -> None:
         found = jax.vmap(run, axis_name="data")(given)
         assert found.dtype == np.float64
         np.testing.assert_allclose(found, 7 / 3, rtol=1e-15)
+
+
+@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+def test_a_step_flushes_without_another_program_or_collective(kind: str) -> None:
+    workers: Any = mesh_of(WORKERS) if kind == "mesh" else WORKERS
+    make: Any = jaxcomm.make_step if kind == "mesh" else jaxcomm.simulate
+    traced, tx = [], jaxcomm.accumulate(optax.chain(jaxcomm.mean(), optax.sgd(0.1)), 3)
+
+    def counting(w: Any, x: jax.Array) -> jax.Array:
+        traced.append(1)
+        return jnp.mean((x @ w - 1) ** 2)
+
+    batches = np.random.default_rng(0).normal(size=(5, 8, 3)).astype(np.float32)
+    step, w = make(counting, tx, workers, donate=False), jnp.ones(3)
+    start = w, jaxcomm.init(tx, w, workers)
+    plain = jaxcomm.wire.account(step, *start, batches[0])
+    flushing = jaxcomm.wire.account(step, *start, batches[0], flush=False)
+    assert str(plain) == str(flushing)
+    state, counts = start[1], []
+    for number, batch in enumerate(batches):
+        w, state, _ = step(w, state, batch, flush=number == 4)
+        counts.append(len(traced))
+    assert len({*counts[1:]}) == 1
+    # By hand, on one device.
+    right = np.ones(3)
+    for rows in (batches[:3].reshape(-1, 3), batches[3:].reshape(-1, 3)):
+        right = right - 0.1 * 2 * (rows * (rows @ right - 1)[:, None]).mean(0)
+    np.testing.assert_allclose(w, right, rtol=1e-5)
+    # Of weight 0, the flush adds no gradient.
+    w, state = start
+    for batch in batches[:2]:
+        w, state, _ = step(w, state, batch, flush=False, weight=1.0)
+    w, state, _ = step(w, state, batches[4], flush=True, weight=0.0)
+    rows = batches[:2].reshape(-1, 3)
+    right = 1 - 0.1 * 2 * (rows * (rows @ np.ones(3) - 1)[:, None]).mean(0)
+    np.testing.assert_allclose(w, right, rtol=1e-5)
+    with pytest.raises(
+        ValueError, match=r"`flush` must be one bool for all workers, got bool\[4\]"
+    ):
+        step(*start, batches[0], flush=jnp.ones(WORKERS, bool))
+
+
+def test_a_scan_flushes_at_its_end() -> None:
+    tx = jaxcomm.accumulate(optax.chain(jaxcomm.mean(), optax.sgd(1.0)), 4)
+    step = jaxcomm.simulate(lambda w, x: w * jnp.mean(x), tx, 2, donate=False)
+    w = jnp.float32(0)
+
+    def body(carry: Any, at: Any) -> Any:
+        w, state, _ = step(*carry, at[0], flush=at[1])
+        return (w, state), w
+
+    xs = jnp.arange(12.0).reshape(6, 2), jnp.arange(6) == 5
+    _, path = jax.lax.scan(body, (w, jaxcomm.init(tx, w, 2)), xs)
+    np.testing.assert_allclose(path, [0, 0, 0, -3.5, -3.5, -3.5 - 9.5])
+
+
+def test_a_state_of_a_larger_window_ends_it() -> None:
+    def make(every: int) -> Any:
+        return jaxcomm.accumulate(optax.chain(jaxcomm.mean(), optax.sgd(1.0)), every)
+
+    w, x = jnp.float32(0), jnp.array([1.0, 3.0])
+    state, step = jaxcomm.init(make(8), w, 2), jaxcomm.simulate(lambda w, x: w * x[0], make(8), 2)
+    for _ in range(5):
+        w, state, _ = step(w, state, x)
+    assert w == 0
+    w, state, _ = jaxcomm.simulate(lambda w, x: w * x[0], make(4), 2)(w, state, x)
+    assert w == -2 and state.mini_step == 0

@@ -138,7 +138,7 @@ REFUSED = {
     "novograd": (optax.novograd(0.1), "`reduce_sum`"),
     "clip by global norm": (
         optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)),
-        r"`reduce_sum` .*A clip by norm may come before `sharded_server`",
+        r"`reduce_sum` .*pass `max_norm` to `sharded_server`",
     ),
     "adaptive clip": (optax.adaptive_grad_clip(0.1), "`reduce_sum`"),
     "muon": (contrib.muon(0.1), "`reshape`.*muon"),

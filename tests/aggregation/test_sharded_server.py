@@ -537,8 +537,9 @@ def test_parameters_that_differ_by_worker_are_refused() -> None:
             jaxcomm.init(tx, jaxcomm.replicate(start(), workers), workers)
 
 
-def test_a_clip_by_norm_before_clips_each_gradient() -> None:
-    tx = optax.chain(optax.clip_by_global_norm(1.0), jaxcomm.sharded_server(optax.sgd(0.5)))
+def test_a_clip_of_each_worker_before_it() -> None:
+    clip = jaxcomm.per_worker(optax.clip_by_global_norm(1.0))
+    tx = optax.chain(clip, jaxcomm.sharded_server(optax.sgd(0.5)))
     batch = gradients_of(3)[0]
     params, _ = trained(tx, mesh_of(3), [batch])
     norms = np.sqrt(sum(np.square(x).reshape(3, -1).sum(axis=1) for x in batch.values()))
@@ -546,6 +547,31 @@ def test_a_clip_by_norm_before_clips_each_gradient() -> None:
         clipped = np.asarray(x) / np.maximum(norms, 1).reshape(-1, *[1] * (x.ndim - 1))
         expected = np.asarray(start()[name]) - 0.5 * clipped.mean(axis=0)
         np.testing.assert_allclose(params[name], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [3, "mesh"])
+def test_the_clip_of_the_mean(workers: Any) -> None:
+    workers = mesh_of(3) if workers == "mesh" else workers
+    batches = gradients_of(3)
+    for max_norm in (0.5, 1e6):
+        optimizer = optax.adam(0.1)
+        whole = optax.chain(jaxcomm.mean(), optax.clip_by_global_norm(max_norm), optimizer)
+        server = jaxcomm.sharded_server(optimizer, max_norm=max_norm)
+        chex.assert_trees_all_close(
+            trained(server, workers, batches)[0], trained(whole, workers, batches)[0], atol=1e-5
+        )
+
+
+def test_a_norm_that_overflows_is_nan_and_not_zero() -> None:
+    huge = {name: np.full_like(x, 1e30) for name, x in gradients_of(3)[0].items()}
+    params, _ = trained(jaxcomm.sharded_server(optax.sgd(1.0), max_norm=1.0), 3, [huge])
+    assert all(np.isnan(x).all() for x in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("max_norm", [0.0, -1.0, np.nan, "1"])
+def test_norms_out_of_range(max_norm: Any) -> None:
+    with pytest.raises(ValueError, match="`max_norm` must be a positive Python float"):
+        jaxcomm.sharded_server(optax.sgd(1.0), max_norm=max_norm)
 
 
 @pytest.mark.slow

@@ -170,6 +170,38 @@ def test_around_and_within_accumulate() -> None:
         assert [i for i, zero in enumerate(seen) if zero] == zeros
 
 
+@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+@pytest.mark.parametrize("wait_free", [False, True])
+def test_no_more_than_so_many_steps_in_a_row(kind: str, wait_free: bool) -> None:
+    workers: Any = mesh_of(WORKERS) if kind == "mesh" else WORKERS
+    make: Any = jaxcomm.make_step if kind == "mesh" else jaxcomm.simulate
+    mean: Any = jaxcomm.scheduling.wait_free(jaxcomm.mean()) if wait_free else jaxcomm.mean()
+    chain = optax.chain(mean, optax.sgd(1.0))
+    good, bad = jnp.ones(WORKERS), jnp.ones(WORKERS).at[1].set(jnp.nan)
+    for most, batches in ((2, "bbgbbbbg"), (None, "bbgbbbbg"), (0, "gb")):
+        tx = jaxcomm.skip_nonfinite(chain, max_consecutive_errors=most)
+        step, w = make(lambda w, x: w * jnp.mean(x), tx, workers, donate=False), jnp.float32(0)
+        reference = optax.apply_if_finite(optax.sgd(1.0), 10**9 if most is None else most)
+        one, state, alone = w, jaxcomm.init(tx, w, workers), reference.init(w)
+        for which in batches:
+            batch = good if which == "g" else bad
+            w, state, metrics = step(w, state, batch)
+            update, alone = reference.update(jnp.mean(batch), alone)
+            one = optax.apply_updates(one, update)
+            np.testing.assert_array_equal(w, one)
+            if np.isnan(w):  # What follows depends on how the loss uses the parameters.
+                break
+            assert state.consecutive_errors == alone.notfinite_count
+            assert int(metrics["diagnostics/consecutive_errors"]) == alone.notfinite_count
+        assert np.isnan(w) == (most is not None)
+
+
+@pytest.mark.parametrize("most", [-1, 2.0, True])
+def test_limits_out_of_range(most: Any) -> None:
+    with pytest.raises(ValueError, match="`max_consecutive_errors` must be a Python int of at"):
+        jaxcomm.skip_nonfinite(jaxcomm.mean(), max_consecutive_errors=most)
+
+
 def test_mistakes() -> None:
     updates = gradients(WORKERS)
     twice = optax.chain(jaxcomm.mean(), jaxcomm.skip_nonfinite(optax.sgd(0.1)))

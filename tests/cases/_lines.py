@@ -752,6 +752,11 @@ AROUND = [
         "finite",
     ),
     Line(
+        "gradient_norms",
+        "jaxcomm.gradient_norms(aggregator)",
+        "8 (n-1)/n, and as the inner aggregator",
+    ),
+    Line(
         "wait_free",
         "jaxcomm.scheduling.wait_free(aggregator)",
         "As the inner aggregator for each group of leaves and each layer of a stack",

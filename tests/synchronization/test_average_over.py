@@ -96,9 +96,9 @@ def test_sums_at_hand_count_alike_too() -> None:
     assert (after, metrics["weight"], metrics["loss"]) == (-(1 + 2.5) / 2, 2, 0.5)
 
 
-def noisy(x: jax.Array, batch: jax.Array, key: jax.Array) -> Any:
+def noisy(x: jax.Array, batch: jax.Array, key: jax.Array, dtype: Any = jnp.int32) -> Any:
     noise = jax.random.normal(key)
-    aux = {"noise": noise, "wrong": jnp.sum(batch > 0)}
+    aux = {"noise": noise, "wrong": jnp.sum(batch > 0, dtype=dtype)}
     return jnp.sum(x * batch) * noise, aux
 
 
@@ -108,7 +108,7 @@ def test_losses_take_a_key_and_tell_more(workers: Any) -> None:
     make = jaxcomm.simulate if workers == N else jaxcomm.make_step
     workers = N if workers == N else mesh_of(N)
     step = make(
-        noisy,
+        functools.partial(noisy, dtype=jnp.float32),
         tx,
         workers,
         has_aux=True,

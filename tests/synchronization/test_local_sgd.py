@@ -243,3 +243,47 @@ def test_parameters_have_to_differ_by_worker() -> None:
     state = jaxcomm.init(tx, jnp.zeros(SIZE), N)
     with pytest.raises(ValueError, match=r"jaxcomm.replicate\(params, mesh\)"):
         jaxcomm.simulate(loss, tx, N)(jnp.zeros(SIZE), state, TARGETS)
+
+
+FLUSHED: dict[str, Any] = {
+    "local_sgd": lambda period: optax.chain(optax.sgd(0.1), local_sgd(period)),
+    "slowmo": lambda period: optax.chain(
+        optax.sgd(0.1), slowmo(period, momentum=0.5, learning_rate=0.1)
+    ),
+    "diloco": lambda period: diloco(
+        optax.sgd(0.1, momentum=0.9), optax.sgd(0.7, momentum=0.9, nesterov=True), period
+    ),
+    "sparseloco": lambda period: sparseloco(
+        optax.sgd(0.1), period, learning_rate=0.7, k=2, block_size=4
+    ),
+    "pr_sgd": lambda period: pr_sgd(optax.sgd(0.1, momentum=0.9), period),
+}
+
+
+@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+@pytest.mark.parametrize("name", FLUSHED)
+def test_a_flush_ends_the_last_period_as_a_shorter_one_does(name: str, kind: str) -> None:
+    workers: Any = mesh_of(N) if kind == "mesh" else N
+    make: Any = jaxcomm.make_step if kind == "mesh" else jaxcomm.simulate
+    after = []
+    for period, flushes in ((3, True), (lambda step: jnp.where(step < 3, 3, 2), False)):
+        tx = FLUSHED[name](period)
+        step = make(loss, tx, workers, donate=False)
+        params = jaxcomm.replicate(jnp.zeros(SIZE), workers)
+        state = jaxcomm.init(tx, params, workers)
+        for number in range(5):
+            flush = {"flush": number == 4} if flushes else {}
+            params, state, _ = step(params, state, TARGETS, **flush)
+        after.append((params.per_worker["data"], state))
+    leaves = [
+        [x for x in jax.tree.leaves(each) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
+        for each in after
+    ]
+    for x, y in zip(*leaves, strict=True):
+        np.testing.assert_array_equal(x, y)
+    # Equal up to the rounding of the update that moves a worker to the mean.
+    np.testing.assert_allclose(after[0][0], np.tile(after[0][0][:1], (N, 1)), rtol=1e-6)
+    tx = FLUSHED[name](3)
+    step = make(loss, tx, workers, donate=False)
+    with pytest.raises(ValueError, match=r"`flush` must be one bool for all workers, got int32"):
+        step(params, jaxcomm.init(tx, params, workers), TARGETS, flush=1)

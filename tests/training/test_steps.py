@@ -122,14 +122,14 @@ def test_mesh_and_simulator_train_alike() -> None:
 @KINDS
 def test_aux_is_averaged_beside_the_loss(kind: str) -> None:
     def with_aux(params: Any, batch: Any) -> Any:
-        return loss_fn(params, batch), {"first": batch[1][0], "count": jnp.int32(3)}
+        return loss_fn(params, batch), {"first": batch[1][0], "share": jnp.bool_(True)}
 
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
     step, workers = build(kind, with_aux, tx, has_aux=True)
     _, _, metrics = step(start(), jaxcomm.init(tx, start(), workers), data())
-    assert set(metrics) == {"loss", "first", "count"}
+    assert set(metrics) == {"loss", "first", "share"}
     np.testing.assert_allclose(metrics["first"], data()[1][::4].mean(), rtol=1e-6)
-    assert metrics["count"] == 3 and metrics["count"].dtype == jnp.float32
+    assert metrics["share"] == 1 and metrics["share"].dtype == jnp.float32
 
 
 @KINDS

@@ -1,0 +1,105 @@
+"""The norm of the gradient before and after aggregation, as metrics of a step."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcomm import _axis
+from jaxcomm._base import PyTree
+from jaxcomm._deferred import backward_of
+from jaxcomm._require import checked, require_state
+from jaxcomm.aggregation._stages import averages_over, axes_of
+from jaxcomm.aggregation._weights import weigh
+
+
+class GradientNormsState(NamedTuple):
+    """The state of `gradient_norms`, equal on all workers except `PerWorker` parts of `inner`."""
+
+    inner: Any
+    diagnostics: dict[str, jax.Array]  # float32[], of the last step; zeros before the first
+
+
+def _square_norm(tree: PyTree) -> jax.Array:
+    squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
+    return jnp.sum(jnp.stack(squares)) if squares else jnp.zeros((), jnp.float32)
+
+
+@checked()
+def gradient_norms(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    r"""Measures the norms of the workers' gradients and of their mean.
+
+    .. math:: \text{worker\_gradient\_norm} = \sqrt{\frac{1}{n} \sum_i \|g_i\|^2}, \qquad
+              \text{gradient\_norm} = \|\bar g\|
+
+    where :math:`\bar g` is what the aggregator returns. For the exact mean, the difference of the
+    squares is the mean squared distance of a worker's gradient from the mean. The norms are over
+    all leaves, in float32: above :math:`2^{63}` they are infinite. With weights, the mean of the
+    squares is weighted too. Workers send one float32 more, in an all-reduce.
+
+    Args:
+      tx: An aggregator, such as `jaxcomm.mean()`. If it contains an optimizer, as
+        :func:`jaxcomm.sharded_server` does, `gradient_norm` is that of the update.
+
+    Returns:
+      The same aggregator. `make_step` and `simulate` report the norms of the last step as
+      `metrics["diagnostics/gradient_norm"]` and `"diagnostics/worker_gradient_norm"`. Place
+      :func:`jaxcomm.accumulate` and :func:`jaxcomm.skip_nonfinite` around the chain, and clips
+      after it. As the `aggregator` of local steps, it measures displacements.
+
+    Raises:
+      ValueError: If `tx` is not an aggregator. In `update`, if gradients are deferred, or it is a
+        stage of :func:`jaxcomm.hierarchical` or inside :func:`jaxcomm.shard_local`: place it
+        around these.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jaxcomm
+      >>> tx = optax.chain(jaxcomm.gradient_norms(jaxcomm.mean()), optax.sgd(0.1))
+      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean(w * x), tx, 2)
+      >>> params = jnp.float32(0)
+      >>> _, _, metrics = step(params, jaxcomm.init(tx, params, 2), jnp.array([1.0, -7.0]))
+      >>> print(metrics["diagnostics/gradient_norm"], metrics["diagnostics/worker_gradient_norm"])
+      3.0 5.0
+    """
+    axes = axes_of(tx, "gradient_norms")
+    inner = optax.with_extra_args_support(tx)
+
+    def init_fn(params: PyTree) -> GradientNormsState:
+        zero = jnp.zeros((), jnp.float32)
+        diagnostics = {"gradient_norm": zero, "worker_gradient_norm": zero}
+        return GradientNormsState(inner.init(params), diagnostics)
+
+    @averages_over(axes, "norms over all leaves")
+    def update_fn(
+        updates: PyTree,
+        state: GradientNormsState,
+        params: PyTree = None,
+        *,
+        weight: jax.Array | float | None = None,
+        outer_axes: tuple[str, ...] = (),
+        shard_axes: tuple[str, ...] = (),
+        **extra_args: Any,
+    ) -> tuple[PyTree, GradientNormsState]:
+        require_state(state, GradientNormsState, "`gradient_norms`")
+        if outer_axes or shard_axes:
+            raise ValueError(
+                "`gradient_norms` measures whole gradients of all workers: place it around "
+                "`hierarchical` and `shard_local`, not inside; updates also differ over "
+                f"{[*outer_axes, *shard_axes]} here."
+            )
+        if backward := backward_of(updates):
+            raise ValueError(backward.taker.touched)
+        extra = extra_args if weight is None else {**extra_args, "weight": weight}
+        mean, after = inner.update(updates, state.inner, params, **extra)
+        own = _axis.as_varying(_square_norm(updates), axes)
+        own = own if weight is None else weigh(axes, weight)(own)
+        before = lax.psum(own, axes) / _axis.size(axes)
+        diagnostics = {
+            "gradient_norm": jnp.sqrt(_square_norm(mean)),
+            "worker_gradient_norm": jnp.sqrt(before),
+        }
+        return mean, GradientNormsState(after, diagnostics)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

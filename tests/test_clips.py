@@ -1,0 +1,150 @@
+"""A clip before the aggregator clips each worker's own gradient: an error, unless it is meant."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomm
+from jaxcomm import gossip
+from jaxcomm._clips import require_clips_of_the_mean
+from jaxcomm.scheduling import wait_free
+from jaxcomm.synchronization import diloco, local_sgd
+from tests.cases import CASES, Case
+from tests.cases._local import LOCAL, RECIPES, LocalCase
+
+N = 4
+X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+W = jnp.ones(3)
+CLIP, MEAN, SGD = optax.clip_by_global_norm(1.0), jaxcomm.mean(), optax.sgd(0.1)
+
+
+def loss_fn(w: Any, x: jax.Array) -> jax.Array:
+    return jnp.mean((x @ w - 1) ** 2)
+
+
+PER_WORKER: dict[str, Callable[[], Any]] = {
+    "chain": lambda: optax.chain(CLIP, MEAN, SGD),
+    "nested": lambda: optax.chain(optax.chain(optax.scale(2.0), CLIP), optax.chain(MEAN, SGD)),
+    "named": lambda: optax.named_chain(("clip", CLIP), ("mean", optax.chain(MEAN, SGD))),
+    "masked": lambda: optax.chain(optax.masked(CLIP, True), jaxcomm.global_qsgd()),
+    "injected": lambda: optax.chain(
+        optax.inject_hyperparams(optax.clip_by_global_norm)(1.0), jaxcomm.top_k(ratio=0.5)
+    ),
+    "injected aggregator": lambda: optax.chain(
+        CLIP, optax.inject_hyperparams(jaxcomm.mean, static_args=("axis_name",))("data")
+    ),
+    "partition": lambda: optax.chain(
+        optax.partition({"a": CLIP, "b": optax.identity()}, "a"), jaxcomm.global_qsgd()
+    ),
+    "of one branch": lambda: optax.partition({"a": optax.chain(CLIP, MEAN)}, "a"),
+    "accumulated": lambda: jaxcomm.accumulate(optax.chain(CLIP, MEAN, SGD), 2),
+    "before accumulate": lambda: optax.chain(CLIP, jaxcomm.accumulate(optax.chain(MEAN, SGD), 2)),
+    "skipped": lambda: jaxcomm.skip_nonfinite(optax.chain(CLIP, jaxcomm.delayed(MEAN), SGD)),
+    "sharded server": lambda: optax.chain(CLIP, jaxcomm.sharded_server(SGD)),
+    "between means": lambda: optax.chain(MEAN, CLIP, MEAN),
+    "lamb": lambda: optax.chain(optax.scale_by_trust_ratio(), MEAN),
+}
+
+
+@pytest.mark.parametrize("name", PER_WORKER)
+def test_a_clip_of_each_worker_is_refused(name: str) -> None:
+    tx = PER_WORKER[name]()
+    mesh = jax.make_mesh((N,), ("data",))
+    for make in (
+        lambda: jaxcomm.init(tx, W, N),
+        lambda: jaxcomm.make_step(loss_fn, tx, mesh),
+        lambda: jaxcomm.simulate(loss_fn, tx, N),
+    ):
+        with pytest.raises(ValueError, match=r"clip each worker's own.*jaxcomm.per_worker\(optax."):
+            make()
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        optax.adaptive_grad_clip(1.0),
+        optax.clip(1.0),
+        optax.clip_by_block_rms(1.0),
+        optax.normalize_by_update_norm(),
+        optax.scale_by_sign(),
+        optax.scale_by_trust_ratio(),
+        optax.keep_params_nonnegative(),
+        optax.contrib.normalize(),
+    ],
+)
+def test_every_stateless_transformation_that_is_not_linear(clip: Any) -> None:
+    with pytest.raises(ValueError, match="clip each worker's own"):
+        jaxcomm.init(optax.chain(clip, MEAN), W, N)
+
+
+GRAPH = gossip.ring(N)
+MEANT: dict[str, Callable[[], Any]] = {
+    "after": lambda: optax.chain(MEAN, CLIP, SGD),
+    "dgc": lambda: optax.chain(jaxcomm.deep_gradient_compression(max_norm=1.0), SGD),
+    "linear": lambda: optax.chain(optax.scale(2.0), optax.add_decayed_weights(0.1), MEAN, SGD),
+    "local": lambda: optax.chain(CLIP, SGD, local_sgd(2)),
+    "aggregated local": lambda: optax.chain(CLIP, SGD, local_sgd(2, aggregator=MEAN)),
+    "diloco": lambda: diloco(optax.chain(CLIP, SGD), SGD, 2, aggregator=jaxcomm.global_qsgd()),
+    "gossip": lambda: optax.chain(CLIP, SGD, gossip.dpsgd(GRAPH)),
+    "wait_free": lambda: optax.chain(wait_free(MEAN), CLIP, SGD),
+    "branches": lambda: optax.partition({"a": optax.chain(MEAN, CLIP), "b": MEAN}, "a"),
+    "a function of the user": lambda: optax.chain(
+        optax.stateless(lambda g, p: jax.tree.map(jnp.tanh, g)), MEAN
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_what_is_meant_is_accepted(name: str) -> None:
+    tx = MEANT[name]()
+    local = name in ("local", "aggregated local", "diloco", "gossip")
+    jaxcomm.init(tx, jaxcomm.replicate(W, N) if local else W, N)
+    jaxcomm.simulate(loss_fn, tx, N)
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_every_aggregator_behind_a_clip(case: Case) -> None:
+    require_clips_of_the_mean(optax.chain(case.make(), CLIP))
+    if case.name.startswith("zeroth_order"):  # It refuses what comes before in its own words.
+        return
+    with pytest.raises(ValueError, match="clip each worker's own"):
+        require_clips_of_the_mean(optax.chain(CLIP, optax.scale(1.0), case.make()))
+
+
+@pytest.mark.parametrize("case", [*LOCAL, *RECIPES], ids=repr)
+def test_workers_with_local_steps_clip_their_own(case: LocalCase) -> None:
+    inner = optax.chain(CLIP, SGD)
+    aggregators = [None, jaxcomm.mean()] if case.aggregates else [None]
+    for aggregator in aggregators:
+        options = {} if aggregator is None else {"aggregator": aggregator}
+        require_clips_of_the_mean(case.make(inner, 2, **options))
+
+
+def own_gradients() -> np.ndarray:
+    rows = X.reshape(N, -1, 3).astype(np.float64)
+    return np.stack([2 * (x * (x @ np.ones(3) - 1)[:, None]).mean(0) for x in rows])
+
+
+@pytest.mark.parametrize("kind", ["mesh", "simulated"])
+def test_both_remedies(kind: str) -> None:
+    mesh = jax.make_mesh((N,), ("data",))
+    workers: Any = mesh if kind == "mesh" else N
+    make: Any = jaxcomm.make_step if kind == "mesh" else jaxcomm.simulate
+    clip, gradients = optax.clip_by_global_norm(0.25), own_gradients()
+    clipped = lambda g: g * np.minimum(1, 0.25 / np.linalg.norm(g, axis=-1, keepdims=True))  # noqa: E731
+    for tx, right in (
+        (optax.chain(MEAN, clip, optax.sgd(1.0)), clipped(gradients.mean(0))),
+        (
+            optax.chain(jaxcomm.per_worker(clip), MEAN, optax.sgd(1.0)),
+            clipped(gradients).mean(0),
+        ),
+        (jaxcomm.sharded_server(optax.sgd(1.0), max_norm=0.25), clipped(gradients.mean(0))),
+    ):
+        step = make(loss_fn, tx, workers, donate=False)
+        after, _, _ = step(W, jaxcomm.init(tx, W, workers), X)
+        np.testing.assert_allclose(after, 1 - right, rtol=1e-5)
